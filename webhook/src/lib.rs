@@ -1,1 +1,20 @@
-//! Placeholder.
+//! What a Shopify webhook is, and everything that can be decided about one without a socket, a
+//! clock or Redis.
+//!
+//! The path of a webhook through this crate: [`target`] (is the path one we pass on?) →
+//! [`signature`] (who sent it?) → [`shopify`] and [`freshness`] (what is it, and since when?) →
+//! [`pack`] (many of them as one stream entry) → [`identity`] and [`resource`] (which one is it,
+//! and what must it stay in order with?).
+
+pub mod event;
+pub mod freshness;
+pub mod identity;
+pub mod pack;
+pub mod resource;
+pub mod shopify;
+pub mod signature;
+pub mod target;
+
+pub use event::Webhook;
+pub use identity::{StreamId, WebhookId};
+pub use signature::{Secrets, Verified};

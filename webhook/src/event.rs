@@ -1,0 +1,115 @@
+//! A webhook as it was received, and which of its headers are kept.
+//!
+//! Kept: everything the sender said about the webhook. Left out: what belonged to the connection it
+//! came over (RFC 9110, section 7.6.1), the framing of its body, and any `Spillway-*` header, which
+//! only a downstreamer may set.
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName};
+
+/// One webhook, not yet stored. The method is always POST, so it is not carried.
+#[derive(Debug, Clone)]
+pub struct Webhook {
+    /// Wall clock at the first byte of the request, in milliseconds since the Unix epoch.
+    pub received_at_ms: u64,
+    /// Path and query, byte for byte.
+    pub target: Bytes,
+    /// Every header of the request.
+    pub headers: HeaderMap,
+    /// The raw body.
+    pub body: Bytes,
+}
+
+/// Prefix of the headers that only Spillway itself sets.
+pub const OWN_HEADER_PREFIX: &str = "spillway-";
+
+/// Whether `name` is about the connection or the framing rather than about the webhook.
+pub fn is_connection_bound(name: &HeaderName) -> bool {
+    matches!(
+        *name,
+        header::CONNECTION
+            | header::TE
+            | header::TRAILER
+            | header::TRANSFER_ENCODING
+            | header::CONTENT_LENGTH
+            | header::UPGRADE
+            | header::EXPECT
+            | header::PROXY_AUTHENTICATE
+            | header::PROXY_AUTHORIZATION
+    ) || matches!(name.as_str(), "keep-alive" | "proxy-connection")
+}
+
+impl Webhook {
+    /// The headers to keep, in the order received: repeated ones stay repeated, in their order.
+    pub fn kept_headers(&self) -> impl Iterator<Item = (&HeaderName, &[u8])> {
+        let named_by_connection = connection_tokens(&self.headers);
+        self.headers
+            .iter()
+            .filter(move |(name, _)| {
+                !is_connection_bound(name)
+                    && !name.as_str().starts_with(OWN_HEADER_PREFIX)
+                    && !named_by_connection.iter().any(|token| token == name.as_str())
+            })
+            .map(|(name, value)| (name, value.as_bytes()))
+    }
+
+    /// About how many bytes this webhook holds in memory and in a pack.
+    pub fn size_bytes(&self) -> usize {
+        let headers: usize = self.headers.iter().map(|(n, v)| n.as_str().len() + v.len() + 6).sum();
+        self.target.len() + headers + self.body.len() + 32
+    }
+}
+
+/// Names listed in `Connection`, lower case: those headers are hop-by-hop too. `close` and
+/// `keep-alive` name no header worth the allocation.
+fn connection_tokens(headers: &HeaderMap) -> Vec<String> {
+    headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|token| {
+            !token.eq_ignore_ascii_case("keep-alive") && !token.eq_ignore_ascii_case("close")
+        })
+        .map(str::to_ascii_lowercase)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(pairs: &[(&'static str, &'static str)]) -> Vec<String> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, value.parse().unwrap());
+        }
+        let webhook =
+            Webhook { received_at_ms: 0, target: Bytes::new(), headers, body: Bytes::new() };
+        webhook.kept_headers().map(|(n, v)| format!("{n}={}", String::from_utf8_lossy(v))).collect()
+    }
+
+    #[test]
+    fn repeated_headers_are_kept_in_their_order() {
+        assert_eq!(kept(&[("a", "1"), ("a", "2"), ("b", "")]), ["a=1", "a=2", "b="]);
+    }
+
+    #[test]
+    fn what_belongs_to_the_connection_is_left_out() {
+        let pairs = [
+            ("connection", "close, X-Hop"),
+            ("x-hop", "1"),
+            ("content-length", "4"),
+            ("transfer-encoding", "chunked"),
+            ("keep-alive", "timeout=5"),
+            ("host", "shop.example"),
+        ];
+        assert_eq!(kept(&pairs), ["host=shop.example"]);
+    }
+
+    #[test]
+    fn our_own_headers_are_never_taken_from_outside() {
+        assert_eq!(kept(&[("spillway-attempt", "9"), ("x-spillway", "fine")]), ["x-spillway=fine"]);
+    }
+}

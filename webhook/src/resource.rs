@@ -1,0 +1,158 @@
+//! What a webhook must stay in order with: its shop and the thing it is about.
+//!
+//! The id is looked for in the headers first, then in the body, then given up: a webhook without
+//! one is in order with its whole shop and topic, which is safe and slower, so it is counted.
+//! Webhook and event ids are never resource ids: they differ for each event of a resource.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::shopify::{Headers, resource_kind};
+
+/// The thing an event is about, within its shop.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Resource {
+    /// The topic's first segment in the singular, such as `product`.
+    pub kind: String,
+    /// Its id as text; where none was found, the topic.
+    pub id: String,
+    /// Whether no id was found.
+    pub is_fallback: bool,
+}
+
+#[derive(Deserialize)]
+struct BodyIds<'a> {
+    #[serde(borrow)]
+    admin_graphql_api_id: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    inventory_item_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    location_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+}
+
+impl Resource {
+    /// Finds the resource of a webhook with these headers and this body.
+    pub fn of(headers: &impl Headers, body: &[u8]) -> Self {
+        let topic = String::from_utf8_lossy(headers.topic().unwrap_or_default());
+        let kind = resource_kind(&topic);
+        match id_from_headers(headers, &kind).or_else(|| id_from_body(body)) {
+            Some(id) => Self { kind, id, is_fallback: false },
+            None => Self { kind, id: topic.into_owned(), is_fallback: true },
+        }
+    }
+}
+
+impl std::fmt::Display for Resource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_fallback {
+            write!(f, "{}", self.id)
+        } else {
+            write!(f, "{}/{}", self.kind, self.id)
+        }
+    }
+}
+
+fn id_from_headers(headers: &impl Headers, kind: &str) -> Option<String> {
+    let own = if matches!(kind, "webhook" | "event" | "") {
+        None
+    } else {
+        headers.shopify(&format!("{}-id", kind.replace('_', "-")))
+    };
+    let value = own.or_else(|| headers.value("shopify-resource-id"))?;
+    let id = without_gid(std::str::from_utf8(value).ok()?.trim());
+    (!id.is_empty()).then(|| id.to_owned())
+}
+
+fn id_from_body(body: &[u8]) -> Option<String> {
+    let ids: BodyIds = serde_json::from_slice(body).ok()?;
+    if let Some(gid) = &ids.admin_graphql_api_id {
+        let id = without_gid(gid);
+        return (!id.is_empty()).then(|| id.to_owned());
+    }
+    if let (Some(item), Some(location)) = (scalar(ids.inventory_item_id), scalar(ids.location_id)) {
+        return Some(format!("{item}@{location}"));
+    }
+    scalar(ids.id).map(|id| without_gid(id).to_owned())
+}
+
+/// A JSON number or string as its text.
+fn scalar(value: Option<&RawValue>) -> Option<&str> {
+    let text = value?.get();
+    let unquoted = text.trim_matches('"');
+    (!matches!(text.as_bytes().first(), Some(b'{' | b'[' | b'n' | b't' | b'f'))
+        && !unquoted.is_empty())
+    .then_some(unquoted)
+}
+
+/// `gid://shopify/Product/12` is `12`; what stands behind a `?` belongs to the id.
+fn without_gid(id: &str) -> &str {
+    let path = id.split('?').next().unwrap_or_default();
+    match path.rfind('/') {
+        Some(slash) if id.starts_with("gid://") => &id[slash + 1..],
+        _ => id,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderMap;
+
+    fn check(headers: &[(&'static str, &str)], body: &str, expected: &str) {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(*name, value.parse().unwrap());
+        }
+        assert_eq!(Resource::of(&map, body.as_bytes()).to_string(), expected, "{headers:?} {body}");
+    }
+
+    #[test]
+    fn the_header_is_asked_first_in_either_family() {
+        let topic = ("x-shopify-topic", "products/update");
+        check(&[topic, ("x-shopify-product-id", "12")], r#"{"id":13}"#, "product/12");
+        check(&[topic, ("shopify-product-id", "12")], "{", "product/12");
+        check(&[topic, ("shopify-resource-id", "gid://shopify/Product/12")], "{}", "product/12");
+        let item =
+            [("x-shopify-topic", "inventory_items/update"), ("x-shopify-inventory-item-id", "9")];
+        check(&item, "{}", "inventory_item/9");
+    }
+
+    #[test]
+    fn update_and_delete_share_a_resource() {
+        let update = [("x-shopify-topic", "products/update"), ("x-shopify-product-id", "12")];
+        check(&update, "{}", "product/12");
+        check(&[("x-shopify-topic", "products/delete")], r#"{"id":12}"#, "product/12");
+    }
+
+    #[test]
+    fn the_body_is_asked_next() {
+        let topic = [("x-shopify-topic", "inventory_levels/update")];
+        check(&topic, r#"{"inventory_item_id":1,"location_id":"2","id":3}"#, "inventory_level/1@2");
+        check(
+            &topic,
+            r#"{"admin_graphql_api_id":"gid:\/\/shopify\/InventoryLevel\/5?inventory_item_id=6"}"#,
+            "inventory_level/5?inventory_item_id=6",
+        );
+        check(&topic, r#" {"a":[{"id":1}],"id" : "gid://shopify/X/8"} "#, "inventory_level/8");
+    }
+
+    #[test]
+    fn without_an_id_it_is_the_topic() {
+        let topic = ("x-shopify-topic", "carts/update");
+        for body in
+            ["", "<xml/>", "{}", r#"{"id":null}"#, r#"{"id":{"a":1}}"#, "{\"id\":1", "{\u{1}"]
+        {
+            check(&[topic], body, "carts/update");
+        }
+        check(&[("x-shopify-topic", "events/x"), ("x-shopify-event-id", "77")], "{}", "events/x");
+        check(
+            &[("x-shopify-topic", "webhooks/x"), ("x-shopify-webhook-id", "77")],
+            "{}",
+            "webhooks/x",
+        );
+    }
+}

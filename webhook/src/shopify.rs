@@ -1,0 +1,96 @@
+//! Shopify's header names, in both families, and what its topics mean to us.
+//!
+//! Shopify sends `X-Shopify-*`; the newer family drops the `X-`. Both are read, the older one
+//! first. None of these headers is covered by the signature: only the body is.
+
+use http::HeaderMap;
+
+/// Read access to headers by lower-case name: the first value where a header is repeated.
+pub trait Headers {
+    /// The first value of `name`.
+    fn value(&self, name: &str) -> Option<&[u8]>;
+
+    /// The first value of `X-Shopify-<suffix>`, else of `Shopify-<suffix>`; `suffix` in lower case.
+    fn shopify(&self, suffix: &str) -> Option<&[u8]> {
+        const LONGEST: usize = 96;
+        let mut name = [0u8; LONGEST];
+        let length = "x-shopify-".len() + suffix.len();
+        if length > LONGEST {
+            return None;
+        }
+        name[.."x-shopify-".len()].copy_from_slice(b"x-shopify-");
+        name["x-shopify-".len()..length].copy_from_slice(suffix.as_bytes());
+        let full = std::str::from_utf8(&name[..length]).ok()?;
+        self.value(full).or_else(|| self.value(&full["x-".len()..]))
+    }
+
+    /// The topic, such as `products/update`.
+    fn topic(&self) -> Option<&[u8]> {
+        self.shopify("topic").filter(|topic| !topic.is_empty())
+    }
+
+    /// The shop's domain, such as `example.myshopify.com`.
+    fn shop(&self) -> Option<&[u8]> {
+        self.shopify("shop-domain").filter(|shop| !shop.is_empty())
+    }
+}
+
+impl Headers for HeaderMap {
+    fn value(&self, name: &str) -> Option<&[u8]> {
+        self.get(name).map(http::HeaderValue::as_bytes)
+    }
+}
+
+/// The mandatory privacy topics: never refused for their age, dropped, coalesced or aged out.
+/// Source: Shopify, "Privacy law compliance".
+pub fn is_compliance(topic: &[u8]) -> bool {
+    matches!(topic, b"customers/data_request" | b"customers/redact" | b"shop/redact")
+}
+
+/// The singular of a topic's first segment: `inventory_levels/update` is about an
+/// `inventory_level`.
+pub fn resource_kind(topic: &str) -> String {
+    let plural = topic.split('/').next().unwrap_or_default();
+    if let Some(stem) = plural.strip_suffix("ies") {
+        return format!("{stem}y");
+    }
+    for ending in ["sses", "xes", "ches"] {
+        if plural.ends_with(ending) {
+            return plural[..plural.len() - 2].to_owned();
+        }
+    }
+    match plural.strip_suffix('s') {
+        Some(stem) if !stem.ends_with('s') && !stem.is_empty() => stem.to_owned(),
+        _ => plural.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_families_are_read_and_the_older_one_wins() {
+        let mut headers = HeaderMap::new();
+        headers.insert("shopify-topic", "orders/create".parse().unwrap());
+        assert_eq!(headers.topic(), Some(&b"orders/create"[..]));
+        headers.insert("x-shopify-topic", "orders/paid".parse().unwrap());
+        assert_eq!(headers.topic(), Some(&b"orders/paid"[..]));
+    }
+
+    #[test]
+    fn kinds_are_singular() {
+        for (topic, kind) in [
+            ("products/update", "product"),
+            ("inventory_levels/update", "inventory_level"),
+            ("companies/create", "company"),
+            ("tender_transactions/create", "tender_transaction"),
+            ("tax_classes/update", "tax_class"),
+            ("shop/update", "shop"),
+            ("app/uninstalled", "app"),
+            ("", ""),
+        ] {
+            assert_eq!(resource_kind(topic), kind, "{topic}");
+        }
+    }
+}
