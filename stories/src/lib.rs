@@ -1,1 +1,28 @@
-//! Placeholder.
+//! What the stories stand on: a private Redis, the real binaries, a backend that can be told to
+//! misbehave, clients that remember what they were promised, and the check that compares the two.
+//!
+//! The harness knows the outside contract only: settings, statuses, headers, Redis key names. It
+//! shares no code with the binaries, so a mistake in theirs cannot be hidden by the same one here.
+//!
+//! Start reading at [`cell`], then [`ledger`] and [`check`].
+
+pub mod answer;
+pub mod backend;
+pub mod behaviour;
+pub mod binaries;
+pub mod cell;
+pub mod check;
+pub mod client;
+pub mod ledger;
+pub mod load;
+pub mod machine;
+pub mod port;
+pub mod process;
+pub mod receipt;
+pub mod redis_server;
+pub mod report;
+pub mod seed;
+pub mod service;
+pub mod until;
+pub mod webhook;
+pub mod wire;

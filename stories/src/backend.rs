@@ -1,0 +1,217 @@
+//! The backend: an HTTP server that does as it is told and records all it is sent.
+//!
+//! What it will answer is recorded before it answers: from the first byte of a 2xx on, the other
+//! side may rely on it.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::tcp::OwnedWriteHalf;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+use crate::behaviour::Behaviour;
+use crate::receipt::{Receipt, RequestHead};
+use crate::wire::Incoming;
+
+/// A running backend. Dropped, it takes no more connections.
+#[derive(Debug)]
+pub struct Backend {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: JoinHandle<()>,
+}
+
+type Plan = Arc<dyn Fn(&Receipt) -> Behaviour + Send + Sync>;
+
+struct Shared {
+    plan: Mutex<Plan>,
+    books: Mutex<Books>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    receipts: Vec<Receipt>,
+    delivered: HashSet<String>,
+    in_flight: usize,
+    in_flight_max: usize,
+}
+
+impl Backend {
+    /// Starts one that answers 200 at once.
+    pub async fn start() -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bind the backend");
+        let address = listener.local_addr().expect("the backend's address");
+        let plan: Plan = Arc::new(|_| Behaviour::ok());
+        let shared = Arc::new(Shared { plan: Mutex::new(plan), books: Mutex::default() });
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
+        Self { address, shared, accepting }
+    }
+
+    /// From now on requests are treated so.
+    pub fn behave(&self, plan: impl Fn(&Receipt) -> Behaviour + Send + Sync + 'static) {
+        *self.shared.plan.lock().expect("no plan panicked") = Arc::new(plan);
+    }
+
+    /// Its base URL.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Its address, which is what Host must say.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Everything it was sent, in order of arrival.
+    pub fn receipts(&self) -> Vec<Receipt> {
+        self.shared.books().receipts.clone()
+    }
+
+    /// Looks at the receipts without copying them.
+    pub fn look<T>(&self, look: impl FnOnce(&[Receipt]) -> T) -> T {
+        look(&self.shared.books().receipts)
+    }
+
+    /// How many requests it was sent.
+    pub fn count(&self) -> usize {
+        self.look(<[Receipt]>::len)
+    }
+
+    /// How many webhooks it acknowledged, each counted once.
+    pub fn delivered(&self) -> usize {
+        self.shared.books().delivered.len()
+    }
+
+    /// True if it acknowledged this webhook.
+    pub fn has_delivered(&self, webhook_id: &str) -> bool {
+        self.shared.books().delivered.contains(webhook_id)
+    }
+
+    /// The most requests it ever had open at once.
+    pub fn in_flight_max(&self) -> usize {
+        self.shared.books().in_flight_max
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().expect("no book-keeper panicked")
+    }
+
+    fn record(&self, mut receipt: Receipt) -> (usize, Behaviour) {
+        let plan = Arc::clone(&self.plan.lock().expect("no plan panicked"));
+        let behaviour = plan(&receipt);
+        receipt.status = behaviour.status_given();
+        let mut books = self.books();
+        if receipt.delivered()
+            && let Some(id) = receipt.headers.text("X-Shopify-Webhook-Id")
+        {
+            books.delivered.insert(id.to_owned());
+        }
+        books.in_flight += 1;
+        books.in_flight_max = books.in_flight_max.max(books.in_flight);
+        books.receipts.push(receipt);
+        (books.receipts.len() - 1, behaviour)
+    }
+
+    fn finish(&self, number: usize, written: &io::Result<Finish>) {
+        let mut books = self.books();
+        books.in_flight -= 1;
+        let receipt = &mut books.receipts[number];
+        match written {
+            Ok(Finish::Answered) => receipt.answered = Some(Instant::now()),
+            Ok(Finish::Broken) => {}
+            Ok(Finish::Abandoned) | Err(_) => receipt.abandoned = true,
+        }
+    }
+}
+
+enum Finish {
+    Answered,
+    Broken,
+    Abandoned,
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let shared = Arc::clone(&shared);
+        // A broken connection is the other side's doing, and the receipts show it.
+        tokio::spawn(async move { serve(stream, &shared).await.ok() });
+    }
+}
+
+async fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (read, mut outgoing) = stream.into_split();
+    let mut incoming = Incoming::new(read);
+    while let Some(head) = incoming.head().await? {
+        let head = RequestHead::parse(&head);
+        let body = incoming.body(head.body_bytes()).await?;
+        let (number, behaviour) = shared.record(Receipt::new(&head, body));
+        let finish = perform(behaviour, &mut incoming, &mut outgoing).await;
+        shared.finish(number, &finish);
+        match finish? {
+            Finish::Answered => {}
+            Finish::Broken => {
+                // Without this, dropping the half would say goodbye before the reset.
+                outgoing.forget();
+                return Ok(());
+            }
+            Finish::Abandoned => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+async fn perform(
+    behaviour: Behaviour,
+    incoming: &mut Incoming,
+    outgoing: &mut OwnedWriteHalf,
+) -> io::Result<Finish> {
+    match behaviour {
+        Behaviour::Answer { status, after, headers } => {
+            if !after.is_zero() {
+                tokio::select! {
+                    () = tokio::time::sleep(after) => {}
+                    () = incoming.closed() => return Ok(Finish::Abandoned),
+                }
+            }
+            let mut answer = format!("HTTP/1.1 {status} Told So\r\nContent-Length: 0\r\n");
+            for (name, value) in headers {
+                answer.push_str(&format!("{name}: {value}\r\n"));
+            }
+            answer.push_str("\r\n");
+            outgoing.write_all(answer.as_bytes()).await?;
+            Ok(Finish::Answered)
+        }
+        Behaviour::Reset => {
+            outgoing.as_ref().set_zero_linger()?;
+            Ok(Finish::Broken)
+        }
+        Behaviour::Hang => {
+            incoming.closed().await;
+            Ok(Finish::Abandoned)
+        }
+        Behaviour::CutShort => {
+            outgoing.write_all(b"HTTP/1.1 200 To").await?;
+            Ok(Finish::Broken)
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Where the programs under test are, and what to run when one is missing.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// `target/<profile>`: the test executable is in its `deps`.
+pub fn directory() -> PathBuf {
+    let test = env::current_exe().expect("the path of the test executable");
+    let directory = test.parent().and_then(Path::parent).expect("a test lives in target/*/deps");
+    directory.to_path_buf()
+}
+
+/// The path of one of our own binaries.
+pub fn ours(name: &str) -> PathBuf {
+    let path = directory().join(name);
+    assert!(
+        path.is_file(),
+        "{} is missing; build it with: cargo build --workspace --bins",
+        path.display()
+    );
+    path
+}
+
+/// The path of `redis-server`.
+pub fn redis_server() -> PathBuf {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .map(|directory| directory.join("redis-server"))
+        .find(|candidate| candidate.is_file())
+        .expect("redis-server is missing; install it with: apt-get install redis-server")
+}
+
+/// The root of the repository.
+pub fn repository() -> &'static Path {
+    let crate_root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    crate_root.parent().expect("the crate lies in the repository")
+}

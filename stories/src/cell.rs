@@ -1,0 +1,166 @@
+//! A cell: a directory with one Redis, and whatever runs on it.
+//!
+//! ```text
+//! let cell = Cell::alone();
+//! let redis = cell.redis(&[]).await;
+//! let backend = Backend::start().await;
+//! let receiver = cell.receiver(&[]).await;
+//! let downstreamer = cell.downstreamer(&backend, &[]).await;
+//! ```
+
+use std::path::Path;
+use std::process::Output;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tempfile::TempDir;
+
+use crate::backend::Backend;
+use crate::machine::{self, Turn};
+use crate::process::Recipe;
+use crate::redis_server::{RedisServer, socket_in};
+use crate::service::Service;
+use crate::webhook::SECRET;
+use crate::{binaries, port};
+
+/// Settings by name, in the form of environment variables.
+pub type Settings<'a> = &'a [(&'a str, &'a str)];
+
+/// How many deliveries a downstreamer of the tests has in flight at most.
+pub const CONCURRENCY: usize = 64;
+
+/// A directory for processes that belong together, and the leave to use the machine.
+#[derive(Debug)]
+pub struct Cell {
+    directory: TempDir,
+    started: AtomicUsize,
+    _turn: Option<Turn>,
+}
+
+impl Cell {
+    /// For a test that loads the machine: waits until no other test runs.
+    pub fn alone() -> Self {
+        Self::with_turn(Some(machine::alone()))
+    }
+
+    /// For a test that does little, and may do it beside others.
+    pub fn shared() -> Self {
+        Self::with_turn(Some(machine::shared()))
+    }
+
+    /// One more cell for a test that already has one.
+    pub fn beside() -> Self {
+        Self::with_turn(None)
+    }
+
+    fn with_turn(turn: Option<Turn>) -> Self {
+        let directory = tempfile::Builder::new().prefix("spillway-").tempdir();
+        let directory = directory.expect("make a directory");
+        Self { directory, started: AtomicUsize::new(0), _turn: turn }
+    }
+
+    /// Where its files are.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Starts its Redis and waits for it.
+    pub async fn redis(&self, options: &[&str]) -> RedisServer {
+        let redis = self.redis_loading(options);
+        redis.ready().await;
+        redis
+    }
+
+    /// Starts its Redis and does not wait.
+    pub fn redis_loading(&self, options: &[&str]) -> RedisServer {
+        RedisServer::start(self.directory(), options)
+    }
+
+    /// A receiver that is ready.
+    pub async fn receiver(&self, settings: Settings<'_>) -> Service {
+        let receiver = self.receiver_starting(settings);
+        receiver.ready().await;
+        receiver
+    }
+
+    /// A receiver that was just started.
+    pub fn receiver_starting(&self, settings: Settings<'_>) -> Service {
+        let listen = port::free();
+        let listen_text = listen.to_string();
+        let own = [("LISTEN", listen_text.as_str()), ("SHOPIFY_CLIENT_SECRET", SECRET)];
+        self.service("request-receiver", Some(listen), &own, settings)
+    }
+
+    /// A downstreamer that is ready; or, where another owns the queue, stands by.
+    pub async fn downstreamer(&self, backend: &Backend, settings: Settings<'_>) -> Service {
+        let downstreamer = self.downstreamer_starting(&backend.url(), settings);
+        let answers = async || downstreamer.admin("/livez").await.is_some();
+        crate::until::until("downstreamer lives", std::time::Duration::from_secs(20), answers)
+            .await;
+        downstreamer
+    }
+
+    /// A downstreamer that was just started. It retries soon, so that tests end soon.
+    pub fn downstreamer_starting(&self, url: &str, settings: Settings<'_>) -> Service {
+        let concurrency = CONCURRENCY.to_string();
+        let own = [
+            ("DOWNSTREAM_APP_URL", url),
+            ("DELIVERY_TIMEOUT", "5s"),
+            ("MAX_CONCURRENCY", concurrency.as_str()),
+            ("RETRY_FIRST", "50ms"),
+            ("RETRY_LONGEST", "500ms"),
+        ];
+        self.service("downstreamer", None, &own, settings)
+    }
+
+    /// Runs the operator's command to its end.
+    pub async fn spillway(&self, arguments: &[&str]) -> Output {
+        let mut recipe = self.recipe("spillway", &[("REDIS_URL", &self.redis_url())], &[]);
+        recipe.arguments = arguments.iter().map(Into::into).collect();
+        let run = move || recipe.command().output().expect("run spillway");
+        tokio::task::spawn_blocking(run).await.expect("spillway was run")
+    }
+
+    /// Runs a binary of ours to its end with these settings and no others.
+    pub async fn run(&self, name: &str, arguments: &[&str], settings: Settings<'_>) -> Output {
+        let mut recipe = self.recipe(name, &[], settings);
+        recipe.arguments = arguments.iter().map(Into::into).collect();
+        let run = move || recipe.command().output().expect("run a binary");
+        tokio::task::spawn_blocking(run).await.expect("a binary was run")
+    }
+
+    /// The `REDIS_URL` of its Redis.
+    pub fn redis_url(&self) -> String {
+        format!("unix://{}", socket_in(self.directory()).display())
+    }
+
+    fn service(
+        &self,
+        name: &str,
+        listen: Option<std::net::SocketAddr>,
+        own: Settings<'_>,
+        settings: Settings<'_>,
+    ) -> Service {
+        let admin = port::free();
+        let (redis, admin_text) = (self.redis_url(), admin.to_string());
+        let mut all = vec![("REDIS_URL", redis.as_str()), ("ADMIN_LISTEN", &admin_text)];
+        all.extend_from_slice(own);
+        let mut recipe = self.recipe(name, &all, settings);
+        recipe.name = format!("{name}-{}", self.started.fetch_add(1, Ordering::Relaxed));
+        Service::new(recipe.start(), admin, listen)
+    }
+
+    /// A setting of `settings` replaces the same one of `own`; an empty value takes it away.
+    fn recipe(&self, name: &str, own: Settings<'_>, settings: Settings<'_>) -> Recipe {
+        let replaced = |key: &str| settings.iter().any(|(other, _)| *other == key);
+        let own = own.iter().filter(|(key, _)| !replaced(key));
+        let given = settings.iter().filter(|(_, value)| !value.is_empty());
+        let pair = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        Recipe {
+            name: name.to_owned(),
+            program: binaries::ours(name),
+            arguments: Vec::new(),
+            environment: own.chain(given).map(pair).collect(),
+            directory: self.directory().to_path_buf(),
+        }
+    }
+}

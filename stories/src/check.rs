@@ -1,0 +1,160 @@
+//! The check: what was promised against what arrived.
+//!
+//! - lost: answered 200, never acknowledged by the backend (and no dead letter).
+//! - invented: arrived, but never sent, or refused for good, or in more copies than may be.
+//! - altered: arrived with another body.
+//! - disordered: arrived while an earlier promised event of its resource had not been delivered,
+//!   or for the first time after a later one.
+//! - repeats: a stored copy acknowledged again; late if a later event of its resource had been
+//!   acknowledged by then.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use crate::ledger::{Event, Ledger, Outcome, Sent};
+use crate::receipt::Receipt;
+use crate::report::say;
+
+/// What the check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Events sent.
+    pub sent: usize,
+    /// Events answered 200.
+    pub stored: usize,
+    /// Attempts with an unknown end: 503, or no answer.
+    pub unknown: usize,
+    /// Requests that reached the backend.
+    pub receipts: usize,
+    /// Events the backend acknowledged.
+    pub delivered: usize,
+    /// Promised and not delivered.
+    pub lost: usize,
+    /// Delivered and not sent.
+    pub invented: usize,
+    /// Delivered with another body.
+    pub altered: usize,
+    /// Arrived out of the order of their resource.
+    pub disordered: usize,
+    /// Acknowledged again.
+    pub repeats: usize,
+    /// Of these, after a later event of the resource.
+    pub late_repeats: usize,
+}
+
+/// Where a resource stands while its receipts are read.
+#[derive(Default)]
+struct Progress {
+    /// Promised events of the resource in order, and which of them is due.
+    promised: Vec<u64>,
+    due: usize,
+    delivered: HashSet<u64>,
+    newest: u64,
+}
+
+/// Compares. `dead` are events known to be dead letters: not lost, and not waited for.
+pub fn check(ledger: &Ledger, receipts: &[Receipt], dead: &HashSet<Event>) -> Figures {
+    let sent = ledger.entries();
+    let mut figures = Figures {
+        sent: sent.len(),
+        stored: sent.values().filter(|sent| sent.stored()).count(),
+        unknown: sent.values().map(unknown).sum(),
+        receipts: receipts.len(),
+        ..Figures::default()
+    };
+    let mut progress = promised(&sent, dead);
+    let mut copies: HashMap<Event, HashMap<&str, usize>> = HashMap::new();
+    for receipt in receipts {
+        let event = Event::of(receipt.webhook_id());
+        let Some((event, origin)) = event.and_then(|event| Some((event, sent.get(&event)?))) else {
+            figures.invented += 1;
+            continue;
+        };
+        figures.altered += usize::from(origin.body_hash != receipt.body_hash);
+        let resource = progress.entry(event.resource).or_default();
+        figures.disordered += usize::from(resource.is_early(event));
+        if receipt.delivered() {
+            let copy = copies.entry(event).or_default().entry(receipt.spillway_id()).or_default();
+            *copy += 1;
+            let late = usize::from(event.sequence < resource.newest);
+            if *copy == 1 {
+                figures.disordered += late;
+            } else {
+                figures.repeats += 1;
+                figures.late_repeats += late;
+            }
+            resource.deliver(event);
+        }
+    }
+    figures.delivered = copies.len();
+    for (event, sent) in sent.iter() {
+        let arrived = copies.get(event).map_or(0, HashMap::len);
+        figures.lost += usize::from(sent.stored() && arrived == 0 && !dead.contains(event));
+        figures.invented += arrived.saturating_sub(sent.copies_max());
+    }
+    figures
+}
+
+impl Figures {
+    /// Prints them on one line.
+    pub fn print(&self, story: &str) {
+        let Self { sent, stored, unknown, receipts, delivered, .. } = self;
+        let Self { lost, invented, altered, disordered, repeats, late_repeats, .. } = self;
+        say(&format!(
+            "{story}: sent {sent}, answered 200 {stored}, unknown attempts {unknown}, received \
+             {receipts}, delivered {delivered}, lost {lost}, invented {invented}, altered \
+             {altered}, disordered {disordered}, repeats {repeats} (late {late_repeats})"
+        ));
+    }
+
+    /// Fails the test if anything was lost, invented, altered or disordered, or if there are more
+    /// repeats than allowed.
+    #[track_caller]
+    pub fn expect_sound(&self, repeats_max: usize) {
+        assert!(self.stored > 0, "nothing was promised: {self:?}");
+        assert_eq!(self.lost, 0, "lost: {self:?}");
+        assert_eq!(self.invented, 0, "invented: {self:?}");
+        assert_eq!(self.altered, 0, "altered: {self:?}");
+        assert_eq!(self.disordered, 0, "out of order: {self:?}");
+        assert!(self.repeats <= repeats_max, "more than {repeats_max} repeats: {self:?}");
+    }
+
+    /// Fails the test if a repeat came after a later event of its resource.
+    #[track_caller]
+    pub fn expect_no_late_repeat(&self) {
+        assert_eq!(self.late_repeats, 0, "a repeat of one that was not the newest: {self:?}");
+    }
+}
+
+impl Progress {
+    /// True if an earlier promised event is still due.
+    fn is_early(&self, event: Event) -> bool {
+        self.promised.get(self.due).is_some_and(|due| *due < event.sequence)
+    }
+
+    fn deliver(&mut self, event: Event) {
+        self.delivered.insert(event.sequence);
+        self.newest = self.newest.max(event.sequence);
+        while self.promised.get(self.due).is_some_and(|due| self.delivered.contains(due)) {
+            self.due += 1;
+        }
+    }
+}
+
+fn promised(sent: &HashMap<Event, Sent>, dead: &HashSet<Event>) -> BTreeMap<u64, Progress> {
+    let mut resources: BTreeMap<u64, Progress> = BTreeMap::new();
+    for (event, sent) in sent {
+        if sent.stored() && !dead.contains(event) {
+            resources.entry(event.resource).or_default().promised.push(event.sequence);
+        }
+    }
+    for resource in resources.values_mut() {
+        resource.promised.sort_unstable();
+    }
+    resources
+}
+
+fn unknown(sent: &Sent) -> usize {
+    let open =
+        |outcome| matches!(outcome, Outcome::Later | Outcome::Unanswered | Outcome::CutInAnswer);
+    sent.attempts.iter().filter(|attempt| open(attempt.outcome)).count()
+}

@@ -1,0 +1,156 @@
+//! The ledger: what was sent and what was promised in return, written by the senders.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use crate::backend::Backend;
+use crate::receipt::BodyHash;
+use crate::until::until;
+
+/// One event of one resource. Its webhook id says which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Event {
+    /// The resource, a product id.
+    pub resource: u64,
+    /// Its place among the events of the resource, from 1.
+    pub sequence: u64,
+}
+
+/// What came of one attempt to send a webhook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// 200: promised.
+    Stored,
+    /// A 4xx: will never arrive.
+    Refused(u16),
+    /// A 503: may arrive once.
+    Later,
+    /// The connection broke before any answer: may arrive once.
+    Unanswered,
+    /// The connection broke within the answer: may arrive once, and is nobody's fault but ours.
+    CutInAnswer,
+    /// No connection: will not arrive.
+    NotSent,
+}
+
+/// One attempt.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt {
+    /// When its first byte was sent.
+    pub began: Instant,
+    /// How long until its outcome.
+    pub took: Duration,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// One webhook and all the attempts to send it.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    /// Hash of its body.
+    pub body_hash: BodyHash,
+    /// The attempts, in order.
+    pub attempts: Vec<Attempt>,
+}
+
+/// All that was sent.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    sent: Mutex<HashMap<Event, Sent>>,
+}
+
+impl Event {
+    /// Its webhook id: a UUID to look at.
+    pub fn webhook_id(self) -> String {
+        format!("{:08x}-0000-4000-8000-{:012x}", self.resource, self.sequence)
+    }
+
+    /// The event of a webhook id, if it is one of ours.
+    pub fn of(webhook_id: &str) -> Option<Self> {
+        let (resource, rest) = webhook_id.split_once('-')?;
+        let (_, sequence) = rest.rsplit_once('-')?;
+        let number = |hex| u64::from_str_radix(hex, 16).ok();
+        let event = Self { resource: number(resource)?, sequence: number(sequence)? };
+        (event.webhook_id() == webhook_id).then_some(event)
+    }
+}
+
+impl Sent {
+    /// True if an attempt was answered 200.
+    pub fn stored(&self) -> bool {
+        self.attempts.iter().any(|attempt| attempt.outcome == Outcome::Stored)
+    }
+
+    /// How often it may arrive, not counting repeats after a crash.
+    pub fn copies_max(&self) -> usize {
+        let may_arrive = |attempt: &&Attempt| match attempt.outcome {
+            Outcome::Stored | Outcome::Later | Outcome::Unanswered | Outcome::CutInAnswer => true,
+            Outcome::Refused(_) | Outcome::NotSent => false,
+        };
+        self.attempts.iter().filter(may_arrive).count()
+    }
+}
+
+impl Ledger {
+    /// Notes one attempt.
+    pub fn note(&self, event: Event, body_hash: BodyHash, attempt: Attempt) {
+        let mut sent = self.entries();
+        let entry = sent.entry(event).or_insert_with(|| Sent { body_hash, attempts: Vec::new() });
+        entry.attempts.push(attempt);
+    }
+
+    /// All entries.
+    pub fn entries(&self) -> MutexGuard<'_, HashMap<Event, Sent>> {
+        self.sent.lock().expect("no book-keeper panicked")
+    }
+
+    /// All attempts.
+    pub fn attempts(&self) -> Vec<Attempt> {
+        self.entries().values().flat_map(|sent| sent.attempts.iter().copied()).collect()
+    }
+
+    /// Events answered 200.
+    pub fn stored(&self) -> Vec<Event> {
+        let entries = self.entries();
+        entries.iter().filter(|(_, sent)| sent.stored()).map(|(event, _)| *event).collect()
+    }
+
+    /// How many events were answered 200.
+    pub fn stored_count(&self) -> usize {
+        self.entries().values().filter(|sent| sent.stored()).count()
+    }
+
+    /// Attempts of one outcome.
+    pub fn count(&self, outcome: Outcome) -> usize {
+        self.attempts().iter().filter(|attempt| attempt.outcome == outcome).count()
+    }
+
+    /// Waits until the backend has acknowledged every event answered 200.
+    pub async fn delivered_to(&self, backend: &Backend, within: Duration) {
+        let stored: Vec<String> = self.stored().into_iter().map(Event::webhook_id).collect();
+        let what = format!("{} stored webhooks are delivered", stored.len());
+        let mut done = 0;
+        until(&what, within, async || {
+            // Never looks at a delivered one again: the books are locked while it looks.
+            while done < stored.len() && backend.has_delivered(&stored[done]) {
+                done += 1;
+            }
+            done == stored.len()
+        })
+        .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Event;
+
+    #[test]
+    fn a_webhook_id_tells_its_event() {
+        let event = Event { resource: 0xabc, sequence: 0x1234 };
+        assert_eq!(event.webhook_id(), "00000abc-0000-4000-8000-000000001234");
+        assert_eq!(Event::of(&event.webhook_id()), Some(event));
+        assert_eq!(Event::of("nonsense"), None);
+    }
+}

@@ -1,0 +1,192 @@
+//! Load: many connections that send the events of many resources, each resource in order, and
+//! note every outcome in the ledger.
+//!
+//! An event of a resource is sent once the one before it was answered 200, and again, the same
+//! bytes, until it is itself. Closed loop: never more requests open than connections.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::client::Connection;
+use crate::ledger::{Attempt, Event, Ledger, Outcome};
+use crate::receipt::hash;
+use crate::seed::chance;
+use crate::webhook::Webhook;
+
+/// Shopify waits 5 s for a whole exchange.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What to send.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// Connections, each with its own share of the resources.
+    pub connections: u64,
+    /// Resources.
+    pub resources: u64,
+    /// Number of the first resource.
+    pub first_resource: u64,
+    /// Events for each resource; `None` goes on until stopped.
+    pub events: Option<u64>,
+    /// Size of the bodies.
+    pub body_bytes: RangeInclusive<usize>,
+    /// Pause of a connection between two events.
+    pub pause: Duration,
+    /// For the random choices.
+    pub seed: u64,
+}
+
+/// A load under way.
+#[derive(Debug)]
+pub struct Running {
+    stop: Arc<AtomicBool>,
+    senders: JoinSet<()>,
+}
+
+struct Sender {
+    load: Load,
+    address: SocketAddr,
+    ledger: Arc<Ledger>,
+    stop: Arc<AtomicBool>,
+    chance: StdRng,
+    connection: Option<Connection>,
+}
+
+impl Load {
+    /// 32 connections, 200 resources, small bodies, about a thousand events a second.
+    pub fn steady(seed: u64) -> Self {
+        Self {
+            connections: 32,
+            resources: 200,
+            first_resource: 1,
+            events: None,
+            body_bytes: 100..=2000,
+            pause: Duration::from_millis(30),
+            seed,
+        }
+    }
+
+    /// Starts sending.
+    pub fn start(&self, address: SocketAddr, ledger: &Arc<Ledger>) -> Running {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut senders = JoinSet::new();
+        for number in 0..self.connections {
+            let sender = Sender {
+                load: self.clone(),
+                address,
+                ledger: Arc::clone(ledger),
+                stop: Arc::clone(&stop),
+                chance: chance(self.seed, number),
+                connection: None,
+            };
+            senders.spawn(sender.run(number));
+        }
+        Running { stop, senders }
+    }
+}
+
+impl Running {
+    /// Waits until all is sent, however long that takes the server.
+    pub async fn join(mut self) {
+        while let Some(sender) = self.senders.join_next().await {
+            sender.expect("a sender ends well");
+        }
+    }
+
+    /// Ends the load. Each connection still waits for the answer it is owed.
+    pub async fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.join().await;
+    }
+}
+
+impl Sender {
+    async fn run(mut self, number: u64) {
+        let Load { connections, resources, first_resource, events, pause, .. } = self.load;
+        for sequence in 1..=events.unwrap_or(u64::MAX) {
+            for resource in (number..resources).step_by(connections as usize) {
+                let event = Event { resource: first_resource + resource, sequence };
+                self.send_until_settled(event).await;
+                if self.stopped() {
+                    return;
+                }
+                if !pause.is_zero() {
+                    sleep(pause.mul_f64(self.chance.random_range(0.5..1.5))).await;
+                }
+            }
+        }
+    }
+
+    /// Sends until it is promised or refused for good, or the load is stopped.
+    async fn send_until_settled(&mut self, event: Event) {
+        let body = self.body(event);
+        let body_hash = hash(&body);
+        let request = Webhook::product(event.resource, &event.webhook_id(), body).encode();
+        loop {
+            let began = Instant::now();
+            let outcome = self.attempt(&request).await;
+            self.ledger.note(event, body_hash, Attempt { began, took: began.elapsed(), outcome });
+            match outcome {
+                Outcome::Stored | Outcome::Refused(_) => return,
+                Outcome::Later | Outcome::Unanswered | Outcome::CutInAnswer | Outcome::NotSent => {
+                    if self.stopped() {
+                        return;
+                    }
+                    sleep(Duration::from_millis(self.chance.random_range(10..60))).await;
+                }
+            }
+        }
+    }
+
+    async fn attempt(&mut self, request: &[u8]) -> Outcome {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => match Connection::open(self.address).await {
+                Ok(connection) => connection,
+                Err(_) => return Outcome::NotSent,
+            },
+        };
+        match timeout(PATIENCE, connection.exchange(request)).await {
+            Ok(Ok(answer)) => {
+                let closing = answer.headers.text("connection") == Some("close");
+                if !closing && answer.status == 200 {
+                    self.connection = Some(connection);
+                }
+                match answer.status {
+                    200 => Outcome::Stored,
+                    503 => Outcome::Later,
+                    status => Outcome::Refused(status),
+                }
+            }
+            Ok(Err(_)) if connection.answer_begun() => Outcome::CutInAnswer,
+            Ok(Err(_)) | Err(_) => Outcome::Unanswered,
+        }
+    }
+
+    /// JSON that names its event, filled up with text that does not compress to nothing.
+    fn body(&mut self, event: Event) -> Vec<u8> {
+        let Event { resource, sequence } = event;
+        let mut body =
+            format!("{{\"id\":{resource},\"sequence\":{sequence},\"fill\":\"").into_bytes();
+        let size = self.chance.random_range(self.load.body_bytes.clone());
+        let mut fill = vec![0; size.saturating_sub(body.len() + 2)];
+        self.chance.fill_bytes(&mut fill);
+        body.extend(fill.iter().map(|byte| b'0' + byte % 64).map(|byte| match byte {
+            b'\\' => b'x',
+            other => other,
+        }));
+        body.extend_from_slice(b"\"}");
+        body
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,166 @@
+//! A child process: its settings, its log, and the signals a test sends it.
+//!
+//! Never outlives its value: dropped means killed and reaped. While a test fails, the end of the
+//! log is printed.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::report::show_log;
+use crate::until::until_some;
+
+/// How to start a process, kept for starting it again.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// Name for logs and failures.
+    pub name: String,
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Its whole environment, but for `PATH`.
+    pub environment: Vec<(String, String)>,
+    /// Working directory, and where its log is written.
+    pub directory: PathBuf,
+}
+
+/// A started process.
+#[derive(Debug)]
+pub struct Process {
+    recipe: Recipe,
+    log: PathBuf,
+    child: Child,
+}
+
+impl Recipe {
+    /// The process, with nothing of this one's environment but `PATH`: a developer's `REDIS_URL`
+    /// must not reach a test.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args(&self.arguments)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("RUST_BACKTRACE", "1")
+            .envs(self.environment.iter().map(|(key, value)| (key, value)))
+            .current_dir(&self.directory)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Starts it. Its output goes to `<name>.log`, appended over restarts.
+    pub fn start(self) -> Process {
+        let log = self.directory.join(format!("{}.log", self.name));
+        let child = self.spawn(&log);
+        Process { recipe: self, log, child }
+    }
+
+    fn spawn(&self, log: &Path) -> Child {
+        let open = || File::options().create(true).append(true).open(log).expect("open a log file");
+        self.command()
+            .stdout(open())
+            .stderr(open())
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {}: {error}", self.program.display()))
+    }
+}
+
+impl Process {
+    /// Name for logs and failures.
+    pub fn name(&self) -> &str {
+        &self.recipe.name
+    }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything it has written so far.
+    pub fn output(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// `kill -9`, and waits until it is gone.
+    pub fn kill9(&mut self) {
+        self.child.kill().expect("kill a child");
+        self.child.wait().expect("reap a child");
+    }
+
+    /// Stops it in its tracks, as a paused virtual machine would be.
+    pub fn sigstop(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn sigcont(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Asks it to read its secret files again.
+    pub fn sighup(&self) {
+        self.signal(Signal::HUP);
+    }
+
+    /// Asks it to end, and does not wait.
+    pub fn sigterm(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    /// Its exit status, once it has ended by itself.
+    pub async fn exit(&mut self, within: Duration) -> ExitStatus {
+        let what = format!("{} ends", self.recipe.name);
+        until_some(&what, within, async || self.child.try_wait().expect("look at a child")).await
+    }
+
+    /// True while it has not ended.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("look at a child").is_none()
+    }
+
+    /// Starts it again as it was started first. It must have ended.
+    pub fn restart(&mut self) {
+        assert!(!self.is_running(), "{} still runs", self.recipe.name);
+        self.child = self.recipe.spawn(&self.log);
+    }
+
+    /// Adds arguments for the next start.
+    pub fn add_arguments(&mut self, arguments: &[&str]) {
+        self.recipe.arguments.extend(arguments.iter().map(OsString::from));
+    }
+
+    /// Takes the last `count` arguments off again.
+    pub fn drop_arguments(&mut self, count: usize) {
+        let keep = self.recipe.arguments.len() - count;
+        self.recipe.arguments.truncate(keep);
+    }
+
+    /// Memory it occupies now, in bytes.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()))
+            .expect("read /proc/PID/status");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a VmRSS line");
+        let kib = line.split_whitespace().nth(1).expect("a number of kB");
+        kib.parse::<u64>().expect("a number of kB") * 1024
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal)
+            .unwrap_or_else(|error| panic!("cannot signal {}: {error}", self.recipe.name));
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+        if std::thread::panicking() {
+            show_log(&self.recipe.name, &self.log);
+        }
+    }
+}

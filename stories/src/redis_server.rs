@@ -1,0 +1,112 @@
+//! A private, durable Redis on a unix socket, set up by the repository's own `ops/redis.conf`.
+
+use std::ffi::OsString;
+use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, FromRedisValue};
+
+use crate::binaries;
+use crate::process::{Process, Recipe};
+use crate::until::until;
+
+/// The Redis of one test. Signals and restarts are those of [`Process`].
+#[derive(Debug)]
+pub struct RedisServer {
+    process: Process,
+    socket: PathBuf,
+}
+
+/// What `ops/redis.conf` says too, for a checkout that lacks it.
+const WITHOUT_FILE: &[&str] = &[
+    "--appendonly",
+    "yes",
+    "--appendfsync",
+    "always",
+    "--maxmemory-policy",
+    "noeviction",
+    "--save",
+    "",
+];
+
+impl RedisServer {
+    /// Starts it in `directory` and does not wait. `extra` overrides any option.
+    pub fn start(directory: &Path, extra: &[&str]) -> Self {
+        let socket = socket_in(directory);
+        let file = binaries::repository().join("ops/redis.conf");
+        let mut arguments: Vec<OsString> = Vec::new();
+        if file.is_file() {
+            arguments.push(file.into());
+        } else {
+            arguments.extend(WITHOUT_FILE.iter().map(OsString::from));
+        }
+        arguments.extend(["--dir".into(), directory.into()]);
+        arguments.extend(["--unixsocket".into(), socket.clone().into()]);
+        arguments.extend(["--port", "0", "--daemonize", "no", "--logfile", ""].map(OsString::from));
+        arguments.extend(extra.iter().map(OsString::from));
+        let recipe = Recipe {
+            name: "redis-server".to_owned(),
+            program: binaries::redis_server(),
+            arguments,
+            environment: Vec::new(),
+            directory: directory.to_path_buf(),
+        };
+        Self { process: recipe.start(), socket }
+    }
+
+    /// Waits until it has loaded its data and answers.
+    pub async fn ready(&self) {
+        until("redis answers PING", Duration::from_secs(30), async || {
+            self.try_command::<String>(&["PING"]).await.is_ok()
+        })
+        .await;
+    }
+
+    /// A connection for the test's own look inside.
+    pub async fn connection(&self) -> redis::RedisResult<MultiplexedConnection> {
+        let client = Client::open(format!("unix://{}", self.socket.display()))?;
+        let patient = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(Duration::from_secs(5)))
+            .set_response_timeout(Some(Duration::from_secs(30)));
+        client.get_multiplexed_async_connection_with_config(&patient).await
+    }
+
+    /// Runs one command on a connection of its own.
+    pub async fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
+        let mut connection = self.connection().await?;
+        let (name, arguments) = words.split_first().expect("a command has a name");
+        redis::cmd(name).arg(arguments).query_async(&mut connection).await
+    }
+
+    /// As [`try_command`](Self::try_command), for a Redis that must be well.
+    pub async fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        let answer = self.try_command(words).await;
+        answer.unwrap_or_else(|error| panic!("redis refused {words:?}: {error}"))
+    }
+
+    /// Entries of a stream; 0 where it does not exist.
+    pub async fn stream_len(&self, key: &str) -> u64 {
+        self.command(&["XLEN", key]).await
+    }
+}
+
+/// Where the Redis of a directory listens.
+pub fn socket_in(directory: &Path) -> PathBuf {
+    directory.join("redis.sock")
+}
+
+impl Deref for RedisServer {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for RedisServer {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
+}

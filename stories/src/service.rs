@@ -1,0 +1,107 @@
+//! One of our servers: a process with an admin address, and a listen address where it has one.
+
+use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use crate::answer::Answer;
+use crate::client::get;
+use crate::process::Process;
+use crate::until::until;
+
+/// A server ready to work is one within this time, on a busy machine.
+const READY_WITHIN: Duration = Duration::from_secs(20);
+
+/// A started server. Signals and restarts are those of [`Process`].
+#[derive(Debug)]
+pub struct Service {
+    process: Process,
+    admin: SocketAddr,
+    listen: Option<SocketAddr>,
+}
+
+impl Service {
+    pub(crate) fn new(process: Process, admin: SocketAddr, listen: Option<SocketAddr>) -> Self {
+        Self { process, admin, listen }
+    }
+
+    /// Where it takes webhooks.
+    pub fn address(&self) -> SocketAddr {
+        self.listen.expect("only the receiver takes webhooks")
+    }
+
+    /// Asks the admin endpoint; `None` where nothing listens.
+    pub async fn admin(&self, path: &str) -> Option<Answer> {
+        get(self.admin, path).await.ok()
+    }
+
+    /// True if `/readyz` says so.
+    pub async fn is_ready(&self) -> bool {
+        self.admin("/readyz").await.is_some_and(|answer| answer.status == 200)
+    }
+
+    /// Waits for `/readyz` to be 200.
+    pub async fn ready(&self) {
+        until(&format!("{} is ready", self.name()), READY_WITHIN, async || self.is_ready().await)
+            .await;
+    }
+
+    /// Waits for `/readyz` to be 503 with a body that names `reason`.
+    pub async fn unready(&self, reason: &str) {
+        let what = format!("{} is not ready because of {reason:?}", self.name());
+        until(&what, READY_WITHIN, async || {
+            let answer = self.admin("/readyz").await;
+            answer.is_some_and(|answer| answer.status == 503 && answer.text().contains(reason))
+        })
+        .await;
+    }
+
+    /// The sum of a metric over its labels; `None` where it is not shown.
+    pub async fn metric(&self, name: &str) -> Option<f64> {
+        let page = self.admin("/metrics").await?.text();
+        let mut values = page.lines().filter_map(|line| sample(line, name)).peekable();
+        values.peek()?;
+        Some(values.sum())
+    }
+
+    /// True if it says it owns its queue.
+    pub async fn is_owner(&self) -> bool {
+        self.metric("spillway_owner").await == Some(1.0)
+    }
+}
+
+/// The value of a line `name{labels} value` of this very name.
+fn sample(line: &str, name: &str) -> Option<f64> {
+    let rest = line.strip_prefix(name)?;
+    if !rest.starts_with(['{', ' ']) {
+        return None;
+    }
+    rest.rsplit(' ').next()?.parse().ok()
+}
+
+impl Deref for Service {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for Service {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sample;
+
+    #[test]
+    fn a_sample_is_found_by_its_whole_name() {
+        assert_eq!(sample("spillway_owner 1", "spillway_owner"), Some(1.0));
+        assert_eq!(sample("a_total{x=\"y z\"} 2.5", "a_total"), Some(2.5));
+        assert_eq!(sample("a_total_seconds 2", "a_total"), None);
+        assert_eq!(sample("# HELP a_total 3", "a_total"), None);
+    }
+}
