@@ -1,0 +1,48 @@
+//! The bare server that Spillway's receiver is compared with: it reads the body, checks the
+//! signature and answers, and does nothing else. Served the plain way, so that it is what anyone
+//! would write first with the same crates.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context;
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{HeaderMap, StatusCode};
+use bench::signature::Secret;
+use clap::Parser;
+
+/// The receiver's own default, so that both read the same bodies.
+const BODY_BYTES_MAX: usize = 16 << 20;
+
+/// A bare axum server that checks the signature and answers 200 or 401.
+#[derive(Parser)]
+struct Options {
+    /// Where it listens.
+    #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8090")]
+    listen: SocketAddr,
+    /// The app's client secret.
+    #[arg(long, env = "SHOPIFY_CLIENT_SECRET", hide_env_values = true)]
+    shopify_client_secret: String,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    let listener = tokio::net::TcpListener::bind(options.listen)
+        .await
+        .with_context(|| format!("cannot listen on {}", options.listen))?;
+    let router = Router::new()
+        .fallback(receive)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(Arc::new(Secret::new(&options.shopify_client_secret)));
+    axum::serve(listener, router).await.context("cannot serve")
+}
+
+async fn receive(State(secret): State<Arc<Secret>>, headers: HeaderMap, body: Bytes) -> StatusCode {
+    match headers.get("x-shopify-hmac-sha256") {
+        Some(header) if secret.verifies(header.as_bytes(), &body) => StatusCode::OK,
+        _ => StatusCode::UNAUTHORIZED,
+    }
+}

@@ -1,0 +1,87 @@
+//! One webhook: a body, its signature, ids of its own, and the time. Webhook number `n` of a seed
+//! is the same in every run but for the time, whichever thread makes it.
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::product::Products;
+use crate::signature::Secret;
+use crate::target::{Placeholder, Value};
+
+/// What one request carries.
+pub struct Webhook {
+    /// The raw bytes that are signed.
+    pub body: Vec<u8>,
+    event_id: String,
+    hmac: String,
+    product_id: u64,
+    shop: String,
+    triggered_at: String,
+    webhook_id: String,
+}
+
+/// Makes webhooks, from any thread.
+pub struct Maker {
+    /// Where bodies come from.
+    pub products: Products,
+    /// What signs them.
+    pub secret: Secret,
+    /// Over how many shops they are spread.
+    pub shops: u32,
+    /// Another seed, other products and ids.
+    pub seed: u64,
+    /// Stands in for the clock where a run must be repeated to the byte.
+    pub now: Option<OffsetDateTime>,
+}
+
+impl Maker {
+    /// Makes the webhook with this number, triggered now.
+    pub fn make(&self, number: u64) -> Webhook {
+        // The multiplication keeps neighbouring seeds from sharing neighbouring numbers.
+        let stream = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(number);
+        let mut random = SmallRng::seed_from_u64(stream);
+        let now = self.now.unwrap_or_else(OffsetDateTime::now_utc);
+        let (product_id, body) = self.products.make(&mut random, now);
+        Webhook {
+            hmac: self.secret.sign(&body),
+            body,
+            product_id,
+            event_id: uuid(&mut random),
+            webhook_id: uuid(&mut random),
+            shop: format!("shop-{:04}.myshopify.com", random.random_range(0..self.shops)),
+            triggered_at: now.format(&Rfc3339).expect("BUG: a year of four digits"),
+        }
+    }
+}
+
+impl Webhook {
+    /// Appends a header's value.
+    pub fn write_value(&self, value: &Value, out: &mut Vec<u8>) {
+        let text = match value {
+            Value::Fixed(text) => text,
+            Value::Filled(Placeholder::BodyBytes) => &self.body.len().to_string(),
+            Value::Filled(Placeholder::EventId) => &self.event_id,
+            Value::Filled(Placeholder::Hmac) => &self.hmac,
+            Value::Filled(Placeholder::ProductId) => &self.product_id.to_string(),
+            Value::Filled(Placeholder::Shop) => &self.shop,
+            Value::Filled(Placeholder::TriggeredAt) => &self.triggered_at,
+            Value::Filled(Placeholder::WebhookId) => &self.webhook_id,
+        };
+        out.extend_from_slice(text.as_bytes());
+    }
+}
+
+/// A random (version 4) UUID.
+fn uuid(random: &mut SmallRng) -> String {
+    let (high, low): (u64, u64) = (random.random(), random.random());
+    format!(
+        "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
+        high >> 32,
+        (high >> 16) & 0xffff,
+        high & 0xfff,
+        (low >> 48) & 0x3fff | 0x8000,
+        low & 0xffff_ffff_ffff
+    )
+}
