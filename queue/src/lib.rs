@@ -1,1 +1,25 @@
-//! Placeholder.
+//! The queue in Redis: the only crate that names a Redis command.
+//!
+//! The path of a pack: [`append`] (receiver writes it) → [`read`] (a drain reads it behind its
+//! cursor) → [`settle`] (one script records what is done, parks, dead-letters, advances the cursor
+//! and trims). Beside it: [`owner`] (one instance per drain), [`dead`] (dead letters), [`drains`]
+//! (who reads), [`status`] and [`health`] (what an operator asks).
+//!
+//! Every write of a drain is one Lua script with `allow-oom`: atomic, fenced by the owner's token,
+//! and it works on a Redis that is full to the brim, because only draining can empty it.
+
+pub mod append;
+pub mod connect;
+pub mod dead;
+pub mod drains;
+pub mod error;
+pub mod health;
+pub mod keys;
+pub mod owner;
+pub mod read;
+pub mod settle;
+pub mod status;
+
+pub use connect::{Connection, Redis};
+pub use error::QueueError;
+pub use keys::Keys;

@@ -1,0 +1,107 @@
+//! Writes packs: one at a time, and never a second before the first one's outcome is known.
+//!
+//! Invariant: [`Appender::append`] says `Ok` only after Redis confirmed, which under
+//! `appendfsync always` is after its fsync. An append whose connection broke is
+//! [`AppendError::Unknown`]: it may lie in the stream, so nobody may be told either way.
+
+use redis::Value;
+use spillway_webhook::StreamId;
+
+use crate::connect::{Connection, Redis};
+use crate::error::QueueError;
+
+/// Holds the one connection that packs are written on.
+pub struct Appender {
+    redis: Redis,
+    connection: Option<Connection>,
+}
+
+/// Why an append did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum AppendError {
+    /// Redis said no, or was never reached: the pack is not stored.
+    #[error("not stored")]
+    NotStored(#[source] QueueError),
+    /// The connection broke after the pack was sent: it may be stored.
+    #[error("it is unknown whether it was stored")]
+    Unknown(#[source] QueueError),
+}
+
+impl AppendError {
+    /// What Redis said.
+    pub fn cause(&self) -> &QueueError {
+        match self {
+            Self::NotStored(cause) | Self::Unknown(cause) => cause,
+        }
+    }
+}
+
+impl Appender {
+    /// Connects with the first append.
+    pub fn new(redis: Redis) -> Self {
+        Self { redis, connection: None }
+    }
+
+    /// Appends a pack of `count` webhooks and counts them, in one transaction. Waits for the
+    /// answer for as long as the connection lives: the caller keeps its own time.
+    ///
+    /// # Errors
+    /// [`AppendError`]; both variants leave the appender ready for the next pack.
+    pub async fn append(&mut self, pack: &[u8], count: u32) -> Result<StreamId, AppendError> {
+        let keys = &self.redis.keys;
+        let mut transaction = redis::pipe();
+        transaction
+            .atomic()
+            .cmd("XADD")
+            .arg(keys.stream())
+            .arg("*")
+            .arg("p")
+            .arg(pack)
+            .cmd("HINCRBY")
+            .arg(keys.counts())
+            .arg("appended")
+            .arg(count)
+            .ignore();
+        let connection = self.connected().await.map_err(AppendError::NotStored)?;
+        match transaction.query_async::<(String,)>(connection).await {
+            Ok((id,)) => id.parse().map_err(|_| {
+                AppendError::Unknown(QueueError::Unexpected(format!("entry id {id:?}")))
+            }),
+            Err(error) => Err(self.failed(error.into())),
+        }
+    }
+
+    /// Asks Redis for a sign of life on the same connection that packs use.
+    ///
+    /// # Errors
+    /// [`QueueError`] when Redis can't be reached or takes no requests.
+    pub async fn ping(&mut self) -> Result<(), QueueError> {
+        let connection = self.connected().await?;
+        let pong: Result<Value, _> = redis::cmd("PING").query_async(connection).await;
+        pong.map(|_| ()).map_err(|error| {
+            self.connection = None;
+            error.into()
+        })
+    }
+
+    async fn connected(&mut self) -> Result<&mut Connection, QueueError> {
+        if self.connection.is_none() {
+            self.connection = Some(self.redis.connect(None).await?);
+        }
+        Ok(self.connection.as_mut().expect("BUG: just connected"))
+    }
+
+    fn failed(&mut self, cause: QueueError) -> AppendError {
+        match cause {
+            QueueError::Unreachable(_) | QueueError::Unexpected(_) => {
+                self.connection = None;
+                AppendError::Unknown(cause)
+            }
+            QueueError::Loading
+            | QueueError::Full(_)
+            | QueueError::Refused(_)
+            | QueueError::Fenced
+            | QueueError::Unregistered => AppendError::NotStored(cause),
+        }
+    }
+}

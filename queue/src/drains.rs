@@ -1,0 +1,90 @@
+//! Who reads the queue. A drain is a consumer group of the stream, used only as a named cursor: an
+//! entry is freed when every registered drain is past it.
+
+use rand::RngExt;
+use redis::Script;
+
+use crate::connect::{Connection, Redis};
+use crate::error::QueueError;
+
+/// Name of the downstreamer's drain.
+pub const HTTP: &str = "http";
+/// Name of the Kafka producer's drain.
+pub const KAFKA: &str = "kafka";
+
+/// Where a drain begins that is registered for the first time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StartAt {
+    /// With the oldest entry left.
+    Oldest,
+    /// With what is accepted from now on.
+    Now,
+}
+
+/// What registering found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Registered {
+    /// The random id of this cell.
+    pub cell: u32,
+    /// Whether the drain is new.
+    pub is_new: bool,
+}
+
+/// Registers `drain` unless it is known, and makes the cell's id unless there is one. `None` makes
+/// only the cell's id.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn register(
+    redis: &Redis,
+    connection: &mut Connection,
+    drain: Option<&str>,
+    start_at: StartAt,
+) -> Result<Registered, QueueError> {
+    let keys = &redis.keys;
+    let start_at = match start_at {
+        StartAt::Oldest => "oldest",
+        StartAt::Now => "now",
+    };
+    let (cell, is_new): (String, bool) = Script::new(include_str!("lua/register.lua"))
+        .key(keys.stream())
+        .key(keys.cell())
+        .key(keys.counts())
+        .key(keys.drains())
+        .arg(drain.unwrap_or_default())
+        .arg(start_at)
+        .arg(format!("{:08x}", rand::rng().random::<u32>()))
+        .invoke_async(connection)
+        .await?;
+    let cell = u32::from_str_radix(&cell, 16)
+        .map_err(|_| QueueError::Unexpected(format!("cell id {cell:?}")))?;
+    Ok(Registered { cell, is_new })
+}
+
+/// Forgets `drain` with all it parked and dead-lettered, and frees what only it held back. Says
+/// whether it was known.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn forget(
+    redis: &Redis,
+    connection: &mut Connection,
+    drain: &str,
+) -> Result<bool, QueueError> {
+    let keys = &redis.keys;
+    let gone: u8 = Script::new(include_str!("lua/forget.lua"))
+        .key(keys.stream())
+        .key(keys.counts())
+        .key(keys.drains())
+        .key(keys.owner(drain))
+        .key(keys.done(drain))
+        .key(keys.parked(drain))
+        .key(keys.tries(drain))
+        .key(keys.dead(drain))
+        .key(keys.dead_bytes(drain))
+        .key(keys.settled(drain))
+        .arg(drain)
+        .invoke_async(connection)
+        .await?;
+    Ok(gone == 1)
+}

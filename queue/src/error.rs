@@ -1,0 +1,57 @@
+//! What can go wrong between us and Redis, by what the caller does next.
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+/// Why Redis did not do what was asked. Classified by error code, never by message text.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum QueueError {
+    /// No connection, or it broke: whether a request that was under way took effect is unknown.
+    #[error("redis is unreachable")]
+    Unreachable(#[source] RedisError),
+    /// Redis is up and still reads its data: wait.
+    #[error("redis is loading its data")]
+    Loading,
+    /// `maxmemory` is reached, or Redis cannot write to its disk: drain, or give it more.
+    #[error("redis is full")]
+    Full(#[source] RedisError),
+    /// Redis takes no writes from us: a replica, a missing permission, another key type.
+    #[error("redis refused the request")]
+    Refused(#[source] RedisError),
+    /// Another instance owns the drain.
+    #[error("another instance owns this drain")]
+    Fenced,
+    /// The cursor of this drain is gone: it was forgotten, or the data was lost.
+    #[error("the drain is not registered")]
+    Unregistered,
+    /// A reply of a shape we do not know.
+    #[error("redis answered in an unexpected way: {0}")]
+    Unexpected(String),
+}
+
+impl From<RedisError> for QueueError {
+    fn from(error: RedisError) -> Self {
+        match error.kind() {
+            ErrorKind::Io | ErrorKind::Parse => Self::Unreachable(error),
+            ErrorKind::Server(ServerErrorKind::BusyLoading) => Self::Loading,
+            ErrorKind::Server(ServerErrorKind::ExecAbort) if has_code(&error, "OOM") => {
+                Self::Full(error)
+            }
+            ErrorKind::Server(ServerErrorKind::ExecAbort) if has_code(&error, "MISCONF") => {
+                Self::Full(error)
+            }
+            ErrorKind::Extension => match error.code() {
+                Some("OOM" | "MISCONF") => Self::Full(error),
+                Some("FENCED") => Self::Fenced,
+                Some("NOGROUP") => Self::Unregistered,
+                _ => Self::Refused(error),
+            },
+            _ => Self::Refused(error),
+        }
+    }
+}
+
+/// Whether one of the commands of an aborted transaction failed with `code`.
+fn has_code(error: &RedisError, code: &str) -> bool {
+    let errors = error.clone().into_server_errors();
+    errors.is_some_and(|errors| errors.iter().any(|(_, error)| error.code() == code))
+}

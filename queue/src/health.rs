@@ -1,0 +1,276 @@
+//! Whether this Redis may be trusted with answered webhooks: its version, what it evicts, when it
+//! syncs, how much memory and disk it has left.
+//!
+//! [`Facts`] are read, [`judge`] decides: a pure function, so that each rule is tested.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use redis::cmd;
+
+use crate::connect::{Connection, Redis};
+use crate::error::QueueError;
+
+/// The oldest Redis with script flags (`allow-oom`), ENTRIESREAD and a multi-part AOF.
+pub const VERSION_MIN: (u32, u32) = (7, 0);
+/// Under `appendfsync always` a full disk makes Redis exit: what must stay free for a rewrite of
+/// the AOF (as large as the data) and some time to react.
+const DISK_RESERVE_BYTES: u64 = 1 << 30;
+/// An AOF smaller than this is not worth rewriting.
+const REWRITE_WORTH_BYTES: u64 = 256 << 20;
+/// Past `4 × used memory + 4 GiB` the AOF is rewritten whatever it costs.
+const REWRITE_FACTOR: u64 = 4;
+const REWRITE_SLACK_BYTES: u64 = 4 << 30;
+
+/// What was read from Redis and from the disk below it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Such as `7.0.15`.
+    pub version: String,
+    /// Bytes in use, and the limit (0 = none).
+    pub used_bytes: u64,
+    /// `maxmemory`.
+    pub limit_bytes: u64,
+    /// Such as `noeviction`.
+    pub eviction_policy: String,
+    /// Whether the AOF is on.
+    pub aof_enabled: bool,
+    /// `always`, `everysec`, `no`; `None` where CONFIG is not permitted.
+    pub fsync: Option<String>,
+    /// Bytes of the AOF.
+    pub aof_bytes: u64,
+    /// Whether an AOF rewrite is under way or scheduled.
+    pub is_rewriting: bool,
+    /// Whether the last write to the AOF failed.
+    pub aof_write_failed: bool,
+    /// Free bytes where the AOF lies; `None` where it isn't on this machine or can't be seen.
+    pub disk_free_bytes: Option<u64>,
+}
+
+/// How hard an answered webhook is to lose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Durability {
+    /// No AOF, no fsync, or not known.
+    None = 0,
+    /// An fsync each second: up to 2 s of answered webhooks can be lost.
+    EverySecond = 1,
+    /// An fsync before each answer.
+    Always = 2,
+}
+
+/// What follows from the facts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Take webhooks.
+    Usable {
+        /// What an answered 200 is worth.
+        durability: Durability,
+        /// What the operator should know.
+        warnings: Vec<&'static str>,
+        /// Whether the AOF should be rewritten now.
+        rewrite: bool,
+    },
+    /// Answer 503 `queue_full` until there is room again.
+    Full(&'static str),
+    /// Answer 503 until an operator mended it; the sentence says how.
+    Refused(String),
+}
+
+/// Reads the facts.
+///
+/// # Errors
+/// [`QueueError`] from Redis; CONFIG being forbidden is none.
+pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Facts, QueueError> {
+    let info: String = cmd("INFO").query_async(connection).await?;
+    let info: HashMap<&str, &str> =
+        info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
+    // CONFIG takes several patterns at once from 7.0 on only; one by one works on any version, so
+    // that an old one can be named.
+    let config = async |connection: &mut Connection, name: &str| -> Option<String> {
+        let pairs: Vec<String> =
+            cmd("CONFIG").arg("GET").arg(name).query_async(connection).await.ok()?;
+        pairs.into_iter().nth(1)
+    };
+    let number = |name: &str| info.get(name).and_then(|value| value.parse().ok()).unwrap_or(0);
+    let flag = |name: &str| info.get(name).is_some_and(|value| *value == "1");
+    let fsync = config(connection, "appendfsync").await;
+    let directory = config(connection, "dir").await;
+    Ok(Facts {
+        version: info.get("redis_version").copied().unwrap_or_default().to_owned(),
+        used_bytes: number("used_memory"),
+        limit_bytes: number("maxmemory"),
+        eviction_policy: info.get("maxmemory_policy").copied().unwrap_or_default().to_owned(),
+        aof_enabled: flag("aof_enabled"),
+        fsync,
+        aof_bytes: number("aof_current_size"),
+        is_rewriting: flag("aof_rewrite_in_progress") || flag("aof_rewrite_scheduled"),
+        aof_write_failed: info.get("aof_last_write_status").is_some_and(|status| *status != "ok"),
+        disk_free_bytes: directory
+            .filter(|_| redis.is_local())
+            .and_then(|directory| disk_free_bytes(Path::new(&directory))),
+    })
+}
+
+/// Asks Redis to rewrite its AOF in the background.
+///
+/// # Errors
+/// [`QueueError`] from Redis, also when it is busy with another.
+pub async fn rewrite_aof(connection: &mut Connection) -> Result<(), QueueError> {
+    Ok(cmd("BGREWRITEAOF").query_async(connection).await?)
+}
+
+/// What follows from the facts.
+pub fn judge(facts: &Facts, require_durable: bool) -> Verdict {
+    if let Some(refusal) = refusal(facts, require_durable) {
+        return Verdict::Refused(refusal);
+    }
+    if facts.limit_bytes > 0 && facts.used_bytes >= facts.limit_bytes {
+        return Verdict::Full("redis has reached its maxmemory");
+    }
+    let disk_needed = facts.used_bytes + DISK_RESERVE_BYTES;
+    if facts.aof_enabled && facts.disk_free_bytes.is_some_and(|free| free < disk_needed) {
+        return Verdict::Full("the disk below the AOF has less free than a rewrite of it needs");
+    }
+    if facts.aof_write_failed {
+        return Verdict::Full("redis cannot write to its AOF");
+    }
+    let durability = durability(facts);
+    let mut warnings = Vec::new();
+    if facts.limit_bytes == 0 {
+        warnings.push("maxmemory is 0: a flood can make the machine run out of memory; set it");
+    }
+    if durability < Durability::Always {
+        warnings.push(
+            "a crash of redis can lose answered webhooks: set appendonly yes and appendfsync always",
+        );
+    }
+    Verdict::Usable { durability, warnings, rewrite: should_rewrite(facts) }
+}
+
+/// What an answered 200 is worth under these settings.
+pub fn durability(facts: &Facts) -> Durability {
+    match (facts.aof_enabled, facts.fsync.as_deref()) {
+        (true, Some("always")) => Durability::Always,
+        (true, Some("everysec")) => Durability::EverySecond,
+        _ => Durability::None,
+    }
+}
+
+fn refusal(facts: &Facts, require_durable: bool) -> Option<String> {
+    let mut parts = facts.version.split('.').map(|part| part.parse().unwrap_or(0));
+    let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    if version < VERSION_MIN {
+        return Some(format!(
+            "redis {} is too old: {}.{} or newer is needed",
+            facts.version, VERSION_MIN.0, VERSION_MIN.1
+        ));
+    }
+    if facts.eviction_policy != "noeviction" {
+        return Some(format!(
+            "redis would evict webhooks under maxmemory-policy {}: set maxmemory-policy noeviction",
+            facts.eviction_policy
+        ));
+    }
+    if require_durable && durability(facts) < Durability::Always {
+        return Some(
+            "REQUIRE_DURABLE is set and redis does not sync before it answers: \
+             set appendonly yes and appendfsync always"
+                .to_owned(),
+        );
+    }
+    None
+}
+
+/// A rewrite is cheap when the queue is nearly empty, and due when the AOF outgrew the data.
+fn should_rewrite(facts: &Facts) -> bool {
+    if !facts.aof_enabled || facts.is_rewriting || facts.aof_bytes < REWRITE_WORTH_BYTES {
+        return false;
+    }
+    let is_nearly_empty = facts.used_bytes < facts.aof_bytes / 8;
+    let has_outgrown =
+        facts.aof_bytes > facts.used_bytes.saturating_mul(REWRITE_FACTOR) + REWRITE_SLACK_BYTES;
+    is_nearly_empty || has_outgrown
+}
+
+fn disk_free_bytes(directory: &Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(directory).ok()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> Facts {
+        Facts {
+            version: "7.0.15".to_owned(),
+            used_bytes: 10 << 20,
+            limit_bytes: 1 << 30,
+            eviction_policy: "noeviction".to_owned(),
+            aof_enabled: true,
+            fsync: Some("always".to_owned()),
+            aof_bytes: 20 << 20,
+            disk_free_bytes: Some(100 << 30),
+            ..Facts::default()
+        }
+    }
+
+    fn usable(durability: Durability, warnings: usize, rewrite: bool) -> impl Fn(Verdict) -> bool {
+        move |verdict| match verdict {
+            Verdict::Usable { durability: d, warnings: w, rewrite: r } => {
+                (d, w.len(), r) == (durability, warnings, rewrite)
+            }
+            Verdict::Full(_) | Verdict::Refused(_) => false,
+        }
+    }
+
+    #[test]
+    fn a_redis_as_ours_is_usable_without_a_warning() {
+        assert!(usable(Durability::Always, 0, false)(judge(&good(), true)));
+    }
+
+    #[test]
+    fn too_old_or_evicting_is_refused_and_says_what_to_set() {
+        let old = Facts { version: "6.2.7".to_owned(), ..good() };
+        assert!(matches!(judge(&old, false), Verdict::Refused(why) if why.contains("7.0")));
+        let evicting = Facts { eviction_policy: "allkeys-lru".to_owned(), ..good() };
+        assert!(
+            matches!(judge(&evicting, false), Verdict::Refused(why) if why.contains("noeviction"))
+        );
+        let newer = Facts { version: "8.10.0".to_owned(), ..good() };
+        assert!(usable(Durability::Always, 0, false)(judge(&newer, false)));
+    }
+
+    #[test]
+    fn less_durable_is_a_warning_or_refused() {
+        let everysec = Facts { fsync: Some("everysec".to_owned()), ..good() };
+        assert!(usable(Durability::EverySecond, 1, false)(judge(&everysec, false)));
+        assert!(matches!(judge(&everysec, true), Verdict::Refused(_)));
+        let unknown = Facts { fsync: None, limit_bytes: 0, ..good() };
+        assert!(usable(Durability::None, 2, false)(judge(&unknown, false)));
+        let off = Facts { aof_enabled: false, ..good() };
+        assert!(usable(Durability::None, 1, false)(judge(&off, false)));
+    }
+
+    #[test]
+    fn memory_and_disk_are_full_before_they_are() {
+        let memory = Facts { used_bytes: 1 << 30, ..good() };
+        assert!(matches!(judge(&memory, false), Verdict::Full(_)));
+        let disk = Facts { disk_free_bytes: Some(1 << 30), ..good() };
+        assert!(matches!(judge(&disk, false), Verdict::Full(_)));
+        let broken = Facts { aof_write_failed: true, ..good() };
+        assert!(matches!(judge(&broken, false), Verdict::Full(_)));
+    }
+
+    #[test]
+    fn the_aof_is_rewritten_when_cheap_and_when_due() {
+        let cheap = Facts { aof_bytes: 300 << 20, ..good() };
+        assert!(usable(Durability::Always, 0, true)(judge(&cheap, false)));
+        let busy = Facts { is_rewriting: true, ..cheap };
+        assert!(usable(Durability::Always, 0, false)(judge(&busy, false)));
+        let held = Facts { used_bytes: 900 << 20, aof_bytes: 4 << 30, ..good() };
+        assert!(usable(Durability::Always, 0, false)(judge(&held, false)));
+        let outgrown = Facts { aof_bytes: 8 << 30, limit_bytes: 2 << 30, ..held };
+        assert!(usable(Durability::Always, 0, true)(judge(&outgrown, false)));
+    }
+}

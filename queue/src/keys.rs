@@ -1,0 +1,83 @@
+//! Names of every key, in one place.
+//!
+//! One cell is one Redis: keys of a script are not spread over slots.
+
+use spillway_webhook::StreamId;
+
+/// Builds key names under one prefix.
+#[derive(Debug, Clone)]
+pub struct Keys {
+    prefix: String,
+}
+
+impl Keys {
+    /// `prefix` stands before every name, such as `spillway:`.
+    pub fn new(prefix: impl Into<String>) -> Self {
+        Self { prefix: prefix.into() }
+    }
+
+    /// Stream of packs: field `p` holds the pack.
+    pub fn stream(&self) -> String {
+        format!("{}in", self.prefix)
+    }
+
+    /// Random id of this cell, 8 hex digits.
+    pub fn cell(&self) -> String {
+        format!("{}cell", self.prefix)
+    }
+
+    /// Hash of webhook counts: `appended`, `trimmed`, and `through:<drain>`, `open:<drain>`.
+    pub fn counts(&self) -> String {
+        format!("{}counts", self.prefix)
+    }
+
+    /// Hash: drain → when its owner was last seen, in ms of Redis' clock.
+    pub fn drains(&self) -> String {
+        format!("{}drains", self.prefix)
+    }
+
+    /// `<token>:<counter>` of a drain's owner.
+    pub fn owner(&self, drain: &str) -> String {
+        format!("{}{drain}:owner", self.prefix)
+    }
+
+    /// Hash: stream id → bits of the settled webhooks in a pack that is not yet settled whole.
+    pub fn done(&self, drain: &str) -> String {
+        format!("{}{drain}:done", self.prefix)
+    }
+
+    /// Stream of webhooks that were moved out of the way or are to be replayed.
+    pub fn parked(&self, drain: &str) -> String {
+        format!("{}{drain}:parked", self.prefix)
+    }
+
+    /// Hash: parked id → `<attempts>:<spent ms>` so far.
+    pub fn tries(&self, drain: &str) -> String {
+        format!("{}{drain}:tries", self.prefix)
+    }
+
+    /// Stream of dead letters.
+    pub fn dead(&self, drain: &str) -> String {
+        format!("{}{drain}:dead", self.prefix)
+    }
+
+    /// Bytes held by the dead letters.
+    pub fn dead_bytes(&self, drain: &str) -> String {
+        format!("{}{drain}:dead:bytes", self.prefix)
+    }
+
+    /// `<token>:<number>` of the last settlement that was applied.
+    pub fn settled(&self, drain: &str) -> String {
+        format!("{}{drain}:settled", self.prefix)
+    }
+
+    /// Where the pack of an entry goes that cannot be decoded.
+    pub fn corrupt(&self, entry: StreamId) -> String {
+        format!("{}{entry}", self.corrupt_prefix())
+    }
+
+    /// What [`Keys::corrupt`] begins with.
+    pub fn corrupt_prefix(&self) -> String {
+        format!("{}corrupt:", self.prefix)
+    }
+}

@@ -1,0 +1,18 @@
+#!lua flags=allow-oom
+-- Takes dead letters away: dropped, or replayed through the parked stream in the order given.
+-- KEYS  1 dead  2 dead bytes  3 parked  ARGV  1 drop | replay  2... dead ids
+local taken = 0
+for i = 2, #ARGV do
+  local entry = redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i])[1]
+  if entry then
+    local fields = {}
+    for f = 1, #entry[2], 2 do fields[entry[2][f]] = entry[2][f + 1] end
+    if ARGV[1] == 'replay' then
+      redis.call('XADD', KEYS[3], '*', 'p', fields.p, 'id', fields.id, 't', '0:0', 'r', '1')
+    end
+    redis.call('XDEL', KEYS[1], ARGV[i])
+    redis.call('DECRBY', KEYS[2], fields.n or 0)
+    taken = taken + 1
+  end
+end
+return taken

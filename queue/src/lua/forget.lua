@@ -1,0 +1,31 @@
+#!lua flags=allow-oom
+-- Forgets a drain: its cursor, what it parked and its dead letters; frees what only it held back.
+-- KEYS  1 stream  2 counts  3 drains  4... the drain's own keys
+-- ARGV  1 drain
+local gone = redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], 'through:' .. ARGV[1], 'open:' .. ARGV[1])
+redis.call('HDEL', KEYS[3], ARGV[1])
+redis.call('DEL', unpack(KEYS, 4))
+local function parts(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+local lowest, through
+local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+if groups.err then groups = {} end
+for _, reply in ipairs(groups) do
+  local group = {}
+  for i = 1, #reply, 2 do group[reply[i]] = reply[i + 1] end
+  local ms, seq = parts(group['last-delivered-id'])
+  local low_ms, low_seq = parts(lowest or '0-0')
+  if not lowest or ms < low_ms or (ms == low_ms and seq < low_seq) then
+    lowest = group['last-delivered-id']
+    through = redis.call('HGET', KEYS[2], 'through:' .. group.name) or 0
+  end
+end
+if lowest then
+  local ms, seq = parts(lowest)
+  redis.call('HSET', KEYS[2], 'trimmed', through)
+  redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-%.0f', ms, seq + 1))
+end
+return type(gone) == 'number' and gone or 0

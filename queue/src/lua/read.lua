@@ -1,0 +1,15 @@
+#!lua flags=no-writes
+-- Entries of a stream behind an id, until they add up to a budget: reading ahead is bounded in
+-- bytes however large single packs are. One entry is always returned if there is one.
+-- KEYS[1] stream  ARGV after, bytes, entries
+local after, left, entries = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local found = {}
+while entries > 0 and left > 0 do
+  local next = redis.call('XRANGE', KEYS[1], '(' .. after, '+', 'COUNT', 1)[1]
+  if not next then break end
+  found[#found + 1] = next
+  after = next[1]
+  entries = entries - 1
+  for _, part in ipairs(next[2]) do left = left - #part end
+end
+return found

@@ -1,0 +1,99 @@
+#!lua flags=allow-oom
+-- Records what one drain is done with, all of it or nothing, and only for the drain's owner.
+-- KEYS  1 stream  2 counts  3 owner  4 done  5 parked  6 tries  7 dead  8 dead bytes  9 settled
+-- ARGV  1 token  2 number  3 drain  4 corrupt prefix
+--       5 cursor ('' = stays)  6 entries passed  7 webhooks through the cursor  8 settled behind it
+--       then six lists, each led by its length:
+--       corrupt (id)  bits (id, bits)  whole (id)  unparked (parked id)
+--       tries (parked id, tries)  park (pack, webhook id, tries, replayed)
+--       dead (pack, webhook id, shop, topic, resource, delivery id, reason, status, attempts,
+--       answer)
+local stream, counts, drain = KEYS[1], KEYS[2], ARGV[3]
+local owner = redis.call('GET', KEYS[3])
+if not owner or string.match(owner, '^[^:]*') ~= ARGV[1] then
+  return redis.error_reply('FENCED another instance owns this drain')
+end
+-- The same settlement again, because its reply was lost: it is already applied.
+local mark = ARGV[1] .. ':' .. ARGV[2]
+if redis.call('GET', KEYS[9]) == mark then return 'again' end
+
+local at = 9
+local function each(width, apply)
+  local count = tonumber(ARGV[at])
+  at = at + 1
+  for _ = 1, count do
+    apply(unpack(ARGV, at, at + width - 1))
+    at = at + width
+  end
+end
+
+local own, lowest, lowest_through
+local function id_parts(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+-- Ids compare as numbers: as text, 1-10 would come before 1-9.
+local function is_before(a, b)
+  local a_ms, a_seq = id_parts(a)
+  local b_ms, b_seq = id_parts(b)
+  return a_ms < b_ms or (a_ms == b_ms and a_seq < b_seq)
+end
+local groups = redis.pcall('XINFO', 'GROUPS', stream)
+if groups.err then groups = {} end
+for _, reply in ipairs(groups) do
+  local group = {}
+  for i = 1, #reply, 2 do group[reply[i]] = reply[i + 1] end
+  local cursor = group['last-delivered-id']
+  local through = tonumber(redis.call('HGET', counts, 'through:' .. group.name) or 0)
+  if group.name == drain then
+    own = group
+    if ARGV[5] ~= '' and is_before(cursor, ARGV[5]) then
+      cursor, through = ARGV[5], tonumber(ARGV[7])
+    end
+  end
+  if not lowest or is_before(cursor, lowest) then lowest, lowest_through = cursor, through end
+end
+if not own then return redis.error_reply('NOGROUP the drain is not registered') end
+
+each(1, function(id)
+  local entry = redis.call('XRANGE', stream, id, id)[1]
+  if entry then redis.call('SET', ARGV[4] .. id, entry[2][2] or '', 'NX') end
+end)
+each(2, function(id, bits) redis.call('HSET', KEYS[4], id, bits) end)
+each(1, function(id) redis.call('HDEL', KEYS[4], id) end)
+each(1, function(id)
+  redis.call('XDEL', KEYS[5], id)
+  redis.call('HDEL', KEYS[6], id)
+end)
+each(2, function(id, tries) redis.call('HSET', KEYS[6], id, tries) end)
+local parked = {}
+each(4, function(pack, id, tries, replayed)
+  parked[#parked + 1] =
+    redis.call('XADD', KEYS[5], '*', 'p', pack, 'id', id, 't', tries, 'r', replayed)
+end)
+local dead = {'shop', 'topic', 'res', 'wid', 'reason', 'status', 'attempts', 'answer'}
+each(10, function(pack, id, ...)
+  local values = {...}
+  local size = #pack
+  local fields = {'p', pack, 'id', id}
+  for i, name in ipairs(dead) do
+    fields[#fields + 1] = name
+    fields[#fields + 1] = values[i]
+    size = size + #values[i]
+  end
+  fields[#fields + 1] = 'n'
+  fields[#fields + 1] = size
+  redis.call('XADD', KEYS[7], '*', unpack(fields))
+  redis.call('INCRBY', KEYS[8], size)
+end)
+
+redis.call('HSET', counts, 'open:' .. drain, ARGV[8])
+if ARGV[5] ~= '' and is_before(own['last-delivered-id'], ARGV[5]) then
+  local read = (tonumber(own['entries-read'] or 0) or 0) + tonumber(ARGV[6])
+  redis.call('XGROUP', 'SETID', stream, drain, ARGV[5], 'ENTRIESREAD', read)
+  redis.call('HSET', counts, 'through:' .. drain, ARGV[7], 'trimmed', lowest_through)
+  local ms, seq = string.match(lowest, '^(%d+)-(%d+)$')
+  redis.call('XTRIM', stream, 'MINID', ms .. '-' .. string.format('%.0f', tonumber(seq) + 1))
+end
+redis.call('SET', KEYS[9], mark)
+return parked

@@ -1,0 +1,47 @@
+#!lua flags=no-writes
+-- What an operator asks: one row for the queue, one for each drain. Ids only, never a pack.
+-- KEYS  1 stream  2 counts  3 drains  ARGV  1 prefix
+local function info(reply)
+  local about = {}
+  for i = 1, #reply, 2 do about[reply[i]] = reply[i + 1] end
+  return about
+end
+local stream = redis.pcall('XINFO', 'STREAM', KEYS[1])
+local memory = redis.call('INFO', 'memory')
+local now = redis.call('TIME')
+local rows = {{
+  stream.err and 0 or info(stream)['length'],
+  redis.call('HGET', KEYS[2], 'appended') or '0',
+  redis.call('HGET', KEYS[2], 'trimmed') or '0',
+  string.match(memory, 'used_memory:(%d+)'),
+  string.match(memory, '\nmaxmemory:(%d+)'),
+  now[1] .. string.sub(string.format('%06d', now[2]), 1, 3),
+}}
+local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+if groups.err then groups = {} end
+for _, reply in ipairs(groups) do
+  local group = info(reply)
+  local own = ARGV[1] .. group.name
+  local oldest = redis.call('XRANGE', KEYS[1], '(' .. group['last-delivered-id'], '+', 'COUNT', 1)[1]
+  local parked = redis.call('XRANGE', own .. ':parked', '-', '+', 'COUNT', 1)[1]
+  local parked_id = ''
+  if parked then
+    for i = 1, #parked[2], 2 do
+      if parked[2][i] == 'id' then parked_id = parked[2][i + 1] end
+    end
+  end
+  rows[#rows + 1] = {
+    group.name,
+    group['last-delivered-id'],
+    oldest and oldest[1] or '',
+    redis.call('HGET', KEYS[2], 'through:' .. group.name) or '0',
+    redis.call('HGET', KEYS[2], 'open:' .. group.name) or '0',
+    redis.call('GET', own .. ':owner') or '',
+    redis.call('HGET', KEYS[3], group.name) or '0',
+    redis.call('XLEN', own .. ':parked'),
+    parked_id,
+    redis.call('XLEN', own .. ':dead'),
+    redis.call('GET', own .. ':dead:bytes') or '0',
+  }
+end
+return rows

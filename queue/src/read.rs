@@ -1,0 +1,255 @@
+//! Reads what lies behind a drain's cursor. Reading changes nothing in Redis.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::{Script, Value, cmd};
+use spillway_webhook::{StreamId, WebhookId};
+
+use crate::connect::{Connection, Redis};
+use crate::error::QueueError;
+
+/// Entries asked for at a time, whatever their size: bounds the time one script holds Redis.
+const ENTRIES_MAX: usize = 64;
+
+/// One entry of the main stream.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Its id.
+    pub id: StreamId,
+    /// The pack as stored, not yet decoded.
+    pub pack: Bytes,
+}
+
+/// One webhook that was parked: set aside while it is retried, or to be replayed.
+#[derive(Debug, Clone)]
+pub struct Parked {
+    /// Id in the parked stream.
+    pub id: StreamId,
+    /// Which webhook it is.
+    pub webhook: WebhookId,
+    /// A pack of one.
+    pub pack: Bytes,
+    /// Deliveries tried so far.
+    pub attempts: u32,
+    /// How much of its time for retries is spent.
+    pub spent: Duration,
+    /// Whether an operator replayed it from the dead letters.
+    pub replayed: bool,
+}
+
+/// How far a drain has come, as Redis knows it.
+#[derive(Debug, Clone, Default)]
+pub struct Progress {
+    /// Every entry up to here is settled.
+    pub cursor: StreamId,
+    /// Webhooks settled up to the cursor.
+    pub through: u64,
+    /// Settled webhooks in packs behind the cursor, a bit each.
+    pub done: HashMap<StreamId, Vec<u8>>,
+}
+
+/// Reads the streams of one drain.
+pub struct Reader {
+    redis: Redis,
+    drain: String,
+    script: Script,
+}
+
+impl Reader {
+    /// Reads for `drain`.
+    pub fn new(redis: Redis, drain: &str) -> Self {
+        let script = Script::new(include_str!("lua/read.lua"));
+        Self { redis, drain: drain.to_owned(), script }
+    }
+
+    /// Where the drain stands.
+    ///
+    /// # Errors
+    /// [`QueueError::Unregistered`] when it has no cursor.
+    pub async fn progress(&self, connection: &mut Connection) -> Result<Progress, QueueError> {
+        let keys = &self.redis.keys;
+        let groups: Vec<HashMap<String, Value>> =
+            match cmd("XINFO").arg("GROUPS").arg(keys.stream()).query_async(connection).await {
+                Ok(groups) => groups,
+                // XINFO of a stream that is not there is an error of its own kind.
+                Err(error) if error.code() == Some("ERR") => return Err(QueueError::Unregistered),
+                Err(error) => return Err(error.into()),
+            };
+        let cursor = groups.iter().find(|group| text(group.get("name")) == self.drain);
+        let cursor = text(cursor.ok_or(QueueError::Unregistered)?.get("last-delivered-id"));
+        let done: HashMap<String, Vec<u8>> =
+            cmd("HGETALL").arg(keys.done(&self.drain)).query_async(connection).await?;
+        let through: Option<u64> = cmd("HGET")
+            .arg(keys.counts())
+            .arg(format!("through:{}", self.drain))
+            .query_async(connection)
+            .await?;
+        let done = done
+            .into_iter()
+            .map(|(id, bits)| Ok((stream_id(&id)?, bits)))
+            .collect::<Result<_, QueueError>>()?;
+        Ok(Progress { cursor: stream_id(&cursor)?, through: through.unwrap_or(0), done })
+    }
+
+    /// Up to about `bytes` of main entries behind `after`; at least one if there is one.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn main_after(
+        &self,
+        connection: &mut Connection,
+        after: StreamId,
+        bytes: usize,
+    ) -> Result<Vec<Entry>, QueueError> {
+        let stream = self.redis.keys.stream();
+        let found = self.behind(connection, &stream, after, bytes).await?;
+        Ok(found.into_iter().map(|(id, fields)| Entry { id, pack: field(&fields, "p") }).collect())
+    }
+
+    /// The same for parked webhooks.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn parked_after(
+        &self,
+        connection: &mut Connection,
+        after: StreamId,
+        bytes: usize,
+    ) -> Result<Vec<Parked>, QueueError> {
+        let stream = self.redis.keys.parked(&self.drain);
+        let found = self.behind(connection, &stream, after, bytes).await?;
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids: Vec<String> = found.iter().map(|(id, _)| id.to_string()).collect();
+        let tries: Vec<Option<String>> = cmd("HMGET")
+            .arg(self.redis.keys.tries(&self.drain))
+            .arg(ids)
+            .query_async(connection)
+            .await?;
+        found
+            .into_iter()
+            .zip(tries)
+            .map(|((id, fields), tries)| parked(id, &fields, tries.as_deref()))
+            .collect()
+    }
+
+    /// Waits up to `patience` for a main entry behind `after`. Blocks its connection, which must
+    /// serve nothing else meanwhile.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn wait_for_main(
+        &self,
+        connection: &mut Connection,
+        after: StreamId,
+        patience: Duration,
+    ) -> Result<bool, QueueError> {
+        let reply: Value = cmd("XREAD")
+            .arg("COUNT")
+            .arg(1)
+            .arg("BLOCK")
+            .arg(patience.as_millis().max(1) as u64)
+            .arg("STREAMS")
+            .arg(self.redis.keys.stream())
+            .arg(after.to_string())
+            .query_async(connection)
+            .await?;
+        Ok(reply != Value::Nil)
+    }
+
+    /// Reads one main entry again; `None` when it is not there any more.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn main_entry(
+        &self,
+        connection: &mut Connection,
+        id: StreamId,
+    ) -> Result<Option<Bytes>, QueueError> {
+        self.entry(connection, &self.redis.keys.stream(), id).await
+    }
+
+    /// Reads the pack of one parked webhook again.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn parked_entry(
+        &self,
+        connection: &mut Connection,
+        id: StreamId,
+    ) -> Result<Option<Bytes>, QueueError> {
+        self.entry(connection, &self.redis.keys.parked(&self.drain), id).await
+    }
+
+    async fn entry(
+        &self,
+        connection: &mut Connection,
+        stream: &str,
+        id: StreamId,
+    ) -> Result<Option<Bytes>, QueueError> {
+        let id = id.to_string();
+        let found: Vec<(String, Fields)> =
+            cmd("XRANGE").arg(stream).arg(&id).arg(&id).query_async(connection).await?;
+        Ok(found.first().map(|(_, fields)| field(fields, "p")))
+    }
+
+    async fn behind(
+        &self,
+        connection: &mut Connection,
+        stream: &str,
+        after: StreamId,
+        bytes: usize,
+    ) -> Result<Vec<(StreamId, Fields)>, QueueError> {
+        let found: Vec<(String, Fields)> = self
+            .script
+            .key(stream)
+            .arg(after.to_string())
+            .arg(bytes)
+            .arg(ENTRIES_MAX)
+            .invoke_async(connection)
+            .await?;
+        found.into_iter().map(|(id, fields)| Ok((stream_id(&id)?, fields))).collect()
+    }
+}
+
+/// Names and values in turn, as a stream entry holds them.
+pub(crate) type Fields = Vec<Bytes>;
+
+/// The value of `name`, or nothing: an entry without it was not written by us and decodes as
+/// corrupt.
+pub(crate) fn field(fields: &Fields, name: &str) -> Bytes {
+    let found = fields.chunks_exact(2).find(|pair| pair[0] == name.as_bytes());
+    found.map(|pair| pair[1].clone()).unwrap_or_default()
+}
+
+pub(crate) fn field_text(fields: &Fields, name: &str) -> String {
+    String::from_utf8_lossy(&field(fields, name)).into_owned()
+}
+
+pub(crate) fn stream_id(text: &str) -> Result<StreamId, QueueError> {
+    text.parse().map_err(|_| QueueError::Unexpected(format!("stream id {text:?}")))
+}
+
+fn text(value: Option<&Value>) -> String {
+    value.and_then(|value| redis::from_redis_value_ref(value).ok()).unwrap_or_default()
+}
+
+fn parked(id: StreamId, fields: &Fields, tries: Option<&str>) -> Result<Parked, QueueError> {
+    let webhook = field_text(fields, "id");
+    let webhook = webhook
+        .parse()
+        .map_err(|_| QueueError::Unexpected(format!("webhook id {webhook:?} in parked {id}")))?;
+    let tried = tries.map_or_else(|| field_text(fields, "t"), str::to_owned);
+    let (attempts, spent) = tried.split_once(':').unwrap_or(("0", "0"));
+    Ok(Parked {
+        id,
+        webhook,
+        pack: field(fields, "p"),
+        attempts: attempts.parse().unwrap_or(0),
+        spent: Duration::from_millis(spent.parse().unwrap_or(0)),
+        replayed: field_text(fields, "r") == "1",
+    })
+}

@@ -1,0 +1,189 @@
+//! Settles: the last step of a webhook, once, and only for what the next system confirmed.
+//!
+//! Invariant: one [`Settlement`] is applied whole or not at all, by the drain's owner only, and not
+//! twice: sent again after a lost reply it changes nothing.
+
+use std::time::Duration;
+
+use redis::{Script, ScriptInvocation, Value};
+use spillway_webhook::{StreamId, WebhookId};
+
+use crate::connect::{Connection, Redis};
+use crate::error::QueueError;
+
+/// Everything a drain is done with since its last settlement. The counts are absolute, so that
+/// applying them again is harmless.
+#[derive(Debug, Clone, Default)]
+pub struct Settlement {
+    /// The new cursor: every entry up to it is settled. `None`: it stays.
+    pub cursor: Option<StreamId>,
+    /// Entries between the old cursor and the new one.
+    pub entries_passed: u64,
+    /// Webhooks settled up to the cursor.
+    pub through: u64,
+    /// Webhooks settled in packs behind the cursor.
+    pub open: u64,
+    /// Entries to set aside under a key of their own, because they can't be decoded.
+    pub corrupt: Vec<StreamId>,
+    /// Packs behind the cursor, with a bit for each settled webhook.
+    pub bits: Vec<(StreamId, Vec<u8>)>,
+    /// Packs whose bits are not needed any more.
+    pub whole: Vec<StreamId>,
+    /// Parked webhooks that are settled.
+    pub unparked: Vec<StreamId>,
+    /// Parked webhooks that were tried again: id, attempts, time spent.
+    pub tries: Vec<(StreamId, u32, Duration)>,
+    /// Webhooks to park.
+    pub park: Vec<Park>,
+    /// Webhooks to dead-letter.
+    pub dead: Vec<Dead>,
+}
+
+/// A webhook on its way out of the main stream.
+#[derive(Debug, Clone)]
+pub struct Park {
+    /// A pack of one.
+    pub pack: Vec<u8>,
+    /// Which webhook it is.
+    pub webhook: WebhookId,
+    /// Deliveries tried so far.
+    pub attempts: u32,
+    /// How much of its time for retries is spent.
+    pub spent: Duration,
+    /// Whether it was replayed.
+    pub replayed: bool,
+}
+
+/// A webhook that is given up, exactly as it was received, and why.
+#[derive(Debug, Clone)]
+pub struct Dead {
+    /// A pack of one.
+    pub pack: Vec<u8>,
+    /// Which webhook it is.
+    pub webhook: WebhookId,
+    /// Shop domain, topic, resource and Shopify's webhook id, for filters.
+    pub labels: [String; 4],
+    /// Why, from a closed set.
+    pub reason: &'static str,
+    /// The last answer's status, 0 if there was none.
+    pub status: u16,
+    /// Deliveries tried.
+    pub attempts: u32,
+    /// The first KB of the last answer.
+    pub answer: Vec<u8>,
+}
+
+impl Dead {
+    /// About what it takes in Redis, in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        let labels: usize = self.labels.iter().map(String::len).sum();
+        (self.pack.len() + labels + self.answer.len() + 32) as u64
+    }
+}
+
+/// Applies settlements, one after the other.
+pub struct Settler {
+    redis: Redis,
+    drain: String,
+    token: String,
+    number: u64,
+    script: Script,
+}
+
+impl Settlement {
+    /// Whether there is nothing to record.
+    pub fn is_empty(&self) -> bool {
+        self.cursor.is_none()
+            && self.corrupt.is_empty()
+            && self.bits.is_empty()
+            && self.whole.is_empty()
+            && self.unparked.is_empty()
+            && self.tries.is_empty()
+            && self.park.is_empty()
+            && self.dead.is_empty()
+    }
+}
+
+impl Settler {
+    /// Settles for `drain` under the owner's `token`.
+    pub fn new(redis: Redis, drain: &str, token: &str) -> Self {
+        let script = Script::new(include_str!("lua/settle.lua"));
+        Self { redis, drain: drain.to_owned(), token: token.to_owned(), number: 0, script }
+    }
+
+    /// Begins the next settlement. Until then, [`Settler::apply`] repeats the current one.
+    pub fn begin(&mut self) {
+        self.number += 1;
+    }
+
+    /// Applies the current settlement; safe to repeat after an error. Returns the parked ids of
+    /// [`Settlement::park`], in its order; a repeat of one that had been applied returns `None`,
+    /// and they are found by reading the parked stream.
+    ///
+    /// # Errors
+    /// [`QueueError::Fenced`] when another instance owns the drain; nothing was changed then.
+    pub async fn apply(
+        &self,
+        connection: &mut Connection,
+        settlement: &Settlement,
+    ) -> Result<Option<Vec<StreamId>>, QueueError> {
+        let mut call = self.script.prepare_invoke();
+        self.arguments(&mut call, settlement);
+        match call.invoke_async(connection).await? {
+            Value::SimpleString(_) | Value::BulkString(_) => Ok(None),
+            parked => {
+                let parked: Vec<String> = redis::from_redis_value(parked)
+                    .map_err(|error| QueueError::Unexpected(error.to_string()))?;
+                let ids: Result<_, _> =
+                    parked.iter().map(|id| crate::read::stream_id(id)).collect();
+                Ok(Some(ids?))
+            }
+        }
+    }
+
+    fn arguments(&self, call: &mut ScriptInvocation<'_>, settlement: &Settlement) {
+        let (keys, drain) = (&self.redis.keys, &self.drain);
+        call.key(keys.stream()).key(keys.counts()).key(keys.owner(drain)).key(keys.done(drain));
+        call.key(keys.parked(drain)).key(keys.tries(drain)).key(keys.dead(drain));
+        call.key(keys.dead_bytes(drain)).key(keys.settled(drain));
+        call.arg(&self.token).arg(self.number).arg(drain).arg(keys.corrupt_prefix());
+        let cursor = settlement.cursor.map(|cursor| cursor.to_string()).unwrap_or_default();
+        call.arg(cursor).arg(settlement.entries_passed);
+        call.arg(settlement.through).arg(settlement.open);
+        ids(call, &settlement.corrupt);
+        call.arg(settlement.bits.len());
+        for (id, bits) in &settlement.bits {
+            call.arg(id.to_string()).arg(&bits[..]);
+        }
+        ids(call, &settlement.whole);
+        ids(call, &settlement.unparked);
+        call.arg(settlement.tries.len());
+        for (id, attempts, spent) in &settlement.tries {
+            call.arg(id.to_string()).arg(tries(*attempts, *spent));
+        }
+        call.arg(settlement.park.len());
+        for park in &settlement.park {
+            call.arg(&park.pack[..]).arg(park.webhook.to_string());
+            call.arg(tries(park.attempts, park.spent)).arg(u8::from(park.replayed));
+        }
+        call.arg(settlement.dead.len());
+        for dead in &settlement.dead {
+            call.arg(&dead.pack[..]).arg(dead.webhook.to_string());
+            for label in &dead.labels {
+                call.arg(label);
+            }
+            call.arg(dead.reason).arg(dead.status).arg(dead.attempts).arg(&dead.answer[..]);
+        }
+    }
+}
+
+fn ids(call: &mut ScriptInvocation<'_>, ids: &[StreamId]) {
+    call.arg(ids.len());
+    for id in ids {
+        call.arg(id.to_string());
+    }
+}
+
+fn tries(attempts: u32, spent: Duration) -> String {
+    format!("{attempts}:{}", spent.as_millis())
+}

@@ -1,0 +1,127 @@
+//! What an operator asks of the queue, in one round trip that moves no pack.
+
+use std::time::Duration;
+
+use redis::{Script, Value};
+use serde::Serialize;
+use spillway_webhook::{StreamId, WebhookId};
+
+use crate::connect::{Connection, Redis};
+use crate::error::QueueError;
+
+/// The queue and all who read it.
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    /// The stream.
+    pub queue: QueueStatus,
+    /// Each registered drain.
+    pub drains: Vec<DrainStatus>,
+}
+
+/// The stream.
+#[derive(Debug, Clone, Serialize)]
+pub struct QueueStatus {
+    /// Entries not yet freed.
+    pub packs: u64,
+    /// Webhooks not yet freed.
+    pub webhooks: u64,
+    /// Memory Redis uses.
+    pub bytes: u64,
+    /// Redis' `maxmemory`; 0 = none.
+    pub limit_bytes: u64,
+    /// Webhooks ever accepted.
+    pub accepted: u64,
+}
+
+/// One drain.
+#[derive(Debug, Clone, Serialize)]
+pub struct DrainStatus {
+    /// Its name.
+    pub name: String,
+    /// Webhooks it has not settled, parked ones included.
+    pub waiting: u64,
+    /// Age of the oldest of them.
+    pub oldest_age_seconds: Option<f64>,
+    /// Token of the instance that owns it; `None` if nobody does.
+    pub owner: Option<String>,
+    /// How long ago the owner was last seen; `None` if never.
+    pub last_seen_seconds: Option<f64>,
+    /// The same as a time, in milliseconds since the Unix epoch; 0 if never.
+    pub last_seen_ms: u64,
+    /// Webhooks that wait for a retry outside the main stream, or for their replay.
+    pub parked: u64,
+    /// Webhooks given up.
+    pub dead_letters: u64,
+    /// Bytes these hold.
+    pub dead_bytes: u64,
+    /// Entries up to here are settled.
+    pub cursor: String,
+}
+
+type QueueRow = (u64, String, String, String, String, String);
+type DrainRow = (String, String, String, String, String, String, String, u64, String, u64, String);
+
+/// Reads the status.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Status, QueueError> {
+    let keys = &redis.keys;
+    let stream = keys.stream();
+    let prefix = stream.strip_suffix("in").unwrap_or_default();
+    let rows: Vec<Value> = Script::new(include_str!("lua/status.lua"))
+        .key(&stream)
+        .key(keys.counts())
+        .key(keys.drains())
+        .arg(prefix)
+        .invoke_async(connection)
+        .await?;
+    let mut rows = rows.into_iter();
+    let unexpected = |error: redis::ParsingError| QueueError::Unexpected(error.to_string());
+    let first = rows.next().ok_or_else(|| QueueError::Unexpected("no status".to_owned()))?;
+    let (packs, appended, trimmed, used, limit, now): QueueRow =
+        redis::from_redis_value(first).map_err(unexpected)?;
+    let appended = number(&appended);
+    let queue = QueueStatus {
+        packs,
+        webhooks: appended.saturating_sub(number(&trimmed)),
+        bytes: number(&used),
+        limit_bytes: number(&limit),
+        accepted: appended,
+    };
+    let drains = rows
+        .map(|row| redis::from_redis_value(row).map(|row| drain(row, appended, number(&now))))
+        .collect::<Result<_, _>>()
+        .map_err(unexpected)?;
+    Ok(Status { queue, drains })
+}
+
+fn drain(row: DrainRow, appended: u64, now_ms: u64) -> DrainStatus {
+    let (name, cursor, oldest, through, open, owner, seen, parked, parked_id, dead, dead_bytes) =
+        row;
+    let settled = number(&through) + number(&open);
+    let main = oldest.parse::<StreamId>().ok().map(|id| id.ms);
+    let set_aside = parked_id.parse::<WebhookId>().ok().map(|id| id.entry.ms);
+    let oldest_ms = main.into_iter().chain(set_aside).min();
+    let last_seen_ms = number(&seen);
+    DrainStatus {
+        name,
+        waiting: appended.saturating_sub(settled) + parked,
+        oldest_age_seconds: oldest_ms.map(|ms| age(now_ms, ms)),
+        owner: owner.split_once(':').map(|(token, _)| token.to_owned()),
+        last_seen_seconds: (last_seen_ms > 0).then(|| age(now_ms, last_seen_ms)),
+        last_seen_ms,
+        parked,
+        dead_letters: dead,
+        dead_bytes: number(&dead_bytes),
+        cursor,
+    }
+}
+
+fn age(now_ms: u64, then_ms: u64) -> f64 {
+    Duration::from_millis(now_ms.saturating_sub(then_ms)).as_secs_f64()
+}
+
+fn number(text: &str) -> u64 {
+    text.parse().unwrap_or(0)
+}
