@@ -86,6 +86,11 @@ impl Process {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
+    /// Prints the end of its log.
+    pub fn show_log(&self) {
+        show_log(&self.recipe.name, &self.log);
+    }
+
     /// `kill -9`, and waits until it is gone.
     pub fn kill9(&mut self) {
         self.child.kill().expect("kill a child");
@@ -160,7 +165,7 @@ impl Drop for Process {
         self.child.kill().ok();
         self.child.wait().ok();
         if std::thread::panicking() {
-            show_log(&self.recipe.name, &self.log);
+            self.show_log();
         }
     }
 }

@@ -1,0 +1,8 @@
+//! Every status the receiver answers with, and every way to earn it.
+
+mod limits;
+mod queue;
+mod shared;
+mod signature;
+mod table;
+mod timestamp;

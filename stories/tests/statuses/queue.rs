@@ -1,0 +1,63 @@
+//! 503: what the queue cannot take now.
+
+use std::time::{Duration, Instant};
+
+use stories::cell::Cell;
+use stories::client::{Connection, post, send};
+use stories::until::until;
+use stories::webhook::Webhook;
+
+#[tokio::test]
+async fn a_queue_known_to_be_absent_is_503_before_the_body() {
+    let cell = Cell::shared();
+    let mut receiver = cell.receiver_starting(&[]);
+    receiver.unready("").await;
+    let began = Instant::now();
+    let head_only = Webhook::any().head(1000);
+    send(receiver.address(), &head_only).await.expect_later("queue_unavailable");
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(receiver.is_running());
+}
+
+#[tokio::test]
+async fn a_queue_that_dies_is_503_and_one_that_returns_is_used() {
+    let cell = Cell::shared();
+    let mut redis = cell.redis(&[]).await;
+    let receiver = cell.receiver(&[]).await;
+    let mut connection = Connection::to(receiver.address()).await;
+    connection.post(&Webhook::any()).await.expect_stored();
+    redis.kill9();
+    post(receiver.address(), &Webhook::any()).await.expect_later("queue_unavailable");
+    redis.restart();
+    redis.ready().await;
+    until("webhooks are stored again", Duration::from_secs(10), async || {
+        post(receiver.address(), &Webhook::any()).await.status == 200
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_queue_that_evicts_is_refused() {
+    let cell = Cell::shared();
+    let evicting = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
+    let redis = cell.redis(&evicting).await;
+    let mut receiver = cell.receiver_starting(&[]);
+    receiver.unready("maxmemory-policy").await;
+    post(receiver.address(), &Webhook::any()).await.expect_later("queue_unavailable");
+    assert!(receiver.is_running());
+    redis.command::<String>(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+    receiver.ready().await;
+    post(receiver.address(), &Webhook::any()).await.expect_stored();
+}
+
+#[tokio::test]
+async fn a_queue_that_is_not_durable_is_refused_where_durability_is_required() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&["--appendfsync", "everysec"]).await;
+    let strict = cell.receiver_starting(&[("REQUIRE_DURABLE", "true")]);
+    strict.unready("appendfsync").await;
+    post(strict.address(), &Webhook::any()).await.expect_later("queue_unavailable");
+    let lenient = cell.receiver(&[]).await;
+    post(lenient.address(), &Webhook::any()).await.expect_stored();
+    assert_eq!(lenient.metric("spillway_durability").await, Some(1.0));
+}

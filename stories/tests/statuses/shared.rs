@@ -1,0 +1,66 @@
+//! One receiver for all tests that leave it as they found it. It lives as long as one of them runs.
+
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+
+use stories::answer::Answer;
+use stories::cell::Cell;
+use stories::client;
+use stories::redis_server::RedisServer;
+use stories::service::Service;
+use stories::webhook::Webhook;
+use tokio::sync::Mutex;
+
+/// Short limits, so that reaching them is quick.
+pub const BODY_BYTES_MAX: usize = 1024 * 1024;
+
+static CURRENT: Mutex<Weak<Running>> = Mutex::const_new(Weak::new());
+
+pub struct Running {
+    receiver: Service,
+    redis: RedisServer,
+    _cell: Cell,
+}
+
+/// A use of the shared receiver.
+pub struct Shared(Arc<Running>);
+
+pub async fn receiver() -> Shared {
+    let mut current = CURRENT.lock().await;
+    if let Some(running) = current.upgrade() {
+        return Shared(running);
+    }
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let limits = [("MAX_BODY", "1MiB"), ("HEADER_TIMEOUT", "500ms"), ("BODY_TIMEOUT", "700ms")];
+    let receiver = cell.receiver(&limits).await;
+    let running = Arc::new(Running { receiver, redis, _cell: cell });
+    *current = Arc::downgrade(&running);
+    Shared(running)
+}
+
+impl Shared {
+    pub async fn post(&self, webhook: &Webhook) -> Answer {
+        client::post(self.0.receiver.address(), webhook).await
+    }
+
+    pub async fn stored_packs(&self) -> u64 {
+        self.0.redis.stream_len("spillway:in").await
+    }
+}
+
+impl Deref for Shared {
+    type Target = Service;
+
+    fn deref(&self) -> &Service {
+        &self.0.receiver
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.receiver.show_log();
+        }
+    }
+}
