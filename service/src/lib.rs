@@ -1,1 +1,19 @@
-//! Placeholder.
+//! The rim that every Spillway process shares: settings, start and stop, logs, the admin endpoint.
+//!
+//! Nothing here knows a webhook. Nothing here is global but the log subscriber, so two servers fit
+//! in one process.
+
+pub mod admin;
+pub mod common;
+pub mod exit;
+pub mod listen;
+pub mod metrics;
+pub mod settings;
+pub mod shutdown;
+pub mod start;
+pub mod telemetry;
+
+pub use admin::Readiness;
+pub use common::Common;
+pub use settings::Checker;
+pub use start::{Written, start};

@@ -1,0 +1,75 @@
+//! Settings that every process has.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use spillway_queue::Redis;
+
+use crate::settings::Checker;
+use crate::telemetry::LogFormat;
+
+/// The common settings as written.
+#[derive(Debug, Clone, Args)]
+pub struct Common {
+    /// The cell's Redis: unix:///path, redis://host:port/db or rediss://host:port/db
+    #[arg(
+        long,
+        env = "REDIS_URL",
+        hide_env_values = true,
+        default_value = "unix:///run/spillway/redis.sock"
+    )]
+    pub redis_url: String,
+
+    /// Stands before the name of every key
+    #[arg(long, env = "REDIS_PREFIX", default_value = "spillway:")]
+    pub redis_prefix: String,
+
+    /// How logs are written to standard error: text or json. RUST_LOG sets what is written, such
+    /// as info or debug
+    #[arg(long, env = "LOG_FORMAT", default_value = "text")]
+    pub log_format: String,
+
+    /// Exit with code 69 when Redis or Kafka is absent at start, rather than wait for it: true or
+    /// false
+    #[arg(long, env = "EXIT_IF_UNAVAILABLE", default_value = "false")]
+    pub exit_if_unavailable: String,
+
+    /// Read settings from this file (KEY=value lines) where flags and the environment set none
+    #[arg(long)]
+    pub env_file: Option<PathBuf>,
+
+    /// Check the settings and exit: 0 if they are good, 78 if not
+    #[arg(long)]
+    pub check: bool,
+}
+
+const LOG_FORMATS: [(&str, LogFormat); 2] = [("text", LogFormat::Text), ("json", LogFormat::Json)];
+
+/// The common settings, checked.
+#[derive(Debug, Clone)]
+pub struct CommonChecked {
+    /// The cell's Redis.
+    pub redis: Redis,
+    /// How logs are written.
+    pub log_format: LogFormat,
+    /// Whether to give up when Redis is absent at start.
+    pub exit_if_unavailable: bool,
+}
+
+impl Common {
+    /// Checks them.
+    pub fn check(&self, checker: &mut Checker) -> CommonChecked {
+        let redis = Redis::new(&self.redis_url, &self.redis_prefix).unwrap_or_else(|problem| {
+            checker.mistake("REDIS_URL", problem);
+            Redis::new("redis://127.0.0.1/", "").expect("BUG: a constant URL is well-formed")
+        });
+        if self.redis_prefix.contains(char::is_whitespace) {
+            checker.mistake("REDIS_PREFIX", "must not contain white space");
+        }
+        CommonChecked {
+            redis,
+            log_format: checker.choice("LOG_FORMAT", &self.log_format, &LOG_FORMATS),
+            exit_if_unavailable: checker.flag("EXIT_IF_UNAVAILABLE", &self.exit_if_unavailable),
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Stops on SIGTERM or SIGINT; a second one ends the process at once.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// 128 + SIGTERM, as a shell would report it.
+const EXIT_KILLED: i32 = 143;
+
+/// A token that is cancelled by the first SIGTERM or SIGINT.
+///
+/// # Errors
+/// When the signal handlers can't be installed.
+pub fn on_signal() -> std::io::Result<CancellationToken> {
+    let shutdown = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let cancelled = shutdown.clone();
+    tokio::spawn(async move {
+        either(&mut terminate, &mut interrupt).await;
+        tracing::info!("stopping");
+        cancelled.cancel();
+        either(&mut terminate, &mut interrupt).await;
+        tracing::warn!("a second signal: exiting now");
+        std::process::exit(EXIT_KILLED);
+    });
+    Ok(shutdown)
+}
+
+async fn either(terminate: &mut Signal, interrupt: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

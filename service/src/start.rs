@@ -1,0 +1,143 @@
+//! From the command line to a running process: parse, check, log, run, exit.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use tokio_util::sync::CancellationToken;
+
+use crate::common::Common;
+use crate::settings::{Checker, Mistakes};
+use crate::{exit, shutdown, telemetry};
+
+/// Settings as written on the command line and in the environment.
+pub trait Written: Parser {
+    /// The same, checked.
+    type Checked: Send + 'static;
+
+    /// The part that every process has.
+    fn common(&self) -> &Common;
+
+    /// Checks every setting, noting each mistake.
+    fn check(&self, checker: &mut Checker) -> Self::Checked;
+}
+
+/// Redis or Kafka was absent at start and the settings say to give up then.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unavailable(pub String);
+
+/// Runs a process from its settings to its exit code.
+pub fn start<W, R, F>(run: R) -> ExitCode
+where
+    W: Written,
+    R: FnOnce(W::Checked, CancellationToken) -> F,
+    F: Future<Output = anyhow::Result<()>>,
+{
+    let written = match parse::<W>() {
+        Ok(written) => written,
+        Err(code) => return code,
+    };
+    let checked = match check(&written) {
+        Ok(checked) => checked,
+        Err(mistakes) => {
+            eprintln!("{mistakes}");
+            return ExitCode::from(exit::CONFIG);
+        }
+    };
+    if written.common().check {
+        println!("the settings are good");
+        return ExitCode::SUCCESS;
+    }
+    telemetry::init(written.common().check(&mut Checker::default()).log_format);
+    match block_on(run, checked) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<Unavailable>() => {
+            eprintln!("{error:#}");
+            ExitCode::from(exit::UNAVAILABLE)
+        }
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::from(exit::FAILED)
+        }
+    }
+}
+
+/// Reads the env file that `--env-file` names, then flags and environment. The error is the exit
+/// code, after what is wrong has been printed.
+fn parse<W: Written>() -> Result<W, ExitCode> {
+    if let Some(file) = env_file(std::env::args()) {
+        // Sets only what is not set yet: the environment comes before the file.
+        if let Err(error) = dotenvy::from_path(Path::new(&file)) {
+            eprintln!("--env-file: cannot read {file}: {}", without_content(&error));
+            return Err(ExitCode::from(exit::CONFIG));
+        }
+    }
+    W::try_parse().map_err(|error| {
+        let code = match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => 0,
+            _ => exit::USAGE,
+        };
+        // Nothing can be done about a closed standard output.
+        error.print().ok();
+        ExitCode::from(code)
+    })
+}
+
+fn check<W: Written>(written: &W) -> Result<W::Checked, Mistakes> {
+    let mut checker = Checker::default();
+    let checked = written.check(&mut checker);
+    checker.finish(checked)
+}
+
+fn block_on<C, R, F>(run: R, checked: C) -> anyhow::Result<()>
+where
+    R: FnOnce(C, CancellationToken) -> F,
+    F: Future<Output = anyhow::Result<()>>,
+{
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let ended = runtime.block_on(async {
+        let shutdown = shutdown::on_signal()?;
+        run(checked, shutdown).await
+    });
+    // What still runs has had its time; waiting for it would only delay the exit.
+    runtime.shutdown_background();
+    ended
+}
+
+/// The value of `--env-file`, which has to be known before the flags are parsed.
+fn env_file(mut arguments: impl Iterator<Item = String>) -> Option<String> {
+    while let Some(argument) = arguments.next() {
+        if argument == "--env-file" {
+            return arguments.next();
+        }
+        if let Some(file) = argument.strip_prefix("--env-file=") {
+            return Some(file.to_owned());
+        }
+    }
+    None
+}
+
+/// dotenvy repeats the line it can't parse, and a line may hold a secret.
+fn without_content(error: &dotenvy::Error) -> String {
+    match error {
+        dotenvy::Error::LineParse(_, _) => {
+            "a line is not of the form KEY=value (quote values with spaces)".to_owned()
+        }
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_env_file_is_found_before_the_flags_are_parsed() {
+        let found = |list: &[&str]| env_file(list.iter().map(|a| (*a).to_owned()));
+        assert_eq!(found(&["x", "--env-file", "a"]), Some("a".to_owned()));
+        assert_eq!(found(&["x", "--env-file=b", "--c"]), Some("b".to_owned()));
+        assert_eq!(found(&["x"]), None);
+    }
+}
