@@ -1,0 +1,84 @@
+"""Medians with their spread, as JSON and as a Markdown table."""
+
+import json
+from statistics import median
+
+# Key in a round, heading, digits.
+COLUMNS = [
+    ("per_second", "webhooks/s", 0),
+    ("cpu_us", "CPU µs", 1),
+    ("server_cpu_us", "of it server", 1),
+    ("redis_cpu_us", "of it Redis", 1),
+    ("p50_ms", "p50 ms", 2),
+    ("p90_ms", "p90 ms", 2),
+    ("p99_ms", "p99 ms", 2),
+    ("memory_bytes", "Redis memory B", 0),
+    ("aof_bytes", "AOF B", 0),
+]
+
+
+def summarize(rounds):
+    """Groups rounds by connections and system: {key: (median, lowest, highest)}."""
+    groups = {}
+    for entry in rounds:
+        groups.setdefault((entry["connections"], entry["system"]), []).append(entry)
+    return {group: figures(entries) for group, entries in groups.items()}
+
+
+def figures(entries):
+    result = {"not_200": sum(entry["not_200"] for entry in entries), "rounds": len(entries)}
+    for key, _, _ in COLUMNS:
+        values = [entry[key] for entry in entries if entry.get(key) is not None]
+        if values:
+            result[key] = (median(values), min(values), max(values))
+    return result
+
+
+def ratio(summary, connections, system, key):
+    """A system's median over the baseline's with as many connections."""
+    base = summary.get((connections, "baseline"))
+    return summary[connections, system][key][0] / base[key][0] if base else None
+
+
+def markdown(machine, disk, settings, summary):
+    lines = ["# Ingest at saturation", ""]
+    lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in machine.items()]
+    lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in settings.items()]
+    lines += ["", "Each figure is the median of its rounds (lowest–highest). CPU is per webhook",
+              "answered 200, from the operating system's accounting; the load generator's is not",
+              "in it. Memory and AOF bytes are per webhook stored. × compares with the baseline.", ""]
+    heads = ["connections", "system", "× rate", "× CPU"] + [head for _, head, _ in COLUMNS]
+    lines += [row(heads + ["not 200"]), row(["---"] * (len(heads) + 1))]
+    for (connections, system), group in summary.items():
+        cells = [str(connections), system]
+        for key in ("per_second", "cpu_us"):
+            times = ratio(summary, connections, system, key)
+            cells.append(f"{times:.2f}" if times else "–")
+        cells += [cell(group.get(key), digits) for key, _, digits in COLUMNS]
+        lines.append(row(cells + [str(group["not_200"])]))
+    lines += ["", "The disk: append + fdatasync in the directory of the queue.", ""]
+    lines += [row(["bytes", "median µs", "p99 µs", "longest µs"]), row(["---"] * 4)]
+    keys = ("bytes", "p50_us", "p99_us", "longest_us")
+    lines += [row([str(size[key]) for key in keys]) for size in disk]
+    return "\n".join(lines) + "\n"
+
+
+def cell(figure, digits):
+    if figure is None:
+        return "–"
+    middle, low, high = (f"{value:,.{digits}f}" for value in figure)
+    return f"{middle} ({low}–{high})"
+
+
+def row(cells):
+    return "| " + " | ".join(cells) + " |"
+
+
+def write(directory, machine, disk, settings, rounds):
+    """Writes saturation.json (every round) and saturation.md; returns the latter's text."""
+    directory.mkdir(parents=True, exist_ok=True)
+    raw = {"machine": machine, "settings": settings, "fdatasync": disk, "rounds": rounds}
+    (directory / "saturation.json").write_text(json.dumps(raw, indent=1) + "\n")
+    text = markdown(machine, disk, settings, summarize(rounds))
+    (directory / "saturation.md").write_text(text)
+    return text

@@ -1,0 +1,142 @@
+"""Starts and ends what is measured: a private Redis, the receiver, the baseline. Each in a
+directory of its own that goes with it, so that every round starts equal."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import machine
+
+ROOT = Path(__file__).resolve().parents[2]
+RELEASE = ROOT / "target" / "release"
+READY_WITHIN = 20.0
+# What Redis is told for each promise; the rest is ops/redis.conf.
+FSYNC = {
+    "always": ["--appendonly", "yes", "--appendfsync", "always"],
+    "everysec": ["--appendonly", "yes", "--appendfsync", "everysec"],
+    "none": ["--appendonly", "no"],
+}
+
+
+class Failed(Exception):
+    """A run that cannot go on; its text says why."""
+
+
+@contextmanager
+def process(name, command, environment, log_directory):
+    """Runs a process and ends it by its own id, whatever happens."""
+    log_path = Path(log_directory) / f"{name}.log"
+    with open(log_path, "ab") as log:
+        child = subprocess.Popen(
+            command, env={"PATH": os.environ["PATH"], **environment}, stdout=log, stderr=log
+        )
+    try:
+        yield child
+        if child.poll() is not None:
+            raise Failed(f"{name} ended with status {child.returncode}:\n{tail(log_path)}")
+    except Failed as failure:
+        raise Failed(f"{failure}\n{name}: {tail(log_path)}") from None
+    finally:
+        child.terminate()
+        try:
+            child.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def tail(path):
+    return "\n".join(path.read_text(errors="replace").splitlines()[-15:])
+
+
+def wait_for(what, child, ready):
+    deadline = time.monotonic() + READY_WITHIN
+    while not ready():
+        if child.poll() is not None:
+            raise Failed(f"{what} ended at its start, status {child.returncode}")
+        if time.monotonic() > deadline:
+            raise Failed(f"{what} is not ready within {READY_WITHIN:.0f} s")
+        time.sleep(0.02)
+
+
+def answers(url):
+    try:
+        with urllib.request.urlopen(url, timeout=1) as response:
+            return response.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Redis:
+    """A running Redis, asked over its socket by redis-cli."""
+
+    def __init__(self, child, unix_socket):
+        self.child, self.unix_socket = child, unix_socket
+
+    def info(self):
+        out = subprocess.run(
+            ["redis-cli", "-s", self.unix_socket, "INFO"], capture_output=True, text=True
+        )
+        pairs = (line.split(":", 1) for line in out.stdout.splitlines() if ":" in line)
+        return {key: value.strip() for key, value in pairs}
+
+    def ready(self):
+        return self.info().get("loading") == "0"
+
+
+@contextmanager
+def redis(fsync, directory):
+    """A fresh Redis under ops/redis.conf; its data on the disk that is measured, its socket in
+    a short path."""
+    data = tempfile.mkdtemp(prefix="redis-", dir=directory)
+    sockets = tempfile.mkdtemp(prefix="spillway-bench-")
+    unix_socket = f"{sockets}/redis.sock"
+    command = ["redis-server", str(ROOT / "ops" / "redis.conf"), "--dir", data]
+    command += ["--unixsocket", unix_socket, "--port", "0", "--daemonize", "no"]
+    command += ["--supervised", "no", "--pidfile", f"{sockets}/pid", "--logfile", ""]
+    try:
+        with process("redis", command + FSYNC[fsync], {}, directory) as child:
+            server = Redis(child, unix_socket)
+            wait_for("redis", child, server.ready)
+            yield server
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+        shutil.rmtree(sockets, ignore_errors=True)
+
+
+@contextmanager
+def receiver(server, secret, directory):
+    """A fresh receiver on that Redis: its process and its port."""
+    port, admin = machine.free_port(), machine.free_port()
+    environment = {
+        "LISTEN": f"127.0.0.1:{port}",
+        "ADMIN_LISTEN": f"127.0.0.1:{admin}",
+        "REDIS_URL": f"unix://{server.unix_socket}",
+        "SHOPIFY_CLIENT_SECRET": secret,
+        "RUST_LOG": "warn",
+    }
+    with process("receiver", [str(RELEASE / "request-receiver")], environment, directory) as child:
+        wait_for("receiver", child, lambda: answers(f"http://127.0.0.1:{admin}/readyz"))
+        yield child, port
+
+
+@contextmanager
+def baseline(secret, directory):
+    """A fresh baseline: its process and its port."""
+    port = machine.free_port()
+    environment = {"LISTEN": f"127.0.0.1:{port}", "SHOPIFY_CLIENT_SECRET": secret}
+    with process("baseline", [str(RELEASE / "baseline")], environment, directory) as child:
+        wait_for("baseline", child, lambda: listens(port))
+        yield child, port

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Measures the receiver at saturation beside a bare server, interleaved, round by round.
+
+Settings come from the environment; bench/README.md explains what is measured.
+"""
+
+import datetime
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from harness import machine, report, servers, wrk
+from harness.servers import RELEASE, ROOT, Failed
+
+SECRET = "a-secret-for-the-benchmark-only"
+# Fills caches and opens connections; not measured.
+WARM_UP_SECONDS = 1
+HINTS = {
+    "wrk": "apt-get install wrk",
+    "redis-server": "apt-get install redis-server",
+    "redis-cli": "apt-get install redis-tools",
+}
+
+
+def setting(name, default):
+    return os.environ.get(name) or default
+
+
+def bounded(name, default, low, high):
+    value = int(setting(name, default))
+    if not low <= value <= high:
+        raise Failed(f"{name}={value} is not within {low} to {high}")
+    return value
+
+
+def read_settings():
+    fsync = setting("FSYNC", "always,everysec").split(",")
+    if unknown := [mode for mode in fsync if mode not in servers.FSYNC]:
+        raise Failed(f"FSYNC={unknown[0]} is none of {', '.join(servers.FSYNC)}")
+    return {
+        "rounds": bounded("ROUNDS", 5, 1, 50),
+        "seconds": bounded("ROUND_SECONDS", 10, 1, 120),
+        "connections": [int(part) for part in setting("CONNECTIONS", "64,256").split(",")],
+        "systems": setting("SYSTEMS", ",".join(["baseline"] + fsync)).split(","),
+        "wrk_threads": bounded("WRK_THREADS", 2, 1, 64),
+        "body_bytes": bounded("BODY_BYTES", 5300, 300, 1 << 20),
+        "distinct": bounded("DISTINCT", 10_000, 1, 1_000_000),
+    }
+
+
+def check_tools(settings):
+    missing = [f"{tool}: {hint}" for tool, hint in HINTS.items() if not shutil.which(tool)]
+    needed = ["generate", "fdatasync", "baseline"]
+    if settings["systems"] != ["baseline"]:
+        needed.append("request-receiver")
+        if not (ROOT / "ops" / "redis.conf").exists():
+            missing.append("ops/redis.conf")
+    build = "cargo build --release -p bench -p request-receiver"
+    missing += [f"target/release/{name}: {build}" for name in needed if not (RELEASE / name).exists()]
+    if missing:
+        raise Failed("missing:\n  " + "\n  ".join(missing))
+
+
+def generate(settings, directory):
+    path = Path(directory) / "requests.bin"
+    command = [str(RELEASE / "generate"), "--format", "wrk", "--out", str(path)]
+    command += ["--count", str(settings["distinct"]), "--size", str(settings["body_bytes"])]
+    command += ["--targets", str(ROOT / "loadtest")]
+    environment = {"PATH": os.environ["PATH"], "SHOPIFY_CLIENT_SECRET": SECRET}
+    subprocess.run(command, env=environment, check=True)
+    return path
+
+
+def measure(port, pids, redis, connections, settings, requests):
+    """One warm-up and one measured run against a server that has just been started."""
+    load = (connections, WARM_UP_SECONDS, settings["wrk_threads"], requests)
+    wrk.run(port, *load)
+    before_cpu = {name: machine.cpu_seconds(pid) for name, pid in pids.items()}
+    before = redis.info() if redis else None
+    result = wrk.run(port, connections, settings["seconds"], settings["wrk_threads"], requests)
+    # What was answered is stored, but what was not may still be on its way.
+    time.sleep(0.3)
+    after = redis.info() if redis else None
+    cpu = {name: machine.cpu_seconds(pid) - before_cpu[name] for name, pid in pids.items()}
+    answered = result["requests"] - result["non_2xx"]
+    if answered == 0:
+        raise Failed(f"nothing was answered 200: {result}")
+    entry = {
+        "per_second": answered / result["seconds"],
+        "not_200": result["requests"] - answered + sum(
+            result[error] for error in ("connect", "read", "write", "timeout")
+        ),
+        "cpu_us": sum(cpu.values()) / answered * 1e6,
+        "server_cpu_us": cpu["server"] / answered * 1e6,
+        "p50_ms": result["p50_us"] / 1e3,
+        "p90_ms": result["p90_us"] / 1e3,
+        "p99_ms": result["p99_us"] / 1e3,
+        "raw": result,
+    }
+    if redis:
+        grown = lambda key: (int(after[key]) - int(before[key])) / answered
+        entry["redis_cpu_us"] = cpu["redis"] / answered * 1e6
+        entry["memory_bytes"] = grown("used_memory")
+        if "aof_current_size" in before:
+            entry["aof_bytes"] = grown("aof_current_size")
+    return entry
+
+
+def one_round(system, connections, settings, requests, directory):
+    """Everything new: processes, Redis, its directory."""
+    if system == "baseline":
+        with servers.baseline(SECRET, directory) as (child, port):
+            return measure(port, {"server": child.pid}, None, connections, settings, requests)
+    with servers.redis(system, directory) as redis:
+        with servers.receiver(redis, SECRET, directory) as (child, port):
+            pids = {"server": child.pid, "redis": redis.child.pid}
+            return measure(port, pids, redis, connections, settings, requests)
+
+
+def all_rounds(settings, requests, directory):
+    plan = [
+        (number, connections, system)
+        for connections in settings["connections"]
+        for number in range(1, settings["rounds"] + 1)
+        for system in settings["systems"]
+    ]
+    rounds = []
+    for step, (number, connections, system) in enumerate(plan, 1):
+        entry = one_round(system, connections, settings, requests, directory)
+        entry = {"system": system, "connections": connections, "round": number, **entry}
+        rounds.append(entry)
+        print(
+            f"[{step}/{len(plan)}] {connections} connections, round {number}, {system}: "
+            f"{entry['per_second']:,.0f}/s, CPU {entry['cpu_us']:.1f} µs, "
+            f"p50 {entry['p50_ms']:.2f} ms, p99 {entry['p99_ms']:.2f} ms, "
+            f"not 200: {entry['not_200']}",
+            flush=True,
+        )
+    return rounds
+
+
+def main():
+    settings = read_settings()
+    check_tools(settings)
+    base = Path(setting("BENCH_DIR", str(ROOT / "target")))
+    base.mkdir(parents=True, exist_ok=True)
+    directory = tempfile.mkdtemp(prefix="bench-", dir=base)
+    try:
+        print(f"{settings['distinct']} distinct webhooks of about {settings['body_bytes']} bytes")
+        requests = generate(settings, directory)
+        fdatasync = subprocess.run(
+            [str(RELEASE / "fdatasync"), "--json", directory], check=True, capture_output=True
+        )
+        disk = json.loads(fdatasync.stdout)
+        facts = machine.facts()
+        rounds = all_rounds(settings, requests, directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    today = datetime.date.today().isoformat()
+    results = Path(setting("RESULTS", f"{ROOT}/bench/results/{today}-{facts['cores']}c"))
+    print("\n" + report.write(results, facts, disk, settings, rounds))
+    print(f"written to {os.path.relpath(results)}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failed as failure:
+        sys.exit(f"bench: {failure}")
+    except KeyboardInterrupt:
+        sys.exit(130)
