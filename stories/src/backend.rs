@@ -15,6 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 use crate::behaviour::Behaviour;
+use crate::ledger::Event;
 use crate::receipt::{Receipt, RequestHead};
 use crate::wire::Incoming;
 
@@ -70,6 +71,12 @@ impl Backend {
     /// Everything it was sent, in order of arrival.
     pub fn receipts(&self) -> Vec<Receipt> {
         self.shared.books().receipts.clone()
+    }
+
+    /// As [`receipts`](Self::receipts), but only the events of a load, not a test's own webhooks.
+    pub fn receipts_of_load(&self) -> Vec<Receipt> {
+        let of_load = |receipt: &&Receipt| Event::of(receipt.webhook_id()).is_some();
+        self.look(|receipts| receipts.iter().filter(of_load).cloned().collect())
     }
 
     /// Looks at the receipts without copying them.

@@ -73,8 +73,13 @@ impl Load {
         }
     }
 
-    /// Starts sending.
+    /// Starts sending, from the first event of each resource.
     pub fn start(&self, address: SocketAddr, ledger: &Arc<Ledger>) -> Running {
+        self.start_after(0, address, ledger)
+    }
+
+    /// Starts sending the events that follow the one of this sequence.
+    pub fn start_after(&self, sent: u64, address: SocketAddr, ledger: &Arc<Ledger>) -> Running {
         let stop = Arc::new(AtomicBool::new(false));
         let mut senders = JoinSet::new();
         for number in 0..self.connections {
@@ -86,7 +91,7 @@ impl Load {
                 chance: chance(self.seed, number),
                 connection: None,
             };
-            senders.spawn(sender.run(number));
+            senders.spawn(sender.run(number, sent));
         }
         Running { stop, senders }
     }
@@ -108,9 +113,10 @@ impl Running {
 }
 
 impl Sender {
-    async fn run(mut self, number: u64) {
+    async fn run(mut self, number: u64, sent: u64) {
         let Load { connections, resources, first_resource, events, pause, .. } = self.load;
-        for sequence in 1..=events.unwrap_or(u64::MAX) {
+        let last = events.map_or(u64::MAX, |events| sent + events);
+        for sequence in sent + 1..=last {
             for resource in (number..resources).step_by(connections as usize) {
                 let event = Event { resource: first_resource + resource, sequence };
                 self.send_until_settled(event).await;

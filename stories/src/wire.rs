@@ -95,9 +95,11 @@ impl Incoming {
         Ok(self.buffer.split().freeze())
     }
 
-    /// Resolves when the peer has closed, or has sent what nobody asked for.
+    /// Resolves when the peer has closed. Never, if it sends more first: then it is still there.
     pub async fn closed(&mut self) {
-        self.stream.readable().await.ok();
+        if self.stream.peek(&mut [0]).await.is_ok_and(|bytes| bytes > 0) {
+            std::future::pending().await
+        }
     }
 }
 

@@ -1,0 +1,115 @@
+//! Nothing lost, whatever is killed: receiver, Redis and downstreamer, 20 times each, under load.
+//!
+//! Four cells side by side, five kills of each process in each: a downstreamer that was killed
+//! holds its queue for some seconds more, and four such waits at once are one.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
+use stories::cell::{CONCURRENCY, Cell};
+use stories::check::{Figures, check};
+use stories::ledger::Ledger;
+use stories::load::Load;
+use stories::redis_server::RedisServer;
+use stories::report::say;
+use stories::seed::{chance, seed};
+use stories::service::Service;
+use stories::until::until;
+use tokio::time::sleep;
+
+const KILLS: usize = 5;
+
+/// A downstreamer killed is followed within 10 s by itself or another, and some on a busy machine.
+const BACK_WITHIN: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_kills_of_each_process_lose_nothing() {
+    let seed = seed("kills", 21);
+    let began = Instant::now();
+    let _turn = stories::machine::alone();
+    let (first, second, third, fourth) =
+        tokio::join!(one_cell(seed, 0), one_cell(seed, 1), one_cell(seed, 2), one_cell(seed, 3));
+    let all = [first, second, third, fourth];
+    say(&format!("kills: {} of each process in {:?}", all.len() * KILLS, began.elapsed()));
+    for figures in &all {
+        // The downstreamer repeats what was in flight when it was killed; when Redis was killed,
+        // at most what it could not settle.
+        figures.expect_sound(2 * KILLS * CONCURRENCY);
+        figures.expect_no_late_repeat();
+        assert!(figures.delivered > 1000, "hardly any load: {figures:?}");
+    }
+}
+
+async fn one_cell(seed: u64, number: u64) -> Figures {
+    let cell = Cell::beside();
+    let mut redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    // Some time in the backend, so that kills meet deliveries under way.
+    backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(0..20))));
+    let mut receiver = cell.receiver(&[]).await;
+    let mut downstreamer = cell.downstreamer(&backend, &[]).await;
+    let ledger = Arc::new(Ledger::default());
+    let load = Load {
+        connections: 8,
+        resources: 50,
+        first_resource: 1 + 1000 * number,
+        ..Load::steady(seed ^ number)
+    };
+    let running = load.start(receiver.address(), &ledger);
+    let actor = |role| chance(seed, 1 << 32 | number << 8 | role);
+    tokio::join!(
+        kill_receiver(&mut receiver, &ledger, actor(0)),
+        kill_redis(&mut redis, &ledger, actor(1)),
+        kill_downstreamer(&mut downstreamer, &backend, actor(2)),
+    );
+    running.stop().await;
+    ledger.delivered_to(&backend, Duration::from_secs(60)).await;
+    let figures = check(&ledger, &backend.receipts(), &HashSet::new());
+    figures.print(&format!("kills, cell {number}"));
+    figures
+}
+
+async fn kill_receiver(receiver: &mut Service, ledger: &Ledger, mut chance: StdRng) {
+    for _ in 0..KILLS {
+        progress("webhooks are stored", || ledger.stored_count()).await;
+        pause(&mut chance).await;
+        receiver.kill9();
+        receiver.restart();
+    }
+    receiver.ready().await;
+}
+
+async fn kill_redis(redis: &mut RedisServer, ledger: &Ledger, mut chance: StdRng) {
+    for _ in 0..KILLS {
+        progress("webhooks are stored", || ledger.stored_count()).await;
+        pause(&mut chance).await;
+        redis.kill9();
+        redis.restart();
+        redis.ready().await;
+    }
+}
+
+async fn kill_downstreamer(downstreamer: &mut Service, backend: &Backend, mut chance: StdRng) {
+    for _ in 0..KILLS {
+        progress("webhooks are delivered", || backend.delivered()).await;
+        pause(&mut chance).await;
+        downstreamer.kill9();
+        downstreamer.restart();
+    }
+}
+
+/// Waits until a count has grown by ten: the next kill shall hit something at work.
+async fn progress(what: &str, count: impl Fn() -> usize) {
+    let before = count();
+    until(what, BACK_WITHIN, async || count() >= before + 10).await;
+}
+
+/// A kill comes at any time.
+async fn pause(chance: &mut StdRng) {
+    sleep(Duration::from_millis(chance.random_range(0..2500))).await;
+}

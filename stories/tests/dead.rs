@@ -1,0 +1,202 @@
+//! Dead letters: listed, shown, replayed in order and dropped from the command line.
+
+use std::process::Output;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
+use stories::cell::{Cell, Settings};
+use stories::client::post;
+use stories::ledger::{Event, Ledger};
+use stories::load::Load;
+use stories::receipt::hash;
+use stories::redis_server::RedisServer;
+use stories::service::Service;
+use stories::until::until;
+use stories::webhook::Webhook;
+
+const DEAD: &str = "spillway:http:dead";
+const SOON: Duration = Duration::from_secs(15);
+
+struct Morgue {
+    backend: Backend,
+    ledger: Arc<Ledger>,
+    redis: RedisServer,
+    receiver: Service,
+    _downstreamer: Service,
+    cell: Cell,
+    /// Webhooks delivered while the others died.
+    delivered: usize,
+}
+
+/// Two resources with five events each, all refused with `status`, until all are dead letters.
+async fn refused(status: u16, settings: Settings<'_>) -> Morgue {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    backend.behave(move |receipt| match Event::of(receipt.webhook_id()) {
+        Some(Event { resource: 1 | 2, .. }) => Behaviour::status(status),
+        _ => Behaviour::ok(),
+    });
+    let receiver = cell.receiver(&[]).await;
+    let downstreamer = cell.downstreamer(&backend, settings).await;
+    let ledger = Arc::new(Ledger::default());
+    let load = Load { connections: 2, resources: 2, events: Some(5), ..Load::steady(81) };
+    // The rest of the app works: the clock of `RETRY_FOR` stands still while all of it is down.
+    let well = Arc::new(Ledger::default());
+    let others = Load { resources: 20, first_resource: 100, events: None, ..load.clone() };
+    let others = others.start(receiver.address(), &well);
+    load.start(receiver.address(), &ledger).join().await;
+    until("all are dead letters", SOON, async || redis.stream_len(DEAD).await == 10).await;
+    others.stop().await;
+    well.delivered_to(&backend, SOON).await;
+    let delivered = backend.delivered();
+    Morgue { backend, ledger, redis, receiver, _downstreamer: downstreamer, cell, delivered }
+}
+
+impl Morgue {
+    async fn dead(&self, arguments: &[&str]) -> Output {
+        self.cell.spillway(&[&["dead"], arguments].concat()).await
+    }
+
+    async fn dead_ok(&self, arguments: &[&str]) -> Vec<u8> {
+        let output = self.dead(arguments).await;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "spillway dead {arguments:?}: {errors}");
+        output.stdout
+    }
+
+    async fn list(&self) -> Vec<Value> {
+        let lines = String::from_utf8(self.dead_ok(&["list", "--json"]).await).expect("text");
+        lines.lines().map(|line| serde_json::from_str(line).expect("JSON in each line")).collect()
+    }
+
+    /// The events of one resource that were delivered, in order.
+    fn delivered_of(&self, resource: u64) -> Vec<u64> {
+        let delivered = self.backend.receipts().into_iter().filter(|receipt| receipt.delivered());
+        let events = delivered.filter_map(|receipt| Event::of(receipt.webhook_id()));
+        events.filter(|event| event.resource == resource).map(|event| event.sequence).collect()
+    }
+}
+
+fn text<'a>(letter: &'a Value, key: &str) -> &'a str {
+    letter[key].as_str().unwrap_or_else(|| panic!("no text {key:?} in {letter}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_are_listed_and_shown_as_they_were_received() {
+    let morgue = refused(400, &[]).await;
+    let letters = morgue.list().await;
+    assert_eq!(letters.len(), 10);
+    let receipts = morgue.backend.receipts();
+    for letter in &letters {
+        assert_eq!(text(letter, "shop"), "story.myshopify.com");
+        assert_eq!(text(letter, "topic"), "products/update");
+        assert_eq!(letter["status"], 400);
+        assert_eq!(letter["attempts"], 1);
+        assert!(!text(letter, "resource").is_empty() && !text(letter, "reason").is_empty());
+        assert!(!letter["dead_at"].is_null());
+        let id = text(letter, "id");
+        let sent = receipts.iter().find(|receipt| receipt.headers.text("Spillway-Id") == Some(id));
+        let sent = sent.unwrap_or_else(|| panic!("{id} is no Spillway-Id that was tried"));
+        let shown = String::from_utf8(morgue.dead_ok(&["show", id]).await).unwrap();
+        assert!(shown.contains(sent.webhook_id()), "{shown}");
+        let body = morgue.dead_ok(&["show", id, "--body"]).await;
+        assert_eq!(hash(&body), sent.body_hash, "{id}");
+    }
+    let table = String::from_utf8(morgue.dead_ok(&["list"]).await).unwrap();
+    assert!(
+        table.contains("products/update") && table.contains(text(&letters[0], "id")),
+        "{table}"
+    );
+    assert!(!morgue.dead(&["show", "no-such-id"]).await.status.success());
+
+    let status = morgue.cell.spillway(&["status", "--json"]).await;
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    let drain = &status["drains"][0];
+    assert_eq!((&drain["name"], &drain["dead_letters"]), (&"http".into(), &10.into()), "{status}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_are_replayed_in_order_per_resource() {
+    let morgue = refused(422, &[]).await;
+    let tried = morgue.backend.count();
+    morgue.dead_ok(&["replay", "--all", "--dry-run"]).await;
+    assert!(!morgue.dead(&["replay"]).await.status.success(), "no filter and no --all");
+    assert_eq!((morgue.list().await.len(), morgue.backend.count()), (10, tried));
+
+    morgue.backend.behave(|_| Behaviour::ok());
+    // One by its webhook id, then the rest.
+    let one = Event { resource: 1, sequence: 1 }.webhook_id();
+    morgue.dead_ok(&["replay", "--webhook-id", &one]).await;
+    until("the one is delivered", SOON, async || morgue.backend.has_delivered(&one)).await;
+    until("it is no dead letter any more", SOON, async || morgue.list().await.len() == 9).await;
+    morgue.dead_ok(&["replay", "--all"]).await;
+    until("the rest is delivered", SOON, async || {
+        morgue.backend.delivered() == morgue.delivered + 10
+    })
+    .await;
+    until("none is left", SOON, async || morgue.redis.stream_len(DEAD).await == 0).await;
+    for resource in [1, 2] {
+        assert_eq!(morgue.delivered_of(resource), [1, 2, 3, 4, 5]);
+    }
+    let receipts = morgue.backend.receipts();
+    let (before, after) = receipts.split_at(tried);
+    let entries = morgue.ledger.entries();
+    for replayed in after {
+        replayed.header("Spillway-Replayed");
+        let id = replayed.spillway_id();
+        assert!(before.iter().any(|first| first.spillway_id() == id), "another Spillway-Id");
+        let sent = &entries[&Event::of(replayed.webhook_id()).unwrap()];
+        assert_eq!(replayed.body_hash, sent.body_hash);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replay_that_is_refused_again_is_a_dead_letter_again() {
+    let morgue = refused(400, &[]).await;
+    let tried = morgue.backend.count();
+    morgue.dead_ok(&["replay", "--all"]).await;
+    until("each was tried again", SOON, async || morgue.backend.count() == tried + 10).await;
+    until("all are dead again", SOON, async || morgue.list().await.len() == 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_letters_are_dropped_only_with_a_yes() {
+    let morgue = refused(400, &[]).await;
+    assert!(!morgue.dead(&["drop", "--all"]).await.status.success());
+    assert_eq!(morgue.list().await.len(), 10);
+    let one = Event { resource: 2, sequence: 3 }.webhook_id();
+    morgue.dead_ok(&["drop", "--webhook-id", &one, "--yes"]).await;
+    assert_eq!(morgue.list().await.len(), 9);
+    morgue.dead_ok(&["drop", "--all", "--yes"]).await;
+    assert_eq!(morgue.list().await, Vec::<Value>::new());
+    assert_eq!(morgue.redis.stream_len(DEAD).await, 0);
+    morgue.backend.behave(|_| Behaviour::ok());
+    post(morgue.receiver.address(), &Webhook::any()).await.expect_stored();
+    until("the path still works", SOON, async || {
+        morgue.backend.delivered() == morgue.delivered + 1
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn retries_end_as_dead_letters() {
+    // The events of a resource wait for one another, and each is given its time.
+    let morgue = refused(500, &[("RETRY_FOR", "1s")]).await;
+    for letter in morgue.list().await {
+        assert!(letter["attempts"].as_u64().unwrap() > 1, "{letter}");
+        assert_eq!(letter["status"], 500);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusals_end_as_dead_letters() {
+    let morgue = refused(404, &[("RETRY_REFUSED_FOR", "1s")]).await;
+    for letter in morgue.list().await {
+        assert!(letter["attempts"].as_u64().unwrap() > 1, "{letter}");
+        assert_eq!(letter["status"], 404);
+    }
+}

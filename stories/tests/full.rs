@@ -1,0 +1,146 @@
+//! A Redis that is full to the brim: refused at once, kept, and emptied without help.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
+use stories::cell::{CONCURRENCY, Cell};
+use stories::check::check;
+use stories::client::{Connection, post};
+use stories::ledger::{Event, Ledger, Outcome};
+use stories::load::Load;
+use stories::redis_server::RedisServer;
+use stories::report::say;
+use stories::seed::seed;
+use stories::service::Service;
+use stories::until::until;
+use stories::webhook::Webhook;
+
+const SMALL: [&str; 2] = ["--maxmemory", "32mb"];
+
+/// Sends until Redis takes no more.
+async fn fill(receiver: &Service, seed: u64) -> Arc<Ledger> {
+    let ledger = Arc::new(Ledger::default());
+    let load = Load {
+        connections: 16,
+        resources: 100,
+        body_bytes: 8_000..=64_000,
+        pause: Duration::ZERO,
+        ..Load::steady(seed)
+    };
+    let running = load.start(receiver.address(), &ledger);
+    until("Redis is full", Duration::from_secs(60), async || ledger.count(Outcome::Later) > 100)
+        .await;
+    running.stop().await;
+    ledger
+}
+
+/// Refusals come at once. A webhook may still slip in where a few bytes became free.
+async fn expect_quick_refusals(receiver: &mut Service) {
+    let mut connection = Connection::to(receiver.address()).await;
+    let (mut refused, mut slowest) = (0, Duration::ZERO);
+    for _ in 0..200 {
+        let webhook = Webhook::any().body(format!("{{\"a\":\"{}\"}}", "b".repeat(20_000)));
+        let began = Instant::now();
+        let answer = connection.post(&webhook).await;
+        slowest = slowest.max(began.elapsed());
+        if answer.status == 200 {
+            continue;
+        }
+        answer.expect_later("queue_full");
+        refused += 1;
+        if answer.headers.text("connection") == Some("close") {
+            connection = Connection::to(receiver.address()).await;
+        }
+        if refused == 50 {
+            break;
+        }
+    }
+    say(&format!("full: {refused} refusals, the slowest answer after {slowest:?}"));
+    assert_eq!(refused, 50, "Redis is not full");
+    assert!(slowest < Duration::from_millis(100), "{slowest:?}");
+    assert!(receiver.is_running());
+}
+
+async fn expect_empty(redis: &RedisServer) {
+    until("the stream is empty", Duration::from_secs(20), async || {
+        redis.stream_len("spillway:in").await == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_queue_is_refused_at_once_and_emptied_by_a_downstreamer_that_never_ran_before() {
+    let seed = seed("full", 51);
+    let cell = Cell::alone();
+    let redis = cell.redis(&SMALL).await;
+    let backend = Backend::start().await;
+    let mut receiver = cell.receiver(&[]).await;
+    let ledger = fill(&receiver, seed).await;
+    expect_quick_refusals(&mut receiver).await;
+
+    let _downstreamer = cell.downstreamer(&backend, &[]).await;
+    ledger.delivered_to(&backend, Duration::from_secs(60)).await;
+    expect_empty(&redis).await;
+    until("webhooks are taken again", Duration::from_secs(15), async || {
+        post(receiver.address(), &Webhook::any()).await.status == 200
+    })
+    .await;
+    let figures = check(&ledger, &backend.receipts_of_load(), &HashSet::new());
+    figures.print("full");
+    figures.expect_sound(0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn takeover_and_dead_letters_work_on_a_full_queue() {
+    let seed = seed("full, takeover, dead letters", 52);
+    let cell = Cell::alone();
+    let redis = cell.redis(&SMALL).await;
+    let backend = Backend::start().await;
+    backend.behave(|_| Behaviour::status(503));
+    let mut receiver = cell.receiver(&[]).await;
+    let ledger = fill(&receiver, seed).await;
+    expect_quick_refusals(&mut receiver).await;
+
+    let mut first = cell.downstreamer(&backend, &[]).await;
+    until("the first owns the queue", Duration::from_secs(20), async || first.is_owner().await)
+        .await;
+    let second = cell.downstreamer(&backend, &[]).await;
+    until("the backend is tried", Duration::from_secs(20), async || backend.count() > 0).await;
+    first.kill9();
+    until("the second owns the queue", Duration::from_secs(20), async || second.is_owner().await)
+        .await;
+    expect_quick_refusals(&mut receiver).await;
+
+    let dies = |event: &Event| event.resource.is_multiple_of(10);
+    backend.behave(move |receipt| match Event::of(receipt.webhook_id()) {
+        Some(event) if dies(&event) => Behaviour::status(400),
+        _ => Behaviour::ok(),
+    });
+    let stored: HashSet<Event> = ledger.stored().into_iter().collect();
+    let dead: HashSet<Event> = stored.iter().copied().filter(dies).collect();
+    until("the good ones are delivered", Duration::from_secs(90), async || {
+        let good = stored.iter().filter(|event| !dies(event));
+        good.into_iter().all(|event| backend.has_delivered(&event.webhook_id()))
+    })
+    .await;
+    until("the others are dead letters", Duration::from_secs(60), async || {
+        redis.stream_len("spillway:http:dead").await >= dead.len() as u64
+    })
+    .await;
+    let output = cell.spillway(&["dead", "list", "--json"]).await;
+    let listed = String::from_utf8(output.stdout).unwrap();
+    for event in &dead {
+        let seen = backend.look(|receipts| {
+            receipts.iter().any(|receipt| receipt.webhook_id() == event.webhook_id())
+        });
+        assert!(seen, "{event:?} is dead and was never tried");
+    }
+    assert!(listed.lines().count() >= dead.len(), "{} of {}", listed.lines().count(), dead.len());
+    expect_empty(&redis).await;
+    let figures = check(&ledger, &backend.receipts_of_load(), &dead);
+    figures.print("full, takeover, dead letters");
+    figures.expect_sound(CONCURRENCY);
+}

@@ -1,0 +1,200 @@
+//! Bad settings, and bad data in the queue: a clear error, and nothing lost.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use stories::backend::Backend;
+use stories::cell::{CONCURRENCY, Cell};
+use stories::check::check;
+use stories::client::post;
+use stories::ledger::Ledger;
+use stories::load::Load;
+use stories::until::until;
+use stories::webhook::Webhook;
+
+const SECRET_VALUE: &str = "never-print-this-value";
+const GOOD: &[(&str, &str)] = &[
+    ("REDIS_URL", "unix:///nowhere/redis.sock"),
+    ("SHOPIFY_CLIENT_SECRET", SECRET_VALUE),
+    ("DOWNSTREAM_APP_URL", "http://127.0.0.1:9/"),
+];
+
+#[tokio::test]
+async fn a_receiver_names_all_mistakes_at_once() {
+    let cell = Cell::shared();
+    let bad = [
+        ("LISTEN", "nonsense"),
+        ("ADMIN_LISTEN", "127.0.0.1:99999"),
+        ("MAX_BODY", "16"),
+        ("MAX_EVENT_AGE", "banana"),
+        ("ACK_TIMEOUT", "3"),
+        ("MAX_CONNECTIONS", "-1"),
+        ("BODY_KINDS", "yaml"),
+        ("SHOPIFY_CLIENT_SECRET", SECRET_VALUE),
+    ];
+    let output = cell.run("request-receiver", &[], &bad).await;
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(78), "{errors}");
+    for (key, _) in &bad[..7] {
+        assert!(errors.contains(key), "no word of {key} in: {errors}");
+    }
+    assert!(!errors.contains(SECRET_VALUE), "{errors}");
+}
+
+#[tokio::test]
+async fn a_downstreamer_names_all_mistakes_at_once() {
+    let cell = Cell::shared();
+    let bad = [
+        ("REDIS_URL", "http://example.com"),
+        ("DELIVERY_TIMEOUT", "soon"),
+        ("MAX_CONCURRENCY", "0"),
+        ("DEAD_STATUSES", "400,abc"),
+        ("ORDER_BY", "weather"),
+        ("RETRY_FIRST", "1"),
+    ];
+    let output = cell.run("downstreamer", &[], &bad).await;
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(78), "{errors}");
+    for (key, _) in &bad {
+        assert!(errors.contains(key), "no word of {key} in: {errors}");
+    }
+    assert!(errors.contains("DOWNSTREAM_APP_URL"), "no word of what is missing: {errors}");
+}
+
+#[tokio::test]
+async fn a_missing_secret_is_a_bad_setting() {
+    let cell = Cell::shared();
+    for secret in [&[][..], &[("SHOPIFY_CLIENT_SECRET", " , ")]] {
+        let output = cell.run("request-receiver", &["--check"], secret).await;
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(78), "{errors}");
+        assert!(errors.contains("SHOPIFY_CLIENT_SECRET"), "{errors}");
+    }
+}
+
+#[tokio::test]
+async fn good_settings_pass_the_check() {
+    let cell = Cell::shared();
+    for name in ["request-receiver", "downstreamer"] {
+        let output = cell.run(name, &["--check"], GOOD).await;
+        assert_eq!(output.status.code(), Some(0), "{name}: {output:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_flag_is_a_wrong_use() {
+    let cell = Cell::shared();
+    for name in ["request-receiver", "downstreamer", "spillway"] {
+        let output = cell.run(name, &["--no-such-flag"], GOOD).await;
+        assert_eq!(output.status.code(), Some(64), "{name}: {output:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_flag_wins_over_the_environment() {
+    let cell = Cell::shared();
+    let bad = [("SHOPIFY_CLIENT_SECRET", SECRET_VALUE), ("MAX_BODY", "nonsense")];
+    let good_flag = ["--max-body", "1MiB", "--check"];
+    let output = cell.run("request-receiver", &good_flag, &bad).await;
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+#[tokio::test]
+async fn a_secret_and_its_file_at_once_are_a_bad_setting() {
+    let cell = Cell::shared();
+    let path = cell.directory().join("secret");
+    std::fs::write(&path, format!("{SECRET_VALUE}\n")).unwrap();
+    let file = path.to_str().unwrap();
+    let both = [("SHOPIFY_CLIENT_SECRET", SECRET_VALUE), ("SHOPIFY_CLIENT_SECRET_FILE", file)];
+    let output = cell.run("request-receiver", &["--check"], &both).await;
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(78), "{errors}");
+    assert!(errors.contains("SHOPIFY_CLIENT_SECRET_FILE"), "{errors}");
+    assert!(!errors.contains(SECRET_VALUE), "{errors}");
+    let output = cell.run("request-receiver", &["--check"], &both[1..]).await;
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+#[tokio::test]
+async fn help_names_every_setting_with_its_default() {
+    let cell = Cell::shared();
+    let output = cell.run("request-receiver", &["--help"], &[]).await;
+    let help = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success());
+    for word in ["LISTEN", "SHOPIFY_CLIENT_SECRET", "MAX_EVENT_AGE", "72h", "ACK_TIMEOUT", "16MiB"]
+    {
+        assert!(help.contains(word), "no {word} in: {help}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_corrupt_pack_is_set_aside_whole_and_the_rest_flows() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let receiver = cell.receiver(&[]).await;
+    let ledger = Arc::new(Ledger::default());
+    let load = Load { connections: 2, resources: 10, events: Some(5), ..Load::steady(91) };
+    load.start(receiver.address(), &ledger).join().await;
+    let mut connection = redis.connection().await.unwrap();
+    let garbage: [&[u8]; 3] = [b"\0\x01 not a pack \xff", b"", &[0x5a; 4096]];
+    let mut ids = Vec::new();
+    for bytes in garbage {
+        let mut add = redis::cmd("XADD");
+        add.arg("spillway:in").arg("*").arg("p").arg(bytes);
+        ids.push(add.query_async::<String>(&mut connection).await.unwrap());
+    }
+    load.start_after(5, receiver.address(), &ledger).join().await;
+
+    let downstreamer = cell.downstreamer(&backend, &[]).await;
+    ledger.delivered_to(&backend, Duration::from_secs(30)).await;
+    for (id, bytes) in ids.iter().zip(garbage) {
+        let key = format!("spillway:corrupt:{id}");
+        let kept: Vec<u8> = redis.command(&["GET", &key]).await;
+        assert_eq!(kept, bytes, "{key}");
+    }
+    until("the stream is empty", Duration::from_secs(20), async || {
+        redis.stream_len("spillway:in").await == 0
+    })
+    .await;
+    assert!(downstreamer.output().contains("ERROR"), "not a word in the log");
+    let figures = check(&ledger, &backend.receipts(), &HashSet::new());
+    figures.print("corrupt packs");
+    figures.expect_sound(0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pack_spoilt_on_the_way_is_set_aside_by_its_checksum() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let receiver = cell.receiver(&[]).await;
+    post(receiver.address(), &Webhook::any()).await.expect_stored();
+    let mut connection = redis.connection().await.unwrap();
+    type Entry = (String, Vec<(String, Vec<u8>)>);
+    let mut range = redis::cmd("XRANGE");
+    let range = range.arg("spillway:in").arg("-").arg("+");
+    let entries: Vec<Entry> = range.query_async(&mut connection).await.unwrap();
+    let (id, fields) = &entries[0];
+    let (field, pack) = &fields[0];
+    assert_eq!(field, "p");
+    // One bit, in the middle of a good pack that takes the place of the first.
+    let mut spoilt = pack.clone();
+    let middle = spoilt.len() / 2;
+    spoilt[middle] ^= 0x10;
+    let mut add = redis::cmd("XADD");
+    add.arg("spillway:in").arg("*").arg("p").arg(&spoilt);
+    let spoilt_id: String = add.query_async(&mut connection).await.unwrap();
+    assert_eq!(redis.command::<u64>(&["XDEL", "spillway:in", id]).await, 1);
+    post(receiver.address(), &Webhook::any()).await.expect_stored();
+
+    let downstreamer = cell.downstreamer(&backend, &[]).await;
+    until("the good one is delivered", Duration::from_secs(20), async || backend.delivered() == 1)
+        .await;
+    let key = format!("spillway:corrupt:{spoilt_id}");
+    assert_eq!(redis.command::<Vec<u8>>(&["GET", &key]).await, spoilt);
+    assert!(downstreamer.output().contains("ERROR"), "not a word in the log");
+    assert_eq!(backend.count(), 1);
+    assert!(backend.in_flight_max() <= CONCURRENCY);
+}

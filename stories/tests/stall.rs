@@ -1,0 +1,173 @@
+//! A Redis that stands still, is not there, or is not there yet.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stories::backend::Backend;
+use stories::cell::{CONCURRENCY, Cell};
+use stories::check::check;
+use stories::client::post;
+use stories::ledger::{Attempt, Ledger, Outcome};
+use stories::load::Load;
+use stories::report::say;
+use stories::seed::seed;
+use stories::service::Service;
+use stories::until::until;
+use stories::webhook::Webhook;
+use tokio::time::sleep;
+
+const STALL: Duration = Duration::from_secs(8);
+
+/// `ACK_TIMEOUT` and what a busy machine adds.
+const ANSWER_WITHIN: Duration = Duration::from_millis(3800);
+
+/// Three times the 8 MiB that may be in flight, and what a process needs in any case.
+const GROWTH_MAX: u64 = 64 * 1024 * 1024;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_stands_still_costs_no_webhook_and_no_memory() {
+    let seed = seed("stall", 61);
+    let cell = Cell::alone();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let bounds = [("MAX_IN_FLIGHT", "8MiB"), ("MAX_BODY", "1MiB")];
+    let mut receiver = cell.receiver(&bounds).await;
+    let mut downstreamer = cell.downstreamer(&backend, &[]).await;
+    let ledger = Arc::new(Ledger::default());
+    let load = Load {
+        connections: 96,
+        body_bytes: 50_000..=200_000,
+        pause: Duration::from_millis(300),
+        ..Load::steady(seed)
+    };
+    let running = load.start(receiver.address(), &ledger);
+    until("the load flows", Duration::from_secs(20), async || ledger.stored_count() > 500).await;
+    let before = receiver.resident_bytes();
+
+    redis.sigstop();
+    let stopped = Instant::now();
+    let mut largest = 0;
+    while stopped.elapsed() < STALL {
+        largest = largest.max(receiver.resident_bytes());
+        sleep(Duration::from_millis(50)).await;
+    }
+    let goes_on = Instant::now();
+    redis.sigcont();
+    let stored = ledger.stored_count();
+    until("webhooks are stored again", Duration::from_secs(5), async || {
+        ledger.stored_count() > stored + 500
+    })
+    .await;
+    say(&format!("stall: 500 webhooks stored {:?} after it", goes_on.elapsed()));
+    running.stop().await;
+    expect_honest(&ledger, stopped, goes_on);
+    say(&format!("stall: memory {} MiB, at most {} MiB", before >> 20, largest >> 20));
+    assert!(largest < before + GROWTH_MAX, "{before} grew to {largest}");
+    assert!(receiver.is_running() && downstreamer.is_running());
+
+    ledger.delivered_to(&backend, Duration::from_secs(60)).await;
+    let figures = check(&ledger, &backend.receipts(), &HashSet::new());
+    figures.print("stall");
+    figures.expect_sound(CONCURRENCY);
+}
+
+/// No 200 while Redis stood still, and every answer in time.
+fn expect_honest(ledger: &Ledger, stopped: Instant, goes_on: Instant) {
+    let ended = |attempt: &Attempt| attempt.began + attempt.took;
+    let attempts = ledger.attempts();
+    // What Redis had already done when it was stopped may still be answered.
+    let from = stopped + Duration::from_millis(150);
+    let within = |attempt: &&Attempt| from < ended(attempt) && ended(attempt) < goes_on;
+    let promised = attempts.iter().filter(within);
+    let promised = promised.filter(|attempt| attempt.outcome == Outcome::Stored).count();
+    assert_eq!(promised, 0, "answered 200 while nothing could be stored");
+    let refused = attempts.iter().filter(within).count();
+    let slowest = attempts.iter().map(|attempt| attempt.took).max().unwrap_or_default();
+    say(&format!("stall: {refused} attempts ended in it, the slowest after {slowest:?}"));
+    assert!(refused > 0, "no load during the stall");
+    assert!(slowest < ANSWER_WITHIN, "{slowest:?}");
+    assert_eq!(ledger.count(Outcome::Unanswered), 0);
+    assert_eq!(ledger.count(Outcome::CutInAnswer), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_absent_at_start_is_waited_for() {
+    let cell = Cell::shared();
+    let backend = Backend::start().await;
+    let mut receiver = cell.receiver_starting(&[]);
+    let mut downstreamer = cell.downstreamer_starting(&backend.url(), &[]);
+    for service in [&receiver, &downstreamer] {
+        service.unready("").await;
+        assert_eq!(service.admin("/livez").await.expect("it lives").status, 200);
+    }
+    post(receiver.address(), &Webhook::any()).await.expect_later("queue_unavailable");
+    assert!(receiver.is_running() && downstreamer.is_running());
+
+    let _redis = cell.redis(&[]).await;
+    receiver.ready().await;
+    downstreamer.ready().await;
+    expect_path_works(&receiver, &backend).await;
+}
+
+#[tokio::test]
+async fn a_redis_absent_at_start_ends_those_told_not_to_wait() {
+    let cell = Cell::shared();
+    let impatient = [("EXIT_IF_UNAVAILABLE", "true")];
+    let receiver = cell.receiver_starting(&impatient);
+    let downstreamer = cell.downstreamer_starting("http://127.0.0.1:9", &impatient);
+    for mut service in [receiver, downstreamer] {
+        assert_eq!(service.exit(Duration::from_secs(20)).await.code(), Some(69));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_loads_a_large_file_is_waited_for() {
+    let cell = Cell::alone();
+    let mut redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let mut receiver = cell.receiver(&[]).await;
+    let mut connection = redis.connection().await.unwrap();
+    for batch in 0..20 {
+        let mut pipe = redis::pipe();
+        for key in 0..500 {
+            pipe.cmd("SET").arg(format!("ballast:{batch}:{key}")).arg("x".repeat(100)).ignore();
+        }
+        pipe.query_async::<()>(&mut connection).await.unwrap();
+    }
+    post(receiver.address(), &Webhook::any()).await.expect_stored();
+    redis.kill9();
+    // Ten thousand commands at half a millisecond each, with a look at its clients in between.
+    let slow = ["--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024"];
+    redis.add_arguments(&slow);
+    redis.restart();
+    until("redis says it is loading", Duration::from_secs(5), async || {
+        let answer = redis.try_command::<String>(&["GET", "a"]).await;
+        answer.is_err_and(|error| error.code() == Some("LOADING"))
+    })
+    .await;
+
+    // Started while it loads, and running since before: both wait.
+    let mut downstreamer = cell.downstreamer_starting(&backend.url(), &[]);
+    receiver.unready("").await;
+    downstreamer.unready("").await;
+    let began = Instant::now();
+    post(receiver.address(), &Webhook::any()).await.expect_later("queue_unavailable");
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    redis.ready().await;
+    receiver.ready().await;
+    downstreamer.ready().await;
+    assert!(receiver.is_running() && downstreamer.is_running());
+    until("what was stored before is delivered", Duration::from_secs(10), async || {
+        backend.delivered() == 1
+    })
+    .await;
+    expect_path_works(&receiver, &backend).await;
+}
+
+async fn expect_path_works(receiver: &Service, backend: &Backend) {
+    let before = backend.delivered();
+    post(receiver.address(), &Webhook::any()).await.expect_stored();
+    until("a webhook is delivered", Duration::from_secs(10), async || backend.delivered() > before)
+        .await;
+}

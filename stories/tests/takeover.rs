@@ -1,0 +1,113 @@
+//! Two downstreamers on one queue: one works, the other waits, and takes over.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
+use stories::cell::{CONCURRENCY, Cell};
+use stories::check::check;
+use stories::ledger::Ledger;
+use stories::load::{Load, Running};
+use stories::redis_server::RedisServer;
+use stories::report::say;
+use stories::seed::seed;
+use stories::service::Service;
+use stories::until::until;
+use tokio::time::sleep;
+
+/// The promise.
+const TAKEOVER: Duration = Duration::from_secs(10);
+
+struct Pair {
+    first: Service,
+    second: Service,
+    receiver: Service,
+    backend: Backend,
+    ledger: Arc<Ledger>,
+    _redis: RedisServer,
+    _cell: Cell,
+}
+
+async fn pair() -> Pair {
+    let cell = Cell::alone();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(0..30))));
+    let receiver = cell.receiver(&[]).await;
+    let first = cell.downstreamer(&backend, &[]).await;
+    until("the first owns the queue", TAKEOVER * 2, async || first.is_owner().await).await;
+    let second = cell.downstreamer(&backend, &[]).await;
+    let ledger = Arc::new(Ledger::default());
+    Pair { first, second, receiver, backend, ledger, _redis: redis, _cell: cell }
+}
+
+impl Pair {
+    async fn load(&self, seed: u64) -> Running {
+        let running = Load::steady(seed).start(self.receiver.address(), &self.ledger);
+        until("the load flows", TAKEOVER, async || self.backend.delivered() > 1000).await;
+        assert!(!self.second.is_owner().await, "two owners");
+        running
+    }
+
+    /// Waits for a delivery that the first can no longer have made; says how long that took.
+    async fn taken_over(&self, story: &str, gone: Instant) -> Duration {
+        let after = gone + Duration::from_millis(500);
+        until("the second delivers", TAKEOVER * 2, async || {
+            self.backend.look(|receipts| receipts.last().is_some_and(|last| last.arrived > after))
+        })
+        .await;
+        let took = gone.elapsed();
+        say(&format!("{story}: the second delivered after {took:?}"));
+        took
+    }
+
+    async fn settle(&self, story: &str, running: Running) {
+        running.stop().await;
+        self.ledger.delivered_to(&self.backend, Duration::from_secs(60)).await;
+        let figures = check(&self.ledger, &self.backend.receipts(), &HashSet::new());
+        figures.print(story);
+        figures.expect_sound(CONCURRENCY);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_takes_over_from_one_that_was_killed() {
+    let mut pair = pair().await;
+    let running = pair.load(seed("takeover after a kill", 31)).await;
+    pair.first.kill9();
+    let took = pair.taken_over("takeover after a kill", Instant::now()).await;
+    assert!(took <= TAKEOVER, "{took:?}");
+    assert!(pair.second.is_owner().await);
+    pair.settle("takeover after a kill", running).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_that_slept_through_a_takeover_settles_nothing_and_stands_by() {
+    let mut pair = pair().await;
+    let running = pair.load(seed("takeover after a stop", 32)).await;
+    pair.first.sigstop();
+    let stopped = Instant::now();
+    let took = pair.taken_over("takeover after a stop", stopped).await;
+    assert!(took <= TAKEOVER, "{took:?}");
+    sleep(Duration::from_secs(20).saturating_sub(stopped.elapsed())).await;
+    pair.first.sigcont();
+    until("the first sees that it lost the queue", TAKEOVER, async || {
+        pair.first.metric("spillway_owner").await == Some(0.0)
+    })
+    .await;
+    sleep(Duration::from_secs(3)).await;
+    assert!(pair.second.is_owner().await);
+    assert!(pair.first.is_running(), "the one that lost goes back to standby");
+
+    // And back: the one that slept is a standby like any other.
+    pair.second.kill9();
+    let took = pair.taken_over("takeover back", Instant::now()).await;
+    assert!(took <= TAKEOVER, "{took:?}");
+    running.stop().await;
+    pair.ledger.delivered_to(&pair.backend, Duration::from_secs(60)).await;
+    let figures = check(&pair.ledger, &pair.backend.receipts(), &HashSet::new());
+    figures.print("takeover there and back");
+    figures.expect_sound(2 * CONCURRENCY);
+}
