@@ -63,16 +63,19 @@ impl Products {
 
 /// Shopify escapes these four within strings; outside of strings JSON does not have them.
 fn escape(json: &[u8]) -> Vec<u8> {
-    let mut escaped = Vec::with_capacity(json.len() + json.len() / 16);
-    for &byte in json {
-        match byte {
-            b'/' => escaped.extend_from_slice(br"\/"),
-            b'<' => escaped.extend_from_slice(br"\u003c"),
-            b'>' => escaped.extend_from_slice(br"\u003e"),
-            b'&' => escaped.extend_from_slice(br"\u0026"),
-            _ => escaped.push(byte),
-        }
+    let mut escaped = Vec::with_capacity(json.len() + json.len() / 8);
+    let mut rest = json;
+    while let Some(at) = rest.iter().position(|byte| matches!(byte, b'/' | b'<' | b'>' | b'&')) {
+        escaped.extend_from_slice(&rest[..at]);
+        escaped.extend_from_slice(match rest[at] {
+            b'/' => br"\/",
+            b'<' => br"\u003c",
+            b'>' => br"\u003e",
+            _ => br"\u0026",
+        });
+        rest = &rest[at + 1..];
     }
+    escaped.extend_from_slice(rest);
     escaped
 }
 

@@ -115,7 +115,8 @@ impl Nginx {
         let directory = cell.directory().to_path_buf();
         let address = port::free();
         make_certificate(&directory);
-        let shipped = fs::read_to_string(repository().join("ops/nginx/spillway.conf")).unwrap();
+        let shipped = fs::read_to_string(repository().join("ops/nginx/spillway.conf"))
+            .expect("read the shipped file");
         let site = replace_each(
             shipped,
             &[
@@ -126,8 +127,8 @@ impl Nginx {
                 ("/etc/ssl/private/hooks.example.com.key", "key.pem"),
             ],
         );
-        fs::write(directory.join("spillway.conf"), site).unwrap();
-        fs::write(directory.join("nginx.conf"), AROUND).unwrap();
+        fs::write(directory.join("spillway.conf"), site).expect("write the site");
+        fs::write(directory.join("nginx.conf"), AROUND).expect("write nginx.conf");
         let arguments = ["-p", ".", "-c", "nginx.conf", "-e", "stderr"].map(OsString::from);
         let recipe = Recipe {
             name: "nginx".into(),
@@ -145,7 +146,7 @@ impl Nginx {
     /// Sends a webhook through TLS and returns the status.
     async fn post(&self, webhook: &Webhook) -> u16 {
         let (address, webhook) = (self.address, webhook.clone());
-        tokio::task::spawn_blocking(move || curl(address, &webhook)).await.unwrap()
+        tokio::task::spawn_blocking(move || curl(address, &webhook)).await.expect("curl was run")
     }
 }
 
@@ -168,11 +169,12 @@ http {
 
 /// curl sends the request target and the headers as it is told, in their order.
 fn curl(address: SocketAddr, webhook: &Webhook) -> u16 {
-    let request = String::from_utf8(webhook.head(0))
-        .map_or("POST".to_owned(), |head| head.split(' ').next().expect("a method").to_owned());
+    let head = webhook.head(0);
+    let method = head.split(|byte| *byte == b' ').next().expect("a method");
+    let method = String::from_utf8_lossy(method);
     let mut command = Command::new("curl");
     command.args(["-sS", "-k", "--http1.1", "-m", "20", "-o", "/dev/null", "-w", "%{http_code}"]);
-    command.args(["-X", &request, "--request-target", webhook.target(), "--data-binary", "@-"]);
+    command.args(["-X", &method, "--request-target", webhook.target(), "--data-binary", "@-"]);
     // Of large bodies curl asks first whether they are welcome.
     command.args(["-H", "Host: hooks.example.com", "-H", "Expect:"]);
     for (name, value) in webhook.headers() {
@@ -189,8 +191,8 @@ fn curl(address: SocketAddr, webhook: &Webhook) -> u16 {
     // nginx may refuse before it has all: then curl stops reading, and its status tells.
     stdin.write_all(webhook.payload()).ok();
     drop(stdin);
-    let output = child.wait_with_output().unwrap();
-    let status = String::from_utf8(output.stdout).unwrap();
+    let output = child.wait_with_output().expect("reap curl");
+    let status = String::from_utf8(output.stdout).expect("a status");
     status.parse().unwrap_or_else(|_| panic!("curl says {status:?}"))
 }
 
@@ -230,6 +232,6 @@ fn nginx_program() -> PathBuf {
 /// a minute ago, which the kernel remembers on the side that closed.
 fn connections_to(address: SocketAddr) -> usize {
     let remote = format!("0100007F:{:04X}", address.port());
-    let table = fs::read_to_string("/proc/net/tcp").unwrap();
+    let table = fs::read_to_string("/proc/net/tcp").expect("read /proc/net/tcp");
     table.lines().filter(|line| line.split_whitespace().nth(2) == Some(remote.as_str())).count()
 }
