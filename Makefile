@@ -1,0 +1,33 @@
+# The commands of this repository. `make` alone lists them.
+
+# rustup installs here, and a shell that was open before does not know it yet.
+export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
+.PHONY: help run test check bench clean-run
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## build, start everything here, send a signed sample through it (ONESHOT=1: then exit)
+	ops/deps.sh run
+	cargo build --release --locked -p request-receiver -p downstreamer -p spillway
+	$(TARGET)/release/spillway dev
+
+test: ## run every test, against real servers
+	ops/deps.sh test
+	cargo build --locked --workspace --bins
+	cargo test --locked --workspace
+
+check: ## formatting, lints, docs and every test: what a change must pass
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings -D clippy::too_many_lines
+	RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps
+	$(MAKE) test
+
+bench: ## measure the receiver beside a bare server; bench/README.md says what and how
+	cargo build --release --locked -p request-receiver -p bench
+	bench/run.py
+
+clean-run: ## remove the state of `make run`: its queue, its secret, its logs
+	rm -rf run

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Installs what `make run` or `make test` needs and this machine lacks.
+#
+#     ops/deps.sh run     a Rust toolchain and a C compiler to build, redis-server to run
+#     ops/deps.sh test    the same, and what the tests drive: nginx, openssl, curl, git
+#
+# With everything there it changes nothing and says nothing. Packages come by apt, as root or by a
+# sudo that does not ask; elsewhere it prints what to install and exits 1. It never installs Rust,
+# which is yours to choose, and never starts Debian's own redis or nginx services.
+set -euo pipefail
+
+readonly REDIS_MAJOR_MIN=7
+policy_made=""
+
+# What is looked for, and the Debian package that brings it.
+tools_for() {
+  case "$1" in
+    run) printf '%s\n' redis-server:redis-server cc:gcc ;;
+    test)
+      tools_for run
+      printf '%s\n' nginx:nginx-light openssl:openssl curl:curl git:git
+      ;;
+  esac
+}
+
+# nginx lies in /usr/sbin, which is not on every user's PATH.
+have() {
+  command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ]
+}
+
+missing_packages() {
+  local tool package
+  tools_for "$1" | while IFS=: read -r tool package; do
+    have "$tool" || echo "$package"
+  done
+  # A compiler without the C library's headers builds nothing.
+  [ -e /usr/include/stdlib.h ] || echo libc6-dev
+}
+
+say() {
+  echo "ops/deps.sh: $*" >&2
+}
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+can_be_root() {
+  [ "$(id -u)" = 0 ] || { command -v sudo >/dev/null && sudo -n true 2>/dev/null; }
+}
+
+# Debian starts a service when its package is installed, unless this file says no. Ours is removed
+# again on every way out; one that is there already is left alone.
+forbid_services() {
+  local policy=/usr/sbin/policy-rc.d
+  [ -e "$policy" ] && return
+  trap allow_services EXIT
+  policy_made=$policy
+  printf '#!/bin/sh\n# Made by ops/deps.sh for the time of one apt-get.\nexit 101\n' |
+    as_root tee "$policy" >/dev/null
+  as_root chmod 755 "$policy"
+}
+
+allow_services() {
+  [ -z "$policy_made" ] || as_root rm -f "$policy_made"
+}
+
+apt_get() {
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 "$@"
+}
+
+have_lists() {
+  compgen -G '/var/lib/apt/lists/*_Packages*' >/dev/null
+}
+
+install_packages() {
+  say "installing $*"
+  have_lists || apt_get update
+  forbid_services
+  # Old lists name versions that the mirror no longer has: update once and try again.
+  apt_get install -y --no-install-recommends "$@" >/dev/null ||
+    { apt_get update && apt_get install -y --no-install-recommends "$@" >/dev/null; }
+}
+
+require_rust() {
+  command -v cargo >/dev/null && return
+  say "a Rust toolchain is missing. Install one with:"
+  say "    curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh"
+  exit 1
+}
+
+require_recent_redis() {
+  local version
+  version=$(redis-server --version | sed -n 's/.* v=\([0-9]*\)\..*/\1/p')
+  [ "${version:-0}" -ge "$REDIS_MAJOR_MIN" ] && return
+  say "redis-server is older than $REDIS_MAJOR_MIN.0: $(redis-server --version)"
+  say "newer packages: https://redis.io/docs/latest/operate/oss_and_stack/install/"
+  exit 1
+}
+
+main() {
+  case "${1:-}" in
+    run | test) ;;
+    *)
+      say "usage: ops/deps.sh run|test"
+      exit 64
+      ;;
+  esac
+  require_rust
+  local packages
+  mapfile -t packages < <(missing_packages "$1")
+  if [ "${#packages[@]}" -gt 0 ]; then
+    if ! command -v apt-get >/dev/null || ! can_be_root; then
+      say "these Debian packages (or what your system calls them) are missing; install them with:"
+      say "    sudo apt-get install ${packages[*]}"
+      exit 1
+    fi
+    install_packages "${packages[@]}"
+  fi
+  require_recent_redis
+}
+
+main "$@"
