@@ -85,11 +85,13 @@ sum_up() {
         function share(part) { return sent ? sprintf("%.2f %%", 100 * part / sent) : "-" }
         END {
             printf "\n%-12s %10d   %d/s\n", "asked for", asked, rate
-            printf "%-12s %10d   %.0f/s is what this machine could send\n", "offered", sent, sent_rate
+            printf "%-12s %10d   %.0f/s\n", "offered", sent, sent_rate
             printf "%-12s %10d   %s\n", "accepted", accepted, share(accepted)
             printf "%-12s %10d   %s%s\n", "refused", refused, share(refused), which
             printf "%-12s %10d   %s (time-out or connection error)\n", "no answer", silent, share(silent)
-            printf "%-12s %10d   vegeta was too late to send them\n", "not sent", asked - sent
+            late = asked > sent ? asked - sent : 0
+            printf "%-12s %10d   %s\n", "not sent", late, late ? \
+                "no connection was free (CONNECTIONS), or this machine is too slow to offer more" : ""
         }' "$1"
 }
 

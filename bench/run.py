@@ -32,21 +32,29 @@ def setting(name, default):
 
 
 def bounded(name, default, low, high):
-    value = int(setting(name, default))
-    if not low <= value <= high:
-        raise Failed(f"{name}={value} is not within {low} to {high}")
-    return value
+    return within(name, setting(name, str(default)), low, high)
+
+
+def within(name, text, low, high):
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise Failed(f"{name}={text} is not a number from {low} to {high}")
+    return int(text)
 
 
 def read_settings():
-    fsync = setting("FSYNC", "always,everysec").split(",")
-    if unknown := [mode for mode in fsync if mode not in servers.FSYNC]:
-        raise Failed(f"FSYNC={unknown[0]} is none of {', '.join(servers.FSYNC)}")
+    fsync = setting("FSYNC", "always,everysec")
+    systems = setting("SYSTEMS", f"baseline,{fsync}").split(",")
+    known = ["baseline", *servers.FSYNC]
+    if unknown := [system for system in systems if system not in known]:
+        raise Failed(f"{unknown[0]} is none of {', '.join(known)}")
     return {
         "rounds": bounded("ROUNDS", 5, 1, 50),
         "seconds": bounded("ROUND_SECONDS", 10, 1, 120),
-        "connections": [int(part) for part in setting("CONNECTIONS", "64,256").split(",")],
-        "systems": setting("SYSTEMS", ",".join(["baseline"] + fsync)).split(","),
+        "connections": [
+            within("CONNECTIONS", part, 1, 10_000)
+            for part in setting("CONNECTIONS", "64,256").split(",")
+        ],
+        "systems": systems,
         "wrk_threads": bounded("WRK_THREADS", 2, 1, 64),
         "body_bytes": bounded("BODY_BYTES", 5300, 300, 1 << 20),
         "distinct": bounded("DISTINCT", 10_000, 1, 1_000_000),

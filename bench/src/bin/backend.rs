@@ -38,7 +38,7 @@ struct Options {
     #[arg(long, default_value = "0ms", value_parser = parse_delay)]
     delay: Duration,
     /// What it answers.
-    #[arg(long, default_value_t = StatusCode::OK)]
+    #[arg(long, default_value = "200")]
     status: StatusCode,
 }
 
