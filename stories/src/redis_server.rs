@@ -86,6 +86,31 @@ impl RedisServer {
         answer.unwrap_or_else(|error| panic!("redis refused {words:?}: {error}"))
     }
 
+    /// Sets some keys, so that there is something to load.
+    pub async fn fill(&self, keys: u64) {
+        let mut pipe = redis::pipe();
+        for key in 0..keys {
+            pipe.cmd("SET").arg(format!("ballast:{key}")).arg("x".repeat(100)).ignore();
+        }
+        let mut connection = self.connection().await.expect("redis is there");
+        pipe.query_async::<()>(&mut connection).await.expect("redis takes the ballast");
+    }
+
+    /// Starts it again, killed before, with some 0.1 ms spent on each command it loads, and waits
+    /// until it says that it is loading. It looks at its clients once in 1,024 commands: a longer
+    /// pause each would make it deaf, not slow.
+    pub async fn restart_slowly(&mut self) {
+        let slow = ["--key-load-delay", "50", "--loading-process-events-interval-bytes", "1024"];
+        self.process.add_arguments(&slow);
+        self.process.restart();
+        self.process.drop_arguments(slow.len());
+        until("redis says it is loading", Duration::from_secs(5), async || {
+            let answer = self.try_command::<String>(&["GET", "a"]).await;
+            answer.is_err_and(|error| error.code() == Some("LOADING"))
+        })
+        .await;
+    }
+
     /// Entries of a stream; 0 where it does not exist.
     pub async fn stream_len(&self, key: &str) -> u64 {
         self.command(&["XLEN", key]).await

@@ -110,6 +110,20 @@ async fn ten_thousand_odd_webhooks_arrive_as_they_were_sent() {
     say(&format!("fidelity: {WEBHOOKS} webhooks arrived as they were sent"));
 }
 
+#[tokio::test]
+async fn the_odd_webhooks_are_legal_and_arrive_where_nothing_lies_between() {
+    let backend = Backend::start().await;
+    let mut connection = Connection::to(backend.address()).await;
+    let mut chance = chance(seed("fidelity, straight", 72), 0);
+    for resource in 0..200 {
+        let id = Event { resource, sequence: 1 }.webhook_id();
+        let webhook = odd(resource, &id, &mut chance);
+        assert_eq!(connection.post(&webhook).await.status, 200);
+        let receipt = backend.look(|receipts| receipts.last().cloned());
+        assert_eq!(Content::received(&receipt.expect("a receipt")), Content::sent(&webhook));
+    }
+}
+
 /// Sends one sender's share, never far ahead of the deliveries.
 async fn send_share(
     number: u64,

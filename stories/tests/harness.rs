@@ -47,6 +47,20 @@ async fn a_stopped_redis_answers_once_it_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_loads_slowly_says_so() {
+    let cell = Cell::shared();
+    let mut redis = cell.redis(&[]).await;
+    redis.fill(15_000).await;
+    redis.kill9();
+    let began = Instant::now();
+    redis.restart_slowly().await;
+    assert!(redis.try_command::<String>(&["PING"]).await.is_err());
+    redis.ready().await;
+    assert!(began.elapsed() > Duration::from_secs(1), "{:?}", began.elapsed());
+    assert_eq!(redis.command::<u64>(&["DBSIZE"]).await, 15_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_backend_does_as_it_is_told_and_records_it() {
     let backend = Backend::start().await;
     let refusal = || Behaviour::status(429).header("Retry-After", "7");

@@ -127,25 +127,10 @@ async fn a_redis_that_loads_a_large_file_is_waited_for() {
     let mut redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let mut receiver = cell.receiver(&[]).await;
-    let mut connection = redis.connection().await.unwrap();
-    for batch in 0..20 {
-        let mut pipe = redis::pipe();
-        for key in 0..500 {
-            pipe.cmd("SET").arg(format!("ballast:{batch}:{key}")).arg("x".repeat(100)).ignore();
-        }
-        pipe.query_async::<()>(&mut connection).await.unwrap();
-    }
+    redis.fill(50_000).await;
     post(receiver.address(), &Webhook::any()).await.expect_stored();
     redis.kill9();
-    // Ten thousand commands at half a millisecond each, with a look at its clients in between.
-    let slow = ["--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024"];
-    redis.add_arguments(&slow);
-    redis.restart();
-    until("redis says it is loading", Duration::from_secs(5), async || {
-        let answer = redis.try_command::<String>(&["GET", "a"]).await;
-        answer.is_err_and(|error| error.code() == Some("LOADING"))
-    })
-    .await;
+    redis.restart_slowly().await;
 
     // Started while it loads, and running since before: both wait.
     let mut downstreamer = cell.downstreamer_starting(&backend.url(), &[]);
