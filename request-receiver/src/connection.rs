@@ -1,0 +1,231 @@
+//! One connection: its time-outs, its requests, its end.
+//!
+//! A connection is idle, in a request's headers, or in a request. The first two have a deadline
+//! each; a sweep over all connections finds those past it, so that no timer is armed for each
+//! request. Invariant: a request whose headers were read whole is answered before its connection
+//! is closed.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use http::{HeaderValue, Request, Response, header};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tower::Service;
+
+use crate::reply::{Refusal, raw_answer};
+use crate::stream::{Stream, Watched};
+
+/// The largest header block. Shopify's are about 1 KB; proxies add some.
+const HEADER_BYTES_MAX: usize = 64 << 10;
+/// How long, and how much, is read from a sender who has not noticed that it was refused. Closing
+/// at once would reset the connection and destroy the answer on its way.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES_MAX: usize = 4 << 20;
+
+const IDLE: u8 = 0;
+const HEADERS: u8 = 1;
+const REQUEST: u8 = 2;
+const ANSWERED: u8 = 3;
+
+/// Where a connection is, shared with the sweep.
+#[derive(Debug)]
+pub struct Phase {
+    opened: Instant,
+    now: AtomicU8,
+    /// Milliseconds since `opened`.
+    since_ms: AtomicU64,
+    is_body_unread: AtomicBool,
+    kick: Notify,
+}
+
+/// What a request knows about how it came.
+#[derive(Debug, Clone)]
+pub struct Arrival {
+    /// When its first byte was read.
+    pub first_byte: Instant,
+    /// The connection it came over.
+    pub connection: Arc<Phase>,
+}
+
+/// What every connection is served with.
+pub struct Serving {
+    /// Answers requests.
+    pub router: Router,
+    /// Set once no connection should outlive its next answer.
+    pub is_closing: AtomicBool,
+    /// Time for a request's headers.
+    pub header_timeout: Duration,
+    /// How long a connection may be idle.
+    pub idle_timeout: Duration,
+}
+
+impl Phase {
+    /// A connection that was opened now.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            opened: Instant::now(),
+            now: AtomicU8::new(IDLE),
+            since_ms: AtomicU64::new(0),
+            is_body_unread: AtomicBool::new(false),
+            kick: Notify::new(),
+        })
+    }
+
+    /// Bytes were read: the first of a request starts its headers.
+    pub fn bytes_arrived(&self) {
+        if matches!(self.now.load(Ordering::Relaxed), IDLE | ANSWERED) {
+            self.enter(HEADERS);
+        }
+    }
+
+    /// Nothing is there to read: after an answer, the connection is idle.
+    pub fn waits_for_bytes(&self) {
+        if self.now.load(Ordering::Relaxed) == ANSWERED {
+            self.enter(IDLE);
+        }
+    }
+
+    /// The request was refused before its body was read whole, perhaps.
+    pub fn body_may_be_unread(&self) {
+        self.is_body_unread.store(true, Ordering::Relaxed);
+    }
+
+    /// Wakes the connection if it is past its deadline, or idle while `close_idle` is set.
+    pub fn sweep(&self, serving: &Serving, close_idle: bool) {
+        if self.is_past_deadline(serving) || (close_idle && self.is_idle()) {
+            self.kick.notify_one();
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.now.load(Ordering::Relaxed) == IDLE
+    }
+
+    fn is_past_deadline(&self, serving: &Serving) -> bool {
+        let time = match self.now.load(Ordering::Relaxed) {
+            HEADERS => serving.header_timeout,
+            IDLE | ANSWERED => serving.idle_timeout,
+            _ => return false,
+        };
+        let since = self.opened + Duration::from_millis(self.since_ms.load(Ordering::Relaxed));
+        since.elapsed() > time
+    }
+
+    fn enter(&self, phase: u8) {
+        let since_ms = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.since_ms.store(since_ms, Ordering::Relaxed);
+        self.now.store(phase, Ordering::Relaxed);
+    }
+
+    /// The headers are read; returns when their first byte was.
+    fn begin_request(&self) -> Instant {
+        let began = if self.now.load(Ordering::Relaxed) == HEADERS {
+            self.opened + Duration::from_millis(self.since_ms.load(Ordering::Relaxed))
+        } else {
+            // It was in the buffer behind the request before it.
+            Instant::now()
+        };
+        self.is_body_unread.store(false, Ordering::Relaxed);
+        self.now.store(REQUEST, Ordering::Relaxed);
+        began
+    }
+
+    fn answered(&self) {
+        self.enter(ANSWERED);
+    }
+}
+
+/// Serves one connection to its end.
+pub async fn serve(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
+    let io = TokioIo::new(Watched::new(stream, phase.clone()));
+    let service = {
+        let (phase, serving) = (phase.clone(), serving.clone());
+        service_fn(move |request| Box::pin(answer(request, phase.clone(), serving.clone())))
+    };
+    // `header_read_timeout` is ours (see stream.rs); the rest is written out because the bound on
+    // a hostile sender's memory hangs on it.
+    let mut connection = http1::Builder::new()
+        .header_read_timeout(None)
+        .max_header_size(HEADER_BYTES_MAX)
+        .half_close(false)
+        .keep_alive(true)
+        .serve_connection(io, service);
+    let refusal = loop {
+        tokio::select! {
+            biased;
+            ended = poll_fn(|cx| connection.poll_without_shutdown(cx)) => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "connection ended");
+                    phase.body_may_be_unread();
+                }
+                break None;
+            }
+            () = phase.kick.notified() => match phase.now.load(Ordering::Relaxed) {
+                HEADERS if phase.is_past_deadline(&serving) => break Some(Refusal::Slow),
+                IDLE => break None,
+                _ => {}
+            }
+        }
+    };
+    let mut stream = connection.into_parts().io.into_inner();
+    if let Some(refusal) = refusal {
+        phase.body_may_be_unread();
+        stream.write_all(raw_answer(refusal).as_bytes()).await.ok();
+    }
+    close(stream, &phase).await;
+}
+
+/// Refuses a connection that there is no room for.
+pub async fn refuse(stream: Stream) {
+    let phase = Phase::new();
+    phase.body_may_be_unread();
+    let mut stream = Watched::new(stream, phase.clone());
+    stream.write_all(raw_answer(Refusal::Overloaded).as_bytes()).await.ok();
+    close(stream, &phase).await;
+}
+
+async fn answer(
+    mut request: Request<Incoming>,
+    phase: Arc<Phase>,
+    serving: Arc<Serving>,
+) -> Result<Response<Body>, Infallible> {
+    let first_byte = phase.begin_request();
+    request.extensions_mut().insert(Arrival { first_byte, connection: phase.clone() });
+    let answered = serving.router.clone().call(request.map(Body::new)).await;
+    phase.answered();
+    answered.map(|mut response| {
+        if serving.is_closing.load(Ordering::Relaxed) {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    })
+}
+
+async fn close(mut stream: Watched, phase: &Phase) {
+    if stream.shutdown().await.is_err() || !phase.is_body_unread.load(Ordering::Relaxed) {
+        return;
+    }
+    let drain = async {
+        let mut scratch = vec![0; 16 << 10];
+        let mut left = LINGER_BYTES_MAX;
+        while left > 0 {
+            match stream.read(&mut scratch).await {
+                Ok(0) | Err(_) => return,
+                Ok(read) => left = left.saturating_sub(read),
+            }
+        }
+    };
+    // Whoever still sends after this is cut off.
+    tokio::time::timeout(LINGER, drain).await.ok();
+}

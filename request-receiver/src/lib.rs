@@ -1,0 +1,77 @@
+//! The receiver: HTTP in, packs out.
+//!
+//! The path of a webhook: [`serve`] (a connection) → [`receive`] (one request, step by step:
+//! admit → read the body → authenticate → inspect → enqueue) → [`enqueue`] (group commit into
+//! Redis) → [`reply`] (what the sender is told).
+
+pub mod admit;
+pub mod body;
+pub mod connection;
+pub mod enqueue;
+pub mod inspect;
+pub mod metrics;
+pub mod queue_state;
+pub mod receive;
+pub mod reply;
+pub mod secrets;
+pub mod serve;
+pub mod settings;
+pub mod stream;
+
+use std::sync::Arc;
+
+use spillway_service::listen::Listener;
+use spillway_service::start::Unavailable;
+use spillway_service::{Readiness, admin};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::enqueue::Enqueue;
+use crate::metrics::Metrics;
+use crate::queue_state::QueueState;
+use crate::receive::Receiver;
+use crate::settings::Settings;
+
+/// Runs a receiver until `shutdown`.
+///
+/// # Errors
+/// When an address can't be bound, or Redis is absent and the settings say to give up then.
+pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let metrics = Metrics::new(settings.secrets.load().fingerprints());
+    let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
+    // Admin first: while Redis is awaited, /readyz says so.
+    let admin = admin::bind(settings.admin_listen).await?;
+    let listener = Listener::bind(&settings.listen).await?;
+    let after_all = CancellationToken::new();
+    tokio::spawn(admin::serve(
+        admin,
+        metrics.registry.clone(),
+        readiness.clone(),
+        after_all.clone(),
+    ));
+
+    let state = QueueState::new();
+    let watch = queue_state::Watch::new(&settings, state.clone(), readiness.clone(), &metrics);
+    if settings.common.exit_if_unavailable {
+        watch.look_once().await.map_err(|error| Unavailable(format!("REDIS_URL: {error}")))?;
+    }
+    tokio::spawn(watch.run(after_all.clone()));
+    let (enqueue, batcher) = Enqueue::start(&settings, state.clone(), &metrics)?;
+    tokio::spawn(secrets::reload_on_hangup(settings.secrets.clone()));
+
+    tracing::info!(address = ?settings.listen, version = env!("CARGO_PKG_VERSION"), "receiving");
+    sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
+    let deadline = settings.shutdown_timeout;
+    let receiver = Arc::new(Receiver::new(&settings, enqueue, state, metrics));
+    serve::until(listener, receiver, &settings, &shutdown).await;
+
+    // Every connection is gone, and with them every sender into the batcher: it ends by itself
+    // once what was accepted is stored.
+    readiness.not_ready("stopping");
+    let ended = tokio::time::timeout_at(Instant::now() + deadline, batcher).await;
+    if ended.is_err() {
+        tracing::warn!("stopped before redis answered; those webhooks were answered 503");
+    }
+    after_all.cancel();
+    Ok(())
+}

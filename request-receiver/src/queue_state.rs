@@ -1,0 +1,211 @@
+//! Whether the queue is known to be unusable, so that a request can be refused before its body is
+//! read; and the watch that finds out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
+
+use spillway_queue::drains::{self, StartAt};
+use spillway_queue::health::{self, Durability, Facts, Verdict};
+use spillway_queue::{Connection, QueueError, Redis};
+use spillway_service::Readiness;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::{Metrics, QueueGauges};
+use crate::reply::Refusal;
+use crate::settings::Settings;
+
+/// How often a healthy Redis is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// How often one is looked at that is not usable, so that it is used again soon after it is.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// A look that takes longer is a failed one.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What is known of the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Health {
+    /// Appends are expected to succeed.
+    Usable = 0,
+    /// Redis can't be reached, is loading, or may not be trusted.
+    Unavailable = 1,
+    /// No memory or disk left.
+    Full = 2,
+}
+
+/// Shared by every connection, the batcher and the watch.
+#[derive(Debug, Clone)]
+pub struct QueueState(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    health: AtomicU8,
+    is_stalled: AtomicBool,
+    look_now: Notify,
+}
+
+/// Looks at Redis and says what it found.
+pub struct Watch {
+    redis: Redis,
+    require_durable: bool,
+    state: QueueState,
+    readiness: Readiness,
+    gauges: QueueGauges,
+}
+
+impl Default for QueueState {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl QueueState {
+    /// Unavailable until the first look.
+    pub fn new() -> Self {
+        Self(Arc::new(Shared {
+            health: AtomicU8::new(Health::Unavailable as u8),
+            is_stalled: AtomicBool::new(false),
+            look_now: Notify::new(),
+        }))
+    }
+
+    /// # Errors
+    /// Why nothing can be stored now.
+    pub fn usable(&self) -> Result<(), Refusal> {
+        if self.0.is_stalled.load(Ordering::Relaxed) {
+            return Err(Refusal::QueueUnavailable);
+        }
+        match self.0.health.load(Ordering::Relaxed) {
+            health if health == Health::Usable as u8 => Ok(()),
+            health if health == Health::Full as u8 => Err(Refusal::QueueFull),
+            _ => Err(Refusal::QueueUnavailable),
+        }
+    }
+
+    /// An append failed: this is what it says about the queue. The watch looks at once.
+    pub fn failed(&self, health: Health) {
+        self.set(health);
+        self.0.look_now.notify_one();
+    }
+
+    /// An append has been without an answer for so long that no other is worth waiting for.
+    pub fn set_stalled(&self, is_stalled: bool) {
+        self.0.is_stalled.store(is_stalled, Ordering::Relaxed);
+    }
+
+    fn set(&self, health: Health) {
+        self.0.health.store(health as u8, Ordering::Relaxed);
+    }
+}
+
+impl Watch {
+    /// Puts a watch together.
+    pub fn new(
+        settings: &Settings,
+        state: QueueState,
+        readiness: Readiness,
+        metrics: &Metrics,
+    ) -> Self {
+        Self {
+            redis: settings.common.redis.clone(),
+            require_durable: settings.require_durable,
+            state,
+            readiness,
+            gauges: metrics.queue.clone(),
+        }
+    }
+
+    /// Looks once, at start.
+    ///
+    /// # Errors
+    /// When Redis can't be reached.
+    pub async fn look_once(&self) -> Result<(), QueueError> {
+        let mut connection = self.redis.connect(Some(LOOK_TIMEOUT)).await?;
+        health::read(&self.redis, &mut connection).await.map(|_| ())
+    }
+
+    /// Looks until `stop`: at every change the state, `/readyz` and the log say so.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut connection = None;
+        loop {
+            let is_usable = match self.look(&mut connection).await {
+                Ok((facts, verdict)) => self.found(&facts, verdict, connection.as_mut()).await,
+                Err(error) => {
+                    connection = None;
+                    self.gauges.durability.set(0);
+                    self.unusable(Health::Unavailable, &format!("queue_unavailable: {error}"))
+                }
+            };
+            let pause = if is_usable { LOOK_EVERY } else { LOOK_AGAIN };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                // After a failed append a look at once would often see Redis in mid-fall.
+                () = self.state.0.look_now.notified() => tokio::time::sleep(LOOK_AGAIN).await,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    async fn look(
+        &self,
+        connection: &mut Option<Connection>,
+    ) -> Result<(Facts, Verdict), QueueError> {
+        let connected = match connection {
+            Some(connected) => connected,
+            None => connection.insert(self.redis.connect(Some(LOOK_TIMEOUT)).await?),
+        };
+        let facts = health::read(&self.redis, connected).await?;
+        let verdict = health::judge(&facts, self.require_durable);
+        if matches!(verdict, Verdict::Usable { .. }) {
+            drains::register(&self.redis, connected, None, StartAt::Oldest).await?;
+        }
+        Ok((facts, verdict))
+    }
+
+    async fn found(
+        &self,
+        facts: &Facts,
+        verdict: Verdict,
+        connection: Option<&mut Connection>,
+    ) -> bool {
+        self.gauges.bytes.set(facts.used_bytes.cast_signed());
+        self.gauges.limit_bytes.set(facts.limit_bytes.cast_signed());
+        self.gauges.durability.set(health::durability(facts) as i64);
+        match verdict {
+            Verdict::Usable { durability, warnings, rewrite } => {
+                self.usable(durability, &warnings);
+                if rewrite && let Some(connection) = connection {
+                    match health::rewrite_aof(connection).await {
+                        Ok(()) => tracing::info!(bytes = facts.aof_bytes, "aof rewrite started"),
+                        Err(error) => tracing::warn!(%error, "the aof could not be rewritten"),
+                    }
+                }
+                true
+            }
+            Verdict::Full(why) => self.unusable(Health::Full, &format!("queue_full: {why}")),
+            Verdict::Refused(why) => {
+                self.unusable(Health::Unavailable, &format!("queue_refused: {why}"))
+            }
+        }
+    }
+
+    fn usable(&self, durability: Durability, warnings: &[&'static str]) {
+        self.state.set(Health::Usable);
+        if self.readiness.ready() {
+            tracing::info!(durability = durability as u8, "the queue is usable");
+            for warning in warnings {
+                tracing::warn!(warning, "the queue could be safer");
+            }
+        }
+    }
+
+    fn unusable(&self, health: Health, reason: &str) -> bool {
+        self.state.set(health);
+        if self.readiness.not_ready(reason) {
+            tracing::error!(reason, "the queue is not usable; webhooks are answered 503");
+        }
+        false
+    }
+}

@@ -1,0 +1,144 @@
+//! One request, step by step. This is the path to read aloud.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Method, StatusCode, header};
+use spillway_webhook::freshness::Window;
+use spillway_webhook::{Verified, Webhook, target};
+use tokio::time::Instant;
+
+use crate::admit::{Admission, Permit};
+use crate::body;
+use crate::connection::Arrival;
+use crate::enqueue::Enqueue;
+use crate::inspect::inspect;
+use crate::metrics::Metrics;
+use crate::queue_state::QueueState;
+use crate::reply::Refusal;
+use crate::secrets::Source;
+use crate::settings::{BodyKinds, Settings};
+
+/// Everything a request needs.
+pub struct Receiver {
+    admission: Admission,
+    secrets: Arc<Source>,
+    state: QueueState,
+    enqueue: Enqueue,
+    metrics: Metrics,
+    window: Window,
+    body_kinds: BodyKinds,
+    body_bytes_max: usize,
+    body_timeout: Duration,
+    ack_timeout: Duration,
+}
+
+impl Receiver {
+    /// Puts a receiver together.
+    pub fn new(settings: &Settings, enqueue: Enqueue, state: QueueState, metrics: Metrics) -> Self {
+        let admission = Admission::new(settings.in_flight_bytes_max);
+        metrics.watch_in_flight(admission.clone());
+        Self {
+            admission,
+            secrets: settings.secrets.clone(),
+            state,
+            enqueue,
+            metrics,
+            window: settings.window,
+            body_kinds: settings.body_kinds,
+            body_bytes_max: settings.body_bytes_max,
+            body_timeout: settings.body_timeout,
+            ack_timeout: settings.ack_timeout,
+        }
+    }
+
+    /// Counts an answer that was given outside of [`receive`].
+    pub fn count(&self, refusal: Refusal) {
+        self.metrics.answered(refusal.outcome(), Duration::ZERO);
+    }
+
+    async fn take(&self, request: Request, first_byte: Instant) -> Result<(), Refusal> {
+        let (head, body) = request.into_parts();
+        check_request_line(&head)?;
+        let mut permit = self.admit(&head)?;
+        let body = body::read(body, self.body_bytes_max, self.body_timeout, &mut permit).await?;
+        let now_ms = wall_clock_ms();
+        let waited_ms = u64::try_from(first_byte.elapsed().as_millis()).unwrap_or(0);
+        let verified = self.authenticate(head, body, now_ms.saturating_sub(waited_ms))?;
+        inspect(verified.get(), now_ms, self.body_kinds, &self.window)?;
+        self.enqueue.push(verified, permit, first_byte + self.ack_timeout).await
+    }
+
+    /// Before the body is read: is there room for it, and somewhere to put it?
+    fn admit(&self, head: &Parts) -> Result<Permit, Refusal> {
+        self.state.usable()?;
+        let announced = announced_bytes(head);
+        if announced > self.body_bytes_max {
+            // Only once there is room at all: 503 comes before 413.
+            self.admission.admit(0)?;
+            return Err(Refusal::TooLarge);
+        }
+        self.admission.admit(announced)
+    }
+
+    fn authenticate(
+        &self,
+        head: Parts,
+        body: Bytes,
+        received_at_ms: u64,
+    ) -> Result<Verified<Webhook>, Refusal> {
+        let target = head.uri.path_and_query().map(|target| target.as_str().to_owned());
+        let target = Bytes::from(target.unwrap_or_else(|| "/".to_owned()));
+        let webhook = Webhook { received_at_ms, target, headers: head.headers, body };
+        let secrets = self.secrets.load();
+        let verified = secrets.verify(webhook).map_err(|_| Refusal::BadSignature)?;
+        self.metrics.signed_by(&secrets.fingerprints()[verified.secret()]);
+        Ok(verified)
+    }
+}
+
+/// Answers one request.
+pub async fn receive(State(receiver): State<Arc<Receiver>>, request: Request) -> Response {
+    let arrival = request.extensions().get::<Arrival>().cloned();
+    let first_byte = arrival.as_ref().map_or_else(Instant::now, |arrival| arrival.first_byte);
+    let taken = receiver.take(request, first_byte).await;
+    let outcome = taken.as_ref().map_or_else(|refusal| refusal.outcome(), |()| "accepted");
+    receiver.metrics.answered(outcome, first_byte.elapsed());
+    match taken {
+        Ok(()) => StatusCode::OK.into_response(),
+        Err(refusal) => {
+            tracing::debug!(outcome, "refused");
+            if let Some(arrival) = arrival {
+                arrival.connection.body_may_be_unread();
+            }
+            refusal.into_response()
+        }
+    }
+}
+
+fn check_request_line(head: &Parts) -> Result<(), Refusal> {
+    let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
+    if target::has_dot_segment(target.as_bytes()) {
+        return Err(Refusal::DotSegment);
+    }
+    if head.method != Method::POST {
+        return Err(Refusal::NotPost);
+    }
+    Ok(())
+}
+
+/// The body's length as announced; 0 where it is sent in chunks.
+fn announced_bytes(head: &Parts) -> usize {
+    let length = head.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    // hyper has already refused a length that is not a number.
+    length.map_or(0, |length| length.parse().unwrap_or(usize::MAX))
+}
+
+fn wall_clock_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}

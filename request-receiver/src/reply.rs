@@ -1,0 +1,192 @@
+//! What the sender is told: one status and one code for each way to be refused.
+//!
+//! Never in an answer: a detail of the cause, a secret, anything of the request.
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use spillway_webhook::freshness::NotFresh;
+
+/// Seconds after which a retry is worth while.
+const RETRY_AFTER_SECONDS: &str = "2";
+
+/// Why a request was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Another method than POST.
+    NotPost,
+    /// A `.` or `..` segment in the path.
+    DotSegment,
+    /// Too many bytes or connections are in flight.
+    Overloaded,
+    /// Redis can't be reached, loads, or is not one to trust.
+    QueueUnavailable,
+    /// Redis has no memory or disk left.
+    QueueFull,
+    /// Not stored, or not known to be, in time.
+    AckTimeout,
+    /// The body is too long.
+    TooLarge,
+    /// Headers or body did not arrive in time.
+    Slow,
+    /// The body broke off or its framing is not valid.
+    BrokenBody,
+    /// The signature is missing, malformed or wrong.
+    BadSignature,
+    /// It came from a downstreamer.
+    Loop,
+    /// The body does not begin as a webhook's.
+    NotAWebhook,
+    /// The topic header is missing.
+    NoTopic,
+    /// The triggered-at header breaks a rule.
+    NotFresh(NotFresh),
+}
+
+impl Refusal {
+    /// Status, code and sentence.
+    pub fn told(self) -> (StatusCode, &'static str, &'static str) {
+        use StatusCode as S;
+        match self {
+            Self::NotPost => (S::METHOD_NOT_ALLOWED, "not_a_webhook", "only POST is taken"),
+            Self::DotSegment => (S::BAD_REQUEST, "not_a_webhook", "the path has a . or .. segment"),
+            Self::Overloaded => {
+                (S::SERVICE_UNAVAILABLE, "overloaded", "too much is in flight; try again")
+            }
+            Self::QueueUnavailable => {
+                (S::SERVICE_UNAVAILABLE, "queue_unavailable", "not stored; try again")
+            }
+            Self::QueueFull => (S::SERVICE_UNAVAILABLE, "queue_full", "not stored; try again"),
+            Self::AckTimeout => {
+                (S::SERVICE_UNAVAILABLE, "queue_unavailable", "not known to be stored; try again")
+            }
+            Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too_large", "the body is too long"),
+            Self::Slow => (S::REQUEST_TIMEOUT, "timeout", "the request did not arrive in time"),
+            Self::BrokenBody => (S::BAD_REQUEST, "not_a_webhook", "the body is not valid HTTP"),
+            Self::BadSignature => {
+                (S::UNAUTHORIZED, "bad_signature", "the signature does not verify")
+            }
+            Self::Loop => {
+                (S::LOOP_DETECTED, "loop_detected", "this request was already received here")
+            }
+            Self::NotAWebhook => {
+                (S::BAD_REQUEST, "not_a_webhook", "the body is neither JSON nor XML")
+            }
+            Self::NoTopic => (S::BAD_REQUEST, "missing_header", "the topic header is missing"),
+            Self::NotFresh(NotFresh::Missing) => {
+                (S::BAD_REQUEST, "missing_header", "the triggered-at header is missing")
+            }
+            Self::NotFresh(NotFresh::Malformed) => {
+                (S::BAD_REQUEST, "bad_timestamp", "triggered-at is not an RFC 3339 time")
+            }
+            Self::NotFresh(NotFresh::Stale) => {
+                (S::BAD_REQUEST, "stale", "the webhook was triggered too long ago")
+            }
+            Self::NotFresh(NotFresh::FromTheFuture) => {
+                (S::BAD_REQUEST, "from_the_future", "the webhook was triggered in the future")
+            }
+        }
+    }
+
+    /// Label of this refusal in the metrics, from a closed set.
+    pub fn outcome(self) -> &'static str {
+        match self {
+            Self::NotPost => "not_post",
+            Self::DotSegment => "dot_segment",
+            Self::AckTimeout => "ack_timeout",
+            Self::BrokenBody => "broken_body",
+            _ => self.told().1,
+        }
+    }
+
+    /// The JSON body.
+    pub fn body(self) -> String {
+        let (_, code, message) = self.told();
+        format!(r#"{{"error":"{code}","message":"{message}"}}"#)
+    }
+}
+
+/// Every outcome's label.
+pub const OUTCOMES: [&str; 17] = [
+    "accepted",
+    "not_post",
+    "dot_segment",
+    "overloaded",
+    "queue_unavailable",
+    "queue_full",
+    "ack_timeout",
+    "too_large",
+    "timeout",
+    "broken_body",
+    "bad_signature",
+    "loop_detected",
+    "not_a_webhook",
+    "missing_header",
+    "bad_timestamp",
+    "stale",
+    "from_the_future",
+];
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let (status, _, _) = self.told();
+        let mut response = (status, self.body()).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));
+        }
+        if status == StatusCode::METHOD_NOT_ALLOWED {
+            headers.insert(header::ALLOW, HeaderValue::from_static("POST"));
+        }
+        response
+    }
+}
+
+/// A whole HTTP/1.1 answer for a connection that has no request to answer through hyper.
+pub fn raw_answer(refusal: Refusal) -> String {
+    let (status, _, _) = refusal.told();
+    let body = refusal.body();
+    let retry = if status == StatusCode::SERVICE_UNAVAILABLE {
+        format!("retry-after: {RETRY_AFTER_SECONDS}\r\n")
+    } else {
+        String::new()
+    };
+    format!(
+        "HTTP/1.1 {} {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{retry}\
+         connection: close\r\n\r\n{body}",
+        status.as_u16(),
+        status.canonical_reason().unwrap_or_default(),
+        body.len(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_outcome_is_in_the_closed_set() {
+        for refusal in [
+            Refusal::NotPost,
+            Refusal::DotSegment,
+            Refusal::Overloaded,
+            Refusal::QueueUnavailable,
+            Refusal::QueueFull,
+            Refusal::AckTimeout,
+            Refusal::TooLarge,
+            Refusal::Slow,
+            Refusal::BrokenBody,
+            Refusal::BadSignature,
+            Refusal::Loop,
+            Refusal::NotAWebhook,
+            Refusal::NoTopic,
+            Refusal::NotFresh(NotFresh::Missing),
+            Refusal::NotFresh(NotFresh::Malformed),
+            Refusal::NotFresh(NotFresh::Stale),
+            Refusal::NotFresh(NotFresh::FromTheFuture),
+        ] {
+            assert!(OUTCOMES.contains(&refusal.outcome()), "{refusal:?}");
+            assert!(raw_answer(refusal).contains(refusal.told().1));
+        }
+    }
+}

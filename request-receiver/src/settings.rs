@@ -1,0 +1,235 @@
+//! The receiver's settings, as written and checked.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser;
+use spillway_service::common::CommonChecked;
+use spillway_service::listen::Address;
+use spillway_service::{Checker, Common};
+use spillway_webhook::Secrets;
+use spillway_webhook::freshness::Window;
+
+use crate::secrets::Source;
+
+const MIB: u64 = 1 << 20;
+/// Bodies past this would make packs that no drain can decode.
+const BODY_MAX: u64 = 128 * MIB;
+
+/// Takes in Shopify webhooks (POST to any path), checks their signature and time, and answers 200
+/// once Redis has stored them. Every setting is a flag and an environment variable.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+pub struct Written {
+    #[command(flatten)]
+    common: Common,
+
+    /// Where to receive: 127.0.0.1:8080 or unix:/path; a socket passed by systemd wins
+    #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8080")]
+    listen: String,
+
+    /// Address of /livez, /readyz and /metrics
+    #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:9811")]
+    admin_listen: String,
+
+    /// The app's client secret; several, comma separated, while it is rotated: any of them
+    /// verifies. Prefer the file: a flag shows in the process list
+    #[arg(long, env = "SHOPIFY_CLIENT_SECRET", hide_env_values = true)]
+    shopify_client_secret: Option<String>,
+
+    /// File with the client secret, one per line; read again on SIGHUP
+    #[arg(long, env = "SHOPIFY_CLIENT_SECRET_FILE")]
+    shopify_client_secret_file: Option<PathBuf>,
+
+    /// How old a webhook's triggered-at may be [1s to 365d]
+    #[arg(long, env = "MAX_EVENT_AGE", default_value = "72h")]
+    max_event_age: String,
+
+    /// How far ahead of this machine's clock triggered-at may be [0 to 30d]
+    #[arg(long, env = "MAX_CLOCK_SKEW", default_value = "1h")]
+    max_clock_skew: String,
+
+    /// Refuse webhooks without triggered-at: true or false
+    #[arg(long, env = "REQUIRE_TIMESTAMP", default_value = "true")]
+    require_timestamp: String,
+
+    /// What a body may begin as: json, xml, both (comma separated), or any
+    #[arg(long, env = "BODY_KINDS", default_value = "json,xml")]
+    body_kinds: String,
+
+    /// The largest body [1KiB to 128MiB]
+    #[arg(long, env = "MAX_BODY", default_value = "16MiB")]
+    max_body: String,
+
+    /// Bytes received and not yet stored, before more is refused [1MiB to 64GiB]
+    #[arg(long, env = "MAX_IN_FLIGHT", default_value = "256MiB")]
+    max_in_flight: String,
+
+    /// Connections at once [1 to 1000000]
+    #[arg(long, env = "MAX_CONNECTIONS", default_value = "10000")]
+    max_connections: String,
+
+    /// Time for a request's headers, from its first byte [100ms to 60s]
+    #[arg(long, env = "HEADER_TIMEOUT", default_value = "5s")]
+    header_timeout: String,
+
+    /// Time for a request's body, from its headers [100ms to 60s]
+    #[arg(long, env = "BODY_TIMEOUT", default_value = "3s")]
+    body_timeout: String,
+
+    /// How long a connection may be idle [1s to 1h]
+    #[arg(long, env = "IDLE_TIMEOUT", default_value = "75s")]
+    idle_timeout: String,
+
+    /// Time from a request's first byte to its answer; Shopify gives up at 5 s [100ms to 60s]
+    #[arg(long, env = "ACK_TIMEOUT", default_value = "3s")]
+    ack_timeout: String,
+
+    /// Refuse to receive unless Redis syncs to disk before it answers: true or false
+    #[arg(long, env = "REQUIRE_DURABLE", default_value = "false")]
+    require_durable: String,
+
+    /// Time to finish what is under way after SIGTERM [1s to 5m]
+    #[arg(long, env = "SHUTDOWN_TIMEOUT", default_value = "10s")]
+    shutdown_timeout: String,
+}
+
+/// The receiver's settings, checked.
+#[derive(Debug)]
+pub struct Settings {
+    /// Settings that every process has.
+    pub common: CommonChecked,
+    /// Where to receive.
+    pub listen: Address,
+    /// Where the admin endpoint is.
+    pub admin_listen: SocketAddr,
+    /// The client secrets, and where they can be read again.
+    pub secrets: Arc<Source>,
+    /// The accepted window of triggered-at.
+    pub window: Window,
+    /// What a body may begin as.
+    pub body_kinds: BodyKinds,
+    /// The largest body, in bytes.
+    pub body_bytes_max: usize,
+    /// Bytes received and not yet stored.
+    pub in_flight_bytes_max: usize,
+    /// Connections at once.
+    pub connections_max: usize,
+    /// Time for a request's headers.
+    pub header_timeout: Duration,
+    /// Time for a request's body.
+    pub body_timeout: Duration,
+    /// How long a connection may be idle.
+    pub idle_timeout: Duration,
+    /// Time from a request's first byte to its answer.
+    pub ack_timeout: Duration,
+    /// Whether to refuse a Redis that does not sync before it answers.
+    pub require_durable: bool,
+    /// Time to finish what is under way.
+    pub shutdown_timeout: Duration,
+}
+
+/// What a body may begin as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BodyKinds {
+    /// `{` or `[`.
+    pub json: bool,
+    /// `<`.
+    pub xml: bool,
+    /// Anything at all, nothing included.
+    pub any: bool,
+}
+
+impl spillway_service::Written for Written {
+    type Checked = Settings;
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn check(&self, checker: &mut Checker) -> Settings {
+        let (ms, s) = (Duration::from_millis, Duration::from_secs);
+        let (hour, day) = (s(3600), s(24 * 3600));
+        let listen = self.listen.parse().unwrap_or_else(|problem: String| {
+            checker.mistake("LISTEN", problem);
+            Address::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)))
+        });
+        let settings = Settings {
+            common: self.common.check(checker),
+            listen,
+            admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
+            secrets: self.secrets(checker),
+            window: Window {
+                age_max: checker.duration("MAX_EVENT_AGE", &self.max_event_age, s(1)..=365 * day),
+                skew_max: checker.duration(
+                    "MAX_CLOCK_SKEW",
+                    &self.max_clock_skew,
+                    Duration::ZERO..=30 * day,
+                ),
+                required: checker.flag("REQUIRE_TIMESTAMP", &self.require_timestamp),
+            },
+            body_kinds: body_kinds(checker, &self.body_kinds),
+            body_bytes_max: bytes(checker.size("MAX_BODY", &self.max_body, 1024..=BODY_MAX)),
+            in_flight_bytes_max: bytes(checker.size(
+                "MAX_IN_FLIGHT",
+                &self.max_in_flight,
+                MIB..=64 * 1024 * MIB,
+            )),
+            connections_max: checker.number(
+                "MAX_CONNECTIONS",
+                &self.max_connections,
+                1..=1_000_000,
+            ),
+            header_timeout: checker.duration(
+                "HEADER_TIMEOUT",
+                &self.header_timeout,
+                ms(100)..=s(60),
+            ),
+            body_timeout: checker.duration("BODY_TIMEOUT", &self.body_timeout, ms(100)..=s(60)),
+            idle_timeout: checker.duration("IDLE_TIMEOUT", &self.idle_timeout, s(1)..=hour),
+            ack_timeout: checker.duration("ACK_TIMEOUT", &self.ack_timeout, ms(100)..=s(60)),
+            require_durable: checker.flag("REQUIRE_DURABLE", &self.require_durable),
+            shutdown_timeout: checker.duration(
+                "SHUTDOWN_TIMEOUT",
+                &self.shutdown_timeout,
+                s(1)..=s(300),
+            ),
+        };
+        if settings.in_flight_bytes_max < settings.body_bytes_max {
+            checker
+                .mistake("MAX_IN_FLIGHT", "must be at least MAX_BODY, or such a body never fits");
+        }
+        settings
+    }
+}
+
+impl Written {
+    fn secrets(&self, checker: &mut Checker) -> Arc<Source> {
+        let secrets = checker.secrets(
+            "SHOPIFY_CLIENT_SECRET",
+            self.shopify_client_secret.as_deref(),
+            self.shopify_client_secret_file.as_deref(),
+            true,
+        );
+        Arc::new(Source::new(Secrets::new(&secrets), self.shopify_client_secret_file.clone()))
+    }
+}
+
+fn body_kinds(checker: &mut Checker, text: &str) -> BodyKinds {
+    let mut kinds = BodyKinds { json: false, xml: false, any: false };
+    for word in text.split(',').map(str::trim) {
+        match word {
+            "json" => kinds.json = true,
+            "xml" => kinds.xml = true,
+            "any" => kinds.any = true,
+            _ => checker.mistake("BODY_KINDS", format_args!("{word:?} is none of json, xml, any")),
+        }
+    }
+    kinds
+}
+
+fn bytes(size: u64) -> usize {
+    usize::try_from(size).expect("BUG: the range ends below 2^63")
+}
