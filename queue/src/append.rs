@@ -4,7 +4,7 @@
 //! `appendfsync always` is after its fsync. An append whose connection broke is
 //! [`AppendError::Unknown`]: it may lie in the stream, so nobody may be told either way.
 
-use redis::Value;
+use redis::{RedisError, RedisResult, Value};
 use spillway_webhook::StreamId;
 
 use crate::connect::{Connection, Redis};
@@ -49,9 +49,11 @@ impl Appender {
     /// [`AppendError`]; both variants leave the appender ready for the next pack.
     pub async fn append(&mut self, pack: &[u8], count: u32) -> Result<StreamId, AppendError> {
         let keys = &self.redis.keys;
+        // MULTI and EXEC are written out, because the crate's own keep only one of the replies, and
+        // why a pack was refused can stand in any.
         let mut transaction = redis::pipe();
         transaction
-            .atomic()
+            .cmd("MULTI")
             .cmd("XADD")
             .arg(keys.stream())
             .arg("*")
@@ -61,14 +63,17 @@ impl Appender {
             .arg(keys.counts())
             .arg("appended")
             .arg(count)
-            .ignore();
+            .cmd("EXEC")
+            .ignore_errors();
         let connection = self.connected().await.map_err(AppendError::NotStored)?;
-        match transaction.query_async::<(String,)>(connection).await {
-            Ok((id,)) => id.parse().map_err(|_| {
-                AppendError::Unknown(QueueError::Unexpected(format!("entry id {id:?}")))
-            }),
-            Err(error) => Err(self.failed(error.into())),
+        let outcome = match transaction.query_async(connection).await {
+            Ok(replies) => outcome(replies),
+            Err(error) => Err(AppendError::Unknown(error.into())),
+        };
+        if matches!(outcome, Err(AppendError::Unknown(_))) {
+            self.connection = None;
         }
+        outcome
     }
 
     /// Asks Redis for a sign of life on the same connection that packs use.
@@ -90,18 +95,26 @@ impl Appender {
         }
         Ok(self.connection.as_mut().expect("BUG: just connected"))
     }
+}
 
-    fn failed(&mut self, cause: QueueError) -> AppendError {
-        match cause {
-            QueueError::Unreachable(_) | QueueError::Unexpected(_) => {
-                self.connection = None;
-                AppendError::Unknown(cause)
+/// What the replies to MULTI, XADD, HINCRBY and EXEC come to.
+fn outcome(replies: Vec<RedisResult<Value>>) -> Result<StreamId, AppendError> {
+    let unexpected = |what: String| AppendError::Unknown(QueueError::Unexpected(what));
+    let [multi, xadd, hincrby, exec] =
+        replies.try_into().map_err(|_| unexpected("not one reply a command".to_owned()))?;
+    // Without its MULTI, a command was run on the spot.
+    multi.map_err(|refused| AppendError::Unknown(refused.into()))?;
+    // A command that is refused while it is queued says why; EXEC then only that nothing was run.
+    let run = xadd.and(hincrby).and(exec);
+    match run.map_err(|refused| AppendError::NotStored(refused.into()))? {
+        Value::Array(run) => match run.into_iter().next() {
+            Some(Value::ServerError(refused)) => {
+                Err(AppendError::NotStored(RedisError::from(refused).into()))
             }
-            QueueError::Loading
-            | QueueError::Full(_)
-            | QueueError::Refused(_)
-            | QueueError::Fenced
-            | QueueError::Unregistered => AppendError::NotStored(cause),
-        }
+            added => added
+                .and_then(|id| redis::from_redis_value::<String>(id).ok()?.parse().ok())
+                .ok_or_else(|| unexpected("no entry id".to_owned())),
+        },
+        _ => Err(unexpected("EXEC without replies".to_owned())),
     }
 }

@@ -60,15 +60,7 @@ pub async fn list(
     after: StreamId,
     count: usize,
 ) -> Result<Vec<DeadLetter>, QueueError> {
-    let found: Vec<(String, Fields)> = cmd("XRANGE")
-        .arg(redis.keys.dead(drain))
-        .arg(format!("({after}"))
-        .arg("+")
-        .arg("COUNT")
-        .arg(count)
-        .query_async(connection)
-        .await?;
-    found.into_iter().map(|(id, fields)| dead_letter(&id, &fields)).collect()
+    page(redis, connection, drain, after, "+", count).await
 }
 
 /// Takes dead letters away in one step; says how many of them were still there.
@@ -107,13 +99,16 @@ pub async fn age_out(
     keep: Duration,
     now_ms: u64,
 ) -> Result<u64, QueueError> {
-    const AT_A_TIME: usize = 100;
+    // Each may be as large as a webhook can be, and only its topic is looked at.
+    const AT_A_TIME: usize = 16;
     let before_ms = now_ms.saturating_sub(u64::try_from(keep.as_millis()).unwrap_or(u64::MAX));
+    // Asked for by their time, so that the young ones are not even read.
+    let Some(newest_ms) = before_ms.checked_sub(1) else { return Ok(0) };
+    let newest = newest_ms.to_string();
     let mut after = StreamId::ZERO;
     let mut dropped = 0;
     loop {
-        let page = list(redis, connection, drain, after, AT_A_TIME).await?;
-        let old: Vec<_> = page.iter().take_while(|letter| letter.id.ms < before_ms).collect();
+        let old = page(redis, connection, drain, after, &newest, AT_A_TIME).await?;
         let Some(last) = old.last() else { return Ok(dropped) };
         after = last.id;
         let ids: Vec<_> = old
@@ -125,6 +120,25 @@ pub async fn age_out(
             dropped += take(redis, connection, drain, Take::Drop, &ids).await?;
         }
     }
+}
+
+async fn page(
+    redis: &Redis,
+    connection: &mut Connection,
+    drain: &str,
+    after: StreamId,
+    newest: &str,
+    count: usize,
+) -> Result<Vec<DeadLetter>, QueueError> {
+    let found: Vec<(String, Fields)> = cmd("XRANGE")
+        .arg(redis.keys.dead(drain))
+        .arg(format!("({after}"))
+        .arg(newest)
+        .arg("COUNT")
+        .arg(count)
+        .query_async(connection)
+        .await?;
+    found.into_iter().map(|(id, fields)| dead_letter(&id, &fields)).collect()
 }
 
 fn dead_letter(id: &str, fields: &Fields) -> Result<DeadLetter, QueueError> {

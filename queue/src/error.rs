@@ -32,13 +32,13 @@ impl From<RedisError> for QueueError {
     fn from(error: RedisError) -> Self {
         match error.kind() {
             ErrorKind::Io | ErrorKind::Parse => Self::Unreachable(error),
+            ErrorKind::UnexpectedReturnType => Self::Unexpected(error.to_string()),
             ErrorKind::Server(ServerErrorKind::BusyLoading) => Self::Loading,
-            ErrorKind::Server(ServerErrorKind::ExecAbort) if has_code(&error, "OOM") => {
-                Self::Full(error)
-            }
-            ErrorKind::Server(ServerErrorKind::ExecAbort) if has_code(&error, "MISCONF") => {
-                Self::Full(error)
-            }
+            ErrorKind::Server(ServerErrorKind::ExecAbort) => match aborted_by(&error) {
+                Some("OOM" | "MISCONF") => Self::Full(error),
+                Some("LOADING") => Self::Loading,
+                _ => Self::Refused(error),
+            },
             ErrorKind::Extension => match error.code() {
                 Some("OOM" | "MISCONF") => Self::Full(error),
                 Some("FENCED") => Self::Fenced,
@@ -50,8 +50,8 @@ impl From<RedisError> for QueueError {
     }
 }
 
-/// Whether one of the commands of an aborted transaction failed with `code`.
-fn has_code(error: &RedisError, code: &str) -> bool {
-    let errors = error.clone().into_server_errors();
-    errors.is_some_and(|errors| errors.iter().any(|(_, error)| error.code() == code))
+/// The code of the error that EXEC itself met: it is repeated behind a fixed sentence.
+fn aborted_by(error: &RedisError) -> Option<&str> {
+    let (_, cause) = error.detail()?.split_once("because of: ")?;
+    cause.split(' ').next()
 }

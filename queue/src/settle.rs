@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use rand::RngExt;
 use redis::{Script, ScriptInvocation, Value};
 use spillway_webhook::{StreamId, WebhookId};
 
@@ -108,7 +109,10 @@ impl Settler {
     /// Settles for `drain` under the owner's `token`.
     pub fn new(redis: Redis, drain: &str, token: &str) -> Self {
         let script = Script::new(include_str!("lua/settle.lua"));
-        Self { redis, drain: drain.to_owned(), token: token.to_owned(), number: 0, script }
+        // Not from 0: an instance that lost the drain and took it again has the same token, and its
+        // first settlement must not look like a repeat of the first one before.
+        let number = rand::rng().random::<u32>().into();
+        Self { redis, drain: drain.to_owned(), token: token.to_owned(), number, script }
     }
 
     /// Begins the next settlement. Until then, [`Settler::apply`] repeats the current one.

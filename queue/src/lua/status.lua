@@ -6,11 +6,10 @@ local function info(reply)
   for i = 1, #reply, 2 do about[reply[i]] = reply[i + 1] end
   return about
 end
-local stream = redis.pcall('XINFO', 'STREAM', KEYS[1])
 local memory = redis.call('INFO', 'memory')
 local now = redis.call('TIME')
 local rows = {{
-  stream.err and 0 or info(stream)['length'],
+  redis.call('XLEN', KEYS[1]),
   redis.call('HGET', KEYS[2], 'appended') or '0',
   redis.call('HGET', KEYS[2], 'trimmed') or '0',
   string.match(memory, 'used_memory:(%d+)'),

@@ -1,0 +1,120 @@
+//! Dead letters: listed, replayed, dropped, aged out.
+
+use std::time::Duration;
+
+use spillway_queue::dead::{DeadLetter, Take, age_out, list, take};
+use spillway_queue::settle::{Dead, Settlement};
+use spillway_webhook::StreamId;
+
+use crate::drain::{Drain, dead, webhook};
+use crate::server::Server;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// A drain that has given these up.
+async fn having_given_up(server: &Server, dead: Vec<Dead>) -> (Drain, Vec<DeadLetter>) {
+    let mut http = Drain::start(server, "http").await;
+    http.settle(&Settlement { dead, ..Settlement::default() }).await.expect("they are given up");
+    let letters = all(&mut http).await;
+    (http, letters)
+}
+
+async fn all(http: &mut Drain) -> Vec<DeadLetter> {
+    let found = list(&http.redis, &mut http.connection, http.name, StreamId::ZERO, 1_000).await;
+    found.expect("they can be listed")
+}
+
+async fn bytes(server: &Server) -> u64 {
+    server.command(&["GET", "spillway:http:dead:bytes"]).await
+}
+
+#[tokio::test]
+async fn dead_letters_are_listed_page_by_page_as_they_were_given_up() {
+    let server = Server::start(&[]).await;
+    let given_up = (1..=5).map(|ms| dead(ms, "orders/create")).collect();
+    let (mut http, letters) = having_given_up(&server, given_up).await;
+    let first = &letters[0];
+    assert_eq!((first.webhook, &first.pack[..]), (webhook(1), &b"pack of 1"[..]));
+    let labels = [&first.shop, &first.topic, &first.resource, &first.delivery_id];
+    assert_eq!(labels, ["a.myshopify.com", "orders/create", "product/1", "b54557e4"]);
+    assert_eq!((&first.reason[..], first.status, first.attempts), ("refused", 404, 9));
+    assert_eq!(&first.answer[..], b"no such route");
+
+    let (mut after, mut pages) = (StreamId::ZERO, Vec::new());
+    loop {
+        let page = list(&http.redis, &mut http.connection, "http", after, 2).await.unwrap();
+        let Some(last) = page.last() else { break };
+        after = last.id;
+        pages.push(page.iter().map(|letter| letter.webhook.entry.ms).collect::<Vec<_>>());
+    }
+    assert_eq!(pages, [vec![1, 2], vec![3, 4], vec![5]]);
+}
+
+#[tokio::test]
+async fn dropped_dead_letters_are_gone_with_their_bytes() {
+    let server = Server::start(&[]).await;
+    let given_up = vec![dead(1, "orders/create"), dead(2, "orders/create")];
+    let (mut http, letters) = having_given_up(&server, given_up).await;
+    let before = bytes(&server).await;
+    let ids = [letters[0].id, letters[0].id, StreamId { ms: 1, seq: 1 }];
+    let taken = take(&http.redis, &mut http.connection, "http", Take::Drop, &ids).await;
+    assert_eq!(taken.unwrap(), 1);
+    assert_eq!(all(&mut http).await.len(), 1);
+    assert_eq!(bytes(&server).await, before / 2);
+    let rest = [letters[1].id];
+    take(&http.redis, &mut http.connection, "http", Take::Drop, &rest).await.unwrap();
+    assert_eq!(bytes(&server).await, 0);
+    assert!(server.ids("spillway:http:parked").await.is_empty());
+}
+
+#[tokio::test]
+async fn replayed_dead_letters_are_parked_in_the_order_given() {
+    let server = Server::start(&[]).await;
+    let given_up = (1..=3).map(|ms| dead(ms, "orders/create")).collect();
+    let (mut http, letters) = having_given_up(&server, given_up).await;
+    let ids = [letters[2].id, letters[0].id, letters[1].id];
+    let taken = take(&http.redis, &mut http.connection, "http", Take::Replay, &ids).await;
+    assert_eq!(taken.unwrap(), 3);
+    assert!(all(&mut http).await.is_empty());
+    assert_eq!(bytes(&server).await, 0);
+    let parked =
+        http.reader.parked_after(&mut http.connection, StreamId::ZERO, 1 << 20).await.unwrap();
+    let order: Vec<_> = parked.iter().map(|parked| parked.webhook.entry.ms).collect();
+    assert_eq!(order, [3, 1, 2]);
+    assert!(parked.iter().all(|parked| parked.replayed));
+    assert!(parked.iter().all(|parked| parked.attempts == 0 && parked.spent.is_zero()));
+    assert_eq!(&parked[0].pack[..], b"pack of 3");
+}
+
+#[tokio::test]
+async fn old_dead_letters_are_dropped_but_never_those_the_law_asks_for() {
+    let server = Server::start(&[]).await;
+    let topics = ["orders/create", "customers/redact", "shop/redact", "customers/data_request"];
+    let given_up = (0..250).map(|at| dead(at, topics[at as usize % 4])).collect();
+    let (mut http, letters) = having_given_up(&server, given_up).await;
+    let now_ms = letters.last().unwrap().id.ms;
+    let young = age_out(&http.redis, &mut http.connection, "http", DAY, now_ms).await;
+    assert_eq!(young.unwrap(), 0);
+    let later_ms = now_ms + 2 * u64::try_from(DAY.as_millis()).unwrap();
+    let old = age_out(&http.redis, &mut http.connection, "http", DAY, later_ms).await;
+    assert_eq!(old.unwrap(), 63);
+    let kept = all(&mut http).await;
+    assert_eq!(kept.len(), 250 - 63);
+    assert!(kept.iter().all(|letter| letter.topic != "orders/create"));
+}
+
+#[tokio::test]
+async fn a_dead_letter_is_old_only_past_the_whole_time() {
+    let server = Server::start(&[]).await;
+    let (mut http, letters) = having_given_up(&server, vec![dead(1, "orders/create")]).await;
+    let given_up_ms = letters[0].id.ms;
+    for (passed_ms, dropped) in [(0, 0), (1_000, 0), (1_001, 1)] {
+        let now_ms = given_up_ms + passed_ms;
+        let keep = Duration::from_secs(1);
+        let aged = age_out(&http.redis, &mut http.connection, "http", keep, now_ms).await;
+        assert_eq!(aged.unwrap(), dropped, "after {passed_ms} ms");
+    }
+    // A clock before the epoch's first days must not wrap around.
+    let none = age_out(&http.redis, &mut http.connection, "http", DAY, 5).await;
+    assert_eq!(none.unwrap(), 0);
+}

@@ -1,0 +1,104 @@
+//! A drain that is registered and owned, and webhooks for it to park and to give up.
+
+use spillway_queue::drains::{self, StartAt};
+use spillway_queue::owner::Claim;
+use spillway_queue::read::{Progress, Reader};
+use spillway_queue::settle::{Dead, Park, Settlement, Settler};
+use spillway_queue::{Connection, QueueError, Redis};
+use spillway_webhook::{StreamId, WebhookId};
+
+use crate::server::Server;
+
+/// A drain of a test.
+pub struct Drain {
+    pub name: &'static str,
+    pub redis: Redis,
+    pub connection: Connection,
+    pub claim: Claim,
+    pub reader: Reader,
+    pub settler: Settler,
+}
+
+impl Drain {
+    /// Registers a drain at the oldest entry, and becomes its owner.
+    pub async fn start(server: &Server, name: &'static str) -> Self {
+        let mut connection = server.connect().await;
+        drains::register(&server.redis(), &mut connection, Some(name), StartAt::Oldest)
+            .await
+            .expect("it can be registered");
+        Self::own(server, name).await
+    }
+
+    /// Becomes the owner, in place of whoever is.
+    pub async fn own(server: &Server, name: &'static str) -> Self {
+        let (redis, mut connection) = (server.redis(), server.connect().await);
+        let claim = Claim::new(redis.clone(), name);
+        let seen = claim.look(&mut connection).await.expect("redis answers");
+        claim.take(&mut connection, &seen).await.expect("nobody else takes it");
+        let reader = Reader::new(redis.clone(), name);
+        let settler = Settler::new(redis.clone(), name, claim.token());
+        Self { name, redis, connection, claim, reader, settler }
+    }
+
+    /// Settles under the next number.
+    pub async fn settle(
+        &mut self,
+        settlement: &Settlement,
+    ) -> Result<Option<Vec<StreamId>>, QueueError> {
+        self.settler.begin();
+        self.settle_again(settlement).await
+    }
+
+    /// Settles under the same number as before.
+    pub async fn settle_again(
+        &mut self,
+        settlement: &Settlement,
+    ) -> Result<Option<Vec<StreamId>>, QueueError> {
+        self.settler.apply(&mut self.connection, settlement).await
+    }
+
+    /// Settles one entry of one webhook by moving the cursor over it.
+    pub async fn pass(&mut self, entry: StreamId) {
+        let through = self.progress().await.through + 1;
+        self.settle(&up_to(entry, 1, through)).await.expect("it is settled");
+    }
+
+    pub async fn progress(&mut self) -> Progress {
+        self.reader.progress(&mut self.connection).await.expect("it is registered")
+    }
+}
+
+/// A settlement that moves the cursor.
+pub fn up_to(cursor: StreamId, entries: u64, through: u64) -> Settlement {
+    Settlement { cursor: Some(cursor), entries_passed: entries, through, ..Settlement::default() }
+}
+
+/// The first webhook of an entry of some cell.
+pub fn webhook(ms: u64) -> WebhookId {
+    WebhookId { cell: 7, entry: StreamId { ms, seq: 0 }, index: 0 }
+}
+
+/// A webhook to park.
+pub fn park(ms: u64) -> Park {
+    Park {
+        pack: format!("pack of {ms}").into_bytes(),
+        webhook: webhook(ms),
+        attempts: 3,
+        spent: std::time::Duration::from_millis(1_500),
+        replayed: false,
+    }
+}
+
+/// A webhook to give up.
+pub fn dead(ms: u64, topic: &str) -> Dead {
+    let labels = ["a.myshopify.com", topic, "product/1", "b54557e4"].map(str::to_owned);
+    Dead {
+        pack: format!("pack of {ms}").into_bytes(),
+        webhook: webhook(ms),
+        labels,
+        reason: "refused",
+        status: 404,
+        attempts: 9,
+        answer: b"no such route".to_vec(),
+    }
+}

@@ -1,0 +1,93 @@
+//! Registering and forgetting who reads.
+
+use spillway_queue::QueueError;
+use spillway_queue::drains::{Registered, StartAt, forget, register};
+use spillway_queue::read::Reader;
+use spillway_queue::settle::Settlement;
+use spillway_webhook::StreamId;
+
+use crate::drain::{Drain, dead, park};
+use crate::server::Server;
+
+async fn registered(server: &Server, drain: Option<&str>, start_at: StartAt) -> Registered {
+    let mut connection = server.connect().await;
+    register(&server.redis(), &mut connection, drain, start_at).await.expect("it is registered")
+}
+
+async fn cursor(server: &Server, drain: &str) -> StreamId {
+    let mut connection = server.connect().await;
+    let progress = Reader::new(server.redis(), drain).progress(&mut connection).await;
+    progress.expect("it is registered").cursor
+}
+
+#[tokio::test]
+async fn a_cell_has_one_id_for_good() {
+    let mut server = Server::start(&[]).await;
+    let first = registered(&server, None, StartAt::Oldest).await;
+    assert!(!first.is_new);
+    let second = registered(&server, Some("http"), StartAt::Oldest).await;
+    assert_eq!(second, Registered { cell: first.cell, is_new: true });
+    assert!(!registered(&server, Some("http"), StartAt::Now).await.is_new);
+    server.restart(&[]);
+    server.ready().await;
+    assert_eq!(registered(&server, None, StartAt::Oldest).await.cell, first.cell);
+}
+
+#[tokio::test]
+async fn a_new_drain_starts_at_the_oldest_entry_or_now() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two"]).await;
+    registered(&server, Some("http"), StartAt::Oldest).await;
+    registered(&server, Some("kafka"), StartAt::Now).await;
+    assert_eq!(cursor(&server, "http").await, StreamId::ZERO);
+    assert_eq!(cursor(&server, "kafka").await, ids[1]);
+    // Where it has come to is its own business from then on.
+    registered(&server, Some("http"), StartAt::Now).await;
+    assert_eq!(cursor(&server, "http").await, StreamId::ZERO);
+}
+
+#[tokio::test]
+async fn a_drain_that_registers_before_anything_came_gets_it_all() {
+    let server = Server::start(&[]).await;
+    registered(&server, Some("http"), StartAt::Now).await;
+    server.append(&[b"one"]).await;
+    let reader = Reader::new(server.redis(), "http");
+    let mut connection = server.connect().await;
+    let from = reader.progress(&mut connection).await.unwrap().cursor;
+    assert_eq!(reader.main_after(&mut connection, from, 1).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn registrations_at_once_agree_on_the_cell_and_only_one_is_new() {
+    let server = Server::start(&[]).await;
+    let one = || registered(&server, Some("http"), StartAt::Oldest);
+    let (a, b, c, d) = tokio::join!(one(), one(), one(), one());
+    let all = [a, b, c, d];
+    assert!(all.iter().all(|found| found.cell == a.cell));
+    assert_eq!(all.iter().filter(|found| found.is_new).count(), 1);
+}
+
+#[tokio::test]
+async fn a_forgotten_drain_leaves_nothing_behind_and_may_come_again() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let settlement = Settlement {
+        bits: vec![(ids[0], vec![1])],
+        park: vec![park(1)],
+        dead: vec![dead(2, "orders/create")],
+        ..Settlement::default()
+    };
+    http.settle(&settlement).await.unwrap();
+    assert!(forget(&server.redis(), &mut http.connection, "http").await.unwrap());
+    assert!(!forget(&server.redis(), &mut http.connection, "http").await.unwrap());
+
+    let mut keys: Vec<String> = server.command(&["KEYS", "*"]).await;
+    keys.sort();
+    assert_eq!(keys, ["spillway:cell", "spillway:counts", "spillway:in"]);
+    let progress = http.reader.progress(&mut http.connection).await;
+    assert!(matches!(progress, Err(QueueError::Unregistered)), "{progress:?}");
+    let late = http.settle(&settlement).await;
+    assert!(matches!(late, Err(QueueError::Fenced)), "{late:?}");
+    assert!(registered(&server, Some("http"), StartAt::Oldest).await.is_new);
+}

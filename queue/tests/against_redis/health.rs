@@ -1,0 +1,68 @@
+//! What a real Redis says about itself.
+
+use spillway_queue::health::{Durability, Verdict, durability, judge, read, rewrite_aof};
+
+use crate::server::{Server, until};
+
+#[tokio::test]
+async fn the_facts_of_a_durable_redis_are_read() {
+    let server = Server::start(&["--maxmemory", "1gb"]).await;
+    server.append(&[[b'x'; 10_000].as_slice()]).await;
+    let mut connection = server.connect().await;
+    let facts = read(&server.redis(), &mut connection).await.unwrap();
+    assert!(facts.version.starts_with(|first: char| first.is_ascii_digit()), "{facts:?}");
+    assert_eq!(facts.eviction_policy, "noeviction");
+    assert_eq!(facts.fsync.as_deref(), Some("always"));
+    assert!(facts.aof_enabled && !facts.is_rewriting && !facts.aof_write_failed);
+    assert_eq!(facts.limit_bytes, 1 << 30);
+    assert!(facts.used_bytes > 10_000 && facts.used_bytes < 100 << 20, "{facts:?}");
+    assert!(facts.aof_bytes > 10_000, "{facts:?}");
+    assert!(facts.disk_free_bytes.is_some_and(|free| free > 0));
+    assert_eq!(durability(&facts), Durability::Always);
+}
+
+#[tokio::test]
+async fn where_config_is_forbidden_durability_is_unknown() {
+    let server = Server::start(&["--rename-command", "CONFIG", ""]).await;
+    let mut connection = server.connect().await;
+    let facts = read(&server.redis(), &mut connection).await.unwrap();
+    assert_eq!((&facts.fsync, facts.disk_free_bytes), (&None, None));
+    assert!(facts.aof_enabled);
+    assert_eq!(durability(&facts), Durability::None);
+    assert!(matches!(judge(&facts, true), Verdict::Refused(_)));
+}
+
+#[tokio::test]
+async fn a_redis_that_evicts_or_syncs_less_is_seen_through() {
+    let server =
+        Server::start(&["--maxmemory-policy", "allkeys-lru", "--appendfsync", "everysec"]).await;
+    let mut connection = server.connect().await;
+    let facts = read(&server.redis(), &mut connection).await.unwrap();
+    assert_eq!(durability(&facts), Durability::EverySecond);
+    assert!(matches!(judge(&facts, false), Verdict::Refused(why) if why.contains("allkeys-lru")));
+}
+
+#[tokio::test]
+async fn a_redis_without_an_aof_keeps_nothing() {
+    let server = Server::start(&["--appendonly", "no"]).await;
+    let mut connection = server.connect().await;
+    let facts = read(&server.redis(), &mut connection).await.unwrap();
+    assert!(!facts.aof_enabled);
+    assert_eq!((facts.aof_bytes, durability(&facts)), (0, Durability::None));
+}
+
+#[tokio::test]
+async fn the_aof_is_rewritten_when_asked_for() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[[b'x'; 100_000].as_slice(); 10]).await;
+    let mut connection = server.connect().await;
+    let before = read(&server.redis(), &mut connection).await.unwrap().aof_bytes;
+    let _: u64 = server.command(&["XDEL", "spillway:in", &ids[0].to_string()]).await;
+    let _: u64 = server.command(&["XTRIM", "spillway:in", "MAXLEN", "1"]).await;
+    rewrite_aof(&mut connection).await.unwrap();
+    until("the AOF has shrunk", async || {
+        let facts = read(&server.redis(), &mut connection).await.unwrap();
+        !facts.is_rewriting && facts.aof_bytes < before / 2
+    })
+    .await;
+}

@@ -1,0 +1,122 @@
+//! A unix socket before Redis' own that does harm once, when told to.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use spillway_queue::Redis;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinHandle;
+
+use crate::server::{Server, redis_at};
+
+const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
+
+/// What happens to the next request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Redis gets it, and the connection breaks before the reply is passed on.
+    CutBeforeReply,
+    /// The connection breaks before Redis gets it.
+    CutBeforeRequest,
+    /// Redis becomes full when it has queued the commands of a transaction, before its EXEC.
+    FullBeforeExec,
+}
+
+/// The proxy of one server.
+pub struct Proxy {
+    socket: PathBuf,
+    armed: Arc<Mutex<Option<Fault>>>,
+    accepting: JoinHandle<()>,
+}
+
+impl Proxy {
+    /// Listens beside the server's own socket.
+    pub fn before(server: &Server) -> Self {
+        let socket = server.path("proxy.sock");
+        let upstream = server.path("redis.sock");
+        let listener = UnixListener::bind(&socket).expect("a socket for the proxy");
+        let armed = Arc::new(Mutex::new(None));
+        let accepting = tokio::spawn({
+            let armed = Arc::clone(&armed);
+            async move {
+                while let Ok((client, _)) = listener.accept().await {
+                    tokio::spawn(relay(client, upstream.clone(), Arc::clone(&armed)));
+                }
+            }
+        });
+        Self { socket, armed, accepting }
+    }
+
+    /// Redis as seen through the proxy.
+    pub fn redis(&self) -> Redis {
+        redis_at(&self.socket)
+    }
+
+    /// Does harm to the next request, and to no other.
+    pub fn harm_next_request(&self, fault: Fault) {
+        *self.armed.lock().expect("nobody panics with it") = Some(fault);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// Passes bytes both ways until either side is gone. The tests' requests are small enough to come
+/// in one piece.
+async fn relay(client: UnixStream, socket: PathBuf, armed: Arc<Mutex<Option<Fault>>>) {
+    let mut redis = UnixStream::connect(&socket).await.expect("redis listens");
+    let (mut requests, mut replies) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+    let mut client = client;
+    loop {
+        tokio::select! {
+            Ok(bytes @ 1..) = client.read(&mut requests) => {
+                let request = &requests[..bytes];
+                let fault = armed.lock().expect("nobody panics with it").take();
+                match fault {
+                    None => redis.write_all(request).await.expect("redis takes it"),
+                    Some(Fault::CutBeforeRequest) => return,
+                    Some(Fault::CutBeforeReply) => {
+                        redis.write_all(request).await.expect("redis takes it");
+                        redis.read_exact(&mut [0]).await.expect("redis answers");
+                        return;
+                    }
+                    Some(Fault::FullBeforeExec) => {
+                        let commands = request.strip_suffix(EXEC).expect("a transaction");
+                        redis.write_all(commands).await.expect("redis takes it");
+                        pass_lines(3, &mut redis, &mut client).await;
+                        fill(&socket).await;
+                        redis.write_all(EXEC).await.expect("redis takes it");
+                    }
+                }
+            }
+            Ok(bytes @ 1..) = redis.read(&mut replies) => {
+                if client.write_all(&replies[..bytes]).await.is_err() {
+                    return;
+                }
+            }
+            else => return,
+        }
+    }
+}
+
+/// Passes so many lines of reply on, and thereby waits for them.
+async fn pass_lines(count: usize, redis: &mut UnixStream, client: &mut UnixStream) {
+    let mut lines = 0;
+    while lines < count {
+        let byte = redis.read_u8().await.expect("redis answers");
+        client.write_u8(byte).await.expect("the client listens");
+        lines += usize::from(byte == b'\n');
+    }
+}
+
+async fn fill(socket: &Path) {
+    let mut redis = UnixStream::connect(socket).await.expect("redis listens");
+    redis.write_all(b"CONFIG SET maxmemory 1\r\n").await.expect("redis takes it");
+    let mut reply = [0; 5];
+    redis.read_exact(&mut reply).await.expect("redis answers");
+    assert_eq!(&reply, b"+OK\r\n");
+}

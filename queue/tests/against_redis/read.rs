@@ -1,0 +1,112 @@
+//! Reading: in order, within its budget, without a change to anything.
+
+use std::time::Duration;
+
+use spillway_queue::QueueError;
+use spillway_queue::append::Appender;
+use spillway_queue::read::Reader;
+use spillway_queue::settle::Settlement;
+use spillway_webhook::StreamId;
+
+use crate::drain::{Drain, park, webhook};
+use crate::server::Server;
+
+#[tokio::test]
+async fn packs_are_read_as_they_were_appended_and_in_order() {
+    let server = Server::start(&[]).await;
+    let packs: Vec<Vec<u8>> = (0..100u8).map(|at| vec![at, 0, b'\r', b'\n', 255]).collect();
+    let packs: Vec<&[u8]> = packs.iter().map(Vec::as_slice).collect();
+    let ids = server.append(&packs).await;
+    assert!(ids.is_sorted());
+    let reader = Reader::new(server.redis(), "http");
+    let mut connection = server.connect().await;
+    let (mut after, mut read) = (StreamId::ZERO, Vec::new());
+    loop {
+        let found = reader.main_after(&mut connection, after, 1 << 20).await.unwrap();
+        let Some(last) = found.last() else { break };
+        after = last.id;
+        read.extend(found);
+    }
+    assert_eq!(read.iter().map(|entry| entry.id).collect::<Vec<_>>(), ids);
+    assert_eq!(read.iter().map(|entry| &entry.pack[..]).collect::<Vec<_>>(), packs);
+}
+
+#[tokio::test]
+async fn a_read_ends_with_the_entry_that_uses_its_budget_up() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[[b'x'; 1_000].as_slice(); 10]).await;
+    let reader = Reader::new(server.redis(), "http");
+    let mut connection = server.connect().await;
+    for (bytes, expected) in [(1, 1), (999, 1), (1_500, 2), (2_500, 3), (1 << 20, 10)] {
+        let found = reader.main_after(&mut connection, StreamId::ZERO, bytes).await.unwrap();
+        assert_eq!(found.len(), expected, "{bytes} bytes");
+    }
+    let rest = reader.main_after(&mut connection, ids[7], 1 << 20).await.unwrap();
+    assert_eq!(rest.iter().map(|entry| entry.id).collect::<Vec<_>>(), ids[8..]);
+}
+
+#[tokio::test]
+async fn an_entry_is_read_again_until_it_is_freed() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let again = http.reader.main_entry(&mut http.connection, ids[0]).await.unwrap();
+    assert_eq!(again.unwrap(), "one");
+    http.pass(ids[0]).await;
+    assert_eq!(http.reader.main_entry(&mut http.connection, ids[0]).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn waiting_ends_with_an_entry_or_with_patience() {
+    let server = Server::start(&[]).await;
+    let reader = Reader::new(server.redis(), "http");
+    let mut connection = server.connect().await;
+    let soon = Duration::from_millis(20);
+    assert!(!reader.wait_for_main(&mut connection, StreamId::ZERO, soon).await.unwrap());
+    let mut appender = Appender::new(server.redis());
+    let long = Duration::from_secs(8);
+    let (woken, appended) = tokio::join!(
+        reader.wait_for_main(&mut connection, StreamId::ZERO, long),
+        appender.append(b"pack", 1),
+    );
+    assert!(woken.unwrap());
+    let last = appended.unwrap();
+    assert!(!reader.wait_for_main(&mut connection, last, soon).await.unwrap());
+}
+
+#[tokio::test]
+async fn parked_webhooks_are_read_with_the_latest_tries() {
+    let server = Server::start(&[]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let settlement = Settlement { park: vec![park(5), park(6)], ..Settlement::default() };
+    let ids = http.settle(&settlement).await.unwrap().unwrap();
+    let tries = vec![(ids[1], 4, Duration::from_millis(2_500))];
+    http.settle(&Settlement { tries, ..Settlement::default() }).await.unwrap();
+
+    let found =
+        http.reader.parked_after(&mut http.connection, StreamId::ZERO, 1 << 20).await.unwrap();
+    assert_eq!(found.iter().map(|parked| parked.id).collect::<Vec<_>>(), ids);
+    assert_eq!((found[0].webhook, &found[0].pack[..]), (webhook(5), &b"pack of 5"[..]));
+    assert_eq!((found[0].attempts, found[0].spent), (3, Duration::from_millis(1_500)));
+    assert_eq!((found[1].attempts, found[1].spent), (4, Duration::from_millis(2_500)));
+    assert!(!found[0].replayed);
+    let again = http.reader.parked_entry(&mut http.connection, ids[1]).await.unwrap();
+    assert_eq!(again.unwrap(), "pack of 6");
+
+    http.settle(&Settlement { unparked: ids, ..Settlement::default() }).await.unwrap();
+    let none = http.reader.parked_after(&mut http.connection, StreamId::ZERO, 1).await.unwrap();
+    assert!(none.is_empty());
+    assert_eq!(server.command::<u64>(&["HLEN", "spillway:http:tries"]).await, 0);
+}
+
+#[tokio::test]
+async fn progress_of_a_drain_nobody_registered_is_unregistered() {
+    let server = Server::start(&[]).await;
+    let reader = Reader::new(server.redis(), "http");
+    let mut connection = server.connect().await;
+    let without_stream = reader.progress(&mut connection).await;
+    assert!(matches!(without_stream, Err(QueueError::Unregistered)), "{without_stream:?}");
+    server.append(&[b"pack"]).await;
+    let without_cursor = reader.progress(&mut connection).await;
+    assert!(matches!(without_cursor, Err(QueueError::Unregistered)), "{without_cursor:?}");
+}

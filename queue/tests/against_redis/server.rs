@@ -1,0 +1,154 @@
+//! A private, durable Redis, gone with the test.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis::{FromRedisValue, RedisResult};
+use spillway_queue::append::Appender;
+use spillway_queue::{Connection, Redis};
+use spillway_webhook::StreamId;
+use tempfile::TempDir;
+
+/// What our keys begin with in every test.
+pub const PREFIX: &str = "spillway:";
+/// The budget of the tests' requests: long enough for a busy machine.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The Redis of one test.
+pub struct Server {
+    process: Child,
+    directory: TempDir,
+}
+
+impl Server {
+    /// Starts it and waits until it answers. `extra` overrides any option.
+    pub async fn start(extra: &[&str]) -> Self {
+        let directory = TempDir::new().expect("a directory for redis");
+        let server = Self { process: spawn(&directory, extra), directory };
+        server.ready().await;
+        server
+    }
+
+    /// Waits until it has loaded its data and answers.
+    pub async fn ready(&self) {
+        until("redis answers PING", async || {
+            let Ok(mut connection) = self.redis().connect(Some(PATIENCE)).await else {
+                return false;
+            };
+            redis::cmd("PING").query_async::<String>(&mut connection).await.is_ok()
+        })
+        .await;
+    }
+
+    /// Kills it and starts it again on the same data, without waiting.
+    pub fn restart(&mut self, extra: &[&str]) {
+        self.kill();
+        self.process = spawn(&self.directory, extra);
+    }
+
+    /// Kills it as a crash would.
+    pub fn kill(&mut self) {
+        self.process.kill().expect("redis is ours to kill");
+        self.process.wait().expect("redis can be waited for");
+    }
+
+    /// A path in the directory of this test.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Where it is.
+    pub fn redis(&self) -> Redis {
+        redis_at(&self.path("redis.sock"))
+    }
+
+    /// Connects.
+    pub async fn connect(&self) -> Connection {
+        self.redis().connect(Some(PATIENCE)).await.expect("redis lets us in")
+    }
+
+    /// Runs one command on a connection of its own.
+    pub async fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+        let mut connection = self.connect().await;
+        redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await
+    }
+
+    /// As [`Server::try_command`], for what must succeed.
+    pub async fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        let answer = self.try_command(words).await;
+        answer.unwrap_or_else(|error| panic!("redis refused {words:?}: {error}"))
+    }
+
+    /// Appends packs, each said to hold one webhook.
+    pub async fn append(&self, packs: &[&[u8]]) -> Vec<StreamId> {
+        let mut appender = Appender::new(self.redis());
+        let mut ids = Vec::new();
+        for pack in packs {
+            ids.push(appender.append(pack, 1).await.expect("there is room"));
+        }
+        ids
+    }
+
+    /// Appends a pack of one webhook under an id of the test's choice.
+    pub async fn append_as(&self, id: &str) -> StreamId {
+        let _: String = self.command(&["XADD", "spillway:in", id, "p", "pack"]).await;
+        let _: u64 = self.command(&["HINCRBY", "spillway:counts", "appended", "1"]).await;
+        id.parse().expect("an id")
+    }
+
+    /// Sets `maxmemory` below what is in use: nothing that takes memory is let through.
+    pub async fn fill_to_the_brim(&self) {
+        let _: String = self.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+        let refused = self.try_command::<u64>(&["HSET", "any", "field", "value"]).await;
+        assert_eq!(refused.expect_err("redis is full").code(), Some("OOM"));
+    }
+
+    /// Ids of a stream.
+    pub async fn ids(&self, key: &str) -> Vec<String> {
+        let entries: Vec<(String, Vec<String>)> = self.command(&["XRANGE", key, "-", "+"]).await;
+        entries.into_iter().map(|(id, _)| id).collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may be dead already, and then there is nothing to do.
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+/// A Redis behind a unix socket.
+pub fn redis_at(socket: &std::path::Path) -> Redis {
+    Redis::new(&format!("unix://{}", socket.display()), PREFIX).expect("a well-formed URL")
+}
+
+/// Waits for a condition, or fails the test naming it.
+pub async fn until(what: &str, mut check: impl AsyncFnMut() -> bool) {
+    let started = Instant::now();
+    while !check().await {
+        assert!(started.elapsed() < 2 * PATIENCE, "in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn spawn(directory: &TempDir, extra: &[&str]) -> Child {
+    let path = |name: &str| directory.path().join(name).into_os_string();
+    let (socket, log) = (path("redis.sock"), path("redis.log"));
+    let mut arguments: Vec<&OsStr> = ["--port", "0", "--save", "", "--appendonly", "yes"]
+        .into_iter()
+        .chain(["--appendfsync", "always", "--maxmemory-policy", "noeviction"])
+        .map(OsStr::new)
+        .collect();
+    arguments.extend([OsStr::new("--dir"), directory.path().as_os_str()]);
+    arguments.extend([OsStr::new("--unixsocket"), &socket, OsStr::new("--logfile"), &log]);
+    arguments.extend(extra.iter().map(OsStr::new));
+    Command::new("redis-server")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server is missing: apt-get install redis-server")
+}

@@ -1,0 +1,174 @@
+//! Settling: whole or not at all, once, by the owner only.
+
+use spillway_queue::QueueError;
+use spillway_queue::settle::{Settlement, Settler};
+use spillway_webhook::StreamId;
+
+use crate::drain::{Drain, dead, park, up_to};
+use crate::proxy::{Fault, Proxy};
+use crate::server::Server;
+
+#[tokio::test]
+async fn the_bits_of_a_pack_are_kept_until_it_is_whole() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let bits = vec![(ids[0], vec![0b101]), (ids[1], vec![0, 255])];
+    http.settle(&Settlement { bits, open: 10, ..Settlement::default() }).await.unwrap();
+    let bits = vec![(ids[1], vec![1, 255])];
+    http.settle(&Settlement { bits, open: 11, ..Settlement::default() }).await.unwrap();
+    let progress = http.progress().await;
+    assert_eq!((progress.cursor, progress.through), (StreamId::ZERO, 0));
+    assert_eq!(progress.done[&ids[0]], [0b101]);
+    assert_eq!(progress.done[&ids[1]], [1, 255]);
+
+    let whole = vec![ids[0]];
+    http.settle(&Settlement { whole, open: 9, ..up_to(ids[0], 1, 3) }).await.unwrap();
+    let progress = http.progress().await;
+    assert_eq!((progress.cursor, progress.through), (ids[0], 3));
+    assert_eq!(progress.done.keys().collect::<Vec<_>>(), [&ids[1]]);
+}
+
+#[tokio::test]
+async fn the_cursor_only_moves_forward_and_ids_compare_as_numbers() {
+    let server = Server::start(&[]).await;
+    let nine = server.append_as("5-9").await;
+    let ten = server.append_as("5-10").await;
+    let later = server.append_as("10-0").await;
+    let mut http = Drain::start(&server, "http").await;
+    http.settle(&up_to(nine, 1, 1)).await.unwrap();
+    assert_eq!(http.progress().await.cursor, nine);
+    assert_eq!(server.ids("spillway:in").await, ["5-10", "10-0"]);
+    http.settle(&up_to(ten, 1, 2)).await.unwrap();
+    assert_eq!(http.progress().await.cursor, ten);
+    http.settle(&up_to(nine, 1, 1)).await.unwrap();
+    let progress = http.progress().await;
+    assert_eq!((progress.cursor, progress.through), (ten, 2));
+    assert_eq!(server.ids("spillway:in").await, ["10-0"]);
+    http.settle(&up_to(later, 1, 3)).await.unwrap();
+    assert_eq!(http.progress().await.cursor, later);
+    assert!(server.ids("spillway:in").await.is_empty());
+}
+
+#[tokio::test]
+async fn a_settlement_that_is_sent_again_changes_nothing() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let settlement = Settlement {
+        park: vec![park(1), park(2)],
+        dead: vec![dead(3, "orders/create")],
+        ..up_to(ids[0], 1, 1)
+    };
+    let parked = http.settle(&settlement).await.unwrap().unwrap();
+    assert_eq!(parked.len(), 2);
+    let bytes: u64 = server.command(&["GET", "spillway:http:dead:bytes"]).await;
+    assert_eq!(http.settle_again(&settlement).await.unwrap(), None);
+    assert_eq!(server.ids("spillway:http:parked").await.len(), 2);
+    assert_eq!(server.ids("spillway:http:dead").await.len(), 1);
+    assert_eq!(server.command::<u64>(&["GET", "spillway:http:dead:bytes"]).await, bytes);
+    // The next number is another settlement, however alike.
+    assert_eq!(http.settle(&Settlement::default()).await.unwrap(), Some(Vec::new()));
+}
+
+#[tokio::test]
+async fn a_settler_made_anew_under_the_same_token_does_not_seem_to_repeat_the_first() {
+    let server = Server::start(&[]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let settlement = Settlement { park: vec![park(1)], ..Settlement::default() };
+    http.settle(&settlement).await.unwrap().unwrap();
+    http.settler = Settler::new(http.redis.clone(), "http", http.claim.token());
+    assert!(http.settle(&settlement).await.unwrap().is_some());
+    assert_eq!(server.ids("spillway:http:parked").await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_settlement_whose_reply_is_lost_is_sent_again_on_another_connection() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one"]).await;
+    let proxy = Proxy::before(&server);
+    let mut http = Drain::start(&server, "http").await;
+    // The script is known to Redis, so that the request is a single one.
+    http.settle(&Settlement::default()).await.unwrap();
+    http.connection = proxy.redis().connect(None).await.unwrap();
+    proxy.harm_next_request(Fault::CutBeforeReply);
+    let settlement = Settlement { park: vec![park(1)], ..up_to(ids[0], 1, 1) };
+    let lost = http.settle(&settlement).await;
+    assert!(matches!(lost, Err(QueueError::Unreachable(_))), "{lost:?}");
+    http.connection = server.connect().await;
+    assert_eq!(http.settle_again(&settlement).await.unwrap(), None);
+    assert_eq!(server.ids("spillway:http:parked").await.len(), 1);
+    assert_eq!(http.progress().await.cursor, ids[0]);
+}
+
+#[tokio::test]
+async fn a_settlement_of_an_owner_of_the_past_is_fenced_and_changes_nothing() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one"]).await;
+    let mut late = Drain::start(&server, "http").await;
+    let _new = Drain::own(&server, "http").await;
+    let settlement = Settlement {
+        corrupt: vec![ids[0]],
+        bits: vec![(ids[0], vec![1])],
+        park: vec![park(1)],
+        dead: vec![dead(2, "orders/create")],
+        open: 7,
+        ..up_to(ids[0], 1, 1)
+    };
+    let before: Vec<String> = keys(&server).await;
+    let fenced = late.settle(&settlement).await;
+    assert!(matches!(fenced, Err(QueueError::Fenced)), "{fenced:?}");
+    assert_eq!(keys(&server).await, before);
+    assert_eq!(server.command::<u64>(&["HGET", "spillway:counts", "open:http"]).await, 0);
+    assert_eq!(late.progress().await.cursor, StreamId::ZERO);
+    assert_eq!(server.ids("spillway:in").await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_drain_without_a_cursor_is_unregistered_and_nothing_changes() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one"]).await;
+    let mut stray = Drain::own(&server, "http").await;
+    let before = keys(&server).await;
+    let refused = stray.settle(&Settlement { park: vec![park(1)], ..up_to(ids[0], 1, 1) }).await;
+    assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
+    assert_eq!(keys(&server).await, before);
+}
+
+#[tokio::test]
+async fn an_entry_that_cannot_be_decoded_is_set_aside_under_its_own_key() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"\x00\xffnot a pack"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let corrupt = vec![ids[0], StreamId { ms: 1, seq: 1 }];
+    http.settle(&Settlement { corrupt, ..up_to(ids[0], 1, 1) }).await.unwrap();
+    assert!(server.ids("spillway:in").await.is_empty());
+    let key = server.redis().keys.corrupt(ids[0]);
+    assert_eq!(key, format!("spillway:corrupt:{}", ids[0]));
+    assert_eq!(server.command::<Vec<u8>>(&["GET", &key]).await, b"\x00\xffnot a pack");
+    let gone = server.redis().keys.corrupt(StreamId { ms: 1, seq: 1 });
+    assert_eq!(server.command::<u8>(&["EXISTS", &gone]).await, 0);
+}
+
+#[tokio::test]
+async fn a_settlement_of_thousands_is_one_step() {
+    let server = Server::start(&[]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let ids: Vec<_> = (1..=5_000).map(|seq| StreamId { ms: 1, seq }).collect();
+    let settlement = Settlement {
+        bits: ids.iter().map(|id| (*id, vec![1])).collect(),
+        whole: ids[1..].to_vec(),
+        park: (1..=5_000).map(park).collect(),
+        ..Settlement::default()
+    };
+    let parked = http.settle(&settlement).await.unwrap().unwrap();
+    assert_eq!(parked.len(), 5_000);
+    assert!(parked.is_sorted());
+    assert_eq!(http.progress().await.done.len(), 1);
+}
+
+async fn keys(server: &Server) -> Vec<String> {
+    let mut keys: Vec<String> = server.command(&["KEYS", "*"]).await;
+    keys.sort();
+    keys
+}
