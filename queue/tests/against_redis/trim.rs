@@ -54,6 +54,22 @@ async fn an_entry_is_freed_when_the_drain_that_held_it_is_forgotten() {
 }
 
 #[tokio::test]
+async fn forgetting_a_drain_keeps_what_the_slower_of_the_others_needs() {
+    let server = Server::start(&[]).await;
+    let nine = server.append_as("5-9").await;
+    let ten = server.append_as("5-10").await;
+    let mut slow = Drain::start(&server, "a").await;
+    let mut fast = Drain::start(&server, "b").await;
+    let mut idle = Drain::start(&server, "c").await;
+    slow.pass(nine).await;
+    fast.settle(&up_to(ten, 2, 2)).await.unwrap();
+    assert_eq!(server.ids("spillway:in").await, ["5-9", "5-10"]);
+    assert!(forget(&server.redis(), &mut idle.connection, "c").await.unwrap());
+    assert_eq!(server.ids("spillway:in").await, ["5-10"]);
+    assert_eq!(waiting(&server).await, (1, vec![1, 0]));
+}
+
+#[tokio::test]
 async fn the_counts_of_what_waits_add_up() {
     let server = Server::start(&[]).await;
     let mut appender = spillway_queue::append::Appender::new(server.redis());
