@@ -111,6 +111,15 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Facts, Q
     })
 }
 
+/// Redis' own clock, in milliseconds since the Unix epoch.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn clock_ms(connection: &mut Connection) -> Result<u64, QueueError> {
+    let (seconds, micros): (u64, u64) = cmd("TIME").query_async(connection).await?;
+    Ok(seconds * 1000 + micros / 1000)
+}
+
 /// Asks Redis to rewrite its AOF in the background.
 ///
 /// # Errors

@@ -6,22 +6,21 @@
 use std::time::Duration;
 
 use rand::RngExt;
-use redis::{Script, ScriptInvocation, Value};
+use redis::{Script, ScriptInvocation};
 use spillway_webhook::{StreamId, WebhookId};
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 
-/// Everything a drain is done with since its last settlement. The counts are absolute, so that
-/// applying them again is harmless.
+/// Everything a drain is done with since its last settlement.
 #[derive(Debug, Clone, Default)]
 pub struct Settlement {
     /// The new cursor: every entry up to it is settled. `None`: it stays.
     pub cursor: Option<StreamId>,
     /// Entries between the old cursor and the new one.
     pub entries_passed: u64,
-    /// Webhooks settled up to the cursor.
-    pub through: u64,
+    /// Webhooks in those entries.
+    pub webhooks_passed: u64,
     /// Webhooks settled in packs behind the cursor.
     pub open: u64,
     /// Entries to set aside under a key of their own, because they can't be decoded.
@@ -121,8 +120,7 @@ impl Settler {
     }
 
     /// Applies the current settlement; safe to repeat after an error. Returns the parked ids of
-    /// [`Settlement::park`], in its order; a repeat of one that had been applied returns `None`,
-    /// and they are found by reading the parked stream.
+    /// [`Settlement::park`], in its order, also when it turns out to have been applied before.
     ///
     /// # Errors
     /// [`QueueError::Fenced`] when another instance owns the drain; nothing was changed then.
@@ -130,19 +128,11 @@ impl Settler {
         &self,
         connection: &mut Connection,
         settlement: &Settlement,
-    ) -> Result<Option<Vec<StreamId>>, QueueError> {
+    ) -> Result<Vec<StreamId>, QueueError> {
         let mut call = self.script.prepare_invoke();
         self.arguments(&mut call, settlement);
-        match call.invoke_async(connection).await? {
-            Value::SimpleString(_) | Value::BulkString(_) => Ok(None),
-            parked => {
-                let parked: Vec<String> = redis::from_redis_value(parked)
-                    .map_err(|error| QueueError::Unexpected(error.to_string()))?;
-                let ids: Result<_, _> =
-                    parked.iter().map(|id| crate::read::stream_id(id)).collect();
-                Ok(Some(ids?))
-            }
-        }
+        let parked: Vec<String> = call.invoke_async(connection).await?;
+        parked.iter().map(|id| crate::read::stream_id(id)).collect()
     }
 
     fn arguments(&self, call: &mut ScriptInvocation<'_>, settlement: &Settlement) {
@@ -153,7 +143,7 @@ impl Settler {
         call.arg(&self.token).arg(self.number).arg(drain).arg(keys.corrupt_prefix());
         let cursor = settlement.cursor.map(|cursor| cursor.to_string()).unwrap_or_default();
         call.arg(cursor).arg(settlement.entries_passed);
-        call.arg(settlement.through).arg(settlement.open);
+        call.arg(settlement.webhooks_passed).arg(settlement.open);
         ids(call, &settlement.corrupt);
         call.arg(settlement.bits.len());
         for (id, bits) in &settlement.bits {

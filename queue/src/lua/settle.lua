@@ -2,7 +2,7 @@
 -- Records what one drain is done with, all of it or nothing, and only for the drain's owner.
 -- KEYS  1 stream  2 counts  3 owner  4 done  5 parked  6 tries  7 dead  8 dead bytes  9 settled
 -- ARGV  1 token  2 number  3 drain  4 corrupt prefix
---       5 cursor ('' = stays)  6 entries passed  7 webhooks through the cursor  8 settled behind it
+--       5 cursor ('' = stays)  6 entries passed  7 webhooks passed  8 settled behind the cursor
 --       then six lists, each led by its length:
 --       corrupt (id)  bits (id, bits)  whole (id)  unparked (parked id)
 --       tries (parked id, tries)  park (pack, webhook id, tries, replayed)
@@ -14,8 +14,13 @@ if not owner or string.match(owner, '^[^:]*') ~= ARGV[1] then
   return redis.error_reply('FENCED another instance owns this drain')
 end
 -- The same settlement again, because its reply was lost: it is already applied.
-local mark = ARGV[1] .. ':' .. ARGV[2]
-if redis.call('GET', KEYS[9]) == mark then return 'again' end
+local mark = ARGV[1] .. ':' .. ARGV[2] .. ' '
+local last = redis.call('GET', KEYS[9]) or ''
+if string.sub(last, 1, #mark) == mark then
+  local parked = {}
+  for id in string.gmatch(string.sub(last, #mark + 1), '%S+') do parked[#parked + 1] = id end
+  return parked
+end
 
 local at = 9
 local function each(width, apply)
@@ -27,7 +32,7 @@ local function each(width, apply)
   end
 end
 
-local own, lowest, lowest_through
+local own, own_through, lowest, lowest_through
 local function id_parts(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   return tonumber(ms), tonumber(seq)
@@ -48,7 +53,8 @@ for _, reply in ipairs(groups) do
   if group.name == drain then
     own = group
     if ARGV[5] ~= '' and is_before(cursor, ARGV[5]) then
-      cursor, through = ARGV[5], tonumber(ARGV[7])
+      cursor, through = ARGV[5], through + tonumber(ARGV[7])
+      own_through = through
     end
   end
   if not lowest or is_before(cursor, lowest) then lowest, lowest_through = cursor, through end
@@ -91,9 +97,17 @@ redis.call('HSET', counts, 'open:' .. drain, ARGV[8])
 if ARGV[5] ~= '' and is_before(own['last-delivered-id'], ARGV[5]) then
   local read = (tonumber(own['entries-read'] or 0) or 0) + tonumber(ARGV[6])
   redis.call('XGROUP', 'SETID', stream, drain, ARGV[5], 'ENTRIESREAD', read)
-  redis.call('HSET', counts, 'through:' .. drain, ARGV[7], 'trimmed', lowest_through)
+  redis.call('HSET', counts, 'through:' .. drain, own_through, 'trimmed', lowest_through)
   local ms, seq = string.match(lowest, '^(%d+)-(%d+)$')
   redis.call('XTRIM', stream, 'MINID', ms .. '-' .. string.format('%.0f', tonumber(seq) + 1))
 end
-redis.call('SET', KEYS[9], mark)
+-- Nothing is left behind the cursor: whatever the counts missed (a pack that could not be read has
+-- no count) is made good.
+if ARGV[5] ~= '' and redis.call('XLEN', stream) == 0 then
+  local appended = redis.call('HGET', counts, 'appended') or 0
+  for _, reply in ipairs(groups) do
+    redis.call('HSET', counts, 'through:' .. reply[2], appended, 'trimmed', appended)
+  end
+end
+redis.call('SET', KEYS[9], mark .. table.concat(parked, ' '))
 return parked

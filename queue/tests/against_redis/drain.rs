@@ -41,10 +41,7 @@ impl Drain {
     }
 
     /// Settles under the next number.
-    pub async fn settle(
-        &mut self,
-        settlement: &Settlement,
-    ) -> Result<Option<Vec<StreamId>>, QueueError> {
+    pub async fn settle(&mut self, settlement: &Settlement) -> Result<Vec<StreamId>, QueueError> {
         self.settler.begin();
         self.settle_again(settlement).await
     }
@@ -53,14 +50,13 @@ impl Drain {
     pub async fn settle_again(
         &mut self,
         settlement: &Settlement,
-    ) -> Result<Option<Vec<StreamId>>, QueueError> {
+    ) -> Result<Vec<StreamId>, QueueError> {
         self.settler.apply(&mut self.connection, settlement).await
     }
 
     /// Settles one entry of one webhook by moving the cursor over it.
     pub async fn pass(&mut self, entry: StreamId) {
-        let through = self.progress().await.through + 1;
-        self.settle(&up_to(entry, 1, through)).await.expect("it is settled");
+        self.settle(&up_to(entry, 1, 1)).await.expect("it is settled");
     }
 
     pub async fn progress(&mut self) -> Progress {
@@ -69,8 +65,13 @@ impl Drain {
 }
 
 /// A settlement that moves the cursor.
-pub fn up_to(cursor: StreamId, entries: u64, through: u64) -> Settlement {
-    Settlement { cursor: Some(cursor), entries_passed: entries, through, ..Settlement::default() }
+pub fn up_to(cursor: StreamId, entries: u64, webhooks: u64) -> Settlement {
+    Settlement {
+        cursor: Some(cursor),
+        entries_passed: entries,
+        webhooks_passed: webhooks,
+        ..Settlement::default()
+    }
 }
 
 /// The first webhook of an entry of some cell.

@@ -27,7 +27,7 @@ async fn a_drain_registers_takes_settles_and_is_forgotten_on_a_full_redis() {
         open: 1,
         ..up_to(ids[1], 2, 2)
     };
-    let parked = http.settle(&settlement).await.unwrap().unwrap();
+    let parked = http.settle(&settlement).await.unwrap();
     assert_eq!(server.ids("spillway:in").await, [ids[2].to_string()]);
     let tries = vec![(parked[0], 9, std::time::Duration::from_secs(9))];
     let unparked = vec![parked[1]];

@@ -79,7 +79,7 @@ async fn parked_webhooks_are_read_with_the_latest_tries() {
     let server = Server::start(&[]).await;
     let mut http = Drain::start(&server, "http").await;
     let settlement = Settlement { park: vec![park(5), park(6)], ..Settlement::default() };
-    let ids = http.settle(&settlement).await.unwrap().unwrap();
+    let ids = http.settle(&settlement).await.unwrap();
     let tries = vec![(ids[1], 4, Duration::from_millis(2_500))];
     http.settle(&Settlement { tries, ..Settlement::default() }).await.unwrap();
 

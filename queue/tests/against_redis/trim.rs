@@ -89,13 +89,13 @@ async fn the_counts_of_what_waits_add_up() {
 
     // What is parked is settled in the main stream and waits beside it.
     let aside = Settlement { park: vec![park(1)], open: 5, ..Settlement::default() };
-    let parked = http.settle(&aside).await.unwrap().unwrap();
+    let parked = http.settle(&aside).await.unwrap();
     assert_eq!(waiting(&server).await, (50, vec![46, 30]));
     http.settle(&Settlement { unparked: parked, open: 5, ..Settlement::default() }).await.unwrap();
     assert_eq!(waiting(&server).await, (50, vec![45, 30]));
 
-    http.settle(&up_to(ids[2], 2, 60)).await.unwrap();
-    kafka.settle(&up_to(ids[2], 1, 60)).await.unwrap();
+    http.settle(&up_to(ids[2], 2, 50)).await.unwrap();
+    kafka.settle(&up_to(ids[2], 1, 30)).await.unwrap();
     assert_eq!(waiting(&server).await, (0, vec![0, 0]));
     // One that comes now has nothing to catch up with.
     Drain::start(&server, "late").await;
