@@ -1,2 +1,7 @@
-//! Placeholder.
-fn main() {}
+//! Lets queued webhooks out to a backend over HTTP.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    spillway_service::start::<downstreamer::settings::Written, _, _>(downstreamer::run)
+}

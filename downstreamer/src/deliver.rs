@@ -1,0 +1,202 @@
+//! One delivery: the webhook as it was received, to the backend, and what came of it.
+//!
+//! Bounded: the whole delivery in time, the answer in bytes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{HOST, RETRY_AFTER};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::pki_types::ServerName;
+use spillway_webhook::WebhookId;
+use spillway_webhook::freshness::rfc3339;
+use spillway_webhook::pack::{Pack, Record};
+use tokio::time::Instant;
+
+use crate::index::{Place, ResourceKey};
+use crate::judge::Outcome;
+use crate::settings::{Backend, Settings};
+
+/// What is kept of an answer, for a dead letter.
+const ANSWER_KEPT_BYTES: usize = 1024;
+/// What is read of an answer; a connection with more on it is not used again.
+const ANSWER_READ_BYTES: usize = 64 << 10;
+/// A pooled connection that was idle for longer is likely closed by the other side.
+const IDLE_CONNECTION: Duration = Duration::from_secs(30);
+
+/// Sends webhooks to one backend.
+pub struct Sender {
+    backend: Backend,
+    timeout: Duration,
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+}
+
+/// One webhook on its way.
+#[derive(Debug)]
+pub struct Job {
+    /// What it stays in order with.
+    pub resource: ResourceKey,
+    /// Where it lies.
+    pub place: Place,
+    /// Its pack, and its place in it.
+    pub pack: Arc<Pack>,
+    /// Its place in the pack.
+    pub record_index: u32,
+    /// Which webhook it is.
+    pub webhook: WebhookId,
+    /// 1 for the first.
+    pub attempt: u32,
+    /// Whether an operator replayed it.
+    pub replayed: bool,
+    /// The retry clock when this attempt began.
+    pub began_active: Duration,
+}
+
+/// A delivery that ended.
+#[derive(Debug)]
+pub struct Delivery {
+    /// What was delivered.
+    pub job: Job,
+    /// What came of it.
+    pub outcome: Outcome,
+    /// The first bytes of the answer.
+    pub answer: Vec<u8>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl Sender {
+    /// A sender with a connection pool of its own.
+    ///
+    /// # Errors
+    /// When no certificate authority is known to this machine, or the host is no server name.
+    pub fn new(settings: &Settings) -> anyhow::Result<Self> {
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(settings.delivery_timeout));
+        let https = HttpsConnectorBuilder::new().with_native_roots()?.https_or_http();
+        let https = match &settings.backend {
+            Backend::Http { host, .. } => {
+                let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name);
+                let name = name.trim_matches(['[', ']']).to_owned();
+                let name = ServerName::try_from(name)
+                    .map_err(|_| anyhow::anyhow!("DOWNSTREAM_HOST: {host:?} is no server name"))?;
+                https.with_server_name_resolver(FixedServerNameResolver::new(name))
+            }
+            Backend::Discard => https,
+        };
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_CONNECTION)
+            .pool_max_idle_per_host(settings.concurrency_max)
+            // A pooled connection that was closed before a byte was sent: sending again repeats
+            // nothing.
+            .retry_canceled_requests(true)
+            .build(https.enable_http1().wrap_connector(connector));
+        Ok(Self { backend: settings.backend.clone(), timeout: settings.delivery_timeout, client })
+    }
+
+    /// Delivers one webhook.
+    pub async fn deliver(&self, job: Job) -> Delivery {
+        let began = Instant::now();
+        let (outcome, answer) = match self.request(&job) {
+            None => (Outcome::Answered { status: 204, retry_after: None }, Vec::new()),
+            Some(request) => tokio::time::timeout(self.timeout, self.send(request))
+                .await
+                .unwrap_or((Outcome::TimedOut, Vec::new())),
+        };
+        Delivery { job, outcome, answer, took: began.elapsed() }
+    }
+
+    async fn send(&self, request: Request<Full<Bytes>>) -> (Outcome, Vec<u8>) {
+        let response = match self.client.request(request).await {
+            Ok(response) => response,
+            Err(error) => {
+                tracing::debug!(%error, "delivery broke");
+                return (Outcome::Broken, Vec::new());
+            }
+        };
+        let status = response.status().as_u16();
+        let retry_after = response.headers().get(RETRY_AFTER);
+        let retry_after = retry_after.and_then(|value| value.to_str().ok()).map(ToOwned::to_owned);
+        match read_answer(response.into_body()).await {
+            Ok(answer) => (Outcome::Answered { status, retry_after }, answer),
+            // Half an answer may be of half a piece of work.
+            Err(error) => {
+                tracing::debug!(%error, "the answer broke off");
+                (Outcome::Broken, Vec::new())
+            }
+        }
+    }
+
+    /// The request to send; `None` where everything is dropped.
+    fn request(&self, job: &Job) -> Option<Request<Full<Bytes>>> {
+        let Backend::Http { scheme, authority, path, host } = &self.backend else { return None };
+        let record = job.pack.record(job.record_index);
+        let mut target = Vec::with_capacity(path.len() + record.target.len());
+        target.extend_from_slice(path.as_bytes());
+        target.extend_from_slice(&record.target);
+        let target = PathAndQuery::from_maybe_shared(Bytes::from(target))
+            .expect("BUG: the target was a target when it was received");
+        let mut uri = http::uri::Parts::default();
+        uri.scheme = Some(scheme.clone());
+        uri.authority = Some(authority.clone());
+        uri.path_and_query = Some(target);
+        let uri = Uri::from_parts(uri).expect("BUG: the parts make a URI");
+        let mut request = Request::new(Full::new(record.body.clone()));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = uri;
+        *request.headers_mut() = headers(&record, job, host);
+        Some(request)
+    }
+}
+
+/// The headers as received, but `Host`, and ours.
+fn headers(record: &Record, job: &Job, host: &str) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(record.headers.len() + 4);
+    let own = |text: String| HeaderValue::try_from(text).expect("BUG: our values are plain text");
+    headers.insert(HOST, own(host.to_owned()));
+    for (name, value) in &record.headers {
+        let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(name), HeaderValue::from_maybe_shared(value.clone()))
+        else {
+            tracing::error!(webhook = %job.webhook, "a stored header is not one; left out");
+            continue;
+        };
+        if name != HOST {
+            headers.append(name, value);
+        }
+    }
+    headers.insert("spillway-id", own(job.webhook.to_string()));
+    headers.insert("spillway-attempt", own(job.attempt.to_string()));
+    headers.insert("spillway-received-at", own(rfc3339(record.received_at_ms)));
+    if job.replayed {
+        headers.insert("spillway-replayed", HeaderValue::from_static("true"));
+    }
+    headers
+}
+
+/// Reads an answer to its end, or as much of it as anyone needs, and keeps its beginning.
+async fn read_answer(mut body: Incoming) -> Result<Vec<u8>, hyper::Error> {
+    let mut kept = Vec::new();
+    let mut read = 0;
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame?.into_data() else { continue };
+        let room = ANSWER_KEPT_BYTES - kept.len();
+        kept.extend_from_slice(&data[..data.len().min(room)]);
+        read += data.len();
+        if read > ANSWER_READ_BYTES {
+            break;
+        }
+    }
+    Ok(kept)
+}

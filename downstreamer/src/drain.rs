@@ -1,0 +1,518 @@
+//! The drain: one task that holds all state and decides everything; reading, delivering and
+//! settling happen in tasks around it.
+//!
+//! The path of a webhook: arrived → [`Drain::dispatch`] → delivered → [`Drain::judge`] → finished →
+//! [`Drain::settle`] → settled, and only then is its resource free for the next. Invariants: one
+//! delivery at a time per resource; nothing new is started without a lease; one settlement at a
+//! time. Bounded: the index by its room, deliveries by the destination's concurrency, the cache in
+//! bytes.
+
+mod park;
+mod settling;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use spillway_queue::owner::boottime;
+use spillway_queue::read::Progress;
+use spillway_queue::settle::{Dead, Settlement};
+use spillway_queue::{QueueError, Redis};
+use spillway_webhook::pack::Pack;
+use spillway_webhook::{StreamId, WebhookId};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::Cache;
+use crate::deliver::{Delivery, Job, Sender};
+use crate::destination::Destination;
+use crate::fetch::{Fetched, Fetcher};
+use crate::index::{Index, OpenPack, PackKey, Place, ResourceKey, State};
+use crate::intake::{Arrived, Intake};
+use crate::judge::{Outcome, Verdict, judge};
+use crate::metrics::Metrics;
+use crate::ownership::Tenure;
+use crate::settings::Settings;
+use crate::settle::{self, Settled};
+
+/// Decoded packs at hand.
+const CACHE_BYTES: usize = 32 << 20;
+/// At most this long between two looks at timers, lease and parking.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Why the drain ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It was asked to, and everything under way is settled or out of time.
+    Stopped,
+    /// Another instance owns the drain.
+    Lost,
+    /// What Redis holds is not what was read: begin again from its state.
+    Stale,
+}
+
+/// What runs around the drain.
+pub struct Around {
+    /// Says when everything is settled.
+    pub settled: mpsc::Receiver<Settled>,
+    /// Takes settlements.
+    pub orders: mpsc::Sender<Settlement>,
+    /// What intake found.
+    pub arrived: mpsc::Receiver<Arrived>,
+    /// Packs that were read again.
+    pub fetched: JoinSet<Fetched>,
+    /// Deliveries under way.
+    pub deliveries: JoinSet<Delivery>,
+}
+
+/// All state of one drain while it is owned.
+pub struct Drain {
+    settings: Arc<Settings>,
+    metrics: Arc<Metrics>,
+    sender: Arc<Sender>,
+    fetcher: Arc<Fetcher>,
+    tenure: Tenure,
+    cell: u32,
+    started: Instant,
+    index: Index,
+    cache: Cache,
+    destination: Destination,
+    /// Settled webhooks of packs that have not arrived yet.
+    bits: HashMap<StreamId, Vec<u8>>,
+    /// Attempts and time already spent on parked webhooks, and whether they were replayed.
+    parked: HashMap<PackKey, Tried>,
+    is_parked_loaded: bool,
+    ready: VecDeque<ResourceKey>,
+    due: BinaryHeap<Reverse<(Instant, ResourceKey)>>,
+    trials: HashMap<ResourceKey, Trial>,
+    /// Resources whose head's pack is being read again.
+    awaiting: HashMap<PackKey, Vec<ResourceKey>>,
+    awaiting_count: usize,
+    finished: Vec<Finished>,
+    tries: HashMap<PackKey, (u32, Duration)>,
+    corrupt: Vec<StreamId>,
+    corrupt_parked: Vec<StreamId>,
+    settling: Option<settling::Settling>,
+    parks_looked_at: Instant,
+    is_stopping: bool,
+}
+
+/// What was tried before.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tried {
+    attempts: u32,
+    spent: Duration,
+    replayed: bool,
+}
+
+/// A head that has failed.
+#[derive(Debug, Clone, Copy)]
+struct Trial {
+    attempts: u32,
+    /// Time spent before this owner's first attempt.
+    spent_before: Duration,
+    /// The retry clock at this owner's first attempt.
+    since: Duration,
+    due: Instant,
+}
+
+/// A head that is done with.
+struct Finished {
+    resource: ResourceKey,
+    place: Place,
+    dead: Option<Dead>,
+}
+
+impl Drain {
+    /// A drain that begins where `progress` says, with all that runs around it.
+    pub fn start(
+        redis: &Redis,
+        name: &str,
+        settings: Arc<Settings>,
+        metrics: Arc<Metrics>,
+        sender: Arc<Sender>,
+        tenure: Tenure,
+        progress: Progress,
+    ) -> (Self, Around) {
+        let (orders, settled) = settle::start(redis.clone(), name, &tenure.token);
+        let arrived =
+            Intake::start(redis, name, progress.cursor, settings.order_by, metrics.clone());
+        let around = Around {
+            settled,
+            orders,
+            arrived,
+            fetched: JoinSet::new(),
+            deliveries: JoinSet::new(),
+        };
+        let drain = Self {
+            sender,
+            metrics,
+            fetcher: Arc::new(Fetcher::new(redis.clone(), name)),
+            cell: tenure.cell,
+            tenure,
+            started: Instant::now(),
+            index: Index::new(settings.index_bytes),
+            cache: Cache::new(CACHE_BYTES),
+            destination: Destination::new(settings.concurrency_max),
+            bits: progress.done,
+            parked: HashMap::new(),
+            is_parked_loaded: false,
+            ready: VecDeque::new(),
+            due: BinaryHeap::new(),
+            trials: HashMap::new(),
+            awaiting: HashMap::new(),
+            awaiting_count: 0,
+            finished: Vec::new(),
+            tries: HashMap::new(),
+            corrupt: Vec::new(),
+            corrupt_parked: Vec::new(),
+            settling: None,
+            parks_looked_at: Instant::now(),
+            is_stopping: false,
+            settings,
+        };
+        (drain, around)
+    }
+
+    /// Runs until it ends; whatever is still under way then is dropped.
+    pub async fn run(mut self, mut around: Around, shutdown: &CancellationToken) -> End {
+        let lost = self.tenure.lost.clone();
+        let mut stop_at = None;
+        loop {
+            self.wake_due();
+            self.dispatch(&mut around);
+            self.settle(&mut around);
+            self.show(&around);
+            let now = Instant::now();
+            if self.is_stopping && (self.is_quiet(&around) || stop_at.is_some_and(|at| at <= now)) {
+                return End::Stopped;
+            }
+            let wake_at = self.wakes_at(now);
+            let ended = tokio::select! {
+                biased;
+                () = lost.cancelled() => Some(End::Lost),
+                Some(settled) = around.settled.recv() => self.settled(settled),
+                Some(delivery) = around.deliveries.join_next() => match delivery {
+                    Ok(delivery) => {
+                        self.judge(delivery);
+                        while let Some(Ok(more)) = around.deliveries.try_join_next() {
+                            self.judge(more);
+                        }
+                        None
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "a delivery panicked; beginning again");
+                        Some(End::Stale)
+                    }
+                },
+                Some(fetched) = around.fetched.join_next() => match fetched {
+                    Ok(fetched) => self.fetched(fetched, &mut around),
+                    Err(_) => Some(End::Stale),
+                },
+                Some(arrived) = around.arrived.recv(), if self.index.has_room() => {
+                    self.arrived(arrived);
+                    None
+                }
+                () = shutdown.cancelled(), if !self.is_stopping => {
+                    self.is_stopping = true;
+                    stop_at = Some(now + self.settings.shutdown_timeout);
+                    None
+                }
+                () = tokio::time::sleep_until(wake_at) => None,
+            };
+            if let Some(end) = ended {
+                return end;
+            }
+        }
+    }
+
+    fn arrived(&mut self, arrived: Arrived) {
+        match arrived {
+            Arrived::Pack { id, resources, pack } => {
+                let bits = self.bits.remove(&id);
+                let open = OpenPack::main(id, pack.count(), bits.as_ref());
+                let settled: Vec<bool> =
+                    (0..pack.count()).map(|index| open.is_settled(index)).collect();
+                let key = self.index.add_pack(open);
+                self.cache.offer(key, pack);
+                for ((index, resource), settled) in (0..).zip(resources).zip(settled) {
+                    if !settled && self.index.add(resource, Place { pack: key, index }) {
+                        self.ready.push_back(resource);
+                    }
+                }
+            }
+            Arrived::Parked { parked, resource, pack } => {
+                let WebhookId { entry, index, .. } = parked.webhook;
+                let key = self.index.add_pack(OpenPack::parked(parked.id, entry));
+                self.cache.offer(key, pack);
+                let tried = Tried {
+                    attempts: parked.attempts,
+                    spent: parked.spent,
+                    replayed: parked.replayed,
+                };
+                self.parked.insert(key, tried);
+                if self.index.add(resource, Place { pack: key, index }) {
+                    self.ready.push_back(resource);
+                }
+            }
+            Arrived::ParkedLoaded => self.is_parked_loaded = true,
+            Arrived::Corrupt(id) => {
+                self.index.add_pack(OpenPack::main(id, 0, None));
+                self.corrupt.push(id);
+            }
+            Arrived::CorruptParked(id) => self.corrupt_parked.push(id),
+        }
+    }
+
+    /// Starts deliveries while there is room for them.
+    fn dispatch(&mut self, around: &mut Around) {
+        // What was parked is older than the main stream: nothing goes before it has arrived,
+        // unless there is more of it than the index holds.
+        let is_loaded = self.is_parked_loaded || !self.index.has_room();
+        if self.is_stopping || !is_loaded || self.ready.is_empty() {
+            return;
+        }
+        if !self.tenure.holds(boottime()) {
+            return;
+        }
+        let limit = self.destination.concurrency(self.now());
+        while around.deliveries.len() + self.awaiting_count < limit {
+            let Some(resource) = self.ready.pop_front() else { break };
+            self.begin(resource, around);
+        }
+    }
+
+    fn begin(&mut self, resource: ResourceKey, around: &mut Around) {
+        let Some(place) = self.index.head(resource) else { return };
+        self.index.set_state(resource, State::Busy);
+        if let Some(pack) = self.cache.get(place.pack) {
+            self.deliver(resource, place, pack, around);
+            return;
+        }
+        self.awaiting_count += 1;
+        self.fetch(place.pack, around).push(resource);
+    }
+
+    /// Has a pack read again, unless it is being read; hands out who waits for it.
+    fn fetch(&mut self, key: PackKey, around: &mut Around) -> &mut Vec<ResourceKey> {
+        let (index, fetcher) = (&self.index, &self.fetcher);
+        self.awaiting.entry(key).or_insert_with(|| {
+            if let Some(open) = index.pack(key) {
+                let (fetcher, source, id) = (fetcher.clone(), open.source, open.id);
+                around.fetched.spawn(async move { fetcher.fetch(key, source, id).await });
+            }
+            Vec::new()
+        })
+    }
+
+    fn fetched(&mut self, fetched: Fetched, around: &mut Around) -> Option<End> {
+        let waiting = self.awaiting.remove(&fetched.key).unwrap_or_default();
+        self.awaiting_count -= waiting.len();
+        let Some(pack) = fetched.pack else {
+            // Parking may have looked ahead at a pack that is settled by now.
+            let is_needed = self.index.pack(fetched.key).is_some_and(|open| open.left > 0);
+            if waiting.is_empty() && !is_needed {
+                return None;
+            }
+            tracing::error!("a pack that waits is not in redis any more: its data was lost");
+            return Some(End::Stale);
+        };
+        self.cache.put(fetched.key, pack.clone());
+        for resource in waiting {
+            if let Some(place) = self.index.head(resource) {
+                self.deliver(resource, place, pack.clone(), around);
+            }
+        }
+        None
+    }
+
+    fn deliver(
+        &mut self,
+        resource: ResourceKey,
+        place: Place,
+        pack: Arc<Pack>,
+        around: &mut Around,
+    ) {
+        let Some(open) = self.index.pack(place.pack) else { return };
+        let tried = self.parked.get(&place.pack).copied().unwrap_or_default();
+        let attempts = self.trials.get(&resource).map_or(tried.attempts, |trial| trial.attempts);
+        let job = Job {
+            resource,
+            place,
+            record_index: open.record_index(place.index),
+            webhook: WebhookId { cell: self.cell, entry: open.origin, index: place.index },
+            pack,
+            attempt: attempts + 1,
+            replayed: tried.replayed,
+            began_active: self.destination.active(self.now()),
+        };
+        let (sender, tenure) = (self.sender.clone(), self.tenure.clone());
+        around.deliveries.spawn(async move {
+            // The process may have been stopped since this was decided.
+            if tenure.holds(boottime()) {
+                sender.deliver(job).await
+            } else {
+                std::future::pending().await
+            }
+        });
+    }
+
+    fn judge(&mut self, delivery: Delivery) {
+        let Delivery { job, outcome, answer, took } = delivery;
+        let now = self.now();
+        let verdict = judge(
+            &outcome,
+            &self.settings.dead_statuses,
+            self.settings.backoff.longest,
+            SystemTime::now(),
+        );
+        self.metrics.attempted(result_label(&outcome, verdict), took);
+        match verdict {
+            Verdict::Delivered => {
+                self.destination.succeeded(now);
+                let received_at_ms = job.pack.record(job.record_index).received_at_ms;
+                self.metrics.delivered(received_at_ms, wall_clock_ms());
+                self.finish(job.resource, job.place, None);
+            }
+            Verdict::Dead => {
+                // The backend does its work: it took a look and said no.
+                self.destination.succeeded(now);
+                self.give_up(&job, &outcome, answer, "status");
+            }
+            Verdict::Retry { pause, pauses_all, is_refusal } => {
+                self.destination.failed(job.resource, now);
+                if pauses_all {
+                    self.destination.pause(pause, now);
+                }
+                let (limit, reason) = if is_refusal {
+                    (self.settings.retry_refused_for, "refused")
+                } else {
+                    (self.settings.retry_for, "retries_exhausted")
+                };
+                let spent = self.note_failure(&job, pause);
+                if spent >= limit && !self.destination.is_down() {
+                    self.give_up(&job, &outcome, answer, reason);
+                } else {
+                    self.retry_later(&job);
+                }
+            }
+        }
+    }
+
+    /// Counts a failed attempt; says how much of its time for retries the webhook has spent.
+    fn note_failure(&mut self, job: &Job, pause: Duration) -> Duration {
+        let tried = self.parked.get(&job.place.pack).copied().unwrap_or_default();
+        let wait = self.settings.backoff.wait(job.attempt, rand::random::<f64>()).max(pause);
+        let trial = self.trials.entry(job.resource).or_insert(Trial {
+            attempts: 0,
+            spent_before: tried.spent,
+            since: job.began_active,
+            due: Instant::now(),
+        });
+        trial.attempts = job.attempt;
+        trial.due = Instant::now() + wait;
+        let active = self.destination.active(self.started.elapsed());
+        trial.spent_before + active.saturating_sub(trial.since)
+    }
+
+    fn retry_later(&mut self, job: &Job) {
+        let Some(trial) = self.trials.get(&job.resource).copied() else { return };
+        self.index.set_state(job.resource, State::Delayed);
+        self.due.push(Reverse((trial.due, job.resource)));
+        if self.parked.contains_key(&job.place.pack) {
+            let spent = self.spent(&trial);
+            self.tries.insert(job.place.pack, (trial.attempts, spent));
+        }
+    }
+
+    fn spent(&self, trial: &Trial) -> Duration {
+        let active = self.destination.active(self.now());
+        trial.spent_before + active.saturating_sub(trial.since)
+    }
+
+    /// Dead-letters a webhook, or keeps it in retry where there is no room for dead letters.
+    fn give_up(&mut self, job: &Job, outcome: &Outcome, answer: Vec<u8>, reason: &'static str) {
+        let dead = settling::dead_letter(job, outcome, answer, reason);
+        if !self.tenure.has_room_for_dead(dead.size_bytes(), self.settings.dead_bytes_max) {
+            tracing::warn!(webhook = %job.webhook, "no room for a dead letter; it stays in retry");
+            self.note_failure(job, Duration::ZERO);
+            self.retry_later(job);
+            return;
+        }
+        self.metrics.dead(reason);
+        tracing::warn!(
+            webhook = %job.webhook, shop = dead.labels[0], topic = dead.labels[1],
+            resource = dead.labels[2], reason, status = dead.status, attempts = dead.attempts,
+            "dead letter"
+        );
+        self.finish(job.resource, job.place, Some(dead));
+    }
+
+    fn finish(&mut self, resource: ResourceKey, place: Place, dead: Option<Dead>) {
+        self.tries.remove(&place.pack);
+        self.finished.push(Finished { resource, place, dead });
+    }
+
+    /// Resources whose wait is over are ready again.
+    fn wake_due(&mut self) {
+        let now = Instant::now();
+        while let Some(Reverse((at, resource))) = self.due.peek().copied()
+            && at <= now
+        {
+            self.due.pop();
+            let is_due = self.trials.get(&resource).is_some_and(|trial| trial.due <= now);
+            if is_due && self.index.state(resource) == Some(State::Delayed) {
+                self.index.set_state(resource, State::Ready);
+                self.ready.push_back(resource);
+            }
+        }
+    }
+
+    fn wakes_at(&self, now: Instant) -> Instant {
+        let due = self.due.peek().map(|Reverse((at, _))| *at);
+        let pause = self.destination.pause_ends(self.now()).map(|end| self.started + end);
+        due.into_iter().chain(pause).min().unwrap_or(now + TICK).clamp(now, now + TICK)
+    }
+
+    fn is_quiet(&self, around: &Around) -> bool {
+        around.deliveries.is_empty() && self.finished.is_empty() && self.settling.is_none()
+    }
+
+    fn show(&self, around: &Around) {
+        let in_use = i64::try_from(around.deliveries.len()).unwrap_or(i64::MAX);
+        self.metrics.concurrency_in_use.set(in_use);
+        let limit = self.destination.concurrency(self.now());
+        self.metrics.concurrency_limit.set(i64::try_from(limit).unwrap_or(i64::MAX));
+        self.metrics.paused.set(i64::from(limit == 0 || self.destination.is_down()));
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+fn result_label(outcome: &Outcome, verdict: Verdict) -> &'static str {
+    match (verdict, outcome) {
+        (Verdict::Delivered, _) => "delivered",
+        (Verdict::Dead, _) => "dead",
+        (Verdict::Retry { .. }, Outcome::TimedOut) => "timeout",
+        (Verdict::Retry { is_refusal: true, .. }, _) => "refused",
+        (Verdict::Retry { .. }, _) => "failed",
+    }
+}
+
+pub(crate) fn wall_clock_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Whether an error means that this owner's time is over, or that it must begin again.
+fn end_of(error: &QueueError) -> End {
+    match error {
+        QueueError::Unregistered => End::Stale,
+        _ => End::Lost,
+    }
+}

@@ -1,0 +1,131 @@
+//! Keeps a failing resource from pinning the queue: once its pack is old enough, its webhook and
+//! the later ones behind it move to the parked stream, within a settlement.
+//!
+//! Never while the backend as a whole is down: then every resource fails, and moving them all would
+//! copy the queue for nothing.
+
+use std::cmp::Reverse;
+use std::collections::HashSet;
+use std::time::Duration;
+
+use spillway_queue::settle::{Park, Settlement};
+use spillway_webhook::WebhookId;
+use spillway_webhook::pack::PackWriter;
+use tokio::time::Instant;
+
+use super::{Around, Drain, Tried, wall_clock_ms};
+use crate::index::{OpenPack, PackKey, Place, ResourceKey, Source, State};
+
+/// How often failing resources are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// What one settlement parks at most: bounds the time its script holds Redis.
+const PARK_MAX: usize = 256;
+const PARK_BYTES_MAX: usize = 4 << 20;
+/// Packs read again for parking, in one look.
+const FETCH_MAX: usize = 8;
+
+impl Drain {
+    /// Adds what is to be parked to the settlement; says for which resources, and under which keys.
+    pub(super) fn park(
+        &mut self,
+        settlement: &mut Settlement,
+        touched: &mut HashSet<PackKey>,
+        around: &mut Around,
+    ) -> (Vec<ResourceKey>, Vec<PackKey>) {
+        let (mut parking, mut parked) = (Vec::new(), Vec::new());
+        if self.parks_looked_at.elapsed() < LOOK_EVERY || self.destination.is_down() {
+            return (parking, parked);
+        }
+        self.parks_looked_at = Instant::now();
+        let delayed: Vec<ResourceKey> = self
+            .trials
+            .keys()
+            .copied()
+            .filter(|resource| self.index.state(*resource) == Some(State::Delayed))
+            .collect();
+        let mut writer = PackWriter::new();
+        let mut bytes = 0;
+        for resource in delayed {
+            let old = self.old_places(resource, PARK_MAX - parked.len());
+            let before = parked.len();
+            for place in old {
+                if bytes > PARK_BYTES_MAX {
+                    break;
+                }
+                let Some(pack) = self.cache.get(place.pack) else {
+                    if self.awaiting.len() < FETCH_MAX {
+                        self.fetch(place.pack, around);
+                    }
+                    break;
+                };
+                writer.push_record_of(&pack, place.index);
+                let pack = writer.finish();
+                bytes += pack.len();
+                parked.push(self.move_aside(resource, place, pack, settlement));
+                touched.insert(place.pack);
+            }
+            if parked.len() > before {
+                self.index.set_state(resource, State::Parking);
+                parking.push(resource);
+            }
+            if parked.len() >= PARK_MAX || bytes > PARK_BYTES_MAX {
+                break;
+            }
+        }
+        (parking, parked)
+    }
+
+    /// Parking `resource` is done: it waits for its retry again.
+    pub(super) fn parked_now(&mut self, resource: ResourceKey) {
+        if self.index.state(resource) == Some(State::Parking) {
+            self.index.set_state(resource, State::Delayed);
+            if let Some(trial) = self.trials.get(&resource) {
+                self.due.push(Reverse((trial.due, resource)));
+            }
+        }
+    }
+
+    /// The webhooks of a failing resource that lie in main packs old enough, oldest first.
+    fn old_places(&self, resource: ResourceKey, count: usize) -> Vec<Place> {
+        let park_after_ms = u64::try_from(self.settings.park_after.as_millis()).unwrap_or(u64::MAX);
+        let old_ms = wall_clock_ms().saturating_sub(park_after_ms);
+        self.index
+            .places(resource)
+            .filter_map(|place| Some((place, self.index.pack(place.pack)?)))
+            .filter(|(_, pack)| pack.source == Source::Main)
+            .take_while(|(_, pack)| pack.id.ms <= old_ms)
+            .map(|(place, _)| place)
+            .take(count)
+            .collect()
+    }
+
+    fn move_aside(
+        &mut self,
+        resource: ResourceKey,
+        place: Place,
+        pack: Vec<u8>,
+        settlement: &mut Settlement,
+    ) -> PackKey {
+        let origin = self.index.pack(place.pack).map(|pack| pack.origin).unwrap_or_default();
+        let is_head = self.index.head(resource) == Some(place);
+        let trial = self.trials.get(&resource).filter(|_| is_head);
+        let tried = trial.map_or_else(Tried::default, |trial| Tried {
+            attempts: trial.attempts,
+            spent: self.spent(trial),
+            replayed: false,
+        });
+        settlement.park.push(Park {
+            pack,
+            webhook: WebhookId { cell: self.cell, entry: origin, index: place.index },
+            attempts: tried.attempts,
+            spent: tried.spent,
+            replayed: false,
+        });
+        // Its id comes with the settlement's answer; until then the resource is not touched.
+        let key = self.index.add_pack(OpenPack::parked(origin, origin));
+        self.index.moved(resource, place, key);
+        self.index.mark_settled(place);
+        self.parked.insert(key, tried);
+        key
+    }
+}

@@ -1,0 +1,169 @@
+//! The last step: what is finished becomes one settlement, and once that is applied its resources
+//! are free.
+
+use std::collections::HashSet;
+
+use spillway_queue::settle::{Dead, Settlement};
+use spillway_webhook::pack::PackWriter;
+use spillway_webhook::resource::Resource;
+use spillway_webhook::shopify::Headers;
+
+use super::{Around, Drain, End, end_of};
+use crate::deliver::Job;
+use crate::index::{PackKey, ResourceKey, Source};
+use crate::judge::Outcome;
+use crate::settle::Settled;
+
+/// Webhooks in one settlement: bounds the time its script holds Redis.
+const FINISHED_MAX: usize = 2048;
+
+/// A settlement that is being applied.
+pub(super) struct Settling {
+    /// Resources whose head it settles.
+    heads: Vec<ResourceKey>,
+    /// Resources some of whose webhooks it parks.
+    parking: Vec<ResourceKey>,
+    /// The packs these get, in the settlement's order.
+    parked: Vec<PackKey>,
+}
+
+impl Drain {
+    /// Begins the next settlement if there is something to settle and none is being applied.
+    pub(super) fn settle(&mut self, around: &mut Around) {
+        if self.settling.is_some() {
+            return;
+        }
+        let mut settlement = Settlement::default();
+        let mut touched = HashSet::new();
+        let heads = self.settle_finished(&mut settlement, &mut touched);
+        let (parking, parked) = self.park(&mut settlement, &mut touched, around);
+        settlement.corrupt = std::mem::take(&mut self.corrupt);
+        settlement.unparked.append(&mut self.corrupt_parked);
+        self.settle_tries(&mut settlement);
+        self.advance(&mut settlement, touched);
+        if settlement.is_empty() {
+            return;
+        }
+        settlement.open = self.index.settled_open();
+        self.settling = Some(Settling { heads, parking, parked });
+        // The channel holds one order, and none is under way.
+        if around.orders.try_send(settlement).is_err() {
+            tracing::error!("BUG: a settlement found another before it");
+        }
+    }
+
+    /// The settlement was applied, or never will be.
+    pub(super) fn settled(&mut self, settled: Settled) -> Option<End> {
+        let ids = match settled {
+            Ok(ids) => ids,
+            Err(error) => {
+                tracing::warn!(%error, "settling ended");
+                return Some(end_of(&error));
+            }
+        };
+        let settling = self.settling.take()?;
+        for resource in settling.heads {
+            self.trials.remove(&resource);
+            if self.index.pop(resource) {
+                self.ready.push_back(resource);
+            }
+        }
+        if ids.len() != settling.parked.len() {
+            tracing::error!("BUG: redis parked another number of webhooks than it was told");
+            return Some(End::Stale);
+        }
+        for (key, id) in settling.parked.into_iter().zip(ids) {
+            self.index.parked_as(key, id);
+        }
+        for resource in settling.parking {
+            self.parked_now(resource);
+        }
+        None
+    }
+
+    fn settle_finished(
+        &mut self,
+        settlement: &mut Settlement,
+        touched: &mut HashSet<PackKey>,
+    ) -> Vec<ResourceKey> {
+        let count = self.finished.len().min(FINISHED_MAX);
+        let mut heads = Vec::with_capacity(count);
+        for finished in self.finished.drain(..count) {
+            heads.push(finished.resource);
+            let key = finished.place.pack;
+            match self.index.pack(key).map(|pack| (pack.source, pack.id)) {
+                Some((Source::Parked, id)) => {
+                    settlement.unparked.push(id);
+                    self.parked.remove(&key);
+                    self.cache.remove(key);
+                }
+                Some((Source::Main, _)) => {
+                    touched.insert(key);
+                }
+                None => {}
+            }
+            self.index.mark_settled(finished.place);
+            settlement.dead.extend(finished.dead);
+        }
+        heads
+    }
+
+    fn settle_tries(&mut self, settlement: &mut Settlement) {
+        for (key, (attempts, spent)) in self.tries.drain() {
+            if let Some(pack) = self.index.pack(key) {
+                settlement.tries.push((pack.id, attempts, spent));
+            }
+        }
+    }
+
+    /// Moves the cursor over what is settled whole; of the rest, the bits are kept.
+    fn advance(&mut self, settlement: &mut Settlement, mut touched: HashSet<PackKey>) {
+        let (advance, passed) = self.index.advance();
+        settlement.cursor = advance.cursor;
+        settlement.entries_passed = advance.entries;
+        settlement.webhooks_passed = advance.webhooks;
+        for (key, pack) in passed {
+            touched.remove(&key);
+            self.cache.remove(key);
+            if pack.bits_stored {
+                settlement.whole.push(pack.id);
+            }
+        }
+        for key in touched {
+            if let Some(pack) = self.index.pack(key) {
+                settlement.bits.push((pack.id, pack.bits.clone()));
+            }
+            self.index.bits_stored(key);
+        }
+    }
+}
+
+/// A webhook that is given up, with what an operator will want to know.
+pub(super) fn dead_letter(
+    job: &Job,
+    outcome: &Outcome,
+    answer: Vec<u8>,
+    reason: &'static str,
+) -> Dead {
+    let record = job.pack.record(job.record_index);
+    let text = |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into();
+    let mut writer = PackWriter::new();
+    writer.push_record_of(&job.pack, job.record_index);
+    Dead {
+        pack: writer.finish(),
+        webhook: job.webhook,
+        labels: [
+            text(record.shop()),
+            text(record.topic()),
+            Resource::of(&record, &record.body).to_string(),
+            text(record.shopify("webhook-id")),
+        ],
+        reason,
+        status: match outcome {
+            Outcome::Answered { status, .. } => *status,
+            Outcome::TimedOut | Outcome::Broken => 0,
+        },
+        attempts: job.attempt,
+        answer,
+    }
+}

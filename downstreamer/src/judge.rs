@@ -1,0 +1,129 @@
+//! What an answer means. Pure: an outcome in, a verdict out.
+
+use std::time::{Duration, SystemTime};
+
+/// What came of one delivery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The backend answered.
+    Answered {
+        /// Its status.
+        status: u16,
+        /// Its `Retry-After`, as it stands.
+        retry_after: Option<String>,
+    },
+    /// No whole answer in time.
+    TimedOut,
+    /// No connection, or it broke.
+    Broken,
+}
+
+/// What is to be done about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Settle it.
+    Delivered,
+    /// Try it again, not before `pause` has passed.
+    Retry {
+        /// What the backend asked for.
+        pause: Duration,
+        /// Whether the backend asked to be left alone as a whole (429 and 503 with Retry-After).
+        pauses_all: bool,
+        /// Whether it was refused rather than failed: retried for a shorter time.
+        is_refusal: bool,
+    },
+    /// Give it up at once.
+    Dead,
+}
+
+/// Judges an outcome at `now`; `dead_statuses` are given up at once, `pause_max` bounds a
+/// Retry-After.
+pub fn judge(
+    outcome: &Outcome,
+    dead_statuses: &[u16],
+    pause_max: Duration,
+    now: SystemTime,
+) -> Verdict {
+    let failed = Verdict::Retry { pause: Duration::ZERO, pauses_all: false, is_refusal: false };
+    let (status, retry_after) = match outcome {
+        Outcome::Answered { status, retry_after } => (*status, retry_after.as_deref()),
+        Outcome::TimedOut | Outcome::Broken => return failed,
+    };
+    if (200..300).contains(&status) {
+        return Verdict::Delivered;
+    }
+    if dead_statuses.contains(&status) {
+        return Verdict::Dead;
+    }
+    let asked = retry_after.and_then(|text| parse_retry_after(text, now));
+    let is_refusal = !matches!(status, 408 | 425 | 429 | 500..=599);
+    Verdict::Retry {
+        pause: asked.unwrap_or_default().min(pause_max),
+        pauses_all: asked.is_some() && matches!(status, 429 | 503),
+        is_refusal,
+    }
+}
+
+/// Seconds, or an HTTP date (RFC 9110, section 10.2.3); a date that has passed is no pause.
+fn parse_retry_after(text: &str, now: SystemTime) -> Option<Duration> {
+    let text = text.trim();
+    if let Ok(seconds) = text.parse::<u32>() {
+        return Some(Duration::from_secs(seconds.into()));
+    }
+    let date = httpdate::parse_http_date(text).ok()?;
+    Some(date.duration_since(now).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEAD: [u16; 7] = [400, 410, 413, 414, 415, 422, 431];
+    const LONGEST: Duration = Duration::from_secs(600);
+
+    fn noon() -> SystemTime {
+        httpdate::parse_http_date("Thu, 01 Jan 2026 12:00:00 GMT").unwrap()
+    }
+
+    fn check(status: u16, retry_after: Option<&str>, expected: Verdict) {
+        let outcome = Outcome::Answered { status, retry_after: retry_after.map(str::to_owned) };
+        assert_eq!(judge(&outcome, &DEAD, LONGEST, noon()), expected, "{status} {retry_after:?}");
+    }
+
+    fn retry(seconds: u64, pauses_all: bool, is_refusal: bool) -> Verdict {
+        Verdict::Retry { pause: Duration::from_secs(seconds), pauses_all, is_refusal }
+    }
+
+    #[test]
+    fn the_table_of_answers() {
+        for status in [200, 201, 202, 204, 299] {
+            check(status, None, Verdict::Delivered);
+        }
+        for status in DEAD {
+            check(status, Some("5"), Verdict::Dead);
+        }
+        for status in [408, 425, 429, 500, 502, 503, 504, 599] {
+            check(status, None, retry(0, false, false));
+        }
+        for status in [301, 302, 307, 401, 403, 404, 405, 409, 451] {
+            check(status, None, retry(0, false, true));
+        }
+        let failed = retry(0, false, false);
+        assert_eq!(judge(&Outcome::TimedOut, &DEAD, LONGEST, noon()), failed);
+        assert_eq!(judge(&Outcome::Broken, &DEAD, LONGEST, noon()), failed);
+    }
+
+    #[test]
+    fn retry_after_is_honoured_and_bounded() {
+        check(429, Some("5"), retry(5, true, false));
+        check(503, Some(" 7 "), retry(7, true, false));
+        check(503, Some("Thu, 01 Jan 2026 12:00:30 GMT"), retry(30, true, false));
+        check(503, Some("Thu, 01 Jan 2026 11:00:00 GMT"), retry(0, true, false));
+        check(503, Some("86400"), retry(600, true, false));
+        check(500, Some("9"), retry(9, false, false));
+        check(404, Some("9"), retry(9, false, true));
+        for text in ["", "soon", "-1", "1.5", "99999999999999999999"] {
+            check(503, Some(text), retry(0, false, false));
+        }
+    }
+}

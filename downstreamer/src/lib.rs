@@ -1,0 +1,64 @@
+//! The downstreamer: packs in, HTTP out, in order per resource, at the speed the backend can bear.
+//!
+//! Start reading at [`ownership`] (who may deliver) and [`drain`] (what happens to a webhook):
+//! [`intake`] → [`index`] → [`deliver`] → [`judge`] → [`settle`]. Beside them: [`fetch`] and
+//! [`cache`] (packs read again), [`backoff`] and [`destination`] (when, and how many at once).
+
+pub mod backoff;
+pub mod cache;
+pub mod deliver;
+pub mod destination;
+pub mod drain;
+pub mod fetch;
+pub mod index;
+pub mod intake;
+pub mod judge;
+pub mod metrics;
+pub mod ownership;
+pub mod settings;
+pub mod settle;
+pub mod watch;
+
+use std::sync::Arc;
+
+use spillway_service::start::Unavailable;
+use spillway_service::{Readiness, admin};
+use tokio_util::sync::CancellationToken;
+
+use crate::deliver::Sender;
+use crate::metrics::Metrics;
+use crate::ownership::Instance;
+use crate::settings::Settings;
+
+/// Runs a downstreamer until `shutdown`.
+///
+/// # Errors
+/// When the admin address can't be bound, or Redis is absent and the settings say to give up then.
+pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let settings = Arc::new(settings);
+    let metrics = Arc::new(Metrics::new());
+    let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
+    let admin = admin::bind(settings.admin_listen).await?;
+    let after_all = CancellationToken::new();
+    tokio::spawn(admin::serve(
+        admin,
+        metrics.registry.clone(),
+        readiness.clone(),
+        after_all.clone(),
+    ));
+    if settings.common.exit_if_unavailable {
+        let reached = settings.common.redis.connect(None).await;
+        reached.map_err(|error| Unavailable(format!("REDIS_URL: {error}")))?;
+    }
+    tokio::spawn(watch::run(settings.clone(), metrics.clone(), after_all.clone()));
+    let sender = Arc::new(Sender::new(&settings)?);
+    tracing::info!(
+        backend = ?settings.backend, version = env!("CARGO_PKG_VERSION"), "delivering"
+    );
+    sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
+    let instance = Instance { settings, metrics, sender, readiness: readiness.clone() };
+    ownership::run(&instance, &shutdown).await;
+    readiness.not_ready("stopping");
+    after_all.cancel();
+    Ok(())
+}

@@ -1,0 +1,221 @@
+//! One owner per drain: wait as a standby, own, lose or give up, wait again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use spillway_queue::drains::{self, HTTP, StartAt};
+use spillway_queue::owner::{BUMP_EVERY, Claim, Confirmed, Lease, Watch, boottime};
+use spillway_queue::read::{Progress, Reader};
+use spillway_queue::{Connection, QueueError};
+use spillway_service::Readiness;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::deliver::Sender;
+use crate::drain::{Drain, End};
+use crate::metrics::Metrics;
+use crate::settings::Settings;
+
+/// How often a standby looks, and an unreachable Redis is tried again.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Time for Redis' answer: a bump that takes longer is tried again.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// This instance's ownership of the drain, as far as it is confirmed.
+#[derive(Clone)]
+pub struct Tenure {
+    /// What settlements carry.
+    pub token: String,
+    /// The random id of this cell.
+    pub cell: u32,
+    /// Cancelled when another instance took the drain.
+    pub lost: CancellationToken,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// CLOCK_BOOTTIME, in ms, when the last confirmed bump was sent.
+    confirmed_at_ms: AtomicU64,
+    /// Bytes of dead letters, as of the last bump, and those added since.
+    dead_bytes: AtomicU64,
+    is_full: std::sync::atomic::AtomicBool,
+}
+
+impl Tenure {
+    /// Whether anything new may be started at `now` (CLOCK_BOOTTIME).
+    pub fn holds(&self, now: Duration) -> bool {
+        let confirmed_at = self.shared.confirmed_at_ms.load(Ordering::Relaxed);
+        !self.lost.is_cancelled()
+            && Lease::confirmed(Duration::from_millis(confirmed_at)).holds(now)
+    }
+
+    /// Takes `bytes` of the room for dead letters, if there is so much, and Redis is not full.
+    pub fn has_room_for_dead(&self, bytes: u64, bytes_max: u64) -> bool {
+        let held = self.shared.dead_bytes.load(Ordering::Relaxed);
+        if self.shared.is_full.load(Ordering::Relaxed) || held + bytes > bytes_max {
+            return false;
+        }
+        self.shared.dead_bytes.fetch_add(bytes, Ordering::Relaxed);
+        true
+    }
+
+    fn confirmed(&self, sent_at: Duration, confirmed: Confirmed) {
+        let sent_at_ms = u64::try_from(sent_at.as_millis()).unwrap_or(0);
+        self.shared.confirmed_at_ms.store(sent_at_ms, Ordering::Relaxed);
+        self.shared.dead_bytes.store(confirmed.dead_bytes, Ordering::Relaxed);
+        self.shared.is_full.store(confirmed.is_full, Ordering::Relaxed);
+    }
+}
+
+/// Everything an instance keeps while owners change.
+#[derive(Clone)]
+pub struct Instance {
+    /// Its settings.
+    pub settings: Arc<Settings>,
+    /// What it counts.
+    pub metrics: Arc<Metrics>,
+    /// Its connections to the backend.
+    pub sender: Arc<Sender>,
+    /// What `/readyz` says.
+    pub readiness: Readiness,
+}
+
+/// Owns the drain whenever it can, until `shutdown`.
+pub async fn run(instance: &Instance, shutdown: &CancellationToken) {
+    while !shutdown.is_cancelled() {
+        let owned = tokio::select! {
+            owned = stand_by(instance) => owned,
+            () = shutdown.cancelled() => return,
+        };
+        match owned {
+            Ok(owned) => {
+                let end = own(instance, owned, shutdown).await;
+                instance.metrics.owner.set(0);
+                tracing::info!(?end, "the drain is not owned any more");
+            }
+            Err(error) => {
+                instance.unavailable(&error);
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        }
+    }
+}
+
+struct Owned {
+    connection: Connection,
+    claim: Claim,
+    tenure: Tenure,
+    progress: Progress,
+}
+
+/// Waits until nobody owns the drain, and takes it.
+async fn stand_by(instance: &Instance) -> Result<Owned, QueueError> {
+    let redis = &instance.settings.common.redis;
+    let mut connection = redis.connect(Some(ANSWER_TIMEOUT)).await?;
+    let registered = drains::register(redis, &mut connection, Some(HTTP), StartAt::Oldest).await?;
+    let claim = Claim::new(redis.clone(), HTTP);
+    let mut watch = Watch::default();
+    let mut last_answer = Instant::now();
+    let (sent_at, confirmed) = loop {
+        let seen = claim.look(&mut connection).await?;
+        let since_last = last_answer.elapsed();
+        last_answer = Instant::now();
+        if watch.may_take(&seen, since_last) {
+            let sent_at = boottime();
+            match claim.take(&mut connection, &seen).await {
+                Ok(confirmed) => break (sent_at, confirmed),
+                Err(QueueError::Fenced) => continue,
+                Err(error) => return Err(error),
+            }
+        }
+        if instance.readiness.not_ready("standby: another instance owns the drain") {
+            tracing::info!("another instance owns the drain; standing by");
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    };
+    let tenure = Tenure {
+        token: claim.token().to_owned(),
+        cell: registered.cell,
+        lost: CancellationToken::new(),
+        shared: Arc::new(Shared {
+            confirmed_at_ms: AtomicU64::new(0),
+            dead_bytes: AtomicU64::new(0),
+            is_full: std::sync::atomic::AtomicBool::new(false),
+        }),
+    };
+    tenure.confirmed(sent_at, confirmed);
+    let progress = Reader::new(redis.clone(), HTTP).progress(&mut connection).await?;
+    Ok(Owned { connection, claim, tenure, progress })
+}
+
+async fn own(instance: &Instance, owned: Owned, shutdown: &CancellationToken) -> End {
+    let Owned { connection, claim, tenure, progress } = owned;
+    tracing::info!(cursor = %progress.cursor, "owning the drain");
+    instance.metrics.owner.set(1);
+    instance.readiness.ready();
+    let redis = &instance.settings.common.redis;
+    let (drain, around) = Drain::start(
+        redis,
+        HTTP,
+        instance.settings.clone(),
+        instance.metrics.clone(),
+        instance.sender.clone(),
+        tenure.clone(),
+        progress,
+    );
+    // A task of its own: the lease must not wait for whatever the drain is busy with.
+    let claim = Arc::new(claim);
+    let keeper = tokio::spawn(keep(instance.clone(), claim.clone(), tenure, connection));
+    let end = drain.run(around, shutdown).await;
+    keeper.abort();
+    if end != End::Lost
+        && let Ok(mut connection) = redis.connect(Some(ANSWER_TIMEOUT)).await
+        && let Err(error) = claim.release(&mut connection).await
+    {
+        tracing::debug!(%error, "the drain was not released; a standby takes it in 8 s");
+    }
+    end
+}
+
+/// Confirms the ownership again and again; says when it is lost.
+async fn keep(instance: Instance, claim: Arc<Claim>, tenure: Tenure, connection: Connection) {
+    let redis = &instance.settings.common.redis;
+    let mut connection = Some(connection);
+    loop {
+        let next_bump = Instant::now() + BUMP_EVERY;
+        let sent_at = boottime();
+        let bumped = match connection.as_mut() {
+            Some(connection) => claim.bump(connection).await,
+            None => match redis.connect(Some(ANSWER_TIMEOUT)).await {
+                Ok(fresh) => claim.bump(connection.insert(fresh)).await,
+                Err(error) => Err(error),
+            },
+        };
+        match bumped {
+            Ok(confirmed) => {
+                tenure.confirmed(sent_at, confirmed);
+                instance.readiness.ready();
+                tokio::time::sleep_until(next_bump).await;
+            }
+            Err(QueueError::Fenced) => {
+                tracing::warn!("another instance took the drain");
+                tenure.lost.cancel();
+                return;
+            }
+            Err(error) => {
+                connection = None;
+                instance.unavailable(&error);
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        }
+    }
+}
+
+impl Instance {
+    fn unavailable(&self, error: &QueueError) {
+        if self.readiness.not_ready(format!("queue_unavailable: {error}")) {
+            tracing::warn!(%error, "redis does not answer; waiting for it");
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The downstreamer's settings, as written and checked.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::Parser;
+use http::Uri;
+use http::uri::{Authority, Scheme};
+use spillway_service::common::CommonChecked;
+use spillway_service::{Checker, Common};
+
+use crate::backoff::Backoff;
+
+const MIB: u64 = 1 << 20;
+/// What a delivery that began just before SIGTERM may still take, beside its time-out.
+const SHUTDOWN_SLACK: Duration = Duration::from_secs(5);
+
+/// Lets queued webhooks out to a backend over HTTP: in order per resource, retried until they are
+/// delivered or dead. Every setting is a flag and an environment variable.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+pub struct Written {
+    #[command(flatten)]
+    common: Common,
+
+    /// The backend's base URL, http or https; a webhook's path and query are appended. discard:
+    /// accepts, counts and drops
+    #[arg(long, env = "DOWNSTREAM_APP_URL")]
+    downstream_app_url: Option<String>,
+
+    /// Host header and TLS server name; default: the URL's
+    #[arg(long, env = "DOWNSTREAM_HOST")]
+    downstream_host: Option<String>,
+
+    /// Address of /livez, /readyz and /metrics
+    #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:9812")]
+    admin_listen: String,
+
+    /// What is kept in order: resource, topic (of a shop), shop, or none
+    #[arg(long, env = "ORDER_BY", default_value = "resource")]
+    order_by: String,
+
+    /// Time for one delivery, from connecting to the whole answer [100ms to 10m]
+    #[arg(long, env = "DELIVERY_TIMEOUT", default_value = "30s")]
+    delivery_timeout: String,
+
+    /// Deliveries at once [1 to 10000]
+    #[arg(long, env = "MAX_CONCURRENCY", default_value = "64")]
+    max_concurrency: String,
+
+    /// Wait before the second attempt; doubles with each further one [10ms to 1h]
+    #[arg(long, env = "RETRY_FIRST", default_value = "1s")]
+    retry_first: String,
+
+    /// The longest wait between two attempts, and the longest Retry-After that is honoured [10ms
+    /// to 24h]
+    #[arg(long, env = "RETRY_LONGEST", default_value = "10m")]
+    retry_longest: String,
+
+    /// How long failing deliveries are retried, from the first attempt; stands still while the
+    /// backend as a whole is down [1s to 60d]
+    #[arg(long, env = "RETRY_FOR", default_value = "48h")]
+    retry_for: String,
+
+    /// The same for answers that are refusals (3xx and 4xx not listed elsewhere) [0 to 60d]
+    #[arg(long, env = "RETRY_REFUSED_FOR", default_value = "1h")]
+    retry_refused_for: String,
+
+    /// Statuses that make a dead letter at once, comma separated
+    #[arg(long, env = "DEAD_STATUSES", default_value = "400,410,413,414,415,422,431")]
+    dead_statuses: String,
+
+    /// How long dead letters are kept; compliance topics are kept for ever [1h to 3650d]
+    #[arg(long, env = "DEAD_KEEP", default_value = "30d")]
+    dead_keep: String,
+
+    /// Bytes of dead letters; past it, they stay in retry [0 to 64GiB]
+    #[arg(long, env = "DEAD_MAX", default_value = "1GiB")]
+    dead_max: String,
+
+    /// Age at which a failing resource's webhooks are moved out of the main stream, so that they
+    /// hold nothing else back [1s to 24h]
+    #[arg(long, env = "PARK_AFTER", default_value = "60s")]
+    park_after: String,
+
+    /// Memory for the index of waiting webhooks, about 48 bytes each [1MiB to 16GiB]
+    #[arg(long, env = "INDEX_MEMORY", default_value = "128MiB")]
+    index_memory: String,
+
+    /// Time to finish what is under way after SIGTERM [1s to 15m]; default: DELIVERY_TIMEOUT + 5s
+    #[arg(long, env = "SHUTDOWN_TIMEOUT")]
+    shutdown_timeout: Option<String>,
+}
+
+/// The downstreamer's settings, checked.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Settings that every process has.
+    pub common: CommonChecked,
+    /// Where webhooks go.
+    pub backend: Backend,
+    /// Where the admin endpoint is.
+    pub admin_listen: SocketAddr,
+    /// What is kept in order.
+    pub order_by: OrderBy,
+    /// Time for one delivery.
+    pub delivery_timeout: Duration,
+    /// Deliveries at once.
+    pub concurrency_max: usize,
+    /// The wait between attempts.
+    pub backoff: Backoff,
+    /// How long failing deliveries are retried.
+    pub retry_for: Duration,
+    /// How long refused deliveries are retried.
+    pub retry_refused_for: Duration,
+    /// Statuses that make a dead letter at once.
+    pub dead_statuses: Vec<u16>,
+    /// How long dead letters are kept.
+    pub dead_keep: Duration,
+    /// Bytes of dead letters.
+    pub dead_bytes_max: u64,
+    /// Age at which a failing resource's webhooks are parked.
+    pub park_after: Duration,
+    /// Memory for the index.
+    pub index_bytes: usize,
+    /// Time to finish what is under way.
+    pub shutdown_timeout: Duration,
+}
+
+/// Where webhooks go.
+#[derive(Debug, Clone)]
+pub enum Backend {
+    /// Nowhere: accepted, counted, dropped.
+    Discard,
+    /// To a server.
+    Http {
+        /// http or https.
+        scheme: Scheme,
+        /// Host and port.
+        authority: Authority,
+        /// What stands before every path; without a slash at its end.
+        path: String,
+        /// The Host header, and the TLS server name.
+        host: String,
+    },
+}
+
+/// What is kept in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OrderBy {
+    /// The events of one resource of one shop.
+    Resource,
+    /// The events of one topic of one shop.
+    Topic,
+    /// The events of one shop.
+    Shop,
+    /// Nothing.
+    None,
+}
+
+impl spillway_service::Written for Written {
+    type Checked = Settings;
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn check(&self, checker: &mut Checker) -> Settings {
+        let (ms, s) = (Duration::from_millis, Duration::from_secs);
+        let (hour, day) = (s(3600), s(24 * 3600));
+        let orders = [
+            ("resource", OrderBy::Resource),
+            ("topic", OrderBy::Topic),
+            ("shop", OrderBy::Shop),
+            ("none", OrderBy::None),
+        ];
+        let delivery_timeout =
+            checker.duration("DELIVERY_TIMEOUT", &self.delivery_timeout, ms(100)..=s(600));
+        let backoff = Backoff {
+            first: checker.duration("RETRY_FIRST", &self.retry_first, ms(10)..=hour),
+            longest: checker.duration("RETRY_LONGEST", &self.retry_longest, ms(10)..=day),
+        };
+        if backoff.longest < backoff.first {
+            checker.mistake("RETRY_LONGEST", "must not be shorter than RETRY_FIRST");
+        }
+        Settings {
+            common: self.common.check(checker),
+            backend: self.backend(checker),
+            admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
+            order_by: checker.choice("ORDER_BY", &self.order_by, &orders),
+            delivery_timeout,
+            concurrency_max: checker.number("MAX_CONCURRENCY", &self.max_concurrency, 1..=10_000),
+            backoff,
+            retry_for: checker.duration("RETRY_FOR", &self.retry_for, s(1)..=60 * day),
+            retry_refused_for: checker.duration(
+                "RETRY_REFUSED_FOR",
+                &self.retry_refused_for,
+                Duration::ZERO..=60 * day,
+            ),
+            dead_statuses: dead_statuses(checker, &self.dead_statuses),
+            dead_keep: checker.duration("DEAD_KEEP", &self.dead_keep, hour..=3650 * day),
+            dead_bytes_max: checker.size("DEAD_MAX", &self.dead_max, 0..=64 * 1024 * MIB),
+            park_after: checker.duration("PARK_AFTER", &self.park_after, s(1)..=day),
+            index_bytes: usize::try_from(checker.size(
+                "INDEX_MEMORY",
+                &self.index_memory,
+                MIB..=16 * 1024 * MIB,
+            ))
+            .expect("BUG: the range ends below 2^63"),
+            shutdown_timeout: match &self.shutdown_timeout {
+                Some(text) => checker.duration("SHUTDOWN_TIMEOUT", text, s(1)..=s(900)),
+                None => delivery_timeout + SHUTDOWN_SLACK,
+            },
+        }
+    }
+}
+
+impl Written {
+    fn backend(&self, checker: &mut Checker) -> Backend {
+        let Some(url) = self.downstream_app_url.as_deref().map(str::trim) else {
+            checker.mistake("DOWNSTREAM_APP_URL", "is required, such as http://127.0.0.1:3000");
+            return Backend::Discard;
+        };
+        if url == "discard:" {
+            return Backend::Discard;
+        }
+        match http_backend(url, self.downstream_host.as_deref()) {
+            Ok(backend) => backend,
+            Err(problem) => {
+                checker.mistake("DOWNSTREAM_APP_URL", problem);
+                Backend::Discard
+            }
+        }
+    }
+}
+
+fn http_backend(url: &str, host: Option<&str>) -> Result<Backend, &'static str> {
+    const FORM: &str = "must be http://host:port/base, https://host/base or discard:";
+    // http::Uri keeps the path as it stands; URL crates would rewrite it.
+    let uri: Uri = url.parse().map_err(|_| FORM)?;
+    let scheme = uri.scheme().ok_or(FORM)?.clone();
+    if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
+        return Err(FORM);
+    }
+    let authority = uri.authority().ok_or(FORM)?.clone();
+    if authority.as_str().contains('@') {
+        return Err("must not hold a user or password: they would show in logs");
+    }
+    if uri.query().is_some() {
+        return Err("must not have a query: a webhook's own is appended");
+    }
+    let host = host.map_or_else(|| authority.as_str().to_owned(), str::to_owned);
+    if http::HeaderValue::from_str(&host).is_err() || host.parse::<Authority>().is_err() {
+        return Err("DOWNSTREAM_HOST must be a host name, with a port if need be");
+    }
+    let path = uri.path().trim_end_matches('/').to_owned();
+    Ok(Backend::Http { scheme, authority, path, host })
+}
+
+fn dead_statuses(checker: &mut Checker, text: &str) -> Vec<u16> {
+    text.split(',')
+        .map(str::trim)
+        .filter(|status| !status.is_empty())
+        .map(|status| checker.number("DEAD_STATUSES", status, 300..=599u16))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backend_is_a_base_that_paths_are_appended_to() {
+        let parts = |url, host| match http_backend(url, host) {
+            Ok(Backend::Http { authority, path, host, .. }) => {
+                Ok(format!("{authority} {path} {host}"))
+            }
+            Ok(Backend::Discard) => Ok("discard".to_owned()),
+            Err(problem) => Err(problem),
+        };
+        assert_eq!(parts("http://a:80", None).unwrap(), "a:80  a:80");
+        assert_eq!(parts("https://a/base/", Some("b")).unwrap(), "a /base b");
+        for url in ["a:80", "ftp://a", "http://", "http://u:p@a", "http://a/?q", "/x", ""] {
+            assert!(parts(url, None).is_err(), "{url}");
+        }
+    }
+}
