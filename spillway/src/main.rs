@@ -1,2 +1,54 @@
-//! Placeholder.
-fn main() {}
+//! The operator's command. Each subcommand is a file of its own; [`cli`] parses, [`failure`] says
+//! how it ends.
+
+mod cli;
+mod dead;
+mod dev;
+mod doctor;
+mod drains;
+mod failure;
+mod http;
+mod out;
+mod place;
+mod secret;
+mod send;
+mod status;
+
+use std::process::ExitCode;
+
+use cli::Command;
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let command = match cli::parse() {
+        Ok(command) => command,
+        Err(code) => return code,
+    };
+    match run(command) {
+        Ok(code) => code,
+        Err(failure) if failure.is_closed_output() => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("spillway: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
+    let ended = runtime.block_on(async {
+        match command {
+            Command::Send(arguments) => send::run(arguments).await,
+            Command::Status(arguments) => status::run(arguments).await,
+            Command::Dead(arguments) => dead::run(arguments).await,
+            Command::Drains(arguments) => drains::run(arguments).await,
+            Command::Doctor(arguments) => doctor::run(arguments).await,
+            Command::Dev(arguments) => dev::run(arguments).await,
+        }
+    });
+    runtime.shutdown_background();
+    ended
+}

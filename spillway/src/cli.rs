@@ -1,0 +1,92 @@
+//! The command line: which subcommand, and where settings come from (flag, environment, env file).
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+use spillway_service::exit;
+
+use crate::{dead, dev, doctor, drains, send, status};
+
+/// Where `dev` finds settings that are neither flags nor in the environment.
+const DEV_ENV_FILE: &str = ".env";
+
+/// Spillway's command for operators: look into the queue, mend what was given up, try a cell.
+#[derive(Debug, Parser)]
+#[command(name = "spillway", version, max_term_width = 100)]
+struct Cli {
+    /// Read settings from this file (KEY=value lines) where flags and the environment set none
+    #[arg(long, global = true)]
+    env_file: Option<PathBuf>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Post signed webhooks, as Shopify would
+    Send(send::Arguments),
+    /// Show the queue, who drains it and what was given up
+    Status(status::Arguments),
+    /// List, show, replay or drop dead letters: webhooks that were given up
+    Dead(dead::Arguments),
+    /// List, add or forget drains: who has to be past an entry before it is freed
+    Drains(drains::Arguments),
+    /// Check Redis, disk, clock, drains and the backend; say how to mend what is wrong
+    Doctor(doctor::Arguments),
+    /// Start a whole cell here to try it: Redis, receiver, downstreamer and a demo backend
+    Dev(dev::Arguments),
+}
+
+/// Parses the command line. The error is the exit code, after everything has been said.
+pub fn parse() -> Result<Command, ExitCode> {
+    let first = try_parse()?;
+    let file = match (&first.env_file, &first.command) {
+        (Some(file), _) => file.clone(),
+        (None, Command::Dev(_)) if Path::new(DEV_ENV_FILE).is_file() => DEV_ENV_FILE.into(),
+        (None, _) => return Ok(first.command),
+    };
+    // Sets only what is not set yet: the environment comes before the file. No thread runs yet.
+    if let Err(error) = dotenvy::from_path(&file) {
+        eprintln!("spillway: cannot read {}: {}", file.display(), without_content(&error));
+        return Err(ExitCode::from(exit::CONFIG));
+    }
+    Ok(try_parse()?.command)
+}
+
+fn try_parse() -> Result<Cli, ExitCode> {
+    Cli::try_parse().map_err(|error| {
+        let code = match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => 0,
+            _ => exit::USAGE,
+        };
+        // Nothing can be done about a closed standard output.
+        error.print().ok();
+        ExitCode::from(code)
+    })
+}
+
+/// dotenvy repeats the line it can't parse, and a line may hold a secret.
+fn without_content(error: &dotenvy::Error) -> String {
+    match error {
+        dotenvy::Error::LineParse(_, _) => {
+            "a line is not of the form KEY=value (quote values with spaces)".to_owned()
+        }
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Cli;
+
+    #[test]
+    fn the_flags_contradict_each_other_nowhere() {
+        Cli::command().debug_assert();
+    }
+}

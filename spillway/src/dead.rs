@@ -1,0 +1,70 @@
+//! `spillway dead`: webhooks that were given up, listed, shown, replayed or dropped.
+
+mod filter;
+mod list;
+mod show;
+mod take;
+mod walk;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::failure::Failure;
+use crate::place::Place;
+use filter::FilterArguments;
+
+/// Of `dead`.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    place: Place,
+
+    /// Whose: dead letters belong to the drain that gave them up
+    #[arg(long, global = true, default_value = spillway_queue::drains::HTTP)]
+    drain: String,
+
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List them, oldest first
+    List {
+        #[command(flatten)]
+        filter: FilterArguments,
+        /// One JSON object a line
+        #[arg(long)]
+        json: bool,
+        /// How many lines the table has at most
+        #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+        limit: u32,
+    },
+    /// Show one, exactly as it was received, and why it was given up
+    Show {
+        /// Its Spillway-Id
+        id: String,
+        /// Only the body, byte for byte
+        #[arg(long)]
+        body: bool,
+    },
+    /// Have them delivered again: in order among themselves and with what still waits
+    Replay(take::ReplayArguments),
+    /// Drop them for good
+    Drop(take::DropArguments),
+}
+
+/// Does what was asked.
+pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let Arguments { place, drain, action } = arguments;
+    match action {
+        Action::List { filter, json, limit } => {
+            list::run(&place, &drain, &filter.checked()?, json, limit).await?;
+        }
+        Action::Show { id, body } => show::run(&place, &drain, &id, body).await?,
+        Action::Replay(replay) => take::replay(&place, &drain, replay).await?,
+        Action::Drop(drop) => take::drop(&place, &drain, drop).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

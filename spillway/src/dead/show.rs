@@ -1,0 +1,71 @@
+//! `spillway dead show`: one dead letter, exactly as it was received.
+
+use std::io::Write;
+
+use spillway_queue::dead::DeadLetter;
+use spillway_webhook::freshness::rfc3339;
+use spillway_webhook::pack::{Pack, Record};
+
+use super::filter::{Filter, webhook_id};
+use super::list::status;
+use super::walk::Walk;
+use crate::failure::Failure;
+use crate::out::{line, printable, table};
+use crate::place::Place;
+
+/// Shows the letter of this Spillway-Id, or writes only its body.
+pub async fn run(place: &Place, drain: &str, id: &str, body_only: bool) -> Result<(), Failure> {
+    let letter = find(place, drain, id).await?;
+    let corrupt = |what: &dyn std::fmt::Display| {
+        Failure::Failed(format!("what is stored of {id} cannot be read: {what}"))
+    };
+    let pack = Pack::decode(&letter.pack).map_err(|error| corrupt(&error))?;
+    if pack.count() == 0 {
+        return Err(corrupt(&"it is empty"));
+    }
+    let record = pack.record(0);
+    if body_only {
+        let mut output = std::io::stdout();
+        output.write_all(&record.body)?;
+        return Ok(output.flush()?);
+    }
+    Ok(line(text(&letter, &record))?)
+}
+
+async fn find(place: &Place, drain: &str, id: &str) -> Result<DeadLetter, Failure> {
+    let filter = Filter::only(webhook_id(id)?);
+    let (redis, mut connection) = place.connect().await?;
+    let mut walk = Walk::new(&redis, &mut connection, drain);
+    while let Some(page) = walk.next(&filter).await? {
+        if let Some(letter) = page.into_iter().next() {
+            return Ok(letter);
+        }
+    }
+    Err(Failure::Failed(format!("{drain} has no dead letter {id}; see `spillway dead list`")))
+}
+
+fn text(letter: &DeadLetter, record: &Record) -> String {
+    let facts = [
+        ("Spillway-Id", letter.webhook.to_string()),
+        ("shop", letter.shop.clone()),
+        ("topic", letter.topic.clone()),
+        ("resource", letter.resource.clone()),
+        ("received", rfc3339(record.received_at_ms)),
+        ("given up", rfc3339(letter.id.ms)),
+        ("reason", letter.reason.clone()),
+        ("last status", status(letter.status)),
+        ("attempts", letter.attempts.to_string()),
+    ];
+    let mut text = table(["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
+    if !letter.answer.is_empty() {
+        text.push_str("\n\nthe last answer began:\n");
+        text.push_str(printable(&letter.answer).trim_end());
+    }
+    text.push_str(&format!("\n\nPOST {}\n", printable(&record.target)));
+    for (name, value) in &record.headers {
+        text.push_str(&format!("{}: {}\n", printable(name), printable(value)));
+    }
+    text.push('\n');
+    text.push_str(printable(&record.body).trim_end());
+    text.trim_start().to_owned()
+}

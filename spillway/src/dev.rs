@@ -1,0 +1,104 @@
+//! `spillway dev`: a whole cell on this machine, to try Spillway out. `make run` starts it.
+//!
+//! A private Redis, the receiver, the downstreamer and, without a backend, a demo one; then one
+//! signed sample goes through all of it. Everything it keeps is in `./run`. Whatever ends it, it
+//! stops what it started, in order: receiver, downstreamer, Redis. Only SIGKILL leaves those
+//! behind, which the next start notices.
+
+mod backend;
+mod children;
+mod plan;
+mod ready;
+mod sample;
+mod signals;
+mod state;
+mod tell;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::failure::Failure;
+use crate::out::line;
+use backend::DemoBackend;
+use children::Children;
+use plan::Plan;
+use signals::Signals;
+use state::State;
+
+pub use plan::Arguments;
+
+/// How long `--oneshot` gives the sample, from the start.
+const ONESHOT_LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs the cell until a signal, or with `--oneshot` until the sample is delivered.
+pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let signals = Signals::listen()?;
+    let state = State::prepare()?;
+    let plan = Plan::check(arguments, &state)?;
+    let demo = match &plan.demo_listen {
+        Some(address) => Some(DemoBackend::start(*address, plan.secrets()?).await?),
+        None => None,
+    };
+    let mut children = Children::new(&state);
+    let ended = supervise(&plan, &state, demo.as_ref(), &mut children, &signals).await;
+    if let Err(failure) = &ended {
+        // Said before the children stop, which may take a while.
+        eprintln!("spillway: {failure}");
+    }
+    children.stop(&signals).await;
+    Ok(if ended.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Starts everything and watches it until there is a reason to stop.
+async fn supervise(
+    plan: &Plan,
+    state: &State,
+    demo: Option<&DemoBackend>,
+    children: &mut Children<'_>,
+    signals: &Signals,
+) -> Result<(), Failure> {
+    children.start_redis()?;
+    let limit = async {
+        if plan.oneshot {
+            tokio::time::sleep(ONESHOT_LIMIT).await
+        } else {
+            std::future::pending().await
+        }
+    };
+    tokio::pin!(limit);
+    tokio::select! {
+        answers = ready::redis(&plan.place) => answers?,
+        failure = children.any_ends() => return Err(failure),
+        () = signals.stop.cancelled() => return Ok(()),
+        () = &mut limit => return Err(children.too_late("redis did not answer")),
+    }
+    children.start(&plan.receiver()?)?;
+    children.start(&plan.downstreamer()?)?;
+    tokio::select! {
+        shown = show(plan, state, demo) => shown?,
+        failure = children.any_ends() => return Err(failure),
+        () = signals.stop.cancelled() => return Ok(()),
+        () = &mut limit => return Err(children.too_late("the sample was not delivered")),
+    }
+    if plan.oneshot {
+        return Ok(());
+    }
+    tokio::select! {
+        failure = children.any_ends() => Err(failure),
+        () = signals.stop.cancelled() => Ok(line("\nstopping")?),
+    }
+}
+
+/// Waits for the processes, says what runs where, sends the sample and tells how it went.
+async fn show(plan: &Plan, state: &State, demo: Option<&DemoBackend>) -> Result<(), Failure> {
+    ready::process("receiver", plan.receiver_admin).await?;
+    ready::process("downstreamer", plan.downstreamer_admin).await?;
+    tell::what_runs(plan)?;
+    let webhook = sample::webhook(plan)?;
+    let delivery = sample::deliver(plan, &webhook, demo).await?;
+    tell::delivered(&delivery)?;
+    if !plan.oneshot {
+        tell::what_to_try(plan, state, &webhook)?;
+    }
+    Ok(())
+}

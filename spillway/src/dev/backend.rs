@@ -1,0 +1,130 @@
+//! The demo backend: takes every delivery, checks its signature as a real one would, and prints it
+//! in one line.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{HeaderMap, Method, Uri};
+use spillway_webhook::resource::Resource;
+use spillway_webhook::shopify::Headers;
+use spillway_webhook::{Secrets, Webhook};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::failure::Failure;
+use crate::out::{line, printable};
+
+/// As much as the receiver can be set to take.
+const BODY_BYTES_MAX: usize = 128 << 20;
+
+/// Serves until it is dropped.
+pub struct DemoBackend {
+    seen: Arc<Seen>,
+    _serving: AbortOnDropHandle<()>,
+}
+
+struct Seen {
+    secrets: Secrets,
+    awaited: Mutex<Option<(String, oneshot::Sender<()>)>>,
+}
+
+impl DemoBackend {
+    /// Starts it.
+    pub async fn start(listen: SocketAddr, secrets: Secrets) -> Result<Self, Failure> {
+        let taken =
+            |error| Failure::Failed(format!("DEMO_LISTEN: cannot listen on {listen}: {error}"));
+        let listener = TcpListener::bind(listen).await.map_err(taken)?;
+        let seen = Arc::new(Seen { secrets, awaited: Mutex::new(None) });
+        let router = Router::new()
+            .fallback(take)
+            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+            .with_state(seen.clone());
+        let serving = tokio::spawn(async move {
+            if let Err(error) = axum::serve(listener, router).await {
+                eprintln!("spillway: the demo backend stopped: {error}");
+            }
+        });
+        Ok(Self { seen, _serving: AbortOnDropHandle::new(serving) })
+    }
+
+    /// Resolves when the webhook with this Shopify id is delivered.
+    pub fn expect(&self, webhook_id: &str) -> oneshot::Receiver<()> {
+        let (sender, receiver) = oneshot::channel();
+        let awaited = Some((webhook_id.to_owned(), sender));
+        *self.seen.awaited.lock().unwrap_or_else(PoisonError::into_inner) = awaited;
+        receiver
+    }
+}
+
+async fn take(
+    State(seen): State<Arc<Seen>>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) {
+    // Before the line is written, which is no part of a delivery.
+    seen.note(&headers);
+    let text = describe(&method, &uri, &headers, &body);
+    let webhook = Webhook { received_at_ms: 0, target: Bytes::new(), headers, body };
+    // What still waited from a run with another secret is taken too: this is only a demo.
+    let signed =
+        if seen.secrets.verify(webhook).is_ok() { "" } else { "  SIGNATURE DOES NOT MATCH" };
+    // A closed standard output is no reason to refuse a delivery.
+    line(format_args!("{text}{signed}")).ok();
+}
+
+impl Seen {
+    fn note(&self, headers: &HeaderMap) {
+        let id = headers.shopify("webhook-id").unwrap_or_default();
+        let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, sender)) = awaited.take_if(|(wanted, _)| wanted.as_bytes() == id) {
+            // Nobody waits any more: nothing to tell.
+            sender.send(()).ok();
+        }
+    }
+}
+
+fn describe(method: &Method, uri: &Uri, headers: &HeaderMap, body: &Bytes) -> String {
+    let text = |value: Option<&[u8]>| printable(value.unwrap_or(b"-"));
+    format!(
+        "delivered  {method} {uri}  {}  {}  {}  {} bytes  {}  attempt {}",
+        text(headers.topic()),
+        text(headers.shop()),
+        Resource::of(headers, body),
+        body.len(),
+        text(headers.value("spillway-id")),
+        text(headers.value("spillway-attempt")),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delivery_is_one_line() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("x-shopify-topic", "orders/create"),
+            ("x-shopify-shop-domain", "a.myshopify.com"),
+            ("spillway-id", "a1b2c3d4-1-2-3"),
+            ("spillway-attempt", "2"),
+        ] {
+            headers.insert(name, value.parse().unwrap());
+        }
+        let text = describe(
+            &Method::POST,
+            &"/hooks?x=1".parse().unwrap(),
+            &headers,
+            &Bytes::from_static(b"{\"id\":7}"),
+        );
+        let expected = "delivered  POST /hooks?x=1  orders/create  a.myshopify.com  order/7  \
+                        8 bytes  a1b2c3d4-1-2-3  attempt 2";
+        assert_eq!(text, expected);
+    }
+}

@@ -1,0 +1,166 @@
+//! The processes of the cell: started with a log each, watched, stopped in order.
+//!
+//! Each is in a process group of its own, so that a Ctrl-C in the terminal reaches only this
+//! process, which then stops them one after the other.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use futures_util::future::select_all;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+
+use super::signals::Signals;
+use super::state::State;
+use crate::failure::Failure;
+use crate::out::printable;
+
+/// Past the longest `SHUTDOWN_TIMEOUT` by default (35 s, the downstreamer's).
+const STOP_LIMIT: Duration = Duration::from_secs(45);
+/// How much of a log is shown when its process fails.
+const TAIL_LINES: usize = 15;
+/// A trial needs no more, and a flood must not take the whole machine.
+const REDIS_MAXMEMORY: &str = "1gb";
+
+/// How to start one of our own processes.
+#[derive(Debug)]
+pub struct Recipe {
+    /// Its name here.
+    pub name: &'static str,
+    /// The binary.
+    pub program: PathBuf,
+    /// Settings on top of this process' environment.
+    pub settings: Vec<(&'static str, OsString)>,
+    /// A variable of this process that is not passed on.
+    pub removed: &'static str,
+}
+
+/// What runs, in the order started.
+pub struct Children<'a> {
+    state: &'a State,
+    running: Vec<Running>,
+}
+
+struct Running {
+    name: &'static str,
+    child: Child,
+}
+
+impl<'a> Children<'a> {
+    /// Nothing runs yet.
+    pub fn new(state: &'a State) -> Self {
+        Self { state, running: Vec::new() }
+    }
+
+    /// Starts the private Redis.
+    pub fn start_redis(&mut self) -> Result<(), Failure> {
+        let mut command = Command::new("redis-server");
+        command.arg(self.state.path("redis.conf"));
+        command.arg("--dir").arg(self.state.path("redis"));
+        command.arg("--unixsocket").arg(self.state.redis_socket());
+        command.args(["--maxmemory", REDIS_MAXMEMORY]);
+        self.spawn("redis", command)
+    }
+
+    /// Starts one of our own processes.
+    pub fn start(&mut self, recipe: &Recipe) -> Result<(), Failure> {
+        let mut command = Command::new(&recipe.program);
+        command.env_remove(recipe.removed).envs(recipe.settings.iter().map(|(k, v)| (k, v)));
+        self.spawn(recipe.name, command)
+    }
+
+    fn spawn(&mut self, name: &'static str, mut command: Command) -> Result<(), Failure> {
+        let program = command.as_std().get_program().to_owned();
+        let log_file = self.state.log_file(name);
+        let log = File::create(&log_file).and_then(|log| Ok((log.try_clone()?, log)));
+        let (output, errors) = log.map_err(|error| {
+            Failure::Failed(format!("cannot write {}: {error}", log_file.display()))
+        })?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors)
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| not_started(&program, &error))?;
+        if let Some(pid) = child.id() {
+            // Only read after a SIGKILL of this process: not worth failing for.
+            fs::write(self.state.pid_file(name), pid.to_string()).ok();
+        }
+        self.running.push(Running { name, child });
+        Ok(())
+    }
+
+    /// Waits until one of them ends, which none should; says which, and why.
+    pub async fn any_ends(&mut self) -> Failure {
+        let waits = self.running.iter_mut().map(|running| Box::pin(running.child.wait()));
+        let (status, index, _) = select_all(waits).await;
+        let name = self.running[index].name;
+        let status = status.map_or_else(|error| error.to_string(), describe);
+        Failure::Failed(format!("the {name} ended ({status})\n{}", self.tail(name)))
+    }
+
+    /// What was waited for did not come in time; the ends of all logs may say why.
+    pub fn too_late(&self, what: &str) -> Failure {
+        let tails: Vec<_> = self.running.iter().map(|running| self.tail(running.name)).collect();
+        Failure::Failed(format!("{what} in time\n{}", tails.join("\n")))
+    }
+
+    /// Stops the receiver, then the downstreamer, then Redis. A second signal kills them.
+    pub async fn stop(mut self, signals: &Signals) {
+        // Redis was started first, and is needed by the others until they have ended.
+        if !self.running.is_empty() {
+            self.running.rotate_left(1);
+        }
+        for mut running in std::mem::take(&mut self.running) {
+            running.stop(signals).await;
+            fs::remove_file(self.state.pid_file(running.name)).ok();
+        }
+    }
+
+    fn tail(&self, name: &str) -> String {
+        let file = self.state.log_file(name);
+        let log = printable(&fs::read(&file).unwrap_or_default());
+        let lines: Vec<_> = log.lines().collect();
+        let last = lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n  ");
+        format!("the end of {}:\n  {last}", file.display())
+    }
+}
+
+impl Running {
+    async fn stop(&mut self, signals: &Signals) {
+        let pid = self.child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        // Without a pid it has ended, and a failed signal means the same.
+        if let Some(pid) = pid
+            && kill_process(pid, Signal::TERM).is_err()
+        {
+            return;
+        }
+        let has_ended = tokio::select! {
+            _ = self.child.wait() => true,
+            () = signals.kill.cancelled() => false,
+            () = tokio::time::sleep(STOP_LIMIT) => false,
+        };
+        if !has_ended {
+            eprintln!("spillway: the {} does not stop: killed", self.name);
+            // It fails only for a process that has ended.
+            self.child.kill().await.ok();
+        }
+    }
+}
+
+fn describe(status: ExitStatus) -> String {
+    status.to_string()
+}
+
+fn not_started(program: &OsStr, error: &std::io::Error) -> Failure {
+    let hint = match error.kind() {
+        std::io::ErrorKind::NotFound => "; install it with: apt-get install redis-server",
+        _ => "",
+    };
+    Failure::Failed(format!("cannot start {}: {error}{hint}", program.display()))
+}

@@ -1,0 +1,243 @@
+//! What to start, where, with which settings: everything that can be wrong is found here, before
+//! anything runs.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+
+use clap::builder::FalseyValueParser;
+use spillway_service::Checker;
+use spillway_webhook::Secrets;
+
+use super::children::Recipe;
+use super::state::State;
+use crate::failure::Failure;
+use crate::place::Place;
+use crate::secret::SecretArguments;
+
+/// Of `dev`. Other settings of the receiver and the downstreamer come from the environment.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Where the receiver takes webhooks
+    #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8080")]
+    listen: String,
+
+    /// Admin address of the receiver
+    #[arg(long, env = "RECEIVER_ADMIN_LISTEN", default_value = "127.0.0.1:9811")]
+    receiver_admin_listen: String,
+
+    /// Admin address of the downstreamer
+    #[arg(long, env = "DOWNSTREAMER_ADMIN_LISTEN", default_value = "127.0.0.1:9812")]
+    downstreamer_admin_listen: String,
+
+    /// The backend; without one, a demo backend prints each delivery
+    #[arg(long, env = "DOWNSTREAM_APP_URL", hide_env_values = true)]
+    downstream_app_url: Option<String>,
+
+    /// Where the demo backend listens
+    #[arg(long, env = "DEMO_LISTEN", default_value = "127.0.0.1:8081")]
+    demo_listen: String,
+
+    #[command(flatten)]
+    secret: SecretArguments,
+
+    /// Stands before the name of every key
+    #[arg(long, env = "REDIS_PREFIX", default_value = "spillway:")]
+    redis_prefix: String,
+
+    /// Exit 0 once the sample is delivered, 1 if it is not within 60 s
+    #[arg(long, env = "ONESHOT", value_parser = FalseyValueParser::new())]
+    oneshot: bool,
+}
+
+/// Arguments, checked.
+#[derive(Debug)]
+pub struct Plan {
+    /// Where the receiver takes webhooks.
+    pub listen: SocketAddr,
+    /// Admin address of the receiver.
+    pub receiver_admin: SocketAddr,
+    /// Admin address of the downstreamer.
+    pub downstreamer_admin: SocketAddr,
+    /// Where the demo backend listens, if it is wanted.
+    pub demo_listen: Option<SocketAddr>,
+    /// Where the downstreamer delivers.
+    pub backend_url: String,
+    /// The private Redis.
+    pub place: Place,
+    /// Whether to exit once the sample is delivered.
+    pub oneshot: bool,
+    /// Whether the secret was made here.
+    pub has_own_secret: bool,
+    secret: SecretArguments,
+    redis_url: String,
+    redis_prefix: String,
+}
+
+impl Plan {
+    /// Checks the arguments and that every address is free, and writes the settings down.
+    pub fn check(arguments: Arguments, state: &State) -> Result<Self, Failure> {
+        let backend = arguments.downstream_app_url.filter(|url| !url.is_empty());
+        let mut checker = Checker::default();
+        let listen = free(&mut checker, "LISTEN", &arguments.listen);
+        let receiver_admin =
+            free(&mut checker, "RECEIVER_ADMIN_LISTEN", &arguments.receiver_admin_listen);
+        let downstreamer_admin =
+            free(&mut checker, "DOWNSTREAMER_ADMIN_LISTEN", &arguments.downstreamer_admin_listen);
+        let demo_listen =
+            backend.is_none().then(|| free(&mut checker, "DEMO_LISTEN", &arguments.demo_listen));
+        let has_own_secret = !arguments.secret.is_given();
+        let secret = if has_own_secret {
+            SecretArguments::in_file(state.secret_file()?)
+        } else {
+            arguments.secret
+        };
+        checker.finish(())?;
+        let backend_url = match (backend, demo_listen) {
+            (Some(url), _) => url,
+            (None, Some(address)) => format!("http://{}", reachable(address)),
+            (None, None) => return Err(Failure::Failed("BUG: no backend".to_owned())),
+        };
+        let redis_url = state.redis_url();
+        let redis_prefix = arguments.redis_prefix;
+        let place = Place::new(redis_url.clone(), redis_prefix.clone());
+        let oneshot = arguments.oneshot;
+        let plan = Self {
+            listen,
+            receiver_admin,
+            downstreamer_admin,
+            demo_listen,
+            backend_url,
+            place,
+            oneshot,
+            has_own_secret,
+            secret,
+            redis_url,
+            redis_prefix,
+        };
+        plan.secrets()?;
+        state.write_settings(&plan.settings_to_keep())?;
+        Ok(plan)
+    }
+
+    /// The secrets that verify.
+    pub fn secrets(&self) -> Result<Secrets, Failure> {
+        self.secret.checked()
+    }
+
+    /// Where to post a webhook.
+    pub fn receiver_url(&self) -> String {
+        format!("http://{}/webhooks", reachable(self.listen))
+    }
+
+    /// How the receiver is started.
+    pub fn receiver(&self) -> Result<Recipe, Failure> {
+        let (secret, other) = self.secret.environment();
+        Ok(Recipe {
+            name: "receiver",
+            program: beside_us("request-receiver")?,
+            settings: vec![
+                ("REDIS_URL", self.redis_url.clone().into()),
+                ("REDIS_PREFIX", self.redis_prefix.clone().into()),
+                ("LISTEN", self.listen.to_string().into()),
+                ("ADMIN_LISTEN", self.receiver_admin.to_string().into()),
+                secret,
+            ],
+            removed: other,
+        })
+    }
+
+    /// How the downstreamer is started.
+    pub fn downstreamer(&self) -> Result<Recipe, Failure> {
+        Ok(Recipe {
+            name: "downstreamer",
+            program: beside_us("downstreamer")?,
+            settings: vec![
+                ("REDIS_URL", self.redis_url.clone().into()),
+                ("REDIS_PREFIX", self.redis_prefix.clone().into()),
+                ("DOWNSTREAM_APP_URL", self.backend_url.clone().into()),
+                ("ADMIN_LISTEN", self.downstreamer_admin.to_string().into()),
+            ],
+            removed: "LISTEN",
+        })
+    }
+
+    /// A secret that was given is not written down; it is where it was.
+    fn settings_to_keep(&self) -> Vec<(&'static str, OsString)> {
+        let mut settings: Vec<(&str, OsString)> = vec![
+            ("REDIS_URL", self.redis_url.clone().into()),
+            ("REDIS_PREFIX", self.redis_prefix.clone().into()),
+            ("DOWNSTREAM_APP_URL", self.backend_url.clone().into()),
+        ];
+        if self.has_own_secret {
+            settings.push(self.secret.environment().0);
+        }
+        settings
+    }
+}
+
+/// An address that nobody listens on yet.
+fn free(checker: &mut Checker, key: &str, text: &str) -> SocketAddr {
+    if text.starts_with("unix:") {
+        checker.mistake(key, "must be a TCP address here, such as 127.0.0.1:8080");
+        return SocketAddr::from(([127, 0, 0, 1], 0));
+    }
+    let address = checker.address(key, text);
+    if let Err(error) = TcpListener::bind(address) {
+        let problem = format!("cannot listen on {address} ({error}); set {key} to a free address");
+        checker.mistake(key, problem);
+    }
+    address
+}
+
+/// How to reach a listener from this machine.
+pub fn reachable(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
+}
+
+/// Another binary of ours, which is built into the same directory.
+fn beside_us(name: &str) -> Result<PathBuf, Failure> {
+    let own = std::env::current_exe()
+        .map_err(|error| Failure::Failed(format!("cannot find this executable: {error}")))?;
+    let program = own.with_file_name(name);
+    if program.is_file() {
+        return Ok(program);
+    }
+    let profile = if cfg!(debug_assertions) { "" } else { " --release" };
+    Err(Failure::Failed(format!(
+        "{} is missing; build it with: cargo build{profile} -p request-receiver -p downstreamer",
+        program.display()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_in_use_is_named_with_its_variable() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut checker = Checker::default();
+        free(&mut checker, "LISTEN", &taken.local_addr().unwrap().to_string());
+        free(&mut checker, "DEMO_LISTEN", "unix:/a");
+        let told = checker.finish(()).unwrap_err().to_string();
+        assert!(told.contains("set LISTEN to a free address"), "{told}");
+        assert!(told.contains("DEMO_LISTEN: must be a TCP address"), "{told}");
+    }
+
+    #[test]
+    fn an_unspecified_address_is_reached_on_this_machine() {
+        for (listen, expected) in [
+            ("0.0.0.0:80", "127.0.0.1:80"),
+            ("[::]:80", "[::1]:80"),
+            ("10.0.0.1:80", "10.0.0.1:80"),
+        ] {
+            assert_eq!(reachable(listen.parse().unwrap()).to_string(), expected);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Waits until a process does its work, and says what it waits for if that takes long.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http::StatusCode;
+use spillway_queue::status;
+
+use super::plan::reachable;
+use crate::failure::Failure;
+use crate::http::HttpClient;
+use crate::out::{Progress, printable};
+use crate::place::Place;
+
+/// Short beside what a person notices.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Waits until Redis has read its data and answers.
+pub async fn redis(place: &Place) -> Result<(), Failure> {
+    let mut progress = Progress::new();
+    loop {
+        let looked = async {
+            let (redis, mut connection) = place.connect().await?;
+            Ok::<_, Failure>(status::read(&redis, &mut connection).await?)
+        };
+        match looked.await {
+            Ok(_) => return Ok(()),
+            Err(failure @ (Failure::Settings(_) | Failure::Usage(_))) => return Err(failure),
+            Err(failure) => progress.tell(|| format!("waiting for redis: {failure}")),
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Waits until the process with this admin address is ready.
+pub async fn process(name: &str, admin: SocketAddr) -> Result<(), Failure> {
+    let client = HttpClient::plain();
+    let url = format!("http://{}/readyz", reachable(admin));
+    let mut progress = Progress::new();
+    loop {
+        let reason = match client.get(&url).await {
+            Ok(answer) if answer.status == StatusCode::OK => return Ok(()),
+            Ok(answer) => printable(&answer.body).trim().to_owned(),
+            Err(error) => error,
+        };
+        progress.tell(|| format!("waiting for the {name}: {reason}"));
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}

@@ -1,0 +1,77 @@
+//! One signed webhook through the whole path, and how long it took.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{StatusCode, Uri};
+use spillway_queue::{drains, status};
+
+use super::backend::DemoBackend;
+use super::plan::Plan;
+use crate::failure::Failure;
+use crate::http::HttpClient;
+use crate::out::printable;
+use crate::place::Place;
+use crate::send::webhook::{Occasion, SAMPLE, Webhook};
+
+/// How often the queue is asked whether it is empty again.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// How long it took, from the first byte sent.
+#[derive(Debug)]
+pub struct Delivery {
+    /// Until the receiver said that it is stored.
+    pub answered: Duration,
+    /// Until it was delivered.
+    pub delivered: Duration,
+    /// Whether its arrival was seen, rather than only that nothing waits any more.
+    pub was_seen: bool,
+}
+
+/// The sample, signed with the cell's secret.
+pub fn webhook(plan: &Plan) -> Result<Webhook, Failure> {
+    let body = Bytes::from_static(SAMPLE.as_bytes());
+    Webhook::new("products/update", "example.myshopify.com", body, &plan.secrets()?)
+}
+
+/// Sends it and waits for its delivery.
+pub async fn deliver(
+    plan: &Plan,
+    webhook: &Webhook,
+    demo: Option<&DemoBackend>,
+) -> Result<Delivery, Failure> {
+    let uri: Uri = plan.receiver_url().parse().expect("BUG: a URL made of an address");
+    let client = HttpClient::plain();
+    let occasion = Occasion::new();
+    let seen = demo.map(|demo| demo.expect(&occasion.webhook_id));
+    let started = Instant::now();
+    let answer = client.send(webhook.request_of(&uri, &occasion)).await;
+    let answer = answer.map_err(|error| Failure::Failed(format!("the sample: {error}")))?;
+    let answered = started.elapsed();
+    if answer.status != StatusCode::OK {
+        let body = printable(&answer.body);
+        let text = format!("the receiver answered the sample {}: {body}", answer.status);
+        return Err(Failure::Failed(text));
+    }
+    let was_seen = seen.is_some();
+    match seen {
+        Some(seen) => {
+            let gone = |_| Failure::Failed("the demo backend stopped".to_owned());
+            seen.await.map_err(gone)?;
+        }
+        None => nothing_waits(&plan.place).await?,
+    }
+    Ok(Delivery { answered, delivered: started.elapsed(), was_seen })
+}
+
+async fn nothing_waits(place: &Place) -> Result<(), Failure> {
+    let (redis, mut connection) = place.connect().await?;
+    loop {
+        let status = status::read(&redis, &mut connection).await?;
+        let http = status.drains.iter().find(|drain| drain.name == drains::HTTP);
+        if http.is_some_and(|drain| drain.waiting == 0) {
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}

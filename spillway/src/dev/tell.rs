@@ -1,0 +1,134 @@
+//! What `dev` prints: what runs where, how the sample went, what to try next.
+
+use std::path::Path;
+
+use http::{HeaderMap, header};
+
+use super::plan::Plan;
+use super::sample::Delivery;
+use super::state::State;
+use crate::failure::Failure;
+use crate::out::{line, table};
+use crate::send::webhook::{Occasion, Webhook};
+
+/// Where `send` posts unless it is told otherwise.
+const DEFAULT_URL: &str = "http://127.0.0.1:8080/webhooks";
+/// A new one for each call, so that it is no duplicate.
+const NEW_UUID: &str = "$(cat /proc/sys/kernel/random/uuid)";
+
+/// What runs where.
+pub fn what_runs(plan: &Plan) -> Result<(), Failure> {
+    let row = |name: &str, at: String, log: &str| [name.to_owned(), at, log.to_owned()];
+    let admin = |address| format!("admin http://{address}/readyz and /metrics");
+    let mut rows = vec![
+        row(
+            "redis",
+            "run/redis.sock, private, synced before each answer".to_owned(),
+            "run/redis.log",
+        ),
+        row("receiver", plan.receiver_url(), "run/receiver.log"),
+        row("", admin(plan.receiver_admin), ""),
+        row(
+            "downstreamer",
+            format!("delivers to {}", shown_url(&plan.backend_url)),
+            "run/downstreamer.log",
+        ),
+        row("", admin(plan.downstreamer_admin), ""),
+    ];
+    if let Some(address) = plan.demo_listen {
+        rows.push(row("demo backend", format!("http://{address}, prints each delivery"), "here"));
+    }
+    line(table(["RUNS", "WHERE", "LOG"], rows))?;
+    Ok(line("")?)
+}
+
+/// How the sample went.
+pub fn delivered(delivery: &Delivery) -> Result<(), Failure> {
+    let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1000.0;
+    let end = if delivery.was_seen { "delivered" } else { "settled: nothing waits any more" };
+    Ok(line(format_args!(
+        "\nThe signed sample (request.json) was answered 200 after {:.1} ms and {end} after {:.1} ms.",
+        ms(delivery.answered),
+        ms(delivery.delivered)
+    ))?)
+}
+
+/// What to try next.
+pub fn what_to_try(plan: &Plan, state: &State, webhook: &Webhook) -> Result<(), Failure> {
+    let spillway = std::env::args().next().unwrap_or_else(|| "spillway".to_owned());
+    let url = plan.receiver_url();
+    line("\nSend it yourself (its time is good for 72 h, unless MAX_EVENT_AGE is set):\n")?;
+    line(curl(&url, &state.path("request.json"), &webhook.headers(&Occasion::new())))?;
+    let from_file = if plan.has_own_secret {
+        " --env-file run/spillway.env"
+    } else if Path::new(".env").is_file() {
+        " --env-file .env"
+    } else {
+        ""
+    };
+    let to = if url == DEFAULT_URL { String::new() } else { format!(" --url {url}") };
+    line(format_args!(
+        "\nor any number of them:\n\n  {spillway} send --count 1000{from_file}{to}"
+    ))?;
+    line("\nLook inside:\n")?;
+    for command in ["status", "dead list", "doctor"] {
+        line(format_args!("  {spillway} {command} --env-file run/spillway.env"))?;
+    }
+    Ok(line("\nCtrl-C stops everything; what is stored stays in ./run.\n")?)
+}
+
+/// A command that posts the sample again.
+fn curl(url: &str, body: &Path, headers: &HeaderMap) -> String {
+    let mut text = format!("  curl -i {url} --data-binary '@{}'", body.display());
+    for (name, value) in headers {
+        if is_curls_own(name) || name == "x-shopify-event-id" {
+            continue;
+        }
+        let value = String::from_utf8_lossy(value.as_bytes());
+        if name == "x-shopify-webhook-id" {
+            text.push_str(&format!(" \\\n    -H \"{name}: {NEW_UUID}\""));
+        } else {
+            text.push_str(&format!(" \\\n    -H '{name}: {value}'"));
+        }
+    }
+    text
+}
+
+fn is_curls_own(name: &header::HeaderName) -> bool {
+    [header::USER_AGENT, header::CONTENT_LENGTH, header::ACCEPT, header::ACCEPT_ENCODING]
+        .contains(name)
+}
+
+/// A URL without a password that may stand in it.
+fn shown_url(url: &str) -> String {
+    match url.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.split_once('@')?.1))) {
+        Some((scheme, rest)) => format!("{scheme}://{rest}"),
+        None => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_curl_line_signs_and_names_the_sample() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in
+            [("user-agent", "x"), ("x-shopify-hmac-sha256", "abc="), ("x-shopify-webhook-id", "1")]
+        {
+            headers.insert(name, value.parse().unwrap());
+        }
+        let expected = format!(
+            "  curl -i http://a/w --data-binary '@/r.json' \\\n    -H 'x-shopify-hmac-sha256: \
+             abc=' \\\n    -H \"x-shopify-webhook-id: {NEW_UUID}\""
+        );
+        assert_eq!(curl("http://a/w", Path::new("/r.json"), &headers), expected);
+    }
+
+    #[test]
+    fn passwords_are_not_shown() {
+        assert_eq!(shown_url("http://u:p@h:1/x"), "http://h:1/x");
+        assert_eq!(shown_url("http://h:1"), "http://h:1");
+    }
+}

@@ -1,0 +1,49 @@
+//! `spillway doctor`: looks at everything a cell hangs on, and says how to mend what is wrong.
+//!
+//! Never changes anything, but for `--probe`, which posts one test webhook to the backend.
+
+mod backend;
+mod endpoints;
+mod finding;
+mod queue;
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::failure::Failure;
+use crate::out::line;
+use crate::place::Place;
+use crate::secret::SecretArguments;
+use finding::Level;
+
+/// Of `doctor`.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    place: Place,
+
+    #[command(flatten)]
+    endpoints: endpoints::EndpointArguments,
+
+    #[command(flatten)]
+    backend: backend::BackendArguments,
+
+    #[command(flatten)]
+    secret: SecretArguments,
+}
+
+/// Looks at everything. Exit code 1 if there is a problem; warnings do not count.
+pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let redis = arguments.place.redis()?;
+    let mut findings = queue::examine(&redis).await;
+    findings.extend(endpoints::examine(&arguments.endpoints).await);
+    findings.extend(backend::examine(&arguments.backend, &arguments.secret).await?);
+    for finding in &findings {
+        line(finding)?;
+    }
+    let of = |level: Level| findings.iter().filter(|finding| finding.level == level).count();
+    let (problems, warnings) = (of(Level::Problem), of(Level::Warning));
+    line(format_args!("\n{problems} problems, {warnings} warnings, {} ok", of(Level::Ok)))?;
+    Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

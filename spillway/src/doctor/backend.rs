@@ -1,0 +1,149 @@
+//! The backend: whether it can be reached, and with `--probe` whether it takes a webhook.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Uri, header};
+use tokio::net::TcpStream;
+
+use super::finding::Finding;
+use crate::failure::Failure;
+use crate::http::HttpClient;
+use crate::secret::SecretArguments;
+use crate::send::webhook::{SAMPLE, Webhook};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The backend, as the downstreamer knows it.
+#[derive(Debug, clap::Args)]
+pub struct BackendArguments {
+    /// The backend's base URL, as the downstreamer has it
+    #[arg(long, env = "DOWNSTREAM_APP_URL", value_name = "URL", hide_env_values = true)]
+    downstream_app_url: Option<String>,
+
+    /// Host and TLS name, as the downstreamer has it
+    #[arg(long, env = "DOWNSTREAM_HOST", value_name = "HOST")]
+    downstream_host: Option<String>,
+
+    /// Post a signed test product (products/update of example.myshopify.com) to this path of the
+    /// backend; needs the client secret
+    #[arg(long, value_name = "PATH")]
+    probe: Option<String>,
+}
+
+/// Looks at the backend.
+pub async fn examine(
+    arguments: &BackendArguments,
+    secret: &SecretArguments,
+) -> Result<Vec<Finding>, Failure> {
+    let Some(url) = &arguments.downstream_app_url else {
+        if arguments.probe.is_some() {
+            return Err(Failure::Usage("--probe needs DOWNSTREAM_APP_URL".to_owned()));
+        }
+        let fix = "set DOWNSTREAM_APP_URL here as for the downstreamer";
+        return Ok(vec![Finding::warning("the backend was not looked at", fix)]);
+    };
+    if url.starts_with("discard:") {
+        return Ok(vec![Finding::ok("the backend is discard: everything is counted and dropped")]);
+    }
+    let Some(base) = url.parse().ok().filter(|uri: &Uri| uri.scheme().is_some()) else {
+        let fix = "it is of the form https://app.example or http://127.0.0.1:3000";
+        return Ok(vec![Finding::problem("DOWNSTREAM_APP_URL is not a base URL", fix)]);
+    };
+    let mut findings = vec![reach(&base).await];
+    if let Some(path) = &arguments.probe {
+        findings.push(probe(&base, path, arguments.downstream_host.as_deref(), secret).await?);
+    }
+    Ok(findings)
+}
+
+async fn reach(base: &Uri) -> Finding {
+    let host = base.host().unwrap_or_default();
+    let is_tls = base.scheme_str() == Some("https");
+    let port = base.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+    let address = (host.trim_matches(['[', ']']), port);
+    let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+    let error = match connected {
+        Ok(Ok(_)) => return Finding::ok(format!("the backend at {host}:{port} can be reached")),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()),
+    };
+    let fix = "start it, or mend DOWNSTREAM_APP_URL; until then webhooks wait in the queue";
+    Finding::problem(format!("the backend at {host}:{port} cannot be reached: {error}"), fix)
+}
+
+async fn probe(
+    base: &Uri,
+    path: &str,
+    host: Option<&str>,
+    secret: &SecretArguments,
+) -> Result<Finding, Failure> {
+    let body = Bytes::from_static(SAMPLE.as_bytes());
+    let webhook =
+        Webhook::new("products/update", "example.myshopify.com", body, &secret.checked()?)?;
+    let target = joined(base, path).ok_or_else(|| {
+        Failure::Usage(format!("--probe {path:?} is not a path such as /webhooks"))
+    })?;
+    let mut request = webhook.request(&target);
+    if let Some(host) = host {
+        let host = HeaderValue::from_str(host);
+        let host = host.map_err(|_| Failure::Usage("DOWNSTREAM_HOST is not a host".to_owned()))?;
+        request.headers_mut().insert(header::HOST, host);
+    }
+    let answer = HttpClient::for_uri(&target, host)?.send(request).await;
+    Ok(match answer {
+        Err(error) => Finding::problem(
+            format!("the probe got no answer: {error}"),
+            "look at the backend's log",
+        ),
+        Ok(answer) => judged(answer.status.as_u16()),
+    })
+}
+
+fn joined(base: &Uri, path: &str) -> Option<Uri> {
+    if !path.starts_with('/') {
+        return None;
+    }
+    let (scheme, authority) = (base.scheme_str()?, base.authority()?);
+    let before = base.path().trim_end_matches('/');
+    format!("{scheme}://{authority}{before}{path}").parse().ok()
+}
+
+fn judged(status: u16) -> Finding {
+    let what = format!("the backend answered the probe {status}");
+    match status {
+        200..=299 => Finding::ok(what),
+        401 | 403 => Finding::problem(
+            what,
+            "give both the same SHOPIFY_CLIENT_SECRET; the backend verifies the raw body",
+        ),
+        404 | 405 => Finding::problem(what, "probe the path that Shopify posts to"),
+        408 | 425 | 429 | 500..=599 => {
+            Finding::problem(what, "look at the backend's log; such webhooks are retried")
+        }
+        _ => Finding::problem(what, "the backend refuses it: such webhooks end as dead letters"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::*;
+
+    #[test]
+    fn the_path_is_appended_to_the_base() {
+        let join = |base: &str, path| joined(&base.parse().unwrap(), path).map(|u| u.to_string());
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(join("http://a:1", "/w"), some("http://a:1/w"));
+        assert_eq!(join("https://a/base/", "/w?x=1"), some("https://a/base/w?x=1"));
+        assert_eq!(join("https://a", "w"), None);
+    }
+
+    #[test]
+    fn only_a_success_is_ok() {
+        for (status, level) in [(200, Level::Ok), (204, Level::Ok), (302, Level::Problem)] {
+            assert_eq!(judged(status).level, level);
+        }
+        assert!(judged(401).fix.contains("SHOPIFY_CLIENT_SECRET"));
+    }
+}

@@ -1,0 +1,50 @@
+//! The processes of the cell, by their admin endpoints.
+
+use http::StatusCode;
+
+use super::finding::Finding;
+use crate::http::HttpClient;
+use crate::out::printable;
+
+const RECEIVER: &str = "127.0.0.1:9811";
+const DOWNSTREAMER: &str = "127.0.0.1:9812";
+
+/// Where the processes can be asked.
+#[derive(Debug, clap::Args)]
+pub struct EndpointArguments {
+    /// Admin address of the receiver; default 127.0.0.1:9811, where its absence is a warning only
+    #[arg(long, value_name = "ADDRESS")]
+    receiver: Option<String>,
+
+    /// Admin address of the downstreamer; default 127.0.0.1:9812
+    #[arg(long, value_name = "ADDRESS")]
+    downstreamer: Option<String>,
+}
+
+/// Asks each whether it is ready.
+pub async fn examine(arguments: &EndpointArguments) -> Vec<Finding> {
+    let client = HttpClient::plain();
+    let receiver = endpoint(&client, "receiver", arguments.receiver.as_deref(), RECEIVER).await;
+    let given = arguments.downstreamer.as_deref();
+    vec![receiver, endpoint(&client, "downstreamer", given, DOWNSTREAMER).await]
+}
+
+async fn endpoint(client: &HttpClient, name: &str, given: Option<&str>, default: &str) -> Finding {
+    let address = given.unwrap_or(default);
+    let fix_address = format!("start it, or give its ADMIN_LISTEN address: --{name} HOST:PORT");
+    match client.get(&format!("http://{address}/readyz")).await {
+        Ok(answer) if answer.status == StatusCode::OK => {
+            Finding::ok(format!("the {name} at {address} is ready"))
+        }
+        Ok(answer) => {
+            let reason = printable(&answer.body);
+            let what = format!("the {name} at {address} is not ready: {}", reason.trim());
+            Finding::problem(what, "its log says more")
+        }
+        Err(error) if given.is_some() => Finding::problem(
+            format!("the {name} does not answer at {address}: {error}"),
+            fix_address,
+        ),
+        Err(_) => Finding::warning(format!("no {name} answers at {address}"), fix_address),
+    }
+}

@@ -1,0 +1,216 @@
+//! Redis, the disk below it, its clock, and who drains it.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use spillway_queue::health::{self, Durability, Facts, Verdict};
+use spillway_queue::status::{self, DrainStatus};
+use spillway_queue::{Connection, QueueError, Redis};
+
+use super::finding::Finding;
+use crate::failure::Failure;
+use crate::out::{age, count, size};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Ages and ownership are told from two clocks; past this, ages mislead.
+const CLOCK_SKEW_WARNING_MS: u64 = 2_000;
+/// Past this (`MAX_CLOCK_SKEW`'s default), fresh webhooks can be refused.
+const CLOCK_SKEW_PROBLEM_MS: u64 = 3_600_000;
+/// Longer than any owner is silent while it lives.
+const SILENT_SECONDS: f64 = 10.0;
+
+/// Looks at the queue.
+pub async fn examine(redis: &Redis) -> Vec<Finding> {
+    match examine_reachable(redis).await {
+        Ok(findings) => findings,
+        Err(error) => {
+            let fix = "start Redis (ops/redis.conf), and check REDIS_URL and, for a unix socket, \
+                       that this user may open it";
+            vec![Finding::problem(Failure::from(error).to_string(), fix)]
+        }
+    }
+}
+
+async fn examine_reachable(redis: &Redis) -> Result<Vec<Finding>, QueueError> {
+    let mut connection = redis.connect(Some(PATIENCE)).await?;
+    let facts = health::read(redis, &mut connection).await?;
+    let mut findings = redis_findings(&facts);
+    findings.push(disk(&facts, redis.is_local()));
+    findings.push(clock(&mut connection).await?);
+    let status = status::read(redis, &mut connection).await?;
+    findings.extend(drains(&status.drains));
+    Ok(findings)
+}
+
+fn redis_findings(facts: &Facts) -> Vec<Finding> {
+    let mut findings = vec![Finding::ok(format!("redis {} answers", facts.version))];
+    match health::judge(facts, false) {
+        Verdict::Refused(why) => {
+            let fix = "until then the receiver answers 503; ops/redis.conf has it right";
+            findings.push(Finding::problem(why, fix));
+        }
+        Verdict::Full(why) => {
+            let fix = "drain the queue, raise maxmemory or free disk; until then new webhooks are \
+                       answered 503";
+            findings.push(Finding::problem(why, fix));
+        }
+        Verdict::Usable { .. } => findings.push(Finding::ok("no key is evicted (noeviction)")),
+    }
+    findings.push(durability(facts));
+    findings.push(if facts.limit_bytes == 0 {
+        let fix = "set maxmemory; ops/redis.conf says how large";
+        Finding::warning("maxmemory is not set: a flood can take all of the memory", fix)
+    } else {
+        let (used, limit) = (size(facts.used_bytes), size(facts.limit_bytes));
+        Finding::ok(format!("memory: {used} of {limit} in use"))
+    });
+    findings
+}
+
+fn durability(facts: &Facts) -> Finding {
+    let fix = "set appendonly yes and appendfsync always";
+    match (health::durability(facts), &facts.fsync) {
+        (Durability::Always, _) => Finding::ok("a webhook is on disk before it is answered"),
+        (Durability::EverySecond, _) => {
+            Finding::warning("a crash of Redis loses up to 2 s of answered webhooks", fix)
+        }
+        (Durability::None, None) if facts.aof_enabled => {
+            let fix = "allow CONFIG GET to this user, so that appendfsync can be read";
+            Finding::warning("it can't be seen whether Redis syncs before it answers", fix)
+        }
+        (Durability::None, _) => Finding::warning("a crash of Redis loses answered webhooks", fix),
+    }
+}
+
+fn disk(facts: &Facts, is_local: bool) -> Finding {
+    match facts.disk_free_bytes {
+        Some(free) => {
+            let aof = size(facts.aof_bytes);
+            Finding::ok(format!("disk: {} free where the AOF ({aof}) lies", size(free)))
+        }
+        None if is_local => {
+            let fix = "let this user read Redis' directory, or watch its disk elsewhere: under \
+                       appendfsync always a full disk makes Redis exit";
+            Finding::warning("the free disk below the AOF can't be seen", fix)
+        }
+        None => {
+            let fix = "watch the disk there: under appendfsync always a full one makes Redis exit";
+            Finding::warning("Redis is on another machine: its disk can't be seen from here", fix)
+        }
+    }
+}
+
+async fn clock(connection: &mut Connection) -> Result<Finding, QueueError> {
+    let theirs = health::clock_ms(connection).await?;
+    let ours = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    Ok(clock_finding(theirs.abs_diff(u64::try_from(ours).unwrap_or(u64::MAX))))
+}
+
+fn clock_finding(skew_ms: u64) -> Finding {
+    let what = format!("the clocks of Redis and of this machine differ by {skew_ms} ms");
+    let fix = "keep both by NTP (systemd-timesyncd, chrony)";
+    if skew_ms <= CLOCK_SKEW_WARNING_MS {
+        Finding::ok(what)
+    } else if skew_ms <= CLOCK_SKEW_PROBLEM_MS {
+        Finding::warning(what, fix)
+    } else {
+        Finding::problem(what, fix)
+    }
+}
+
+fn drains(drains: &[DrainStatus]) -> Vec<Finding> {
+    if drains.is_empty() {
+        let fix = "start a downstreamer, or `spillway drains add http` ahead of it";
+        return vec![Finding::problem("no drain is registered: nothing is delivered", fix)];
+    }
+    drains.iter().flat_map(drain).collect()
+}
+
+fn drain(drain: &DrainStatus) -> Vec<Finding> {
+    let name = &drain.name;
+    let waiting = count(drain.waiting, "webhook");
+    let is_silent = drain.last_seen_seconds.is_none_or(|seconds| seconds > SILENT_SECONDS);
+    let mut findings = vec![if drain.owner.is_none() || is_silent {
+        let seen = drain.last_seen_seconds.map_or("never".to_owned(), |s| age(s) + " ago");
+        let fix = format!("start it; if it is not wanted any more: spillway drains forget {name}");
+        Finding::problem(
+            format!("drain {name} has no live owner (last seen: {seen}); {waiting} wait"),
+            fix,
+        )
+    } else {
+        let oldest = drain.oldest_age_seconds.map(|s| format!(", the oldest for {}", age(s)));
+        let oldest = oldest.unwrap_or_default();
+        Finding::ok(format!("drain {name} has an owner; {waiting} wait{oldest}"))
+    }];
+    if drain.dead_letters > 0 {
+        let what = format!("drain {name} has {}", count(drain.dead_letters, "dead letter"));
+        let fix = format!("spillway dead list --drain {name}, then replay or drop");
+        findings.push(Finding::warning(what, fix));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::*;
+
+    fn levels(findings: &[Finding]) -> Vec<Level> {
+        findings.iter().map(|finding| finding.level).collect()
+    }
+
+    fn facts() -> Facts {
+        Facts {
+            version: "7.0.15".to_owned(),
+            used_bytes: 1 << 20,
+            limit_bytes: 1 << 30,
+            eviction_policy: "noeviction".to_owned(),
+            aof_enabled: true,
+            fsync: Some("always".to_owned()),
+            disk_free_bytes: Some(100 << 30),
+            ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn a_good_redis_is_ok_and_a_bad_one_says_why() {
+        use Level::{Ok, Problem, Warning};
+        assert_eq!(levels(&redis_findings(&facts())), [Ok, Ok, Ok, Ok]);
+        let evicting = Facts { eviction_policy: "allkeys-lru".to_owned(), ..facts() };
+        assert_eq!(levels(&redis_findings(&evicting)), [Ok, Problem, Ok, Ok]);
+        let careless = Facts { aof_enabled: false, limit_bytes: 0, ..facts() };
+        assert_eq!(levels(&redis_findings(&careless)), [Ok, Ok, Warning, Warning]);
+        let full = Facts { used_bytes: 1 << 30, ..facts() };
+        assert_eq!(levels(&redis_findings(&full)), [Ok, Problem, Ok, Ok]);
+        assert_eq!(disk(&facts(), true).level, Ok);
+        assert_eq!(disk(&Facts::default(), true).level, Warning);
+    }
+
+    #[test]
+    fn clocks_may_differ_a_little() {
+        assert_eq!(clock_finding(3).level, Level::Ok);
+        assert_eq!(clock_finding(60_000).level, Level::Warning);
+        assert_eq!(clock_finding(3_600_001).level, Level::Problem);
+    }
+
+    #[test]
+    fn a_drain_needs_a_live_owner() {
+        let owned = DrainStatus {
+            name: "http".to_owned(),
+            waiting: 0,
+            oldest_age_seconds: None,
+            owner: Some("x".to_owned()),
+            last_seen_seconds: Some(1.0),
+            last_seen_ms: 1,
+            parked: 0,
+            dead_letters: 0,
+            dead_bytes: 0,
+            cursor: "0-0".to_owned(),
+        };
+        assert_eq!(levels(&drains(&[])), [Level::Problem]);
+        assert_eq!(levels(&drains(std::slice::from_ref(&owned))), [Level::Ok]);
+        let silent = DrainStatus { last_seen_seconds: Some(60.0), ..owned.clone() };
+        assert_eq!(levels(&drains(&[silent])), [Level::Problem]);
+        let with_dead = DrainStatus { dead_letters: 1, ..owned };
+        assert_eq!(levels(&drains(&[with_dead])), [Level::Ok, Level::Warning]);
+    }
+}

@@ -1,0 +1,107 @@
+//! The HTTP client of this command: plain or TLS, bounded in time and in what it reads.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::crypto::ring;
+use rustls::pki_types::ServerName;
+
+use crate::failure::Failure;
+
+/// Longer than any receiver or backend may take.
+const TIMEOUT: Duration = Duration::from_secs(35);
+/// Answers are read for their message, not for their content.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
+
+/// A client with its pool of connections.
+#[derive(Clone)]
+pub struct HttpClient(Client<HttpsConnector<HttpConnector>, Full<Bytes>>);
+
+/// A whole answer.
+#[derive(Debug)]
+pub struct Answer {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its body, if it was short.
+    pub body: Bytes,
+}
+
+impl HttpClient {
+    /// For `http` only.
+    pub fn plain() -> Self {
+        let config = rustls::ClientConfig::builder_with_provider(ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .expect("BUG: ring supports the default protocol versions")
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth();
+        Self::over(
+            HttpsConnectorBuilder::new()
+                .with_tls_config(config)
+                .https_or_http()
+                .enable_http1()
+                .build(),
+        )
+    }
+
+    /// For `uri`: with the system's certificates where it is `https`. `name` stands in for the
+    /// URL's host in the TLS handshake.
+    pub fn for_uri(uri: &http::Uri, name: Option<&str>) -> Result<Self, Failure> {
+        if uri.scheme_str() != Some("https") {
+            return Ok(Self::plain());
+        }
+        let unusable = |error: &dyn std::fmt::Display| {
+            Failure::Failed(format!("https cannot be used: {error}; install ca-certificates"))
+        };
+        let builder = HttpsConnectorBuilder::new()
+            .with_provider_and_native_roots(ring::default_provider())
+            .map_err(|error| unusable(&error))?
+            .https_or_http();
+        let Some(name) = name else { return Ok(Self::over(builder.enable_http1().build())) };
+        let host = name.rsplit_once(':').map_or(name, |(host, _)| host).to_owned();
+        let name = ServerName::try_from(host).map_err(|error| unusable(&error))?;
+        let resolver = FixedServerNameResolver::new(name);
+        Ok(Self::over(builder.with_server_name_resolver(resolver).enable_http1().build()))
+    }
+
+    fn over(connector: HttpsConnector<HttpConnector>) -> Self {
+        let client = Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            // As Shopify spells them; some proxies and people compare by case.
+            .http1_title_case_headers(true)
+            .build(connector);
+        Self(client)
+    }
+
+    /// Sends one request and reads the answer. The error is a sentence.
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer, String> {
+        let exchange = async {
+            let response = self.0.request(request).await.map_err(|error| chain(&error))?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+            Ok(Answer { status, body: body.map(|body| body.to_bytes()).unwrap_or_default() })
+        };
+        let timed = tokio::time::timeout(TIMEOUT, exchange).await;
+        timed.unwrap_or_else(|_| Err(format!("no answer within {} s", TIMEOUT.as_secs())))
+    }
+
+    /// GET of `url`.
+    pub async fn get(&self, url: &str) -> Result<Answer, String> {
+        let request = Request::get(url).body(Full::default()).map_err(|error| error.to_string())?;
+        self.send(request).await
+    }
+}
+
+/// An error with all its causes: hyper's own text is only "client error (Connect)".
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let mut texts: Vec<String> = causes.map(ToString::to_string).collect();
+    texts.dedup();
+    texts.join(": ")
+}

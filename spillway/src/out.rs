@@ -1,0 +1,102 @@
+//! What people read: tables, ages, sizes, and text from elsewhere made harmless for a terminal.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{ContentArrangement, Table};
+
+/// How often work that takes long says how far it is.
+const PROGRESS_EVERY: Duration = Duration::from_secs(2);
+
+/// Says on standard error how far a long work is, now and then; short work stays silent.
+pub struct Progress {
+    said: Instant,
+}
+
+impl Progress {
+    /// Begins now.
+    pub fn new() -> Self {
+        Self { said: Instant::now() }
+    }
+
+    /// Says `text` unless something was said a moment ago.
+    pub fn tell(&mut self, text: impl FnOnce() -> String) {
+        if self.said.elapsed() >= PROGRESS_EVERY {
+            self.said = Instant::now();
+            eprintln!("{}", text());
+        }
+    }
+}
+
+/// Writes a line to standard output.
+pub fn line(text: impl std::fmt::Display) -> io::Result<()> {
+    writeln!(io::stdout(), "{text}")
+}
+
+/// Rows below a header, in columns as wide as they need: no line is ever broken, so that `grep`
+/// and `awk` work on it.
+pub fn table<const N: usize>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header);
+    for row in rows {
+        table.add_row(row.map(|cell| printable(cell.as_bytes()).replace(['\n', '\t'], " ")));
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.trim_fmt()
+}
+
+/// An age in its two largest units, such as `3m 12s`.
+pub fn age(seconds: f64) -> String {
+    let whole = Duration::from_secs(if seconds.is_finite() { seconds.max(0.0) as u64 } else { 0 });
+    let text = humantime::format_duration(whole).to_string();
+    text.split(' ').take(2).collect::<Vec<_>>().join(" ")
+}
+
+/// A size such as `1.5 MiB`.
+pub fn size(bytes: u64) -> String {
+    bytesize::ByteSize(bytes).to_string()
+}
+
+/// A count with its noun: `1 pack`, `2 packs`.
+pub fn count(number: u64, singular: &str) -> String {
+    if number == 1 { format!("1 {singular}") } else { format!("{number} {singular}s") }
+}
+
+/// Text for a terminal: whoever wrote a header, a body or an answer must not move its cursor.
+pub fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let harmless =
+        |c: char| if c.is_control() && !matches!(c, '\n' | '\t') { '\u{fffd}' } else { c };
+    text.chars().map(harmless).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_rows_stay_one_line() {
+        let rows = [["a".to_owned(), "b\nc".to_owned()], ["long".to_owned(), "d".to_owned()]];
+        assert_eq!(table(["X", "YY"], rows), "X     YY\na     b c\nlong  d");
+    }
+
+    #[test]
+    fn ages_are_short() {
+        assert_eq!(age(0.4), "0s");
+        assert_eq!(age(192.0), "3m 12s");
+        assert_eq!(age(90_061.0), "1day 1h");
+        assert_eq!(age(-1.0), "0s");
+    }
+
+    #[test]
+    fn escapes_do_not_reach_the_terminal() {
+        assert_eq!(printable(b"a\x1b[2J\xff\tb\n"), "a\u{fffd}[2J\u{fffd}\tb\n");
+    }
+}

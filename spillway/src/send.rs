@@ -1,0 +1,115 @@
+//! `spillway send`: posts signed webhooks, as Shopify would.
+
+pub mod many;
+pub mod webhook;
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use bytes::Bytes;
+use clap::Args;
+use http::Uri;
+
+use crate::failure::Failure;
+use crate::http::HttpClient;
+use crate::out::{line, printable};
+use crate::secret::SecretArguments;
+use webhook::{SAMPLE, Webhook};
+
+/// Read where no file is named, if it is there.
+const DEFAULT_FILE: &str = "request.json";
+
+/// Of `send`.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Body of the webhook; '-' is standard input. Default: ./request.json, else a built-in product
+    file: Option<PathBuf>,
+
+    /// Topic
+    #[arg(long, default_value = "products/update")]
+    topic: String,
+
+    /// Shop domain
+    #[arg(long, default_value = "example.myshopify.com")]
+    shop: String,
+
+    #[command(flatten)]
+    secret: SecretArguments,
+
+    /// Where to post
+    #[arg(long, default_value = "http://127.0.0.1:8080/webhooks")]
+    url: String,
+
+    /// How many, each with ids and a time of its own
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    count: u64,
+
+    /// How many a second; default: as fast as they are answered
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: Option<u32>,
+}
+
+/// Posts them. Exit code 0 if all were answered 200, else 1.
+pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let secrets = arguments.secret.checked()?;
+    let uri = target(&arguments.url)?;
+    let body = read_body(arguments.file.as_deref())?;
+    let webhook = Webhook::new(&arguments.topic, &arguments.shop, body, &secrets)?;
+    let client = HttpClient::for_uri(&uri, None)?;
+    let all_stored = if arguments.count == 1 {
+        one(&client, &uri, &webhook).await?
+    } else {
+        many::run(&client, &uri, &webhook, arguments.count, arguments.rate).await?
+    };
+    Ok(if all_stored { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn one(client: &HttpClient, uri: &Uri, webhook: &Webhook) -> Result<bool, Failure> {
+    let answer = client.send(webhook.request(uri)).await;
+    let answer = answer.map_err(|error| Failure::Failed(format!("{uri}: {error}")))?;
+    line(answer.status)?;
+    if !answer.body.is_empty() {
+        line(printable(&answer.body).trim_end())?;
+    }
+    Ok(answer.status == http::StatusCode::OK)
+}
+
+fn target(url: &str) -> Result<Uri, Failure> {
+    let uri: Option<Uri> = url.parse().ok();
+    let is_whole =
+        |uri: &Uri| uri.authority().is_some() && matches!(uri.scheme_str(), Some("http" | "https"));
+    let wrong = || Failure::Usage(format!("--url {url:?} is not like http://127.0.0.1:8080/path"));
+    uri.filter(is_whole).ok_or_else(wrong)
+}
+
+fn read_body(file: Option<&Path>) -> Result<Bytes, Failure> {
+    let file = match file {
+        Some(file) => file,
+        None if Path::new(DEFAULT_FILE).is_file() => Path::new(DEFAULT_FILE),
+        None => return Ok(Bytes::from_static(SAMPLE.as_bytes())),
+    };
+    let read = if file == Path::new("-") {
+        let mut body = Vec::new();
+        std::io::stdin().read_to_end(&mut body).map(|_| body)
+    } else {
+        std::fs::read(file)
+    };
+    let unreadable = |error| Failure::Failed(format!("cannot read {}: {error}", file.display()));
+    read.map(Bytes::from).map_err(unreadable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_whole() {
+        for good in ["http://127.0.0.1:8080/webhooks", "https://x.example", "http://[::1]:1/?a"] {
+            assert!(target(good).is_ok(), "{good}");
+        }
+        for bad in ["", "/webhooks", "127.0.0.1:8080", "ftp://x/", "http://"] {
+            assert!(target(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `spillway status`: the queue, who drains it and what was given up, in one look.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use spillway_queue::status::{DrainStatus, QueueStatus, Status, read};
+
+use crate::failure::Failure;
+use crate::out::{age, count, line, size, table};
+use crate::place::Place;
+
+/// Of `status`.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    place: Place,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints the status.
+pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let (redis, mut connection) = arguments.place.connect().await?;
+    let status = read(&redis, &mut connection).await?;
+    if arguments.json {
+        let json = serde_json::to_string_pretty(&status).expect("BUG: a status is JSON");
+        line(json)?;
+    } else {
+        line(text(&status))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The drains as a table, or a sentence where there is none.
+pub fn drains_text(drains: &[DrainStatus]) -> String {
+    if drains.is_empty() {
+        return "no drain is registered: nothing is delivered or freed. Start a downstreamer"
+            .to_owned();
+    }
+    let header =
+        ["DRAIN", "WAITING", "OLDEST", "OWNER", "LAST SEEN", "PARKED", "DEAD LETTERS", "CURSOR"];
+    table(header, drains.iter().map(drain_row))
+}
+
+fn drain_row(drain: &DrainStatus) -> [String; 8] {
+    let dead = match drain.dead_letters {
+        0 => "0".to_owned(),
+        letters => format!("{letters} ({})", size(drain.dead_bytes)),
+    };
+    [
+        drain.name.clone(),
+        drain.waiting.to_string(),
+        drain.oldest_age_seconds.map_or_else(|| "-".to_owned(), age),
+        drain.owner.clone().unwrap_or_else(|| "none".to_owned()),
+        drain.last_seen_seconds.map_or_else(|| "never".to_owned(), |s| format!("{} ago", age(s))),
+        drain.parked.to_string(),
+        dead,
+        drain.cursor.clone(),
+    ]
+}
+
+fn text(status: &Status) -> String {
+    format!("{}\n\n{}", queue_text(&status.queue), drains_text(&status.drains))
+}
+
+fn queue_text(queue: &QueueStatus) -> String {
+    let limit = match queue.limit_bytes {
+        0 => "no limit is set (maxmemory)".to_owned(),
+        limit => {
+            format!("{} of {}", queue.bytes * 100 / limit, size(limit)).replacen(' ', " % ", 1)
+        }
+    };
+    format!(
+        "queue: {} in {}, redis uses {} ({limit}); {} accepted so far",
+        count(queue.webhooks, "webhook"),
+        count(queue.packs, "pack"),
+        size(queue.bytes),
+        queue.accepted,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drain() -> DrainStatus {
+        DrainStatus {
+            name: "http".to_owned(),
+            waiting: 12,
+            oldest_age_seconds: Some(61.5),
+            owner: Some("0123456789abcdef".to_owned()),
+            last_seen_seconds: Some(0.3),
+            last_seen_ms: 1,
+            parked: 2,
+            dead_letters: 3,
+            dead_bytes: 2048,
+            cursor: "5-0".to_owned(),
+        }
+    }
+
+    #[test]
+    fn it_is_read_at_a_glance() {
+        let queue =
+            QueueStatus { packs: 1, webhooks: 12, bytes: 512, limit_bytes: 1024, accepted: 99 };
+        let text = text(&Status { queue, drains: vec![drain()] });
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "queue: 12 webhooks in 1 pack, redis uses 512 B (50 % of 1.0 KiB); 99 accepted so far"
+        );
+        let cells: Vec<_> = lines[3].split("  ").map(str::trim).filter(|c| !c.is_empty()).collect();
+        let expected =
+            ["http", "12", "1m 1s", "0123456789abcdef", "0s ago", "2", "3 (2.0 KiB)", "5-0"];
+        assert_eq!(cells, expected);
+    }
+
+    #[test]
+    fn nobody_draining_is_said() {
+        let idle = DrainStatus {
+            owner: None,
+            last_seen_seconds: None,
+            oldest_age_seconds: None,
+            ..drain()
+        };
+        let text = drains_text(&[idle]);
+        assert!(text.contains("none") && text.contains("never"), "{text}");
+        assert!(drains_text(&[]).contains("no drain"));
+    }
+}
