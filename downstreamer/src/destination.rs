@@ -1,15 +1,18 @@
 //! The backend as a whole: is it down, is it to be left alone, how much may be under way.
 //!
-//! It counts as down when its last outcomes were all failures, of several resources: one resource
-//! that fails for ever must not stop the others, nor may a dead backend be hammered for each of
-//! three million. While it is down the retry clock stands still, and one attempt at a time probes.
-//! Pure: time is an argument.
+//! It counts as down when nothing succeeds any more and several resources fail: ten that had not
+//! failed before, in a row, or whatever fails for half a minute. One resource that fails for ever
+//! must not stop the others, nor may a dead backend be hammered for each of three million. While it
+//! is down the retry clock stands still, and one attempt at a time probes. Pure: time is an
+//! argument.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Failures in a row that make it down.
-const FAILURES_DOWN: usize = 10;
+/// First failures of a webhook, in a row, that make it down. A webhook that is known to fail says
+/// nothing about the others when it fails again.
+const FIRST_FAILURES_DOWN: usize = 10;
+/// Without a success for so long, failures of any kind make it down.
+const SILENCE_DOWN: Duration = Duration::from_secs(30);
 /// Of so many resources at least.
 const RESOURCES_DOWN: usize = 3;
 /// Between two probes of a backend that is down.
@@ -19,7 +22,10 @@ const PROBE_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Destination {
     concurrency_max: usize,
-    failing: VecDeque<u64>,
+    first_failures: usize,
+    /// Some of those that failed since the last success.
+    failing: Vec<u64>,
+    succeeded_at: Duration,
     paused_until: Duration,
     /// Time that counted towards retries, up to `since`.
     active: Duration,
@@ -32,7 +38,9 @@ impl Destination {
     pub fn new(concurrency_max: usize) -> Self {
         Self {
             concurrency_max,
-            failing: VecDeque::new(),
+            first_failures: 0,
+            failing: Vec::new(),
+            succeeded_at: Duration::ZERO,
             paused_until: Duration::ZERO,
             active: Duration::ZERO,
             since: Duration::ZERO,
@@ -67,19 +75,24 @@ impl Destination {
     /// A delivery succeeded.
     pub fn succeeded(&mut self, now: Duration) {
         self.failing.clear();
+        self.first_failures = 0;
+        self.succeeded_at = now;
         if self.is_down {
             self.is_down = false;
             self.since = now;
         }
     }
 
-    /// The delivery for `resource` failed, or was refused.
-    pub fn failed(&mut self, resource: u64, now: Duration) {
-        self.failing.push_back(resource);
-        if self.failing.len() > FAILURES_DOWN {
-            self.failing.pop_front();
+    /// A delivery for `resource` failed, or was refused; `is_first`: the first of its webhook.
+    pub fn failed(&mut self, resource: u64, is_first: bool, now: Duration) {
+        self.first_failures += usize::from(is_first);
+        if self.failing.len() < RESOURCES_DOWN && !self.failing.contains(&resource) {
+            self.failing.push(resource);
         }
-        if !self.is_down && self.failing.len() == FAILURES_DOWN && self.has_several_failing() {
+        let is_silent = now.saturating_sub(self.succeeded_at) >= SILENCE_DOWN;
+        let has_several = self.failing.len() >= RESOURCES_DOWN;
+        if !self.is_down && has_several && (is_silent || self.first_failures >= FIRST_FAILURES_DOWN)
+        {
             self.active = self.active(now);
             self.is_down = true;
         }
@@ -92,13 +105,6 @@ impl Destination {
     pub fn pause(&mut self, pause: Duration, now: Duration) {
         self.paused_until = self.paused_until.max(now + pause);
     }
-
-    fn has_several_failing(&self) -> bool {
-        let mut resources: Vec<u64> = self.failing.iter().copied().collect();
-        resources.sort_unstable();
-        resources.dedup();
-        resources.len() >= RESOURCES_DOWN
-    }
 }
 
 #[cfg(test)]
@@ -110,7 +116,7 @@ mod tests {
     #[test]
     fn one_poison_resource_does_not_make_it_down() {
         let mut backend = Destination::new(8);
-        (0..100).for_each(|_| backend.failed(1, SECOND));
+        (0..100).for_each(|_| backend.failed(1, true, SECOND));
         assert_eq!(backend.concurrency(SECOND), 8);
         assert_eq!(backend.active(5 * SECOND), 5 * SECOND);
     }
@@ -118,7 +124,7 @@ mod tests {
     #[test]
     fn while_it_is_down_it_is_probed_and_the_retry_clock_stands_still() {
         let mut backend = Destination::new(8);
-        (0..10).for_each(|resource| backend.failed(resource, 2 * SECOND));
+        (0..10).for_each(|resource| backend.failed(resource, true, 2 * SECOND));
         assert!(backend.is_down());
         assert_eq!(backend.concurrency(2 * SECOND), 0);
         assert_eq!(backend.concurrency(3 * SECOND), 1);
@@ -132,12 +138,22 @@ mod tests {
     fn a_success_in_between_keeps_it_up() {
         let mut backend = Destination::new(8);
         for resource in 0..100 {
-            backend.failed(resource, SECOND);
+            backend.failed(resource, true, SECOND);
             if resource % 9 == 8 {
                 backend.succeeded(SECOND);
             }
         }
         assert!(!backend.is_down());
+    }
+
+    #[test]
+    fn what_is_known_to_fail_makes_it_down_only_after_a_silence() {
+        let mut backend = Destination::new(8);
+        backend.succeeded(SECOND);
+        (0..100).for_each(|resource| backend.failed(resource, false, 2 * SECOND));
+        assert!(!backend.is_down());
+        backend.failed(1, false, 31 * SECOND);
+        assert!(backend.is_down());
     }
 
     #[test]

@@ -43,6 +43,9 @@ const CACHE_BYTES: usize = 32 << 20;
 /// At most this long between two looks at timers, lease and parking.
 const TICK: Duration = Duration::from_millis(200);
 
+/// How many ready resources are looked at for one that has not failed yet.
+const PROBE_PICKS: usize = 8;
+
 /// Why the drain ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
@@ -280,9 +283,22 @@ impl Drain {
         }
         let limit = self.destination.concurrency(self.now());
         while around.deliveries.len() + self.awaiting_count < limit {
-            let Some(resource) = self.ready.pop_front() else { break };
+            let Some(resource) = self.next_ready() else { break };
             self.begin(resource, around);
         }
+    }
+
+    /// The resource that has waited longest. While the backend counts as down, any that has not
+    /// failed yet: behind a row of failing resources, a healthy backend would look dead for long.
+    fn next_ready(&mut self) -> Option<ResourceKey> {
+        if self.destination.is_down() && !self.ready.is_empty() {
+            let picks = (0..PROBE_PICKS).map(|_| rand::random_range(0..self.ready.len()));
+            let untried = |at: &usize| !self.trials.contains_key(&self.ready[*at]);
+            if let Some(at) = picks.into_iter().find(untried) {
+                return self.ready.remove(at);
+            }
+        }
+        self.ready.pop_front()
     }
 
     fn begin(&mut self, resource: ResourceKey, around: &mut Around) {
@@ -383,7 +399,7 @@ impl Drain {
                 self.give_up(&job, &outcome, answer, "status");
             }
             Verdict::Retry { pause, pauses_all, is_refusal } => {
-                self.destination.failed(job.resource, now);
+                self.destination.failed(job.resource, job.attempt == 1, now);
                 if pauses_all {
                     self.destination.pause(pause, now);
                 }
