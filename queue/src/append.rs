@@ -76,17 +76,13 @@ impl Appender {
         outcome
     }
 
-    /// Asks Redis for a sign of life on the same connection that packs use.
+    /// Connects anew: Redis is known to have gone and come back since the last append.
     ///
     /// # Errors
-    /// [`QueueError`] when Redis can't be reached or takes no requests.
-    pub async fn ping(&mut self) -> Result<(), QueueError> {
-        let connection = self.connected().await?;
-        let pong: Result<Value, _> = redis::cmd("PING").query_async(connection).await;
-        pong.map(|_| ()).map_err(|error| {
-            self.connection = None;
-            error.into()
-        })
+    /// [`QueueError`] when it does not let us in; the next append tries again.
+    pub async fn reconnect(&mut self) -> Result<(), QueueError> {
+        self.connection = None;
+        self.connected().await.map(|_| ())
     }
 
     async fn connected(&mut self) -> Result<&mut Connection, QueueError> {

@@ -16,6 +16,8 @@ pub const VERSION_MIN: (u32, u32) = (7, 0);
 /// Under `appendfsync always` a full disk makes Redis exit: what must stay free for a rewrite of
 /// the AOF (as large as the data) and some time to react.
 const DISK_RESERVE_BYTES: u64 = 1 << 30;
+/// One that was full must have this part of its memory free before it is used again.
+const FULL_SPARE: u64 = 32;
 /// An AOF smaller than this is not worth rewriting.
 const REWRITE_WORTH_BYTES: u64 = 256 << 20;
 /// Past `4 × used memory + 4 GiB` the AOF is rewritten whatever it costs.
@@ -128,12 +130,14 @@ pub async fn rewrite_aof(connection: &mut Connection) -> Result<(), QueueError> 
     Ok(cmd("BGREWRITEAOF").query_async(connection).await?)
 }
 
-/// What follows from the facts.
-pub fn judge(facts: &Facts, require_durable: bool) -> Verdict {
+/// What follows from the facts. A Redis that `was_full` is usable again once it has room to spare:
+/// at the brim, small packs would still fit and large ones not.
+pub fn judge(facts: &Facts, require_durable: bool, was_full: bool) -> Verdict {
     if let Some(refusal) = refusal(facts, require_durable) {
         return Verdict::Refused(refusal);
     }
-    if facts.limit_bytes > 0 && facts.used_bytes >= facts.limit_bytes {
+    let spare_bytes = if was_full { facts.limit_bytes / FULL_SPARE } else { 0 };
+    if facts.limit_bytes > 0 && facts.used_bytes + spare_bytes >= facts.limit_bytes {
         return Verdict::Full("redis has reached its maxmemory");
     }
     let disk_needed = facts.used_bytes + DISK_RESERVE_BYTES;
@@ -235,51 +239,54 @@ mod tests {
 
     #[test]
     fn a_redis_as_ours_is_usable_without_a_warning() {
-        assert!(usable(Durability::Always, 0, false)(judge(&good(), true)));
+        assert!(usable(Durability::Always, 0, false)(judge(&good(), true, false)));
     }
 
     #[test]
     fn too_old_or_evicting_is_refused_and_says_what_to_set() {
         let old = Facts { version: "6.2.7".to_owned(), ..good() };
-        assert!(matches!(judge(&old, false), Verdict::Refused(why) if why.contains("7.0")));
+        assert!(matches!(judge(&old, false, false), Verdict::Refused(why) if why.contains("7.0")));
         let evicting = Facts { eviction_policy: "allkeys-lru".to_owned(), ..good() };
         assert!(
-            matches!(judge(&evicting, false), Verdict::Refused(why) if why.contains("noeviction"))
+            matches!(judge(&evicting, false, false), Verdict::Refused(why) if why.contains("noeviction"))
         );
         let newer = Facts { version: "8.10.0".to_owned(), ..good() };
-        assert!(usable(Durability::Always, 0, false)(judge(&newer, false)));
+        assert!(usable(Durability::Always, 0, false)(judge(&newer, false, false)));
     }
 
     #[test]
     fn less_durable_is_a_warning_or_refused() {
         let everysec = Facts { fsync: Some("everysec".to_owned()), ..good() };
-        assert!(usable(Durability::EverySecond, 1, false)(judge(&everysec, false)));
-        assert!(matches!(judge(&everysec, true), Verdict::Refused(_)));
+        assert!(usable(Durability::EverySecond, 1, false)(judge(&everysec, false, false)));
+        assert!(matches!(judge(&everysec, true, false), Verdict::Refused(_)));
         let unknown = Facts { fsync: None, limit_bytes: 0, ..good() };
-        assert!(usable(Durability::None, 2, false)(judge(&unknown, false)));
+        assert!(usable(Durability::None, 2, false)(judge(&unknown, false, false)));
         let off = Facts { aof_enabled: false, ..good() };
-        assert!(usable(Durability::None, 1, false)(judge(&off, false)));
+        assert!(usable(Durability::None, 1, false)(judge(&off, false, false)));
     }
 
     #[test]
     fn memory_and_disk_are_full_before_they_are() {
         let memory = Facts { used_bytes: 1 << 30, ..good() };
-        assert!(matches!(judge(&memory, false), Verdict::Full(_)));
+        assert!(matches!(judge(&memory, false, false), Verdict::Full(_)));
+        let brim = Facts { used_bytes: (1 << 30) - (1 << 20), ..good() };
+        assert!(matches!(judge(&brim, false, true), Verdict::Full(_)));
+        assert!(usable(Durability::Always, 0, false)(judge(&brim, false, false)));
         let disk = Facts { disk_free_bytes: Some(1 << 30), ..good() };
-        assert!(matches!(judge(&disk, false), Verdict::Full(_)));
+        assert!(matches!(judge(&disk, false, false), Verdict::Full(_)));
         let broken = Facts { aof_write_failed: true, ..good() };
-        assert!(matches!(judge(&broken, false), Verdict::Full(_)));
+        assert!(matches!(judge(&broken, false, false), Verdict::Full(_)));
     }
 
     #[test]
     fn the_aof_is_rewritten_when_cheap_and_when_due() {
         let cheap = Facts { aof_bytes: 300 << 20, ..good() };
-        assert!(usable(Durability::Always, 0, true)(judge(&cheap, false)));
+        assert!(usable(Durability::Always, 0, true)(judge(&cheap, false, false)));
         let busy = Facts { is_rewriting: true, ..cheap };
-        assert!(usable(Durability::Always, 0, false)(judge(&busy, false)));
+        assert!(usable(Durability::Always, 0, false)(judge(&busy, false, false)));
         let held = Facts { used_bytes: 900 << 20, aof_bytes: 4 << 30, ..good() };
-        assert!(usable(Durability::Always, 0, false)(judge(&held, false)));
+        assert!(usable(Durability::Always, 0, false)(judge(&held, false, false)));
         let outgrown = Facts { aof_bytes: 8 << 30, limit_bytes: 2 << 30, ..held };
-        assert!(usable(Durability::Always, 0, true)(judge(&outgrown, false)));
+        assert!(usable(Durability::Always, 0, true)(judge(&outgrown, false, false)));
     }
 }

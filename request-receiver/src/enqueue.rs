@@ -60,6 +60,7 @@ struct Batcher {
     topics: Topics,
     metrics: Metrics,
     ack_timeout: Duration,
+    generation: u64,
 }
 
 /// The webhooks of the pack that is being written.
@@ -89,6 +90,7 @@ impl Enqueue {
             topics: metrics.topics(),
             metrics: metrics.clone(),
             ack_timeout: settings.ack_timeout,
+            generation: 0,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = tokio::task::spawn_blocking(move || runtime.block_on(batcher.run()));
@@ -142,6 +144,7 @@ impl Batcher {
             return;
         }
         let pack = self.writer.finish();
+        self.follow_reconnect().await;
         in_flight.sent_at = Instant::now();
         let outcome = {
             let mut append = pin!(self.appender.append(&pack, count));
@@ -164,6 +167,18 @@ impl Batcher {
         };
         self.state.set_stalled(false);
         self.resolve(in_flight, outcome.map(|_| ()), count);
+    }
+
+    /// A connection from before Redis went would break with the pack on it, and leave its outcome
+    /// unknown.
+    async fn follow_reconnect(&mut self) {
+        let generation = self.state.generation();
+        if generation != self.generation {
+            self.generation = generation;
+            if let Err(error) = self.appender.reconnect().await {
+                tracing::debug!(%error, "not connected yet; the append will try");
+            }
+        }
     }
 
     /// Fills the writer from those waiting, oldest first. Those past their deadline were answered

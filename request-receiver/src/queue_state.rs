@@ -2,7 +2,7 @@
 //! read; and the watch that finds out.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use spillway_queue::drains::{self, StartAt};
@@ -16,8 +16,9 @@ use crate::metrics::{Metrics, QueueGauges};
 use crate::reply::Refusal;
 use crate::settings::Settings;
 
-/// How often a healthy Redis is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// How often a healthy Redis is looked at: so soon is one noticed that went while nothing arrived,
+/// or filled up for other reasons than us. A look costs Redis about 0.1 ms.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How often one is looked at that is not usable, so that it is used again soon after it is.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// A look that takes longer is a failed one.
@@ -43,6 +44,8 @@ pub struct QueueState(Arc<Shared>);
 struct Shared {
     health: AtomicU8,
     is_stalled: AtomicBool,
+    /// Grows with each connection of the watch: an older one of the appender is worth nothing.
+    generation: AtomicU64,
     look_now: Notify,
 }
 
@@ -67,6 +70,7 @@ impl QueueState {
         Self(Arc::new(Shared {
             health: AtomicU8::new(Health::Unavailable as u8),
             is_stalled: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
             look_now: Notify::new(),
         }))
     }
@@ -93,6 +97,11 @@ impl QueueState {
     /// An append has been without an answer for so long that no other is worth waiting for.
     pub fn set_stalled(&self, is_stalled: bool) {
         self.0.is_stalled.store(is_stalled, Ordering::Relaxed);
+    }
+
+    /// A number that grows when Redis had to be connected to again.
+    pub fn generation(&self) -> u64 {
+        self.0.generation.load(Ordering::Relaxed)
     }
 
     fn set(&self, health: Health) {
@@ -154,10 +163,15 @@ impl Watch {
     ) -> Result<(Facts, Verdict), QueueError> {
         let connected = match connection {
             Some(connected) => connected,
-            None => connection.insert(self.redis.connect(Some(LOOK_TIMEOUT)).await?),
+            None => {
+                let connected = self.redis.connect(Some(LOOK_TIMEOUT)).await?;
+                self.state.0.generation.fetch_add(1, Ordering::Relaxed);
+                connection.insert(connected)
+            }
         };
         let facts = health::read(&self.redis, connected).await?;
-        let verdict = health::judge(&facts, self.require_durable);
+        let was_full = self.state.usable() == Err(Refusal::QueueFull);
+        let verdict = health::judge(&facts, self.require_durable, was_full);
         if matches!(verdict, Verdict::Usable { .. }) {
             drains::register(&self.redis, connected, None, StartAt::Oldest).await?;
         }

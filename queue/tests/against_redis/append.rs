@@ -44,7 +44,7 @@ async fn a_redis_that_fills_up_amid_an_append_has_not_stored_it() {
     let server = Server::start(&[]).await;
     let proxy = Proxy::before(&server);
     let mut appender = Appender::new(proxy.redis());
-    appender.ping().await.unwrap();
+    appender.reconnect().await.unwrap();
     proxy.harm_next_request(Fault::FullBeforeExec);
     let refused = appender.append(b"pack", 1).await.unwrap_err();
     assert!(matches!(refused, AppendError::NotStored(QueueError::Full(_))), "{refused:?}");
@@ -58,7 +58,7 @@ async fn an_append_whose_reply_is_lost_is_unknown_and_was_stored() {
     let server = Server::start(&[]).await;
     let proxy = Proxy::before(&server);
     let mut appender = Appender::new(proxy.redis());
-    appender.ping().await.unwrap();
+    appender.reconnect().await.unwrap();
     proxy.harm_next_request(Fault::CutBeforeReply);
     let unknown = appender.append(b"pack", 1).await.unwrap_err();
     assert!(matches!(unknown, AppendError::Unknown(QueueError::Unreachable(_))), "{unknown:?}");
@@ -72,7 +72,7 @@ async fn an_append_that_never_reached_redis_is_as_unknown() {
     let server = Server::start(&[]).await;
     let proxy = Proxy::before(&server);
     let mut appender = Appender::new(proxy.redis());
-    appender.ping().await.unwrap();
+    appender.reconnect().await.unwrap();
     proxy.harm_next_request(Fault::CutBeforeRequest);
     let unknown = appender.append(b"pack", 1).await.unwrap_err();
     assert!(matches!(unknown, AppendError::Unknown(QueueError::Unreachable(_))), "{unknown:?}");

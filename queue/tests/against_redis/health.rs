@@ -29,7 +29,7 @@ async fn where_config_is_forbidden_durability_is_unknown() {
     assert_eq!((&facts.fsync, facts.disk_free_bytes), (&None, None));
     assert!(facts.aof_enabled);
     assert_eq!(durability(&facts), Durability::None);
-    assert!(matches!(judge(&facts, true), Verdict::Refused(_)));
+    assert!(matches!(judge(&facts, true, false), Verdict::Refused(_)));
 }
 
 #[tokio::test]
@@ -39,7 +39,9 @@ async fn a_redis_that_evicts_or_syncs_less_is_seen_through() {
     let mut connection = server.connect().await;
     let facts = read(&server.redis(), &mut connection).await.unwrap();
     assert_eq!(durability(&facts), Durability::EverySecond);
-    assert!(matches!(judge(&facts, false), Verdict::Refused(why) if why.contains("allkeys-lru")));
+    assert!(
+        matches!(judge(&facts, false, false), Verdict::Refused(why) if why.contains("allkeys-lru"))
+    );
 }
 
 #[tokio::test]

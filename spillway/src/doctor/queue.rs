@@ -43,7 +43,7 @@ async fn examine_reachable(redis: &Redis) -> Result<Vec<Finding>, QueueError> {
 
 fn redis_findings(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![Finding::ok(format!("redis {} answers", facts.version))];
-    match health::judge(facts, false) {
+    match health::judge(facts, false, false) {
         Verdict::Refused(why) => {
             let fix = "until then the receiver answers 503; ops/redis.conf has it right";
             findings.push(Finding::problem(why, fix));
@@ -133,13 +133,13 @@ fn drain(drain: &DrainStatus) -> Vec<Finding> {
         let seen = drain.last_seen_seconds.map_or("never".to_owned(), |s| age(s) + " ago");
         let fix = format!("start it; if it is not wanted any more: spillway drains forget {name}");
         Finding::problem(
-            format!("drain {name} has no live owner (last seen: {seen}); {waiting} wait"),
+            format!("drain {name} has no live owner (last seen: {seen}); {waiting} waiting"),
             fix,
         )
     } else {
         let oldest = drain.oldest_age_seconds.map(|s| format!(", the oldest for {}", age(s)));
         let oldest = oldest.unwrap_or_default();
-        Finding::ok(format!("drain {name} has an owner; {waiting} wait{oldest}"))
+        Finding::ok(format!("drain {name} has an owner; {waiting} waiting{oldest}"))
     }];
     if drain.dead_letters > 0 {
         let what = format!("drain {name} has {}", count(drain.dead_letters, "dead letter"));
