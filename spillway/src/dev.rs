@@ -35,6 +35,7 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let signals = Signals::listen()?;
     let state = State::prepare()?;
     let plan = Plan::check(arguments, &state)?;
+    Children::check(&[&plan.receiver()?, &plan.downstreamer()?]).await?;
     let demo = match &plan.demo_listen {
         Some(address) => Some(DemoBackend::start(*address, plan.secrets()?).await?),
         None => None,

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -29,7 +30,7 @@ pub struct DemoBackend {
 
 struct Seen {
     secrets: Secrets,
-    awaited: Mutex<Option<(String, oneshot::Sender<()>)>>,
+    awaited: Mutex<Option<(String, oneshot::Sender<Instant>)>>,
 }
 
 impl DemoBackend {
@@ -51,8 +52,8 @@ impl DemoBackend {
         Ok(Self { seen, _serving: AbortOnDropHandle::new(serving) })
     }
 
-    /// Resolves when the webhook with this Shopify id is delivered.
-    pub fn expect(&self, webhook_id: &str) -> oneshot::Receiver<()> {
+    /// Resolves to when the webhook with this Shopify id arrived, once its line is printed.
+    pub fn expect(&self, webhook_id: &str) -> oneshot::Receiver<Instant> {
         let (sender, receiver) = oneshot::channel();
         let awaited = Some((webhook_id.to_owned(), sender));
         *self.seen.awaited.lock().unwrap_or_else(PoisonError::into_inner) = awaited;
@@ -67,25 +68,27 @@ async fn take(
     headers: HeaderMap,
     body: Bytes,
 ) {
-    // Before the line is written, which is no part of a delivery.
-    seen.note(&headers);
+    let arrived = Instant::now();
     let text = describe(&method, &uri, &headers, &body);
+    let awaiting = seen.awaiting(&headers);
     let webhook = Webhook { received_at_ms: 0, target: Bytes::new(), headers, body };
     // What still waited from a run with another secret is taken too: this is only a demo.
     let signed =
         if seen.secrets.verify(webhook).is_ok() { "" } else { "  SIGNATURE DOES NOT MATCH" };
     // A closed standard output is no reason to refuse a delivery.
     line(format_args!("{text}{signed}")).ok();
+    if let Some(awaiting) = awaiting {
+        // Nobody waits any more: nothing to tell.
+        awaiting.send(arrived).ok();
+    }
 }
 
 impl Seen {
-    fn note(&self, headers: &HeaderMap) {
+    /// Who waits for this delivery, if anyone does.
+    fn awaiting(&self, headers: &HeaderMap) -> Option<oneshot::Sender<Instant>> {
         let id = headers.shopify("webhook-id").unwrap_or_default();
         let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, sender)) = awaited.take_if(|(wanted, _)| wanted.as_bytes() == id) {
-            // Nobody waits any more: nothing to tell.
-            sender.send(()).ok();
-        }
+        awaited.take_if(|(wanted, _)| wanted.as_bytes() == id).map(|(_, sender)| sender)
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::select_all;
 use rustix::process::{Pid, Signal, kill_process};
+use spillway_service::Checker;
 use tokio::process::{Child, Command};
 
 use super::signals::Signals;
@@ -49,6 +50,14 @@ struct Running {
     child: Child,
 }
 
+impl Recipe {
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env_remove(self.removed).envs(self.settings.iter().map(|(k, v)| (k, v)));
+        command
+    }
+}
+
 impl<'a> Children<'a> {
     /// Nothing runs yet.
     pub fn new(state: &'a State) -> Self {
@@ -65,11 +74,25 @@ impl<'a> Children<'a> {
         self.spawn("redis", command)
     }
 
+    /// Asks each to check its settings, so that the mistakes of all are told at once.
+    pub async fn check(recipes: &[&Recipe]) -> Result<(), Failure> {
+        let mut checker = Checker::default();
+        for recipe in recipes {
+            let mut command = recipe.command();
+            let output = command.arg("--check").kill_on_drop(true).output().await;
+            let output = output.map_err(|error| not_started(recipe.program.as_os_str(), &error))?;
+            if !output.status.success() {
+                for mistake in printable(&output.stderr).lines() {
+                    checker.mistake(recipe.name, mistake);
+                }
+            }
+        }
+        Ok(checker.finish(())?)
+    }
+
     /// Starts one of our own processes.
     pub fn start(&mut self, recipe: &Recipe) -> Result<(), Failure> {
-        let mut command = Command::new(&recipe.program);
-        command.env_remove(recipe.removed).envs(recipe.settings.iter().map(|(k, v)| (k, v)));
-        self.spawn(recipe.name, command)
+        self.spawn(recipe.name, recipe.command())
     }
 
     fn spawn(&mut self, name: &'static str, mut command: Command) -> Result<(), Failure> {
@@ -89,7 +112,7 @@ impl<'a> Children<'a> {
             .map_err(|error| not_started(&program, &error))?;
         if let Some(pid) = child.id() {
             // Only read after a SIGKILL of this process: not worth failing for.
-            fs::write(self.state.pid_file(name), pid.to_string()).ok();
+            fs::write(self.state.pid_file(name), format!("{pid}\n")).ok();
         }
         self.running.push(Running { name, child });
         Ok(())

@@ -10,7 +10,7 @@ use super::backend::DemoBackend;
 use super::plan::Plan;
 use crate::failure::Failure;
 use crate::http::HttpClient;
-use crate::out::printable;
+use crate::out::{Progress, count, printable};
 use crate::place::Place;
 use crate::send::webhook::{Occasion, SAMPLE, Webhook};
 
@@ -54,24 +54,33 @@ pub async fn deliver(
         return Err(Failure::Failed(text));
     }
     let was_seen = seen.is_some();
-    match seen {
+    let arrived = match seen {
         Some(seen) => {
             let gone = |_| Failure::Failed("the demo backend stopped".to_owned());
-            seen.await.map_err(gone)?;
+            seen.await.map_err(gone)?
         }
-        None => nothing_waits(&plan.place).await?,
-    }
-    Ok(Delivery { answered, delivered: started.elapsed(), was_seen })
+        None => {
+            nothing_waits(&plan.place).await?;
+            Instant::now()
+        }
+    };
+    Ok(Delivery { answered, delivered: arrived.duration_since(started), was_seen })
 }
 
 async fn nothing_waits(place: &Place) -> Result<(), Failure> {
     let (redis, mut connection) = place.connect().await?;
+    let mut progress = Progress::new();
     loop {
         let status = status::read(&redis, &mut connection).await?;
         let http = status.drains.iter().find(|drain| drain.name == drains::HTTP);
-        if http.is_some_and(|drain| drain.waiting == 0) {
+        let waiting = http.map_or(1, |drain| drain.waiting);
+        if waiting == 0 {
             return Ok(());
         }
+        progress.tell(|| {
+            let waiting = count(waiting, "webhook");
+            format!("stored; waiting for its delivery, {waiting} to go: see run/downstreamer.log")
+        });
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }

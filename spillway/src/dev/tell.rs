@@ -45,11 +45,11 @@ pub fn what_runs(plan: &Plan) -> Result<(), Failure> {
 /// How the sample went.
 pub fn delivered(delivery: &Delivery) -> Result<(), Failure> {
     let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1000.0;
-    let end = if delivery.was_seen { "delivered" } else { "settled: nothing waits any more" };
+    let end = if delivery.was_seen { "delivered" } else { "settled, with all before it," };
+    let (answered, delivered) = (ms(delivery.answered), ms(delivery.delivered));
     Ok(line(format_args!(
-        "\nThe signed sample (request.json) was answered 200 after {:.1} ms and {end} after {:.1} ms.",
-        ms(delivery.answered),
-        ms(delivery.delivered)
+        "\nThe signed sample (request.json) was answered 200 after {answered:.1} ms and {end} after \
+         {delivered:.1} ms."
     ))?)
 }
 
@@ -84,14 +84,24 @@ fn curl(url: &str, body: &Path, headers: &HeaderMap) -> String {
         if is_curls_own(name) || name == "x-shopify-event-id" {
             continue;
         }
+        let spelt = as_shopify_spells(name.as_str());
         let value = String::from_utf8_lossy(value.as_bytes());
         if name == "x-shopify-webhook-id" {
-            text.push_str(&format!(" \\\n    -H \"{name}: {NEW_UUID}\""));
+            text.push_str(&format!(" \\\n    -H \"{spelt}: {NEW_UUID}\""));
         } else {
-            text.push_str(&format!(" \\\n    -H '{name}: {value}'"));
+            text.push_str(&format!(" \\\n    -H '{spelt}: {value}'"));
         }
     }
     text
+}
+
+/// `X-Shopify-Topic` for `x-shopify-topic`.
+fn as_shopify_spells(name: &str) -> String {
+    let capital = |word: &str| {
+        let (first, rest) = word.split_at(word.len().min(1));
+        first.to_ascii_uppercase() + rest
+    };
+    name.split('-').map(capital).collect::<Vec<_>>().join("-")
 }
 
 fn is_curls_own(name: &header::HeaderName) -> bool {
@@ -120,8 +130,8 @@ mod tests {
             headers.insert(name, value.parse().unwrap());
         }
         let expected = format!(
-            "  curl -i http://a/w --data-binary '@/r.json' \\\n    -H 'x-shopify-hmac-sha256: \
-             abc=' \\\n    -H \"x-shopify-webhook-id: {NEW_UUID}\""
+            "  curl -i http://a/w --data-binary '@/r.json' \\\n    -H 'X-Shopify-Hmac-Sha256: \
+             abc=' \\\n    -H \"X-Shopify-Webhook-Id: {NEW_UUID}\""
         );
         assert_eq!(curl("http://a/w", Path::new("/r.json"), &headers), expected);
     }

@@ -1,0 +1,191 @@
+//! A private Redis with `ops/redis.conf`, filled as a receiver and a downstreamer would.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use spillway_queue::append::Appender;
+use spillway_queue::drains::{HTTP, StartAt, register};
+use spillway_queue::owner::Claim;
+use spillway_queue::settle::{Dead, Settlement, Settler};
+use spillway_queue::{Connection, Redis};
+use spillway_webhook::pack::PackWriter;
+use spillway_webhook::{StreamId, Webhook, WebhookId};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Ends with its value.
+pub struct Cell {
+    directory: tempfile::TempDir,
+    redis: Child,
+}
+
+/// A webhook to be given up.
+#[derive(Clone, Copy)]
+pub struct Letter {
+    /// Its product.
+    pub product: u32,
+    /// Its topic.
+    pub topic: &'static str,
+    /// Its body.
+    pub body: &'static [u8],
+}
+
+impl Cell {
+    /// Starts Redis and waits until it answers.
+    pub async fn start() -> Self {
+        let directory = tempfile::Builder::new().prefix("spillway-").tempdir().unwrap();
+        let conf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/redis.conf");
+        let redis = Command::new("redis-server")
+            .arg(conf)
+            .arg("--dir")
+            .arg(directory.path())
+            .arg("--unixsocket")
+            .arg(directory.path().join("redis.sock"))
+            .args(["--maxmemory", "256mb"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("redis-server is missing; install it with: apt-get install redis-server");
+        let cell = Self { directory, redis };
+        let started = Instant::now();
+        while cell.handle().connect(Some(PATIENCE)).await.is_err() {
+            assert!(started.elapsed() < PATIENCE, "redis does not answer");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        cell
+    }
+
+    /// Where files of a test go.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// `REDIS_URL`.
+    pub fn url(&self) -> String {
+        format!("unix://{}", self.path("redis.sock").display())
+    }
+
+    fn handle(&self) -> Redis {
+        Redis::new(&self.url(), "spillway:").unwrap()
+    }
+
+    /// The Redis, and a connection.
+    pub async fn connect(&self) -> (Redis, Connection) {
+        let redis = self.handle();
+        let connection = redis.connect(Some(PATIENCE)).await.unwrap();
+        (redis, connection)
+    }
+
+    /// Stores one webhook a pack, registered for the drain `http`.
+    pub async fn store(&self, letters: &[Letter]) -> Vec<StreamId> {
+        let (redis, mut connection) = self.connect().await;
+        register(&redis, &mut connection, Some(HTTP), StartAt::Oldest).await.unwrap();
+        let mut appender = Appender::new(redis);
+        let mut ids = Vec::new();
+        for letter in letters {
+            ids.push(appender.append(&pack(letter), 1).await.unwrap());
+        }
+        ids
+    }
+
+    /// Stores webhooks and gives them up, in the order of `died`, an index each.
+    pub async fn give_up(&self, letters: &[Letter], died: &[usize]) -> Vec<WebhookId> {
+        let entries = self.store(letters).await;
+        let (redis, mut connection) = self.connect().await;
+        let registered = register(&redis, &mut connection, None, StartAt::Oldest).await.unwrap();
+        let id = |entry| WebhookId { cell: registered.cell, entry, index: 0 };
+        let claim = Claim::new(redis.clone(), HTTP);
+        claim.take(&mut connection, "").await.unwrap();
+        let mut settler = Settler::new(redis, HTTP, claim.token());
+        settler.begin();
+        let dead = died.iter().map(|index| dead(&letters[*index], id(entries[*index]))).collect();
+        let settlement = Settlement {
+            cursor: entries.last().copied(),
+            entries_passed: entries.len() as u64,
+            webhooks_passed: entries.len() as u64,
+            dead,
+            ..Settlement::default()
+        };
+        settler.apply(&mut connection, &settlement).await.unwrap();
+        claim.release(&mut connection).await.unwrap();
+        entries.into_iter().map(id).collect()
+    }
+
+    /// Runs the command with these arguments and nothing else of this environment.
+    pub fn spillway(&self, arguments: &[&str]) -> Output {
+        self.spillway_with(arguments, &[])
+    }
+
+    /// The same, with settings.
+    pub fn spillway_with(&self, arguments: &[&str], settings: &[(&str, &str)]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_spillway"))
+            .args(arguments)
+            .env_clear()
+            .env("REDIS_URL", self.url())
+            .envs(settings.iter().copied())
+            .current_dir(self.directory.path())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    }
+
+    /// The output of a command that succeeds.
+    pub fn told(&self, arguments: &[&str]) -> String {
+        let output = self.spillway(arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What a command that must not succeed says on standard error; with its exit code.
+    pub fn refused(&self, arguments: &[&str]) -> (i32, String) {
+        let output = self.spillway(arguments);
+        let code = output.status.code().unwrap();
+        assert_ne!(code, 0, "{arguments:?}: {output:?}");
+        (code, String::from_utf8(output.stderr).unwrap())
+    }
+}
+
+impl Drop for Cell {
+    fn drop(&mut self) {
+        self.redis.kill().unwrap();
+        self.redis.wait().unwrap();
+    }
+}
+
+/// A product's update.
+pub fn product(product: u32) -> Letter {
+    Letter { product, topic: "products/update", body: b"{\"title\":\"\xff\x1b[2J\"}" }
+}
+
+fn pack(letter: &Letter) -> Vec<u8> {
+    let mut headers = HeaderMap::new();
+    headers.insert("x-shopify-topic", letter.topic.parse().unwrap());
+    headers.insert("x-shopify-webhook-id", delivery_id(letter).parse().unwrap());
+    let target = Bytes::from_static(b"/hooks?x=1");
+    let body = Bytes::from_static(letter.body);
+    let mut writer = PackWriter::new();
+    writer.push(&Webhook { received_at_ms: 1_767_268_800_000, target, headers, body });
+    writer.finish()
+}
+
+fn dead(letter: &Letter, webhook: WebhookId) -> Dead {
+    let shop = format!("shop-{}.myshopify.com", letter.product % 2);
+    let resource = format!("product/{}", letter.product);
+    Dead {
+        pack: pack(letter),
+        webhook,
+        labels: [shop, letter.topic.to_owned(), resource, delivery_id(letter)],
+        reason: "refused",
+        status: 422,
+        attempts: 3,
+        answer: b"no such \x1b[31mproduct".to_vec(),
+    }
+}
+
+/// Shopify's id of a letter.
+pub fn delivery_id(letter: &Letter) -> String {
+    format!("delivery-{}", letter.product)
+}

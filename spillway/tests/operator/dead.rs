@@ -1,0 +1,138 @@
+//! `spillway dead`.
+
+use spillway_queue::read::Reader;
+use spillway_webhook::StreamId;
+
+use crate::cell::{Cell, Letter, delivery_id, product};
+
+fn ids(listed: &str) -> Vec<String> {
+    let text = |line: &str| {
+        let letter: serde_json::Value = serde_json::from_str(line).unwrap();
+        letter["id"].as_str().unwrap().to_owned()
+    };
+    listed.lines().map(text).collect()
+}
+
+/// Four products of two shops, dead in another order than they were accepted in.
+async fn four() -> (Cell, Vec<String>) {
+    let cell = Cell::start().await;
+    let ids = cell.give_up(&[1, 2, 3, 4].map(product), &[2, 0, 3, 1]).await;
+    (cell, ids.iter().map(ToString::to_string).collect())
+}
+
+#[tokio::test]
+async fn they_are_listed_by_every_filter() {
+    let (cell, all) = four().await;
+    let listed = |filter: &[&str]| {
+        let mut found = ids(&cell.told(&[&["dead", "list", "--json"], filter].concat()));
+        found.sort();
+        found
+    };
+    assert_eq!(listed(&[]), all);
+    assert_eq!(listed(&["--shop", "shop-1.myshopify.com"]), [all[0].clone(), all[2].clone()]);
+    assert_eq!(listed(&["--resource", "product/2"]), [all[1].clone()]);
+    assert_eq!(listed(&["--webhook-id", &delivery_id(&product(3))]), [all[2].clone()]);
+    assert_eq!(listed(&[&all[3]]), [all[3].clone()]);
+    assert_eq!(listed(&["--topic", "products/*"]), all);
+    assert_eq!(listed(&["--topic", "orders/*"]), Vec::<String>::new());
+    assert_eq!(listed(&["--since", "1h"]), all);
+    assert_eq!(listed(&["--until", "1h"]), Vec::<String>::new());
+    assert_eq!(listed(&["--drain", "kafka"]), Vec::<String>::new());
+    let first = cell.told(&["dead", "list", "--json", &all[0]]);
+    let letter: serde_json::Value = serde_json::from_str(&first).unwrap();
+    assert_eq!((&letter["status"], &letter["attempts"]), (&422.into(), &3.into()));
+    assert_eq!(
+        (&letter["reason"], &letter["topic"]),
+        (&"refused".into(), &"products/update".into())
+    );
+    let dead_at = letter["dead_at"].as_str().unwrap();
+    assert!(spillway_webhook::freshness::millis(dead_at.as_bytes()).is_some(), "{dead_at}");
+}
+
+#[tokio::test]
+async fn the_table_has_a_line_each_and_a_limit() {
+    let (cell, all) = four().await;
+    let table = cell.told(&["dead", "list"]);
+    assert_eq!(table.lines().count(), 5, "{table}");
+    assert!(table.contains(&all[1]) && table.contains("shop-0.myshopify.com"), "{table}");
+    let short = cell.told(&["dead", "list", "--limit", "1"]);
+    assert!(short.contains("and 3 more"), "{short}");
+}
+
+#[tokio::test]
+async fn one_is_shown_as_it_was_received_and_harmless_to_the_terminal() {
+    let (cell, all) = four().await;
+    let shown = cell.told(&["dead", "show", &all[0]]);
+    for part in ["refused", "422", "no such \u{fffd}[31mproduct", "POST /hooks?x=1", "delivery-1"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(!shown.contains('\x1b'), "{shown}");
+    let body = cell.spillway(&["dead", "show", &all[0], "--body"]);
+    assert_eq!(body.stdout, product(1).body);
+    assert_eq!(cell.refused(&["dead", "show", "delivery-1"]).0, 64);
+    let other = all[0].replace("-00000", "-00009");
+    assert_eq!(cell.refused(&["dead", "show", &other]).0, 1);
+}
+
+#[tokio::test]
+async fn they_are_replayed_in_the_order_accepted() {
+    let (cell, all) = four().await;
+    assert_eq!(cell.refused(&["dead", "replay"]).0, 64);
+    let told = cell.told(&["dead", "replay", "--all", "--dry-run"]);
+    assert_eq!(told, "4 dead letters would be replayed\n");
+    let told = cell.told(&["dead", "replay", "--all", "--rate", "1000"]);
+    assert_eq!(told, "replayed 4 dead letters\n");
+    assert_eq!(cell.told(&["dead", "list"]), "no dead letter matches\n");
+    let (redis, mut connection) = cell.connect().await;
+    let reader = Reader::new(redis, "http");
+    let parked = reader.parked_after(&mut connection, StreamId::ZERO, 1 << 20).await.unwrap();
+    let order: Vec<_> = parked.iter().map(|parked| parked.webhook.to_string()).collect();
+    assert_eq!(order, all);
+    assert!(parked.iter().all(|parked| parked.replayed && parked.attempts == 0));
+}
+
+#[tokio::test]
+async fn more_than_a_page_and_a_batch_are_replayed_in_order() {
+    let cell = Cell::start().await;
+    let letters: Vec<_> = (0..150).map(product).collect();
+    let died: Vec<_> = (0..150).rev().collect();
+    let all = cell.give_up(&letters, &died).await;
+    assert_eq!(cell.told(&["dead", "replay", "--all"]), "replayed 150 dead letters\n");
+    let (redis, mut connection) = cell.connect().await;
+    let reader = Reader::new(redis, "http");
+    let mut order = Vec::new();
+    let mut after = StreamId::ZERO;
+    loop {
+        let page = reader.parked_after(&mut connection, after, 1 << 20).await.unwrap();
+        let Some(last) = page.last() else { break };
+        after = last.id;
+        order.extend(page.iter().map(|parked| parked.webhook));
+    }
+    assert_eq!(order, all);
+}
+
+#[tokio::test]
+async fn they_are_dropped_only_with_a_yes() {
+    let (cell, all) = four().await;
+    assert_eq!(cell.refused(&["dead", "drop", "--yes"]).0, 64);
+    let (code, told) = cell.refused(&["dead", "drop", "--all"]);
+    assert_eq!(code, 64);
+    assert!(told.contains("4 dead letters would be dropped"), "{told}");
+    assert_eq!(cell.told(&["dead", "drop", &all[2], "--yes"]), "dropped 1 dead letter\n");
+    assert_eq!(cell.told(&["dead", "drop", &all[2], "--yes"]), "no dead letter matches\n");
+    assert_eq!(cell.told(&["dead", "drop", "--all", "--yes"]), "dropped 3 dead letters\n");
+    let status: serde_json::Value =
+        serde_json::from_str(&cell.told(&["status", "--json"])).unwrap();
+    assert_eq!(status["drains"][0]["dead_bytes"], 0);
+}
+
+#[tokio::test]
+async fn compliance_topics_are_dropped_only_by_force() {
+    let cell = Cell::start().await;
+    let redact = Letter { topic: "customers/redact", ..product(5) };
+    cell.give_up(&[redact, product(6)], &[0, 1]).await;
+    assert_eq!(cell.told(&["dead", "drop", "--all", "--yes"]), "dropped 1 dead letter\n");
+    assert_eq!(cell.told(&["dead", "drop", "--all", "--yes"]), "no dead letter matches\n");
+    let told = cell.told(&["dead", "drop", "--all", "--yes", "--force"]);
+    assert_eq!(told, "dropped 1 dead letter\n");
+}

@@ -1,0 +1,123 @@
+//! `spillway doctor` and `spillway send`, against a backend that answers what it is told.
+
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use spillway_webhook::{Secrets, Webhook};
+use tokio::net::TcpListener;
+use zeroize::Zeroizing;
+
+use crate::cell::{Cell, product};
+
+const SECRET: (&str, &str) = ("SHOPIFY_CLIENT_SECRET", "hush");
+
+type Received = Arc<Mutex<Vec<(HeaderMap, Bytes)>>>;
+
+/// Answers 200 to what is signed, else 401.
+async fn backend() -> (String, Received) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let received = Received::default();
+    let router = Router::new().fallback(take).with_state(received.clone());
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    (url, received)
+}
+
+async fn take(State(received): State<Received>, headers: HeaderMap, body: Bytes) -> StatusCode {
+    received.lock().unwrap().push((headers.clone(), body.clone()));
+    let webhook = Webhook { received_at_ms: 0, target: Bytes::new(), headers, body };
+    let secrets = Secrets::new(&[Zeroizing::new(SECRET.1.to_owned())]);
+    if secrets.verify(webhook).is_ok() { StatusCode::OK } else { StatusCode::UNAUTHORIZED }
+}
+
+/// Runs the command on another thread: the backend is on this one.
+async fn run(cell: &Arc<Cell>, arguments: &[&str], settings: &[(&str, &str)]) -> (i32, String) {
+    let owned = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    let (cell, arguments) = (cell.clone(), owned(arguments));
+    let settings: Vec<_> =
+        settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let output = tokio::task::spawn_blocking(move || {
+        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        let settings: Vec<_> = settings.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+        cell.spillway_with(&arguments, &settings)
+    });
+    let output = output.await.unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+}
+
+#[tokio::test]
+async fn the_doctor_finds_what_is_wrong_and_says_how_to_mend_it() {
+    let cell = Arc::new(Cell::start().await);
+    let (code, told) = run(&cell, &["doctor"], &[]).await;
+    assert_eq!(code, 1, "{told}");
+    assert!(told.contains("problem  no drain is registered"), "{told}");
+    assert!(told.contains("ok       a webhook is on disk before it is answered"), "{told}");
+    assert!(told.contains("the backend was not looked at"), "{told}");
+    let nowhere = ["doctor", "--redis-url", "unix:///nonexistent.sock"];
+    let (code, told) = run(&cell, &nowhere, &[]).await;
+    assert!(code == 1 && told.contains("redis is unreachable"), "{told}");
+}
+
+#[tokio::test]
+async fn the_doctor_sees_a_drain_without_an_owner() {
+    let cell = Arc::new(Cell::start().await);
+    cell.give_up(&[product(1)], &[0]).await;
+    let (code, told) = run(&cell, &["doctor"], &[]).await;
+    assert_eq!(code, 1);
+    assert!(told.contains("problem  drain http has no live owner"), "{told}");
+    assert!(told.contains("warning  drain http has 1 dead letter"), "{told}");
+}
+
+#[tokio::test]
+async fn the_probe_is_signed() {
+    let cell = Arc::new(Cell::start().await);
+    let (url, received) = backend().await;
+    let settings = [SECRET, ("DOWNSTREAM_APP_URL", &url), ("DOWNSTREAM_HOST", "app.example")];
+    let (_, told) = run(&cell, &["doctor", "--probe", "/hooks"], &settings).await;
+    assert!(told.contains("ok       the backend answered the probe 200"), "{told}");
+    assert_eq!(received.lock().unwrap()[0].0["host"], "app.example");
+    let wrong = [("SHOPIFY_CLIENT_SECRET", "other"), settings[1]];
+    let (code, told) = run(&cell, &["doctor", "--probe", "/hooks"], &wrong).await;
+    assert!(code == 1 && told.contains("answered the probe 401"), "{told}");
+    assert!(told.contains("same SHOPIFY_CLIENT_SECRET"), "{told}");
+}
+
+#[tokio::test]
+async fn what_is_sent_is_signed_and_each_one_differs() {
+    let cell = Arc::new(Cell::start().await);
+    let (url, received) = backend().await;
+    let url = format!("{url}/webhooks?a=1");
+    let (code, told) = run(&cell, &["send", "--url", &url], &[SECRET]).await;
+    assert_eq!((code, told.as_str()), (0, "200 OK\n"));
+    let many = ["send", "--url", &url, "--count", "20", "--topic", "orders/create"];
+    let (code, told) = run(&cell, &many, &[SECRET]).await;
+    assert!(code == 0 && told.starts_with("20 sent, 20 answered 200"), "{told}");
+    {
+        let received = received.lock().unwrap();
+        let mut ids: Vec<_> =
+            received.iter().map(|(h, _)| h["x-shopify-webhook-id"].clone()).collect();
+        ids.sort_by_key(|id| id.as_bytes().to_vec());
+        ids.dedup();
+        assert_eq!(ids.len(), 21);
+        assert!(received[0].0.contains_key("x-shopify-product-id"));
+        assert!(received[20].0.contains_key("x-shopify-order-id"));
+    }
+    let (code, told) = run(&cell, &["send", "--url", &url, "--secret", "other"], &[]).await;
+    assert!(code == 1 && told.contains("401"), "{told}");
+}
+
+#[tokio::test]
+async fn a_file_is_sent_byte_for_byte() {
+    let cell = Arc::new(Cell::start().await);
+    let (url, received) = backend().await;
+    std::fs::write(cell.path("body.json"), b"{\"id\":\xff}").unwrap();
+    let (code, _) = run(&cell, &["send", "body.json", "--url", &url], &[SECRET]).await;
+    assert_eq!(code, 0);
+    assert_eq!(received.lock().unwrap()[0].1, &b"{\"id\":\xff}"[..]);
+    let (code, told) = run(&cell, &["send", "absent.json", "--url", &url], &[SECRET]).await;
+    assert!(code == 1 && told.contains("absent.json"), "{told}");
+}

@@ -1,0 +1,94 @@
+//! `spillway status` and `spillway drains`, settings and exit codes.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::cell::{Cell, product};
+
+#[tokio::test]
+async fn the_status_of_a_queue_nobody_drains() {
+    let cell = Cell::start().await;
+    let empty = cell.told(&["status"]);
+    assert!(empty.contains("0 webhooks in 0 packs") && empty.contains("no drain"), "{empty}");
+    cell.store(&[product(1), product(2)]).await;
+    let status: Value = serde_json::from_str(&cell.told(&["status", "--json"])).unwrap();
+    assert_eq!((&status["queue"]["webhooks"], &status["queue"]["packs"]), (&2.into(), &2.into()));
+    let drain = &status["drains"][0];
+    assert_eq!((&drain["name"], &drain["waiting"]), (&"http".into(), &2.into()));
+    assert!(drain["owner"].is_null() && drain["last_seen_seconds"].is_null(), "{drain}");
+    let text = cell.told(&["status"]);
+    assert!(text.contains("2 webhooks in 2 packs") && text.contains("never"), "{text}");
+}
+
+#[tokio::test]
+async fn drains_are_added_listed_and_forgotten() {
+    let cell = Cell::start().await;
+    cell.store(&[product(1)]).await;
+    assert!(cell.told(&["drains", "add", "kafka", "--start-at", "now"]).contains("is registered"));
+    assert!(cell.told(&["drains", "add", "kafka"]).contains("already"));
+    for list in [&["drains"][..], &["drains", "list"]] {
+        let listed = cell.told(list);
+        assert!(listed.contains("http") && listed.contains("kafka"), "{listed}");
+    }
+    assert_eq!(cell.refused(&["drains", "forget", "nobody", "--yes"]).0, 1);
+    let (code, told) = cell.refused(&["drains", "forget", "http"]);
+    assert_eq!(code, 64);
+    assert!(told.contains("1 webhook it has not settled"), "{told}");
+    cell.told(&["drains", "forget", "http", "--yes"]);
+    // Nobody else needed it: kafka began behind it.
+    let status: Value = serde_json::from_str(&cell.told(&["status", "--json"])).unwrap();
+    assert_eq!(status["queue"]["packs"], 0);
+    assert_eq!(cell.refused(&["drains", "add", "a:b"]).0, 64);
+}
+
+#[tokio::test]
+async fn settings_come_by_flag_environment_and_file() {
+    let cell = Cell::start().await;
+    cell.store(&[product(1)]).await;
+    let file = cell.path("settings.env");
+    std::fs::write(&file, format!("REDIS_URL={}\nREDIS_PREFIX=other:\n", cell.url())).unwrap();
+    let file = file.to_str().unwrap();
+    let told = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_spillway"))
+            .args(arguments)
+            .env_clear()
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(told(&["status", "--env-file", file]).contains("0 webhooks"));
+    let flag = ["status", "--env-file", file, "--redis-prefix", "spillway:"];
+    assert!(told(&flag).contains("1 webhook "));
+}
+
+#[tokio::test]
+async fn exit_codes_tell_what_was_wrong() {
+    let cell = Cell::start().await;
+    assert_eq!(cell.refused(&["--no-such-flag"]).0, 64);
+    assert_eq!(cell.refused(&["no-such-command"]).0, 64);
+    assert_eq!(cell.refused(&["send"]).0, 78, "no secret");
+    let (code, told) = cell.refused(&["status", "--redis-url", "http://user:hush@x"]);
+    assert_eq!(code, 78);
+    assert!(told.contains("REDIS_URL") && !told.contains("hush"), "{told}");
+    let (code, told) = cell.refused(&["status", "--redis-url", "unix:///nonexistent.sock"]);
+    assert_eq!(code, 1);
+    assert!(told.contains("is it running"), "{told}");
+    assert_eq!(cell.refused(&["status", "--env-file", "/nonexistent"]).0, 78);
+    assert!(cell.told(&["--help"]).contains("doctor"));
+}
+
+#[tokio::test]
+async fn a_reader_that_goes_away_is_no_failure() {
+    let cell = Cell::start().await;
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let ended = Command::new(env!("CARGO_BIN_EXE_spillway"))
+        .args(["status", "--redis-url", &cell.url()])
+        .stdout(writer)
+        .status()
+        .unwrap();
+    assert_eq!(ended.code(), Some(0));
+}
