@@ -30,4 +30,5 @@ bench: ## measure the receiver beside a bare server; bench/README.md says what a
 	bench/run.py
 
 clean-run: ## remove the state of `make run`: its queue, its secret, its logs
-	rm -rf run
+	@[ ! -d run ] || flock --nonblock run/lock rm -rf run || \
+		{ echo "make: a cell still runs in ./run; stop it first" >&2; exit 1; }

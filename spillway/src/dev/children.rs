@@ -124,7 +124,7 @@ impl<'a> Children<'a> {
         let (status, index, _) = select_all(waits).await;
         let name = self.running[index].name;
         let status = status.map_or_else(|error| error.to_string(), describe);
-        Failure::Failed(format!("the {name} ended ({status})\n{}", self.tail(name)))
+        Failure::Failed(format!("{name} ended ({status})\n{}", self.tail(name)))
     }
 
     /// What was waited for did not come in time; the ends of all logs may say why.
@@ -169,7 +169,7 @@ impl Running {
             () = tokio::time::sleep(STOP_LIMIT) => false,
         };
         if !has_ended {
-            eprintln!("spillway: the {} does not stop: killed", self.name);
+            eprintln!("spillway: {} does not stop: killed", self.name);
             // It fails only for a process that has ended.
             self.child.kill().await.ok();
         }
