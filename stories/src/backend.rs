@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::OwnedWriteHalf;
@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 use crate::behaviour::Behaviour;
 use crate::ledger::Event;
 use crate::receipt::{Receipt, RequestHead};
+use crate::until::until;
 use crate::wire::Incoming;
 
 /// A running backend. Dropped, it takes no more connections.
@@ -40,7 +41,12 @@ struct Books {
     delivered: HashSet<String>,
     in_flight: usize,
     in_flight_max: usize,
+    /// Who is connected.
+    peers: HashSet<SocketAddr>,
 }
+
+/// A connection whose other end is gone is noticed in far less, even on a busy machine.
+const HANGS_UP_WITHIN: Duration = Duration::from_secs(20);
 
 impl Backend {
     /// Starts one that answers 200 at once.
@@ -99,7 +105,21 @@ impl Backend {
         self.shared.books().delivered.contains(webhook_id)
     }
 
-    /// The most requests it ever had open at once.
+    /// Waits until every connection made so far has closed, and all it brought is on the books: for
+    /// a sender that is gone, whose last requests may still be on their way.
+    pub async fn hung_up(&self) {
+        let last = TcpStream::connect(self.address).await.expect("connect to the backend");
+        let last = (last.local_addr().expect("an address"), last);
+        until("all others have hung up", HANGS_UP_WITHIN, async || {
+            // Connections are accepted in turn: with the last one here, so were all before it.
+            let books = self.shared.books();
+            books.peers.len() == 1 && books.peers.contains(&last.0)
+        })
+        .await;
+    }
+
+    /// The most requests it ever had open at once. Those it leaves hanging are not counted: when
+    /// their sender gave up, it is the last to know.
     pub fn in_flight_max(&self) -> usize {
         self.shared.books().in_flight_max
     }
@@ -132,35 +152,38 @@ impl Shared {
         {
             books.delivered.insert(id.to_owned());
         }
-        books.in_flight += 1;
-        books.in_flight_max = books.in_flight_max.max(books.in_flight);
+        if behaviour.ends_here() {
+            books.in_flight += 1;
+            books.in_flight_max = books.in_flight_max.max(books.in_flight);
+        }
         books.receipts.push(receipt);
         (books.receipts.len() - 1, behaviour)
     }
 
-    fn finish(&self, number: usize, written: &io::Result<Finish>) {
+    /// To be told before the first byte of the answer: from then on the sender may send the next.
+    fn begin_answer(&self, number: usize, behaviour: &Behaviour) {
         let mut books = self.books();
-        books.in_flight -= 1;
-        let receipt = &mut books.receipts[number];
-        match written {
-            Ok(Finish::Answered) => receipt.answered = Some(Instant::now()),
-            Ok(Finish::Broken) => {}
-            Ok(Finish::Abandoned) | Err(_) => receipt.abandoned = true,
+        books.in_flight -= usize::from(behaviour.ends_here());
+        if behaviour.status_given().is_some() {
+            books.receipts[number].answered = Some(Instant::now());
         }
+    }
+
+    fn abandon(&self, number: usize) {
+        let receipt = &mut self.books().receipts[number];
+        (receipt.answered, receipt.abandoned) = (None, true);
     }
 }
 
-enum Finish {
-    Answered,
-    Broken,
-    Abandoned,
-}
-
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
-    while let Ok((stream, _)) = listener.accept().await {
+    while let Ok((stream, peer)) = listener.accept().await {
         let shared = Arc::clone(&shared);
-        // A broken connection is the other side's doing, and the receipts show it.
-        tokio::spawn(async move { serve(stream, &shared).await.ok() });
+        shared.books().peers.insert(peer);
+        tokio::spawn(async move {
+            // A broken connection is the other side's doing, and the receipts show it.
+            serve(stream, &shared).await.ok();
+            shared.books().peers.remove(&peer);
+        });
     }
 }
 
@@ -172,53 +195,60 @@ async fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
         let head = RequestHead::parse(&head);
         let body = incoming.body(head.body_bytes()).await?;
         let (number, behaviour) = shared.record(Receipt::new(&head, body));
-        let finish = perform(behaviour, &mut incoming, &mut outgoing).await;
-        shared.finish(number, &finish);
-        match finish? {
-            Finish::Answered => {}
-            Finish::Broken => {
-                // Without this, dropping the half would say goodbye before the reset.
-                outgoing.forget();
-                return Ok(());
-            }
-            Finish::Abandoned => return Ok(()),
+        let is_awaited = think(&behaviour, &mut incoming).await;
+        shared.begin_answer(number, &behaviour);
+        if !is_awaited {
+            shared.abandon(number);
+            return Ok(());
+        }
+        let goes_on = answer(behaviour, &mut outgoing).await;
+        if goes_on.is_err() {
+            shared.abandon(number);
+        }
+        if !goes_on? {
+            // Without this, dropping the half would say goodbye before the reset.
+            outgoing.forget();
+            return Ok(());
         }
     }
     Ok(())
 }
 
-async fn perform(
-    behaviour: Behaviour,
-    incoming: &mut Incoming,
-    outgoing: &mut OwnedWriteHalf,
-) -> io::Result<Finish> {
+/// Takes its time; false if the sender is gone by then.
+async fn think(behaviour: &Behaviour, incoming: &mut Incoming) -> bool {
     match behaviour {
-        Behaviour::Answer { status, after, headers } => {
-            if !after.is_zero() {
-                tokio::select! {
-                    () = tokio::time::sleep(after) => {}
-                    () = incoming.closed() => return Ok(Finish::Abandoned),
-                }
-            }
+        Behaviour::Answer { after, .. } if !after.is_zero() => tokio::select! {
+            () = tokio::time::sleep(*after) => true,
+            () = incoming.closed() => false,
+        },
+        Behaviour::Answer { .. } | Behaviour::Reset | Behaviour::CutShort => true,
+        Behaviour::Hang => {
+            incoming.closed().await;
+            false
+        }
+    }
+}
+
+/// Answers; false if the connection is to break.
+async fn answer(behaviour: Behaviour, outgoing: &mut OwnedWriteHalf) -> io::Result<bool> {
+    match behaviour {
+        Behaviour::Answer { status, headers, .. } => {
             let mut answer = format!("HTTP/1.1 {status} Told So\r\nContent-Length: 0\r\n");
             for (name, value) in headers {
                 answer.push_str(&format!("{name}: {value}\r\n"));
             }
             answer.push_str("\r\n");
             outgoing.write_all(answer.as_bytes()).await?;
-            Ok(Finish::Answered)
+            Ok(true)
         }
         Behaviour::Reset => {
             outgoing.as_ref().set_zero_linger()?;
-            Ok(Finish::Broken)
+            Ok(false)
         }
-        Behaviour::Hang => {
-            incoming.closed().await;
-            Ok(Finish::Abandoned)
-        }
+        Behaviour::Hang => Ok(false),
         Behaviour::CutShort => {
             outgoing.write_all(b"HTTP/1.1 200 To").await?;
-            Ok(Finish::Broken)
+            Ok(false)
         }
     }
 }

@@ -47,6 +47,11 @@ impl Behaviour {
         self
     }
 
+    /// True if it is this side that ends the exchange.
+    pub(crate) fn ends_here(&self) -> bool {
+        !matches!(self, Self::Hang)
+    }
+
     /// The status it will give.
     pub(crate) fn status_given(&self) -> Option<u16> {
         match self {

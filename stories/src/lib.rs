@@ -13,6 +13,7 @@ pub mod binaries;
 pub mod cell;
 pub mod check;
 pub mod client;
+pub mod in_flight;
 pub mod ledger;
 pub mod load;
 pub mod machine;

@@ -18,7 +18,7 @@ pub type BodyHash = [u8; 32];
 pub struct Receipt {
     /// When the whole request had come.
     pub arrived: Instant,
-    /// When the answer had been written, if it was.
+    /// When the answer began, if one was given.
     pub answered: Option<Instant>,
     /// The status given; `None` for a reset, a hang or an answer cut short.
     pub status: Option<u16>,

@@ -66,11 +66,7 @@ impl RedisServer {
 
     /// A connection for the test's own look inside.
     pub async fn connection(&self) -> redis::RedisResult<MultiplexedConnection> {
-        let client = Client::open(format!("unix://{}", self.socket.display()))?;
-        let patient = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(Duration::from_secs(5)))
-            .set_response_timeout(Some(Duration::from_secs(30)));
-        client.get_multiplexed_async_connection_with_config(&patient).await
+        connect(&self.socket).await
     }
 
     /// Runs one command on a connection of its own.
@@ -104,7 +100,7 @@ impl RedisServer {
         self.process.add_arguments(&slow);
         self.process.restart();
         self.process.drop_arguments(slow.len());
-        until("redis says it is loading", Duration::from_secs(5), async || {
+        until("redis says it is loading", Duration::from_secs(20), async || {
             let answer = self.try_command::<String>(&["GET", "a"]).await;
             answer.is_err_and(|error| error.code() == Some("LOADING"))
         })
@@ -115,6 +111,15 @@ impl RedisServer {
     pub async fn stream_len(&self, key: &str) -> u64 {
         self.command(&["XLEN", key]).await
     }
+}
+
+/// A connection to the Redis of a socket, whoever started it.
+pub async fn connect(socket: &Path) -> redis::RedisResult<MultiplexedConnection> {
+    let client = Client::open(format!("unix://{}", socket.display()))?;
+    let patient = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(Duration::from_secs(5)))
+        .set_response_timeout(Some(Duration::from_secs(30)));
+    client.get_multiplexed_async_connection_with_config(&patient).await
 }
 
 /// Where the Redis of a directory listens.

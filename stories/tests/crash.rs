@@ -13,6 +13,7 @@ use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::cell::{CONCURRENCY, Cell};
 use stories::check::{Figures, check};
+use stories::in_flight::{Repeats, Stock};
 use stories::ledger::Ledger;
 use stories::load::Load;
 use stories::redis_server::RedisServer;
@@ -37,10 +38,6 @@ async fn twenty_kills_of_each_process_lose_nothing() {
     let all = [first, second, third, fourth];
     say(&format!("kills: {} of each process in {:?}", all.len() * KILLS, began.elapsed()));
     for figures in &all {
-        // The downstreamer repeats what was in flight when it was killed; when Redis was killed,
-        // at most what it could not settle.
-        figures.expect_sound(2 * KILLS * CONCURRENCY);
-        figures.expect_no_late_repeat();
         assert!(figures.delivered > 1000, "hardly any load: {figures:?}");
     }
 }
@@ -62,15 +59,23 @@ async fn one_cell(seed: u64, number: u64) -> Figures {
     };
     let running = load.start(receiver.address(), &ledger);
     let actor = |role| chance(seed, 1 << 32 | number << 8 | role);
-    tokio::join!(
+    let ((), (), kills) = tokio::join!(
         kill_receiver(&mut receiver, &ledger, actor(0)),
         kill_redis(&mut redis, &ledger, actor(1)),
-        kill_downstreamer(&mut downstreamer, &backend, actor(2)),
+        kill_downstreamer(&mut downstreamer, &cell, &backend, actor(2)),
     );
     running.stop().await;
     ledger.delivered_to(&backend, Duration::from_secs(60)).await;
-    let figures = check(&ledger, &backend.receipts(), &HashSet::new());
+    let receipts = backend.receipts();
+    let figures = check(&ledger, &receipts, &HashSet::new());
     figures.print(&format!("kills, cell {number}"));
+    let repeats = Repeats::count(&receipts, &kills);
+    let in_flight: Vec<usize> = kills.iter().map(|kill| kill.in_flight).collect();
+    say(&format!("kills, cell {number}: {in_flight:?} in flight at the kills, {repeats:?}"));
+    repeats.expect_in_flight(&kills);
+    // One that goes on while Redis is killed repeats what it could not settle, at most.
+    figures.expect_sound(in_flight.iter().sum::<usize>() + KILLS * CONCURRENCY);
+    figures.expect_no_late_repeat();
     figures
 }
 
@@ -94,13 +99,20 @@ async fn kill_redis(redis: &mut RedisServer, ledger: &Ledger, mut chance: StdRng
     }
 }
 
-async fn kill_downstreamer(downstreamer: &mut Service, backend: &Backend, mut chance: StdRng) {
+async fn kill_downstreamer(
+    downstreamer: &mut Service,
+    cell: &Cell,
+    backend: &Backend,
+    mut chance: StdRng,
+) -> Vec<Stock> {
+    let mut kills = Vec::new();
     for _ in 0..KILLS {
         progress("webhooks are delivered", || backend.delivered()).await;
         pause(&mut chance).await;
-        downstreamer.kill9();
+        kills.push(Stock::at_kill(downstreamer, cell, backend).await);
         downstreamer.restart();
     }
+    kills
 }
 
 /// Waits until a count has grown by ten: the next kill shall hit something at work.

@@ -1,5 +1,6 @@
 //! Dead letters: listed, shown, replayed in order and dropped from the command line.
 
+use std::collections::BTreeMap;
 use std::process::Output;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,8 @@ use stories::until::until;
 use stories::webhook::Webhook;
 
 const DEAD: &str = "spillway:http:dead";
-const SOON: Duration = Duration::from_secs(15);
+/// Five events of a resource die one after the other, each after a second of retries and more.
+const SOON: Duration = Duration::from_secs(40);
 
 struct Morgue {
     backend: Backend,
@@ -117,6 +119,54 @@ async fn dead_letters_are_listed_and_shown_as_they_were_received() {
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     let drain = &status["drains"][0];
     assert_eq!((&drain["name"], &drain["dead_letters"]), (&"http".into(), &10.into()), "{status}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_letter_is_shown_header_by_header() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    backend.behave(|_| Behaviour::status(400));
+    let receiver = cell.receiver(&[]).await;
+    let _downstreamer = cell.downstreamer(&backend, &[]).await;
+    let webhook =
+        Webhook::product(7, "the-webhook-id", br#"{"id":7,"title":"caf\u00e9"}"#.to_vec())
+            .to("/hooks//caf%C3%A9?a=1&a=2")
+            .header("X-Repeated", "first")
+            .header("Cookie", "a=b; c=\"d\"")
+            .header("x-repeated", "second: with a colon, and a comma")
+            .header("X-Empty", "")
+            .header("X-Utf-8", "h\u{e9}l\u{e9}na")
+            // Of this hop alone, or not for the world to set: the backend never sees them.
+            .header("Keep-Alive", "timeout=5")
+            .header("Spillway-Attempt", "9");
+    post(receiver.address(), &webhook).await.expect_stored();
+    until("it is a dead letter", SOON, async || redis.stream_len(DEAD).await == 1).await;
+    let id = backend.receipts()[0].spillway_id().to_owned();
+    let output = cell.spillway(&["dead", "show", &id]).await;
+    assert!(output.status.success(), "{output:?}");
+    let shown = String::from_utf8(output.stdout).unwrap();
+
+    let (_, request) = shown.split_once("\nPOST ").expect("the request");
+    let (head, body) = request.split_once("\n\n").expect("a head, a blank line, a body");
+    assert_eq!(body.trim_end().as_bytes(), webhook.payload());
+    let mut lines = head.lines();
+    assert_eq!(lines.next(), Some(webhook.target()));
+    let mut shown_headers: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for line in lines {
+        let (name, value) = line.split_once(": ").unwrap_or_else(|| panic!("no header: {line:?}"));
+        shown_headers.entry(name.to_owned()).or_default().push(value.to_owned());
+    }
+    let mut sent: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    sent.insert("host".to_owned(), vec!["hooks.example".to_owned()]);
+    for (name, value) in webhook.headers() {
+        let name = name.to_ascii_lowercase();
+        if name != "keep-alive" && name != "spillway-attempt" {
+            let value = String::from_utf8(value.clone()).unwrap();
+            sent.entry(name).or_default().push(value);
+        }
+    }
+    assert_eq!(shown_headers, sent);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

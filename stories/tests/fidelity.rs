@@ -96,7 +96,7 @@ async fn ten_thousand_odd_webhooks_arrive_as_they_were_sent() {
     while let Some(sender) = senders.join_next().await {
         sender.unwrap();
     }
-    until("all are delivered", Duration::from_secs(60), async || {
+    until("all are delivered", Duration::from_secs(120), async || {
         backend.delivered() == WEBHOOKS as usize
     })
     .await;
@@ -209,7 +209,7 @@ async fn a_chunked_or_compressed_body_arrives_as_it_was() {
     let gzipped = b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xab\xae\x05\0C\xbf\xa6\xa3\x02\0\0\0".to_vec();
     let gzipped = Webhook::any().header("Content-Encoding", "gzip").body(gzipped);
     post(receiver.address(), &gzipped).await.expect_stored();
-    until("both are delivered", Duration::from_secs(10), async || backend.delivered() == 2).await;
+    until("both are delivered", Duration::from_secs(20), async || backend.delivered() == 2).await;
     let receipts = backend.receipts();
     for sent in [&chunked, &gzipped] {
         let content = Content::sent(sent);
@@ -236,7 +236,7 @@ async fn hop_by_hop_and_foreign_spillway_headers_stay_behind() {
         .header("Spillway-Attempt", "99")
         .header("Spillway-Replayed", "true");
     post(receiver.address(), &webhook).await.expect_stored();
-    until("it is delivered", Duration::from_secs(10), async || backend.delivered() == 1).await;
+    until("it is delivered", Duration::from_secs(20), async || backend.delivered() == 1).await;
     let receipt = &backend.receipts()[0];
     for name in ["keep-alive", "te", "transfer-encoding", "spillway-replayed"] {
         assert_eq!(receipt.headers.get(name), None, "{name}");

@@ -86,7 +86,7 @@ async fn the_backend_does_as_it_is_told_and_records_it() {
     let hung = webhook("/hang").encode();
     let hang = client::send(backend.address(), &hung);
     assert!(tokio::time::timeout(Duration::from_millis(100), hang).await.is_err());
-    stories::until::until("the hang is noticed", Duration::from_secs(2), async || {
+    stories::until::until("the hang is noticed", Duration::from_secs(20), async || {
         backend.look(|receipts| receipts.last().is_some_and(|last| last.abandoned))
     })
     .await;
@@ -114,7 +114,7 @@ async fn a_load_reaches_a_server_in_order_and_the_ledger_agrees() {
     load.start(server.address(), &ledger).join().await;
     assert_eq!(ledger.stored_count(), 200);
     assert!(ledger.count(Outcome::Later) > 0 && ledger.count(Outcome::CutInAnswer) > 0);
-    ledger.delivered_to(&server, Duration::from_secs(1)).await;
+    ledger.delivered_to(&server, Duration::from_secs(10)).await;
     let mut receipts = server.receipts();
     for receipt in &mut receipts {
         receipt.headers.0.push(("Spillway-Id".to_owned(), receipt.webhook_id().into()));

@@ -30,7 +30,7 @@ async fn a_receiver_told_to_end_answers_what_it_was_sent() {
     let ledger = Arc::new(Ledger::default());
     let load = Load { pause: Duration::from_millis(2), ..Load::steady(seed) };
     let running = load.start(receiver.address(), &ledger);
-    until("the load flows", SHUTDOWN_TIMEOUT, async || ledger.stored_count() > 2000).await;
+    until("the load flows", Duration::from_secs(30), async || ledger.stored_count() > 2000).await;
 
     // Half of each body is there when the signal comes.
     let mut halves = Vec::new();

@@ -20,7 +20,7 @@ use tokio::time::sleep;
 const STALL: Duration = Duration::from_secs(8);
 
 /// `ACK_TIMEOUT` and what a busy machine adds.
-const ANSWER_WITHIN: Duration = Duration::from_millis(3800);
+const ANSWER_WITHIN: Duration = Duration::from_millis(4500);
 
 /// Three times the 8 MiB that may be in flight, and what a process needs in any case.
 const GROWTH_MAX: u64 = 64 * 1024 * 1024;
@@ -55,7 +55,7 @@ async fn a_redis_that_stands_still_costs_no_webhook_and_no_memory() {
     let goes_on = Instant::now();
     redis.sigcont();
     let stored = ledger.stored_count();
-    until("webhooks are stored again", Duration::from_secs(5), async || {
+    until("webhooks are stored again", Duration::from_secs(20), async || {
         ledger.stored_count() > stored + 500
     })
     .await;
@@ -77,7 +77,7 @@ fn expect_honest(ledger: &Ledger, stopped: Instant, goes_on: Instant) {
     let ended = |attempt: &Attempt| attempt.began + attempt.took;
     let attempts = ledger.attempts();
     // What Redis had already done when it was stopped may still be answered.
-    let from = stopped + Duration::from_millis(150);
+    let from = stopped + Duration::from_millis(500);
     let within = |attempt: &&Attempt| from < ended(attempt) && ended(attempt) < goes_on;
     let promised = attempts.iter().filter(within);
     let promised = promised.filter(|attempt| attempt.outcome == Outcome::Stored).count();
@@ -138,12 +138,13 @@ async fn a_redis_that_loads_a_large_file_is_waited_for() {
     downstreamer.unready("").await;
     let began = Instant::now();
     post(receiver.address(), &Webhook::any()).await.expect_later("queue_unavailable");
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    // Not after `ACK_TIMEOUT`.
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     redis.ready().await;
     receiver.ready().await;
     downstreamer.ready().await;
     assert!(receiver.is_running() && downstreamer.is_running());
-    until("what was stored before is delivered", Duration::from_secs(10), async || {
+    until("what was stored before is delivered", Duration::from_secs(20), async || {
         backend.delivered() == 1
     })
     .await;
@@ -153,6 +154,6 @@ async fn a_redis_that_loads_a_large_file_is_waited_for() {
 async fn expect_path_works(receiver: &Service, backend: &Backend) {
     let before = backend.delivered();
     post(receiver.address(), &Webhook::any()).await.expect_stored();
-    until("a webhook is delivered", Duration::from_secs(10), async || backend.delivered() > before)
+    until("a webhook is delivered", Duration::from_secs(20), async || backend.delivered() > before)
         .await;
 }

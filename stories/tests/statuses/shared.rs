@@ -11,7 +11,7 @@ use stories::service::Service;
 use stories::webhook::Webhook;
 use tokio::sync::Mutex;
 
-/// Short limits, so that reaching them is quick.
+/// Limits are short, so that reaching them is quick, and still long for all who mean well.
 pub const BODY_BYTES_MAX: usize = 1024 * 1024;
 
 static CURRENT: Mutex<Weak<Running>> = Mutex::const_new(Weak::new());
@@ -32,7 +32,7 @@ pub async fn receiver() -> Shared {
     }
     let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
-    let limits = [("MAX_BODY", "1MiB"), ("HEADER_TIMEOUT", "500ms"), ("BODY_TIMEOUT", "700ms")];
+    let limits = [("MAX_BODY", "1MiB"), ("HEADER_TIMEOUT", "1s"), ("BODY_TIMEOUT", "1500ms")];
     let receiver = cell.receiver(&limits).await;
     let running = Arc::new(Running { receiver, redis, _cell: cell });
     *current = Arc::downgrade(&running);

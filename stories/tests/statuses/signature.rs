@@ -139,13 +139,14 @@ async fn secrets_are_rotated_by_file_and_sighup() {
     std::fs::write(&path, "first-secret\nsecond-secret\n").unwrap();
     receiver.sighup();
     let verifies = async |webhook| post(receiver.address(), webhook).await.status == 200;
-    until("the second secret verifies", Duration::from_secs(5), async || verifies(&second).await)
+    until("the second secret verifies", Duration::from_secs(20), async || verifies(&second).await)
         .await;
     post(receiver.address(), &first).await.expect_stored();
 
     std::fs::write(&path, "second-secret\n").unwrap();
     receiver.sighup();
-    until("the first is forgotten", Duration::from_secs(5), async || !verifies(&first).await).await;
+    until("the first is forgotten", Duration::from_secs(20), async || !verifies(&first).await)
+        .await;
     post(receiver.address(), &second).await.expect_stored();
     assert!(receiver.is_running());
 }
@@ -162,7 +163,7 @@ async fn a_file_spoilt_at_sighup_leaves_the_secrets_as_they_were() {
     let before = receiver.output().len();
     std::fs::write(&path, "\n").unwrap();
     receiver.sighup();
-    until("it says so", Duration::from_secs(5), async || receiver.output().len() > before).await;
+    until("it says so", Duration::from_secs(20), async || receiver.output().len() > before).await;
     post(receiver.address(), &Webhook::any().signed_with("first-secret")).await.expect_stored();
     assert!(receiver.is_running());
     assert!(!receiver.output().contains("first-secret"), "a secret in the log");

@@ -1,0 +1,128 @@
+//! A kill of the downstreamer repeats what was in flight at that moment, counted then and there,
+//! and nothing else.
+//!
+//! Four cells side by side, five kills in each: a downstreamer that was killed holds its queue for
+//! some seconds more, and four such waits at once are one.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
+use stories::cell::{CONCURRENCY, Cell};
+use stories::check::check;
+use stories::in_flight::{Repeats, Stock};
+use stories::ledger::Ledger;
+use stories::load::Load;
+use stories::report::say;
+use stories::seed::{chance, seed};
+use stories::until::until;
+use tokio::time::sleep;
+
+const KILLS: usize = 5;
+
+/// What one settlement holds at most: it is applied while other deliveries are under way.
+const SETTLEMENT_MAX: usize = 2048;
+
+/// A downstreamer killed is followed within 10 s by itself or another, and some on a busy machine.
+const BACK_WITHIN: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_kills_of_the_downstreamer_repeat_no_more_than_was_in_flight() {
+    let seed = seed("in flight", 22);
+    let began = Instant::now();
+    let _turn = stories::machine::alone();
+    let (first, second, third, fourth) =
+        tokio::join!(one_cell(seed, 0), one_cell(seed, 1), one_cell(seed, 2), one_cell(seed, 3));
+    let all = [first, second, third, fourth].concat();
+    let (in_flight, repeated): (Vec<usize>, Vec<usize>) = all.into_iter().unzip();
+    let sum: usize = in_flight.iter().sum();
+    let max = in_flight.iter().max().expect("a kill");
+    say(&format!(
+        "in flight: {} kills in {:?}: {sum} in flight, at most {max} at once; {} repeated",
+        in_flight.len(),
+        began.elapsed(),
+        repeated.iter().sum::<usize>(),
+    ));
+    assert!(sum > in_flight.len(), "the kills met nothing at work");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_amid_a_backlog_of_many_resources_repeats_little_of_it() {
+    let seed = seed("in flight, backlog", 23);
+    let cell = Cell::alone();
+    let _redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let receiver = cell.receiver(&[]).await;
+    let ledger = Arc::new(Ledger::default());
+    // One event each: no resource has to wait for another delivery of its own.
+    let pause = Duration::ZERO;
+    let load = Load { resources: 10_000, events: Some(1), pause, ..Load::steady(seed) };
+    load.start(receiver.address(), &ledger).join().await;
+    let mut downstreamer = cell.downstreamer(&backend, &[]).await;
+    let half = async || backend.delivered() >= 5000;
+    until("half of it is delivered", Duration::from_secs(60), half).await;
+    let stock = Stock::at_kill(&mut downstreamer, &cell, &backend).await;
+    downstreamer.restart();
+    ledger.delivered_to(&backend, Duration::from_secs(60)).await;
+
+    let receipts = backend.receipts();
+    let figures = check(&ledger, &receipts, &HashSet::new());
+    figures.print("in flight, backlog");
+    figures.expect_sound(stock.in_flight);
+    let repeats = Repeats::count(&receipts, &[stock]);
+    say(&format!("in flight, backlog: {stock:?}, {repeats:?}"));
+    repeats.expect_in_flight(&[stock]);
+    assert_eq!(repeats.unprovoked, 0, "repeated by the same process");
+    assert!(stock.received < receipts.len() - 1000, "killed too late: {stock:?}");
+    assert!(stock.in_flight <= CONCURRENCY + SETTLEMENT_MAX, "{stock:?}");
+}
+
+/// For each kill, what was in flight and how much of it was repeated.
+async fn one_cell(seed: u64, number: u64) -> Vec<(usize, usize)> {
+    let cell = Cell::beside();
+    let _redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    // Some time in the backend, so that kills meet deliveries under way.
+    backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(0..20))));
+    let receiver = cell.receiver(&[]).await;
+    let mut downstreamer = cell.downstreamer(&backend, &[]).await;
+    let ledger = Arc::new(Ledger::default());
+    let first_resource = 1 + 1000 * number;
+    let load = Load { connections: 8, first_resource, ..Load::steady(seed ^ number) };
+    let running = load.start(receiver.address(), &ledger);
+    let mut chance = chance(seed, 1 << 32 | number);
+    let mut kills = Vec::new();
+    for _ in 0..KILLS {
+        works_again(&backend).await;
+        // Sometimes it still makes up for the time since the last kill, sometimes it is done.
+        sleep(Duration::from_millis(chance.random_range(0..1500))).await;
+        kills.push(Stock::at_kill(&mut downstreamer, &cell, &backend).await);
+        downstreamer.restart();
+    }
+    works_again(&backend).await;
+    running.stop().await;
+    ledger.delivered_to(&backend, Duration::from_secs(60)).await;
+
+    let receipts = backend.receipts();
+    let figures = check(&ledger, &receipts, &HashSet::new());
+    figures.print(&format!("in flight, cell {number}"));
+    figures.expect_sound(kills.iter().map(|kill| kill.in_flight).sum());
+    figures.expect_no_late_repeat();
+    let repeats = Repeats::count(&receipts, &kills);
+    let in_flight: Vec<usize> = kills.iter().map(|kill| kill.in_flight).collect();
+    let after = &repeats.after_kill;
+    say(&format!("in flight, cell {number}: at the kills {in_flight:?}, repeated {after:?}"));
+    repeats.expect_in_flight(&kills);
+    assert_eq!(repeats.unprovoked, 0, "repeated by the same process");
+    in_flight.into_iter().zip(repeats.after_kill).collect()
+}
+
+/// Waits for new deliveries: the next kill shall hit something at work.
+async fn works_again(backend: &Backend) {
+    let before = backend.delivered();
+    let more = async || backend.delivered() >= before + 10;
+    until("webhooks are delivered", BACK_WITHIN, more).await;
+}
