@@ -3,7 +3,7 @@
 //! Invariants: one pack is in flight at a time; a webhook's waiter hears `Ok` only after Redis
 //! confirmed its pack; every waiter hears something by its deadline; dropping a waiter's resolver
 //! means "not known to be stored", never silence. Bounded by the permits that travel with the
-//! webhooks. The batcher lives on a thread of its own, because compressing takes milliseconds.
+//! webhooks.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -72,14 +72,11 @@ struct InFlight {
 
 impl Enqueue {
     /// Starts the batcher; it ends once every `Enqueue` is gone and what they brought is resolved.
-    ///
-    /// # Errors
-    /// When no runtime can be made for its thread.
     pub fn start(
         settings: &Settings,
         state: QueueState,
         metrics: &Metrics,
-    ) -> std::io::Result<(Self, JoinHandle<()>)> {
+    ) -> (Self, JoinHandle<()>) {
         let (sender, arriving) = mpsc::channel(WAITING_MAX);
         let batcher = Batcher {
             arriving,
@@ -92,9 +89,7 @@ impl Enqueue {
             ack_timeout: settings.ack_timeout,
             generation: 0,
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let thread = tokio::task::spawn_blocking(move || runtime.block_on(batcher.run()));
-        Ok((Self { waiting: sender }, thread))
+        (Self { waiting: sender }, tokio::spawn(batcher.run()))
     }
 
     /// Waits until `webhook` is stored.
@@ -129,11 +124,7 @@ impl Batcher {
                 None => return false,
             }
         }
-        while self.waiting.len() < WAITING_MAX
-            && let Ok(next) = self.arriving.try_recv()
-        {
-            self.waiting.push_back(next);
-        }
+        take_arrived(&mut self.arriving, &mut self.waiting);
         true
     }
 
@@ -148,16 +139,16 @@ impl Batcher {
         in_flight.sent_at = Instant::now();
         let outcome = {
             let mut append = pin!(self.appender.append(&pack, count));
-            let mut tick = tokio::time::interval(DEADLINE_TICK);
+            let mut tick = tokio::time::interval_at(Instant::now() + DEADLINE_TICK, DEADLINE_TICK);
             loop {
                 tokio::select! {
                     biased;
                     outcome = &mut append => break outcome,
-                    Some(next) = self.arriving.recv(), if self.waiting.len() < WAITING_MAX => {
-                        self.waiting.push_back(next);
-                    }
+                    // What arrives meanwhile stays in the channel: to be woken for each webhook
+                    // would cost more than all else the batcher does.
                     _ = tick.tick() => {
                         in_flight.expire();
+                        take_arrived(&mut self.arriving, &mut self.waiting);
                         expire(&mut self.waiting);
                         // Past this, nothing that arrives now would be answered in time.
                         self.state.set_stalled(in_flight.sent_at.elapsed() > self.ack_timeout);
@@ -232,6 +223,14 @@ impl InFlight {
                 answer.send(Err(Refusal::AckTimeout)).ok();
             }
         }
+    }
+}
+
+fn take_arrived(arriving: &mut mpsc::Receiver<Waiting>, waiting: &mut VecDeque<Waiting>) {
+    while waiting.len() < WAITING_MAX
+        && let Ok(next) = arriving.try_recv()
+    {
+        waiting.push_back(next);
     }
 }
 

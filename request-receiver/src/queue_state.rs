@@ -36,14 +36,17 @@ pub enum Health {
     Full = 2,
 }
 
-/// Shared by every connection, the batcher and the watch.
+/// Shared by every connection, the batchers and the watch.
 #[derive(Debug, Clone)]
-pub struct QueueState(Arc<Shared>);
+pub struct QueueState {
+    shared: Arc<Shared>,
+    /// One for each shard.
+    is_stalled: Arc<AtomicBool>,
+}
 
 #[derive(Debug)]
 struct Shared {
     health: AtomicU8,
-    is_stalled: AtomicBool,
     /// Grows with each connection of the watch: an older one of the appender is worth nothing.
     generation: AtomicU64,
     look_now: Notify,
@@ -67,21 +70,27 @@ impl Default for QueueState {
 impl QueueState {
     /// Unavailable until the first look.
     pub fn new() -> Self {
-        Self(Arc::new(Shared {
+        let shared = Shared {
             health: AtomicU8::new(Health::Unavailable as u8),
-            is_stalled: AtomicBool::new(false),
             generation: AtomicU64::new(0),
             look_now: Notify::new(),
-        }))
+        };
+        Self { shared: Arc::new(shared), is_stalled: Arc::default() }
+    }
+
+    /// The same queue as another shard sees it, whose appends do not stall with this one's.
+    #[must_use]
+    pub fn for_shard(&self) -> Self {
+        Self { shared: self.shared.clone(), is_stalled: Arc::default() }
     }
 
     /// # Errors
     /// Why nothing can be stored now.
     pub fn usable(&self) -> Result<(), Refusal> {
-        if self.0.is_stalled.load(Ordering::Relaxed) {
+        if self.is_stalled.load(Ordering::Relaxed) {
             return Err(Refusal::QueueUnavailable);
         }
-        match self.0.health.load(Ordering::Relaxed) {
+        match self.shared.health.load(Ordering::Relaxed) {
             health if health == Health::Usable as u8 => Ok(()),
             health if health == Health::Full as u8 => Err(Refusal::QueueFull),
             _ => Err(Refusal::QueueUnavailable),
@@ -91,21 +100,21 @@ impl QueueState {
     /// An append failed: this is what it says about the queue. The watch looks at once.
     pub fn failed(&self, health: Health) {
         self.set(health);
-        self.0.look_now.notify_one();
+        self.shared.look_now.notify_one();
     }
 
     /// An append has been without an answer for so long that no other is worth waiting for.
     pub fn set_stalled(&self, is_stalled: bool) {
-        self.0.is_stalled.store(is_stalled, Ordering::Relaxed);
+        self.is_stalled.store(is_stalled, Ordering::Relaxed);
     }
 
     /// A number that grows when Redis had to be connected to again.
     pub fn generation(&self) -> u64 {
-        self.0.generation.load(Ordering::Relaxed)
+        self.shared.generation.load(Ordering::Relaxed)
     }
 
     fn set(&self, health: Health) {
-        self.0.health.store(health as u8, Ordering::Relaxed);
+        self.shared.health.store(health as u8, Ordering::Relaxed);
     }
 }
 
@@ -151,7 +160,7 @@ impl Watch {
             tokio::select! {
                 () = stop.cancelled() => return,
                 // After a failed append a look at once would often see Redis in mid-fall.
-                () = self.state.0.look_now.notified() => tokio::time::sleep(LOOK_AGAIN).await,
+                () = self.state.shared.look_now.notified() => tokio::time::sleep(LOOK_AGAIN).await,
                 () = tokio::time::sleep(pause) => {}
             }
         }
@@ -165,7 +174,7 @@ impl Watch {
             Some(connected) => connected,
             None => {
                 let connected = self.redis.connect(Some(LOOK_TIMEOUT)).await?;
-                self.state.0.generation.fetch_add(1, Ordering::Relaxed);
+                self.state.shared.generation.fetch_add(1, Ordering::Relaxed);
                 connection.insert(connected)
             }
         };

@@ -21,7 +21,8 @@ use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
 use crate::reply::Refusal;
 use crate::secrets::Source;
-use crate::settings::{BodyKinds, Settings};
+use crate::settings::BodyKinds;
+use crate::shard::Shared;
 
 /// Everything a request needs.
 pub struct Receiver {
@@ -39,9 +40,8 @@ pub struct Receiver {
 
 impl Receiver {
     /// Puts a receiver together.
-    pub fn new(settings: &Settings, enqueue: Enqueue, state: QueueState, metrics: Metrics) -> Self {
-        let admission = Admission::new(settings.in_flight_bytes_max);
-        metrics.watch_in_flight(admission.clone());
+    pub fn new(shared: Shared, state: QueueState, enqueue: Enqueue) -> Self {
+        let Shared { settings, admission, metrics, state: _ } = shared;
         Self {
             admission,
             secrets: settings.secrets.clone(),
@@ -54,11 +54,6 @@ impl Receiver {
             body_timeout: settings.body_timeout,
             ack_timeout: settings.ack_timeout,
         }
-    }
-
-    /// Counts an answer that was given outside of [`receive`].
-    pub fn count(&self, refusal: Refusal) {
-        self.metrics.answered(refusal.outcome(), Duration::ZERO);
     }
 
     async fn take(&self, request: Request, first_byte: Instant) -> Result<(), Refusal> {

@@ -1,32 +1,23 @@
-//! Accepts connections, bounds them, and lets them finish when the process stops.
+//! Accepts connections, bounds their number, and spreads them over the shards.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::routing::any;
 use futures_util::FutureExt;
 use spillway_service::listen::Listener;
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::connection::{self, Phase, Serving};
-use crate::receive::{Receiver, receive};
+use crate::connection;
+use crate::metrics::Metrics;
 use crate::reply::Refusal;
-use crate::settings::Settings;
-use crate::stream::Stream;
+use crate::shard::Shard;
+use crate::stream::Accepted;
 
 /// Connections over the limit that are told so, at once; further ones wait to be accepted.
 const REFUSED_AT_ONCE: usize = 256;
-/// How often connections are looked at for their deadlines.
-const SWEEP_EVERY: Duration = Duration::from_millis(100);
-/// How long a live connection may still bring a request after SIGTERM, to be answered with
-/// `Connection: close`; one that stays idle for so long is closed.
-const LAST_CALL: Duration = Duration::from_secs(5);
 /// Out of file descriptors: accepting again at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The kernel holds no more than this for one listener (net.core.somaxconn's default).
@@ -34,37 +25,30 @@ const BACKLOG_MAX: usize = 4096;
 
 /// What accepted connections are handed to.
 struct Acceptor {
-    receiver: Arc<Receiver>,
-    serving: Arc<Serving>,
-    connections: Arc<Connections>,
-    tasks: TaskTracker,
+    shards: Vec<Shard>,
+    next: usize,
     slots: Arc<Semaphore>,
     refusals: Arc<Semaphore>,
+    refusing: TaskTracker,
+    metrics: Metrics,
 }
 
-/// All live connections, for the sweep.
-#[derive(Default)]
-struct Connections(Mutex<Vec<Weak<Phase>>>);
-
-/// Accepts until `shutdown`, then waits for the connections to finish.
+/// Accepts until `shutdown`, then waits for the shards to finish.
 pub async fn until(
     listener: Listener,
-    receiver: Arc<Receiver>,
-    settings: &Settings,
+    shards: Vec<Shard>,
+    connections_max: usize,
+    metrics: Metrics,
     shutdown: &CancellationToken,
 ) {
-    let serving = Arc::new(Serving {
-        router: Router::new().fallback(any(receive)).with_state(receiver.clone()),
-        is_closing: AtomicBool::new(false),
-        header_timeout: settings.header_timeout,
-        idle_timeout: settings.idle_timeout,
-    });
-    let connections = Arc::new(Connections::default());
-    let tasks = TaskTracker::new();
-    let slots = Arc::new(Semaphore::new(settings.connections_max));
-    let refusals = Arc::new(Semaphore::new(REFUSED_AT_ONCE));
-    let sweep = tokio::spawn(connections.clone().sweep(serving.clone()));
-    let acceptor = Acceptor { receiver, serving, connections, tasks, slots, refusals };
+    let mut acceptor = Acceptor {
+        shards,
+        next: 0,
+        slots: Arc::new(Semaphore::new(connections_max)),
+        refusals: Arc::new(Semaphore::new(REFUSED_AT_ONCE)),
+        refusing: TaskTracker::new(),
+        metrics,
+    };
     loop {
         tokio::select! {
             accepted = accept(&listener) => acceptor.take(accepted).await,
@@ -79,14 +63,15 @@ pub async fn until(
         }
     }
     drop(listener);
-    acceptor.finish(settings.shutdown_timeout).await;
-    sweep.abort();
+    futures_util::future::join_all(acceptor.shards.into_iter().map(Shard::finish)).await;
+    acceptor.refusing.close();
+    acceptor.refusing.wait().await;
 }
 
 impl Acceptor {
-    async fn take(&self, accepted: io::Result<Stream>) {
-        let stream = match accepted {
-            Ok(stream) => stream,
+    async fn take(&mut self, accepted: io::Result<Accepted>) {
+        let accepted = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -94,81 +79,30 @@ impl Acceptor {
             }
         };
         if let Ok(slot) = self.slots.clone().try_acquire_owned() {
-            let served = connection::serve(stream, self.connections.open(), self.serving.clone());
-            self.tasks.spawn(async move {
-                served.await;
-                drop(slot);
-            });
+            // In turn: senders keep their connections for long and use them alike.
+            self.next = (self.next + 1) % self.shards.len();
+            self.shards[self.next].take(accepted, slot).await;
             return;
         }
-        self.receiver.count(Refusal::Overloaded);
+        self.metrics.answered(Refusal::Overloaded.outcome(), Duration::ZERO);
         let Ok(slot) = self.refusals.clone().acquire_owned().await else { return };
-        self.tasks.spawn(async move {
-            connection::refuse(stream).await;
+        self.refusing.spawn(async move {
+            if let Ok(stream) = accepted.into_stream() {
+                connection::refuse(stream).await;
+            }
             drop(slot);
         });
     }
-
-    /// Every connection ends with its next answer; those that stay idle are closed after the last
-    /// call, and whatever is left at the deadline is cut.
-    async fn finish(self, time: Duration) {
-        let began = Instant::now();
-        self.serving.is_closing.store(true, Ordering::Relaxed);
-        self.tasks.close();
-        let last_call = LAST_CALL.min(time / 2);
-        if tokio::time::timeout_at(began + last_call, self.tasks.wait()).await.is_ok() {
-            return;
-        }
-        let left = async {
-            while !self.tasks.is_empty() {
-                self.connections.each(|phase| phase.sweep(&self.serving, true));
-                tokio::time::sleep(SWEEP_EVERY).await;
-            }
-        };
-        if tokio::time::timeout_at(began + time, left).await.is_err() {
-            tracing::warn!(connections = self.tasks.len(), "cut off at the shutdown deadline");
-        }
-    }
 }
 
-impl Connections {
-    fn open(&self) -> Arc<Phase> {
-        let phase = Phase::new();
-        self.lock().push(Arc::downgrade(&phase));
-        phase
-    }
-
-    async fn sweep(self: Arc<Self>, serving: Arc<Serving>) {
-        let mut tick = tokio::time::interval(SWEEP_EVERY);
-        loop {
-            tick.tick().await;
-            self.each(|phase| phase.sweep(&serving, false));
-        }
-    }
-
-    fn each(&self, visit: impl Fn(&Phase)) {
-        self.lock().retain(|phase| match phase.upgrade() {
-            Some(phase) => {
-                visit(&phase);
-                true
-            }
-            None => false,
-        });
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Phase>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-async fn accept(listener: &Listener) -> io::Result<Stream> {
+async fn accept(listener: &Listener) -> io::Result<Accepted> {
     match listener {
         Listener::Tcp(listener) => {
             let (stream, _) = listener.accept().await?;
             // Answers are small: waiting to fill a segment would only delay them.
             stream.set_nodelay(true)?;
-            Ok(Stream::Tcp(stream))
+            Ok(Accepted::Tcp(stream.into_std()?))
         }
-        Listener::Unix(listener) => Ok(Stream::Unix(listener.accept().await?.0)),
+        Listener::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0.into_std()?)),
     }
 }

@@ -22,6 +22,28 @@ pub enum Stream {
     Unix(UnixStream),
 }
 
+/// An accepted connection that belongs to no runtime yet.
+#[derive(Debug)]
+pub enum Accepted {
+    /// TCP.
+    Tcp(std::net::TcpStream),
+    /// A unix socket.
+    Unix(std::os::unix::net::UnixStream),
+}
+
+impl Accepted {
+    /// Makes it a stream of the runtime this is called on.
+    ///
+    /// # Errors
+    /// When the runtime can't watch it.
+    pub fn into_stream(self) -> io::Result<Stream> {
+        match self {
+            Self::Tcp(stream) => TcpStream::from_std(stream).map(Stream::Tcp),
+            Self::Unix(stream) => UnixStream::from_std(stream).map(Stream::Unix),
+        }
+    }
+}
+
 /// A stream whose reads are noted.
 #[derive(Debug)]
 pub struct Watched {
