@@ -7,13 +7,17 @@
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client};
+use redis::io::tcp::{TcpSettings, socket2};
+use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo};
 
 use crate::error::QueueError;
 use crate::keys::Keys;
 
 /// A local socket answers at once or not at all; a remote one has this long.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Without a sign of the other machine for so long, a connection is dead.
+const DEAD_AFTER: Duration = Duration::from_secs(10);
 
 /// A connection to Redis.
 pub type Connection = MultiplexedConnection;
@@ -39,7 +43,11 @@ impl Redis {
             return Err(format!("must be of the form {forms}"));
         }
         // The error's own text may repeat the URL, and with it a password.
-        let client = Client::open(url).map_err(|_| format!("must be of the form {forms}"))?;
+        let client = url
+            .into_connection_info()
+            .map(|info| info.set_tcp_settings(tcp_settings()))
+            .and_then(Client::open)
+            .map_err(|_| format!("must be of the form {forms}"))?;
         Ok(Self { client, keys: Keys::new(prefix), unix_socket })
     }
 
@@ -61,4 +69,14 @@ impl Redis {
             .set_response_timeout(budget);
         Ok(self.client.get_multiplexed_async_connection_with_config(&config).await?)
     }
+}
+
+/// A Redis on another machine may vanish without a word, and the appender waits for its reply for
+/// as long as the connection lives: so a dead connection must be noticed.
+fn tcp_settings() -> TcpSettings {
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(DEAD_AFTER / 2)
+        .with_interval(Duration::from_secs(1))
+        .with_retries(5);
+    TcpSettings::default().set_nodelay(true).set_keepalive(keepalive).set_user_timeout(DEAD_AFTER)
 }

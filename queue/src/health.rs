@@ -122,6 +122,15 @@ pub async fn clock_ms(connection: &mut Connection) -> Result<u64, QueueError> {
     Ok(seconds * 1000 + micros / 1000)
 }
 
+/// Asks Redis for a sign of life, which it does not give while it is loading its data (INFO and
+/// CONFIG are answered even then).
+///
+/// # Errors
+/// [`QueueError::Loading`] while it loads; any other from Redis.
+pub async fn ping(connection: &mut Connection) -> Result<(), QueueError> {
+    Ok(cmd("PING").query_async(connection).await?)
+}
+
 /// Asks Redis to rewrite its AOF in the background.
 ///
 /// # Errors

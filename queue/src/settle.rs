@@ -25,6 +25,8 @@ pub struct Settlement {
     pub open: u64,
     /// Entries to set aside under a key of their own, because they can't be decoded.
     pub corrupt: Vec<StreamId>,
+    /// The same for parked entries.
+    pub corrupt_parked: Vec<StreamId>,
     /// Packs behind the cursor, with a bit for each settled webhook.
     pub bits: Vec<(StreamId, Vec<u8>)>,
     /// Packs whose bits are not needed any more.
@@ -87,6 +89,8 @@ pub struct Settler {
     drain: String,
     token: String,
     number: u64,
+    /// The last one that is known to be applied: the next names it.
+    previous: Option<u64>,
     script: Script,
 }
 
@@ -95,6 +99,7 @@ impl Settlement {
     pub fn is_empty(&self) -> bool {
         self.cursor.is_none()
             && self.corrupt.is_empty()
+            && self.corrupt_parked.is_empty()
             && self.bits.is_empty()
             && self.whole.is_empty()
             && self.unparked.is_empty()
@@ -111,7 +116,8 @@ impl Settler {
         // Not from 0: an instance that lost the drain and took it again has the same token, and its
         // first settlement must not look like a repeat of the first one before.
         let number = rand::rng().random::<u32>().into();
-        Self { redis, drain: drain.to_owned(), token: token.to_owned(), number, script }
+        let (drain, token) = (drain.to_owned(), token.to_owned());
+        Self { redis, drain, token, number, previous: None, script }
     }
 
     /// Begins the next settlement. Until then, [`Settler::apply`] repeats the current one.
@@ -123,15 +129,19 @@ impl Settler {
     /// [`Settlement::park`], in its order, also when it turns out to have been applied before.
     ///
     /// # Errors
-    /// [`QueueError::Fenced`] when another instance owns the drain; nothing was changed then.
+    /// [`QueueError::Fenced`] when another instance owns the drain, [`QueueError::Unregistered`]
+    /// when Redis lost its cursor, or anything that this owner settled before: what was parked or
+    /// dead-lettered then may be gone, so the drain must begin again from what Redis holds. Nothing
+    /// was changed in either case.
     pub async fn apply(
-        &self,
+        &mut self,
         connection: &mut Connection,
         settlement: &Settlement,
     ) -> Result<Vec<StreamId>, QueueError> {
         let mut call = self.script.prepare_invoke();
         self.arguments(&mut call, settlement);
         let parked: Vec<String> = call.invoke_async(connection).await?;
+        self.previous = Some(self.number);
         parked.iter().map(|id| crate::read::stream_id(id)).collect()
     }
 
@@ -144,7 +154,9 @@ impl Settler {
         let cursor = settlement.cursor.map(|cursor| cursor.to_string()).unwrap_or_default();
         call.arg(cursor).arg(settlement.entries_passed);
         call.arg(settlement.webhooks_passed).arg(settlement.open);
+        call.arg(self.previous.map(|number| number.to_string()).unwrap_or_default());
         ids(call, &settlement.corrupt);
+        ids(call, &settlement.corrupt_parked);
         call.arg(settlement.bits.len());
         for (id, bits) in &settlement.bits {
             call.arg(id.to_string()).arg(&bits[..]);

@@ -3,8 +3,10 @@
 -- KEYS  1 stream  2 counts  3 owner  4 done  5 parked  6 tries  7 dead  8 dead bytes  9 settled
 -- ARGV  1 token  2 number  3 drain  4 corrupt prefix
 --       5 cursor ('' = stays)  6 entries passed  7 webhooks passed  8 settled behind the cursor
---       then six lists, each led by its length:
---       corrupt (id)  bits (id, bits)  whole (id)  unparked (parked id)
+--       9 number of the settlement before this one ('' = the owner's first)
+--       then lists, each led by its length:
+--       corrupt (id)  corrupt parked (parked id)  bits (id, bits)  whole (id)
+--       unparked (parked id)
 --       tries (parked id, tries)  park (pack, webhook id, tries, replayed)
 --       dead (pack, webhook id, shop, topic, resource, delivery id, reason, status, attempts,
 --       answer)
@@ -21,8 +23,13 @@ if string.sub(last, 1, #mark) == mark then
   for id in string.gmatch(string.sub(last, #mark + 1), '%S+') do parked[#parked + 1] = id end
   return parked
 end
+-- Another one than this owner's last: Redis came back without what it had confirmed.
+local before = ARGV[1] .. ':' .. ARGV[9] .. ' '
+if ARGV[9] ~= '' and string.sub(last, 1, #before) ~= before then
+  return redis.error_reply('NOGROUP redis came back with older data')
+end
 
-local at = 9
+local at = 10
 local function each(width, apply)
   local count = tonumber(ARGV[at])
   at = at + 1
@@ -64,6 +71,12 @@ if not own then return redis.error_reply('NOGROUP the drain is not registered') 
 each(1, function(id)
   local entry = redis.call('XRANGE', stream, id, id)[1]
   if entry then redis.call('SET', ARGV[4] .. id, entry[2][2] or '', 'NX') end
+end)
+each(1, function(id)
+  local entry = redis.call('XRANGE', KEYS[5], id, id)[1]
+  if entry then redis.call('SET', ARGV[4] .. 'parked:' .. id, entry[2][2] or '', 'NX') end
+  redis.call('XDEL', KEYS[5], id)
+  redis.call('HDEL', KEYS[6], id)
 end)
 each(2, function(id, bits) redis.call('HSET', KEYS[4], id, bits) end)
 each(1, function(id) redis.call('HDEL', KEYS[4], id) end)
