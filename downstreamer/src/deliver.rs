@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{HOST, RETRY_AFTER};
-use http::uri::PathAndQuery;
+use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -15,7 +15,7 @@ use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilde
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
 use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::{Pack, Record};
@@ -73,26 +73,25 @@ pub struct Delivery {
     pub took: Duration,
 }
 
+/// No request can be made of a webhook.
+struct Unsendable;
+
 impl Sender {
     /// A sender with a connection pool of its own.
     ///
     /// # Errors
-    /// When no certificate authority is known to this machine, or the host is no server name.
+    /// When the backend is to be reached by TLS and this machine knows no certificate authority.
     pub fn new(settings: &Settings) -> anyhow::Result<Self> {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(settings.delivery_timeout));
-        let https = HttpsConnectorBuilder::new().with_native_roots()?.https_or_http();
+        let https = HttpsConnectorBuilder::new().with_tls_config(tls(&settings.backend)?);
         let https = match &settings.backend {
-            Backend::Http { host, .. } => {
-                let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name);
-                let name = name.trim_matches(['[', ']']).to_owned();
-                let name = ServerName::try_from(name)
-                    .map_err(|_| anyhow::anyhow!("DOWNSTREAM_HOST: {host:?} is no server name"))?;
-                https.with_server_name_resolver(FixedServerNameResolver::new(name))
-            }
-            Backend::Discard => https,
+            Backend::Http { server_name, .. } => https
+                .https_or_http()
+                .with_server_name_resolver(FixedServerNameResolver::new(server_name.clone())),
+            Backend::Discard => https.https_or_http(),
         };
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
@@ -109,8 +108,9 @@ impl Sender {
     pub async fn deliver(&self, job: Job) -> Delivery {
         let began = Instant::now();
         let (outcome, answer) = match self.request(&job) {
-            None => (Outcome::Answered { status: 204, retry_after: None }, Vec::new()),
-            Some(request) => tokio::time::timeout(self.timeout, self.send(request))
+            Ok(None) => (Outcome::Answered { status: 204, retry_after: None }, Vec::new()),
+            Err(Unsendable) => (Outcome::Unsendable, Vec::new()),
+            Ok(Some(request)) => tokio::time::timeout(self.timeout, self.send(request))
                 .await
                 .unwrap_or((Outcome::TimedOut, Vec::new())),
         };
@@ -121,8 +121,10 @@ impl Sender {
         let response = match self.client.request(request).await {
             Ok(response) => response,
             Err(error) => {
-                tracing::debug!(%error, "delivery broke");
-                return (Outcome::Broken, Vec::new());
+                tracing::debug!(?error, "delivery broke");
+                let outcome =
+                    if error.is_connect() { Outcome::Unconnected } else { Outcome::Broken };
+                return (outcome, Vec::new());
             }
         };
         let status = response.status().as_u16();
@@ -139,25 +141,43 @@ impl Sender {
     }
 
     /// The request to send; `None` where everything is dropped.
-    fn request(&self, job: &Job) -> Option<Request<Full<Bytes>>> {
-        let Backend::Http { scheme, authority, path, host } = &self.backend else { return None };
+    fn request(&self, job: &Job) -> Result<Option<Request<Full<Bytes>>>, Unsendable> {
+        let Backend::Http { scheme, authority, path, host, .. } = &self.backend else {
+            return Ok(None);
+        };
         let record = job.pack.record(job.record_index);
         let mut target = Vec::with_capacity(path.len() + record.target.len());
         target.extend_from_slice(path.as_bytes());
         target.extend_from_slice(&record.target);
-        let target = PathAndQuery::from_maybe_shared(Bytes::from(target))
-            .expect("BUG: the target was a target when it was received");
+        let target =
+            PathAndQuery::from_maybe_shared(Bytes::from(target)).map_err(|_| Unsendable)?;
         let mut uri = http::uri::Parts::default();
         uri.scheme = Some(scheme.clone());
         uri.authority = Some(authority.clone());
         uri.path_and_query = Some(target);
-        let uri = Uri::from_parts(uri).expect("BUG: the parts make a URI");
+        let uri = Uri::from_parts(uri).map_err(|_| Unsendable)?;
         let mut request = Request::new(Full::new(record.body.clone()));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = uri;
         *request.headers_mut() = headers(&record, job, host);
-        Some(request)
+        Ok(Some(request))
     }
+}
+
+/// Trust in the certificate authorities that this machine knows; in none where none is needed.
+fn tls(backend: &Backend) -> anyhow::Result<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    if matches!(backend, Backend::Http { scheme, .. } if *scheme == Scheme::HTTPS) {
+        let found = rustls_native_certs::load_native_certs();
+        let (added, _) = roots.add_parsable_certificates(found.certs);
+        if added == 0 {
+            anyhow::bail!(
+                "DOWNSTREAM_APP_URL: this machine knows no certificate authority; install \
+                 ca-certificates or set SSL_CERT_FILE"
+            );
+        }
+    }
+    Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
 }
 
 /// The headers as received, but `Host`, and ours.

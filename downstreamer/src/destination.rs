@@ -1,7 +1,7 @@
 //! The backend as a whole: is it down, is it to be left alone, how much may be under way.
 //!
-//! It counts as down when nothing succeeds any more and several resources fail: ten that had not
-//! failed before, in a row, or whatever fails for half a minute. One resource that fails for ever
+//! It counts as down when nothing succeeds any more and several resources fail, or it can't be
+//! connected to: ten that had not failed before, in a row, or whatever fails for half a minute. One resource that fails for ever
 //! must not stop the others, nor may a dead backend be hammered for each of three million. While it
 //! is down the retry clock stands still, and one attempt at a time probes. Pure: time is an
 //! argument.
@@ -25,6 +25,7 @@ pub struct Destination {
     first_failures: usize,
     /// Some of those that failed since the last success.
     failing: Vec<u64>,
+    is_unconnected: bool,
     succeeded_at: Duration,
     paused_until: Duration,
     /// Time that counted towards retries, up to `since`.
@@ -40,6 +41,7 @@ impl Destination {
             concurrency_max,
             first_failures: 0,
             failing: Vec::new(),
+            is_unconnected: false,
             succeeded_at: Duration::ZERO,
             paused_until: Duration::ZERO,
             active: Duration::ZERO,
@@ -76,11 +78,17 @@ impl Destination {
     pub fn succeeded(&mut self, now: Duration) {
         self.failing.clear();
         self.first_failures = 0;
+        self.is_unconnected = false;
         self.succeeded_at = now;
         if self.is_down {
             self.is_down = false;
             self.since = now;
         }
+    }
+
+    /// No connection could be made: that is never one resource's fault.
+    pub fn unconnected(&mut self) {
+        self.is_unconnected = true;
     }
 
     /// A delivery for `resource` failed, or was refused; `is_first`: the first of its webhook.
@@ -90,7 +98,7 @@ impl Destination {
             self.failing.push(resource);
         }
         let is_silent = now.saturating_sub(self.succeeded_at) >= SILENCE_DOWN;
-        let has_several = self.failing.len() >= RESOURCES_DOWN;
+        let has_several = self.failing.len() >= RESOURCES_DOWN || self.is_unconnected;
         if !self.is_down && has_several && (is_silent || self.first_failures >= FIRST_FAILURES_DOWN)
         {
             self.active = self.active(now);
@@ -153,6 +161,18 @@ mod tests {
         (0..100).for_each(|resource| backend.failed(resource, false, 2 * SECOND));
         assert!(!backend.is_down());
         backend.failed(1, false, 31 * SECOND);
+        assert!(backend.is_down());
+    }
+
+    #[test]
+    fn a_backend_that_cannot_be_connected_to_is_down_however_little_waits() {
+        let mut backend = Destination::new(8);
+        for _ in 0..3 {
+            backend.unconnected();
+            backend.failed(1, false, 29 * SECOND);
+        }
+        assert!(!backend.is_down());
+        backend.failed(1, false, 30 * SECOND);
         assert!(backend.is_down());
     }
 

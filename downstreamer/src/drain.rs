@@ -7,6 +7,7 @@
 //! time. Bounded: the index by its room, deliveries by the destination's concurrency, the cache in
 //! bytes.
 
+mod judging;
 mod park;
 mod settling;
 
@@ -32,7 +33,6 @@ use crate::destination::Destination;
 use crate::fetch::{Fetched, Fetcher};
 use crate::index::{Index, OpenPack, PackKey, Place, ResourceKey, State};
 use crate::intake::{Arrived, Intake};
-use crate::judge::{Outcome, Verdict, judge};
 use crate::metrics::Metrics;
 use crate::ownership::Tenure;
 use crate::settings::Settings;
@@ -45,6 +45,9 @@ const TICK: Duration = Duration::from_millis(200);
 
 /// How many ready resources are looked at for one that has not failed yet.
 const PROBE_PICKS: usize = 8;
+
+/// Deliveries that may wait for their settlement, beside those under way: what a crash can repeat.
+const UNSETTLED_MAX: usize = 256;
 
 /// Why the drain ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,12 +93,14 @@ pub struct Drain {
     is_parked_loaded: bool,
     ready: VecDeque<ResourceKey>,
     due: BinaryHeap<Reverse<(Instant, ResourceKey)>>,
-    trials: HashMap<ResourceKey, Trial>,
+    /// Webhooks that have failed.
+    trials: HashMap<Place, Trial>,
     /// Resources whose head's pack is being read again.
     awaiting: HashMap<PackKey, Vec<ResourceKey>>,
     awaiting_count: usize,
     finished: Vec<Finished>,
     tries: HashMap<PackKey, (u32, Duration)>,
+    is_dead_room_short: bool,
     corrupt: Vec<StreamId>,
     corrupt_parked: Vec<StreamId>,
     settling: Option<settling::Settling>,
@@ -111,9 +116,10 @@ struct Tried {
     replayed: bool,
 }
 
-/// A head that has failed.
+/// What a webhook that failed has been through.
 #[derive(Debug, Clone, Copy)]
 struct Trial {
+    resource: ResourceKey,
     attempts: u32,
     /// Time spent before this owner's first attempt.
     spent_before: Duration,
@@ -170,6 +176,7 @@ impl Drain {
             awaiting_count: 0,
             finished: Vec::new(),
             tries: HashMap::new(),
+            is_dead_room_short: false,
             corrupt: Vec::new(),
             corrupt_parked: Vec::new(),
             settling: None,
@@ -197,7 +204,10 @@ impl Drain {
             let ended = tokio::select! {
                 biased;
                 () = lost.cancelled() => Some(End::Lost),
-                Some(settled) = around.settled.recv() => self.settled(settled),
+                settled = around.settled.recv() => match settled {
+                    Some(settled) => self.settled(settled),
+                    None => Some(gone("settling")),
+                },
                 Some(delivery) = around.deliveries.join_next() => match delivery {
                     Ok(delivery) => {
                         self.judge(delivery);
@@ -206,19 +216,19 @@ impl Drain {
                         }
                         None
                     }
-                    Err(error) => {
-                        tracing::error!(%error, "a delivery panicked; beginning again");
-                        Some(End::Stale)
-                    }
+                    Err(_) => Some(gone("a delivery")),
                 },
                 Some(fetched) = around.fetched.join_next() => match fetched {
                     Ok(fetched) => self.fetched(fetched, &mut around),
-                    Err(_) => Some(End::Stale),
+                    Err(_) => Some(gone("reading a pack again")),
                 },
-                Some(arrived) = around.arrived.recv(), if self.index.has_room() => {
-                    self.arrived(arrived);
-                    None
-                }
+                arrived = around.arrived.recv(), if self.index.has_room() => match arrived {
+                    Some(arrived) => {
+                        self.arrived(arrived);
+                        None
+                    }
+                    None => Some(gone("intake")),
+                },
                 () = shutdown.cancelled(), if !self.is_stopping => {
                     self.is_stopping = true;
                     stop_at = Some(now + self.settings.shutdown_timeout);
@@ -257,8 +267,13 @@ impl Drain {
                     replayed: parked.replayed,
                 };
                 self.parked.insert(key, tried);
-                if self.index.add(resource, Place { pack: key, index }) {
-                    self.ready.push_back(resource);
+                let place = Place { pack: key, index };
+                let is_ready = self.index.add(resource, place);
+                // A replay may have come before a head that waits for its retry.
+                let is_next = self.index.state(resource) == Some(State::Delayed)
+                    && self.index.head(resource) == Some(place);
+                if is_ready || is_next {
+                    self.release(resource);
                 }
             }
             Arrived::ParkedLoaded => self.is_parked_loaded = true,
@@ -282,7 +297,10 @@ impl Drain {
             return;
         }
         let limit = self.destination.concurrency(self.now());
-        while around.deliveries.len() + self.awaiting_count < limit {
+        let unsettled = self.finished.len() + self.settling.as_ref().map_or(0, |s| s.heads.len());
+        while around.deliveries.len() + self.awaiting_count < limit
+            && around.deliveries.len() + unsettled < limit + UNSETTLED_MAX
+        {
             let Some(resource) = self.next_ready() else { break };
             self.begin(resource, around);
         }
@@ -293,7 +311,7 @@ impl Drain {
     fn next_ready(&mut self) -> Option<ResourceKey> {
         if self.destination.is_down() && !self.ready.is_empty() {
             let picks = (0..PROBE_PICKS).map(|_| rand::random_range(0..self.ready.len()));
-            let untried = |at: &usize| !self.trials.contains_key(&self.ready[*at]);
+            let untried = |at: &usize| self.trial(self.ready[*at]).is_none();
             if let Some(at) = picks.into_iter().find(untried) {
                 return self.ready.remove(at);
             }
@@ -337,6 +355,9 @@ impl Drain {
             return Some(End::Stale);
         };
         self.cache.put(fetched.key, pack.clone());
+        if self.is_stopping {
+            return None;
+        }
         for resource in waiting {
             if let Some(place) = self.index.head(resource) {
                 self.deliver(resource, place, pack.clone(), around);
@@ -354,7 +375,7 @@ impl Drain {
     ) {
         let Some(open) = self.index.pack(place.pack) else { return };
         let tried = self.parked.get(&place.pack).copied().unwrap_or_default();
-        let attempts = self.trials.get(&resource).map_or(tried.attempts, |trial| trial.attempts);
+        let attempts = self.trials.get(&place).map_or(tried.attempts, |trial| trial.attempts);
         let job = Job {
             resource,
             place,
@@ -367,109 +388,13 @@ impl Drain {
         };
         let (sender, tenure) = (self.sender.clone(), self.tenure.clone());
         around.deliveries.spawn(async move {
-            // The process may have been stopped since this was decided.
-            if tenure.holds(boottime()) {
-                sender.deliver(job).await
-            } else {
-                std::future::pending().await
+            // The process may have been stopped, or Redis away, since this was decided. If the
+            // drain was lost meanwhile, this task is dropped with it.
+            while !tenure.holds(boottime()) {
+                tokio::time::sleep(TICK).await;
             }
+            sender.deliver(job).await
         });
-    }
-
-    fn judge(&mut self, delivery: Delivery) {
-        let Delivery { job, outcome, answer, took } = delivery;
-        let now = self.now();
-        let verdict = judge(
-            &outcome,
-            &self.settings.dead_statuses,
-            self.settings.backoff.longest,
-            SystemTime::now(),
-        );
-        self.metrics.attempted(result_label(&outcome, verdict), took);
-        match verdict {
-            Verdict::Delivered => {
-                self.destination.succeeded(now);
-                let received_at_ms = job.pack.record(job.record_index).received_at_ms;
-                self.metrics.delivered(received_at_ms, wall_clock_ms());
-                self.finish(job.resource, job.place, None);
-            }
-            Verdict::Dead => {
-                // The backend does its work: it took a look and said no.
-                self.destination.succeeded(now);
-                self.give_up(&job, &outcome, answer, "status");
-            }
-            Verdict::Retry { pause, pauses_all, is_refusal } => {
-                self.destination.failed(job.resource, job.attempt == 1, now);
-                if pauses_all {
-                    self.destination.pause(pause, now);
-                }
-                let (limit, reason) = if is_refusal {
-                    (self.settings.retry_refused_for, "refused")
-                } else {
-                    (self.settings.retry_for, "retries_exhausted")
-                };
-                let spent = self.note_failure(&job, pause);
-                if spent >= limit && !self.destination.is_down() {
-                    self.give_up(&job, &outcome, answer, reason);
-                } else {
-                    self.retry_later(&job);
-                }
-            }
-        }
-    }
-
-    /// Counts a failed attempt; says how much of its time for retries the webhook has spent.
-    fn note_failure(&mut self, job: &Job, pause: Duration) -> Duration {
-        let tried = self.parked.get(&job.place.pack).copied().unwrap_or_default();
-        let wait = self.settings.backoff.wait(job.attempt, rand::random::<f64>()).max(pause);
-        let trial = self.trials.entry(job.resource).or_insert(Trial {
-            attempts: 0,
-            spent_before: tried.spent,
-            since: job.began_active,
-            due: Instant::now(),
-        });
-        trial.attempts = job.attempt;
-        trial.due = Instant::now() + wait;
-        let active = self.destination.active(self.started.elapsed());
-        trial.spent_before + active.saturating_sub(trial.since)
-    }
-
-    fn retry_later(&mut self, job: &Job) {
-        let Some(trial) = self.trials.get(&job.resource).copied() else { return };
-        self.index.set_state(job.resource, State::Delayed);
-        self.due.push(Reverse((trial.due, job.resource)));
-        if self.parked.contains_key(&job.place.pack) {
-            let spent = self.spent(&trial);
-            self.tries.insert(job.place.pack, (trial.attempts, spent));
-        }
-    }
-
-    fn spent(&self, trial: &Trial) -> Duration {
-        let active = self.destination.active(self.now());
-        trial.spent_before + active.saturating_sub(trial.since)
-    }
-
-    /// Dead-letters a webhook, or keeps it in retry where there is no room for dead letters.
-    fn give_up(&mut self, job: &Job, outcome: &Outcome, answer: Vec<u8>, reason: &'static str) {
-        let dead = settling::dead_letter(job, outcome, answer, reason);
-        if !self.tenure.has_room_for_dead(dead.size_bytes(), self.settings.dead_bytes_max) {
-            tracing::warn!(webhook = %job.webhook, "no room for a dead letter; it stays in retry");
-            self.note_failure(job, Duration::ZERO);
-            self.retry_later(job);
-            return;
-        }
-        self.metrics.dead(reason);
-        tracing::warn!(
-            webhook = %job.webhook, shop = dead.labels[0], topic = dead.labels[1],
-            resource = dead.labels[2], reason, status = dead.status, attempts = dead.attempts,
-            "dead letter"
-        );
-        self.finish(job.resource, job.place, Some(dead));
-    }
-
-    fn finish(&mut self, resource: ResourceKey, place: Place, dead: Option<Dead>) {
-        self.tries.remove(&place.pack);
-        self.finished.push(Finished { resource, place, dead });
     }
 
     /// Resources whose wait is over are ready again.
@@ -479,12 +404,30 @@ impl Drain {
             && at <= now
         {
             self.due.pop();
-            let is_due = self.trials.get(&resource).is_some_and(|trial| trial.due <= now);
+            let is_due = self.trial(resource).is_none_or(|trial| trial.due <= now);
             if is_due && self.index.state(resource) == Some(State::Delayed) {
+                self.release(resource);
+            }
+        }
+    }
+
+    /// A resource whose head may be delivered is ready, unless that waits for its retry.
+    fn release(&mut self, resource: ResourceKey) {
+        match self.trial(resource).map(|trial| trial.due) {
+            Some(due) if due > Instant::now() => {
+                self.index.set_state(resource, State::Delayed);
+                self.due.push(Reverse((due, resource)));
+            }
+            _ => {
                 self.index.set_state(resource, State::Ready);
                 self.ready.push_back(resource);
             }
         }
+    }
+
+    /// What the head of a resource has been through.
+    fn trial(&self, resource: ResourceKey) -> Option<&Trial> {
+        self.index.head(resource).and_then(|place| self.trials.get(&place))
     }
 
     fn wakes_at(&self, now: Instant) -> Instant {
@@ -510,19 +453,15 @@ impl Drain {
     }
 }
 
-fn result_label(outcome: &Outcome, verdict: Verdict) -> &'static str {
-    match (verdict, outcome) {
-        (Verdict::Delivered, _) => "delivered",
-        (Verdict::Dead, _) => "dead",
-        (Verdict::Retry { .. }, Outcome::TimedOut) => "timeout",
-        (Verdict::Retry { is_refusal: true, .. }, _) => "refused",
-        (Verdict::Retry { .. }, _) => "failed",
-    }
-}
-
 pub(crate) fn wall_clock_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A task around the drain ended before it: the drain begins again from what Redis holds.
+fn gone(what: &'static str) -> End {
+    tracing::error!(what, "BUG: a task ended early; beginning again");
+    End::Stale
 }
 
 /// Whether an error means that this owner's time is over, or that it must begin again.

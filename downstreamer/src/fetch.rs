@@ -46,7 +46,7 @@ impl Fetcher {
                     return Fetched { key, pack };
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "reading a pack again failed; trying again");
+                    tracing::debug!(%error, "reading a pack again failed; trying again");
                     self.connection.lock().await.take();
                     tokio::time::sleep(PAUSE).await;
                 }

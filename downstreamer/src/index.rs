@@ -2,8 +2,7 @@
 //!
 //! Invariants: a resource's webhooks stand in accepted order; only its head is ever delivered, and
 //! the next one becomes head when the head is *settled*, so a repeat after a crash is only ever of
-//! a resource's newest delivered event. Bounded: [`Index::has_room`] ends intake; about 48 bytes a
-//! webhook.
+//! a resource's newest delivered event. Bounded: [`Index::has_room`] ends intake.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,6 +10,10 @@ use spillway_webhook::StreamId;
 
 /// What one waiting webhook takes here: its node, and its resource's row if it has its own.
 const WEBHOOK_BYTES: usize = 48;
+/// What a main pack takes, beside its webhooks: its row, its bits, its place in the order.
+const MAIN_PACK_BYTES: usize = 200;
+/// What a parked webhook takes, beside its own: a pack, what it has been through, its next trial.
+const PARKED_PACK_BYTES: usize = 320;
 const NONE: u32 = u32::MAX;
 
 /// A pack in the index.
@@ -47,8 +50,11 @@ pub struct OpenPack {
     pub bits_stored: bool,
 }
 
+/// A waiting webhook in the index.
+pub type NodeKey = u32;
+
 /// Where a waiting webhook lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Its pack.
     pub pack: PackKey,
@@ -79,6 +85,8 @@ pub enum State {
 struct Queue {
     head: u32,
     tail: u32,
+    /// No webhook before this one lies in the main stream.
+    main: u32,
     state: State,
 }
 
@@ -91,8 +99,8 @@ pub struct Index {
     main: VecDeque<PackKey>,
     nodes: Vec<Node>,
     free: u32,
-    waiting: usize,
-    waiting_max: usize,
+    bytes: usize,
+    bytes_max: usize,
     resources: HashMap<ResourceKey, Queue>,
     /// Settled webhooks in main packs behind the cursor.
     settled_open: u64,
@@ -165,8 +173,8 @@ impl Index {
             main: VecDeque::new(),
             nodes: Vec::new(),
             free: NONE,
-            waiting: 0,
-            waiting_max: (bytes / WEBHOOK_BYTES).max(1),
+            bytes: 0,
+            bytes_max: bytes,
             resources: HashMap::new(),
             settled_open: 0,
         }
@@ -174,12 +182,7 @@ impl Index {
 
     /// Whether another pack may be added.
     pub fn has_room(&self) -> bool {
-        self.waiting < self.waiting_max
-    }
-
-    /// Webhooks in the index.
-    pub fn waiting(&self) -> usize {
-        self.waiting
+        self.bytes < self.bytes_max
     }
 
     /// Settled webhooks in packs behind the cursor.
@@ -195,6 +198,7 @@ impl Index {
             self.main.push_back(key);
             self.settled_open += u64::from(pack.count - pack.left);
         }
+        self.bytes += pack_bytes(pack.source);
         self.packs.insert(key, pack);
         key
     }
@@ -208,15 +212,19 @@ impl Index {
     /// resource has become ready.
     pub fn add(&mut self, resource: ResourceKey, place: Place) -> bool {
         let node = self.allocate(Node { place, next: NONE });
-        self.waiting += 1;
+        self.bytes += WEBHOOK_BYTES;
         let Some(queue) = self.resources.get(&resource).copied() else {
-            let queue = Queue { head: node, tail: node, state: State::Ready };
+            let queue = Queue { head: node, tail: node, main: node, state: State::Ready };
             self.resources.insert(resource, queue);
             return true;
         };
         if self.position(queue.tail) <= self.position(node) {
             self.nodes[queue.tail as usize].next = node;
-            self.queue_mut(resource).tail = node;
+            let queue = self.queue_mut(resource);
+            queue.tail = node;
+            if queue.main == NONE {
+                queue.main = node;
+            }
         } else {
             self.insert_in_order(resource, queue, node);
         }
@@ -229,14 +237,10 @@ impl Index {
         Some(self.nodes[queue.head as usize].place)
     }
 
-    /// The webhooks of a resource, in order.
-    pub fn places(&self, resource: ResourceKey) -> impl Iterator<Item = Place> {
-        let mut node = self.resources.get(&resource).map_or(NONE, |queue| queue.head);
-        std::iter::from_fn(move || {
-            let found = self.nodes.get(node as usize)?;
-            node = found.next;
-            Some(found.place)
-        })
+    /// The webhooks of a resource that lie in the main stream, in order; some that are parked may
+    /// be among them.
+    pub fn in_main(&self, resource: ResourceKey) -> impl Iterator<Item = (NodeKey, Place)> {
+        self.from(self.resources.get(&resource).map_or(NONE, |queue| queue.main))
     }
 
     /// What a resource is doing; `None` if nothing of it waits.
@@ -260,12 +264,15 @@ impl Index {
         if next == NONE {
             self.resources.remove(&resource);
         } else {
+            if queue.main == head {
+                queue.main = next;
+            }
             queue.head = next;
             queue.state = State::Ready;
         }
         self.nodes[head as usize].next = self.free;
         self.free = head;
-        self.waiting -= 1;
+        self.bytes -= WEBHOOK_BYTES;
         next != NONE
     }
 
@@ -280,6 +287,7 @@ impl Index {
         pack.left -= 1;
         if pack.source == Source::Parked {
             self.packs.remove(&place.pack);
+            self.bytes -= PARKED_PACK_BYTES;
         }
     }
 
@@ -307,6 +315,7 @@ impl Index {
             }
             let key = self.main.pop_front().expect("BUG: there is a front");
             let Some(pack) = self.packs.remove(&key) else { continue };
+            self.bytes -= MAIN_PACK_BYTES;
             advance.cursor = Some(pack.id);
             advance.entries += 1;
             advance.webhooks += u64::from(pack.count);
@@ -316,16 +325,25 @@ impl Index {
         (advance, passed)
     }
 
-    /// The webhook at `from` lies in the parked pack `to` now.
-    pub fn moved(&mut self, resource: ResourceKey, from: Place, to: PackKey) {
-        let mut node = self.resources.get(&resource).map_or(NONE, |queue| queue.head);
-        while let Some(found) = self.nodes.get_mut(node as usize) {
-            if found.place == from {
-                found.place.pack = to;
-                return;
-            }
-            node = found.next;
+    /// The webhook `node` of `resource` lies in the parked pack `to` now; says where that is.
+    pub fn moved(&mut self, resource: ResourceKey, node: NodeKey, to: PackKey) -> Place {
+        let moved = &mut self.nodes[node as usize];
+        moved.place.pack = to;
+        let (place, next) = (moved.place, moved.next);
+        let queue = self.queue_mut(resource);
+        if queue.main == node {
+            queue.main = next;
         }
+        place
+    }
+
+    fn from(&self, first: NodeKey) -> impl Iterator<Item = (NodeKey, Place)> {
+        let mut next = first;
+        std::iter::from_fn(move || {
+            let (key, node) = (next, self.nodes.get(next as usize)?);
+            next = node.next;
+            Some((key, node.place))
+        })
     }
 
     fn allocate(&mut self, node: Node) -> u32 {
@@ -374,6 +392,13 @@ impl Index {
     }
 }
 
+fn pack_bytes(source: Source) -> usize {
+    match source {
+        Source::Main => MAIN_PACK_BYTES,
+        Source::Parked => PARKED_PACK_BYTES,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -384,8 +409,8 @@ mod tests {
 
     fn indices(index: &Index, resource: ResourceKey) -> Vec<(u64, u32)> {
         index
-            .places(resource)
-            .map(|place| (index.pack(place.pack).unwrap().origin.seq, place.index))
+            .from(index.resources[&resource].head)
+            .map(|(_, place)| (index.pack(place.pack).unwrap().origin.seq, place.index))
             .collect()
     }
 
@@ -402,7 +427,7 @@ mod tests {
         assert_eq!(index.state(7), Some(State::Ready));
         assert!(!index.pop(7));
         assert_eq!(index.state(7), None);
-        assert_eq!(index.waiting(), 1);
+        assert_eq!(index.bytes, MAIN_PACK_BYTES + WEBHOOK_BYTES);
     }
 
     #[test]
@@ -451,9 +476,11 @@ mod tests {
         index.add(7, Place { pack: main, index: 0 });
         index.add(7, Place { pack: main, index: 1 });
         let parked = index.add_pack(OpenPack::parked(id(90), id(5)));
-        index.moved(7, Place { pack: main, index: 0 }, parked);
+        let first = index.in_main(7).next().unwrap().0;
+        assert_eq!(index.moved(7, first, parked), Place { pack: parked, index: 0 });
         assert_eq!(indices(&index, 7), [(5, 0), (5, 1)]);
         assert_eq!(index.head(7), Some(Place { pack: parked, index: 0 }));
+        assert_eq!(index.in_main(7).count(), 1);
     }
 
     #[test]
@@ -468,5 +495,6 @@ mod tests {
         }
         assert_eq!(index.nodes.len(), 1);
         assert!(index.packs.is_empty() && index.main.is_empty());
+        assert_eq!(index.bytes, 0);
     }
 }

@@ -14,8 +14,12 @@ pub enum Outcome {
     },
     /// No whole answer in time.
     TimedOut,
-    /// No connection, or it broke.
+    /// No connection could be made: it says nothing about the webhook.
+    Unconnected,
+    /// The connection broke before the whole answer.
     Broken,
+    /// No request can be made of it, such as a path that is too long behind the base URL's.
+    Unsendable,
 }
 
 /// What is to be done about it.
@@ -47,7 +51,8 @@ pub fn judge(
     let failed = Verdict::Retry { pause: Duration::ZERO, pauses_all: false, is_refusal: false };
     let (status, retry_after) = match outcome {
         Outcome::Answered { status, retry_after } => (*status, retry_after.as_deref()),
-        Outcome::TimedOut | Outcome::Broken => return failed,
+        Outcome::TimedOut | Outcome::Unconnected | Outcome::Broken => return failed,
+        Outcome::Unsendable => return Verdict::Dead,
     };
     if (200..300).contains(&status) {
         return Verdict::Delivered;
@@ -109,8 +114,10 @@ mod tests {
             check(status, None, retry(0, false, true));
         }
         let failed = retry(0, false, false);
-        assert_eq!(judge(&Outcome::TimedOut, &DEAD, LONGEST, noon()), failed);
-        assert_eq!(judge(&Outcome::Broken, &DEAD, LONGEST, noon()), failed);
+        for outcome in [Outcome::TimedOut, Outcome::Unconnected, Outcome::Broken] {
+            assert_eq!(judge(&outcome, &DEAD, LONGEST, noon()), failed);
+        }
+        assert_eq!(judge(&Outcome::Unsendable, &DEAD, LONGEST, noon()), Verdict::Dead);
     }
 
     #[test]

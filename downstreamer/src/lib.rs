@@ -21,6 +21,8 @@ pub mod watch;
 
 use std::sync::Arc;
 
+use spillway_queue::connect::CONNECT_TIMEOUT;
+use spillway_queue::{QueueError, health};
 use spillway_service::start::Unavailable;
 use spillway_service::{Readiness, admin};
 use tokio_util::sync::CancellationToken;
@@ -47,7 +49,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         after_all.clone(),
     ));
     if settings.common.exit_if_unavailable {
-        let reached = settings.common.redis.connect(None).await;
+        let reached = reach(&settings).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {error}")))?;
     }
     tokio::spawn(watch::run(settings.clone(), metrics.clone(), after_all.clone()));
@@ -61,4 +63,10 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     readiness.not_ready("stopping");
     after_all.cancel();
     Ok(())
+}
+
+/// Whether Redis is there and has its data loaded.
+async fn reach(settings: &Settings) -> Result<(), QueueError> {
+    let mut connection = settings.common.redis.connect(Some(CONNECT_TIMEOUT)).await?;
+    health::ping(&mut connection).await
 }

@@ -16,7 +16,7 @@ use spillway_service::metrics::{register, registry};
 const TOPICS_MAX: usize = 100;
 const RESULTS: [&str; 5] = ["delivered", "failed", "refused", "dead", "timeout"];
 /// Why a webhook was given up.
-pub const DEAD_REASONS: [&str; 3] = ["status", "retries_exhausted", "refused"];
+pub const DEAD_REASONS: [&str; 4] = ["status", "retries_exhausted", "refused", "unsendable"];
 
 /// All metrics of a downstreamer.
 pub struct Metrics {

@@ -37,8 +37,10 @@ pub struct Tenure {
 struct Shared {
     /// CLOCK_BOOTTIME, in ms, when the last confirmed bump was sent.
     confirmed_at_ms: AtomicU64,
-    /// Bytes of dead letters, as of the last bump, and those added since.
+    /// Bytes of dead letters, as of the last bump.
     dead_bytes: AtomicU64,
+    /// Bytes of those that are not settled yet.
+    dying_bytes: AtomicU64,
     is_full: std::sync::atomic::AtomicBool,
 }
 
@@ -52,12 +54,19 @@ impl Tenure {
 
     /// Takes `bytes` of the room for dead letters, if there is so much, and Redis is not full.
     pub fn has_room_for_dead(&self, bytes: u64, bytes_max: u64) -> bool {
-        let held = self.shared.dead_bytes.load(Ordering::Relaxed);
+        let held = self.shared.dead_bytes.load(Ordering::Relaxed)
+            + self.shared.dying_bytes.load(Ordering::Relaxed);
         if self.shared.is_full.load(Ordering::Relaxed) || held + bytes > bytes_max {
             return false;
         }
-        self.shared.dead_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.shared.dying_bytes.fetch_add(bytes, Ordering::Relaxed);
         true
+    }
+
+    /// Dead letters of `bytes` are settled: Redis counts them from now on.
+    pub fn settled_dead(&self, bytes: u64) {
+        self.shared.dying_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.shared.dead_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn confirmed(&self, sent_at: Duration, confirmed: Confirmed) {
@@ -93,6 +102,10 @@ pub async fn run(instance: &Instance, shutdown: &CancellationToken) {
                 let end = own(instance, owned, shutdown).await;
                 instance.metrics.owner.set(0);
                 tracing::info!(?end, "the drain is not owned any more");
+                if end == End::Stale {
+                    // Whatever it was that made it begin again may do so again.
+                    tokio::time::sleep(LOOK_EVERY).await;
+                }
             }
             Err(error) => {
                 instance.unavailable(&error);
@@ -141,6 +154,7 @@ async fn stand_by(instance: &Instance) -> Result<Owned, QueueError> {
         shared: Arc::new(Shared {
             confirmed_at_ms: AtomicU64::new(0),
             dead_bytes: AtomicU64::new(0),
+            dying_bytes: AtomicU64::new(0),
             is_full: std::sync::atomic::AtomicBool::new(false),
         }),
     };

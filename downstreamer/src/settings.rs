@@ -6,12 +6,15 @@ use std::time::Duration;
 use clap::Parser;
 use http::Uri;
 use http::uri::{Authority, Scheme};
+use rustls::pki_types::ServerName;
 use spillway_service::common::CommonChecked;
 use spillway_service::{Checker, Common};
 
 use crate::backoff::Backoff;
 
 const MIB: u64 = 1 << 20;
+/// The longest base path.
+const PATH_BYTES_MAX: usize = 1024;
 /// What a delivery that began just before SIGTERM may still take, beside its time-out.
 const SHUTDOWN_SLACK: Duration = Duration::from_secs(5);
 
@@ -25,7 +28,7 @@ pub struct Written {
 
     /// The backend's base URL, http or https; a webhook's path and query are appended. discard:
     /// accepts, counts and drops
-    #[arg(long, env = "DOWNSTREAM_APP_URL")]
+    #[arg(long, env = "DOWNSTREAM_APP_URL", hide_env_values = true)]
     downstream_app_url: Option<String>,
 
     /// Host header and TLS server name; default: the URL's
@@ -83,7 +86,7 @@ pub struct Written {
     #[arg(long, env = "PARK_AFTER", default_value = "60s")]
     park_after: String,
 
-    /// Memory for the index of waiting webhooks, about 48 bytes each [1MiB to 16GiB]
+    /// Memory for the index of waiting webhooks, about 50 bytes each, 370 if parked [1MiB to 16GiB]
     #[arg(long, env = "INDEX_MEMORY", default_value = "128MiB")]
     index_memory: String,
 
@@ -140,8 +143,10 @@ pub enum Backend {
         authority: Authority,
         /// What stands before every path; without a slash at its end.
         path: String,
-        /// The Host header, and the TLS server name.
+        /// The Host header.
         host: String,
+        /// The TLS server name.
+        server_name: ServerName<'static>,
     },
 }
 
@@ -249,12 +254,16 @@ fn http_backend(url: &str, host: Option<&str>) -> Result<Backend, &'static str> 
     if uri.query().is_some() {
         return Err("must not have a query: a webhook's own is appended");
     }
-    let host = host.map_or_else(|| authority.as_str().to_owned(), str::to_owned);
-    if http::HeaderValue::from_str(&host).is_err() || host.parse::<Authority>().is_err() {
-        return Err("DOWNSTREAM_HOST must be a host name, with a port if need be");
-    }
+    let host = host.unwrap_or(authority.as_str()).to_owned();
+    let named: Authority =
+        host.parse().map_err(|_| "DOWNSTREAM_HOST must be a host name, with a port if need be")?;
+    let server_name = ServerName::try_from(named.host().trim_matches(['[', ']']).to_owned())
+        .map_err(|_| "the host (or DOWNSTREAM_HOST) is neither a DNS name nor an address")?;
     let path = uri.path().trim_end_matches('/').to_owned();
-    Ok(Backend::Http { scheme, authority, path, host })
+    if path.len() > PATH_BYTES_MAX {
+        return Err("the base path is too long: with a webhook's own it would be no path any more");
+    }
+    Ok(Backend::Http { scheme, authority, path, host, server_name })
 }
 
 fn dead_statuses(checker: &mut Checker, text: &str) -> Vec<u16> {
@@ -280,6 +289,8 @@ mod tests {
         };
         assert_eq!(parts("http://a:80", None).unwrap(), "a:80  a:80");
         assert_eq!(parts("https://a/base/", Some("b")).unwrap(), "a /base b");
+        assert_eq!(parts("http://[::1]", None).unwrap(), "[::1]  [::1]");
+        assert_eq!(parts("http://[::1]:80", Some("c:81")).unwrap(), "[::1]:80  c:81");
         for url in ["a:80", "ftp://a", "http://", "http://u:p@a", "http://a/?q", "/x", ""] {
             assert!(parts(url, None).is_err(), "{url}");
         }

@@ -38,12 +38,15 @@ async fn run(
     let mut connection = None;
     while let Some(settlement) = orders.recv().await {
         settler.begin();
+        let mut is_failing = false;
         let settled = loop {
-            match apply(&redis, &settler, &mut connection, &settlement).await {
+            match apply(&redis, &mut settler, &mut connection, &settlement).await {
                 Ok(ids) => break Ok(ids),
                 Err(error @ (QueueError::Fenced | QueueError::Unregistered)) => break Err(error),
                 Err(error) => {
-                    tracing::warn!(%error, "settling failed; trying again");
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!(%error, "settling failed; trying until redis answers");
+                    }
                     connection = None;
                     tokio::time::sleep(PAUSE).await;
                     if results.is_closed() {
@@ -60,7 +63,7 @@ async fn run(
 
 async fn apply(
     redis: &Redis,
-    settler: &Settler,
+    settler: &mut Settler,
     connection: &mut Option<Connection>,
     settlement: &Settlement,
 ) -> Settled {

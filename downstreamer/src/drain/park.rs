@@ -4,7 +4,6 @@
 //! Never while the backend as a whole is down: then every resource fails, and moving them all would
 //! copy the queue for nothing.
 
-use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use spillway_webhook::pack::PackWriter;
 use tokio::time::Instant;
 
 use super::{Around, Drain, Tried, wall_clock_ms};
-use crate::index::{OpenPack, PackKey, Place, ResourceKey, Source, State};
+use crate::index::{NodeKey, OpenPack, PackKey, Place, ResourceKey, Source, State};
 
 /// How often failing resources are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -36,24 +35,15 @@ impl Drain {
         if self.parks_looked_at.elapsed() < LOOK_EVERY || self.destination.is_down() {
             return (parking, parked);
         }
-        self.parks_looked_at = Instant::now();
-        let delayed: Vec<ResourceKey> = self
-            .trials
-            .keys()
-            .copied()
-            .filter(|resource| self.index.state(*resource) == Some(State::Delayed))
-            .collect();
         let mut writer = PackWriter::new();
-        let mut bytes = 0;
-        for resource in delayed {
-            let old = self.old_places(resource, PARK_MAX - parked.len());
+        let (mut bytes, mut fetches, mut is_cut_short) = (0, 0, false);
+        for resource in self.delayed() {
             let before = parked.len();
-            for place in old {
-                if bytes > PARK_BYTES_MAX {
-                    break;
-                }
+            for (node, place) in self.old_in_main(resource, PARK_MAX - parked.len()) {
                 let Some(pack) = self.cache.get(place.pack) else {
-                    if self.awaiting.len() < FETCH_MAX {
+                    is_cut_short = true;
+                    if fetches < FETCH_MAX {
+                        fetches += 1;
                         self.fetch(place.pack, around);
                     }
                     break;
@@ -61,40 +51,57 @@ impl Drain {
                 writer.push_record_of(&pack, place.index);
                 let pack = writer.finish();
                 bytes += pack.len();
-                parked.push(self.move_aside(resource, place, pack, settlement));
+                parked.push(self.move_aside(resource, node, place, pack, settlement));
                 touched.insert(place.pack);
+                if bytes > PARK_BYTES_MAX {
+                    break;
+                }
             }
             if parked.len() > before {
                 self.index.set_state(resource, State::Parking);
                 parking.push(resource);
             }
             if parked.len() >= PARK_MAX || bytes > PARK_BYTES_MAX {
+                is_cut_short = true;
                 break;
             }
         }
+        // With more to do, the next settlement goes on with it.
+        if !is_cut_short {
+            self.parks_looked_at = Instant::now();
+        }
         (parking, parked)
+    }
+
+    /// Resources whose head waits for a retry.
+    fn delayed(&self) -> Vec<ResourceKey> {
+        self.trials
+            .iter()
+            .filter(|(place, trial)| {
+                self.index.state(trial.resource) == Some(State::Delayed)
+                    && self.index.head(trial.resource) == Some(**place)
+            })
+            .map(|(_, trial)| trial.resource)
+            .collect()
     }
 
     /// Parking `resource` is done: it waits for its retry again.
     pub(super) fn parked_now(&mut self, resource: ResourceKey) {
         if self.index.state(resource) == Some(State::Parking) {
-            self.index.set_state(resource, State::Delayed);
-            if let Some(trial) = self.trials.get(&resource) {
-                self.due.push(Reverse((trial.due, resource)));
-            }
+            self.release(resource);
         }
     }
 
     /// The webhooks of a failing resource that lie in main packs old enough, oldest first.
-    fn old_places(&self, resource: ResourceKey, count: usize) -> Vec<Place> {
+    fn old_in_main(&self, resource: ResourceKey, count: usize) -> Vec<(NodeKey, Place)> {
         let park_after_ms = u64::try_from(self.settings.park_after.as_millis()).unwrap_or(u64::MAX);
         let old_ms = wall_clock_ms().saturating_sub(park_after_ms);
         self.index
-            .places(resource)
-            .filter_map(|place| Some((place, self.index.pack(place.pack)?)))
-            .filter(|(_, pack)| pack.source == Source::Main)
-            .take_while(|(_, pack)| pack.id.ms <= old_ms)
-            .map(|(place, _)| place)
+            .in_main(resource)
+            .filter_map(|(node, place)| Some((node, place, self.index.pack(place.pack)?)))
+            .filter(|(_, _, pack)| pack.source == Source::Main)
+            .take_while(|(_, _, pack)| pack.id.ms <= old_ms)
+            .map(|(node, place, _)| (node, place))
             .take(count)
             .collect()
     }
@@ -102,16 +109,16 @@ impl Drain {
     fn move_aside(
         &mut self,
         resource: ResourceKey,
+        node: NodeKey,
         place: Place,
         pack: Vec<u8>,
         settlement: &mut Settlement,
     ) -> PackKey {
         let origin = self.index.pack(place.pack).map(|pack| pack.origin).unwrap_or_default();
-        let is_head = self.index.head(resource) == Some(place);
-        let trial = self.trials.get(&resource).filter(|_| is_head);
+        let trial = self.trials.remove(&place);
         let tried = trial.map_or_else(Tried::default, |trial| Tried {
             attempts: trial.attempts,
-            spent: self.spent(trial),
+            spent: self.spent(&trial),
             replayed: false,
         });
         settlement.park.push(Park {
@@ -123,7 +130,8 @@ impl Drain {
         });
         // Its id comes with the settlement's answer; until then the resource is not touched.
         let key = self.index.add_pack(OpenPack::parked(origin, origin));
-        self.index.moved(resource, place, key);
+        let moved = self.index.moved(resource, node, key);
+        self.trials.extend(trial.map(|trial| (moved, trial)));
         self.index.mark_settled(place);
         self.parked.insert(key, tried);
         key

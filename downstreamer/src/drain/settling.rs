@@ -20,7 +20,9 @@ const FINISHED_MAX: usize = 2048;
 /// A settlement that is being applied.
 pub(super) struct Settling {
     /// Resources whose head it settles.
-    heads: Vec<ResourceKey>,
+    pub(super) heads: Vec<ResourceKey>,
+    /// What its dead letters will take in Redis.
+    dead_bytes: u64,
     /// Resources some of whose webhooks it parks.
     parking: Vec<ResourceKey>,
     /// The packs these get, in the settlement's order.
@@ -38,14 +40,15 @@ impl Drain {
         let heads = self.settle_finished(&mut settlement, &mut touched);
         let (parking, parked) = self.park(&mut settlement, &mut touched, around);
         settlement.corrupt = std::mem::take(&mut self.corrupt);
-        settlement.unparked.append(&mut self.corrupt_parked);
+        settlement.corrupt_parked = std::mem::take(&mut self.corrupt_parked);
         self.settle_tries(&mut settlement);
         self.advance(&mut settlement, touched);
         if settlement.is_empty() {
             return;
         }
         settlement.open = self.index.settled_open();
-        self.settling = Some(Settling { heads, parking, parked });
+        let dead_bytes = settlement.dead.iter().map(Dead::size_bytes).sum();
+        self.settling = Some(Settling { heads, dead_bytes, parking, parked });
         // The channel holds one order, and none is under way.
         if around.orders.try_send(settlement).is_err() {
             tracing::error!("BUG: a settlement found another before it");
@@ -62,10 +65,10 @@ impl Drain {
             }
         };
         let settling = self.settling.take()?;
+        self.tenure.settled_dead(settling.dead_bytes);
         for resource in settling.heads {
-            self.trials.remove(&resource);
             if self.index.pop(resource) {
-                self.ready.push_back(resource);
+                self.release(resource);
             }
         }
         if ids.len() != settling.parked.len() {
@@ -90,6 +93,7 @@ impl Drain {
         let mut heads = Vec::with_capacity(count);
         for finished in self.finished.drain(..count) {
             heads.push(finished.resource);
+            self.trials.remove(&finished.place);
             let key = finished.place.pack;
             match self.index.pack(key).map(|pack| (pack.source, pack.id)) {
                 Some((Source::Parked, id)) => {
@@ -161,7 +165,7 @@ pub(super) fn dead_letter(
         reason,
         status: match outcome {
             Outcome::Answered { status, .. } => *status,
-            Outcome::TimedOut | Outcome::Broken => 0,
+            Outcome::TimedOut | Outcome::Unconnected | Outcome::Broken | Outcome::Unsendable => 0,
         },
         attempts: job.attempt,
         answer,
