@@ -1,16 +1,20 @@
 //! Bounds what is received and not yet stored, in bytes.
 //!
-//! The permit travels with the webhook to the end of its append; dropping it frees its bytes,
-//! panics included.
+//! A webhook holds what has arrived of it, not what its sender announced: an announcement costs a
+//! stranger nothing. The permit travels with the webhook to the end of its append; dropping it
+//! frees its bytes, panics included.
 
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use crate::reply::Refusal;
 
-/// Beside its body, a webhook holds headers, a channel slot and a waiter.
-const OVERHEAD_BYTES: usize = 2048;
+/// Beside its head and body, a webhook holds a header map, a channel slot and a waiter.
+pub const OVERHEAD_BYTES: usize = 2048;
+/// So much of an announced body is held ahead of its arrival: the connection's read buffer is as
+/// large, and most webhooks then come for room only once.
+const AHEAD_BYTES: usize = 8192;
 
 /// Hands out bytes.
 #[derive(Debug, Clone)]
@@ -22,8 +26,9 @@ pub struct Admission {
 /// Bytes that one webhook may hold.
 #[derive(Debug)]
 pub struct Permit {
-    held: OwnedSemaphorePermit,
     from: Arc<Semaphore>,
+    held_bytes: usize,
+    /// The part of them that is for the body.
     body_bytes: usize,
 }
 
@@ -38,13 +43,20 @@ impl Admission {
         self.bytes_max - self.bytes.available_permits()
     }
 
-    /// Room for a webhook whose body is announced to have `body_bytes` (0 if unknown).
+    /// Room for a webhook with a head of `head_bytes`, if its body as announced (0 if unknown)
+    /// would fit too. The body's room is taken as it arrives, by [`Permit::grow_to`].
     ///
     /// # Errors
     /// [`Refusal::Overloaded`] when there is none.
-    pub fn admit(&self, body_bytes: usize) -> Result<Permit, Refusal> {
-        let held = acquire(&self.bytes, body_bytes + OVERHEAD_BYTES)?;
-        Ok(Permit { held, from: self.bytes.clone(), body_bytes })
+    pub fn admit(&self, head_bytes: usize, announced_bytes: usize) -> Result<Permit, Refusal> {
+        let fixed_bytes = OVERHEAD_BYTES + head_bytes;
+        if fixed_bytes.saturating_add(announced_bytes) > self.bytes.available_permits() {
+            return Err(Refusal::Overloaded);
+        }
+        let body_bytes = announced_bytes.min(AHEAD_BYTES);
+        let held_bytes = fixed_bytes + body_bytes;
+        take(&self.bytes, held_bytes)?;
+        Ok(Permit { from: self.bytes.clone(), held_bytes, body_bytes })
     }
 }
 
@@ -55,16 +67,24 @@ impl Permit {
     /// [`Refusal::Overloaded`] when there is none.
     pub fn grow_to(&mut self, body_bytes: usize) -> Result<(), Refusal> {
         if let Some(more) = body_bytes.checked_sub(self.body_bytes).filter(|more| *more > 0) {
-            self.held.merge(acquire(&self.from, more)?);
+            take(&self.from, more)?;
+            self.held_bytes += more;
             self.body_bytes = body_bytes;
         }
         Ok(())
     }
 }
 
-fn acquire(bytes: &Arc<Semaphore>, count: usize) -> Result<OwnedSemaphorePermit, Refusal> {
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.from.add_permits(self.held_bytes);
+    }
+}
+
+fn take(bytes: &Semaphore, count: usize) -> Result<(), Refusal> {
     let count = u32::try_from(count).map_err(|_| Refusal::TooLarge)?;
-    bytes.clone().try_acquire_many_owned(count).map_err(|_| Refusal::Overloaded)
+    bytes.try_acquire_many(count).map_err(|_| Refusal::Overloaded)?.forget();
+    Ok(())
 }
 
 #[cfg(test)]
@@ -73,14 +93,25 @@ mod tests {
 
     #[test]
     fn bytes_come_back_when_the_permit_goes() {
-        let admission = Admission::new(10_000);
-        let mut permit = admission.admit(1000).unwrap();
-        assert_eq!(admission.in_flight_bytes(), 3048);
+        let admission = Admission::new(20_000);
+        let mut permit = admission.admit(500, 1000).unwrap();
+        assert_eq!(admission.in_flight_bytes(), 2048 + 500 + 1000);
         permit.grow_to(3000).unwrap();
-        assert_eq!(admission.in_flight_bytes(), 5048);
-        assert!(permit.grow_to(9000).is_err());
-        assert!(admission.admit(4000).is_err());
+        assert_eq!(admission.in_flight_bytes(), 2048 + 500 + 3000);
+        assert_eq!(permit.grow_to(18_000), Err(Refusal::Overloaded));
+        assert!(admission.admit(0, 13_000).is_err());
+        assert!(admission.admit(13_000, 0).is_err());
         drop(permit);
         assert_eq!(admission.in_flight_bytes(), 0);
+    }
+
+    #[test]
+    fn an_announcement_takes_no_room_from_others() {
+        let admission = Admission::new(256 << 20);
+        let announced: Vec<_> = (0..100).map(|_| admission.admit(100, 16 << 20).unwrap()).collect();
+        assert!(admission.in_flight_bytes() < 2 << 20);
+        // One that could not fit even now is told at once.
+        assert!(admission.admit(0, 256 << 20).is_err());
+        drop(announced);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body::Body;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
@@ -40,10 +40,7 @@ where
     }
     permit.grow_to(first.len())?;
     let Some(second) = next(body).await? else { return Ok(first) };
-    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    let expected = first.len().saturating_add(second.len()).saturating_add(announced);
-    let mut whole = BytesMut::with_capacity(expected.min(bytes_max));
-    whole.extend_from_slice(&first);
+    let mut whole = Vec::from(first);
     let mut chunk = Some(second);
     while let Some(part) = chunk {
         let length = whole.len() + part.len();
@@ -51,10 +48,21 @@ where
             return Err(Refusal::TooLarge);
         }
         permit.grow_to(length)?;
+        if length > whole.capacity() {
+            let capacity = capacity_for(length, body.size_hint().upper()).min(bytes_max);
+            whole.reserve_exact(capacity - whole.len());
+        }
         whole.extend_from_slice(&part);
         chunk = next(body).await?;
     }
-    Ok(whole.freeze())
+    Ok(Bytes::from(whole))
+}
+
+/// Room for a body of which `arrived_bytes` have come and `left_bytes` are announced. What is
+/// announced may never come, so it is at most twice what has; doubling keeps the copying linear.
+fn capacity_for(arrived_bytes: usize, left_bytes: Option<u64>) -> usize {
+    let left_bytes = left_bytes.and_then(|left| usize::try_from(left).ok()).unwrap_or(usize::MAX);
+    arrived_bytes.saturating_add(left_bytes.min(arrived_bytes))
 }
 
 /// The next piece of data; trailers are not part of the signed body and are dropped.
@@ -68,4 +76,41 @@ where
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures_util::stream;
+    use http_body::Frame;
+    use http_body_util::StreamBody;
+
+    use super::*;
+    use crate::admit::Admission;
+
+    async fn read_chunks(chunks: &[&'static [u8]], bytes_max: usize) -> Result<Bytes, Refusal> {
+        let frames = chunks.iter().map(|chunk| Ok(Frame::data(Bytes::from_static(chunk))));
+        let body = StreamBody::new(stream::iter(frames.collect::<Vec<Result<_, Infallible>>>()));
+        let mut permit = Admission::new(1 << 20).admit(0, 0).unwrap();
+        read(body, bytes_max, Duration::from_secs(1), &mut permit).await
+    }
+
+    #[tokio::test]
+    async fn chunks_become_one_body_in_their_order() {
+        let whole = Bytes::from_static(b"abcdefghi");
+        assert_eq!(read_chunks(&[], 9).await, Ok(Bytes::new()));
+        assert_eq!(read_chunks(&[b"abcdefghi"], 9).await, Ok(whole.clone()));
+        assert_eq!(read_chunks(&[b"a", b"bc", b"d", b"efgh", b"i"], 9).await, Ok(whole));
+        assert_eq!(read_chunks(&[b"", b"", b"a"], 9).await, Ok(Bytes::from_static(b"a")));
+        assert_eq!(read_chunks(&[b"abcd", b"efgh", b"ij"], 9).await, Err(Refusal::TooLarge));
+        assert_eq!(read_chunks(&[b"abcdefghij"], 9).await, Err(Refusal::TooLarge));
+    }
+
+    #[test]
+    fn an_announced_body_takes_no_more_than_twice_what_has_come() {
+        assert_eq!(capacity_for(100, Some(16 << 20)), 200);
+        assert_eq!(capacity_for(100, Some(50)), 150);
+        assert_eq!(capacity_for(100, None), 200);
+    }
 }

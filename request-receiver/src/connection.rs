@@ -27,7 +27,7 @@ use crate::reply::{Refusal, raw_answer};
 use crate::stream::{Stream, Watched};
 
 /// The largest header block. Shopify's are about 1 KB; proxies add some.
-const HEADER_BYTES_MAX: usize = 64 << 10;
+pub const HEADER_BYTES_MAX: usize = 64 << 10;
 /// How long, and how much, is read from a sender who has not noticed that it was refused. Closing
 /// at once would reset the connection and destroy the answer on its way.
 const LINGER: Duration = Duration::from_secs(2);

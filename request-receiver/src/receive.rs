@@ -72,12 +72,13 @@ impl Receiver {
     fn admit(&self, head: &Parts) -> Result<Permit, Refusal> {
         self.state.usable()?;
         let announced = announced_bytes(head);
+        let head_bytes = head_bytes(head);
         if announced > self.body_bytes_max {
             // Only once there is room at all: 503 comes before 413.
-            self.admission.admit(0)?;
+            self.admission.admit(head_bytes, 0)?;
             return Err(Refusal::TooLarge);
         }
-        self.admission.admit(announced)
+        self.admission.admit(head_bytes, announced)
     }
 
     fn authenticate(
@@ -124,6 +125,13 @@ fn check_request_line(head: &Parts) -> Result<(), Refusal> {
         return Err(Refusal::NotPost);
     }
     Ok(())
+}
+
+/// Bytes of the request's target and headers.
+fn head_bytes(head: &Parts) -> usize {
+    let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
+    let headers = head.headers.iter().map(|(name, value)| name.as_str().len() + value.len());
+    target + headers.sum::<usize>()
 }
 
 /// The body's length as announced; 0 where it is sent in chunks.

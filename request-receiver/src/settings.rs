@@ -12,9 +12,13 @@ use spillway_service::{Checker, Common};
 use spillway_webhook::Secrets;
 use spillway_webhook::freshness::Window;
 
+use crate::admit::OVERHEAD_BYTES;
+use crate::connection::HEADER_BYTES_MAX;
 use crate::secrets::Source;
 
 const MIB: u64 = 1 << 20;
+/// What a webhook may hold beside its body.
+const HEAD_ROOM_BYTES: usize = OVERHEAD_BYTES + HEADER_BYTES_MAX;
 /// Bodies past this would make packs that no drain can decode.
 const BODY_MAX: u64 = 128 * MIB;
 
@@ -63,7 +67,8 @@ pub struct Written {
     #[arg(long, env = "MAX_BODY", default_value = "16MiB")]
     max_body: String,
 
-    /// Bytes received and not yet stored, before more is refused [1MiB to 64GiB]
+    /// Bytes received and not yet stored, before more is refused; at least MAX_BODY + 66KiB [1MiB
+    /// to 64GiB]
     #[arg(long, env = "MAX_IN_FLIGHT", default_value = "256MiB")]
     max_in_flight: String,
 
@@ -75,7 +80,7 @@ pub struct Written {
     #[arg(long, env = "HEADER_TIMEOUT", default_value = "5s")]
     header_timeout: String,
 
-    /// Time for a request's body, from its headers [100ms to 60s]
+    /// Time for a request's body, from the end of its headers [100ms to 60s]
     #[arg(long, env = "BODY_TIMEOUT", default_value = "3s")]
     body_timeout: String,
 
@@ -197,9 +202,15 @@ impl spillway_service::Written for Written {
                 s(1)..=s(300),
             ),
         };
-        if settings.in_flight_bytes_max < settings.body_bytes_max {
-            checker
-                .mistake("MAX_IN_FLIGHT", "must be at least MAX_BODY, or such a body never fits");
+        if settings.in_flight_bytes_max < settings.body_bytes_max + HEAD_ROOM_BYTES {
+            checker.mistake(
+                "MAX_IN_FLIGHT",
+                format_args!(
+                    "must be at least MAX_BODY + {}KiB, which a webhook's headers may take: \
+                     else the largest body never fits",
+                    HEAD_ROOM_BYTES >> 10
+                ),
+            );
         }
         settings
     }

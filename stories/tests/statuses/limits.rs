@@ -91,7 +91,7 @@ async fn an_idle_connection_is_closed_and_a_new_one_welcome() {
 async fn more_bytes_in_flight_than_allowed_are_503_before_the_body() {
     let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
-    let receiver = cell.receiver(&[("MAX_BODY", "1MiB"), ("MAX_IN_FLIGHT", "1MiB")]).await;
+    let receiver = cell.receiver(&[("MAX_BODY", "900KiB"), ("MAX_IN_FLIGHT", "1MiB")]).await;
     let slow = Webhook::any().body(body_of(900_000));
     let request = slow.encode();
     let (most, last) = request.split_at(request.len() - 1);
@@ -109,6 +109,24 @@ async fn more_bytes_in_flight_than_allowed_are_503_before_the_body() {
         post(receiver.address(), &Webhook::any().body(body_of(900_000))).await.status == 200
     })
     .await;
+}
+
+#[tokio::test]
+async fn an_announced_body_takes_no_room_before_it_comes() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let receiver = cell.receiver(&[("MAX_BODY", "900KiB"), ("MAX_IN_FLIGHT", "1MiB")]).await;
+    let mut announced = Vec::new();
+    for _ in 0..16 {
+        let mut connection = Connection::to(receiver.address()).await;
+        connection.write(&Webhook::any().head(900_000)).await.unwrap();
+        announced.push(connection);
+    }
+    until("all heads are read", SOON, async || {
+        receiver.metric("spillway_in_flight_bytes").await.unwrap_or_default() > 16.0 * 2048.0
+    })
+    .await;
+    post(receiver.address(), &Webhook::any().body(body_of(500_000))).await.expect_stored();
 }
 
 #[tokio::test]
