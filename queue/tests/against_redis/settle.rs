@@ -151,6 +151,35 @@ async fn an_entry_that_cannot_be_decoded_is_set_aside_under_its_own_key() {
 }
 
 #[tokio::test]
+async fn a_parked_webhook_that_cannot_be_decoded_is_set_aside_too() {
+    let server = Server::start(&[]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let spoilt = Settlement { park: vec![park(1)], ..Settlement::default() };
+    let corrupt_parked = http.settle(&spoilt).await.unwrap();
+    let key = format!("spillway:corrupt:parked:{}", corrupt_parked[0]);
+    http.settle(&Settlement { corrupt_parked, ..Settlement::default() }).await.unwrap();
+    assert!(server.ids("spillway:http:parked").await.is_empty());
+    assert_eq!(server.command::<Vec<u8>>(&["GET", &key]).await, park(1).pack);
+}
+
+#[tokio::test]
+async fn a_redis_that_came_back_with_older_data_is_noticed_before_anything_is_settled() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    http.settle(&Settlement { park: vec![park(1)], ..Settlement::default() }).await.unwrap();
+    let older: Vec<u8> = server.command(&["GET", "spillway:http:settled"]).await;
+    let older = String::from_utf8(older).unwrap();
+    http.settle(&Settlement { dead: vec![dead(2, "orders/create")], ..up_to(ids[0], 1, 1) })
+        .await
+        .unwrap();
+    let _: String = server.command(&["SET", "spillway:http:settled", &older]).await;
+    let refused = http.settle(&up_to(ids[1], 1, 1)).await;
+    assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
+    assert_eq!(http.progress().await.cursor, ids[0]);
+}
+
+#[tokio::test]
 async fn a_settlement_of_thousands_is_one_step() {
     let server = Server::start(&[]).await;
     let mut http = Drain::start(&server, "http").await;
