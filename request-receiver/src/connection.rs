@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tower::Service;
 
+use crate::closing::Closing;
 use crate::reply::{Refusal, raw_answer};
 use crate::stream::{Stream, Watched};
 
@@ -62,8 +63,8 @@ pub struct Arrival {
 pub struct Serving {
     /// Answers requests.
     pub router: Router,
-    /// Set once no connection should outlive its next answer.
-    pub is_closing: AtomicBool,
+    /// Once it has begun, no connection should outlive its next answer.
+    pub closing: Closing,
     /// Time for a request's headers.
     pub header_timeout: Duration,
     /// How long a connection may be idle.
@@ -205,7 +206,7 @@ async fn answer(
     let answered = serving.router.clone().call(request.map(Body::new)).await;
     phase.answered();
     answered.map(|mut response| {
-        if serving.is_closing.load(Ordering::Relaxed) {
+        if serving.closing.has_begun() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response

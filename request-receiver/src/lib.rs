@@ -1,11 +1,12 @@
 //! The receiver: HTTP in, packs out.
 //!
-//! The path of a webhook: [`serve`] (accepts, hands to a [`shard`]) → [`connection`] → [`receive`] (one request, step by step:
-//! admit → read the body → authenticate → inspect → enqueue) → [`enqueue`] (group commit into
-//! Redis) → [`reply`] (what the sender is told).
+//! The path of a webhook: [`serve`] (accepts, hands to a [`shard`]) → [`connection`] → [`receive`]
+//! (one request, step by step: admit → read the body → authenticate → inspect → enqueue) →
+//! [`enqueue`] (group commit into Redis) → [`reply`] (what the sender is told).
 
 pub mod admit;
 pub mod body;
+pub mod closing;
 pub mod connection;
 pub mod enqueue;
 pub mod inspect;
@@ -24,11 +25,14 @@ use std::sync::Arc;
 use spillway_service::listen::Listener;
 use spillway_service::start::Unavailable;
 use spillway_service::{Readiness, admin};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::admit::Admission;
+use crate::closing::Closing;
 use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
+use crate::serve::Acceptor;
 use crate::settings::Settings;
 use crate::shard::{Shard, Shared};
 
@@ -61,22 +65,37 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
 
     tracing::info!(address = ?settings.listen, version = env!("CARGO_PKG_VERSION"), "receiving");
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
-    let shards = start_shards(&settings, state, &metrics)?;
-    serve::until(listener, shards, settings.connections_max, metrics, &shutdown).await;
-    readiness.not_ready("stopping");
+    let (closing, shard_ended) = (Closing::default(), CancellationToken::new());
+    let shards = start_shards(Shared {
+        admission: watched_admission(&settings, &metrics),
+        settings: settings.clone(),
+        state,
+        metrics: metrics.clone(),
+        closing: closing.clone(),
+        ended: shard_ended.clone(),
+    })?;
+    let mut acceptor =
+        Acceptor::new(listener, shards, shard_ended, settings.connections_max, metrics);
+    let accepted = acceptor.accept_until(&shutdown).await;
+    if let Err(error) = &accepted {
+        tracing::error!(%error, "stopping, to be started again");
+    }
+    readiness.stopping();
+    let stop_by = Instant::now() + settings.shutdown_timeout;
+    closing.begin(stop_by);
+    acceptor.finish(stop_by).await;
     after_all.cancel();
-    Ok(())
+    Ok(accepted?)
 }
 
 /// A shard for each core.
-fn start_shards(
-    settings: &Arc<Settings>,
-    state: QueueState,
-    metrics: &Metrics,
-) -> std::io::Result<Vec<Shard>> {
-    let admission = Admission::new(settings.in_flight_bytes_max);
-    metrics.watch_in_flight(admission.clone());
-    let shared = Shared { settings: settings.clone(), admission, state, metrics: metrics.clone() };
+fn start_shards(shared: Shared) -> std::io::Result<Vec<Shard>> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     (0..cores).map(|_| Shard::start(shared.clone())).collect()
+}
+
+fn watched_admission(settings: &Settings, metrics: &Metrics) -> Admission {
+    let admission = Admission::new(settings.in_flight_bytes_max);
+    metrics.watch_in_flight(admission.clone());
+    admission
 }

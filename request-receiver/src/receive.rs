@@ -41,7 +41,7 @@ pub struct Receiver {
 impl Receiver {
     /// Puts a receiver together.
     pub fn new(shared: Shared, state: QueueState, enqueue: Enqueue) -> Self {
-        let Shared { settings, admission, metrics, state: _ } = shared;
+        let Shared { settings, admission, metrics, .. } = shared;
         Self {
             admission,
             secrets: settings.secrets.clone(),

@@ -1,12 +1,15 @@
 //! Accepts connections, bounds their number, and spreads them over the shards.
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::{join_all, select_all};
 use spillway_service::listen::Listener;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -23,9 +26,19 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The kernel holds no more than this for one listener (net.core.somaxconn's default).
 const BACKLOG_MAX: usize = 4096;
 
+/// A shard's thread or its batcher ended while connections were still accepted.
+#[derive(Debug, thiserror::Error)]
+#[error("BUG: a shard ended before its acceptor")]
+pub struct ShardEnded;
+
 /// What accepted connections are handed to.
-struct Acceptor {
+pub struct Acceptor {
+    listener: Listener,
+    /// Accepted, and not handed over yet: kept here when the process is told to stop meanwhile.
+    in_hand: Option<Accepted>,
     shards: Vec<Shard>,
+    /// Cancelled when any of the shards ends.
+    shard_ended: CancellationToken,
     next: usize,
     slots: Arc<Semaphore>,
     refusals: Arc<Semaphore>,
@@ -33,59 +46,124 @@ struct Acceptor {
     metrics: Metrics,
 }
 
-/// Accepts until `shutdown`, then waits for the shards to finish.
-pub async fn until(
-    listener: Listener,
-    shards: Vec<Shard>,
-    connections_max: usize,
-    metrics: Metrics,
-    shutdown: &CancellationToken,
-) {
-    let mut acceptor = Acceptor {
-        shards,
-        next: 0,
-        slots: Arc::new(Semaphore::new(connections_max)),
-        refusals: Arc::new(Semaphore::new(REFUSED_AT_ONCE)),
-        refusing: TaskTracker::new(),
-        metrics,
-    };
-    loop {
-        tokio::select! {
-            accepted = accept(&listener) => acceptor.take(accepted).await,
-            () = shutdown.cancelled() => break,
-        }
-    }
-    // What the kernel has accepted for us is served: closing the listener would reset it.
-    for _ in 0..BACKLOG_MAX {
-        match accept(&listener).now_or_never() {
-            Some(accepted) => acceptor.take(accepted).await,
-            None => break,
-        }
-    }
-    drop(listener);
-    futures_util::future::join_all(acceptor.shards.into_iter().map(Shard::finish)).await;
-    acceptor.refusing.close();
-    acceptor.refusing.wait().await;
-}
-
 impl Acceptor {
+    /// Puts an acceptor together; `shard_ended` is what its shards were started with.
+    pub fn new(
+        listener: Listener,
+        shards: Vec<Shard>,
+        shard_ended: CancellationToken,
+        connections_max: usize,
+        metrics: Metrics,
+    ) -> Self {
+        Self {
+            listener,
+            in_hand: None,
+            shards,
+            shard_ended,
+            next: 0,
+            slots: Arc::new(Semaphore::new(connections_max)),
+            refusals: Arc::new(Semaphore::new(REFUSED_AT_ONCE)),
+            refusing: TaskTracker::new(),
+            metrics,
+        }
+    }
+
+    /// Accepts until `shutdown`.
+    ///
+    /// # Errors
+    /// When a shard ends first: without it, connections would be taken and never served.
+    pub async fn accept_until(&mut self, shutdown: &CancellationToken) -> Result<(), ShardEnded> {
+        let shard_ended = self.shard_ended.clone();
+        tokio::select! {
+            biased;
+            () = shutdown.cancelled() => Ok(()),
+            () = shard_ended.cancelled() => Err(ShardEnded),
+            never = self.accept_all() => match never {},
+        }
+    }
+
+    /// Serves what the kernel has accepted for us, waits for the shards to finish, and cuts off
+    /// what is left at `stop_by`.
+    pub async fn finish(mut self, stop_by: Instant) {
+        // Closing the listener at once would reset those connections.
+        if timeout_at(stop_by, self.take_backlog()).await.is_err() {
+            tracing::warn!("connections that were not taken yet are reset");
+        }
+        drop(self.listener);
+        join_all(self.shards.into_iter().map(|shard| shard.finish(stop_by))).await;
+        self.refusing.close();
+        timeout_at(stop_by, self.refusing.wait()).await.ok();
+    }
+
+    async fn accept_all(&mut self) -> Infallible {
+        loop {
+            let accepted = accept(&self.listener).await;
+            self.take(accepted).await;
+        }
+    }
+
+    async fn take_backlog(&mut self) {
+        if self.in_hand.is_some() {
+            self.place().await;
+        }
+        for _ in 0..BACKLOG_MAX {
+            // Unconstrained: a task that has done much is told to yield by a listener that seems
+            // to have nothing.
+            match tokio::task::unconstrained(accept(&self.listener)).now_or_never() {
+                Some(accepted) => self.take(accepted).await,
+                None => return,
+            }
+        }
+    }
+
     async fn take(&mut self, accepted: io::Result<Accepted>) {
-        let accepted = match accepted {
-            Ok(accepted) => accepted,
+        match accepted {
+            Ok(accepted) => {
+                self.in_hand = Some(accepted);
+                self.place().await;
+            }
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
-                return;
             }
-        };
-        if let Ok(slot) = self.slots.clone().try_acquire_owned() {
-            // In turn: senders keep their connections for long and use them alike.
-            self.next = (self.next + 1) % self.shards.len();
-            self.shards[self.next].take(accepted, slot).await;
-            return;
         }
+    }
+
+    /// Hands the connection in hand to a shard if it is among those allowed; else it is refused, if
+    /// it is among those told so. Waits until it is either.
+    async fn place(&mut self) {
+        let (slots, refusals) = (self.slots.clone(), self.refusals.clone());
+        tokio::select! {
+            biased;
+            Ok(slot) = slots.acquire_owned() => self.hand_over(slot).await,
+            Ok(slot) = refusals.acquire_owned() => self.refuse(slot),
+            else => {}
+        }
+    }
+
+    async fn hand_over(&mut self, slot: OwnedSemaphorePermit) {
+        let Some(accepted) = self.in_hand.take() else { return };
+        let mut incoming = (accepted, slot);
+        // In turn: senders keep their connections for long and use them alike.
+        for _ in 0..self.shards.len() {
+            self.next = (self.next + 1) % self.shards.len();
+            match self.shards[self.next].try_take(incoming) {
+                Ok(()) => return,
+                Err(returned) => incoming = returned,
+            }
+        }
+        let (accepted, slot) = incoming;
+        self.in_hand = Some(accepted);
+        let rooms = self.shards.iter().map(|shard| Box::pin(shard.room()));
+        let (room, _, _) = select_all(rooms).await;
+        if let (Ok(room), Some(accepted)) = (room, self.in_hand.take()) {
+            room.send((accepted, slot));
+        }
+    }
+
+    fn refuse(&mut self, slot: OwnedSemaphorePermit) {
+        let Some(accepted) = self.in_hand.take() else { return };
         self.metrics.answered(Refusal::Overloaded.outcome(), Duration::ZERO);
-        let Ok(slot) = self.refusals.clone().acquire_owned().await else { return };
         self.refusing.spawn(async move {
             if let Ok(stream) = accepted.into_stream() {
                 connection::refuse(stream).await;
@@ -104,5 +182,29 @@ async fn accept(listener: &Listener) -> io::Result<Accepted> {
             Ok(Accepted::Tcp(stream.into_std()?))
         }
         Listener::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0.into_std()?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_service::listen::Address;
+
+    use super::*;
+
+    async fn without_shards(shard_ended: &CancellationToken) -> Acceptor {
+        let address = Address::Tcp(([127, 0, 0, 1], 0).into());
+        let listener = Listener::bind(&address).await.unwrap();
+        Acceptor::new(listener, Vec::new(), shard_ended.clone(), 1, Metrics::new(&[]))
+    }
+
+    #[tokio::test]
+    async fn a_shard_that_ends_early_ends_the_process_with_an_error() {
+        let (shard_ended, shutdown) = (CancellationToken::new(), CancellationToken::new());
+        shard_ended.cancel();
+        let mut acceptor = without_shards(&shard_ended).await;
+        assert!(acceptor.accept_until(&shutdown).await.is_err());
+        // Once the process was told to stop, shards are expected to end.
+        shutdown.cancel();
+        assert!(acceptor.accept_until(&shutdown).await.is_ok());
     }
 }

@@ -5,18 +5,19 @@
 //! more than all other work on it but the hash and the compression. Redis commits the shards' packs
 //! together, since it syncs once for all it has read.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use axum::Router;
 use axum::routing::any;
+use tokio::sync::mpsc::error::{SendError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio::task::JoinHandle;
-use tokio::time::Instant;
-use tokio_util::task::TaskTracker;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use crate::admit::Admission;
+use crate::closing::Closing;
 use crate::connection::{self, Phase, Serving};
 use crate::enqueue::Enqueue;
 use crate::metrics::Metrics;
@@ -32,6 +33,9 @@ const SWEEP_EVERY: Duration = Duration::from_millis(100);
 /// How long a live connection may still bring a request after SIGTERM, to be answered with
 /// `Connection: close`; one that stays idle for so long is closed.
 const LAST_CALL: Duration = Duration::from_secs(5);
+
+/// How long after the deadline a shard may take to let go of what it cuts off.
+const CUT_TIME: Duration = Duration::from_millis(250);
 
 /// A connection and its place among those allowed.
 type Incoming = (Accepted, OwnedSemaphorePermit);
@@ -53,6 +57,10 @@ pub struct Shared {
     pub state: QueueState,
     /// What is counted.
     pub metrics: Metrics,
+    /// Whether and until when the process stops.
+    pub closing: Closing,
+    /// Cancelled when a shard ends, for whatever reason.
+    pub ended: CancellationToken,
 }
 
 /// All live connections, for the sweep.
@@ -67,32 +75,49 @@ impl Shard {
     pub fn start(shared: Shared) -> std::io::Result<Self> {
         let (sender, incoming) = mpsc::channel(INCOMING_MAX);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let thread = tokio::task::spawn_blocking(move || runtime.block_on(run(shared, incoming)));
+        let thread = tokio::task::spawn_blocking(move || {
+            let _ended = shared.ended.clone().drop_guard();
+            runtime.block_on(run(shared, incoming));
+            // A name that is still being resolved must not hold up the end.
+            runtime.shutdown_background();
+        });
         Ok(Self { incoming: sender, thread })
     }
 
-    /// Hands a connection over.
-    pub async fn take(&self, accepted: Accepted, slot: OwnedSemaphorePermit) {
-        if self.incoming.send((accepted, slot)).await.is_err() {
-            tracing::error!("BUG: a shard ended before its acceptor");
-        }
+    /// Hands a connection over; gives it back if the shard is busy.
+    ///
+    /// # Errors
+    /// With the connection, when there is no room for it.
+    pub fn try_take(&self, incoming: Incoming) -> Result<(), Incoming> {
+        self.incoming.try_send(incoming).map_err(TrySendError::into_inner)
     }
 
-    /// Takes no more; ends when its connections are finished and its webhooks are stored.
-    pub async fn finish(self) {
+    /// Waits for room for a connection.
+    ///
+    /// # Errors
+    /// When the shard has ended.
+    pub async fn room(&self) -> Result<mpsc::Permit<'_, Incoming>, SendError<()>> {
+        self.incoming.reserve().await
+    }
+
+    /// Takes no more; ends when its connections are finished and its webhooks are stored, and soon
+    /// after `stop_by` at the latest.
+    pub async fn finish(self, stop_by: Instant) {
         drop(self.incoming);
-        if let Err(error) = self.thread.await {
-            tracing::error!(%error, "a shard panicked");
+        match timeout_at(stop_by + CUT_TIME, self.thread).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "a shard panicked"),
+            Err(_) => tracing::warn!("a shard did not stop in time"),
         }
     }
 }
 
 async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
-    let time = shared.settings.shutdown_timeout;
+    let closing = shared.closing.clone();
     let state = shared.state.for_shard();
-    let (enqueue, batcher) = Enqueue::start(&shared.settings, state.clone(), &shared.metrics);
+    let (enqueue, mut batcher) = Enqueue::start(&shared.settings, state.clone(), &shared.metrics);
     let serving = Arc::new(Serving {
-        is_closing: AtomicBool::new(false),
+        closing: closing.clone(),
         header_timeout: shared.settings.header_timeout,
         idle_timeout: shared.settings.idle_timeout,
         router: Router::new()
@@ -101,56 +126,79 @@ async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
     });
     let connections = Arc::new(Connections::default());
     let sweep = tokio::spawn(connections.clone().sweep(serving.clone()));
-    let tasks = TaskTracker::new();
-    while let Some((accepted, slot)) = incoming.recv().await {
-        let stream = match accepted.into_stream() {
-            Ok(stream) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "a connection could not be taken over");
-                continue;
+    let mut tasks = JoinSet::new();
+    loop {
+        tokio::select! {
+            next = incoming.recv() => match next {
+                Some(next) => serve(next, &mut tasks, &connections, &serving),
+                None => break,
+            },
+            Some(_) = tasks.join_next() => {}
+            ended = &mut batcher => {
+                tracing::error!(?ended, "BUG: a batcher ended before its shard");
+                return;
             }
-        };
-        let served = connection::serve(stream, connections.open(), serving.clone());
-        tasks.spawn(async move {
-            served.await;
-            drop(slot);
-        });
+        }
     }
-    let deadline = Instant::now() + time;
-    finish(&tasks, &connections, &serving, deadline).await;
+    let stop_by = closing.stop_by();
+    finish(&mut tasks, &connections, &serving, stop_by).await;
     sweep.abort();
     // With the last connection the last sender into the batcher is gone: it ends by itself once
     // what was accepted is stored.
-    drop((serving, tasks));
-    if tokio::time::timeout_at(deadline, batcher).await.is_err() {
-        tracing::warn!("stopped before redis answered; those webhooks were answered 503");
+    drop(serving);
+    if timeout_at(stop_by, batcher).await.is_err() {
+        tracing::warn!("stopped before redis answered; those webhooks were not answered 200");
+    }
+}
+
+fn serve(
+    (accepted, slot): Incoming,
+    tasks: &mut JoinSet<()>,
+    connections: &Connections,
+    serving: &Arc<Serving>,
+) {
+    match accepted.into_stream() {
+        Ok(stream) => {
+            let served = connection::serve(stream, connections.open(), serving.clone());
+            tasks.spawn(async move {
+                served.await;
+                drop(slot);
+            });
+        }
+        Err(error) => tracing::warn!(%error, "a connection could not be taken over"),
     }
 }
 
 /// Every connection ends with its next answer; those that stay idle are closed after the last
-/// call, and whatever is left at the deadline is cut.
+/// call, and whatever is left shortly before the deadline is cut: the rest is the batcher's.
 async fn finish(
-    tasks: &TaskTracker,
+    tasks: &mut JoinSet<()>,
     connections: &Connections,
     serving: &Serving,
-    deadline: Instant,
+    stop_by: Instant,
 ) {
-    serving.is_closing.store(true, Ordering::Relaxed);
-    tasks.close();
-    let time = deadline.duration_since(Instant::now());
-    let last_call = Instant::now() + LAST_CALL.min(time / 2);
-    if tokio::time::timeout_at(last_call, tasks.wait()).await.is_ok() {
+    let now = Instant::now();
+    let time = stop_by.duration_since(now);
+    if timeout_at(now + LAST_CALL.min(time / 2), all_ended(tasks)).await.is_ok() {
         return;
     }
+    let mut tick = tokio::time::interval(SWEEP_EVERY);
     let left = async {
-        while !tasks.is_empty() {
-            connections.each(|phase| phase.sweep(serving, true));
-            tokio::time::sleep(SWEEP_EVERY).await;
+        loop {
+            tokio::select! {
+                () = all_ended(tasks) => return,
+                _ = tick.tick() => connections.each(|phase| phase.sweep(serving, true)),
+            }
         }
     };
-    if tokio::time::timeout_at(deadline, left).await.is_err() {
+    if timeout_at(stop_by - time / 10, left).await.is_err() {
         tracing::warn!(connections = tasks.len(), "cut off at the shutdown deadline");
+        tasks.shutdown().await;
     }
+}
+
+async fn all_ended(tasks: &mut JoinSet<()>) {
+    while tasks.join_next().await.is_some() {}
 }
 
 impl Connections {

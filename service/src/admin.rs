@@ -1,7 +1,7 @@
 //! `GET /livez`, `/readyz` and `/metrics`, on an address of their own.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
 use axum::extract::State;
@@ -15,33 +15,57 @@ use crate::metrics::encode;
 
 /// Whether this process does its work, and if not, why.
 #[derive(Debug, Clone)]
-pub struct Readiness(Arc<Mutex<Option<String>>>);
+pub struct Readiness(Arc<Mutex<Condition>>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Condition {
+    Ready,
+    NotReady(String),
+    /// The last state: what is found out about Redis or a backend changes nothing any more.
+    Stopping,
+}
 
 impl Readiness {
     /// Not ready, for `reason`: a code and a sentence.
     pub fn not_yet(reason: impl Into<String>) -> Self {
-        Self(Arc::new(Mutex::new(Some(reason.into()))))
+        Self(Arc::new(Mutex::new(Condition::NotReady(reason.into()))))
     }
 
     /// Ready; says whether that is news.
     pub fn ready(&self) -> bool {
-        self.lock().take().is_some()
+        self.set(Condition::Ready)
     }
 
     /// Not ready, for `reason`; says whether that is news.
     pub fn not_ready(&self, reason: impl Into<String>) -> bool {
-        let reason = reason.into();
-        let before = self.lock().replace(reason.clone());
-        before.is_none_or(|before| before != reason)
+        self.set(Condition::NotReady(reason.into()))
+    }
+
+    /// Never ready again: the process was told to stop.
+    pub fn stopping(&self) {
+        self.set(Condition::Stopping);
     }
 
     /// `None` if ready, else the reason.
     pub fn reason(&self) -> Option<String> {
-        self.lock().clone()
+        match &*self.lock() {
+            Condition::Ready => None,
+            Condition::NotReady(reason) => Some(reason.clone()),
+            Condition::Stopping => Some("stopping".to_owned()),
+        }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<String>> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn set(&self, condition: Condition) -> bool {
+        let mut current = self.lock();
+        if *current == Condition::Stopping || *current == condition {
+            return false;
+        }
+        *current = condition;
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Condition> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -77,5 +101,24 @@ async fn readyz(State(readiness): State<Readiness>) -> (StatusCode, String) {
     match readiness.reason() {
         None => (StatusCode::OK, "ready\n".to_owned()),
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_news_and_stopping_is_the_last() {
+        let readiness = Readiness::not_yet("a");
+        assert!(!readiness.not_ready("a"));
+        assert!(readiness.not_ready("b"));
+        assert!(readiness.ready());
+        assert!(!readiness.ready());
+        assert_eq!(readiness.reason(), None);
+        readiness.stopping();
+        assert!(!readiness.ready());
+        assert!(!readiness.not_ready("c"));
+        assert_eq!(readiness.reason(), Some("stopping".to_owned()));
     }
 }

@@ -68,6 +68,33 @@ async fn a_receiver_told_to_end_answers_what_it_was_sent() {
     figures.expect_sound(0);
 }
 
+#[tokio::test]
+async fn a_sender_that_stalls_is_cut_off_at_the_one_deadline() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let settings = [("BODY_TIMEOUT", "60s"), ("ACK_TIMEOUT", "60s"), ("SHUTDOWN_TIMEOUT", "2s")];
+    let mut receiver = cell.receiver(&settings).await;
+    let mut stalled = Connection::to(receiver.address()).await;
+    stalled.write(&Webhook::any().head(100)).await.unwrap();
+    // Another waits for a Redis that does not answer.
+    redis.sigstop();
+    let mut waiting = Connection::to(receiver.address()).await;
+    waiting.write(&Webhook::any().encode()).await.unwrap();
+    until("both are in flight", Duration::from_secs(20), async || {
+        receiver.metric("spillway_in_flight_bytes").await.unwrap_or_default() > 2.0 * 2048.0
+    })
+    .await;
+    let told = Instant::now();
+    receiver.sigterm();
+    receiver.unready("stopping").await;
+    let status = receiver.exit(Duration::from_millis(3500)).await;
+    assert_eq!(status.code(), Some(0));
+    say(&format!("receiver shutdown with stalled senders: took {:?}", told.elapsed()));
+    stalled.closed().await;
+    waiting.closed().await;
+    redis.sigcont();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_downstreamer_told_to_end_settles_what_it_delivers() {
     let seed = seed("downstreamer shutdown", 42);
