@@ -85,6 +85,12 @@ impl Appender {
         self.connected().await.map(|_| ())
     }
 
+    /// Lets go of the connection: Redis is known to have gone and come back since the last append.
+    /// The next one connects, in its caller's time.
+    pub fn disconnect(&mut self) {
+        self.connection = None;
+    }
+
     async fn connected(&mut self) -> Result<&mut Connection, QueueError> {
         if self.connection.is_none() {
             self.connection = Some(self.redis.connect(None).await?);

@@ -1,9 +1,9 @@
 //! One connection: its time-outs, its requests, its end.
 //!
-//! A connection is idle, in a request's headers, or in a request. The first two have a deadline
-//! each; a sweep over all connections finds those past it, so that no timer is armed for each
-//! request. Invariant: a request whose headers were read whole is answered before its connection
-//! is closed.
+//! A connection is idle, in a request's headers, in a request, or not done with an answer. All but
+//! a request have a deadline here (a request keeps its own); a sweep over all connections finds
+//! those past it, so that no timer is armed for each request. Invariant: a request whose headers
+//! were read whole is answered before its connection is closed, unless the process stops first.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -24,7 +24,8 @@ use tokio::time::Instant;
 use tower::Service;
 
 use crate::closing::Closing;
-use crate::reply::{Refusal, raw_answer};
+use crate::metrics::Metrics;
+use crate::reply::{NOT_HTTP, Refusal, raw_answer};
 use crate::stream::{Stream, Watched};
 
 /// The largest header block. Shopify's are about 1 KB; proxies add some.
@@ -36,8 +37,12 @@ const LINGER_BYTES_MAX: usize = 4 << 20;
 
 const IDLE: u8 = 0;
 const HEADERS: u8 = 1;
+/// The headers are read, the body perhaps not.
 const REQUEST: u8 = 2;
-const ANSWERED: u8 = 3;
+/// The body is read whole: what comes now is the next request's.
+const BODY_READ: u8 = 3;
+/// It stays so only while the answer can't be written: its reader does not read.
+const ANSWERED: u8 = 4;
 
 /// Where a connection is, shared with the sweep.
 #[derive(Debug)]
@@ -47,6 +52,8 @@ pub struct Phase {
     /// Milliseconds since `opened`.
     since_ms: AtomicU64,
     is_body_unread: AtomicBool,
+    /// Part of the next request came before the answer to this one went out.
+    has_read_ahead: AtomicBool,
     kick: Notify,
 }
 
@@ -63,6 +70,8 @@ pub struct Arrival {
 pub struct Serving {
     /// Answers requests.
     pub router: Router,
+    /// Counts what is answered past the router.
+    pub metrics: Metrics,
     /// Once it has begun, no connection should outlive its next answer.
     pub closing: Closing,
     /// Time for a request's headers.
@@ -79,22 +88,31 @@ impl Phase {
             now: AtomicU8::new(IDLE),
             since_ms: AtomicU64::new(0),
             is_body_unread: AtomicBool::new(false),
+            has_read_ahead: AtomicBool::new(false),
             kick: Notify::new(),
         })
     }
 
     /// Bytes were read: the first of a request starts its headers.
     pub fn bytes_arrived(&self) {
-        if matches!(self.now.load(Ordering::Relaxed), IDLE | ANSWERED) {
-            self.enter(HEADERS);
+        match self.now.load(Ordering::Relaxed) {
+            IDLE | ANSWERED => self.enter(HEADERS),
+            BODY_READ => self.has_read_ahead.store(true, Ordering::Relaxed),
+            _ => {}
         }
     }
 
-    /// Nothing is there to read: after an answer, the connection is idle.
+    /// Nothing is there to read: after an answer, the connection is idle, or waits for the rest of
+    /// a request whose beginning it has read already.
     pub fn waits_for_bytes(&self) {
         if self.now.load(Ordering::Relaxed) == ANSWERED {
-            self.enter(IDLE);
+            self.enter(if self.has_read_ahead.load(Ordering::Relaxed) { HEADERS } else { IDLE });
         }
+    }
+
+    /// The request's body was read whole.
+    pub fn body_is_read(&self) {
+        self.now.store(BODY_READ, Ordering::Relaxed);
     }
 
     /// The request was refused before its body was read whole, perhaps.
@@ -102,15 +120,12 @@ impl Phase {
         self.is_body_unread.store(true, Ordering::Relaxed);
     }
 
-    /// Wakes the connection if it is past its deadline, or idle while `close_idle` is set.
+    /// Wakes the connection if it is past its deadline, or in no request while `close_idle` is set.
     pub fn sweep(&self, serving: &Serving, close_idle: bool) {
-        if self.is_past_deadline(serving) || (close_idle && self.is_idle()) {
+        let is_between = matches!(self.now.load(Ordering::Relaxed), IDLE | ANSWERED);
+        if self.is_past_deadline(serving) || (close_idle && is_between) {
             self.kick.notify_one();
         }
-    }
-
-    fn is_idle(&self) -> bool {
-        self.now.load(Ordering::Relaxed) == IDLE
     }
 
     fn is_past_deadline(&self, serving: &Serving) -> bool {
@@ -119,8 +134,11 @@ impl Phase {
             IDLE | ANSWERED => serving.idle_timeout,
             _ => return false,
         };
-        let since = self.opened + Duration::from_millis(self.since_ms.load(Ordering::Relaxed));
-        since.elapsed() > time
+        self.since().elapsed() > time
+    }
+
+    fn since(&self) -> Instant {
+        self.opened + Duration::from_millis(self.since_ms.load(Ordering::Relaxed))
     }
 
     fn enter(&self, phase: u8) {
@@ -132,12 +150,13 @@ impl Phase {
     /// The headers are read; returns when their first byte was.
     fn begin_request(&self) -> Instant {
         let began = if self.now.load(Ordering::Relaxed) == HEADERS {
-            self.opened + Duration::from_millis(self.since_ms.load(Ordering::Relaxed))
+            self.since()
         } else {
             // It was in the buffer behind the request before it.
             Instant::now()
         };
         self.is_body_unread.store(false, Ordering::Relaxed);
+        self.has_read_ahead.store(false, Ordering::Relaxed);
         self.now.store(REQUEST, Ordering::Relaxed);
         began
     }
@@ -169,11 +188,17 @@ pub async fn serve(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
                 if let Err(error) = ended {
                     tracing::debug!(%error, "connection ended");
                     phase.body_may_be_unread();
+                    if error.is_parse() {
+                        serving.metrics.answered(NOT_HTTP, phase.since().elapsed());
+                    }
                 }
                 break None;
             }
             () = phase.kick.notified() => match phase.now.load(Ordering::Relaxed) {
                 HEADERS if phase.is_past_deadline(&serving) => break Some(Refusal::Slow),
+                ANSWERED if phase.is_past_deadline(&serving) || serving.closing.has_begun() => {
+                    break None;
+                }
                 IDLE => break None,
                 _ => {}
             }
@@ -182,7 +207,8 @@ pub async fn serve(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
     let mut stream = connection.into_parts().io.into_inner();
     if let Some(refusal) = refusal {
         phase.body_may_be_unread();
-        stream.write_all(raw_answer(refusal).as_bytes()).await.ok();
+        serving.metrics.answered(refusal.outcome(), phase.since().elapsed());
+        tell(&mut stream, refusal).await;
     }
     close(stream, &phase).await;
 }
@@ -192,8 +218,16 @@ pub async fn refuse(stream: Stream) {
     let phase = Phase::new();
     phase.body_may_be_unread();
     let mut stream = Watched::new(stream, phase.clone());
-    stream.write_all(raw_answer(Refusal::Overloaded).as_bytes()).await.ok();
+    tell(&mut stream, Refusal::Overloaded).await;
     close(stream, &phase).await;
+}
+
+/// Answers past hyper. Not behind a part of another answer, which its reader does not read.
+async fn tell(stream: &mut Watched, refusal: Refusal) {
+    if !stream.is_write_blocked() {
+        let answer = raw_answer(refusal);
+        tokio::time::timeout(LINGER, stream.write_all(answer.as_bytes())).await.ok();
+    }
 }
 
 async fn answer(

@@ -135,7 +135,7 @@ impl Batcher {
             return;
         }
         let pack = self.writer.finish();
-        self.follow_reconnect().await;
+        self.follow_reconnect();
         in_flight.sent_at = Instant::now();
         let outcome = {
             let mut append = pin!(self.appender.append(&pack, count));
@@ -161,14 +161,12 @@ impl Batcher {
     }
 
     /// A connection from before Redis went would break with the pack on it, and leave its outcome
-    /// unknown.
-    async fn follow_reconnect(&mut self) {
+    /// unknown. The append connects anew, while its webhooks' deadlines are kept.
+    fn follow_reconnect(&mut self) {
         let generation = self.state.generation();
         if generation != self.generation {
             self.generation = generation;
-            if let Err(error) = self.appender.reconnect().await {
-                tracing::debug!(%error, "not connected yet; the append will try");
-            }
+            self.appender.disconnect();
         }
     }
 

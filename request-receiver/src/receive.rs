@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -10,7 +11,6 @@ use http::request::Parts;
 use http::{Method, StatusCode, header};
 use spillway_webhook::freshness::Window;
 use spillway_webhook::{Verified, Webhook, target};
-use tokio::time::Instant;
 
 use crate::admit::{Admission, Permit};
 use crate::body;
@@ -56,16 +56,17 @@ impl Receiver {
         }
     }
 
-    async fn take(&self, request: Request, first_byte: Instant) -> Result<(), Refusal> {
+    async fn take(&self, request: Request, arrival: &Arrival) -> Result<(), Refusal> {
         let (head, body) = request.into_parts();
         check_request_line(&head)?;
         let mut permit = self.admit(&head)?;
         let body = body::read(body, self.body_bytes_max, self.body_timeout, &mut permit).await?;
+        arrival.connection.body_is_read();
         let now_ms = wall_clock_ms();
-        let waited_ms = u64::try_from(first_byte.elapsed().as_millis()).unwrap_or(0);
+        let waited_ms = u64::try_from(arrival.first_byte.elapsed().as_millis()).unwrap_or(0);
         let verified = self.authenticate(head, body, now_ms.saturating_sub(waited_ms))?;
         inspect(verified.get(), now_ms, self.body_kinds, &self.window)?;
-        self.enqueue.push(verified, permit, first_byte + self.ack_timeout).await
+        self.enqueue.push(verified, permit, arrival.first_byte + self.ack_timeout).await
     }
 
     /// Before the body is read: is there room for it, and somewhere to put it?
@@ -98,19 +99,19 @@ impl Receiver {
 }
 
 /// Answers one request.
-pub async fn receive(State(receiver): State<Arc<Receiver>>, request: Request) -> Response {
-    let arrival = request.extensions().get::<Arrival>().cloned();
-    let first_byte = arrival.as_ref().map_or_else(Instant::now, |arrival| arrival.first_byte);
-    let taken = receiver.take(request, first_byte).await;
+pub async fn receive(
+    State(receiver): State<Arc<Receiver>>,
+    Extension(arrival): Extension<Arrival>,
+    request: Request,
+) -> Response {
+    let taken = receiver.take(request, &arrival).await;
     let outcome = taken.as_ref().map_or_else(|refusal| refusal.outcome(), |()| "accepted");
-    receiver.metrics.answered(outcome, first_byte.elapsed());
+    receiver.metrics.answered(outcome, arrival.first_byte.elapsed());
     match taken {
         Ok(()) => StatusCode::OK.into_response(),
         Err(refusal) => {
             tracing::debug!(outcome, "refused");
-            if let Some(arrival) = arrival {
-                arrival.connection.body_may_be_unread();
-            }
+            arrival.connection.body_may_be_unread();
             refusal.into_response()
         }
     }

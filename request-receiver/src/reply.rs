@@ -105,9 +105,14 @@ impl Refusal {
     }
 }
 
+/// The outcome of what is not valid HTTP, or has too large a header block: answered by hyper with
+/// 400, 414 or 431 and no body.
+pub const NOT_HTTP: &str = "not_http";
+
 /// Every outcome's label.
-pub const OUTCOMES: [&str; 17] = [
+pub const OUTCOMES: [&str; 18] = [
     "accepted",
+    NOT_HTTP,
     "not_post",
     "dot_segment",
     "overloaded",

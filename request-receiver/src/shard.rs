@@ -120,6 +120,7 @@ async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
         closing: closing.clone(),
         header_timeout: shared.settings.header_timeout,
         idle_timeout: shared.settings.idle_timeout,
+        metrics: shared.metrics.clone(),
         router: Router::new()
             .fallback(any(receive))
             .with_state(Arc::new(Receiver::new(shared, state, enqueue))),

@@ -49,12 +49,18 @@ impl Accepted {
 pub struct Watched {
     stream: Stream,
     phase: Arc<Phase>,
+    is_write_blocked: bool,
 }
 
 impl Watched {
     /// Notes every read of `stream` in `phase`.
     pub fn new(stream: Stream, phase: Arc<Phase>) -> Self {
-        Self { stream, phase }
+        Self { stream, phase, is_write_blocked: false }
+    }
+
+    /// Whether the last write had to wait for its reader.
+    pub fn is_write_blocked(&self) -> bool {
+        self.is_write_blocked
     }
 }
 
@@ -84,10 +90,12 @@ impl AsyncWrite for Watched {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.stream {
+        let written = match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
-        }
+        };
+        self.is_write_blocked = written.is_pending();
+        written
     }
 
     fn poll_write_vectored(
@@ -95,10 +103,12 @@ impl AsyncWrite for Watched {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.stream {
+        let written = match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-        }
+        };
+        self.is_write_blocked = written.is_pending();
+        written
     }
 
     fn is_write_vectored(&self) -> bool {
