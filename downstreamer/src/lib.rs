@@ -58,9 +58,14 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         backend = ?settings.backend, version = env!("CARGO_PKG_VERSION"), "delivering"
     );
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
-    let instance = Instance { settings, metrics, sender, readiness: readiness.clone() };
+    let signalled = shutdown.clone();
+    let stopping = readiness.clone();
+    tokio::spawn(async move {
+        signalled.cancelled().await;
+        stopping.stopping();
+    });
+    let instance = Instance { settings, metrics, sender, readiness };
     ownership::run(&instance, &shutdown).await;
-    readiness.not_ready("stopping");
     after_all.cancel();
     Ok(())
 }
