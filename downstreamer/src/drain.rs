@@ -1,8 +1,8 @@
 //! The drain: one task that holds all state and decides everything; reading, delivering and
 //! settling happen in tasks around it.
 //!
-//! The path of a webhook: arrived → [`Drain::dispatch`] → delivered → [`Drain::judge`] → finished →
-//! [`Drain::settle`] → settled, and only then is its resource free for the next. Invariants: one
+//! The path of a webhook: arrived → `dispatch` → delivered → `judge` → finished →
+//! `settle` → settled, and only then is its resource free for the next. Invariants: one
 //! delivery at a time per resource; nothing new is started without a lease; one settlement at a
 //! time. Bounded: the index by its room, deliveries by the destination's concurrency, the cache in
 //! bytes.
