@@ -11,15 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from harness import machine, report, servers, wrk
+from harness import load, machine, report, servers
 from harness.servers import RELEASE, ROOT, Failed
 
 SECRET = "a-secret-for-the-benchmark-only"
-# Fills caches and opens connections; not measured.
-WARM_UP_SECONDS = 1
 HINTS = {
     "wrk": "apt-get install wrk",
     "redis-server": "apt-get install redis-server",
@@ -84,50 +81,16 @@ def generate(settings, directory):
     return path
 
 
-def measure(port, pids, redis, connections, settings, requests):
-    """One warm-up and one measured run against a server that has just been started."""
-    load = (connections, WARM_UP_SECONDS, settings["wrk_threads"], requests)
-    wrk.run(port, *load)
-    before_cpu = {name: machine.cpu_seconds(pid) for name, pid in pids.items()}
-    before = redis.info() if redis else None
-    result = wrk.run(port, connections, settings["seconds"], settings["wrk_threads"], requests)
-    # What was answered is stored, but what was not may still be on its way.
-    time.sleep(0.3)
-    after = redis.info() if redis else None
-    cpu = {name: machine.cpu_seconds(pid) - before_cpu[name] for name, pid in pids.items()}
-    answered = result["requests"] - result["non_2xx"]
-    if answered == 0:
-        raise Failed(f"nothing was answered 200: {result}")
-    entry = {
-        "per_second": answered / result["seconds"],
-        "not_200": result["requests"] - answered + sum(
-            result[error] for error in ("connect", "read", "write", "timeout")
-        ),
-        "cpu_us": sum(cpu.values()) / answered * 1e6,
-        "server_cpu_us": cpu["server"] / answered * 1e6,
-        "p50_ms": result["p50_us"] / 1e3,
-        "p90_ms": result["p90_us"] / 1e3,
-        "p99_ms": result["p99_us"] / 1e3,
-        "raw": result,
-    }
-    if redis:
-        grown = lambda key: (int(after[key]) - int(before[key])) / answered
-        entry["redis_cpu_us"] = cpu["redis"] / answered * 1e6
-        entry["memory_bytes"] = grown("used_memory")
-        if "aof_current_size" in before:
-            entry["aof_bytes"] = grown("aof_current_size")
-    return entry
-
-
 def one_round(system, connections, settings, requests, directory):
     """Everything new: processes, Redis, its directory."""
     if system == "baseline":
         with servers.baseline(SECRET, directory) as (child, port):
-            return measure(port, {"server": child.pid}, None, connections, settings, requests)
+            pids = {"server": child.pid}
+            return load.measure(port, pids, None, connections, settings, requests)
     with servers.redis(system, directory) as redis:
         with servers.receiver(redis, SECRET, directory) as (child, port):
             pids = {"server": child.pid, "redis": redis.child.pid}
-            return measure(port, pids, redis, connections, settings, requests)
+            return load.measure(port, pids, redis, connections, settings, requests)
 
 
 def all_rounds(settings, requests, directory):

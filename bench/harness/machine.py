@@ -18,6 +18,20 @@ def cpu_seconds(pid):
     return sum(int(ticks) for ticks in fields[11:15]) / TICKS_PER_SECOND
 
 
+def resident_bytes(pid):
+    """What a process holds in memory now."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def available_bytes():
+    """Memory that can be had without swapping."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if "MemAvailable" in line) * 1024
+
+
 def facts():
     """What a reader needs to judge the figures."""
     model = next(

@@ -97,9 +97,9 @@ class Redis:
 
 
 @contextmanager
-def redis(fsync, directory):
+def redis(fsync, directory, *more):
     """A fresh Redis under ops/redis.conf; its data on the disk that is measured, its socket in
-    a short path."""
+    a short path. `more` are further arguments."""
     data = tempfile.mkdtemp(prefix="redis-", dir=directory)
     sockets = tempfile.mkdtemp(prefix="spillway-bench-")
     unix_socket = f"{sockets}/redis.sock"
@@ -107,7 +107,7 @@ def redis(fsync, directory):
     command += ["--unixsocket", unix_socket, "--port", "0", "--daemonize", "no"]
     command += ["--supervised", "no", "--pidfile", f"{sockets}/pid", "--logfile", ""]
     try:
-        with process("redis", command + FSYNC[fsync], {}, directory) as child:
+        with process("redis", [*command, *FSYNC[fsync], *more], {}, directory) as child:
             server = Redis(child, unix_socket)
             wait_for("redis", child, server.ready)
             yield server
@@ -117,7 +117,7 @@ def redis(fsync, directory):
 
 
 @contextmanager
-def receiver(server, secret, directory):
+def receiver(server, secret, directory, **settings):
     """A fresh receiver on that Redis: its process and its port."""
     port, admin = machine.free_port(), machine.free_port()
     environment = {
@@ -126,10 +126,38 @@ def receiver(server, secret, directory):
         "REDIS_URL": f"unix://{server.unix_socket}",
         "SHOPIFY_CLIENT_SECRET": secret,
         "RUST_LOG": "warn",
+        **settings,
     }
     with process("receiver", [str(RELEASE / "request-receiver")], environment, directory) as child:
         wait_for("receiver", child, lambda: answers(f"http://127.0.0.1:{admin}/readyz"))
         yield child, port
+
+
+@contextmanager
+def downstreamer(server, backend_port, directory, **settings):
+    """A downstreamer between that Redis and that backend: its process."""
+    admin = machine.free_port()
+    environment = {
+        "ADMIN_LISTEN": f"127.0.0.1:{admin}",
+        "REDIS_URL": f"unix://{server.unix_socket}",
+        "DOWNSTREAM_APP_URL": f"http://127.0.0.1:{backend_port}",
+        "RUST_LOG": "warn",
+        **settings,
+    }
+    with process("downstreamer", [str(RELEASE / "downstreamer")], environment, directory) as child:
+        wait_for("downstreamer", child, lambda: answers(f"http://127.0.0.1:{admin}/readyz"))
+        yield child
+
+
+@contextmanager
+def backend(directory, delay="0ms", workers=1000):
+    """A simulated backend: its port."""
+    port = machine.free_port()
+    command = [str(RELEASE / "backend"), "--listen", f"127.0.0.1:{port}"]
+    command += ["--delay", delay, "--workers", str(workers)]
+    with process("backend", command, {}, directory) as child:
+        wait_for("backend", child, lambda: listens(port))
+        yield port
 
 
 @contextmanager

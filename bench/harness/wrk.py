@@ -1,18 +1,39 @@
 """Load by wrk, a closed loop: each connection sends its next webhook when the last is answered."""
 
 import json
+import os
 import subprocess
+from contextlib import contextmanager
 
 from .servers import ROOT, Failed
 
 
+def command(port, connections, seconds, threads, requests):
+    # wrk gives each thread its share of the connections and wants at least one for each.
+    threads = min(threads, connections)
+    line = ["wrk", f"-t{threads}", f"-c{connections}", f"-d{seconds}s", "--timeout", "5s"]
+    line += ["-s", str(ROOT / "bench" / "wrk.lua"), f"http://127.0.0.1:{port}"]
+    return [*line, "--", str(requests), str(threads)]
+
+
 def run(port, connections, seconds, threads, requests):
     """Sends for so many seconds. Returns requests, non-2xx, errors and latency percentiles."""
-    command = ["wrk", f"-t{threads}", f"-c{connections}", f"-d{seconds}s", "--timeout", "5s"]
-    command += ["-s", str(ROOT / "bench" / "wrk.lua"), f"http://127.0.0.1:{port}"]
-    command += ["--", str(requests), str(threads)]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60)
+    line = command(port, connections, seconds, threads, requests)
+    out = subprocess.run(line, capture_output=True, text=True, timeout=seconds + 60)
     for line in out.stdout.splitlines():
         if line.startswith("RESULT "):
             return json.loads(line.removeprefix("RESULT "))
     raise Failed(f"wrk gave no result:\n{out.stdout}{out.stderr}")
+
+
+@contextmanager
+def running(port, connections, seconds_max, threads, requests):
+    """Sends meanwhile, at most so many seconds; ended by its own id."""
+    line = command(port, connections, seconds_max, threads, requests)
+    with open(os.devnull, "w") as nowhere:
+        child = subprocess.Popen(line, stdout=nowhere, stderr=nowhere)
+    try:
+        yield child
+    finally:
+        child.terminate()
+        child.wait()

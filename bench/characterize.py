@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Shows how the receiver behaves under load, one scenario after the other, against thresholds.
+
+  bench/characterize.py [--quick] [SCENARIO…]
+
+bench/README.md explains each scenario. --quick takes seconds, proves that the scenarios run, and
+writes to target/characterize-quick instead of bench/results.
+"""
+
+import argparse
+import datetime
+import importlib
+import os
+import resource
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from harness import findings, machine
+from harness.campaign import Campaign, fail
+from harness.servers import RELEASE, ROOT, Failed
+
+SCENARIOS = ["half", "sustained", "flood", "overload", "sizes", "connections", "forged", "endtoend"]
+BINARIES = ["generate", "fdatasync", "baseline", "backend", "request-receiver", "downstreamer"]
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(SCENARIOS))
+    parser.add_argument("--quick", action="store_true", help="seconds each; proves nothing but that it runs")
+    chosen = parser.parse_args()
+    if unknown := [name for name in chosen.scenarios if name not in SCENARIOS]:
+        parser.error(f"{unknown[0]} is none of {', '.join(SCENARIOS)}")
+    return chosen
+
+
+def check_tools():
+    missing = [tool for tool in ("wrk", "redis-server", "redis-cli") if not shutil.which(tool)]
+    missing += [f"target/release/{name}" for name in BINARIES if not (RELEASE / name).exists()]
+    if missing:
+        raise Failed("missing: " + ", ".join(missing) + "; `make characterize` builds the binaries, "
+                     "`apt-get install wrk redis-server redis-tools` brings the rest")
+
+
+def raise_file_limit():
+    """Each connection is a file, here and in every process started from here."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def results_directory(quick, facts):
+    today = datetime.date.today().isoformat()
+    usual = f"{ROOT}/target/characterize-quick" if quick else (
+        f"{ROOT}/bench/results/{today}-{facts['cores']}c")
+    return Path(os.environ.get("RESULTS") or usual)
+
+
+def run_one(name, campaign, facts, results):
+    """Runs a scenario and writes its files; tells whether every threshold was met."""
+    module = importlib.import_module(f"scenarios.{name}")
+    campaign.scenario = name
+    campaign.say("begins")
+    campaign.measure_disk()
+    found = module.run(campaign)
+    run = {"quick": campaign.quick, "machine": facts, "fdatasync": campaign.disk,
+           "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+    findings.write(results, name, " ".join(module.__doc__.split()), found, run)
+    for verdict in found.verdicts:
+        word = "pass" if verdict["passed"] else "FAIL"
+        campaign.say(f"{word}  {verdict['what']}: {findings.shown(verdict['measured'])} "
+                     f"(threshold {verdict['sign']} {findings.shown(verdict['limit'])} {verdict['unit']})")
+    return all(verdict["passed"] for verdict in found.verdicts)
+
+
+def main():
+    chosen = arguments()
+    check_tools()
+    raise_file_limit()
+    base = Path(os.environ.get("BENCH_DIR") or ROOT / "target")
+    base.mkdir(parents=True, exist_ok=True)
+    directory = tempfile.mkdtemp(prefix="characterize-", dir=base)
+    facts = machine.facts()
+    results = results_directory(chosen.quick, facts)
+    campaign, broken, missed = Campaign(directory, chosen.quick), [], []
+    try:
+        for name in chosen.scenarios or SCENARIOS:
+            try:
+                if not run_one(name, campaign, facts, results):
+                    missed.append(name)
+            except Failed as failure:
+                campaign.say(f"BROKEN: {failure}")
+                broken.append(name)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if results.is_dir():
+        findings.report(results, SCENARIOS)
+        print(f"written to {os.path.relpath(results)}/characterize.md")
+    if missed:
+        print(f"thresholds missed in: {', '.join(missed)}")
+    if broken:
+        fail(f"could not be run: {', '.join(broken)}")
+    return 0 if chosen.quick or not missed else 2
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failed as failure:
+        fail(failure)
+    except KeyboardInterrupt:
+        sys.exit(130)

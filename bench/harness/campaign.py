@@ -1,0 +1,97 @@
+"""What every scenario is given: scale, tools, webhooks, the disk's figures, a place for results."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from . import plot, vegeta
+from .servers import RELEASE, ROOT
+
+SECRET = "a-secret-for-the-benchmark-only"
+WRONG_SECRET = "another-secret-so-every-signature-is-forged"
+DISTINCT = 10_000
+# What one file of prepared webhooks may take; wrk reads it into memory whole.
+REQUESTS_BYTES_MAX = 256 << 20
+
+
+class Campaign:
+    """One run of the command."""
+
+    def __init__(self, directory, quick):
+        self.directory, self.quick = Path(directory), quick
+        self.secret = SECRET
+        self.wrk_threads = 2
+        self.started = time.monotonic()
+        self.scenario = ""
+        self.disk = None
+        self.vegeta_path = None
+
+    def scale(self, whole, quick):
+        return quick if self.quick else whole
+
+    def say(self, words):
+        elapsed = time.monotonic() - self.started
+        print(f"[{elapsed:6.0f} s] {self.scenario}: {words}", flush=True)
+
+    def load(self, seconds):
+        """The settings of `load.measure`."""
+        return {"wrk_threads": self.wrk_threads, "seconds": seconds}
+
+    def requests(self, size=5300, secret=SECRET):
+        """Prepared webhooks for wrk; made once for each size and secret."""
+        path = self.directory / f"requests-{size}-{'good' if secret == SECRET else 'forged'}.bin"
+        if not path.exists():
+            count = min(self.scale(DISTINCT, 2000), REQUESTS_BYTES_MAX // size)
+            line = [str(RELEASE / "generate"), "--format", "wrk", "--out", str(path)]
+            line += ["--count", str(count), "--size", str(size)]
+            line += ["--targets", str(ROOT / "loadtest")]
+            environment = {"PATH": os.environ["PATH"], "SHOPIFY_CLIENT_SECRET": secret}
+            subprocess.run(line, env=environment, check=True)
+        return path
+
+    def attack(self, port, rate, seconds, connections=256):
+        """An open loop of fresh webhooks; see `vegeta.attack`."""
+        self.vegeta_path = self.vegeta_path or vegeta.find()
+        path = vegeta.targets(port, SECRET, self.directory, int(rate * seconds) + connections)
+        try:
+            return vegeta.attack(self.vegeta_path, path, int(rate), seconds, connections)
+        finally:
+            path.unlink()
+
+    def fdatasync_ms(self, size):
+        """The median of one append and fdatasync of `size` bytes (4, 64 or 1024 KiB)."""
+        return next(row["p50_us"] for row in self.disk if row["bytes"] == size) / 1e3
+
+    def measure_disk(self):
+        line = [str(RELEASE / "fdatasync"), "--json", str(self.directory)]
+        self.disk = json.loads(subprocess.run(line, check=True, capture_output=True).stdout)
+
+
+class Findings:
+    """What a scenario hands back: raw rows, figures, plots, verdicts, remarks."""
+
+    def __init__(self):
+        self.figures, self.rows, self.plots, self.verdicts, self.remarks = {}, {}, {}, [], []
+
+    def plot(self, name, *arguments, **options):
+        self.plots[name] = plot.lines(*arguments, **options)
+
+    def at_most(self, what, measured, limit, unit=""):
+        self.judge(what, measured, "≤", limit, unit)
+
+    def at_least(self, what, measured, limit, unit=""):
+        self.judge(what, measured, "≥", limit, unit)
+
+    def judge(self, what, measured, sign, limit, unit):
+        passed = measured is not None and (measured <= limit if sign == "≤" else measured >= limit)
+        verdict = {"what": what, "measured": measured, "sign": sign, "limit": limit, "unit": unit,
+                   "passed": passed}
+        self.verdicts.append(verdict)
+
+
+def fail(words, status=1):
+    print(f"characterize: {words}", file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,88 @@
+"""Looks at a running cell at a steady pace and remembers what it saw."""
+
+import socket
+import threading
+import time
+
+from . import machine
+
+
+class Asker:
+    """One connection to Redis for INFO and the counters; inline commands, no library."""
+
+    def __init__(self, unix_socket):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(30)
+        self.socket.connect(unix_socket)
+        self.replies = self.socket.makefile("rb")
+
+    def ask(self, command):
+        self.socket.sendall(command.encode() + b"\r\n")
+        head = self.replies.readline()
+        if not head.startswith(b"$"):
+            raise ConnectionError(f"redis answered {head!r}")
+        length = int(head[1:])
+        return "" if length < 0 else self.replies.read(length + 2)[:-2].decode()
+
+    def appended(self):
+        return int(self.ask("HGET spillway:counts appended") or 0)
+
+    def seen(self):
+        pairs = (line.split(":", 1) for line in self.ask("INFO").splitlines() if ":" in line)
+        info = dict(pairs)
+        keys = {"used_memory": "memory_bytes", "aof_current_size": "aof_bytes",
+                "aof_rewrites": "aof_rewrites"}
+        figures = {name: int(info.get(key, 0)) for key, name in keys.items()}
+        return {"appended": self.appended(), **figures}
+
+    def close(self):
+        self.replies.close()
+        self.socket.close()
+
+
+class Sampler(threading.Thread):
+    """Samples until it is left; `samples` is a list of rows with `seconds` from its start."""
+
+    def __init__(self, unix_socket, pids, every=1.0):
+        super().__init__(daemon=True)
+        self.unix_socket, self.pids, self.every = unix_socket, pids, every
+        self.samples, self.ended = [], threading.Event()
+
+    def run(self):
+        asker, start = Asker(self.unix_socket), time.monotonic()
+        try:
+            while True:
+                row = {"seconds": time.monotonic() - start, **asker.seen()}
+                for name, pid in self.pids.items():
+                    row[f"{name}_rss_bytes"] = machine.resident_bytes(pid)
+                self.samples.append(row)
+                if self.ended.wait(self.every):
+                    return
+        finally:
+            asker.close()
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.join(timeout=60)
+
+
+def rate_between(samples, start, end):
+    """Webhooks stored per second between two times of the samples."""
+    chosen = [row for row in samples if start <= row["seconds"] <= end]
+    if len(chosen) < 2:
+        return None
+    first, last = chosen[0], chosen[-1]
+    return (last["appended"] - first["appended"]) / (last["seconds"] - first["seconds"])
+
+
+def when(samples, appended):
+    """The time at which so many were stored, between two samples as on a line."""
+    for before, after in zip(samples, samples[1:]):
+        if before["appended"] <= appended < after["appended"]:
+            part = (appended - before["appended"]) / (after["appended"] - before["appended"])
+            return before["seconds"] + part * (after["seconds"] - before["seconds"])
+    return samples[-1]["seconds"]

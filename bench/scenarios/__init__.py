@@ -1,0 +1,1 @@
+"""One file a scenario: its docstring says what it shows, `run(campaign)` does it."""

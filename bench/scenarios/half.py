@@ -1,0 +1,35 @@
+"""Half of saturation, fsync before each answer, open loop: how long a sender waits on a good day.
+Saturation is that of 64 connections in a closed loop, measured just before on the same cell. The
+disk's yardstick is one append and fdatasync of 64 KiB, about the size of a commit under load."""
+
+from harness import load, servers, vegeta
+from harness.campaign import Findings
+
+CONNECTIONS = 64
+
+
+def run(campaign):
+    found = Findings()
+    seconds = campaign.scale(30, 3)
+    with servers.redis("always", campaign.directory) as redis:
+        with servers.receiver(redis, campaign.secret, campaign.directory) as (child, port):
+            pids = {"server": child.pid, "redis": redis.child.pid}
+            settings = campaign.load(campaign.scale(10, 2))
+            saturation = load.measure(
+                port, pids, redis, CONNECTIONS, settings, campaign.requests())["per_second"]
+            campaign.say(f"saturation {saturation:,.0f}/s; now half of it for {seconds} s")
+            hits = campaign.attack(port, saturation / 2, seconds)
+    result = vegeta.summary(hits, seconds)
+    fdatasync = campaign.fdatasync_ms(64 << 10)
+    found.figures = {"saturation_per_second": saturation, **result, "fdatasync_64k_ms": fdatasync}
+    wrong = sum(count for status, count in result["statuses"].items() if status != "200")
+    found.at_most("p50 ÷ fdatasync", result["accepted_p50_ms"] / fdatasync, 3)
+    found.at_most("p99 ÷ fdatasync", result["accepted_p99_ms"] / fdatasync, 10)
+    found.at_most("answers that are not 200", wrong, 0)
+    found.at_least("offered ÷ asked for", result["offered_per_second"] / (saturation // 2), 0.98)
+    percents = [*range(1, 100), 99.9]
+    ordered = sorted(latency for _, _, latency in hits)
+    points = [(p, ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))] * 1e3) for p in percents]
+    found.rows["latency"] = [{"percentile": p, "ms": ms} for p, ms in points]
+    found.plot("latency", "Latency at half of saturation", "percentile", "ms", {"latency": points})
+    return found
