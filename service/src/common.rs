@@ -1,5 +1,6 @@
 //! Settings that every process has.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -9,7 +10,7 @@ use crate::settings::Checker;
 use crate::telemetry::LogFormat;
 
 /// The common settings as written.
-#[derive(Debug, Clone, Args)]
+#[derive(Clone, Args)]
 pub struct Common {
     /// The cell's Redis: unix:///path, redis://host:port/db or rediss://host:port/db
     #[arg(
@@ -46,7 +47,7 @@ pub struct Common {
 const LOG_FORMATS: [(&str, LogFormat); 2] = [("text", LogFormat::Text), ("json", LogFormat::Json)];
 
 /// The common settings, checked.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct CommonChecked {
     /// The cell's Redis.
     pub redis: Redis,
@@ -54,6 +55,21 @@ pub struct CommonChecked {
     pub log_format: LogFormat,
     /// Whether to give up when Redis is absent at start.
     pub exit_if_unavailable: bool,
+}
+
+// Written by hand: the URL may hold a password.
+impl fmt::Debug for Common {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Common").field("redis_prefix", &self.redis_prefix).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for CommonChecked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CommonChecked")
+            .field("log_format", &self.log_format)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Common {
@@ -71,5 +87,25 @@ impl Common {
             log_format: checker.choice("LOG_FORMAT", &self.log_format, &LOG_FORMATS),
             exit_if_unavailable: checker.flag("EXIT_IF_UNAVAILABLE", &self.exit_if_unavailable),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Written {
+        #[command(flatten)]
+        common: Common,
+    }
+
+    #[test]
+    fn a_password_in_the_url_is_not_printed() {
+        let written = Written::parse_from(["x", "--redis-url", "redis://me:hush@host/"]);
+        let checked = written.common.check(&mut Checker::default());
+        assert!(!format!("{written:?} {checked:?}").contains("hush"));
     }
 }

@@ -4,7 +4,9 @@
 //! in one process.
 
 pub mod admin;
+pub mod clock;
 pub mod common;
+pub mod error;
 pub mod exit;
 pub mod listen;
 pub mod metrics;

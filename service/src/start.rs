@@ -1,5 +1,7 @@
 //! From the command line to a running process: parse, check, log, run, exit.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -67,10 +69,14 @@ where
 /// Reads the env file that `--env-file` names, then flags and environment. The error is the exit
 /// code, after what is wrong has been printed.
 fn parse<W: Written>() -> Result<W, ExitCode> {
-    if let Some(file) = env_file(std::env::args()) {
+    if let Some(file) = env_file(std::env::args_os()) {
         // Sets only what is not set yet: the environment comes before the file.
         if let Err(error) = dotenvy::from_path(Path::new(&file)) {
-            eprintln!("--env-file: cannot read {file}: {}", without_content(&error));
+            eprintln!(
+                "--env-file: cannot read {}: {}",
+                Path::new(&file).display(),
+                without_content(&error)
+            );
             return Err(ExitCode::from(exit::CONFIG));
         }
     }
@@ -107,13 +113,13 @@ where
 }
 
 /// The value of `--env-file`, which has to be known before the flags are parsed.
-fn env_file(mut arguments: impl Iterator<Item = String>) -> Option<String> {
+fn env_file(mut arguments: impl Iterator<Item = OsString>) -> Option<OsString> {
     while let Some(argument) = arguments.next() {
         if argument == "--env-file" {
             return arguments.next();
         }
-        if let Some(file) = argument.strip_prefix("--env-file=") {
-            return Some(file.to_owned());
+        if let Some(file) = argument.as_bytes().strip_prefix(b"--env-file=") {
+            return Some(OsStr::from_bytes(file).to_owned());
         }
     }
     None
@@ -131,13 +137,18 @@ fn without_content(error: &dotenvy::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     #[test]
     fn the_env_file_is_found_before_the_flags_are_parsed() {
-        let found = |list: &[&str]| env_file(list.iter().map(|a| (*a).to_owned()));
-        assert_eq!(found(&["x", "--env-file", "a"]), Some("a".to_owned()));
-        assert_eq!(found(&["x", "--env-file=b", "--c"]), Some("b".to_owned()));
+        let found = |list: &[&str]| env_file(list.iter().map(OsString::from));
+        assert_eq!(found(&["x", "--env-file", "a"]), Some("a".into()));
+        assert_eq!(found(&["x", "--env-file=b", "--c"]), Some("b".into()));
         assert_eq!(found(&["x"]), None);
+        // Bytes that are not text are no reason to fall over.
+        let bytes = OsString::from_vec(b"\xff".to_vec());
+        assert_eq!(env_file([bytes, "--env-file=a".into()].into_iter()), Some("a".into()));
     }
 }
