@@ -18,6 +18,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use spillway_service::error::chain;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -186,7 +187,7 @@ pub async fn serve(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
             biased;
             ended = poll_fn(|cx| connection.poll_without_shutdown(cx)) => {
                 if let Err(error) = ended {
-                    tracing::debug!(%error, "connection ended");
+                    tracing::debug!(error = chain(&error), "connection ended");
                     phase.body_may_be_unread();
                     if error.is_parse() {
                         serving.metrics.answered(NOT_HTTP, phase.since().elapsed());

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use spillway_queue::QueueError;
 use spillway_queue::append::{AppendError, Appender};
+use spillway_service::error::chain;
 use spillway_webhook::pack::{PackWriter, RAW_BYTES_TARGET};
 use spillway_webhook::{Verified, Webhook};
 use tokio::sync::{mpsc, oneshot};
@@ -197,9 +198,9 @@ impl Batcher {
                 Ok(())
             }
             Err(error) => {
-                tracing::warn!(%error, cause = %error.cause(), webhooks = count, "pack refused");
+                tracing::debug!(error = chain(error), webhooks = count, "pack refused");
                 let (health, refusal) = judge(error);
-                self.state.failed(health);
+                self.state.failed(health, error);
                 Err(refusal)
             }
         };

@@ -22,6 +22,7 @@ pub mod stream;
 
 use std::sync::Arc;
 
+use spillway_service::error::chain;
 use spillway_service::listen::Listener;
 use spillway_service::start::Unavailable;
 use spillway_service::{Readiness, admin};
@@ -42,7 +43,7 @@ use crate::shard::{Shard, Shared};
 /// When an address can't be bound, or Redis is absent and the settings say to give up then.
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
-    let metrics = Metrics::new(settings.secrets.load().fingerprints());
+    let metrics = Metrics::new(settings.secrets.matches());
     let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
     // Admin first: while Redis is awaited, /readyz says so.
     let admin = admin::bind(settings.admin_listen).await?;
@@ -58,7 +59,10 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let state = QueueState::new();
     let watch = queue_state::Watch::new(&settings, state.clone(), readiness.clone(), &metrics);
     if settings.common.exit_if_unavailable {
-        watch.look_once().await.map_err(|error| Unavailable(format!("REDIS_URL: {error}")))?;
+        watch
+            .look_once()
+            .await
+            .map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
     tokio::spawn(watch.run(after_all.clone()));
     tokio::spawn(secrets::reload_on_hangup(settings.secrets.clone()));

@@ -2,13 +2,14 @@
 //! secrets are those that were configured.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     Opts, Registry,
 };
+use spillway_service::clock::wall_clock_ms;
 use spillway_service::metrics::{register, registry};
 use spillway_webhook::Webhook;
 use spillway_webhook::shopify::Headers;
@@ -28,7 +29,6 @@ pub struct Metrics {
     /// What is known of Redis.
     pub queue: QueueGauges,
     outcomes: HashMap<&'static str, (IntCounter, Histogram)>,
-    signatures: IntCounterVec,
     pack_webhooks: Histogram,
     accepted: IntCounterVec,
     last_accepted: GaugeVec,
@@ -60,8 +60,8 @@ pub struct TopicCounters {
 }
 
 impl Metrics {
-    /// Registers them all; `fingerprints` are the secrets' labels.
-    pub fn new(fingerprints: &[String]) -> Self {
+    /// Registers them all, with what the secrets count.
+    pub fn new(signature_matches: &IntCounterVec) -> Self {
         let registry = registry("request-receiver", env!("CARGO_PKG_VERSION"));
         let gauge = |name, help| add(&registry, IntGauge::new(name, help));
         let queue = QueueGauges {
@@ -87,15 +87,7 @@ impl Metrics {
                 (*name, handles)
             })
             .collect();
-        let signatures = vec(
-            &registry,
-            "spillway_signature_matches_total",
-            "Webhooks by the secret that signed them (first 8 hex digits of its SHA-256).",
-            "secret",
-        );
-        for fingerprint in fingerprints {
-            signatures.with_label_values(&[fingerprint]);
-        }
+        register(&registry, signature_matches);
         let packs = HistogramOpts::new("spillway_pack_webhooks", "Webhooks in one stored pack.")
             .buckets(prometheus::exponential_buckets(1.0, 2.0, 12).expect("BUG: constants"));
         let last = Opts::new(
@@ -105,7 +97,6 @@ impl Metrics {
         Self {
             queue,
             outcomes,
-            signatures,
             pack_webhooks: add(&registry, Histogram::with_opts(packs)),
             accepted: vec(&registry, "spillway_accepted_total", "Webhooks stored.", "topic"),
             last_accepted: add(&registry, GaugeVec::new(last, &["topic"])),
@@ -125,11 +116,6 @@ impl Metrics {
         let (count, duration) = self.outcomes.get(outcome).expect("BUG: outcomes are closed");
         count.inc();
         duration.observe(took.as_secs_f64());
-    }
-
-    /// A signature verified under the secret with this fingerprint.
-    pub fn signed_by(&self, fingerprint: &str) {
-        self.signatures.with_label_values(&[fingerprint]).inc();
     }
 
     /// A pack of `count` webhooks was stored.
@@ -171,8 +157,7 @@ impl TopicCounters {
     /// A webhook of this topic was stored.
     pub fn accepted(&self) {
         self.accepted.inc();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.last_accepted.set(now.as_secs_f64());
+        self.last_accepted.set(Duration::from_millis(wall_clock_ms()).as_secs_f64());
     }
 }
 

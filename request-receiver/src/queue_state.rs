@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
+use spillway_queue::append::AppendError;
 use spillway_queue::drains::{self, StartAt};
 use spillway_queue::health::{self, Durability, Facts, Verdict};
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_service::Readiness;
+use spillway_service::error::chain;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -97,9 +99,13 @@ impl QueueState {
         }
     }
 
-    /// An append failed: this is what it says about the queue. The watch looks at once.
-    pub fn failed(&self, health: Health) {
-        self.set(health);
+    /// An append failed, for `error`: this is what it says about the queue. The watch looks at
+    /// once. Logged at the change only: while Redis is away, every append fails.
+    pub fn failed(&self, health: Health, error: &AppendError) {
+        let before = self.shared.health.swap(health as u8, Ordering::Relaxed);
+        if before != health as u8 {
+            tracing::warn!(error = chain(error), "a pack was refused; the queue is looked at");
+        }
         self.shared.look_now.notify_one();
     }
 
@@ -138,9 +144,11 @@ impl Watch {
     /// Looks once, at start.
     ///
     /// # Errors
-    /// When Redis can't be reached.
+    /// When Redis can't be reached, or is loading its data.
     pub async fn look_once(&self) -> Result<(), QueueError> {
         let mut connection = self.redis.connect(Some(LOOK_TIMEOUT)).await?;
+        // Facts are told even by a Redis that is still loading.
+        health::ping(&mut connection).await?;
         health::read(&self.redis, &mut connection).await.map(|_| ())
     }
 
@@ -153,7 +161,10 @@ impl Watch {
                 Err(error) => {
                     connection = None;
                     self.gauges.durability.set(0);
-                    self.unusable(Health::Unavailable, &format!("queue_unavailable: {error}"))
+                    self.unusable(
+                        Health::Unavailable,
+                        &format!("queue_unavailable: {}", chain(&error)),
+                    )
                 }
             };
             let pause = if is_usable { LOOK_EVERY } else { LOOK_AGAIN };
@@ -202,7 +213,9 @@ impl Watch {
                 if rewrite && let Some(connection) = connection {
                     match health::rewrite_aof(connection).await {
                         Ok(()) => tracing::info!(bytes = facts.aof_bytes, "aof rewrite started"),
-                        Err(error) => tracing::warn!(%error, "the aof could not be rewritten"),
+                        Err(error) => {
+                            tracing::warn!(error = chain(&error), "the aof could not be rewritten")
+                        }
                     }
                 }
                 true

@@ -7,26 +7,53 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use prometheus::{IntCounter, IntCounterVec, Opts};
 use spillway_service::settings::read_secrets;
-use spillway_webhook::Secrets;
+use spillway_webhook::signature::BadSignature;
+use spillway_webhook::{Secrets, Verified, Webhook};
 use tokio::signal::unix::{SignalKind, signal};
+use zeroize::Zeroizing;
 
 /// The secrets in force and the file they can be read from again.
 #[derive(Debug)]
 pub struct Source {
-    secrets: ArcSwap<Secrets>,
+    in_force: ArcSwap<InForce>,
     file: Option<PathBuf>,
+    matches: IntCounterVec,
+}
+
+#[derive(Debug)]
+struct InForce {
+    secrets: Secrets,
+    /// A counter for each, so that none is looked up for a webhook.
+    matches: Vec<IntCounter>,
 }
 
 impl Source {
     /// Starts with `secrets`; `file` is read again on SIGHUP.
-    pub fn new(secrets: Secrets, file: Option<PathBuf>) -> Self {
-        Self { secrets: ArcSwap::from_pointee(secrets), file }
+    pub fn new(secrets: &[Zeroizing<String>], file: Option<PathBuf>) -> Self {
+        let help = "Webhooks by the secret that signed them (first 8 hex digits of its SHA-256).";
+        let matches = Opts::new("spillway_signature_matches_total", help);
+        let matches =
+            IntCounterVec::new(matches, &["secret"]).expect("BUG: a constant name is valid");
+        let in_force = ArcSwap::from_pointee(InForce::new(secrets, &matches));
+        Self { in_force, file, matches }
     }
 
-    /// The secrets in force.
-    pub fn load(&self) -> arc_swap::Guard<Arc<Secrets>> {
-        self.secrets.load()
+    /// Counts what each secret has signed, by its fingerprint.
+    pub fn matches(&self) -> &IntCounterVec {
+        &self.matches
+    }
+
+    /// Checks the webhook's signature under the secrets in force.
+    ///
+    /// # Errors
+    /// [`BadSignature`] when none of them made it.
+    pub fn verify(&self, webhook: Webhook) -> Result<Verified<Webhook>, BadSignature> {
+        let in_force = self.in_force.load();
+        let verified = in_force.secrets.verify(webhook)?;
+        in_force.matches[verified.secret()].inc();
+        Ok(verified)
     }
 
     fn reload(&self) {
@@ -36,14 +63,24 @@ impl Source {
         };
         match read_secrets(file) {
             Ok(secrets) => {
-                let secrets = Secrets::new(&secrets);
-                tracing::info!(fingerprints = ?secrets.fingerprints(), "secrets read again");
-                self.secrets.store(Arc::new(secrets));
+                let in_force = InForce::new(&secrets, &self.matches);
+                let fingerprints = in_force.secrets.fingerprints();
+                tracing::info!(?fingerprints, "secrets read again");
+                self.in_force.store(Arc::new(in_force));
             }
             Err(problem) => {
                 tracing::error!(%problem, "SIGHUP: the old secrets stay in force");
             }
         }
+    }
+}
+
+impl InForce {
+    fn new(secrets: &[Zeroizing<String>], matches: &IntCounterVec) -> Self {
+        let secrets = Secrets::new(secrets);
+        let fingerprints = secrets.fingerprints().iter();
+        let matches = fingerprints.map(|label| matches.with_label_values(&[label])).collect();
+        Self { secrets, matches }
     }
 }
 

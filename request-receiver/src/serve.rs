@@ -190,11 +190,13 @@ mod tests {
     use spillway_service::listen::Address;
 
     use super::*;
+    use crate::secrets::Source;
 
     async fn without_shards(shard_ended: &CancellationToken) -> Acceptor {
         let address = Address::Tcp(([127, 0, 0, 1], 0).into());
         let listener = Listener::bind(&address).await.unwrap();
-        Acceptor::new(listener, Vec::new(), shard_ended.clone(), 1, Metrics::new(&[]))
+        let metrics = Metrics::new(Source::new(&[], None).matches());
+        Acceptor::new(listener, Vec::new(), shard_ended.clone(), 1, metrics)
     }
 
     #[tokio::test]

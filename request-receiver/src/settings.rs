@@ -9,7 +9,6 @@ use clap::Parser;
 use spillway_service::common::CommonChecked;
 use spillway_service::listen::Address;
 use spillway_service::{Checker, Common};
-use spillway_webhook::Secrets;
 use spillway_webhook::freshness::Window;
 
 use crate::admit::OVERHEAD_BYTES;
@@ -24,7 +23,7 @@ const BODY_MAX: u64 = 128 * MIB;
 
 /// Takes in Shopify webhooks (POST to any path), checks their signature and time, and answers 200
 /// once Redis has stored them. Every setting is a flag and an environment variable.
-#[derive(Debug, Parser)]
+#[derive(Parser)]
 #[command(version, max_term_width = 100)]
 pub struct Written {
     #[command(flatten)]
@@ -224,7 +223,7 @@ impl Written {
             self.shopify_client_secret_file.as_deref(),
             true,
         );
-        Arc::new(Source::new(Secrets::new(&secrets), self.shopify_client_secret_file.clone()))
+        Arc::new(Source::new(&secrets, self.shopify_client_secret_file.clone()))
     }
 }
 

@@ -64,6 +64,18 @@ async fn a_downstreamer_names_all_mistakes_at_once() {
 }
 
 #[tokio::test]
+async fn the_largest_body_must_fit_with_its_headers() {
+    let cell = Cell::shared();
+    for (in_flight, code) in [("16MiB", 78), ("17MiB", 0)] {
+        let settings = [("SHOPIFY_CLIENT_SECRET", SECRET_VALUE), ("MAX_IN_FLIGHT", in_flight)];
+        let output = cell.run("request-receiver", &["--check"], &settings).await;
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{errors}");
+        assert_eq!(errors.contains("MAX_IN_FLIGHT"), code != 0, "{errors}");
+    }
+}
+
+#[tokio::test]
 async fn a_missing_secret_is_a_bad_setting() {
     let cell = Cell::shared();
     for secret in [&[][..], &[("SHOPIFY_CLIENT_SECRET", " , ")]] {

@@ -132,6 +132,8 @@ async fn a_redis_that_loads_a_large_file_is_waited_for() {
     redis.kill9();
     redis.restart_slowly().await;
 
+    let mut impatient = cell.receiver_starting(&[("EXIT_IF_UNAVAILABLE", "true")]);
+    assert_eq!(impatient.exit(Duration::from_secs(20)).await.code(), Some(69));
     // Started while it loads, and running since before: both wait.
     let mut downstreamer = cell.downstreamer_starting(&backend.url(), &[]);
     receiver.unready("").await;
