@@ -4,10 +4,10 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help run test check bench clean-run
+.PHONY: help run test check bench characterize clean-run
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## build, start everything here, send a signed sample through it (ONESHOT=1: then exit)
 	ops/deps.sh run
@@ -28,6 +28,10 @@ check: ## formatting, lints, docs and every test: what a change must pass
 bench: ## measure the receiver beside a bare server; bench/README.md says what and how
 	cargo build --release --locked -p request-receiver -p bench
 	bench/run.py
+
+characterize: ## every load scenario against its threshold, with plots and a report (SCENARIOS='half flood')
+	cargo build --release --locked -p request-receiver -p downstreamer -p bench
+	bench/characterize.py $(SCENARIOS)
 
 clean-run: ## remove the state of `make run`: its queue, its secret, its logs
 	@[ ! -d run ] || flock --nonblock run/lock rm -rf run || \
