@@ -69,18 +69,21 @@ where
 /// Reads the env file that `--env-file` names, then flags and environment. The error is the exit
 /// code, after what is wrong has been printed.
 fn parse<W: Written>() -> Result<W, ExitCode> {
-    if let Some(file) = env_file(std::env::args_os()) {
-        // Sets only what is not set yet: the environment comes before the file.
-        if let Err(error) = dotenvy::from_path(Path::new(&file)) {
-            eprintln!(
-                "--env-file: cannot read {}: {}",
-                Path::new(&file).display(),
-                without_content(&error)
-            );
-            return Err(ExitCode::from(exit::CONFIG));
-        }
+    if let Some(file) = env_file(std::env::args_os())
+        && let Err(problem) = read_env_file(Path::new(&file))
+    {
+        eprintln!("--env-file: {problem}");
+        return Err(ExitCode::from(exit::CONFIG));
     }
-    W::try_parse().map_err(|error| {
+    parse_flags()
+}
+
+/// Parses flags and environment. The error is the exit code, after everything has been said.
+///
+/// # Errors
+/// Also with success, after `--help` and `--version`.
+pub fn parse_flags<P: Parser>() -> Result<P, ExitCode> {
+    P::try_parse().map_err(|error| {
         let code = match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => 0,
             _ => exit::USAGE,
@@ -88,6 +91,23 @@ fn parse<W: Written>() -> Result<W, ExitCode> {
         // Nothing can be done about a closed standard output.
         error.print().ok();
         ExitCode::from(code)
+    })
+}
+
+/// Sets what the file sets and the environment does not yet. Call it before any thread runs.
+///
+/// # Errors
+/// A sentence that names the file, not its content.
+pub fn read_env_file(file: &Path) -> Result<(), String> {
+    dotenvy::from_path(file).map_err(|error| {
+        let problem = match error {
+            // It repeats the line, and a line may hold a secret.
+            dotenvy::Error::LineParse(_, _) => {
+                "a line is not of the form KEY=value (quote values with spaces)".to_owned()
+            }
+            other => other.to_string(),
+        };
+        format!("cannot read {}: {problem}", file.display())
     })
 }
 
@@ -123,16 +143,6 @@ fn env_file(mut arguments: impl Iterator<Item = OsString>) -> Option<OsString> {
         }
     }
     None
-}
-
-/// dotenvy repeats the line it can't parse, and a line may hold a secret.
-fn without_content(error: &dotenvy::Error) -> String {
-    match error {
-        dotenvy::Error::LineParse(_, _) => {
-            "a line is not of the form KEY=value (quote values with spaces)".to_owned()
-        }
-        other => other.to_string(),
-    }
 }
 
 #[cfg(test)]

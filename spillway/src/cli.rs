@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use spillway_service::exit;
+use spillway_service::start::{parse_flags, read_env_file};
 
 use crate::{dead, dev, doctor, drains, send, status};
 
@@ -43,40 +43,17 @@ pub enum Command {
 
 /// Parses the command line. The error is the exit code, after everything has been said.
 pub fn parse() -> Result<Command, ExitCode> {
-    let first = try_parse()?;
+    let first: Cli = parse_flags()?;
     let file = match (&first.env_file, &first.command) {
         (Some(file), _) => file.clone(),
         (None, Command::Dev(_)) if Path::new(DEV_ENV_FILE).is_file() => DEV_ENV_FILE.into(),
         (None, _) => return Ok(first.command),
     };
-    // Sets only what is not set yet: the environment comes before the file. No thread runs yet.
-    if let Err(error) = dotenvy::from_path(&file) {
-        eprintln!("spillway: cannot read {}: {}", file.display(), without_content(&error));
+    if let Err(problem) = read_env_file(&file) {
+        eprintln!("spillway: {problem}");
         return Err(ExitCode::from(exit::CONFIG));
     }
-    Ok(try_parse()?.command)
-}
-
-fn try_parse() -> Result<Cli, ExitCode> {
-    Cli::try_parse().map_err(|error| {
-        let code = match error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => 0,
-            _ => exit::USAGE,
-        };
-        // Nothing can be done about a closed standard output.
-        error.print().ok();
-        ExitCode::from(code)
-    })
-}
-
-/// dotenvy repeats the line it can't parse, and a line may hold a secret.
-fn without_content(error: &dotenvy::Error) -> String {
-    match error {
-        dotenvy::Error::LineParse(_, _) => {
-            "a line is not of the form KEY=value (quote values with spaces)".to_owned()
-        }
-        other => other.to_string(),
-    }
+    Ok(parse_flags::<Cli>()?.command)
 }
 
 #[cfg(test)]
