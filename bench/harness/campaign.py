@@ -52,10 +52,11 @@ class Campaign:
             subprocess.run(line, env=environment, check=True)
         return path
 
-    def attack(self, port, rate, seconds, connections=256):
+    def attack(self, port, rate, seconds, connections=256, label=""):
         """An open loop of fresh webhooks; see `vegeta.attack`."""
         self.vegeta_path = self.vegeta_path or vegeta.find()
-        path = vegeta.targets(port, SECRET, self.directory, int(rate * seconds) + connections)
+        count = int(rate * seconds) + connections
+        path = vegeta.targets(port, SECRET, self.directory, count, label=label)
         try:
             return vegeta.attack(self.vegeta_path, path, int(rate), seconds, connections)
         finally:

@@ -11,7 +11,7 @@ RECEIVERS = [1, 2, 3]
 def run(campaign):
     found, rows = Findings(), []
     settings, requests = campaign.load(campaign.scale(8, 1)), campaign.requests()
-    for connections in CONNECTIONS:
+    for connections in campaign.scale(CONNECTIONS, [1, 64, 1800]):
         with servers.redis("always", campaign.directory) as redis:
             with servers.receiver(redis, campaign.secret, campaign.directory) as (child, port):
                 pids = {"server": child.pid, "redis": redis.child.pid}

@@ -28,7 +28,7 @@ def run(campaign):
     found.at_most("answers that are not 200", wrong, 0)
     found.at_least("offered ÷ asked for", result["offered_per_second"] / (saturation // 2), 0.98)
     percents = [*range(1, 100), 99.9]
-    ordered = sorted(latency for _, _, latency in hits)
+    ordered = sorted(latency for _, _, latency, _ in hits)
     points = [(p, ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))] * 1e3) for p in percents]
     found.rows["latency"] = [{"percentile": p, "ms": ms} for p, ms in points]
     found.plot("latency", "Latency at half of saturation", "percentile", "ms", {"latency": points})

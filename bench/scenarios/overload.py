@@ -1,18 +1,23 @@
 """A Redis that is too slow for what is offered: a proxy on the unix socket delays its replies until
-saturation is about 5,000/s; then an open loop offers 10,000/s, and at its end a quarter of that.
+saturation is about 5,000/s; then open loops offer 10,000/s together, and at the end of one of them
+a fifth of saturation goes on: what that one hears is the recovery.
 MAX_IN_FLIGHT is sized so that what waits is well under a second of saturation, MAX_CONNECTIONS so
 that the sender never lacks one: refusing, not queueing, has to hold the latency down."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from harness import load, proxy, sampler, servers, vegeta
 from harness.campaign import Findings
 
-SATURATION, OFFERED, AFTER = 5_000, 10_000, 2_500
+SATURATION, OFFERED, STEADY = 5_000, 10_000, 1_000
 # A closed loop that fills whole packs on every shard.
 CONNECTIONS = 1_000
 # An open loop needs one for each request that waits; all processes stay below the file limit.
-OPEN_CONNECTIONS = 8_000
+OPEN_CONNECTIONS, STEADY_CONNECTIONS = 6_000, 3_000
+# The steady load begins this much earlier, and both need a moment to make their webhooks.
+LEAD_SECONDS = 2
 MAX_IN_FLIGHT_MIB = 24
 FIRST_DELAY_MS = 60.0
 # A webhook counts as answered normally after the overload within this time.
@@ -22,34 +27,35 @@ NORMAL_SECONDS = 0.5
 def run(campaign):
     delay, saturation = calibrate(campaign)
     campaign.say(f"replies delayed by {delay:.0f} ms: saturation {saturation:,.0f}/s")
-    seconds, after_seconds = campaign.scale(30, 4), campaign.scale(10, 3)
+    seconds, after = campaign.scale(30, 5), campaign.scale(10, 3)
     with cell(campaign, delay) as (redis, child, port):
         with sampler.Sampler(redis.unix_socket, {"receiver": child.pid}, 0.5) as watch:
-            overload = campaign.attack(port, OFFERED, seconds, OPEN_CONNECTIONS)
-            after = campaign.attack(port, AFTER, after_seconds, OPEN_CONNECTIONS)
-    return findings(overload, after, watch.samples, seconds, delay, saturation)
+            with ThreadPoolExecutor(1) as beside:
+                steady = beside.submit(campaign.attack, port, STEADY, LEAD_SECONDS + seconds + after,
+                                       STEADY_CONNECTIONS, "-steady")
+                time.sleep(LEAD_SECONDS)
+                flood = campaign.attack(port, OFFERED - STEADY, seconds, OPEN_CONNECTIONS)
+                steady = steady.result()
+    return findings(flood, steady, watch.samples, delay, saturation)
 
 
+@contextmanager
 def cell(campaign, delay):
-    from contextlib import ExitStack, contextmanager
-
-    @contextmanager
-    def started():
-        with ExitStack() as stack:
-            redis = stack.enter_context(servers.redis("always", campaign.directory))
-            slow = stack.enter_context(proxy.running(redis, delay, campaign.directory))
-            settings = {"MAX_IN_FLIGHT": f"{MAX_IN_FLIGHT_MIB}MiB", "MAX_CONNECTIONS": "15000"}
-            child, port = stack.enter_context(
-                servers.receiver(slow, campaign.secret, campaign.directory, **settings))
-            yield redis, child, port
-
-    return started()
+    """A receiver on a Redis whose replies are late."""
+    settings = {"MAX_IN_FLIGHT": f"{MAX_IN_FLIGHT_MIB}MiB", "MAX_CONNECTIONS": "15000"}
+    directory = campaign.directory
+    with (
+        servers.redis("always", directory) as redis,
+        proxy.running(redis, delay, directory) as slow,
+        servers.receiver(slow, campaign.secret, directory, **settings) as (child, port),
+    ):
+        yield redis, child, port
 
 
 def calibrate(campaign):
     """Packs are full at saturation, so the rate goes with one over the delay: two steps settle it."""
     delay = FIRST_DELAY_MS
-    for _ in range(2):
+    for _ in range(campaign.scale(2, 1)):
         saturation = measure(campaign, delay)
         delay *= saturation / SATURATION
     return delay, measure(campaign, delay)
@@ -63,18 +69,22 @@ def measure(campaign, delay):
     return result["per_second"]
 
 
-def findings(overload, after, samples, seconds, delay, saturation):
+def findings(flood, steady, samples, delay, saturation):
+    """Rates are those of the time in which both loads ran, less a second to fill up."""
     found = Findings()
-    result, calm = vegeta.summary(overload, seconds), vegeta.summary(after, after[-1][0] - after[0][0])
+    start, end = flood[0][0] + 1, flood[-1][0]
+    both = [hit for hit in flood + steady if start <= hit[0] < end]
+    result = vegeta.summary(both, end - start)
+    result["accepted_per_second"] = vegeta.answered_per_second(flood + steady, 200, start, end)
     resident = max(row["receiver_rss_bytes"] for row in samples) / 2**20
-    ended = overload[-1][0]
-    abnormal = [at for at, status, latency in after if status != 200 or latency > NORMAL_SECONDS]
-    recovery = max(0.0, max(abnormal) - ended) if abnormal else 0.0
-    other = sum(n for status, n in result["statuses"].items() if status not in ("200", "503"))
+    after = [hit for hit in steady if hit[0] >= end]
+    abnormal = [at for at, status, latency, _ in after if status != 200 or latency > NORMAL_SECONDS]
+    recovery = max(abnormal) - end if abnormal else 0.0
+    answered = sum(result["statuses"].get(status, 0) for status in ("200", "503"))
+    other = len(both) - answered
     found.figures = {"delay_ms": delay, "saturation_per_second": saturation, **result,
                      "resident_mib": resident, "recovery_seconds": recovery,
-                     "statuses_after": calm["statuses"], "p99_after_ms": calm["accepted_p99_ms"],
-                     "gap_to_next_load_seconds": after[0][0] - ended}
+                     "asked_after": len(after)}
     found.at_least("offered ÷ asked for", result["offered_per_second"] / OFFERED, 0.95)
     found.at_least("accepted ÷ saturation", result["accepted_per_second"] / saturation, 0.9)
     found.at_most("p99 of refusals", result["refused_p99_ms"], 100, "ms")
@@ -82,7 +92,7 @@ def findings(overload, after, samples, seconds, delay, saturation):
     found.at_most("p99 of accepted", result["accepted_p99_ms"], 1000, "ms")
     found.at_most("resident memory", resident, MAX_IN_FLIGHT_MIB + 128, "MiB")
     found.at_most("normal again after", recovery, 2, "s")
-    found.rows["seconds"] = by_second(overload + after)
+    found.rows["seconds"] = by_second(sorted(flood + steady))
     found.rows["memory"] = samples
     rows = found.rows["seconds"]
     found.plot("rate", "Answers while overloaded, and after", "seconds", "per second", {
@@ -94,7 +104,7 @@ def findings(overload, after, samples, seconds, delay, saturation):
 
 def by_second(hits):
     start, rows = hits[0][0], {}
-    for at, status, latency in hits:
+    for at, status, latency, _ in hits:
         second = int(at - start)
         row = rows.setdefault(second, {"second": second, "accepted": 0, "refused": 0,
                                        "other": 0, "longest_ms": 0.0})

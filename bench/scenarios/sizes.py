@@ -14,7 +14,7 @@ SECONDS_BY_SIZE = {1_048_576: 4}
 
 def run(campaign):
     found, rows = Findings(), []
-    for size in SIZES:
+    for size in campaign.scale(SIZES, [5_300, 1_048_576]):
         requests = campaign.requests(size)
         seconds = campaign.scale(SECONDS_BY_SIZE.get(size, 8), 1)
         rounds = [one_round(campaign, size, requests, seconds) for _ in range(campaign.scale(3, 1))]
