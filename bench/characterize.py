@@ -61,9 +61,13 @@ def run_one(name, campaign, facts, results):
     module = importlib.import_module(f"scenarios.{name}")
     campaign.scenario = name
     campaign.say("begins")
+    campaign.disks.clear()
     campaign.measure_disk()
     found = module.run(campaign)
-    run = {"quick": campaign.quick, "machine": facts, "fdatasync": campaign.disk,
+    if remark := campaign.disk_remark():
+        found.remarks.append(remark)
+        campaign.say(remark)
+    run = {"quick": campaign.quick, "machine": facts, "fdatasync": campaign.disks,
            "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
     findings.write(results, name, " ".join(module.__doc__.split()), found, run)
     for verdict in found.verdicts:

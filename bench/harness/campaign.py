@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import mean
 
 from . import plot, vegeta
 from .servers import RELEASE, ROOT
@@ -15,6 +16,8 @@ WRONG_SECRET = "another-secret-so-every-signature-is-forged"
 DISTINCT = 10_000
 # What one file of prepared webhooks may take; wrk reads it into memory whole.
 REQUESTS_BYTES_MAX = 256 << 20
+# A disk that changes by more than this in a scenario is worth a remark.
+DISK_DRIFT_MAX = 1.5
 
 
 class Campaign:
@@ -26,7 +29,7 @@ class Campaign:
         self.wrk_threads = 2
         self.started = time.monotonic()
         self.scenario = ""
-        self.disk = None
+        self.disks = []
         self.vegeta_path = None
 
     def scale(self, whole, quick):
@@ -63,12 +66,22 @@ class Campaign:
             path.unlink()
 
     def fdatasync_ms(self, size):
-        """The median of one append and fdatasync of `size` bytes (4, 64 or 1024 KiB)."""
-        return next(row["p50_us"] for row in self.disk if row["bytes"] == size) / 1e3
+        """The median of one append and fdatasync of `size` bytes (4, 64 or 1024 KiB); of several
+        measurements in a scenario, their mean."""
+        return mean(row["p50_us"] for disk in self.disks for row in disk if row["bytes"] == size) / 1e3
 
     def measure_disk(self):
+        """A disk changes within minutes: what is judged by it measures it before and after."""
         line = [str(RELEASE / "fdatasync"), "--json", str(self.directory)]
-        self.disk = json.loads(subprocess.run(line, check=True, capture_output=True).stdout)
+        self.disks.append(json.loads(subprocess.run(line, check=True, capture_output=True).stdout))
+
+    def disk_remark(self):
+        """How the disk was over the scenario, where it changed much."""
+        medians = [row["p50_us"] / 1e3 for disk in self.disks for row in disk if row["bytes"] == 65536]
+        if max(medians) <= DISK_DRIFT_MAX * min(medians):
+            return None
+        times = ", ".join(f"{median:.2f}" for median in medians)
+        return f"the disk changed meanwhile: one fdatasync of 64 KiB took {times} ms, one after the other"
 
 
 class Findings:

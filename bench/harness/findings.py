@@ -79,7 +79,11 @@ def small_table(rows, file):
     return [*lines, "", f"Raw: [{file}]({file})", ""]
 
 
-def disk_words(disk):
+def disk_words(disks):
+    return "; then ".join(map(medians, disks))
+
+
+def medians(disk):
     return ", ".join(f"{row['bytes'] >> 10} KiB {row['p50_us'] / 1e3:.2f} ms" for row in disk)
 
 

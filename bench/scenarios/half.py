@@ -19,6 +19,7 @@ def run(campaign):
                 port, pids, redis, CONNECTIONS, settings, campaign.requests())["per_second"]
             campaign.say(f"saturation {saturation:,.0f}/s; now half of it for {seconds} s")
             hits = campaign.attack(port, saturation / 2, seconds)
+    campaign.measure_disk()
     result = vegeta.summary(hits, seconds)
     fdatasync = campaign.fdatasync_ms(64 << 10)
     found.figures = {"saturation_per_second": saturation, **result, "fdatasync_64k_ms": fdatasync}

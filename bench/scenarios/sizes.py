@@ -24,11 +24,14 @@ def run(campaign):
         campaign.say(f"{size:,} B: {row['cpu_us']:.1f} µs, the bare server {row['bare_cpu_us']:.1f} µs")
         if size >= 1 << 20:
             requests.unlink()
+    campaign.disks.clear()
+    campaign.measure_disk()
     alone = campaign.scale(8, 2)
     with servers.redis("always", campaign.directory) as redis:
         with servers.receiver(redis, campaign.secret, campaign.directory) as (child, port):
             pids = {"server": child.pid, "redis": redis.child.pid}
             one = load.measure(port, pids, redis, 1, campaign.load(alone), campaign.requests())
+    campaign.measure_disk()
     fdatasync = campaign.fdatasync_ms(4 << 10)
     found.figures = {"one_connection_p50_ms": one["p50_ms"], "one_connection_p99_ms": one["p99_ms"],
                      "fdatasync_4k_ms": fdatasync}
