@@ -13,6 +13,7 @@ import importlib
 import os
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -70,6 +71,8 @@ def run_one(name, campaign, facts, results):
     run = {"quick": campaign.quick, "machine": facts, "fdatasync": campaign.disks,
            "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
     findings.write(results, name, " ".join(module.__doc__.split()), found, run)
+    # After each, so that an interrupted run keeps what it has.
+    findings.report(results, SCENARIOS)
     for verdict in found.verdicts:
         word = "pass" if verdict["passed"] else "FAIL"
         campaign.say(f"{word}  {verdict['what']}: {findings.shown(verdict['measured'])} "
@@ -92,13 +95,12 @@ def main():
             try:
                 if not run_one(name, campaign, facts, results):
                     missed.append(name)
-            except Failed as failure:
+            except (Failed, OSError, subprocess.SubprocessError) as failure:
                 campaign.say(f"BROKEN: {failure}")
                 broken.append(name)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if results.is_dir():
-        findings.report(results, SCENARIOS)
         print(f"written to {os.path.relpath(results)}/characterize.md")
     if missed:
         print(f"thresholds missed in: {', '.join(missed)}")

@@ -24,7 +24,7 @@ def run(campaign):
     check_room(campaign, maxmemory)
     directory = campaign.directory
     with servers.redis("always", directory, "--maxmemory", str(maxmemory)) as redis:
-        empty = sampler.Asker(redis.unix_socket).seen()["memory_bytes"]
+        empty = int(redis.info()["used_memory"])
         with servers.receiver(redis, campaign.secret, directory) as (child, port):
             pids = {"receiver": child.pid, "redis": redis.child.pid}
             filling = fill(campaign, redis, port, pids, target)

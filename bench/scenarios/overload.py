@@ -27,7 +27,7 @@ NORMAL_SECONDS = 0.5
 def run(campaign):
     delay, saturation = calibrate(campaign)
     campaign.say(f"replies delayed by {delay:.0f} ms: saturation {saturation:,.0f}/s")
-    seconds, after = campaign.scale(30, 5), campaign.scale(10, 3)
+    seconds, after = campaign.scale(30, 4), campaign.scale(10, 2)
     with cell(campaign, delay) as (redis, child, port):
         with sampler.Sampler(redis.unix_socket, {"receiver": child.pid}, 0.5) as watch:
             with ThreadPoolExecutor(1) as beside:
