@@ -20,7 +20,7 @@ from pathlib import Path
 
 from harness import findings, machine
 from harness.campaign import Campaign, fail
-from harness.servers import RELEASE, ROOT, Failed
+from harness.servers import RELEASE, ROOT, Failed, alone
 
 SCENARIOS = ["half", "sustained", "flood", "overload", "sizes", "connections", "forged", "endtoend"]
 BINARIES = ["generate", "fdatasync", "baseline", "backend", "request-receiver", "downstreamer"]
@@ -80,8 +80,7 @@ def run_one(name, campaign, facts, results):
     return all(verdict["passed"] for verdict in found.verdicts)
 
 
-def main():
-    chosen = arguments()
+def main(chosen):
     check_tools()
     raise_file_limit()
     base = Path(os.environ.get("BENCH_DIR") or ROOT / "target")
@@ -111,7 +110,9 @@ def main():
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        chosen = arguments()
+        with alone():
+            sys.exit(main(chosen))
     except Failed as failure:
         fail(failure)
     except KeyboardInterrupt:

@@ -140,7 +140,8 @@ def main():
 
 if __name__ == "__main__":
     try:
-        main()
+        with servers.alone():
+            main()
     except Failed as failure:
         sys.exit(f"bench: {failure}")
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """Starts and ends what is measured: a private Redis, the receiver, the baseline. Each in a
 directory of its own that goes with it, so that every round starts equal."""
 
+import fcntl
 import os
 import shutil
 import socket
@@ -27,6 +28,19 @@ FSYNC = {
 
 class Failed(Exception):
     """A run that cannot go on; its text says why."""
+
+
+@contextmanager
+def alone():
+    """Holds the lock of this checkout's benchmarks: two at once would measure each other."""
+    path = ROOT / "target" / "bench.lock"
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Failed(f"another benchmark runs here (it holds {path})") from None
+        yield
 
 
 @contextmanager
