@@ -14,7 +14,7 @@ mod settling;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use spillway_queue::owner::boottime;
 use spillway_queue::read::Progress;
@@ -451,11 +451,6 @@ impl Drain {
     fn now(&self) -> Duration {
         self.started.elapsed()
     }
-}
-
-pub(crate) fn wall_clock_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A task around the drain ended before it: the drain begins again from what Redis holds.

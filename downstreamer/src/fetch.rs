@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use spillway_queue::read::Reader;
 use spillway_queue::{Connection, QueueError, Redis};
+use spillway_service::error::chain;
 use spillway_webhook::StreamId;
 use spillway_webhook::pack::Pack;
 
@@ -46,7 +47,10 @@ impl Fetcher {
                     return Fetched { key, pack };
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "reading a pack again failed; trying again");
+                    tracing::debug!(
+                        error = chain(&error),
+                        "reading a pack again failed; trying again"
+                    );
                     self.connection.lock().await.take();
                     tokio::time::sleep(PAUSE).await;
                 }

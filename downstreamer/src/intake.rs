@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use spillway_queue::read::{Entry, Parked, Reader};
 use spillway_queue::{Connection, QueueError, Redis};
+use spillway_service::error::chain;
 use spillway_webhook::pack::{Corrupt, Pack, Record};
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
@@ -107,7 +108,7 @@ impl Intake {
                 Ok(Ok(())) => {}
                 Ok(Err(Closed)) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "reading the queue failed; trying again");
+                    tracing::warn!(error = chain(&error), "reading the queue failed; trying again");
                     connection = None;
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -212,7 +213,7 @@ impl Intake {
 
     fn corrupt(&self, id: StreamId, error: &Corrupt) {
         self.metrics.corrupt.inc();
-        tracing::error!(entry = %id, %error, "corrupt pack: set aside whole; the rest flows");
+        tracing::error!(entry = %id, error = chain(error), "corrupt pack: set aside whole; the rest flows");
     }
 
     fn resource(&self, record: &Record, entry: StreamId, index: u32) -> ResourceKey {

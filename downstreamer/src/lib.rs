@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use spillway_queue::connect::CONNECT_TIMEOUT;
 use spillway_queue::{QueueError, health};
+use spillway_service::error::chain;
 use spillway_service::start::Unavailable;
 use spillway_service::{Readiness, admin};
 use tokio_util::sync::CancellationToken;
@@ -50,7 +51,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     ));
     if settings.common.exit_if_unavailable {
         let reached = reach(&settings).await;
-        reached.map_err(|error| Unavailable(format!("REDIS_URL: {error}")))?;
+        reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
     tokio::spawn(watch::run(settings.clone(), metrics.clone(), after_all.clone()));
     let sender = Arc::new(Sender::new(&settings)?);

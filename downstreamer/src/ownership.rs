@@ -9,6 +9,7 @@ use spillway_queue::owner::{BUMP_EVERY, Claim, Confirmed, Lease, Watch, boottime
 use spillway_queue::read::{Progress, Reader};
 use spillway_queue::{Connection, QueueError};
 use spillway_service::Readiness;
+use spillway_service::error::chain;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -187,7 +188,10 @@ async fn own(instance: &Instance, owned: Owned, shutdown: &CancellationToken) ->
         && let Ok(mut connection) = redis.connect(Some(ANSWER_TIMEOUT)).await
         && let Err(error) = claim.release(&mut connection).await
     {
-        tracing::debug!(%error, "the drain was not released; a standby takes it in 8 s");
+        tracing::debug!(
+            error = chain(&error),
+            "the drain was not released; a standby takes it in 8 s"
+        );
     }
     end
 }
@@ -228,8 +232,8 @@ async fn keep(instance: Instance, claim: Arc<Claim>, tenure: Tenure, connection:
 
 impl Instance {
     fn unavailable(&self, error: &QueueError) {
-        if self.readiness.not_ready(format!("queue_unavailable: {error}")) {
-            tracing::warn!(%error, "redis does not answer; waiting for it");
+        if self.readiness.not_ready(format!("queue_unavailable: {}", chain(error))) {
+            tracing::warn!(error = chain(error), "redis does not answer; waiting for it");
         }
     }
 }

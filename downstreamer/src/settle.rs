@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use spillway_queue::settle::{Settlement, Settler};
 use spillway_queue::{Connection, QueueError, Redis};
+use spillway_service::error::chain;
 use spillway_webhook::StreamId;
 use tokio::sync::mpsc;
 
@@ -45,7 +46,10 @@ async fn run(
                 Err(error @ (QueueError::Fenced | QueueError::Unregistered)) => break Err(error),
                 Err(error) => {
                     if !std::mem::replace(&mut is_failing, true) {
-                        tracing::warn!(%error, "settling failed; trying until redis answers");
+                        tracing::warn!(
+                            error = chain(&error),
+                            "settling failed; trying until redis answers"
+                        );
                     }
                     connection = None;
                     tokio::time::sleep(PAUSE).await;

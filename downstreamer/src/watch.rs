@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use spillway_queue::drains::HTTP;
 use spillway_queue::{Connection, QueueError, dead, status};
+use spillway_service::clock::wall_clock_ms;
+use spillway_service::error::chain;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -25,7 +27,7 @@ pub async fn run(settings: Arc<Settings>, metrics: Arc<Metrics>, stop: Cancellat
             aged_out_at = Instant::now();
         }
         if let Err(error) = look(&settings, &metrics, &mut connection, is_due).await {
-            tracing::debug!(%error, "the queue's status could not be read");
+            tracing::debug!(error = chain(&error), "the queue's status could not be read");
             connection = None;
         }
         tokio::select! {
@@ -48,7 +50,7 @@ async fn look(
     };
     metrics.queue(&status::read(redis, connection).await?);
     if age_out {
-        let now_ms = crate::drain::wall_clock_ms();
+        let now_ms = wall_clock_ms();
         let gone = dead::age_out(redis, connection, HTTP, settings.dead_keep, now_ms).await?;
         if gone > 0 {
             tracing::info!(gone, "dead letters aged out");

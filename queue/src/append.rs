@@ -27,15 +27,6 @@ pub enum AppendError {
     Unknown(#[source] QueueError),
 }
 
-impl AppendError {
-    /// What Redis said.
-    pub fn cause(&self) -> &QueueError {
-        match self {
-            Self::NotStored(cause) | Self::Unknown(cause) => cause,
-        }
-    }
-}
-
 impl Appender {
     /// Connects with the first append.
     pub fn new(redis: Redis) -> Self {

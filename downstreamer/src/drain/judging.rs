@@ -4,10 +4,11 @@ use std::cmp::Reverse;
 use std::time::{Duration, SystemTime};
 
 use spillway_queue::settle::Dead;
+use spillway_service::clock::wall_clock_ms;
 use tokio::time::Instant;
 
 use super::settling::dead_letter;
-use super::{Drain, Finished, Trial, wall_clock_ms};
+use super::{Drain, Finished, Trial};
 use crate::deliver::{Delivery, Job};
 use crate::index::{Place, ResourceKey, State};
 use crate::judge::{Outcome, Verdict, judge};

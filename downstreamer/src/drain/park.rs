@@ -8,11 +8,12 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use spillway_queue::settle::{Park, Settlement};
+use spillway_service::clock::wall_clock_ms;
 use spillway_webhook::WebhookId;
 use spillway_webhook::pack::PackWriter;
 use tokio::time::Instant;
 
-use super::{Around, Drain, Tried, wall_clock_ms};
+use super::{Around, Drain, Tried};
 use crate::index::{NodeKey, OpenPack, PackKey, Place, ResourceKey, Source, State};
 
 /// How often failing resources are looked at.

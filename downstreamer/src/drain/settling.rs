@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 
 use spillway_queue::settle::{Dead, Settlement};
+use spillway_service::error::chain;
 use spillway_webhook::pack::PackWriter;
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
@@ -60,7 +61,7 @@ impl Drain {
         let ids = match settled {
             Ok(ids) => ids,
             Err(error) => {
-                tracing::warn!(%error, "settling ended");
+                tracing::warn!(error = chain(&error), "settling ended");
                 return Some(end_of(&error));
             }
         };
