@@ -104,7 +104,7 @@ pub struct Drain {
     corrupt: Vec<StreamId>,
     corrupt_parked: Vec<StreamId>,
     settling: Option<settling::Settling>,
-    parks_looked_at: Instant,
+    parks_due: Instant,
     is_stopping: bool,
 }
 
@@ -180,7 +180,7 @@ impl Drain {
             corrupt: Vec::new(),
             corrupt_parked: Vec::new(),
             settling: None,
-            parks_looked_at: Instant::now(),
+            parks_due: Instant::now(),
             is_stopping: false,
             settings,
         };

@@ -3,12 +3,17 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::{HeaderMap, header};
 use http_body::Body;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use crate::admit::Permit;
 use crate::reply::Refusal;
+
+/// What is read of a body that is not wanted, and for how long: a refusal comes within 100 ms.
+const DISCARD_BYTES_MAX: usize = 64 << 10;
+const DISCARD_TIME: Duration = Duration::from_millis(50);
 
 /// Reads `body`, up to `bytes_max`, within `time` from now.
 ///
@@ -28,6 +33,27 @@ where
     timeout_at(Instant::now() + time, collect(&mut body, bytes_max, permit))
         .await
         .unwrap_or(Err(Refusal::Slow))
+}
+
+/// Throws the body of a refused request away, if it is small and quick to come, so that its
+/// connection can be used again: under overload, a new connection for each refusal would be part of
+/// the load. Says whether the body was read to its end.
+pub async fn discard<B>(body: &mut B, headers: &HeaderMap) -> bool
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    // Whoever asks first would only send it because we begin to read.
+    if headers.contains_key(header::EXPECT) {
+        return body.is_end_stream();
+    }
+    let read = async {
+        let mut left = DISCARD_BYTES_MAX;
+        while let Some(part) = next(body).await? {
+            left = left.checked_sub(part.len()).ok_or(Refusal::TooLarge)?;
+        }
+        Ok::<(), Refusal>(())
+    };
+    timeout_at(Instant::now() + DISCARD_TIME, read).await.is_ok_and(|read| read.is_ok())
 }
 
 async fn collect<B>(body: &mut B, bytes_max: usize, permit: &mut Permit) -> Result<Bytes, Refusal>

@@ -116,6 +116,11 @@ impl Phase {
         self.now.store(BODY_READ, Ordering::Relaxed);
     }
 
+    /// Whether it was.
+    pub fn is_body_read(&self) -> bool {
+        self.now.load(Ordering::Relaxed) == BODY_READ
+    }
+
     /// The request was refused before its body was read whole, perhaps.
     pub fn body_may_be_unread(&self) {
         self.is_body_unread.store(true, Ordering::Relaxed);

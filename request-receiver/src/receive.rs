@@ -8,7 +8,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Method, StatusCode, header};
+use http::{HeaderValue, Method, StatusCode, header};
 use spillway_service::clock::wall_clock_ms;
 use spillway_webhook::freshness::Window;
 use spillway_webhook::{Verified, Webhook, target};
@@ -24,6 +24,8 @@ use crate::reply::Refusal;
 use crate::secrets::Source;
 use crate::settings::BodyKinds;
 use crate::shard::Shared;
+
+const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 /// Everything a request needs.
 pub struct Receiver {
@@ -58,9 +60,16 @@ impl Receiver {
     }
 
     async fn take(&self, request: Request, arrival: &Arrival) -> Result<(), Refusal> {
-        let (head, body) = request.into_parts();
-        check_request_line(&head)?;
-        let mut permit = self.admit(&head)?;
+        let (head, mut body) = request.into_parts();
+        let mut permit = match check_request_line(&head).and_then(|()| self.admit(&head)) {
+            Ok(permit) => permit,
+            Err(refusal) => {
+                if body::discard(&mut body, &head.headers).await {
+                    arrival.connection.body_is_read();
+                }
+                return Err(refusal);
+            }
+        };
         let body = body::read(body, self.body_bytes_max, self.body_timeout, &mut permit).await?;
         arrival.connection.body_is_read();
         let now_ms = wall_clock_ms();
@@ -109,8 +118,13 @@ pub async fn receive(
         Ok(()) => StatusCode::OK.into_response(),
         Err(refusal) => {
             tracing::debug!(outcome, "refused");
-            arrival.connection.body_may_be_unread();
-            refusal.into_response()
+            let mut response = refusal.into_response();
+            if !arrival.connection.is_body_read() {
+                // Said rather than done in silence: the sender would use the connection again.
+                arrival.connection.body_may_be_unread();
+                response.headers_mut().insert(header::CONNECTION, CLOSE);
+            }
+            response
         }
     }
 }

@@ -18,6 +18,8 @@ use crate::index::{NodeKey, OpenPack, PackKey, Place, ResourceKey, Source, State
 
 /// How often failing resources are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// The same while there is more to park than one settlement takes.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// What one settlement parks at most: bounds the time its script holds Redis.
 const PARK_MAX: usize = 256;
 const PARK_BYTES_MAX: usize = 4 << 20;
@@ -33,7 +35,7 @@ impl Drain {
         around: &mut Around,
     ) -> (Vec<ResourceKey>, Vec<PackKey>) {
         let (mut parking, mut parked) = (Vec::new(), Vec::new());
-        if self.parks_looked_at.elapsed() < LOOK_EVERY || self.destination.is_down() {
+        if Instant::now() < self.parks_due || self.destination.is_down() {
             return (parking, parked);
         }
         let mut writer = PackWriter::new();
@@ -67,10 +69,9 @@ impl Drain {
                 break;
             }
         }
-        // With more to do, the next settlement goes on with it.
-        if !is_cut_short {
-            self.parks_looked_at = Instant::now();
-        }
+        // With more to do, it goes on soon: packs that are not at hand are read meanwhile.
+        let pause = if is_cut_short { LOOK_AGAIN } else { LOOK_EVERY };
+        self.parks_due = Instant::now() + pause;
         (parking, parked)
     }
 

@@ -62,3 +62,21 @@ async fn a_queue_that_is_not_durable_is_refused_where_durability_is_required() {
     post(lenient.address(), &Webhook::any()).await.expect_stored();
     assert_eq!(lenient.metric("spillway_durability").await, Some(1.0));
 }
+
+#[tokio::test]
+async fn a_refusal_keeps_the_connection_if_the_body_came_and_says_close_if_it_did_not() {
+    let cell = Cell::shared();
+    let receiver = cell.receiver_starting(&[]);
+    receiver.unready("").await;
+    let mut connection = Connection::to(receiver.address()).await;
+    for _ in 0..3 {
+        let answer = connection.post(&Webhook::any().body("{".repeat(20_000))).await;
+        answer.expect_later("queue_unavailable");
+        assert_eq!(answer.headers.text("connection"), None);
+    }
+    let began = Instant::now();
+    let answer = send(receiver.address(), &Webhook::any().head(1000)).await;
+    answer.expect_later("queue_unavailable");
+    assert_eq!(answer.headers.text("connection"), Some("close"));
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+}
