@@ -2,8 +2,8 @@
 //! batcher, its connection to the queue.
 //!
 //! A webhook never leaves its thread, so nobody is woken across threads for it: that wake-up cost
-//! more than all other work on it but the hash and the compression. Redis commits the shards' packs
-//! together, since it syncs once for all it has read.
+//! more than all other work on it but the hash and the compression. Packs of several shards share a
+//! sync only where Redis reads them in one turn of its loop.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
