@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 
@@ -55,15 +56,22 @@ class Campaign:
             subprocess.run(line, env=environment, check=True)
         return path
 
-    def attack(self, port, rate, seconds, connections=256, label=""):
-        """An open loop of fresh webhooks; see `vegeta.attack`."""
+    @contextmanager
+    def prepared(self, port, rate, seconds, connections=256, label=""):
+        """An open loop of fresh webhooks, ready to be offered; see `vegeta.Attack`."""
         self.vegeta_path = self.vegeta_path or vegeta.find()
         count = int(rate * seconds) + connections
         path = vegeta.targets(port, SECRET, self.directory, count, label=label)
         try:
-            return vegeta.attack(self.vegeta_path, path, int(rate), seconds, connections)
+            yield vegeta.Attack(self.vegeta_path, path, rate, seconds, connections)
         finally:
             path.unlink()
+
+    def attack(self, port, rate, seconds, connections=256):
+        """Offers an open loop and tells what came of it."""
+        with self.prepared(port, rate, seconds, connections) as attack:
+            attack.run()
+            return attack.hits()
 
     def fdatasync_ms(self, size):
         """The median of one append and fdatasync of `size` bytes (4, 64 or 1024 KiB); of several
@@ -89,9 +97,17 @@ class Findings:
 
     def __init__(self):
         self.figures, self.rows, self.plots, self.verdicts, self.remarks = {}, {}, {}, [], []
+        # What the figures say, in sentences.
+        self.reading = []
+
+    def read(self, sentence):
+        self.reading.append(sentence)
 
     def plot(self, name, *arguments, **options):
         self.plots[name] = plot.lines(*arguments, **options)
+
+    def bars(self, name, *arguments, **options):
+        self.plots[name] = plot.bars(*arguments, **options)
 
     def at_most(self, what, measured, limit, unit=""):
         self.judge(what, measured, "≤", limit, unit)

@@ -9,7 +9,7 @@ def write(directory, name, about, findings, run):
     """One scenario's files."""
     directory.mkdir(parents=True, exist_ok=True)
     raw = {"scenario": name, "about": about, **run, "figures": findings.figures,
-           "verdicts": findings.verdicts, "remarks": findings.remarks,
+           "verdicts": findings.verdicts, "remarks": findings.remarks, "reading": findings.reading,
            "plots": [f"{name}-{plot}.svg" for plot in findings.plots],
            "tables": {table: f"{name}-{table}.csv" for table in findings.rows},
            "rows": findings.rows}
@@ -54,6 +54,8 @@ def section(one):
     lines = ["", f"## {one['scenario']}", "", one["about"], ""]
     if one["quick"]:
         lines += ["*A quick run: too short to conclude anything from.*", ""]
+    if one["reading"]:
+        lines += [" ".join(["**Reading.**", *one["reading"]]), ""]
     facts = {**one["machine"], "fdatasync": disk_words(one["fdatasync"]), "at": one["at"]}
     lines += ["; ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()), ""]
     lines += [f"- {remark}" for remark in one["remarks"]]

@@ -1,41 +1,128 @@
-"""Small line charts as SVG, written by hand."""
+"""Small charts as SVG, written by hand: lines, and grouped bars. Each says what it shows and in
+which units, and is read as well in grey: lines carry marks of different shape."""
 
 from html import escape
+from math import ceil, floor, log10
 
-WIDTH, HEIGHT = 760, 340
-LEFT, RIGHT, TOP, BOTTOM = 80, 20, 40, 50
-COLORS = ["#1b6ca8", "#c8553d", "#3c8d53", "#7b4fa3"]
+WIDTH, HEIGHT = 820, 420
+LEFT, RIGHT, TOP, BOTTOM = 84, 28, 78, 58
+COLORS = ["#1b6ca8", "#c8553d", "#3c8d53", "#7b4fa3", "#b8860b", "#555555"]
+INK, FAINT, GRID = "#1f2933", "#616e7c", "#e4e7eb"
+# About this many lines across; their distance is 1, 2 or 5 of a power of ten.
 TICKS = 5
+# A line with more points than this is one of samples: marks would cover it.
+MARKED_MAX = 25
+# How wide a letter of the legend is, on the average: SVG cannot be asked.
+LETTER = 6.6
 
 
-def lines(title, x_label, y_label, series, even_x=False):
-    """`series` is {name: [(x, y)]}; y starts at 0. `even_x` spaces the x values evenly, which suits
-    a few values far apart."""
+def lines(title, x_label, y_label, series, even_x=False, log_y=False, note=""):
+    """`series` is {name: [(x, y)]}; y starts at 0, or is logarithmic. `even_x` spaces the x values
+    evenly, which suits a few values far apart. A y of None is left out."""
+    series = {name: [(x, y) for x, y in sorted(one) if y is not None] for name, one in series.items()}
     points = [point for one in series.values() for point in one]
     xs = sorted({x for x, _ in points})
-    top = max((y for _, y in points), default=0) or 1
     place = placer(xs, even_x)
-    high = lambda y: HEIGHT - BOTTOM - y / top * (HEIGHT - TOP - BOTTOM)
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-           'font-family="sans-serif" font-size="12">',
-           f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-           text(WIDTH / 2, 20, title, "middle", 15)]
-    for step in range(TICKS + 1):
-        value = top * step / TICKS
-        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{high(value):.1f}" '
-                   f'y2="{high(value):.1f}" stroke="#ddd"/>')
-        out.append(text(LEFT - 6, high(value) + 4, number(value), "end"))
-    for x in xs if even_x else spread(xs):
-        out.append(text(place(x), HEIGHT - BOTTOM + 18, number(x), "middle"))
-    out.append(text(WIDTH / 2, HEIGHT - 10, x_label, "middle"))
-    out.append(f'<text transform="translate(16 {HEIGHT / 2}) rotate(-90)" '
-               f'text-anchor="middle">{escape(y_label)}</text>')
-    for index, (name, one) in enumerate(series.items()):
-        color = COLORS[index % len(COLORS)]
-        path = " ".join(f"{place(x):.1f},{high(y):.1f}" for x, y in sorted(one))
-        out.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
-        out.append(text(LEFT + 10 + 170 * index, TOP - 6, name, "start", 12, color))
-    return "\n".join([*out, "</svg>", ""])
+    ticks = (powers if log_y else rounds)([y for _, y in points])
+    high = logarithmic(ticks) if log_y else linear(ticks)
+    marks = xs if even_x else [x for x in rounds(xs) if not xs or xs[0] <= x <= xs[-1]]
+    out = frame(title, note, y_label, ticks, high)
+    out += [text(place(x), HEIGHT - BOTTOM + 20, number(x), "middle", 12, FAINT) for x in marks]
+    out.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 14, x_label, "middle", 13, INK))
+    for index, one in enumerate(series.values()):
+        out += curve([(place(x), high(y)) for x, y in one], index)
+    return page([*out, *legend(list(series), mark)])
+
+
+def bars(title, y_label, groups, note=""):
+    """`groups` is {group: {bar: value, or [(part, value)] from the bottom up}}, with the same bars
+    in each. Parts stand on one another, the upper ones paler."""
+    stacks = {group: {name: parts if isinstance(parts, list) else [("", parts)]
+                      for name, parts in one.items()} for group, one in groups.items()}
+    sums = [sum(value for _, value in parts) for one in stacks.values() for parts in one.values()]
+    ticks = rounds(sums)
+    high, names = linear(ticks), list(dict.fromkeys(name for one in stacks.values() for name in one))
+    out = frame(title, note, y_label, ticks, high)
+    room = (WIDTH - LEFT - RIGHT) / max(1, len(stacks))
+    wide = min(90, room * 0.8 / max(1, len(names)))
+    for place, (group, one) in enumerate(stacks.items()):
+        middle = LEFT + room * (place + 0.5)
+        out.append(text(middle, HEIGHT - BOTTOM + 22, group, "middle", 13, INK))
+        for index, name in enumerate(names):
+            if name in one:
+                out += bar(middle + wide * (index - len(names) / 2), wide, one[name], high, index)
+    return page([*out, *legend(names, swatch)])
+
+
+def bar(left, wide, parts, high, index):
+    out, below = [], 0.0
+    for level, (part, value) in enumerate(parts):
+        top, foot = high(below + value), high(below)
+        out.append(f'<rect x="{left + 3:.1f}" y="{top:.1f}" width="{wide - 6:.1f}" '
+                   f'height="{max(0, foot - top):.1f}" fill="{color(index)}" '
+                   f'fill-opacity="{1 if level == 0 else 0.45}"/>')
+        if part and foot - top > 16:
+            fill = "white" if level == 0 else INK
+            out.append(text(left + wide / 2, (top + foot) / 2 + 4, part, "middle", 11, fill))
+        below += value
+    return [*out, text(left + wide / 2, high(below) - 5, number(below), "middle", 12, INK)]
+
+
+def frame(title, note, y_label, ticks, high):
+    out = [text(LEFT, 26, title, "start", 17, INK, "600")]
+    if note:
+        out.append(text(WIDTH - RIGHT, 26, note, "end", 11, FAINT))
+    for value in ticks:
+        y = high(value)
+        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" '
+                   f'stroke="{FAINT if value == ticks[0] else GRID}"/>')
+        out.append(text(LEFT - 8, y + 4, number(value), "end", 12, FAINT))
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    out.append(f'<text transform="translate(20 {middle:.1f}) rotate(-90)" text-anchor="middle" '
+               f'font-size="13" fill="{INK}">{escape(y_label)}</text>')
+    return out
+
+
+def curve(points, index):
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    out = [f'<polyline points="{path}" fill="none" stroke="{color(index)}" '
+           'stroke-width="2" stroke-linejoin="round"/>']
+    if len(points) <= MARKED_MAX:
+        out += [mark(x, y, index) for x, y in points]
+    return out
+
+
+def mark(x, y, index):
+    """Round, square, and standing on a corner, in turn."""
+    if index % 3 == 0:
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color(index)}"/>'
+    turned = f' transform="rotate(45 {x:.1f} {y:.1f})"' if index % 3 == 2 else ""
+    return (f'<rect x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7" '
+            f'fill="{color(index)}"{turned}/>')
+
+
+def swatch(x, y, index):
+    return f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="{color(index)}"/>'
+
+
+def legend(names, sign):
+    if len(names) == 1 and not names[0]:
+        return []
+    out, x, y = [], LEFT + 6, 50
+    for index, name in enumerate(names):
+        long = 16 + len(name) * LETTER
+        if x + long > WIDTH - RIGHT and x > LEFT + 6:
+            x, y = LEFT + 6, y + 17
+        out += [sign(x, y - 4, index), text(x + 10, y, name, "start", 12, INK)]
+        x += long + 20
+    return out
+
+
+def page(parts):
+    head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+            f'width="{WIDTH}" height="{HEIGHT}" font-family="system-ui, sans-serif">')
+    return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+                      *parts, "</svg>", ""])
 
 
 def placer(xs, even_x):
@@ -46,14 +133,41 @@ def placer(xs, even_x):
     return lambda x: LEFT + room * (x - low) / span
 
 
-def spread(xs):
-    return [xs[0] + (xs[-1] - xs[0]) * step / TICKS for step in range(TICKS + 1)] if xs else []
+def linear(ticks):
+    return lambda y: HEIGHT - BOTTOM - y / ticks[-1] * (HEIGHT - TOP - BOTTOM)
+
+
+def logarithmic(ticks):
+    low, high = log10(ticks[0]), log10(ticks[-1])
+    room = HEIGHT - TOP - BOTTOM
+    return lambda y: HEIGHT - BOTTOM - (log10(max(y, ticks[0])) - low) / (high - low) * room
+
+
+def rounds(values):
+    """Round numbers from 0 to the first that no value exceeds."""
+    top = max(values, default=0) or 1
+    power = 10.0 ** floor(log10(top / TICKS))
+    step = next(power * times for times in (1, 2, 5, 10) if power * times * TICKS >= top * 0.999)
+    return [step * number for number in range(ceil(top / step - 1e-3) + 1)]
+
+
+def powers(values):
+    """Powers of ten around all values above 0."""
+    values = [value for value in values if value > 0] or [1]
+    low, high = floor(log10(min(values))), ceil(log10(max(values)))
+    return [10.0 ** power for power in range(low, max(high, low + 1) + 1)]
 
 
 def number(value):
-    return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.2g}"
+    if value >= 10 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.2g}"
 
 
-def text(x, y, words, anchor, size=12, color="#222"):
+def color(index):
+    return COLORS[index % len(COLORS)]
+
+
+def text(x, y, words, anchor, size=12, fill=INK, weight="400"):
     return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
-            f'fill="{color}">{escape(words)}</text>')
+            f'font-weight="{weight}" fill="{fill}">{escape(words)}</text>')

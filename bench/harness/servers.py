@@ -6,18 +6,22 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from . import machine
 
 ROOT = Path(__file__).resolve().parents[2]
-RELEASE = ROOT / "target" / "release"
+# Where cargo puts what it builds, as in the Makefile.
+RELEASE = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve() / "release"
 READY_WITHIN = 20.0
+# Connections that may wait for a receiver to take them: more than any load opens at once.
+BACKLOG = 4096
 # What Redis is told for each promise; the rest is ops/redis.conf.
 FSYNC = {
     "always": ["--appendonly", "yes", "--appendfsync", "always"],
@@ -44,12 +48,13 @@ def alone():
 
 
 @contextmanager
-def process(name, command, environment, log_directory):
+def process(name, command, environment, log_directory, pass_fds=()):
     """Runs a process and ends it by its own id, whatever happens."""
     log_path = Path(log_directory) / f"{name}.log"
     with open(log_path, "ab") as log:
         child = subprocess.Popen(
-            command, env={"PATH": os.environ["PATH"], **environment}, stdout=log, stderr=log
+            command, env={"PATH": os.environ["PATH"], **environment}, stdout=log, stderr=log,
+            pass_fds=pass_fds,
         )
     try:
         yield child
@@ -145,6 +150,49 @@ def receiver(server, secret, directory, **settings):
     with process("receiver", [str(RELEASE / "request-receiver")], environment, directory) as child:
         wait_for("receiver", child, lambda: answers(f"http://127.0.0.1:{admin}/readyz"))
         yield child, port
+
+
+# Hands a listening socket on as systemd does: as file 3, by the process' own number.
+HAND_ON = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@contextmanager
+def receivers(count, server, secret, directory):
+    """Fresh receivers that take from one listening socket into one Redis: [(process, admin port)]
+    and the port. As under systemd, the socket is there before the first and stays after the last."""
+    with ExitStack() as stack:
+        shared = stack.enter_context(socket.socket())
+        shared.bind(("127.0.0.1", 0))
+        shared.listen(BACKLOG)
+        command = [sys.executable, "-c", HAND_ON, str(shared.fileno()), str(RELEASE / "request-receiver")]
+        running = []
+        for number in range(1, count + 1):
+            admin = machine.free_port()
+            environment = {
+                "ADMIN_LISTEN": f"127.0.0.1:{admin}",
+                "REDIS_URL": f"unix://{server.unix_socket}",
+                "SHOPIFY_CLIENT_SECRET": secret,
+                "RUST_LOG": "warn",
+            }
+            name = f"receiver-{number}"
+            child = stack.enter_context(
+                process(name, command, environment, directory, (shared.fileno(),)))
+            wait_for(name, child, lambda: answers(f"http://127.0.0.1:{admin}/readyz"))
+            running.append((child, admin))
+        yield running, shared.getsockname()[1]
+
+
+def counter(admin, name):
+    """The sum of a counter over its labels, from a process' metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics", timeout=5) as response:
+        lines = response.read().decode().splitlines()
+    return int(sum(float(line.rpartition(" ")[2]) for line in lines
+                   if line.partition("{")[0].partition(" ")[0] == name))
 
 
 @contextmanager

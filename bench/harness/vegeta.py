@@ -10,6 +10,8 @@ from .servers import RELEASE, ROOT, Failed
 
 # Made before the attack and sent in turn, so that making them takes no CPU from what is measured.
 TARGETS_MAX = 20_000
+# Began with, so that no connection has to be opened while few are needed; more come as they are.
+WORKERS = 256
 
 
 def find():
@@ -34,29 +36,61 @@ def targets(port, secret, directory, count, size=5300, label=""):
     return path
 
 
-def attack(program, path, rate, seconds, connections):
-    """Offers `rate` webhooks a second. Returns each as (sent at, status, latency, error), times in
-    seconds; a status of 0 is no answer, and only then the error counts."""
-    out = path.with_suffix(".bin")
-    command = [program, "attack", "-format=json", f"-targets={path}", f"-output={out}"]
-    command += [f"-rate={rate}/1s", f"-duration={seconds}s", "-timeout=5s", "-redirects=-1"]
-    command += ["-http2=false", "-max-body=0", f"-workers={min(connections, 256)}"]
-    command += [f"-max-workers={connections}", f"-connections={connections}"]
-    subprocess.run(command, check=True, timeout=seconds + 60)
-    encode = [program, "encode", "-to=csv", str(out)]
-    with subprocess.Popen(encode, stdout=subprocess.PIPE, text=True) as encoder:
-        hits = [(int(row[0]) / 1e9, int(row[1]), int(row[2]) / 1e9, row[5])
-                for row in csv.reader(encoder.stdout)]
-    out.unlink()
-    if not hits:
-        raise Failed("vegeta sent nothing")
-    return sorted(hits)
+class Attack:
+    """An open loop whose webhooks are made already. A hit is (sent at, status, latency, error),
+    times in seconds; a status of 0 is no answer, and only then the error counts. Offering and
+    reading are two steps: reading takes CPU that a load beside this one would miss."""
+
+    def __init__(self, program, path, rate, seconds, connections):
+        self.program, self.path, self.out = program, path, path.with_suffix(".bin")
+        self.rate, self.seconds, self.connections = int(rate), seconds, connections
+
+    def command(self, out):
+        """A worker has one request under way and one connection, which it keeps."""
+        line = [self.program, "attack", "-format=json", f"-targets={self.path}", f"-output={out}"]
+        line += [f"-rate={self.rate}/1s", f"-duration={self.seconds}s", "-timeout=5s"]
+        line += ["-redirects=-1", "-http2=false", "-keepalive=true", "-max-body=0"]
+        line += [f"-workers={min(self.connections, WORKERS)}", f"-max-workers={self.connections}"]
+        return [*line, f"-connections={self.connections}"]
+
+    def run(self):
+        subprocess.run(self.command(self.out), check=True, timeout=self.seconds + 60)
+
+    def hits(self):
+        """What came of it, in the order of sending; once."""
+        encode = [self.program, "encode", "-to=csv", str(self.out)]
+        with subprocess.Popen(encode, stdout=subprocess.PIPE, text=True) as encoder:
+            hits = [hit(row) for row in csv.reader(encoder.stdout)]
+        self.out.unlink()
+        if not hits:
+            raise Failed("vegeta sent nothing")
+        return sorted(hits)
+
+    def stream(self):
+        """Offers, and yields each hit as it is answered: for what is too long to be kept."""
+        attack = subprocess.Popen(self.command("stdout"), stdout=subprocess.PIPE)
+        encode = [self.program, "encode", "-to=csv"]
+        encoder = subprocess.Popen(encode, stdin=attack.stdout, stdout=subprocess.PIPE, text=True)
+        attack.stdout.close()
+        try:
+            for row in csv.reader(encoder.stdout):
+                yield hit(row)
+            if attack.wait(timeout=60) or encoder.wait(timeout=60):
+                raise Failed("vegeta did not end well")
+        finally:
+            for child in (attack, encoder):
+                child.terminate()
+                child.wait()
+
+
+def hit(row):
+    return int(row[0]) / 1e9, int(row[1]), int(row[2]) / 1e9, row[5]
 
 
 def percentile(values, percent):
     """The smallest value that so many percent do not exceed; None of nothing."""
     ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else None
+    return ordered[max(0, -int(-len(ordered) * percent // 100) - 1)] if ordered else None
 
 
 def summary(hits, seconds):
@@ -74,6 +108,30 @@ def summary(hits, seconds):
             value = percentile(latencies, percent)
             result[f"{name}_p{percent}_ms"] = None if value is None else value * 1e3
     return result
+
+
+def counts(hits):
+    """How many were accepted, refused with a 503, answered otherwise, and not answered."""
+    kinds = {200: "accepted", 503: "refused", 0: "unanswered"}
+    result = dict.fromkeys(("accepted", "refused", "other", "unanswered"), 0)
+    for _, status, _, _ in hits:
+        result[kinds.get(status, "other")] += 1
+    return result
+
+
+def by_step(hits, step, start=None):
+    """The hits cut into times of `step` seconds by when they were sent: (since start, hits)."""
+    start = hits[0][0] if start is None else start
+    cut = {}
+    for one in hits:
+        cut.setdefault(int((one[0] - start) // step), []).append(one)
+    return [(number * step, cut[number]) for number in sorted(cut)]
+
+
+def p_ms(hits, percent):
+    """A percentile of their latencies, in ms."""
+    value = percentile([latency for _, _, latency, _ in hits], percent)
+    return None if value is None else value * 1e3
 
 
 def kind(error):
