@@ -22,7 +22,8 @@ from harness import findings, machine
 from harness.campaign import Campaign, fail
 from harness.servers import RELEASE, ROOT, Failed, alone
 
-SCENARIOS = ["half", "sustained", "flood", "overload", "sizes", "connections", "forged", "endtoend"]
+SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "overload", "sizes", "connections",
+             "receivers", "forged", "endtoend", "soak"]
 BINARIES = ["generate", "fdatasync", "baseline", "backend", "request-receiver", "downstreamer"]
 
 

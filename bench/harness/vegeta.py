@@ -12,6 +12,8 @@ from .servers import RELEASE, ROOT, Failed
 TARGETS_MAX = 20_000
 # Began with, so that no connection has to be opened while few are needed; more come as they are.
 WORKERS = 256
+# The rate at which every worker sends its next webhook as soon as the last is answered.
+CLOSED = 0
 
 
 def find():

@@ -28,6 +28,9 @@ def run(campaign):
     found.at_most("p99 ÷ fdatasync", result["accepted_p99_ms"] / fdatasync, 10)
     found.at_most("answers that are not 200", wrong, 0)
     found.at_least("offered ÷ asked for", result["offered_per_second"] / (saturation // 2), 0.98)
+    found.read(f"At half of saturation, {result['offered_per_second']:,.0f}/s, a sender waits "
+               f"{result['accepted_p50_ms']:.1f} ms (p50) and {result['accepted_p99_ms']:.1f} ms (p99); "
+               f"one fdatasync of 64 KiB takes {fdatasync:.2f} ms.")
     percents = [*range(1, 100), 99.9]
     ordered = sorted(latency for _, _, latency, _ in hits)
     points = [(p, ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))] * 1e3) for p in percents]

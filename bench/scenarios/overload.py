@@ -16,7 +16,7 @@ SATURATION, OFFERED, STEADY = 5_000, 10_000, 1_000
 CONNECTIONS = 1_000
 # An open loop needs one for each request that waits; all processes stay below the file limit.
 OPEN_CONNECTIONS, STEADY_CONNECTIONS = 6_000, 3_000
-# The steady load begins this much earlier, and both need a moment to make their webhooks.
+# The steady load begins this much earlier: the flood's vegeta needs a moment to read its webhooks.
 LEAD_SECONDS = 2
 MAX_IN_FLIGHT_MIB = 24
 FIRST_DELAY_MS = 60.0
@@ -29,14 +29,20 @@ def run(campaign):
     campaign.say(f"replies delayed by {delay:.0f} ms: saturation {saturation:,.0f}/s")
     seconds, after = campaign.scale(30, 4), campaign.scale(10, 2)
     with cell(campaign, delay) as (redis, child, port):
-        with sampler.Sampler(redis.unix_socket, {"receiver": child.pid}, 0.5) as watch:
-            with ThreadPoolExecutor(1) as beside:
-                steady = beside.submit(campaign.attack, port, STEADY, LEAD_SECONDS + seconds + after,
-                                       STEADY_CONNECTIONS, "-steady")
-                time.sleep(LEAD_SECONDS)
-                flood = campaign.attack(port, OFFERED - STEADY, seconds, OPEN_CONNECTIONS)
-                steady = steady.result()
-    return findings(flood, steady, watch.samples, delay, saturation)
+        with (
+            campaign.prepared(port, STEADY, LEAD_SECONDS + seconds + after, STEADY_CONNECTIONS,
+                              "-steady") as steady,
+            campaign.prepared(port, OFFERED - STEADY, seconds, OPEN_CONNECTIONS) as flood,
+            sampler.Sampler(redis.unix_socket, {"receiver": child.pid}, 0.5) as watch,
+            ThreadPoolExecutor(1) as beside,
+        ):
+            running = beside.submit(steady.run)
+            time.sleep(LEAD_SECONDS)
+            flood.run()
+            running.result()
+            # Only now: reading takes a core, and the recovery is being timed until here.
+            hits = flood.hits(), steady.hits()
+    return findings(*hits, watch.samples, delay, saturation)
 
 
 @contextmanager
@@ -92,6 +98,11 @@ def findings(flood, steady, samples, delay, saturation):
     found.at_most("p99 of accepted", result["accepted_p99_ms"], 1000, "ms")
     found.at_most("resident memory", resident, MAX_IN_FLIGHT_MIB + 128, "MiB")
     found.at_most("normal again after", recovery, 2, "s")
+    found.read(f"Of {result['offered_per_second']:,.0f}/s offered to a cell that can store "
+               f"{saturation:,.0f}/s, {result['accepted_per_second']:,.0f}/s were stored and answered "
+               f"within {words(result['accepted_p99_ms'])} (p99), {result['refused_per_second']:,.0f}/s "
+               f"refused within {words(result['refused_p99_ms'])}; resident were {resident:.0f} MiB at "
+               f"most, and all was normal {recovery:.1f} s after.")
     found.rows["seconds"] = by_second(sorted(flood + steady))
     found.rows["memory"] = samples
     rows = found.rows["seconds"]
@@ -100,6 +111,10 @@ def findings(flood, steady, samples, delay, saturation):
     found.plot("memory", "Resident memory of the receiver", "seconds", "MiB", {
         "resident": [(row["seconds"], row["receiver_rss_bytes"] / 2**20) for row in samples]})
     return found
+
+
+def words(milliseconds):
+    return "–" if milliseconds is None else f"{milliseconds:,.0f} ms"
 
 
 def by_second(hits):

@@ -1,5 +1,5 @@
 """Bodies of 500 B to 1 MB: the receiver's and Redis' CPU per webhook beside the bare server's at the
-same size, fsync before each answer; and one connection alone, whose answer takes one commit."""
+same size, fsync before each answer."""
 
 from statistics import median
 
@@ -24,19 +24,12 @@ def run(campaign):
         campaign.say(f"{size:,} B: {row['cpu_us']:.1f} µs, the bare server {row['bare_cpu_us']:.1f} µs")
         if size >= 1 << 20:
             requests.unlink()
-    campaign.disks.clear()
-    campaign.measure_disk()
-    alone = campaign.scale(8, 2)
-    with servers.redis("always", campaign.directory) as redis:
-        with servers.receiver(redis, campaign.secret, campaign.directory) as (child, port):
-            pids = {"server": child.pid, "redis": redis.child.pid}
-            one = load.measure(port, pids, redis, 1, campaign.load(alone), campaign.requests())
-    campaign.measure_disk()
-    fdatasync = campaign.fdatasync_ms(4 << 10)
-    found.figures = {"one_connection_p50_ms": one["p50_ms"], "one_connection_p99_ms": one["p99_ms"],
-                     "fdatasync_4k_ms": fdatasync}
+    found.figures = {f"cpu_by_bare_at_{row['body_bytes']}": row["cpu_ratio"] for row in rows}
     found.at_most("CPU at 1 MB ÷ the bare server's", rows[-1]["cpu_ratio"], 4)
-    found.at_most("one connection: p50 − one fdatasync", one["p50_ms"] - fdatasync, 1, "ms")
+    first, last = rows[0], rows[-1]
+    found.read(f"A webhook of {first['body_bytes']:,} bytes takes {first['cpu_us']:.0f} µs of CPU, "
+               f"{first['cpu_ratio']:.1f} × the bare server's; one of {last['body_bytes']:,} bytes "
+               f"{last['cpu_us']:,.0f} µs, {last['cpu_ratio']:.1f} ×.")
     found.rows["sizes"] = rows
     found.plot("cpu", "CPU per webhook by body size", "body bytes", "µs", {
         "receiver + Redis": [(row["body_bytes"], row["cpu_us"]) for row in rows],

@@ -57,6 +57,9 @@ def findings(samples, seconds, edge):
     found.at_most("growth of Redis memory, second to last quarter", grown,
                   max(0.1 * second / 2**20, GROWTH_MIB), "MiB")
     found.at_most("largest AOF ÷ what our rewrites allow", largest_aof / bound, 1)
+    found.read(f"After {seconds} s at saturation the rate is {last / first:.0%} of what it was at the "
+               f"start, {last:,.0f}/s stored; Redis holds {fourth / 2**20:.0f} MiB, its AOF grew to at most "
+               f"{largest_aof / 2**20:,.0f} MiB and was rewritten {samples[-1]['aof_rewrites']} times.")
     found.rows["samples"] = samples
     plot_samples(found, samples)
     return found
