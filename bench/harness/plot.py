@@ -7,6 +7,7 @@ from math import ceil, floor, log10
 WIDTH, HEIGHT = 820, 420
 LEFT, RIGHT, TOP, BOTTOM = 84, 28, 78, 58
 COLORS = ["#1b6ca8", "#c8553d", "#3c8d53", "#7b4fa3", "#b8860b", "#555555"]
+FONTS = "system-ui, Helvetica, Arial, DejaVu Sans, sans-serif"
 INK, FAINT, GRID = "#1f2933", "#616e7c", "#e4e7eb"
 # About this many lines across; their distance is 1, 2 or 5 of a power of ten.
 TICKS = 5
@@ -119,10 +120,23 @@ def legend(names, sign):
 
 
 def page(parts):
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-            f'width="{WIDTH}" height="{HEIGHT}" font-family="system-ui, sans-serif">')
+    head = opening(HEIGHT)
     return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
                       *parts, "</svg>", ""])
+
+
+def stacked(pages):
+    """Charts above one another in one file."""
+    parts = [opening(HEIGHT * len(pages))]
+    for number, chart in enumerate(pages):
+        inner = chart.partition(">")[2].rpartition("</svg>")[0]
+        parts.append(f'<g transform="translate(0 {HEIGHT * number})">{inner}</g>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def opening(height):
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+            f'width="{WIDTH}" height="{height}" font-family="{FONTS}">')
 
 
 def placer(xs, even_x):

@@ -3,6 +3,8 @@
 import json
 from statistics import median
 
+from . import plot
+
 # Key in a round, heading, digits.
 COLUMNS = [
     ("per_second", "webhooks/s", 0),
@@ -56,6 +58,7 @@ def markdown(machine, disk, settings, summary):
             cells.append(f"{times:.2f}" if times else "–")
         cells += [cell(group.get(key), digits) for key, _, digits in COLUMNS]
         lines.append(row(cells + [str(group["not_200"])]))
+    lines += ["", "![rate and CPU by system and connections](saturation.svg)"]
     lines += ["", "The disk: append + fdatasync in the directory of the queue.", ""]
     lines += [row(["bytes", "median µs", "p99 µs", "longest µs"]), row(["---"] * 4)]
     keys = ("bytes", "p50_us", "p99_us", "longest_us")
@@ -74,11 +77,37 @@ def row(cells):
     return "| " + " | ".join(cells) + " |"
 
 
+# What the systems are called in the plots.
+NAMES = {"baseline": "bare server", "always": "fsync before each answer",
+         "everysec": "fsync each second", "none": "fsync never"}
+
+
+def plots(summary):
+    """Bars of rate and of CPU, by connections and system, one chart above the other."""
+    rates, costs = {}, {}
+    for (connections, system), group in summary.items():
+        head, name = f"{connections} connections", NAMES[system]
+        rates.setdefault(head, {})[name] = group["per_second"][0]
+        # Medians do not add up; the bar's height is the table's figure.
+        server, whole = group["server_cpu_us"][0], group["cpu_us"][0]
+        parts = [("server", server)]
+        if "redis_cpu_us" in group:
+            parts.append(("Redis", whole - server))
+        costs.setdefault(head, {})[name] = parts
+    note = "medians; the load generator shares the cores"
+    charts = [plot.bars("Signed webhooks answered at saturation", "webhooks per second", rates, note),
+              plot.bars("CPU per webhook", "µs", costs, note)]
+    return plot.stacked(charts)
+
+
 def write(directory, machine, disk, settings, rounds):
-    """Writes saturation.json (every round) and saturation.md; returns the latter's text."""
+    """Writes saturation.json (every round), saturation.svg and saturation.md; returns the last's
+    text."""
     directory.mkdir(parents=True, exist_ok=True)
     raw = {"machine": machine, "settings": settings, "fdatasync": disk, "rounds": rounds}
     (directory / "saturation.json").write_text(json.dumps(raw, indent=1) + "\n")
-    text = markdown(machine, disk, settings, summarize(rounds))
+    summary = summarize(rounds)
+    (directory / "saturation.svg").write_text(plots(summary))
+    text = markdown(machine, disk, settings, summary)
     (directory / "saturation.md").write_text(text)
     return text

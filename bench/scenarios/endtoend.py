@@ -1,7 +1,8 @@
 """From accepted to delivered: webhooks offered at a fixed rate go through the receiver, Redis and
 the downstreamer to a simulated backend, which notes how late each came; the same rate straight to
-that backend stands beside it. Then a queue is drained to a backend that takes 50 ms for each, one
-delivery at a time and 64 at a time."""
+that backend stands beside it, and so do closed loops of 64 connections both ways, which show what is
+delivered at most while as much is received. Then a queue is drained to a backend that takes 50 ms for
+each, one delivery at a time and 64 at a time."""
 
 import json
 import time
@@ -11,6 +12,7 @@ from harness import sampler, servers, vegeta, wrk
 from harness.campaign import Findings
 
 RATE = 2_000
+CONNECTIONS = 64
 CONCURRENCIES = [1, 64]
 BACKEND_DELAY = "50ms"
 # 64 at a time, 50 ms each, would be 1,280/s over one at a time: 64 ×. Most of that has to come.
@@ -18,34 +20,59 @@ SPEED_UP_MIN = 48
 
 
 def run(campaign):
-    found = Findings()
     seconds = campaign.scale(30, 3)
-    straight = to_backend(campaign, seconds)
-    accepted, stats = through(campaign, seconds)
-    late = {key: value / 1e3 for key, value in stats["since_received_us"].items() if key != "count"}
-    missing = accepted["statuses"].get("200", 0) - stats["requests"]
-    rows = [drain_rate(campaign, concurrency) for concurrency in CONCURRENCIES]
+    straight, straight_rate = to_backend(campaign, seconds)
+    accepted, arrived = through(campaign, seconds)
+    late = {key: value / 1e3 for key, value in arrived["since_received_us"].items() if key != "count"}
+    most = closed_loop(campaign)
+    campaign.say(f"closed loop: {most['accepted_per_second']:,.0f}/s accepted, "
+                 f"{most['delivered_per_second']:,.0f}/s delivered meanwhile, "
+                 f"straight to the backend {straight_rate:,.0f}/s")
+    drains = [drain_rate(campaign, concurrency) for concurrency in CONCURRENCIES]
+    return findings(straight, straight_rate, accepted, arrived, late, most, drains)
+
+
+def findings(straight, straight_rate, accepted, arrived, late, most, drains):
+    found = Findings()
+    missing = accepted["statuses"].get("200", 0) - arrived["requests"]
+    speed_up = drains[1]["per_second"] / drains[0]["per_second"]
     found.figures = {
         "rate": RATE, "straight_p50_ms": straight["accepted_p50_ms"],
         "straight_p99_ms": straight["accepted_p99_ms"], "answer_p50_ms": accepted["accepted_p50_ms"],
         "answer_p99_ms": accepted["accepted_p99_ms"],
-        **{f"accepted_to_delivered_{key}_ms": value for key, value in late.items()}}
+        **{f"accepted_to_delivered_{key}_ms": value for key, value in late.items()},
+        "delivered_at_rate_per_second": arrived["requests"] / arrived["seconds_first_to_last"],
+        "straight_closed_loop_per_second": straight_rate,
+        **{f"closed_loop_{key}": value for key, value in most.items()}}
     found.at_most("accepted and not delivered", missing, 0)
-    found.at_least("64 at a time ÷ one at a time", rows[1]["per_second"] / rows[0]["per_second"],
-                   SPEED_UP_MIN)
-    found.rows["concurrency"] = rows
-    points = lambda prefix, source: [(p, source[f"{prefix}{p}{'_ms' if prefix else ''}"])
-                                     for p in (50, 90, 99)]
-    found.plot("latency", f"Latency at {RATE:,}/s", "percentile", "ms", {
-        "straight to the backend": points("accepted_p", straight),
-        "the receiver's answer": points("accepted_p", accepted),
-        "accepted to delivered": [(p, late[f"p{p}"]) for p in (50, 90, 99)]}, even_x=True)
+    found.at_least("64 at a time ÷ one at a time", speed_up, SPEED_UP_MIN)
+    found.read(f"At {RATE:,}/s a webhook is answered within {accepted['accepted_p50_ms']:.1f} ms (p50) and "
+               f"is with the backend {late['p50']:.1f} ms (p50) and {late['p99']:.1f} ms (p99) after it was "
+               f"received; straight to the backend it takes {straight['accepted_p50_ms']:.1f} ms and "
+               f"{straight['accepted_p99_ms']:.1f} ms.")
+    found.read(f"At most {most['delivered_per_second']:,.0f}/s are delivered while "
+               f"{most['accepted_per_second']:,.0f}/s are received, all on these cores; to a backend that "
+               f"takes {BACKEND_DELAY} for each, {drains[0]['per_second']:,.0f}/s one at a time and "
+               f"{drains[1]['per_second']:,.0f}/s 64 at a time, {speed_up:.0f} ×.")
+    found.rows["concurrency"] = drains
+    points = lambda source: [(p, source[f"accepted_p{p}_ms"]) for p in (50, 90, 99)]
+    found.plot("latency", f"Latency at {RATE:,}/s", "percentile", "ms (logarithmic)", {
+        "straight to the backend": points(straight), "the receiver's answer": points(accepted),
+        "received to delivered": [(p, late[f"p{p}"]) for p in (50, 90, 99)]}, even_x=True, log_y=True)
+    found.bars("throughput", "At most, in a closed loop of 64 connections", "webhooks per second", {
+        "straight": {"answered by the backend": straight_rate},
+        "through the cell": {"accepted": most["accepted_per_second"],
+                             "delivered meanwhile": most["delivered_per_second"]}})
     return found
 
 
 def to_backend(campaign, seconds):
+    """Without the cell: an open loop's summary, and a closed loop's rate."""
     with servers.backend(campaign.directory) as backend:
-        return vegeta.summary(campaign.attack(backend, RATE, seconds), seconds)
+        summary = vegeta.summary(campaign.attack(backend, RATE, seconds), seconds)
+        result = wrk.run(backend, CONNECTIONS, campaign.scale(8, 1), campaign.wrk_threads,
+                         campaign.requests())
+        return summary, (result["requests"] - result["non_2xx"]) / result["seconds"]
 
 
 def through(campaign, seconds):
@@ -66,6 +93,24 @@ def through(campaign, seconds):
             time.sleep(0.2)
 
 
+def closed_loop(campaign):
+    """As much as goes in, and what comes out at the other end in the same seconds."""
+    directory = campaign.directory
+    with (
+        servers.redis("always", directory) as redis,
+        servers.backend(directory) as backend,
+        servers.downstreamer(redis, backend, directory),
+        servers.receiver(redis, campaign.secret, directory) as (_, port),
+    ):
+        wrk.run(port, CONNECTIONS, 1, campaign.wrk_threads, campaign.requests())
+        before, start = stats(backend)["requests"], time.monotonic()
+        result = wrk.run(port, CONNECTIONS, campaign.scale(10, 2), campaign.wrk_threads,
+                         campaign.requests())
+        delivered = (stats(backend)["requests"] - before) / (time.monotonic() - start)
+    accepted = (result["requests"] - result["non_2xx"]) / result["seconds"]
+    return {"accepted_per_second": accepted, "delivered_per_second": delivered}
+
+
 def stats(backend):
     with urllib.request.urlopen(f"http://127.0.0.1:{backend}/stats", timeout=5) as response:
         return json.load(response)
@@ -77,7 +122,7 @@ def drain_rate(campaign, concurrency):
     with servers.redis("always", directory) as redis:
         with servers.receiver(redis, campaign.secret, directory) as (_, port):
             # Thirty thousand or so: more than any drain here takes away.
-            wrk.run(port, 64, campaign.scale(3, 1), campaign.wrk_threads, campaign.requests())
+            wrk.run(port, CONNECTIONS, campaign.scale(3, 1), campaign.wrk_threads, campaign.requests())
         asker = sampler.Asker(redis.unix_socket)
         queued = asker.appended()
         asker.close()
