@@ -73,11 +73,18 @@ impl Permit {
         }
         Ok(())
     }
+
+    /// Takes over what `other` holds: many webhooks, one permit.
+    pub fn merge(&mut self, mut other: Self) {
+        self.held_bytes += std::mem::take(&mut other.held_bytes);
+    }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.from.add_permits(self.held_bytes);
+        if self.held_bytes > 0 {
+            self.from.add_permits(self.held_bytes);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The path of a webhook: [`serve`] (accepts, hands to a [`shard`]) → [`connection`] → [`receive`]
 //! (one request, step by step: admit → read the body → authenticate → inspect → enqueue) →
-//! [`enqueue`] (group commit into Redis) → [`reply`] (what the sender is told).
+//! [`waiting`] → [`enqueue`] (group commit into Redis) → [`reply`] (what the sender is told).
 
 pub mod admit;
 pub mod body;
@@ -19,6 +19,7 @@ pub mod serve;
 pub mod settings;
 pub mod shard;
 pub mod stream;
+pub mod waiting;
 
 use std::sync::Arc;
 

@@ -45,18 +45,23 @@ pub struct QueueGauges {
     pub limit_bytes: IntGauge,
 }
 
-/// Counters per topic, held by the batcher alone.
+/// Counters per topic, held by one shard.
 pub struct Topics {
-    known: HashMap<Vec<u8>, TopicCounters>,
+    indices: HashMap<Vec<u8>, TopicIndex>,
+    known: Vec<Topic>,
     accepted: IntCounterVec,
     last_accepted: GaugeVec,
 }
 
-/// The counters of one topic.
-#[derive(Clone)]
-pub struct TopicCounters {
+/// Stands for a topic, in the [`Topics`] that gave it.
+#[derive(Debug, Clone, Copy)]
+pub struct TopicIndex(u16);
+
+struct Topic {
     accepted: IntCounter,
     last_accepted: Gauge,
+    /// Of the batch that is being counted.
+    stored: u64,
 }
 
 impl Metrics {
@@ -126,7 +131,8 @@ impl Metrics {
     /// The counters per topic.
     pub fn topics(&self) -> Topics {
         Topics {
-            known: HashMap::new(),
+            indices: HashMap::new(),
+            known: Vec::new(),
             accepted: self.accepted.clone(),
             last_accepted: self.last_accepted.clone(),
         }
@@ -134,30 +140,35 @@ impl Metrics {
 }
 
 impl Topics {
-    /// The counters of the webhook's topic.
-    pub fn of(&mut self, webhook: &Webhook) -> TopicCounters {
+    /// What stands for the webhook's topic here.
+    pub fn index_of(&mut self, webhook: &Webhook) -> TopicIndex {
         let topic = webhook.headers.topic().unwrap_or_default();
-        if let Some(known) = self.known.get(topic) {
-            return known.clone();
+        if let Some(index) = self.indices.get(topic) {
+            return *index;
         }
         let is_room = self.known.len() < TOPICS_MAX;
         let label = std::str::from_utf8(topic).ok().filter(|_| is_room).unwrap_or(OTHER_TOPIC);
-        let counters = TopicCounters {
+        if let Some(index) = self.indices.get(label.as_bytes()) {
+            return *index;
+        }
+        let index = TopicIndex(u16::try_from(self.known.len()).expect("BUG: topics are bounded"));
+        self.indices.insert(label.into(), index);
+        self.known.push(Topic {
             accepted: self.accepted.with_label_values(&[label]),
             last_accepted: self.last_accepted.with_label_values(&[label]),
-        };
-        if is_room {
-            self.known.insert(topic.to_vec(), counters.clone());
-        }
-        counters
+            stored: 0,
+        });
+        index
     }
-}
 
-impl TopicCounters {
-    /// A webhook of this topic was stored.
-    pub fn accepted(&self) {
-        self.accepted.inc();
-        self.last_accepted.set(Duration::from_millis(wall_clock_ms()).as_secs_f64());
+    /// Counts webhooks that were stored, by their topics.
+    pub fn stored(&mut self, topics: impl Iterator<Item = TopicIndex>) {
+        topics.for_each(|index| self.known[usize::from(index.0)].stored += 1);
+        let now = Duration::from_millis(wall_clock_ms()).as_secs_f64();
+        for topic in self.known.iter_mut().filter(|topic| topic.stored > 0) {
+            topic.accepted.inc_by(std::mem::take(&mut topic.stored));
+            topic.last_accepted.set(now);
+        }
     }
 }
 

@@ -16,7 +16,6 @@ use spillway_webhook::{Verified, Webhook, target};
 use crate::admit::{Admission, Permit};
 use crate::body;
 use crate::connection::Arrival;
-use crate::enqueue::Enqueue;
 use crate::inspect::inspect;
 use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
@@ -24,6 +23,7 @@ use crate::reply::Refusal;
 use crate::secrets::Source;
 use crate::settings::BodyKinds;
 use crate::shard::Shared;
+use crate::waiting::Waiting;
 
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
@@ -32,7 +32,7 @@ pub struct Receiver {
     admission: Admission,
     secrets: Arc<Source>,
     state: QueueState,
-    enqueue: Enqueue,
+    waiting: Arc<Waiting>,
     metrics: Metrics,
     window: Window,
     body_kinds: BodyKinds,
@@ -43,13 +43,13 @@ pub struct Receiver {
 
 impl Receiver {
     /// Puts a receiver together.
-    pub fn new(shared: Shared, state: QueueState, enqueue: Enqueue) -> Self {
+    pub fn new(shared: Shared, state: QueueState, waiting: Arc<Waiting>) -> Self {
         let Shared { settings, admission, metrics, .. } = shared;
         Self {
             admission,
             secrets: settings.secrets.clone(),
             state,
-            enqueue,
+            waiting,
             metrics,
             window: settings.window,
             body_kinds: settings.body_kinds,
@@ -76,7 +76,7 @@ impl Receiver {
         let waited_ms = u64::try_from(arrival.first_byte.elapsed().as_millis()).unwrap_or(0);
         let verified = self.authenticate(head, body, now_ms.saturating_sub(waited_ms))?;
         inspect(verified.get(), now_ms, self.body_kinds, &self.window)?;
-        self.enqueue.push(verified, permit, arrival.first_byte + self.ack_timeout).await
+        self.waiting.push(verified, permit, arrival.first_byte + self.ack_timeout).await
     }
 
     /// Before the body is read: is there room for it, and somewhere to put it?

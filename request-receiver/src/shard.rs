@@ -1,9 +1,9 @@
 //! One thread with everything a webhook needs from its connection to Redis: its connections, its
 //! batcher, its connection to the queue.
 //!
-//! A webhook never leaves its thread, so nobody is woken across threads for it: that wake-up cost
-//! more than all other work on it but the hash and the compression. Packs of several shards share a
-//! sync only where Redis reads them in one turn of its loop.
+//! Nobody is woken across threads for a webhook: that wake-up cost more than all other work on it
+//! but the hash and the compression. Packs of several shards share a sync only where Redis reads
+//! them in one turn of its loop.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -19,12 +19,13 @@ use tokio_util::sync::CancellationToken;
 use crate::admit::Admission;
 use crate::closing::Closing;
 use crate::connection::{self, Phase, Serving};
-use crate::enqueue::Enqueue;
+use crate::enqueue::Batcher;
 use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
 use crate::receive::{Receiver, receive};
 use crate::settings::Settings;
 use crate::stream::Accepted;
+use crate::waiting::Waiting;
 
 /// Connections on their way to a shard: they are taken at once unless it is busy with a huge body.
 const INCOMING_MAX: usize = 128;
@@ -114,8 +115,11 @@ impl Shard {
 
 async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
     let closing = shared.closing.clone();
+    let waiting = Arc::new(Waiting::new(shared.metrics.topics()));
     let state = shared.state.for_shard();
-    let (enqueue, mut batcher) = Enqueue::start(&shared.settings, state.clone(), &shared.metrics);
+    let batcher =
+        Batcher::new(waiting.clone(), &shared.settings, state.clone(), &shared.metrics);
+    let mut batcher = tokio::spawn(batcher.run());
     let serving = Arc::new(Serving {
         closing: closing.clone(),
         header_timeout: shared.settings.header_timeout,
@@ -123,7 +127,7 @@ async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
         metrics: shared.metrics.clone(),
         router: Router::new()
             .fallback(any(receive))
-            .with_state(Arc::new(Receiver::new(shared, state, enqueue))),
+            .with_state(Arc::new(Receiver::new(shared, state, waiting.clone()))),
     });
     let connections = Arc::new(Connections::default());
     let sweep = tokio::spawn(connections.clone().sweep(serving.clone()));
@@ -144,9 +148,8 @@ async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
     let stop_by = closing.stop_by();
     finish(&mut tasks, &connections, &serving, stop_by).await;
     sweep.abort();
-    // With the last connection the last sender into the batcher is gone: it ends by itself once
-    // what was accepted is stored.
-    drop(serving);
+    // The batcher ends by itself once what was accepted is stored.
+    waiting.close();
     if timeout_at(stop_by, batcher).await.is_err() {
         tracing::warn!("stopped before redis answered; those webhooks were not answered 200");
     }

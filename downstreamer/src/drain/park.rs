@@ -10,7 +10,7 @@ use std::time::Duration;
 use spillway_queue::settle::{Park, Settlement};
 use spillway_service::clock::wall_clock_ms;
 use spillway_webhook::WebhookId;
-use spillway_webhook::pack::PackWriter;
+use spillway_webhook::pack::Packer;
 use tokio::time::Instant;
 
 use super::{Around, Drain, Tried};
@@ -38,7 +38,7 @@ impl Drain {
         if Instant::now() < self.parks_due || self.destination.is_down() {
             return (parking, parked);
         }
-        let mut writer = PackWriter::new();
+        let mut packer = Packer::new();
         let (mut bytes, mut fetches, mut is_cut_short) = (0, 0, false);
         for resource in self.delayed() {
             let before = parked.len();
@@ -51,8 +51,7 @@ impl Drain {
                     }
                     break;
                 };
-                writer.push_record_of(&pack, place.index);
-                let pack = writer.finish();
+                let pack = packer.single_out(&pack, place.index);
                 bytes += pack.len();
                 parked.push(self.move_aside(resource, node, place, pack, settlement));
                 touched.insert(place.pack);

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use spillway_queue::settle::{Dead, Settlement};
 use spillway_service::error::chain;
-use spillway_webhook::pack::PackWriter;
+use spillway_webhook::pack::Packer;
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
 
@@ -152,10 +152,8 @@ pub(super) fn dead_letter(
 ) -> Dead {
     let record = job.pack.record(job.record_index);
     let text = |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into();
-    let mut writer = PackWriter::new();
-    writer.push_record_of(&job.pack, job.record_index);
     Dead {
-        pack: writer.finish(),
+        pack: Packer::new().single_out(&job.pack, job.record_index),
         webhook: job.webhook,
         labels: [
             text(record.shop()),

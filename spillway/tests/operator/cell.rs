@@ -11,7 +11,7 @@ use spillway_queue::drains::{HTTP, StartAt, register};
 use spillway_queue::owner::Claim;
 use spillway_queue::settle::{Dead, Settlement, Settler};
 use spillway_queue::{Connection, Redis};
-use spillway_webhook::pack::PackWriter;
+use spillway_webhook::pack::{Packer, Records};
 use spillway_webhook::{StreamId, Webhook, WebhookId};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -166,9 +166,9 @@ fn pack(letter: &Letter) -> Vec<u8> {
     headers.insert("x-shopify-webhook-id", delivery_id(letter).parse().unwrap());
     let target = Bytes::from_static(b"/hooks?x=1");
     let body = Bytes::from_static(letter.body);
-    let mut writer = PackWriter::new();
-    writer.push(&Webhook { received_at_ms: 1_767_268_800_000, target, headers, body });
-    writer.finish()
+    let mut records = Records::default();
+    records.push(&Webhook { received_at_ms: 1_767_268_800_000, target, headers, body });
+    Packer::new().pack(&records).to_vec()
 }
 
 fn dead(letter: &Letter, webhook: WebhookId) -> Dead {

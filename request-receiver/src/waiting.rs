@@ -1,0 +1,301 @@
+//! What a shard has verified and not yet stored: records ready to be packed, and who waits for them.
+//!
+//! A webhook is written into its batch once; its headers and body are let go of then, so that the
+//! connection's read buffer can be used again. Invariants: a batch that is dropped tells its waiters
+//! "not known to be stored", never silence; only a [`Verified`] webhook gets in. Bounded by the
+//! permits that the batches hold.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use spillway_webhook::pack::{RAW_BYTES_TARGET, Records};
+use spillway_webhook::{Verified, Webhook};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::admit::Permit;
+use crate::metrics::{TopicIndex, Topics};
+use crate::reply::Refusal;
+
+/// What a webhook's sender is to be told.
+pub type Answer = Result<(), Refusal>;
+
+/// Emptied buffers that are kept: one is filled while another is sent.
+const SPARE_MAX: usize = 2;
+
+/// One shard's webhooks that wait to be stored.
+pub struct Waiting {
+    inner: Mutex<Inner>,
+    arrived: Notify,
+}
+
+struct Inner {
+    batches: VecDeque<Batch>,
+    spare: Vec<Records>,
+    topics: Topics,
+    is_closed: bool,
+}
+
+/// Webhooks that will be stored together.
+pub struct Batch {
+    records: Records,
+    fate: Arc<Fate>,
+    permit: Permit,
+}
+
+/// What comes of a batch, and who wants to know.
+#[derive(Default)]
+struct Fate(Mutex<FateInner>);
+
+#[derive(Default)]
+struct FateInner {
+    answer: Option<Answer>,
+    /// By the webhook's place in its batch.
+    waiters: Vec<Waiter>,
+}
+
+struct Waiter {
+    deadline: Instant,
+    topic: TopicIndex,
+    /// None: it was told already, or has hung up.
+    waker: Option<Waker>,
+    /// Whether its record is still in the batch.
+    has_record: bool,
+}
+
+/// One webhook's place in its batch; says at its end that nobody waits there any more.
+struct Place {
+    fate: Arc<Fate>,
+    index: usize,
+    deadline: Instant,
+}
+
+impl Waiting {
+    /// Nothing waits; `topics` counts what is stored.
+    pub fn new(topics: Topics) -> Self {
+        let inner = Inner {
+            batches: VecDeque::new(),
+            spare: Vec::new(),
+            topics,
+            is_closed: false,
+        };
+        Self { inner: Mutex::new(inner), arrived: Notify::new() }
+    }
+
+    /// Waits until `webhook` is stored.
+    ///
+    /// # Errors
+    /// [`Refusal`] when it is not, or not known to be, by `deadline`.
+    pub async fn push(
+        &self,
+        webhook: Verified<Webhook>,
+        permit: Permit,
+        deadline: Instant,
+    ) -> Answer {
+        let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+        let place = self.add(&webhook, permit, deadline, waker);
+        // Before the wait: its headers and body lie in the connection's read buffer.
+        drop(webhook);
+        poll_fn(|cx| place.poll(cx)).await
+    }
+
+    /// Waits for something to store; `false` once there will be nothing more.
+    pub async fn arrived(&self) -> bool {
+        loop {
+            {
+                let inner = self.lock();
+                if !inner.batches.is_empty() {
+                    return true;
+                }
+                if inner.is_closed {
+                    return false;
+                }
+            }
+            self.arrived.notified().await;
+        }
+    }
+
+    /// Nothing more will arrive.
+    pub fn close(&self) {
+        self.lock().is_closed = true;
+        self.arrived.notify_one();
+    }
+
+    /// Uncompressed bytes that wait.
+    pub fn bytes(&self) -> usize {
+        self.lock().batches.iter().map(|batch| batch.records.bytes()).sum()
+    }
+
+    /// The oldest batch, without what need not be sent any more.
+    pub fn take(&self) -> Option<Batch> {
+        let mut inner = self.lock();
+        let now = Instant::now();
+        loop {
+            let mut first = inner.batches.pop_front()?;
+            if first.drop_expired(now) {
+                return Some(first);
+            }
+        }
+    }
+
+    /// Tells those who wait for `batch` what came of it, and counts what was stored.
+    pub fn resolve(&self, mut batch: Batch, answer: Answer) {
+        let waiters = batch.fate.resolve(answer);
+        let mut inner = self.lock();
+        if answer.is_ok() {
+            let stored = waiters.iter().filter(|waiter| waiter.has_record);
+            inner.topics.stored(stored.map(|waiter| waiter.topic));
+        }
+        if inner.spare.len() < SPARE_MAX {
+            let mut records = std::mem::take(&mut batch.records);
+            records.clear();
+            inner.spare.push(records);
+        }
+    }
+
+    /// Drops, unsent, what is past its deadline or has nobody waiting for it, and tells the former.
+    pub fn expire(&self) {
+        self.lock().expire();
+    }
+
+    fn add(
+        &self,
+        webhook: &Verified<Webhook>,
+        permit: Permit,
+        deadline: Instant,
+        waker: Waker,
+    ) -> Place {
+        let mut inner = self.lock();
+        let is_first = inner.batches.is_empty();
+        let topic = inner.topics.index_of(webhook.get());
+        let batch = inner.open_batch(webhook.get().body.len(), permit);
+        batch.records.push(webhook.get());
+        let fate = batch.fate.clone();
+        drop(inner);
+        let waiter = Waiter { deadline, topic, waker: Some(waker), has_record: true };
+        let index = fate.add(waiter);
+        if is_first {
+            self.arrived.notify_one();
+        }
+        Place { fate, index, deadline }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// The batch to which a webhook with so long a body goes; it takes over the permit.
+    fn open_batch(&mut self, body_bytes: usize, permit: Permit) -> &mut Batch {
+        let is_room = self
+            .batches
+            .back()
+            .is_some_and(|last| last.records.bytes() + body_bytes <= RAW_BYTES_TARGET);
+        if is_room {
+            let last = self.batches.back_mut().expect("BUG: it was just there");
+            last.permit.merge(permit);
+            last
+        } else {
+            let records = self.spare.pop().unwrap_or_default();
+            self.batches.push_back_mut(Batch { records, fate: Arc::default(), permit })
+        }
+    }
+
+    fn expire(&mut self) {
+        let now = Instant::now();
+        self.batches.retain_mut(|batch| batch.drop_expired(now));
+    }
+}
+
+impl Batch {
+    /// What it holds.
+    pub fn records(&self) -> &Records {
+        &self.records
+    }
+
+    /// Tells those past their deadline that nothing is known of their webhook.
+    pub fn tell_expired(&self, now: Instant) {
+        self.fate.tell_expired(now);
+    }
+
+    /// Drops what need not be sent; `false` if nothing is left. Permits stay with the batch.
+    fn drop_expired(&mut self, now: Instant) -> bool {
+        self.fate.tell_expired(now);
+        let mut fate = self.fate.lock();
+        let is_void = |waiter: &&mut Waiter| waiter.has_record && waiter.waker.is_none();
+        if fate.waiters.iter_mut().any(|waiter| is_void(&waiter)) {
+            let mut with_record = fate.waiters.iter_mut().filter(|waiter| waiter.has_record);
+            self.records.retain(|_| {
+                let waiter = with_record.next().expect("BUG: every record has a waiter");
+                waiter.has_record = waiter.waker.is_some();
+                waiter.has_record
+            });
+        }
+        self.records.count() > 0
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.fate.resolve(Err(Refusal::AckTimeout));
+    }
+}
+
+impl Fate {
+    fn add(&self, waiter: Waiter) -> usize {
+        let mut inner = self.lock();
+        inner.waiters.push(waiter);
+        inner.waiters.len() - 1
+    }
+
+    /// The first answer counts. Returns those who waited.
+    fn resolve(&self, answer: Answer) -> Vec<Waiter> {
+        let mut waiters = {
+            let mut inner = self.lock();
+            inner.answer.get_or_insert(answer);
+            std::mem::take(&mut inner.waiters)
+        };
+        waiters.iter_mut().filter_map(|waiter| waiter.waker.take()).for_each(Waker::wake);
+        waiters
+    }
+
+    fn tell_expired(&self, now: Instant) {
+        let wakers: Vec<_> = {
+            let mut inner = self.lock();
+            let due = inner.waiters.iter_mut().filter(|waiter| waiter.deadline <= now);
+            due.filter_map(|waiter| waiter.waker.take()).collect()
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, FateInner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<Answer> {
+        let mut inner = self.fate.lock();
+        if let Some(answer) = inner.answer {
+            return Poll::Ready(answer);
+        }
+        if Instant::now() >= self.deadline {
+            return Poll::Ready(Err(Refusal::AckTimeout));
+        }
+        if let Some(waker) = &mut inner.waiters[self.index].waker {
+            waker.clone_from(cx.waker());
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(waiter) = self.fate.lock().waiters.get_mut(self.index) {
+            waiter.waker = None;
+        }
+    }
+}
