@@ -118,7 +118,7 @@ def stats(backend):
 
 def drain_rate(campaign, concurrency):
     """Fills a queue, then drains it for a while."""
-    seconds, directory = campaign.scale(20, 3), campaign.directory
+    seconds, directory = campaign.scale(20, 2), campaign.directory
     with servers.redis("always", directory) as redis:
         with servers.receiver(redis, campaign.secret, directory) as (_, port):
             # Thirty thousand or so: more than any drain here takes away.
