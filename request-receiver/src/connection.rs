@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
+use axum::handler::Handler;
 use http::{HeaderValue, Request, Response, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -22,10 +22,10 @@ use spillway_service::error::chain;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use tower::Service;
 
 use crate::closing::Closing;
 use crate::metrics::Metrics;
+use crate::receive::{Around, Receiver, receive};
 use crate::reply::{NOT_HTTP, Refusal, raw_answer};
 use crate::stream::{Stream, Watched};
 
@@ -70,8 +70,8 @@ pub struct Arrival {
 /// What every connection is served with.
 pub struct Serving {
     /// Answers requests.
-    pub router: Router,
-    /// Counts what is answered past the router.
+    pub receiver: Arc<Receiver>,
+    /// Counts what is answered past it.
     pub metrics: Metrics,
     /// Once it has begun, no connection should outlive its next answer.
     pub closing: Closing,
@@ -237,20 +237,20 @@ async fn tell(stream: &mut Watched, refusal: Refusal) {
 }
 
 async fn answer(
-    mut request: Request<Incoming>,
+    request: Request<Incoming>,
     phase: Arc<Phase>,
     serving: Arc<Serving>,
 ) -> Result<Response<Body>, Infallible> {
     let first_byte = phase.begin_request();
-    request.extensions_mut().insert(Arrival { first_byte, connection: phase.clone() });
-    let answered = serving.router.clone().call(request.map(Body::new)).await;
+    let arrival = Arrival { first_byte, connection: phase.clone() };
+    let around = Around { receiver: serving.receiver.clone(), arrival };
+    // Every path is the receiver's: a router would only cost.
+    let mut response = receive.call(request.map(Body::new), around).await;
     phase.answered();
-    answered.map(|mut response| {
-        if serving.closing.has_begun() {
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        response
-    })
+    if serving.closing.has_begun() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response)
 }
 
 async fn close(mut stream: Watched, phase: &Phase) {

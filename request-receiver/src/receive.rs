@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::request::Parts;
+use http::uri::PathAndQuery;
 use http::{HeaderValue, Method, StatusCode, header};
 use spillway_service::clock::wall_clock_ms;
 use spillway_webhook::freshness::Window;
@@ -98,17 +98,25 @@ impl Receiver {
         body: Bytes,
         received_at_ms: u64,
     ) -> Result<Verified<Webhook>, Refusal> {
-        let target = head.uri.path_and_query().map(|target| target.as_str().to_owned());
-        let target = Bytes::from(target.unwrap_or_else(|| "/".to_owned()));
+        let target = head.uri.into_parts().path_and_query;
+        let target = target.unwrap_or_else(|| PathAndQuery::from_static("/"));
         let webhook = Webhook { received_at_ms, target, headers: head.headers, body };
         self.secrets.verify(webhook).map_err(|_| Refusal::BadSignature)
     }
 }
 
+/// What a request is answered with: its handler's state.
+#[derive(Clone)]
+pub struct Around {
+    /// What all requests share.
+    pub receiver: Arc<Receiver>,
+    /// What is known of this one.
+    pub arrival: Arrival,
+}
+
 /// Answers one request.
 pub async fn receive(
-    State(receiver): State<Arc<Receiver>>,
-    Extension(arrival): Extension<Arrival>,
+    State(Around { receiver, arrival }): State<Around>,
     request: Request,
 ) -> Response {
     let taken = receiver.take(request, &arrival).await;

@@ -8,8 +8,6 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use axum::Router;
-use axum::routing::any;
 use tokio::sync::mpsc::error::{SendError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
@@ -22,7 +20,7 @@ use crate::connection::{self, Phase, Serving};
 use crate::enqueue::Batcher;
 use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
-use crate::receive::{Receiver, receive};
+use crate::receive::Receiver;
 use crate::settings::Settings;
 use crate::stream::Accepted;
 use crate::waiting::Waiting;
@@ -117,17 +115,14 @@ async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
     let closing = shared.closing.clone();
     let waiting = Arc::new(Waiting::new(shared.metrics.topics()));
     let state = shared.state.for_shard();
-    let batcher =
-        Batcher::new(waiting.clone(), &shared.settings, state.clone(), &shared.metrics);
+    let batcher = Batcher::new(waiting.clone(), &shared.settings, state.clone(), &shared.metrics);
     let mut batcher = tokio::spawn(batcher.run());
     let serving = Arc::new(Serving {
         closing: closing.clone(),
         header_timeout: shared.settings.header_timeout,
         idle_timeout: shared.settings.idle_timeout,
         metrics: shared.metrics.clone(),
-        router: Router::new()
-            .fallback(any(receive))
-            .with_state(Arc::new(Receiver::new(shared, state, waiting.clone()))),
+        receiver: Arc::new(Receiver::new(shared, state, waiting.clone())),
     });
     let connections = Arc::new(Connections::default());
     let sweep = tokio::spawn(connections.clone().sweep(serving.clone()));

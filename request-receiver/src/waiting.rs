@@ -75,12 +75,7 @@ struct Place {
 impl Waiting {
     /// Nothing waits; `topics` counts what is stored.
     pub fn new(topics: Topics) -> Self {
-        let inner = Inner {
-            batches: VecDeque::new(),
-            spare: Vec::new(),
-            topics,
-            is_closed: false,
-        };
+        let inner = Inner { batches: VecDeque::new(), spare: Vec::new(), topics, is_closed: false };
         Self { inner: Mutex::new(inner), arrived: Notify::new() }
     }
 

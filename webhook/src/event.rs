@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName};
+use http::uri::PathAndQuery;
 
 /// One webhook, not yet stored. The method is always POST, so it is not carried.
 #[derive(Debug, Clone)]
@@ -13,7 +14,7 @@ pub struct Webhook {
     /// Wall clock at the first byte of the request, in milliseconds since the Unix epoch.
     pub received_at_ms: u64,
     /// Path and query, byte for byte.
-    pub target: Bytes,
+    pub target: PathAndQuery,
     /// Every header of the request.
     pub headers: HeaderMap,
     /// The raw body.
@@ -56,7 +57,7 @@ impl Webhook {
     /// About how many bytes this webhook holds in memory and in a pack.
     pub fn size_bytes(&self) -> usize {
         let headers: usize = self.headers.iter().map(|(n, v)| n.as_str().len() + v.len() + 6).sum();
-        self.target.len() + headers + self.body.len() + 32
+        self.target.as_str().len() + headers + self.body.len() + 32
     }
 }
 
@@ -85,8 +86,12 @@ mod tests {
         for (name, value) in pairs {
             headers.append(*name, value.parse().unwrap());
         }
-        let webhook =
-            Webhook { received_at_ms: 0, target: Bytes::new(), headers, body: Bytes::new() };
+        let webhook = Webhook {
+            received_at_ms: 0,
+            target: PathAndQuery::from_static("/"),
+            headers,
+            body: Bytes::new(),
+        };
         webhook.kept_headers().map(|(n, v)| format!("{n}={}", String::from_utf8_lossy(v))).collect()
     }
 

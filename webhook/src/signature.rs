@@ -128,6 +128,7 @@ fn fingerprint(secret: &str) -> String {
 mod tests {
     use super::*;
     use bytes::Bytes;
+    use http::uri::PathAndQuery;
 
     fn secrets(list: &[&str]) -> Secrets {
         let owned: Vec<_> = list.iter().map(|s| Zeroizing::new((*s).to_owned())).collect();
@@ -140,7 +141,7 @@ mod tests {
             map.append(*name, value.parse().unwrap());
         }
         let body = Bytes::from_static(body);
-        Webhook { received_at_ms: 0, target: Bytes::from_static(b"/"), headers: map, body }
+        Webhook { received_at_ms: 0, target: PathAndQuery::from_static("/"), headers: map, body }
     }
 
     #[test]

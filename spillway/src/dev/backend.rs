@@ -8,6 +8,7 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
+use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, Method, Uri};
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
@@ -71,7 +72,8 @@ async fn take(
     let arrived = Instant::now();
     let text = describe(&method, &uri, &headers, &body);
     let awaiting = seen.awaiting(&headers);
-    let webhook = Webhook { received_at_ms: 0, target: Bytes::new(), headers, body };
+    let webhook =
+        Webhook { received_at_ms: 0, target: PathAndQuery::from_static("/"), headers, body };
     // What still waited from a run with another secret is taken too: this is only a demo.
     let signed =
         if seen.secrets.verify(webhook).is_ok() { "" } else { "  SIGNATURE DOES NOT MATCH" };

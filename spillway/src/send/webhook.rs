@@ -148,6 +148,8 @@ fn ours(text: &str) -> HeaderValue {
 
 #[cfg(test)]
 mod tests {
+    use http::uri::PathAndQuery;
+
     use super::*;
     use spillway_webhook::{freshness, signature};
     use zeroize::Zeroizing;
@@ -167,8 +169,12 @@ mod tests {
         let occasion = Occasion::new();
         let headers = webhook.headers(&occasion);
         let body = Bytes::from_static(SAMPLE.as_bytes());
-        let received =
-            spillway_webhook::Webhook { received_at_ms: 0, target: "/".into(), headers, body };
+        let received = spillway_webhook::Webhook {
+            received_at_ms: 0,
+            target: PathAndQuery::from_static("/"),
+            headers,
+            body,
+        };
         let verified: Result<_, signature::BadSignature> = secrets().verify(received);
         assert!(verified.is_ok());
         assert!(freshness::millis(occasion.triggered_at.as_bytes()).is_some());

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::HeaderMap;
+use http::uri::PathAndQuery;
 use spillway_queue::append::Appender;
 use spillway_queue::drains::{HTTP, StartAt, register};
 use spillway_queue::owner::Claim;
@@ -164,7 +165,7 @@ fn pack(letter: &Letter) -> Vec<u8> {
     let mut headers = HeaderMap::new();
     headers.insert("x-shopify-topic", letter.topic.parse().unwrap());
     headers.insert("x-shopify-webhook-id", delivery_id(letter).parse().unwrap());
-    let target = Bytes::from_static(b"/hooks?x=1");
+    let target = PathAndQuery::from_static("/hooks?x=1");
     let body = Bytes::from_static(letter.body);
     let mut records = Records::default();
     records.push(&Webhook { received_at_ms: 1_767_268_800_000, target, headers, body });

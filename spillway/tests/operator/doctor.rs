@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
+use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, StatusCode};
 use spillway_webhook::{Secrets, Webhook};
 use tokio::net::TcpListener;
@@ -28,7 +29,8 @@ async fn backend() -> (String, Received) {
 
 async fn take(State(received): State<Received>, headers: HeaderMap, body: Bytes) -> StatusCode {
     received.lock().unwrap().push((headers.clone(), body.clone()));
-    let webhook = Webhook { received_at_ms: 0, target: Bytes::new(), headers, body };
+    let webhook =
+        Webhook { received_at_ms: 0, target: PathAndQuery::from_static("/"), headers, body };
     let secrets = Secrets::new(&[Zeroizing::new(SECRET.1.to_owned())]);
     if secrets.verify(webhook).is_ok() { StatusCode::OK } else { StatusCode::UNAUTHORIZED }
 }
