@@ -24,7 +24,8 @@ from harness.servers import RELEASE, ROOT, Failed, alone
 
 SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "overload", "sizes", "connections",
              "receivers", "forged", "endtoend", "soak"]
-BINARIES = ["generate", "fdatasync", "baseline", "backend", "request-receiver", "downstreamer"]
+BINARIES = ["generate", "pace", "fdatasync", "baseline", "backend", "request-receiver",
+            "downstreamer"]
 
 
 def arguments():

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 
-from . import plot, vegeta
+from . import pace, plot, vegeta
 from .servers import RELEASE, ROOT
 
 SECRET = "a-secret-for-the-benchmark-only"
@@ -72,6 +72,11 @@ class Campaign:
         with self.prepared(port, rate, seconds, connections) as attack:
             attack.run()
             return attack.hits()
+
+    def pace(self, port, rate, seconds):
+        """Offers an open loop by a generator that leaves the receiver the CPU; see `pace.run`."""
+        out = self.directory / f"pace-{port}.csv"
+        return pace.run(port, self.requests(), rate, seconds, out)
 
     def fdatasync_ms(self, size):
         """The median of one append and fdatasync of `size` bytes (4, 64 or 1024 KiB); of several

@@ -1,5 +1,6 @@
 """Half of saturation, fsync before each answer, open loop: how long a sender waits on a good day.
-Saturation is that of 64 connections in a closed loop, measured just before on the same cell. The
+Saturation is that of 64 connections in a closed loop, measured just before on the same cell. A
+wait counts from when a webhook was due; how late the generator itself sent it stands beside. The
 disk's yardstick is one append and fdatasync of 64 KiB, about the size of a commit under load."""
 
 from harness import load, servers, vegeta
@@ -18,11 +19,14 @@ def run(campaign):
             saturation = load.measure(
                 port, pids, redis, CONNECTIONS, settings, campaign.requests())["per_second"]
             campaign.say(f"saturation {saturation:,.0f}/s; now half of it for {seconds} s")
-            hits = campaign.attack(port, saturation / 2, seconds)
+            paced, hits = campaign.pace(port, saturation / 2, seconds)
     campaign.measure_disk()
-    result = vegeta.summary(hits, seconds)
+    result = {**vegeta.summary(hits, seconds), "offered_per_second": paced["offered_per_second"]}
     fdatasync = campaign.fdatasync_ms(64 << 10)
-    found.figures = {"saturation_per_second": saturation, **result, "fdatasync_64k_ms": fdatasync}
+    lateness = paced["lateness_ms"]
+    found.figures = {"saturation_per_second": saturation, **result, "fdatasync_64k_ms": fdatasync,
+                     **{f"generator_lateness_{name}_ms": ms for name, ms in lateness.items()},
+                     "generator_cpu_us": paced["cpu_us_per_request"]}
     wrong = sum(count for status, count in result["statuses"].items() if status != "200")
     found.at_most("p50 ÷ fdatasync", result["accepted_p50_ms"] / fdatasync, 3)
     found.at_most("p99 ÷ fdatasync", result["accepted_p99_ms"] / fdatasync, 10)
@@ -30,7 +34,8 @@ def run(campaign):
     found.at_least("offered ÷ asked for", result["offered_per_second"] / (saturation // 2), 0.98)
     found.read(f"At half of saturation, {result['offered_per_second']:,.0f}/s, a sender waits "
                f"{result['accepted_p50_ms']:.1f} ms (p50) and {result['accepted_p99_ms']:.1f} ms (p99); "
-               f"one fdatasync of 64 KiB takes {fdatasync:.2f} ms.")
+               f"one fdatasync of 64 KiB takes {fdatasync:.2f} ms. The generator was itself "
+               f"{lateness['p50']:.2f} ms (p50) and {lateness['p99']:.2f} ms (p99) late.")
     percents = [*range(1, 100), 99.9]
     ordered = sorted(latency for _, _, latency, _ in hits)
     points = [(p, ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))] * 1e3) for p in percents]

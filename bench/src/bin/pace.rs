@@ -1,0 +1,600 @@
+//! Offers prepared webhooks at a fixed rate and tells how long each waited: an open loop that takes
+//! little of the CPU it shares with the receiver.
+//!
+//! Request number `k` is due at `start + k / rate`, and its latency counts from then, whether it
+//! waited for a connection, for this program or for the receiver: a receiver that stalls is charged
+//! with every request that fell due meanwhile (no coordinated omission; the idea is wrk2's). How much
+//! of that was this program's own delay is its *lateness*, sending minus due, reported beside.
+//!
+//! One thread, one epoll whose time-out is in nanoseconds; it never spins, for the CPU it would burn
+//! is the receiver's. A request is sent once: what a broken connection took along is unanswered.
+//! Bounded by `--rate` × `--seconds` requests and `--connections-max` connections.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use clap::Parser;
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::fd::OwnedFd;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+
+/// How long the last requests may take to be answered, and the first connections to open.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// After so many sends in a row, answers are looked at, lest they wait for a long burst to end.
+const BURST_MAX: usize = 16;
+/// Events taken from the kernel at once.
+const EVENTS_MAX: usize = 256;
+/// An answer is a status and a few words; one that exceeds this is not from a receiver.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// The digits before each request that tell its length; see `bench::encode::Format::Wrk`.
+const LENGTH_DIGITS: usize = 10;
+
+/// Offers prepared webhooks at a fixed rate and prints how long they waited, as one line of JSON.
+#[derive(Parser)]
+struct Options {
+    /// Where they are sent.
+    #[arg(long)]
+    address: SocketAddr,
+    /// The webhooks, as `generate --format wrk` writes them; sent in turn.
+    #[arg(long)]
+    requests: PathBuf,
+    /// How many a second.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rate: u32,
+    /// For how many seconds.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=3_600))]
+    seconds: u32,
+    /// How many connections are opened before the first is sent.
+    #[arg(long, default_value_t = 64)]
+    connections: usize,
+    /// How many there may be, so that nothing that is due waits for a connection.
+    #[arg(long, default_value_t = 1024)]
+    connections_max: usize,
+    /// Writes a line for each request here: when it was due, and its latency from then, both in
+    /// microseconds, and its status; 0 is no answer.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    let connections = 1..=options.connections_max;
+    ensure!(connections.contains(&options.connections), "--connections is not in {connections:?}");
+    let requests = Requests::read(&options.requests)
+        .with_context(|| format!("requests {}", options.requests.display()))?;
+    let mut pace = Pace::new(&options, requests)?;
+    pace.connect(options.connections)?;
+    pace.run()?;
+    if let Some(path) = &options.out {
+        pace.write(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    println!("{}", pace.report());
+    Ok(())
+}
+
+/// The prepared webhooks, as they go over the wire.
+struct Requests {
+    bytes: Vec<u8>,
+    spans: Vec<Range<usize>>,
+}
+
+impl Requests {
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let bytes = fs::read(path)?;
+        let mut spans = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            let start = at + LENGTH_DIGITS;
+            let digits = bytes.get(at..start).and_then(|digits| str::from_utf8(digits).ok());
+            let Some(length) = digits.and_then(|digits| digits.parse::<usize>().ok()) else {
+                bail!("no length at byte {at}");
+            };
+            at = start + length;
+            ensure!(length > 0 && at <= bytes.len(), "the request at byte {start} is cut off");
+            spans.push(start..at);
+        }
+        ensure!(!spans.is_empty(), "it is empty");
+        Ok(Self { bytes, spans })
+    }
+
+    fn get(&self, number: usize) -> &[u8] {
+        &self.bytes[self.spans[number % self.spans.len()].clone()]
+    }
+}
+
+/// What became of a request. In microseconds rather than a `Duration`: there are millions.
+#[derive(Clone, Copy, Default)]
+struct Outcome {
+    latency_us: u32,
+    /// None when it was not sent.
+    lateness_us: Option<u32>,
+    /// 0 is no answer.
+    status: u16,
+}
+
+/// The run. Times are since its start.
+struct Pace {
+    address: SocketAddr,
+    requests: Requests,
+    rate: u64,
+    start: Instant,
+    cpu_before: Duration,
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+    buffer: Vec<u8>,
+    /// By their number in epoll; an empty place is taken again.
+    connections: Vec<Option<Connection>>,
+    vacant: Vec<usize>,
+    /// First in, first out: all are in use, as many senders' are, and none times out idle.
+    free: VecDeque<usize>,
+    opening: usize,
+    kept: usize,
+    connections_max: usize,
+    /// How many requests were due by now, and which of them wait for a connection.
+    due: usize,
+    waiting: VecDeque<usize>,
+    outcomes: Vec<Outcome>,
+    settled: usize,
+    sent: usize,
+    last_sent_at: Duration,
+}
+
+impl Pace {
+    fn new(options: &Options, requests: Requests) -> anyhow::Result<Self> {
+        // A time-out is otherwise late by up to 50 µs, the kernel's default (prctl(2)).
+        fs::write("/proc/self/timerslack_ns", "1").context("cannot set the timer slack")?;
+        Ok(Self {
+            address: options.address,
+            requests,
+            rate: options.rate.into(),
+            start: Instant::now(),
+            cpu_before: cpu(),
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            events: Vec::with_capacity(EVENTS_MAX),
+            buffer: vec![0; 16 << 10],
+            connections: Vec::new(),
+            vacant: Vec::new(),
+            free: VecDeque::new(),
+            opening: 0,
+            kept: options.connections,
+            connections_max: options.connections_max,
+            due: 0,
+            waiting: VecDeque::new(),
+            outcomes: vec![Outcome::default(); options.rate as usize * options.seconds as usize],
+            settled: 0,
+            sent: 0,
+            last_sent_at: Duration::ZERO,
+        })
+    }
+
+    fn connect(&mut self, connections: usize) -> anyhow::Result<()> {
+        for _ in 0..connections {
+            self.open().with_context(|| format!("cannot connect to {}", self.address))?;
+        }
+        while self.opening > 0 && self.start.elapsed() < PATIENCE {
+            self.poll(PATIENCE)?;
+        }
+        let open = self.free.len();
+        ensure!(open == connections, "only {open} of {connections} connections opened");
+        Ok(())
+    }
+
+    fn run(&mut self) -> io::Result<()> {
+        self.start = Instant::now();
+        self.cpu_before = cpu();
+        let end = self.due_at(self.outcomes.len()) + PATIENCE;
+        while self.settled < self.outcomes.len() && self.start.elapsed() < end {
+            self.fall_due();
+            self.send_waiting();
+            self.open_for_waiting();
+            let wake = match self.due < self.outcomes.len() {
+                _ if !self.waiting.is_empty() && !self.free.is_empty() => Duration::ZERO,
+                true => self.due_at(self.due),
+                false => end,
+            };
+            self.poll(wake.saturating_sub(self.start.elapsed()))?;
+        }
+        for index in 0..self.connections.len() {
+            let connection = self.connections[index].take();
+            if let Some(Connection { state: State::Busy { number, .. }, .. }) = connection {
+                self.settle(number, 0);
+            }
+        }
+        while let Some(number) = self.waiting.pop_front() {
+            self.settle(number, 0);
+        }
+        Ok(())
+    }
+
+    fn due_at(&self, number: usize) -> Duration {
+        let (seconds, rest) = (number as u64 / self.rate, number as u64 % self.rate);
+        Duration::from_secs(seconds) + Duration::from_nanos(rest * 1_000_000_000 / self.rate)
+    }
+
+    fn fall_due(&mut self) {
+        let now = self.start.elapsed();
+        while self.due < self.outcomes.len() && self.due_at(self.due) <= now {
+            self.waiting.push_back(self.due);
+            self.due += 1;
+        }
+    }
+
+    fn send_waiting(&mut self) {
+        for _ in 0..BURST_MAX {
+            if self.waiting.is_empty() {
+                return;
+            }
+            let Some(index) = self.free.pop_front() else { return };
+            let number = self.waiting.pop_front().expect("BUG: it is not empty");
+            let now = self.start.elapsed();
+            let lateness = now.saturating_sub(self.due_at(number));
+            self.outcomes[number].lateness_us = Some(micros(lateness));
+            self.sent += 1;
+            self.last_sent_at = now;
+            let connection = self.connections[index].as_mut().expect("BUG: a free one is open");
+            connection.state = State::Busy { number, sent: 0 };
+            if connection.send(self.requests.get(number)).is_err() {
+                self.close(index);
+            }
+        }
+    }
+
+    fn open_for_waiting(&mut self) {
+        let missing = self.waiting.len().saturating_sub(self.free.len() + self.opening);
+        let open = self.connections.len() - self.vacant.len();
+        for _ in 0..missing.min(self.connections_max - open) {
+            if self.open().is_err() {
+                self.give_up_one();
+            }
+        }
+    }
+
+    fn open(&mut self) -> io::Result<()> {
+        let stream = connecting(self.address)?;
+        let index = self.vacant.pop().unwrap_or(self.connections.len());
+        if index == self.connections.len() {
+            self.connections.push(None);
+        }
+        // Edge-triggered, so that one registration lasts for the connection's life.
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP;
+        let data = epoll::EventData::new_u64(index as u64);
+        if let Err(error) = epoll::add(&self.epoll, &stream, data, flags | epoll::EventFlags::ET) {
+            self.vacant.push(index);
+            return Err(error.into());
+        }
+        self.connections[index] = Some(Connection::opening(stream));
+        self.opening += 1;
+        Ok(())
+    }
+
+    /// Waits for events, at most so long, and handles them. Sends nothing new: a connection that
+    /// took a closed one's place must not get the other's event.
+    fn poll(&mut self, timeout: Duration) -> io::Result<()> {
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in &events {
+            let flags = event.flags;
+            self.advance(event.data.u64() as usize, flags);
+        }
+        self.events = events;
+        Ok(())
+    }
+
+    fn advance(&mut self, index: usize, flags: epoll::EventFlags) {
+        let connection = self.connections[index].as_mut().expect("BUG: a closed one has no event");
+        let result = match connection.state {
+            State::Opening => connection.opened(),
+            State::Free => connection.receive(&mut self.buffer, flags),
+            State::Busy { number, .. } => connection
+                .send(self.requests.get(number))
+                .and_then(|()| connection.receive(&mut self.buffer, flags)),
+        };
+        match (result, connection.state) {
+            (Ok(None), State::Opening) => {
+                connection.state = State::Free;
+                self.opening -= 1;
+                self.free.push_back(index);
+            }
+            (Ok(None), _) => {}
+            (Ok(Some(answer)), State::Busy { number, sent }) => {
+                let whole = sent == self.requests.get(number).len();
+                connection.state = State::Free;
+                connection.has_answered = true;
+                self.free.push_back(index);
+                self.settle(number, answer.status);
+                if answer.closes || !whole {
+                    self.close(index);
+                }
+            }
+            // An answer that nobody asked for, or none.
+            (Ok(Some(_)) | Err(_), _) => self.close(index),
+        }
+    }
+
+    /// Closes a connection. One that has answered before is opened again at once, so that the next
+    /// request need not wait for it; one that never did only when it is needed, lest a receiver that
+    /// refuses all of them be asked in a loop.
+    fn close(&mut self, index: usize) {
+        let connection = self.connections[index].take().expect("BUG: it is closed once");
+        self.vacant.push(index);
+        match connection.state {
+            State::Opening => {
+                self.opening -= 1;
+                self.give_up_one();
+            }
+            State::Free => self.free.retain(|free| *free != index),
+            State::Busy { number, .. } => self.settle(number, 0),
+        }
+        let open = self.connections.len() - self.vacant.len();
+        if connection.has_answered && open < self.kept && self.open().is_err() {
+            self.give_up_one();
+        }
+    }
+
+    /// No connection could be had for it.
+    fn give_up_one(&mut self) {
+        if let Some(number) = self.waiting.pop_front() {
+            self.settle(number, 0);
+        }
+    }
+
+    fn settle(&mut self, number: usize, status: u16) {
+        let latency = self.start.elapsed().saturating_sub(self.due_at(number));
+        let outcome = &mut self.outcomes[number];
+        outcome.latency_us = micros(latency);
+        outcome.status = status;
+        self.settled += 1;
+    }
+
+    fn write(&self, path: &Path) -> io::Result<()> {
+        let mut out = BufWriter::new(File::create(path)?);
+        for (number, outcome) in self.outcomes.iter().enumerate() {
+            let due_us = self.due_at(number).as_micros();
+            writeln!(out, "{due_us},{},{}", outcome.latency_us, outcome.status)?;
+        }
+        out.flush()
+    }
+
+    /// Times in ms; the latencies are those of what was answered, whatever the answer.
+    fn report(&self) -> Value {
+        let cpu = (cpu() - self.cpu_before).as_secs_f64();
+        let answered = self.outcomes.iter().filter(|outcome| outcome.status != 0);
+        let mut statuses = BTreeMap::<String, usize>::new();
+        for outcome in answered.clone() {
+            *statuses.entry(outcome.status.to_string()).or_default() += 1;
+        }
+        let latencies = sorted(answered.map(|outcome| outcome.latency_us));
+        let lateness = sorted(self.outcomes.iter().filter_map(|outcome| outcome.lateness_us));
+        // What was sent after the time was not offered at this rate.
+        let seconds = self.due_at(self.outcomes.len()).max(self.last_sent_at).as_secs_f64();
+        json!({
+            "asked": self.outcomes.len(),
+            "offered": self.sent,
+            "offered_per_second": self.sent as f64 / seconds,
+            "answered": statuses,
+            "unanswered": self.outcomes.len() - latencies.len(),
+            "latency_ms": {
+                "p50": percentile_ms(&latencies, 500),
+                "p90": percentile_ms(&latencies, 900),
+                "p99": percentile_ms(&latencies, 990),
+                "p99_9": percentile_ms(&latencies, 999),
+                "longest": percentile_ms(&latencies, 1000),
+            },
+            "lateness_ms": {
+                "p50": percentile_ms(&lateness, 500),
+                "p99": percentile_ms(&lateness, 990),
+                "longest": percentile_ms(&lateness, 1000),
+            },
+            // At most so many at a time.
+            "connections": self.connections.len(),
+            "cpu_us_per_request": cpu * 1e6 / self.sent.max(1) as f64,
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    Opening,
+    Free,
+    /// Which request, and how many of its bytes the kernel took.
+    Busy {
+        number: usize,
+        sent: usize,
+    },
+}
+
+struct Connection {
+    stream: TcpStream,
+    state: State,
+    received: Vec<u8>,
+    has_answered: bool,
+}
+
+impl Connection {
+    fn opening(stream: TcpStream) -> Self {
+        Self { stream, state: State::Opening, received: Vec::new(), has_answered: false }
+    }
+
+    fn opened(&self) -> io::Result<Option<Answer>> {
+        match self.stream.take_error()? {
+            Some(error) => Err(error),
+            None => Ok(None),
+        }
+    }
+
+    /// Sends what is left of its request, as far as the kernel takes it.
+    fn send(&mut self, request: &[u8]) -> io::Result<()> {
+        let State::Busy { sent, .. } = &mut self.state else { return Ok(()) };
+        while *sent < request.len() {
+            match self.stream.write(&request[*sent..]) {
+                Ok(count) => *sent += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what has come; None until it is a whole answer.
+    fn receive(
+        &mut self,
+        buffer: &mut [u8],
+        flags: epoll::EventFlags,
+    ) -> io::Result<Option<Answer>> {
+        let ends = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        let ends = flags.intersects(ends);
+        let (mut ended, mut emptied) = (false, false);
+        // A short read emptied the socket (epoll(7)), but for an end that was announced.
+        while !ended && (ends || !emptied) {
+            match self.stream.read(buffer) {
+                Ok(0) => ended = true,
+                Ok(count) => {
+                    self.received.extend_from_slice(&buffer[..count]);
+                    emptied = count < buffer.len();
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => ended = true,
+            }
+        }
+        let answer = answer(&self.received)?;
+        if let Some(answer) = answer {
+            let closes = answer.closes || ended || self.received.len() > answer.bytes;
+            self.received.clear();
+            return Ok(Some(Answer { closes, ..answer }));
+        }
+        if ended { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(None) }
+    }
+}
+
+/// What counts of an answer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Answer {
+    status: u16,
+    bytes: usize,
+    closes: bool,
+}
+
+/// The answer these bytes begin with, None while it is not whole. One without a Content-Length
+/// counts when its head is there, and its connection is closed: where it ends does not matter.
+fn answer(received: &[u8]) -> io::Result<Option<Answer>> {
+    let malformed = || io::Error::from(ErrorKind::InvalidData);
+    let Some(head) = received.windows(4).position(|bytes| bytes == b"\r\n\r\n") else {
+        return if received.len() > ANSWER_BYTES_MAX { Err(malformed()) } else { Ok(None) };
+    };
+    let text = str::from_utf8(&received[..head]).map_err(|_| malformed())?;
+    let mut lines = text.split("\r\n");
+    let first = lines.next().and_then(|line| line.split_once(' '));
+    let (version, rest) = first.ok_or_else(malformed)?;
+    let status = rest.get(..3).and_then(|digits| digits.parse().ok()).ok_or_else(malformed)?;
+    let mut closes = version != "HTTP/1.1";
+    let mut length = if matches!(status, 204 | 304) { Some(0) } else { None };
+    for (name, value) in lines.filter_map(|line| line.split_once(':')) {
+        if name.eq_ignore_ascii_case("content-length") {
+            length = Some(value.trim().parse::<usize>().map_err(|_| malformed())?);
+        } else if name.eq_ignore_ascii_case("connection") {
+            closes |= value.trim().eq_ignore_ascii_case("close");
+        }
+    }
+    let bytes = head + 4 + length.unwrap_or(0).min(ANSWER_BYTES_MAX + 1);
+    if bytes > ANSWER_BYTES_MAX {
+        return Err(malformed());
+    }
+    let answer = Answer { status, bytes, closes: closes || length.is_none() };
+    Ok((received.len() >= bytes).then_some(answer))
+}
+
+/// A connection under way: opening one must not hold up what is due.
+fn connecting(address: SocketAddr) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
+    match net::connect(&socket, &address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let stream = TcpStream::from(socket);
+    // A request's last bytes must not wait for an acknowledgement of the first (Nagle).
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// This process' CPU time.
+fn cpu() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(time).expect("BUG: CPU time is never negative")
+}
+
+fn micros(duration: Duration) -> u32 {
+    u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
+}
+
+fn sorted(values: impl Iterator<Item = u32>) -> Vec<u32> {
+    let mut values: Vec<u32> = values.collect();
+    values.sort_unstable();
+    values
+}
+
+/// The smallest value that so many thousandths do not exceed; None of nothing.
+fn percentile_ms(sorted: &[u32], thousandths: usize) -> Option<f64> {
+    let rank = (sorted.len() * thousandths).div_ceil(1000).max(1);
+    sorted.get(rank - 1).map(|us| f64::from(*us) / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(received: &str, expected: Option<(u16, usize, bool)>) {
+        let got = answer(received.as_bytes()).expect("it is well formed");
+        assert_eq!(got.map(|a| (a.status, a.bytes, a.closes)), expected, "{received:?}");
+    }
+
+    #[test]
+    fn an_answer_counts_when_it_is_whole() {
+        check("", None);
+        check("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n", None);
+        check("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", Some((200, 38, false)));
+        check("HTTP/1.1 503 No\r\nContent-Length: 2\r\n\r\nn", None);
+        check("HTTP/1.1 503 No\r\nContent-Length: 2\r\n\r\nno", Some((503, 40, false)));
+    }
+
+    #[test]
+    fn an_answer_tells_whether_its_connection_ends() {
+        let closing = "HTTP/1.1 408 Late\r\nConnection: Close\r\nContent-Length: 0\r\n\r\n";
+        check(closing, Some((408, closing.len(), true)));
+        check("HTTP/1.1 200 OK\r\n\r\n", Some((200, 19, true)));
+        check("HTTP/1.1 204 No\r\n\r\n", Some((204, 19, false)));
+        check("HTTP/1.0 204 No\r\n\r\n", Some((204, 19, true)));
+    }
+
+    #[test]
+    fn what_is_no_answer_is_refused() {
+        for received in ["SSH-2.0\r\n\r\n", "HTTP/1.1 200\r\ncontent-length: x\r\n\r\n"] {
+            assert!(answer(received.as_bytes()).is_err(), "{received:?}");
+        }
+    }
+
+    #[test]
+    fn a_percentile_is_a_value_that_was_seen() {
+        let values = [1_000, 2_000, 3_000];
+        assert_eq!(percentile_ms(&values, 500), Some(2.0));
+        assert_eq!(percentile_ms(&values, 1000), Some(3.0));
+        assert_eq!(percentile_ms(&[], 500), None);
+    }
+}
