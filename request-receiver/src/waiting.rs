@@ -294,3 +294,134 @@ impl Drop for Place {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use http::uri::PathAndQuery;
+    use http::{HeaderMap, HeaderValue};
+    use spillway_webhook::Secrets;
+    use zeroize::Zeroizing;
+
+    use super::*;
+    use crate::admit::Admission;
+    use crate::metrics::Metrics;
+    use crate::secrets::Source;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    type Pushed<'a> = Pin<Box<dyn Future<Output = Answer> + 'a>>;
+
+    fn waiting() -> (Waiting, Admission) {
+        let metrics = Metrics::new(Source::new(&[], None).matches());
+        (Waiting::new(metrics.topics()), Admission::new(64 << 20))
+    }
+
+    /// A webhook that waits from now on, for at most `time`.
+    fn push<'a>(
+        waiting: &'a Waiting,
+        admission: &Admission,
+        body: &[u8],
+        time: Duration,
+    ) -> Pushed<'a> {
+        let secrets = Secrets::new(&[Zeroizing::new("hush".to_owned())]);
+        let mut headers = HeaderMap::new();
+        let signature = HeaderValue::try_from(secrets.sign(body)).unwrap();
+        headers.insert("x-shopify-hmac-sha256", signature);
+        let target = PathAndQuery::from_static("/");
+        let body = Bytes::copy_from_slice(body);
+        let permit = admission.admit(0, body.len()).unwrap();
+        let webhook = Webhook { received_at_ms: 1, target, headers, body };
+        let verified = secrets.verify(webhook).unwrap();
+        let mut pushed: Pushed<'a> =
+            Box::pin(waiting.push(verified, permit, Instant::now() + time));
+        assert!(poll(&mut pushed).is_pending());
+        pushed
+    }
+
+    fn poll(pushed: &mut Pushed<'_>) -> Poll<Answer> {
+        pushed.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[tokio::test]
+    async fn all_of_a_batch_hear_what_came_of_it() {
+        let (waiting, admission) = waiting();
+        let mut all: Vec<_> = (0..3).map(|_| push(&waiting, &admission, b"{}", SECOND)).collect();
+        let batch = waiting.take().unwrap();
+        assert_eq!(batch.records().count(), 3);
+        let mut late = push(&waiting, &admission, b"{}", SECOND);
+        waiting.resolve(batch, Err(Refusal::QueueFull));
+        for pushed in &mut all {
+            assert_eq!(poll(pushed), Poll::Ready(Err(Refusal::QueueFull)));
+        }
+        assert!(poll(&mut late).is_pending());
+        let batch = waiting.take().unwrap();
+        waiting.resolve(batch, Ok(()));
+        assert_eq!(poll(&mut late), Poll::Ready(Ok(())));
+        assert_eq!(admission.in_flight_bytes(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_past_its_deadline_is_told_and_not_sent() {
+        let (waiting, admission) = waiting();
+        let mut soon = push(&waiting, &admission, b"{\"soon\":1}", SECOND);
+        let mut later = push(&waiting, &admission, b"{}", 3 * SECOND);
+        tokio::time::advance(2 * SECOND).await;
+        waiting.expire();
+        assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
+        // Into the batch that lost one.
+        let mut last = push(&waiting, &admission, b"{}", 3 * SECOND);
+        let batch = waiting.take().unwrap();
+        assert_eq!(batch.records().count(), 2);
+        // In flight, it is told too, and sent nevertheless.
+        tokio::time::advance(2 * SECOND).await;
+        batch.tell_expired(Instant::now());
+        assert_eq!(poll(&mut later), Poll::Ready(Err(Refusal::AckTimeout)));
+        waiting.resolve(batch, Ok(()));
+        assert_eq!(poll(&mut last), Poll::Ready(Ok(())));
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_any_more_is_not_sent() {
+        let (waiting, admission) = waiting();
+        drop(push(&waiting, &admission, b"{}", SECOND));
+        assert!(waiting.take().is_none());
+        assert_eq!(admission.in_flight_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_is_lost_tells_that_nothing_is_known() {
+        let (waiting, admission) = waiting();
+        let mut pushed = push(&waiting, &admission, b"{}", SECOND);
+        drop(waiting.take());
+        assert_eq!(poll(&mut pushed), Poll::Ready(Err(Refusal::AckTimeout)));
+    }
+
+    #[tokio::test]
+    async fn a_batch_takes_no_more_than_a_pack_holds_but_one_huge_webhook() {
+        let (waiting, admission) = waiting();
+        let sizes = [RAW_BYTES_TARGET / 2, RAW_BYTES_TARGET / 3, 3 * RAW_BYTES_TARGET, 10, 10];
+        let all: Vec<_> = sizes
+            .iter()
+            .map(|size| push(&waiting, &admission, &vec![b' '; *size], SECOND))
+            .collect();
+        let counts: Vec<_> =
+            std::iter::from_fn(|| waiting.take()).map(|batch| batch.records().count()).collect();
+        assert_eq!(counts, [2, 1, 2]);
+        drop(all);
+    }
+
+    #[tokio::test]
+    async fn it_ends_when_it_is_closed_and_empty() {
+        let (waiting, admission) = waiting();
+        let pushed = push(&waiting, &admission, b"{}", SECOND);
+        waiting.close();
+        assert!(waiting.arrived().await);
+        waiting.take();
+        assert!(!waiting.arrived().await);
+        drop(pushed);
+    }
+}

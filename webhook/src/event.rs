@@ -53,12 +53,6 @@ impl Webhook {
             })
             .map(|(name, value)| (name, value.as_bytes()))
     }
-
-    /// About how many bytes this webhook holds in memory and in a pack.
-    pub fn size_bytes(&self) -> usize {
-        let headers: usize = self.headers.iter().map(|(n, v)| n.as_str().len() + v.len() + 6).sum();
-        self.target.as_str().len() + headers + self.body.len() + 32
-    }
 }
 
 /// Names listed in `Connection`, lower case: those headers are hop-by-hop too. `close` and

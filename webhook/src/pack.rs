@@ -25,6 +25,8 @@ pub const RAW_BYTES_MAX: usize = 160 << 20;
 
 const MAGIC: &[u8; 4] = b"SPWY";
 const VERSION: u8 = 1;
+/// What a record usually takes beside its body, and some more.
+const HEAD_BYTES: usize = 4096;
 const HEADER_BYTES: usize = 20;
 const CRC_COVERS_FROM: usize = 8;
 const RECORD_HEADER_BYTES: usize = 22;
@@ -92,6 +94,7 @@ pub enum Corrupt {
 impl Records {
     /// Adds a webhook.
     pub fn push(&mut self, webhook: &Webhook) {
+        self.make_room(webhook.body.len() + HEAD_BYTES);
         let target = webhook.target.as_str().as_bytes();
         let start = self.begin_record(webhook.received_at_ms, target);
         let mut header_count = 0u16;
@@ -143,6 +146,15 @@ impl Records {
         self.raw.clear();
         // One huge webhook must not pin its size for good.
         self.raw.shrink_to(2 * RAW_BYTES_TARGET);
+    }
+
+    /// Doubling would leave much of what a full pack holds empty: past a quarter of it, it is taken
+    /// whole.
+    fn make_room(&mut self, bytes: usize) {
+        let needed = self.raw.len() + bytes;
+        if needed > self.raw.capacity() && needed > RAW_BYTES_TARGET / 4 {
+            self.raw.reserve_exact(needed.max(RAW_BYTES_TARGET + HEAD_BYTES) - self.raw.len());
+        }
     }
 
     fn begin_record(&mut self, received_at_ms: u64, target: &[u8]) -> usize {
