@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admit::Admission;
 use crate::closing::Closing;
+use crate::enqueue::Commits;
 use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
 use crate::serve::Acceptor;
@@ -93,10 +94,21 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     Ok(accepted?)
 }
 
+/// Shards that store their webhooks together: as many as one of them can pack for.
+const SHARDS_TOGETHER_MAX: usize = 4;
+
 /// A shard for each core.
 fn start_shards(shared: Shared) -> std::io::Result<Vec<Shard>> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    (0..cores).map(|_| Shard::start(shared.clone())).collect()
+    let mut shards = Vec::with_capacity(cores);
+    while shards.len() < cores {
+        let together = SHARDS_TOGETHER_MAX.min(cores - shards.len());
+        let commits = Commits::new(together, &shared.metrics);
+        for shard in 0..together {
+            shards.push(Shard::start(shared.clone(), commits.clone(), shard)?);
+        }
+    }
+    Ok(shards)
 }
 
 fn watched_admission(settings: &Settings, metrics: &Metrics) -> Admission {

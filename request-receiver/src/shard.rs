@@ -2,8 +2,7 @@
 //! batcher, its connection to the queue.
 //!
 //! Nobody is woken across threads for a webhook: that wake-up cost more than all other work on it
-//! but the hash and the compression. Packs of several shards share a sync only where Redis reads
-//! them in one turn of its loop.
+//! but the hash and the compression. Shards meet at most once for a pack (see [`crate::enqueue`]).
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -17,13 +16,12 @@ use tokio_util::sync::CancellationToken;
 use crate::admit::Admission;
 use crate::closing::Closing;
 use crate::connection::{self, Phase, Serving};
-use crate::enqueue::Batcher;
+use crate::enqueue::{Batcher, Commits};
 use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
 use crate::receive::Receiver;
 use crate::settings::Settings;
 use crate::stream::Accepted;
-use crate::waiting::Waiting;
 
 /// Connections on their way to a shard: they are taken at once unless it is busy with a huge body.
 const INCOMING_MAX: usize = 128;
@@ -71,12 +69,12 @@ impl Shard {
     ///
     /// # Errors
     /// When no runtime can be made.
-    pub fn start(shared: Shared) -> std::io::Result<Self> {
+    pub fn start(shared: Shared, commits: Arc<Commits>, shard: usize) -> std::io::Result<Self> {
         let (sender, incoming) = mpsc::channel(INCOMING_MAX);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = tokio::task::spawn_blocking(move || {
             let _ended = shared.ended.clone().drop_guard();
-            runtime.block_on(run(shared, incoming));
+            runtime.block_on(run(shared, commits, shard, incoming));
             // A name that is still being resolved must not hold up the end.
             runtime.shutdown_background();
         });
@@ -111,12 +109,21 @@ impl Shard {
     }
 }
 
-async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
+async fn run(
+    shared: Shared,
+    commits: Arc<Commits>,
+    shard: usize,
+    mut incoming: mpsc::Receiver<Incoming>,
+) {
     let closing = shared.closing.clone();
-    let waiting = Arc::new(Waiting::new(shared.metrics.topics()));
+    let waiting = commits.waiting_at(shard);
     let state = shared.state.for_shard();
-    let batcher = Batcher::new(waiting.clone(), &shared.settings, state.clone(), &shared.metrics);
+    let batcher = Batcher::new(commits, shard, &shared.settings, state.clone(), &shared.metrics);
     let mut batcher = tokio::spawn(batcher.run());
+    let resolver = tokio::spawn({
+        let waiting = waiting.clone();
+        async move { waiting.resolve_handed_back().await }
+    });
     let serving = Arc::new(Serving {
         closing: closing.clone(),
         header_timeout: shared.settings.header_timeout,
@@ -148,6 +155,7 @@ async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
     if timeout_at(stop_by, batcher).await.is_err() {
         tracing::warn!("stopped before redis answered; those webhooks were not answered 200");
     }
+    resolver.abort();
 }
 
 fn serve(

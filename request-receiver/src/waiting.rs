@@ -29,11 +29,14 @@ const SPARE_MAX: usize = 2;
 pub struct Waiting {
     inner: Mutex<Inner>,
     arrived: Notify,
+    handed_back: Notify,
 }
 
 struct Inner {
     batches: VecDeque<Batch>,
     spare: Vec<Records>,
+    /// Batches that another shard stored, with what came of them.
+    handed_back: Vec<(Batch, Answer)>,
     topics: Topics,
     is_closed: bool,
 }
@@ -75,8 +78,14 @@ struct Place {
 impl Waiting {
     /// Nothing waits; `topics` counts what is stored.
     pub fn new(topics: Topics) -> Self {
-        let inner = Inner { batches: VecDeque::new(), spare: Vec::new(), topics, is_closed: false };
-        Self { inner: Mutex::new(inner), arrived: Notify::new() }
+        let inner = Inner {
+            batches: VecDeque::new(),
+            spare: Vec::new(),
+            handed_back: Vec::new(),
+            topics,
+            is_closed: false,
+        };
+        Self { inner: Mutex::new(inner), arrived: Notify::new(), handed_back: Notify::new() }
     }
 
     /// Waits until `webhook` is stored.
@@ -123,14 +132,37 @@ impl Waiting {
         self.lock().batches.iter().map(|batch| batch.records.bytes()).sum()
     }
 
-    /// The oldest batch, without what need not be sent any more.
-    pub fn take(&self) -> Option<Batch> {
+    /// The oldest batch if it has at most `bytes_max`, without what need not be sent any more.
+    pub fn take(&self, bytes_max: usize) -> Option<Batch> {
         let mut inner = self.lock();
         let now = Instant::now();
         loop {
-            let mut first = inner.batches.pop_front()?;
-            if first.drop_expired(now) {
-                return Some(first);
+            let first = inner.batches.front_mut()?;
+            let is_empty = !first.drop_expired(now);
+            if !is_empty && first.records.bytes() > bytes_max {
+                return None;
+            }
+            let first = inner.batches.pop_front();
+            if !is_empty {
+                return first;
+            }
+        }
+    }
+
+    /// Leaves a batch of this shard, which another one stored, to be resolved here: to wake a task
+    /// of another thread costs more than to wake one that wakes all of its own.
+    pub fn hand_back(&self, batch: Batch, answer: Answer) {
+        self.lock().handed_back.push((batch, answer));
+        self.handed_back.notify_one();
+    }
+
+    /// Resolves what is handed back, for as long as the shard lives.
+    pub async fn resolve_handed_back(&self) {
+        loop {
+            self.handed_back.notified().await;
+            let handed_back = std::mem::take(&mut self.lock().handed_back);
+            for (batch, answer) in handed_back {
+                self.resolve(batch, answer);
             }
         }
     }
@@ -209,6 +241,11 @@ impl Batch {
     /// What it holds.
     pub fn records(&self) -> &Records {
         &self.records
+    }
+
+    /// Adds what another batch holds behind its own, to be sent with it.
+    pub fn take_along(&mut self, other: &Self) {
+        self.records.append(&other.records);
     }
 
     /// Tells those past their deadline that nothing is known of their webhook.
@@ -350,7 +387,7 @@ mod tests {
     async fn all_of_a_batch_hear_what_came_of_it() {
         let (waiting, admission) = waiting();
         let mut all: Vec<_> = (0..3).map(|_| push(&waiting, &admission, b"{}", SECOND)).collect();
-        let batch = waiting.take().unwrap();
+        let batch = waiting.take(usize::MAX).unwrap();
         assert_eq!(batch.records().count(), 3);
         let mut late = push(&waiting, &admission, b"{}", SECOND);
         waiting.resolve(batch, Err(Refusal::QueueFull));
@@ -358,7 +395,7 @@ mod tests {
             assert_eq!(poll(pushed), Poll::Ready(Err(Refusal::QueueFull)));
         }
         assert!(poll(&mut late).is_pending());
-        let batch = waiting.take().unwrap();
+        let batch = waiting.take(usize::MAX).unwrap();
         waiting.resolve(batch, Ok(()));
         assert_eq!(poll(&mut late), Poll::Ready(Ok(())));
         assert_eq!(admission.in_flight_bytes(), 0);
@@ -374,7 +411,7 @@ mod tests {
         assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
         // Into the batch that lost one.
         let mut last = push(&waiting, &admission, b"{}", 3 * SECOND);
-        let batch = waiting.take().unwrap();
+        let batch = waiting.take(usize::MAX).unwrap();
         assert_eq!(batch.records().count(), 2);
         // In flight, it is told too, and sent nevertheless.
         tokio::time::advance(2 * SECOND).await;
@@ -388,7 +425,7 @@ mod tests {
     async fn what_nobody_waits_for_any_more_is_not_sent() {
         let (waiting, admission) = waiting();
         drop(push(&waiting, &admission, b"{}", SECOND));
-        assert!(waiting.take().is_none());
+        assert!(waiting.take(usize::MAX).is_none());
         assert_eq!(admission.in_flight_bytes(), 0);
     }
 
@@ -396,7 +433,7 @@ mod tests {
     async fn a_batch_that_is_lost_tells_that_nothing_is_known() {
         let (waiting, admission) = waiting();
         let mut pushed = push(&waiting, &admission, b"{}", SECOND);
-        drop(waiting.take());
+        drop(waiting.take(usize::MAX));
         assert_eq!(poll(&mut pushed), Poll::Ready(Err(Refusal::AckTimeout)));
     }
 
@@ -408,8 +445,9 @@ mod tests {
             .iter()
             .map(|size| push(&waiting, &admission, &vec![b' '; *size], SECOND))
             .collect();
-        let counts: Vec<_> =
-            std::iter::from_fn(|| waiting.take()).map(|batch| batch.records().count()).collect();
+        let counts: Vec<_> = std::iter::from_fn(|| waiting.take(usize::MAX))
+            .map(|batch| batch.records().count())
+            .collect();
         assert_eq!(counts, [2, 1, 2]);
         drop(all);
     }
@@ -420,7 +458,7 @@ mod tests {
         let pushed = push(&waiting, &admission, b"{}", SECOND);
         waiting.close();
         assert!(waiting.arrived().await);
-        waiting.take();
+        waiting.take(usize::MAX);
         assert!(!waiting.arrived().await);
         drop(pushed);
     }
