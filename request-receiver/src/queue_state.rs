@@ -83,6 +83,14 @@ impl QueueState {
         Self { shared: Arc::new(shared), is_stalled: Arc::default() }
     }
 
+    /// As after a look that found nothing wrong.
+    #[cfg(test)]
+    pub fn usable_one() -> Self {
+        let state = Self::new();
+        state.set(Health::Usable);
+        state
+    }
+
     /// The same queue as another shard sees it, whose appends do not stall with this one's.
     #[must_use]
     pub fn for_shard(&self) -> Self {

@@ -161,3 +161,66 @@ fn announced_bytes(head: &Parts) -> usize {
     // hyper has already refused a length that is not a number.
     length.map_or(0, |length| length.parse().unwrap_or(usize::MAX))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use axum::body::Body;
+    use zeroize::Zeroizing;
+
+    use super::*;
+    use crate::connection::Phase;
+
+    const BODY: &[u8] = br#"{"id":1}"#;
+
+    fn receiver() -> Receiver {
+        let secrets = Arc::new(Source::new(&[Zeroizing::new("hush".to_owned())], None));
+        let metrics = Metrics::new(secrets.matches());
+        Receiver {
+            admission: Admission::new(64 << 20),
+            secrets,
+            state: QueueState::usable_one(),
+            waiting: Arc::new(Waiting::new(metrics.topics())),
+            metrics,
+            window: Window {
+                age_max: Duration::from_secs(3600),
+                skew_max: Duration::from_secs(60),
+                required: false,
+            },
+            body_kinds: BodyKinds { json: true, xml: true, any: false },
+            body_bytes_max: 16 << 20,
+            body_timeout: Duration::from_secs(5),
+            ack_timeout: Duration::from_secs(3),
+        }
+    }
+
+    fn request(signature: &str) -> Request {
+        Request::post("/webhooks?shop=1")
+            .header(header::CONTENT_LENGTH, BODY.len())
+            .header("x-shopify-topic", "products/update")
+            .header("x-shopify-hmac-sha256", signature)
+            .body(Body::from(Bytes::from_static(BODY)))
+            .expect("it is well formed")
+    }
+
+    #[tokio::test]
+    async fn a_forged_webhook_allocates_nothing_but_its_body() {
+        let receiver = receiver();
+        let arrival = Arrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
+        let forged = spillway_webhook::Secrets::new(&[Zeroizing::new("guess".to_owned())]);
+        // What a thread keeps of the secrets in force comes with its first webhook.
+        receiver.take(request(""), &arrival).await.expect_err("it is forged");
+        for signature in [forged.sign(BODY).as_str(), "", "not base64"] {
+            let request = request(signature);
+            let mut taken = None;
+            let allocated = allocation_counter::measure(|| {
+                let mut take = pin!(receiver.take(request, &arrival));
+                taken = Some(take.as_mut().poll(&mut Context::from_waker(Waker::noop())));
+            });
+            assert!(matches!(taken, Some(Poll::Ready(Err(Refusal::BadSignature)))));
+            assert_eq!(allocated.count_total, 0, "{signature:?}: {allocated:?}");
+        }
+    }
+}
