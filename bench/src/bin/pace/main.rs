@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
@@ -135,8 +137,10 @@ struct Pace {
     /// By their number in epoll; an empty place is taken again.
     connections: Vec<Option<Connection>>,
     vacant: Vec<usize>,
-    /// First in, first out: all are in use, as many senders' are, and none times out idle.
-    free: VecDeque<usize>,
+    /// One of them is drawn for each request, as if its senders knew nothing of each other. In turn
+    /// they would come in clumps: those that were answered together, by one core, are free together.
+    free: Vec<usize>,
+    random: SmallRng,
     opening: usize,
     kept: usize,
     connections_max: usize,
@@ -164,7 +168,8 @@ impl Pace {
             buffer: vec![0; 16 << 10],
             connections: Vec::new(),
             vacant: Vec::new(),
-            free: VecDeque::new(),
+            free: Vec::new(),
+            random: SmallRng::seed_from_u64(0),
             opening: 0,
             kept: options.connections,
             connections_max: options.connections_max,
@@ -231,10 +236,10 @@ impl Pace {
 
     fn send_waiting(&mut self) {
         for _ in 0..BURST_MAX {
-            if self.waiting.is_empty() {
+            if self.waiting.is_empty() || self.free.is_empty() {
                 return;
             }
-            let Some(index) = self.free.pop_front() else { return };
+            let index = self.free.swap_remove(self.random.random_range(..self.free.len()));
             let number = self.waiting.pop_front().expect("BUG: it is not empty");
             let now = self.start.elapsed();
             let lateness = now.saturating_sub(self.due_at(number));
@@ -308,14 +313,14 @@ impl Pace {
             (Ok(None), State::Opening) => {
                 connection.state = State::Free;
                 self.opening -= 1;
-                self.free.push_back(index);
+                self.free.push(index);
             }
             (Ok(None), _) => {}
             (Ok(Some(answer)), State::Busy { number, sent }) => {
                 let whole = sent == self.requests.get(number).len();
                 connection.state = State::Free;
                 connection.has_answered = true;
-                self.free.push_back(index);
+                self.free.push(index);
                 self.settle(number, answer.status);
                 if answer.closes || !whole {
                     self.close(index);
