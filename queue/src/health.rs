@@ -88,15 +88,18 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Facts, Q
         info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
     // CONFIG takes several patterns at once from 7.0 on only; one by one works on any version, so
     // that an old one can be named.
-    let config = async |connection: &mut Connection, name: &str| -> Option<String> {
-        let pairs: Vec<String> =
-            cmd("CONFIG").arg("GET").arg(name).query_async(connection).await.ok()?;
-        pairs.into_iter().nth(1)
+    let config = async |connection: &mut Connection, name: &str| {
+        match cmd("CONFIG").arg("GET").arg(name).query_async::<Vec<String>>(connection).await {
+            Ok(pairs) => Ok(pairs.into_iter().nth(1)),
+            // Redis said no, rather than nothing.
+            Err(refused) if refused.code().is_some() => Ok(None),
+            Err(error) => Err(QueueError::from(error)),
+        }
     };
     let number = |name: &str| info.get(name).and_then(|value| value.parse().ok()).unwrap_or(0);
     let flag = |name: &str| info.get(name).is_some_and(|value| *value == "1");
-    let fsync = config(connection, "appendfsync").await;
-    let directory = config(connection, "dir").await;
+    let fsync = config(connection, "appendfsync").await?;
+    let directory = config(connection, "dir").await?;
     Ok(Facts {
         version: info.get("redis_version").copied().unwrap_or_default().to_owned(),
         used_bytes: number("used_memory"),

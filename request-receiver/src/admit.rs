@@ -1,8 +1,8 @@
 //! Bounds what is received and not yet stored, in bytes.
 //!
 //! A webhook holds what has arrived of it, not what its sender announced: an announcement costs a
-//! stranger nothing. The permit travels with the webhook to the end of its append; dropping it
-//! frees its bytes, panics included.
+//! stranger nothing. The permit travels with the webhook, and then with its batch, to the end of the
+//! append; dropping it frees its bytes, panics included.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 
 use crate::reply::Refusal;
 
-/// Beside its head and body, a webhook holds a header map, a channel slot and a waiter.
+/// Beside its head and body, a webhook holds a header map, a place in its batch and a waiter.
 pub const OVERHEAD_BYTES: usize = 2048;
 /// So much of an announced body is held ahead of its arrival: the connection's read buffer is as
 /// large, and most webhooks then come for room only once.

@@ -1,11 +1,11 @@
 //! Group commit: whatever arrives while one pack is written becomes the next.
 //!
 //! Where Redis syncs before it answers, a second pack would only wait for the first one's sync. So
-//! one is in flight for all shards together, and the shard whose turn it is sends what waits at each
-//! of them. Otherwise each shard has a pack of its own in flight, and no core waits for another.
-//! Invariants: never a second pack of a shard before the first one's outcome is known; a webhook's
-//! waiter hears `Ok` only after Redis confirmed its pack; every waiter hears something by its
-//! deadline.
+//! the shards of a group have one in flight together: the shard whose turn it is sends what waits at
+//! each. Otherwise each shard has a pack of its own in flight, and no core waits for another.
+//! Invariants: never a second pack of a shard before the first one's outcome is known, unless Redis'
+//! `appendfsync` was changed meanwhile; a webhook's waiter hears `Ok` only after Redis confirmed its
+//! pack. Deadlines are kept by [`Waiting`].
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use spillway_queue::QueueError;
 use spillway_queue::append::{AppendError, Appender};
 use spillway_service::error::chain;
 use spillway_webhook::pack::{Packer, RAW_BYTES_TARGET};
-use tokio::sync::{Mutex, MutexGuard};
-use tokio::time::{Instant, Interval, interval_at};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
 
 use crate::metrics::Metrics;
 use crate::queue_state::{Health, QueueState};
@@ -24,18 +24,18 @@ use crate::reply::Refusal;
 use crate::settings::Settings;
 use crate::waiting::{Answer, Batch, Waiting};
 
-/// How often deadlines are looked at while Redis is slow: a webhook is answered at most this late.
-const DEADLINE_TICK: Duration = Duration::from_millis(20);
 /// How often a shard lets its other tasks run before it closes a pack, as long as each time brings
 /// more. Past this it would only wait for itself.
 const GATHER_ROUNDS_MAX: usize = 12;
 
-/// What the shards share to store their webhooks together.
+/// What a group of shards shares to store its webhooks together.
 pub struct Commits {
     /// Held by the shard that has a pack of all in flight.
     turn: Mutex<()>,
     /// What waits at each shard.
     shards: Vec<Arc<Waiting>>,
+    /// The queue as this group sees it.
+    state: QueueState,
 }
 
 /// A batch and the shard it is of.
@@ -45,6 +45,7 @@ type Taken = (usize, Batch);
 pub struct Batcher {
     commits: Arc<Commits>,
     shard: usize,
+    waiting: Arc<Waiting>,
     packer: Packer,
     appender: Appender,
     state: QueueState,
@@ -55,9 +56,14 @@ pub struct Batcher {
 
 impl Commits {
     /// For so many shards.
-    pub fn new(shards: usize, metrics: &Metrics) -> Arc<Self> {
+    pub fn new(shards: usize, state: &QueueState, metrics: &Metrics) -> Arc<Self> {
         let shards = (0..shards).map(|_| Arc::new(Waiting::new(metrics.topics()))).collect();
-        Arc::new(Self { turn: Mutex::new(()), shards })
+        Arc::new(Self { turn: Mutex::new(()), shards, state: state.for_group() })
+    }
+
+    /// The queue as this group sees it.
+    pub fn state(&self) -> &QueueState {
+        &self.state
     }
 
     /// What waits at `shard`.
@@ -65,13 +71,18 @@ impl Commits {
         self.shards[shard].clone()
     }
 
-    /// The oldest batch of each shard, as far as a pack has room for it; that of `first` goes first.
+    /// The oldest batch of each shard, as far as a pack has room for it; that of `first` goes first,
+    /// however large it is.
     fn take(&self, first: usize) -> Vec<Taken> {
-        let mut room = usize::MAX;
         let mut taken = Vec::with_capacity(self.shards.len());
-        for shard in (first..self.shards.len()).chain(0..first) {
-            if let Some(batch) = self.shards[shard].take(room) {
-                room = room.min(RAW_BYTES_TARGET).saturating_sub(batch.records().bytes());
+        taken.extend(self.shards[first].take().map(|batch| (first, batch)));
+        let mut room = RAW_BYTES_TARGET;
+        room = taken
+            .iter()
+            .fold(room, |room, (_, batch)| room.saturating_sub(batch.records().bytes()));
+        for shard in (first + 1..self.shards.len()).chain(0..first) {
+            if let Some(batch) = self.shards[shard].try_take(room) {
+                room -= batch.records().bytes();
                 taken.push((shard, batch));
             }
         }
@@ -85,15 +96,15 @@ impl Batcher {
         commits: Arc<Commits>,
         shard: usize,
         settings: &Settings,
-        state: QueueState,
         metrics: &Metrics,
     ) -> Self {
         Self {
-            commits,
             shard,
+            waiting: commits.waiting_at(shard),
             packer: Packer::new(),
             appender: Appender::new(settings.common.redis.clone()),
-            state,
+            state: commits.state().clone(),
+            commits,
             metrics: metrics.clone(),
             ack_timeout: settings.ack_timeout,
             generation: 0,
@@ -103,60 +114,34 @@ impl Batcher {
     /// Runs until what waits here is closed, and stored.
     pub async fn run(mut self) {
         let commits = self.commits.clone();
-        while self.waiting().arrived().await {
-            let turn = if self.state.is_synced() { Some(self.turn(&commits).await) } else { None };
+        while self.waiting.arrived().await {
+            let turn = if self.state.is_synced() { Some(commits.turn.lock().await) } else { None };
             self.gather().await;
-            let batches = match turn {
+            let mut batches = match turn {
                 Some(_) => commits.take(self.shard),
-                None => self.take_own(),
+                None => self.waiting.take().map(|own| (self.shard, own)).into_iter().collect(),
             };
             if !batches.is_empty() {
-                self.write(batches).await;
-            }
-        }
-    }
-
-    fn waiting(&self) -> &Waiting {
-        &self.commits.shards[self.shard]
-    }
-
-    async fn turn<'a>(&self, commits: &'a Commits) -> MutexGuard<'a, ()> {
-        let asked_at = Instant::now();
-        let mut turn = pin!(commits.turn.lock());
-        let mut tick = deadline_tick();
-        loop {
-            tokio::select! {
-                biased;
-                turn = &mut turn => {
-                    self.state.set_stalled(false);
-                    return turn;
-                }
-                _ = tick.tick() => {
-                    self.waiting().expire();
-                    self.state.set_stalled(asked_at.elapsed() > self.ack_timeout);
-                }
+                let answer = self.write(&mut batches).await;
+                drop(turn);
+                self.resolve(batches, answer);
             }
         }
     }
 
     /// What lies in the sockets by now comes along: a fuller pack is a sync saved.
     async fn gather(&self) {
-        let mut bytes = self.waiting().bytes();
+        let mut bytes = self.waiting.bytes();
         for _ in 0..GATHER_ROUNDS_MAX {
             tokio::task::yield_now().await;
-            let before = std::mem::replace(&mut bytes, self.waiting().bytes());
+            let before = std::mem::replace(&mut bytes, self.waiting.bytes());
             if bytes == before || bytes >= RAW_BYTES_TARGET {
                 return;
             }
         }
     }
 
-    fn take_own(&self) -> Vec<Taken> {
-        let own = self.waiting().take(usize::MAX);
-        own.into_iter().map(|batch| (self.shard, batch)).collect()
-    }
-
-    async fn write(&mut self, mut batches: Vec<Taken>) {
+    async fn write(&mut self, batches: &mut [Taken]) -> Answer {
         let ((_, first), others) = batches.split_first_mut().expect("BUG: something was taken");
         others.iter().for_each(|(_, other)| first.take_along(other));
         let count = first.records().count();
@@ -167,35 +152,31 @@ impl Batcher {
         if generation != std::mem::replace(&mut self.generation, generation) {
             self.appender.disconnect();
         }
-        let sent_at = Instant::now();
         let outcome = {
             let mut append = pin!(self.appender.append(pack, count));
-            let mut tick = deadline_tick();
-            loop {
-                tokio::select! {
-                    biased;
-                    outcome = &mut append => break outcome,
-                    // What arrives meanwhile wakes nobody: that would cost more than all else the
-                    // batcher does.
-                    _ = tick.tick() => {
-                        let now = Instant::now();
-                        batches.iter().for_each(|(_, batch)| batch.tell_expired(now));
-                        self.commits.shards[self.shard].expire();
-                        // Past this, nothing that arrives now would be answered in time.
-                        self.state.set_stalled(sent_at.elapsed() > self.ack_timeout);
-                    }
-                }
+            // What arrives meanwhile wakes nobody: that would cost more than all else it does.
+            let in_time = timeout(self.ack_timeout, &mut append).await;
+            if let Ok(outcome) = in_time {
+                outcome
+            } else {
+                // Nothing that arrives now would be answered in time.
+                self.state.set_stalled(true);
+                let outcome = append.await;
+                self.state.set_stalled(false);
+                outcome
             }
         };
-        self.state.set_stalled(false);
-        let answer = self.judge(outcome.map(|_| ()), count);
-        for (shard, batch) in batches {
-            if shard == self.shard {
-                self.waiting().resolve(batch, answer);
-            } else {
-                self.commits.shards[shard].hand_back(batch, answer);
-            }
+        self.judge(outcome.map(|_| ()), count)
+    }
+
+    /// Others first: their threads have to wake up.
+    fn resolve(&self, batches: Vec<Taken>, answer: Answer) {
+        let (own, others): (Vec<_>, Vec<_>) =
+            batches.into_iter().partition(|(shard, _)| *shard == self.shard);
+        for (shard, batch) in others {
+            self.commits.shards[shard].hand_back(batch, answer);
         }
+        own.into_iter().for_each(|(_, batch)| self.waiting.resolve(batch, answer));
     }
 
     /// What its waiters are to be told of a pack.
@@ -215,15 +196,44 @@ impl Batcher {
     }
 }
 
-fn deadline_tick() -> Interval {
-    interval_at(Instant::now() + DEADLINE_TICK, DEADLINE_TICK)
-}
-
 /// What a failed append says about the queue, and to those who waited for it.
 fn judge(error: &AppendError) -> (Health, Refusal) {
     match error {
         AppendError::NotStored(QueueError::Full(_)) => (Health::Full, Refusal::QueueFull),
         AppendError::NotStored(_) => (Health::Unavailable, Refusal::QueueUnavailable),
         AppendError::Unknown(_) => (Health::Unavailable, Refusal::AckTimeout),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admit::Admission;
+    use crate::secrets::Source;
+    use crate::waiting::tests::push;
+
+    #[tokio::test]
+    async fn a_pack_holds_what_waits_at_each_shard_as_far_as_there_is_room() {
+        let metrics = Metrics::new(Source::new(&[], None).matches());
+        let commits = Commits::new(4, &QueueState::new(), &metrics);
+        let admission = Admission::new(64 << 20);
+        let (half, huge) = (RAW_BYTES_TARGET / 2, 2 * RAW_BYTES_TARGET);
+        let sizes = [(0, 10), (1, huge), (2, half), (3, half), (0, 10)];
+        let shards: Vec<_> = (0..4).map(|shard| commits.waiting_at(shard)).collect();
+        let _waiters: Vec<_> = sizes
+            .iter()
+            .map(|(shard, bytes)| {
+                push(&shards[*shard], &admission, &vec![b' '; *bytes], Duration::from_secs(9))
+            })
+            .collect();
+        let take = |first| {
+            let taken = commits.take(first);
+            taken.iter().map(|(shard, batch)| (*shard, batch.records().count())).collect::<Vec<_>>()
+        };
+        // Whoever has the turn sends its own, whatever its size; what has no room waits.
+        assert_eq!(take(3), [(3, 1), (0, 2)]);
+        assert_eq!(take(1), [(1, 1)]);
+        assert_eq!(take(0), [(2, 1)]);
+        assert_eq!(take(0), []);
     }
 }

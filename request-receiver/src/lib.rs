@@ -100,10 +100,11 @@ const SHARDS_TOGETHER_MAX: usize = 4;
 /// A shard for each core.
 fn start_shards(shared: Shared) -> std::io::Result<Vec<Shard>> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let groups = cores.div_ceil(SHARDS_TOGETHER_MAX);
     let mut shards = Vec::with_capacity(cores);
-    while shards.len() < cores {
-        let together = SHARDS_TOGETHER_MAX.min(cores - shards.len());
-        let commits = Commits::new(together, &shared.metrics);
+    for group in 0..groups {
+        let together = cores / groups + usize::from(group < cores % groups);
+        let commits = Commits::new(together, &shared.state, &shared.metrics);
         for shard in 0..together {
             shards.push(Shard::start(shared.clone(), commits.clone(), shard)?);
         }

@@ -91,9 +91,9 @@ impl QueueState {
         state
     }
 
-    /// The same queue as another shard sees it, whose appends do not stall with this one's.
+    /// The same queue as another group of shards sees it, whose appends do not stall with this one's.
     #[must_use]
-    pub fn for_shard(&self) -> Self {
+    pub fn for_group(&self) -> Self {
         Self { shared: self.shared.clone(), is_stalled: Arc::default() }
     }
 

@@ -1,8 +1,8 @@
-//! One thread with everything a webhook needs from its connection to Redis: its connections, its
-//! batcher, its connection to the queue.
+//! One thread with everything a webhook needs on its way to Redis: connections, a batcher, a
+//! connection to the queue.
 //!
 //! Nobody is woken across threads for a webhook: that wake-up cost more than all other work on it
-//! but the hash and the compression. Shards meet at most once for a pack (see [`crate::enqueue`]).
+//! but the hash and the compression. Shards meet for whole packs only (see [`crate::enqueue`]).
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -117,12 +117,12 @@ async fn run(
 ) {
     let closing = shared.closing.clone();
     let waiting = commits.waiting_at(shard);
-    let state = shared.state.for_shard();
-    let batcher = Batcher::new(commits, shard, &shared.settings, state.clone(), &shared.metrics);
+    let state = commits.state().clone();
+    let batcher = Batcher::new(commits, shard, &shared.settings, &shared.metrics);
     let mut batcher = tokio::spawn(batcher.run());
-    let resolver = tokio::spawn({
+    let mut keeper = tokio::spawn({
         let waiting = waiting.clone();
-        async move { waiting.resolve_handed_back().await }
+        async move { waiting.keep().await }
     });
     let serving = Arc::new(Serving {
         closing: closing.clone(),
@@ -145,6 +145,10 @@ async fn run(
                 tracing::error!(?ended, "BUG: a batcher ended before its shard");
                 return;
             }
+            ended = &mut keeper => {
+                tracing::error!(?ended, "BUG: a shard's deadlines are not kept any more");
+                return;
+            }
         }
     }
     let stop_by = closing.stop_by();
@@ -155,7 +159,7 @@ async fn run(
     if timeout_at(stop_by, batcher).await.is_err() {
         tracing::warn!("stopped before redis answered; those webhooks were not answered 200");
     }
-    resolver.abort();
+    keeper.abort();
 }
 
 fn serve(

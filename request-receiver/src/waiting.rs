@@ -2,18 +2,23 @@
 //!
 //! A webhook is written into its batch once; its headers and body are let go of then, so that the
 //! connection's read buffer can be used again. Invariants: a batch that is dropped tells its waiters
-//! "not known to be stored", never silence; only a [`Verified`] webhook gets in. Bounded by the
-//! permits that the batches hold.
+//! "not known to be stored", never silence; only a [`Verified`] webhook gets in; every record of a
+//! batch has its waiter before another thread sees either. Bounded by the permits that the batches
+//! hold.
+//!
+//! All is done on the shard's own thread but [`Waiting::try_take`] and [`Waiting::hand_back`], which
+//! are for a shard that stores this one's batch with its own.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use spillway_webhook::pack::{RAW_BYTES_TARGET, Records};
 use spillway_webhook::{Verified, Webhook};
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::admit::Permit;
 use crate::metrics::{TopicIndex, Topics};
@@ -22,6 +27,8 @@ use crate::reply::Refusal;
 /// What a webhook's sender is to be told.
 pub type Answer = Result<(), Refusal>;
 
+/// How often deadlines are looked at: a webhook is answered about this late at most.
+const DEADLINE_TICK: Duration = Duration::from_millis(20);
 /// Emptied buffers that are kept: one is filled while another is sent.
 const SPARE_MAX: usize = 2;
 
@@ -29,14 +36,16 @@ const SPARE_MAX: usize = 2;
 pub struct Waiting {
     inner: Mutex<Inner>,
     arrived: Notify,
-    handed_back: Notify,
+    /// Batches that another shard stored, with what came of them.
+    handed_back: Mutex<Vec<(Batch, Answer)>>,
+    was_handed_back: Notify,
 }
 
 struct Inner {
     batches: VecDeque<Batch>,
+    /// Of what was taken and is not resolved.
+    away: Vec<Arc<Fate>>,
     spare: Vec<Records>,
-    /// Batches that another shard stored, with what came of them.
-    handed_back: Vec<(Batch, Answer)>,
     topics: Topics,
     is_closed: bool,
 }
@@ -80,12 +89,17 @@ impl Waiting {
     pub fn new(topics: Topics) -> Self {
         let inner = Inner {
             batches: VecDeque::new(),
+            away: Vec::new(),
             spare: Vec::new(),
-            handed_back: Vec::new(),
             topics,
             is_closed: false,
         };
-        Self { inner: Mutex::new(inner), arrived: Notify::new(), handed_back: Notify::new() }
+        Self {
+            inner: Mutex::new(inner),
+            arrived: Notify::new(),
+            handed_back: Mutex::default(),
+            was_handed_back: Notify::new(),
+        }
     }
 
     /// Waits until `webhook` is stored.
@@ -132,37 +146,38 @@ impl Waiting {
         self.lock().batches.iter().map(|batch| batch.records.bytes()).sum()
     }
 
-    /// The oldest batch if it has at most `bytes_max`, without what need not be sent any more.
-    pub fn take(&self, bytes_max: usize) -> Option<Batch> {
-        let mut inner = self.lock();
-        let now = Instant::now();
-        loop {
-            let first = inner.batches.front_mut()?;
-            let is_empty = !first.drop_expired(now);
-            if !is_empty && first.records.bytes() > bytes_max {
-                return None;
-            }
-            let first = inner.batches.pop_front();
-            if !is_empty {
-                return first;
-            }
-        }
+    /// The oldest batch, without what need not be sent any more.
+    pub fn take(&self) -> Option<Batch> {
+        self.lock().take(usize::MAX)
     }
 
-    /// Leaves a batch of this shard, which another one stored, to be resolved here: to wake a task
-    /// of another thread costs more than to wake one that wakes all of its own.
+    /// The same for another shard, if it has at most `bytes_max`. Does not wait for a shard that is
+    /// busy with a huge webhook.
+    pub fn try_take(&self, bytes_max: usize) -> Option<Batch> {
+        let inner = match self.inner.try_lock() {
+            Ok(inner) => inner,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        { inner }.take(bytes_max)
+    }
+
+    /// Leaves a batch that another shard took to be resolved here: one task is woken across threads
+    /// for it, not one for each webhook.
     pub fn hand_back(&self, batch: Batch, answer: Answer) {
-        self.lock().handed_back.push((batch, answer));
-        self.handed_back.notify_one();
+        self.handed_back.lock().unwrap_or_else(PoisonError::into_inner).push((batch, answer));
+        self.was_handed_back.notify_one();
     }
 
-    /// Resolves what is handed back, for as long as the shard lives.
-    pub async fn resolve_handed_back(&self) {
+    /// Keeps the deadlines and resolves what is handed back, for as long as the shard lives.
+    pub async fn keep(&self) {
+        let mut tick = interval(DEADLINE_TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            self.handed_back.notified().await;
-            let handed_back = std::mem::take(&mut self.lock().handed_back);
-            for (batch, answer) in handed_back {
-                self.resolve(batch, answer);
+            tokio::select! {
+                biased;
+                () = self.was_handed_back.notified() => self.resolve_handed_back(),
+                _ = tick.tick() => self.expire(),
             }
         }
     }
@@ -171,6 +186,7 @@ impl Waiting {
     pub fn resolve(&self, mut batch: Batch, answer: Answer) {
         let waiters = batch.fate.resolve(answer);
         let mut inner = self.lock();
+        inner.away.retain(|fate| !Arc::ptr_eq(fate, &batch.fate));
         if answer.is_ok() {
             let stored = waiters.iter().filter(|waiter| waiter.has_record);
             inner.topics.stored(stored.map(|waiter| waiter.topic));
@@ -182,9 +198,21 @@ impl Waiting {
         }
     }
 
-    /// Drops, unsent, what is past its deadline or has nobody waiting for it, and tells the former.
-    pub fn expire(&self) {
-        self.lock().expire();
+    fn resolve_handed_back(&self) {
+        let handed_back =
+            std::mem::take(&mut *self.handed_back.lock().unwrap_or_else(PoisonError::into_inner));
+        for (batch, answer) in handed_back {
+            self.resolve(batch, answer);
+        }
+    }
+
+    /// Tells those past their deadline that nothing is known of their webhook; drops those not sent
+    /// yet, and those for whom nobody waits any more.
+    fn expire(&self) {
+        let now = Instant::now();
+        let mut inner = self.lock();
+        inner.batches.retain_mut(|batch| batch.drop_expired(now));
+        inner.away.iter().for_each(|fate| fate.tell_expired(now));
     }
 
     fn add(
@@ -200,9 +228,9 @@ impl Waiting {
         let batch = inner.open_batch(webhook.get().body.len(), permit);
         batch.records.push(webhook.get());
         let fate = batch.fate.clone();
-        drop(inner);
         let waiter = Waiter { deadline, topic, waker: Some(waker), has_record: true };
         let index = fate.add(waiter);
+        drop(inner);
         if is_first {
             self.arrived.notify_one();
         }
@@ -231,9 +259,20 @@ impl Inner {
         }
     }
 
-    fn expire(&mut self) {
+    fn take(&mut self, bytes_max: usize) -> Option<Batch> {
         let now = Instant::now();
-        self.batches.retain_mut(|batch| batch.drop_expired(now));
+        loop {
+            let first = self.batches.front_mut()?;
+            let is_empty = !first.drop_expired(now);
+            if !is_empty && first.records.bytes() > bytes_max {
+                return None;
+            }
+            let first = self.batches.pop_front();
+            if !is_empty {
+                self.away.extend(first.as_ref().map(|first| first.fate.clone()));
+                return first;
+            }
+        }
     }
 }
 
@@ -243,14 +282,10 @@ impl Batch {
         &self.records
     }
 
-    /// Adds what another batch holds behind its own, to be sent with it.
+    /// Adds what another batch holds behind its own, to be sent with it. From here on its records
+    /// are more than its waiters.
     pub fn take_along(&mut self, other: &Self) {
         self.records.append(&other.records);
-    }
-
-    /// Tells those past their deadline that nothing is known of their webhook.
-    pub fn tell_expired(&self, now: Instant) {
-        self.fate.tell_expired(now);
     }
 
     /// Drops what need not be sent; `false` if nothing is left. Permits stay with the batch.
@@ -332,8 +367,9 @@ impl Drop for Place {
     }
 }
 
+/// How tests make webhooks wait.
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::pin::Pin;
     use std::time::Duration;
 
@@ -350,7 +386,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    type Pushed<'a> = Pin<Box<dyn Future<Output = Answer> + 'a>>;
+    /// Waits for its answer.
+    pub type Pushed<'a> = Pin<Box<dyn Future<Output = Answer> + 'a>>;
 
     fn waiting() -> (Waiting, Admission) {
         let metrics = Metrics::new(Source::new(&[], None).matches());
@@ -358,7 +395,7 @@ mod tests {
     }
 
     /// A webhook that waits from now on, for at most `time`.
-    fn push<'a>(
+    pub fn push<'a>(
         waiting: &'a Waiting,
         admission: &Admission,
         body: &[u8],
@@ -387,7 +424,7 @@ mod tests {
     async fn all_of_a_batch_hear_what_came_of_it() {
         let (waiting, admission) = waiting();
         let mut all: Vec<_> = (0..3).map(|_| push(&waiting, &admission, b"{}", SECOND)).collect();
-        let batch = waiting.take(usize::MAX).unwrap();
+        let batch = waiting.take().unwrap();
         assert_eq!(batch.records().count(), 3);
         let mut late = push(&waiting, &admission, b"{}", SECOND);
         waiting.resolve(batch, Err(Refusal::QueueFull));
@@ -395,7 +432,7 @@ mod tests {
             assert_eq!(poll(pushed), Poll::Ready(Err(Refusal::QueueFull)));
         }
         assert!(poll(&mut late).is_pending());
-        let batch = waiting.take(usize::MAX).unwrap();
+        let batch = waiting.take().unwrap();
         waiting.resolve(batch, Ok(()));
         assert_eq!(poll(&mut late), Poll::Ready(Ok(())));
         assert_eq!(admission.in_flight_bytes(), 0);
@@ -411,11 +448,11 @@ mod tests {
         assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
         // Into the batch that lost one.
         let mut last = push(&waiting, &admission, b"{}", 3 * SECOND);
-        let batch = waiting.take(usize::MAX).unwrap();
+        let batch = waiting.take().unwrap();
         assert_eq!(batch.records().count(), 2);
         // In flight, it is told too, and sent nevertheless.
         tokio::time::advance(2 * SECOND).await;
-        batch.tell_expired(Instant::now());
+        waiting.expire();
         assert_eq!(poll(&mut later), Poll::Ready(Err(Refusal::AckTimeout)));
         waiting.resolve(batch, Ok(()));
         assert_eq!(poll(&mut last), Poll::Ready(Ok(())));
@@ -425,7 +462,7 @@ mod tests {
     async fn what_nobody_waits_for_any_more_is_not_sent() {
         let (waiting, admission) = waiting();
         drop(push(&waiting, &admission, b"{}", SECOND));
-        assert!(waiting.take(usize::MAX).is_none());
+        assert!(waiting.take().is_none());
         assert_eq!(admission.in_flight_bytes(), 0);
     }
 
@@ -433,7 +470,7 @@ mod tests {
     async fn a_batch_that_is_lost_tells_that_nothing_is_known() {
         let (waiting, admission) = waiting();
         let mut pushed = push(&waiting, &admission, b"{}", SECOND);
-        drop(waiting.take(usize::MAX));
+        drop(waiting.take());
         assert_eq!(poll(&mut pushed), Poll::Ready(Err(Refusal::AckTimeout)));
     }
 
@@ -445,9 +482,8 @@ mod tests {
             .iter()
             .map(|size| push(&waiting, &admission, &vec![b' '; *size], SECOND))
             .collect();
-        let counts: Vec<_> = std::iter::from_fn(|| waiting.take(usize::MAX))
-            .map(|batch| batch.records().count())
-            .collect();
+        let counts: Vec<_> =
+            std::iter::from_fn(|| waiting.take()).map(|batch| batch.records().count()).collect();
         assert_eq!(counts, [2, 1, 2]);
         drop(all);
     }
@@ -458,8 +494,27 @@ mod tests {
         let pushed = push(&waiting, &admission, b"{}", SECOND);
         waiting.close();
         assert!(waiting.arrived().await);
-        waiting.take(usize::MAX);
+        waiting.take();
         assert!(!waiting.arrived().await);
         drop(pushed);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_shard_may_store_a_batch_while_its_deadlines_are_kept() {
+        let (waiting, admission) = waiting();
+        let waiting = Arc::new(waiting);
+        let keeper = waiting.clone();
+        tokio::spawn(async move { keeper.keep().await });
+        let mut soon = push(&waiting, &admission, b"{}", SECOND);
+        let mut later = push(&waiting, &admission, b"{}", 3 * SECOND);
+        assert!(waiting.try_take(1).is_none());
+        let batch = waiting.try_take(usize::MAX).unwrap();
+        tokio::time::sleep(SECOND + 2 * DEADLINE_TICK).await;
+        assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
+        waiting.hand_back(batch, Ok(()));
+        tokio::task::yield_now().await;
+        assert_eq!(poll(&mut later), Poll::Ready(Ok(())));
+        assert_eq!(admission.in_flight_bytes(), 0);
+        assert!(waiting.lock().away.is_empty());
     }
 }
