@@ -23,6 +23,7 @@ pub mod waiting;
 
 use std::sync::Arc;
 
+use rustix::thread::{CpuSet, sched_getaffinity};
 use spillway_service::error::chain;
 use spillway_service::listen::Listener;
 use spillway_service::start::Unavailable;
@@ -32,7 +33,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admit::Admission;
 use crate::closing::Closing;
-use crate::enqueue::Commits;
 use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
 use crate::serve::Acceptor;
@@ -94,22 +94,19 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     Ok(accepted?)
 }
 
-/// Shards that store their webhooks together: as many as one of them can pack for.
-const SHARDS_TOGETHER_MAX: usize = 4;
-
 /// A shard for each core.
 fn start_shards(shared: Shared) -> std::io::Result<Vec<Shard>> {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let groups = cores.div_ceil(SHARDS_TOGETHER_MAX);
-    let mut shards = Vec::with_capacity(cores);
-    for group in 0..groups {
-        let together = cores / groups + usize::from(group < cores % groups);
-        let commits = Commits::new(together, &shared.state, &shared.metrics);
-        for shard in 0..together {
-            shards.push(Shard::start(shared.clone(), commits.clone(), shard)?);
-        }
-    }
-    Ok(shards)
+    let shards = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores = cores_for(shards);
+    (0..shards).map(|shard| Shard::start(shared.clone(), cores.get(shard).copied())).collect()
+}
+
+/// A core for each shard, or none at all: where a quota grants less than the cores we may run on,
+/// others run there too, and a shard that is bound to one would wait while the next is idle.
+fn cores_for(shards: usize) -> Vec<usize> {
+    let Ok(ours) = sched_getaffinity(None) else { return Vec::new() };
+    let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|core| ours.is_set(*core)).collect();
+    if cores.len() == shards { cores } else { Vec::new() }
 }
 
 fn watched_admission(settings: &Settings, metrics: &Metrics) -> Admission {

@@ -49,8 +49,6 @@ pub struct QueueState {
 #[derive(Debug)]
 struct Shared {
     health: AtomicU8,
-    /// Redis syncs before it answers.
-    is_synced: AtomicBool,
     /// Grows with each connection of the watch: an older one of the appender is worth nothing.
     generation: AtomicU64,
     look_now: Notify,
@@ -76,7 +74,6 @@ impl QueueState {
     pub fn new() -> Self {
         let shared = Shared {
             health: AtomicU8::new(Health::Unavailable as u8),
-            is_synced: AtomicBool::new(true),
             generation: AtomicU64::new(0),
             look_now: Notify::new(),
         };
@@ -91,9 +88,9 @@ impl QueueState {
         state
     }
 
-    /// The same queue as another group of shards sees it, whose appends do not stall with this one's.
+    /// The same queue as another shard sees it, whose appends do not stall with this one's.
     #[must_use]
-    pub fn for_group(&self) -> Self {
+    pub fn for_shard(&self) -> Self {
         Self { shared: self.shared.clone(), is_stalled: Arc::default() }
     }
 
@@ -123,11 +120,6 @@ impl QueueState {
     /// An append has been without an answer for so long that no other is worth waiting for.
     pub fn set_stalled(&self, is_stalled: bool) {
         self.is_stalled.store(is_stalled, Ordering::Relaxed);
-    }
-
-    /// Whether Redis syncs before it answers, as far as is known.
-    pub fn is_synced(&self) -> bool {
-        self.shared.is_synced.load(Ordering::Relaxed)
     }
 
     /// A number that grows when Redis had to be connected to again.
@@ -222,9 +214,7 @@ impl Watch {
     ) -> bool {
         self.gauges.bytes.set(facts.used_bytes.cast_signed());
         self.gauges.limit_bytes.set(facts.limit_bytes.cast_signed());
-        let durability = health::durability(facts);
-        self.gauges.durability.set(durability as i64);
-        self.state.shared.is_synced.store(durability == Durability::Always, Ordering::Relaxed);
+        self.gauges.durability.set(health::durability(facts) as i64);
         match verdict {
             Verdict::Usable { durability, warnings, rewrite } => {
                 self.usable(durability, &warnings);

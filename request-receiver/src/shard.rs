@@ -2,11 +2,12 @@
 //! connection to the queue.
 //!
 //! Nobody is woken across threads for a webhook: that wake-up cost more than all other work on it
-//! but the hash and the compression. Shards meet for whole packs only (see [`crate::enqueue`]).
+//! but the hash and the compression.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use rustix::thread::{CpuSet, sched_setaffinity};
 use tokio::sync::mpsc::error::{SendError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
@@ -16,12 +17,13 @@ use tokio_util::sync::CancellationToken;
 use crate::admit::Admission;
 use crate::closing::Closing;
 use crate::connection::{self, Phase, Serving};
-use crate::enqueue::{Batcher, Commits};
+use crate::enqueue::Batcher;
 use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
 use crate::receive::Receiver;
 use crate::settings::Settings;
 use crate::stream::Accepted;
+use crate::waiting::Waiting;
 
 /// Connections on their way to a shard: they are taken at once unless it is busy with a huge body.
 const INCOMING_MAX: usize = 128;
@@ -65,16 +67,17 @@ pub struct Shared {
 struct Connections(Mutex<Vec<Weak<Phase>>>);
 
 impl Shard {
-    /// Starts a shard on a thread of its own.
+    /// Starts a shard on a thread of its own, bound to `core` if there is one for it.
     ///
     /// # Errors
     /// When no runtime can be made.
-    pub fn start(shared: Shared, commits: Arc<Commits>, shard: usize) -> std::io::Result<Self> {
+    pub fn start(shared: Shared, core: Option<usize>) -> std::io::Result<Self> {
         let (sender, incoming) = mpsc::channel(INCOMING_MAX);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = tokio::task::spawn_blocking(move || {
             let _ended = shared.ended.clone().drop_guard();
-            runtime.block_on(run(shared, commits, shard, incoming));
+            core.inspect(|core| stay_on(*core));
+            runtime.block_on(run(shared, incoming));
             // A name that is still being resolved must not hold up the end.
             runtime.shutdown_background();
         });
@@ -109,20 +112,24 @@ impl Shard {
     }
 }
 
-async fn run(
-    shared: Shared,
-    commits: Arc<Commits>,
-    shard: usize,
-    mut incoming: mpsc::Receiver<Incoming>,
-) {
+/// Left to itself, Linux runs shards that wake each other's senders on one core while another is idle.
+fn stay_on(core: usize) {
+    let mut only = CpuSet::new();
+    only.set(core);
+    if let Err(error) = sched_setaffinity(None, &only) {
+        tracing::debug!(%error, core, "a shard is not bound to its core");
+    }
+}
+
+async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
     let closing = shared.closing.clone();
-    let waiting = commits.waiting_at(shard);
-    let state = commits.state().clone();
-    let batcher = Batcher::new(commits, shard, &shared.settings, &shared.metrics);
+    let waiting = Arc::new(Waiting::new(shared.metrics.topics()));
+    let state = shared.state.for_shard();
+    let batcher = Batcher::new(waiting.clone(), &shared.settings, state.clone(), &shared.metrics);
     let mut batcher = tokio::spawn(batcher.run());
     let mut keeper = tokio::spawn({
         let waiting = waiting.clone();
-        async move { waiting.keep().await }
+        async move { waiting.keep_deadlines().await }
     });
     let serving = Arc::new(Serving {
         closing: closing.clone(),

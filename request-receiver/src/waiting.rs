@@ -2,16 +2,12 @@
 //!
 //! A webhook is written into its batch once; its headers and body are let go of then, so that the
 //! connection's read buffer can be used again. Invariants: a batch that is dropped tells its waiters
-//! "not known to be stored", never silence; only a [`Verified`] webhook gets in; every record of a
-//! batch has its waiter before another thread sees either. Bounded by the permits that the batches
-//! hold.
-//!
-//! All is done on the shard's own thread but [`Waiting::try_take`] and [`Waiting::hand_back`], which
-//! are for a shard that stores this one's batch with its own.
+//! "not known to be stored", never silence; only a [`Verified`] webhook gets in. Bounded by the
+//! permits that the batches hold.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -36,9 +32,6 @@ const SPARE_MAX: usize = 2;
 pub struct Waiting {
     inner: Mutex<Inner>,
     arrived: Notify,
-    /// Batches that another shard stored, with what came of them.
-    handed_back: Mutex<Vec<(Batch, Answer)>>,
-    was_handed_back: Notify,
 }
 
 struct Inner {
@@ -94,12 +87,7 @@ impl Waiting {
             topics,
             is_closed: false,
         };
-        Self {
-            inner: Mutex::new(inner),
-            arrived: Notify::new(),
-            handed_back: Mutex::default(),
-            was_handed_back: Notify::new(),
-        }
+        Self { inner: Mutex::new(inner), arrived: Notify::new() }
     }
 
     /// Waits until `webhook` is stored.
@@ -148,37 +136,24 @@ impl Waiting {
 
     /// The oldest batch, without what need not be sent any more.
     pub fn take(&self) -> Option<Batch> {
-        self.lock().take(usize::MAX)
+        let mut inner = self.lock();
+        let now = Instant::now();
+        loop {
+            let mut first = inner.batches.pop_front()?;
+            if first.drop_expired(now) {
+                inner.away.push(first.fate.clone());
+                return Some(first);
+            }
+        }
     }
 
-    /// The same for another shard, if it has at most `bytes_max`. Does not wait for a shard that is
-    /// busy with a huge webhook.
-    pub fn try_take(&self, bytes_max: usize) -> Option<Batch> {
-        let inner = match self.inner.try_lock() {
-            Ok(inner) => inner,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        { inner }.take(bytes_max)
-    }
-
-    /// Leaves a batch that another shard took to be resolved here: one task is woken across threads
-    /// for it, not one for each webhook.
-    pub fn hand_back(&self, batch: Batch, answer: Answer) {
-        self.handed_back.lock().unwrap_or_else(PoisonError::into_inner).push((batch, answer));
-        self.was_handed_back.notify_one();
-    }
-
-    /// Keeps the deadlines and resolves what is handed back, for as long as the shard lives.
-    pub async fn keep(&self) {
+    /// Keeps the deadlines, for as long as the shard lives.
+    pub async fn keep_deadlines(&self) {
         let mut tick = interval(DEADLINE_TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            tokio::select! {
-                biased;
-                () = self.was_handed_back.notified() => self.resolve_handed_back(),
-                _ = tick.tick() => self.expire(),
-            }
+            tick.tick().await;
+            self.expire();
         }
     }
 
@@ -195,14 +170,6 @@ impl Waiting {
             let mut records = std::mem::take(&mut batch.records);
             records.clear();
             inner.spare.push(records);
-        }
-    }
-
-    fn resolve_handed_back(&self) {
-        let handed_back =
-            std::mem::take(&mut *self.handed_back.lock().unwrap_or_else(PoisonError::into_inner));
-        for (batch, answer) in handed_back {
-            self.resolve(batch, answer);
         }
     }
 
@@ -258,34 +225,12 @@ impl Inner {
             self.batches.push_back_mut(Batch { records, fate: Arc::default(), permit })
         }
     }
-
-    fn take(&mut self, bytes_max: usize) -> Option<Batch> {
-        let now = Instant::now();
-        loop {
-            let first = self.batches.front_mut()?;
-            let is_empty = !first.drop_expired(now);
-            if !is_empty && first.records.bytes() > bytes_max {
-                return None;
-            }
-            let first = self.batches.pop_front();
-            if !is_empty {
-                self.away.extend(first.as_ref().map(|first| first.fate.clone()));
-                return first;
-            }
-        }
-    }
 }
 
 impl Batch {
     /// What it holds.
     pub fn records(&self) -> &Records {
         &self.records
-    }
-
-    /// Adds what another batch holds behind its own, to be sent with it. From here on its records
-    /// are more than its waiters.
-    pub fn take_along(&mut self, other: &Self) {
-        self.records.append(&other.records);
     }
 
     /// Drops what need not be sent; `false` if nothing is left. Permits stay with the batch.
@@ -367,9 +312,8 @@ impl Drop for Place {
     }
 }
 
-/// How tests make webhooks wait.
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use std::pin::Pin;
     use std::time::Duration;
 
@@ -386,8 +330,7 @@ pub mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Waits for its answer.
-    pub type Pushed<'a> = Pin<Box<dyn Future<Output = Answer> + 'a>>;
+    type Pushed<'a> = Pin<Box<dyn Future<Output = Answer> + 'a>>;
 
     fn waiting() -> (Waiting, Admission) {
         let metrics = Metrics::new(Source::new(&[], None).matches());
@@ -395,7 +338,7 @@ pub mod tests {
     }
 
     /// A webhook that waits from now on, for at most `time`.
-    pub fn push<'a>(
+    fn push<'a>(
         waiting: &'a Waiting,
         admission: &Admission,
         body: &[u8],
@@ -500,19 +443,17 @@ pub mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn another_shard_may_store_a_batch_while_its_deadlines_are_kept() {
+    async fn deadlines_are_kept_while_a_batch_is_on_its_way() {
         let (waiting, admission) = waiting();
         let waiting = Arc::new(waiting);
         let keeper = waiting.clone();
-        tokio::spawn(async move { keeper.keep().await });
+        tokio::spawn(async move { keeper.keep_deadlines().await });
         let mut soon = push(&waiting, &admission, b"{}", SECOND);
         let mut later = push(&waiting, &admission, b"{}", 3 * SECOND);
-        assert!(waiting.try_take(1).is_none());
-        let batch = waiting.try_take(usize::MAX).unwrap();
+        let batch = waiting.take().unwrap();
         tokio::time::sleep(SECOND + 2 * DEADLINE_TICK).await;
         assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
-        waiting.hand_back(batch, Ok(()));
-        tokio::task::yield_now().await;
+        waiting.resolve(batch, Ok(()));
         assert_eq!(poll(&mut later), Poll::Ready(Ok(())));
         assert_eq!(admission.in_flight_bytes(), 0);
         assert!(waiting.lock().away.is_empty());

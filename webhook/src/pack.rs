@@ -113,14 +113,6 @@ impl Records {
         self.ends.push(self.raw.len());
     }
 
-    /// Adds `others` behind its own.
-    pub fn append(&mut self, others: &Self) {
-        let before = self.raw.len();
-        self.make_room(others.raw.len());
-        self.raw.extend_from_slice(&others.raw);
-        self.ends.extend(others.ends.iter().map(|end| before + end));
-    }
-
     /// Keeps the records whose index `keep` says yes to, in their order.
     pub fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
         let (mut start, mut kept_bytes, mut kept) = (0, 0, 0);
@@ -465,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_joined_and_left_out_without_a_change_to_the_others() {
+    fn records_are_left_out_without_a_change_to_the_others() {
         let records_of = |bodies: &[&'static str]| {
             let mut records = Records::default();
             for body in bodies {
@@ -476,8 +468,7 @@ mod tests {
         let mut packer = Packer::new();
         // A packer's second pack holds nothing of its first.
         packer.pack(&records_of(&["{a longer one than any of the others"]));
-        let mut records = records_of(&["{1", "{22"]);
-        records.append(&records_of(&["{333", "{4444"]));
+        let mut records = records_of(&["{1", "{22", "{333", "{4444"]);
         records.retain(|index| index != 1 && index != 3);
         let pack = Pack::decode(packer.pack(&records)).unwrap();
         let bodies: Vec<_> = (0..pack.count()).map(|index| pack.record(index).body).collect();
