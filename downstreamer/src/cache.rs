@@ -25,6 +25,16 @@ impl Cache {
         Self { packs: HashMap::new(), oldest_first: VecDeque::new(), bytes: 0, bytes_max }
     }
 
+    /// How many packs are here.
+    pub fn packs(&self) -> usize {
+        self.packs.len()
+    }
+
+    /// Whether the pack is here.
+    pub fn holds(&self, key: PackKey) -> bool {
+        self.packs.contains_key(&key)
+    }
+
     /// The pack, if it is here.
     pub fn get(&self, key: PackKey) -> Option<Arc<Pack>> {
         self.packs.get(&key).cloned()

@@ -17,14 +17,18 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::{ClientConfig, RootCertStore};
 use spillway_webhook::WebhookId;
+use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::{Pack, Record};
 use tokio::time::Instant;
 
 use crate::index::{Place, ResourceKey};
-use crate::judge::Outcome;
+use crate::judge::{Outcome, Scope};
+use crate::schedule::ShopKey;
 use crate::settings::{Backend, Settings};
 
+/// What an answer of 429 or 503 may say how much is to be left alone by.
+const PAUSE: HeaderName = HeaderName::from_static("spillway-pause");
 /// What is kept of an answer, for a dead letter.
 const ANSWER_KEPT_BYTES: usize = 1024;
 /// What is read of an answer; a connection with more on it is not used again.
@@ -44,20 +48,34 @@ pub struct Sender {
 pub struct Job {
     /// What it stays in order with.
     pub resource: ResourceKey,
+    /// The resource's head, which speaks for it.
+    pub head: Place,
     /// Where it lies.
     pub place: Place,
-    /// Its pack, and its place in it.
+    /// Its pack.
     pub pack: Arc<Pack>,
     /// Its place in the pack.
     pub record_index: u32,
+    /// What lies there.
+    pub record: Record,
+    /// What tells its duplicates.
+    pub fingerprint: Option<Fingerprint>,
+    /// How many older events it stands for.
+    pub older: u32,
+    /// The shop whose turn it takes.
+    pub shop: ShopKey,
     /// Which webhook it is.
     pub webhook: WebhookId,
     /// 1 for the first.
     pub attempt: u32,
     /// Whether an operator replayed it.
     pub replayed: bool,
-    /// The retry clock when this attempt began.
+    /// When this attempt began, since the drain did.
+    pub began: Duration,
+    /// The retry clock then.
     pub began_active: Duration,
+    /// Deliveries under way then, with this one.
+    pub in_flight: usize,
 }
 
 /// A delivery that ended.
@@ -96,7 +114,7 @@ impl Sender {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_CONNECTION)
-            .pool_max_idle_per_host(settings.concurrency_max)
+            .pool_max_idle_per_host(settings.bounds.concurrency_max)
             // A pooled connection that was closed before a byte was sent: sending again repeats
             // nothing.
             .retry_canceled_requests(true)
@@ -108,7 +126,9 @@ impl Sender {
     pub async fn deliver(&self, job: Job) -> Delivery {
         let began = Instant::now();
         let (outcome, answer) = match self.request(&job) {
-            Ok(None) => (Outcome::Answered { status: 204, retry_after: None }, Vec::new()),
+            Ok(None) => {
+                (Outcome::Answered { status: 204, retry_after: None, pauses: None }, Vec::new())
+            }
             Err(Unsendable) => (Outcome::Unsendable, Vec::new()),
             Ok(Some(request)) => tokio::time::timeout(self.timeout, self.send(request))
                 .await
@@ -128,10 +148,11 @@ impl Sender {
             }
         };
         let status = response.status().as_u16();
-        let retry_after = response.headers().get(RETRY_AFTER);
-        let retry_after = retry_after.and_then(|value| value.to_str().ok()).map(ToOwned::to_owned);
+        let text = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let retry_after = text(RETRY_AFTER).map(ToOwned::to_owned);
+        let pauses = text(PAUSE).and_then(Scope::parse);
         match read_answer(response.into_body()).await {
-            Ok(answer) => (Outcome::Answered { status, retry_after }, answer),
+            Ok(answer) => (Outcome::Answered { status, retry_after, pauses }, answer),
             // Half an answer may be of half a piece of work.
             Err(error) => {
                 tracing::debug!(%error, "the answer broke off");
@@ -145,7 +166,7 @@ impl Sender {
         let Backend::Http { scheme, authority, path, host, .. } = &self.backend else {
             return Ok(None);
         };
-        let record = job.pack.record(job.record_index);
+        let record = &job.record;
         let mut target = Vec::with_capacity(path.len() + record.target.len());
         target.extend_from_slice(path.as_bytes());
         target.extend_from_slice(&record.target);
@@ -159,7 +180,7 @@ impl Sender {
         let mut request = Request::new(Full::new(record.body.clone()));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = uri;
-        *request.headers_mut() = headers(&record, job, host);
+        *request.headers_mut() = headers(record, job, host);
         Ok(Some(request))
     }
 }
@@ -182,7 +203,7 @@ fn tls(backend: &Backend) -> anyhow::Result<ClientConfig> {
 
 /// The headers as received, but `Host`, and ours.
 fn headers(record: &Record, job: &Job, host: &str) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(record.headers.len() + 4);
+    let mut headers = HeaderMap::with_capacity(record.headers.len() + 6);
     let own = |text: String| HeaderValue::try_from(text).expect("BUG: our values are plain text");
     headers.insert(HOST, own(host.to_owned()));
     for (name, value) in &record.headers {
@@ -199,6 +220,9 @@ fn headers(record: &Record, job: &Job, host: &str) -> HeaderMap {
     headers.insert("spillway-id", own(job.webhook.to_string()));
     headers.insert("spillway-attempt", own(job.attempt.to_string()));
     headers.insert("spillway-received-at", own(rfc3339(record.received_at_ms)));
+    if job.older > 0 {
+        headers.insert("spillway-coalesced", own(job.older.to_string()));
+    }
     if job.replayed {
         headers.insert("spillway-replayed", HeaderValue::from_static("true"));
     }

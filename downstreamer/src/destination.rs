@@ -1,12 +1,15 @@
-//! The backend as a whole: is it down, is it to be left alone, how much may be under way.
+//! The backend as a whole: is it down, does it refuse everything, may anything go out.
 //!
 //! It counts as down when nothing succeeds any more and several resources fail, or it can't be
-//! connected to: ten that had not failed before, in a row, or whatever fails for half a minute. One resource that fails for ever
-//! must not stop the others, nor may a dead backend be hammered for each of three million. While it
-//! is down the retry clock stands still, and one attempt at a time probes. Pure: time is an
-//! argument.
+//! connected to: ten that had not failed before, in a row, or whatever fails for half a minute. One
+//! resource that fails for ever must not stop the others, nor may a dead backend be hammered for each
+//! of three million. What is refused is for the [`Brake`]. While it is down or braked the retry clock
+//! stands still, and one attempt at a time probes. How much a healthy one can bear is for the
+//! limiter. Pure: time is an argument.
 
 use std::time::Duration;
+
+use crate::brake::Brake;
 
 /// First failures of a webhook, in a row, that make it down. A webhook that is known to fail says
 /// nothing about the others when it fails again.
@@ -17,73 +20,93 @@ const SILENCE_DOWN: Duration = Duration::from_secs(30);
 const RESOURCES_DOWN: usize = 3;
 /// Between two probes of a backend that is down.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// Between two probes of a backend that refuses: each may be a webhook that is lost on it.
+const PROBE_BRAKED_EVERY: Duration = Duration::from_secs(10);
 
 /// What is known of the backend. Times are durations since an arbitrary start.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Destination {
-    concurrency_max: usize,
+    brake: Brake,
     first_failures: usize,
     /// Some of those that failed since the last success.
     failing: Vec<u64>,
     is_unconnected: bool,
     succeeded_at: Duration,
-    paused_until: Duration,
+    probe_at: Duration,
     /// Time that counted towards retries, up to `since`.
     active: Duration,
     since: Duration,
     is_down: bool,
 }
 
+/// What may be under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Allowed {
+    /// Nothing new.
+    Nothing,
+    /// One delivery, if nothing else is under way.
+    Probe,
+    /// What the limiter says.
+    All,
+}
+
 impl Destination {
-    /// Allows up to `concurrency_max` deliveries at once.
-    pub fn new(concurrency_max: usize) -> Self {
-        Self {
-            concurrency_max,
-            first_failures: 0,
-            failing: Vec::new(),
-            is_unconnected: false,
-            succeeded_at: Duration::ZERO,
-            paused_until: Duration::ZERO,
-            active: Duration::ZERO,
-            since: Duration::ZERO,
-            is_down: false,
+    /// What may go out at `now`.
+    pub fn allows(&self, now: Duration) -> Allowed {
+        match (self.is_stopped(), now < self.probe_at) {
+            (false, _) => Allowed::All,
+            (true, true) => Allowed::Nothing,
+            (true, false) => Allowed::Probe,
         }
     }
 
-    /// How many deliveries may be under way at `now`.
-    pub fn concurrency(&self, now: Duration) -> usize {
-        match (now < self.paused_until, self.is_down) {
-            (true, _) => 0,
-            (false, true) => 1,
-            (false, false) => self.concurrency_max,
-        }
+    /// When the next probe may go out, if it must be waited for.
+    pub fn probes_at(&self, now: Duration) -> Option<Duration> {
+        (self.allows(now) == Allowed::Nothing).then_some(self.probe_at)
     }
 
-    /// When a pause ends that holds at `now`.
-    pub fn pause_ends(&self, now: Duration) -> Option<Duration> {
-        (now < self.paused_until).then_some(self.paused_until)
+    /// Whether it is down, or refuses everything.
+    pub fn is_stopped(&self) -> bool {
+        self.is_down || self.brake.is_on()
     }
 
-    /// Whether it counts as down.
-    pub fn is_down(&self) -> bool {
-        self.is_down
+    /// Whether it refuses everything: then nothing is given up.
+    pub fn is_braked(&self) -> bool {
+        self.brake.is_on()
     }
 
-    /// Time that counts towards retries: all of it but what the backend was down for.
+    /// Time that counts towards retries: all of it but what the backend was stopped for.
     pub fn active(&self, now: Duration) -> Duration {
-        if self.is_down { self.active } else { self.active + now.saturating_sub(self.since) }
+        if self.is_stopped() { self.active } else { self.active + now.saturating_sub(self.since) }
     }
 
-    /// A delivery succeeded.
-    pub fn succeeded(&mut self, now: Duration) {
-        self.failing.clear();
-        self.first_failures = 0;
-        self.is_unconnected = false;
-        self.succeeded_at = now;
-        if self.is_down {
+    /// A delivery for `shop` succeeded.
+    pub fn succeeded(&mut self, shop: u64, now: Duration) {
+        let was_stopped = self.is_stopped();
+        self.brake.taken(shop, now);
+        self.answered(now);
+        if was_stopped {
             self.is_down = false;
             self.since = now;
         }
+    }
+
+    /// A delivery for `shop` was refused, now or for good; says whether that engages the brake.
+    pub fn refused(&mut self, shop: u64, now: Duration) -> bool {
+        let active = self.active(now);
+        // It is there, and does its work: it took a look and said no.
+        self.answered(now);
+        if std::mem::take(&mut self.is_down) && !self.brake.is_on() {
+            self.since = now;
+        }
+        let has_engaged = self.brake.refused(shop, now);
+        if has_engaged {
+            self.active = active;
+        }
+        if self.brake.is_on() {
+            self.probe_at = now + PROBE_BRAKED_EVERY;
+        }
+        has_engaged
     }
 
     /// No connection could be made: that is never one resource's fault.
@@ -91,7 +114,7 @@ impl Destination {
         self.is_unconnected = true;
     }
 
-    /// A delivery for `resource` failed, or was refused; `is_first`: the first of its webhook.
+    /// A delivery for `resource` failed; `is_first`: the first of its webhook.
     pub fn failed(&mut self, resource: u64, is_first: bool, now: Duration) {
         self.first_failures += usize::from(is_first);
         if self.failing.len() < RESOURCES_DOWN && !self.failing.contains(&resource) {
@@ -104,14 +127,17 @@ impl Destination {
             self.active = self.active(now);
             self.is_down = true;
         }
-        if self.is_down {
-            self.pause(PROBE_EVERY, now);
+        if self.is_stopped() {
+            let pause = if self.is_braked() { PROBE_BRAKED_EVERY } else { PROBE_EVERY };
+            self.probe_at = self.probe_at.max(now + pause);
         }
     }
 
-    /// The backend asked to be left alone.
-    pub fn pause(&mut self, pause: Duration, now: Duration) {
-        self.paused_until = self.paused_until.max(now + pause);
+    fn answered(&mut self, now: Duration) {
+        self.failing.clear();
+        self.first_failures = 0;
+        self.is_unconnected = false;
+        self.succeeded_at = now;
     }
 }
 
@@ -123,66 +149,73 @@ mod tests {
 
     #[test]
     fn one_poison_resource_does_not_make_it_down() {
-        let mut backend = Destination::new(8);
+        let mut backend = Destination::default();
         (0..100).for_each(|_| backend.failed(1, true, SECOND));
-        assert_eq!(backend.concurrency(SECOND), 8);
+        assert_eq!(backend.allows(SECOND), Allowed::All);
         assert_eq!(backend.active(5 * SECOND), 5 * SECOND);
     }
 
     #[test]
     fn while_it_is_down_it_is_probed_and_the_retry_clock_stands_still() {
-        let mut backend = Destination::new(8);
+        let mut backend = Destination::default();
         (0..10).for_each(|resource| backend.failed(resource, true, 2 * SECOND));
-        assert!(backend.is_down());
-        assert_eq!(backend.concurrency(2 * SECOND), 0);
-        assert_eq!(backend.concurrency(3 * SECOND), 1);
+        assert!(backend.is_stopped());
+        assert_eq!(backend.allows(2 * SECOND), Allowed::Nothing);
+        assert_eq!(backend.probes_at(2 * SECOND), Some(3 * SECOND));
+        assert_eq!(backend.allows(3 * SECOND), Allowed::Probe);
         assert_eq!(backend.active(100 * SECOND), 2 * SECOND);
-        backend.succeeded(100 * SECOND);
-        assert_eq!(backend.concurrency(100 * SECOND), 8);
+        backend.succeeded(1, 100 * SECOND);
+        assert_eq!(backend.allows(100 * SECOND), Allowed::All);
         assert_eq!(backend.active(103 * SECOND), 5 * SECOND);
     }
 
     #[test]
     fn a_success_in_between_keeps_it_up() {
-        let mut backend = Destination::new(8);
+        let mut backend = Destination::default();
         for resource in 0..100 {
             backend.failed(resource, true, SECOND);
             if resource % 9 == 8 {
-                backend.succeeded(SECOND);
+                backend.succeeded(1, SECOND);
             }
         }
-        assert!(!backend.is_down());
+        assert!(!backend.is_stopped());
     }
 
     #[test]
     fn what_is_known_to_fail_makes_it_down_only_after_a_silence() {
-        let mut backend = Destination::new(8);
-        backend.succeeded(SECOND);
+        let mut backend = Destination::default();
+        backend.succeeded(1, SECOND);
         (0..100).for_each(|resource| backend.failed(resource, false, 2 * SECOND));
-        assert!(!backend.is_down());
+        assert!(!backend.is_stopped());
         backend.failed(1, false, 31 * SECOND);
-        assert!(backend.is_down());
+        assert!(backend.is_stopped());
     }
 
     #[test]
     fn a_backend_that_cannot_be_connected_to_is_down_however_little_waits() {
-        let mut backend = Destination::new(8);
+        let mut backend = Destination::default();
         for _ in 0..3 {
             backend.unconnected();
             backend.failed(1, false, 29 * SECOND);
         }
-        assert!(!backend.is_down());
+        assert!(!backend.is_stopped());
         backend.failed(1, false, 30 * SECOND);
-        assert!(backend.is_down());
+        assert!(backend.is_stopped());
     }
 
     #[test]
-    fn a_pause_lets_nothing_out() {
-        let mut backend = Destination::new(8);
-        backend.pause(5 * SECOND, SECOND);
-        backend.pause(SECOND, SECOND);
-        assert_eq!(backend.concurrency(5 * SECOND), 0);
-        assert_eq!(backend.pause_ends(5 * SECOND), Some(6 * SECOND));
-        assert_eq!(backend.concurrency(6 * SECOND), 8);
+    fn a_backend_that_refuses_everything_is_probed_seldom() {
+        let mut backend = Destination::default();
+        let engaged = (0..100).filter(|shop| backend.refused(shop % 9, 2 * SECOND)).count();
+        assert!(engaged == 1 && backend.is_braked());
+        assert_eq!(backend.probes_at(3 * SECOND), Some(12 * SECOND));
+        assert_eq!(backend.allows(12 * SECOND), Allowed::Probe);
+        backend.refused(1, 13 * SECOND);
+        backend.failed(1, true, 14 * SECOND);
+        assert_eq!(backend.probes_at(15 * SECOND), Some(24 * SECOND));
+        assert_eq!(backend.active(600 * SECOND), 2 * SECOND);
+        backend.succeeded(1, 600 * SECOND);
+        assert_eq!(backend.allows(600 * SECOND), Allowed::All);
+        assert_eq!(backend.active(601 * SECOND), 3 * SECOND);
     }
 }

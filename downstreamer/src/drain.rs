@@ -1,26 +1,25 @@
 //! The drain: one task that holds all state and decides everything; reading, delivering and
 //! settling happen in tasks around it.
 //!
-//! The path of a webhook: arrived → `dispatch` → delivered → `judge` → finished →
-//! `settle` → settled, and only then is its resource free for the next. Invariants: one
+//! The path of a webhook: arrived → [`turns`] (whose turn is it?) → delivered → [`judging`] →
+//! finished → [`settling`] → settled, and only then is its resource free for the next. Invariants: one
 //! delivery at a time per resource; nothing new is started without a lease; one settlement at a
-//! time. Bounded: the index by its room, deliveries by the destination's concurrency, the cache in
-//! bytes.
+//! time. Bounded: the index by its room, deliveries by the limiter, the cache in bytes.
 
 mod judging;
 mod park;
 mod settling;
+mod turns;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_queue::owner::boottime;
 use spillway_queue::read::Progress;
 use spillway_queue::settle::{Dead, Settlement};
 use spillway_queue::{QueueError, Redis};
-use spillway_webhook::pack::Pack;
+use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::{StreamId, WebhookId};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -28,26 +27,24 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
-use crate::deliver::{Delivery, Job, Sender};
-use crate::destination::Destination;
+use crate::deliver::{Delivery, Sender};
+use crate::destination::{Allowed, Destination};
 use crate::fetch::{Fetched, Fetcher};
-use crate::index::{Index, OpenPack, PackKey, Place, ResourceKey, State};
+use crate::index::{Index, OpenPack, PackKey, Place, ResourceKey, State, Waiting};
 use crate::intake::{Arrived, Intake};
+use crate::limit::Limiter;
 use crate::metrics::Metrics;
 use crate::ownership::Tenure;
+use crate::schedule::{Schedule, Turn};
+use crate::seen::Seen;
 use crate::settings::Settings;
 use crate::settle::{self, Settled};
+use crate::sort::Sorted;
 
 /// Decoded packs at hand.
 const CACHE_BYTES: usize = 32 << 20;
 /// At most this long between two looks at timers, lease and parking.
 const TICK: Duration = Duration::from_millis(200);
-
-/// How many ready resources are looked at for one that has not failed yet.
-const PROBE_PICKS: usize = 8;
-
-/// Deliveries that may wait for their settlement, beside those under way: what a crash can repeat.
-const UNSETTLED_MAX: usize = 256;
 
 /// Why the drain ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,15 +82,19 @@ pub struct Drain {
     started: Instant,
     index: Index,
     cache: Cache,
+    schedule: Schedule,
+    /// A turn that waits until the backend has room.
+    next: Option<Turn>,
     destination: Destination,
+    limiter: Limiter,
+    seen: Seen,
     /// Settled webhooks of packs that have not arrived yet.
     bits: HashMap<StreamId, Vec<u8>>,
     /// Attempts and time already spent on parked webhooks, and whether they were replayed.
     parked: HashMap<PackKey, Tried>,
     is_parked_loaded: bool,
-    ready: VecDeque<ResourceKey>,
     due: BinaryHeap<Reverse<(Instant, ResourceKey)>>,
-    /// Webhooks that have failed.
+    /// Heads that have failed.
     trials: HashMap<Place, Trial>,
     /// Resources whose head's pack is being read again.
     awaiting: HashMap<PackKey, Vec<ResourceKey>>,
@@ -128,11 +129,20 @@ struct Trial {
     due: Instant,
 }
 
-/// A head that is done with.
+/// A head that is done with, and what it spoke for.
 struct Finished {
     resource: ResourceKey,
-    place: Place,
-    dead: Option<Dead>,
+    end: Ended,
+}
+
+/// How it ended.
+enum Ended {
+    /// The backend has it.
+    Delivered(Option<Fingerprint>),
+    /// The backend had it before.
+    Duplicate,
+    /// It is given up.
+    Dead(Box<Dead>),
 }
 
 impl Drain {
@@ -145,10 +155,11 @@ impl Drain {
         sender: Arc<Sender>,
         tenure: Tenure,
         progress: Progress,
+        seen: Seen,
     ) -> (Self, Around) {
         let (orders, settled) = settle::start(redis.clone(), name, &tenure.token);
         let arrived =
-            Intake::start(redis, name, progress.cursor, settings.order_by, metrics.clone());
+            Intake::start(redis, name, progress.cursor, settings.clone(), metrics.clone());
         let around = Around {
             settled,
             orders,
@@ -163,13 +174,16 @@ impl Drain {
             cell: tenure.cell,
             tenure,
             started: Instant::now(),
-            index: Index::new(settings.index_bytes),
+            index: Index::new(settings.index_bytes, settings.keeps_fingerprints()),
             cache: Cache::new(CACHE_BYTES),
-            destination: Destination::new(settings.concurrency_max),
+            schedule: Schedule::new(settings.shop_bounds),
+            next: None,
+            destination: Destination::default(),
+            limiter: Limiter::new(settings.bounds),
+            seen,
             bits: progress.done,
             parked: HashMap::new(),
             is_parked_loaded: false,
-            ready: VecDeque::new(),
             due: BinaryHeap::new(),
             trials: HashMap::new(),
             awaiting: HashMap::new(),
@@ -244,20 +258,24 @@ impl Drain {
 
     fn arrived(&mut self, arrived: Arrived) {
         match arrived {
-            Arrived::Pack { id, resources, pack } => {
+            Arrived::Pack { id, sorted, pack } => {
                 let bits = self.bits.remove(&id);
                 let open = OpenPack::main(id, pack.count(), bits.as_ref());
                 let settled: Vec<bool> =
                     (0..pack.count()).map(|index| open.is_settled(index)).collect();
+                // What comes after more than the cache holds is read again when its turn comes.
+                let is_all_at_hand = self.cache.packs() >= self.index.packs();
                 let key = self.index.add_pack(open);
-                self.cache.offer(key, pack);
-                for ((index, resource), settled) in (0..).zip(resources).zip(settled) {
-                    if !settled && self.index.add(resource, Place { pack: key, index }) {
-                        self.ready.push_back(resource);
+                if is_all_at_hand {
+                    self.cache.offer(key, pack);
+                }
+                for ((index, sorted), settled) in (0..).zip(sorted).zip(settled) {
+                    if !settled {
+                        self.waits(Place { pack: key, index }, &sorted);
                     }
                 }
             }
-            Arrived::Parked { parked, resource, pack } => {
+            Arrived::Parked { parked, sorted, pack } => {
                 let WebhookId { entry, index, .. } = parked.webhook;
                 let key = self.index.add_pack(OpenPack::parked(parked.id, entry));
                 self.cache.offer(key, pack);
@@ -267,14 +285,7 @@ impl Drain {
                     replayed: parked.replayed,
                 };
                 self.parked.insert(key, tried);
-                let place = Place { pack: key, index };
-                let is_ready = self.index.add(resource, place);
-                // A replay may have come before a head that waits for its retry.
-                let is_next = self.index.state(resource) == Some(State::Delayed)
-                    && self.index.head(resource) == Some(place);
-                if is_ready || is_next {
-                    self.release(resource);
-                }
+                self.waits(Place { pack: key, index }, &sorted);
             }
             Arrived::ParkedLoaded => self.is_parked_loaded = true,
             Arrived::Corrupt(id) => {
@@ -283,118 +294,6 @@ impl Drain {
             }
             Arrived::CorruptParked(id) => self.corrupt_parked.push(id),
         }
-    }
-
-    /// Starts deliveries while there is room for them.
-    fn dispatch(&mut self, around: &mut Around) {
-        // What was parked is older than the main stream: nothing goes before it has arrived,
-        // unless there is more of it than the index holds.
-        let is_loaded = self.is_parked_loaded || !self.index.has_room();
-        if self.is_stopping || !is_loaded || self.ready.is_empty() {
-            return;
-        }
-        if !self.tenure.holds(boottime()) {
-            return;
-        }
-        let limit = self.destination.concurrency(self.now());
-        let unsettled = self.finished.len() + self.settling.as_ref().map_or(0, |s| s.heads.len());
-        while around.deliveries.len() + self.awaiting_count < limit
-            && around.deliveries.len() + unsettled < limit + UNSETTLED_MAX
-        {
-            let Some(resource) = self.next_ready() else { break };
-            self.begin(resource, around);
-        }
-    }
-
-    /// The resource that has waited longest. While the backend counts as down, any that has not
-    /// failed yet: behind a row of failing resources, a healthy backend would look dead for long.
-    fn next_ready(&mut self) -> Option<ResourceKey> {
-        if self.destination.is_down() && !self.ready.is_empty() {
-            let picks = (0..PROBE_PICKS).map(|_| rand::random_range(0..self.ready.len()));
-            let untried = |at: &usize| self.trial(self.ready[*at]).is_none();
-            if let Some(at) = picks.into_iter().find(untried) {
-                return self.ready.remove(at);
-            }
-        }
-        self.ready.pop_front()
-    }
-
-    fn begin(&mut self, resource: ResourceKey, around: &mut Around) {
-        let Some(place) = self.index.head(resource) else { return };
-        self.index.set_state(resource, State::Busy);
-        if let Some(pack) = self.cache.get(place.pack) {
-            self.deliver(resource, place, pack, around);
-            return;
-        }
-        self.awaiting_count += 1;
-        self.fetch(place.pack, around).push(resource);
-    }
-
-    /// Has a pack read again, unless it is being read; hands out who waits for it.
-    fn fetch(&mut self, key: PackKey, around: &mut Around) -> &mut Vec<ResourceKey> {
-        let (index, fetcher) = (&self.index, &self.fetcher);
-        self.awaiting.entry(key).or_insert_with(|| {
-            if let Some(open) = index.pack(key) {
-                let (fetcher, source, id) = (fetcher.clone(), open.source, open.id);
-                around.fetched.spawn(async move { fetcher.fetch(key, source, id).await });
-            }
-            Vec::new()
-        })
-    }
-
-    fn fetched(&mut self, fetched: Fetched, around: &mut Around) -> Option<End> {
-        let waiting = self.awaiting.remove(&fetched.key).unwrap_or_default();
-        self.awaiting_count -= waiting.len();
-        let Some(pack) = fetched.pack else {
-            // Parking may have looked ahead at a pack that is settled by now.
-            let is_needed = self.index.pack(fetched.key).is_some_and(|open| open.left > 0);
-            if waiting.is_empty() && !is_needed {
-                return None;
-            }
-            tracing::error!("a pack that waits is not in redis any more: its data was lost");
-            return Some(End::Stale);
-        };
-        self.cache.put(fetched.key, pack.clone());
-        if self.is_stopping {
-            return None;
-        }
-        for resource in waiting {
-            if let Some(place) = self.index.head(resource) {
-                self.deliver(resource, place, pack.clone(), around);
-            }
-        }
-        None
-    }
-
-    fn deliver(
-        &mut self,
-        resource: ResourceKey,
-        place: Place,
-        pack: Arc<Pack>,
-        around: &mut Around,
-    ) {
-        let Some(open) = self.index.pack(place.pack) else { return };
-        let tried = self.parked.get(&place.pack).copied().unwrap_or_default();
-        let attempts = self.trials.get(&place).map_or(tried.attempts, |trial| trial.attempts);
-        let job = Job {
-            resource,
-            place,
-            record_index: open.record_index(place.index),
-            webhook: WebhookId { cell: self.cell, entry: open.origin, index: place.index },
-            pack,
-            attempt: attempts + 1,
-            replayed: tried.replayed,
-            began_active: self.destination.active(self.now()),
-        };
-        let (sender, tenure) = (self.sender.clone(), self.tenure.clone());
-        around.deliveries.spawn(async move {
-            // The process may have been stopped, or Redis away, since this was decided. If the
-            // drain was lost meanwhile, this task is dropped with it.
-            while !tenure.holds(boottime()) {
-                tokio::time::sleep(TICK).await;
-            }
-            sender.deliver(job).await
-        });
     }
 
     /// Resources whose wait is over are ready again.
@@ -411,17 +310,53 @@ impl Drain {
         }
     }
 
-    /// A resource whose head may be delivered is ready, unless that waits for its retry.
+    /// A webhook waits from now on.
+    fn waits(&mut self, place: Place, sorted: &Sorted) {
+        let Sorted { resource, class, coalesces, fingerprint, .. } = *sorted;
+        let origin = self.index.pack(place.pack).map(|pack| pack.origin).unwrap_or_default();
+        let index = &self.index;
+        let shop =
+            self.schedule.add(sorted.shop, (origin, place.index), sorted.is_barrier, |shop| {
+                index.positions(shop)
+            });
+        let head = self.index.head_position(resource);
+        let webhook = Waiting { place, class, coalesces, fingerprint };
+        if self.index.add(resource, shop, &webhook) {
+            self.release(resource);
+            return;
+        }
+        // A replay may have come before a head that waits for its retry, or for its shop.
+        let state = self.index.state(resource);
+        let is_next = self.index.head(resource) == Some(place);
+        if is_next && matches!(state, Some(State::Delayed | State::Held)) {
+            if let (Some(State::Held), Some(head)) = (state, head) {
+                self.schedule.unhold(shop, head);
+            }
+            self.release(resource);
+        }
+    }
+
+    /// A resource whose head may be delivered is ready, unless that waits for its retry, or for
+    /// others of its shop.
     fn release(&mut self, resource: ResourceKey) {
-        match self.trial(resource).map(|trial| trial.due) {
-            Some(due) if due > Instant::now() => {
-                self.index.set_state(resource, State::Delayed);
-                self.due.push(Reverse((due, resource)));
-            }
-            _ => {
-                self.index.set_state(resource, State::Ready);
-                self.ready.push_back(resource);
-            }
+        if let Some(due) = self.trial(resource).map(|trial| trial.due)
+            && due > Instant::now()
+        {
+            self.index.set_state(resource, State::Delayed);
+            self.due.push(Reverse((due, resource)));
+            return;
+        }
+        let (Some((shop, class)), Some(position)) =
+            (self.index.turn(resource), self.index.head_position(resource))
+        else {
+            return;
+        };
+        if self.schedule.is_open(shop, position) {
+            self.index.set_state(resource, State::Ready);
+            self.schedule.push(shop, class, resource);
+        } else {
+            self.index.set_state(resource, State::Held);
+            self.schedule.hold(shop, position, resource);
         }
     }
 
@@ -431,9 +366,13 @@ impl Drain {
     }
 
     fn wakes_at(&self, now: Instant) -> Instant {
+        let since_start = self.now();
         let due = self.due.peek().map(|Reverse((at, _))| *at);
-        let pause = self.destination.pause_ends(self.now()).map(|end| self.started + end);
-        due.into_iter().chain(pause).min().unwrap_or(now + TICK).clamp(now, now + TICK)
+        let probe = self.destination.probes_at(since_start);
+        let room = self.limiter.wakes_at(since_start);
+        let others = [probe, room, self.schedule.wakes_at()].into_iter().flatten();
+        let wakes = due.into_iter().chain(others.map(|at| self.started + at));
+        wakes.min().unwrap_or(now + TICK).clamp(now, now + TICK)
     }
 
     fn is_quiet(&self, around: &Around) -> bool {
@@ -443,9 +382,15 @@ impl Drain {
     fn show(&self, around: &Around) {
         let in_use = i64::try_from(around.deliveries.len()).unwrap_or(i64::MAX);
         self.metrics.concurrency_in_use.set(in_use);
-        let limit = self.destination.concurrency(self.now());
+        let now = self.now();
+        let limit = match self.destination.allows(now) {
+            Allowed::Nothing => 0,
+            Allowed::Probe => self.limiter.concurrency(now).min(1),
+            Allowed::All => self.limiter.concurrency(now),
+        };
         self.metrics.concurrency_limit.set(i64::try_from(limit).unwrap_or(i64::MAX));
-        self.metrics.paused.set(i64::from(limit == 0 || self.destination.is_down()));
+        self.metrics.paused.set(i64::from(limit == 0 || self.destination.is_stopped()));
+        self.tenure.show_refused(self.destination.is_braked());
     }
 
     fn now(&self) -> Duration {

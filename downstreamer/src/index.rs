@@ -2,19 +2,31 @@
 //!
 //! Invariants: a resource's webhooks stand in accepted order; only its head is ever delivered, and
 //! the next one becomes head when the head is *settled*, so a repeat after a crash is only ever of
-//! a resource's newest delivered event. Bounded: [`Index::has_room`] ends intake.
+//! a resource's newest delivered event. Where events are coalesced, the head speaks for a run of them
+//! up to its *lead*, which is what is delivered, and all of them are settled with it. Bounded:
+//! [`Index::has_room`] ends intake.
 
 use std::collections::{HashMap, VecDeque};
 
 use spillway_webhook::StreamId;
+use spillway_webhook::fingerprint::Fingerprint;
 
-/// What one waiting webhook takes here: its node, and its resource's row if it has its own.
-const WEBHOOK_BYTES: usize = 48;
+use crate::schedule::barriers::Position;
+use crate::schedule::{Class, ShopKey};
+
+/// What one waiting webhook takes here, in a list that grows by doubling.
+const WEBHOOK_BYTES: usize = 24;
+/// The same of its fingerprint, where those are kept.
+const FINGERPRINT_BYTES: usize = 24;
+/// What a resource takes, in a table that is between half and nearly full, and in the schedule.
+const RESOURCE_BYTES: usize = 72;
 /// What a main pack takes, beside its webhooks: its row, its bits, its place in the order.
 const MAIN_PACK_BYTES: usize = 200;
 /// What a parked webhook takes, beside its own: a pack, what it has been through, its next trial.
 const PARKED_PACK_BYTES: usize = 320;
 const NONE: u32 = u32::MAX;
+/// Events that one stands for, at most: bounds the time a choice takes.
+const RUN_MAX: u32 = 10_000;
 
 /// A pack in the index.
 pub type PackKey = u32;
@@ -62,10 +74,25 @@ pub struct Place {
     pub index: u32,
 }
 
+/// A webhook that comes to wait.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting {
+    /// Where it lies.
+    pub place: Place,
+    /// Which round it takes part in.
+    pub class: Class,
+    /// Events of one resource with the same number may stand for each other; 0: for none.
+    pub coalesces: u8,
+    /// What tells duplicates; kept only by an index that was told to.
+    pub fingerprint: Option<Fingerprint>,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Node {
     place: Place,
     next: u32,
+    class: Class,
+    coalesces: u8,
 }
 
 /// What a resource is doing.
@@ -79,6 +106,8 @@ pub enum State {
     Delayed,
     /// Some of its webhooks are being parked.
     Parking,
+    /// Its head waits for others of its shop.
+    Held,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -87,6 +116,9 @@ struct Queue {
     tail: u32,
     /// No webhook before this one lies in the main stream.
     main: u32,
+    /// The last webhook that the head speaks for; [`NONE`] while that is undecided.
+    lead: u32,
+    shop: ShopKey,
     state: State,
 }
 
@@ -98,6 +130,8 @@ pub struct Index {
     /// Main packs in stream order.
     main: VecDeque<PackKey>,
     nodes: Vec<Node>,
+    /// One for each node, if they are kept.
+    fingerprints: Option<Vec<Fingerprint>>,
     free: u32,
     bytes: usize,
     bytes_max: usize,
@@ -115,6 +149,17 @@ pub struct Advance {
     pub entries: u64,
     /// Webhooks it passes.
     pub webhooks: u64,
+}
+
+/// Whether an event may stand for those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lead {
+    /// It may.
+    Yes,
+    /// It may not, but one behind it may, and then stands for this one too.
+    Skip,
+    /// Neither this one nor any behind it.
+    End,
 }
 
 impl OpenPack {
@@ -165,13 +210,14 @@ impl OpenPack {
 }
 
 impl Index {
-    /// An index of about `bytes`.
-    pub fn new(bytes: usize) -> Self {
+    /// An index of about `bytes`; `keeps_fingerprints`: whether [`Index::fingerprint`] is needed.
+    pub fn new(bytes: usize, keeps_fingerprints: bool) -> Self {
         Self {
             packs: HashMap::new(),
             next_pack: 0,
             main: VecDeque::new(),
             nodes: Vec::new(),
+            fingerprints: keeps_fingerprints.then(Vec::new),
             free: NONE,
             bytes: 0,
             bytes_max: bytes,
@@ -203,18 +249,25 @@ impl Index {
         key
     }
 
+    /// Open packs.
+    pub fn packs(&self) -> usize {
+        self.packs.len()
+    }
+
     /// An open pack.
     pub fn pack(&self, key: PackKey) -> Option<&OpenPack> {
         self.packs.get(&key)
     }
 
     /// Adds a webhook behind those of its resource that were accepted before it; says whether the
-    /// resource has become ready.
-    pub fn add(&mut self, resource: ResourceKey, place: Place) -> bool {
-        let node = self.allocate(Node { place, next: NONE });
-        self.bytes += WEBHOOK_BYTES;
+    /// resource is new, and so to be made ready.
+    pub fn add(&mut self, resource: ResourceKey, shop: ShopKey, webhook: &Waiting) -> bool {
+        let node = self.allocate(webhook);
+        self.bytes += self.webhook_bytes();
         let Some(queue) = self.resources.get(&resource).copied() else {
-            let queue = Queue { head: node, tail: node, main: node, state: State::Ready };
+            self.bytes += RESOURCE_BYTES;
+            let queue =
+                Queue { head: node, tail: node, main: node, lead: NONE, shop, state: State::Ready };
             self.resources.insert(resource, queue);
             return true;
         };
@@ -237,6 +290,87 @@ impl Index {
         Some(self.nodes[queue.head as usize].place)
     }
 
+    /// Where the first webhook of a resource was accepted.
+    pub fn head_position(&self, resource: ResourceKey) -> Option<Position> {
+        self.resources.get(&resource).map(|queue| self.position(queue.head))
+    }
+
+    /// The shop of a resource, and the class of its head.
+    pub fn turn(&self, resource: ResourceKey) -> Option<(ShopKey, Class)> {
+        let queue = self.resources.get(&resource)?;
+        Some((queue.shop, self.nodes[queue.head as usize].class))
+    }
+
+    /// Decides what is delivered of a resource, unless that is decided: the newest of the events
+    /// behind its head that may stand for each other, if `may_lead` agrees. Says where it lies and
+    /// how many it stands for.
+    pub fn choose_lead(
+        &mut self,
+        resource: ResourceKey,
+        may_lead: impl Fn(Position, Option<Fingerprint>) -> Lead,
+    ) -> Option<(Place, u32)> {
+        let queue = *self.resources.get(&resource)?;
+        if queue.lead != NONE {
+            let older = self.from(queue.head).take_while(|(node, _)| *node != queue.lead).count();
+            let place = self.nodes[queue.lead as usize].place;
+            return Some((place, u32::try_from(older).unwrap_or(u32::MAX)));
+        }
+        let (mut lead, mut older) = (queue.head, 0);
+        let coalesces = self.nodes[queue.head as usize].coalesces;
+        if coalesces != 0 {
+            for (passed, (node, _)) in (1..=RUN_MAX).zip(self.from(queue.head).skip(1)) {
+                if self.nodes[node as usize].coalesces != coalesces {
+                    break;
+                }
+                match may_lead(self.position(node), self.fingerprint(node)) {
+                    Lead::Yes => (lead, older) = (node, passed),
+                    Lead::Skip => {}
+                    Lead::End => break,
+                }
+            }
+        }
+        self.queue_mut(resource).lead = lead;
+        Some((self.nodes[lead as usize].place, older))
+    }
+
+    /// What is to be delivered of a resource: its lead, or its head while that is undecided.
+    pub fn lead(&self, resource: ResourceKey) -> Option<Place> {
+        let queue = self.resources.get(&resource)?;
+        let node = if queue.lead == NONE { queue.head } else { queue.lead };
+        Some(self.nodes[node as usize].place)
+    }
+
+    /// The webhooks that the head of a resource speaks for, itself first, its lead last.
+    pub fn led(&self, resource: ResourceKey) -> impl Iterator<Item = (NodeKey, Place)> {
+        let (head, last) = self.resources.get(&resource).map_or((NONE, NONE), |queue| {
+            (queue.head, if queue.lead == NONE { queue.head } else { queue.lead })
+        });
+        let mut is_over = false;
+        self.from(head).take_while(move |(node, _)| {
+            let was_over = std::mem::replace(&mut is_over, *node == last);
+            !was_over
+        })
+    }
+
+    /// Where everything of a shop was accepted. Looks at every resource.
+    pub fn positions(&self, shop: ShopKey) -> Vec<Position> {
+        let own = self.resources.values().filter(|queue| queue.shop == shop);
+        own.flat_map(|queue| self.from(queue.head)).map(|(node, _)| self.position(node)).collect()
+    }
+
+    /// Where a webhook was accepted.
+    pub fn position(&self, node: NodeKey) -> Position {
+        let place = self.nodes[node as usize].place;
+        let origin = self.packs.get(&place.pack).map_or(StreamId::ZERO, |pack| pack.origin);
+        (origin, place.index)
+    }
+
+    /// What tells whether a webhook is a duplicate.
+    pub fn fingerprint(&self, node: NodeKey) -> Option<Fingerprint> {
+        let kept = self.fingerprints.as_ref()?.get(node as usize);
+        kept.copied().filter(|fingerprint| *fingerprint != 0)
+    }
+
     /// The webhooks of a resource that lie in the main stream, in order; some that are parked may
     /// be among them.
     pub fn in_main(&self, resource: ResourceKey) -> impl Iterator<Item = (NodeKey, Place)> {
@@ -255,25 +389,34 @@ impl Index {
         }
     }
 
-    /// The head of `resource` is settled: its next webhook becomes the head, and the resource is
-    /// ready if there is one, which is said.
+    /// What the head of `resource` spoke for is settled: the webhook behind it becomes the head. Says
+    /// whether there is one.
     pub fn pop(&mut self, resource: ResourceKey) -> bool {
-        let Some(queue) = self.resources.get_mut(&resource) else { return false };
-        let head = queue.head;
-        let next = self.nodes[head as usize].next;
-        if next == NONE {
-            self.resources.remove(&resource);
-        } else {
-            if queue.main == head {
-                queue.main = next;
+        let Some(queue) = self.resources.get(&resource).copied() else { return false };
+        let last = if queue.lead == NONE { queue.head } else { queue.lead };
+        let (mut head, mut main) = (queue.head, queue.main);
+        loop {
+            let gone = head;
+            head = self.nodes[gone as usize].next;
+            if main == gone {
+                main = head;
             }
-            queue.head = next;
+            self.nodes[gone as usize].next = self.free;
+            self.free = gone;
+            self.bytes -= self.webhook_bytes();
+            if gone == last || head == NONE {
+                break;
+            }
+        }
+        if head == NONE {
+            self.resources.remove(&resource);
+            self.bytes -= RESOURCE_BYTES;
+        } else {
+            let queue = self.queue_mut(resource);
+            (queue.head, queue.main, queue.lead) = (head, main, NONE);
             queue.state = State::Ready;
         }
-        self.nodes[head as usize].next = self.free;
-        self.free = head;
-        self.bytes -= WEBHOOK_BYTES;
-        next != NONE
+        head != NONE
     }
 
     /// Notes that the webhook at `place` is settled. A parked pack is gone with it; a main one
@@ -346,34 +489,41 @@ impl Index {
         })
     }
 
-    fn allocate(&mut self, node: Node) -> u32 {
-        if self.free == NONE {
+    fn allocate(&mut self, webhook: &Waiting) -> NodeKey {
+        let Waiting { place, class, coalesces, fingerprint } = *webhook;
+        let node = Node { place, next: NONE, class, coalesces };
+        let key = if self.free == NONE {
             self.nodes.push(node);
-            return u32::try_from(self.nodes.len() - 1).expect("BUG: the index is bounded");
+            u32::try_from(self.nodes.len() - 1).expect("BUG: the index is bounded")
+        } else {
+            let key = self.free;
+            self.free = self.nodes[key as usize].next;
+            self.nodes[key as usize] = node;
+            key
+        };
+        if let Some(fingerprints) = &mut self.fingerprints {
+            fingerprints.resize(self.nodes.len(), 0);
+            fingerprints[key as usize] = fingerprint.unwrap_or(0);
         }
-        let slot = self.free;
-        self.free = self.nodes[slot as usize].next;
-        self.nodes[slot as usize] = node;
-        slot
+        key
     }
 
-    fn position(&self, node: u32) -> (StreamId, u32) {
-        let place = self.nodes[node as usize].place;
-        let origin = self.packs.get(&place.pack).map_or(StreamId::ZERO, |pack| pack.origin);
-        (origin, place.index)
+    fn webhook_bytes(&self) -> usize {
+        WEBHOOK_BYTES + if self.fingerprints.is_some() { FINGERPRINT_BYTES } else { 0 }
     }
 
     /// A replayed webhook is older than what waits: it goes where it was accepted, but never
-    /// before a head that is under way.
+    /// before a head that is under way, or among what that speaks for.
     fn insert_in_order(&mut self, resource: ResourceKey, queue: Queue, node: u32) {
         let position = self.position(node);
-        let is_head_fixed = matches!(queue.state, State::Busy | State::Parking);
+        let is_head_fixed =
+            matches!(queue.state, State::Busy | State::Parking) || queue.lead != NONE;
         if !is_head_fixed && position < self.position(queue.head) {
             self.nodes[node as usize].next = queue.head;
             self.queue_mut(resource).head = node;
             return;
         }
-        let mut before = queue.head;
+        let mut before = if queue.lead == NONE { queue.head } else { queue.lead };
         while self.nodes[before as usize].next != NONE
             && self.position(self.nodes[before as usize].next) <= position
         {
@@ -407,6 +557,11 @@ mod tests {
         StreamId { ms: 1, seq }
     }
 
+    fn plain(pack: PackKey, index: u32) -> Waiting {
+        let place = Place { pack, index };
+        Waiting { place, class: Class::Rest, coalesces: 0, fingerprint: None }
+    }
+
     fn indices(index: &Index, resource: ResourceKey) -> Vec<(u64, u32)> {
         index
             .from(index.resources[&resource].head)
@@ -416,38 +571,38 @@ mod tests {
 
     #[test]
     fn a_resource_is_in_accepted_order_and_ready_one_at_a_time() {
-        let mut index = Index::new(1 << 20);
+        let mut index = Index::new(1 << 20, false);
         let pack = index.add_pack(OpenPack::main(id(1), 3, None));
-        assert!(index.add(7, Place { pack, index: 0 }));
-        assert!(!index.add(7, Place { pack, index: 2 }));
-        assert!(index.add(8, Place { pack, index: 1 }));
+        assert!(index.add(7, 0, &plain(pack, 0)));
+        assert!(!index.add(7, 0, &plain(pack, 2)));
+        assert!(index.add(8, 0, &plain(pack, 1)));
         assert_eq!(indices(&index, 7), [(1, 0), (1, 2)]);
         index.set_state(7, State::Busy);
         assert!(index.pop(7));
         assert_eq!(index.state(7), Some(State::Ready));
         assert!(!index.pop(7));
         assert_eq!(index.state(7), None);
-        assert_eq!(index.bytes, MAIN_PACK_BYTES + WEBHOOK_BYTES);
+        assert_eq!(index.bytes, MAIN_PACK_BYTES + WEBHOOK_BYTES + RESOURCE_BYTES);
     }
 
     #[test]
     fn a_replayed_webhook_goes_where_it_was_accepted() {
-        let mut index = Index::new(1 << 20);
+        let mut index = Index::new(1 << 20, false);
         let main = index.add_pack(OpenPack::main(id(5), 2, None));
-        index.add(7, Place { pack: main, index: 0 });
-        index.add(7, Place { pack: main, index: 1 });
+        index.add(7, 0, &plain(main, 0));
+        index.add(7, 0, &plain(main, 1));
         let old = index.add_pack(OpenPack::parked(id(90), id(3)));
-        assert!(!index.add(7, Place { pack: old, index: 4 }));
+        assert!(!index.add(7, 0, &plain(old, 4)));
         assert_eq!(indices(&index, 7), [(3, 4), (5, 0), (5, 1)]);
         index.set_state(7, State::Busy);
         let older = index.add_pack(OpenPack::parked(id(91), id(2)));
-        index.add(7, Place { pack: older, index: 0 });
+        index.add(7, 0, &plain(older, 0));
         assert_eq!(indices(&index, 7), [(3, 4), (2, 0), (5, 0), (5, 1)]);
     }
 
     #[test]
     fn the_cursor_passes_whole_packs_in_order() {
-        let mut index = Index::new(1 << 20);
+        let mut index = Index::new(1 << 20, false);
         let first = index.add_pack(OpenPack::main(id(1), 2, None));
         let second = index.add_pack(OpenPack::main(id(2), 1, None));
         index.mark_settled(Place { pack: second, index: 0 });
@@ -471,10 +626,10 @@ mod tests {
 
     #[test]
     fn a_parked_webhook_keeps_its_place() {
-        let mut index = Index::new(1 << 20);
+        let mut index = Index::new(1 << 20, false);
         let main = index.add_pack(OpenPack::main(id(5), 2, None));
-        index.add(7, Place { pack: main, index: 0 });
-        index.add(7, Place { pack: main, index: 1 });
+        index.add(7, 0, &plain(main, 0));
+        index.add(7, 0, &plain(main, 1));
         let parked = index.add_pack(OpenPack::parked(id(90), id(5)));
         let first = index.in_main(7).next().unwrap().0;
         assert_eq!(index.moved(7, first, parked), Place { pack: parked, index: 0 });
@@ -483,12 +638,63 @@ mod tests {
         assert_eq!(index.in_main(7).count(), 1);
     }
 
+    fn coalescing(index: &mut Index, kinds: &[u8]) -> PackKey {
+        let pack = index.add_pack(OpenPack::main(id(1), kinds.len() as u32, None));
+        for (at, coalesces) in (0..).zip(kinds) {
+            index.add(7, 0, &Waiting { coalesces: *coalesces, ..plain(pack, at) });
+        }
+        pack
+    }
+
+    #[test]
+    fn the_newest_of_a_run_speaks_for_it() {
+        let mut index = Index::new(1 << 20, false);
+        let pack = coalescing(&mut index, &[1, 1, 1, 2, 2, 0, 1]);
+        let mut runs = Vec::new();
+        while let Some((place, older)) = index.choose_lead(7, |_, _| Lead::Yes) {
+            runs.push((place.index, older));
+            assert_eq!(index.led(7).count(), older as usize + 1);
+            index.pop(7);
+        }
+        assert_eq!(runs, [(2, 2), (4, 1), (5, 0), (6, 0)]);
+        assert_eq!(index.nodes[0].place.pack, pack);
+    }
+
+    #[test]
+    fn what_speaks_for_others_stays_decided_and_a_replay_comes_behind() {
+        let mut index = Index::new(1 << 20, false);
+        let pack = coalescing(&mut index, &[1, 1, 1]);
+        let upto = |last: u32| {
+            move |position: Position, _: Option<Fingerprint>| {
+                if position.1 <= last { Lead::Yes } else { Lead::End }
+            }
+        };
+        assert_eq!(index.choose_lead(7, upto(1)), Some((Place { pack, index: 1 }, 1)));
+        assert_eq!(index.choose_lead(7, upto(2)), Some((Place { pack, index: 1 }, 1)));
+        let replayed = index.add_pack(OpenPack::parked(id(90), StreamId::ZERO));
+        index.add(7, 0, &plain(replayed, 0));
+        assert_eq!(indices(&index, 7), [(1, 0), (1, 1), (0, 0), (1, 2)]);
+        assert!(index.pop(7));
+        assert_eq!(indices(&index, 7), [(0, 0), (1, 2)]);
+    }
+
+    #[test]
+    fn a_skipped_one_is_spoken_for_by_one_behind_it() {
+        let mut index = Index::new(1 << 20, false);
+        let pack = coalescing(&mut index, &[1, 1, 1, 1]);
+        let chosen = index.choose_lead(7, |position, _| match position.1 {
+            2 => Lead::Yes,
+            _ => Lead::Skip,
+        });
+        assert_eq!(chosen, Some((Place { pack, index: 2 }, 2)));
+    }
+
     #[test]
     fn freed_nodes_are_used_again() {
-        let mut index = Index::new(1 << 20);
+        let mut index = Index::new(1 << 20, false);
         for round in 0..100 {
             let pack = index.add_pack(OpenPack::main(id(round), 1, None));
-            index.add(round, Place { pack, index: 0 });
+            index.add(round, 0, &plain(pack, 0));
             index.mark_settled(Place { pack, index: 0 });
             index.pop(round);
             index.advance();

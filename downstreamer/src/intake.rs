@@ -3,23 +3,20 @@
 //! Bounded: a few packs wait in the channel to the index, and while the index is full nothing is
 //! read. A pack that can't be decoded is handed on as such; it never stops the stream.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
 use spillway_queue::read::{Entry, Parked, Reader};
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_service::error::chain;
-use spillway_webhook::pack::{Corrupt, Pack, Record};
-use spillway_webhook::resource::Resource;
-use spillway_webhook::shopify::Headers;
+use spillway_webhook::pack::{Corrupt, Pack};
 use spillway_webhook::{StreamId, WebhookId};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::index::ResourceKey;
 use crate::metrics::Metrics;
-use crate::settings::OrderBy;
+use crate::settings::Settings;
+use crate::sort::{Sorted, Sorter};
 
 /// Stored bytes asked for at a time.
 const READ_BYTES: usize = 4 << 20;
@@ -38,8 +35,8 @@ pub enum Arrived {
     Parked {
         /// Its entry in the parked stream.
         parked: Parked,
-        /// What it stays in order with.
-        resource: ResourceKey,
+        /// What it is to the schedule.
+        sorted: Sorted,
         /// Its pack of one.
         pack: Arc<Pack>,
     },
@@ -49,8 +46,8 @@ pub enum Arrived {
     Pack {
         /// Its entry.
         id: StreamId,
-        /// For each webhook, what it stays in order with.
-        resources: Vec<ResourceKey>,
+        /// What each webhook is to the schedule.
+        sorted: Vec<Sorted>,
         /// Its webhooks.
         pack: Arc<Pack>,
     },
@@ -64,8 +61,7 @@ pub enum Arrived {
 pub struct Intake {
     redis: Redis,
     reader: Reader,
-    order_by: OrderBy,
-    hasher: RandomState,
+    sorter: Sorter,
     metrics: Arc<Metrics>,
     arrived: mpsc::Sender<Arrived>,
     main: StreamId,
@@ -82,15 +78,14 @@ impl Intake {
         redis: &Redis,
         drain: &str,
         cursor: StreamId,
-        order_by: OrderBy,
+        settings: Arc<Settings>,
         metrics: Arc<Metrics>,
     ) -> mpsc::Receiver<Arrived> {
         let (sender, receiver) = mpsc::channel(ARRIVED_MAX);
         let intake = Self {
             redis: redis.clone(),
             reader: Reader::new(redis.clone(), drain),
-            order_by,
-            hasher: RandomState::new(),
+            sorter: Sorter::new(settings, metrics.clone()),
             metrics,
             arrived: sender,
             main: cursor,
@@ -181,10 +176,10 @@ impl Intake {
         let id = entry.id;
         match Pack::decode(&entry.pack) {
             Ok(pack) => {
-                let resources = (0..pack.count())
-                    .map(|index| self.resource(&pack.record(index), id, index))
+                let sorted = (0..pack.count())
+                    .map(|index| self.sorter.sort(&pack.record(index), id, index, false))
                     .collect();
-                Arrived::Pack { id, resources, pack: Arc::new(pack) }
+                Arrived::Pack { id, sorted, pack: Arc::new(pack) }
             }
             Err(error) => {
                 self.corrupt(id, &error);
@@ -197,8 +192,8 @@ impl Intake {
         match Pack::decode(&parked.pack) {
             Ok(pack) if pack.count() == 1 => {
                 let WebhookId { entry, index, .. } = parked.webhook;
-                let resource = self.resource(&pack.record(0), entry, index);
-                Arrived::Parked { resource, pack: Arc::new(pack), parked }
+                let sorted = self.sorter.sort(&pack.record(0), entry, index, parked.replayed);
+                Arrived::Parked { sorted, pack: Arc::new(pack), parked }
             }
             Ok(_) => {
                 self.corrupt(parked.id, &Corrupt::Malformed("a parked pack holds one webhook"));
@@ -214,22 +209,5 @@ impl Intake {
     fn corrupt(&self, id: StreamId, error: &Corrupt) {
         self.metrics.corrupt.inc();
         tracing::error!(entry = %id, error = chain(error), "corrupt pack: set aside whole; the rest flows");
-    }
-
-    fn resource(&self, record: &Record, entry: StreamId, index: u32) -> ResourceKey {
-        let shop = record.shop().unwrap_or_default();
-        match self.order_by {
-            OrderBy::None => self.hasher.hash_one((entry, index)),
-            OrderBy::Shop => self.hasher.hash_one(shop),
-            OrderBy::Topic => self.hasher.hash_one((shop, record.topic())),
-            OrderBy::Resource => {
-                let resource = Resource::of(record, &record.body);
-                if resource.is_fallback {
-                    let topic = record.topic().unwrap_or_default();
-                    self.metrics.fell_back(&String::from_utf8_lossy(topic));
-                }
-                self.hasher.hash_one((shop, resource))
-            }
-        }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use crate::limit::Signal;
+
 /// What came of one delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -11,6 +13,8 @@ pub enum Outcome {
         status: u16,
         /// Its `Retry-After`, as it stands.
         retry_after: Option<String>,
+        /// What its `Spillway-Pause` says.
+        pauses: Option<Scope>,
     },
     /// No whole answer in time.
     TimedOut,
@@ -22,6 +26,17 @@ pub enum Outcome {
     Unsendable,
 }
 
+/// What a backend that is asked too much wants to be left alone with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// The resource of this webhook.
+    Resource,
+    /// Its shop.
+    Shop,
+    /// Everything.
+    All,
+}
+
 /// What is to be done about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -31,8 +46,8 @@ pub enum Verdict {
     Retry {
         /// What the backend asked for.
         pause: Duration,
-        /// Whether the backend asked to be left alone as a whole (429 and 503 with Retry-After).
-        pauses_all: bool,
+        /// What the backend is to be left alone with meanwhile.
+        scope: Scope,
         /// Whether it was refused rather than failed: retried for a shorter time.
         is_refusal: bool,
     },
@@ -48,9 +63,12 @@ pub fn judge(
     pause_max: Duration,
     now: SystemTime,
 ) -> Verdict {
-    let failed = Verdict::Retry { pause: Duration::ZERO, pauses_all: false, is_refusal: false };
-    let (status, retry_after) = match outcome {
-        Outcome::Answered { status, retry_after } => (*status, retry_after.as_deref()),
+    let failed =
+        Verdict::Retry { pause: Duration::ZERO, scope: Scope::Resource, is_refusal: false };
+    let (status, retry_after, pauses) = match outcome {
+        Outcome::Answered { status, retry_after, pauses } => {
+            (*status, retry_after.as_deref(), *pauses)
+        }
         Outcome::TimedOut | Outcome::Unconnected | Outcome::Broken => return failed,
         Outcome::Unsendable => return Verdict::Dead,
     };
@@ -61,11 +79,47 @@ pub fn judge(
         return Verdict::Dead;
     }
     let asked = retry_after.and_then(|text| parse_retry_after(text, now));
+    let scope = match (status, pauses) {
+        (429 | 503, Some(scope)) => scope,
+        (429 | 503, None) if asked.is_some() => Scope::All,
+        _ => Scope::Resource,
+    };
     let is_refusal = !matches!(status, 408 | 425 | 429 | 500..=599);
-    Verdict::Retry {
-        pause: asked.unwrap_or_default().min(pause_max),
-        pauses_all: asked.is_some() && matches!(status, 429 | 503),
-        is_refusal,
+    Verdict::Retry { pause: asked.unwrap_or_default().min(pause_max), scope, is_refusal }
+}
+
+/// What an outcome says about how much the backend can bear.
+pub fn signal(outcome: &Outcome, verdict: Verdict) -> Signal {
+    let (status, is_narrow) = match outcome {
+        Outcome::Answered { status, pauses, .. } => {
+            (*status, matches!(pauses, Some(Scope::Resource | Scope::Shop)))
+        }
+        Outcome::TimedOut => return Signal::TimedOut,
+        Outcome::Unconnected | Outcome::Broken => return Signal::Broken,
+        Outcome::Unsendable => return Signal::Failed,
+    };
+    let asked = match verdict {
+        Verdict::Retry { pause, .. } => (!pause.is_zero()).then_some(pause),
+        Verdict::Delivered | Verdict::Dead => None,
+    };
+    match status {
+        429 | 503 if is_narrow => Signal::Failed,
+        429 => Signal::Overloaded { retry_after: asked },
+        503 => Signal::Unavailable { retry_after: asked },
+        408 | 425 | 500..=599 => Signal::Failed,
+        _ => Signal::Done,
+    }
+}
+
+impl Scope {
+    /// The scope that a `Spillway-Pause` names; anything else is as if it were not there.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text.trim() {
+            "resource" => Some(Self::Resource),
+            "shop" => Some(Self::Shop),
+            "all" => Some(Self::All),
+            _ => None,
+        }
     }
 }
 
@@ -91,12 +145,14 @@ mod tests {
     }
 
     fn check(status: u16, retry_after: Option<&str>, expected: Verdict) {
-        let outcome = Outcome::Answered { status, retry_after: retry_after.map(str::to_owned) };
+        let retry_after_text = retry_after.map(str::to_owned);
+        let outcome = Outcome::Answered { status, retry_after: retry_after_text, pauses: None };
         assert_eq!(judge(&outcome, &DEAD, LONGEST, noon()), expected, "{status} {retry_after:?}");
     }
 
     fn retry(seconds: u64, pauses_all: bool, is_refusal: bool) -> Verdict {
-        Verdict::Retry { pause: Duration::from_secs(seconds), pauses_all, is_refusal }
+        let scope = if pauses_all { Scope::All } else { Scope::Resource };
+        Verdict::Retry { pause: Duration::from_secs(seconds), scope, is_refusal }
     }
 
     #[test]
@@ -118,6 +174,26 @@ mod tests {
             assert_eq!(judge(&outcome, &DEAD, LONGEST, noon()), failed);
         }
         assert_eq!(judge(&Outcome::Unsendable, &DEAD, LONGEST, noon()), Verdict::Dead);
+    }
+
+    #[test]
+    fn a_pause_is_as_wide_as_the_answer_says() {
+        for (status, pauses, expected) in [
+            (429, Some(Scope::Shop), Scope::Shop),
+            (503, Some(Scope::Resource), Scope::Resource),
+            (429, None, Scope::All),
+            (503, Some(Scope::All), Scope::All),
+            (500, Some(Scope::All), Scope::Resource),
+        ] {
+            let outcome = Outcome::Answered { status, retry_after: Some("3".into()), pauses };
+            let verdict = judge(&outcome, &DEAD, LONGEST, noon());
+            let pause = Duration::from_secs(3);
+            assert_eq!(verdict, Verdict::Retry { pause, scope: expected, is_refusal: false });
+            let is_felt = !matches!(signal(&outcome, verdict), Signal::Failed);
+            assert_eq!(is_felt, expected == Scope::All && status != 500, "{outcome:?}");
+        }
+        assert_eq!(Scope::parse(" shop "), Some(Scope::Shop));
+        assert_eq!(Scope::parse("shops"), None);
     }
 
     #[test]

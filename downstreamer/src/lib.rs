@@ -1,10 +1,12 @@
 //! The downstreamer: packs in, HTTP out, in order per resource, at the speed the backend can bear.
 //!
 //! Start reading at [`ownership`] (who may deliver) and [`drain`] (what happens to a webhook):
-//! [`intake`] → [`index`] → [`deliver`] → [`judge`] → [`settle`]. Beside them: [`fetch`] and
-//! [`cache`] (packs read again), [`backoff`] and [`destination`] (when, and how many at once).
+//! [`intake`] → [`sort`] → [`index`] → [`schedule`] → [`deliver`] → [`judge`] → [`settle`]. Beside
+//! them: [`fetch`] and [`cache`] (packs read again), [`seen`] (duplicates), [`limit`],
+//! [`destination`] with its [`brake`], and [`backoff`] (when, and how many at once).
 
 pub mod backoff;
+pub mod brake;
 pub mod cache;
 pub mod deliver;
 pub mod destination;
@@ -13,10 +15,14 @@ pub mod fetch;
 pub mod index;
 pub mod intake;
 pub mod judge;
+pub mod limit;
 pub mod metrics;
 pub mod ownership;
+pub mod schedule;
+pub mod seen;
 pub mod settings;
 pub mod settle;
+pub mod sort;
 pub mod watch;
 
 use std::sync::Arc;

@@ -32,6 +32,10 @@ pub struct Metrics {
     pub concurrency_limit: IntGauge,
     /// How many are.
     pub concurrency_in_use: IntGauge,
+    /// Duplicates that were dropped.
+    pub duplicates: IntCounter,
+    /// Older events that a newer one stood for.
+    pub coalesced: IntCounter,
     /// Packs that could not be decoded.
     pub corrupt: IntCounter,
     attempts: IntCounterVec,
@@ -75,7 +79,7 @@ impl Metrics {
             paused: gauge(
                 &registry,
                 "spillway_paused",
-                "1 while nothing is let out: the backend is down or asked to be left alone.",
+                "1 while nothing is let out: the backend is down, refuses everything, or asked to be left alone.",
             ),
             delivered: counter(&registry, "spillway_delivered_total", "Webhooks delivered."),
             concurrency_limit: gauge(
@@ -87,6 +91,16 @@ impl Metrics {
                 &registry,
                 "spillway_concurrency_in_use",
                 "Deliveries under way.",
+            ),
+            duplicates: counter(
+                &registry,
+                "spillway_duplicates_total",
+                "Webhooks not delivered, because the very same one was delivered before.",
+            ),
+            coalesced: counter(
+                &registry,
+                "spillway_coalesced_total",
+                "Webhooks not delivered, because a newer one of their resource stood for them.",
             ),
             corrupt: counter(
                 &registry,

@@ -1,7 +1,7 @@
 //! One owner per drain: wait as a standby, own, lose or give up, wait again.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use spillway_queue::drains::{self, HTTP, StartAt};
@@ -9,14 +9,17 @@ use spillway_queue::owner::{BUMP_EVERY, Claim, Confirmed, Lease, Watch, boottime
 use spillway_queue::read::{Progress, Reader};
 use spillway_queue::{Connection, QueueError};
 use spillway_service::Readiness;
+use spillway_service::clock::wall_clock_ms;
 use spillway_service::error::chain;
+use spillway_webhook::StreamId;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::deliver::Sender;
 use crate::drain::{Drain, End};
 use crate::metrics::Metrics;
-use crate::settings::Settings;
+use crate::seen::Seen;
+use crate::settings::{Dedup, Settings};
 
 /// How often a standby looks, and an unreachable Redis is tried again.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -42,7 +45,9 @@ struct Shared {
     dead_bytes: AtomicU64,
     /// Bytes of those that are not settled yet.
     dying_bytes: AtomicU64,
-    is_full: std::sync::atomic::AtomicBool,
+    is_full: AtomicBool,
+    /// Whether the backend refuses everything.
+    is_refused: AtomicBool,
 }
 
 impl Tenure {
@@ -68,6 +73,11 @@ impl Tenure {
     pub fn settled_dead(&self, bytes: u64) {
         self.shared.dying_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.shared.dead_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Notes whether the backend refuses everything, for `/readyz`.
+    pub fn show_refused(&self, is_refused: bool) {
+        self.shared.is_refused.store(is_refused, Ordering::Relaxed);
     }
 
     fn confirmed(&self, sent_at: Duration, confirmed: Confirmed) {
@@ -121,6 +131,7 @@ struct Owned {
     claim: Claim,
     tenure: Tenure,
     progress: Progress,
+    seen: Seen,
 }
 
 /// Waits until nobody owns the drain, and takes it.
@@ -156,16 +167,38 @@ async fn stand_by(instance: &Instance) -> Result<Owned, QueueError> {
             confirmed_at_ms: AtomicU64::new(0),
             dead_bytes: AtomicU64::new(0),
             dying_bytes: AtomicU64::new(0),
-            is_full: std::sync::atomic::AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
+            is_refused: AtomicBool::new(false),
         }),
     };
     tenure.confirmed(sent_at, confirmed);
-    let progress = Reader::new(redis.clone(), HTTP).progress(&mut connection).await?;
-    Ok(Owned { connection, claim, tenure, progress })
+    let reader = Reader::new(redis.clone(), HTTP);
+    let progress = reader.progress(&mut connection).await?;
+    let seen = seen(&reader, &mut connection, instance.settings.dedup).await?;
+    Ok(Owned { connection, claim, tenure, progress, seen })
+}
+
+/// What was delivered within the window, by this instance or another.
+async fn seen(
+    reader: &Reader,
+    connection: &mut Connection,
+    dedup: Dedup,
+) -> Result<Seen, QueueError> {
+    let mut seen = Seen::new(dedup.window, dedup.bytes);
+    let mut after = StreamId { ms: seen.forgets_before_ms(wall_clock_ms()), seq: 0 };
+    while seen.is_on() {
+        let found = reader.seen_after(connection, after).await?;
+        let Some((last, _)) = found.last() else { break };
+        after = *last;
+        for (id, fingerprints) in found {
+            fingerprints.into_iter().for_each(|one| seen.insert(one, id.ms));
+        }
+    }
+    Ok(seen)
 }
 
 async fn own(instance: &Instance, owned: Owned, shutdown: &CancellationToken) -> End {
-    let Owned { connection, claim, tenure, progress } = owned;
+    let Owned { connection, claim, tenure, progress, seen } = owned;
     tracing::info!(cursor = %progress.cursor, "owning the drain");
     instance.metrics.owner.set(1);
     instance.readiness.ready();
@@ -178,6 +211,7 @@ async fn own(instance: &Instance, owned: Owned, shutdown: &CancellationToken) ->
         instance.sender.clone(),
         tenure.clone(),
         progress,
+        seen,
     );
     // A task of its own: the lease must not wait for whatever the drain is busy with.
     let claim = Arc::new(claim);
@@ -213,7 +247,7 @@ async fn keep(instance: Instance, claim: Arc<Claim>, tenure: Tenure, connection:
         match bumped {
             Ok(confirmed) => {
                 tenure.confirmed(sent_at, confirmed);
-                instance.readiness.ready();
+                instance.show(&tenure);
                 tokio::time::sleep_until(next_bump).await;
             }
             Err(QueueError::Fenced) => {
@@ -231,6 +265,17 @@ async fn keep(instance: Instance, claim: Arc<Claim>, tenure: Tenure, connection:
 }
 
 impl Instance {
+    /// Redis answers, and the drain is owned: ready, unless the backend refuses everything.
+    fn show(&self, tenure: &Tenure) {
+        if tenure.shared.is_refused.load(Ordering::Relaxed) {
+            self.readiness.not_ready(
+                "destination_refuses: the backend refuses most of what it gets, of every shop",
+            );
+        } else {
+            self.readiness.ready();
+        }
+    }
+
     fn unavailable(&self, error: &QueueError) {
         if self.readiness.not_ready(format!("queue_unavailable: {}", chain(error))) {
             tracing::warn!(error = chain(error), "redis does not answer; waiting for it");

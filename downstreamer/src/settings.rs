@@ -9,8 +9,11 @@ use http::uri::{Authority, Scheme};
 use rustls::pki_types::ServerName;
 use spillway_service::common::CommonChecked;
 use spillway_service::{Checker, Common};
+use spillway_webhook::shopify::{is_barrier, is_compliance};
 
 use crate::backoff::Backoff;
+use crate::limit::Bounds;
+use crate::schedule::ShopBounds;
 
 const MIB: u64 = 1 << 20;
 /// The longest base path.
@@ -47,9 +50,47 @@ pub struct Written {
     #[arg(long, env = "DELIVERY_TIMEOUT", default_value = "30s")]
     delivery_timeout: String,
 
-    /// Deliveries at once [1 to 10000]
+    /// Deliveries at once, at least: what slows down goes no lower [1 to 10000]
+    #[arg(long, env = "MIN_CONCURRENCY", default_value = "1")]
+    min_concurrency: String,
+
+    /// Deliveries at once, at most; how many it is in between follows the backend [1 to 10000]
     #[arg(long, env = "MAX_CONCURRENCY", default_value = "64")]
     max_concurrency: String,
+
+    /// Deliveries at once for one shop [1 to 10000]; default: no bound of its own
+    #[arg(long, env = "SHOP_MAX_CONCURRENCY")]
+    shop_max_concurrency: Option<String>,
+
+    /// Deliveries per second [1 to 1000000]; default: no bound
+    #[arg(long, env = "MAX_RATE")]
+    max_rate: Option<String>,
+
+    /// Deliveries per second for one shop [1 to 1000000]; default: no bound
+    #[arg(long, env = "SHOP_MAX_RATE")]
+    shop_max_rate: Option<String>,
+
+    /// Topics that have four turns of five, comma separated; orders/* means all of a kind
+    #[arg(long, env = "PRIORITY_TOPICS", default_value = "orders/*")]
+    priority_topics: String,
+
+    /// How long what was delivered is remembered, so that a duplicate is dropped [0 to 30d]; 0: off
+    #[arg(long, env = "DEDUP_WINDOW", default_value = "6h")]
+    dedup_window: String,
+
+    /// Memory for that, here, and about half of it in Redis; past it the oldest is forgotten early
+    /// [1MiB to 16GiB]
+    #[arg(long, env = "DEDUP_MEMORY", default_value = "128MiB")]
+    dedup_memory: String,
+
+    /// Topics of which only a resource's newest waiting event is delivered, comma separated, such as
+    /// products/update,inventory_levels/update; default: none
+    #[arg(long, env = "COALESCE_TOPICS", default_value = "")]
+    coalesce_topics: String,
+
+    /// An event stands for none that was accepted longer before it than this [1s to 24h]
+    #[arg(long, env = "COALESCE_MAX_WAIT", default_value = "10m")]
+    coalesce_max_wait: String,
 
     /// Wait before the second attempt; doubles with each further one [10ms to 1h]
     #[arg(long, env = "RETRY_FIRST", default_value = "1s")]
@@ -86,7 +127,7 @@ pub struct Written {
     #[arg(long, env = "PARK_AFTER", default_value = "60s")]
     park_after: String,
 
-    /// Memory for the index of waiting webhooks, about 50 bytes each, 370 if parked [1MiB to 16GiB]
+    /// Memory for the index of waiting webhooks, about 100 bytes each, 420 if parked [1MiB to 16GiB]
     #[arg(long, env = "INDEX_MEMORY", default_value = "128MiB")]
     index_memory: String,
 
@@ -108,8 +149,18 @@ pub struct Settings {
     pub order_by: OrderBy,
     /// Time for one delivery.
     pub delivery_timeout: Duration,
-    /// Deliveries at once.
-    pub concurrency_max: usize,
+    /// How many deliveries at once, and per second.
+    pub bounds: Bounds,
+    /// The same for one shop.
+    pub shop_bounds: ShopBounds,
+    /// Topics, or kinds such as `orders/*`, that go first.
+    pub priority_topics: Vec<String>,
+    /// Which duplicates are known.
+    pub dedup: Dedup,
+    /// Topics whose events may stand for older ones.
+    pub coalesce_topics: Vec<String>,
+    /// How much older those may be.
+    pub coalesce_wait_max: Duration,
     /// The wait between attempts.
     pub backoff: Backoff,
     /// How long failing deliveries are retried.
@@ -128,6 +179,15 @@ pub struct Settings {
     pub index_bytes: usize,
     /// Time to finish what is under way.
     pub shutdown_timeout: Duration,
+}
+
+/// How long, and in how much memory, what was delivered is remembered.
+#[derive(Debug, Clone, Copy)]
+pub struct Dedup {
+    /// Zero: not at all.
+    pub window: Duration,
+    /// Bytes.
+    pub bytes: usize,
 }
 
 /// Where webhooks go.
@@ -194,7 +254,23 @@ impl spillway_service::Written for Written {
             admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
             order_by: checker.choice("ORDER_BY", &self.order_by, &orders),
             delivery_timeout,
-            concurrency_max: checker.number("MAX_CONCURRENCY", &self.max_concurrency, 1..=10_000),
+            bounds: self.bounds(checker),
+            shop_bounds: self.shop_bounds(checker),
+            priority_topics: topics(&self.priority_topics),
+            dedup: Dedup {
+                window: checker.duration(
+                    "DEDUP_WINDOW",
+                    &self.dedup_window,
+                    Duration::ZERO..=30 * day,
+                ),
+                bytes: memory(checker, "DEDUP_MEMORY", &self.dedup_memory),
+            },
+            coalesce_topics: self.coalesce_topics(checker),
+            coalesce_wait_max: checker.duration(
+                "COALESCE_MAX_WAIT",
+                &self.coalesce_max_wait,
+                s(1)..=day,
+            ),
             backoff,
             retry_for: checker.duration("RETRY_FOR", &self.retry_for, s(1)..=60 * day),
             retry_refused_for: checker.duration(
@@ -206,12 +282,7 @@ impl spillway_service::Written for Written {
             dead_keep: checker.duration("DEAD_KEEP", &self.dead_keep, hour..=3650 * day),
             dead_bytes_max: checker.size("DEAD_MAX", &self.dead_max, 0..=64 * 1024 * MIB),
             park_after: checker.duration("PARK_AFTER", &self.park_after, s(1)..=day),
-            index_bytes: usize::try_from(checker.size(
-                "INDEX_MEMORY",
-                &self.index_memory,
-                MIB..=16 * 1024 * MIB,
-            ))
-            .expect("BUG: the range ends below 2^63"),
+            index_bytes: memory(checker, "INDEX_MEMORY", &self.index_memory),
             shutdown_timeout: match &self.shutdown_timeout {
                 Some(text) => checker.duration("SHUTDOWN_TIMEOUT", text, s(1)..=s(900)),
                 None => delivery_timeout + SHUTDOWN_SLACK,
@@ -220,7 +291,73 @@ impl spillway_service::Written for Written {
     }
 }
 
+impl Settings {
+    /// Whether the fingerprint of everything that waits is needed: an event that stands for others
+    /// is remembered for all of them.
+    pub fn keeps_fingerprints(&self) -> bool {
+        self.dedup.is_on() && !self.coalesce_topics.is_empty()
+    }
+}
+
+impl Dedup {
+    /// Whether duplicates are looked for.
+    pub fn is_on(&self) -> bool {
+        !self.window.is_zero()
+    }
+}
+
 impl Written {
+    fn bounds(&self, checker: &mut Checker) -> Bounds {
+        let bounds = Bounds {
+            concurrency_min: checker.number("MIN_CONCURRENCY", &self.min_concurrency, 1..=10_000),
+            concurrency_max: checker.number("MAX_CONCURRENCY", &self.max_concurrency, 1..=10_000),
+            rate_max: self.max_rate.as_ref().map(|rate| self::rate(checker, "MAX_RATE", rate)),
+        };
+        if bounds.concurrency_min > bounds.concurrency_max {
+            checker.mistake("MIN_CONCURRENCY", "must not be more than MAX_CONCURRENCY");
+        }
+        bounds
+    }
+
+    fn shop_bounds(&self, checker: &mut Checker) -> ShopBounds {
+        let concurrency = self.shop_max_concurrency.as_ref();
+        let rate = self.shop_max_rate.as_ref();
+        ShopBounds {
+            concurrency_max: concurrency
+                .map_or(u32::MAX, |text| checker.number("SHOP_MAX_CONCURRENCY", text, 1..=10_000)),
+            spacing: rate.map_or(Duration::ZERO, |text| {
+                Duration::from_secs_f64(1.0 / self::rate(checker, "SHOP_MAX_RATE", text))
+            }),
+        }
+    }
+
+    fn coalesce_topics(&self, checker: &mut Checker) -> Vec<String> {
+        const KEY: &str = "COALESCE_TOPICS";
+        let topics = topics(&self.coalesce_topics);
+        for topic in &topics {
+            let (kind, event) = topic.split_once('/').unwrap_or((topic, ""));
+            let problem = if is_compliance(topic.as_bytes()) || is_barrier(topic.as_bytes()) {
+                "is a legal duty to someone: each of its events is delivered"
+            } else if kind == "orders" {
+                "is about orders: each of their events is delivered"
+            } else if matches!(event, "create" | "delete") {
+                "is not said of the same thing twice: there is nothing to stand for"
+            } else if kind.is_empty() || event.is_empty() || topic.contains('*') {
+                "is not a topic, such as products/update"
+            } else {
+                continue;
+            };
+            checker.mistake(KEY, format_args!("{topic} {problem}"));
+        }
+        if topics.len() > usize::from(u8::MAX) {
+            checker.mistake(KEY, "holds more than 255 topics");
+        }
+        if !topics.is_empty() && self.order_by.trim() != "resource" {
+            checker.mistake(KEY, "needs ORDER_BY=resource: events of one resource are coalesced");
+        }
+        topics
+    }
+
     fn backend(&self, checker: &mut Checker) -> Backend {
         let Some(url) = self.downstream_app_url.as_deref().map(str::trim) else {
             checker.mistake("DOWNSTREAM_APP_URL", "is required, such as http://127.0.0.1:3000");
@@ -266,6 +403,21 @@ fn http_backend(url: &str, host: Option<&str>) -> Result<Backend, &'static str> 
     Ok(Backend::Http { scheme, authority, path, host, server_name })
 }
 
+fn rate(checker: &mut Checker, key: &str, text: &str) -> f64 {
+    f64::from(checker.number::<u32>(key, text, 1..=1_000_000))
+}
+
+fn memory(checker: &mut Checker, key: &str, text: &str) -> usize {
+    let bytes = checker.size(key, text, MIB..=16 * 1024 * MIB);
+    usize::try_from(bytes).expect("BUG: the range ends below 2^63")
+}
+
+/// A list with commas.
+fn topics(text: &str) -> Vec<String> {
+    let topics = text.split(',').map(str::trim).filter(|topic| !topic.is_empty());
+    topics.map(ToOwned::to_owned).collect()
+}
+
 fn dead_statuses(checker: &mut Checker, text: &str) -> Vec<u16> {
     text.split(',')
         .map(str::trim)
@@ -277,6 +429,38 @@ fn dead_statuses(checker: &mut Checker, text: &str) -> Vec<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn mistakes(arguments: &[&str]) -> String {
+        let base = ["downstreamer", "--downstream-app-url", "discard:"];
+        let written = Written::parse_from(base.iter().chain(arguments));
+        let mut checker = Checker::default();
+        let settings = spillway_service::Written::check(&written, &mut checker);
+        checker.finish(settings).map_or_else(|mistakes| mistakes.to_string(), |_| String::new())
+    }
+
+    #[test]
+    fn only_what_replaces_itself_may_be_coalesced() {
+        assert_eq!(
+            mistakes(&["--coalesce-topics", "products/update, inventory_levels/update"]),
+            ""
+        );
+        for topic in ["products/create", "products/delete", "orders/updated", "shop/redact"] {
+            assert!(mistakes(&["--coalesce-topics", topic]).contains(topic), "{topic}");
+        }
+        for topic in ["products/*", "products", "/update", "app/uninstalled"] {
+            assert!(!mistakes(&["--coalesce-topics", topic]).is_empty(), "{topic}");
+        }
+        let by_shop = ["--coalesce-topics", "products/update", "--order-by", "shop"];
+        assert!(mistakes(&by_shop).contains("ORDER_BY=resource"));
+    }
+
+    #[test]
+    fn bounds_that_contradict_each_other_are_refused() {
+        let bounds = ["--min-concurrency", "8", "--max-concurrency", "4"];
+        assert!(mistakes(&bounds).contains("MIN_CONCURRENCY"));
+        assert_eq!(mistakes(&["--shop-max-rate", "5", "--max-rate", "50"]), "");
+        assert!(mistakes(&["--max-rate", "0"]).contains("MAX_RATE"));
+    }
 
     #[test]
     fn a_backend_is_a_base_that_paths_are_appended_to() {

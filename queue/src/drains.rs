@@ -83,6 +83,7 @@ pub async fn forget(
         .key(keys.dead(drain))
         .key(keys.dead_bytes(drain))
         .key(keys.settled(drain))
+        .key(keys.seen(drain))
         .arg(drain)
         .invoke_async(connection)
         .await?;

@@ -66,6 +66,11 @@ impl Keys {
         format!("{}{drain}:dead:bytes", self.prefix)
     }
 
+    /// Stream of fingerprints of what was delivered lately: field `d`, 16 bytes each.
+    pub fn seen(&self, drain: &str) -> String {
+        format!("{}{drain}:seen", self.prefix)
+    }
+
     /// `<token>:<number>` of the last settlement that was applied.
     pub fn settled(&self, drain: &str) -> String {
         format!("{}{drain}:settled", self.prefix)

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redis::{Script, Value, cmd};
+use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::{StreamId, WebhookId};
 
 use crate::connect::{Connection, Redis};
@@ -12,6 +13,9 @@ use crate::error::QueueError;
 
 /// Entries asked for at a time, whatever their size: bounds the time one script holds Redis.
 const ENTRIES_MAX: usize = 64;
+
+/// Settlements whose fingerprints are read at a time: a few megabytes, when each was full.
+const SEEN_MAX: usize = 128;
 
 /// One entry of the main stream.
 #[derive(Debug, Clone)]
@@ -91,6 +95,27 @@ impl Reader {
             .map(|(id, bits)| Ok((stream_id(&id)?, bits)))
             .collect::<Result<_, QueueError>>()?;
         Ok(Progress { cursor: stream_id(&cursor)?, through: through.unwrap_or(0), done })
+    }
+
+    /// Fingerprints of what was delivered behind `after`, and when, in milliseconds since the Unix
+    /// epoch; of a bounded number of settlements. Empty when there are no more.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn seen_after(
+        &self,
+        connection: &mut Connection,
+        after: StreamId,
+    ) -> Result<Vec<(StreamId, Vec<Fingerprint>)>, QueueError> {
+        let found: Vec<(String, Fields)> = cmd("XRANGE")
+            .arg(self.redis.keys.seen(&self.drain))
+            .arg(format!("({after}"))
+            .arg("+")
+            .arg("COUNT")
+            .arg(SEEN_MAX)
+            .query_async(connection)
+            .await?;
+        found.into_iter().map(|(id, fields)| Ok((stream_id(&id)?, fingerprints(&fields)))).collect()
     }
 
     /// Up to about `bytes` of main entries behind `after`; at least one if there is one.
@@ -231,6 +256,12 @@ pub(crate) fn field_text(fields: &Fields, name: &str) -> String {
 
 pub(crate) fn stream_id(text: &str) -> Result<StreamId, QueueError> {
     text.parse().map_err(|_| QueueError::Unexpected(format!("stream id {text:?}")))
+}
+
+fn fingerprints(fields: &Fields) -> Vec<Fingerprint> {
+    let bytes = field(fields, "d");
+    let whole = bytes.chunks_exact(size_of::<Fingerprint>());
+    whole.map(|one| Fingerprint::from_le_bytes(one.try_into().expect("BUG: exact"))).collect()
 }
 
 fn text(value: Option<&Value>) -> String {

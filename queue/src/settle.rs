@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rand::RngExt;
 use redis::{Script, ScriptInvocation};
+use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::{StreamId, WebhookId};
 
 use crate::connect::{Connection, Redis};
@@ -39,6 +40,10 @@ pub struct Settlement {
     pub park: Vec<Park>,
     /// Webhooks to dead-letter.
     pub dead: Vec<Dead>,
+    /// Fingerprints of what was delivered, so that a duplicate is known.
+    pub seen: Vec<Fingerprint>,
+    /// Before this time, in milliseconds since the Unix epoch, fingerprints may be forgotten.
+    pub seen_from_ms: u64,
 }
 
 /// A webhook on its way out of the main stream.
@@ -106,6 +111,7 @@ impl Settlement {
             && self.tries.is_empty()
             && self.park.is_empty()
             && self.dead.is_empty()
+            && self.seen.is_empty()
     }
 }
 
@@ -149,12 +155,14 @@ impl Settler {
         let (keys, drain) = (&self.redis.keys, &self.drain);
         call.key(keys.stream()).key(keys.counts()).key(keys.owner(drain)).key(keys.done(drain));
         call.key(keys.parked(drain)).key(keys.tries(drain)).key(keys.dead(drain));
-        call.key(keys.dead_bytes(drain)).key(keys.settled(drain));
+        call.key(keys.dead_bytes(drain)).key(keys.settled(drain)).key(keys.seen(drain));
         call.arg(&self.token).arg(self.number).arg(drain).arg(keys.corrupt_prefix());
         let cursor = settlement.cursor.map(|cursor| cursor.to_string()).unwrap_or_default();
         call.arg(cursor).arg(settlement.entries_passed);
         call.arg(settlement.webhooks_passed).arg(settlement.open);
         call.arg(self.previous.map(|number| number.to_string()).unwrap_or_default());
+        let seen: Vec<u8> = settlement.seen.iter().flat_map(|one| one.to_le_bytes()).collect();
+        call.arg(seen).arg(settlement.seen_from_ms);
         ids(call, &settlement.corrupt);
         ids(call, &settlement.corrupt_parked);
         call.arg(settlement.bits.len());

@@ -3,10 +3,11 @@
 //!
 //! The path of a webhook through this crate: [`target`] (is the path one we pass on?) →
 //! [`signature`] (who sent it?) → [`shopify`] and [`freshness`] (what is it, and since when?) →
-//! [`pack`] (many of them as one stream entry) → [`identity`] and [`resource`] (which one is it,
-//! and what must it stay in order with?).
+//! [`pack`] (many of them as one stream entry) → [`identity`], [`resource`] and [`fingerprint`]
+//! (which one is it, what must it stay in order with, was it there before?).
 
 pub mod event;
+pub mod fingerprint;
 pub mod freshness;
 pub mod identity;
 pub mod pack;

@@ -47,6 +47,20 @@ pub fn is_compliance(topic: &[u8]) -> bool {
     matches!(topic, b"customers/data_request" | b"customers/redact" | b"shop/redact")
 }
 
+/// Topics that everything else of their shop stays in order with: what was sent before must have
+/// arrived before, or a late order would bring back the person that was to be forgotten.
+pub fn is_barrier(topic: &[u8]) -> bool {
+    matches!(topic, b"customers/redact" | b"shop/redact" | b"app/uninstalled")
+}
+
+/// Whether `topic` is meant by `pattern`: a topic, or all of its kind, such as `orders/*`.
+pub fn is_topic_match(pattern: &str, topic: &[u8]) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(kind) => topic.starts_with(kind.as_bytes()),
+        None => topic == pattern.as_bytes(),
+    }
+}
+
 /// The singular of a topic's first segment: `inventory_levels/update` is about an
 /// `inventory_level`.
 pub fn resource_kind(topic: &str) -> String {
@@ -76,6 +90,15 @@ mod tests {
         assert_eq!(headers.topic(), Some(&b"orders/create"[..]));
         headers.insert("x-shopify-topic", "orders/paid".parse().unwrap());
         assert_eq!(headers.topic(), Some(&b"orders/paid"[..]));
+    }
+
+    #[test]
+    fn a_pattern_means_a_topic_or_a_kind() {
+        assert!(is_topic_match("orders/*", b"orders/create"));
+        assert!(!is_topic_match("orders/*", b"orders_x/create"));
+        assert!(is_topic_match("orders/paid", b"orders/paid"));
+        assert!(!is_topic_match("orders/paid", b"orders/paid2"));
+        assert!(is_topic_match("*", b"anything"));
     }
 
     #[test]

@@ -3,15 +3,15 @@
 use std::cmp::Reverse;
 use std::time::{Duration, SystemTime};
 
-use spillway_queue::settle::Dead;
 use spillway_service::clock::wall_clock_ms;
 use tokio::time::Instant;
 
 use super::settling::dead_letter;
-use super::{Drain, Finished, Trial};
+use super::{Drain, Ended, Finished, Trial};
 use crate::deliver::{Delivery, Job};
 use crate::index::{Place, ResourceKey, State};
-use crate::judge::{Outcome, Verdict, judge};
+use crate::judge::{Outcome, Scope, Verdict, judge, signal};
+use crate::limit::Sample;
 
 impl Drain {
     pub(super) fn judge(&mut self, delivery: Delivery) {
@@ -24,39 +24,56 @@ impl Drain {
             SystemTime::now(),
         );
         self.metrics.attempted(result_label(&outcome, verdict), took);
+        let signal = signal(&outcome, verdict);
+        let sample = Sample { began: job.began, in_flight: job.in_flight, signal };
+        self.limiter.ended(&sample, now, rand::random::<f64>());
+        self.schedule.ended(job.shop, took);
+        let shop = self.schedule.hash(job.shop);
         match verdict {
             Verdict::Delivered => {
-                self.destination.succeeded(now);
-                let received_at_ms = job.pack.record(job.record_index).received_at_ms;
-                self.metrics.delivered(received_at_ms, wall_clock_ms());
-                self.finish(job.resource, job.place, None);
+                self.destination.succeeded(shop, now);
+                self.metrics.delivered(job.record.received_at_ms, wall_clock_ms());
+                self.metrics.coalesced.inc_by(job.older.into());
+                self.finish(job.resource, job.place, Ended::Delivered(job.fingerprint));
             }
             Verdict::Dead => {
                 let reason = if outcome == Outcome::Unsendable { "unsendable" } else { "status" };
-                // The backend does its work: it took a look and said no.
-                self.destination.succeeded(now);
+                self.refused(shop, now);
                 self.give_up(&job, &outcome, answer, reason);
             }
-            Verdict::Retry { pause, pauses_all, is_refusal } => {
+            Verdict::Retry { pause, scope, is_refusal } => {
                 if outcome == Outcome::Unconnected {
                     self.destination.unconnected();
                 }
-                self.destination.failed(job.resource, job.attempt == 1, now);
-                if pauses_all {
-                    self.destination.pause(pause, now);
+                if is_refusal {
+                    self.refused(shop, now);
+                } else {
+                    self.destination.failed(job.resource, job.attempt == 1, now);
                 }
                 let (limit, reason) = if is_refusal {
                     (self.settings.retry_refused_for, "refused")
                 } else {
                     (self.settings.retry_for, "retries_exhausted")
                 };
-                let spent = self.note_failure(&job, pause);
-                if spent >= limit && !self.destination.is_down() {
+                let (spent, wait) = self.note_failure(&job, pause);
+                if scope == Scope::Shop {
+                    self.schedule.pause(job.shop, now + wait);
+                }
+                if spent >= limit && !self.destination.is_stopped() {
                     self.give_up(&job, &outcome, answer, reason);
                 } else {
                     self.retry_later(&job);
                 }
             }
+        }
+    }
+
+    fn refused(&mut self, shop: u64, now: Duration) {
+        if self.destination.refused(shop, now) {
+            tracing::error!(
+                "the backend refuses most of what it gets, of every shop: nothing is given up, and \
+                 one delivery every 10 s finds out when it is well again"
+            );
         }
     }
 
@@ -66,12 +83,13 @@ impl Drain {
         trial.spent_before + active.saturating_sub(trial.since)
     }
 
-    /// Counts a failed attempt; says how much of its time for retries the webhook has spent.
-    fn note_failure(&mut self, job: &Job, pause: Duration) -> Duration {
+    /// Counts a failed attempt; says how much of its time for retries the webhook has spent, and how
+    /// long it waits now.
+    fn note_failure(&mut self, job: &Job, pause: Duration) -> (Duration, Duration) {
         let tried = self.parked.get(&job.place.pack).copied().unwrap_or_default();
         let wait = self.settings.backoff.wait(job.attempt, rand::random::<f64>()).max(pause);
         let due = Instant::now() + wait;
-        let trial = self.trials.entry(job.place).or_insert(Trial {
+        let trial = self.trials.entry(job.head).or_insert(Trial {
             resource: job.resource,
             attempts: 0,
             spent_before: tried.spent,
@@ -81,11 +99,11 @@ impl Drain {
         trial.attempts = job.attempt;
         trial.due = due;
         let trial = *trial;
-        self.spent(&trial)
+        (self.spent(&trial), wait)
     }
 
     fn retry_later(&mut self, job: &Job) {
-        let Some(trial) = self.trials.get(&job.place).copied() else { return };
+        let Some(trial) = self.trials.get(&job.head).copied() else { return };
         self.index.set_state(job.resource, State::Delayed);
         self.due.push(Reverse((trial.due, job.resource)));
         if self.parked.contains_key(&job.place.pack) {
@@ -96,6 +114,11 @@ impl Drain {
 
     /// Dead-letters a webhook, or keeps it in retry where there is no room for dead letters.
     fn give_up(&mut self, job: &Job, outcome: &Outcome, answer: Vec<u8>, reason: &'static str) {
+        if self.destination.is_braked() {
+            self.note_failure(job, Duration::ZERO);
+            self.retry_later(job);
+            return;
+        }
         let dead = dead_letter(job, outcome, answer, reason);
         if !self.tenure.has_room_for_dead(dead.size_bytes(), self.settings.dead_bytes_max) {
             if !std::mem::replace(&mut self.is_dead_room_short, true) {
@@ -115,12 +138,12 @@ impl Drain {
             resource = dead.labels[2], reason, status = dead.status, attempts = dead.attempts,
             "dead letter"
         );
-        self.finish(job.resource, job.place, Some(dead));
+        self.finish(job.resource, job.place, Ended::Dead(Box::new(dead)));
     }
 
-    fn finish(&mut self, resource: ResourceKey, place: Place, dead: Option<Dead>) {
+    pub(super) fn finish(&mut self, resource: ResourceKey, place: Place, end: Ended) {
         self.tries.remove(&place.pack);
-        self.finished.push(Finished { resource, place, dead });
+        self.finished.push(Finished { resource, end });
     }
 }
 

@@ -1,5 +1,6 @@
 //! Keeps a failing resource from pinning the queue: once its pack is old enough, its webhook and
-//! the later ones behind it move to the parked stream, within a settlement.
+//! the later ones behind it move to the parked stream, within a settlement. So do those that a failing
+//! webhook holds back behind a barrier of its shop.
 //!
 //! Never while the backend as a whole is down: then every resource fails, and moving them all would
 //! copy the queue for nothing.
@@ -35,7 +36,7 @@ impl Drain {
         around: &mut Around,
     ) -> (Vec<ResourceKey>, Vec<PackKey>) {
         let (mut parking, mut parked) = (Vec::new(), Vec::new());
-        if Instant::now() < self.parks_due || self.destination.is_down() {
+        if Instant::now() < self.parks_due || self.destination.is_stopped() {
             return (parking, parked);
         }
         let mut packer = Packer::new();
@@ -74,8 +75,10 @@ impl Drain {
         (parking, parked)
     }
 
-    /// Resources whose head waits for a retry.
+    /// Resources whose head waits for a retry, or for one that does.
     fn delayed(&self) -> Vec<ResourceKey> {
+        let stuck = self.schedule.stuck().take(PARK_MAX);
+        let held = stuck.filter(|resource| self.index.state(*resource) == Some(State::Held));
         self.trials
             .iter()
             .filter(|(place, trial)| {
@@ -83,6 +86,7 @@ impl Drain {
                     && self.index.head(trial.resource) == Some(**place)
             })
             .map(|(_, trial)| trial.resource)
+            .chain(held)
             .collect()
     }
 

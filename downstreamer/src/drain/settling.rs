@@ -4,15 +4,19 @@
 use std::collections::HashSet;
 
 use spillway_queue::settle::{Dead, Settlement};
+use spillway_service::clock::wall_clock_ms;
 use spillway_service::error::chain;
+use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::pack::Packer;
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
 
-use super::{Around, Drain, End, end_of};
+use super::{Around, Drain, End, Ended, Finished, end_of};
 use crate::deliver::Job;
-use crate::index::{PackKey, ResourceKey, Source};
+use crate::index::{NodeKey, PackKey, Place, ResourceKey, Source, State};
 use crate::judge::Outcome;
+use crate::schedule::ShopKey;
+use crate::schedule::barriers::Position;
 use crate::settle::Settled;
 
 /// Webhooks in one settlement: bounds the time its script holds Redis.
@@ -22,6 +26,10 @@ const FINISHED_MAX: usize = 2048;
 pub(super) struct Settling {
     /// Resources whose head it settles.
     pub(super) heads: Vec<ResourceKey>,
+    /// Everything that those speak for.
+    settled: Vec<(ShopKey, Position)>,
+    /// What was delivered.
+    seen: Vec<Fingerprint>,
     /// What its dead letters will take in Redis.
     dead_bytes: u64,
     /// Resources some of whose webhooks it parks.
@@ -38,7 +46,7 @@ impl Drain {
         }
         let mut settlement = Settlement::default();
         let mut touched = HashSet::new();
-        let heads = self.settle_finished(&mut settlement, &mut touched);
+        let (heads, settled) = self.settle_finished(&mut settlement, &mut touched);
         let (parking, parked) = self.park(&mut settlement, &mut touched, around);
         settlement.corrupt = std::mem::take(&mut self.corrupt);
         settlement.corrupt_parked = std::mem::take(&mut self.corrupt_parked);
@@ -48,8 +56,10 @@ impl Drain {
             return;
         }
         settlement.open = self.index.settled_open();
+        settlement.seen_from_ms = self.seen.forgets_before_ms(wall_clock_ms());
+        let seen = settlement.seen.clone();
         let dead_bytes = settlement.dead.iter().map(Dead::size_bytes).sum();
-        self.settling = Some(Settling { heads, dead_bytes, parking, parked });
+        self.settling = Some(Settling { heads, settled, seen, dead_bytes, parking, parked });
         // The channel holds one order, and none is under way.
         if around.orders.try_send(settlement).is_err() {
             tracing::error!("BUG: a settlement found another before it");
@@ -67,9 +77,19 @@ impl Drain {
         };
         let settling = self.settling.take()?;
         self.tenure.settled_dead(settling.dead_bytes);
+        let now_ms = wall_clock_ms();
+        settling.seen.into_iter().for_each(|one| self.seen.insert(one, now_ms));
         for resource in settling.heads {
             if self.index.pop(resource) {
                 self.release(resource);
+            }
+        }
+        let now = self.now();
+        for (shop, position) in settling.settled {
+            for resource in self.schedule.left(shop, position, now) {
+                if self.index.state(resource) == Some(State::Held) {
+                    self.release(resource);
+                }
             }
         }
         if ids.len() != settling.parked.len() {
@@ -85,32 +105,63 @@ impl Drain {
         None
     }
 
+    /// Takes in what is finished: which heads, and where everything was accepted that they speak
+    /// for.
     fn settle_finished(
         &mut self,
         settlement: &mut Settlement,
         touched: &mut HashSet<PackKey>,
-    ) -> Vec<ResourceKey> {
+    ) -> (Vec<ResourceKey>, Vec<(ShopKey, Position)>) {
         let count = self.finished.len().min(FINISHED_MAX);
-        let mut heads = Vec::with_capacity(count);
-        for finished in self.finished.drain(..count) {
-            heads.push(finished.resource);
-            self.trials.remove(&finished.place);
-            let key = finished.place.pack;
-            match self.index.pack(key).map(|pack| (pack.source, pack.id)) {
-                Some((Source::Parked, id)) => {
-                    settlement.unparked.push(id);
-                    self.parked.remove(&key);
-                    self.cache.remove(key);
+        let finished: Vec<Finished> = self.finished.drain(..count).collect();
+        let (mut heads, mut settled) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for Finished { resource, end } in finished {
+            let (Some((shop, _)), Some(head)) =
+                (self.index.turn(resource), self.index.head(resource))
+            else {
+                continue;
+            };
+            heads.push(resource);
+            self.trials.remove(&head);
+            let led: Vec<(NodeKey, Place)> = self.index.led(resource).collect();
+            for (node, place) in led {
+                settled.push((shop, self.index.position(node)));
+                if matches!(end, Ended::Delivered(_)) {
+                    settlement.seen.extend(self.index.fingerprint(node));
                 }
-                Some((Source::Main, _)) => {
-                    touched.insert(key);
-                }
-                None => {}
+                self.settle_one(place, settlement, touched);
             }
-            self.index.mark_settled(finished.place);
-            settlement.dead.extend(finished.dead);
+            match end {
+                Ended::Delivered(fingerprint) if !self.settings.keeps_fingerprints() => {
+                    settlement.seen.extend(fingerprint);
+                }
+                Ended::Delivered(_) | Ended::Duplicate => {}
+                Ended::Dead(dead) => settlement.dead.push(*dead),
+            }
         }
-        heads
+        (heads, settled)
+    }
+
+    fn settle_one(
+        &mut self,
+        place: Place,
+        settlement: &mut Settlement,
+        touched: &mut HashSet<PackKey>,
+    ) {
+        let key = place.pack;
+        match self.index.pack(key).map(|pack| (pack.source, pack.id)) {
+            Some((Source::Parked, id)) => {
+                settlement.unparked.push(id);
+                self.parked.remove(&key);
+                self.tries.remove(&key);
+                self.cache.remove(key);
+            }
+            Some((Source::Main, _)) => {
+                touched.insert(key);
+            }
+            None => {}
+        }
+        self.index.mark_settled(place);
     }
 
     fn settle_tries(&mut self, settlement: &mut Settlement) {
@@ -150,7 +201,7 @@ pub(super) fn dead_letter(
     answer: Vec<u8>,
     reason: &'static str,
 ) -> Dead {
-    let record = job.pack.record(job.record_index);
+    let record = &job.record;
     let text = |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into();
     Dead {
         pack: Packer::new().single_out(&job.pack, job.record_index),
@@ -158,7 +209,7 @@ pub(super) fn dead_letter(
         labels: [
             text(record.shop()),
             text(record.topic()),
-            Resource::of(&record, &record.body).to_string(),
+            Resource::of(record, &record.body).to_string(),
             text(record.shopify("webhook-id")),
         ],
         reason,

@@ -1,9 +1,11 @@
 #!lua flags=allow-oom
 -- Records what one drain is done with, all of it or nothing, and only for the drain's owner.
 -- KEYS  1 stream  2 counts  3 owner  4 done  5 parked  6 tries  7 dead  8 dead bytes  9 settled
+--       10 seen
 -- ARGV  1 token  2 number  3 drain  4 corrupt prefix
 --       5 cursor ('' = stays)  6 entries passed  7 webhooks passed  8 settled behind the cursor
 --       9 number of the settlement before this one ('' = the owner's first)
+--       10 fingerprints of what was delivered  11 when the oldest one still known was, in ms
 --       then lists, each led by its length:
 --       corrupt (id)  corrupt parked (parked id)  bits (id, bits)  whole (id)
 --       unparked (parked id)
@@ -29,7 +31,7 @@ if ARGV[9] ~= '' and string.sub(last, 1, #before) ~= before then
   return redis.error_reply('NOGROUP redis came back with older data')
 end
 
-local at = 10
+local at = 12
 local function each(width, apply)
   local count = tonumber(ARGV[at])
   at = at + 1
@@ -105,6 +107,10 @@ each(10, function(pack, id, ...)
   redis.call('XADD', KEYS[7], '*', unpack(fields))
   redis.call('INCRBY', KEYS[8], size)
 end)
+
+if ARGV[10] ~= '' then
+  redis.call('XADD', KEYS[10], 'MINID', '~', ARGV[11], '*', 'd', ARGV[10])
+end
 
 redis.call('HSET', counts, 'open:' .. drain, ARGV[8])
 if ARGV[5] ~= '' and is_before(own['last-delivered-id'], ARGV[5]) then

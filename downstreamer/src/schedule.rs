@@ -1,0 +1,474 @@
+//! Whose turn it is: fair over shops, so that one shop's three million webhooks delay nobody else's.
+//!
+//! Deficit round robin (Shreedhar and Varghese, 1995) over the shops that have something ready, once
+//! for the priority topics and once for the rest, of which the rest has one turn in five. A turn is
+//! one delivery; what it cost the backend is known afterwards, so one that took longer than most is
+//! paid for with the shop's next turns, and one that took less brings another. Within a shop, the resource that has been ready for
+//! longest. [`barriers`] hold back what must wait for the rest of its shop. Pure: time is an
+//! argument.
+
+pub mod barriers;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::time::Duration;
+
+use slab::Slab;
+
+use self::barriers::{Barriers, Position};
+use crate::index::ResourceKey;
+
+/// Turns of the priority topics before the rest has one.
+const PRIORITY_TURNS: u32 = 4;
+/// What a shop can owe, or be owed, in turns.
+const DEBT_MAX: f64 = 16.0;
+const CREDIT_MAX: f64 = 4.0;
+/// Deliveries over which the usual duration is averaged.
+const USUAL_OVER: f64 = 64.0;
+
+/// A shop in the schedule.
+pub type ShopKey = u32;
+
+/// Which of the two rounds a webhook takes part in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// `PRIORITY_TOPICS`.
+    Priority,
+    /// All others.
+    Rest,
+}
+
+/// What one shop may take.
+#[derive(Debug, Clone, Copy)]
+pub struct ShopBounds {
+    /// Deliveries at once.
+    pub concurrency_max: u32,
+    /// Between two deliveries.
+    pub spacing: Duration,
+}
+
+/// All shops of which something waits. Times are durations since an arbitrary start.
+#[derive(Debug)]
+pub struct Schedule {
+    bounds: ShopBounds,
+    shops: Slab<Shop>,
+    by_hash: HashMap<u64, ShopKey>,
+    /// Shops that have something ready and may deliver it, in turn, for each class.
+    turns: [VecDeque<ShopKey>; 2],
+    priority_turns: u32,
+    /// Shops to look at again, because they are paused.
+    due: BinaryHeap<Reverse<(Duration, ShopKey)>>,
+    /// Shops with barriers.
+    barred: BTreeSet<ShopKey>,
+    ready: usize,
+    /// How long a delivery takes, in seconds.
+    usual: f64,
+}
+
+#[derive(Debug)]
+struct Shop {
+    hash: u64,
+    ready: [VecDeque<ResourceKey>; 2],
+    has_turn: [bool; 2],
+    /// Webhooks that are not settled.
+    waiting: u32,
+    in_flight: u32,
+    debt: f64,
+    paused_until: Duration,
+    /// The last position that was added.
+    newest: Position,
+    barriers: Option<Box<Barriers>>,
+}
+
+/// A resource whose turn it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// Its shop.
+    pub shop: ShopKey,
+    /// The resource.
+    pub resource: ResourceKey,
+}
+
+impl Schedule {
+    /// An empty one.
+    pub fn new(bounds: ShopBounds) -> Self {
+        Self {
+            bounds,
+            shops: Slab::new(),
+            by_hash: HashMap::new(),
+            turns: [VecDeque::new(), VecDeque::new()],
+            priority_turns: 0,
+            due: BinaryHeap::new(),
+            barred: BTreeSet::new(),
+            ready: 0,
+            usual: 0.0,
+        }
+    }
+
+    /// A webhook of the shop `hash` waits from now on. `all` are the positions of everything of the
+    /// shop that waits, without this one; it is asked only for a barrier that came out of order.
+    pub fn add(
+        &mut self,
+        hash: u64,
+        position: Position,
+        is_barrier: bool,
+        all: impl FnOnce(ShopKey) -> Vec<Position>,
+    ) -> ShopKey {
+        let shops = &mut self.shops;
+        let key = *self.by_hash.entry(hash).or_insert_with(|| {
+            u32::try_from(shops.insert(Shop::new(hash))).expect("BUG: the index is bounded")
+        });
+        let shop = &mut shops[key as usize];
+        let is_in_order = position >= shop.newest;
+        if is_barrier {
+            self.barred.insert(key);
+            let barriers = shop.barriers.get_or_insert_default();
+            if is_in_order {
+                barriers.push(position, shop.waiting);
+            } else {
+                barriers.insert(position, &all(key));
+            }
+        } else if let Some(barriers) = &mut shop.barriers {
+            barriers.add(position);
+        }
+        shop.newest = shop.newest.max(position);
+        shop.waiting += 1;
+        key
+    }
+
+    /// A webhook is settled. Hands out the resources that were held back for it.
+    pub fn left(&mut self, key: ShopKey, position: Position, now: Duration) -> Vec<ResourceKey> {
+        let Some(shop) = self.shops.get_mut(key as usize) else { return Vec::new() };
+        shop.waiting -= 1;
+        let mut released = Vec::new();
+        if let Some(barriers) = &mut shop.barriers {
+            released = barriers.left(position);
+            if barriers.is_empty() {
+                shop.barriers = None;
+                self.barred.remove(&key);
+            }
+        }
+        self.forget(key, now);
+        released
+    }
+
+    /// Whether a webhook of the shop may be delivered, as far as barriers go.
+    pub fn is_open(&self, key: ShopKey, position: Position) -> bool {
+        self.barriers(key).is_none_or(|barriers| barriers.is_open(position))
+    }
+
+    /// Where the shop's first barrier is.
+    pub fn barrier(&self, key: ShopKey) -> Option<Position> {
+        self.barriers(key).and_then(Barriers::first)
+    }
+
+    /// Holds a resource back until [`Schedule::left`] hands it out.
+    pub fn hold(&mut self, key: ShopKey, position: Position, resource: ResourceKey) {
+        let barriers = self.shops.get_mut(key as usize).and_then(|shop| shop.barriers.as_mut());
+        barriers.expect("BUG: held without a barrier").hold(position, resource);
+    }
+
+    /// The resource that was held back at `position` has another head now.
+    pub fn unhold(&mut self, key: ShopKey, position: Position) {
+        let barriers = self.shops.get_mut(key as usize).and_then(|shop| shop.barriers.as_mut());
+        if let Some(barriers) = barriers {
+            barriers.unhold(position);
+        }
+    }
+
+    /// Resources that are held back in shops where nothing moves, since what they wait for waits
+    /// for its retry.
+    pub fn stuck(&self) -> impl Iterator<Item = ResourceKey> {
+        let barred = self.barred.iter().filter_map(|key| self.shops.get(*key as usize));
+        let stuck =
+            barred.filter(|shop| shop.in_flight == 0 && shop.ready.iter().all(VecDeque::is_empty));
+        stuck.filter_map(|shop| shop.barriers.as_ref()).flat_map(|barriers| barriers.held())
+    }
+
+    /// A resource may be delivered when its shop's turn comes.
+    pub fn push(&mut self, key: ShopKey, class: Class, resource: ResourceKey) {
+        let Some(shop) = self.shops.get_mut(key as usize) else { return };
+        shop.ready[class as usize].push_back(resource);
+        self.ready += 1;
+        self.give_turns(key);
+    }
+
+    /// How many resources are ready, those of paused shops included.
+    pub fn ready(&self) -> usize {
+        self.ready
+    }
+
+    /// The next resource. [`Schedule::began`] must follow if it is delivered.
+    pub fn pick(&mut self, now: Duration) -> Option<Turn> {
+        self.wake(now);
+        let first = usize::from(self.priority_turns >= PRIORITY_TURNS);
+        let (class, turn) = [first, 1 - first]
+            .into_iter()
+            .find_map(|class| self.pick_of(class, now).map(|turn| (class, turn)))?;
+        self.priority_turns = if class == 0 { self.priority_turns + 1 } else { 0 };
+        self.ready -= 1;
+        Some(turn)
+    }
+
+    /// The hash of a shop, by which it is known beyond the schedule.
+    pub fn hash(&self, key: ShopKey) -> u64 {
+        self.shops.get(key as usize).map_or(0, |shop| shop.hash)
+    }
+
+    /// How many shops have something ready, about.
+    pub fn shops_in_turn(&self) -> usize {
+        self.turns.iter().map(VecDeque::len).sum()
+    }
+
+    /// What the shop will deliver so many turns from now, if nothing comes between.
+    pub fn ahead(&self, key: ShopKey, class: Class, turns: usize) -> Option<ResourceKey> {
+        self.shops.get(key as usize)?.ready[class as usize].get(turns).copied()
+    }
+
+    /// A delivery of the shop began.
+    pub fn began(&mut self, key: ShopKey, now: Duration) {
+        let Some(shop) = self.shops.get_mut(key as usize) else { return };
+        shop.in_flight += 1;
+        if !self.bounds.spacing.is_zero() {
+            shop.paused_until = shop.paused_until.max(now + self.bounds.spacing);
+        }
+    }
+
+    /// It ended, after `took`.
+    pub fn ended(&mut self, key: ShopKey, took: Duration) {
+        let took = took.as_secs_f64();
+        self.usual += (took - self.usual) / USUAL_OVER;
+        let Some(shop) = self.shops.get_mut(key as usize) else { return };
+        shop.in_flight -= 1;
+        let cost = if self.usual > 0.0 { took / self.usual } else { 1.0 };
+        shop.debt = (shop.debt + cost - 1.0).clamp(-CREDIT_MAX, DEBT_MAX);
+        self.give_turns(key);
+    }
+
+    /// The backend asked that the shop be left alone.
+    pub fn pause(&mut self, key: ShopKey, until: Duration) {
+        if let Some(shop) = self.shops.get_mut(key as usize) {
+            shop.paused_until = shop.paused_until.max(until);
+        }
+    }
+
+    /// When a paused shop is to be looked at again.
+    pub fn wakes_at(&self) -> Option<Duration> {
+        self.due.peek().map(|Reverse((at, _))| *at)
+    }
+
+    fn pick_of(&mut self, class: usize, now: Duration) -> Option<Turn> {
+        while let Some(key) = self.turns[class].pop_front() {
+            let shop = &mut self.shops[key as usize];
+            shop.has_turn[class] = false;
+            if shop.in_flight >= self.bounds.concurrency_max {
+                // It has turns again when a delivery ends.
+                continue;
+            }
+            if shop.paused_until > now {
+                self.due.push(Reverse((shop.paused_until, key)));
+                continue;
+            }
+            if shop.debt >= 1.0 && !self.turns[class].is_empty() {
+                shop.debt -= 1.0;
+                shop.has_turn[class] = true;
+                self.turns[class].push_back(key);
+                continue;
+            }
+            let Some(resource) = shop.ready[class].pop_front() else { continue };
+            if !shop.ready[class].is_empty() {
+                shop.has_turn[class] = true;
+                if shop.debt <= -1.0 {
+                    shop.debt += 1.0;
+                    self.turns[class].push_front(key);
+                } else {
+                    self.turns[class].push_back(key);
+                }
+            }
+            return Some(Turn { shop: key, resource });
+        }
+        None
+    }
+
+    fn wake(&mut self, now: Duration) {
+        while let Some(Reverse((at, key))) = self.due.peek().copied()
+            && at <= now
+        {
+            self.due.pop();
+            self.give_turns(key);
+            self.forget(key, now);
+        }
+    }
+
+    fn give_turns(&mut self, key: ShopKey) {
+        let Some(shop) = self.shops.get_mut(key as usize) else { return };
+        if shop.in_flight >= self.bounds.concurrency_max {
+            return;
+        }
+        for class in 0..self.turns.len() {
+            if !shop.ready[class].is_empty() && !std::mem::replace(&mut shop.has_turn[class], true)
+            {
+                self.turns[class].push_back(key);
+            }
+        }
+    }
+
+    /// A shop of which nothing waits is let go, unless its pause is to outlast it.
+    fn forget(&mut self, key: ShopKey, now: Duration) {
+        let Some(shop) = self.shops.get(key as usize) else { return };
+        if shop.waiting > 0 || shop.in_flight > 0 {
+            return;
+        }
+        if shop.paused_until > now {
+            self.due.push(Reverse((shop.paused_until, key)));
+            return;
+        }
+        let shop = self.shops.remove(key as usize);
+        self.by_hash.remove(&shop.hash);
+        for (turns, had) in self.turns.iter_mut().zip(shop.has_turn) {
+            if had {
+                turns.retain(|turn| *turn != key);
+            }
+        }
+    }
+
+    fn barriers(&self, key: ShopKey) -> Option<&Barriers> {
+        self.shops.get(key as usize)?.barriers.as_deref()
+    }
+}
+
+impl Shop {
+    fn new(hash: u64) -> Self {
+        Self {
+            hash,
+            ready: [VecDeque::new(), VecDeque::new()],
+            has_turn: [false; 2],
+            waiting: 0,
+            in_flight: 0,
+            debt: 0.0,
+            paused_until: Duration::ZERO,
+            newest: Position::default(),
+            barriers: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_webhook::StreamId;
+
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(1);
+    const FREE: ShopBounds = ShopBounds { concurrency_max: u32::MAX, spacing: Duration::ZERO };
+
+    fn at(seq: u64) -> Position {
+        (StreamId { ms: 1, seq }, 0)
+    }
+
+    /// Webhook `number` of `shop`, ready; its resource is `1000 × shop + number`.
+    fn add(schedule: &mut Schedule, shop: u64, number: u64, class: Class) -> ShopKey {
+        let key = schedule.add(shop, at(number), false, |_| Vec::new());
+        schedule.push(key, class, 1000 * shop + number);
+        key
+    }
+
+    fn deliver(schedule: &mut Schedule, count: usize, took: impl Fn(u64) -> u64) -> Vec<u64> {
+        let mut shops = Vec::new();
+        for _ in 0..count {
+            let turn = schedule.pick(NOW).unwrap();
+            let shop = turn.resource / 1000;
+            schedule.began(turn.shop, NOW);
+            schedule.ended(turn.shop, Duration::from_millis(took(shop)));
+            schedule.left(turn.shop, at(turn.resource % 1000), NOW);
+            shops.push(shop);
+        }
+        shops
+    }
+
+    #[test]
+    fn a_flood_waits_for_the_others() {
+        let mut schedule = Schedule::new(FREE);
+        (0..100).for_each(|number| drop(add(&mut schedule, 1, number, Class::Rest)));
+        for shop in 2..5 {
+            add(&mut schedule, shop, 200, Class::Rest);
+        }
+        assert_eq!(deliver(&mut schedule, 6, |_| 50), [1, 2, 3, 4, 1, 1]);
+        assert_eq!(schedule.ready(), 97);
+    }
+
+    #[test]
+    fn the_rest_has_one_turn_in_five() {
+        let mut schedule = Schedule::new(FREE);
+        for number in 0..50 {
+            add(&mut schedule, 1, number, Class::Priority);
+            add(&mut schedule, 2, number, Class::Rest);
+        }
+        let shops = deliver(&mut schedule, 50, |_| 50);
+        assert_eq!(shops.iter().filter(|shop| **shop == 2).count(), 10);
+    }
+
+    #[test]
+    fn a_shop_whose_deliveries_take_long_pays_with_its_turns() {
+        let mut schedule = Schedule::new(FREE);
+        for number in 0..900 {
+            add(&mut schedule, 1, number, Class::Rest);
+            add(&mut schedule, 2, number, Class::Rest);
+        }
+        let shops = deliver(&mut schedule, 900, |shop| if shop == 1 { 50 } else { 200 });
+        let slow = shops[300..].iter().filter(|shop| **shop == 2).count();
+        // Four times as long: a fifth of the deliveries is half of the time.
+        assert!((100..=150).contains(&slow), "{slow}");
+    }
+
+    #[test]
+    fn a_shop_takes_no_more_than_its_own_bounds() {
+        let spacing = Duration::from_millis(100);
+        let mut schedule = Schedule::new(ShopBounds { concurrency_max: 2, spacing });
+        let key = add(&mut schedule, 1, 0, Class::Rest);
+        (1..5).for_each(|number| drop(add(&mut schedule, 1, number, Class::Rest)));
+        let begin = |schedule: &mut Schedule, now: Duration| {
+            let turn = schedule.pick(now);
+            turn.into_iter().for_each(|turn| schedule.began(turn.shop, now));
+            turn.is_some()
+        };
+        assert!(begin(&mut schedule, NOW) && !begin(&mut schedule, NOW));
+        assert_eq!(schedule.wakes_at(), Some(NOW + spacing));
+        assert!(begin(&mut schedule, NOW + spacing));
+        assert!(!begin(&mut schedule, NOW + 3 * spacing));
+        schedule.ended(key, NOW);
+        assert!(begin(&mut schedule, NOW + 3 * spacing));
+        schedule.pause(key, NOW + 50 * spacing);
+        schedule.ended(key, NOW);
+        assert!(!begin(&mut schedule, NOW + 49 * spacing));
+        assert!(begin(&mut schedule, NOW + 50 * spacing));
+    }
+
+    #[test]
+    fn a_shop_without_anything_is_forgotten() {
+        let mut schedule = Schedule::new(FREE);
+        for shop in 1..50 {
+            add(&mut schedule, shop, 1, Class::Rest);
+        }
+        deliver(&mut schedule, 49, |_| 50);
+        assert!(schedule.shops.is_empty() && schedule.by_hash.is_empty());
+        assert!(schedule.pick(NOW).is_none());
+    }
+
+    #[test]
+    fn what_a_barrier_holds_is_handed_out_in_order() {
+        let mut schedule = Schedule::new(FREE);
+        let shop = schedule.add(7, at(1), false, |_| Vec::new());
+        schedule.add(7, at(2), true, |_| Vec::new());
+        schedule.add(7, at(3), false, |_| Vec::new());
+        assert!(schedule.is_open(shop, at(1)));
+        for number in [2, 3] {
+            assert!(!schedule.is_open(shop, at(number)));
+            schedule.hold(shop, at(number), number);
+        }
+        assert_eq!(schedule.stuck().collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(schedule.left(shop, at(1), NOW), [2]);
+        assert_eq!(schedule.left(shop, at(2), NOW), [3]);
+        assert!(schedule.is_open(shop, at(3)) && schedule.barred.is_empty());
+    }
+}

@@ -1,0 +1,97 @@
+//! What makes two stored webhooks one and the same: a duplicate is dropped on certainty only.
+//!
+//! Shop, topic, path, name, the webhook id (else the event id) and the signature of the body must all
+//! be equal. The ids alone are not enough: one merchant action gives one event id to many
+//! subscriptions, and no header but the signature is bound to the body. A webhook without an id, or
+//! without a signature, is never a duplicate.
+
+use sha2::{Digest, Sha256};
+
+use crate::pack::Record;
+use crate::shopify::Headers;
+
+/// 128 bits of a webhook's identity: the first half of a SHA-256, so that nobody can make two
+/// webhooks share it.
+pub type Fingerprint = u128;
+
+/// The fingerprint of a stored webhook; `None` where nothing would be certain.
+pub fn fingerprint(record: &Record) -> Option<Fingerprint> {
+    let id = ["webhook-id", "event-id"].iter().find_map(|name| named(record, name))?;
+    let signature = named(record, "hmac-sha256")?;
+    let parts = [
+        record.shop().unwrap_or_default(),
+        record.topic().unwrap_or_default(),
+        &record.target,
+        record.shopify("name").unwrap_or_default(),
+        id.0.as_bytes(),
+        id.1,
+        signature.1,
+    ];
+    let mut hash = Sha256::new();
+    for part in parts {
+        // Its length first: no two lists of parts run together into the same bytes.
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let digest = hash.finalize();
+    Some(u128::from_le_bytes(digest[..16].try_into().expect("BUG: a SHA-256 has 32 bytes")))
+}
+
+fn named<'a>(record: &'a Record, name: &'static str) -> Option<(&'static str, &'a [u8])> {
+    record.shopify(name).filter(|value| !value.is_empty()).map(|value| (name, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    const PLAIN: [(&str, &str); 5] = [
+        ("x-shopify-topic", "products/update"),
+        ("x-shopify-shop-domain", "a.myshopify.com"),
+        ("x-shopify-webhook-id", "1"),
+        ("x-shopify-event-id", "2"),
+        ("x-shopify-hmac-sha256", "signature"),
+    ];
+
+    fn record(target: &'static str, headers: &[(&'static str, &'static str)]) -> Record {
+        let bytes = |text: &'static str| Bytes::from_static(text.as_bytes());
+        Record {
+            received_at_ms: 0,
+            target: bytes(target),
+            headers: headers.iter().map(|(name, value)| (bytes(name), bytes(value))).collect(),
+            body: Bytes::new(),
+        }
+    }
+
+    #[test]
+    fn every_part_tells_webhooks_apart() {
+        let plain = fingerprint(&record("/", &PLAIN)).unwrap();
+        assert_eq!(fingerprint(&record("/", &PLAIN)), Some(plain));
+        assert_ne!(fingerprint(&record("/other", &PLAIN)), Some(plain));
+        for changed in [0, 1, 2, 4] {
+            let mut headers = PLAIN;
+            headers[changed].1 = "another";
+            assert_ne!(fingerprint(&record("/", &headers)), Some(plain), "{changed}");
+        }
+        let mut named = PLAIN.to_vec();
+        named.push(("x-shopify-name", "mine"));
+        assert_ne!(fingerprint(&record("/", &named)), Some(plain));
+    }
+
+    #[test]
+    fn the_event_id_counts_where_there_is_no_webhook_id() {
+        let without = [PLAIN[0], PLAIN[1], PLAIN[3], PLAIN[4]];
+        assert!(fingerprint(&record("/", &without)).is_some());
+        // The same text as another kind of id is another webhook.
+        let other_kind = [PLAIN[0], PLAIN[1], ("x-shopify-webhook-id", "2"), PLAIN[4]];
+        assert_ne!(fingerprint(&record("/", &without)), fingerprint(&record("/", &other_kind)));
+    }
+
+    #[test]
+    fn nothing_is_certain_without_an_id_or_a_signature() {
+        assert_eq!(fingerprint(&record("/", &[PLAIN[0], PLAIN[1], PLAIN[4]])), None);
+        assert_eq!(fingerprint(&record("/", &PLAIN[..4])), None);
+    }
+}
