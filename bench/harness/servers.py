@@ -203,6 +203,8 @@ def downstreamer(server, backend_port, directory, **settings):
         "ADMIN_LISTEN": f"127.0.0.1:{admin}",
         "REDIS_URL": f"unix://{server.unix_socket}",
         "DOWNSTREAM_APP_URL": f"http://127.0.0.1:{backend_port}",
+        # The load generators send the same webhooks again and again.
+        "DEDUP_WINDOW": "0",
         "RUST_LOG": "warn",
         **settings,
     }

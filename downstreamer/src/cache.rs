@@ -1,81 +1,98 @@
 //! Decoded packs at hand, bounded in bytes.
 //!
-//! What intake reads ahead is kept while there is room; what delivery needs is kept at the expense
-//! of what was put in first.
+//! Two parts, so that neither takes the other's room: what was read for its turn, of which the least
+//! recently used goes first, and what passed by, on its way into the index or for a single webhook of
+//! it, which is used soon or not at all.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use spillway_webhook::pack::Pack;
 
 use crate::index::PackKey;
 
+/// Of the bytes, this part is for what passes by.
+const PASSING_PART: usize = 4;
+
 /// Decoded packs by key.
 #[derive(Debug)]
 pub struct Cache {
-    packs: HashMap<PackKey, Arc<Pack>>,
-    oldest_first: VecDeque<PackKey>,
+    needed: Part,
+    passing: Part,
+}
+
+#[derive(Debug)]
+struct Part {
+    packs: HashMap<PackKey, (Arc<Pack>, u64)>,
     bytes: usize,
     bytes_max: usize,
+    uses: u64,
 }
 
 impl Cache {
-    /// Holds up to `bytes_max`, or one pack if that is larger.
+    /// Holds up to `bytes_max`, or two packs if those are larger.
     pub fn new(bytes_max: usize) -> Self {
-        Self { packs: HashMap::new(), oldest_first: VecDeque::new(), bytes: 0, bytes_max }
+        let passing = bytes_max / PASSING_PART;
+        Self { needed: Part::new(bytes_max - passing), passing: Part::new(passing) }
     }
 
-    /// How many packs are here.
-    pub fn packs(&self) -> usize {
-        self.packs.len()
-    }
-
-    /// Whether the pack is here.
-    pub fn holds(&self, key: PackKey) -> bool {
-        self.packs.contains_key(&key)
+    /// The size of the pack, if it is here.
+    pub fn holds(&self, key: PackKey) -> Option<usize> {
+        let found = self.needed.packs.get(&key).or_else(|| self.passing.packs.get(&key));
+        found.map(|(pack, _)| pack.raw_bytes())
     }
 
     /// The pack, if it is here.
-    pub fn get(&self, key: PackKey) -> Option<Arc<Pack>> {
-        self.packs.get(&key).cloned()
+    pub fn get(&mut self, key: PackKey) -> Option<Arc<Pack>> {
+        self.needed.get(key).or_else(|| self.passing.get(key))
     }
 
-    /// Keeps a pack that was read ahead, if there is room.
-    pub fn offer(&mut self, key: PackKey, pack: Arc<Pack>) {
-        if self.bytes + pack.raw_bytes() <= self.bytes_max {
-            self.insert(key, pack);
-        }
+    /// Keeps a pack whose turn comes.
+    pub fn need(&mut self, key: PackKey, pack: Arc<Pack>) {
+        self.passing.remove(key);
+        self.needed.put(key, pack);
     }
 
-    /// Keeps a pack that is needed now, at the expense of the oldest ones.
-    pub fn put(&mut self, key: PackKey, pack: Arc<Pack>) {
-        while self.bytes + pack.raw_bytes() > self.bytes_max {
-            let Some(oldest) = self.oldest_first.pop_front() else { break };
-            self.forget(oldest);
+    /// Keeps a pack for a while, unless it is here.
+    pub fn pass(&mut self, key: PackKey, pack: Arc<Pack>) {
+        if self.holds(key).is_none() {
+            self.passing.put(key, pack);
         }
-        self.insert(key, pack);
     }
 
     /// Lets go of a pack that is settled.
     pub fn remove(&mut self, key: PackKey) {
-        self.forget(key);
-        // The queue of ages may keep keys of packs that are gone, but not many more than packs.
-        if self.oldest_first.len() > 2 * self.packs.len() + 16 {
-            let packs = &self.packs;
-            self.oldest_first.retain(|key| packs.contains_key(key));
-        }
+        self.needed.remove(key);
+        self.passing.remove(key);
+    }
+}
+
+impl Part {
+    fn new(bytes_max: usize) -> Self {
+        Self { packs: HashMap::new(), bytes: 0, bytes_max, uses: 0 }
     }
 
-    fn insert(&mut self, key: PackKey, pack: Arc<Pack>) {
+    fn get(&mut self, key: PackKey) -> Option<Arc<Pack>> {
+        self.uses += 1;
+        let (pack, used) = self.packs.get_mut(&key)?;
+        *used = self.uses;
+        Some(pack.clone())
+    }
+
+    fn put(&mut self, key: PackKey, pack: Arc<Pack>) {
+        self.remove(key);
+        while self.bytes + pack.raw_bytes() > self.bytes_max {
+            let oldest = self.packs.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| *key);
+            let Some(oldest) = oldest else { break };
+            self.remove(oldest);
+        }
+        self.uses += 1;
         self.bytes += pack.raw_bytes();
-        self.oldest_first.push_back(key);
-        if let Some(replaced) = self.packs.insert(key, pack) {
-            self.bytes -= replaced.raw_bytes();
-        }
+        self.packs.insert(key, (pack, self.uses));
     }
 
-    fn forget(&mut self, key: PackKey) {
-        if let Some(pack) = self.packs.remove(&key) {
+    fn remove(&mut self, key: PackKey) {
+        if let Some((pack, _)) = self.packs.remove(&key) {
             self.bytes -= pack.raw_bytes();
         }
     }

@@ -8,6 +8,7 @@
 
 mod judging;
 mod park;
+mod reading;
 mod settling;
 mod turns;
 
@@ -26,6 +27,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::reading::Reading;
 use crate::cache::Cache;
 use crate::deliver::{Delivery, Sender};
 use crate::destination::{Allowed, Destination};
@@ -35,7 +37,7 @@ use crate::intake::{Arrived, Intake};
 use crate::limit::Limiter;
 use crate::metrics::Metrics;
 use crate::ownership::Tenure;
-use crate::schedule::{Schedule, Turn};
+use crate::schedule::{Class, Schedule, ShopKey, Turn};
 use crate::seen::Seen;
 use crate::settings::Settings;
 use crate::settle::{self, Settled};
@@ -96,9 +98,7 @@ pub struct Drain {
     due: BinaryHeap<Reverse<(Instant, ResourceKey)>>,
     /// Heads that have failed.
     trials: HashMap<Place, Trial>,
-    /// Resources whose head's pack is being read again.
-    awaiting: HashMap<PackKey, Vec<ResourceKey>>,
-    awaiting_count: usize,
+    reading: Reading,
     finished: Vec<Finished>,
     tries: HashMap<PackKey, (u32, Duration)>,
     is_dead_room_short: bool,
@@ -186,8 +186,7 @@ impl Drain {
             is_parked_loaded: false,
             due: BinaryHeap::new(),
             trials: HashMap::new(),
-            awaiting: HashMap::new(),
-            awaiting_count: 0,
+            reading: Reading::default(),
             finished: Vec::new(),
             tries: HashMap::new(),
             is_dead_room_short: false,
@@ -208,6 +207,7 @@ impl Drain {
         loop {
             self.wake_due();
             self.dispatch(&mut around);
+            self.read(&mut around);
             self.settle(&mut around);
             self.show(&around);
             let now = Instant::now();
@@ -233,7 +233,7 @@ impl Drain {
                     Err(_) => Some(gone("a delivery")),
                 },
                 Some(fetched) = around.fetched.join_next() => match fetched {
-                    Ok(fetched) => self.fetched(fetched, &mut around),
+                    Ok(fetched) => self.fetched(fetched),
                     Err(_) => Some(gone("reading a pack again")),
                 },
                 arrived = around.arrived.recv(), if self.index.has_room() => match arrived {
@@ -263,12 +263,8 @@ impl Drain {
                 let open = OpenPack::main(id, pack.count(), bits.as_ref());
                 let settled: Vec<bool> =
                     (0..pack.count()).map(|index| open.is_settled(index)).collect();
-                // What comes after more than the cache holds is read again when its turn comes.
-                let is_all_at_hand = self.cache.packs() >= self.index.packs();
                 let key = self.index.add_pack(open);
-                if is_all_at_hand {
-                    self.cache.offer(key, pack);
-                }
+                self.cache.pass(key, pack);
                 for ((index, sorted), settled) in (0..).zip(sorted).zip(settled) {
                     if !settled {
                         self.waits(Place { pack: key, index }, &sorted);
@@ -278,7 +274,7 @@ impl Drain {
             Arrived::Parked { parked, sorted, pack } => {
                 let WebhookId { entry, index, .. } = parked.webhook;
                 let key = self.index.add_pack(OpenPack::parked(parked.id, entry));
-                self.cache.offer(key, pack);
+                self.cache.pass(key, pack);
                 let tried = Tried {
                     attempts: parked.attempts,
                     spent: parked.spent,
@@ -353,10 +349,17 @@ impl Drain {
         };
         if self.schedule.is_open(shop, position) {
             self.index.set_state(resource, State::Ready);
-            self.schedule.push(shop, class, resource);
+            self.push_ready(shop, class, resource);
         } else {
             self.index.set_state(resource, State::Held);
             self.schedule.hold(shop, position, resource);
+        }
+    }
+
+    /// A resource's turn comes in stream order within its shop.
+    fn push_ready(&mut self, shop: ShopKey, class: Class, resource: ResourceKey) {
+        if let Some(place) = self.index.lead(resource) {
+            self.schedule.push(shop, class, place, resource);
         }
     }
 
@@ -371,7 +374,8 @@ impl Drain {
         let probe = self.destination.probes_at(since_start);
         let room = self.limiter.wakes_at(since_start);
         let others = [probe, room, self.schedule.wakes_at()].into_iter().flatten();
-        let wakes = due.into_iter().chain(others.map(|at| self.started + at));
+        let due = due.into_iter().chain(self.reading.wakes_at());
+        let wakes = due.chain(others.map(|at| self.started + at));
         wakes.min().unwrap_or(now + TICK).clamp(now, now + TICK)
     }
 

@@ -19,7 +19,7 @@ const WEBHOOK_BYTES: usize = 24;
 /// The same of its fingerprint, where those are kept.
 const FINGERPRINT_BYTES: usize = 24;
 /// What a resource takes, in a table that is between half and nearly full, and in the schedule.
-const RESOURCE_BYTES: usize = 72;
+const RESOURCE_BYTES: usize = 88;
 /// What a main pack takes, beside its webhooks: its row, its bits, its place in the order.
 const MAIN_PACK_BYTES: usize = 200;
 /// What a parked webhook takes, beside its own: a pack, what it has been through, its next trial.
@@ -60,13 +60,15 @@ pub struct OpenPack {
     pub bits: Vec<u8>,
     /// Whether Redis holds the bits.
     pub bits_stored: bool,
+    /// Webhooks that were settled, in all, when one of it was last.
+    pub moved_at: u64,
 }
 
 /// A waiting webhook in the index.
 pub type NodeKey = u32;
 
-/// Where a waiting webhook lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// Where a waiting webhook lies. Sorts as it was read: in stream order within the main stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     /// Its pack.
     pub pack: PackKey,
@@ -138,6 +140,8 @@ pub struct Index {
     resources: HashMap<ResourceKey, Queue>,
     /// Settled webhooks in main packs behind the cursor.
     settled_open: u64,
+    /// Settled webhooks, in all.
+    settled: u64,
 }
 
 /// How far the cursor can go.
@@ -177,6 +181,7 @@ impl OpenPack {
             left: 0,
             bits: own,
             bits_stored: bits.is_some(),
+            moved_at: 0,
         };
         pack.left = (0..count).filter(|index| !pack.is_settled(*index)).count() as u32;
         pack
@@ -192,6 +197,7 @@ impl OpenPack {
             left: 1,
             bits: Vec::new(),
             bits_stored: false,
+            moved_at: 0,
         }
     }
 
@@ -223,6 +229,7 @@ impl Index {
             bytes_max: bytes,
             resources: HashMap::new(),
             settled_open: 0,
+            settled: 0,
         }
     }
 
@@ -237,7 +244,8 @@ impl Index {
     }
 
     /// Adds a pack; main packs in stream order.
-    pub fn add_pack(&mut self, pack: OpenPack) -> PackKey {
+    pub fn add_pack(&mut self, mut pack: OpenPack) -> PackKey {
+        pack.moved_at = self.settled;
         let key = self.next_pack;
         self.next_pack = self.next_pack.wrapping_add(1);
         if pack.source == Source::Main {
@@ -249,9 +257,14 @@ impl Index {
         key
     }
 
-    /// Open packs.
-    pub fn packs(&self) -> usize {
-        self.packs.len()
+    /// Webhooks that were settled, in all.
+    pub fn settled(&self) -> u64 {
+        self.settled
+    }
+
+    /// Main packs behind the cursor, in stream order.
+    pub fn front(&self) -> impl Iterator<Item = (PackKey, &OpenPack)> {
+        self.main.iter().filter_map(|key| Some((*key, self.packs.get(key)?)))
     }
 
     /// An open pack.
@@ -427,6 +440,8 @@ impl Index {
             pack.bits[place.index as usize / 8] |= 1 << (place.index % 8);
             self.settled_open += 1;
         }
+        self.settled += 1;
+        pack.moved_at = self.settled;
         pack.left -= 1;
         if pack.source == Source::Parked {
             self.packs.remove(&place.pack);

@@ -3,8 +3,7 @@
 //! Deficit round robin (Shreedhar and Varghese, 1995) over the shops that have something ready, once
 //! for the priority topics and once for the rest, of which the rest has one turn in five. A turn is
 //! one delivery; what it cost the backend is known afterwards, so one that took longer than most is
-//! paid for with the shop's next turns, and one that took less brings another. Within a shop, the resource that has been ready for
-//! longest. [`barriers`] hold back what must wait for the rest of its shop. Pure: time is an
+//! paid for with the shop's next turns, and one that took less brings another. Within a shop, in stream order. [`barriers`] hold back what must wait for the rest of its shop. Pure: time is an
 //! argument.
 
 pub mod barriers;
@@ -16,7 +15,7 @@ use std::time::Duration;
 use slab::Slab;
 
 use self::barriers::{Barriers, Position};
-use crate::index::ResourceKey;
+use crate::index::{Place, ResourceKey};
 
 /// Turns of the priority topics before the rest has one.
 const PRIORITY_TURNS: u32 = 4;
@@ -68,13 +67,16 @@ pub struct Schedule {
 #[derive(Debug)]
 struct Shop {
     hash: u64,
-    ready: [VecDeque<ResourceKey>; 2],
+    /// In stream order of what is to be delivered of each.
+    ready: [BinaryHeap<Reverse<(Place, ResourceKey)>>; 2],
     has_turn: [bool; 2],
     /// Webhooks that are not settled.
     waiting: u32,
     in_flight: u32,
     debt: f64,
     paused_until: Duration,
+    /// Its next webhook has to be read again first.
+    is_starved: bool,
     /// The last position that was added.
     newest: Position,
     barriers: Option<Box<Barriers>>,
@@ -180,15 +182,16 @@ impl Schedule {
     /// for its retry.
     pub fn stuck(&self) -> impl Iterator<Item = ResourceKey> {
         let barred = self.barred.iter().filter_map(|key| self.shops.get(*key as usize));
-        let stuck =
-            barred.filter(|shop| shop.in_flight == 0 && shop.ready.iter().all(VecDeque::is_empty));
+        let stuck = barred
+            .filter(|shop| shop.in_flight == 0 && shop.ready.iter().all(BinaryHeap::is_empty));
         stuck.filter_map(|shop| shop.barriers.as_ref()).flat_map(|barriers| barriers.held())
     }
 
-    /// A resource may be delivered when its shop's turn comes.
-    pub fn push(&mut self, key: ShopKey, class: Class, resource: ResourceKey) {
+    /// A resource may be delivered when its shop's turn comes; what is to be delivered of it lies at
+    /// `place`.
+    pub fn push(&mut self, key: ShopKey, class: Class, place: Place, resource: ResourceKey) {
         let Some(shop) = self.shops.get_mut(key as usize) else { return };
-        shop.ready[class as usize].push_back(resource);
+        shop.ready[class as usize].push(Reverse((place, resource)));
         self.ready += 1;
         self.give_turns(key);
     }
@@ -215,14 +218,19 @@ impl Schedule {
         self.shops.get(key as usize).map_or(0, |shop| shop.hash)
     }
 
-    /// How many shops have something ready, about.
-    pub fn shops_in_turn(&self) -> usize {
-        self.turns.iter().map(VecDeque::len).sum()
+    /// What a shop would deliver next has to be read again first: it has no turn until it is fed.
+    pub fn starve(&mut self, key: ShopKey) {
+        if let Some(shop) = self.shops.get_mut(key as usize) {
+            shop.is_starved = true;
+        }
     }
 
-    /// What the shop will deliver so many turns from now, if nothing comes between.
-    pub fn ahead(&self, key: ShopKey, class: Class, turns: usize) -> Option<ResourceKey> {
-        self.shops.get(key as usize)?.ready[class as usize].get(turns).copied()
+    /// What was to be read is at hand.
+    pub fn feed(&mut self, key: ShopKey) {
+        if let Some(shop) = self.shops.get_mut(key as usize) {
+            shop.is_starved = false;
+            self.give_turns(key);
+        }
     }
 
     /// A delivery of the shop began.
@@ -261,8 +269,8 @@ impl Schedule {
         while let Some(key) = self.turns[class].pop_front() {
             let shop = &mut self.shops[key as usize];
             shop.has_turn[class] = false;
-            if shop.in_flight >= self.bounds.concurrency_max {
-                // It has turns again when a delivery ends.
+            if shop.is_starved || shop.in_flight >= self.bounds.concurrency_max {
+                // It has turns again when it is fed, or a delivery ends.
                 continue;
             }
             if shop.paused_until > now {
@@ -275,7 +283,7 @@ impl Schedule {
                 self.turns[class].push_back(key);
                 continue;
             }
-            let Some(resource) = shop.ready[class].pop_front() else { continue };
+            let Some(Reverse((_, resource))) = shop.ready[class].pop() else { continue };
             if !shop.ready[class].is_empty() {
                 shop.has_turn[class] = true;
                 if shop.debt <= -1.0 {
@@ -302,7 +310,7 @@ impl Schedule {
 
     fn give_turns(&mut self, key: ShopKey) {
         let Some(shop) = self.shops.get_mut(key as usize) else { return };
-        if shop.in_flight >= self.bounds.concurrency_max {
+        if shop.is_starved || shop.in_flight >= self.bounds.concurrency_max {
             return;
         }
         for class in 0..self.turns.len() {
@@ -341,12 +349,13 @@ impl Shop {
     fn new(hash: u64) -> Self {
         Self {
             hash,
-            ready: [VecDeque::new(), VecDeque::new()],
+            ready: [BinaryHeap::new(), BinaryHeap::new()],
             has_turn: [false; 2],
             waiting: 0,
             in_flight: 0,
             debt: 0.0,
             paused_until: Duration::ZERO,
+            is_starved: false,
             newest: Position::default(),
             barriers: None,
         }
@@ -369,7 +378,8 @@ mod tests {
     /// Webhook `number` of `shop`, ready; its resource is `1000 × shop + number`.
     fn add(schedule: &mut Schedule, shop: u64, number: u64, class: Class) -> ShopKey {
         let key = schedule.add(shop, at(number), false, |_| Vec::new());
-        schedule.push(key, class, 1000 * shop + number);
+        let place = Place { pack: 0, index: number as u32 };
+        schedule.push(key, class, place, 1000 * shop + number);
         key
     }
 
@@ -442,6 +452,21 @@ mod tests {
         schedule.ended(key, NOW);
         assert!(!begin(&mut schedule, NOW + 49 * spacing));
         assert!(begin(&mut schedule, NOW + 50 * spacing));
+    }
+
+    #[test]
+    fn a_starved_shop_takes_no_turn_and_keeps_its_place_within() {
+        let mut schedule = Schedule::new(FREE);
+        let key = add(&mut schedule, 1, 1, Class::Rest);
+        add(&mut schedule, 1, 2, Class::Rest);
+        add(&mut schedule, 2, 1, Class::Rest);
+        let turn = schedule.pick(NOW).unwrap();
+        schedule.push(key, Class::Rest, Place { pack: 0, index: 1 }, turn.resource);
+        schedule.starve(key);
+        assert_eq!(deliver(&mut schedule, 1, |_| 50), [2]);
+        assert!(schedule.pick(NOW).is_none() && schedule.ready() == 2);
+        schedule.feed(key);
+        assert_eq!(schedule.pick(NOW), Some(turn));
     }
 
     #[test]

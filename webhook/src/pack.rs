@@ -291,6 +291,14 @@ impl Pack {
         Record { received_at_ms, target, headers, body: rest.split_to(body_bytes) }
     }
 
+    /// One webhook of it, in memory of its own: the rest of the pack can be let go.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Pack::count`].
+    pub fn pluck(&self, index: u32) -> Self {
+        Self { raw: Bytes::copy_from_slice(self.record_bytes(index)), starts: vec![0] }
+    }
+
     fn record_bytes(&self, index: u32) -> &[u8] {
         let (start, end) = self.bounds(index);
         &self.raw[start..end]

@@ -77,6 +77,7 @@ impl Drain {
         };
         let settling = self.settling.take()?;
         self.tenure.settled_dead(settling.dead_bytes);
+        self.front_moved();
         let now_ms = wall_clock_ms();
         settling.seen.into_iter().for_each(|one| self.seen.insert(one, now_ms));
         for resource in settling.heads {

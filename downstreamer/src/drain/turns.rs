@@ -7,21 +7,16 @@ use spillway_webhook::WebhookId;
 use spillway_webhook::fingerprint::fingerprint;
 use spillway_webhook::pack::Pack;
 
-use super::{Around, Drain, End, Ended, TICK};
+use super::{Around, Drain, Ended, TICK};
 use crate::deliver::Job;
 use crate::destination::Allowed;
-use crate::fetch::Fetched;
-use crate::index::{Lead, PackKey, Place, ResourceKey, State};
-use crate::schedule::{Class, ShopKey, Turn};
+use crate::index::{Lead, Place, ResourceKey, State};
+use crate::schedule::{ShopKey, Turn};
 
 /// How many ready resources are looked at for one that has not failed yet.
 const PROBE_PICKS: usize = 8;
 /// Deliveries that may wait for their settlement, beside those under way: what a crash can repeat.
 const UNSETTLED_MAX: usize = 256;
-/// Turns ahead of which a pack is read: more than are delivered while it is read.
-const AHEAD_TURNS: usize = 256;
-/// Packs that are read ahead at a time.
-const AHEAD_MAX: usize = 4;
 
 impl Drain {
     /// Starts deliveries while there is room for them.
@@ -34,7 +29,7 @@ impl Drain {
         }
         let unsettled_before = self.settling.as_ref().map_or(0, |settling| settling.heads.len());
         loop {
-            let in_flight = around.deliveries.len() + self.awaiting_count;
+            let in_flight = around.deliveries.len();
             let unsettled = unsettled_before + self.finished.len();
             let repeats_max = self.settings.bounds.concurrency_max + UNSETTLED_MAX;
             if around.deliveries.len() + unsettled >= repeats_max {
@@ -65,9 +60,9 @@ impl Drain {
             return Some(turn);
         }
         let now = self.now();
-        let mut picks = 0;
-        loop {
-            let turn = self.schedule.pick(now)?;
+        let mut set_aside = Vec::new();
+        let picked = loop {
+            let Some(turn) = self.schedule.pick(now) else { break set_aside.pop() };
             let Some(position) = self.index.head_position(turn.resource) else { continue };
             if !self.schedule.is_open(turn.shop, position) {
                 // A replayed barrier came before it.
@@ -75,27 +70,25 @@ impl Drain {
                 self.schedule.hold(turn.shop, position, turn.resource);
                 continue;
             }
-            picks += 1;
             let has_failed = self.destination.is_stopped() && self.trial(turn.resource).is_some();
-            if has_failed && picks < PROBE_PICKS {
-                self.release(turn.resource);
-                continue;
+            if !has_failed || set_aside.len() == PROBE_PICKS {
+                break Some(turn);
             }
-            return Some(turn);
-        }
+            set_aside.push(turn);
+        };
+        set_aside.into_iter().for_each(|turn| self.release(turn.resource));
+        picked
     }
 
     fn begin(&mut self, turn: Turn, around: &mut Around) {
         let Turn { shop, resource } = turn;
-        let Some((place, _)) = self.choose(resource, shop) else { return };
-        self.index.set_state(resource, State::Busy);
-        self.read_ahead(turn, around);
-        if let Some(pack) = self.cache.get(place.pack) {
-            self.deliver(resource, &pack, around);
+        let Some((place, older)) = self.choose(resource, shop) else { return };
+        let Some((pack, record_index)) = self.at_hand(resource, place) else {
+            self.starve(turn, place.pack);
             return;
-        }
-        self.awaiting_count += 1;
-        self.fetch(place.pack, around).push(resource);
+        };
+        self.index.set_state(resource, State::Busy);
+        self.deliver(turn, place, older, (pack, record_index), around);
     }
 
     /// What is delivered of a resource, and how many older events it stands for: none that lie
@@ -117,71 +110,23 @@ impl Drain {
         })
     }
 
-    /// Has the pack read that will be needed soon, so that a flood never waits for its bytes.
-    fn read_ahead(&mut self, turn: Turn, around: &mut Around) {
-        let turns = AHEAD_TURNS / self.schedule.shops_in_turn().max(1);
-        let class = self.index.turn(turn.resource).map_or(Class::Rest, |(_, class)| class);
-        let place = self
-            .schedule
-            .ahead(turn.shop, class, turns)
-            .and_then(|resource| self.index.lead(resource));
-        if let Some(place) = place
-            && self.awaiting.len() < AHEAD_MAX
-            && !self.cache.holds(place.pack)
-        {
-            self.fetch(place.pack, around);
-        }
-    }
-
-    /// Has a pack read again, unless it is being read; hands out who waits for it.
-    pub(super) fn fetch(&mut self, key: PackKey, around: &mut Around) -> &mut Vec<ResourceKey> {
-        let (index, fetcher) = (&self.index, &self.fetcher);
-        self.awaiting.entry(key).or_insert_with(|| {
-            if let Some(open) = index.pack(key) {
-                let (fetcher, source, id) = (fetcher.clone(), open.source, open.id);
-                around.fetched.spawn(async move { fetcher.fetch(key, source, id).await });
-            }
-            Vec::new()
-        })
-    }
-
-    pub(super) fn fetched(&mut self, fetched: Fetched, around: &mut Around) -> Option<End> {
-        let waiting = self.awaiting.remove(&fetched.key).unwrap_or_default();
-        self.awaiting_count -= waiting.len();
-        let Some(pack) = fetched.pack else {
-            // It may have been read ahead, and be settled by now.
-            let is_needed = self.index.pack(fetched.key).is_some_and(|open| open.left > 0);
-            if waiting.is_empty() && !is_needed {
-                return None;
-            }
-            tracing::error!("a pack that waits is not in redis any more: its data was lost");
-            return Some(End::Stale);
-        };
-        if self.index.pack(fetched.key).is_some() {
-            self.cache.put(fetched.key, pack.clone());
-        }
-        if self.is_stopping {
-            return None;
-        }
-        for resource in waiting {
-            self.deliver(resource, &pack, around);
-        }
-        None
-    }
-
     /// Delivers what was chosen of a resource, or finishes with it if that was delivered before.
-    fn deliver(&mut self, resource: ResourceKey, pack: &Arc<Pack>, around: &mut Around) {
-        let Some((shop, _)) = self.index.turn(resource) else { return };
-        let (Some(head), Some((place, older))) =
-            (self.index.head(resource), self.choose(resource, shop))
+    fn deliver(
+        &mut self,
+        turn: Turn,
+        place: Place,
+        older: u32,
+        (pack, record_index): (Arc<Pack>, u32),
+        around: &mut Around,
+    ) {
+        let Turn { shop, resource } = turn;
+        let (Some(head), Some(open)) = (self.index.head(resource), self.index.pack(place.pack))
         else {
             return;
         };
-        let Some(open) = self.index.pack(place.pack) else { return };
         let tried = self.parked.get(&place.pack).copied().unwrap_or_default();
         let attempts = self.trials.get(&head).map_or(tried.attempts, |trial| trial.attempts);
-        let (record_index, origin) = (open.record_index(place.index), open.origin);
-        let record = pack.record(record_index);
+        let (record, origin) = (pack.record(record_index), open.origin);
         let fingerprint =
             self.seen.is_on().then(|| fingerprint(&record)).flatten().filter(|_| !tried.replayed);
         if attempts == 0 && fingerprint.is_some_and(|fingerprint| self.seen.contains(fingerprint)) {
@@ -201,7 +146,7 @@ impl Drain {
             older,
             shop,
             webhook: WebhookId { cell: self.cell, entry: origin, index: place.index },
-            pack: pack.clone(),
+            pack,
             attempt: attempts + 1,
             replayed: tried.replayed,
             began: now,
