@@ -13,6 +13,7 @@ pub mod fetch;
 pub mod index;
 pub mod intake;
 pub mod judge;
+pub mod limit;
 pub mod metrics;
 pub mod ownership;
 pub mod settings;
