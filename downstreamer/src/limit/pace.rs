@@ -1,0 +1,128 @@
+//! How many may begin a second: `MAX_RATE`, and a cap that a 429 arms.
+//!
+//! A 429 tells of a quota. Only a rate can keep one: a concurrency that does would have to follow
+//! each change of the latency. The cap falls to a little below what was accepted lately and grows
+//! back along a cubic (CUBIC, RFC 9438: fast at first, long near the rate that was refused, then
+//! faster and faster), so that most of the time is spent just below the quota. Refusals that were
+//! under way when it fell do not lower it again.
+
+use std::time::Duration;
+
+/// What is left of the rate after a 429.
+const CUT: f64 = 0.92;
+/// From the cut until the rate that was refused is reached again.
+const RECOVERY: Duration = Duration::from_secs(8);
+/// Above so many times the refused rate the cap is forgotten.
+const FORGOTTEN: f64 = 8.0;
+/// The accepted rate is an average over about this long.
+const MEMORY: Duration = Duration::from_secs(1);
+/// Tokens that gather while nobody asks: a timer that fires late must not cost rate.
+const GATHERED: Duration = Duration::from_millis(20);
+/// No quota is lower than this, per second.
+const CAP_MIN: f64 = 0.2;
+
+#[derive(Debug)]
+pub struct Pace {
+    rate_max: Option<f64>,
+    cap: Option<Cap>,
+    tokens: f64,
+    filled_at: Duration,
+    /// Decaying count of what was accepted, at `counted_at`.
+    accepted: f64,
+    counted_at: Duration,
+    first_at: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Cap {
+    /// The rate that was accepted when more was refused.
+    known: f64,
+    since: Duration,
+}
+
+impl Cap {
+    fn at(self, now: Duration) -> f64 {
+        let age = now.saturating_sub(self.since).as_secs_f64() / RECOVERY.as_secs_f64();
+        self.known * (1.0 + (1.0 - CUT) * (age - 1.0).powi(3))
+    }
+}
+
+impl Pace {
+    pub fn new(rate_max: Option<f64>) -> Self {
+        Self {
+            rate_max,
+            cap: None,
+            tokens: 1.0,
+            filled_at: Duration::ZERO,
+            accepted: 0.0,
+            counted_at: Duration::ZERO,
+            first_at: None,
+        }
+    }
+
+    /// Takes a token, if there is one.
+    pub fn take(&mut self, now: Duration) -> bool {
+        let Some(rate) = self.rate(now) else { return true };
+        let gathered = now.saturating_sub(self.filled_at).as_secs_f64() * rate;
+        self.tokens = (self.tokens + gathered).min(1.0 + rate * GATHERED.as_secs_f64());
+        self.filled_at = now;
+        let is_there = self.tokens >= 1.0;
+        if is_there {
+            self.tokens -= 1.0;
+        }
+        is_there
+    }
+
+    /// When the next token is there, if none is at `now`.
+    pub fn refills_at(&self, now: Duration) -> Option<Duration> {
+        let rate = self.rate(now)?;
+        let since = now.saturating_sub(self.filled_at).as_secs_f64();
+        let missing = 1.0 - self.tokens - since * rate;
+        // A little more, so that rounding does not wake anyone too early.
+        (missing > 0.0).then(|| now + Duration::from_secs_f64(missing / rate + 1e-6))
+    }
+
+    /// A delivery was accepted.
+    pub fn done(&mut self, now: Duration) {
+        self.decay(now);
+        self.accepted += 1.0;
+        if self.cap.is_some_and(|cap| cap.at(now) > FORGOTTEN * cap.known) {
+            self.cap = None;
+        }
+    }
+
+    /// A delivery that began then was answered 429.
+    pub fn refused(&mut self, began: Duration, now: Duration) {
+        if self.cap.is_some_and(|cap| began < cap.since) {
+            return;
+        }
+        self.decay(now);
+        let age = now.saturating_sub(self.first_at.unwrap_or(now));
+        let seconds = MEMORY.as_secs_f64() * (1.0 - (-ratio(age, MEMORY)).exp());
+        let accepted = self.accepted / seconds.max(0.05);
+        let current = self.cap.map_or(f64::INFINITY, |cap| cap.at(now));
+        // The cap says more exactly at which rate it happened, if that was the rate.
+        let known = if accepted >= 0.9 * current { current } else { accepted };
+        self.cap = Some(Cap { known: known.max(CAP_MIN), since: now });
+        self.tokens = self.tokens.min(1.0);
+    }
+
+    fn rate(&self, now: Duration) -> Option<f64> {
+        let cap = self.cap.map(|cap| cap.at(now).max(CAP_MIN));
+        match (self.rate_max, cap) {
+            (Some(most), Some(cap)) => Some(most.min(cap)),
+            (most, cap) => most.or(cap),
+        }
+    }
+
+    fn decay(&mut self, now: Duration) {
+        self.first_at.get_or_insert(now);
+        let since = now.saturating_sub(self.counted_at);
+        self.accepted *= (-ratio(since, MEMORY)).exp();
+        self.counted_at = now;
+    }
+}
+
+fn ratio(one: Duration, other: Duration) -> f64 {
+    one.as_secs_f64() / other.as_secs_f64()
+}

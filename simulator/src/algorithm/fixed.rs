@@ -1,0 +1,25 @@
+//! As many at once as somebody once wrote down.
+
+use std::time::Duration;
+
+use downstreamer::limit::Sample;
+
+use super::Algorithm;
+
+pub struct Fixed(pub usize);
+
+impl Algorithm for Fixed {
+    fn admit(&mut self, in_flight: usize, _: Duration) -> bool {
+        in_flight < self.0
+    }
+
+    fn wakes_at(&self, _: Duration) -> Option<Duration> {
+        None
+    }
+
+    fn ended(&mut self, _: &Sample, _: Duration, _: f64) {}
+
+    fn concurrency(&self, _: Duration) -> usize {
+        self.0
+    }
+}
