@@ -96,20 +96,19 @@ impl Sections {
     /// nothing of an earlier one is repeated either: a barrier waits for what is settled.
     #[track_caller]
     fn expect_apart(&self) {
-        self.backend.look(|receipts| {
-            let own = receipts.iter().filter(|receipt| receipt.shop() == shop::domain(SHOP));
-            let own: Vec<(u64, &Receipt)> =
-                own.map(|receipt| (receipt.event().sequence, receipt)).collect();
-            for section in 2..=self.sections {
-                let earlier = own.iter().filter(|(other, _)| *other < section);
-                let last = earlier.filter_map(|(_, receipt)| receipt.answered).max();
-                let later = own.iter().filter(|(other, _)| *other >= section);
-                let first = later.map(|(_, receipt)| receipt.arrived).min();
-                let (last, first) = (last.expect("earlier ones"), first.expect("later ones"));
-                let early = last.saturating_duration_since(first);
-                assert!(early.is_zero(), "section {section} began {early:?} too early");
-            }
-        });
+        let receipts = self.backend.receipts();
+        let own = receipts.iter().filter(|receipt| receipt.shop() == shop::domain(SHOP));
+        let own: Vec<(u64, &Receipt)> =
+            own.map(|receipt| (receipt.event().sequence, receipt)).collect();
+        for section in 2..=self.sections {
+            let earlier = own.iter().filter(|(other, _)| *other < section);
+            let last = earlier.filter_map(|(_, receipt)| receipt.answered).max();
+            let later = own.iter().filter(|(other, _)| *other >= section);
+            let first = later.map(|(_, receipt)| receipt.arrived).min();
+            let (last, first) = (last.expect("earlier ones"), first.expect("later ones"));
+            let early = last.saturating_duration_since(first);
+            assert!(early.is_zero(), "section {section} began {early:?} too early");
+        }
     }
 }
 
