@@ -23,8 +23,8 @@ from harness.campaign import Campaign, fail
 from harness.servers import RELEASE, ROOT, Failed, alone
 
 SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "overload", "sizes", "connections",
-             "receivers", "forged", "endtoend", "soak"]
-BINARIES = ["generate", "pace", "fdatasync", "baseline", "backend", "request-receiver",
+             "receivers", "forged", "endtoend", "fairness", "drain", "coalesce", "soak"]
+BINARIES = ["generate", "fill", "pace", "fdatasync", "baseline", "backend", "request-receiver",
             "downstreamer"]
 
 

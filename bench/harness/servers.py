@@ -2,6 +2,7 @@
 directory of its own that goes with it, so that every round starts equal."""
 
 import fcntl
+import json
 import os
 import shutil
 import socket
@@ -197,7 +198,8 @@ def counter(admin, name):
 
 @contextmanager
 def downstreamer(server, backend_port, directory, **settings):
-    """A downstreamer between that Redis and that backend: its process."""
+    """A downstreamer between that Redis and that backend: its process. It delivers duplicates unless
+    told otherwise: wrk and vegeta repeat what they send."""
     admin = machine.free_port()
     environment = {
         "ADMIN_LISTEN": f"127.0.0.1:{admin}",
@@ -214,14 +216,26 @@ def downstreamer(server, backend_port, directory, **settings):
 
 
 @contextmanager
-def backend(directory, delay="0ms", workers=1000):
-    """A simulated backend: its port."""
+def backend(directory, delay="0ms", workers=1000, *more):
+    """A simulated backend: its port. `more` are further arguments."""
     port = machine.free_port()
     command = [str(RELEASE / "backend"), "--listen", f"127.0.0.1:{port}"]
-    command += ["--delay", delay, "--workers", str(workers)]
+    command += ["--delay", delay, "--workers", str(workers), *more]
     with process("backend", command, {}, directory) as child:
         wait_for("backend", child, lambda: listens(port))
         yield port
+
+
+def stats(backend_port):
+    """What a simulated backend has seen since its start, or since it was told to forget."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{backend_port}/stats", timeout=5) as response:
+        return json.load(response)
+
+
+def forget(backend_port):
+    """Lets it begin anew."""
+    request = urllib.request.Request(f"http://127.0.0.1:{backend_port}/stats", method="DELETE")
+    urllib.request.urlopen(request, timeout=5).close()
 
 
 @contextmanager

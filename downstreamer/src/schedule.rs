@@ -399,7 +399,9 @@ mod tests {
     #[test]
     fn a_flood_waits_for_the_others() {
         let mut schedule = Schedule::new(FREE);
-        (0..100).for_each(|number| drop(add(&mut schedule, 1, number, Class::Rest)));
+        for number in 0..100 {
+            add(&mut schedule, 1, number, Class::Rest);
+        }
         for shop in 2..5 {
             add(&mut schedule, shop, 200, Class::Rest);
         }
@@ -436,7 +438,9 @@ mod tests {
         let spacing = Duration::from_millis(100);
         let mut schedule = Schedule::new(ShopBounds { concurrency_max: 2, spacing });
         let key = add(&mut schedule, 1, 0, Class::Rest);
-        (1..5).for_each(|number| drop(add(&mut schedule, 1, number, Class::Rest)));
+        for number in 1..5 {
+            add(&mut schedule, 1, number, Class::Rest);
+        }
         let begin = |schedule: &mut Schedule, now: Duration| {
             let turn = schedule.pick(now);
             turn.into_iter().for_each(|turn| schedule.began(turn.shop, now));

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use crate::behaviour::Behaviour;
@@ -32,6 +33,7 @@ type Plan = Arc<dyn Fn(&Receipt) -> Behaviour + Send + Sync>;
 
 struct Shared {
     plan: Mutex<Plan>,
+    workers: Mutex<Arc<Semaphore>>,
     books: Mutex<Books>,
 }
 
@@ -54,7 +56,8 @@ impl Backend {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bind the backend");
         let address = listener.local_addr().expect("the backend's address");
         let plan: Plan = Arc::new(|_| Behaviour::ok());
-        let shared = Arc::new(Shared { plan: Mutex::new(plan), books: Mutex::default() });
+        let workers = Mutex::new(Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)));
+        let shared = Arc::new(Shared { plan: Mutex::new(plan), workers, books: Mutex::default() });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Self { address, shared, accepting }
     }
@@ -62,6 +65,13 @@ impl Backend {
     /// From now on requests are treated so.
     pub fn behave(&self, plan: impl Fn(&Receipt) -> Behaviour + Send + Sync + 'static) {
         *self.shared.plan.lock().expect("no plan panicked") = Arc::new(plan);
+    }
+
+    /// From now on at most so many requests are worked on at once; the others wait for their turn,
+    /// as they do in an app server.
+    pub fn employ(&self, workers: usize) {
+        let workers = Arc::new(Semaphore::new(workers));
+        *self.shared.workers.lock().expect("nobody panicked over workers") = workers;
     }
 
     /// Its base URL.
@@ -142,6 +152,10 @@ impl Shared {
         self.books.lock().expect("no book-keeper panicked")
     }
 
+    fn workers(&self) -> Arc<Semaphore> {
+        Arc::clone(&self.workers.lock().expect("nobody panicked over workers"))
+    }
+
     fn record(&self, mut receipt: Receipt) -> (usize, Behaviour) {
         let plan = Arc::clone(&self.plan.lock().expect("no plan panicked"));
         let behaviour = plan(&receipt);
@@ -195,7 +209,7 @@ async fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
         let head = RequestHead::parse(&head);
         let body = incoming.body(head.body_bytes()).await?;
         let (number, behaviour) = shared.record(Receipt::new(&head, body));
-        let is_awaited = think(&behaviour, &mut incoming).await;
+        let is_awaited = think(&behaviour, &shared.workers(), &mut incoming).await;
         shared.begin_answer(number, &behaviour);
         if !is_awaited {
             shared.abandon(number);
@@ -214,18 +228,26 @@ async fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes its time; false if the sender is gone by then.
-async fn think(behaviour: &Behaviour, incoming: &mut Incoming) -> bool {
+/// Waits for a worker and takes its time; false if the sender is gone by then.
+async fn think(behaviour: &Behaviour, workers: &Semaphore, incoming: &mut Incoming) -> bool {
     match behaviour {
-        Behaviour::Answer { after, .. } if !after.is_zero() => tokio::select! {
-            () = tokio::time::sleep(*after) => true,
+        Behaviour::Answer { after, .. } => tokio::select! {
+            biased;
+            () = work(*after, workers) => true,
             () = incoming.closed() => false,
         },
-        Behaviour::Answer { .. } | Behaviour::Reset | Behaviour::CutShort => true,
+        Behaviour::Reset | Behaviour::CutShort => true,
         Behaviour::Hang => {
             incoming.closed().await;
             false
         }
+    }
+}
+
+async fn work(time: Duration, workers: &Semaphore) {
+    let _worker = workers.acquire().await.expect("never closed");
+    if !time.is_zero() {
+        tokio::time::sleep(time).await;
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::RedisResult;
 
 use crate::backend::Backend;
-use crate::cell::Cell;
+use crate::cell::{Cell, Settings};
 use crate::receipt::Receipt;
 use crate::redis_server::{connect, socket_in};
 use crate::service::Service;
@@ -18,6 +18,10 @@ use crate::until::until_some;
 
 /// A Redis that was killed too is back within this time.
 const REDIS_WITHIN: Duration = Duration::from_secs(20);
+
+/// For a downstreamer whose settled webhooks are counted: a duplicate is settled and never sent,
+/// and a webhook whose storing was in doubt is sent again.
+pub const COUNTED: Settings<'static> = &[("DEDUP_WINDOW", "0")];
 
 /// Where a queue stood at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

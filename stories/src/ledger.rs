@@ -85,6 +85,12 @@ impl Sent {
         self.attempts.iter().any(|attempt| attempt.outcome == Outcome::Stored)
     }
 
+    /// When it was promised: the end of the first answer with 200.
+    pub fn accepted_at(&self) -> Option<Instant> {
+        let mut stored = self.attempts.iter().filter(|attempt| attempt.outcome == Outcome::Stored);
+        stored.next().map(|attempt| attempt.began + attempt.took)
+    }
+
     /// How often it may arrive, not counting repeats after a crash.
     pub fn copies_max(&self) -> usize {
         let may_arrive = |attempt: &&Attempt| match attempt.outcome {

@@ -8,21 +8,17 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use crate::client::Connection;
-use crate::ledger::{Attempt, Event, Ledger, Outcome};
-use crate::receipt::hash;
+use crate::ledger::{Event, Ledger, Outcome};
+use crate::line::Line;
 use crate::seed::chance;
 use crate::webhook::Webhook;
-
-/// Shopify waits 5 s for a whole exchange.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What to send.
 #[derive(Clone, Debug)]
@@ -52,11 +48,9 @@ pub struct Running {
 
 struct Sender {
     load: Load,
-    address: SocketAddr,
-    ledger: Arc<Ledger>,
+    line: Line,
     stop: Arc<AtomicBool>,
     chance: StdRng,
-    connection: Option<Connection>,
 }
 
 impl Load {
@@ -80,24 +74,36 @@ impl Load {
 
     /// Starts sending the events that follow the one of this sequence.
     pub fn start_after(&self, sent: u64, address: SocketAddr, ledger: &Arc<Ledger>) -> Running {
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut senders = JoinSet::new();
+        let mut running = Running::new();
         for number in 0..self.connections {
             let sender = Sender {
                 load: self.clone(),
-                address,
-                ledger: Arc::clone(ledger),
-                stop: Arc::clone(&stop),
+                line: Line::new(address, ledger),
+                stop: running.stopping(),
                 chance: chance(self.seed, number),
-                connection: None,
             };
-            senders.spawn(sender.run(number, sent));
+            running.spawn(sender.run(number, sent));
         }
-        Running { stop, senders }
+        running
     }
 }
 
 impl Running {
+    /// Nobody sends yet.
+    pub(crate) fn new() -> Self {
+        Self { stop: Arc::new(AtomicBool::new(false)), senders: JoinSet::new() }
+    }
+
+    /// True once the load is to end.
+    pub(crate) fn stopping(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
+    }
+
+    /// One more sender.
+    pub(crate) fn spawn(&mut self, sender: impl Future<Output = ()> + Send + 'static) {
+        self.senders.spawn(sender);
+    }
+
     /// Waits until all is sent, however long that takes the server.
     pub async fn join(mut self) {
         while let Some(sender) = self.senders.join_next().await {
@@ -133,13 +139,9 @@ impl Sender {
     /// Sends until it is promised or refused for good, or the load is stopped.
     async fn send_until_settled(&mut self, event: Event) {
         let body = self.body(event);
-        let body_hash = hash(&body);
-        let request = Webhook::product(event.resource, &event.webhook_id(), body).encode();
+        let webhook = Webhook::product(event.resource, &event.webhook_id(), body);
         loop {
-            let began = Instant::now();
-            let outcome = self.attempt(&request).await;
-            self.ledger.note(event, body_hash, Attempt { began, took: began.elapsed(), outcome });
-            match outcome {
+            match self.line.attempt(event, &webhook).await {
                 Outcome::Stored | Outcome::Refused(_) => return,
                 Outcome::Later | Outcome::Unanswered | Outcome::CutInAnswer | Outcome::NotSent => {
                     if self.stopped() {
@@ -148,31 +150,6 @@ impl Sender {
                     sleep(Duration::from_millis(self.chance.random_range(10..60))).await;
                 }
             }
-        }
-    }
-
-    async fn attempt(&mut self, request: &[u8]) -> Outcome {
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => match Connection::open(self.address).await {
-                Ok(connection) => connection,
-                Err(_) => return Outcome::NotSent,
-            },
-        };
-        match timeout(PATIENCE, connection.exchange(request)).await {
-            Ok(Ok(answer)) => {
-                let closing = answer.headers.text("connection") == Some("close");
-                if !closing && answer.status == 200 {
-                    self.connection = Some(connection);
-                }
-                match answer.status {
-                    200 => Outcome::Stored,
-                    503 => Outcome::Later,
-                    status => Outcome::Refused(status),
-                }
-            }
-            Ok(Err(_)) if connection.answer_begun() => Outcome::CutInAnswer,
-            Ok(Err(_)) | Err(_) => Outcome::Unanswered,
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
+use crate::ledger::Event;
 use crate::wire::{HEADERS_MAX, Headers};
 
 /// Bodies up to this size are kept whole; of longer ones the hash will do.
@@ -68,6 +69,11 @@ impl Receipt {
         self.header("X-Shopify-Webhook-Id")
     }
 
+    /// Its event: the test's or the load's own.
+    pub fn event(&self) -> Event {
+        Event::of(self.webhook_id()).expect("an event of ours")
+    }
+
     /// Our id: one for each time the webhook was stored.
     pub fn spillway_id(&self) -> &str {
         self.header("Spillway-Id")
@@ -76,6 +82,22 @@ impl Receipt {
     /// 1 for the first attempt.
     pub fn attempt(&self) -> u64 {
         self.header("Spillway-Attempt").parse().expect("Spillway-Attempt is a number")
+    }
+
+    /// How many older webhooks this one stands for.
+    pub fn coalesced(&self) -> usize {
+        let count = self.headers.text("Spillway-Coalesced").unwrap_or("0");
+        count.parse().expect("Spillway-Coalesced is a number")
+    }
+
+    /// The shop it comes from.
+    pub fn shop(&self) -> &str {
+        self.header("X-Shopify-Shop-Domain")
+    }
+
+    /// Its topic.
+    pub fn topic(&self) -> &str {
+        self.header("X-Shopify-Topic")
     }
 }
 

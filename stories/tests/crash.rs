@@ -13,7 +13,7 @@ use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::cell::{CONCURRENCY, Cell};
 use stories::check::{Figures, check};
-use stories::in_flight::{Repeats, Stock};
+use stories::in_flight::{COUNTED, Repeats, Stock};
 use stories::ledger::Ledger;
 use stories::load::Load;
 use stories::redis_server::RedisServer;
@@ -49,7 +49,7 @@ async fn one_cell(seed: u64, number: u64) -> Figures {
     // Some time in the backend, so that kills meet deliveries under way.
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(0..20))));
     let mut receiver = cell.receiver(&[]).await;
-    let mut downstreamer = cell.downstreamer(&backend, &[]).await;
+    let mut downstreamer = cell.downstreamer(&backend, COUNTED).await;
     let ledger = Arc::new(Ledger::default());
     let load = Load {
         connections: 8,

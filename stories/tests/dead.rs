@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Output;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use stories::backend::Backend;
@@ -14,6 +14,7 @@ use stories::ledger::{Event, Ledger};
 use stories::load::Load;
 use stories::receipt::hash;
 use stories::redis_server::RedisServer;
+use stories::report::say;
 use stories::service::Service;
 use stories::until::until;
 use stories::webhook::Webhook;
@@ -202,6 +203,41 @@ async fn dead_letters_are_replayed_in_order_per_resource() {
         let sent = &entries[&Event::of(replayed.webhook_id()).unwrap()];
         assert_eq!(replayed.body_hash, sent.body_hash);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replay_takes_what_its_filters_say_and_keeps_to_its_rate() {
+    let morgue = refused(422, &[]).await;
+    morgue.backend.behave(|_| Behaviour::ok());
+    let tried = morgue.backend.count();
+    let dry = async |filter: &[&str]| {
+        let output = morgue.dead_ok(&[&["replay", "--dry-run"], filter].concat()).await;
+        String::from_utf8(output).expect("text")
+    };
+    for (filter, count) in [
+        (["--shop", "story.myshopify.com"], Some(10)),
+        (["--shop", "another.myshopify.com"], None),
+        (["--topic", "products/*"], Some(10)),
+        (["--topic", "orders/create"], None),
+        (["--resource", "product/2"], Some(5)),
+        (["--since", "1h"], Some(10)),
+        (["--until", "1h"], None),
+    ] {
+        let said = dry(&filter).await;
+        let expected = count.map_or("no dead letter".to_owned(), |count| format!("{count} dead"));
+        assert!(said.contains(&expected), "{filter:?}: {said}");
+    }
+    assert_eq!((morgue.list().await.len(), morgue.backend.count()), (10, tried), "a dry run");
+
+    let began = Instant::now();
+    morgue.dead_ok(&["replay", "--resource", "product/2", "--rate", "2"]).await;
+    let took = began.elapsed();
+    let done = async || morgue.delivered_of(2) == [1, 2, 3, 4, 5];
+    until("those of the resource are delivered in order", SOON, done).await;
+    say(&format!("dead: five replayed at two a second took {took:?}"));
+    assert!(took >= Duration::from_secs(2), "faster than its rate: {took:?}");
+    assert_eq!(morgue.delivered_of(1), [0; 0], "not asked for");
+    assert_eq!(morgue.list().await.len(), 5);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,7 +13,7 @@ use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::cell::{CONCURRENCY, Cell};
 use stories::check::check;
-use stories::in_flight::{Repeats, Stock};
+use stories::in_flight::{COUNTED, Repeats, Stock};
 use stories::ledger::Ledger;
 use stories::load::Load;
 use stories::report::say;
@@ -61,7 +61,7 @@ async fn a_kill_amid_a_backlog_of_many_resources_repeats_little_of_it() {
     let pause = Duration::ZERO;
     let load = Load { resources: 10_000, events: Some(1), pause, ..Load::steady(seed) };
     load.start(receiver.address(), &ledger).join().await;
-    let mut downstreamer = cell.downstreamer(&backend, &[]).await;
+    let mut downstreamer = cell.downstreamer(&backend, COUNTED).await;
     let half = async || backend.delivered() >= 5000;
     until("half of it is delivered", Duration::from_secs(60), half).await;
     let stock = Stock::at_kill(&mut downstreamer, &cell, &backend).await;
@@ -92,7 +92,7 @@ async fn a_kill_while_redis_stands_still_repeats_no_more_than_the_bound() {
     let pause = Duration::ZERO;
     let load = Load { resources: 10_000, events: Some(1), pause, ..Load::steady(seed) };
     load.start(receiver.address(), &ledger).join().await;
-    let mut downstreamer = cell.downstreamer(&backend, &[]).await;
+    let mut downstreamer = cell.downstreamer(&backend, COUNTED).await;
     let begun = async || backend.delivered() >= 300;
     until("it is at work", Duration::from_secs(60), begun).await;
     redis.sigstop();
@@ -120,7 +120,7 @@ async fn one_cell(seed: u64, number: u64) -> Vec<(usize, usize)> {
     // Some time in the backend, so that kills meet deliveries under way.
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(0..20))));
     let receiver = cell.receiver(&[]).await;
-    let mut downstreamer = cell.downstreamer(&backend, &[]).await;
+    let mut downstreamer = cell.downstreamer(&backend, COUNTED).await;
     let ledger = Arc::new(Ledger::default());
     let first_resource = 1 + 1000 * number;
     let load = Load { connections: 8, first_resource, ..Load::steady(seed ^ number) };

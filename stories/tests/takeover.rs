@@ -8,7 +8,7 @@ use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::cell::{CONCURRENCY, Cell};
 use stories::check::check;
-use stories::in_flight::Stock;
+use stories::in_flight::{COUNTED, Stock};
 use stories::ledger::Ledger;
 use stories::load::{Load, Running};
 use stories::redis_server::RedisServer;
@@ -40,9 +40,9 @@ async fn pair() -> Pair {
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(0..30))));
     let receiver = cell.receiver(&[]).await;
-    let first = cell.downstreamer(&backend, &[]).await;
+    let first = cell.downstreamer(&backend, COUNTED).await;
     until("the first owns the queue", TAKEOVER * 2, async || first.is_owner().await).await;
-    let second = cell.downstreamer(&backend, &[]).await;
+    let second = cell.downstreamer(&backend, COUNTED).await;
     let ledger = Arc::new(Ledger::default());
     Pair { first, second, receiver, backend, ledger, _redis: redis, cell }
 }

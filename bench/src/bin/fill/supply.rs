@@ -1,0 +1,140 @@
+//! Webhook number n of a plan, as it goes over the wire.
+
+use std::io::Write;
+
+use bench::product::Products;
+use bench::signature::Secret;
+use bench::target::{Placeholder, Target, Value};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+/// As many bodies as wrk is given, long past any window of compression.
+const BODIES: u64 = 10_000;
+/// What they may take in memory.
+const BODIES_BYTES_MAX: usize = 128 << 20;
+
+/// Who sends what.
+pub struct Plan {
+    /// Over so many products in turn, or each webhook about its own.
+    pub products: Option<u64>,
+    /// Number of the first.
+    pub product_first: u64,
+    /// Over so many shops; a product is always of the same.
+    pub shops: u64,
+    /// Number of the first.
+    pub shop_first: u64,
+    /// What every shop sends, in turn.
+    pub topics: Vec<String>,
+}
+
+/// All that webhooks are made of.
+pub struct Supply {
+    plan: Plan,
+    target: Target,
+    bodies: Vec<(Vec<u8>, String)>,
+    /// No two runs share their webhooks' ids.
+    run: u64,
+}
+
+/// What differs between one webhook and the next.
+struct Facts<'a> {
+    body: &'a [u8],
+    hmac: &'a str,
+    product: u64,
+    shop: u64,
+    topic: &'a str,
+    sequence: Option<u64>,
+    number: u64,
+}
+
+impl Supply {
+    /// Makes the bodies.
+    pub fn new(target: Target, products: &Products, secret: &Secret, plan: Plan) -> Self {
+        let mut random = SmallRng::seed_from_u64(1);
+        let now = OffsetDateTime::now_utc();
+        let (mut bodies, mut bytes) = (Vec::new(), 0);
+        for _ in 0..BODIES {
+            let (_, body) = products.make(&mut random, now);
+            bytes += body.len();
+            let hmac = secret.sign(&body);
+            bodies.push((body, hmac));
+            if bytes > BODIES_BYTES_MAX {
+                break;
+            }
+        }
+        Self { plan, target, bodies, run: rand::random() }
+    }
+
+    /// Appends the request with this number.
+    pub fn write(&self, number: u64, out: &mut Vec<u8>) {
+        let plan = &self.plan;
+        let product = number % plan.products.unwrap_or(u64::MAX);
+        let (body, hmac) = &self.bodies[number as usize % self.bodies.len()];
+        let round = number / plan.shops;
+        self.write_request(
+            &Facts {
+                body,
+                hmac,
+                product: plan.product_first + product,
+                shop: plan.shop_first + product % plan.shops,
+                topic: &plan.topics[round as usize % plan.topics.len()],
+                sequence: plan.products.map(|products| number / products + 1),
+                number,
+            },
+            out,
+        );
+    }
+
+    fn write_request(&self, facts: &Facts<'_>, out: &mut Vec<u8>) {
+        let (authority, path) = self.target.authority_and_path();
+        let start = format!("{} {path} HTTP/1.1\r\nHost: {authority}\r\n", self.target.method);
+        out.extend_from_slice(start.as_bytes());
+        if let Some(sequence) = facts.sequence {
+            write(out, format_args!("X-Bench-Sequence: {sequence}\r\n"));
+        }
+        for (name, value) in &self.target.headers {
+            let is_order = facts.topic.starts_with("orders/");
+            match (value, name.as_str()) {
+                (Value::Filled(Placeholder::ProductId), _) if is_order => {
+                    write(out, format_args!("X-Shopify-Order-Id: {}", facts.product));
+                }
+                (Value::Fixed(_), "X-Shopify-Topic") => {
+                    write(out, format_args!("{name}: {}", facts.topic));
+                }
+                (Value::Fixed(text), _) => write(out, format_args!("{name}: {text}")),
+                (Value::Filled(placeholder), _) => {
+                    write(out, format_args!("{name}: {}", self.value(*placeholder, facts)));
+                }
+            }
+            out.extend_from_slice(b"\r\n");
+        }
+        out.extend_from_slice(b"\r\n");
+        out.extend_from_slice(facts.body);
+    }
+
+    fn value(&self, placeholder: Placeholder, facts: &Facts<'_>) -> String {
+        match placeholder {
+            Placeholder::BodyBytes => facts.body.len().to_string(),
+            Placeholder::EventId | Placeholder::WebhookId => self.uuid(facts.number),
+            Placeholder::Hmac => facts.hmac.to_owned(),
+            Placeholder::ProductId => facts.product.to_string(),
+            Placeholder::Shop => format!("shop-{:04}.myshopify.com", facts.shop),
+            Placeholder::TriggeredAt => {
+                OffsetDateTime::now_utc().format(&Rfc3339).expect("BUG: a year of four digits")
+            }
+        }
+    }
+
+    /// A UUID to look at; no two webhooks have the same.
+    fn uuid(&self, number: u64) -> String {
+        let run = self.run;
+        let (high, middle, low) = (run >> 32, (run >> 16) & 0xffff, run & 0xfff);
+        format!("{high:08x}-{middle:04x}-4{low:03x}-8000-{number:012x}")
+    }
+}
+
+fn write(out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
+    out.write_fmt(text).expect("BUG: a Vec takes it");
+}

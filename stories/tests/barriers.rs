@@ -1,0 +1,200 @@
+//! Barriers: `customers/redact`, `shop/redact` and `app/uninstalled` come after everything their
+//! shop sent before, and before everything it sent after, whatever fails or is killed meanwhile.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
+use stories::cell::Cell;
+use stories::feed::Feed;
+use stories::ledger::{Event, Ledger};
+use stories::receipt::Receipt;
+use stories::redis_server::RedisServer;
+use stories::report::say;
+use stories::service::Service;
+use stories::shop;
+use stories::until::until;
+use stories::webhook::Webhook;
+
+/// The shop with the barriers, and one without.
+const SHOP: u64 = 1;
+const OTHER: u64 = 2;
+const ORDERS: u64 = 1000;
+const SOON: Duration = Duration::from_secs(40);
+
+/// Of the shop's webhooks, the sequence is the section: a barrier stands alone in its own, and the
+/// orders before and after it in those beside.
+struct Sections {
+    backend: Backend,
+    ledger: Arc<Ledger>,
+    feed: Feed,
+    _receiver: Service,
+    _redis: RedisServer,
+    cell: Cell,
+    sections: u64,
+    resources: u64,
+}
+
+impl Sections {
+    async fn start() -> Self {
+        let cell = Cell::alone();
+        let redis = cell.redis(&[]).await;
+        let backend = Backend::start().await;
+        backend.employ(16);
+        backend.behave(|_| Behaviour::slowly(Duration::from_millis(20)));
+        let receiver = cell.receiver(&[]).await;
+        let ledger = Arc::new(Ledger::default());
+        let feed = Feed::to(receiver.address(), &ledger);
+        let (_receiver, _redis) = (receiver, redis);
+        Self { backend, ledger, feed, _receiver, _redis, cell, sections: 0, resources: 0 }
+    }
+
+    /// Some orders, each its own resource.
+    async fn orders(&mut self, count: u64) {
+        self.sections += 1;
+        let sequence = self.sections;
+        let resources = self.resources + 1..=self.resources + count;
+        self.resources += count;
+        let events = resources.map(|resource| Event { resource, sequence });
+        self.feed.store(of(SHOP, "orders/create", events)).await;
+    }
+
+    /// A barrier, as Shopify's: without an id of its own.
+    async fn barrier(&mut self, topic: &str) -> Event {
+        self.sections += 1;
+        self.resources += 1;
+        let event = Event { resource: self.resources, sequence: self.sections };
+        let body = format!("{{\"shop_id\":{SHOP},\"customer\":{{\"id\":{}}}}}", event.sequence);
+        let webhook = shop::webhook(SHOP, topic, event).body(body);
+        self.feed.store_in_turn(vec![(event, webhook)]).await;
+        event
+    }
+
+    /// What the other shop sends: products, whose numbers lie above those of the first.
+    async fn others(&self, count: u64) {
+        let events = (1..=count).map(|number| Event { resource: 1_000_000 + number, sequence: 1 });
+        self.feed.store(of(OTHER, "products/update", events)).await;
+    }
+
+    async fn all_delivered(&self) {
+        self.ledger.delivered_to(&self.backend, SOON).await;
+    }
+
+    /// When a barrier first arrived, and how many of the other shop's were delivered before that.
+    fn passed(&self, barrier: Event) -> (Instant, usize) {
+        self.backend.look(|receipts| {
+            let id = barrier.webhook_id();
+            let barrier = receipts.iter().find(|receipt| receipt.webhook_id() == id);
+            let at = barrier.expect("the barrier arrived").arrived;
+            let before = receipts.iter().filter(|receipt| receipt.answered.is_some_and(|t| t < at));
+            (at, before.filter(|receipt| receipt.shop() == shop::domain(OTHER)).count())
+        })
+    }
+
+    /// Fails unless every section was acknowledged whole before anything of the next arrived. So
+    /// nothing of an earlier one is repeated either: a barrier waits for what is settled.
+    #[track_caller]
+    fn expect_apart(&self) {
+        let receipts = self.backend.receipts();
+        let own = receipts.iter().filter(|receipt| receipt.shop() == shop::domain(SHOP));
+        let own: Vec<(u64, &Receipt)> =
+            own.map(|receipt| (receipt.event().sequence, receipt)).collect();
+        for section in 2..=self.sections {
+            let earlier = own.iter().filter(|(other, _)| *other < section);
+            let last = earlier.filter_map(|(_, receipt)| receipt.answered).max();
+            let later = own.iter().filter(|(other, _)| *other >= section);
+            let first = later.map(|(_, receipt)| receipt.arrived).min();
+            let (last, first) = (last.expect("earlier ones"), first.expect("later ones"));
+            let early = last.saturating_duration_since(first);
+            assert!(early.is_zero(), "section {section} began {early:?} too early");
+        }
+    }
+}
+
+fn of(shop: u64, topic: &str, events: impl Iterator<Item = Event>) -> Vec<(Event, Webhook)> {
+    events.map(|event| (event, shop::webhook(shop, topic, event))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_barrier_waits_for_all_that_its_shop_sent_before() {
+    let mut queue = Sections::start().await;
+    queue.orders(ORDERS).await;
+    let redact = queue.barrier("customers/redact").await;
+    queue.orders(200).await;
+    queue.barrier("app/uninstalled").await;
+    queue.barrier("shop/redact").await;
+    queue.orders(200).await;
+    queue.others(1000).await;
+    let began = Instant::now();
+    let _downstreamer = queue.cell.downstreamer(&queue.backend, &[]).await;
+    queue.all_delivered().await;
+    let (at, others) = queue.passed(redact);
+    say(&format!(
+        "barriers: the redact came {:?} after the start, when {others} of 1,000 of \
+                  another shop were delivered",
+        at - began
+    ));
+    queue.expect_apart();
+    assert_eq!(queue.backend.count(), queue.ledger.stored_count(), "each once");
+    // Orders go first, and the rest has a turn in five meanwhile: 250 products beside 1,000 orders.
+    assert!(others >= 200, "only {others} of the other shop flowed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_barrier_waits_for_an_order_that_is_retried() {
+    let mut queue = Sections::start().await;
+    let failing = Event { resource: 500, sequence: 1 };
+    queue.backend.behave(move |receipt| {
+        let fails = receipt.webhook_id() == failing.webhook_id() && receipt.attempt() <= 8;
+        if fails { Behaviour::status(500) } else { Behaviour::slowly(Duration::from_millis(20)) }
+    });
+    queue.orders(ORDERS).await;
+    let redact = queue.barrier("customers/redact").await;
+    queue.orders(200).await;
+    queue.others(500).await;
+    let _downstreamer = queue.cell.downstreamer(&queue.backend, &[]).await;
+    queue.all_delivered().await;
+    let (_, others) = queue.passed(redact);
+    say(&format!("barriers: {others} of 500 of another shop passed while an order was retried"));
+    queue.expect_apart();
+    assert_eq!(others, 500, "the other shop waited too");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_barrier_stands_when_the_downstreamer_is_killed_before_it_and_at_it() {
+    let mut queue = Sections::start().await;
+    queue.orders(ORDERS).await;
+    let redact = queue.barrier("customers/redact").await;
+    queue.orders(200).await;
+    queue.others(500).await;
+    let id = redact.webhook_id();
+    let slow_id = id.clone();
+    queue.backend.behave(move |receipt| {
+        let is_barrier = receipt.webhook_id() == slow_id;
+        Behaviour::slowly(Duration::from_millis(if is_barrier { 1500 } else { 20 }))
+    });
+    let mut downstreamer = queue.cell.downstreamer(&queue.backend, &[]).await;
+    let half = async || queue.backend.delivered() >= 600;
+    until("it is amid the orders", SOON, half).await;
+    downstreamer.kill9();
+    queue.backend.hung_up().await;
+    let sent = queue.backend.count();
+    downstreamer.restart();
+    until("the barrier is under way", SOON, async || {
+        queue.backend.look(|receipts| receipts.iter().any(|one| one.webhook_id() == id))
+    })
+    .await;
+    downstreamer.kill9();
+    downstreamer.restart();
+    queue.all_delivered().await;
+    queue.expect_apart();
+    let attempts =
+        queue.backend.look(|receipts| receipts.iter().filter(|one| one.webhook_id() == id).count());
+    let repeats = queue.backend.count() - queue.ledger.stored_count();
+    say(&format!(
+        "barriers: killed after {sent} requests and at the barrier, which came {attempts} times; \
+         {repeats} repeats in all"
+    ));
+    assert!(attempts >= 2, "the kill missed the barrier");
+}

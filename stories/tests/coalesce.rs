@@ -1,0 +1,187 @@
+//! Coalescing: behind a slow backend the newest state of a resource stands for the older ones.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
+use stories::cell::Cell;
+use stories::feed::Feed;
+use stories::latest::check_latest;
+use stories::ledger::{Event, Ledger};
+use stories::receipt::Receipt;
+use stories::report::say;
+use stories::shop;
+use stories::until::until;
+use stories::webhook::Webhook;
+
+const SOON: Duration = Duration::from_secs(60);
+
+const PRODUCTS: u64 = 200;
+const UPDATES: u64 = 100;
+/// Products up to this number are deleted amid their updates, and made anew.
+const DELETED: u64 = 20;
+const DELETE_AT: u64 = 50;
+/// Orders, numbered behind the products; each changes three times.
+const ORDERS: std::ops::RangeInclusive<u64> = 1001..=1020;
+const CHANGES: u64 = 3;
+
+/// All updates of all products, round by round; a few deletes and orders among them.
+fn updates() -> Vec<(Event, Webhook)> {
+    let mut items = Vec::new();
+    for sequence in 1..=UPDATES {
+        for resource in 1..=PRODUCTS {
+            let event = Event { resource, sequence };
+            let is_delete = resource <= DELETED && sequence == DELETE_AT;
+            let topic = if is_delete { "products/delete" } else { "products/update" };
+            items.push((event, shop::webhook(resource % 10, topic, event)));
+        }
+        for resource in ORDERS.filter(|_| sequence <= CHANGES) {
+            let event = Event { resource, sequence };
+            items.push((event, shop::webhook(resource % 10, "orders/updated", event)));
+        }
+    }
+    items
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_flood_of_updates_each_products_last_state_is_delivered() {
+    let cell = Cell::alone();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    backend.employ(16);
+    backend.behave(|_| Behaviour::slowly(Duration::from_millis(50)));
+    let receiver = cell.receiver(&[]).await;
+    let topics = [("COALESCE_TOPICS", "products/update")];
+    let downstreamer = cell.downstreamer(&backend, &topics).await;
+    let ledger = Arc::new(Ledger::default());
+    let webhooks = updates();
+    let began = Instant::now();
+    Feed::to(receiver.address(), &ledger).store(webhooks).await;
+    let stored_in = began.elapsed();
+    let is_empty = async || redis.stream_len("spillway:in").await == 0;
+    until("everything is settled", SOON, is_empty).await;
+
+    let receipts = backend.receipts();
+    let found = check_latest(&ledger, &receipts, |_| true);
+    found.print("coalesce");
+    say(&format!("coalesce: stored in {stored_in:?}, empty after {:?}", began.elapsed()));
+    found.expect_sound(0);
+    assert_eq!(found.stood_for, found.stored, "a delivery says how many it stands for");
+    assert!(found.delivered < found.stored / 4, "hardly anything was coalesced");
+    let counted = downstreamer.metric("spillway_coalesced_total").await;
+    assert_eq!(counted, Some((found.stored - found.delivered) as f64));
+    expect_deletes_apart(&receipts);
+    let orders = receipts.iter().filter(|receipt| receipt.topic() == "orders/updated");
+    assert_eq!(orders.count() as u64, 20 * CHANGES, "another topic was coalesced");
+}
+
+/// Around a delete the states before and after it both arrive, and the delete stands for itself.
+fn expect_deletes_apart(receipts: &[Receipt]) {
+    let arrived: HashMap<Event, usize> = receipts
+        .iter()
+        .filter_map(|receipt| Some((Event::of(receipt.webhook_id())?, receipt.coalesced())))
+        .collect();
+    for resource in 1..=DELETED {
+        let coalesced = |sequence| arrived.get(&Event { resource, sequence }).copied();
+        assert_eq!(coalesced(DELETE_AT), Some(0), "the delete of {resource}");
+        assert!(
+            coalesced(DELETE_AT - 1).is_some(),
+            "the last state of {resource} before its delete"
+        );
+        let after = (DELETE_AT + 1..=UPDATES).filter_map(coalesced);
+        let stands_for: usize = after.map(|older| older + 1).sum();
+        assert_eq!(stands_for as u64, UPDATES - DELETE_AT, "{resource}, made anew");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stock_levels_of_one_shop_are_coalesced_one_by_one_and_delivered_side_by_side() {
+    const ITEMS: u64 = 10_000;
+    const ROUNDS: u64 = 2;
+    let cell = Cell::alone();
+    let _redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    backend.behave(|_| Behaviour::slowly(Duration::from_millis(20)));
+    let receiver = cell.receiver(&[]).await;
+    let ledger = Arc::new(Ledger::default());
+    let rounds = (1..=ROUNDS)
+        .flat_map(|sequence| (1..=ITEMS).map(move |resource| Event { resource, sequence }));
+    Feed::to(receiver.address(), &ledger).store(rounds.map(stock_level).collect()).await;
+    let topics = [("COALESCE_TOPICS", "inventory_levels/update")];
+    let began = Instant::now();
+    let downstreamer = cell.downstreamer(&backend, &topics).await;
+    let last =
+        async || backend.has_delivered(&Event { resource: ITEMS, sequence: ROUNDS }.webhook_id());
+    until("the last level is delivered", SOON, last).await;
+    until("no delivery is under way", SOON, async || {
+        downstreamer.metric("spillway_queue_webhooks").await == Some(0.0)
+    })
+    .await;
+
+    let receipts = backend.receipts();
+    let found = check_latest(&ledger, &receipts, |_| true);
+    found.print("coalesce, stock levels");
+    say(&format!(
+        "coalesce, stock levels: {:?}, {} at once",
+        began.elapsed(),
+        backend.in_flight_max()
+    ));
+    found.expect_sound(0);
+    assert_eq!(found.stood_for, found.stored);
+    let items: HashSet<u64> = receipts
+        .iter()
+        .filter_map(|receipt| Event::of(receipt.webhook_id()))
+        .map(|event| event.resource)
+        .collect();
+    assert_eq!(items.len() as u64, ITEMS, "not one for each item");
+    // Deliveries begin while the second round is still being read.
+    assert!(found.delivered as u64 <= ITEMS + ITEMS / 2, "hardly any was coalesced");
+    assert!(backend.in_flight_max() >= 32, "{} at once", backend.in_flight_max());
+}
+
+/// As Shopify sends it: what it is about stands in the body alone.
+fn stock_level(event: Event) -> (Event, Webhook) {
+    let Event { resource, sequence } = event;
+    let (item, location) = (resource / 2 + 1, resource % 2 + 1);
+    let body = format!(
+        "{{\"inventory_item_id\":{item},\"location_id\":{location},\"available\":{sequence}}}"
+    );
+    (event, shop::webhook(1, "inventory_levels/update", event).body(body))
+}
+
+#[tokio::test]
+async fn topics_whose_every_event_counts_are_refused() {
+    let cell = Cell::shared();
+    let check = async |topics: &str| {
+        let settings = [
+            ("REDIS_URL", "unix:///nowhere/redis.sock"),
+            ("DOWNSTREAM_APP_URL", "http://127.0.0.1:9/"),
+            ("COALESCE_TOPICS", topics),
+        ];
+        let output = cell.run("downstreamer", &["--check"], &settings).await;
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for topics in [
+        "products/create",
+        "products/delete",
+        "orders/create",
+        "orders/paid",
+        "orders/*",
+        "customers/redact",
+        "customers/data_request",
+        "shop/redact",
+        "app/uninstalled",
+        "products/update,collections/delete",
+    ] {
+        let (code, errors) = check(topics).await;
+        assert_eq!(code, Some(78), "{topics}: {errors}");
+        let named = topics.rsplit(',').next().unwrap();
+        assert!(errors.contains("COALESCE_TOPICS") && errors.contains(named), "{topics}: {errors}");
+    }
+    for topics in ["products/update", "products/update, inventory_levels/update"] {
+        let (code, errors) = check(topics).await;
+        assert_eq!(code, Some(0), "{topics}: {errors}");
+    }
+}
