@@ -95,6 +95,9 @@ pub struct Drain {
     /// Attempts and time already spent on parked webhooks, and whether they were replayed.
     parked: HashMap<PackKey, Tried>,
     is_parked_loaded: bool,
+    is_caught_up: bool,
+    /// Resources whose newest event is not known before all that was there at start has arrived.
+    unread: Vec<ResourceKey>,
     due: BinaryHeap<Reverse<(Instant, ResourceKey)>>,
     /// Heads that have failed.
     trials: HashMap<Place, Trial>,
@@ -184,6 +187,8 @@ impl Drain {
             bits: progress.done,
             parked: HashMap::new(),
             is_parked_loaded: false,
+            is_caught_up: false,
+            unread: Vec::new(),
             due: BinaryHeap::new(),
             trials: HashMap::new(),
             reading: Reading::default(),
@@ -284,6 +289,7 @@ impl Drain {
                 self.waits(Place { pack: key, index }, &sorted);
             }
             Arrived::ParkedLoaded => self.is_parked_loaded = true,
+            Arrived::CaughtUp => self.caught_up(),
             Arrived::Corrupt(id) => {
                 self.index.add_pack(OpenPack::main(id, 0, None));
                 self.corrupt.push(id);
@@ -301,6 +307,16 @@ impl Drain {
             self.due.pop();
             let is_due = self.trial(resource).is_none_or(|trial| trial.due <= now);
             if is_due && self.index.state(resource) == Some(State::Delayed) {
+                self.release(resource);
+            }
+        }
+    }
+
+    /// What waits is known, or as much of it as can be.
+    fn caught_up(&mut self) {
+        self.is_caught_up = true;
+        for resource in std::mem::take(&mut self.unread) {
+            if self.index.state(resource) == Some(State::Held) {
                 self.release(resource);
             }
         }

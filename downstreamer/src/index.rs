@@ -314,6 +314,12 @@ impl Index {
         Some((queue.shop, self.nodes[queue.head as usize].class))
     }
 
+    /// Whether a newer event of the resource may stand for its head.
+    pub fn coalesces(&self, resource: ResourceKey) -> bool {
+        let queue = self.resources.get(&resource);
+        queue.is_some_and(|queue| self.nodes[queue.head as usize].coalesces != 0)
+    }
+
     /// Decides what is delivered of a resource, unless that is decided: the newest of the events
     /// behind its head that may stand for each other, if `may_lead` agrees. Says where it lies and
     /// how many it stands for.

@@ -42,6 +42,8 @@ pub enum Arrived {
     },
     /// Everything that was parked at start has arrived.
     ParkedLoaded,
+    /// Everything of the main stream that was there at start has arrived.
+    CaughtUp,
     /// A pack of the main stream.
     Pack {
         /// Its entry.
@@ -67,6 +69,8 @@ pub struct Intake {
     main: StreamId,
     parked: StreamId,
     is_parked_loaded: bool,
+    /// Up to where the main stream went at start; `None` once that is reached.
+    catches_up_at: Option<StreamId>,
 }
 
 /// The index is gone, and intake with it.
@@ -91,6 +95,7 @@ impl Intake {
             main: cursor,
             parked: StreamId::ZERO,
             is_parked_loaded: false,
+            catches_up_at: Some(StreamId { ms: u64::MAX, seq: 0 }),
         };
         tokio::spawn(intake.run());
         receiver
@@ -119,11 +124,20 @@ impl Intake {
             Some(connection) => connection,
             None => connection.insert(self.redis.connect(Some(PATIENCE + ANSWER_TIMEOUT)).await?),
         };
+        if self.catches_up_at.is_some_and(|at| at.ms == u64::MAX) {
+            self.catches_up_at = Some(self.reader.last(connection).await?);
+        }
         if self.read_parked(connection).await?.is_err() {
             return Ok(Err(Closed));
         }
         let look_again_at = Instant::now() + PATIENCE;
         while Instant::now() < look_again_at {
+            if self.catches_up_at.is_some_and(|at| self.main >= at) {
+                self.catches_up_at = None;
+                if self.arrived.send(Arrived::CaughtUp).await.is_err() {
+                    return Ok(Err(Closed));
+                }
+            }
             let entries = self.reader.main_after(connection, self.main, READ_BYTES).await?;
             if entries.is_empty() {
                 let patience = look_again_at.duration_since(Instant::now());

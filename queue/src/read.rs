@@ -97,6 +97,19 @@ impl Reader {
         Ok(Progress { cursor: stream_id(&cursor)?, through: through.unwrap_or(0), done })
     }
 
+    /// The id that was given out last in the main stream.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn last(&self, connection: &mut Connection) -> Result<StreamId, QueueError> {
+        let stream: HashMap<String, Value> = cmd("XINFO")
+            .arg("STREAM")
+            .arg(self.redis.keys.stream())
+            .query_async(connection)
+            .await?;
+        stream_id(&text(stream.get("last-generated-id")))
+    }
+
     /// Fingerprints of what was delivered behind `after`, and when, in milliseconds since the Unix
     /// epoch; of a bounded number of settlements. Empty when there are no more.
     ///

@@ -137,7 +137,9 @@ impl World<'_> {
                     self.answer(request, Answer::Done, now + self.server.network());
                 }
             }
-            Event::Answered(request, answer) => self.see(request, ANSWERS[usize::from(answer)], now),
+            Event::Answered(request, answer) => {
+                self.see(request, ANSWERS[usize::from(answer)], now)
+            }
             Event::Offered => {
                 self.backlog += 1;
                 let mean = 1.0 / self.scenario.client.offered.unwrap_or(1.0);

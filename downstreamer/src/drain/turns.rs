@@ -27,6 +27,9 @@ impl Drain {
         if self.is_stopping || !is_loaded || !self.tenure.holds(boottime()) {
             return;
         }
+        if !self.is_caught_up && !self.index.has_room() {
+            self.caught_up();
+        }
         let unsettled_before = self.settling.as_ref().map_or(0, |settling| settling.heads.len());
         loop {
             let in_flight = around.deliveries.len();
@@ -63,7 +66,16 @@ impl Drain {
         let mut set_aside = Vec::new();
         let picked = loop {
             let Some(turn) = self.schedule.pick(now) else { break set_aside.pop() };
+            if self.index.state(turn.resource) != Some(State::Ready) {
+                continue;
+            }
             let Some(position) = self.index.head_position(turn.resource) else { continue };
+            if !self.is_caught_up && self.index.coalesces(turn.resource) {
+                // The owner before may have delivered a newer event than is known by now.
+                self.index.set_state(turn.resource, State::Held);
+                self.unread.push(turn.resource);
+                continue;
+            }
             if !self.schedule.is_open(turn.shop, position) {
                 // A replayed barrier came before it.
                 self.index.set_state(turn.resource, State::Held);

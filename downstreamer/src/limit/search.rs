@@ -80,13 +80,21 @@ pub struct Search {
 #[derive(Debug, Clone, Copy)]
 enum Phase {
     /// What was measured while nothing queued.
-    Start { quiet: Tally },
+    Start {
+        quiet: Tally,
+    },
     Rest,
     /// What was measured at `from`, the limit before.
-    Up { low: Level, from: usize },
+    Up {
+        low: Level,
+        from: usize,
+    },
     /// What was measured just before, unless that was in the midst of a change; `from`: the limit
     /// to which to return if there was no queue.
-    Down { high: Option<Level>, from: usize },
+    Down {
+        high: Option<Level>,
+        from: usize,
+    },
 }
 
 impl Search {
