@@ -1,8 +1,8 @@
 //! The drain: one task that holds all state and decides everything; reading, delivering and
 //! settling happen in tasks around it.
 //!
-//! The path of a webhook: arrived → [`turns`] (whose turn is it?) → delivered → [`judging`] →
-//! finished → [`settling`] → settled, and only then is its resource free for the next. Invariants: one
+//! The path of a webhook: arrived → `turns` (whose turn is it?) → delivered → `judging` →
+//! finished → `settling` → settled, and only then is its resource free for the next. Invariants: one
 //! delivery at a time per resource; nothing new is started without a lease; one settlement at a
 //! time. Bounded: the index by its room, deliveries by the limiter, the cache in bytes.
 
@@ -71,6 +71,14 @@ pub struct Around {
     pub fetched: JoinSet<Fetched>,
     /// Deliveries under way.
     pub deliveries: JoinSet<Delivery>,
+}
+
+/// What Redis holds of the drain when it begins.
+pub struct Known {
+    /// How far it has come.
+    pub progress: Progress,
+    /// What it delivered lately.
+    pub seen: Seen,
 }
 
 /// All state of one drain while it is owned.
@@ -149,7 +157,7 @@ enum Ended {
 }
 
 impl Drain {
-    /// A drain that begins where `progress` says, with all that runs around it.
+    /// A drain that begins where Redis says, with all that runs around it.
     pub fn start(
         redis: &Redis,
         name: &str,
@@ -157,9 +165,9 @@ impl Drain {
         metrics: Arc<Metrics>,
         sender: Arc<Sender>,
         tenure: Tenure,
-        progress: Progress,
-        seen: Seen,
+        known: Known,
     ) -> (Self, Around) {
+        let Known { progress, seen } = known;
         let (orders, settled) = settle::start(redis.clone(), name, &tenure.token);
         let arrived =
             Intake::start(redis, name, progress.cursor, settings.clone(), metrics.clone());

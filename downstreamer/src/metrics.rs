@@ -108,21 +108,8 @@ impl Metrics {
                 "Packs that could not be decoded and were set aside under a key of their own.",
             ),
             attempts,
-            durations: histogram(
-                &registry,
-                "spillway_delivery_duration_seconds",
-                "One delivery, from connecting to the whole answer.",
-                &[
-                    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-                    30.0,
-                ],
-            ),
-            end_to_end: histogram(
-                &registry,
-                "spillway_end_to_end_seconds",
-                "From the first byte received to the delivery.",
-                &[0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0, 86400.0],
-            ),
+            durations: durations(&registry),
+            end_to_end: end_to_end(&registry),
             fallbacks: counters(
                 &registry,
                 "spillway_key_fallback_total",
@@ -222,6 +209,24 @@ fn gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
 
 fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
     add(registry, IntCounter::new(name, help))
+}
+
+fn durations(registry: &Registry) -> Histogram {
+    histogram(
+        registry,
+        "spillway_delivery_duration_seconds",
+        "One delivery, from connecting to the whole answer.",
+        &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0],
+    )
+}
+
+fn end_to_end(registry: &Registry) -> Histogram {
+    histogram(
+        registry,
+        "spillway_end_to_end_seconds",
+        "From the first byte received to the delivery.",
+        &[0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0, 86400.0],
+    )
 }
 
 fn counters(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {

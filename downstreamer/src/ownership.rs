@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use spillway_queue::drains::{self, HTTP, StartAt};
 use spillway_queue::owner::{BUMP_EVERY, Claim, Confirmed, Lease, Watch, boottime};
-use spillway_queue::read::{Progress, Reader};
+use spillway_queue::read::Reader;
 use spillway_queue::{Connection, QueueError};
 use spillway_service::Readiness;
 use spillway_service::clock::wall_clock_ms;
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::deliver::Sender;
-use crate::drain::{Drain, End};
+use crate::drain::{Drain, End, Known};
 use crate::metrics::Metrics;
 use crate::seen::Seen;
 use crate::settings::{Dedup, Settings};
@@ -130,8 +130,7 @@ struct Owned {
     connection: Connection,
     claim: Claim,
     tenure: Tenure,
-    progress: Progress,
-    seen: Seen,
+    known: Known,
 }
 
 /// Waits until nobody owns the drain, and takes it.
@@ -175,7 +174,7 @@ async fn stand_by(instance: &Instance) -> Result<Owned, QueueError> {
     let reader = Reader::new(redis.clone(), HTTP);
     let progress = reader.progress(&mut connection).await?;
     let seen = seen(&reader, &mut connection, instance.settings.dedup).await?;
-    Ok(Owned { connection, claim, tenure, progress, seen })
+    Ok(Owned { connection, claim, tenure, known: Known { progress, seen } })
 }
 
 /// What was delivered within the window, by this instance or another.
@@ -198,8 +197,8 @@ async fn seen(
 }
 
 async fn own(instance: &Instance, owned: Owned, shutdown: &CancellationToken) -> End {
-    let Owned { connection, claim, tenure, progress, seen } = owned;
-    tracing::info!(cursor = %progress.cursor, "owning the drain");
+    let Owned { connection, claim, tenure, known } = owned;
+    tracing::info!(cursor = %known.progress.cursor, "owning the drain");
     instance.metrics.owner.set(1);
     instance.readiness.ready();
     let redis = &instance.settings.common.redis;
@@ -210,8 +209,7 @@ async fn own(instance: &Instance, owned: Owned, shutdown: &CancellationToken) ->
         instance.metrics.clone(),
         instance.sender.clone(),
         tenure.clone(),
-        progress,
-        seen,
+        known,
     );
     // A task of its own: the lease must not wait for whatever the drain is busy with.
     let claim = Arc::new(claim);
