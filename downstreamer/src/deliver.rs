@@ -33,6 +33,8 @@ const PAUSE: HeaderName = HeaderName::from_static("spillway-pause");
 const ANSWER_KEPT_BYTES: usize = 1024;
 /// What is read of an answer; a connection with more on it is not used again.
 const ANSWER_READ_BYTES: usize = 64 << 10;
+/// On an HTTP/2 connection with deliveries under way.
+const HTTP2_PING_EVERY: Duration = Duration::from_secs(10);
 /// A pooled connection that was idle for longer is likely closed by the other side.
 const IDLE_CONNECTION: Duration = Duration::from_secs(30);
 
@@ -105,20 +107,32 @@ impl Sender {
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(settings.delivery_timeout));
         let https = HttpsConnectorBuilder::new().with_tls_config(tls(&settings.backend)?);
+        let https = https.https_or_http();
         let https = match &settings.backend {
-            Backend::Http { server_name, .. } => https
-                .https_or_http()
-                .with_server_name_resolver(FixedServerNameResolver::new(server_name.clone())),
-            Backend::Discard => https.https_or_http(),
+            // Both versions where the backend offers HTTP/2 in the TLS handshake. There its name is
+            // the connection's own, so another name needs HTTP/1.1.
+            Backend::Http { server_name, authority, host, .. } => {
+                let resolver = FixedServerNameResolver::new(server_name.clone());
+                let https = https.with_server_name_resolver(resolver);
+                if authority == host.as_str() {
+                    https.enable_all_versions().wrap_connector(connector)
+                } else {
+                    https.enable_http1().wrap_connector(connector)
+                }
+            }
+            Backend::Discard => https.enable_http1().wrap_connector(connector),
         };
         let client = Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
+            // A dead connection is known before its deliveries have all timed out.
+            .http2_keep_alive_interval(HTTP2_PING_EVERY)
             .pool_idle_timeout(IDLE_CONNECTION)
             .pool_max_idle_per_host(settings.bounds.concurrency_max)
             // A pooled connection that was closed before a byte was sent: sending again repeats
             // nothing.
             .retry_canceled_requests(true)
-            .build(https.enable_http1().wrap_connector(connector));
+            .build(https);
         Ok(Self { backend: settings.backend.clone(), timeout: settings.delivery_timeout, client })
     }
 

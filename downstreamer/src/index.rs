@@ -6,11 +6,14 @@
 //! up to its *lead*, which is what is delivered, and all of them are settled with it. Bounded:
 //! [`Index::has_room`] ends intake.
 
+mod pack;
+
 use std::collections::{HashMap, VecDeque};
 
 use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 
+pub use self::pack::{OpenPack, Source};
 use crate::schedule::barriers::Position;
 use crate::schedule::{Class, ShopKey};
 
@@ -20,10 +23,6 @@ const WEBHOOK_BYTES: usize = 24;
 const FINGERPRINT_BYTES: usize = 24;
 /// What a resource takes, in a table that is between half and nearly full, and in the schedule.
 const RESOURCE_BYTES: usize = 88;
-/// What a main pack takes, beside its webhooks: its row, its bits, its place in the order.
-const MAIN_PACK_BYTES: usize = 200;
-/// What a parked webhook takes, beside its own: a pack, what it has been through, its next trial.
-const PARKED_PACK_BYTES: usize = 320;
 const NONE: u32 = u32::MAX;
 /// Events that one stands for, at most: bounds the time a choice takes.
 const RUN_MAX: u32 = 10_000;
@@ -33,36 +32,6 @@ pub type PackKey = u32;
 /// A resource in the index: a hash of what its events must stay in order with. Two resources of
 /// one hash are delivered as if they were one, which is slower and safe.
 pub type ResourceKey = u64;
-
-/// Which stream a pack lies in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// The main stream.
-    Main,
-    /// The parked stream: a pack of one.
-    Parked,
-}
-
-/// A pack with webhooks that are not settled.
-#[derive(Debug)]
-pub struct OpenPack {
-    /// Which stream it lies in.
-    pub source: Source,
-    /// Its id there.
-    pub id: StreamId,
-    /// The entry its webhooks were accepted in.
-    pub origin: StreamId,
-    /// Webhooks in it.
-    pub count: u32,
-    /// Of these, not settled.
-    pub left: u32,
-    /// A bit for each settled webhook.
-    pub bits: Vec<u8>,
-    /// Whether Redis holds the bits.
-    pub bits_stored: bool,
-    /// Webhooks that were settled, in all, when one of it was last.
-    pub moved_at: u64,
-}
 
 /// A waiting webhook in the index.
 pub type NodeKey = u32;
@@ -166,55 +135,6 @@ pub enum Lead {
     End,
 }
 
-impl OpenPack {
-    /// A pack in the main stream; `bits` are those that Redis holds.
-    pub fn main(id: StreamId, count: u32, bits: Option<&Vec<u8>>) -> Self {
-        let mut own = vec![0u8; (count as usize).div_ceil(8)];
-        if let Some(bits) = bits {
-            own.iter_mut().zip(bits).for_each(|(own, bits)| *own = *bits);
-        }
-        let mut pack = Self {
-            source: Source::Main,
-            id,
-            origin: id,
-            count,
-            left: 0,
-            bits: own,
-            bits_stored: bits.is_some(),
-            moved_at: 0,
-        };
-        pack.left = (0..count).filter(|index| !pack.is_settled(*index)).count() as u32;
-        pack
-    }
-
-    /// A pack in the parked stream, of one webhook accepted in `origin`.
-    pub fn parked(id: StreamId, origin: StreamId) -> Self {
-        Self {
-            source: Source::Parked,
-            id,
-            origin,
-            count: 1,
-            left: 1,
-            bits: Vec::new(),
-            bits_stored: false,
-            moved_at: 0,
-        }
-    }
-
-    /// Whether the webhook at `index` is settled.
-    pub fn is_settled(&self, index: u32) -> bool {
-        self.bits.get(index as usize / 8).is_some_and(|byte| byte & (1 << (index % 8)) != 0)
-    }
-
-    /// The place in the pack of the webhook that was accepted at `index`.
-    pub fn record_index(&self, index: u32) -> u32 {
-        match self.source {
-            Source::Main => index,
-            Source::Parked => 0,
-        }
-    }
-}
-
 impl Index {
     /// An index of about `bytes`; `keeps_fingerprints`: whether [`Index::fingerprint`] is needed.
     pub fn new(bytes: usize, keeps_fingerprints: bool) -> Self {
@@ -252,7 +172,7 @@ impl Index {
             self.main.push_back(key);
             self.settled_open += u64::from(pack.count - pack.left);
         }
-        self.bytes += pack_bytes(pack.source);
+        self.bytes += pack.source.pack_bytes();
         self.packs.insert(key, pack);
         key
     }
@@ -451,7 +371,7 @@ impl Index {
         pack.left -= 1;
         if pack.source == Source::Parked {
             self.packs.remove(&place.pack);
-            self.bytes -= PARKED_PACK_BYTES;
+            self.bytes -= Source::Parked.pack_bytes();
         }
     }
 
@@ -479,7 +399,7 @@ impl Index {
             }
             let key = self.main.pop_front().expect("BUG: there is a front");
             let Some(pack) = self.packs.remove(&key) else { continue };
-            self.bytes -= MAIN_PACK_BYTES;
+            self.bytes -= Source::Main.pack_bytes();
             advance.cursor = Some(pack.id);
             advance.entries += 1;
             advance.webhooks += u64::from(pack.count);
@@ -563,165 +483,5 @@ impl Index {
     }
 }
 
-fn pack_bytes(source: Source) -> usize {
-    match source {
-        Source::Main => MAIN_PACK_BYTES,
-        Source::Parked => PARKED_PACK_BYTES,
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn id(seq: u64) -> StreamId {
-        StreamId { ms: 1, seq }
-    }
-
-    fn plain(pack: PackKey, index: u32) -> Waiting {
-        let place = Place { pack, index };
-        Waiting { place, class: Class::Rest, coalesces: 0, fingerprint: None }
-    }
-
-    fn indices(index: &Index, resource: ResourceKey) -> Vec<(u64, u32)> {
-        index
-            .from(index.resources[&resource].head)
-            .map(|(_, place)| (index.pack(place.pack).unwrap().origin.seq, place.index))
-            .collect()
-    }
-
-    #[test]
-    fn a_resource_is_in_accepted_order_and_ready_one_at_a_time() {
-        let mut index = Index::new(1 << 20, false);
-        let pack = index.add_pack(OpenPack::main(id(1), 3, None));
-        assert!(index.add(7, 0, &plain(pack, 0)));
-        assert!(!index.add(7, 0, &plain(pack, 2)));
-        assert!(index.add(8, 0, &plain(pack, 1)));
-        assert_eq!(indices(&index, 7), [(1, 0), (1, 2)]);
-        index.set_state(7, State::Busy);
-        assert!(index.pop(7));
-        assert_eq!(index.state(7), Some(State::Ready));
-        assert!(!index.pop(7));
-        assert_eq!(index.state(7), None);
-        assert_eq!(index.bytes, MAIN_PACK_BYTES + WEBHOOK_BYTES + RESOURCE_BYTES);
-    }
-
-    #[test]
-    fn a_replayed_webhook_goes_where_it_was_accepted() {
-        let mut index = Index::new(1 << 20, false);
-        let main = index.add_pack(OpenPack::main(id(5), 2, None));
-        index.add(7, 0, &plain(main, 0));
-        index.add(7, 0, &plain(main, 1));
-        let old = index.add_pack(OpenPack::parked(id(90), id(3)));
-        assert!(!index.add(7, 0, &plain(old, 4)));
-        assert_eq!(indices(&index, 7), [(3, 4), (5, 0), (5, 1)]);
-        index.set_state(7, State::Busy);
-        let older = index.add_pack(OpenPack::parked(id(91), id(2)));
-        index.add(7, 0, &plain(older, 0));
-        assert_eq!(indices(&index, 7), [(3, 4), (2, 0), (5, 0), (5, 1)]);
-    }
-
-    #[test]
-    fn the_cursor_passes_whole_packs_in_order() {
-        let mut index = Index::new(1 << 20, false);
-        let first = index.add_pack(OpenPack::main(id(1), 2, None));
-        let second = index.add_pack(OpenPack::main(id(2), 1, None));
-        index.mark_settled(Place { pack: second, index: 0 });
-        assert_eq!(index.advance().0, Advance::default());
-        assert_eq!(index.settled_open(), 1);
-        index.mark_settled(Place { pack: first, index: 1 });
-        index.mark_settled(Place { pack: first, index: 0 });
-        let (advance, passed) = index.advance();
-        assert_eq!(advance, Advance { cursor: Some(id(2)), entries: 2, webhooks: 3 });
-        assert_eq!(passed.len(), 2);
-        assert_eq!(index.settled_open(), 0);
-    }
-
-    #[test]
-    fn bits_that_redis_holds_are_settled_already() {
-        let pack = OpenPack::main(id(1), 10, Some(&vec![0b0000_0101, 0b10]));
-        assert_eq!(pack.left, 7);
-        assert!(pack.is_settled(0) && pack.is_settled(2) && pack.is_settled(9));
-        assert!(!pack.is_settled(1));
-    }
-
-    #[test]
-    fn a_parked_webhook_keeps_its_place() {
-        let mut index = Index::new(1 << 20, false);
-        let main = index.add_pack(OpenPack::main(id(5), 2, None));
-        index.add(7, 0, &plain(main, 0));
-        index.add(7, 0, &plain(main, 1));
-        let parked = index.add_pack(OpenPack::parked(id(90), id(5)));
-        let first = index.in_main(7).next().unwrap().0;
-        assert_eq!(index.moved(7, first, parked), Place { pack: parked, index: 0 });
-        assert_eq!(indices(&index, 7), [(5, 0), (5, 1)]);
-        assert_eq!(index.head(7), Some(Place { pack: parked, index: 0 }));
-        assert_eq!(index.in_main(7).count(), 1);
-    }
-
-    fn coalescing(index: &mut Index, kinds: &[u8]) -> PackKey {
-        let pack = index.add_pack(OpenPack::main(id(1), kinds.len() as u32, None));
-        for (at, coalesces) in (0..).zip(kinds) {
-            index.add(7, 0, &Waiting { coalesces: *coalesces, ..plain(pack, at) });
-        }
-        pack
-    }
-
-    #[test]
-    fn the_newest_of_a_run_speaks_for_it() {
-        let mut index = Index::new(1 << 20, false);
-        let pack = coalescing(&mut index, &[1, 1, 1, 2, 2, 0, 1]);
-        let mut runs = Vec::new();
-        while let Some((place, older)) = index.choose_lead(7, |_, _| Lead::Yes) {
-            runs.push((place.index, older));
-            assert_eq!(index.led(7).count(), older as usize + 1);
-            index.pop(7);
-        }
-        assert_eq!(runs, [(2, 2), (4, 1), (5, 0), (6, 0)]);
-        assert_eq!(index.nodes[0].place.pack, pack);
-    }
-
-    #[test]
-    fn what_speaks_for_others_stays_decided_and_a_replay_comes_behind() {
-        let mut index = Index::new(1 << 20, false);
-        let pack = coalescing(&mut index, &[1, 1, 1]);
-        let upto = |last: u32| {
-            move |position: Position, _: Option<Fingerprint>| {
-                if position.1 <= last { Lead::Yes } else { Lead::End }
-            }
-        };
-        assert_eq!(index.choose_lead(7, upto(1)), Some((Place { pack, index: 1 }, 1)));
-        assert_eq!(index.choose_lead(7, upto(2)), Some((Place { pack, index: 1 }, 1)));
-        let replayed = index.add_pack(OpenPack::parked(id(90), StreamId::ZERO));
-        index.add(7, 0, &plain(replayed, 0));
-        assert_eq!(indices(&index, 7), [(1, 0), (1, 1), (0, 0), (1, 2)]);
-        assert!(index.pop(7));
-        assert_eq!(indices(&index, 7), [(0, 0), (1, 2)]);
-    }
-
-    #[test]
-    fn a_skipped_one_is_spoken_for_by_one_behind_it() {
-        let mut index = Index::new(1 << 20, false);
-        let pack = coalescing(&mut index, &[1, 1, 1, 1]);
-        let chosen = index.choose_lead(7, |position, _| match position.1 {
-            2 => Lead::Yes,
-            _ => Lead::Skip,
-        });
-        assert_eq!(chosen, Some((Place { pack, index: 2 }, 2)));
-    }
-
-    #[test]
-    fn freed_nodes_are_used_again() {
-        let mut index = Index::new(1 << 20, false);
-        for round in 0..100 {
-            let pack = index.add_pack(OpenPack::main(id(round), 1, None));
-            index.add(round, 0, &plain(pack, 0));
-            index.mark_settled(Place { pack, index: 0 });
-            index.pop(round);
-            index.advance();
-        }
-        assert_eq!(index.nodes.len(), 1);
-        assert!(index.packs.is_empty() && index.main.is_empty());
-        assert_eq!(index.bytes, 0);
-    }
-}
+mod tests;
