@@ -3,19 +3,21 @@
 //! A 429 tells of a quota. Only a rate can keep one: a concurrency that does would have to follow
 //! each change of the latency. The cap falls to a little below what was accepted lately and grows
 //! back along a cubic (CUBIC, RFC 9438: fast at first, long near the rate that was refused, then
-//! faster and faster), so that most of the time is spent just below the quota. Refusals that were
-//! under way when it fell do not lower it again.
+//! faster and faster), so that most of the time is spent just below the quota. It falls once a
+//! second at most: a quota that is counted by the second refuses all until the next.
 
 use std::time::Duration;
 
 /// What is left of the rate after a 429.
 const CUT: f64 = 0.92;
 /// From the cut until the rate that was refused is reached again.
-const RECOVERY: Duration = Duration::from_secs(8);
+const RECOVERY: Duration = Duration::from_secs(5);
 /// Above so many times the refused rate the cap is forgotten.
 const FORGOTTEN: f64 = 8.0;
-/// The accepted rate is an average over about this long.
-const MEMORY: Duration = Duration::from_secs(1);
+/// Between two cuts; and the accepted rate is what was accepted in this time.
+const SECOND: Duration = Duration::from_secs(1);
+/// It is counted in so many parts.
+const PARTS: usize = 10;
 /// Tokens that gather while nobody asks: a timer that fires late must not cost rate.
 const GATHERED: Duration = Duration::from_millis(20);
 /// No quota is lower than this, per second.
@@ -27,10 +29,7 @@ pub struct Pace {
     cap: Option<Cap>,
     tokens: f64,
     filled_at: Duration,
-    /// Decaying count of what was accepted, at `counted_at`.
-    accepted: f64,
-    counted_at: Duration,
-    first_at: Option<Duration>,
+    accepted: Accepted,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -54,9 +53,7 @@ impl Pace {
             cap: None,
             tokens: 1.0,
             filled_at: Duration::ZERO,
-            accepted: 0.0,
-            counted_at: Duration::ZERO,
-            first_at: None,
+            accepted: Accepted::default(),
         }
     }
 
@@ -84,8 +81,7 @@ impl Pace {
 
     /// A delivery was accepted.
     pub fn done(&mut self, now: Duration) {
-        self.decay(now);
-        self.accepted += 1.0;
+        self.accepted.add(now);
         if self.cap.is_some_and(|cap| cap.at(now) > FORGOTTEN * cap.known) {
             self.cap = None;
         }
@@ -93,13 +89,10 @@ impl Pace {
 
     /// A delivery that began then was answered 429.
     pub fn refused(&mut self, began: Duration, now: Duration) {
-        if self.cap.is_some_and(|cap| began < cap.since) {
+        if self.cap.is_some_and(|cap| began < cap.since || now < cap.since + SECOND) {
             return;
         }
-        self.decay(now);
-        let age = now.saturating_sub(self.first_at.unwrap_or(now));
-        let seconds = MEMORY.as_secs_f64() * (1.0 - (-ratio(age, MEMORY)).exp());
-        let accepted = self.accepted / seconds.max(0.05);
+        let accepted = self.accepted.per_second(now);
         let current = self.cap.map_or(f64::INFINITY, |cap| cap.at(now));
         // The cap says more exactly at which rate it happened, if that was the rate.
         let known = if accepted >= 0.9 * current { current } else { accepted };
@@ -114,15 +107,37 @@ impl Pace {
             (most, cap) => most.or(cap),
         }
     }
-
-    fn decay(&mut self, now: Duration) {
-        self.first_at.get_or_insert(now);
-        let since = now.saturating_sub(self.counted_at);
-        self.accepted *= (-ratio(since, MEMORY)).exp();
-        self.counted_at = now;
-    }
 }
 
-fn ratio(one: Duration, other: Duration) -> f64 {
-    one.as_secs_f64() / other.as_secs_f64()
+/// What was accepted within the last second.
+#[derive(Debug, Default)]
+struct Accepted {
+    parts: [u32; PARTS],
+    /// The number of the newest part since the start.
+    newest: u128,
+    first_at: Option<Duration>,
+}
+
+impl Accepted {
+    fn add(&mut self, now: Duration) {
+        self.forget(now);
+        self.first_at.get_or_insert(now);
+        let part = (self.newest % PARTS as u128) as usize;
+        self.parts[part] = self.parts[part].saturating_add(1);
+    }
+
+    fn per_second(&mut self, now: Duration) -> f64 {
+        self.forget(now);
+        let age = now.saturating_sub(self.first_at.unwrap_or(now)).clamp(SECOND / 10, SECOND);
+        self.parts.iter().copied().map(f64::from).sum::<f64>() / age.as_secs_f64()
+    }
+
+    fn forget(&mut self, now: Duration) {
+        let newest = now.as_nanos() / (SECOND.as_nanos() / PARTS as u128);
+        let passed = newest.saturating_sub(self.newest).min(PARTS as u128);
+        for number in 0..passed {
+            self.parts[((newest - number) % PARTS as u128) as usize] = 0;
+        }
+        self.newest = newest;
+    }
 }

@@ -35,24 +35,31 @@ use trouble::Trouble;
 const EXCESS: f64 = 0.15;
 /// By this, in two slices, at once.
 const ALARM: f64 = 0.34;
-/// The part of a bigger limit's promise that must come as goodput.
-const GAIN: f64 = 0.3;
 /// Closed slices before anything is decided at rest, and how long they last together at least.
 const SLICES_REST: f64 = 4.0;
 const REST_SHORTEST: Duration = Duration::from_millis(200);
+/// A limit that was reached in this part of the slices is used.
+const BUSY: f64 = 0.8;
+/// Deliveries that each step of the start measures at least.
+const START_SAMPLES: usize = 5;
 /// Between two attempts at more, if the last one brought something; half as much more each time.
 const WAIT_FIRST: Duration = Duration::from_millis(1000);
 /// At most: four times the capacity must be found within ten seconds.
 const WAIT_LONGEST: Duration = Duration::from_secs(4);
 /// Between two looks at less that nothing asked for.
 const LOWER_EVERY: Duration = Duration::from_secs(30);
+/// After one that was right.
+const LOWER_AGAIN: Duration = Duration::from_secs(10);
+/// Neither more often than once in so many round trips.
+const RAISE_TRIPS: u32 = 4;
+const LOWER_TRIPS: u32 = 64;
 /// A window at rest begins anew when it is so old: what it says must be recent. Or at
 /// [`REST_LONGEST`], as long as it is not exact enough for a step of a quarter.
 const REST: Duration = Duration::from_secs(2);
 const REST_LONGEST: Duration = Duration::from_secs(8);
 /// Exact enough.
 const REST_ERROR: f64 = 0.06;
-/// A step that is not bigger for the noise, and the biggest (of the logarithm).
+/// A step (of the logarithm) that is not bigger for the noise, and the biggest upwards.
 const STEP_SMALL: f64 = 0.12;
 const STEP_BIG: f64 = 0.25;
 
@@ -80,21 +87,13 @@ pub struct Search {
 #[derive(Debug, Clone, Copy)]
 enum Phase {
     /// What was measured while nothing queued.
-    Start {
-        quiet: Tally,
-    },
+    Start { quiet: Tally },
     Rest,
-    /// What was measured at `from`, the limit before.
-    Up {
-        low: Level,
-        from: usize,
-    },
+    /// What was measured at `from`, the limit before, and the window to go on with there.
+    Up { low: Level, from: usize, rest: Window },
     /// What was measured just before, unless that was in the midst of a change; `from`: the limit
     /// to which to return if there was no queue.
-    Down {
-        high: Option<Level>,
-        from: usize,
-    },
+    Down { high: Option<Level>, from: usize },
 }
 
 impl Search {
@@ -136,6 +135,7 @@ impl Search {
     pub fn restart(&mut self, now: Duration) {
         self.limit = self.min;
         self.base = None;
+        self.alarms = 0;
         self.phase = Phase::Start { quiet: Tally::default() };
         self.window = Window::counting(now);
         self.trouble.acted(now);
@@ -165,13 +165,13 @@ impl Search {
     pub fn done(&mut self, sample: &Sample, now: Duration) {
         self.trouble.none();
         let took = now.saturating_sub(sample.began);
-        self.latency = if self.latency.is_zero() { took } else { (self.latency * 15 + took) / 16 };
-        let slice = self.window.add(sample, now);
+        self.latency = if self.latency.is_zero() { took } else { (self.latency * 31 + took) / 32 };
+        let slice = self.window.add(sample, self.latency, now);
         match (self.phase, slice) {
             (Phase::Start { quiet }, _) => self.start(quiet, now),
             (_, None) => {}
             (Phase::Rest, Some(slice)) => self.watch(slice, now),
-            (Phase::Up { low, from }, Some(_)) => self.judge_up(low, from, now),
+            (Phase::Up { low, from, rest }, Some(_)) => self.judge_up(low, from, rest, now),
             (Phase::Down { high, from }, Some(_)) => self.judge_down(high, from, now),
         }
     }
@@ -179,60 +179,77 @@ impl Search {
     /// Doubles the limit until the latency rises.
     fn start(&mut self, quiet: Tally, now: Duration) {
         let tally = self.window.tally();
-        if tally.count < count(self.limit.max(3)) || self.window.age() < Duration::from_millis(10) {
+        if tally.count < count(self.limit.max(START_SAMPLES)) || self.window.age() < Duration::from_millis(10) {
             return;
         }
         if !self.window.was_limited() {
             // There is too little to send to learn from.
-            self.window.reopen(now);
+            self.window = Window::counting(now);
             return;
         }
         let rise = if quiet.count > 0.0 { tally.latency() - quiet.latency() } else { 0.0 };
         let variance = quiet.variance().max(tally.variance());
-        let error = (variance / quiet.count.max(1.0) + variance / tally.count).sqrt();
-        if rise > ALARM + 2.0 * error {
-            self.base = Some(quiet.latency());
-            self.noise = variance;
-            let knee = tally.in_flight() * (error - rise).exp();
-            self.rest(round(knee.max(tally.in_flight() / 4.0)), now);
-        } else if self.limit == self.max {
-            self.base = Some(quiet.with(tally).latency());
-            self.noise = variance;
-            self.rest(self.limit, now);
-        } else {
-            self.phase = Phase::Start { quiet: quiet.with(tally) };
+        let fewer = quiet.count.min(tally.count).max(1.0);
+        // A variance of few samples may be far too small itself.
+        let error = (variance * (1.0 / quiet.count.max(1.0) + 1.0 / tally.count)).sqrt()
+            * (1.0 + 2.0 / fewer);
+        // With no queue it is 0, with twice too many 0.69, then 1.39: what is not clear yet will be.
+        let is_queueing = rise > ALARM + 2.0 * error;
+        if !is_queueing && self.limit < self.max {
+            let quiet = if rise < EXCESS.max(0.5 * error) { quiet.with(tally) } else { quiet };
+            self.phase = Phase::Start { quiet };
             self.set(self.limit * 2, now);
+            return;
         }
+        self.noise = variance;
+        // What seemed quiet may not have been: look soon.
+        self.lowered_at = now.saturating_sub(LOWER_EVERY - LOWER_AGAIN);
+        self.base = Some(if quiet.count > 0.0 { quiet.latency() } else { tally.latency() });
+        let limit = count(self.limit);
+        let part = if is_queueing { (error - rise).exp().max(0.25) } else { 1.0 };
+        self.rest(round(limit * part), now);
     }
 
     /// At rest: looks whether the latency asks for less, and whether it is time to try more.
     fn watch(&mut self, slice: Tally, now: Duration) {
         if self.is_alarming(slice) {
-            self.lower(None, slice.latency(), slice.in_flight(), now);
+            let in_flight =
+                if self.window.was_limited() { count(self.limit) } else { slice.in_flight() };
+            self.lower(None, slice.latency(), in_flight, now);
             return;
         }
         let age = self.window.age();
         if self.window.slices() < SLICES_REST || age < REST_SHORTEST {
             return;
         }
-        let level = self.window.level();
+        let level = self.level();
         self.note(&level);
         let base = self.base.unwrap_or(level.latency);
         let is_high = level.latency - base > EXCESS + 2.0 * level.error;
-        let is_busy = level.busy >= 0.8;
+        let is_busy = level.busy >= BUSY;
         let rested = now.saturating_sub(self.rested_at);
         if is_high && self.limit > self.min {
             self.lower(Some(level), level.latency, level.in_flight, now);
-        } else if is_busy && self.limit > self.min && now >= self.lowered_at + LOWER_EVERY {
-            let less = level.latency.min(base) + self.step_size(&level);
-            self.lower(Some(level), less, level.in_flight, now);
-        } else if is_busy && self.limit < self.max && rested >= self.wait {
-            let step = round(count(self.limit) * self.step_size(&level).exp_m1());
-            self.phase = Phase::Up { low: level, from: self.limit };
-            self.set(self.limit + step.max(1), now);
+        } else if is_busy && self.limit > self.min && self.is_lower_due(now) {
+            self.lower(Some(level), level.latency, level.in_flight, now);
+        } else if is_busy && self.limit < self.max && rested >= self.wait.max(self.latency * RAISE_TRIPS) {
+            let step = step(&level).min(STEP_BIG).exp_m1();
+            self.raise(level, round(count(self.limit) * step), now);
         } else if age >= REST_LONGEST || (age >= REST && level.error <= REST_ERROR) {
-            self.window.reopen(now);
+            self.window = Window::counting(now);
         }
+    }
+
+    /// What the window says. A drain that sends in bursts finds few under way when it begins the
+    /// next: what is under way at once is the limit all the same, if that is what stopped it.
+    fn level(&self) -> Level {
+        let level = self.window.level();
+        if level.busy < BUSY { level } else { Level { in_flight: count(self.limit), ..level } }
+    }
+
+    fn is_lower_due(&self, now: Duration) -> bool {
+        let since = now.saturating_sub(self.lowered_at);
+        since >= LOWER_EVERY && since >= self.latency * LOWER_TRIPS
     }
 
     fn is_alarming(&mut self, slice: Tally) -> bool {
@@ -259,11 +276,6 @@ impl Search {
         });
     }
 
-    /// How far apart (of the logarithm) two limits must be for the noise not to hide it.
-    fn step_size(&self, level: &Level) -> f64 {
-        (16.0 * level.noise / (level.rate * 0.6)).sqrt().clamp(STEP_SMALL, STEP_BIG)
-    }
-
     fn rest(&mut self, limit: usize, now: Duration) {
         self.phase = Phase::Rest;
         self.rested_at = now;
@@ -277,8 +289,14 @@ impl Search {
     }
 }
 
-/// To a whole limit.
+/// How far apart (of the logarithm) two limits must be for the noise not to hide it.
+fn step(level: &Level) -> f64 {
+    let window = 0.6_f64.max(4.0 * level.latency.exp());
+    (16.0 * level.noise / (level.rate * window)).sqrt().max(STEP_SMALL)
+}
+
+/// To a whole limit, rather up: one too few costs goodput, one too many a little latency.
 fn round(limit: f64) -> usize {
     // Limits are small and positive.
-    limit.round().max(0.0) as usize
+    (limit - 0.2).ceil().max(0.0) as usize
 }

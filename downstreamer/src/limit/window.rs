@@ -6,7 +6,8 @@
 //!
 //! Samples are gathered into slices of a round trip; the error is estimated from how much the
 //! slices differ, too, because noise that lasts longer than a request makes samples alike. Counted
-//! is only what began after the last change of the limit took effect. A few sums: no memory.
+//! is all that ends once the last change of the limit has taken effect: who counted only what began
+//! since would count the short ones first. A few sums: no memory.
 
 use std::time::Duration;
 
@@ -88,17 +89,21 @@ pub struct Level {
 /// Where a window stands.
 #[derive(Debug, Clone, Copy)]
 enum Stage {
-    /// Waits for the first that began after the change to end: then the change has taken effect.
+    /// Waits for the first that began after the change to end, and for most that began before.
     Settling { changed_at: Duration },
-    /// Counts what began from here on.
-    Counting { from: Duration },
+    Counting,
 }
 
+/// So many round trips after a change most of what began before it has ended.
+const SETTLED: f64 = 2.5;
+
 /// Gathers samples since a change of the limit.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Window {
     stage: Stage,
-    opened_at: Option<Duration>,
+    opened_at: Duration,
+    /// How long it had been counting when it was last opened.
+    counted: Duration,
     slice_opened_at: Duration,
     slice: Tally,
     total: Tally,
@@ -112,11 +117,12 @@ pub struct Window {
 }
 
 impl Window {
-    /// Counts what began at `from` or later.
+    /// Counts what ends after `from`.
     pub fn counting(from: Duration) -> Self {
         Self {
-            stage: Stage::Counting { from },
-            opened_at: None,
+            stage: Stage::Counting,
+            opened_at: from,
+            counted: Duration::ZERO,
             slice_opened_at: from,
             slice: Tally::default(),
             total: Tally::default(),
@@ -129,41 +135,29 @@ impl Window {
         }
     }
 
-    /// Counts what begins once a change at `changed_at` has taken effect.
+    /// Counts what ends once a change at `changed_at` has taken effect.
     pub fn settling(changed_at: Duration) -> Self {
         Self { stage: Stage::Settling { changed_at }, ..Self::counting(changed_at) }
     }
 
-    /// Goes on from here with nothing counted.
-    pub fn reopen(&mut self, now: Duration) {
-        // What is under way began at the same limit.
-        let from = match self.stage {
-            Stage::Settling { changed_at } => changed_at,
-            Stage::Counting { from } => from,
-        };
-        *self = Self {
-            stage: Stage::Counting { from },
-            opened_at: Some(now),
-            slice_opened_at: now,
-            ..Self::counting(now)
-        };
+    /// Goes on with what it has, once the limit is back where it was.
+    pub fn resettle(&mut self, changed_at: Duration) {
+        self.counted = self.age();
+        self.slice = Tally::default();
+        (self.opened_at, self.last_at) = (changed_at, changed_at);
+        self.stage = Stage::Settling { changed_at };
     }
 
-    /// Adds a sample; gives the slice that it closes.
-    pub fn add(&mut self, sample: &Sample, now: Duration) -> Option<Tally> {
-        match self.stage {
-            Stage::Settling { changed_at } => {
-                if sample.began >= changed_at {
-                    self.stage = Stage::Counting { from: now };
-                }
-                return None;
+    /// Adds a sample; gives the slice that it closes. `round_trip`: about how long one takes.
+    pub fn add(&mut self, sample: &Sample, round_trip: Duration, now: Duration) -> Option<Tally> {
+        if let Stage::Settling { changed_at } = self.stage {
+            if sample.began >= changed_at && now >= changed_at + round_trip.mul_f64(SETTLED) {
+                self.stage = Stage::Counting;
+                self.opened_at = now;
+                self.slice_opened_at = now;
+                self.last_at = now;
             }
-            Stage::Counting { from } if sample.began < from => return None,
-            Stage::Counting { .. } => {}
-        }
-        if self.opened_at.is_none() {
-            self.opened_at = Some(sample.began);
-            self.slice_opened_at = sample.began;
+            return None;
         }
         let latency = now.saturating_sub(sample.began).as_secs_f64();
         self.slice.add(latency, count(sample.in_flight));
@@ -203,7 +197,7 @@ impl Window {
 
     /// How long it has been counting.
     pub fn age(&self) -> Duration {
-        self.opened_at.map_or(Duration::ZERO, |at| self.last_at.saturating_sub(at))
+        self.counted + self.last_at.saturating_sub(self.opened_at)
     }
 
     /// All samples so far.

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use super::{ALARM, GAIN, Phase, Search, WAIT_FIRST, WAIT_LONGEST, round};
-use crate::limit::window::{Level, count};
+use super::{ALARM, EXCESS, LOWER_AGAIN, LOWER_EVERY, Phase, Search, WAIT_FIRST, WAIT_LONGEST, round, step};
+use crate::limit::window::{Level, Window, count};
 
 /// Closed slices of an experiment at least.
 const SLICES: f64 = 3.0;
 /// An experiment that is still undecided then is decided by what it has.
 const LONGEST: Duration = Duration::from_secs(3);
+/// Above this many times what the latency says is needed (Vegas' estimate) no more is tried.
+const RAISE_MOST: f64 = 1.25;
 /// A cut is at most to a half: it may be for nothing.
 const CUT_MOST: f64 = 0.5;
 
@@ -30,23 +32,39 @@ impl Contrast {
         }
     }
 
-    /// Whether it is clear on which side of `part` the rise lies.
-    fn is_clear(&self, part: f64) -> bool {
-        self.error <= 0.2 * self.more || (self.rise - part * self.more).abs() > 2.0 * self.error
+    /// How much more goodput is worth a bigger limit: 3 %, and a tenth of the step.
+    fn worth(&self) -> f64 {
+        0.03 + 0.1 * self.more
+    }
+
+    /// Whether it is clear on which side of `bound` the rise lies.
+    fn is_clear(&self, bound: f64) -> bool {
+        self.error <= 0.2 * self.more || (self.rise - bound).abs() > 2.0 * self.error
     }
 
     /// What the high limit carried at the low one's latency.
     fn knee(&self, high: &Level) -> f64 {
-        high.in_flight * (self.error - self.rise).exp()
+        high.in_flight * (0.5 * self.error - self.rise).exp()
     }
 }
 
 impl Search {
-    pub(super) fn judge_up(&mut self, low: Level, from: usize, now: Duration) {
+    /// Tries `step` more than now, where `low` was measured: fewer if the latency says that they
+    /// would queue.
+    pub(super) fn raise(&mut self, low: Level, step: usize, now: Duration) {
+        let excess = low.latency - self.base.unwrap_or(low.latency);
+        let times = if excess <= EXCESS / 3.0 + 2.0 * low.error { 2.0 } else { RAISE_MOST };
+        let most = round(count(self.limit) * (-excess).exp() * times);
+        let target = (self.limit + step).min(most).max(self.limit + 1);
+        self.phase = Phase::Up { low, from: self.limit, rest: self.window };
+        self.set(target, now);
+    }
+
+    pub(super) fn judge_up(&mut self, low: Level, from: usize, rest: Window, now: Duration) {
         if self.window.slices() < SLICES {
             return;
         }
-        let high = self.window.level();
+        let high = self.level();
         let contrast = Contrast::of(&low, &high);
         let base = self.base.unwrap_or(low.latency);
         if high.latency - base > ALARM + contrast.more + 2.0 * contrast.error {
@@ -58,26 +76,33 @@ impl Search {
         }
         if contrast.more < 0.5 * (count(self.limit) / count(from)).ln() {
             // There was not enough to send.
-            self.rest(from, now);
+            self.back(from, rest, now);
             return;
         }
-        if !contrast.is_clear(1.0 - GAIN) && !self.is_time_up() {
+        if !contrast.is_clear(contrast.more - contrast.worth()) && !self.is_time_up() {
             return;
         }
-        if contrast.rise > (1.0 - GAIN) * contrast.more {
+        if contrast.rise > contrast.more - contrast.worth() {
             self.wait = (self.wait * 3 / 2).min(WAIT_LONGEST);
-            self.rest(from, now);
+            self.back(from, rest, now);
             return;
         }
         self.wait = WAIT_FIRST;
-        if contrast.rise < GAIN * contrast.more && self.limit < self.max {
-            let step = 2 * (self.limit - from);
-            self.phase = Phase::Up { low: high, from: self.limit };
-            self.set(self.limit + step.min(self.limit), now);
+        let is_quiet = high.latency - base < 0.5 * EXCESS + high.error;
+        if contrast.rise < 0.5 * contrast.more && is_quiet && self.limit < self.max {
+            let step = (self.limit - from) * 3 / 2 + 1;
+            self.raise(high, step, now);
         } else {
             let knee = round(contrast.knee(&high));
             self.rest(knee.clamp(from, self.limit), now);
         }
+    }
+
+    /// Back to where it was, with what was measured there.
+    fn back(&mut self, from: usize, rest: Window, now: Duration) {
+        self.rest(from, now);
+        self.window = rest;
+        self.window.resettle(now);
     }
 
     /// Tries less, because `latency` is above the base while `in_flight` are under way.
@@ -93,17 +118,18 @@ impl Search {
             _ => self.limit,
         };
         let base = self.base.unwrap_or(latency);
-        let less = round(in_flight * (base - latency).exp().max(CUT_MOST));
+        let least = high.as_ref().map_or(0.0, step);
+        let less = in_flight * (base - latency).min(-least).exp().max(CUT_MOST);
         self.phase = Phase::Down { high, from };
         self.lowered_at = now;
-        self.set(less.min(self.limit - 1), now);
+        self.set((less as usize).min(self.limit - 1), now);
     }
 
     pub(super) fn judge_down(&mut self, high: Option<Level>, from: usize, now: Duration) {
         if self.window.slices() < SLICES {
             return;
         }
-        let low = self.window.level();
+        let low = self.level();
         let excess = low.latency - self.base.unwrap_or(low.latency);
         let is_high = excess > ALARM + 2.0 * low.error;
         let Some(high) = high else {
@@ -117,18 +143,22 @@ impl Search {
             return;
         };
         let contrast = Contrast::of(&low, &high);
-        if !contrast.is_clear(GAIN) && !self.is_time_up() {
+        if !contrast.is_clear(contrast.worth()) && !self.is_time_up() {
             return;
         }
-        if contrast.rise < (GAIN * contrast.more).max(contrast.error) {
+        if contrast.rise < contrast.worth().max(contrast.error) {
             // Less in flight, and as slow: there is no queue.
             self.base = Some(low.latency + low.error);
             self.rest(from, now);
         } else if is_high && self.limit > self.min {
             self.lower(Some(low), low.latency, low.in_flight, now);
         } else {
-            let knee = round(contrast.knee(&high)).min(round(high.in_flight));
-            self.rest(knee.max(self.limit), now);
+            let knee = round(contrast.knee(&high)).min(round(high.in_flight)).max(self.limit);
+            if knee < from {
+                // It was too much: look again soon whether it still is.
+                self.lowered_at = now.saturating_sub(LOWER_EVERY - LOWER_AGAIN);
+            }
+            self.rest(knee, now);
         }
     }
 
