@@ -30,7 +30,7 @@ struct Sections {
     ledger: Arc<Ledger>,
     feed: Feed,
     _receiver: Service,
-    _redis: RedisServer,
+    redis: RedisServer,
     cell: Cell,
     sections: u64,
     resources: u64,
@@ -46,13 +46,11 @@ impl Sections {
         let receiver = cell.receiver(&[]).await;
         let ledger = Arc::new(Ledger::default());
         let feed = Feed::to(receiver.address(), &ledger);
-        let (_receiver, _redis) = (receiver, redis);
-        Self { backend, ledger, feed, _receiver, _redis, cell, sections: 0, resources: 0 }
+        Self { backend, ledger, feed, _receiver: receiver, redis, cell, sections: 1, resources: 0 }
     }
 
     /// Some orders, each its own resource.
     async fn orders(&mut self, count: u64) {
-        self.sections += 1;
         let sequence = self.sections;
         let resources = self.resources + 1..=self.resources + count;
         self.resources += count;
@@ -68,13 +66,15 @@ impl Sections {
         let body = format!("{{\"shop_id\":{SHOP},\"customer\":{{\"id\":{}}}}}", event.sequence);
         let webhook = shop::webhook(SHOP, topic, event).body(body);
         self.feed.store_in_turn(vec![(event, webhook)]).await;
+        // What follows is another section.
+        self.sections += 1;
         event
     }
 
-    /// What the other shop sends: products, whose numbers lie above those of the first.
+    /// What the other shop sends: orders as well, whose numbers lie above those of the first.
     async fn others(&self, count: u64) {
         let events = (1..=count).map(|number| Event { resource: 1_000_000 + number, sequence: 1 });
-        self.feed.store(of(OTHER, "products/update", events)).await;
+        self.feed.store(of(OTHER, "orders/create", events)).await;
     }
 
     async fn all_delivered(&self) {
@@ -159,6 +159,39 @@ async fn a_barrier_waits_for_an_order_that_is_retried() {
     say(&format!("barriers: {others} of 500 of another shop passed while an order was retried"));
     queue.expect_apart();
     assert_eq!(others, 500, "the other shop waited too");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_barrier_stands_while_an_order_before_it_is_set_aside_and_across_a_crash() {
+    let mut queue = Sections::start().await;
+    let failing = Event { resource: 50, sequence: 1 }.webhook_id();
+    let is_failing = move |receipt: &Receipt| receipt.webhook_id() == failing;
+    let still_failing = is_failing.clone();
+    queue
+        .backend
+        .behave(move |receipt| Behaviour::status(if still_failing(receipt) { 500 } else { 200 }));
+    queue.orders(100).await;
+    queue.barrier("customers/redact").await;
+    queue.orders(100).await;
+    queue.others(100).await;
+    let parking = [("PARK_AFTER", "2s")];
+    let mut downstreamer = queue.cell.downstreamer(&queue.backend, &parking).await;
+    until("all that waits is set aside", SOON, async || {
+        let parked = queue.redis.stream_len("spillway:http:parked").await;
+        parked >= 102 && queue.redis.stream_len("spillway:in").await == 0
+    })
+    .await;
+    downstreamer.kill9();
+    downstreamer.restart();
+    let tried = queue.backend.count();
+    let again = async || queue.backend.count() >= tried + 2;
+    until("the order is tried again", SOON, again).await;
+    queue.orders(10).await;
+    queue.backend.behave(|_| Behaviour::ok());
+    queue.all_delivered().await;
+    let attempts = queue.backend.look(|all| all.iter().filter(|one| is_failing(one)).count());
+    say(&format!("barriers: {attempts} attempts of an order set aside; 111 waited for it"));
+    queue.expect_apart();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

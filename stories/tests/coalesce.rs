@@ -11,7 +11,9 @@ use stories::feed::Feed;
 use stories::latest::check_latest;
 use stories::ledger::{Event, Ledger};
 use stories::receipt::Receipt;
+use stories::redis_server::RedisServer;
 use stories::report::say;
+use stories::service::Service;
 use stories::shop;
 use stories::until::until;
 use stories::webhook::Webhook;
@@ -149,6 +151,92 @@ fn stock_level(event: Event) -> (Event, Webhook) {
         "{{\"inventory_item_id\":{item},\"location_id\":{location},\"available\":{sequence}}}"
     );
     (event, shop::webhook(1, "inventory_levels/update", event).body(body))
+}
+
+/// A cell that coalesces, to which a few states of one product come.
+struct Product {
+    redis: RedisServer,
+    backend: Backend,
+    feed: Feed,
+    _receiver: Service,
+    cell: Cell,
+}
+
+impl Product {
+    async fn new() -> Self {
+        let cell = Cell::shared();
+        let redis = cell.redis(&[]).await;
+        let backend = Backend::start().await;
+        let receiver = cell.receiver(&[]).await;
+        let feed = Feed::to(receiver.address(), &Arc::new(Ledger::default()));
+        Self { redis, backend, feed, _receiver: receiver, cell }
+    }
+
+    /// Stores these states of it, one after the other.
+    async fn states(&self, sequences: &[u64]) {
+        let events = sequences.iter().map(|sequence| Event { resource: 1, sequence: *sequence });
+        let states = events.map(|event| (event, shop::webhook(1, "products/update", event)));
+        self.feed.store_in_turn(states.collect()).await;
+    }
+
+    async fn start(&self) -> Service {
+        let topics = [("COALESCE_TOPICS", "products/update")];
+        self.cell.downstreamer(&self.backend, &topics).await
+    }
+
+    /// What the backend was sent, once all is settled.
+    async fn arrived(&self) -> Vec<u64> {
+        let is_empty = async || self.redis.stream_len("spillway:in").await == 0;
+        until("everything is settled", SOON, is_empty).await;
+        self.backend.look(|all| all.iter().map(|one| one.event().sequence).collect())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_copy_of_an_old_state_is_never_taken_for_the_newest() {
+    let product = Product::new().await;
+    // The others wait while the first is under way.
+    product.backend.behave(|_| Behaviour::slowly(Duration::from_secs(1)));
+    let _downstreamer = product.start().await;
+    product.states(&[1]).await;
+    until("the first is under way", SOON, async || product.backend.count() == 1).await;
+    // Shopify sends the second again, since it did not see that it was stored.
+    product.states(&[2, 3, 2]).await;
+    let arrived = product.arrived().await;
+    say(&format!("coalesce: of 1, 2, 3 and 2 again came {arrived:?}"));
+    assert_eq!(arrived.last(), Some(&3), "{arrived:?}");
+    assert!(arrived.is_sorted(), "{arrived:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_copy_of_a_state_that_another_stood_for_is_dropped() {
+    let product = Product::new().await;
+    product.states(&[1, 2, 3]).await;
+    let mut downstreamer = product.start().await;
+    let arrived = product.arrived().await;
+    assert_eq!(arrived.last(), Some(&3), "{arrived:?}");
+    product.states(&[2]).await;
+    assert_eq!(product.arrived().await, arrived, "an old state after the newest");
+    downstreamer.kill9();
+    downstreamer.restart();
+    product.states(&[1, 4]).await;
+    let since = product.arrived().await.split_off(arrived.len());
+    assert_eq!(since, [4], "an old state after the newest, after a crash");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_state_stands_for_one_before_a_barrier() {
+    let product = Product::new().await;
+    product.states(&[1, 2, 3]).await;
+    let redact = Event { resource: 2, sequence: 0 };
+    let webhook = shop::webhook(1, "customers/redact", redact).body("{\"customer\":{\"id\":9}}");
+    product.feed.store_in_turn(vec![(redact, webhook)]).await;
+    product.states(&[4, 5, 6]).await;
+    let _downstreamer = product.start().await;
+    let arrived = product.arrived().await;
+    say(&format!("coalesce: around a barrier (0) came {arrived:?}"));
+    // The first may be under way before the others are read.
+    assert!(arrived.ends_with(&[3, 0, 6]), "{arrived:?}");
 }
 
 #[tokio::test]

@@ -146,20 +146,18 @@ async fn a_shop_that_is_paused_costs_the_others_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_resource_that_is_paused_waits_alone() {
-    let app = App::with_backlog(1..2, 3000).await;
-    app.at_work(200).await;
-    // In the middle of the backlog: as many of its shop wait behind it.
-    let paused = Event { resource: 101_000, sequence: 1 };
-    let later = Event { resource: 101_000, sequence: 2 };
-    let is_paused = |receipt: &Receipt| receipt.webhook_id() == paused.webhook_id();
+    let app = App::with_backlog(1..2, 4000).await;
+    // One amid the backlog, and a later event of the same resource.
+    let paused = Event { resource: 100_700, sequence: 1 };
+    let later = Event { sequence: 2, ..paused };
+    app.feed.store_in_turn(vec![(later, shop::webhook(1, "products/update", later))]).await;
+    let is_paused = move |receipt: &Receipt| receipt.webhook_id() == paused.webhook_id();
     app.backend.behave(move |receipt| {
-        let is_paused = receipt.webhook_id() == paused.webhook_id() && receipt.attempt() == 1;
+        let is_paused = is_paused(receipt) && receipt.attempt() == 1;
         if is_paused { pause(Some("resource")) } else { work() }
     });
-    let began = Instant::now();
-    app.feed.store_in_turn(vec![(later, shop::webhook(1, "products/update", later))]).await;
-    let refused = app.refused_at(began, is_paused).await;
-    let of_resource = |receipt: &Receipt| receipt.event().resource == paused.resource;
+    let refused = app.refused_at(Instant::now(), is_paused).await;
+    let of_resource = move |receipt: &Receipt| receipt.event().resource == paused.resource;
     let delivered = app.backend.delivered();
     let arrived = app.arrived_in_pause(refused, of_resource).await;
     let flowed = app.backend.delivered() - delivered;
