@@ -37,8 +37,11 @@ impl Drain {
                 self.finish(job.resource, job.place, Ended::Delivered(job.fingerprint));
             }
             Verdict::Dead => {
-                let reason = if outcome == Outcome::Unsendable { "unsendable" } else { "status" };
-                self.refused(shop, now);
+                let is_sent = outcome != Outcome::Unsendable;
+                let reason = if is_sent { "status" } else { "unsendable" };
+                if is_sent {
+                    self.refused(shop, now);
+                }
                 self.give_up(&job, &outcome, answer, reason);
             }
             Verdict::Retry { pause, scope, is_refusal } => {

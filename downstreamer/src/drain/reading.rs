@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_webhook::pack::Pack;
+use spillway_webhook::pack::{Pack, RAW_BYTES_TARGET};
 use tokio::time::Instant;
 
 use super::{Around, Drain, End};
@@ -20,10 +20,10 @@ use crate::index::{OpenPack, PackKey, Place, ResourceKey};
 use crate::schedule::{Class, ShopKey, Turn};
 
 /// Packs at the front of the stream that are kept at hand: half of the cache.
-const FRONT_MAX: usize = 64;
+const FRONT_MAX: usize = 256;
 const FRONT_BYTES: usize = super::CACHE_BYTES / 2;
 /// Packs that are looked at for them.
-const FRONT_LOOKED_AT: usize = 256;
+const FRONT_LOOKED_AT: usize = 512;
 /// A pack of which nothing was settled while so many others were, and little is left, is not kept at
 /// hand: what is left waits for a retry.
 const STUCK_AFTER: u64 = 8192;
@@ -31,8 +31,11 @@ const STUCK_PART: u32 = 16;
 /// Reads under way at once, and how many of them ahead of their turn.
 const READS_MAX: usize = 4;
 const FRONT_READS_MAX: usize = 3;
-/// Reads on demand per second: with a millisecond each, a third of a core.
+/// Reads on demand per second, of a pack of usual size: with a millisecond each, a third of a core.
 const READS_PER_SECOND: f64 = 300.0;
+const USUAL_BYTES: f64 = RAW_BYTES_TARGET as f64;
+/// What a read costs beside its bytes.
+const LEAST_COST: f64 = 0.1;
 /// Or one for so many deliveries, if that is more.
 const DELIVERIES_PER_READ: f64 = 48.0;
 /// Reads that may be saved up.
@@ -71,7 +74,8 @@ impl Reading {
     /// When there is budget for another read that is wanted.
     pub(super) fn wakes_at(&self) -> Option<Instant> {
         let is_wanted = !self.wanted.is_empty() && self.under_way.len() < READS_MAX;
-        let missing = Duration::from_secs_f64((1.0 - self.budget).max(0.0) / READS_PER_SECOND);
+        let missing =
+            Duration::from_secs_f64((LEAST_COST - self.budget).max(0.0) / READS_PER_SECOND);
         is_wanted.then(|| self.earned_at + missing)
     }
 }
@@ -121,10 +125,10 @@ impl Drain {
         let since = now.duration_since(std::mem::replace(&mut self.reading.earned_at, now));
         self.reading.budget += since.as_secs_f64() * READS_PER_SECOND;
         self.reading.budget = self.reading.budget.min(BUDGET_MAX);
-        while self.reading.budget >= 1.0 && self.reading.under_way.len() < READS_MAX {
+        while self.reading.budget >= LEAST_COST && self.reading.under_way.len() < READS_MAX {
             let Some(wanted) = self.reading.wanted.pop_front() else { break };
             if self.reading.waiting.contains_key(&wanted) && self.fetch(wanted, around) {
-                self.reading.budget -= 1.0;
+                self.reading.budget -= LEAST_COST;
             }
         }
     }
@@ -155,6 +159,9 @@ impl Drain {
             return Some(End::Stale);
         };
         let is_front = waiting.is_empty();
+        if !is_front {
+            self.reading.budget -= pack.raw_bytes() as f64 / USUAL_BYTES;
+        }
         for (shop, resource) in waiting {
             if let Some(place) = self.index.lead(resource).filter(|place| place.pack == key)
                 && let Some(open) = self.index.pack(key)

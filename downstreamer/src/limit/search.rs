@@ -87,13 +87,22 @@ pub struct Search {
 #[derive(Debug, Clone, Copy)]
 enum Phase {
     /// What was measured while nothing queued.
-    Start { quiet: Tally },
+    Start {
+        quiet: Tally,
+    },
     Rest,
     /// What was measured at `from`, the limit before, and the window to go on with there.
-    Up { low: Level, from: usize, rest: Window },
+    Up {
+        low: Level,
+        from: usize,
+        rest: Window,
+    },
     /// What was measured just before, unless that was in the midst of a change; `from`: the limit
     /// to which to return if there was no queue.
-    Down { high: Option<Level>, from: usize },
+    Down {
+        high: Option<Level>,
+        from: usize,
+    },
 }
 
 impl Search {
@@ -179,7 +188,9 @@ impl Search {
     /// Doubles the limit until the latency rises.
     fn start(&mut self, quiet: Tally, now: Duration) {
         let tally = self.window.tally();
-        if tally.count < count(self.limit.max(START_SAMPLES)) || self.window.age() < Duration::from_millis(10) {
+        if tally.count < count(self.limit.max(START_SAMPLES))
+            || self.window.age() < Duration::from_millis(10)
+        {
             return;
         }
         if !self.window.was_limited() {
@@ -232,7 +243,10 @@ impl Search {
             self.lower(Some(level), level.latency, level.in_flight, now);
         } else if is_busy && self.limit > self.min && self.is_lower_due(now) {
             self.lower(Some(level), level.latency, level.in_flight, now);
-        } else if is_busy && self.limit < self.max && rested >= self.wait.max(self.latency * RAISE_TRIPS) {
+        } else if is_busy
+            && self.limit < self.max
+            && rested >= self.wait.max(self.latency * RAISE_TRIPS)
+        {
             let step = step(&level).min(STEP_BIG).exp_m1();
             self.raise(level, round(count(self.limit) * step), now);
         } else if age >= REST_LONGEST || (age >= REST && level.error <= REST_ERROR) {

@@ -90,7 +90,9 @@ pub struct Level {
 #[derive(Debug, Clone, Copy)]
 enum Stage {
     /// Waits for the first that began after the change to end, and for most that began before.
-    Settling { changed_at: Duration },
+    Settling {
+        changed_at: Duration,
+    },
     Counting,
 }
 

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{ALARM, EXCESS, LOWER_AGAIN, LOWER_EVERY, Phase, Search, WAIT_FIRST, WAIT_LONGEST, round, step};
+use super::{
+    ALARM, EXCESS, LOWER_AGAIN, LOWER_EVERY, Phase, Search, WAIT_FIRST, WAIT_LONGEST, round, step,
+};
 use crate::limit::window::{Level, Window, count};
 
 /// Closed slices of an experiment at least.
