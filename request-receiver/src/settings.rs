@@ -66,7 +66,7 @@ pub struct Written {
     #[arg(long, env = "MAX_BODY", default_value = "16MiB")]
     max_body: String,
 
-    /// Bytes received and not yet stored, before more is refused; at least MAX_BODY + 66KiB [1MiB
+    /// Bytes received and not yet stored, before more is refused; at least MAX_BODY + 68KiB [1MiB
     /// to 64GiB]
     #[arg(long, env = "MAX_IN_FLIGHT", default_value = "256MiB")]
     max_in_flight: String,
