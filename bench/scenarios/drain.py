@@ -23,20 +23,21 @@ FILL_RATE_MIN, DRAIN_RATE_MIN = 3_000, 1_500
 def run(campaign):
     found = Findings()
     with servers.backend(campaign.directory) as backend:
-        straight = straight_us(campaign, backend)
-    found.figures["wrk_straight_cpu_us"] = straight
+        straight, per_second = post_straight(campaign, backend)
+    found.figures |= {"straight_wrk_cpu_us": straight, "straight_per_second": per_second}
     one_drain(campaign, found, "", campaign.scale(COUNT, 40_000), straight)
     if os.environ.get("DRAIN_LARGE") == "1" and not campaign.quick:
         one_drain(campaign, found, "large_", COUNT_LARGE, straight)
     return found
 
 
-def straight_us(campaign, backend):
-    """CPU of wrk for each webhook that it posts to the backend itself."""
+def post_straight(campaign, backend):
+    """CPU of wrk for each webhook that it posts to the backend itself, and how many a second."""
     before = children_seconds()
     result = wrk.run(backend, WRK_CONNECTIONS, campaign.scale(8, 1), campaign.wrk_threads,
                      campaign.requests())
-    return (children_seconds() - before) / result["requests"] * 1e6
+    cpu_us = (children_seconds() - before) / result["requests"] * 1e6
+    return cpu_us, result["requests"] / result["seconds"]
 
 
 def children_seconds():
@@ -69,7 +70,8 @@ def check_room(campaign, maxmemory):
 
 def drain(campaign, redis, backend, count):
     asker, started = sampler.Asker(redis.unix_socket), time.time()
-    redis_before = machine.cpu_seconds(redis.child.pid)
+    pids = {"redis": redis.child.pid, "backend": servers.stats(backend)["pid"]}
+    before = {name: machine.cpu_seconds(pid) for name, pid in pids.items()}
     said = deadline = time.monotonic()
     deadline += 60 + count / DRAIN_RATE_MIN
     with servers.downstreamer(redis, backend, campaign.directory, DEDUP_WINDOW="6h") as child:
@@ -81,8 +83,8 @@ def drain(campaign, redis, backend, count):
                     said = time.monotonic()
                     campaign.say(f"{count - trimmed:,} still queued")
                 time.sleep(0.1)
-        cpu = {"downstreamer": machine.cpu_seconds(child.pid),
-               "redis": machine.cpu_seconds(redis.child.pid) - redis_before}
+        cpu = {name: machine.cpu_seconds(pid) - before[name] for name, pid in pids.items()}
+        cpu["downstreamer"] = machine.cpu_seconds(child.pid)
     asker.close()
     return {"stats": servers.stats(backend), "samples": watch.samples, "cpu": cpu, "started": started}
 
@@ -94,8 +96,8 @@ def judge(found, prefix, count, drained, straight):
     memory = max(row["downstreamer_rss_bytes"] for row in drained["samples"]) / 2**20
     each = {name: seconds / count * 1e6 for name, seconds in cpu.items()}
     figures = {"webhooks": count, "first_delivered_after_s": began, "drained_per_second": per_second,
-               "downstreamer_most_mib": memory, "downstreamer_cpu_us": each["downstreamer"],
-               "redis_cpu_us": each["redis"], "cpu_by_wrk_straight": each["downstreamer"] / straight}
+               "downstreamer_most_mib": memory, **{f"{name}_cpu_us": us for name, us in each.items()},
+               "downstreamer_cpu_by_wrk": each["downstreamer"] / straight}
     found.figures.update({prefix + name: value for name, value in figures.items()})
     of = f"{count:,}: "
     found.at_most(of + "first delivered after the start", began, BEGIN_SECONDS_MAX, "s")
@@ -106,8 +108,9 @@ def judge(found, prefix, count, drained, straight):
     found.at_least(of + "products whose last came", stats["resources"] if
                    stats["newest_of_the_last_resource"] == EACH else 0, count // EACH)
     found.read(f"{count:,} webhooks are drained at {per_second:,.0f}/s, the first {began:.1f} s after the "
-               f"start, in {memory:.0f} MiB; each costs the downstreamer {each['downstreamer']:.0f} µs "
-               f"and Redis {each['redis']:.0f} µs of CPU; posting one straight costs wrk {straight:.0f} µs.")
+               f"start, in {memory:.0f} MiB; each costs the downstreamer {each['downstreamer']:.0f} µs, "
+               f"Redis {each['redis']:.0f} µs and the backend {each['backend']:.0f} µs of CPU; posting one "
+               f"straight costs wrk {straight:.0f} µs.")
     found.rows[prefix + "samples"] = drained["samples"]
     found.plot(prefix + "memory", "Memory of the downstreamer while it drains", "seconds", "MiB", {
         "resident": [(row["seconds"], row["downstreamer_rss_bytes"] / 2**20)

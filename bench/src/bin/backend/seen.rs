@@ -95,6 +95,7 @@ impl Seen {
         let first_at = self.first.map(|(_, at)| at.unix_timestamp_nanos() as f64 / 1e9);
         let by_topic = self.since_received_by_topic.iter();
         json!({
+            "pid": std::process::id(),
             "requests": self.requests,
             "body_bytes": self.body_bytes,
             "stood_for": self.stood_for,
