@@ -248,8 +248,7 @@ impl Search {
     }
 
     fn is_lower_due(&self, now: Duration) -> bool {
-        let since = now.saturating_sub(self.lowered_at);
-        since >= LOWER_EVERY && since >= self.latency * LOWER_TRIPS
+        now.saturating_sub(self.lowered_at) >= LOWER_EVERY.max(self.latency * LOWER_TRIPS)
     }
 
     fn is_alarming(&mut self, slice: Tally) -> bool {

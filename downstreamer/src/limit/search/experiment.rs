@@ -53,7 +53,7 @@ impl Search {
     /// would queue.
     pub(super) fn raise(&mut self, low: Level, step: usize, now: Duration) {
         let excess = low.latency - self.base.unwrap_or(low.latency);
-        let times = if excess <= EXCESS / 3.0 + 2.0 * low.error { 2.0 } else { RAISE_MOST };
+        let times = if excess > EXCESS / 3.0 + low.error { RAISE_MOST } else { 2.0 };
         let most = round(count(self.limit) * (-excess).exp() * times);
         let target = (self.limit + step).min(most).max(self.limit + 1);
         self.phase = Phase::Up { low, from: self.limit, rest: self.window };
@@ -88,6 +88,11 @@ impl Search {
             return;
         }
         self.wait = WAIT_FIRST;
+        if contrast.rise + contrast.error < 0.5 * contrast.more {
+            // More in flight, and as fast: nothing queued before.
+            self.base = Some(base.max(low.latency));
+        }
+        let base = self.base.unwrap_or(base);
         let is_quiet = high.latency - base < 0.5 * EXCESS + high.error;
         if contrast.rise < 0.5 * contrast.more && is_quiet && self.limit < self.max {
             let step = (self.limit - from) * 3 / 2 + 1;
