@@ -82,9 +82,7 @@ impl Figure {
             Self::LimitLowest => {
                 -highest(rows, |row| -(row.limit as f64) / (row.capacity * row.base))
             }
-            Self::LimitHighest => {
-                highest(rows, |row| row.limit as f64 / (row.capacity * row.base))
-            }
+            Self::LimitHighest => highest(rows, |row| row.limit as f64 / (row.capacity * row.base)),
             Self::Overloaded => {
                 let all = sum(rows, |row| row.done + row.overloaded + row.failed);
                 sum(rows, |row| row.overloaded) / all.max(1.0)

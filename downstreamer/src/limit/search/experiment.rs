@@ -1,8 +1,13 @@
 //! The experiments: a limit higher or lower for a moment, and what comes of it.
+//!
+//! Each lasts until its outcome is clear for the noise that was measured, or [`LONGEST`]. Only what
+//! was measured at rest is compared: while a queue grows or drains, the latency says nothing.
 
 use std::time::Duration;
 
-use super::{ALARM, EXCESS, LOWER_AGAIN, LOWER_EVERY, Phase, Search, WAIT_FIRST, WAIT_LONGEST, round, step};
+use super::{
+    ALARM, EXCESS, LOWER_AGAIN, LOWER_EVERY, Phase, Search, WAIT_FIRST, WAIT_LONGEST, round, step,
+};
 use crate::limit::window::{Level, Window, count};
 
 /// Closed slices of an experiment at least.
@@ -10,7 +15,7 @@ const SLICES: f64 = 3.0;
 /// An experiment that is still undecided then is decided by what it has.
 const LONGEST: Duration = Duration::from_secs(3);
 /// Above this many times what the latency says is needed (Vegas' estimate) no more is tried.
-const RAISE_MOST: f64 = 1.25;
+const RAISE_MOST: f64 = 1.2;
 /// A cut is at most to a half: it may be for nothing.
 const CUT_MOST: f64 = 0.5;
 
@@ -39,7 +44,7 @@ impl Contrast {
 
     /// Whether it is clear on which side of `bound` the rise lies.
     fn is_clear(&self, bound: f64) -> bool {
-        self.error <= 0.2 * self.more || (self.rise - bound).abs() > 2.0 * self.error
+        self.error <= 0.2 * self.more || (self.rise - bound).abs() > 2.5 * self.error
     }
 
     /// What the high limit carried at the low one's latency.
