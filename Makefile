@@ -4,7 +4,7 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help run test check bench characterize clean-run
+.PHONY: help run test check bench characterize simulate clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,11 @@ bench: ## measure the receiver beside a bare server; bench/README.md says what a
 characterize: ## every load scenario against its threshold, with plots and a report (SCENARIOS='half flood')
 	cargo build --release --locked -p request-receiver -p downstreamer -p bench
 	bench/characterize.py $(SCENARIOS)
+
+simulate: ## the limiter beside others in virtual time: every scenario, a table and plots
+	cargo build --release --locked -p simulator
+	$(TARGET)/release/simulate --out $(TARGET)/simulate
+	bench/simulate.py $(TARGET)/simulate
 
 clean-run: ## remove the state of `make run`: its queue, its secret, its logs
 	@[ ! -d run ] || flock --nonblock run/lock rm -rf run || \

@@ -152,6 +152,8 @@ impl Limiter {
         }
         let limit = self.search.limit();
         let is_news = self.search.is_news(sample.began);
+        // A 429 is the rate's: that bounds what is under way, too, by Little's law. Cutting both
+        // keeps the quota no better and the rate lower.
         if !matches!(sample.signal, Signal::Overloaded { .. }) {
             self.search.troubled(sample, now);
         }

@@ -3,12 +3,13 @@
 //!
 //! A [`scenario`] is a file: what the backend is, what happens to it and what is to be expected.
 //! [`run`] plays it with one [`algorithm`] into a [`record`], from which [`figure`] reads what the
-//! expectations name. No clock, no socket, no thread.
+//! expectations name, and [`report`] writes them down. No clock, no socket, no thread.
 
 pub mod algorithm;
 pub mod figure;
 pub mod random;
 pub mod record;
+pub mod report;
 pub mod run;
 pub mod scenario;
 pub mod server;

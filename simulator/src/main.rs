@@ -1,77 +1,58 @@
-//! `simulate`: every scenario with every algorithm.
+//! `simulate`: plays scenarios with every algorithm and says what came of it.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use simulator::algorithm::Kind;
+use simulator::report::{CURVES_HEAD, FIGURES_HEAD, Played};
+use simulator::scenario::Scenario;
+
+#[derive(Parser)]
+#[command(about = "Plays backends against limiters, in virtual time")]
+struct Arguments {
+    /// Only scenarios whose name holds one of these.
+    names: Vec<String>,
+    /// Only the downstreamer's own algorithm.
+    #[arg(long)]
+    ours: bool,
+    /// So many seeds for each, whatever the file says.
+    #[arg(long)]
+    seeds: Option<u64>,
+    /// Where figures.csv and curves.csv are to be written.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Where the scenarios are.
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios"))]
+    scenarios: PathBuf,
+}
+
 fn main() -> anyhow::Result<()> {
-    use simulator::{algorithm::Kind, run::run, scenario::Scenario};
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let trace = args.iter().any(|a| a.starts_with("-t"));
-    let names: Vec<&String> = args.iter().filter(|a| !a.starts_with("-t") && *a != "-a").collect();
-    let kinds: &[Kind] = if args.iter().any(|a| a == "-a") { &Kind::ALL } else { &Kind::ALL[..1] };
-    let (mut bad, mut all) = (0, 0);
-    for mut s in
-        Scenario::read_all(std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios")))?
-    {
-        if !names.is_empty() && !names.iter().any(|n| s.name.contains(*n)) {
+    let arguments = Arguments::parse();
+    let names = &arguments.names;
+    let (mut figures, mut curves) = (FIGURES_HEAD.to_owned(), CURVES_HEAD.to_owned());
+    for mut scenario in Scenario::read_all(&arguments.scenarios)? {
+        if !names.is_empty() && !names.iter().any(|name| scenario.name.contains(name)) {
             continue;
         }
-        if let Ok(n) = std::env::var("SEEDS") {
-            s.seeds = (1..=n.parse().unwrap()).collect();
+        if let Some(seeds) = arguments.seeds {
+            scenario.seeds = (1..=seeds).collect();
         }
-        for kind in kinds {
-            let t = std::time::Instant::now();
-            let runs: Vec<_> =
-                s.seeds.iter().map(|seed| run(&s, &mut *kind.build(&s.client), *seed)).collect();
-            println!("{} {} ({:.1?})", s.name, kind.name(), t.elapsed());
-            for e in &s.expectations {
-                let v: Vec<f64> = runs.iter().map(|r| e.measure(r)).collect();
-                let ok = v.iter().all(|v| e.holds(*v));
-                all += 1;
-                if !ok {
-                    bad += 1;
-                }
-                println!(
-                    "  {} {:24} {:6}-{:6} {:14} {}",
-                    if ok { "ok  " } else { "FAIL" },
-                    e.figure.name(),
-                    e.from,
-                    e.to,
-                    e.range(),
-                    if v.len() > 8 {
-                        let mut w = v.clone();
-                        w.sort_by(f64::total_cmp);
-                        let n = w.len();
-                        format!(
-                            "min {:.3} p10 {:.3} p50 {:.3} p90 {:.3} max {:.3}",
-                            w[0],
-                            w[n / 10],
-                            w[n / 2],
-                            w[n * 9 / 10],
-                            w[n - 1]
-                        )
-                    } else {
-                        v.iter().map(|v| format!("{v:.3}")).collect::<Vec<_>>().join(" ")
-                    }
-                );
+        println!("{}: {}", scenario.name, scenario.about);
+        for kind in if arguments.ours { &Kind::ALL[..1] } else { &Kind::ALL } {
+            let played = Played::play(&scenario, *kind);
+            for finding in played.findings() {
+                let word = if finding.holds { "    " } else { "miss" };
+                let (what, range, worst) = (finding.what, finding.range, finding.worst);
+                println!("  {word} {:10} {what:36} {range:>12} {worst:9.3}", kind.name());
             }
-            if trace {
-                for (i, r) in runs
-                    [args.iter().find_map(|a| a.strip_prefix("-t")?.parse().ok()).unwrap_or(0usize)]
-                .rows
-                .iter()
-                .enumerate()
-                {
-                    println!(
-                        "{:.1} limit {} inflight {} done {} 429 {} fail {} bdp {:.1}",
-                        i as f64 / 10.,
-                        r.limit,
-                        r.in_flight,
-                        r.done,
-                        r.overloaded,
-                        r.failed,
-                        r.capacity * r.base
-                    );
-                }
-            }
+            figures += &played.figures_csv();
+            curves += &played.curves_csv();
         }
     }
-    println!("{bad} of {all} bad");
+    if let Some(out) = arguments.out {
+        std::fs::create_dir_all(&out)?;
+        std::fs::write(out.join("figures.csv"), figures)?;
+        std::fs::write(out.join("curves.csv"), curves)?;
+    }
     Ok(())
 }

@@ -50,6 +50,7 @@ struct World<'a> {
     /// Answers that the drain has not looked at.
     unseen: Vec<(Flight, Answer)>,
     wake_at: Option<Duration>,
+    offered: Option<f64>,
     timeout: Duration,
     tick: Duration,
 }
@@ -71,6 +72,7 @@ pub fn run(scenario: &Scenario, algorithm: &mut dyn Algorithm, seed: u64) -> Rec
         backlog: 0,
         unseen: Vec::new(),
         wake_at: None,
+        offered: client.offered,
         timeout: Duration::from_secs_f64(client.timeout_ms / 1e3),
         tick: Duration::from_secs_f64(client.tick_ms / 1e3),
     };
@@ -124,6 +126,7 @@ impl World<'_> {
         match event {
             Event::Changed(number) => {
                 let (change, next) = (&self.scenario.changes[number], self.next());
+                self.offered = change.offered.or(self.offered);
                 for (request, service) in self.server.change(change, next, now, &mut self.random) {
                     self.at(now + service, Event::Finished(request));
                 }
@@ -142,7 +145,7 @@ impl World<'_> {
             }
             Event::Offered => {
                 self.backlog += 1;
-                let mean = 1.0 / self.scenario.client.offered.unwrap_or(1.0);
+                let mean = 1.0 / self.offered.unwrap_or(1.0);
                 let pause = Duration::from_secs_f64(self.random.exponential(mean));
                 self.at(now + pause, Event::Offered);
                 self.wake(now);
@@ -208,7 +211,7 @@ impl World<'_> {
             Answer::Broken => Signal::Broken,
             Answer::TimedOut => Signal::TimedOut,
         };
-        if answer != Answer::Done && self.scenario.client.offered.is_some() {
+        if answer != Answer::Done && self.offered.is_some() {
             self.backlog += 1;
         }
         let chance = self.random.uniform();
@@ -216,7 +219,7 @@ impl World<'_> {
     }
 
     fn dispatch(&mut self, now: Duration) {
-        let is_endless = self.scenario.client.offered.is_none();
+        let is_endless = self.offered.is_none();
         while is_endless || self.backlog > 0 {
             if !self.algorithm.admit(self.in_flight, now) {
                 if let Some(at) = self.algorithm.wakes_at(now) {

@@ -83,8 +83,11 @@ pub struct Server {
     /// There and back.
     #[serde(default)]
     pub network_ms: f64,
-    /// Requests that may wait for a worker; one more is answered 503. Without it: any.
+    /// Requests that may wait for a worker; one more is answered `full`. Without it: any.
     pub queue_max: Option<usize>,
+    /// 503, if nothing else is said.
+    #[serde(default = "unavailable")]
+    pub full: Answer,
     /// Requests a second; more are answered 429.
     pub quota: Option<Quota>,
     /// Requests that end without any work.
@@ -204,6 +207,8 @@ pub struct Change {
     pub service_ms: Option<f64>,
     /// From then on.
     pub mode: Option<Mode>,
+    /// Of the client, from then on.
+    pub offered: Option<f64>,
 }
 
 impl Scenario {
@@ -244,6 +249,10 @@ impl Scenario {
 
 fn seeds() -> Vec<u64> {
     vec![1, 2, 3]
+}
+
+fn unavailable() -> Answer {
+    Answer::Unavailable
 }
 
 fn sigma() -> f64 {

@@ -107,7 +107,7 @@ impl Server {
             return Arrival::Begun(self.service(now, random));
         }
         if self.settings.queue_max.is_some_and(|most| self.queue.len() >= most) {
-            return Arrival::Answered(Answer::Unavailable, AT_ONCE);
+            return Arrival::Answered(self.settings.full, AT_ONCE);
         }
         self.queue.push_back(request);
         Arrival::Queued

@@ -1,28 +1,32 @@
 //! The concurrency at which the backend is busy and nothing queues there, found by experiments.
 //!
-//! In a closed loop Little's law says all: with `n` under way and latency `r` the goodput is `n/r`.
-//! Below the knee more in flight brings as much more goodput at the same latency; above it only
-//! latency. So two neighbouring limits, measured one after the other, tell where the knee is: at
-//! what the larger one carried, times the latency of the smaller one.
+//! In a closed loop Little's law says all: with `n` under way and a mean latency `r` the goodput is
+//! `n/r`. Below the knee more in flight brings as much more goodput at the same latency; above it
+//! only latency. So two limits, measured one after the other, tell where the knee is: at what the
+//! larger one carried, times the latency of the smaller one.
 //!
-//! - **Start**: the limit doubles each round trip until the latency rises.
-//! - **Rest**: the latency is watched.
-//! - **Up**, every second to every few: a limit a little higher, kept only as far as it brought
-//!   goodput; while it brings all of it, twice as big a step follows at once.
-//! - **Down**, when the latency is above its base, and twice a minute anyhow: a lower limit. If the
-//!   goodput falls with it there was no queue: the base has risen, and the limit comes back.
+//! - **Start** (`start`): the limit doubles until the latency rises.
+//! - **Rest** (here): the latency is watched.
+//! - **Up** (`experiment`), every second to every few: a limit a little higher, kept as far as it
+//!   brought goodput; 3 % is the least. While it brings all of it, a bigger step follows at once.
+//! - **Down**, when the latency is above its base, at once when far above, and twice a minute
+//!   anyhow: a lower limit. If the goodput falls with it there was no queue: the base has risen,
+//!   and the limit comes back.
 //!
-//! So the base is a minimum that rises only by measurement: never by waiting, which would make a
-//! standing queue the new normal, and a backend that has become slower isn't throttled for it. A
-//! latency of 1 ms may vary by a third on a busy machine: each step is as big, and each window as
-//! long, as the noise asks for.
+//! So the base is a minimum that rises only by measurement, or where nothing of ours can queue:
+//! never by waiting, which would make a standing queue the new normal. Latencies vary, by a third
+//! on a busy machine and by more than their mean in most backends: each step is as big, and each
+//! window as long, as the measured noise asks for. The limit never grows unless it is what keeps
+//! more from being under way.
 //!
-//! Vegas' queue estimate and slow start (Brakmo 1994; Netflix concurrency-limits) with BBR's probing
-//! (Cardwell 2016) and Envoy's measured minimum; the step and the decision by the measured error are
-//! ours: a limit of `L·(1 − base/p50)` alone took noise for a queue and a slower backend for a full
-//! one.
+//! From Vegas (Brakmo 1994; Netflix concurrency-limits) are the queue estimate and the slow start,
+//! from BBR (Cardwell 2016) the probing in both directions, from Envoy the measured minimum. Ours is
+//! that a cut is an experiment, too, and that errors decide. The first form, a limit of
+//! `L·(1 − base/p50)` per window, took noise for a queue (the minimum of many noisy windows is no
+//! base) and a backend that had become slower for a full one.
 
 mod experiment;
+mod start;
 mod trouble;
 
 use std::time::Duration;
@@ -40,8 +44,6 @@ const SLICES_REST: f64 = 4.0;
 const REST_SHORTEST: Duration = Duration::from_millis(200);
 /// A limit that was reached in this part of the slices is used.
 const BUSY: f64 = 0.8;
-/// Deliveries that each step of the start measures at least.
-const START_SAMPLES: usize = 5;
 /// Between two attempts at more, if the last one brought something; half as much more each time.
 const WAIT_FIRST: Duration = Duration::from_millis(1000);
 /// At most: four times the capacity must be found within ten seconds.
@@ -72,7 +74,7 @@ pub struct Search {
     window: Window,
     /// Logarithm of the latency with no queue.
     base: Option<f64>,
-    /// Variance of one sample's logarithm.
+    /// Variance of one sample, in squares of the mean.
     noise: f64,
     /// Slices in a row far above the base.
     alarms: u32,
@@ -146,7 +148,8 @@ impl Search {
         self.base = None;
         self.alarms = 0;
         self.phase = Phase::Start { quiet: Tally::default() };
-        self.window = Window::counting(now);
+        // What is still under way saw another load.
+        self.window = Window::settling(now);
         self.trouble.acted(now);
     }
 
@@ -162,7 +165,10 @@ impl Search {
         }
         self.trouble.acted(now);
         let limit = match self.phase {
-            Phase::Start { .. } => self.limit / 2,
+            Phase::Start { quiet } => {
+                self.base = (quiet.count > 0.0).then(|| quiet.latency());
+                self.limit / 2
+            }
             Phase::Up { from, .. } => from,
             Phase::Rest | Phase::Down { .. } => (self.limit * 3) / 4,
         };
@@ -183,42 +189,6 @@ impl Search {
             (Phase::Up { low, from, rest }, Some(_)) => self.judge_up(low, from, rest, now),
             (Phase::Down { high, from }, Some(_)) => self.judge_down(high, from, now),
         }
-    }
-
-    /// Doubles the limit until the latency rises.
-    fn start(&mut self, quiet: Tally, now: Duration) {
-        let tally = self.window.tally();
-        if tally.count < count(self.limit.max(START_SAMPLES))
-            || self.window.age() < Duration::from_millis(10)
-        {
-            return;
-        }
-        if !self.window.was_limited() {
-            // There is too little to send to learn from.
-            self.window = Window::counting(now);
-            return;
-        }
-        let rise = if quiet.count > 0.0 { tally.latency() - quiet.latency() } else { 0.0 };
-        let variance = quiet.variance().max(tally.variance());
-        let fewer = quiet.count.min(tally.count).max(1.0);
-        // A variance of few samples may be far too small itself.
-        let error = (variance * (1.0 / quiet.count.max(1.0) + 1.0 / tally.count)).sqrt()
-            * (1.0 + 2.0 / fewer);
-        // With no queue it is 0, with twice too many 0.69, then 1.39: what is not clear yet will be.
-        let is_queueing = rise > ALARM + 2.0 * error;
-        if !is_queueing && self.limit < self.max {
-            let quiet = if rise < EXCESS.max(0.5 * error) { quiet.with(tally) } else { quiet };
-            self.phase = Phase::Start { quiet };
-            self.set(self.limit * 2, now);
-            return;
-        }
-        self.noise = variance;
-        // What seemed quiet may not have been: look soon.
-        self.lowered_at = now.saturating_sub(LOWER_EVERY - LOWER_AGAIN);
-        self.base = Some(if quiet.count > 0.0 { quiet.latency() } else { tally.latency() });
-        let limit = count(self.limit);
-        let part = if is_queueing { (error - rise).exp().max(0.25) } else { 1.0 };
-        self.rest(round(limit * part), now);
     }
 
     /// At rest: looks whether the latency asks for less, and whether it is time to try more.
@@ -262,8 +232,7 @@ impl Search {
     }
 
     fn is_lower_due(&self, now: Duration) -> bool {
-        let since = now.saturating_sub(self.lowered_at);
-        since >= LOWER_EVERY && since >= self.latency * LOWER_TRIPS
+        now.saturating_sub(self.lowered_at) >= LOWER_EVERY.max(self.latency * LOWER_TRIPS)
     }
 
     fn is_alarming(&mut self, slice: Tally) -> bool {

@@ -1,1 +1,156 @@
+use super::*;
 
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn limiter() -> Limiter {
+    Limiter::new(Bounds { concurrency_min: 1, concurrency_max: 64, rate_max: None })
+}
+
+fn sample(began: Duration, in_flight: usize, signal: Signal) -> Sample {
+    Sample { began, in_flight, signal }
+}
+
+/// A backend that takes 10 ms and bears all: as many under way as allowed, or `most`, from `from`
+/// for `length`; `answer` says how one ends.
+fn drive(
+    limiter: &mut Limiter,
+    from: Duration,
+    length: Duration,
+    most: usize,
+    mut answer: impl FnMut(usize) -> Signal,
+) {
+    let (mut now, mut number) = (from, 0);
+    while now < from + length {
+        let mut in_flight = 0;
+        while in_flight < most && limiter.admit(in_flight, now) {
+            in_flight += 1;
+        }
+        let began = now;
+        now += 10 * MS;
+        for _ in 0..in_flight {
+            number += 1;
+            limiter.ended(&sample(began, in_flight, answer(number)), now, 0.5);
+        }
+    }
+}
+
+#[test]
+fn it_grows_to_the_most_that_is_allowed_where_nothing_queues() {
+    let mut limiter = limiter();
+    assert_eq!(limiter.concurrency(Duration::ZERO), 1);
+    drive(&mut limiter, Duration::ZERO, 5 * SECOND, usize::MAX, |_| Signal::Done);
+    assert_eq!(limiter.concurrency(5 * SECOND), 64);
+}
+
+#[test]
+fn it_does_not_grow_while_there_is_little_to_send() {
+    let mut limiter = limiter();
+    drive(&mut limiter, Duration::ZERO, 60 * SECOND, 3, |_| Signal::Done);
+    assert!(limiter.concurrency(60 * SECOND) <= 4);
+}
+
+#[test]
+fn a_resource_that_always_fails_changes_nothing() {
+    let mut limiter = limiter();
+    let mostly = |number| if number % 3 == 0 { Signal::Failed } else { Signal::Done };
+    drive(&mut limiter, Duration::ZERO, 5 * SECOND, usize::MAX, mostly);
+    assert_eq!(limiter.concurrency(5 * SECOND), 64);
+    drive(&mut limiter, 5 * SECOND, SECOND, usize::MAX, |_| Signal::Failed);
+    assert_eq!(limiter.concurrency(6 * SECOND), 64);
+}
+
+#[test]
+fn many_that_time_out_cut_it_and_one_in_a_hundred_does_not() {
+    let mut limiter = limiter();
+    let rarely = |number| if number % 100 == 0 { Signal::TimedOut } else { Signal::Done };
+    drive(&mut limiter, Duration::ZERO, 5 * SECOND, usize::MAX, rarely);
+    assert_eq!(limiter.concurrency(5 * SECOND), 64);
+    let often = |number| if number % 5 == 0 { Signal::TimedOut } else { Signal::Done };
+    drive(&mut limiter, 5 * SECOND, SECOND, usize::MAX, often);
+    assert!(limiter.concurrency(6 * SECOND) < 32);
+}
+
+#[test]
+fn retry_after_pauses_it_and_it_begins_again_with_one() {
+    let mut limiter = limiter();
+    drive(&mut limiter, Duration::ZERO, 5 * SECOND, usize::MAX, |_| Signal::Done);
+    let signal = Signal::Unavailable { retry_after: Some(3 * SECOND) };
+    limiter.ended(&sample(5 * SECOND, 1, signal), 5 * SECOND, 0.5);
+    assert!(limiter.is_paused(8 * SECOND - MS));
+    assert!(!limiter.admit(0, 8 * SECOND - MS));
+    assert_eq!(limiter.concurrency(6 * SECOND), 0);
+    assert_eq!(limiter.wakes_at(6 * SECOND), Some(8 * SECOND));
+    assert_eq!(limiter.concurrency(8 * SECOND), 1);
+    assert!(limiter.admit(0, 8 * SECOND));
+}
+
+#[test]
+fn a_backend_that_is_down_is_probed_ever_more_rarely_and_one_success_ends_that() {
+    let mut limiter = limiter();
+    drive(&mut limiter, Duration::ZERO, 5 * SECOND, usize::MAX, |_| Signal::Done);
+    let (mut now, mut pauses, mut probes) = (5 * SECOND, Vec::new(), 0);
+    while now < 605 * SECOND {
+        if limiter.admit(0, now) {
+            limiter.ended(&sample(now, 1, Signal::Broken), now, 0.999);
+            probes += 1;
+        } else {
+            let wakes_at = limiter.wakes_at(now).expect("a pause ends");
+            pauses.push(wakes_at - now);
+            now = wakes_at;
+        }
+    }
+    assert!(probes < 60, "{probes}");
+    assert!(pauses[0] < SECOND);
+    assert!(pauses.iter().all(|pause| *pause <= 60 * SECOND));
+    assert!(pauses.last().is_some_and(|pause| *pause > 55 * SECOND));
+    assert_eq!(limiter.concurrency(now), 1);
+    limiter.ended(&sample(now, 1, Signal::Done), now + 10 * MS, 0.5);
+    drive(&mut limiter, now + 10 * MS, 5 * SECOND, usize::MAX, |_| Signal::Done);
+    assert_eq!(limiter.concurrency(now + 6 * SECOND), 64);
+}
+
+#[test]
+fn the_rate_is_kept_and_says_when_it_allows_the_next() {
+    let rate_max = Some(100.0);
+    let mut limiter = Limiter::new(Bounds { concurrency_min: 8, concurrency_max: 8, rate_max });
+    let (mut now, mut admitted) = (Duration::ZERO, 0);
+    while now < 10 * SECOND {
+        if limiter.admit(0, now) {
+            admitted += 1;
+        } else {
+            now = limiter.wakes_at(now).expect("the rate allows another");
+        }
+    }
+    assert!((1000..=1003).contains(&admitted), "{admitted}");
+}
+
+#[test]
+fn a_429_lowers_the_rate_to_what_was_accepted() {
+    let mut limiter = limiter();
+    // Half of 1,600 a second is accepted.
+    let half = |number| match number % 2 {
+        0 => Signal::Done,
+        _ => Signal::Overloaded { retry_after: None },
+    };
+    drive(&mut limiter, Duration::ZERO, 2 * SECOND, 16, |_| Signal::Done);
+    drive(&mut limiter, 2 * SECOND, 200 * MS, 16, half);
+    let mut sent = 0;
+    drive(&mut limiter, 3 * SECOND, SECOND, 16, |_| {
+        sent += 1;
+        Signal::Done
+    });
+    assert!((800..1600).contains(&sent), "{sent}");
+}
+
+#[test]
+fn it_stays_within_its_bounds() {
+    let bounds = Bounds { concurrency_min: 4, concurrency_max: 6, rate_max: None };
+    let mut limiter = Limiter::new(bounds);
+    assert_eq!(limiter.concurrency(Duration::ZERO), 4);
+    drive(&mut limiter, Duration::ZERO, 5 * SECOND, usize::MAX, |_| Signal::Done);
+    assert_eq!(limiter.concurrency(5 * SECOND), 6);
+    let often = |number| if number % 3 == 0 { Signal::TimedOut } else { Signal::Done };
+    drive(&mut limiter, 5 * SECOND, 5 * SECOND, usize::MAX, often);
+    assert_eq!(limiter.concurrency(10 * SECOND), 4);
+}

@@ -162,7 +162,7 @@ impl Window {
             return None;
         }
         let latency = now.saturating_sub(sample.began).as_secs_f64();
-        self.slice.add(latency, count(sample.in_flight));
+        self.slice.add(latency, count(sample.in_flight.max(1)));
         self.last_at = now;
         let length = SLICE.as_secs_f64().max(self.slice.mean());
         // A request of the length of the slice may be measured a little short.

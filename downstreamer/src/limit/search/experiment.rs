@@ -1,4 +1,7 @@
 //! The experiments: a limit higher or lower for a moment, and what comes of it.
+//!
+//! Each lasts until its outcome is clear for the noise that was measured, or [`LONGEST`]. Only what
+//! was measured at rest is compared: while a queue grows or drains, the latency says nothing.
 
 use std::time::Duration;
 
@@ -12,7 +15,7 @@ const SLICES: f64 = 3.0;
 /// An experiment that is still undecided then is decided by what it has.
 const LONGEST: Duration = Duration::from_secs(3);
 /// Above this many times what the latency says is needed (Vegas' estimate) no more is tried.
-const RAISE_MOST: f64 = 1.25;
+const RAISE_MOST: f64 = 1.2;
 /// A cut is at most to a half: it may be for nothing.
 const CUT_MOST: f64 = 0.5;
 
@@ -41,7 +44,7 @@ impl Contrast {
 
     /// Whether it is clear on which side of `bound` the rise lies.
     fn is_clear(&self, bound: f64) -> bool {
-        self.error <= 0.2 * self.more || (self.rise - bound).abs() > 2.0 * self.error
+        self.error <= 0.2 * self.more || (self.rise - bound).abs() > 2.5 * self.error
     }
 
     /// What the high limit carried at the low one's latency.
@@ -55,7 +58,7 @@ impl Search {
     /// would queue.
     pub(super) fn raise(&mut self, low: Level, step: usize, now: Duration) {
         let excess = low.latency - self.base.unwrap_or(low.latency);
-        let times = if excess <= EXCESS / 3.0 + 2.0 * low.error { 2.0 } else { RAISE_MOST };
+        let times = if excess > EXCESS / 3.0 + low.error { RAISE_MOST } else { 2.0 };
         let most = round(count(self.limit) * (-excess).exp() * times);
         let target = (self.limit + step).min(most).max(self.limit + 1);
         self.phase = Phase::Up { low, from: self.limit, rest: self.window };
@@ -90,6 +93,11 @@ impl Search {
             return;
         }
         self.wait = WAIT_FIRST;
+        if contrast.rise + contrast.error < 0.5 * contrast.more {
+            // More in flight, and as fast: nothing queued before.
+            self.base = Some(base.max(low.latency));
+        }
+        let base = self.base.unwrap_or(base);
         let is_quiet = high.latency - base < 0.5 * EXCESS + high.error;
         if contrast.rise < 0.5 * contrast.more && is_quiet && self.limit < self.max {
             let step = (self.limit - from) * 3 / 2 + 1;

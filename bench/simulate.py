@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Draws what `simulate` found: the limiter beside others, in virtual time.
+
+  bench/simulate.py DIRECTORY
+
+DIRECTORY holds figures.csv and curves.csv, as `simulate --out` writes them. Results go to
+bench/results/<date>-<cores>c/ (or RESULTS): limits.md, limits.csv, limits-<scenario>.svg.
+"""
+
+import csv
+import datetime
+import os
+import sys
+from pathlib import Path
+
+from harness import machine, plot
+from harness.servers import ROOT
+
+OURS = "spillway"
+
+
+def read(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def grouped(rows, key):
+    groups = {}
+    for row in rows:
+        groups.setdefault(row[key], []).append(row)
+    return groups
+
+
+def figure_table(rows):
+    """A row for each scenario and figure, a column for each algorithm."""
+    algorithms = list(grouped(rows, "algorithm"))
+    lines = ["| scenario | figure | expected | " + " | ".join(algorithms) + " |",
+             "|" + "---|" * (3 + len(algorithms))]
+    for scenario, ones in grouped(rows, "scenario").items():
+        for index, (figure, cells) in enumerate(grouped(ones, "figure").items()):
+            name = f"[{scenario}](limits-{scenario}.svg)" if index == 0 else ""
+            found = {row["algorithm"]: shown(row) for row in cells}
+            lines.append(" | ".join([f"| {name}", figure, cells[0]["range"],
+                                     *(found[one] for one in algorithms)]) + " |")
+    return lines
+
+
+def shown(row):
+    value = float(row["worst"])
+    words = "never" if value == float("inf") else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+    return words if row["holds"] == "true" else f"*{words}*"
+
+
+def chart(scenario, about, rows):
+    """Limit and goodput over time, above one another."""
+    limits, goodputs = {}, {}
+    for algorithm, ones in grouped(rows, "algorithm").items():
+        limits[algorithm] = [(float(row["seconds"]), float(row["limit"])) for row in ones]
+        goodputs[algorithm] = [(float(row["seconds"]), float(row["goodput"])) for row in ones]
+        if algorithm == OURS:
+            needed = [(float(row["seconds"]), float(row["needed"])) for row in ones]
+            capacity = [(float(row["seconds"]), float(row["capacity"])) for row in ones]
+    # Last, so that the algorithms have the same colours in both. A limit that runs away would
+    # flatten all others.
+    limits["needed"], goodputs["capacity"] = needed, capacity
+    most = 4 * max(value for _, value in needed + limits[OURS])
+    limits = {name: [(x, y if y <= most else None) for x, y in one] for name, one in limits.items()}
+    return plot.stacked([
+        plot.lines(f"{scenario}: limit", "seconds", "at once", limits, note=about),
+        plot.lines(f"{scenario}: goodput", "seconds", "done a second", goodputs, note=about)])
+
+
+def report(figures, facts):
+    ours = [row for row in figures if row["algorithm"] == OURS]
+    held = sum(row["holds"] == "true" for row in ours)
+    scenarios = grouped(figures, "scenario")
+    lines = [
+        "# The limiter beside others", "",
+        f"Virtual time: backends as `simulator/scenarios/` describes them, {len(scenarios)} of them,",
+        "each with several seeds; the worst seed is shown, in italics what is out of the range.",
+        "The range is for ours, which begins knowing nothing. `fixed 32` is a limit somebody wrote",
+        "down once, AIMD adds one each round trip and halves, Vector ARC is Vector's adaptive request",
+        "concurrency, re-implemented from its description. BDP is what the backend needs at once:",
+        "capacity × latency of one alone.", "",
+        f"Ours: {held} of {len(ours)} in range. Commit {facts['commit']}.", ""]
+    lines += figure_table(figures)
+    lines += ["", "| scenario | what it is |", "|---|---|"]
+    lines += [f"| {name} | {rows[0]['about']} |" for name, rows in scenarios.items()]
+    return "\n".join(lines) + "\n"
+
+
+def main(directory):
+    figures, curves = read(directory / "figures.csv"), read(directory / "curves.csv")
+    facts = machine.facts()
+    usual = f"{ROOT}/bench/results/{datetime.date.today().isoformat()}-{facts['cores']}c"
+    results = Path(os.environ.get("RESULTS") or usual)
+    results.mkdir(parents=True, exist_ok=True)
+    abouts = {row["scenario"]: row["about"] for row in figures}
+    for scenario, rows in grouped(curves, "scenario").items():
+        svg = chart(scenario, abouts[scenario], rows)
+        (results / f"limits-{scenario}.svg").write_text(svg)
+    (results / "limits.csv").write_text((directory / "figures.csv").read_text())
+    (results / "limits.md").write_text(report(figures, facts))
+    print(f"written to {os.path.relpath(results)}/limits.md")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))
