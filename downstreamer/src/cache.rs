@@ -47,10 +47,10 @@ impl Cache {
         self.needed.get(key).or_else(|| self.passing.get(key))
     }
 
-    /// Keeps a pack whose turn comes.
-    pub fn need(&mut self, key: PackKey, pack: Arc<Pack>) {
+    /// Keeps a pack whose turn comes; says whether that cost others their place.
+    pub fn need(&mut self, key: PackKey, pack: Arc<Pack>) -> bool {
         self.passing.remove(key);
-        self.needed.put(key, pack);
+        self.needed.put(key, pack)
     }
 
     /// Keeps a pack for a while, unless it is here.
@@ -79,8 +79,9 @@ impl Part {
         Some(pack.clone())
     }
 
-    fn put(&mut self, key: PackKey, pack: Arc<Pack>) {
+    fn put(&mut self, key: PackKey, pack: Arc<Pack>) -> bool {
         self.remove(key);
+        let before = self.packs.len();
         while self.bytes + pack.raw_bytes() > self.bytes_max {
             let oldest = self.packs.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| *key);
             let Some(oldest) = oldest else { break };
@@ -88,7 +89,9 @@ impl Part {
         }
         self.uses += 1;
         self.bytes += pack.raw_bytes();
+        let is_dear = self.packs.len() < before;
         self.packs.insert(key, (pack, self.uses));
+        is_dear
     }
 
     fn remove(&mut self, key: PackKey) {

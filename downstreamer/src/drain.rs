@@ -104,6 +104,8 @@ pub struct Drain {
     parked: HashMap<PackKey, Tried>,
     is_parked_loaded: bool,
     is_caught_up: bool,
+    /// Up to here, the main stream is known.
+    read_to: StreamId,
     /// Resources whose newest event is not known before all that was there at start has arrived.
     unread: Vec<ResourceKey>,
     due: BinaryHeap<Reverse<(Instant, ResourceKey)>>,
@@ -196,6 +198,7 @@ impl Drain {
             parked: HashMap::new(),
             is_parked_loaded: false,
             is_caught_up: false,
+            read_to: progress.cursor,
             unread: Vec::new(),
             due: BinaryHeap::new(),
             trials: HashMap::new(),
@@ -272,6 +275,7 @@ impl Drain {
     fn arrived(&mut self, arrived: Arrived) {
         match arrived {
             Arrived::Pack { id, sorted, pack } => {
+                self.read_to = id;
                 let bits = self.bits.remove(&id);
                 let open = OpenPack::main(id, pack.count(), bits.as_ref());
                 let settled: Vec<bool> =
@@ -299,6 +303,7 @@ impl Drain {
             Arrived::ParkedLoaded => self.is_parked_loaded = true,
             Arrived::CaughtUp => self.caught_up(),
             Arrived::Corrupt(id) => {
+                self.read_to = id;
                 self.index.add_pack(OpenPack::main(id, 0, None));
                 self.corrupt.push(id);
             }
@@ -308,6 +313,7 @@ impl Drain {
 
     /// Resources whose wait is over are ready again.
     fn wake_due(&mut self) {
+        self.schedule.wake(self.now());
         let now = Instant::now();
         while let Some(Reverse((at, resource))) = self.due.peek().copied()
             && at <= now
@@ -334,11 +340,14 @@ impl Drain {
     fn waits(&mut self, place: Place, sorted: &Sorted) {
         let Sorted { resource, class, coalesces, fingerprint, .. } = *sorted;
         let origin = self.index.pack(place.pack).map(|pack| pack.origin).unwrap_or_default();
-        let index = &self.index;
-        let shop =
-            self.schedule.add(sorted.shop, (origin, place.index), sorted.is_barrier, |shop| {
-                index.positions(shop)
-            });
+        let (index, settling) = (&self.index, &self.settling);
+        let all = |shop| {
+            let mut all = index.positions(shop);
+            all.extend(settling.iter().flat_map(|settling| settling.of(shop)));
+            all
+        };
+        let position = (origin, place.index);
+        let shop = self.schedule.add(sorted.shop, position, sorted.is_barrier, all);
         let head = self.index.head_position(resource);
         let webhook = Waiting { place, class, coalesces, fingerprint };
         if self.index.add(resource, shop, &webhook) {
@@ -349,6 +358,7 @@ impl Drain {
         let state = self.index.state(resource);
         let is_next = self.index.head(resource) == Some(place);
         if is_next && matches!(state, Some(State::Delayed | State::Held)) {
+            self.reading.forget(resource);
             if let (Some(State::Held), Some(head)) = (state, head) {
                 self.schedule.unhold(shop, head);
             }
@@ -398,7 +408,7 @@ impl Drain {
         let probe = self.destination.probes_at(since_start);
         let room = self.limiter.wakes_at(since_start);
         let others = [probe, room, self.schedule.wakes_at()].into_iter().flatten();
-        let due = due.into_iter().chain(self.reading.wakes_at());
+        let due = due.into_iter().chain(self.reading.wakes_at().filter(|_| !self.is_stopping));
         let wakes = due.chain(others.map(|at| self.started + at));
         wakes.min().unwrap_or(now + TICK).clamp(now, now + TICK)
     }

@@ -8,7 +8,7 @@
 
 mod pack;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
@@ -291,10 +291,14 @@ impl Index {
         })
     }
 
-    /// Where everything of a shop was accepted. Looks at every resource.
-    pub fn positions(&self, shop: ShopKey) -> Vec<Position> {
+    /// Where everything of a shop was accepted, but what is being settled and gone from its pack.
+    /// Looks at every resource.
+    pub fn positions(&self, shop: ShopKey) -> HashSet<Position> {
         let own = self.resources.values().filter(|queue| queue.shop == shop);
-        own.flat_map(|queue| self.from(queue.head)).map(|(node, _)| self.position(node)).collect()
+        own.flat_map(|queue| self.from(queue.head))
+            .filter(|(_, place)| self.packs.contains_key(&place.pack))
+            .map(|(node, _)| self.position(node))
+            .collect()
     }
 
     /// Where a webhook was accepted.
@@ -457,11 +461,14 @@ impl Index {
     /// before a head that is under way, or among what that speaks for.
     fn insert_in_order(&mut self, resource: ResourceKey, queue: Queue, node: u32) {
         let position = self.position(node);
+        // A head that has been chosen alone, and waits for its retry, gives way.
+        let speaks_for_others = queue.lead != NONE && queue.lead != queue.head;
         let is_head_fixed =
-            matches!(queue.state, State::Busy | State::Parking) || queue.lead != NONE;
+            matches!(queue.state, State::Busy | State::Parking) || speaks_for_others;
         if !is_head_fixed && position < self.position(queue.head) {
             self.nodes[node as usize].next = queue.head;
-            self.queue_mut(resource).head = node;
+            let queue = self.queue_mut(resource);
+            (queue.head, queue.lead) = (node, NONE);
             return;
         }
         let mut before = if queue.lead == NONE { queue.head } else { queue.lead };

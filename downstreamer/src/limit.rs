@@ -97,6 +97,11 @@ impl Limiter {
         has_room && self.pace.take(now)
     }
 
+    /// What was admitted last was not sent after all.
+    pub fn unused(&mut self) {
+        self.pace.give_back();
+    }
+
     /// When time alone will change the answer: a pause ends, or the rate allows another.
     pub fn wakes_at(&self, now: Duration) -> Option<Duration> {
         self.breaker.pause_ends(now).or_else(|| self.pace.refills_at(now))

@@ -173,22 +173,32 @@ async fn stand_by(instance: &Instance) -> Result<Owned, QueueError> {
     tenure.confirmed(sent_at, confirmed);
     let reader = Reader::new(redis.clone(), HTTP);
     let progress = reader.progress(&mut connection).await?;
-    let seen = seen(&reader, &mut connection, instance.settings.dedup).await?;
+    let dedup = instance.settings.dedup;
+    let seen = seen(&reader, &mut connection, &claim, &tenure, dedup).await?;
     Ok(Owned { connection, claim, tenure, known: Known { progress, seen } })
 }
 
-/// What was delivered within the window, by this instance or another.
+/// What was delivered within the window, by this instance or another. The ownership is confirmed
+/// meanwhile: there may be millions to read.
 async fn seen(
     reader: &Reader,
     connection: &mut Connection,
+    claim: &Claim,
+    tenure: &Tenure,
     dedup: Dedup,
 ) -> Result<Seen, QueueError> {
+    let mut next_bump = Instant::now() + BUMP_EVERY;
     let mut seen = Seen::new(dedup.window, dedup.bytes);
     let mut after = StreamId { ms: seen.forgets_before_ms(wall_clock_ms()), seq: 0 };
     while seen.is_on() {
         let found = reader.seen_after(connection, after).await?;
         let Some((last, _)) = found.last() else { break };
         after = *last;
+        if Instant::now() >= next_bump {
+            next_bump = Instant::now() + BUMP_EVERY;
+            let sent_at = boottime();
+            tenure.confirmed(sent_at, claim.bump(connection).await?);
+        }
         for (id, fingerprints) in found {
             fingerprints.into_iter().for_each(|one| seen.insert(one, id.ms));
         }

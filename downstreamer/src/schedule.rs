@@ -9,7 +9,7 @@
 pub mod barriers;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use slab::Slab;
@@ -114,7 +114,7 @@ impl Schedule {
         hash: u64,
         position: Position,
         is_barrier: bool,
-        all: impl FnOnce(ShopKey) -> Vec<Position>,
+        all: impl FnOnce(ShopKey) -> HashSet<Position>,
     ) -> ShopKey {
         let shops = &mut self.shops;
         let key = *self.by_hash.entry(hash).or_insert_with(|| {
@@ -298,7 +298,8 @@ impl Schedule {
         None
     }
 
-    fn wake(&mut self, now: Duration) {
+    /// Looks again at the shops whose pause is over.
+    pub fn wake(&mut self, now: Duration) {
         while let Some(Reverse((at, key))) = self.due.peek().copied()
             && at <= now
         {

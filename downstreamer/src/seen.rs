@@ -30,6 +30,7 @@ pub struct Seen {
 struct Generation {
     /// Milliseconds since the Unix epoch.
     from_ms: u64,
+    last_ms: u64,
     fingerprints: HashSet<Fingerprint, BuildHasherDefault<Folded>>,
 }
 
@@ -54,10 +55,15 @@ impl Seen {
         self.window_ms > 0
     }
 
-    /// Whether it was delivered within the window.
-    pub fn contains(&self, fingerprint: Fingerprint) -> bool {
+    /// Whether it was delivered within the window, at `now_ms`.
+    pub fn contains(&self, fingerprint: Fingerprint, now_ms: u64) -> bool {
+        let begins_ms = now_ms.saturating_sub(self.window_ms);
         // Most duplicates are of something recent.
-        self.generations.iter().rev().any(|old| old.fingerprints.contains(&fingerprint))
+        self.generations
+            .iter()
+            .rev()
+            .take_while(|old| old.last_ms >= begins_ms)
+            .any(|old| old.fingerprints.contains(&fingerprint))
     }
 
     /// Notes a delivery at `now_ms`; times go up.
@@ -73,6 +79,7 @@ impl Seen {
             self.begin_generation(now_ms);
         }
         if let Some(newest) = self.generations.back_mut() {
+            newest.last_ms = now_ms;
             newest.fingerprints.insert(fingerprint);
         }
     }
@@ -89,16 +96,16 @@ impl Seen {
     fn begin_generation(&mut self, now_ms: u64) {
         let begins = now_ms.saturating_sub(self.window_ms);
         while let Some(oldest) = self.generations.front() {
-            // Its last fingerprint came when the next generation began, or later.
-            let ends_ms = self.generations.get(1).map_or(now_ms, |next| next.from_ms);
-            if ends_ms.max(oldest.from_ms) > begins && self.generations.len() < GENERATIONS as usize
-            {
+            if oldest.last_ms > begins && self.generations.len() < GENERATIONS as usize {
                 break;
             }
             self.generations.pop_front();
         }
-        self.generations
-            .push_back(Generation { from_ms: now_ms, fingerprints: HashSet::default() });
+        self.generations.push_back(Generation {
+            from_ms: now_ms,
+            last_ms: now_ms,
+            fingerprints: HashSet::default(),
+        });
     }
 }
 
@@ -139,12 +146,13 @@ mod tests {
             seen.insert(spread(hour), hour * HOUR_MS);
         }
         for hour in 13..20 {
-            assert!(seen.contains(spread(hour)), "{hour}");
+            assert!(seen.contains(spread(hour), 19 * HOUR_MS), "{hour}");
         }
         for hour in 0..11 {
-            assert!(!seen.contains(spread(hour)), "{hour}");
+            assert!(!seen.contains(spread(hour), 19 * HOUR_MS), "{hour}");
         }
-        assert!(!seen.contains(spread(20)));
+        assert!(!seen.contains(spread(20), 19 * HOUR_MS));
+        assert!(!seen.contains(spread(19), 28 * HOUR_MS));
     }
 
     #[test]
@@ -153,8 +161,8 @@ mod tests {
         (0..10_000).for_each(|number| seen.insert(spread(number), number));
         let held: usize = seen.generations.iter().map(|one| one.fingerprints.len()).sum();
         assert!((700..=800).contains(&held), "{held}");
-        assert!(seen.contains(spread(9_999)) && seen.contains(spread(9_300)));
-        assert!(!seen.contains(spread(1_000)));
+        assert!(seen.contains(spread(9_999), 10_000) && seen.contains(spread(9_300), 10_000));
+        assert!(!seen.contains(spread(1_000), 10_000));
         assert_eq!(seen.forgets_before_ms(10_000), 9_200);
     }
 
@@ -162,6 +170,6 @@ mod tests {
     fn a_window_of_zero_remembers_nothing() {
         let mut seen = Seen::new(Duration::ZERO, 1 << 20);
         seen.insert(1, 5);
-        assert!(!seen.is_on() && !seen.contains(1));
+        assert!(!seen.is_on() && !seen.contains(1, 6));
     }
 }

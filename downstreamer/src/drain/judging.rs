@@ -89,7 +89,7 @@ impl Drain {
     /// Counts a failed attempt; says how much of its time for retries the webhook has spent, and how
     /// long it waits now.
     fn note_failure(&mut self, job: &Job, pause: Duration) -> (Duration, Duration) {
-        let tried = self.parked.get(&job.place.pack).copied().unwrap_or_default();
+        let tried = self.parked.get(&job.head.pack).copied().unwrap_or_default();
         let wait = self.settings.backoff.wait(job.attempt, rand::random::<f64>()).max(pause);
         let due = Instant::now() + wait;
         let trial = self.trials.entry(job.head).or_insert(Trial {
@@ -109,9 +109,9 @@ impl Drain {
         let Some(trial) = self.trials.get(&job.head).copied() else { return };
         self.index.set_state(job.resource, State::Delayed);
         self.due.push(Reverse((trial.due, job.resource)));
-        if self.parked.contains_key(&job.place.pack) {
+        if self.parked.contains_key(&job.head.pack) {
             let spent = self.spent(&trial);
-            self.tries.insert(job.place.pack, (trial.attempts, spent));
+            self.tries.insert(job.head.pack, (trial.attempts, spent));
         }
     }
 

@@ -38,6 +38,8 @@ const USUAL_BYTES: f64 = RAW_BYTES_TARGET as f64;
 const LEAST_COST: f64 = 0.1;
 /// Or one for so many deliveries, if that is more.
 const DELIVERIES_PER_READ: f64 = 48.0;
+/// Webhooks read on demand that wait for their turn, in bytes.
+const PLUCKED_BYTES: usize = 16 << 20;
 /// Reads that may be saved up.
 const BUDGET_MAX: f64 = 16.0;
 
@@ -50,6 +52,7 @@ pub(super) struct Reading {
     waiting: HashMap<PackKey, Vec<(ShopKey, ResourceKey)>>,
     /// Webhooks that were read on demand.
     plucked: HashMap<ResourceKey, Arc<Pack>>,
+    plucked_bytes: usize,
     budget: f64,
     earned_at: Instant,
     /// Whether the front of the stream may have moved since it was looked at.
@@ -63,6 +66,7 @@ impl Default for Reading {
             wanted: VecDeque::new(),
             waiting: HashMap::new(),
             plucked: HashMap::new(),
+            plucked_bytes: 0,
             budget: BUDGET_MAX,
             earned_at: Instant::now(),
             is_front_new: true,
@@ -71,6 +75,13 @@ impl Default for Reading {
 }
 
 impl Reading {
+    /// The resource has another head.
+    pub(super) fn forget(&mut self, resource: ResourceKey) -> Option<Arc<Pack>> {
+        let plucked = self.plucked.remove(&resource)?;
+        self.plucked_bytes -= plucked.raw_bytes();
+        Some(plucked)
+    }
+
     /// When there is budget for another read that is wanted.
     pub(super) fn wakes_at(&self) -> Option<Instant> {
         let is_wanted = !self.wanted.is_empty() && self.under_way.len() < READS_MAX;
@@ -88,7 +99,7 @@ impl Drain {
         place: Place,
     ) -> Option<(Arc<Pack>, u32)> {
         self.reading.budget += 1.0 / DELIVERIES_PER_READ;
-        if let Some(plucked) = self.reading.plucked.remove(&resource) {
+        if let Some(plucked) = self.reading.forget(resource) {
             return Some((plucked, 0));
         }
         let pack = self.cache.get(place.pack)?;
@@ -125,7 +136,12 @@ impl Drain {
         let since = now.duration_since(std::mem::replace(&mut self.reading.earned_at, now));
         self.reading.budget += since.as_secs_f64() * READS_PER_SECOND;
         self.reading.budget = self.reading.budget.min(BUDGET_MAX);
-        while self.reading.budget >= LEAST_COST && self.reading.under_way.len() < READS_MAX {
+        // What was read on demand goes out before more of it is read, as long as anything goes out.
+        let has_room = self.reading.plucked_bytes < PLUCKED_BYTES || around.deliveries.is_empty();
+        while has_room
+            && self.reading.budget >= LEAST_COST
+            && self.reading.under_way.len() < READS_MAX
+        {
             let Some(wanted) = self.reading.wanted.pop_front() else { break };
             if self.reading.waiting.contains_key(&wanted) && self.fetch(wanted, around) {
                 self.reading.budget -= LEAST_COST;
@@ -147,7 +163,6 @@ impl Drain {
     pub(super) fn fetched(&mut self, fetched: Fetched) -> Option<End> {
         let Fetched { key, pack } = fetched;
         self.reading.under_way.remove(&key);
-        self.reading.is_front_new = true;
         let waiting = self.reading.waiting.remove(&key).unwrap_or_default();
         let Some(pack) = pack else {
             // It may have been read ahead, and be settled by now.
@@ -167,12 +182,15 @@ impl Drain {
                 && let Some(open) = self.index.pack(key)
             {
                 let plucked = pack.pluck(open.record_index(place.index));
+                self.reading.forget(resource);
+                self.reading.plucked_bytes += plucked.raw_bytes();
                 self.reading.plucked.insert(resource, Arc::new(plucked));
             }
             self.schedule.feed(shop);
         }
         match self.index.pack(key) {
-            Some(_) if is_front => self.cache.need(key, pack),
+            // Where one large pack took another's room, nothing more is read ahead for now.
+            Some(_) if is_front => self.reading.is_front_new = !self.cache.need(key, pack),
             Some(_) => self.cache.pass(key, pack),
             None => {}
         }

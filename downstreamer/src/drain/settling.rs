@@ -38,6 +38,13 @@ pub(super) struct Settling {
     parked: Vec<PackKey>,
 }
 
+impl Settling {
+    /// Where that of a shop was accepted.
+    pub(super) fn of(&self, shop: ShopKey) -> impl Iterator<Item = Position> {
+        self.settled.iter().filter(move |(other, _)| *other == shop).map(|(_, position)| *position)
+    }
+}
+
 impl Drain {
     /// Begins the next settlement if there is something to settle and none is being applied.
     pub(super) fn settle(&mut self, around: &mut Around) {
@@ -113,7 +120,13 @@ impl Drain {
         settlement: &mut Settlement,
         touched: &mut HashSet<PackKey>,
     ) -> (Vec<ResourceKey>, Vec<(ShopKey, Position)>) {
-        let count = self.finished.len().min(FINISHED_MAX);
+        let (mut webhooks, index) = (0, &self.index);
+        let fits = |one: &&Finished| {
+            let is_first = webhooks == 0;
+            webhooks += index.led(one.resource).count();
+            is_first || webhooks <= FINISHED_MAX
+        };
+        let count = self.finished.iter().take_while(fits).count();
         let finished: Vec<Finished> = self.finished.drain(..count).collect();
         let (mut heads, mut settled) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for Finished { resource, end } in finished {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use spillway_queue::owner::boottime;
+use spillway_service::clock::wall_clock_ms;
 use spillway_webhook::WebhookId;
 use spillway_webhook::fingerprint::fingerprint;
 use spillway_webhook::pack::Pack;
@@ -43,7 +44,9 @@ impl Drain {
                 self.next = Some(turn);
                 return;
             }
-            self.begin(turn, around);
+            if !self.begin(turn, around) {
+                self.limiter.unused();
+            }
         }
     }
 
@@ -59,19 +62,23 @@ impl Drain {
     /// The next turn. While the backend counts as down, of a resource that has not failed yet:
     /// behind a row of failing ones, a healthy backend would look dead for long.
     fn next_turn(&mut self) -> Option<Turn> {
-        if let Some(turn) = self.next.take() {
-            return Some(turn);
-        }
         let now = self.now();
         let mut set_aside = Vec::new();
         let picked = loop {
-            let Some(turn) = self.schedule.pick(now) else { break set_aside.pop() };
+            // Much may have come since it was put by.
+            let put_by = self.next.take();
+            let Some(turn) = put_by.or_else(|| self.schedule.pick(now)) else {
+                break set_aside.pop();
+            };
             if self.index.state(turn.resource) != Some(State::Ready) {
                 continue;
             }
             let Some(position) = self.index.head_position(turn.resource) else { continue };
-            if !self.is_caught_up && self.index.coalesces(turn.resource) {
-                // The owner before may have delivered a newer event than is known by now.
+            let is_known = self.is_caught_up
+                || (position.0 <= self.read_to && !self.index.coalesces(turn.resource));
+            if !is_known {
+                // The owner before may have delivered a newer event than is known by now, and what
+                // was parked may lie behind a barrier that has not arrived.
                 self.index.set_state(turn.resource, State::Held);
                 self.unread.push(turn.resource);
                 continue;
@@ -92,15 +99,16 @@ impl Drain {
         picked
     }
 
-    fn begin(&mut self, turn: Turn, around: &mut Around) {
+    /// Says whether a delivery began.
+    fn begin(&mut self, turn: Turn, around: &mut Around) -> bool {
         let Turn { shop, resource } = turn;
-        let Some((place, older)) = self.choose(resource, shop) else { return };
+        let Some((place, older)) = self.choose(resource, shop) else { return false };
         let Some((pack, record_index)) = self.at_hand(resource, place) else {
             self.starve(turn, place.pack);
-            return;
+            return false;
         };
         self.index.set_state(resource, State::Busy);
-        self.deliver(turn, place, older, (pack, record_index), around);
+        self.deliver(turn, place, older, (pack, record_index), around)
     }
 
     /// What is delivered of a resource, and how many older events it stands for: none that lie
@@ -109,12 +117,12 @@ impl Drain {
         let (head, _) = self.index.head_position(resource)?;
         let wait_max = u64::try_from(self.settings.coalesce_wait_max.as_millis()).unwrap_or(0);
         let barrier = self.schedule.barrier(shop);
-        let seen = &self.seen;
+        let (seen, now_ms) = (&self.seen, wall_clock_ms());
         self.index.choose_lead(resource, |position, fingerprint| {
             let is_behind = barrier.is_some_and(|barrier| position > barrier);
             if is_behind || position.0.ms.saturating_sub(head.ms) > wait_max {
                 Lead::End
-            } else if fingerprint.is_some_and(|fingerprint| seen.contains(fingerprint)) {
+            } else if fingerprint.is_some_and(|fingerprint| seen.contains(fingerprint, now_ms)) {
                 Lead::Skip
             } else {
                 Lead::Yes
@@ -130,21 +138,23 @@ impl Drain {
         older: u32,
         (pack, record_index): (Arc<Pack>, u32),
         around: &mut Around,
-    ) {
+    ) -> bool {
         let Turn { shop, resource } = turn;
         let (Some(head), Some(open)) = (self.index.head(resource), self.index.pack(place.pack))
         else {
-            return;
+            return false;
         };
-        let tried = self.parked.get(&place.pack).copied().unwrap_or_default();
+        let tried = self.parked.get(&head.pack).copied().unwrap_or_default();
         let attempts = self.trials.get(&head).map_or(tried.attempts, |trial| trial.attempts);
         let (record, origin) = (pack.record(record_index), open.origin);
         let fingerprint =
             self.seen.is_on().then(|| fingerprint(&record)).flatten().filter(|_| !tried.replayed);
-        if attempts == 0 && fingerprint.is_some_and(|fingerprint| self.seen.contains(fingerprint)) {
+        let now_ms = wall_clock_ms();
+        let is_seen = |fingerprint| self.seen.contains(fingerprint, now_ms);
+        if attempts == 0 && fingerprint.is_some_and(is_seen) {
             self.metrics.duplicates.inc();
             self.finish(resource, place, Ended::Duplicate);
-            return;
+            return false;
         }
         let now = self.now();
         self.schedule.began(shop, now);
@@ -174,5 +184,6 @@ impl Drain {
             }
             sender.deliver(job).await
         });
+        true
     }
 }

@@ -126,6 +126,19 @@ fn what_speaks_for_others_stays_decided_and_a_replay_comes_behind() {
 }
 
 #[test]
+fn a_replay_goes_before_a_head_that_waits_for_its_retry() {
+    let mut index = Index::new(1 << 20, false);
+    let main = index.add_pack(OpenPack::main(id(5), 1, None));
+    index.add(7, 0, &plain(main, 0));
+    assert_eq!(index.choose_lead(7, |_, _| Lead::Yes), Some((Place { pack: main, index: 0 }, 0)));
+    index.set_state(7, State::Delayed);
+    let old = index.add_pack(OpenPack::parked(id(90), id(3)));
+    index.add(7, 0, &plain(old, 4));
+    assert_eq!(index.lead(7), Some(Place { pack: old, index: 4 }));
+    assert_eq!(indices(&index, 7), [(3, 4), (5, 0)]);
+}
+
+#[test]
 fn a_skipped_one_is_spoken_for_by_one_behind_it() {
     let mut index = Index::new(1 << 20, false);
     let pack = coalescing(&mut index, &[1, 1, 1, 1]);

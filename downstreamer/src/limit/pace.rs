@@ -70,6 +70,11 @@ impl Pace {
         is_there
     }
 
+    /// The token that was taken last was not used.
+    pub fn give_back(&mut self) {
+        self.tokens += 1.0;
+    }
+
     /// When the next token is there, if none is at `now`.
     pub fn refills_at(&self, now: Duration) -> Option<Duration> {
         let rate = self.rate(now)?;

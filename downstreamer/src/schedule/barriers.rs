@@ -4,7 +4,7 @@
 //! nothing accepted after it before it is settled itself. Counted, not listed: for each barrier, how
 //! many unsettled webhooks lie between it and the barrier before.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use spillway_webhook::StreamId;
 
@@ -39,7 +39,7 @@ impl Barriers {
     }
 
     /// Adds a barrier among what waits: `all` are the positions of the shop's other webhooks.
-    pub fn insert(&mut self, position: Position, all: &[Position]) {
+    pub fn insert(&mut self, position: Position, all: &HashSet<Position>) {
         let at = self.barriers.partition_point(|barrier| barrier.position < position);
         self.barriers.insert(at, Barrier { position, ahead: 0 });
         self.barriers.iter_mut().for_each(|barrier| barrier.ahead = 0);
@@ -157,7 +157,7 @@ mod tests {
         barriers.push(at(8), 3);
         // Waiting: 2, 4, 6, the barrier 8, and 9. Then a barrier that was replayed, at 5.
         barriers.add(at(9));
-        barriers.insert(at(5), &[at(2), at(4), at(6), at(8), at(9)]);
+        barriers.insert(at(5), &[2, 4, 6, 8, 9].map(at).into());
         barriers.hold(at(5), 5);
         barriers.hold(at(6), 6);
         barriers.hold(at(8), 8);

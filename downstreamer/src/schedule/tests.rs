@@ -11,7 +11,7 @@ fn at(seq: u64) -> Position {
 
 /// Webhook `number` of `shop`, ready; its resource is `1000 × shop + number`.
 fn add(schedule: &mut Schedule, shop: u64, number: u64, class: Class) -> ShopKey {
-    let key = schedule.add(shop, at(number), false, |_| Vec::new());
+    let key = schedule.add(shop, at(number), false, |_| HashSet::new());
     let place = Place { pack: 0, index: number as u32 };
     schedule.push(key, class, place, 1000 * shop + number);
     key
@@ -121,9 +121,9 @@ fn a_shop_without_anything_is_forgotten() {
 #[test]
 fn what_a_barrier_holds_is_handed_out_in_order() {
     let mut schedule = Schedule::new(FREE);
-    let shop = schedule.add(7, at(1), false, |_| Vec::new());
-    schedule.add(7, at(2), true, |_| Vec::new());
-    schedule.add(7, at(3), false, |_| Vec::new());
+    let shop = schedule.add(7, at(1), false, |_| HashSet::new());
+    schedule.add(7, at(2), true, |_| HashSet::new());
+    schedule.add(7, at(3), false, |_| HashSet::new());
     assert!(schedule.is_open(shop, at(1)));
     for number in [2, 3] {
         assert!(!schedule.is_open(shop, at(number)));
