@@ -257,11 +257,17 @@ impl Index {
         let (mut lead, mut older) = (queue.head, 0);
         let coalesces = self.nodes[queue.head as usize].coalesces;
         if coalesces != 0 {
+            let mut known: HashSet<Fingerprint> =
+                self.fingerprint(queue.head).into_iter().collect();
             for (passed, (node, _)) in (1..=RUN_MAX).zip(self.from(queue.head).skip(1)) {
                 if self.nodes[node as usize].coalesces != coalesces {
                     break;
                 }
-                match may_lead(self.position(node), self.fingerprint(node)) {
+                let fingerprint = self.fingerprint(node);
+                // A late copy of an older event is not the newest.
+                let is_copy = fingerprint.is_some_and(|fingerprint| !known.insert(fingerprint));
+                match may_lead(self.position(node), fingerprint) {
+                    Lead::Yes if is_copy => {}
                     Lead::Yes => (lead, older) = (node, passed),
                     Lead::Skip => {}
                     Lead::End => break,

@@ -293,9 +293,9 @@ impl spillway_service::Written for Written {
 
 impl Settings {
     /// Whether the fingerprint of everything that waits is needed: an event that stands for others
-    /// is remembered for all of them.
+    /// is remembered for all of them, and a late copy of one is not taken for the newest.
     pub fn keeps_fingerprints(&self) -> bool {
-        self.dedup.is_on() && !self.coalesce_topics.is_empty()
+        !self.coalesce_topics.is_empty()
     }
 }
 

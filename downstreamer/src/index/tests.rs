@@ -126,6 +126,18 @@ fn what_speaks_for_others_stays_decided_and_a_replay_comes_behind() {
 }
 
 #[test]
+fn a_late_copy_is_not_the_newest() {
+    let mut index = Index::new(1 << 20, true);
+    let pack = index.add_pack(OpenPack::main(id(1), 4, None));
+    for (at, fingerprint) in (0..).zip([2, 3, 2, 3]) {
+        let fingerprint = Some(fingerprint);
+        index.add(7, 0, &Waiting { coalesces: 1, fingerprint, ..plain(pack, at) });
+    }
+    let chosen = index.choose_lead(7, |_, _| Lead::Yes);
+    assert_eq!(chosen, Some((Place { pack, index: 1 }, 1)));
+}
+
+#[test]
 fn a_replay_goes_before_a_head_that_waits_for_its_retry() {
     let mut index = Index::new(1 << 20, false);
     let main = index.add_pack(OpenPack::main(id(5), 1, None));
