@@ -209,9 +209,8 @@ impl Search {
         let is_high = level.latency - base > EXCESS + 2.0 * level.error;
         let is_busy = level.busy >= BUSY;
         let rested = now.saturating_sub(self.rested_at);
-        if is_high && self.limit > self.min {
-            self.lower(Some(level), level.latency, level.in_flight, now);
-        } else if is_busy && self.limit > self.min && self.is_lower_due(now) {
+        let is_lower_due = is_high || (is_busy && self.is_lower_due(now));
+        if is_lower_due && self.limit > self.min {
             self.lower(Some(level), level.latency, level.in_flight, now);
         } else if is_busy
             && self.limit < self.max

@@ -30,7 +30,7 @@ impl Algorithm for Aimd {
 
     fn ended(&mut self, sample: &Sample, now: Duration, _: f64) {
         match sample.signal {
-            Signal::Done if sample.in_flight as f64 >= 0.8 * self.limit => {
+            Signal::Done if sample.in_flight >= self.limit as usize => {
                 self.limit = (self.limit + 1.0 / self.limit).min(self.max);
             }
             Signal::Done | Signal::Failed => {}

@@ -2,7 +2,8 @@
 //! and the documentation of `request.adaptive_concurrency`), with its defaults: begin with one; once
 //! a round trip, one more if the limit was reached and the latency is no longer than before, a tenth
 //! less if there was an error that is worth a retry or the latency exceeds its moving average (0.4
-//! of each new one) by 2.5 of its deviations; at most 200.
+//! of each new one) by 2.5 of its deviations; at most 200. Latencies that differ by less than 0.1 %
+//! count as equal: where nothing varies the deviation is 0, and rounding would decide.
 
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use super::Algorithm;
 const DECREASE_RATIO: f64 = 0.9;
 const EWMA_ALPHA: f64 = 0.4;
 const RTT_DEVIATION_SCALE: f64 = 2.5;
+const EQUAL: f64 = 1.001;
 const CONCURRENCY_MAX: usize = 200;
 
 pub struct Vector {
@@ -45,9 +47,9 @@ impl Vector {
         let current = self.sum / self.count;
         let (mean, variance) = self.past.unwrap_or((current, 0.0));
         let threshold = variance.sqrt() * RTT_DEVIATION_SCALE;
-        if self.had_back_pressure || current > mean + threshold {
+        if self.had_back_pressure || current > mean * EQUAL + threshold {
             self.limit = ((self.limit as f64 * DECREASE_RATIO) as usize).max(1);
-        } else if self.was_reached && current <= mean {
+        } else if self.was_reached && current <= mean * EQUAL {
             self.limit = (self.limit + 1).min(self.max);
         }
         let off = current - mean;
