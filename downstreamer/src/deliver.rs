@@ -109,12 +109,10 @@ impl Sender {
         let https = HttpsConnectorBuilder::new().with_tls_config(tls(&settings.backend)?);
         let https = https.https_or_http();
         let https = match &settings.backend {
-            // Both versions where the backend offers HTTP/2 in the TLS handshake. There its name is
-            // the connection's own, so another name needs HTTP/1.1.
-            Backend::Http { server_name, authority, host, .. } => {
+            Backend::Http { server_name, .. } => {
                 let resolver = FixedServerNameResolver::new(server_name.clone());
                 let https = https.with_server_name_resolver(resolver);
-                if authority == host.as_str() {
+                if takes_http2(&settings.backend) {
                     https.enable_all_versions().wrap_connector(connector)
                 } else {
                     https.enable_http1().wrap_connector(connector)
@@ -194,8 +192,22 @@ impl Sender {
         let mut request = Request::new(Full::new(record.body.clone()));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = uri;
+        // Beside the `:authority` of HTTP/2, Host is one too many: nginx answers 400. Where it is
+        // HTTP/1.1 after all, the client adds the URL's.
+        let host = (!takes_http2(&self.backend)).then_some(host.as_str());
         *request.headers_mut() = headers(record, job, host);
         Ok(Some(request))
+    }
+}
+
+/// Whether HTTP/2 is spoken if the backend offers it in the TLS handshake. There the URL names the
+/// host, so another name needs HTTP/1.1.
+fn takes_http2(backend: &Backend) -> bool {
+    match backend {
+        Backend::Http { scheme, authority, host, .. } => {
+            *scheme == Scheme::HTTPS && authority == host.as_str()
+        }
+        Backend::Discard => false,
     }
 }
 
@@ -216,10 +228,12 @@ fn tls(backend: &Backend) -> anyhow::Result<ClientConfig> {
 }
 
 /// The headers as received, but `Host`, and ours.
-fn headers(record: &Record, job: &Job, host: &str) -> HeaderMap {
+fn headers(record: &Record, job: &Job, host: Option<&str>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(record.headers.len() + 6);
     let own = |text: String| HeaderValue::try_from(text).expect("BUG: our values are plain text");
-    headers.insert(HOST, own(host.to_owned()));
+    if let Some(host) = host {
+        headers.insert(HOST, own(host.to_owned()));
+    }
     for (name, value) in &record.headers {
         let (Ok(name), Ok(value)) =
             (HeaderName::from_bytes(name), HeaderValue::from_maybe_shared(value.clone()))

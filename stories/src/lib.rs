@@ -7,6 +7,7 @@
 //! Start reading at [`cell`], then [`ledger`] and [`check`].
 
 pub mod answer;
+pub mod authority;
 pub mod backend;
 pub mod behaviour;
 pub mod binaries;
@@ -21,6 +22,7 @@ pub mod line;
 pub mod load;
 pub mod machine;
 pub mod measure;
+pub mod nginx;
 pub mod port;
 pub mod process;
 pub mod receipt;

@@ -6,19 +6,16 @@ use std::fs;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
+use stories::authority::Authority;
 use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::binaries::repository;
 use stories::cell::Cell;
-use stories::client::Connection;
+use stories::nginx::Nginx;
 use stories::port;
-use stories::process::{Process, Recipe};
 use stories::receipt::hash;
-use stories::until::until;
 use stories::webhook::Webhook;
 
 /// Set by nginx itself, or by the framing of the hop.
@@ -29,7 +26,7 @@ const NOT_COMPARED: [&str; 5] =
 async fn what_goes_through_nginx_comes_out_unchanged() {
     let cell = Cell::shared();
     let backend = Backend::start().await;
-    let nginx = Nginx::start(&cell, backend.address()).await;
+    let nginx = Front::start(&cell, backend.address()).await;
     let body = |bytes: usize| [b"{".to_vec(), (0..bytes).map(|i| (i * 7) as u8).collect()].concat();
     let targets =
         ["/", "/webhooks//products", "/a%2Fb/%C3%A9/%2e", "/a?", "/a?b=%20c&d=//e", "/a/../b"];
@@ -60,7 +57,7 @@ async fn what_goes_through_nginx_comes_out_unchanged() {
 async fn connections_to_the_receiver_are_reused() {
     let cell = Cell::shared();
     let backend = Backend::start().await;
-    let nginx = Nginx::start(&cell, backend.address()).await;
+    let nginx = Front::start(&cell, backend.address()).await;
     for _ in 0..20 {
         assert_eq!(nginx.post(&Webhook::any()).await, 200);
     }
@@ -72,7 +69,7 @@ async fn connections_to_the_receiver_are_reused() {
 async fn a_body_of_16_mib_passes_and_a_longer_one_is_refused() {
     let cell = Cell::shared();
     let backend = Backend::start().await;
-    let nginx = Nginx::start(&cell, backend.address()).await;
+    let nginx = Front::start(&cell, backend.address()).await;
     assert_eq!(nginx.post(&Webhook::any().body(vec![b'{'; 16 << 20])).await, 200);
     assert_eq!(nginx.post(&Webhook::any().body(vec![b'{'; (16 << 20) + 1])).await, 413);
     assert_eq!(backend.count(), 1);
@@ -82,7 +79,7 @@ async fn a_body_of_16_mib_passes_and_a_longer_one_is_refused() {
 async fn a_lost_answer_is_not_tried_again() {
     let cell = Cell::shared();
     let backend = Backend::start().await;
-    let nginx = Nginx::start(&cell, backend.address()).await;
+    let nginx = Front::start(&cell, backend.address()).await;
     // Over a connection that was kept open, where nginx would think of another try at all.
     assert_eq!(nginx.post(&Webhook::any()).await, 200);
     backend.behave(|_| Behaviour::Reset);
@@ -97,7 +94,7 @@ async fn the_receiver_behind_nginx_answers_as_it_does_alone() {
     let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
     let receiver = cell.receiver(&[]).await;
-    let nginx = Nginx::start(&cell, receiver.address()).await;
+    let nginx = Front::start(&cell, receiver.address()).await;
     assert_eq!(nginx.post(&Webhook::any()).await, 200);
     assert_eq!(nginx.post(&Webhook::any().signed_with("not the secret")).await, 401);
     assert_eq!(nginx.post(&Webhook::any().to("/a/../b")).await, 400);
@@ -105,16 +102,15 @@ async fn the_receiver_behind_nginx_answers_as_it_does_alone() {
 }
 
 /// An nginx with the shipped file, on a port of its own.
-struct Nginx {
+struct Front {
     address: SocketAddr,
-    _process: Process,
+    _nginx: Nginx,
 }
 
-impl Nginx {
+impl Front {
     async fn start(cell: &Cell, receiver: SocketAddr) -> Self {
-        let directory = cell.directory().to_path_buf();
         let address = port::free();
-        make_certificate(&directory);
+        Authority::new(cell.directory(), "authority").certify("hooks.example.com");
         let shipped = fs::read_to_string(repository().join("ops/nginx/spillway.conf"))
             .expect("read the shipped file");
         let site = replace_each(
@@ -123,24 +119,11 @@ impl Nginx {
                 ("server 127.0.0.1:8080 ", &format!("server {receiver} ")),
                 ("listen 443 ssl;", &format!("listen {address} ssl;")),
                 ("listen [::]:443 ssl;", ""),
-                ("/etc/ssl/certs/hooks.example.com.pem", "certificate.pem"),
-                ("/etc/ssl/private/hooks.example.com.key", "key.pem"),
+                ("/etc/ssl/certs/hooks.example.com.pem", "hooks.example.com.pem"),
+                ("/etc/ssl/private/hooks.example.com.key", "hooks.example.com.key"),
             ],
         );
-        fs::write(directory.join("spillway.conf"), site).expect("write the site");
-        fs::write(directory.join("nginx.conf"), AROUND).expect("write nginx.conf");
-        let arguments = ["-p", ".", "-c", "nginx.conf", "-e", "stderr"].map(OsString::from);
-        let recipe = Recipe {
-            name: "nginx".into(),
-            program: nginx_program(),
-            arguments: arguments.to_vec(),
-            environment: Vec::new(),
-            directory,
-        };
-        let process = recipe.start();
-        let listens = async || Connection::open(address).await.is_ok();
-        until("nginx listens", Duration::from_secs(10), listens).await;
-        Self { address, _process: process }
+        Self { address, _nginx: Nginx::start(cell.directory(), &site, address).await }
     }
 
     /// Sends a webhook through TLS and returns the status.
@@ -149,23 +132,6 @@ impl Nginx {
         tokio::task::spawn_blocking(move || curl(address, &webhook)).await.expect("curl was run")
     }
 }
-
-/// What belongs around the shipped file to run it as anybody, in one process, in one directory.
-const AROUND: &str = "
-daemon off;
-master_process off;
-pid nginx.pid;
-error_log stderr warn;
-events { worker_connections 512; }
-http {
-    client_body_temp_path body;
-    proxy_temp_path proxy;
-    fastcgi_temp_path fastcgi;
-    uwsgi_temp_path uwsgi;
-    scgi_temp_path scgi;
-    include spillway.conf;
-}
-";
 
 /// curl sends the request target and the headers as it is told, in their order.
 fn curl(address: SocketAddr, webhook: &Webhook) -> u16 {
@@ -207,25 +173,6 @@ fn replace_each(mut text: String, replacements: &[(&str, &str)]) -> String {
         text = text.replace(from, to);
     }
     text
-}
-
-fn make_certificate(directory: &Path) {
-    let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"])
-        .args(["-subj", "/CN=hooks.example.com", "-keyout", "key.pem", "-out", "certificate.pem"])
-        .current_dir(directory)
-        .output()
-        .expect("openssl is missing; install it with: apt-get install openssl");
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-}
-
-fn nginx_program() -> PathBuf {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain([PathBuf::from("/usr/sbin")])
-        .map(|directory| directory.join("nginx"))
-        .find(|candidate| candidate.is_file())
-        .expect("nginx is missing; install it with: apt-get install nginx-light")
 }
 
 /// How many connections to this address there were lately: open ones, and those closed less than

@@ -1,0 +1,61 @@
+//! A certificate authority to throw away, made with the openssl command in a test's directory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// An authority: `NAME.pem` and `NAME.key` in its directory.
+#[derive(Debug)]
+pub struct Authority {
+    directory: PathBuf,
+    name: String,
+}
+
+impl Authority {
+    /// A new one.
+    pub fn new(directory: &Path, name: &str) -> Self {
+        let authority = Self { directory: directory.to_path_buf(), name: name.to_owned() };
+        let key = format!("{name}.key");
+        authority.issue(name, "basicConstraints=critical,CA:TRUE", &["-signkey", &key]);
+        authority
+    }
+
+    /// Makes `HOST.pem` and `HOST.key` beside its own.
+    pub fn certify(&self, host: &str) {
+        let extensions = format!("basicConstraints=CA:FALSE\nsubjectAltName=DNS:{host}");
+        let (certificate, key) = (format!("{}.pem", self.name), format!("{}.key", self.name));
+        let signer = ["-CA", &certificate, "-CAkey", &key, "-CAcreateserial"];
+        self.issue(host, &extensions, &signer);
+    }
+
+    /// What to trust in order to trust it, in the form of `SSL_CERT_FILE`.
+    pub fn certificate(&self) -> String {
+        let path = self.directory.join(format!("{}.pem", self.name));
+        path.to_str().expect("a plain path").to_owned()
+    }
+
+    fn issue(&self, subject: &str, extensions: &str, signer: &[&str]) {
+        let file = |ending: &str| format!("{subject}.{ending}");
+        let (key, request, wanted) = (file("key"), file("csr"), file("extensions"));
+        let named = format!("/CN={subject}");
+        fs::write(self.directory.join(&wanted), extensions).expect("write the extensions");
+        self.openssl(&[
+            &["req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"],
+            &["-subj", &named, "-keyout", &key, "-out", &request],
+        ]);
+        self.openssl(&[
+            &["x509", "-req", "-days", "2", "-in", &request, "-extfile", &wanted],
+            &["-out", &file("pem")],
+            signer,
+        ]);
+    }
+
+    fn openssl(&self, arguments: &[&[&str]]) {
+        let ended = Command::new("openssl")
+            .args(arguments.concat())
+            .current_dir(&self.directory)
+            .output()
+            .expect("openssl is missing; install it with: apt-get install openssl");
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+}

@@ -1,0 +1,216 @@
+//! Delivery over TLS, to a backend behind nginx: by HTTP/2 where it is offered, by HTTP/1.1 under
+//! another name than the URL's, and not at all to one that the machine has no reason to trust.
+
+use std::collections::HashSet;
+use std::iter;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use stories::authority::Authority;
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
+use stories::cell::{Cell, Settings};
+use stories::feed::Feed;
+use stories::ledger::{Event, Ledger};
+use stories::nginx::Nginx;
+use stories::port;
+use stories::receipt::{Receipt, hash};
+use stories::redis_server::RedisServer;
+use stories::report::say;
+use stories::service::Service;
+use stories::until::until;
+use stories::webhook::Webhook;
+
+const WEBHOOKS: u64 = 200;
+const SOON: Duration = Duration::from_secs(30);
+
+/// The names the backend has certificates for. Who names none gets the first one's.
+const NAMES: [&str; 2] = ["localhost", "hooks.example.com"];
+const TARGETS: [&str; 5] =
+    ["/webhooks", "/", "//products", "/a%2Fb/%C3%A9?c=%20d&e=//f", "/webhooks?"];
+
+/// nginx says how it was reached; the rest it passes on as it came.
+const PASSES_ON: &str = "
+proxy_set_header Host $http_host;
+proxy_set_header Reached-By $server_protocol;
+proxy_set_header Reached-Over $connection;
+";
+
+/// A backend behind TLS, and webhooks to be had.
+struct Story {
+    backend: Backend,
+    address: SocketAddr,
+    authority: Authority,
+    _nginx: Nginx,
+    redis: RedisServer,
+    _receiver: Service,
+    feed: Feed,
+    cell: Cell,
+}
+
+impl Story {
+    /// `listen` is what nginx is told beside the address to listen on.
+    async fn begin(listen: &str) -> Self {
+        let cell = Cell::shared();
+        let redis = cell.redis(&[]).await;
+        let backend = Backend::start().await;
+        let receiver = cell.receiver(&[]).await;
+        let authority = Authority::new(cell.directory(), "authority");
+        NAMES.iter().for_each(|name| authority.certify(name));
+        let address = port::free();
+        let site = site(&format!("{address} {listen}"), backend.address());
+        let _nginx = Nginx::start(cell.directory(), &site, address).await;
+        let feed = Feed::to(receiver.address(), &Arc::new(Ledger::default()));
+        Self { backend, address, authority, _nginx, redis, _receiver: receiver, feed, cell }
+    }
+
+    /// Stores that many.
+    async fn store(&self, webhooks: u64) {
+        let items = (1..=webhooks).map(|resource| (event(resource), webhook(resource)));
+        self.feed.store(items.collect()).await;
+    }
+
+    /// A downstreamer that trusts this authority and no other.
+    async fn downstreamer(
+        &self,
+        url: &str,
+        authority: &Authority,
+        settings: Settings<'_>,
+    ) -> Service {
+        let trusted = authority.certificate();
+        let settings = [&[("SSL_CERT_FILE", trusted.as_str())], settings].concat();
+        let downstreamer = self.cell.downstreamer_starting(url, &settings);
+        downstreamer.ready().await;
+        downstreamer
+    }
+
+    /// Waits until all that was stored is delivered, and expects each once and as it was sent.
+    async fn expect_delivered(&self, base: &str) -> Vec<Receipt> {
+        self.feed.ledger.delivered_to(&self.backend, SOON).await;
+        let receipts = self.backend.receipts();
+        assert_eq!(receipts.len(), self.feed.ledger.stored_count(), "each arrives once");
+        receipts.iter().for_each(|receipt| expect_unchanged(receipt, base));
+        receipts
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_that_offers_http_2_gets_all_over_one_connection() {
+    let story = Story::begin("ssl http2").await;
+    story.backend.behave(|_| Behaviour::slowly(Duration::from_millis(5)));
+    story.store(WEBHOOKS).await;
+    let host = format!("localhost:{}", story.address.port());
+    let url = format!("https://{host}/base");
+    let _downstreamer = story.downstreamer(&url, &story.authority, &[]).await;
+    let receipts = story.expect_delivered("/base").await;
+    let connections = connections(&receipts, "HTTP/2.0", &host);
+    // Two, if the first deliveries begin before it is known that one will do.
+    assert!(connections <= 2, "{connections} connections");
+    let at_once = story.backend.in_flight_max();
+    assert!(at_once > 1, "one after the other");
+    say(&format!("tls: {WEBHOOKS} over HTTP/2.0, {connections} connections, {at_once} at once"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_of_another_name_gets_all_over_http_1_1_connections_that_are_reused() {
+    const CONCURRENCY: usize = 8;
+    let story = Story::begin("ssl http2").await;
+    story.backend.behave(|_| Behaviour::slowly(Duration::from_millis(5)));
+    story.store(WEBHOOKS).await;
+    let url = format!("https://{}", story.address);
+    let concurrency = CONCURRENCY.to_string();
+    let settings = [("DOWNSTREAM_HOST", NAMES[1]), ("MAX_CONCURRENCY", concurrency.as_str())];
+    let _downstreamer = story.downstreamer(&url, &story.authority, &settings).await;
+    let receipts = story.expect_delivered("").await;
+    let connections = connections(&receipts, "HTTP/1.1", NAMES[1]);
+    // One that is still being made when another falls idle is kept too.
+    assert!(connections <= 2 * CONCURRENCY, "{connections} connections");
+    let at_once = story.backend.in_flight_max();
+    say(&format!("tls: {WEBHOOKS} over HTTP/1.1, {connections} connections, {at_once} at once"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backend_that_offers_http_1_1_alone_is_told_the_host_of_the_url() {
+    let story = Story::begin("ssl").await;
+    story.store(10).await;
+    let host = format!("localhost:{}", story.address.port());
+    let url = format!("https://{host}");
+    let _downstreamer = story.downstreamer(&url, &story.authority, &[]).await;
+    let receipts = story.expect_delivered("").await;
+    connections(&receipts, "HTTP/1.1", &host);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_for_a_backend_that_is_not_trusted_waits_until_it_is() {
+    let story = Story::begin("ssl http2").await;
+    story.store(1).await;
+    let url = format!("https://localhost:{}", story.address.port());
+    let stranger = Authority::new(story.cell.directory(), "stranger");
+    let mut downstreamer = story.downstreamer(&url, &stranger, &[]).await;
+    until("it is tried many times", SOON, async || {
+        downstreamer.metric("spillway_delivery_attempts_total").await >= Some(10.0)
+    })
+    .await;
+    assert_eq!(story.backend.count(), 0);
+    assert_eq!(story.redis.stream_len("spillway:http:dead").await, 0);
+    downstreamer.sigterm();
+    assert!(downstreamer.exit(SOON).await.success());
+    assert_eq!(story.redis.stream_len("spillway:http:dead").await, 0);
+
+    let _downstreamer = story.downstreamer(&url, &story.authority, &[]).await;
+    story.expect_delivered("").await;
+}
+
+fn site(listen: &str, backend: SocketAddr) -> String {
+    let mut site = PASSES_ON.to_owned();
+    for name in NAMES {
+        let server = format!(
+            "
+server {{
+    listen {listen};
+    server_name {name};
+    ssl_certificate {name}.pem;
+    ssl_certificate_key {name}.key;
+    location / {{ proxy_pass http://{backend}; }}
+}}
+"
+        );
+        site.push_str(&server);
+    }
+    site
+}
+
+fn event(resource: u64) -> Event {
+    Event { resource, sequence: 1 }
+}
+
+/// Every tenth is longer than HTTP/2 lets out unasked.
+fn webhook(resource: u64) -> Webhook {
+    let bytes = if resource.is_multiple_of(10) { 200_000 } else { 100 * resource };
+    let odd = (0..bytes).map(|at| (at * 7 + resource) as u8);
+    let body = iter::once(b'{').chain(odd).collect();
+    let target = TARGETS[resource as usize % TARGETS.len()];
+    Webhook::product(resource, &event(resource).webhook_id(), body).to(target)
+}
+
+fn expect_unchanged(receipt: &Receipt, base: &str) {
+    let sent = webhook(receipt.event().resource);
+    assert_eq!(receipt.method, "POST");
+    assert_eq!(receipt.target, format!("{base}{}", sent.target()));
+    assert_eq!(receipt.body_hash, hash(sent.payload()), "{}", receipt.target);
+    // The moment of sending is the one header that is not the same when it is made again.
+    for (name, value) in sent.without("X-Shopify-Triggered-At").headers() {
+        assert_eq!(receipt.headers.all(name), [value], "{name}");
+    }
+}
+
+/// How many connections they came over, all by this protocol and under this name.
+fn connections(receipts: &[Receipt], protocol: &str, host: &str) -> usize {
+    for receipt in receipts {
+        assert_eq!(receipt.header("Reached-By"), protocol);
+        assert_eq!(receipt.header("Host"), host);
+    }
+    let connections = receipts.iter().map(|receipt| receipt.header("Reached-Over"));
+    connections.collect::<HashSet<_>>().len()
+}
