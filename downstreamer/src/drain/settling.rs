@@ -140,7 +140,7 @@ impl Drain {
             let led: Vec<(NodeKey, Place)> = self.index.led(resource).collect();
             for (node, place) in led {
                 settled.push((shop, self.index.position(node)));
-                if matches!(end, Ended::Delivered(_)) {
+                if self.seen.is_on() && matches!(end, Ended::Delivered(_)) {
                     settlement.seen.extend(self.index.fingerprint(node));
                 }
                 self.settle_one(place, settlement, touched);
