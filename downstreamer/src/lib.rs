@@ -2,7 +2,8 @@
 //!
 //! Start reading at [`ownership`] (who may deliver) and [`drain`] (what happens to a webhook):
 //! [`intake`] → [`index`] → [`deliver`] → [`judge`] → [`settle`]. Beside them: [`fetch`] and
-//! [`cache`] (packs read again), [`backoff`] and [`destination`] (when, and how many at once).
+//! [`cache`] (packs read again), [`backoff`], [`destination`] and
+//! [`limit`] (when, and how many at once).
 
 pub mod backoff;
 pub mod cache;

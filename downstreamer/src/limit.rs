@@ -2,10 +2,10 @@
 //!
 //! Three parts, each with its own rule, and the strictest wins:
 //!
-//! - [`search`] finds the concurrency at which the backend is busy and nothing queues there, by
+//! - `search` finds the concurrency at which the backend is busy and nothing queues there, by
 //!   experiments on the latency;
-//! - [`pace`] is a token bucket: `MAX_RATE`, and a cap that a 429 arms;
-//! - [`breaker`] pauses: as long as `Retry-After` asks, or, when nothing succeeds any more, for a
+//! - `pace` is a token bucket: `MAX_RATE`, and a cap that a 429 arms;
+//! - `breaker` pauses: as long as `Retry-After` asks, or, when nothing succeeds any more, for a
 //!   time that doubles, with one attempt at a time between.
 //!
 //! Never more than `concurrency_max`, nor `rate_max`. A 5xx other than 503 changes nothing: it says
