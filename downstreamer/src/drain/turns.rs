@@ -14,8 +14,9 @@ use crate::destination::Allowed;
 use crate::index::{Lead, Place, ResourceKey, State};
 use crate::schedule::{ShopKey, Turn};
 
-/// How many ready resources are looked at for one that has not failed yet.
-const PROBE_PICKS: usize = 8;
+/// How many ready resources are looked at for one that has not failed yet: those that fail may be
+/// the oldest, and so the first.
+const PROBE_PICKS: usize = 512;
 /// Deliveries that may wait for their settlement, beside those under way: what a crash can repeat.
 const UNSETTLED_MAX: usize = 256;
 
@@ -26,6 +27,9 @@ impl Drain {
         // unless there is more of it than the index holds.
         let is_loaded = self.is_parked_loaded || !self.index.has_room();
         if self.is_stopping || !is_loaded || !self.tenure.holds(boottime()) {
+            return;
+        }
+        if self.destination.allows(self.now()) == Allowed::Nothing {
             return;
         }
         if !self.is_caught_up && !self.index.has_room() {

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// So many failures without a success between them are no accident.
 const STREAK: usize = 8;
+/// Of one at a time, too, more than one: an accident must not cost the rest.
+const STREAK_LEAST: usize = 3;
 /// The first pause: short, because most that trip it are over in a moment.
 const PAUSE_FIRST: Duration = Duration::from_millis(250);
 /// The part of the outage so far that a pause may last.
@@ -65,7 +67,7 @@ impl Breaker {
         self.streak += 1;
         let outage = now.saturating_sub(self.succeeded_at);
         if self.trips == 0
-            && (self.streak < failure.limit.clamp(1, STREAK) || outage < failure.silence)
+            && (self.streak < failure.limit.clamp(STREAK_LEAST, STREAK) || outage < failure.silence)
         {
             return false;
         }

@@ -23,6 +23,10 @@ const GATHERED: Duration = Duration::from_millis(20);
 /// No quota is lower than this, per second.
 const CAP_MIN: f64 = 0.2;
 
+/// How much one answer weighs, and a share of 429 that is no accident: a quota refuses in rows.
+const SHARE_WEIGHT: f64 = 1.0 / 64.0;
+const SHARE: f64 = 0.04;
+
 #[derive(Debug)]
 pub struct Pace {
     rate_max: Option<f64>,
@@ -30,6 +34,8 @@ pub struct Pace {
     tokens: f64,
     filled_at: Duration,
     accepted: Accepted,
+    /// The part of the last answers that were 429.
+    share: f64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +60,7 @@ impl Pace {
             tokens: 1.0,
             filled_at: Duration::ZERO,
             accepted: Accepted::default(),
+            share: 0.0,
         }
     }
 
@@ -87,6 +94,7 @@ impl Pace {
     /// A delivery was accepted.
     pub fn done(&mut self, now: Duration) {
         self.accepted.add(now);
+        self.share -= self.share * SHARE_WEIGHT;
         if self.cap.is_some_and(|cap| cap.at(now) > FORGOTTEN * cap.known) {
             self.cap = None;
         }
@@ -94,6 +102,10 @@ impl Pace {
 
     /// A delivery that began then was answered 429.
     pub fn refused(&mut self, began: Duration, now: Duration) {
+        self.share += (1.0 - self.share) * SHARE_WEIGHT;
+        if self.share < SHARE {
+            return;
+        }
         if self.cap.is_some_and(|cap| began < cap.since || now < cap.since + SECOND) {
             return;
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// How much one answer weighs.
 const WEIGHT: f64 = 1.0 / 64.0;
 /// A share of this many is no accident.
-const SHARE: f64 = 0.055;
+const SHARE: f64 = 0.1;
 
 #[derive(Debug, Default)]
 pub struct Trouble {
