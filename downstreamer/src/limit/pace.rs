@@ -26,6 +26,8 @@ const CAP_MIN: f64 = 0.2;
 /// How much one answer weighs, and a share of 429 that is no accident: a quota refuses in rows.
 const SHARE_WEIGHT: f64 = 1.0 / 64.0;
 const SHARE: f64 = 0.04;
+/// The same before there is a cap: a quota that is passed refuses most of what is above it.
+const SHARE_FIRST: f64 = 0.2;
 
 #[derive(Debug)]
 pub struct Pace {
@@ -103,7 +105,7 @@ impl Pace {
     /// A delivery that began then was answered 429.
     pub fn refused(&mut self, began: Duration, now: Duration) {
         self.share += (1.0 - self.share) * SHARE_WEIGHT;
-        if self.share < SHARE {
+        if self.share < if self.cap.is_some() { SHARE } else { SHARE_FIRST } {
             return;
         }
         if self.cap.is_some_and(|cap| began < cap.since || now < cap.since + SECOND) {
