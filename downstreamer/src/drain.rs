@@ -357,8 +357,11 @@ impl Drain {
         // A replay may have come before a head that waits for its retry, or for its shop.
         let state = self.index.state(resource);
         let is_next = self.index.head(resource) == Some(place);
-        if is_next && matches!(state, Some(State::Delayed | State::Held)) {
+        if is_next {
+            // What was read on demand was the head before.
             self.reading.forget(resource);
+        }
+        if is_next && matches!(state, Some(State::Delayed | State::Held)) {
             if let (Some(State::Held), Some(head)) = (state, head) {
                 self.schedule.unhold(shop, head);
             }
