@@ -4,7 +4,7 @@
 //!
 //! - `search` finds the concurrency at which the backend is busy and nothing queues there, by
 //!   experiments on the latency;
-//! - `pace` is a token bucket: `MAX_RATE`, and a cap that a 429 arms;
+//! - `pace` is a token bucket: `MAX_RATE`, and a cap that many 429 arm;
 //! - `breaker` pauses: as long as `Retry-After` asks, or, when nothing succeeds any more, for a
 //!   time that doubles, with one attempt at a time between.
 //!

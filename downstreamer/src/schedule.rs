@@ -59,7 +59,6 @@ pub struct Schedule {
     due: BinaryHeap<Reverse<(Duration, ShopKey)>>,
     /// Shops with barriers.
     barred: BTreeSet<ShopKey>,
-    ready: usize,
     /// How long a delivery takes, in seconds.
     usual: f64,
 }
@@ -102,7 +101,6 @@ impl Schedule {
             priority_turns: 0,
             due: BinaryHeap::new(),
             barred: BTreeSet::new(),
-            ready: 0,
             usual: 0.0,
         }
     }
@@ -192,13 +190,7 @@ impl Schedule {
     pub fn push(&mut self, key: ShopKey, class: Class, place: Place, resource: ResourceKey) {
         let Some(shop) = self.shops.get_mut(key as usize) else { return };
         shop.ready[class as usize].push(Reverse((place, resource)));
-        self.ready += 1;
         self.give_turns(key);
-    }
-
-    /// How many resources are ready, those of paused shops included.
-    pub fn ready(&self) -> usize {
-        self.ready
     }
 
     /// The next resource. [`Schedule::began`] must follow if it is delivered.
@@ -209,7 +201,6 @@ impl Schedule {
             .into_iter()
             .find_map(|class| self.pick_of(class, now).map(|turn| (class, turn)))?;
         self.priority_turns = if class == 0 { self.priority_turns + 1 } else { 0 };
-        self.ready -= 1;
         Some(turn)
     }
 

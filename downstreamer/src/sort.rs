@@ -52,21 +52,22 @@ impl Sorter {
         let topic = record.topic().unwrap_or_default();
         let is_priority =
             settings.priority_topics.iter().any(|pattern| is_topic_match(pattern, topic));
+        let is_slot = settings.order_by == OrderBy::None && settings.dedup.is_on();
+        let own = (is_slot || settings.keeps_fingerprints()).then(|| fingerprint(record)).flatten();
         let mut sorted = Sorted {
             resource: 0,
             shop: self.hasher.hash_one(shop),
             class: if is_priority { Class::Priority } else { Class::Rest },
             is_barrier: is_barrier(topic) && !shop.is_empty(),
             coalesces: 0,
-            fingerprint: settings.keeps_fingerprints().then(|| fingerprint(record)).flatten(),
+            fingerprint: own.filter(|_| settings.keeps_fingerprints()),
         };
         sorted.resource = match settings.order_by {
             // Copies of one webhook share a slot, so that none is delivered while another is.
-            OrderBy::None if settings.dedup.is_on() => match fingerprint(record) {
-                Some(fingerprint) => self.hasher.hash_one(fingerprint),
+            OrderBy::None => match own {
+                Some(own) => self.hasher.hash_one(own),
                 None => self.hasher.hash_one((entry, index)),
             },
-            OrderBy::None => self.hasher.hash_one((entry, index)),
             OrderBy::Shop => sorted.shop,
             OrderBy::Topic => self.hasher.hash_one((shop, topic)),
             OrderBy::Resource => {

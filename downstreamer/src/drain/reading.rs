@@ -36,7 +36,7 @@ const READS_PER_SECOND: f64 = 300.0;
 const USUAL_BYTES: f64 = RAW_BYTES_TARGET as f64;
 /// What a read costs beside its bytes.
 const LEAST_COST: f64 = 0.1;
-/// Or one for so many deliveries, if that is more.
+/// And one more for so many deliveries.
 const DELIVERIES_PER_READ: f64 = 48.0;
 /// Webhooks read on demand that wait for their turn, in bytes.
 const PLUCKED_BYTES: usize = 16 << 20;
@@ -98,13 +98,14 @@ impl Drain {
         resource: ResourceKey,
         place: Place,
     ) -> Option<(Arc<Pack>, u32)> {
+        let found = if let Some(plucked) = self.reading.forget(resource) {
+            (plucked, 0)
+        } else {
+            let pack = self.cache.get(place.pack)?;
+            (pack, self.index.pack(place.pack)?.record_index(place.index))
+        };
         self.reading.budget += 1.0 / DELIVERIES_PER_READ;
-        if let Some(plucked) = self.reading.forget(resource) {
-            return Some((plucked, 0));
-        }
-        let pack = self.cache.get(place.pack)?;
-        let record_index = self.index.pack(place.pack)?.record_index(place.index);
-        Some((pack, record_index))
+        Some(found)
     }
 
     /// A turn waits for its pack.

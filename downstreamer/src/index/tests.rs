@@ -1,3 +1,5 @@
+//! Order within a resource, runs that one event speaks for, and how far the cursor goes.
+
 use super::*;
 
 fn id(seq: u64) -> StreamId {

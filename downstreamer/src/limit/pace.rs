@@ -1,4 +1,4 @@
-//! How many may begin a second: `MAX_RATE`, and a cap that a 429 arms.
+//! How many may begin a second: `MAX_RATE`, and a cap that many 429 arm.
 //!
 //! A 429 tells of a quota. Only a rate can keep one: a concurrency that does would have to follow
 //! each change of the latency. The cap falls to a little below what was accepted lately and grows

@@ -1,3 +1,5 @@
+//! The limiter as a whole, by a closed loop in a few lines; `simulator/` has the backends.
+
 use super::*;
 
 const MS: Duration = Duration::from_millis(1);
