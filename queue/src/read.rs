@@ -14,7 +14,8 @@ use crate::error::QueueError;
 /// Entries asked for at a time, whatever their size: bounds the time one script holds Redis.
 const ENTRIES_MAX: usize = 64;
 
-/// Settlements whose fingerprints are read at a time: sixty megabytes, if each was full, and mostly far less.
+/// Settlements whose fingerprints are read at a time: sixty megabytes, if each was full, and mostly
+/// far less.
 const SEEN_MAX: usize = 2048;
 
 /// One entry of the main stream.

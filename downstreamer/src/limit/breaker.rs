@@ -1,10 +1,11 @@
 //! Pauses: the one the backend asks for, and the one it gets when nothing succeeds any more.
 //!
 //! As many failures in a row as may be under way (from [`STREAK_LEAST`] to [`STREAK`]) trip it.
-//! Then there is a pause, one attempt, a pause twice as long, and so on, until one succeeds. What began before the
-//! limit was last cut, or before it tripped, says nothing new. The usual circuit breaker, but that
-//! its half-open state is one delivery, and that a pause is never longer than a quarter of the
-//! outage so far: a backend that comes back is found in a quarter of the time it was away.
+//! Then there is a pause, one attempt, a pause twice as long, and so on, until one succeeds. What
+//! began before the limit was last cut, or before it tripped, says nothing new. The usual circuit
+//! breaker, but that its half-open state is one delivery, and that a pause is never longer than a
+//! quarter of the outage so far: a backend that comes back is found in a quarter of the time it was
+//! away.
 
 use std::time::Duration;
 

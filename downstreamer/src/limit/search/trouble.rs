@@ -1,14 +1,14 @@
 //! Whether refusals and time-outs are more than chance, and answered once.
 //!
 //! Cut in answer to the share of them, as DCTCP does (RFC 8257), at most once per round trip: what
-//! began before the last cut was sent under the old limit. One in a hundred says nothing about room.
+//! began before the last cut was sent under the old limit.
 
 use std::time::Duration;
 
 /// How much one answer weighs.
 const WEIGHT: f64 = 1.0 / 64.0;
-/// A share of this many is no accident: a backend that fails a tenth of all it gets, in every way, is not
-/// full.
+/// A share of this many is no accident: a backend that fails a tenth of all it gets, in every way,
+/// is not full.
 const SHARE: f64 = 0.2;
 
 #[derive(Debug, Default)]
