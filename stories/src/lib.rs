@@ -31,6 +31,7 @@ pub mod report;
 pub mod seed;
 pub mod service;
 pub mod shop;
+pub mod size;
 pub mod until;
 pub mod webhook;
 pub mod wire;

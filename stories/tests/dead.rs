@@ -10,12 +10,14 @@ use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::cell::{Cell, Settings};
 use stories::client::post;
+use stories::feed::Feed;
 use stories::ledger::{Event, Ledger};
 use stories::load::Load;
 use stories::receipt::hash;
 use stories::redis_server::RedisServer;
 use stories::report::say;
 use stories::service::Service;
+use stories::shop;
 use stories::until::until;
 use stories::webhook::Webhook;
 
@@ -247,6 +249,62 @@ async fn a_replay_that_is_refused_again_is_a_dead_letter_again() {
     morgue.dead_ok(&["replay", "--all"]).await;
     until("each was tried again", SOON, async || morgue.backend.count() == tried + 10).await;
     until("all are dead again", SOON, async || morgue.list().await.len() == 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replay_goes_before_one_of_its_resource_that_was_read_and_waits_for_its_turn() {
+    const SMALL: std::ops::RangeInclusive<u64> = 1..=6;
+    const EACH: Duration = Duration::from_secs(1);
+    let cell = Cell::alone();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    backend.behave(|_| Behaviour::status(400));
+    let receiver = cell.receiver(&[]).await;
+    // One at a time, each for long: what was read on demand waits meanwhile.
+    let _downstreamer = cell.downstreamer(&backend, &[("MAX_CONCURRENCY", "1")]).await;
+    let ledger = Arc::new(Ledger::default());
+    let feed = Feed::to(receiver.address(), &ledger);
+    // Each shop has one product, and each product a first and a second event.
+    let small = |sequence| {
+        let events = SMALL.map(move |resource| Event { resource, sequence });
+        events.map(|event| (event, shop::webhook(event.resource, "products/update", event)))
+    };
+    feed.store_in_turn(small(1).collect()).await;
+    until("all are dead letters", SOON, async || redis.stream_len(DEAD).await == 6).await;
+
+    // The second ones lie behind a flood: further back than what is kept at hand.
+    backend.behave(|_| Behaviour::slowly(EACH));
+    let flood = (1000..17_000).map(|resource| Event { resource, sequence: 1 });
+    feed.store(flood.map(|event| (event, shop::webhook(100, "products/update", event))).collect())
+        .await;
+    feed.store_in_turn(small(2).collect()).await;
+    let arrived = backend.count();
+    until("it is the flood's turn again", SOON, async || backend.count() > arrived).await;
+    let replay = cell.spillway(&["dead", "replay", "--all"]).await;
+    assert!(replay.status.success(), "{replay:?}");
+    until("the first of each is replayed", SOON, async || {
+        SMALL.all(|resource| backend.has_delivered(&Event { resource, sequence: 1 }.webhook_id()))
+    })
+    .await;
+    backend.behave(|_| Behaviour::ok());
+    ledger.delivered_to(&backend, SOON).await;
+
+    let delivered = backend.receipts().into_iter().filter(|receipt| receipt.delivered());
+    let delivered: Vec<_> =
+        delivered.filter(|receipt| SMALL.contains(&receipt.event().resource)).collect();
+    assert_eq!(delivered.len(), 12, "each once");
+    let entries = ledger.entries();
+    for receipt in &delivered {
+        let sent = &entries[&receipt.event()];
+        assert_eq!(receipt.body_hash, sent.body_hash, "another's body: {:?}", receipt.event());
+    }
+    let place = |resource, sequence| {
+        let event = Event { resource, sequence };
+        delivered.iter().position(|receipt| receipt.event() == event)
+    };
+    let before = SMALL.filter(|&resource| place(resource, 1) < place(resource, 2)).count();
+    say(&format!("dead: {before} of 6 replays went before the event that waited"));
+    assert!(before >= 2, "{before} of 6 replays came in time to go first");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

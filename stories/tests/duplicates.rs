@@ -13,6 +13,7 @@ use stories::redis_server::RedisServer;
 use stories::report::say;
 use stories::service::Service;
 use stories::shop;
+use stories::size::size;
 use stories::until::until;
 use stories::webhook::Webhook;
 
@@ -20,9 +21,9 @@ const SOON: Duration = Duration::from_secs(60);
 /// A copy comes after so many other webhooks of its connection.
 const COPY_AFTER: usize = 20;
 
-/// How many webhooks; one in ten is sent twice. `DUPLICATES` in the environment overrides it.
+/// How many webhooks; one in ten is sent twice.
 fn webhooks() -> u64 {
-    std::env::var("DUPLICATES").map_or(10_000, |text| text.parse().expect("a whole number"))
+    size(10_000, 100_000)
 }
 
 /// These products, and a copy, to the byte, of every tenth of them some time later.

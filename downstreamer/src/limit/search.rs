@@ -32,7 +32,7 @@ mod trouble;
 use std::time::Duration;
 
 use super::Sample;
-use super::window::{Level, Tally, Window, count};
+use super::window::{BUSY, Level, Tally, Window, count};
 use trouble::Trouble;
 
 /// A latency above the base by this (of its logarithm) is worth an experiment.
@@ -42,8 +42,6 @@ const ALARM: f64 = 0.34;
 /// Closed slices before anything is decided at rest, and how long they last together at least.
 const SLICES_REST: f64 = 4.0;
 const REST_SHORTEST: Duration = Duration::from_millis(200);
-/// A limit that was reached in this part of the slices is used.
-const BUSY: f64 = 0.8;
 /// Between two attempts at more, if the last one brought something; half as much more each time.
 const WAIT_FIRST: Duration = Duration::from_millis(1000);
 /// At most: four times the capacity must be found within ten seconds.

@@ -17,6 +17,8 @@ use super::Sample;
 const SLICE: Duration = Duration::from_millis(20);
 /// Latencies below this are all the same.
 const LATENCY_MIN: f64 = 1e-5;
+/// A limit that was reached in this part of the slices is used.
+pub const BUSY: f64 = 0.8;
 /// No measurement is more exact than this.
 const ERROR_MIN: f64 = 0.005;
 
@@ -178,6 +180,12 @@ impl Window {
     /// Whether that was so of late.
     pub fn was_limited(&self) -> bool {
         self.is_limited || self.slices_limited > 0.0
+    }
+
+    /// Whether that was so nearly all the time, the slice that is open included.
+    pub fn was_busy(&self) -> bool {
+        let open = f64::from(u8::from(self.is_limited));
+        self.slices_limited + open >= BUSY * (self.slices + open) && self.was_limited()
     }
 
     fn close(&mut self, now: Duration) -> Tally {

@@ -17,8 +17,9 @@ impl Search {
         if tally.count < count(self.limit.max(SAMPLES)) || self.window.age() < SHORTEST {
             return;
         }
-        if !self.window.was_limited() {
-            // There is too little to send to learn from.
+        if !self.window.was_busy() {
+            // There is too little to send to learn from, or there was until just now: what was
+            // measured while less was under way says nothing about this limit.
             self.window = Window::counting(now);
             return;
         }
