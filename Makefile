@@ -4,7 +4,7 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help run test check bench characterize simulate clean-run
+.PHONY: help run test check endure bench characterize simulate clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,11 @@ check: ## formatting, lints, docs and every test: what a change must pass
 	cargo clippy --locked --workspace --all-targets -- -D warnings -D clippy::too_many_lines
 	RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps
 	$(MAKE) test
+
+endure: ## the stories that the suite plays small, at the size of the promise (15 minutes)
+	ops/deps.sh test
+	cargo build --locked --workspace --bins
+	ENDURE=1 cargo test --locked -p stories --test duplicates --test brake -- --nocapture --test-threads 1
 
 bench: ## measure the receiver beside a bare server; bench/README.md says what and how
 	cargo build --release --locked -p request-receiver -p bench
