@@ -253,7 +253,7 @@ async fn a_replay_that_is_refused_again_is_a_dead_letter_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replay_goes_before_one_of_its_resource_that_was_read_and_waits_for_its_turn() {
-    const SMALL: std::ops::RangeInclusive<u64> = 1..=6;
+    const SMALL: [u64; 6] = [1, 2, 3, 4, 5, 6];
     const EACH: Duration = Duration::from_secs(1);
     let cell = Cell::alone();
     let redis = cell.redis(&[]).await;
@@ -266,10 +266,10 @@ async fn a_replay_goes_before_one_of_its_resource_that_was_read_and_waits_for_it
     let feed = Feed::to(receiver.address(), &ledger);
     // Each shop has one product, and each product a first and a second event.
     let small = |sequence| {
-        let events = SMALL.map(move |resource| Event { resource, sequence });
+        let events = SMALL.map(|resource| Event { resource, sequence });
         events.map(|event| (event, shop::webhook(event.resource, "products/update", event)))
     };
-    feed.store_in_turn(small(1).collect()).await;
+    feed.store_in_turn(small(1).to_vec()).await;
     until("all are dead letters", SOON, async || redis.stream_len(DEAD).await == 6).await;
 
     // The second ones lie behind a flood: further back than what is kept at hand.
@@ -277,13 +277,15 @@ async fn a_replay_goes_before_one_of_its_resource_that_was_read_and_waits_for_it
     let flood = (1000..17_000).map(|resource| Event { resource, sequence: 1 });
     feed.store(flood.map(|event| (event, shop::webhook(100, "products/update", event))).collect())
         .await;
-    feed.store_in_turn(small(2).collect()).await;
+    feed.store_in_turn(small(2).to_vec()).await;
     let arrived = backend.count();
     until("it is the flood's turn again", SOON, async || backend.count() > arrived).await;
     let replay = cell.spillway(&["dead", "replay", "--all"]).await;
     assert!(replay.status.success(), "{replay:?}");
     until("the first of each is replayed", SOON, async || {
-        SMALL.all(|resource| backend.has_delivered(&Event { resource, sequence: 1 }.webhook_id()))
+        SMALL
+            .iter()
+            .all(|&resource| backend.has_delivered(&Event { resource, sequence: 1 }.webhook_id()))
     })
     .await;
     backend.behave(|_| Behaviour::ok());
@@ -302,7 +304,7 @@ async fn a_replay_goes_before_one_of_its_resource_that_was_read_and_waits_for_it
         let event = Event { resource, sequence };
         delivered.iter().position(|receipt| receipt.event() == event)
     };
-    let before = SMALL.filter(|&resource| place(resource, 1) < place(resource, 2)).count();
+    let before = SMALL.iter().filter(|&&resource| place(resource, 1) < place(resource, 2)).count();
     say(&format!("dead: {before} of 6 replays went before the event that waited"));
     assert!(before >= 2, "{before} of 6 replays came in time to go first");
 }
