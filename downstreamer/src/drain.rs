@@ -17,6 +17,8 @@ use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use spillway_drain::settle::{self, Settled};
+use spillway_drain::{End, Tenure};
 use spillway_queue::read::Progress;
 use spillway_queue::settle::{Dead, Settlement};
 use spillway_queue::{QueueError, Redis};
@@ -33,31 +35,20 @@ use crate::deliver::{Delivery, Sender};
 use crate::destination::{Allowed, Destination};
 use crate::fetch::{Fetched, Fetcher};
 use crate::index::{Index, OpenPack, PackKey, Place, ResourceKey, State, Waiting};
-use crate::intake::{Arrived, Intake};
+use crate::intake::{self, Arrived};
 use crate::limit::Limiter;
 use crate::metrics::Metrics;
-use crate::ownership::Tenure;
 use crate::schedule::{Class, Schedule, ShopKey, Turn};
 use crate::seen::Seen;
 use crate::settings::Settings;
-use crate::settle::{self, Settled};
 use crate::sort::Sorted;
 
 /// Decoded packs at hand.
 const CACHE_BYTES: usize = 32 << 20;
+/// What `/readyz` says while the brake holds.
+const BRAKED: &str = "destination_refuses: the backend refuses most of what it gets, of every shop";
 /// At most this long between two looks at timers, lease and parking.
 const TICK: Duration = Duration::from_millis(200);
-
-/// Why the drain ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// It was asked to, and everything under way is settled or out of time.
-    Stopped,
-    /// Another instance owns the drain.
-    Lost,
-    /// What Redis holds is not what was read: begin again from its state.
-    Stale,
-}
 
 /// What runs around the drain.
 pub struct Around {
@@ -172,7 +163,7 @@ impl Drain {
         let Known { progress, seen } = known;
         let (orders, settled) = settle::start(redis.clone(), name, &tenure.token);
         let arrived =
-            Intake::start(redis, name, progress.cursor, settings.clone(), metrics.clone());
+            intake::start(redis, name, progress.cursor, settings.clone(), metrics.clone());
         let around = Around {
             settled,
             orders,
@@ -431,7 +422,8 @@ impl Drain {
         };
         self.metrics.concurrency_limit.set(i64::try_from(limit).unwrap_or(i64::MAX));
         self.metrics.paused.set(i64::from(limit == 0 || self.destination.is_stopped()));
-        self.tenure.show_refused(self.destination.is_braked());
+        let is_braked = self.destination.is_braked();
+        self.tenure.show_trouble(is_braked.then_some(BRAKED.into()));
     }
 
     fn now(&self) -> Duration {

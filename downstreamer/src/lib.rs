@@ -1,7 +1,7 @@
 //! The downstreamer: packs in, HTTP out, in order per resource, at the speed the backend can bear.
 //!
 //! Start reading at [`ownership`] (who may deliver) and [`drain`] (what happens to a webhook):
-//! [`intake`] → [`sort`] → [`index`] → [`schedule`] → [`deliver`] → [`judge`] → [`settle`]. Beside
+//! [`intake`] → [`sort`] → [`index`] → [`schedule`] → [`deliver`] → [`judge`] → settled. Beside
 //! them: [`fetch`] and [`cache`] (packs read again), [`seen`] (duplicates), [`limit`],
 //! [`destination`] with its [`brake`], and [`backoff`] (when, and how many at once).
 
@@ -21,13 +21,13 @@ pub mod ownership;
 pub mod schedule;
 pub mod seen;
 pub mod settings;
-pub mod settle;
 pub mod sort;
-pub mod watch;
 
 use std::sync::Arc;
 
+use spillway_drain::watch::{self, Watched};
 use spillway_queue::connect::CONNECT_TIMEOUT;
+use spillway_queue::drains::HTTP;
 use spillway_queue::{QueueError, health};
 use spillway_service::error::chain;
 use spillway_service::start::Unavailable;
@@ -59,7 +59,13 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         let reached = reach(&settings).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
-    tokio::spawn(watch::run(settings.clone(), metrics.clone(), after_all.clone()));
+    let watched = Watched {
+        redis: settings.common.redis.clone(),
+        drain: HTTP,
+        gauges: metrics.queue.clone(),
+        dead_keep: settings.dead_keep,
+    };
+    tokio::spawn(watch::run(watched, after_all.clone()));
     let sender = Arc::new(Sender::new(&settings)?);
     tracing::info!(
         backend = ?settings.backend, version = env!("CARGO_PKG_VERSION"), "delivering"

@@ -1,19 +1,16 @@
 //! What the downstreamer counts. Every label set is closed.
 
-use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::core::Collector;
-use prometheus::{
-    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
+use spillway_drain::gauges::{
+    QueueGauges, TopicCounter, corrupt_packs, counter, counters, dead_lettered, end_to_end, gauge,
+    histogram,
 };
 use spillway_queue::drains::HTTP;
-use spillway_queue::status::Status;
-use spillway_service::metrics::{register, registry};
+use spillway_service::metrics::registry;
 
-/// Topics with a label of their own; the rest is `other`.
-const TOPICS_MAX: usize = 100;
 const RESULTS: [&str; 5] = ["delivered", "failed", "refused", "dead", "timeout"];
 /// Why a webhook was given up.
 pub const DEAD_REASONS: [&str; 4] = ["status", "retries_exhausted", "refused", "unsendable"];
@@ -22,8 +19,8 @@ pub const DEAD_REASONS: [&str; 4] = ["status", "retries_exhausted", "refused", "
 pub struct Metrics {
     /// Where they are registered.
     pub registry: Registry,
-    /// 1 while this instance owns the drain.
-    pub owner: IntGauge,
+    /// Who owns the drain, and what Redis holds for it.
+    pub queue: Arc<QueueGauges>,
     /// 1 while the backend asked to be left alone, or is down.
     pub paused: IntGauge,
     /// Deliveries the backend took.
@@ -41,19 +38,8 @@ pub struct Metrics {
     attempts: IntCounterVec,
     durations: Histogram,
     end_to_end: Histogram,
-    fallbacks: IntCounterVec,
-    fallback_topics: Mutex<HashSet<String>>,
+    fallbacks: TopicCounter,
     dead_lettered: IntCounterVec,
-    dead_letters: IntGauge,
-    queue: QueueGauges,
-}
-
-struct QueueGauges {
-    webhooks: IntGauge,
-    oldest: Gauge,
-    last_seen: Gauge,
-    bytes: IntGauge,
-    limit_bytes: IntGauge,
 }
 
 impl Metrics {
@@ -67,15 +53,8 @@ impl Metrics {
             "result",
         );
         RESULTS.iter().for_each(|result| attempts.with_label_values(&[result]).inc_by(0));
-        let dead_lettered = counters(
-            &registry,
-            "spillway_dead_lettered_total",
-            "Webhooks given up, by why.",
-            "reason",
-        );
-        DEAD_REASONS.iter().for_each(|reason| dead_lettered.with_label_values(&[reason]).inc_by(0));
         Self {
-            owner: gauge(&registry, "spillway_owner", "1 while this instance owns the drain."),
+            queue: Arc::new(QueueGauges::new(&registry, HTTP)),
             paused: gauge(
                 &registry,
                 "spillway_paused",
@@ -102,24 +81,12 @@ impl Metrics {
                 "spillway_coalesced_total",
                 "Webhooks not delivered, because a newer one of their resource stood for them.",
             ),
-            corrupt: counter(
-                &registry,
-                "spillway_corrupt_packs_total",
-                "Packs that could not be decoded and were set aside under a key of their own.",
-            ),
+            corrupt: corrupt_packs(&registry),
             attempts,
             durations: durations(&registry),
             end_to_end: end_to_end(&registry),
-            fallbacks: counters(
-                &registry,
-                "spillway_key_fallback_total",
-                "Webhooks without a resource id, kept in order with their shop and topic.",
-                "topic",
-            ),
-            fallback_topics: Mutex::default(),
-            dead_lettered,
-            dead_letters: gauge(&registry, "spillway_dead_letters", "Dead letters held now."),
-            queue: QueueGauges::new(&registry),
+            fallbacks: TopicCounter::key_fallbacks(&registry),
+            dead_lettered: dead_lettered(&registry, &DEAD_REASONS),
             registry,
         }
     }
@@ -144,28 +111,7 @@ impl Metrics {
 
     /// A webhook of `topic` has no resource id.
     pub fn fell_back(&self, topic: &str) {
-        let mut known = self.fallback_topics.lock().unwrap_or_else(PoisonError::into_inner);
-        let label = if known.contains(topic) {
-            topic
-        } else if known.len() < TOPICS_MAX {
-            known.insert(topic.to_owned());
-            topic
-        } else {
-            "other"
-        };
-        self.fallbacks.with_label_values(&[label]).inc();
-    }
-
-    /// What Redis says about the queue.
-    pub fn queue(&self, status: &Status) {
-        self.queue.bytes.set(status.queue.bytes.cast_signed());
-        self.queue.limit_bytes.set(status.queue.limit_bytes.cast_signed());
-        if let Some(own) = status.drains.iter().find(|drain| drain.name == HTTP) {
-            self.queue.webhooks.set(own.waiting.cast_signed());
-            self.queue.oldest.set(own.oldest_age_seconds.unwrap_or(0.0));
-            self.queue.last_seen.set(Duration::from_millis(own.last_seen_ms).as_secs_f64());
-            self.dead_letters.set(own.dead_letters.cast_signed());
-        }
+        self.fallbacks.count(topic);
     }
 }
 
@@ -175,42 +121,6 @@ impl Default for Metrics {
     }
 }
 
-impl QueueGauges {
-    fn new(registry: &Registry) -> Self {
-        let of_drain = |name: &str, help: &str| {
-            let opts = Opts::new(name, help).const_label("drain", HTTP);
-            add(registry, Gauge::with_opts(opts))
-        };
-        let webhooks = Opts::new("spillway_queue_webhooks", "Webhooks this drain has not settled.")
-            .const_label("drain", HTTP);
-        Self {
-            webhooks: add(registry, IntGauge::with_opts(webhooks)),
-            oldest: of_drain(
-                "spillway_queue_oldest_age_seconds",
-                "Age of the oldest webhook this drain has not settled.",
-            ),
-            last_seen: of_drain(
-                "spillway_drain_last_seen_timestamp_seconds",
-                "When the drain's owner was last seen, as a Unix time.",
-            ),
-            bytes: gauge(registry, "spillway_queue_bytes", "Memory that Redis uses."),
-            limit_bytes: gauge(
-                registry,
-                "spillway_queue_limit_bytes",
-                "Redis' maxmemory; 0 = none.",
-            ),
-        }
-    }
-}
-
-fn gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
-    add(registry, IntGauge::new(name, help))
-}
-
-fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
-    add(registry, IntCounter::new(name, help))
-}
-
 fn durations(registry: &Registry) -> Histogram {
     histogram(
         registry,
@@ -218,25 +128,4 @@ fn durations(registry: &Registry) -> Histogram {
         "One delivery, from connecting to the whole answer.",
         &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0],
     )
-}
-
-fn end_to_end(registry: &Registry) -> Histogram {
-    histogram(
-        registry,
-        "spillway_end_to_end_seconds",
-        "From the first byte received to the delivery.",
-        &[0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0, 86400.0],
-    )
-}
-
-fn counters(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {
-    add(registry, IntCounterVec::new(Opts::new(name, help), &[label]))
-}
-
-fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Histogram {
-    add(registry, Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())))
-}
-
-fn add<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
-    register(registry, &made.expect("BUG: a constant name is valid"))
 }

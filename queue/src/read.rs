@@ -55,6 +55,17 @@ pub struct Progress {
     pub done: HashMap<StreamId, Vec<u8>>,
 }
 
+/// What the main stream holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Its first entry, if it has one.
+    pub oldest: Option<StreamId>,
+    /// The id that was given out last.
+    pub last: StreamId,
+    /// Webhooks that were freed in front of it.
+    pub trimmed: u64,
+}
+
 /// Reads the streams of one drain.
 pub struct Reader {
     redis: Redis,
@@ -103,12 +114,25 @@ impl Reader {
     /// # Errors
     /// [`QueueError`] from Redis.
     pub async fn last(&self, connection: &mut Connection) -> Result<StreamId, QueueError> {
-        let stream: HashMap<String, Value> = cmd("XINFO")
-            .arg("STREAM")
-            .arg(self.redis.keys.stream())
-            .query_async(connection)
-            .await?;
-        stream_id(&text(stream.get("last-generated-id")))
+        Ok(self.span(connection).await?.last)
+    }
+
+    /// Where the main stream begins and ends.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn span(&self, connection: &mut Connection) -> Result<Span, QueueError> {
+        let keys = &self.redis.keys;
+        let stream: HashMap<String, Value> =
+            cmd("XINFO").arg("STREAM").arg(keys.stream()).query_async(connection).await?;
+        let trimmed: Option<u64> =
+            cmd("HGET").arg(keys.counts()).arg("trimmed").query_async(connection).await?;
+        let oldest = match stream.get("first-entry") {
+            Some(Value::Array(entry)) => Some(stream_id(&text(entry.first()))?),
+            _ => None,
+        };
+        let last = stream_id(&text(stream.get("last-generated-id")))?;
+        Ok(Span { oldest, last, trimmed: trimmed.unwrap_or(0) })
     }
 
     /// Fingerprints of what was delivered behind `after`, and when, in milliseconds since the Unix

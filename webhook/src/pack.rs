@@ -12,11 +12,15 @@
 //! fail. Never trusted: any length; a claimed size past [`RAW_BYTES_MAX`] is refused before memory
 //! is taken for it.
 
+mod view;
+
 use bytes::{Buf, Bytes};
 use zstd::zstd_safe::CParameter;
 
 use crate::event::Webhook;
 use crate::shopify::Headers;
+
+pub use self::view::{HeaderViews, View};
 
 /// A pack is closed once it holds this many raw bytes. Bigger packs bring no more throughput.
 pub const RAW_BYTES_TARGET: usize = 1 << 20;
@@ -414,7 +418,14 @@ mod tests {
                 let kept: Vec<_> = sent.kept_headers()
                     .map(|(n, v)| (Bytes::copy_from_slice(n.as_str().as_bytes()), Bytes::copy_from_slice(v)))
                     .collect();
-                prop_assert_eq!(record.headers, kept);
+                prop_assert_eq!(&record.headers, &kept);
+                let view = pack.view(index as u32);
+                prop_assert_eq!(view.received_at_ms, record.received_at_ms);
+                prop_assert_eq!((view.target, view.body), (&record.target[..], &record.body[..]));
+                let viewed: Vec<_> = view.headers()
+                    .map(|(n, v)| (Bytes::copy_from_slice(n), Bytes::copy_from_slice(v)))
+                    .collect();
+                prop_assert_eq!(viewed, kept);
             }
         }
 
@@ -435,7 +446,10 @@ mod tests {
             let crc = crc32fast::hash(&bytes[CRC_COVERS_FROM..]);
             bytes[4..8].copy_from_slice(&crc.to_le_bytes());
             if let Ok(pack) = Pack::decode(&bytes) {
-                (0..pack.count()).for_each(|index| { pack.record(index); });
+                (0..pack.count()).for_each(|index| {
+                    pack.record(index);
+                    pack.view(index).headers().count();
+                });
             }
         }
     }

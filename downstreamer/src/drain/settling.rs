@@ -3,6 +3,8 @@
 
 use std::collections::HashSet;
 
+use spillway_drain::End;
+use spillway_drain::settle::Settled;
 use spillway_queue::settle::{Dead, Settlement};
 use spillway_service::clock::wall_clock_ms;
 use spillway_service::error::chain;
@@ -11,13 +13,12 @@ use spillway_webhook::pack::Packer;
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
 
-use super::{Around, Drain, End, Ended, Finished, end_of};
+use super::{Around, Drain, Ended, Finished, end_of};
 use crate::deliver::Job;
 use crate::index::{NodeKey, PackKey, Place, ResourceKey, Source, State};
 use crate::judge::Outcome;
 use crate::schedule::ShopKey;
 use crate::schedule::barriers::Position;
-use crate::settle::Settled;
 
 /// Webhooks in one settlement: bounds the time its script holds Redis.
 const FINISHED_MAX: usize = 2048;

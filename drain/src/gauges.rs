@@ -1,0 +1,161 @@
+//! Metrics that every drain has: who owns it, and what Redis holds for it.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus::core::Collector;
+use prometheus::{
+    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+};
+use spillway_queue::status::Status;
+use spillway_service::metrics::register;
+
+/// Topics with a label of their own; the rest is `other`.
+const TOPICS_MAX: usize = 100;
+
+/// What Redis says about the queue and one drain of it.
+pub struct QueueGauges {
+    drain: &'static str,
+    /// 1 while this instance owns the drain.
+    pub owner: IntGauge,
+    webhooks: IntGauge,
+    oldest: Gauge,
+    last_seen: Gauge,
+    bytes: IntGauge,
+    limit_bytes: IntGauge,
+    dead_letters: IntGauge,
+}
+
+/// Counts by topic, with a bounded number of labels.
+pub struct TopicCounter {
+    counters: IntCounterVec,
+    known: Mutex<HashSet<String>>,
+}
+
+impl QueueGauges {
+    /// Registers them for `drain`.
+    pub fn new(registry: &Registry, drain: &'static str) -> Self {
+        let of_drain = |name: &str, help: &str| {
+            let opts = Opts::new(name, help).const_label("drain", drain);
+            add(registry, Gauge::with_opts(opts))
+        };
+        let webhooks = Opts::new("spillway_queue_webhooks", "Webhooks this drain has not settled.")
+            .const_label("drain", drain);
+        Self {
+            drain,
+            owner: gauge(registry, "spillway_owner", "1 while this instance owns the drain."),
+            webhooks: add(registry, IntGauge::with_opts(webhooks)),
+            oldest: of_drain(
+                "spillway_queue_oldest_age_seconds",
+                "Age of the oldest webhook this drain has not settled.",
+            ),
+            last_seen: of_drain(
+                "spillway_drain_last_seen_timestamp_seconds",
+                "When the drain's owner was last seen, as a Unix time.",
+            ),
+            bytes: gauge(registry, "spillway_queue_bytes", "Memory that Redis uses."),
+            limit_bytes: gauge(
+                registry,
+                "spillway_queue_limit_bytes",
+                "Redis' maxmemory; 0 = none.",
+            ),
+            dead_letters: gauge(registry, "spillway_dead_letters", "Dead letters held now."),
+        }
+    }
+
+    /// What Redis says now.
+    pub fn show(&self, status: &Status) {
+        self.bytes.set(status.queue.bytes.cast_signed());
+        self.limit_bytes.set(status.queue.limit_bytes.cast_signed());
+        if let Some(own) = status.drains.iter().find(|drain| drain.name == self.drain) {
+            self.webhooks.set(own.waiting.cast_signed());
+            self.oldest.set(own.oldest_age_seconds.unwrap_or(0.0));
+            self.last_seen.set(Duration::from_millis(own.last_seen_ms).as_secs_f64());
+            self.dead_letters.set(own.dead_letters.cast_signed());
+        }
+    }
+}
+
+impl TopicCounter {
+    /// Webhooks that are kept in order with their shop and topic only.
+    pub fn key_fallbacks(registry: &Registry) -> Self {
+        let counters = counters(
+            registry,
+            "spillway_key_fallback_total",
+            "Webhooks without a resource id, kept in order with their shop and topic.",
+            "topic",
+        );
+        Self { counters, known: Mutex::default() }
+    }
+
+    /// One more of a topic as a header spells it.
+    pub fn count_bytes(&self, topic: Option<&[u8]>) {
+        self.count(&String::from_utf8_lossy(topic.unwrap_or_default()));
+    }
+
+    /// One more of `topic`.
+    pub fn count(&self, topic: &str) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let label = if known.contains(topic) {
+            topic
+        } else if known.len() < TOPICS_MAX {
+            known.insert(topic.to_owned());
+            topic
+        } else {
+            "other"
+        };
+        self.counters.with_label_values(&[label]).inc();
+    }
+}
+
+/// A gauge.
+pub fn gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
+    add(registry, IntGauge::new(name, help))
+}
+
+/// A counter.
+pub fn counter(registry: &Registry, name: &str, help: &str) -> IntCounter {
+    add(registry, IntCounter::new(name, help))
+}
+
+/// Counters by one label.
+pub fn counters(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {
+    add(registry, IntCounterVec::new(Opts::new(name, help), &[label]))
+}
+
+/// A histogram with these bounds.
+pub fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Histogram {
+    add(registry, Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec())))
+}
+
+/// How long webhooks take through the whole of Spillway.
+pub fn end_to_end(registry: &Registry) -> Histogram {
+    histogram(
+        registry,
+        "spillway_end_to_end_seconds",
+        "From the first byte received to the delivery.",
+        &[0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 60.0, 300.0, 3600.0, 86400.0],
+    )
+}
+
+/// Packs that could not be decoded.
+pub fn corrupt_packs(registry: &Registry) -> IntCounter {
+    counter(
+        registry,
+        "spillway_corrupt_packs_total",
+        "Packs that could not be decoded and were set aside under a key of their own.",
+    )
+}
+
+/// Webhooks that were given up, with a series for each of `reasons` from the start.
+pub fn dead_lettered(registry: &Registry, reasons: &[&str]) -> IntCounterVec {
+    let counters =
+        counters(registry, "spillway_dead_lettered_total", "Webhooks given up, by why.", "reason");
+    reasons.iter().for_each(|reason| counters.with_label_values(&[reason]).inc_by(0));
+    counters
+}
+
+fn add<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
+    register(registry, &made.expect("BUG: a constant name is valid"))
+}

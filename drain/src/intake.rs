@@ -1,0 +1,164 @@
+//! Reads ahead of what lets the webhooks out: what was parked first, then the main stream behind
+//! the cursor.
+//!
+//! Bounded: a few packs wait in the channel to the reader's user, and while it is full nothing is
+//! read. What becomes of an entry is the user's: it is handed each as it was read.
+
+use std::time::Duration;
+
+use spillway_queue::read::{Entry, Parked, Reader};
+use spillway_queue::{Connection, QueueError, Redis};
+use spillway_service::error::chain;
+use spillway_webhook::StreamId;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// Stored bytes asked for at a time.
+const READ_BYTES: usize = 4 << 20;
+/// Packs between intake and its user: a megabyte each, as a rule.
+const ARRIVED_MAX: usize = 4;
+/// How long a read waits for new entries, and how often replays are looked for.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Time for an answer of Redis beside that.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Before Redis is asked again after it failed.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What intake found.
+pub enum Found {
+    /// An entry of the main stream, not yet decoded.
+    Main(Entry),
+    /// A parked webhook, not yet decoded.
+    Parked(Parked),
+    /// Everything that was parked at start has been found.
+    ParkedLoaded,
+    /// Everything of the main stream that was there at start has been found.
+    CaughtUp,
+}
+
+/// Reads the streams of one drain, and hands on what `turn` makes of each find.
+struct Intake<T, F> {
+    redis: Redis,
+    reader: Reader,
+    turn: F,
+    arrived: mpsc::Sender<T>,
+    main: StreamId,
+    parked: StreamId,
+    is_parked_loaded: bool,
+    /// Up to where the main stream went at start; `None` once that is reached.
+    catches_up_at: Option<StreamId>,
+}
+
+/// Nobody takes what is found any more.
+struct Closed;
+
+/// Starts reading behind `cursor`; ends when the receiver is dropped.
+pub fn start<T, F>(redis: &Redis, drain: &str, cursor: StreamId, turn: F) -> mpsc::Receiver<T>
+where
+    T: Send + 'static,
+    F: FnMut(Found) -> T + Send + 'static,
+{
+    let (sender, receiver) = mpsc::channel(ARRIVED_MAX);
+    let intake = Intake {
+        redis: redis.clone(),
+        reader: Reader::new(redis.clone(), drain),
+        turn,
+        arrived: sender,
+        main: cursor,
+        parked: StreamId::ZERO,
+        is_parked_loaded: false,
+        catches_up_at: Some(StreamId { ms: u64::MAX, seq: 0 }),
+    };
+    tokio::spawn(intake.run());
+    receiver
+}
+
+impl<T, F: FnMut(Found) -> T> Intake<T, F> {
+    async fn run(mut self) {
+        let mut connection = None;
+        while !self.arrived.is_closed() {
+            match self.read(&mut connection).await {
+                Ok(Ok(())) => {}
+                Ok(Err(Closed)) => return,
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "reading the queue failed; trying again");
+                    connection = None;
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn read(
+        &mut self,
+        connection: &mut Option<Connection>,
+    ) -> Result<Result<(), Closed>, QueueError> {
+        let connection = match connection {
+            Some(connection) => connection,
+            None => connection.insert(self.redis.connect(Some(PATIENCE + ANSWER_TIMEOUT)).await?),
+        };
+        if self.catches_up_at.is_some_and(|at| at.ms == u64::MAX) {
+            self.catches_up_at = Some(self.reader.last(connection).await?);
+        }
+        if self.read_parked(connection).await?.is_err() {
+            return Ok(Err(Closed));
+        }
+        let look_again_at = Instant::now() + PATIENCE;
+        while Instant::now() < look_again_at {
+            if self.catches_up_at.is_some_and(|at| self.main >= at) {
+                self.catches_up_at = None;
+                if self.send(Found::CaughtUp).await.is_err() {
+                    return Ok(Err(Closed));
+                }
+            }
+            let entries = self.reader.main_after(connection, self.main, READ_BYTES).await?;
+            if entries.is_empty() {
+                let patience = look_again_at.duration_since(Instant::now());
+                self.reader.wait_for_main(connection, self.main, patience).await?;
+            }
+            for entry in entries {
+                self.main = entry.id;
+                if self.send(Found::Main(entry)).await.is_err() {
+                    return Ok(Err(Closed));
+                }
+            }
+            if self.arrived.is_closed() {
+                return Ok(Err(Closed));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// All of them at start; later only those that an operator replays, since the others are this
+    /// owner's own.
+    async fn read_parked(
+        &mut self,
+        connection: &mut Connection,
+    ) -> Result<Result<(), Closed>, QueueError> {
+        loop {
+            let found = self.reader.parked_after(connection, self.parked, READ_BYTES).await?;
+            if found.is_empty() {
+                break;
+            }
+            for parked in found {
+                self.parked = parked.id;
+                if self.is_parked_loaded && !parked.replayed {
+                    continue;
+                }
+                if self.send(Found::Parked(parked)).await.is_err() {
+                    return Ok(Err(Closed));
+                }
+            }
+        }
+        if !self.is_parked_loaded {
+            self.is_parked_loaded = true;
+            return Ok(self.send(Found::ParkedLoaded).await);
+        }
+        Ok(Ok(()))
+    }
+
+    async fn send(&mut self, found: Found) -> Result<(), Closed> {
+        let turned = (self.turn)(found);
+        self.arrived.send(turned).await.map_err(|_| Closed)
+    }
+}

@@ -1,0 +1,283 @@
+//! The drain: one thread that holds all state and decides everything. Reading ahead and settling
+//! happen in tasks around it, sending happens in librdkafka's own threads.
+//!
+//! The path of a pack: arrived → `fill` (its records handed to librdkafka within a transaction) →
+//! `commit` (the records and the cursor appear together) → `settle` (Redis is told, and frees it).
+//! A fault leads back to `begin` or to the last committed place. Invariants: nothing is settled
+//! that is not committed; nothing is sent behind a place that is not the committed cursor's or the
+//! open transaction's; a webhook is given up only after it was refused in a transaction of its own.
+//! Bounded: packs by intake's channel, records by librdkafka's queue.
+
+mod begin;
+mod commit;
+mod dead;
+mod fill;
+mod settling;
+
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::error::KafkaError;
+use spillway_drain::settle::{self, Settled};
+use spillway_drain::{End, Tenure};
+use spillway_queue::drains::KAFKA;
+use spillway_queue::read::Reader;
+use spillway_queue::settle::Settlement;
+use spillway_queue::{Connection, Redis};
+use spillway_webhook::StreamId;
+use spillway_webhook::pack::Packer;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use self::fill::Current;
+use crate::fault::{Call, Failure, Fault, judge};
+use crate::format::Encoder;
+use crate::intake::{self, Arrived};
+use crate::link::Link;
+use crate::metrics::Metrics;
+use crate::open::{Open, Place};
+use crate::position::Position;
+use crate::settings::Settings;
+
+/// Before a producer is built again.
+const REBUILD_PAUSE: Duration = Duration::from_millis(500);
+/// Before something is tried again that only a person can mend.
+const DENIED_PAUSE: Duration = Duration::from_secs(5);
+/// The first and the longest pause between two attempts at the same records; doubled in between.
+const REDO_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// A fenced owner learns from Redis within this time that another took the drain; if none did,
+/// somebody else uses its transactional id.
+const FENCED_PAUSE: Duration = Duration::from_secs(3);
+
+/// All state of one drain while it is owned.
+pub struct Drain {
+    settings: Arc<Settings>,
+    metrics: Arc<Metrics>,
+    tenure: Tenure,
+    shutdown: CancellationToken,
+    runtime: Handle,
+    redis: Redis,
+    reader: Reader,
+    /// For the few reads of the drain itself.
+    connection: Option<Connection>,
+    orders: mpsc::Sender<Settlement>,
+    settled: mpsc::Receiver<Settled>,
+    is_settling: bool,
+    encoder: Encoder,
+    packer: Packer,
+}
+
+/// What goes on between a producer's building and its end.
+struct Session {
+    link: Link,
+    arrived: mpsc::Receiver<Arrived>,
+    /// The pack whose records are being sent.
+    current: Option<Current>,
+    /// Up to here, everything is committed in Kafka.
+    committed: Position,
+    /// Webhooks of this cell up to there.
+    through: u64,
+    /// Committed in Kafka, and not yet told to Redis.
+    owed: Settlement,
+    /// Webhooks given up in packs that are not yet passed.
+    given_up: HashMap<StreamId, Vec<u8>>,
+    /// Records to be sent by themselves, because Kafka refused them among others.
+    suspects: BTreeSet<Place>,
+    /// Attempts since the last commit.
+    redone: u32,
+}
+
+/// Why the way forward ended.
+#[derive(Debug)]
+enum Stop {
+    /// Abort the transaction and go back to the last committed place.
+    Redo,
+    /// Build a new producer and read the cursor again.
+    Rebuild,
+    /// The drain is not this instance's any more, or it was told to stop.
+    End(End),
+}
+
+impl Drain {
+    /// A drain for a tenure that has just begun. To be called within a runtime, and run outside.
+    pub fn new(
+        settings: Arc<Settings>,
+        metrics: Arc<Metrics>,
+        tenure: Tenure,
+        shutdown: CancellationToken,
+    ) -> Self {
+        let redis = settings.common.redis.clone();
+        let (orders, settled) = settle::start(redis.clone(), KAFKA, &tenure.token);
+        Self {
+            encoder: Encoder::new(settings.format, settings.key),
+            reader: Reader::new(redis.clone(), KAFKA),
+            redis,
+            connection: None,
+            orders,
+            settled,
+            is_settling: false,
+            packer: Packer::new(),
+            runtime: Handle::current(),
+            settings,
+            metrics,
+            tenure,
+            shutdown,
+        }
+    }
+
+    /// Runs until it ends. Blocks its thread.
+    pub fn run(mut self) -> End {
+        loop {
+            match self.session() {
+                Stop::End(end) => return end,
+                Stop::Rebuild | Stop::Redo => {
+                    if let Err(Stop::End(end)) = self.pause(REBUILD_PAUSE) {
+                        return end;
+                    }
+                }
+            }
+        }
+    }
+
+    /// From a producer's building to its end.
+    fn session(&mut self) -> Stop {
+        let mut session = match self.begin() {
+            Ok(session) => session,
+            Err(stop) => return stop,
+        };
+        loop {
+            let mut open = Open::at(session.committed);
+            match self.transact(&mut session, &mut open) {
+                Ok(()) => {}
+                Err(Stop::Redo) => {
+                    if let Err(stop) = self.redo(&mut session, open) {
+                        return stop;
+                    }
+                }
+                Err(Stop::End(end)) => {
+                    self.leave(&session, &open);
+                    return Stop::End(end);
+                }
+                Err(Stop::Rebuild) => return Stop::Rebuild,
+            }
+        }
+    }
+
+    /// One transaction.
+    fn transact(&mut self, session: &mut Session, open: &mut Open) -> Result<(), Stop> {
+        self.fill(session, open)?;
+        if open.position != session.committed {
+            self.commit(session, open)?;
+        }
+        if self.shutdown.is_cancelled() {
+            self.settle_all(session)?;
+            return Err(Stop::End(End::Stopped));
+        }
+        Ok(())
+    }
+
+    /// Aborts what is open and goes back to the last committed place, with what was learned.
+    fn redo(&mut self, session: &mut Session, open: Open) -> Result<(), Stop> {
+        let refused = self.abort(session, &open)?;
+        session.redone += 1;
+        let is_refusal = !refused.is_empty();
+        match open.alone {
+            Some(alone) if is_refusal => self.give_up(session, &alone, refused[0].1)?,
+            _ => session.suspects.extend(refused.iter().filter_map(|(at, _)| open.place(*at))),
+        }
+        if !is_refusal {
+            let (first, longest) = REDO_PAUSES;
+            self.pause(first.saturating_mul(1 << session.redone.min(10)).min(longest))?;
+        }
+        session.current = None;
+        session.arrived = self.intake(session.committed.entry);
+        Ok(())
+    }
+
+    /// The end of this owner's time: what is open will never appear.
+    fn leave(&self, session: &Session, open: &Open) {
+        if open.has_begun && !self.shutdown.is_cancelled() {
+            // Whoever comes next would abort it as well, a little later.
+            if let Err(error) = session.link.abort() {
+                tracing::debug!(%error, "the open transaction was left to the next owner");
+            }
+        }
+    }
+
+    fn intake(&self, cursor: StreamId) -> mpsc::Receiver<Arrived> {
+        let _runtime = self.runtime.enter();
+        intake::start(&self.redis, cursor, self.metrics.clone())
+    }
+
+    /// What an error of Kafka leads to, once it is said where it shows.
+    fn stop(&self, link: &Link, call: Call, error: &KafkaError) -> Stop {
+        let fault = judge(call, Failure::from(error));
+        tracing::debug!(?call, ?fault, %error, "a call to kafka failed");
+        match fault {
+            Fault::Retry | Fault::Abort | Fault::Refused => Stop::Redo,
+            Fault::Rebuild => {
+                tracing::warn!(?call, %error, "the producer's state is not known; building another");
+                Stop::Rebuild
+            }
+            Fault::Denied => {
+                self.trouble(format!("kafka_refuses: {error}").into());
+                self.pause(DENIED_PAUSE).err().unwrap_or(Stop::Rebuild)
+            }
+            Fault::Fenced => self.fenced(link, error),
+        }
+    }
+
+    fn fenced(&self, link: &Link, error: &KafkaError) -> Stop {
+        link.poll(Duration::ZERO);
+        let lost = self.tenure.lost.cancelled();
+        let waited =
+            self.runtime.block_on(async { tokio::time::timeout(FENCED_PAUSE, lost).await });
+        if waited.is_ok() {
+            return Stop::End(End::Lost);
+        }
+        tracing::warn!(
+            %error,
+            "fenced: the broker gave our transaction up, or somebody else uses our transactional \
+             id (KAFKA_TX_ID and the cell's id)"
+        );
+        Stop::End(End::Stale)
+    }
+
+    /// Says why no webhook gets out.
+    fn trouble(&self, reason: Cow<'static, str>) {
+        if self.tenure.show_trouble(Some(reason.clone())) {
+            tracing::warn!(reason = &*reason, "no webhook gets out");
+        }
+    }
+
+    /// Everything works.
+    fn well(&self, link: &Link) {
+        link.reports().forget_trouble();
+        if self.tenure.show_trouble(None) {
+            tracing::info!("webhooks get out again");
+        }
+    }
+
+    /// Waits, unless this owner's time is over.
+    fn pause(&self, pause: Duration) -> Result<(), Stop> {
+        self.runtime.block_on(async {
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.shutdown.cancelled() => {}
+                () = self.tenure.lost.cancelled() => {}
+            }
+        });
+        self.is_mine()?;
+        if self.shutdown.is_cancelled() {
+            return Err(Stop::End(End::Stopped));
+        }
+        Ok(())
+    }
+
+    fn is_mine(&self) -> Result<(), Stop> {
+        if self.tenure.lost.is_cancelled() { Err(Stop::End(End::Lost)) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,158 @@
+//! The beginning of a session: become the one producer, learn where to go on.
+
+use std::time::Duration;
+
+use rdkafka::error::KafkaError;
+use spillway_queue::QueueError;
+use spillway_queue::read::{Progress, Span};
+use spillway_service::error::chain;
+
+use super::{DENIED_PAUSE, Drain, Session, Stop};
+use crate::fault::{Call, Failure, Fault, judge};
+use crate::link::Link;
+use crate::resume::{Committed, Gap, decide};
+
+/// Before Redis or Kafka is asked again.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Time for an answer of Redis.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl Drain {
+    /// Everything up to the first transaction.
+    pub(super) fn begin(&mut self) -> Result<Session, Stop> {
+        self.settle_under_way()?;
+        let mut link = Link::build(&self.settings, self.tenure.cell).map_err(|error| {
+            self.trouble(format!("kafka_refuses: {error}").into());
+            self.pause(DENIED_PAUSE).err().unwrap_or(Stop::Rebuild)
+        })?;
+        self.metrics.producers.inc();
+        // First become the only one, then look: the one before may be about to commit.
+        self.ask(&link, Call::Init, |link| link.init())?;
+        self.ask(&link, Call::Look, |link| link.look_for_topic())?;
+        let kafka = self.ask_mut(&mut link, Call::Look, Link::cursor)?;
+        let (progress, span) = self.progress()?;
+        let (committed, gap) = decide(kafka, progress.cursor, &span);
+        if let Some(gap) = gap {
+            self.tell(&gap);
+        }
+        tracing::info!(
+            from = %committed,
+            redis = %progress.cursor,
+            kafka = kafka.map(|Committed { position, .. }| position.to_string()),
+            "producing"
+        );
+        self.well(&link);
+        Ok(Session {
+            link,
+            arrived: self.intake(progress.cursor),
+            current: None,
+            committed,
+            through: progress.through,
+            owed: spillway_queue::settle::Settlement::default(),
+            given_up: progress.done,
+            suspects: std::collections::BTreeSet::new(),
+            redone: 0,
+        })
+    }
+
+    fn ask<T>(
+        &self,
+        link: &Link,
+        call: Call,
+        ask: impl Fn(&Link) -> Result<T, KafkaError>,
+    ) -> Result<T, Stop> {
+        loop {
+            match ask(link) {
+                Ok(answer) => return Ok(answer),
+                Err(error) => self.wait_for(link, call, &error)?,
+            }
+        }
+    }
+
+    fn ask_mut<T>(
+        &self,
+        link: &mut Link,
+        call: Call,
+        ask: impl Fn(&mut Link) -> Result<T, KafkaError>,
+    ) -> Result<T, Stop> {
+        loop {
+            match ask(link) {
+                Ok(answer) => return Ok(answer),
+                Err(error) => self.wait_for(link, call, &error)?,
+            }
+        }
+    }
+
+    /// Kafka does not answer yet, or not as we need it.
+    fn wait_for(&self, link: &Link, call: Call, error: &KafkaError) -> Result<(), Stop> {
+        // What librdkafka said on its own tells more than that a call timed out.
+        let told = link.reports().trouble();
+        let is_denial = told.as_ref().is_some_and(|trouble| trouble.is_denial);
+        match judge(call, Failure::from(error)) {
+            Fault::Retry if is_denial => {
+                self.trouble(told.map(|trouble| trouble.reason()).unwrap_or_default());
+                self.pause(DENIED_PAUSE)
+            }
+            Fault::Retry => {
+                let because = told.map_or_else(
+                    || format!("kafka_unavailable: {error}").into(),
+                    |trouble| trouble.reason(),
+                );
+                self.trouble(because);
+                self.pause(PAUSE)
+            }
+            _ => Err(self.stop(link, call, error)),
+        }
+    }
+
+    /// What Redis holds, as soon as it says so.
+    fn progress(&mut self) -> Result<(Progress, Span), Stop> {
+        loop {
+            let runtime = self.runtime.clone();
+            match runtime.block_on(self.read_progress()) {
+                Ok(progress) => return Ok(progress),
+                Err(QueueError::Unregistered) => {
+                    return Err(Stop::End(spillway_drain::End::Stale));
+                }
+                Err(error) => {
+                    tracing::warn!(
+                        error = chain(&error),
+                        "the cursor could not be read from redis"
+                    );
+                    self.connection = None;
+                    self.pause(PAUSE)?;
+                }
+            }
+        }
+    }
+
+    async fn read_progress(&mut self) -> Result<(Progress, Span), QueueError> {
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            None => self.connection.insert(self.redis.connect(Some(ANSWER_TIMEOUT)).await?),
+        };
+        let progress = self.reader.progress(connection).await?;
+        Ok((progress, self.reader.span(connection).await?))
+    }
+
+    fn tell(&self, gap: &Gap) {
+        self.metrics.gap(gap.kind());
+        match gap {
+            Gap::Ahead { last, cursor } => tracing::error!(
+                redis_ends_at = %last, %cursor,
+                "redis lost data: kafka's cursor is ahead of it. What was accepted between the two \
+                 is lost here (kafka has it up to its cursor); what is left behind redis' cursor is \
+                 sent again"
+            ),
+            Gap::Behind { cursor, redis } => tracing::error!(
+                %cursor, redis_cursor = %redis,
+                "kafka's cursor is behind redis': kafka lost commits, or the drain was told to begin \
+                 later. Webhooks between the two may be missing in the topic"
+            ),
+            Gap::Freed { cursor, oldest, webhooks } => tracing::error!(
+                %cursor, %oldest, webhooks,
+                "webhooks were freed while the drain was not registered: they are not in the topic"
+            ),
+        }
+    }
+}

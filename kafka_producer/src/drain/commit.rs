@@ -1,0 +1,118 @@
+//! The end of a transaction: its records and the cursor appear together, or not at all.
+
+use std::time::{Duration, Instant};
+
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use spillway_service::clock::wall_clock_ms;
+
+use super::{Drain, Session, Stop};
+use crate::fault::{Call, Failure, Fault, judge};
+use crate::open::Open;
+
+/// How often it is looked whether all records are delivered.
+const DELIVERED_TICK: Duration = Duration::from_millis(2);
+/// Records that are under way for so long are worth a word.
+const SLOW: Duration = Duration::from_secs(3);
+/// How often the cursor is offered to a coordinator that is not ready.
+const OFFERS_MAX: u32 = 10;
+/// What an abort takes out of the queue is gone within this time.
+const PURGE_MAX: Duration = Duration::from_secs(5);
+/// Between two offers.
+const OFFER_PAUSE: Duration = Duration::from_millis(200);
+
+impl Drain {
+    /// Commits `open`, and notes what Redis is to be told.
+    pub(super) fn commit(&mut self, session: &mut Session, open: &mut Open) -> Result<(), Stop> {
+        self.begin_transaction(session, open)?;
+        self.await_delivery(session)?;
+        let through = session.through + open.settlement.webhooks_passed;
+        self.move_cursor(session, open, through)?;
+        let link = &session.link;
+        link.commit().map_err(|error| self.stop(link, Call::Commit, &error))?;
+        self.metrics.committed(&open.received_at_ms, wall_clock_ms());
+        self.well(link);
+        session.through = through;
+        session.committed = open.position;
+        session.redone = 0;
+        if let Some(alone) = &open.alone {
+            session.suspects.remove(&alone.place);
+        }
+        session.owe(std::mem::take(&mut open.settlement));
+        self.hear_settled(session)
+    }
+
+    /// Begins the transaction in Kafka, unless it has begun.
+    pub(super) fn begin_transaction(&self, session: &Session, open: &mut Open) -> Result<(), Stop> {
+        let link = &session.link;
+        if !open.has_begun {
+            link.begin().map_err(|error| self.stop(link, Call::Begin, &error))?;
+            open.has_begun = true;
+        }
+        Ok(())
+    }
+
+    /// Waits until every record is on all in-sync replicas, or one has failed.
+    fn await_delivery(&mut self, session: &mut Session) -> Result<(), Stop> {
+        let began = Instant::now();
+        loop {
+            let in_flight = session.link.in_flight();
+            let wait = if in_flight == 0 { Duration::ZERO } else { DELIVERED_TICK };
+            session.link.poll(wait);
+            if session.link.reports().has_failed() {
+                return Err(Stop::Redo);
+            }
+            if in_flight == 0 {
+                return Ok(());
+            }
+            self.is_mine()?;
+            self.hear_settled(session)?;
+            if began.elapsed() > SLOW
+                && let Some(trouble) = session.link.reports().trouble()
+            {
+                self.trouble(trouble.reason());
+            }
+        }
+    }
+
+    fn move_cursor(&self, session: &Session, open: &Open, through: u64) -> Result<(), Stop> {
+        let link = &session.link;
+        let mut offers = 0;
+        loop {
+            let Err(error) = link.move_cursor(&open.position, through) else { return Ok(()) };
+            offers += 1;
+            match judge(Call::Offsets, Failure::from(&error)) {
+                Fault::Retry if offers < OFFERS_MAX => {
+                    self.is_mine()?;
+                    link.poll(OFFER_PAUSE);
+                }
+                Fault::Retry => return Err(Stop::Rebuild),
+                _ => return Err(self.stop(link, Call::Offsets, &error)),
+            }
+        }
+    }
+
+    /// Aborts `open`; says which records were refused, by number.
+    pub(super) fn abort(&self, session: &Session, open: &Open) -> Result<Vec<(usize, Code)>, Stop> {
+        let link = &session.link;
+        link.poll(Duration::ZERO);
+        let failed = link.reports().take_failed();
+        if open.has_begun {
+            link.abort().map_err(|error: KafkaError| self.stop(link, Call::Abort, &error))?;
+            self.metrics.aborted();
+        }
+        // What the abort took out of the queue is reported as failed, too.
+        let aborted_at = Instant::now();
+        while link.in_flight() > 0 {
+            link.poll(DELIVERED_TICK);
+            if aborted_at.elapsed() > PURGE_MAX {
+                return Err(Stop::Rebuild);
+            }
+        }
+        link.poll(Duration::ZERO);
+        link.reports().take_failed();
+        let refused = failed
+            .into_iter()
+            .filter(|(_, code)| judge(Call::Delivery, Failure::of(*code)) == Fault::Refused);
+        Ok(refused.collect())
+    }
+}

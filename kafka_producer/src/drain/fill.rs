@@ -1,0 +1,258 @@
+//! Fills a transaction: packs as they arrive, their records handed to librdkafka.
+//!
+//! Backpressure: while librdkafka's queue is full nothing more is taken from intake, whose channel
+//! fills up, and Redis is not read.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use spillway_webhook::pack::Pack;
+use spillway_webhook::{StreamId, WebhookId};
+
+use super::{Drain, Session, Stop};
+use crate::fault::{Call, Failure, Fault, judge};
+use crate::intake::Arrived;
+use crate::open::{Alone, Open, Place};
+
+/// At most this long between two looks at what librdkafka and the owner's keeper have to say.
+const TICK: Duration = Duration::from_millis(100);
+/// How long a full queue is waited for before it is tried again.
+const QUEUE_FULL_WAIT: Duration = Duration::from_millis(5);
+/// What a record takes beside key, value and request headers, about.
+const RECORD_BYTES: usize = 512;
+
+/// A pack whose records are being sent.
+pub(super) struct Current {
+    source: Source,
+    pack: Arc<Pack>,
+    next: u32,
+}
+
+enum Source {
+    /// An entry of the main stream.
+    Main(StreamId),
+    /// A replayed webhook.
+    Parked(StreamId, WebhookId),
+}
+
+/// How far a pack was sent.
+enum Sent {
+    Whole,
+    /// The transaction must end here.
+    Part,
+}
+
+impl Drain {
+    /// Fills `open` until it is due; leaves it empty if there was nothing to send for a while.
+    pub(super) fn fill(&mut self, session: &mut Session, open: &mut Open) -> Result<(), Stop> {
+        loop {
+            if let Some(mut current) = session.current.take() {
+                let sent = self.send_pack(session, open, &mut current)?;
+                if matches!(sent, Sent::Part) {
+                    session.current = Some(current);
+                    return Ok(());
+                }
+                if open.alone.is_some() {
+                    return Ok(());
+                }
+            }
+            self.is_mine()?;
+            self.hear_settled(session)?;
+            let is_behind = !session.arrived.is_empty();
+            let closes_in = open.closes_in(Instant::now(), is_behind);
+            if self.shutdown.is_cancelled() || closes_in == Some(Duration::ZERO) {
+                return Ok(());
+            }
+            match self.receive(session, closes_in.unwrap_or(TICK).min(TICK))? {
+                Some(arrived) => take(session, open, arrived),
+                // Nothing waits: what Kafka says is heard, and Redis told what is due.
+                None if closes_in.is_none() => {
+                    session.link.poll(Duration::ZERO);
+                    return Ok(());
+                }
+                None => session.link.poll(Duration::ZERO),
+            }
+            if session.link.reports().has_failed() {
+                return Err(Stop::Redo);
+            }
+        }
+    }
+
+    fn receive(&self, session: &mut Session, patience: Duration) -> Result<Option<Arrived>, Stop> {
+        if let Ok(arrived) = session.arrived.try_recv() {
+            return Ok(Some(arrived));
+        }
+        let arrived = &mut session.arrived;
+        self.runtime.block_on(async {
+            tokio::select! {
+                arrived = arrived.recv() => match arrived {
+                    Some(arrived) => Ok(Some(arrived)),
+                    None => {
+                        tracing::error!("BUG: intake ended early; beginning again");
+                        Err(Stop::Rebuild)
+                    }
+                },
+                () = tokio::time::sleep(patience) => Ok(None),
+                () = self.shutdown.cancelled() => Ok(None),
+                () = self.tenure.lost.cancelled() => Ok(None),
+            }
+        })
+    }
+
+    /// Sends what is left of a pack.
+    fn send_pack(
+        &mut self,
+        session: &mut Session,
+        open: &mut Open,
+        current: &mut Current,
+    ) -> Result<Sent, Stop> {
+        let count = current.pack.count();
+        while current.next < count {
+            let place = current.place();
+            if session.is_given_up(place) {
+                current.step(open);
+                continue;
+            }
+            let is_suspect = session.suspects.contains(&place);
+            if is_suspect && open.records() > 0 {
+                return Ok(Sent::Part);
+            }
+            if is_suspect {
+                let (pack, index) = (current.pack.clone(), current.next);
+                let webhook = current.webhook(self.tenure.cell, index);
+                open.alone = Some(Alone { place, webhook, pack, index });
+            }
+            self.send_record(session, open, current)?;
+            current.step(open);
+            if is_suspect && current.next < count {
+                return Ok(Sent::Part);
+            }
+        }
+        match current.source {
+            Source::Main(id) => open.pass(id, u64::from(count), Instant::now()),
+            Source::Parked(id, _) => {
+                open.position.parked = id;
+                open.settlement.unparked.push(id);
+            }
+        }
+        Ok(Sent::Whole)
+    }
+
+    fn send_record(
+        &mut self,
+        session: &Session,
+        open: &mut Open,
+        current: &Current,
+    ) -> Result<(), Stop> {
+        let link = &session.link;
+        self.begin_transaction(session, open)?;
+        let view = current.pack.view(current.next);
+        let webhook = current.webhook(self.tenure.cell, current.next);
+        let mut is_counted = false;
+        loop {
+            let record = self.encoder.encode(&view, webhook);
+            if record.is_fallback && !std::mem::replace(&mut is_counted, true) {
+                self.metrics
+                    .fallbacks
+                    .count_bytes(spillway_webhook::shopify::Headers::topic(&view));
+            }
+            let bytes = record.value.len() + record.key.len() + RECORD_BYTES;
+            let Err(error) = link.send(record, open.records()) else {
+                open.sent(current.place(), view.received_at_ms, bytes, Instant::now());
+                return Ok(());
+            };
+            let is_empty = link.in_flight() == 0;
+            match judge(Call::Send, Failure::from(&error)) {
+                Fault::Retry if !is_empty => self.wait_for_room(session)?,
+                // It would never fit.
+                Fault::Retry | Fault::Refused => {
+                    link.reports().refuse(open.records(), &error);
+                    open.sent(current.place(), view.received_at_ms, 0, Instant::now());
+                    return Err(Stop::Redo);
+                }
+                _ => return Err(self.stop(link, Call::Send, &error)),
+            }
+        }
+    }
+
+    fn wait_for_room(&mut self, session: &Session) -> Result<(), Stop> {
+        session.link.poll(QUEUE_FULL_WAIT);
+        self.is_mine()?;
+        if session.link.reports().has_failed() {
+            return Err(Stop::Redo);
+        }
+        if let Some(trouble) = session.link.reports().trouble() {
+            self.trouble(trouble.reason());
+        }
+        if self.shutdown.is_cancelled() {
+            return Err(Stop::End(spillway_drain::End::Stopped));
+        }
+        Ok(())
+    }
+}
+
+impl Session {
+    /// Whether the webhook there is a dead letter already.
+    fn is_given_up(&self, place: Place) -> bool {
+        let Place::Main(id, index) = place else { return false };
+        let byte = self.given_up.get(&id).and_then(|bits| bits.get(index as usize / 8));
+        byte.is_some_and(|byte| byte & (1 << (index % 8)) != 0)
+    }
+}
+
+impl Current {
+    fn place(&self) -> Place {
+        match self.source {
+            Source::Main(id) => Place::Main(id, self.next),
+            Source::Parked(id, _) => Place::Parked(id),
+        }
+    }
+
+    fn webhook(&self, cell: u32, index: u32) -> WebhookId {
+        match self.source {
+            Source::Main(entry) => WebhookId { cell, entry, index },
+            Source::Parked(_, webhook) => webhook,
+        }
+    }
+
+    /// The next record; the transaction goes up to there.
+    fn step(&mut self, open: &mut Open) {
+        self.next += 1;
+        if let Source::Main(id) = self.source {
+            open.position.part = Some((id, self.next));
+        }
+    }
+}
+
+/// What was found becomes the next pack to send, or moves the transaction at once.
+fn take(session: &mut Session, open: &mut Open, arrived: Arrived) {
+    let committed = session.committed;
+    match arrived {
+        // Committed before, and not settled: Redis is told now.
+        Arrived::Pack(id, pack) if id <= committed.entry => {
+            session.owe_passed(id, u64::from(pack.count()));
+        }
+        Arrived::Pack(id, pack) => {
+            let next = committed.done_of(id);
+            session.current = Some(Current { source: Source::Main(id), pack, next });
+        }
+        Arrived::Corrupt(id) if id <= committed.entry => {
+            session.owed.corrupt.push(id);
+            session.owe_passed(id, 0);
+        }
+        Arrived::Corrupt(id) => {
+            open.settlement.corrupt.push(id);
+            open.pass(id, 0, Instant::now());
+        }
+        Arrived::Replayed(id, _, _) if id <= committed.parked => session.owed.unparked.push(id),
+        Arrived::Replayed(id, webhook, pack) => {
+            let source = Source::Parked(id, webhook);
+            session.current = Some(Current { source, pack, next: 0 });
+        }
+        Arrived::CorruptParked(id) => {
+            open.settlement.corrupt_parked.push(id);
+            open.position.parked = open.position.parked.max(id);
+        }
+        Arrived::Mark => {}
+    }
+}

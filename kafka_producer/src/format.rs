@@ -1,0 +1,213 @@
+//! From a stored webhook to a record: key, value, headers, timestamp.
+//!
+//! Nothing is allocated for a record but what librdkafka keeps of it: the buffers here are used
+//! again for each.
+
+mod cloudevents;
+mod envelope;
+
+use std::fmt::Write;
+
+use rdkafka::message::{Header, OwnedHeaders};
+use spillway_webhook::WebhookId;
+use spillway_webhook::freshness::{millis, rfc3339};
+use spillway_webhook::pack::View;
+use spillway_webhook::resource::Resource;
+use spillway_webhook::shopify::Headers;
+
+use crate::key;
+use crate::settings::{Format, Key};
+
+/// Record headers beside those of a request.
+const OWN_HEADERS: usize = 3;
+
+/// Makes records.
+pub struct Encoder {
+    format: Format,
+    by: Key,
+    key: String,
+    value: Vec<u8>,
+    text: String,
+    received_at: Received,
+}
+
+/// A record, ready to be copied by librdkafka.
+pub struct Encoded<'a> {
+    /// What it is kept in order with.
+    pub key: &'a str,
+    /// Its value.
+    pub value: &'a [u8],
+    /// Its headers.
+    pub headers: OwnedHeaders,
+    /// When it was triggered, in milliseconds since the Unix epoch.
+    pub timestamp_ms: i64,
+    /// Whether it has no resource id, and is kept in order with its shop and topic.
+    pub is_fallback: bool,
+}
+
+/// The last time of receipt as text: many webhooks share theirs.
+#[derive(Default)]
+struct Received {
+    ms: u64,
+    text: String,
+}
+
+impl Encoder {
+    /// Makes records of `format`, keyed by `by`.
+    pub fn new(format: Format, by: Key) -> Self {
+        Self {
+            format,
+            by,
+            key: String::new(),
+            value: Vec::new(),
+            text: String::new(),
+            received_at: Received::default(),
+        }
+    }
+
+    /// The record of one webhook.
+    pub fn encode<'a>(&'a mut self, webhook: &View<'a>, id: WebhookId) -> Encoded<'a> {
+        let needs_resource = self.by == Key::Resource || self.format == Format::CloudEvents;
+        let resource = needs_resource.then(|| Resource::of(webhook, webhook.body));
+        key::write(self.by, webhook, resource.as_ref(), &mut self.key);
+        self.text.clear();
+        // Writing to a string cannot fail.
+        write!(self.text, "{id}").ok();
+        let received_at = self.received_at.text(webhook.received_at_ms);
+        let (headers, value) = match self.format {
+            Format::Raw => (raw_headers(webhook), webhook.body),
+            Format::Envelope => {
+                envelope::write(webhook, &mut self.value);
+                (OwnedHeaders::new_with_capacity(OWN_HEADERS), &self.value[..])
+            }
+            Format::CloudEvents => {
+                (cloudevents::headers(webhook, &self.text, resource.as_ref()), webhook.body)
+            }
+        };
+        Encoded {
+            key: &self.key,
+            value,
+            headers: own_headers(headers, webhook.target, received_at, &self.text),
+            timestamp_ms: timestamp_ms(webhook),
+            is_fallback: self.by == Key::Resource
+                && resource.is_some_and(|resource| resource.is_fallback),
+        }
+    }
+}
+
+impl Received {
+    fn text(&mut self, ms: u64) -> &str {
+        if self.ms != ms || self.text.is_empty() {
+            *self = Self { ms, text: rfc3339(ms) };
+        }
+        &self.text
+    }
+}
+
+/// Every header of the request: names in lower case, values byte for byte.
+fn raw_headers(webhook: &View<'_>) -> OwnedHeaders {
+    let mut headers = OwnedHeaders::new_with_capacity(webhook.header_count() + OWN_HEADERS);
+    for (name, value) in webhook.headers() {
+        // A header's name is ASCII, or it would not have been one.
+        let key = std::str::from_utf8(name).unwrap_or_default();
+        headers = headers.insert(Header { key, value: Some(value) });
+    }
+    headers
+}
+
+fn own_headers(headers: OwnedHeaders, target: &[u8], received_at: &str, id: &str) -> OwnedHeaders {
+    headers
+        .insert(Header { key: "spillway-path", value: Some(target) })
+        .insert(Header { key: "spillway-received-at", value: Some(received_at) })
+        .insert(Header { key: "spillway-id", value: Some(id) })
+}
+
+/// When it was triggered; when it was received, where that is not said or lies later. A broker
+/// refuses records from the future, and retention counts from here.
+fn timestamp_ms(webhook: &View<'_>) -> i64 {
+    let received = webhook.received_at_ms.cast_signed();
+    let triggered = webhook.shopify("triggered-at").and_then(millis);
+    let triggered = triggered.and_then(|ms| i64::try_from(ms).ok()).filter(|ms| *ms > 0);
+    triggered.map_or(received, |ms| ms.min(received))
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::{HeaderMap, HeaderName, HeaderValue};
+    use rdkafka::message::Headers as _;
+    use spillway_webhook::pack::{Pack, Packer, Records};
+    use spillway_webhook::{StreamId, Webhook};
+
+    use super::*;
+
+    pub(super) const NOON: u64 = 1_767_268_800_000;
+
+    pub(super) fn pack(target: &str, headers: &[(&str, &[u8])], body: &[u8]) -> Pack {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+            map.append(name, HeaderValue::from_bytes(value).unwrap());
+        }
+        let mut records = Records::default();
+        records.push(&Webhook {
+            received_at_ms: NOON,
+            target: target.parse().unwrap(),
+            headers: map,
+            body: Bytes::copy_from_slice(body),
+        });
+        Pack::decode(Packer::new().pack(&records)).unwrap()
+    }
+
+    pub(super) fn id() -> WebhookId {
+        WebhookId { cell: 0xab, entry: StreamId { ms: NOON, seq: 1 }, index: 2 }
+    }
+
+    pub(super) fn headers_of(encoded: &Encoded<'_>) -> Vec<(String, Vec<u8>)> {
+        encoded
+            .headers
+            .as_borrowed()
+            .iter()
+            .map(|header| (header.key.to_owned(), header.value.unwrap_or_default().to_vec()))
+            .collect()
+    }
+
+    #[test]
+    fn raw_is_the_body_and_every_header_byte_for_byte() {
+        let sent: [(&str, &[u8]); 4] = [
+            ("x-shopify-topic", b"products/update"),
+            ("x-a", b"one"),
+            ("x-a", b"\xff\xfe two"),
+            ("x-empty", b""),
+        ];
+        let pack = pack("/hooks?a=1", &sent, b"{\"id\":7,\0\xff");
+        let mut encoder = Encoder::new(Format::Raw, Key::Resource);
+        let view = pack.view(0);
+        let encoded = encoder.encode(&view, id());
+        assert_eq!(encoded.value, b"{\"id\":7,\0\xff");
+        let mut expected: Vec<_> =
+            sent.iter().map(|(n, v)| ((*n).to_owned(), v.to_vec())).collect();
+        expected.push(("spillway-path".into(), b"/hooks?a=1".to_vec()));
+        expected.push(("spillway-received-at".into(), b"2026-01-01T12:00:00Z".to_vec()));
+        expected.push(("spillway-id".into(), b"000000ab-1767268800000-0000000001-00002".to_vec()));
+        assert_eq!(headers_of(&encoded), expected);
+        assert_eq!(encoded.key, "/products/update");
+        assert!(encoded.is_fallback);
+    }
+
+    #[test]
+    fn the_timestamp_is_when_it_was_triggered_and_never_in_the_future() {
+        let check = |triggered: &str, expected: u64| {
+            let header: [(&str, &[u8]); 1] = [("x-shopify-triggered-at", triggered.as_bytes())];
+            let pack = pack("/", &header, b"{}");
+            let mut encoder = Encoder::new(Format::Raw, Key::Shop);
+            let view = pack.view(0);
+            assert_eq!(encoder.encode(&view, id()).timestamp_ms, expected.cast_signed());
+        };
+        check("2026-01-01T11:59:59.123456789Z", NOON - 877);
+        check("2026-01-01T14:00:00+02:00", NOON);
+        check("2026-01-01T12:30:00Z", NOON);
+        check("1969-01-01T12:30:00Z", NOON);
+        check("soon", NOON);
+    }
+}

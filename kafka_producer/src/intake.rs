@@ -1,0 +1,64 @@
+//! What intake makes of what it finds: decoded packs, ready to be produced.
+
+use std::sync::Arc;
+
+use spillway_drain::intake::{self, Found};
+use spillway_queue::Redis;
+use spillway_queue::drains::KAFKA;
+use spillway_service::error::chain;
+use spillway_webhook::pack::{Corrupt, Pack};
+use spillway_webhook::{StreamId, WebhookId};
+use tokio::sync::mpsc;
+
+use crate::metrics::Metrics;
+
+/// What intake found.
+pub enum Arrived {
+    /// A pack of the main stream.
+    Pack(StreamId, Arc<Pack>),
+    /// A replayed webhook: its entry in the parked stream, which one it is, its pack of one.
+    Replayed(StreamId, WebhookId, Arc<Pack>),
+    /// An entry of the main stream that can't be decoded.
+    Corrupt(StreamId),
+    /// A parked entry that can't be decoded.
+    CorruptParked(StreamId),
+    /// Something that only a schedule needs to know.
+    Mark,
+}
+
+/// Starts reading behind `cursor`; ends when the receiver is dropped.
+pub fn start(redis: &Redis, cursor: StreamId, metrics: Arc<Metrics>) -> mpsc::Receiver<Arrived> {
+    intake::start(redis, KAFKA, cursor, move |found| decode(found, &metrics))
+}
+
+fn decode(found: Found, metrics: &Metrics) -> Arrived {
+    match found {
+        Found::Main(entry) => match Pack::decode(&entry.pack) {
+            Ok(pack) => Arrived::Pack(entry.id, Arc::new(pack)),
+            Err(error) => {
+                corrupt(entry.id, &error, metrics);
+                Arrived::Corrupt(entry.id)
+            }
+        },
+        Found::Parked(parked) => match Pack::decode(&parked.pack) {
+            Ok(pack) if pack.count() == 1 => {
+                Arrived::Replayed(parked.id, parked.webhook, Arc::new(pack))
+            }
+            Ok(_) => {
+                let error = Corrupt::Malformed("a parked pack holds one webhook");
+                corrupt(parked.id, &error, metrics);
+                Arrived::CorruptParked(parked.id)
+            }
+            Err(error) => {
+                corrupt(parked.id, &error, metrics);
+                Arrived::CorruptParked(parked.id)
+            }
+        },
+        Found::ParkedLoaded | Found::CaughtUp => Arrived::Mark,
+    }
+}
+
+fn corrupt(id: StreamId, error: &Corrupt, metrics: &Metrics) {
+    metrics.corrupt.inc();
+    tracing::error!(entry = %id, error = chain(error), "corrupt pack: set aside whole; the rest flows");
+}

@@ -1,0 +1,106 @@
+//! The Kafka producer: packs in, records out, each webhook exactly once, in order per key.
+//!
+//! Start reading at [`drain`] (what happens to a pack): [`intake`] → [`format`] with [`key`] →
+//! [`open`] (a transaction) → [`link`] (all that is said to Kafka) → settled. Beside them:
+//! [`position`] and [`resume`] (how far, and where to go on), [`fault`] (what to do about an error),
+//! [`reports`] (what librdkafka says on its own), [`settings`], [`properties`] and [`options`].
+
+pub mod drain;
+pub mod fault;
+pub mod format;
+pub mod intake;
+pub mod key;
+pub mod link;
+pub mod metrics;
+pub mod open;
+pub mod options;
+pub mod ownership;
+pub mod position;
+pub mod properties;
+pub mod reports;
+pub mod resume;
+pub mod settings;
+
+use std::sync::Arc;
+
+use spillway_drain::watch::{self, Watched};
+use spillway_queue::connect::CONNECT_TIMEOUT;
+use spillway_queue::drains::KAFKA;
+use spillway_queue::{QueueError, health};
+use spillway_service::error::chain;
+use spillway_service::start::Unavailable;
+use spillway_service::{Readiness, admin};
+use tokio_util::sync::CancellationToken;
+
+use crate::link::Link;
+use crate::metrics::Metrics;
+use crate::ownership::Instance;
+use crate::settings::Settings;
+
+/// Runs a Kafka producer until `shutdown`.
+///
+/// # Errors
+/// When the admin address can't be bound, or Redis or Kafka is absent and the settings say to give
+/// up then.
+pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let settings = Arc::new(settings);
+    let metrics = Arc::new(Metrics::new());
+    let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
+    let admin = admin::bind(settings.admin_listen).await?;
+    let after_all = CancellationToken::new();
+    tokio::spawn(admin::serve(
+        admin,
+        metrics.registry.clone(),
+        readiness.clone(),
+        after_all.clone(),
+    ));
+    if settings.common.exit_if_unavailable {
+        let reached = reach_redis(&settings).await;
+        reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
+        reach_kafka(&settings).await?;
+    }
+    let watched = Watched {
+        redis: settings.common.redis.clone(),
+        drain: KAFKA,
+        gauges: metrics.queue.clone(),
+        dead_keep: settings.dead_keep,
+    };
+    tokio::spawn(watch::run(watched, after_all.clone()));
+    tracing::info!(
+        kafka = settings.servers,
+        topic = settings.topic,
+        version = env!("CARGO_PKG_VERSION"),
+        "producing"
+    );
+    sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
+    let signalled = shutdown.clone();
+    let stopping = readiness.clone();
+    tokio::spawn(async move {
+        signalled.cancelled().await;
+        stopping.stopping();
+    });
+    let instance = Instance { settings, metrics, readiness };
+    ownership::run(&instance, &shutdown).await;
+    after_all.cancel();
+    Ok(())
+}
+
+/// Whether Redis is there and has its data loaded.
+async fn reach_redis(settings: &Settings) -> Result<(), QueueError> {
+    let mut connection = settings.common.redis.connect(Some(CONNECT_TIMEOUT)).await?;
+    health::ping(&mut connection).await
+}
+
+/// Whether Kafka is there and has the topic.
+async fn reach_kafka(settings: &Arc<Settings>) -> anyhow::Result<()> {
+    let settings = settings.clone();
+    // No cell is known yet, and none is needed: the producer only looks.
+    let look = move || {
+        let link = Link::build(&settings, 0)?;
+        link.look_for_topic().map_err(|error| match link.reports().trouble() {
+            Some(trouble) => Unavailable(format!("KAFKA_URL: {}", trouble.text)).into(),
+            None => anyhow::Error::from(Unavailable(format!("KAFKA_URL: {error}"))),
+        })
+    };
+    tokio::task::spawn_blocking(look).await?
+}

@@ -1,0 +1,185 @@
+//! The link to Kafka: one transactional producer, and the cursor that its transactions move.
+//!
+//! Blocking: it is used by one thread that does nothing else. No call waits for longer than its
+//! bound, however Kafka fares. It decides nothing: errors are for [`crate::fault`] to judge.
+
+use std::time::Duration;
+
+use rdkafka::TopicPartitionList;
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerGroupMetadata};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use rdkafka::topic_partition_list::Offset;
+
+use crate::format::Encoded;
+use crate::options;
+use crate::position::Position;
+use crate::reports::Reports;
+use crate::resume::Committed;
+use crate::settings::Settings;
+
+/// One look at whether Kafka answers; it is taken again and again.
+const LOOK: Duration = Duration::from_secs(3);
+/// Time for the broker to take the cursor into the transaction.
+const OFFSETS: Duration = Duration::from_secs(15);
+/// Time for a commit or an abort. Past it, what came of it is unknown.
+const END: Duration = Duration::from_secs(30);
+/// The partition that the cursor is kept under: a topic has it, however few it has.
+const CURSOR_PARTITION: i32 = 0;
+
+/// One transactional producer of one cell.
+pub struct Link {
+    producer: BaseProducer<Reports>,
+    cursor_options: ClientConfig,
+    topic: String,
+    group: Option<ConsumerGroupMetadata>,
+}
+
+impl Link {
+    /// Builds the producer. It connects in the background.
+    ///
+    /// # Errors
+    /// When librdkafka refuses its options.
+    pub fn build(settings: &Settings, cell: u32) -> Result<Self, KafkaError> {
+        let options = options::producer(settings, cell);
+        let producer = BaseProducer::from_config_and_context(&options, Reports::default())?;
+        let cursor_options = options::cursor_reader(settings, cell);
+        Ok(Self { producer, cursor_options, topic: settings.topic.clone(), group: None })
+    }
+
+    /// What librdkafka said on its own, as far as it was heard by [`Link::poll`].
+    pub fn reports(&self) -> &Reports {
+        self.producer.context()
+    }
+
+    /// Becomes the one producer of the transactional id: whatever another left open is aborted, and
+    /// that one is fenced. To be asked again after a time-out.
+    ///
+    /// # Errors
+    /// From Kafka.
+    pub fn init(&self) -> Result<(), KafkaError> {
+        let asked = self.producer.init_transactions(LOOK);
+        self.poll(Duration::ZERO);
+        asked
+    }
+
+    /// Whether the topic is there.
+    ///
+    /// # Errors
+    /// From Kafka.
+    pub fn look_for_topic(&self) -> Result<(), KafkaError> {
+        let metadata = self.producer.client().fetch_metadata(Some(&self.topic), LOOK);
+        self.poll(Duration::ZERO);
+        let metadata = metadata?;
+        let topic = metadata.topics().iter().find(|topic| topic.name() == self.topic);
+        match topic.map(|topic| (topic.error(), topic.partitions().is_empty())) {
+            Some((None, false)) => Ok(()),
+            Some((Some(error), _)) => Err(KafkaError::MetadataFetch(error.into())),
+            Some((None, true)) | None => {
+                Err(KafkaError::MetadataFetch(Code::UnknownTopicOrPartition))
+            }
+        }
+    }
+
+    /// The committed cursor; `None` if there is none (yet, or any more: a broker forgets it 7 days
+    /// after the last commit, when Redis' own cursor is equal anyway). To be asked after
+    /// [`Link::init`], or what another is about to commit would be missed.
+    ///
+    /// # Errors
+    /// From Kafka.
+    pub fn cursor(&mut self) -> Result<Option<Committed>, KafkaError> {
+        let consumer: BaseConsumer = self.cursor_options.create()?;
+        let mut asked = TopicPartitionList::new();
+        asked.add_partition(&self.topic, CURSOR_PARTITION);
+        let found = consumer.committed_offsets(asked, LOOK)?;
+        let found = found.find_partition(&self.topic, CURSOR_PARTITION);
+        let committed = match found {
+            Some(found) => {
+                found.error()?;
+                committed(found.offset(), found.metadata())
+            }
+            None => None,
+        };
+        self.group = consumer.group_metadata();
+        Ok(committed)
+    }
+
+    /// Begins a transaction.
+    ///
+    /// # Errors
+    /// From librdkafka.
+    pub fn begin(&self) -> Result<(), KafkaError> {
+        self.producer.begin_transaction()
+    }
+
+    /// Hands a record over; what becomes of it is reported under `number` if it fails.
+    ///
+    /// # Errors
+    /// From librdkafka, [`Code::QueueFull`] among them.
+    pub fn send(&self, record: Encoded<'_>, number: usize) -> Result<(), KafkaError> {
+        let record = BaseRecord::with_opaque_to(&self.topic, number)
+            .key(record.key)
+            .payload(record.value)
+            .timestamp(record.timestamp_ms)
+            .headers(record.headers);
+        self.producer.send(record).map_err(|(error, _)| error)
+    }
+
+    /// Records that were handed over, and neither delivered nor failed.
+    pub fn in_flight(&self) -> usize {
+        usize::try_from(self.producer.in_flight_count()).unwrap_or(0)
+    }
+
+    /// Hears what librdkafka has to say, for so long.
+    pub fn poll(&self, wait: Duration) {
+        self.producer.poll(wait);
+    }
+
+    /// Puts the cursor into the transaction: it moves if the records appear, and only then.
+    ///
+    /// # Errors
+    /// From Kafka.
+    pub fn move_cursor(&self, to: &Position, through: u64) -> Result<(), KafkaError> {
+        let mut offsets = TopicPartitionList::new();
+        let mut cursor = offsets.add_partition(&self.topic, CURSOR_PARTITION);
+        cursor.set_offset(Offset::Offset(through.cast_signed()))?;
+        cursor.set_metadata(to.to_string());
+        let group = self.group.as_ref().ok_or(KafkaError::OffsetFetch(Code::NoOffset))?;
+        self.producer.send_offsets_to_transaction(&offsets, group, OFFSETS)
+    }
+
+    /// Commits. All records were delivered before: waiting for them here would be slower, since
+    /// rdkafka looks once in 100 ms.
+    ///
+    /// # Errors
+    /// From Kafka.
+    pub fn commit(&self) -> Result<(), KafkaError> {
+        self.producer.commit_transaction(END)
+    }
+
+    /// Aborts: none of the transaction's records appears.
+    ///
+    /// # Errors
+    /// From Kafka.
+    pub fn abort(&self) -> Result<(), KafkaError> {
+        self.producer.abort_transaction(END)
+    }
+}
+
+fn committed(offset: Offset, metadata: &str) -> Option<Committed> {
+    let Offset::Offset(offset) = offset else { return None };
+    match metadata.parse() {
+        Ok(position) => {
+            Some(Committed { position, through: u64::try_from(offset).unwrap_or_default() })
+        }
+        Err(error) => {
+            tracing::error!(
+                %error,
+                "the cursor in kafka is not one of ours: somebody else committed to our group; \
+                 going on from redis' cursor"
+            );
+            None
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! How far the drain has come, as it is committed to Kafka with the records themselves.
+//!
+//! It is the metadata of an offset commit; the offset beside it is the number of webhooks of this
+//! cell that lie behind it, for people and for the check against Redis.
+
+use std::fmt;
+use std::str::FromStr;
+
+use spillway_webhook::StreamId;
+
+/// A place in the streams of one cell: everything up to it is in Kafka.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Position {
+    /// Every entry of the main stream up to here is done whole.
+    pub entry: StreamId,
+    /// An entry behind that, of which so many webhooks are done.
+    pub part: Option<(StreamId, u32)>,
+    /// Every replayed webhook up to here is done.
+    pub parked: StreamId,
+}
+
+/// Text that is not a position: somebody else committed to our group.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a position: {0:?}")]
+pub struct NotAPosition(String);
+
+/// Of the text below: a later form must be told from this one.
+const FORM: &str = "1";
+
+impl Position {
+    /// The place behind everything up to `entry`.
+    pub fn after(entry: StreamId) -> Self {
+        Self { entry, ..Self::default() }
+    }
+
+    /// The last main entry that it speaks of.
+    pub fn newest(&self) -> StreamId {
+        self.part.map_or(self.entry, |(id, _)| id)
+    }
+
+    /// How many webhooks of the entry `id` are done.
+    pub fn done_of(&self, id: StreamId) -> u32 {
+        match self.part {
+            _ if id <= self.entry => u32::MAX,
+            Some((part, done)) if part == id => done,
+            _ => 0,
+        }
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (part, done) = self.part.unwrap_or_default();
+        write!(f, "{FORM} {} {part}/{done} {}", self.entry, self.parked)
+    }
+}
+
+impl FromStr for Position {
+    type Err = NotAPosition;
+
+    fn from_str(text: &str) -> Result<Self, NotAPosition> {
+        parse(text).ok_or_else(|| NotAPosition(text.to_owned()))
+    }
+}
+
+fn parse(text: &str) -> Option<Position> {
+    let mut words = text.split(' ');
+    words.next().filter(|form| *form == FORM)?;
+    let entry = words.next()?.parse().ok()?;
+    let (part, done) = words.next()?.split_once('/')?;
+    let (part, done): (StreamId, u32) = (part.parse().ok()?, done.parse().ok()?);
+    let parked = words.next()?.parse().ok()?;
+    let part = (done > 0).then_some((part, done));
+    words.next().is_none().then_some(Position { entry, part, parked })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(ms: u64, seq: u64) -> StreamId {
+        StreamId { ms, seq }
+    }
+
+    #[test]
+    fn a_position_is_read_back() {
+        let whole = Position::after(id(5, 1));
+        assert_eq!(whole.to_string(), "1 5-1 0-0/0 0-0");
+        assert_eq!(whole.to_string().parse(), Ok(whole));
+        let part = Position { part: Some((id(5, 2), 7)), parked: id(9, 0), ..whole };
+        assert_eq!(part.to_string(), "1 5-1 5-2/7 9-0");
+        assert_eq!(part.to_string().parse(), Ok(part));
+        for text in ["", "5-1", "2 5-1 0-0/0 0-0", "1 5-1 0-0 0-0", "1 5-1 0-0/0 0-0 x"] {
+            assert!(text.parse::<Position>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn it_knows_what_is_done_of_an_entry() {
+        let position = Position { part: Some((id(5, 2), 7)), ..Position::after(id(5, 1)) };
+        assert_eq!(position.done_of(id(5, 1)), u32::MAX);
+        assert_eq!(position.done_of(id(5, 2)), 7);
+        assert_eq!(position.done_of(id(5, 3)), 0);
+        assert_eq!(position.newest(), id(5, 2));
+    }
+}

@@ -1,0 +1,114 @@
+//! What librdkafka says on its own: records that failed, and trouble with brokers.
+
+use std::borrow::Cow;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rdkafka::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::ConsumerContext;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::producer::{DeliveryResult, ProducerContext};
+
+use crate::fault::is_denial;
+
+/// Collects it until it is asked for. Bounded by the records of one transaction.
+#[derive(Default)]
+pub struct Reports {
+    failed: Mutex<Vec<(usize, Code)>>,
+    trouble: Mutex<Option<Trouble>>,
+}
+
+/// The last thing that a broker, or the way to it, was in trouble with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// Whether a person must change something.
+    pub is_denial: bool,
+    /// What librdkafka says of it.
+    pub text: String,
+}
+
+impl Reports {
+    /// Numbers of the records that failed since this was asked last, and why.
+    pub fn take_failed(&self) -> Vec<(usize, Code)> {
+        std::mem::take(&mut *lock(&self.failed))
+    }
+
+    /// Whether a record has failed.
+    pub fn has_failed(&self) -> bool {
+        !lock(&self.failed).is_empty()
+    }
+
+    /// A record that librdkafka did not even take has failed, too: it can never be sent.
+    pub fn refuse(&self, number: usize, error: &KafkaError) {
+        let code = match error.rdkafka_error_code() {
+            Some(code) if code != Code::QueueFull => code,
+            // Larger than the whole queue.
+            _ => Code::MessageSizeTooLarge,
+        };
+        lock(&self.failed).push((number, code));
+    }
+
+    /// What the trouble is, if there is any.
+    pub fn trouble(&self) -> Option<Trouble> {
+        lock(&self.trouble).clone()
+    }
+
+    /// Everything works.
+    pub fn forget_trouble(&self) {
+        lock(&self.trouble).take();
+    }
+}
+
+impl Trouble {
+    /// As `/readyz` tells it.
+    pub fn reason(&self) -> Cow<'static, str> {
+        let code = if self.is_denial { "kafka_refuses" } else { "kafka_unavailable" };
+        format!("{code}: {}", self.text).into()
+    }
+}
+
+impl ClientContext for Reports {
+    fn log(&self, level: RDKafkaLogLevel, fac: &str, message: &str) {
+        match level {
+            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
+                tracing::error!(target: "librdkafka", fac, message);
+            }
+            // A broker that is away is said over and over; what it means for us is said by us.
+            RDKafkaLogLevel::Error | RDKafkaLogLevel::Warning | RDKafkaLogLevel::Notice => {
+                tracing::debug!(target: "librdkafka", fac, message);
+            }
+            RDKafkaLogLevel::Info | RDKafkaLogLevel::Debug => {
+                tracing::trace!(target: "librdkafka", fac, message);
+            }
+        }
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
+        let text = format!("{code}: {reason}");
+        tracing::debug!(target: "librdkafka", text, "trouble");
+        let mut trouble = lock(&self.trouble);
+        // That no broker is left says less than why.
+        let says_more = code != Code::AllBrokersDown || trouble.is_none();
+        if says_more && !trouble.as_ref().is_some_and(|known| known.is_denial) {
+            *trouble = Some(Trouble { is_denial: is_denial(code), text });
+        }
+    }
+}
+
+impl ProducerContext for Reports {
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, number: usize) {
+        if let Err((error, _)) = result {
+            let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
+            lock(&self.failed).push((number, code));
+        }
+    }
+}
+
+impl ConsumerContext for Reports {}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,336 @@
+//! The Kafka producer's settings, as written and checked.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Parser;
+use spillway_queue::drains::StartAt;
+use spillway_service::common::CommonChecked;
+use spillway_service::{Checker, Common};
+
+use crate::options;
+use crate::properties::{self, Properties};
+
+const GIB: u64 = 1 << 30;
+/// The longest name of a topic. Source: Kafka's `Topic.java`.
+const TOPIC_BYTES_MAX: usize = 249;
+/// A transaction of ours is open for about two seconds, and a commit may take some more.
+const TRANSACTION_TIMEOUT_MIN_MS: u64 = 10_000;
+
+/// Lets queued webhooks out into a Kafka topic: each exactly once for a read_committed consumer, in
+/// order per key. Every setting is a flag and an environment variable.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+pub struct Written {
+    #[command(flatten)]
+    common: Common,
+
+    /// Bootstrap servers, comma separated, such as broker-1:9092,broker-2:9092 (also from
+    /// KAFKA_BOOTSTRAP_SERVERS)
+    #[arg(long, env = "KAFKA_URL", alias = "kafka-bootstrap-servers")]
+    kafka_url: Option<String>,
+
+    /// Topic that webhooks are written to; it should exist
+    #[arg(long, env = "KAFKA_TOPIC", default_value = "shopify-webhooks")]
+    kafka_topic: String,
+
+    /// What a record is keyed by, and so kept in order with: resource, shop, or topic (of a shop)
+    #[arg(long, env = "KAFKA_KEY", default_value = "resource")]
+    kafka_key: String,
+
+    /// What a record holds: raw (the body, headers as record headers), envelope (JSON of all), or
+    /// cloudevents (1.0, binary mode)
+    #[arg(long, env = "KAFKA_FORMAT", default_value = "raw")]
+    kafka_format: String,
+
+    /// Transactional id; the cell's id is appended
+    #[arg(long, env = "KAFKA_TX_ID", default_value = "spillway")]
+    kafka_tx_id: String,
+
+    /// Further librdkafka settings, in Java's properties format, such as security.protocol
+    #[arg(long, env = "KAFKA_PROPERTIES_FILE")]
+    kafka_properties_file: Option<PathBuf>,
+
+    /// Where to begin when this Redis knows no Kafka producer yet: oldest (with the oldest entry
+    /// left) or now
+    #[arg(long, env = "START_AT", default_value = "oldest")]
+    start_at: String,
+
+    /// Address of /livez, /readyz and /metrics
+    #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:9813")]
+    admin_listen: String,
+
+    /// How long dead letters are kept; compliance topics are kept for ever [1h to 3650d]
+    #[arg(long, env = "DEAD_KEEP", default_value = "30d")]
+    dead_keep: String,
+
+    /// Bytes of dead letters; past it, the drain waits at the next webhook that Kafka refuses
+    /// [0 to 64GiB]
+    #[arg(long, env = "DEAD_MAX", default_value = "1GiB")]
+    dead_max: String,
+
+    /// Time to commit what is under way after SIGTERM [1s to 15m]
+    #[arg(long, env = "SHUTDOWN_TIMEOUT", default_value = "10s")]
+    shutdown_timeout: String,
+}
+
+/// The Kafka producer's settings, checked.
+#[derive(Clone)]
+pub struct Settings {
+    /// Settings that every process has.
+    pub common: CommonChecked,
+    /// Bootstrap servers.
+    pub servers: String,
+    /// The topic.
+    pub topic: String,
+    /// What a record is keyed by.
+    pub key: Key,
+    /// What a record holds.
+    pub format: Format,
+    /// What the transactional id begins with.
+    pub tx_id: String,
+    /// The operator's own librdkafka options.
+    pub properties: Properties,
+    /// Where a drain that is registered for the first time begins.
+    pub start_at: StartAt,
+    /// Where the admin endpoint is.
+    pub admin_listen: SocketAddr,
+    /// How long dead letters are kept.
+    pub dead_keep: Duration,
+    /// Bytes of dead letters.
+    pub dead_bytes_max: u64,
+    /// Time to commit what is under way.
+    pub shutdown_timeout: Duration,
+}
+
+/// What a record is keyed by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Key {
+    /// The shop and the thing it is about.
+    Resource,
+    /// The shop.
+    Shop,
+    /// The shop and the topic.
+    Topic,
+}
+
+/// What a record holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// The body; headers are record headers.
+    Raw,
+    /// JSON of everything.
+    Envelope,
+    /// CloudEvents 1.0, Kafka binding, binary mode.
+    CloudEvents,
+}
+
+// Written by hand: the properties may hold a password.
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("servers", &self.servers)
+            .field("topic", &self.topic)
+            .finish_non_exhaustive()
+    }
+}
+
+impl spillway_service::Written for Written {
+    type Checked = Settings;
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn check(&self, checker: &mut Checker) -> Settings {
+        let s = Duration::from_secs;
+        let keys = [("resource", Key::Resource), ("shop", Key::Shop), ("topic", Key::Topic)];
+        let formats = [
+            ("raw", Format::Raw),
+            ("envelope", Format::Envelope),
+            ("cloudevents", Format::CloudEvents),
+        ];
+        let starts = [("oldest", StartAt::Oldest), ("now", StartAt::Now)];
+        Settings {
+            common: self.common.check(checker),
+            servers: self.servers(checker),
+            topic: self.topic(checker),
+            key: checker.choice("KAFKA_KEY", &self.kafka_key, &keys),
+            format: checker.choice("KAFKA_FORMAT", &self.kafka_format, &formats),
+            tx_id: self.tx_id(checker),
+            properties: self.properties(checker),
+            start_at: checker.choice("START_AT", &self.start_at, &starts),
+            admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
+            dead_keep: checker.duration("DEAD_KEEP", &self.dead_keep, s(3600)..=s(3650 * 86_400)),
+            dead_bytes_max: checker.size("DEAD_MAX", &self.dead_max, 0..=64 * GIB),
+            shutdown_timeout: checker.duration(
+                "SHUTDOWN_TIMEOUT",
+                &self.shutdown_timeout,
+                s(1)..=s(900),
+            ),
+        }
+    }
+}
+
+impl Written {
+    fn servers(&self, checker: &mut Checker) -> String {
+        const KEY: &str = "KAFKA_URL";
+        let alias = std::env::var("KAFKA_BOOTSTRAP_SERVERS").ok();
+        let (url, alias) = (self.kafka_url.as_deref(), alias.as_deref());
+        if let (Some(url), Some(alias)) = (url, alias)
+            && url.trim() != alias.trim()
+        {
+            checker.mistake(KEY, "differs from KAFKA_BOOTSTRAP_SERVERS; set one of them");
+        }
+        let Some(servers) = url.or(alias).map(str::trim).filter(|servers| !servers.is_empty())
+        else {
+            checker.mistake(KEY, "is required, such as broker-1:9092,broker-2:9092");
+            return String::new();
+        };
+        for server in servers.split(',').map(str::trim) {
+            if let Err(problem) = check_server(server) {
+                checker.mistake(KEY, format_args!("{server:?} {problem}"));
+            }
+        }
+        servers.to_owned()
+    }
+
+    fn topic(&self, checker: &mut Checker) -> String {
+        let topic = self.kafka_topic.trim();
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        let is_good = (1..=TOPIC_BYTES_MAX).contains(&topic.len()) && topic.chars().all(is_plain);
+        if !is_good || matches!(topic, "." | "..") {
+            checker.mistake(
+                "KAFKA_TOPIC",
+                format_args!("must be 1 to {TOPIC_BYTES_MAX} letters, digits, '.', '_' or '-'"),
+            );
+        }
+        topic.to_owned()
+    }
+
+    fn tx_id(&self, checker: &mut Checker) -> String {
+        let id = self.kafka_tx_id.trim();
+        if id.is_empty() || id.len() > TOPIC_BYTES_MAX || id.contains(char::is_whitespace) {
+            checker.mistake(
+                "KAFKA_TX_ID",
+                format_args!("must be 1 to {TOPIC_BYTES_MAX} bytes without white space"),
+            );
+        }
+        id.to_owned()
+    }
+
+    fn properties(&self, checker: &mut Checker) -> Properties {
+        const KEY: &str = "KAFKA_PROPERTIES_FILE";
+        let Some(file) = &self.kafka_properties_file else { return Properties::new() };
+        match read_properties(file) {
+            Ok(properties) => {
+                for problem in options::check(&properties) {
+                    checker.mistake(KEY, problem);
+                }
+                let timeout = properties.iter().find(|(key, _)| key == "transaction.timeout.ms");
+                let timeout = timeout.and_then(|(_, value)| value.trim().parse::<u64>().ok());
+                if timeout.is_some_and(|ms| ms < TRANSACTION_TIMEOUT_MIN_MS) {
+                    checker.mistake(
+                        KEY,
+                        format_args!(
+                            "transaction.timeout.ms must be at least {TRANSACTION_TIMEOUT_MIN_MS}"
+                        ),
+                    );
+                }
+                properties
+            }
+            Err(problem) => {
+                checker.mistake(KEY, problem);
+                Properties::new()
+            }
+        }
+    }
+}
+
+fn read_properties(file: &Path) -> Result<Properties, String> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+    properties::parse(&text)
+        .map_err(|line| format!("{}, line {line}: not of the form key=value", file.display()))
+}
+
+/// `host:port`, in front of which a protocol may stand, as Java's listeners are written.
+fn check_server(server: &str) -> Result<(), &'static str> {
+    const FORM: &str = "is not a server such as broker-1:9092";
+    let address = server.split_once("://").map_or(server, |(_, address)| address);
+    if address.contains(['@', '/']) || address.contains(char::is_whitespace) {
+        return Err(FORM);
+    }
+    let (host, port) = address.rsplit_once(':').ok_or(FORM)?;
+    match port.parse::<u16>() {
+        Ok(port) if port > 0 && !host.is_empty() => Ok(()),
+        _ => Err(FORM),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mistakes(arguments: &[&str]) -> String {
+        let base = ["kafka_producer", "--kafka-url", "127.0.0.1:9092"];
+        let written = Written::parse_from(base.iter().chain(arguments));
+        let mut checker = Checker::default();
+        let settings = spillway_service::Written::check(&written, &mut checker);
+        checker.finish(settings).map_or_else(|mistakes| mistakes.to_string(), |_| String::new())
+    }
+
+    #[test]
+    fn every_mistake_is_told_at_once() {
+        let told = mistakes(&[
+            "--kafka-topic",
+            "a b",
+            "--kafka-key",
+            "colour",
+            "--kafka-format",
+            "avro",
+            "--kafka-tx-id",
+            "",
+            "--start-at",
+            "never",
+            "--shutdown-timeout",
+            "10",
+            "--kafka-properties-file",
+            "/nonexistent",
+        ]);
+        assert_eq!(told.lines().count(), 7, "{told}");
+        assert_eq!(mistakes(&[]), "");
+    }
+
+    #[test]
+    fn servers_are_hosts_with_ports() {
+        for good in ["a:1", "127.0.0.1:9092", "[::1]:9092", "SASL_SSL://b.example:9093"] {
+            assert_eq!(check_server(good), Ok(()), "{good}");
+        }
+        for bad in ["", "a", "a:", ":1", "a:b", "a:0", "me:hush@a:1", "http://a:1/x", "a b:1"] {
+            assert!(check_server(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_properties_file_is_checked_and_never_printed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let arguments = ["--kafka-properties-file", file.path().to_str().unwrap()];
+        std::fs::write(
+            file.path(),
+            "acks=1\nno.such=1\nsasl.password=hush\ntransaction.timeout.ms=5000\n",
+        )
+        .unwrap();
+        let told = mistakes(&arguments);
+        assert_eq!(told.lines().count(), 3, "{told}");
+        assert!(told.contains("acks") && told.contains("no.such"), "{told}");
+        assert!(told.contains("at least 10000"), "{told}");
+        std::fs::write(file.path(), "=hush").unwrap();
+        let told = mistakes(&arguments);
+        assert!(told.contains("line 1") && !told.contains("hush"), "{told}");
+        std::fs::write(file.path(), "security.protocol=SSL\nsasl.password=hush\n").unwrap();
+        assert_eq!(mistakes(&arguments), "");
+    }
+}

@@ -1,0 +1,76 @@
+//! A webhook of a pack, borrowed: for a reader that looks at each once and copies what it needs.
+
+use super::{Pack, RECORD_HEADER_BYTES};
+use crate::shopify::Headers;
+
+/// One webhook of a pack. Making one takes no memory, and it is gone with the pack.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// Wall clock at the first byte of the request, in milliseconds since the Unix epoch.
+    pub received_at_ms: u64,
+    /// Path and query.
+    pub target: &'a [u8],
+    /// The raw body.
+    pub body: &'a [u8],
+    headers: &'a [u8],
+    header_count: u16,
+}
+
+/// The headers of a [`View`], in the order received.
+#[derive(Debug, Clone)]
+pub struct HeaderViews<'a> {
+    rest: &'a [u8],
+    left: u16,
+}
+
+impl Pack {
+    /// The webhook at `index`, borrowed.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Pack::count`].
+    pub fn view(&self, index: u32) -> View<'_> {
+        let bytes = self.record_bytes(index);
+        let (head, rest) = bytes.split_at(RECORD_HEADER_BYTES);
+        let (target, rest) = rest.split_at(u32_at(head, 8) as usize);
+        let (headers, body) = rest.split_at(u32_at(head, 12) as usize);
+        let received_at_ms = u64::from(u32_at(head, 0)) | u64::from(u32_at(head, 4)) << 32;
+        let header_count = u16::from_le_bytes([head[20], head[21]]);
+        View { received_at_ms, target, body, headers, header_count }
+    }
+}
+
+impl<'a> View<'a> {
+    /// Kept headers, names in lower case.
+    pub fn headers(&self) -> HeaderViews<'a> {
+        HeaderViews { rest: self.headers, left: self.header_count }
+    }
+
+    /// How many headers there are.
+    pub fn header_count(&self) -> usize {
+        usize::from(self.header_count)
+    }
+}
+
+impl<'a> Iterator for HeaderViews<'a> {
+    type Item = (&'a [u8], &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        let (lengths, rest) = self.rest.split_at(6);
+        let name_bytes = usize::from(u16::from_le_bytes([lengths[0], lengths[1]]));
+        let (name, rest) = rest.split_at(name_bytes);
+        let (value, rest) = rest.split_at(u32_at(lengths, 2) as usize);
+        self.rest = rest;
+        Some((name, value))
+    }
+}
+
+impl Headers for View<'_> {
+    fn value(&self, name: &str) -> Option<&[u8]> {
+        self.headers().find(|(have, _)| *have == name.as_bytes()).map(|(_, value)| value)
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
