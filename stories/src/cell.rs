@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tempfile::TempDir;
 
 use crate::backend::Backend;
+use crate::kafka_server::{KafkaOptions, KafkaServer};
 use crate::machine::{self, Turn};
 use crate::process::Recipe;
 use crate::redis_server::{RedisServer, socket_in};
@@ -110,6 +111,24 @@ impl Cell {
             ("RETRY_LONGEST", "500ms"),
         ];
         self.service("downstreamer", None, &own, settings)
+    }
+
+    /// Starts its Kafka and waits for it.
+    pub async fn kafka(&self) -> KafkaServer {
+        self.kafka_with(&KafkaOptions::default()).await
+    }
+
+    /// The same, with some difference.
+    pub async fn kafka_with(&self, options: &KafkaOptions<'_>) -> KafkaServer {
+        let kafka = KafkaServer::start(self.directory(), options);
+        kafka.ready().await;
+        kafka
+    }
+
+    /// A Kafka producer that was just started.
+    pub fn kafka_producer(&self, kafka: &KafkaServer, settings: Settings<'_>) -> Service {
+        let url = kafka.url();
+        self.service("kafka_producer", None, &[("KAFKA_URL", &url)], settings)
     }
 
     /// Runs the operator's command to its end.

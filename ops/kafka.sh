@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# A Kafka broker of one process (KRaft), on the loopback, for tests, benchmarks and trying out.
+#
+#     ops/kafka.sh fetch              downloads Apache Kafka into a cache, unless it is there
+#     ops/kafka.sh run DIR [PORT]     runs it in the foreground; its data lies in DIR
+#
+# DIR/extra.properties, if there is one, overrides any broker setting. KAFKA_HEAP (512m) is its
+# memory, KAFKA_CONTROLLER_PORT (PORT + 1) its other port, KAFKA_FORMAT_ARGUMENTS go to the formatting
+# of its storage (such as --add-scram ...). The cache: SPILLWAY_CACHE, else ~/.cache/spillway.
+#
+# Not for production: one replica, and no fsync.
+set -euo pipefail
+
+readonly VERSION=4.1.0
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly here
+readonly cache=${SPILLWAY_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/spillway}/kafka-$VERSION
+# 16 bytes, in base64 without padding, as Kafka writes its ids: "spillway-cluster".
+readonly CLUSTER_ID=c3BpbGx3YXktY2x1c3Rlcg
+
+say() {
+  echo "ops/kafka.sh: $*" >&2
+}
+
+fetch() {
+  [ -e "$cache/complete" ] && return
+  mkdir -p "$cache"
+  # One download at a time; whoever waited finds it done.
+  exec 9>"$cache/lock"
+  flock 9
+  [ -e "$cache/complete" ] && return
+  say "downloading Apache Kafka $VERSION into $cache"
+  mvn --batch-mode --quiet -f "$here/kafka/pom.xml" dependency:copy-dependencies \
+    -DincludeScope=runtime -DoutputDirectory="$cache/libs" >&2
+  touch "$cache/complete"
+}
+
+java_of_kafka() {
+  java -cp "$cache/libs/*" -Dlog4j2.configurationFile="$here/kafka/log4j2.properties" "$@"
+}
+
+write_properties() {
+  local directory=$1 port=$2 controller=${KAFKA_CONTROLLER_PORT:-$(($2 + 1))}
+  cat >"$directory/server.properties" <<PROPERTIES
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:$controller
+listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$controller
+advertised.listeners=PLAINTEXT://127.0.0.1:$port
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs=$directory/data
+num.partitions=4
+# One broker can hold one replica.
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+# Fewer files to make at the first start.
+offsets.topic.num.partitions=4
+transaction.state.log.num.partitions=4
+group.initial.rebalance.delay.ms=0
+PROPERTIES
+  [ ! -e "$directory/extra.properties" ] || cat "$directory/extra.properties" >>"$directory/server.properties"
+}
+
+format() {
+  local directory=$1
+  [ ! -e "$directory/data/meta.properties" ] || return 0
+  # shellcheck disable=SC2086 # Several words are meant.
+  java_of_kafka -Xmx128m -XX:TieredStopAtLevel=1 kafka.tools.StorageTool format \
+    -t "$CLUSTER_ID" -c "$directory/server.properties" ${KAFKA_FORMAT_ARGUMENTS:-} >&2
+}
+
+run() {
+  local port=$2 directory
+  fetch
+  mkdir -p "$1"
+  directory=$(cd "$1" && pwd)
+  write_properties "$directory" "$port"
+  format "$directory"
+  # Replaces this shell: signals and its exit are the broker's.
+  exec java -cp "$cache/libs/*" -Dlog4j2.configurationFile="$here/kafka/log4j2.properties" \
+    -Xms"${KAFKA_HEAP:-512m}" -Xmx"${KAFKA_HEAP:-512m}" -XX:+UseG1GC -XX:MaxGCPauseMillis=20 \
+    kafka.Kafka "$directory/server.properties"
+}
+
+case "${1:-}" in
+  fetch) fetch ;;
+  run)
+    [ $# -ge 2 ] || { say "usage: ops/kafka.sh run DIR [PORT]"; exit 64; }
+    run "$2" "${3:-9092}"
+    ;;
+  *)
+    say "usage: ops/kafka.sh fetch | run DIR [PORT]"
+    exit 64
+    ;;
+esac

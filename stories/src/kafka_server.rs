@@ -1,0 +1,144 @@
+//! A private Kafka broker of one process, run by the repository's own `ops/kafka.sh`.
+
+use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::admin::{
+    AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication,
+};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::producer::{BaseProducer, Producer};
+
+use crate::process::{Process, Recipe};
+use crate::until::until;
+use crate::{binaries, port};
+
+/// Formatting its storage and starting takes some seconds each, on a busy machine more.
+const READY_WITHIN: Duration = Duration::from_secs(90);
+/// One question to it.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// The Kafka of one test. Signals and restarts are those of [`Process`].
+#[derive(Debug)]
+pub struct KafkaServer {
+    process: Process,
+    address: SocketAddr,
+    clients: ClientConfig,
+}
+
+/// How a broker differs from the usual one.
+#[derive(Debug, Default)]
+pub struct KafkaOptions<'a> {
+    /// Broker settings, a line each; `PORT` and `CONTROLLER` stand for its two ports.
+    pub settings: &'a str,
+    /// For the formatting of its storage.
+    pub format_arguments: &'a str,
+    /// What the test's own clients need to be let in.
+    pub clients: &'a [(&'a str, &'a str)],
+}
+
+impl KafkaServer {
+    /// Starts it in a directory of its own below `directory`, and does not wait.
+    pub fn start(directory: &Path, options: &KafkaOptions<'_>) -> Self {
+        let (address, controller) = (port::free(), port::free());
+        let directory = directory.join("kafka");
+        std::fs::create_dir_all(&directory).expect("make a directory");
+        let settings = options
+            .settings
+            .replace("PORT", &address.port().to_string())
+            .replace("CONTROLLER", &controller.port().to_string());
+        std::fs::write(directory.join("extra.properties"), settings).expect("write settings");
+        let recipe = Recipe {
+            name: "kafka".to_owned(),
+            program: script(),
+            arguments: ["run".into(), directory.clone().into(), address.port().to_string().into()]
+                .to_vec(),
+            environment: [
+                ("HOME", std::env::var("HOME").unwrap_or_default()),
+                ("SPILLWAY_CACHE", std::env::var("SPILLWAY_CACHE").unwrap_or_default()),
+                ("XDG_CACHE_HOME", std::env::var("XDG_CACHE_HOME").unwrap_or_default()),
+                ("KAFKA_CONTROLLER_PORT", controller.port().to_string()),
+                ("KAFKA_FORMAT_ARGUMENTS", options.format_arguments.to_owned()),
+            ]
+            .map(|(key, value)| (key.to_owned(), value))
+            .into_iter()
+            .filter(|(_, value)| !value.is_empty())
+            .collect(),
+            directory,
+        };
+        let mut clients = ClientConfig::new();
+        clients.set("bootstrap.servers", address.to_string());
+        for (key, value) in options.clients {
+            clients.set(*key, *value);
+        }
+        Self { process: recipe.start(), address, clients }
+    }
+
+    /// Waits until it answers.
+    pub async fn ready(&self) {
+        let config = self.clients();
+        until("kafka answers", READY_WITHIN, async || {
+            let config = config.clone();
+            let asked = tokio::task::spawn_blocking(move || {
+                let client: BaseProducer = config.create().expect("a client");
+                client.client().fetch_metadata(None, ANSWER).is_ok_and(|m| !m.brokers().is_empty())
+            });
+            asked.await.expect("kafka was asked")
+        })
+        .await;
+    }
+
+    /// Where it listens.
+    pub fn url(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// What a client of the test's own begins with.
+    pub fn clients(&self) -> ClientConfig {
+        self.clients.clone()
+    }
+
+    /// Makes a topic.
+    pub async fn topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
+        let admin: AdminClient<DefaultClientContext> = self.clients().create().expect("a client");
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        for (key, value) in settings {
+            topic = topic.set(key, value);
+        }
+        let options = AdminOptions::new().operation_timeout(Some(Duration::from_secs(20)));
+        let made = admin.create_topics([&topic], &options).await.expect("kafka makes a topic");
+        made[0].as_ref().expect("the topic is made");
+    }
+
+    /// Gives a topic these settings and no others.
+    pub async fn configure_topic(&self, name: &str, settings: &[(&str, &str)]) {
+        let admin: AdminClient<DefaultClientContext> = self.clients().create().expect("a client");
+        let mut change = AlterConfig::new(ResourceSpecifier::Topic(name));
+        for (key, value) in settings {
+            change = change.set(key, value);
+        }
+        let changed = admin.alter_configs([&change], &AdminOptions::new()).await;
+        changed.expect("kafka answers")[0].as_ref().expect("the topic is changed");
+    }
+}
+
+fn script() -> PathBuf {
+    binaries::repository().join("ops/kafka.sh")
+}
+
+impl Deref for KafkaServer {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.process
+    }
+}
+
+impl DerefMut for KafkaServer {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
+}

@@ -1,0 +1,181 @@
+//! A reader of a topic, as a consumer of Spillway's users would be: `read_committed`, from the first
+//! record on, over the broker's deaths.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::topic_partition_list::Offset;
+use rdkafka::{ClientConfig, TopicPartitionList};
+
+use crate::ledger::Event;
+use crate::receipt::{BodyHash, hash};
+use crate::until::until;
+
+/// A record as it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Where it lies.
+    pub partition: i32,
+    /// Its place there.
+    pub offset: i64,
+    /// Its key.
+    pub key: Vec<u8>,
+    /// Its headers, in their order.
+    pub headers: Vec<(String, Vec<u8>)>,
+    /// Its value.
+    pub value: Vec<u8>,
+    /// Its timestamp, in milliseconds since the Unix epoch.
+    pub timestamp_ms: i64,
+}
+
+/// What the ledger needs to know of a raw record.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// Where it lies.
+    pub partition: i32,
+    /// Its place there.
+    pub offset: i64,
+    /// Which event it is of; `None` if of none of ours.
+    pub event: Option<Event>,
+    /// Hash of its Spillway id.
+    pub spillway_id: BodyHash,
+    /// Hash of its body.
+    pub body_hash: BodyHash,
+}
+
+/// Reads until it is dropped.
+#[derive(Debug)]
+pub struct Topic<T> {
+    read: Arc<Mutex<Vec<T>>>,
+    stop: Arc<AtomicBool>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Record {
+    fn of(message: &BorrowedMessage<'_>) -> Self {
+        let headers = message.headers().map(|headers| {
+            let pair = |header: rdkafka::message::Header<'_, &[u8]>| {
+                (header.key.to_owned(), header.value.unwrap_or_default().to_vec())
+            };
+            headers.iter().map(pair).collect()
+        });
+        Self {
+            partition: message.partition(),
+            offset: message.offset(),
+            key: message.key().unwrap_or_default().to_vec(),
+            headers: headers.unwrap_or_default(),
+            value: message.payload().unwrap_or_default().to_vec(),
+            timestamp_ms: message.timestamp().to_millis().unwrap_or_default(),
+        }
+    }
+
+    /// The first header of a name, as text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(have, _)| have == name);
+        found.map(|(_, value)| std::str::from_utf8(value).expect("a header of text"))
+    }
+}
+
+impl Arrival {
+    fn of(message: &BorrowedMessage<'_>) -> Self {
+        let header = |name: &str| {
+            let mut headers = message.headers().into_iter().flat_map(|headers| headers.iter());
+            headers.find(|header| header.key == name).and_then(|header| header.value)
+        };
+        let webhook_id = header("x-shopify-webhook-id").unwrap_or_default();
+        Self {
+            partition: message.partition(),
+            offset: message.offset(),
+            event: std::str::from_utf8(webhook_id).ok().and_then(Event::of),
+            spillway_id: hash(header("spillway-id").unwrap_or_default()),
+            body_hash: hash(message.payload().unwrap_or_default()),
+        }
+    }
+}
+
+impl Topic<Record> {
+    /// Reads whole records.
+    pub fn records(clients: ClientConfig, name: &str, partitions: i32) -> Self {
+        Self::read(clients, name, partitions, Record::of)
+    }
+}
+
+impl Topic<Arrival> {
+    /// Reads raw records of a load: what the ledger needs to know of each.
+    pub fn arrivals(clients: ClientConfig, name: &str, partitions: i32) -> Self {
+        Self::read(clients, name, partitions, Arrival::of)
+    }
+}
+
+impl<T: Send + Clone + 'static> Topic<T> {
+    fn read(
+        mut clients: ClientConfig,
+        name: &str,
+        partitions: i32,
+        of: fn(&BorrowedMessage<'_>) -> T,
+    ) -> Self {
+        // Said although it is librdkafka's default, because Java's is another.
+        clients.set("isolation.level", "read_committed").set("enable.auto.commit", "false");
+        clients.set("group.id", "reader-of-the-tests").set("reconnect.backoff.max.ms", "500");
+        let consumer: BaseConsumer = clients.create().expect("a consumer");
+        let mut all = TopicPartitionList::new();
+        for partition in 0..partitions {
+            let added = all.add_partition_offset(name, partition, Offset::Beginning);
+            added.expect("a partition");
+        }
+        consumer.assign(&all).expect("the topic is assigned");
+        let (read, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
+        let reader = {
+            let (read, stop) = (Arc::clone(&read), Arc::clone(&stop));
+            std::thread::spawn(move || read_on(&consumer, &read, &stop, of))
+        };
+        Self { read, stop, reader: Some(reader) }
+    }
+
+    /// How many were read.
+    pub fn count(&self) -> usize {
+        self.entries().len()
+    }
+
+    /// Everything that was read.
+    pub fn all(&self) -> Vec<T> {
+        self.entries().clone()
+    }
+
+    /// Waits for so many.
+    pub async fn reaches(&self, count: usize, within: Duration) {
+        until(&format!("{count} records are read"), within, async || self.count() >= count).await;
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Vec<T>> {
+        self.read.lock().expect("no reader panicked")
+    }
+}
+
+fn read_on<T>(
+    consumer: &BaseConsumer,
+    read: &Mutex<Vec<T>>,
+    stop: &AtomicBool,
+    of: fn(&BorrowedMessage<'_>) -> T,
+) {
+    while !stop.load(Ordering::Relaxed) {
+        // A broker that is away is an error here, and tried again.
+        if let Some(Ok(message)) = consumer.poll(Duration::from_millis(50)) {
+            let record = of(&message);
+            read.lock().expect("no looker panicked").push(record);
+        }
+    }
+}
+
+impl<T> Drop for Topic<T> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(reader) = self.reader.take() {
+            reader.join().ok();
+        }
+    }
+}

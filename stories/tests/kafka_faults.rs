@@ -1,0 +1,210 @@
+//! What goes wrong between the producer and Kafka: a record it never takes, a broker that is away,
+//! a queue that fills up meanwhile, a password that is wrong.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::Rng;
+use stories::cell::Cell;
+use stories::client::post;
+use stories::exactly_once::check;
+use stories::feed::Feed;
+use stories::kafka_server::{KafkaOptions, KafkaServer};
+use stories::kafka_topic::{Arrival, Topic};
+use stories::ledger::{Event, Ledger, Outcome};
+use stories::line::Line;
+use stories::redis_server::RedisServer;
+use stories::report::say;
+use stories::seed::{chance, seed};
+use stories::service::Service;
+use stories::shop;
+use stories::until::until;
+use stories::webhook::Webhook;
+
+const TOPIC: &str = "shopify-webhooks";
+const PARTITIONS: i32 = 2;
+const SOON: Duration = Duration::from_secs(90);
+
+/// What a topic of the tests takes at most; less than a batch, so that innocents are refused too.
+const TOPIC_BYTES_MAX: usize = 50_000;
+/// What librdkafka's queue may hold, and what a process needs in any case.
+const GROWTH_MAX: u64 = (192 + 128) << 20;
+
+fn order(resource: u64) -> (Event, Webhook) {
+    let event = Event { resource, sequence: 1 };
+    (event, shop::webhook(1, "orders/create", event))
+}
+
+/// A body that no compression makes smaller.
+fn large(resource: u64, bytes: usize, chance: &mut impl Rng) -> (Event, Webhook) {
+    let event = Event { resource, sequence: 1 };
+    let mut fill = vec![0; bytes];
+    chance.fill_bytes(&mut fill);
+    let mut body = format!("{{\"id\":{resource}}}").into_bytes();
+    body.extend(fill);
+    (event, Webhook::product(resource, &event.webhook_id(), body))
+}
+
+async fn drained(redis: &RedisServer) {
+    until("the queue is empty", SOON, async || redis.stream_len("spillway:in").await == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_is_too_large_is_a_dead_letter_and_the_rest_flows() {
+    let mut chance = chance(seed("kafka, too large", 103), 0);
+    let cell = Cell::alone();
+    let kafka = cell.kafka().await;
+    let limit = TOPIC_BYTES_MAX.to_string();
+    kafka.topic(TOPIC, PARTITIONS, &[("max.message.bytes", &limit)]).await;
+    let redis = cell.redis(&[]).await;
+    let receiver = cell.receiver(&[]).await;
+    let ledger = Arc::new(Ledger::default());
+    let is_large = |resource: u64| resource.is_multiple_of(40);
+    let items = (1..=200).map(|resource| match resource {
+        _ if is_large(resource) => large(resource, 2 * TOPIC_BYTES_MAX, &mut chance),
+        _ => large(resource, 700, &mut chance),
+    });
+    Feed::to(receiver.address(), &ledger).store(items.collect()).await;
+    let mut producer = cell.kafka_producer(&kafka, &[]);
+    let topic = Topic::arrivals(kafka.clients(), TOPIC, PARTITIONS);
+    // A crash among it changes nothing.
+    until("one is given up", SOON, async || redis.stream_len("spillway:kafka:dead").await > 0)
+        .await;
+    producer.kill9();
+    producer.restart();
+    topic.reaches(195, SOON).await;
+    drained(&redis).await;
+    assert_eq!(redis.stream_len("spillway:kafka:dead").await, 5, "each is given up once");
+    assert_eq!(redis.command::<u64>(&["HLEN", "spillway:kafka:done"]).await, 0);
+    let dead: HashSet<Event> = (1..=200)
+        .filter(|resource| is_large(*resource))
+        .map(|resource| Event { resource, sequence: 1 })
+        .collect();
+    let found = check(&ledger, topic.all(), &dead);
+    found.print("kafka, too large");
+    found.expect_exact();
+    assert_eq!(found.appeared, 195);
+
+    // Made larger, the topic takes them when they are replayed.
+    kafka.configure_topic(TOPIC, &[("max.message.bytes", "1000000")]).await;
+    let listed = cell.spillway(&["dead", "list", "--drain", "kafka", "--json"]).await;
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    assert_eq!(listed.matches("too_large").count(), 5, "{listed}");
+    let replayed = cell.spillway(&["dead", "replay", "--drain", "kafka", "--all"]).await;
+    assert!(replayed.status.success(), "{replayed:?}");
+    topic.reaches(200, SOON).await;
+    until("nothing is parked", SOON, async || redis.stream_len("spillway:kafka:parked").await == 0)
+        .await;
+    check(&ledger, topic.all(), &HashSet::new()).expect_exact();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_is_away_is_waited_for_while_the_queue_fills_up() {
+    let cell = Cell::alone();
+    let mut kafka = cell.kafka().await;
+    kafka.topic(TOPIC, PARTITIONS, &[]).await;
+    let redis = cell.redis(&["--maxmemory", "24mb"]).await;
+    let receiver = cell.receiver(&[]).await;
+    let producer = cell.kafka_producer(&kafka, &[]);
+    producer.ready().await;
+    let topic = Topic::arrivals(kafka.clients(), TOPIC, PARTITIONS);
+    let ledger = Arc::new(Ledger::default());
+    let feed = Feed::to(receiver.address(), &ledger);
+    feed.store((1..=500).map(order).collect()).await;
+    topic.reaches(500, SOON).await;
+    drained(&redis).await;
+
+    let before = producer.resident_bytes();
+    kafka.kill9();
+    let stored = fill(&receiver, &ledger).await;
+    producer.unready("kafka_unavailable").await;
+    let growth = producer.resident_bytes().saturating_sub(before);
+    say(&format!("kafka, away: {stored} stored until the queue was full, {growth} bytes more"));
+    assert!(growth < GROWTH_MAX, "{growth} bytes more");
+    kafka.restart();
+    let back = Instant::now();
+    topic.reaches(ledger.stored_count(), SOON * 2).await;
+    say(&format!("kafka, away: all appeared {:?} after it was started again", back.elapsed()));
+    producer.ready().await;
+    drained(&redis).await;
+    assert_eq!(post(receiver.address(), &Webhook::any()).await.status, 200);
+    check_without_any(&ledger, &topic).expect_exact();
+}
+
+fn check_without_any(ledger: &Ledger, topic: &Topic<Arrival>) -> stories::exactly_once::Once {
+    let ours = topic.all().into_iter().filter(|arrival| arrival.event.is_some()).collect();
+    check(ledger, ours, &HashSet::new())
+}
+
+/// Stores large webhooks until the queue is full; says how many it took.
+async fn fill(receiver: &Service, ledger: &Arc<Ledger>) -> usize {
+    let mut chance = chance(seed("kafka, away", 104), 0);
+    let mut line = Line::new(receiver.address(), ledger);
+    for resource in 10_001.. {
+        let (event, webhook) = large(resource, 100_000, &mut chance);
+        match line.attempt(event, &webhook).await {
+            Outcome::Stored => {}
+            Outcome::Later => return (resource - 10_001) as usize,
+            other => panic!("{event:?}: {other:?}"),
+        }
+    }
+    unreachable!("the queue takes everything")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_password_is_said_and_the_right_one_lets_it_in() {
+    const BROKER: &str = "listeners=SASL_PLAINTEXT://127.0.0.1:PORT,CONTROLLER://127.0.0.1:CONTROLLER\n\
+        advertised.listeners=SASL_PLAINTEXT://127.0.0.1:PORT\n\
+        listener.security.protocol.map=CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT\n\
+        inter.broker.listener.name=SASL_PLAINTEXT\n\
+        sasl.enabled.mechanisms=SCRAM-SHA-512\n\
+        sasl.mechanism.inter.broker.protocol=SCRAM-SHA-512\n\
+        listener.name.sasl_plaintext.scram-sha-512.sasl.jaas.config=\
+        org.apache.kafka.common.security.scram.ScramLoginModule required \
+        username=\"spillway\" password=\"hush-hush\";\n";
+    let cell = Cell::alone();
+    let kafka = cell
+        .kafka_with(&KafkaOptions {
+            settings: BROKER,
+            format_arguments: "--add-scram SCRAM-SHA-512=[name=spillway,password=hush-hush]",
+            clients: &[
+                ("security.protocol", "SASL_PLAINTEXT"),
+                ("sasl.mechanisms", "SCRAM-SHA-512"),
+                ("sasl.username", "spillway"),
+                ("sasl.password", "hush-hush"),
+            ],
+        })
+        .await;
+    kafka.topic(TOPIC, PARTITIONS, &[]).await;
+    let _redis = cell.redis(&[]).await;
+    let receiver = cell.receiver(&[]).await;
+    let mut wrong = with_password(&cell, &kafka, "not-it").await;
+    wrong.unready("kafka_refuses").await;
+    let reason = wrong.admin("/readyz").await.expect("an answer").text();
+    assert!(reason.to_lowercase().contains("authentication"), "{reason}");
+    assert!(wrong.is_running());
+    let output = wrong.output();
+    assert!(output.contains("kafka_refuses"), "{output}");
+    assert!(!output.contains("not-it"), "a password is logged");
+    wrong.sigterm();
+    assert!(wrong.exit(SOON).await.success());
+
+    let right = with_password(&cell, &kafka, "hush-hush").await;
+    right.ready().await;
+    let (_, webhook) = order(1);
+    assert_eq!(post(receiver.address(), &webhook).await.status, 200);
+    let topic = Topic::arrivals(kafka.clients(), TOPIC, PARTITIONS);
+    topic.reaches(1, SOON).await;
+}
+
+async fn with_password(cell: &Cell, kafka: &KafkaServer, password: &str) -> Service {
+    let file = cell.directory().join("kafka.properties");
+    let text = format!(
+        "# As a Java client's file.\nsecurity.protocol=SASL_PLAINTEXT\n\
+         sasl.mechanism=SCRAM-SHA-512\nsasl.username: spillway\nsasl.password {password}\n"
+    );
+    std::fs::write(&file, text).expect("write the properties");
+    let file = file.to_str().expect("a path of text");
+    cell.kafka_producer(kafka, &[("KAFKA_PROPERTIES_FILE", file)])
+}
