@@ -4,15 +4,21 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help run test check endure bench characterize simulate clean-run
+.PHONY: help run kafka test check endure bench characterize characterize-kafka simulate clean-run
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## build, start everything here, send a signed sample through it (ONESHOT=1: then exit)
 	ops/deps.sh run
 	cargo build --release --locked -p request-receiver -p downstreamer -p spillway
 	$(TARGET)/release/spillway dev
+
+kafka: ## a Kafka broker on 127.0.0.1:9092, in ./run/kafka, and the producer to go with it
+	ops/deps.sh kafka
+	cargo build --release --locked -p kafka_producer
+	@echo 'start the other end with: KAFKA_URL=127.0.0.1:9092 REDIS_URL=unix://$(CURDIR)/run/redis.sock $(TARGET)/release/kafka_producer'
+	ops/kafka.sh run run/kafka 9092
 
 test: ## run every test, against real servers
 	ops/deps.sh test
@@ -21,7 +27,7 @@ test: ## run every test, against real servers
 
 check: ## formatting, lints, docs and every test: what a change must pass
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings -D clippy::too_many_lines
+	cargo clippy --locked --workspace --all-targets --features bench/kafka -- -D warnings -D clippy::too_many_lines
 	RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps
 	$(MAKE) test
 
@@ -37,6 +43,12 @@ bench: ## measure the receiver beside a bare server; bench/README.md says what a
 characterize: ## every load scenario against its threshold, with plots and a report (SCENARIOS='half flood')
 	cargo build --release --locked -p request-receiver -p downstreamer -p bench
 	bench/characterize.py $(SCENARIOS)
+
+characterize-kafka: ## a million webhooks drained into a Kafka broker, beside a plain producer
+	ops/deps.sh kafka
+	cargo build --release --locked -p request-receiver -p downstreamer -p kafka_producer
+	cargo build --release --locked -p bench --features kafka
+	bench/characterize.py kafka
 
 simulate: ## the limiter beside others in virtual time: every scenario, a table and plots
 	cargo build --release --locked -p simulator

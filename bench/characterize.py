@@ -24,23 +24,28 @@ from harness.servers import RELEASE, ROOT, Failed, alone
 
 SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "overload", "sizes", "connections",
              "receivers", "forged", "endtoend", "fairness", "drain", "coalesce", "soak"]
+# Asked for by name only: they need a Kafka broker, and binaries with librdkafka in them.
+KAFKA_SCENARIOS = ["kafka"]
 BINARIES = ["generate", "fill", "pace", "fdatasync", "baseline", "backend", "request-receiver",
             "downstreamer"]
+KAFKA_BINARIES = ["kafka_producer", "produce"]
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(SCENARIOS))
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO",
+                        help=", ".join(SCENARIOS + KAFKA_SCENARIOS))
     parser.add_argument("--quick", action="store_true", help="seconds each; proves nothing but that it runs")
     chosen = parser.parse_args()
-    if unknown := [name for name in chosen.scenarios if name not in SCENARIOS]:
-        parser.error(f"{unknown[0]} is none of {', '.join(SCENARIOS)}")
+    if unknown := [name for name in chosen.scenarios if name not in SCENARIOS + KAFKA_SCENARIOS]:
+        parser.error(f"{unknown[0]} is none of {', '.join(SCENARIOS + KAFKA_SCENARIOS)}")
     return chosen
 
 
-def check_tools():
+def check_tools(scenarios):
+    binaries = BINARIES + (KAFKA_BINARIES if set(scenarios) & set(KAFKA_SCENARIOS) else [])
     missing = [tool for tool in ("wrk", "redis-server", "redis-cli") if not shutil.which(tool)]
-    missing += [f"target/release/{name}" for name in BINARIES if not (RELEASE / name).exists()]
+    missing += [f"target/release/{name}" for name in binaries if not (RELEASE / name).exists()]
     if missing:
         raise Failed("missing: " + ", ".join(missing) + "; `make characterize` builds the binaries, "
                      "`apt-get install wrk redis-server redis-tools` brings the rest")
@@ -74,7 +79,7 @@ def run_one(name, campaign, facts, results):
            "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
     findings.write(results, name, " ".join(module.__doc__.split()), found, run)
     # After each, so that an interrupted run keeps what it has.
-    findings.report(results, SCENARIOS)
+    findings.report(results, SCENARIOS + KAFKA_SCENARIOS)
     for verdict in found.verdicts:
         word = "pass" if verdict["passed"] else "FAIL"
         campaign.say(f"{word}  {verdict['what']}: {findings.shown(verdict['measured'])} "
@@ -83,7 +88,7 @@ def run_one(name, campaign, facts, results):
 
 
 def main(chosen):
-    check_tools()
+    check_tools(chosen.scenarios)
     raise_file_limit()
     base = Path(os.environ.get("BENCH_DIR") or ROOT / "target")
     base.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs what `make run` or `make test` needs and this machine lacks.
+# Installs what `make run`, `make kafka` or `make test` needs and this machine lacks.
 #
 #     ops/deps.sh run     a Rust toolchain and a C compiler to build, redis-server to run
-#     ops/deps.sh test    the same, and what the tests drive: nginx, openssl, curl, git
+#     ops/deps.sh kafka   what librdkafka is built with, and what a Kafka broker is got and run with
+#     ops/deps.sh test    both, and what the tests drive: nginx, openssl, curl, git; gets the broker
 #
 # With everything there it changes nothing and says nothing. Packages come by apt, as root or by a
 # sudo that does not ask; elsewhere it prints what to install and exits 1. It never installs Rust,
@@ -16,11 +17,29 @@ policy_made=""
 tools_for() {
   case "$1" in
     run) printf '%s\n' redis-server:redis-server cc:gcc ;;
+    kafka)
+      printf '%s\n' cc:gcc c++:g++ cmake:cmake pkg-config:pkg-config
+      # Whatever Java the distribution has: Kafka 4 runs on 17 and later.
+      printf '%s\n' java:default-jre-headless mvn:maven
+      ;;
     test)
       tools_for run
+      tools_for kafka
       printf '%s\n' nginx:nginx-light openssl:openssl curl:curl git:git
       ;;
   esac
+}
+
+# Headers that librdkafka is built with, and the Debian package that brings each.
+headers_for() {
+  # A compiler without the C library's headers builds nothing.
+  echo stdlib.h:libc6-dev
+  [ "$1" = run ] || printf '%s\n' curl/curl.h:libcurl4-openssl-dev openssl/ssl.h:libssl-dev zlib.h:zlib1g-dev
+}
+
+# Debian keeps some headers by architecture.
+have_header() {
+  [ -e "/usr/include/$1" ] || compgen -G "/usr/include/*-linux-gnu*/$1" >/dev/null
 }
 
 # nginx lies in /usr/sbin, which is not on every user's PATH.
@@ -29,12 +48,13 @@ have() {
 }
 
 missing_packages() {
-  local tool package
+  local tool header package
   tools_for "$1" | while IFS=: read -r tool package; do
     have "$tool" || echo "$package"
   done
-  # A compiler without the C library's headers builds nothing.
-  [ -e /usr/include/stdlib.h ] || echo libc6-dev
+  headers_for "$1" | while IFS=: read -r header package; do
+    have_header "$header" || echo "$package"
+  done
 }
 
 say() {
@@ -100,9 +120,9 @@ require_recent_redis() {
 
 main() {
   case "${1:-}" in
-    run | test) ;;
+    run | kafka | test) ;;
     *)
-      say "usage: ops/deps.sh run|test"
+      say "usage: ops/deps.sh run|kafka|test"
       exit 64
       ;;
   esac
@@ -117,7 +137,8 @@ main() {
     fi
     install_packages "${packages[@]}"
   fi
-  require_recent_redis
+  [ "$1" = kafka ] || require_recent_redis
+  [ "$1" != test ] || "$(dirname "$0")/kafka.sh" fetch
 }
 
 main "$@"

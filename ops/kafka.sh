@@ -3,6 +3,8 @@
 #
 #     ops/kafka.sh fetch              downloads Apache Kafka into a cache, unless it is there
 #     ops/kafka.sh run DIR [PORT]     runs it in the foreground; its data lies in DIR
+#     ops/kafka.sh tool CLASS …       runs one of its tools, such as
+#                                     org.apache.kafka.tools.consumer.ConsoleConsumer
 #
 # DIR/extra.properties, if there is one, overrides any broker setting. KAFKA_HEAP (512m) is its
 # memory, KAFKA_CONTROLLER_PORT (PORT + 1) its other port, KAFKA_FORMAT_ARGUMENTS go to the formatting
@@ -12,9 +14,12 @@
 set -euo pipefail
 
 readonly VERSION=4.1.0
+readonly QUIET=-Dorg.slf4j.simpleLogger.defaultLogLevel=warn
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
 readonly cache=${SPILLWAY_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/spillway}/kafka-$VERSION
+# Changes with the list of what is downloaded.
+readonly complete=$cache/complete-3
 # 16 bytes, in base64 without padding, as Kafka writes its ids: "spillway-cluster".
 readonly CLUSTER_ID=c3BpbGx3YXktY2x1c3Rlcg
 
@@ -23,20 +28,16 @@ say() {
 }
 
 fetch() {
-  [ -e "$cache/complete" ] && return
+  [ -e "$complete" ] && return
   mkdir -p "$cache"
   # One download at a time; whoever waited finds it done.
   exec 9>"$cache/lock"
   flock 9
-  [ -e "$cache/complete" ] && return
+  [ -e "$complete" ] && return
   say "downloading Apache Kafka $VERSION into $cache"
   mvn --batch-mode --quiet -f "$here/kafka/pom.xml" dependency:copy-dependencies \
     -DincludeScope=runtime -DoutputDirectory="$cache/libs" >&2
-  touch "$cache/complete"
-}
-
-java_of_kafka() {
-  java -cp "$cache/libs/*" -Dlog4j2.configurationFile="$here/kafka/log4j2.properties" "$@"
+  touch "$complete"
 }
 
 write_properties() {
@@ -70,7 +71,8 @@ format() {
   local directory=$1
   [ ! -e "$directory/data/meta.properties" ] || return 0
   # shellcheck disable=SC2086 # Several words are meant.
-  java_of_kafka -Xmx128m -XX:TieredStopAtLevel=1 kafka.tools.StorageTool format \
+  java -cp "$cache/libs/*" "$QUIET" -Xmx128m -XX:TieredStopAtLevel=1 \
+    kafka.tools.StorageTool format \
     -t "$CLUSTER_ID" -c "$directory/server.properties" ${KAFKA_FORMAT_ARGUMENTS:-} >&2
 }
 
@@ -82,7 +84,7 @@ run() {
   write_properties "$directory" "$port"
   format "$directory"
   # Replaces this shell: signals and its exit are the broker's.
-  exec java -cp "$cache/libs/*" -Dlog4j2.configurationFile="$here/kafka/log4j2.properties" \
+  exec java -cp "$cache/libs/*" "$QUIET" \
     -Xms"${KAFKA_HEAP:-512m}" -Xmx"${KAFKA_HEAP:-512m}" -XX:+UseG1GC -XX:MaxGCPauseMillis=20 \
     kafka.Kafka "$directory/server.properties"
 }
@@ -93,8 +95,13 @@ case "${1:-}" in
     [ $# -ge 2 ] || { say "usage: ops/kafka.sh run DIR [PORT]"; exit 64; }
     run "$2" "${3:-9092}"
     ;;
+  tool)
+    shift
+    fetch
+    exec java -cp "$cache/libs/*" "$QUIET" -Xmx256m -XX:TieredStopAtLevel=1 "$@"
+    ;;
   *)
-    say "usage: ops/kafka.sh fetch | run DIR [PORT]"
+    say "usage: ops/kafka.sh fetch | run DIR [PORT] | tool CLASS ..."
     exit 64
     ;;
 esac

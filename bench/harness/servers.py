@@ -216,6 +216,39 @@ def downstreamer(server, backend_port, directory, **settings):
 
 
 @contextmanager
+def kafka(directory):
+    """A fresh broker: its process and its address."""
+    port = machine.free_port()
+    # Its data goes with the directory that the whole campaign has.
+    data = tempfile.mkdtemp(prefix="kafka-", dir=directory)
+    environment = {"HOME": os.environ.get("HOME", "/root"), "KAFKA_HEAP": "1g",
+                   "KAFKA_CONTROLLER_PORT": str(machine.free_port())}
+    environment |= {name: os.environ[name] for name in ("SPILLWAY_CACHE", "XDG_CACHE_HOME")
+                    if name in os.environ}
+    command = [str(ROOT / "ops" / "kafka.sh"), "run", data, str(port)]
+    try:
+        with process("kafka", command, environment, directory) as child:
+            wait_for("kafka", child, lambda: listens(port))
+            yield child, f"127.0.0.1:{port}"
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+
+
+@contextmanager
+def kafka_producer(server, address, directory, **settings):
+    """A Kafka producer between that Redis and that broker: its process."""
+    environment = {
+        "ADMIN_LISTEN": f"127.0.0.1:{machine.free_port()}",
+        "REDIS_URL": f"unix://{server.unix_socket}",
+        "KAFKA_URL": address,
+        "RUST_LOG": "warn",
+        **settings,
+    }
+    with process("kafka_producer", [str(RELEASE / "kafka_producer")], environment, directory) as child:
+        yield child
+
+
+@contextmanager
 def backend(directory, delay="0ms", workers=1000, *more):
     """A simulated backend: its port. `more` are further arguments."""
     port = machine.free_port()

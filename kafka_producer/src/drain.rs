@@ -199,8 +199,8 @@ impl Drain {
 
     /// The end of this owner's time: what is open will never appear.
     fn leave(&self, session: &Session, open: &Open) {
-        if open.has_begun && !self.shutdown.is_cancelled() {
-            // Whoever comes next would abort it as well, a little later.
+        if open.has_begun {
+            // Whoever comes next would abort it as well; until then, readers would wait.
             if let Err(error) = session.link.abort() {
                 tracing::debug!(%error, "the open transaction was left to the next owner");
             }

@@ -21,6 +21,17 @@ pub fn ours(name: &str) -> PathBuf {
     path
 }
 
+/// The path of one of our own examples.
+pub fn example(name: &str) -> PathBuf {
+    let path = directory().join("examples").join(name);
+    assert!(
+        path.is_file(),
+        "{} is missing; build it with: cargo build --workspace --examples",
+        path.display()
+    );
+    path
+}
+
 /// The path of `redis-server`.
 pub fn redis_server() -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();

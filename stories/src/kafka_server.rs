@@ -32,7 +32,7 @@ pub struct KafkaServer {
 /// How a broker differs from the usual one.
 #[derive(Debug, Default)]
 pub struct KafkaOptions<'a> {
-    /// Broker settings, a line each; `PORT` and `CONTROLLER` stand for its two ports.
+    /// Broker settings, a line each; `{port}` and `{controller}` stand for its two ports.
     pub settings: &'a str,
     /// For the formatting of its storage.
     pub format_arguments: &'a str,
@@ -48,8 +48,8 @@ impl KafkaServer {
         std::fs::create_dir_all(&directory).expect("make a directory");
         let settings = options
             .settings
-            .replace("PORT", &address.port().to_string())
-            .replace("CONTROLLER", &controller.port().to_string());
+            .replace("{port}", &address.port().to_string())
+            .replace("{controller}", &controller.port().to_string());
         std::fs::write(directory.join("extra.properties"), settings).expect("write settings");
         let recipe = Recipe {
             name: "kafka".to_owned(),
@@ -70,7 +70,8 @@ impl KafkaServer {
             directory,
         };
         let mut clients = ClientConfig::new();
-        clients.set("bootstrap.servers", address.to_string());
+        // A certificate may be for this name.
+        clients.set("bootstrap.servers", format!("localhost:{}", address.port()));
         for (key, value) in options.clients {
             clients.set(*key, *value);
         }
@@ -93,7 +94,7 @@ impl KafkaServer {
 
     /// Where it listens.
     pub fn url(&self) -> String {
-        self.address.to_string()
+        format!("localhost:{}", self.address.port())
     }
 
     /// What a client of the test's own begins with.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rand::Rng;
+use stories::authority::Authority;
 use stories::cell::Cell;
 use stories::client::post;
 use stories::exactly_once::check;
@@ -28,6 +29,8 @@ const SOON: Duration = Duration::from_secs(90);
 
 /// What a topic of the tests takes at most; less than a batch, so that innocents are refused too.
 const TOPIC_BYTES_MAX: usize = 50_000;
+/// What lets into the broker that asks for it.
+const PASSWORD: &str = "hush-hush";
 /// What librdkafka's queue may hold, and what a process needs in any case.
 const GROWTH_MAX: u64 = (192 + 128) << 20;
 
@@ -153,33 +156,16 @@ async fn fill(receiver: &Service, ledger: &Arc<Ledger>) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wrong_password_is_said_and_the_right_one_lets_it_in() {
-    const BROKER: &str = "listeners=SASL_PLAINTEXT://127.0.0.1:PORT,CONTROLLER://127.0.0.1:CONTROLLER\n\
-        advertised.listeners=SASL_PLAINTEXT://127.0.0.1:PORT\n\
-        listener.security.protocol.map=CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT\n\
-        inter.broker.listener.name=SASL_PLAINTEXT\n\
-        sasl.enabled.mechanisms=SCRAM-SHA-512\n\
-        sasl.mechanism.inter.broker.protocol=SCRAM-SHA-512\n\
-        listener.name.sasl_plaintext.scram-sha-512.sasl.jaas.config=\
-        org.apache.kafka.common.security.scram.ScramLoginModule required \
-        username=\"spillway\" password=\"hush-hush\";\n";
+async fn over_tls_a_wrong_password_is_said_and_the_right_one_lets_it_in() {
     let cell = Cell::alone();
-    let kafka = cell
-        .kafka_with(&KafkaOptions {
-            settings: BROKER,
-            format_arguments: "--add-scram SCRAM-SHA-512=[name=spillway,password=hush-hush]",
-            clients: &[
-                ("security.protocol", "SASL_PLAINTEXT"),
-                ("sasl.mechanisms", "SCRAM-SHA-512"),
-                ("sasl.username", "spillway"),
-                ("sasl.password", "hush-hush"),
-            ],
-        })
-        .await;
+    let authority = Authority::new(cell.directory(), "authority");
+    authority.certify("localhost");
+    let ca = authority.certificate();
+    let kafka = secured(&cell, &ca).await;
     kafka.topic(TOPIC, PARTITIONS, &[]).await;
     let _redis = cell.redis(&[]).await;
     let receiver = cell.receiver(&[]).await;
-    let mut wrong = with_password(&cell, &kafka, "not-it").await;
+    let mut wrong = with_password(&cell, &kafka, &ca, "not-it").await;
     wrong.unready("kafka_refuses").await;
     let reason = wrong.admin("/readyz").await.expect("an answer").text();
     assert!(reason.to_lowercase().contains("authentication"), "{reason}");
@@ -190,7 +176,7 @@ async fn a_wrong_password_is_said_and_the_right_one_lets_it_in() {
     wrong.sigterm();
     assert!(wrong.exit(SOON).await.success());
 
-    let right = with_password(&cell, &kafka, "hush-hush").await;
+    let right = with_password(&cell, &kafka, &ca, PASSWORD).await;
     right.ready().await;
     let (_, webhook) = order(1);
     assert_eq!(post(receiver.address(), &webhook).await.status, 200);
@@ -198,10 +184,46 @@ async fn a_wrong_password_is_said_and_the_right_one_lets_it_in() {
     topic.reaches(1, SOON).await;
 }
 
-async fn with_password(cell: &Cell, kafka: &KafkaServer, password: &str) -> Service {
+/// A broker that lets in over TLS, and with a password.
+async fn secured(cell: &Cell, ca: &str) -> KafkaServer {
+    let pem = |ending| {
+        let file = cell.directory().join(format!("localhost.{ending}"));
+        std::fs::read_to_string(file).expect("read what openssl made")
+    };
+    let keystore = cell.directory().join("keystore.pem");
+    std::fs::write(&keystore, pem("key") + &pem("pem")).expect("write the keystore");
+    let settings = format!(
+        "listeners=SASL_SSL://localhost:{{port}},CONTROLLER://127.0.0.1:{{controller}}\n\
+         advertised.listeners=SASL_SSL://localhost:{{port}}\n\
+         listener.security.protocol.map=CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL\n\
+         inter.broker.listener.name=SASL_SSL\n\
+         ssl.keystore.type=PEM\nssl.keystore.location={}\n\
+         ssl.truststore.type=PEM\nssl.truststore.location={ca}\n\
+         sasl.enabled.mechanisms=SCRAM-SHA-512\n\
+         sasl.mechanism.inter.broker.protocol=SCRAM-SHA-512\n\
+         listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config=\
+         org.apache.kafka.common.security.scram.ScramLoginModule required \
+         username=\"spillway\" password=\"{PASSWORD}\";\n",
+        keystore.display()
+    );
+    cell.kafka_with(&KafkaOptions {
+        settings: &settings,
+        format_arguments: &format!("--add-scram SCRAM-SHA-512=[name=spillway,password={PASSWORD}]"),
+        clients: &[
+            ("security.protocol", "SASL_SSL"),
+            ("ssl.ca.location", ca),
+            ("sasl.mechanisms", "SCRAM-SHA-512"),
+            ("sasl.username", "spillway"),
+            ("sasl.password", PASSWORD),
+        ],
+    })
+    .await
+}
+
+async fn with_password(cell: &Cell, kafka: &KafkaServer, ca: &str, password: &str) -> Service {
     let file = cell.directory().join("kafka.properties");
     let text = format!(
-        "# As a Java client's file.\nsecurity.protocol=SASL_PLAINTEXT\n\
+        "# As a Java client's file.\nsecurity.protocol=SASL_SSL\nssl.ca.location={ca}\n\
          sasl.mechanism=SCRAM-SHA-512\nsasl.username: spillway\nsasl.password {password}\n"
     );
     std::fs::write(&file, text).expect("write the properties");

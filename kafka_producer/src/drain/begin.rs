@@ -28,6 +28,7 @@ impl Drain {
         self.metrics.producers.inc();
         // First become the only one, then look: the one before may be about to commit.
         self.ask(&link, Call::Init, |link| link.init())?;
+        link.reports().forget_trouble();
         self.ask(&link, Call::Look, |link| link.look_for_topic())?;
         let kafka = self.ask_mut(&mut link, Call::Look, Link::cursor)?;
         let (progress, span) = self.progress()?;
@@ -94,8 +95,9 @@ impl Drain {
                 self.pause(DENIED_PAUSE)
             }
             Fault::Retry => {
+                let topic = &self.settings.topic;
                 let because = told.map_or_else(
-                    || format!("kafka_unavailable: {error}").into(),
+                    || format!("kafka_unavailable: {error} (topic {topic})").into(),
                     |trouble| trouble.reason(),
                 );
                 self.trouble(because);

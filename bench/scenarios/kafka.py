@@ -1,0 +1,92 @@
+"""A queue of a million webhooks is drained into Kafka, exactly once, in transactions; then a plain
+idempotent librdkafka producer sends the same bodies to the same broker: how fast each is, and what a
+record costs each of them in CPU. Not among the usual ones: it needs `make characterize-kafka`."""
+
+import json
+import resource
+import subprocess
+import time
+
+from harness import fill, machine, sampler, servers
+from harness.campaign import Findings
+from harness.servers import RELEASE, ROOT, Failed
+
+COUNT = 1_000_000
+EACH, FILL_CONNECTIONS = 10, 50
+WEBHOOK_BYTES, SPARE_BYTES = 1_500, 256 << 20
+# The drain reads, checks and decompresses packs, too, and Redis shares the cores.
+RATE_BY_PLAIN_MIN, CPU_BY_PLAIN_MAX, MEMORY_MIB_MAX = 0.5, 2.0, 512
+FILL_RATE_MIN, DRAIN_RATE_MIN = 3_000, 1_500
+
+
+def run(campaign):
+    found, count = Findings(), campaign.scale(COUNT, 40_000)
+    maxmemory = count * WEBHOOK_BYTES + SPARE_BYTES
+    with servers.redis("always", campaign.directory, "--maxmemory", str(maxmemory)) as redis:
+        with servers.receiver(redis, campaign.secret, campaign.directory) as (_, port):
+            filled = fill.run(port, count, campaign.secret, 60 + count / FILL_RATE_MIN,
+                              products=count // EACH, shops=100, connections=FILL_CONNECTIONS)
+            campaign.say(f"{count:,} queued at {filled['per_second']:,.0f}/s")
+        with servers.kafka(campaign.directory) as (broker, address):
+            # The first to use a broker pays for its warming up; neither of the two shall.
+            plain(address, "warm-up", count // 10)
+            drained = drain(campaign, redis, broker, address, count)
+            before = machine.cpu_seconds(broker.pid)
+            other = plain(address, "plain", count)
+            other["broker_cpu_us"] = (machine.cpu_seconds(broker.pid) - before) / count * 1e6
+    judge(found, count, drained, other)
+    return found
+
+
+def plain(address, topic, count):
+    """What the plain producer says of itself, and its CPU for each record."""
+    line = [str(RELEASE / "produce"), "--servers", address, "--topic", topic, "--count", str(count),
+            "--targets", str(ROOT / "loadtest")]
+    before = children_seconds()
+    out = subprocess.run(line, check=True, capture_output=True, timeout=600).stdout
+    said = json.loads(out)
+    return {**said, "cpu_us": (children_seconds() - before) / count * 1e6}
+
+
+def children_seconds():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def drain(campaign, redis, broker, address, count):
+    asker, pids = sampler.Asker(redis.unix_socket), {"redis": redis.child.pid, "broker": broker.pid}
+    before = {name: machine.cpu_seconds(pid) for name, pid in pids.items()}
+    with servers.kafka_producer(redis, address, campaign.directory) as child:
+        began, deadline = time.monotonic(), time.monotonic() + 60 + count / DRAIN_RATE_MIN
+        with sampler.Sampler(redis.unix_socket, {"kafka_producer": child.pid}, 0.5) as watch:
+            while (trimmed := int(asker.ask("HGET spillway:counts trimmed") or 0)) < count:
+                if time.monotonic() > deadline:
+                    raise Failed(f"{count - trimmed:,} still queued")
+                time.sleep(0.02)
+        seconds = time.monotonic() - began
+        cpu = {name: machine.cpu_seconds(pid) - before[name] for name, pid in pids.items()}
+        cpu["kafka_producer"] = machine.cpu_seconds(child.pid)
+    asker.close()
+    memory = max(row["kafka_producer_rss_bytes"] for row in watch.samples) / 2**20
+    return {"per_second": count / seconds, "memory_mib": memory, "samples": watch.samples,
+            **{f"{name}_cpu_us": used / count * 1e6 for name, used in cpu.items()}}
+
+
+def judge(found, count, drained, other):
+    own, plain_cpu = drained["kafka_producer_cpu_us"], other["cpu_us"]
+    by_plain = drained["per_second"] / other["per_second"]
+    found.figures |= {
+        "webhooks": count, "drained_per_second": drained["per_second"],
+        "plain_per_second": other["per_second"], "rate_by_plain": by_plain,
+        "kafka_producer_cpu_us": own, "plain_cpu_us": plain_cpu, "cpu_by_plain": own / plain_cpu,
+        "redis_cpu_us": drained["redis_cpu_us"], "broker_cpu_us": drained["broker_cpu_us"],
+        "broker_cpu_us_of_plain": other["broker_cpu_us"], "memory_mib": drained["memory_mib"]}
+    found.at_least("rate beside the plain producer's", by_plain, RATE_BY_PLAIN_MIN)
+    found.at_most("CPU for each record beside the plain producer's", own / plain_cpu, CPU_BY_PLAIN_MAX)
+    found.at_most("memory of the Kafka producer", drained["memory_mib"], MEMORY_MIB_MAX, "MiB")
+    found.read(f"{count:,} webhooks are drained into Kafka at {drained['per_second']:,.0f}/s, in "
+               f"{drained['memory_mib']:.0f} MiB; the plain producer sends the same bodies at "
+               f"{other['per_second']:,.0f}/s. Each costs the Kafka producer {own:.1f} µs of CPU, the "
+               f"plain one {plain_cpu:.1f}, Redis {drained['redis_cpu_us']:.1f}, the broker "
+               f"{drained['broker_cpu_us']:.1f} and {other['broker_cpu_us']:.1f}.")
+    found.rows["samples"] = drained["samples"]

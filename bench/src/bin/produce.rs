@@ -1,0 +1,130 @@
+//! The plain producer that Spillway's Kafka drain is compared with: librdkafka, idempotent, every
+//! record on all replicas, no transaction, nothing read from anywhere. The same bodies, headers, keys
+//! and compression as a record of Spillway's has.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use bench::product::Products;
+use bench::signature::Secret;
+use bench::target::Target;
+use bench::webhook::Maker;
+use clap::Parser;
+use rdkafka::ClientConfig;
+use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use serde_json::json;
+
+/// Bodies that are made before and sent in turn: as many as a queue is filled with.
+const BODIES: u64 = 10_000;
+/// How long a full queue is waited for.
+const QUEUE_FULL_WAIT: Duration = Duration::from_millis(5);
+/// Everything is delivered within this time, or the run has failed.
+const DELIVERED_WITHIN: Duration = Duration::from_secs(300);
+
+/// Produces webhooks as records; prints how many and how fast.
+#[derive(Parser)]
+struct Options {
+    /// Bootstrap servers.
+    #[arg(long)]
+    servers: String,
+    /// The topic.
+    #[arg(long)]
+    topic: String,
+    /// How many records.
+    #[arg(long, default_value_t = 100_000)]
+    count: u64,
+    /// About how long each body is, in bytes.
+    #[arg(long, default_value_t = 5_300, value_parser = clap::value_parser!(u32).range(300..=16_777_216))]
+    size: u32,
+    /// The template of the headers; its `@body` is the product's template.
+    #[arg(long, default_value = "loadtest")]
+    targets: PathBuf,
+}
+
+struct Prepared {
+    key: String,
+    headers: Vec<(String, Vec<u8>)>,
+    body: Vec<u8>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    let prepared = prepare(&options)?;
+    let producer: BaseProducer = ClientConfig::new()
+        .set("bootstrap.servers", &options.servers)
+        .set("enable.idempotence", "true")
+        .set("acks", "all")
+        .set("max.in.flight", "5")
+        .set("compression.type", "lz4")
+        .set("linger.ms", "5")
+        .set("batch.size", "1000000")
+        .set("queue.buffering.max.kbytes", "196608")
+        .set("queue.buffering.max.messages", "500000")
+        .set("partitioner", "murmur2_random")
+        .set("delivery.report.only.error", "true")
+        .create()?;
+    // The topic is made by its first use; that is no part of the measure.
+    producer.client().fetch_metadata(Some(&options.topic), Duration::from_secs(20))?;
+    let began = Instant::now();
+    for number in 0..options.count {
+        send(&producer, &options.topic, &prepared[number as usize % prepared.len()])?;
+    }
+    while producer.in_flight_count() > 0 {
+        producer.poll(Duration::from_millis(1));
+        if began.elapsed() > DELIVERED_WITHIN {
+            bail!("not delivered within {DELIVERED_WITHIN:?}");
+        }
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let per_second = options.count as f64 / seconds;
+    println!(
+        "{}",
+        json!({"records": options.count, "seconds": seconds, "per_second": per_second})
+    );
+    Ok(())
+}
+
+fn prepare(options: &Options) -> anyhow::Result<Vec<Prepared>> {
+    let target = Target::read(&options.targets)
+        .with_context(|| format!("target template {}", options.targets.display()))?;
+    let product = serde_json::from_slice(&fs::read(&target.body)?)?;
+    let maker = Maker {
+        products: Products::new(product, options.size as usize),
+        secret: Secret::new("a secret for the benchmark only"),
+        shops: 100,
+        seed: 1,
+        now: None,
+    };
+    let one = |number| {
+        let webhook = maker.make(number);
+        let headers = target.headers.iter().map(|(name, value)| {
+            let mut text = Vec::new();
+            webhook.write_value(value, &mut text);
+            (name.to_ascii_lowercase(), text)
+        });
+        let headers = headers.collect();
+        Prepared { key: format!("shop/product/{number}"), headers, body: webhook.body }
+    };
+    Ok((0..BODIES.min(options.count)).map(one).collect())
+}
+
+fn send(producer: &BaseProducer, topic: &str, prepared: &Prepared) -> anyhow::Result<()> {
+    loop {
+        let mut headers = OwnedHeaders::new_with_capacity(prepared.headers.len());
+        for (name, value) in &prepared.headers {
+            headers = headers.insert(Header { key: name, value: Some(value) });
+        }
+        let record = BaseRecord::to(topic).key(&prepared.key).payload(&prepared.body);
+        match producer.send(record.headers(headers)) {
+            Ok(()) => return Ok(()),
+            Err((error, _)) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) => {
+                producer.poll(QUEUE_FULL_WAIT);
+            }
+            Err((error, _)) => return Err(error.into()),
+        }
+    }
+}
