@@ -46,8 +46,7 @@ characterize: ## every load scenario against its threshold, with plots and a rep
 
 characterize-kafka: ## a million webhooks drained into a Kafka broker, beside a plain producer
 	ops/deps.sh kafka
-	cargo build --release --locked -p request-receiver -p downstreamer -p kafka_producer
-	cargo build --release --locked -p bench --features kafka
+	cargo build --release --locked -p request-receiver -p kafka_producer -p bench --features bench/kafka
 	bench/characterize.py kafka
 
 simulate: ## the limiter beside others in virtual time: every scenario, a table and plots

@@ -28,7 +28,7 @@ SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "overload", "s
 KAFKA_SCENARIOS = ["kafka"]
 BINARIES = ["generate", "fill", "pace", "fdatasync", "baseline", "backend", "request-receiver",
             "downstreamer"]
-KAFKA_BINARIES = ["kafka_producer", "produce"]
+KAFKA_BINARIES = ["fill", "fdatasync", "produce", "request-receiver", "kafka_producer"]
 
 
 def arguments():
@@ -43,7 +43,9 @@ def arguments():
 
 
 def check_tools(scenarios):
-    binaries = BINARIES + (KAFKA_BINARIES if set(scenarios) & set(KAFKA_SCENARIOS) else [])
+    binaries = KAFKA_BINARIES if set(scenarios) & set(KAFKA_SCENARIOS) else []
+    if not scenarios or set(scenarios) - set(KAFKA_SCENARIOS):
+        binaries = [*BINARIES, *binaries]
     missing = [tool for tool in ("wrk", "redis-server", "redis-cli") if not shutil.which(tool)]
     missing += [f"target/release/{name}" for name in binaries if not (RELEASE / name).exists()]
     if missing:

@@ -107,7 +107,8 @@ impl Tenure {
         self.shared.dead_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Notes why no webhook gets out, for `/readyz`; `None` when they do. Says whether that is news.
+    /// Notes why no webhook gets out, for `/readyz`; `None` when they do. Says whether that is
+    /// news.
     pub fn show_trouble(&self, trouble: Option<Cow<'static, str>>) -> bool {
         let mut current = self.trouble();
         if *current == trouble {

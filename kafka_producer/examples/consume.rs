@@ -1,5 +1,5 @@
-//! How to read what the Kafka producer writes: committed records only, each handled before its offset
-//! is committed.
+//! How to read what the Kafka producer writes: committed records only, each handled before its
+//! offset is committed.
 //!
 //!     KAFKA_URL=127.0.0.1:9092 cargo run -p kafka_producer --example consume
 //!
@@ -12,9 +12,8 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::message::{BorrowedMessage, Headers, Message};
 
 fn main() -> anyhow::Result<()> {
-    let setting = |name: &str, default: &str| {
-        std::env::var(name).unwrap_or_else(|_| default.to_owned())
-    };
+    let setting =
+        |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", setting("KAFKA_URL", "127.0.0.1:9092"))
         .set("group.id", setting("GROUP", "my-app"))

@@ -219,7 +219,10 @@ impl Drain {
         match fault {
             Fault::Retry | Fault::Abort | Fault::Refused => Stop::Redo,
             Fault::Rebuild => {
-                tracing::warn!(?call, %error, "the producer's state is not known; building another");
+                tracing::warn!(
+                    ?call, %error,
+                    "the producer's state is not known; building another"
+                );
                 Stop::Rebuild
             }
             Fault::Denied => {

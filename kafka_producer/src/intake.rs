@@ -60,5 +60,9 @@ fn decode(found: Found, metrics: &Metrics) -> Arrived {
 
 fn corrupt(id: StreamId, error: &Corrupt, metrics: &Metrics) {
     metrics.corrupt.inc();
-    tracing::error!(entry = %id, error = chain(error), "corrupt pack: set aside whole; the rest flows");
+    tracing::error!(
+        entry = %id,
+        error = chain(error),
+        "corrupt pack: set aside whole; the rest flows"
+    );
 }

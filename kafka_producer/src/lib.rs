@@ -2,8 +2,8 @@
 //!
 //! Start reading at [`drain`] (what happens to a pack): [`intake`] → [`format`] with [`key`] →
 //! [`open`] (a transaction) → [`link`] (all that is said to Kafka) → settled. Beside them:
-//! [`position`] and [`resume`] (how far, and where to go on), [`fault`] (what to do about an error),
-//! [`reports`] (what librdkafka says on its own), [`settings`], [`properties`] and [`options`].
+//! [`position`] and [`resume`] (how far, and where to go on), [`fault`] (what to do about an
+//! error), [`reports`] (what librdkafka says on its own), [`settings`], [`properties`] and [`options`].
 
 pub mod drain;
 pub mod fault;

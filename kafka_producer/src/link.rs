@@ -23,8 +23,10 @@ use crate::settings::Settings;
 const LOOK: Duration = Duration::from_secs(3);
 /// Time for the broker to take the cursor into the transaction.
 const OFFSETS: Duration = Duration::from_secs(15);
-/// Time for a commit or an abort. Past it, what came of it is unknown.
-const END: Duration = Duration::from_secs(30);
+/// Time for a commit. Past it, what came of it is unknown.
+const COMMIT: Duration = Duration::from_secs(30);
+/// Time for an abort. What is not aborted then, the next producer ends.
+const ABORT: Duration = Duration::from_secs(10);
 /// The partition that the cursor is kept under: a topic has it, however few it has.
 const CURSOR_PARTITION: i32 = 0;
 
@@ -155,7 +157,7 @@ impl Link {
     /// # Errors
     /// From Kafka.
     pub fn commit(&self) -> Result<(), KafkaError> {
-        self.producer.commit_transaction(END)
+        self.producer.commit_transaction(COMMIT)
     }
 
     /// Aborts: none of the transaction's records appears.
@@ -163,7 +165,7 @@ impl Link {
     /// # Errors
     /// From Kafka.
     pub fn abort(&self) -> Result<(), KafkaError> {
-        self.producer.abort_transaction(END)
+        self.producer.abort_transaction(ABORT)
     }
 }
 

@@ -12,7 +12,8 @@ use crate::position::Position;
 /// While little waits, records are committed this long after the first of them: ten commits a
 /// second cost the broker little, and a reader sees them soon.
 const AGE_MAX: Duration = Duration::from_millis(100);
-/// While more waits, a transaction goes on for this long: a commit costs the same whatever its size.
+/// While more waits, a transaction goes on for this long: a commit costs the same whatever its
+/// size.
 const AGE_MAX_BEHIND: Duration = Duration::from_secs(1);
 /// Bytes at which it is committed in any case: what a fault makes us do again.
 const BYTES_MAX: usize = 512 << 20;

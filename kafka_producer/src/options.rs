@@ -1,5 +1,5 @@
-//! What librdkafka is told. Every option that a promise hangs on is written out here with its reason,
-//! also where it is the default; [`check`] refuses another value from the operator's file.
+//! What librdkafka is told. Every option that a promise hangs on is written out here with its
+//! reason, also where it is the default; [`check`] refuses another value from the operator's file.
 
 use rdkafka::ClientConfig;
 use rdkafka::error::KafkaError;
@@ -137,7 +137,8 @@ pub fn producer(settings: &Settings, cell: u32) -> ClientConfig {
         // Java's hash, so that keys land in the partitions where any Java client's would; records
         // without a key are spread.
         .set("partitioner", "murmur2_random")
-        // The commit says that all were delivered. A report for each would cost more than sending it.
+        // The commit says that all were delivered. A report for each would cost more than sending
+        // it.
         .set("delivery.report.only.error", "true");
     config
 }

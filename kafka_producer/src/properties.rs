@@ -1,6 +1,6 @@
 //! Settings in Java's properties format, as `java.util.Properties.load` reads it: `key=value`,
-//! `key: value` or `key value`; `#` and `!` begin a comment; a `\` at the end of a line goes on with
-//! the next; `\t`, `\n`, `\r`, `\f` and `\uXXXX` are escapes.
+//! `key: value` or `key value`; `#` and `!` begin a comment; a `\` at the end of a line goes on
+//! with the next; `\t`, `\n`, `\r`, `\f` and `\uXXXX` are escapes.
 
 /// Keys and values in the order of the file.
 pub type Properties = Vec<(String, String)>;
@@ -8,7 +8,8 @@ pub type Properties = Vec<(String, String)>;
 /// Reads a whole file's text.
 ///
 /// # Errors
-/// The number of the first line that is not of the format; never its content, which may be a secret.
+/// The number of the first line that is not of the format; never its content, which may be a
+/// secret.
 pub fn parse(text: &str) -> Result<Properties, usize> {
     let mut properties = Properties::new();
     let mut lines = text.lines().enumerate();

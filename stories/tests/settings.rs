@@ -64,6 +64,47 @@ async fn a_downstreamer_names_all_mistakes_at_once() {
 }
 
 #[tokio::test]
+async fn a_kafka_producer_names_all_mistakes_at_once() {
+    let cell = Cell::shared();
+    let properties = cell.directory().join("kafka.properties");
+    std::fs::write(&properties, "acks=1\nsasl.jaas.config=hush\n").unwrap();
+    let properties = properties.to_str().unwrap();
+    let settings = [
+        ("KAFKA_URL", "broker"),
+        ("KAFKA_TOPIC", "a b"),
+        ("KAFKA_KEY", "colour"),
+        ("KAFKA_FORMAT", "avro"),
+        ("KAFKA_PROPERTIES_FILE", properties),
+    ];
+    let output = cell.run("kafka_producer", &["--check"], &settings).await;
+    assert_eq!(output.status.code(), Some(78));
+    let told = String::from_utf8(output.stderr).unwrap();
+    for key in ["KAFKA_URL", "KAFKA_TOPIC", "KAFKA_KEY", "KAFKA_FORMAT", "acks", "sasl.username"] {
+        assert!(told.contains(key), "{key} is not named:\n{told}");
+    }
+    assert!(!told.contains("hush"), "{told}");
+    let alias = [("KAFKA_BOOTSTRAP_SERVERS", "broker-1:9092,broker-2:9092")];
+    assert!(cell.run("kafka_producer", &["--check"], &alias).await.status.success());
+}
+
+#[tokio::test]
+async fn a_kafka_producer_may_give_up_where_there_is_no_kafka() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let nobody = stories::port::free().to_string();
+    let (redis, admin) = (cell.redis_url(), stories::port::free().to_string());
+    let settings = [
+        ("REDIS_URL", redis.as_str()),
+        ("ADMIN_LISTEN", &admin),
+        ("KAFKA_URL", &nobody),
+        ("EXIT_IF_UNAVAILABLE", "true"),
+    ];
+    let output = cell.run("kafka_producer", &[], &settings).await;
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("KAFKA_URL"));
+}
+
+#[tokio::test]
 async fn the_largest_body_must_fit_with_its_headers() {
     let cell = Cell::shared();
     for (in_flight, code) in [("16MiB", 78), ("17MiB", 0)] {

@@ -81,10 +81,7 @@ fn main() -> anyhow::Result<()> {
     }
     let seconds = began.elapsed().as_secs_f64();
     let per_second = options.count as f64 / seconds;
-    println!(
-        "{}",
-        json!({"records": options.count, "seconds": seconds, "per_second": per_second})
-    );
+    println!("{}", json!({"records": options.count, "seconds": seconds, "per_second": per_second}));
     Ok(())
 }
 

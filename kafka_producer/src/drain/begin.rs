@@ -143,13 +143,13 @@ impl Drain {
             Gap::Ahead { last, cursor } => tracing::error!(
                 redis_ends_at = %last, %cursor,
                 "redis lost data: kafka's cursor is ahead of it. What was accepted between the two \
-                 is lost here (kafka has it up to its cursor); what is left behind redis' cursor is \
-                 sent again"
+                 is lost here (kafka has it up to its cursor); what is left behind redis' cursor \
+                 is sent again"
             ),
             Gap::Behind { cursor, redis } => tracing::error!(
                 %cursor, redis_cursor = %redis,
-                "kafka's cursor is behind redis': kafka lost commits, or the drain was told to begin \
-                 later. Webhooks between the two may be missing in the topic"
+                "kafka's cursor is behind redis': kafka lost commits, or the drain was told to \
+                 begin later. Webhooks between the two may be missing in the topic"
             ),
             Gap::Freed { cursor, oldest, webhooks } => tracing::error!(
                 %cursor, %oldest, webhooks,

@@ -1,7 +1,8 @@
 //! Giving a webhook up: Kafka refused it in a transaction of its own.
 //!
 //! The dead letter and the bit that says so are one settlement, made before the commit that goes
-//! past the webhook. After a crash in between, the bit is found, and the webhook is not tried again.
+//! past the webhook. After a crash in between, the bit is found, and the webhook is not tried
+//! again.
 
 use std::time::Duration;
 
@@ -29,8 +30,8 @@ impl Drain {
         let (bytes, reason) = (dead.size_bytes(), dead.reason);
         while !self.tenure.has_room_for_dead(bytes, self.settings.dead_bytes_max) {
             self.trouble(
-                "dead_letters_full: kafka refuses a webhook, and there is no room for one more dead \
-                 letter (DEAD_MAX)"
+                "dead_letters_full: kafka refuses a webhook, and there is no room for one more \
+                 dead letter (DEAD_MAX)"
                     .into(),
             );
             self.pause(NO_ROOM_PAUSE)?;

@@ -4,8 +4,8 @@
 //! {"endpoint": "/hooks", "method": "POST", "headers": {"x-shopify-topic": "orders/create"},
 //!  "queries": {"tenant": "7"}, "payload": "{\"id\":1}"}
 //! ```
-//! A body that is not UTF-8 is `payload_base64` instead. A header value that is not UTF-8 is read as
-//! Latin-1; repeated headers are joined by `, ` (RFC 9110, section 5.3). A repeated query parameter
+//! A body that is not UTF-8 is `payload_base64` instead. A header value that is not UTF-8 is read
+//! as Latin-1; repeated headers are joined by `, ` (RFC 9110, section 5.3). A repeated query parameter
 //! is an array.
 
 use std::borrow::Cow;
