@@ -63,6 +63,9 @@ share.coordinator.state.topic.min.isr=1
 offsets.topic.num.partitions=4
 transaction.state.log.num.partitions=4
 group.initial.rebalance.delay.ms=0
+# A broker that was killed may register again once its last session is over: 9 s, if not said here.
+broker.session.timeout.ms=4000
+broker.heartbeat.interval.ms=500
 PROPERTIES
   [ ! -e "$directory/extra.properties" ] || cat "$directory/extra.properties" >>"$directory/server.properties"
 }

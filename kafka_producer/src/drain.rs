@@ -15,11 +15,12 @@ mod fill;
 mod settling;
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use spillway_drain::settle::{self, Settled};
 use spillway_drain::{End, Tenure};
 use spillway_queue::drains::KAFKA;
@@ -48,6 +49,8 @@ const REBUILD_PAUSE: Duration = Duration::from_millis(500);
 const DENIED_PAUSE: Duration = Duration::from_secs(5);
 /// The first and the longest pause between two attempts at the same records; doubled in between.
 const REDO_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// Records that failed so often are worth a word.
+const REDONE_OFTEN: u32 = 5;
 /// A fenced owner learns from Redis within this time that another took the drain; if none did,
 /// somebody else uses its transactional id.
 const FENCED_PAUSE: Duration = Duration::from_secs(3);
@@ -68,6 +71,8 @@ pub struct Drain {
     is_settling: bool,
     encoder: Encoder,
     packer: Packer,
+    /// The code of the trouble that was logged last; empty while there is none.
+    troubled: RefCell<String>,
 }
 
 /// What goes on between a producer's building and its end.
@@ -120,6 +125,7 @@ impl Drain {
             settled,
             is_settling: false,
             packer: Packer::new(),
+            troubled: RefCell::default(),
             runtime: Handle::current(),
             settings,
             metrics,
@@ -181,20 +187,32 @@ impl Drain {
 
     /// Aborts what is open and goes back to the last committed place, with what was learned.
     fn redo(&mut self, session: &mut Session, open: Open) -> Result<(), Stop> {
-        let refused = self.abort(session, &open)?;
+        let failed = self.abort(session, &open)?;
         session.redone += 1;
-        let is_refusal = !refused.is_empty();
-        match open.alone {
-            Some(alone) if is_refusal => self.give_up(session, &alone, refused[0].1)?,
-            _ => session.suspects.extend(refused.iter().filter_map(|(at, _)| open.place(*at))),
-        }
-        if !is_refusal {
-            let (first, longest) = REDO_PAUSES;
-            self.pause(first.saturating_mul(1 << session.redone.min(10)).min(longest))?;
+        let is_refusal = |code| judge(Call::Delivery, Failure::of(code)) == Fault::Refused;
+        let refused = failed.iter().filter(|(_, code)| is_refusal(*code));
+        let refused: Vec<_> = refused.copied().collect();
+        match (&open.alone, refused.first()) {
+            (Some(alone), Some((_, code))) => self.give_up(session, alone, *code)?,
+            (None, Some(_)) => {
+                session.suspects.extend(refused.iter().filter_map(|(at, _)| open.place(*at)));
+            }
+            (_, None) => self.before_again(session, failed.first().map(|(_, code)| *code))?,
         }
         session.current = None;
         session.arrived = self.intake(session.committed.entry);
         Ok(())
+    }
+
+    /// Waits before the same records are tried again, which failed for a reason that is not theirs.
+    fn before_again(&self, session: &Session, code: Option<Code>) -> Result<(), Stop> {
+        if session.redone >= REDONE_OFTEN
+            && let Some(code) = code
+        {
+            self.trouble(format!("kafka_unavailable: records fail again and again: {code}").into());
+        }
+        let (first, longest) = REDO_PAUSES;
+        self.pause(first.saturating_mul(1 << session.redone.min(10)).min(longest))
     }
 
     /// The end of this owner's time: what is open will never appear.
@@ -249,17 +267,22 @@ impl Drain {
         Stop::End(End::Stale)
     }
 
-    /// Says why no webhook gets out.
+    /// Says why no webhook gets out: each time where it is asked for, and once in the log, since
+    /// its details (how long a connection took to fail) are never twice the same.
     fn trouble(&self, reason: Cow<'static, str>) {
-        if self.tenure.show_trouble(Some(reason.clone())) {
+        let code = reason.split(':').next().unwrap_or_default().to_owned();
+        if *self.troubled.borrow() != code {
             tracing::warn!(reason = &*reason, "no webhook gets out");
+            self.troubled.replace(code);
         }
+        self.tenure.show_trouble(Some(reason));
     }
 
     /// Everything works.
     fn well(&self, link: &Link) {
         link.reports().forget_trouble();
-        if self.tenure.show_trouble(None) {
+        self.tenure.show_trouble(None);
+        if !self.troubled.take().is_empty() {
             tracing::info!("webhooks get out again");
         }
     }

@@ -1,9 +1,10 @@
 //! The Kafka producer: packs in, records out, each webhook exactly once, in order per key.
 //!
-//! Start reading at [`drain`] (what happens to a pack): [`intake`] → [`format`] with [`key`] →
+//! Start reading at [`drain`] (what happens to a pack): [`intake`] → [`mod@format`] with [`key`] →
 //! [`open`] (a transaction) → [`link`] (all that is said to Kafka) → settled. Beside them:
 //! [`position`] and [`resume`] (how far, and where to go on), [`fault`] (what to do about an
-//! error), [`reports`] (what librdkafka says on its own), [`settings`], [`properties`] and [`options`].
+//! error), [`reports`] (what librdkafka says on its own), [`settings`], [`properties`] and
+//! [`options`].
 
 pub mod drain;
 pub mod fault;

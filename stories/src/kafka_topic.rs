@@ -1,5 +1,5 @@
-//! A reader of a topic, as a consumer of Spillway's users would be: `read_committed`, from the first
-//! record on, over the broker's deaths.
+//! A reader of a topic, as a consumer of Spillway's users would be: `read_committed`, from the
+//! first record on, over the broker's deaths.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};

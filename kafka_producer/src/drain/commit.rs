@@ -12,7 +12,7 @@ use crate::open::Open;
 /// How often it is looked whether all records are delivered.
 const DELIVERED_TICK: Duration = Duration::from_millis(2);
 /// Records that are under way for so long are worth a word.
-const SLOW: Duration = Duration::from_secs(3);
+pub(super) const SLOW: Duration = Duration::from_secs(3);
 /// How often the cursor is offered to a coordinator that is not ready.
 const OFFERS_MAX: u32 = 10;
 /// What an abort takes out of the queue is gone within this time.
@@ -91,16 +91,17 @@ impl Drain {
         }
     }
 
-    /// Aborts `open`; says which records were refused, by number.
+    /// Aborts `open`; says which records had failed, by number.
     pub(super) fn abort(&self, session: &Session, open: &Open) -> Result<Vec<(usize, Code)>, Stop> {
         let link = &session.link;
         link.poll(Duration::ZERO);
-        let failed = link.reports().take_failed();
+        let mut failed = link.reports().take_failed();
         if open.has_begun {
             link.abort().map_err(|error: KafkaError| self.stop(link, Call::Abort, &error))?;
             self.metrics.aborted();
         }
-        // What the abort took out of the queue is reported as failed, too.
+        // What the abort took out of the queue is reported as failed, too, behind what had failed
+        // before.
         let aborted_at = Instant::now();
         while link.in_flight() > 0 {
             link.poll(DELIVERED_TICK);
@@ -109,10 +110,7 @@ impl Drain {
             }
         }
         link.poll(Duration::ZERO);
-        link.reports().take_failed();
-        let refused = failed
-            .into_iter()
-            .filter(|(_, code)| judge(Call::Delivery, Failure::of(*code)) == Fault::Refused);
-        Ok(refused.collect())
+        failed.append(&mut link.reports().take_failed());
+        Ok(failed)
     }
 }

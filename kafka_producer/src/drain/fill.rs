@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use spillway_webhook::pack::Pack;
 use spillway_webhook::{StreamId, WebhookId};
 
+use super::commit::SLOW;
 use super::{Drain, Session, Stop};
 use crate::fault::{Call, Failure, Fault, judge};
 use crate::intake::Arrived;
@@ -148,7 +149,7 @@ impl Drain {
         self.begin_transaction(session, open)?;
         let view = current.pack.view(current.next);
         let webhook = current.webhook(self.tenure.cell, current.next);
-        let mut is_counted = false;
+        let (mut is_counted, began) = (false, Instant::now());
         loop {
             let record = self.encoder.encode(&view, webhook);
             if record.is_fallback && !std::mem::replace(&mut is_counted, true) {
@@ -163,7 +164,7 @@ impl Drain {
             };
             let is_empty = link.in_flight() == 0;
             match judge(Call::Send, Failure::from(&error)) {
-                Fault::Retry if !is_empty => self.wait_for_room(session)?,
+                Fault::Retry if !is_empty => self.wait_for_room(session, began)?,
                 // It would never fit.
                 Fault::Retry | Fault::Refused => {
                     link.reports().refuse(open.records(), &error);
@@ -175,13 +176,15 @@ impl Drain {
         }
     }
 
-    fn wait_for_room(&mut self, session: &Session) -> Result<(), Stop> {
+    fn wait_for_room(&self, session: &Session, since: Instant) -> Result<(), Stop> {
         session.link.poll(QUEUE_FULL_WAIT);
         self.is_mine()?;
         if session.link.reports().has_failed() {
             return Err(Stop::Redo);
         }
-        if let Some(trouble) = session.link.reports().trouble() {
+        if since.elapsed() > SLOW
+            && let Some(trouble) = session.link.reports().trouble()
+        {
             self.trouble(trouble.reason());
         }
         if self.shutdown.is_cancelled() {

@@ -5,8 +5,8 @@
 //!  "queries": {"tenant": "7"}, "payload": "{\"id\":1}"}
 //! ```
 //! A body that is not UTF-8 is `payload_base64` instead. A header value that is not UTF-8 is read
-//! as Latin-1; repeated headers are joined by `, ` (RFC 9110, section 5.3). A repeated query parameter
-//! is an array.
+//! as Latin-1; repeated headers are joined by `, ` (RFC 9110, section 5.3). A repeated query
+//! parameter is an array.
 
 use std::borrow::Cow;
 
