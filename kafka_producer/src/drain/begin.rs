@@ -1,10 +1,13 @@
 //! The beginning of a session: become the one producer, learn where to go on.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rdkafka::error::KafkaError;
+use spillway_drain::End;
 use spillway_queue::QueueError;
 use spillway_queue::read::{Progress, Span};
+use spillway_queue::settle::Settlement;
 use spillway_service::error::chain;
 
 use super::{DENIED_PAUSE, Drain, Session, Stop};
@@ -27,10 +30,10 @@ impl Drain {
         })?;
         self.metrics.producers.inc();
         // First become the only one, then look: the one before may be about to commit.
-        self.ask(&link, Call::Init, |link| link.init())?;
+        self.ask(&mut link, Call::Init, |link| link.init())?;
         link.reports().forget_trouble();
-        self.ask(&link, Call::Look, |link| link.look_for_topic())?;
-        let kafka = self.ask_mut(&mut link, Call::Look, Link::cursor)?;
+        self.ask(&mut link, Call::Look, |link| link.look_for_topic())?;
+        let kafka = self.ask(&mut link, Call::Look, Link::cursor)?;
         let (progress, span) = self.progress()?;
         let (committed, gap) = decide(kafka, progress.cursor, &span);
         if let Some(gap) = gap {
@@ -49,28 +52,15 @@ impl Drain {
             current: None,
             committed,
             through: progress.through,
-            owed: spillway_queue::settle::Settlement::default(),
+            owed: Settlement::default(),
             given_up: progress.done,
-            suspects: std::collections::BTreeSet::new(),
+            suspects: BTreeSet::new(),
             redone: 0,
         })
     }
 
+    /// Asks until there is an answer, or it is clear that none will come.
     fn ask<T>(
-        &self,
-        link: &Link,
-        call: Call,
-        ask: impl Fn(&Link) -> Result<T, KafkaError>,
-    ) -> Result<T, Stop> {
-        loop {
-            match ask(link) {
-                Ok(answer) => return Ok(answer),
-                Err(error) => self.wait_for(link, call, &error)?,
-            }
-        }
-    }
-
-    fn ask_mut<T>(
         &self,
         link: &mut Link,
         call: Call,
@@ -114,7 +104,7 @@ impl Drain {
             match runtime.block_on(self.read_progress()) {
                 Ok(progress) => return Ok(progress),
                 Err(QueueError::Unregistered) => {
-                    return Err(Stop::End(spillway_drain::End::Stale));
+                    return Err(Stop::End(End::Stale));
                 }
                 Err(error) => {
                     tracing::warn!(

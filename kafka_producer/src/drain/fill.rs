@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use spillway_drain::End;
 use spillway_webhook::pack::Pack;
+use spillway_webhook::shopify::Headers;
 use spillway_webhook::{StreamId, WebhookId};
 
 use super::commit::SLOW;
@@ -153,9 +155,7 @@ impl Drain {
         loop {
             let record = self.encoder.encode(&view, webhook);
             if record.is_fallback && !std::mem::replace(&mut is_counted, true) {
-                self.metrics
-                    .fallbacks
-                    .count_bytes(spillway_webhook::shopify::Headers::topic(&view));
+                self.metrics.fallbacks.count_bytes(view.topic());
             }
             let bytes = record.value.len() + record.key.len() + RECORD_BYTES;
             let Err(error) = link.send(record, open.records()) else {
@@ -188,7 +188,7 @@ impl Drain {
             self.trouble(trouble.reason());
         }
         if self.shutdown.is_cancelled() {
-            return Err(Stop::End(spillway_drain::End::Stopped));
+            return Err(Stop::End(End::Stopped));
         }
         Ok(())
     }
