@@ -19,7 +19,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
 readonly cache=${SPILLWAY_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/spillway}/kafka-$VERSION
 # Changes with the list of what is downloaded.
-readonly complete=$cache/complete-3
+readonly complete=$cache/complete-4
 # 16 bytes, in base64 without padding, as Kafka writes its ids: "spillway-cluster".
 readonly CLUSTER_ID=c3BpbGx3YXktY2x1c3Rlcg
 

@@ -14,7 +14,7 @@ use crate::position::Position;
 const AGE_MAX: Duration = Duration::from_millis(100);
 /// While more waits, a transaction goes on for this long: a commit costs the same whatever its
 /// size.
-const AGE_MAX_BEHIND: Duration = Duration::from_secs(1);
+const AGE_MAX_BEHIND: Duration = Duration::from_secs(2);
 /// Bytes at which it is committed in any case: what a fault makes us do again.
 const BYTES_MAX: usize = 512 << 20;
 

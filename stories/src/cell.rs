@@ -127,8 +127,12 @@ impl Cell {
 
     /// A Kafka producer that was just started.
     pub fn kafka_producer(&self, kafka: &KafkaServer, settings: Settings<'_>) -> Service {
-        let url = kafka.url();
-        self.service("kafka_producer", None, &[("KAFKA_URL", &url)], settings)
+        self.kafka_producer_to(&kafka.url(), settings)
+    }
+
+    /// The same, for brokers that are no process of the cell's.
+    pub fn kafka_producer_to(&self, url: &str, settings: Settings<'_>) -> Service {
+        self.service("kafka_producer", None, &[("KAFKA_URL", url)], settings)
     }
 
     /// Runs the operator's command to its end.

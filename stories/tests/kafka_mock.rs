@@ -1,0 +1,205 @@
+//! What brokers say when several of them are not of one mind: librdkafka's mock cluster of three says
+//! it on demand.
+//!
+//! It takes part in transactions but shows every record at once, aborted ones too. So a record may be
+//! read again here; what is judged is that none is lost or altered, and that the first reading of
+//! each is in order. Exactly once is for the real broker, in `kafka_exactly_once.rs`.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::mocking::{MockCluster, MockCoordinator};
+use rdkafka::producer::DefaultProducerContext;
+use rdkafka::types::{RDKafkaApiKey as Api, RDKafkaRespErr as Error};
+use stories::cell::{Cell, Settings};
+use stories::exactly_once::check;
+use stories::kafka_topic::{Arrival, Topic};
+use stories::ledger::Ledger;
+use stories::load::Load;
+use stories::redis_server::RedisServer;
+use stories::report::say;
+use stories::seed::seed;
+use stories::service::Service;
+use stories::until::until;
+
+const TOPIC: &str = "shopify-webhooks";
+const PARTITIONS: i32 = 4;
+const BROKERS: i32 = 3;
+const SOON: Duration = Duration::from_secs(60);
+/// Records before the first fault, and after each.
+const SOME: usize = 200;
+
+struct Cluster {
+    brokers: MockCluster<'static, DefaultProducerContext>,
+    topic: Topic<Arrival>,
+    producer: Service,
+    redis: RedisServer,
+    cell: Cell,
+}
+
+impl Cluster {
+    async fn start(settings: Settings<'_>) -> Self {
+        let brokers = MockCluster::new(BROKERS).expect("a mock cluster");
+        brokers.create_topic(TOPIC, PARTITIONS, BROKERS).expect("a topic");
+        let url = brokers.bootstrap_servers();
+        let cell = Cell::alone();
+        let redis = cell.redis(&[]).await;
+        let producer = cell.kafka_producer_to(&url, settings);
+        let mut clients = ClientConfig::new();
+        clients.set("bootstrap.servers", &url);
+        let topic = Topic::arrivals(clients, TOPIC, PARTITIONS);
+        Self { brokers, topic, producer, redis, cell }
+    }
+
+    /// Puts `faults` into a load, one after the other, and looks at what came through.
+    async fn flows_through(&mut self, story: &str, faults: &[&dyn Fn(&Self)]) {
+        let receiver = self.cell.receiver(&[]).await;
+        let ledger = Arc::new(Ledger::default());
+        let load = Load { resources: 50, ..Load::steady(seed(story, 106)) };
+        let running = load.start(receiver.address(), &ledger);
+        self.more_come().await;
+        for fault in faults {
+            fault(self);
+            self.more_come().await;
+        }
+        running.stop().await;
+        until("the queue is empty", SOON, async || self.redis.stream_len("spillway:in").await == 0)
+            .await;
+        self.topic.reaches(ledger.stored_count(), SOON).await;
+        let found = check(&ledger, self.topic.all(), &HashSet::new());
+        found.print(story);
+        let built = self.producer.metric("spillway_producers_built_total").await;
+        say(&format!("{story}: {built:?} producers built"));
+        let faults = [found.lost, found.invented, found.altered, found.disordered, found.scattered];
+        assert_eq!(faults, [0; 5], "{found:?}");
+        assert!(self.producer.is_running(), "it ended");
+        self.producer.ready().await;
+        assert_eq!(self.redis.stream_len("spillway:kafka:dead").await, 0, "dead letters");
+    }
+
+    async fn more_come(&self) {
+        let before = self.topic.count();
+        until("more records appear", SOON, async || self.topic.count() >= before + SOME).await;
+    }
+
+    fn answer(&self, api: Api, errors: &[Error]) {
+        self.brokers.request_errors(api, errors);
+    }
+
+    async fn transactional_id(&self) -> String {
+        format!("spillway-{}", self.redis.command::<String>(&["GET", "spillway:cell"]).await)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn too_few_replicas_are_waited_for() {
+    use Error::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS as TOO_FEW;
+    use Error::RD_KAFKA_RESP_ERR_NOT_ENOUGH_REPLICAS_AFTER_APPEND as TOO_FEW_AFTER;
+    let mut cluster = Cluster::start(&[]).await;
+    cluster
+        .flows_through(
+            "kafka, replicas",
+            &[&|cluster| cluster.answer(Api::Produce, &[TOO_FEW; 20]), &|cluster| {
+                cluster.answer(Api::Produce, &[TOO_FEW_AFTER; 5]);
+            }],
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_leader_is_followed() {
+    let mut cluster = Cluster::start(&[]).await;
+    let lead = |cluster: &Cluster, by: i32| {
+        for partition in 0..PARTITIONS {
+            let leader = Some((partition + by) % BROKERS + 1);
+            cluster.brokers.partition_leader(TOPIC, partition, leader).expect("another leader");
+        }
+    };
+    cluster
+        .flows_through(
+            "kafka, leaders",
+            &[
+                &|cluster| lead(cluster, 1),
+                &|cluster| lead(cluster, 2),
+                &|cluster| {
+                    cluster.brokers.broker_down(1).expect("a broker goes");
+                    lead_without_the_first(cluster);
+                },
+                &|cluster| cluster.brokers.broker_up(1).expect("a broker comes"),
+            ],
+        )
+        .await;
+}
+
+fn lead_without_the_first(cluster: &Cluster) {
+    for partition in 0..PARTITIONS {
+        let leader = Some(partition % 2 + 2);
+        cluster.brokers.partition_leader(TOPIC, partition, leader).expect("another leader");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_coordinator_is_found() {
+    use Error::RD_KAFKA_RESP_ERR_COORDINATOR_LOAD_IN_PROGRESS as LOADING;
+    use Error::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE as AWAY;
+    use Error::RD_KAFKA_RESP_ERR_NOT_COORDINATOR as ANOTHER;
+    let mut cluster = Cluster::start(&[]).await;
+    until("the cell has its id", SOON, async || cluster.producer.is_ready().await).await;
+    let id = cluster.transactional_id().await;
+    let moves = |cluster: &Cluster, broker: i32| {
+        for coordinator in
+            [MockCoordinator::Transaction(id.clone()), MockCoordinator::Group(id.clone())]
+        {
+            cluster.brokers.coordinator(coordinator, broker).expect("another coordinator");
+        }
+    };
+    cluster
+        .flows_through(
+            "kafka, coordinators",
+            &[
+                &|cluster| moves(cluster, 2),
+                &|cluster| moves(cluster, 3),
+                &|cluster| cluster.answer(Api::EndTxn, &[ANOTHER, AWAY, LOADING]),
+                &|cluster| cluster.answer(Api::AddPartitionsToTxn, &[LOADING, ANOTHER, AWAY]),
+                &|cluster| cluster.answer(Api::AddOffsetsToTxn, &[AWAY, LOADING, ANOTHER]),
+                &|cluster| cluster.answer(Api::TxnOffsetCommit, &[LOADING, AWAY, ANOTHER]),
+            ],
+        )
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_queue_of_librdkafka_holds_the_reading_up() {
+    let files = tempfile::tempdir().expect("a directory");
+    let file = files.path().join("kafka.properties");
+    // A tenth of a pack, and brokers that take their time.
+    std::fs::write(&file, "queue.buffering.max.messages=5\n").expect("write the properties");
+    let file = file.to_str().expect("a path of text");
+    let mut cluster = Cluster::start(&[("KAFKA_PROPERTIES_FILE", file)]).await;
+    let slow = |cluster: &Cluster, ms: u64| {
+        for broker in 1..=BROKERS {
+            let delay = Duration::from_millis(ms);
+            cluster.brokers.broker_round_trip_time(broker, delay).expect("a slow broker");
+        }
+    };
+    cluster
+        .flows_through("kafka, full", &[&|cluster| slow(cluster, 20), &|cluster| slow(cluster, 0)])
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fenced_producer_that_is_still_the_owner_begins_again() {
+    use Error::RD_KAFKA_RESP_ERR_PRODUCER_FENCED as FENCED;
+    let mut cluster = Cluster::start(&[]).await;
+    cluster
+        .flows_through(
+            "kafka, fenced",
+            &[&|cluster| cluster.answer(Api::EndTxn, &[FENCED]), &|cluster| {
+                cluster.answer(Api::AddPartitionsToTxn, &[FENCED]);
+            }],
+        )
+        .await;
+    assert!(cluster.producer.metric("spillway_producers_built_total").await >= Some(2.0));
+}
