@@ -112,7 +112,6 @@ async fn expect_raw(kafka: &KafkaServer) {
         b"story.myshopify.com/carts/update",
     ];
     assert_eq!(keys, expected);
-    for record in &records {}
 }
 
 async fn expect_envelope(kafka: &KafkaServer) {
