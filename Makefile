@@ -31,10 +31,11 @@ check: ## formatting, lints, docs and every test: what a change must pass
 	RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps
 	$(MAKE) test
 
-endure: ## the stories that the suite plays small, at the size of the promise (15 minutes)
+endure: ## the stories that the suite plays small, at the size of the promise (20 minutes)
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
-	ENDURE=1 cargo test --locked -p stories --test duplicates --test brake -- --nocapture --test-threads 1
+	ENDURE=1 cargo test --locked -p stories --test duplicates --test brake \
+		--test kafka_exactly_once --test kafka_faults -- --nocapture --test-threads 1
 
 bench: ## measure the receiver beside a bare server; bench/README.md says what and how
 	cargo build --release --locked -p request-receiver -p bench

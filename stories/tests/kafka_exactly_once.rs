@@ -1,6 +1,6 @@
 //! Exactly once into Kafka, whatever is killed: producer, broker, Redis and receiver, under load.
 //!
-//! `COUNT` webhooks at least and `KILLS` kills; the whole measure is COUNT=1000000 KILLS=40.
+//! Under `make endure`, a million webhooks at least and forty kills.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use stories::redis_server::RedisServer;
 use stories::report::say;
 use stories::seed::{chance, seed};
 use stories::service::Service;
+use stories::size::size;
 use stories::until::until;
 use tokio::time::sleep;
 
@@ -52,7 +53,7 @@ struct Parts {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_webhook_appears_once_whatever_is_killed() {
     let seed = seed("kafka, kills", 101);
-    let (count, kills) = (from_environment("COUNT", 20_000), from_environment("KILLS", 10));
+    let (count, kills) = (size(20_000, 1_000_000), size(10, 40));
     let cell = Cell::alone();
     let kafka = cell.kafka().await;
     kafka.topic(TOPIC, PARTITIONS, &[]).await;
@@ -140,9 +141,4 @@ impl Parts {
         })
         .await;
     }
-}
-
-fn from_environment(name: &str, default: usize) -> usize {
-    let given = std::env::var(name).ok();
-    given.map_or(default, |text| text.parse().expect("a whole number"))
 }

@@ -20,6 +20,7 @@ use stories::report::say;
 use stories::seed::{chance, seed};
 use stories::service::Service;
 use stories::shop;
+use stories::size::size;
 use stories::until::until;
 use stories::webhook::Webhook;
 
@@ -123,6 +124,7 @@ async fn a_broker_that_is_away_is_waited_for_while_the_queue_fills_up() {
 
     let before = producer.resident_bytes();
     kafka.kill9();
+    let gone = Instant::now();
     let stored = fill(&receiver, &ledger).await;
     producer.unready("kafka_unavailable").await;
     let growth = producer.resident_bytes().saturating_sub(before);
@@ -133,6 +135,10 @@ async fn a_broker_that_is_away_is_waited_for_while_the_queue_fills_up() {
         producer.metric("spillway_producers_built_total").await >= Some(2.0)
     })
     .await;
+    tokio::time::sleep_until((gone + Duration::from_secs(size(0, 60))).into()).await;
+    let growth = producer.resident_bytes().saturating_sub(before);
+    assert!(growth < GROWTH_MAX, "{growth} bytes more");
+    say(&format!("kafka, away: for {:?}, {growth} bytes more", gone.elapsed()));
     kafka.restart();
     let back = Instant::now();
     topic.reaches(ledger.stored_count(), SOON * 2).await;

@@ -12,10 +12,13 @@ use stories::ledger::Ledger;
 use stories::load::Load;
 use stories::seed::seed;
 use stories::until::until;
+use tokio::time::{Instant, sleep_until};
 
 const TOPIC: &str = "shopify-webhooks";
 const PARTITIONS: i32 = 4;
 const SOON: Duration = Duration::from_secs(60);
+/// How long the first one sleeps: twice what a takeover may take.
+const ASLEEP: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_producer_that_slept_through_a_takeover_adds_nothing() {
@@ -37,9 +40,11 @@ async fn a_producer_that_slept_through_a_takeover_adds_nothing() {
 
     // Under this load a transaction is open nearly always.
     first.sigstop();
+    let stopped = Instant::now();
     until("the second owns the queue", SOON, async || second.is_owner().await).await;
     let before = topic.count();
     topic.reaches(before + 1000, SOON).await;
+    sleep_until(stopped + ASLEEP).await;
     first.sigcont();
     until("the first sees that it lost", SOON, async || {
         first.metric("spillway_owner").await == Some(0.0)
