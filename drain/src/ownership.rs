@@ -92,9 +92,14 @@ impl Tenure {
 
     /// Takes `bytes` of the room for dead letters, if there is so much, and Redis is not full.
     pub fn has_room_for_dead(&self, bytes: u64, bytes_max: u64) -> bool {
+        !self.shared.is_full.load(Ordering::Relaxed) && self.takes_dead(bytes, bytes_max)
+    }
+
+    /// Takes `bytes` of the room for dead letters, if there is so much.
+    pub fn takes_dead(&self, bytes: u64, bytes_max: u64) -> bool {
         let held = self.shared.dead_bytes.load(Ordering::Relaxed)
             + self.shared.dying_bytes.load(Ordering::Relaxed);
-        if self.shared.is_full.load(Ordering::Relaxed) || held + bytes > bytes_max {
+        if held + bytes > bytes_max {
             return false;
         }
         self.shared.dying_bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -39,7 +39,7 @@ use crate::format::Encoder;
 use crate::intake::{self, Arrived};
 use crate::link::Link;
 use crate::metrics::Metrics;
-use crate::open::{Open, Place};
+use crate::open::{BYTES_MAX, BYTES_MIN, Open, Place};
 use crate::position::Position;
 use crate::settings::Settings;
 
@@ -71,6 +71,9 @@ pub struct Drain {
     is_settling: bool,
     encoder: Encoder,
     packer: Packer,
+    learned: Learned,
+    /// Why the last attempt failed, if it was not for a record's sake.
+    because: RefCell<Option<String>>,
     /// The code of the trouble that was logged last; empty while there is none.
     troubled: RefCell<String>,
 }
@@ -89,10 +92,39 @@ struct Session {
     owed: Settlement,
     /// Webhooks given up in packs that are not yet passed.
     given_up: HashMap<StreamId, Vec<u8>>,
+}
+
+/// What failed attempts taught. It outlives the producer they were made with.
+struct Learned {
     /// Records to be sent by themselves, because Kafka refused them among others.
     suspects: BTreeSet<Place>,
     /// Attempts since the last commit.
     redone: u32,
+    /// A transaction ends when it has so many bytes.
+    bytes_max: usize,
+}
+
+impl Default for Learned {
+    fn default() -> Self {
+        Self { suspects: BTreeSet::new(), redone: 0, bytes_max: BYTES_MAX }
+    }
+}
+
+impl Learned {
+    /// Nothing came of a transaction, and no record was to blame: it may have been too much for the
+    /// time that it has. The next has half of it.
+    fn was_in_vain(&mut self, open: &Open) {
+        let bytes = if open.records() == 0 { self.bytes_max } else { open.bytes() };
+        self.bytes_max = (bytes.min(self.bytes_max) / 2).max(BYTES_MIN);
+    }
+
+    fn committed(&mut self, open: &Open) {
+        self.redone = 0;
+        self.bytes_max = self.bytes_max.saturating_mul(2).min(BYTES_MAX);
+        if let Some(alone) = &open.alone {
+            self.suspects.remove(&alone.place);
+        }
+    }
 }
 
 /// Why the way forward ended.
@@ -125,6 +157,8 @@ impl Drain {
             settled,
             is_settling: false,
             packer: Packer::new(),
+            learned: Learned::default(),
+            because: RefCell::default(),
             troubled: RefCell::default(),
             runtime: Handle::current(),
             settings,
@@ -140,6 +174,8 @@ impl Drain {
             match self.session() {
                 Stop::End(end) => return end,
                 Stop::Rebuild | Stop::Redo => {
+                    self.learned.redone += 1;
+                    self.tell_if_often(None);
                     if let Err(Stop::End(end)) = self.pause(REBUILD_PAUSE) {
                         return end;
                     }
@@ -155,7 +191,7 @@ impl Drain {
             Err(stop) => return stop,
         };
         loop {
-            let mut open = Open::at(session.committed);
+            let mut open = Open::at(session.committed, self.learned.bytes_max);
             match self.transact(&mut session, &mut open) {
                 Ok(()) => {}
                 Err(Stop::Redo) => {
@@ -167,7 +203,10 @@ impl Drain {
                     self.leave(&session, &open);
                     return Stop::End(end);
                 }
-                Err(Stop::Rebuild) => return Stop::Rebuild,
+                Err(Stop::Rebuild) => {
+                    self.learned.was_in_vain(&open);
+                    return Stop::Rebuild;
+                }
             }
         }
     }
@@ -187,17 +226,25 @@ impl Drain {
 
     /// Aborts what is open and goes back to the last committed place, with what was learned.
     fn redo(&mut self, session: &mut Session, open: Open) -> Result<(), Stop> {
-        let failed = self.abort(session, &open)?;
-        session.redone += 1;
+        let aborted = self.abort(session, &open);
+        let failed = session.link.reports().take_failed();
         let is_refusal = |code| judge(Call::Delivery, Failure::of(code)) == Fault::Refused;
         let refused = failed.iter().filter(|(_, code)| is_refusal(*code));
         let refused: Vec<_> = refused.copied().collect();
+        // Learned also where the abort's own end is unknown.
+        self.learned.suspects.extend(refused.iter().filter_map(|(at, _)| open.place(*at)));
+        self.learned.redone += 1;
+        aborted?;
         match (&open.alone, refused.first()) {
             (Some(alone), Some((_, code))) => self.give_up(session, alone, *code)?,
-            (None, Some(_)) => {
-                session.suspects.extend(refused.iter().filter_map(|(at, _)| open.place(*at)));
+            (None, Some(_)) => {}
+            (_, None) => {
+                self.learned.was_in_vain(&open);
+                // What the abort took out of the queue says nothing.
+                let is_purged = |code| matches!(code, Code::PurgeQueue | Code::PurgeInflight);
+                let code = failed.iter().map(|(_, code)| *code).find(|code| !is_purged(*code));
+                self.before_again(code)?;
             }
-            (_, None) => self.before_again(session, failed.first().map(|(_, code)| *code))?,
         }
         session.current = None;
         session.arrived = self.intake(session.committed.entry);
@@ -205,14 +252,20 @@ impl Drain {
     }
 
     /// Waits before the same records are tried again, which failed for a reason that is not theirs.
-    fn before_again(&self, session: &Session, code: Option<Code>) -> Result<(), Stop> {
-        if session.redone >= REDONE_OFTEN
-            && let Some(code) = code
-        {
-            self.trouble(format!("kafka_unavailable: records fail again and again: {code}").into());
-        }
+    fn before_again(&self, code: Option<Code>) -> Result<(), Stop> {
+        self.tell_if_often(code);
         let (first, longest) = REDO_PAUSES;
-        self.pause(first.saturating_mul(1 << session.redone.min(10)).min(longest))
+        self.pause(first.saturating_mul(1 << self.learned.redone.min(10)).min(longest))
+    }
+
+    /// Says what attempts fail for, once they have failed often.
+    fn tell_if_often(&self, code: Option<Code>) {
+        let because = code.map(|code| code.to_string()).or(self.because.take());
+        if self.learned.redone >= REDONE_OFTEN
+            && let Some(because) = because
+        {
+            self.trouble(format!("kafka_unavailable: again and again: {because}").into());
+        }
     }
 
     /// The end of this owner's time: what is open will never appear.
@@ -234,6 +287,8 @@ impl Drain {
     fn stop(&self, link: &Link, call: Call, error: &KafkaError) -> Stop {
         let fault = judge(call, Failure::from(error));
         tracing::debug!(?call, ?fault, %error, "a call to kafka failed");
+        // What only a person can mend is said at once.
+        self.because.replace((fault != Fault::Denied).then(|| error.to_string()));
         match fault {
             Fault::Retry | Fault::Abort | Fault::Refused => Stop::Redo,
             Fault::Rebuild => {

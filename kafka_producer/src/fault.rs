@@ -87,15 +87,15 @@ pub fn judge(call: Call, failure: Failure) -> Fault {
         _ if is_fatal => Fault::Rebuild,
         // The topic may be on its way, and a broker too.
         (Call::Init | Call::Look, _) => Fault::Retry,
-        // librdkafka would let these be asked again, but can tell neither a transaction that the
-        // broker completed meanwhile nor one that it gave up from one still open.
-        (Call::Commit | Call::Abort, Code::OperationTimedOut | Code::RequestTimedOut) => {
+        // Whatever librdkafka thinks of a failed commit, the broker may have completed it. And an
+        // abort that took too long can't be told from one that the broker gave up.
+        (Call::Commit, _) | (Call::Abort, Code::OperationTimedOut | Code::RequestTimedOut) => {
             Fault::Rebuild
         }
         _ if requires_abort => Fault::Abort,
         (Call::Offsets, _) if is_retriable => Fault::Retry,
         (Call::Send | Call::Delivery, _) => Fault::Abort,
-        (Call::Begin | Call::Offsets | Call::Commit | Call::Abort, _) => Fault::Rebuild,
+        (Call::Begin | Call::Offsets | Call::Abort, _) => Fault::Rebuild,
     }
 }
 
@@ -125,6 +125,7 @@ fn is_refusal(code: Code) -> bool {
     matches!(
         code,
         Code::MessageSizeTooLarge
+            | Code::MessageBatchTooLarge
             | Code::InvalidMessageSize
             | Code::InvalidRecord
             | Code::InvalidTimestamp
@@ -187,7 +188,7 @@ mod tests {
             check(call, Failure { is_fatal: true, ..Failure::of(Code::Fail) }, Fault::Rebuild);
         }
         let abortable = Failure { requires_abort: true, ..Failure::of(Code::Fail) };
-        check(Call::Commit, abortable, Fault::Abort);
+        check(Call::Commit, abortable, Fault::Rebuild);
         check(Call::Offsets, timed_out, Fault::Retry);
         check(Call::Offsets, abortable, Fault::Abort);
     }

@@ -3,7 +3,7 @@
 //! Blocking: it is used by one thread that does nothing else. No call waits for longer than its
 //! bound, however Kafka fares. It decides nothing: errors are for [`crate::fault`] to judge.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
@@ -27,6 +27,9 @@ const OFFSETS: Duration = Duration::from_secs(15);
 const COMMIT: Duration = Duration::from_secs(30);
 /// Time for an abort. What is not aborted then, the next producer ends.
 const ABORT: Duration = Duration::from_secs(10);
+/// A step of it, and how long reports are heard before each.
+const ABORT_STEP: Duration = Duration::from_millis(50);
+const ABORT_HEARS: Duration = Duration::from_millis(2);
 /// The partition that the cursor is kept under: a topic has it, however few it has.
 const CURSOR_PARTITION: i32 = 0;
 
@@ -160,12 +163,21 @@ impl Link {
         self.producer.commit_transaction(COMMIT)
     }
 
-    /// Aborts: none of the transaction's records appears.
+    /// Aborts: none of the transaction's records appears. Done in short steps, as librdkafka allows: it
+    /// waits until every record is reported, and reports are heard between the steps only.
     ///
     /// # Errors
     /// From Kafka.
     pub fn abort(&self) -> Result<(), KafkaError> {
-        self.producer.abort_transaction(ABORT)
+        let began = Instant::now();
+        loop {
+            self.poll(ABORT_HEARS);
+            let ended = self.producer.abort_transaction(ABORT_STEP);
+            match ended.as_ref().map_err(KafkaError::rdkafka_error_code) {
+                Err(Some(Code::OperationTimedOut)) if began.elapsed() < ABORT => {}
+                _ => return ended,
+            }
+        }
     }
 }
 

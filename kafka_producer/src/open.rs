@@ -16,7 +16,9 @@ const AGE_MAX: Duration = Duration::from_millis(100);
 /// size.
 const AGE_MAX_BEHIND: Duration = Duration::from_secs(2);
 /// Bytes at which it is committed in any case: what a fault makes us do again.
-const BYTES_MAX: usize = 512 << 20;
+pub const BYTES_MAX: usize = 512 << 20;
+/// The least that this is lowered to for a Kafka that is slow.
+pub const BYTES_MIN: usize = 1 << 20;
 
 /// Which webhook a record is, by where it lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,14 +55,15 @@ pub struct Open {
     /// The one record it is for, if it is for one only.
     pub alone: Option<Alone>,
     bytes: usize,
+    bytes_max: usize,
     first_at: Option<Instant>,
     /// The number of the first record of a run, and its place.
     runs: Vec<(usize, Place)>,
 }
 
 impl Open {
-    /// One that begins at `position`.
-    pub fn at(position: Position) -> Self {
+    /// One that begins at `position` and ends at `bytes_max`, if not sooner.
+    pub fn at(position: Position, bytes_max: usize) -> Self {
         Self {
             position,
             settlement: Settlement::default(),
@@ -68,6 +71,7 @@ impl Open {
             received_at_ms: Vec::new(),
             alone: None,
             bytes: 0,
+            bytes_max,
             first_at: None,
             runs: Vec::new(),
         }
@@ -76,6 +80,11 @@ impl Open {
     /// Records in it.
     pub fn records(&self) -> usize {
         self.received_at_ms.len()
+    }
+
+    /// Bytes of its records.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// A record of so many bytes was handed over.
@@ -114,7 +123,7 @@ impl Open {
     /// How long it may stay open from `now`; `None` while there is nothing in it.
     pub fn closes_in(&self, now: Instant, is_behind: bool) -> Option<Duration> {
         let first_at = self.first_at?;
-        if self.bytes >= BYTES_MAX {
+        if self.bytes >= self.bytes_max {
             return Some(Duration::ZERO);
         }
         let age_max = if is_behind { AGE_MAX_BEHIND } else { AGE_MAX };
@@ -133,7 +142,7 @@ mod tests {
     #[test]
     fn a_record_is_found_by_its_number() {
         let now = Instant::now();
-        let mut open = Open::at(Position::default());
+        let mut open = Open::at(Position::default(), BYTES_MAX);
         let places = [
             Place::Parked(id(1)),
             Place::Parked(id(2)),
@@ -154,7 +163,7 @@ mod tests {
     #[test]
     fn it_is_committed_soon_while_little_waits_and_late_while_much_does() {
         let now = Instant::now();
-        let mut open = Open::at(Position::default());
+        let mut open = Open::at(Position::default(), BYTES_MAX);
         assert_eq!(open.closes_in(now, false), None);
         open.sent(Place::Main(id(5), 0), 7, 10, now);
         assert_eq!(open.closes_in(now, false), Some(AGE_MAX));
@@ -167,7 +176,7 @@ mod tests {
     #[test]
     fn entries_without_records_move_it_too() {
         let now = Instant::now();
-        let mut open = Open::at(Position::after(id(4)));
+        let mut open = Open::at(Position::after(id(4)), BYTES_MAX);
         open.position.part = Some((id(5), 3));
         open.pass(id(5), 8, now);
         assert_eq!(open.position, Position::after(id(5)));

@@ -33,6 +33,7 @@ const OURS: &[(&[&str], &str)] = &[
     (&["isolation.level"], "is read_committed, so that the cursor read back is a committed one"),
     (&["enable.auto.commit", "enable.auto.offset.store"], "would move the cursor by itself"),
     (&["delivery.report.only.error"], "is true: the commit says that all were delivered"),
+    (&["statistics.interval.ms"], "would gather what nobody reads; /metrics has ours"),
 ];
 
 /// Options that Java clients know and librdkafka does not, and what to write instead.

@@ -104,6 +104,35 @@ async fn a_record_that_is_too_large_is_a_dead_letter_and_the_rest_flows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_is_too_large_among_many_holds_nothing_up() {
+    const MANY: u64 = 20_000;
+    let mut chance = chance(seed("kafka, one among many", 107), 0);
+    let cell = Cell::alone();
+    let kafka = cell.kafka().await;
+    // Many batches wait beside the one that is refused.
+    kafka.topic(TOPIC, 24, &[]).await;
+    let redis = cell.redis(&[]).await;
+    let receiver = cell.receiver(&[]).await;
+    let ledger = Arc::new(Ledger::default());
+    let items = (1..=MANY).map(|resource| {
+        let bytes = if resource == MANY / 4 { 2_000_000 } else { 1_000 };
+        large(resource, bytes, &mut chance)
+    });
+    Feed::to(receiver.address(), &ledger).store(items.collect()).await;
+    let producer = cell.kafka_producer(&kafka, &[]);
+    let topic = Topic::arrivals(kafka.clients(), TOPIC, 24);
+    topic.reaches(MANY as usize - 1, SOON).await;
+    drained(&redis).await;
+    assert_eq!(redis.stream_len("spillway:kafka:dead").await, 1);
+    let dead = HashSet::from([Event { resource: MANY / 4, sequence: 1 }]);
+    let found = check(&ledger, topic.all(), &dead);
+    found.print("kafka, one among many");
+    found.expect_exact();
+    let built = producer.metric("spillway_producers_built_total").await;
+    assert_eq!(built, Some(1.0), "what was refused was not learned at once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_is_away_is_waited_for_while_the_queue_fills_up() {
     let cell = Cell::alone();
     let mut kafka = cell.kafka().await;

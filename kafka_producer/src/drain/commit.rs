@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
+use rdkafka::error::KafkaError;
 use spillway_service::clock::wall_clock_ms;
 
 use super::{Drain, Session, Stop};
@@ -33,10 +33,7 @@ impl Drain {
         self.well(link);
         session.through = through;
         session.committed = open.position;
-        session.redone = 0;
-        if let Some(alone) = &open.alone {
-            session.suspects.remove(&alone.place);
-        }
+        self.learned.committed(open);
         session.owe(std::mem::take(&mut open.settlement));
         self.hear_settled(session)
     }
@@ -85,23 +82,22 @@ impl Drain {
                     self.is_mine()?;
                     link.poll(OFFER_PAUSE);
                 }
-                Fault::Retry => return Err(Stop::Rebuild),
+                Fault::Retry => {
+                    self.because.replace(Some(error.to_string()));
+                    return Err(Stop::Rebuild);
+                }
                 _ => return Err(self.stop(link, Call::Offsets, &error)),
             }
         }
     }
 
-    /// Aborts `open`; says which records had failed, by number.
-    pub(super) fn abort(&self, session: &Session, open: &Open) -> Result<Vec<(usize, Code)>, Stop> {
+    /// Aborts `open`. What had failed, and what the abort took out of the queue, is reported then.
+    pub(super) fn abort(&self, session: &Session, open: &Open) -> Result<(), Stop> {
         let link = &session.link;
-        link.poll(Duration::ZERO);
-        let mut failed = link.reports().take_failed();
         if open.has_begun {
             link.abort().map_err(|error: KafkaError| self.stop(link, Call::Abort, &error))?;
             self.metrics.aborted();
         }
-        // What the abort took out of the queue is reported as failed, too, behind what had failed
-        // before.
         let aborted_at = Instant::now();
         while link.in_flight() > 0 {
             link.poll(DELIVERED_TICK);
@@ -110,7 +106,6 @@ impl Drain {
             }
         }
         link.poll(Duration::ZERO);
-        failed.append(&mut link.reports().take_failed());
-        Ok(failed)
+        Ok(())
     }
 }

@@ -28,13 +28,16 @@ impl Drain {
     ) -> Result<(), Stop> {
         let dead = self.dead_letter(alone, code);
         let (bytes, reason) = (dead.size_bytes(), dead.reason);
-        while !self.tenure.has_room_for_dead(bytes, self.settings.dead_bytes_max) {
+        // Also where Redis is full: nothing goes past it, so only then is anything freed.
+        while !self.tenure.takes_dead(bytes, self.settings.dead_bytes_max) {
             self.trouble(
                 "dead_letters_full: kafka refuses a webhook, and there is no room for one more \
                  dead letter (DEAD_MAX)"
                     .into(),
             );
             self.pause(NO_ROOM_PAUSE)?;
+            session.link.poll(Duration::ZERO);
+            self.hear_settled(session)?;
         }
         let mut settlement = Settlement { dead: vec![dead], ..Settlement::default() };
         match alone.place {
@@ -51,7 +54,7 @@ impl Drain {
         self.settle_now(settlement)?;
         self.tenure.settled_dead(bytes);
         self.metrics.dead(reason);
-        session.suspects.remove(&alone.place);
+        self.learned.suspects.remove(&alone.place);
         tracing::warn!(
             webhook = %alone.webhook,
             %code,
@@ -74,7 +77,10 @@ impl Drain {
             pack: self.packer.single_out(pack, alone.index),
             webhook: alone.webhook,
             labels,
-            reason: if code == Code::MessageSizeTooLarge { "too_large" } else { "refused" },
+            reason: match code {
+                Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => "too_large",
+                _ => "refused",
+            },
             status: 0,
             attempts: 1,
             answer: code.to_string().into_bytes(),

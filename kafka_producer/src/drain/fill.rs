@@ -116,7 +116,7 @@ impl Drain {
                 current.step(open);
                 continue;
             }
-            let is_suspect = session.suspects.contains(&place);
+            let is_suspect = self.learned.suspects.contains(&place);
             if is_suspect && open.records() > 0 {
                 return Ok(Sent::Part);
             }
@@ -251,6 +251,9 @@ fn take(session: &mut Session, open: &mut Open, arrived: Arrived) {
         Arrived::Replayed(id, webhook, pack) => {
             let source = Source::Parked(id, webhook);
             session.current = Some(Current { source, pack, next: 0 });
+        }
+        Arrived::CorruptParked(id) if id <= committed.parked => {
+            session.owed.corrupt_parked.push(id);
         }
         Arrived::CorruptParked(id) => {
             open.settlement.corrupt_parked.push(id);
