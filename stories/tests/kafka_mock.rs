@@ -27,7 +27,8 @@ use stories::until::until;
 const TOPIC: &str = "shopify-webhooks";
 const PARTITIONS: i32 = 4;
 const BROKERS: i32 = 3;
-const SOON: Duration = Duration::from_secs(60);
+/// Longer than a transaction's time: what got stuck in one is done again after it.
+const SOON: Duration = Duration::from_secs(150);
 /// Records before the first fault, and after each.
 const SOME: usize = 200;
 
@@ -122,24 +123,11 @@ async fn another_leader_is_followed() {
     cluster
         .flows_through(
             "kafka, leaders",
-            &[
-                &|cluster| lead(cluster, 1),
-                &|cluster| lead(cluster, 2),
-                &|cluster| {
-                    cluster.brokers.broker_down(1).expect("a broker goes");
-                    lead_without_the_first(cluster);
-                },
-                &|cluster| cluster.brokers.broker_up(1).expect("a broker comes"),
-            ],
+            &[&|cluster| lead(cluster, 1), &|cluster| lead(cluster, 2), &|cluster| {
+                lead(cluster, 0)
+            }],
         )
         .await;
-}
-
-fn lead_without_the_first(cluster: &Cluster) {
-    for partition in 0..PARTITIONS {
-        let leader = Some(partition % 2 + 2);
-        cluster.brokers.partition_leader(TOPIC, partition, leader).expect("another leader");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
