@@ -26,12 +26,11 @@ pub mod sort;
 use std::sync::Arc;
 
 use spillway_drain::watch::{self, Watched};
-use spillway_queue::connect::CONNECT_TIMEOUT;
 use spillway_queue::drains::HTTP;
-use spillway_queue::{QueueError, health};
+use spillway_queue::health;
+use spillway_service::admin;
 use spillway_service::error::chain;
 use spillway_service::start::Unavailable;
-use spillway_service::{Readiness, admin};
 use tokio_util::sync::CancellationToken;
 
 use crate::deliver::Sender;
@@ -46,17 +45,9 @@ use crate::settings::Settings;
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let metrics = Arc::new(Metrics::new());
-    let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
-    let admin = admin::bind(settings.admin_listen).await?;
-    let after_all = CancellationToken::new();
-    tokio::spawn(admin::serve(
-        admin,
-        metrics.registry.clone(),
-        readiness.clone(),
-        after_all.clone(),
-    ));
+    let (readiness, after_all) = admin::start(settings.admin_listen, &metrics.registry).await?;
     if settings.common.exit_if_unavailable {
-        let reached = reach(&settings).await;
+        let reached = health::reach(&settings.common.redis).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
     let watched = Watched {
@@ -71,20 +62,9 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         backend = ?settings.backend, version = env!("CARGO_PKG_VERSION"), "delivering"
     );
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
-    let signalled = shutdown.clone();
-    let stopping = readiness.clone();
-    tokio::spawn(async move {
-        signalled.cancelled().await;
-        stopping.stopping();
-    });
+    readiness.stops_with(&shutdown);
     let instance = Instance { settings, metrics, sender, readiness };
     ownership::run(&instance, &shutdown).await;
     after_all.cancel();
     Ok(())
-}
-
-/// Whether Redis is there and has its data loaded.
-async fn reach(settings: &Settings) -> Result<(), QueueError> {
-    let mut connection = settings.common.redis.connect(Some(CONNECT_TIMEOUT)).await?;
-    health::ping(&mut connection).await
 }

@@ -25,12 +25,11 @@ pub mod settings;
 use std::sync::Arc;
 
 use spillway_drain::watch::{self, Watched};
-use spillway_queue::connect::CONNECT_TIMEOUT;
 use spillway_queue::drains::KAFKA;
-use spillway_queue::{QueueError, health};
+use spillway_queue::health;
+use spillway_service::admin;
 use spillway_service::error::chain;
 use spillway_service::start::Unavailable;
-use spillway_service::{Readiness, admin};
 use tokio_util::sync::CancellationToken;
 
 use crate::link::Link;
@@ -46,17 +45,9 @@ use crate::settings::Settings;
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let metrics = Arc::new(Metrics::new());
-    let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
-    let admin = admin::bind(settings.admin_listen).await?;
-    let after_all = CancellationToken::new();
-    tokio::spawn(admin::serve(
-        admin,
-        metrics.registry.clone(),
-        readiness.clone(),
-        after_all.clone(),
-    ));
+    let (readiness, after_all) = admin::start(settings.admin_listen, &metrics.registry).await?;
     if settings.common.exit_if_unavailable {
-        let reached = reach_redis(&settings).await;
+        let reached = health::reach(&settings.common.redis).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
         reach_kafka(&settings).await?;
     }
@@ -74,22 +65,11 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         "producing"
     );
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
-    let signalled = shutdown.clone();
-    let stopping = readiness.clone();
-    tokio::spawn(async move {
-        signalled.cancelled().await;
-        stopping.stopping();
-    });
+    readiness.stops_with(&shutdown);
     let instance = Instance { settings, metrics, readiness };
     ownership::run(&instance, &shutdown).await;
     after_all.cancel();
     Ok(())
-}
-
-/// Whether Redis is there and has its data loaded.
-async fn reach_redis(settings: &Settings) -> Result<(), QueueError> {
-    let mut connection = settings.common.redis.connect(Some(CONNECT_TIMEOUT)).await?;
-    health::ping(&mut connection).await
 }
 
 /// Whether Kafka is there and has the topic.

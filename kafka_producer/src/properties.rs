@@ -1,6 +1,7 @@
 //! Settings in Java's properties format, as `java.util.Properties.load` reads it: `key=value`,
 //! `key: value` or `key value`; `#` and `!` begin a comment; a `\` at the end of a line goes on
-//! with the next; `\t`, `\n`, `\r`, `\f` and `\uXXXX` are escapes.
+//! with the next; `\t`, `\n`, `\r`, `\f` and `\u` with four hexadecimal digits are
+//! escapes.
 
 /// Keys and values in the order of the file.
 pub type Properties = Vec<(String, String)>;

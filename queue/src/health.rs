@@ -8,7 +8,7 @@ use std::path::Path;
 
 use redis::cmd;
 
-use crate::connect::{Connection, Redis};
+use crate::connect::{CONNECT_TIMEOUT, Connection, Redis};
 use crate::error::QueueError;
 
 /// The oldest Redis with script flags (`allow-oom`), ENTRIESREAD and a multi-part AOF.
@@ -132,6 +132,14 @@ pub async fn clock_ms(connection: &mut Connection) -> Result<u64, QueueError> {
 /// [`QueueError::Loading`] while it loads; any other from Redis.
 pub async fn ping(connection: &mut Connection) -> Result<(), QueueError> {
     Ok(cmd("PING").query_async(connection).await?)
+}
+
+/// Whether Redis is there and has its data loaded.
+///
+/// # Errors
+/// As of [`Redis::connect`] and [`ping`].
+pub async fn reach(redis: &Redis) -> Result<(), QueueError> {
+    ping(&mut redis.connect(Some(CONNECT_TIMEOUT)).await?).await
 }
 
 /// Asks Redis to rewrite its AOF in the background.

@@ -24,10 +24,10 @@ pub mod waiting;
 use std::sync::Arc;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
+use spillway_service::admin;
 use spillway_service::error::chain;
 use spillway_service::listen::Listener;
 use spillway_service::start::Unavailable;
-use spillway_service::{Readiness, admin};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -46,18 +46,8 @@ use crate::shard::{Shard, Shared};
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let metrics = Metrics::new(settings.secrets.matches());
-    let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
-    // Admin first: while Redis is awaited, /readyz says so.
-    let admin = admin::bind(settings.admin_listen).await?;
+    let (readiness, after_all) = admin::start(settings.admin_listen, &metrics.registry).await?;
     let listener = Listener::bind(&settings.listen).await?;
-    let after_all = CancellationToken::new();
-    tokio::spawn(admin::serve(
-        admin,
-        metrics.registry.clone(),
-        readiness.clone(),
-        after_all.clone(),
-    ));
-
     let state = QueueState::new();
     let watch = queue_state::Watch::new(&settings, state.clone(), readiness.clone(), &metrics);
     if settings.common.exit_if_unavailable {

@@ -27,7 +27,7 @@ enum Condition {
 
 impl Readiness {
     /// Not ready, for `reason`: a code and a sentence.
-    pub fn not_yet(reason: impl Into<String>) -> Self {
+    fn not_yet(reason: impl Into<String>) -> Self {
         Self(Arc::new(Mutex::new(Condition::NotReady(reason.into()))))
     }
 
@@ -44,6 +44,15 @@ impl Readiness {
     /// Never ready again: the process was told to stop.
     pub fn stopping(&self) {
         self.set(Condition::Stopping);
+    }
+
+    /// Stopping, as soon as `shutdown` is cancelled.
+    pub fn stops_with(&self, shutdown: &CancellationToken) {
+        let (readiness, shutdown) = (self.clone(), shutdown.clone());
+        tokio::spawn(async move {
+            shutdown.cancelled().await;
+            readiness.stopping();
+        });
     }
 
     /// `None` if ready, else the reason.
@@ -69,18 +78,25 @@ impl Readiness {
     }
 }
 
-/// Binds the admin address.
+/// Starts serving at `address`, before Redis is even asked, so that /readyz can say what is awaited.
+/// Serves until the token is cancelled.
 ///
 /// # Errors
 /// When the address is taken or not ours.
-pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| {
+pub async fn start(
+    address: SocketAddr,
+    registry: &Registry,
+) -> anyhow::Result<(Readiness, CancellationToken)> {
+    let listener = TcpListener::bind(address).await.map_err(|error| {
         anyhow::anyhow!("ADMIN_LISTEN: cannot listen on {address}: {error}; set another address")
-    })
+    })?;
+    let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
+    let after_all = CancellationToken::new();
+    tokio::spawn(serve(listener, registry.clone(), readiness.clone(), after_all.clone()));
+    Ok((readiness, after_all))
 }
 
-/// Serves until `stop`.
-pub async fn serve(
+async fn serve(
     listener: TcpListener,
     registry: Registry,
     readiness: Readiness,
