@@ -34,6 +34,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use self::fill::Current;
+use crate::calls::Calls;
 use crate::fault::{Call, Failure, Fault, judge};
 use crate::format::Encoder;
 use crate::intake::{self, Arrived};
@@ -60,6 +61,7 @@ pub struct Drain {
     settings: Arc<Settings>,
     metrics: Arc<Metrics>,
     tenure: Tenure,
+    calls: Calls,
     shutdown: CancellationToken,
     runtime: Handle,
     redis: Redis,
@@ -144,6 +146,7 @@ impl Drain {
         settings: Arc<Settings>,
         metrics: Arc<Metrics>,
         tenure: Tenure,
+        calls: Calls,
         shutdown: CancellationToken,
     ) -> Self {
         let redis = settings.common.redis.clone();
@@ -164,6 +167,7 @@ impl Drain {
             settings,
             metrics,
             tenure,
+            calls,
             shutdown,
         }
     }

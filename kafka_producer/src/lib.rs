@@ -3,9 +3,10 @@
 //! Start reading at [`drain`] (what happens to a pack): [`intake`] → [`mod@format`] with [`key`] →
 //! [`open`] (a transaction) → [`link`] (all that is said to Kafka) → settled. Beside them:
 //! [`position`] and [`resume`] (how far, and where to go on), [`fault`] (what to do about an
-//! error), [`reports`] (what librdkafka says on its own), [`settings`], [`properties`] and
-//! [`options`].
+//! error), [`calls`] (whether librdkafka answers at all), [`reports`] (what it says on its own),
+//! [`settings`], [`properties`] and [`options`].
 
+pub mod calls;
 pub mod drain;
 pub mod fault;
 pub mod format;
@@ -32,6 +33,7 @@ use spillway_service::error::chain;
 use spillway_service::start::Unavailable;
 use tokio_util::sync::CancellationToken;
 
+use crate::calls::Calls;
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::ownership::Instance;
@@ -66,10 +68,10 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     );
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     readiness.stops_with(&shutdown);
-    let instance = Instance { settings, metrics, readiness };
-    ownership::run(&instance, &shutdown).await;
+    let instance = Instance::new(settings, metrics, readiness);
+    let ended = ownership::run(&instance, &shutdown).await;
     after_all.cancel();
-    Ok(())
+    Ok(ended?)
 }
 
 /// Whether Kafka is there and has the topic.
@@ -77,7 +79,7 @@ async fn reach_kafka(settings: &Arc<Settings>) -> anyhow::Result<()> {
     let settings = settings.clone();
     // No cell is known yet, and none is needed: the producer only looks.
     let look = move || {
-        let link = Link::build(&settings, 0)?;
+        let link = Link::build(&settings, 0, &Calls::default())?;
         link.look_for_topic().map_err(|error| match link.reports().trouble() {
             Some(trouble) => Unavailable(format!("KAFKA_URL: {}", trouble.text)).into(),
             None => anyhow::Error::from(Unavailable(format!("KAFKA_URL: {error}"))),

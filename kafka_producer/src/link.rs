@@ -1,7 +1,8 @@
 //! The link to Kafka: one transactional producer, and the cursor that its transactions move.
 //!
-//! Blocking: it is used by one thread that does nothing else. No call waits for longer than its
-//! bound, however Kafka fares. It decides nothing: errors are for [`crate::fault`] to judge.
+//! Blocking: it is used by one thread that does nothing else. Each call has a bound, but librdkafka
+//! does not keep them all: [`crate::calls`] sees a call that does not come back. It decides nothing:
+//! errors are for [`crate::fault`] to judge.
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use rdkafka::topic_partition_list::Offset;
 
+use crate::calls::{Calls, Entered};
 use crate::format::Encoded;
 use crate::options;
 use crate::position::Position;
@@ -39,6 +41,15 @@ pub struct Link {
     cursor_options: ClientConfig,
     topic: String,
     group: Option<ConsumerGroupMetadata>,
+    calls: Calls,
+    /// Dropped after everything above: taking a producer down is a call, too.
+    at_last: Option<Entered>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.at_last = Some(self.calls.enter());
+    }
 }
 
 impl Link {
@@ -46,11 +57,18 @@ impl Link {
     ///
     /// # Errors
     /// When librdkafka refuses its options.
-    pub fn build(settings: &Settings, cell: u32) -> Result<Self, KafkaError> {
+    pub fn build(settings: &Settings, cell: u32, calls: &Calls) -> Result<Self, KafkaError> {
         let options = options::producer(settings, cell);
         let producer = BaseProducer::from_config_and_context(&options, Reports::default())?;
         let cursor_options = options::cursor_reader(settings, cell);
-        Ok(Self { producer, cursor_options, topic: settings.topic.clone(), group: None })
+        Ok(Self {
+            producer,
+            cursor_options,
+            topic: settings.topic.clone(),
+            group: None,
+            calls: calls.clone(),
+            at_last: None,
+        })
     }
 
     /// What librdkafka said on its own, as far as it was heard by [`Link::poll`].
@@ -64,6 +82,7 @@ impl Link {
     /// # Errors
     /// From Kafka.
     pub fn init(&self) -> Result<(), KafkaError> {
+        let _call = self.calls.enter();
         let asked = self.producer.init_transactions(LOOK);
         self.poll(Duration::ZERO);
         asked
@@ -74,6 +93,7 @@ impl Link {
     /// # Errors
     /// From Kafka.
     pub fn look_for_topic(&self) -> Result<(), KafkaError> {
+        let _call = self.calls.enter();
         let metadata = self.producer.client().fetch_metadata(Some(&self.topic), LOOK);
         self.poll(Duration::ZERO);
         let metadata = metadata?;
@@ -94,6 +114,7 @@ impl Link {
     /// # Errors
     /// From Kafka.
     pub fn cursor(&mut self) -> Result<Option<Committed>, KafkaError> {
+        let _call = self.calls.enter();
         let consumer: BaseConsumer = self.cursor_options.create()?;
         let mut asked = TopicPartitionList::new();
         asked.add_partition(&self.topic, CURSOR_PARTITION);
@@ -115,6 +136,7 @@ impl Link {
     /// # Errors
     /// From librdkafka.
     pub fn begin(&self) -> Result<(), KafkaError> {
+        let _call = self.calls.enter();
         self.producer.begin_transaction()
     }
 
@@ -138,6 +160,7 @@ impl Link {
 
     /// Hears what librdkafka has to say, for so long.
     pub fn poll(&self, wait: Duration) {
+        let _call = self.calls.enter();
         self.producer.poll(wait);
     }
 
@@ -146,6 +169,7 @@ impl Link {
     /// # Errors
     /// From Kafka.
     pub fn move_cursor(&self, to: &Position, through: u64) -> Result<(), KafkaError> {
+        let _call = self.calls.enter();
         let mut offsets = TopicPartitionList::new();
         let mut cursor = offsets.add_partition(&self.topic, CURSOR_PARTITION);
         cursor.set_offset(Offset::Offset(through.cast_signed()))?;
@@ -160,6 +184,7 @@ impl Link {
     /// # Errors
     /// From Kafka.
     pub fn commit(&self) -> Result<(), KafkaError> {
+        let _call = self.calls.enter();
         self.producer.commit_transaction(COMMIT)
     }
 
@@ -169,6 +194,7 @@ impl Link {
     /// # Errors
     /// From Kafka.
     pub fn abort(&self) -> Result<(), KafkaError> {
+        let _call = self.calls.enter();
         let began = Instant::now();
         loop {
             self.poll(ABORT_HEARS);

@@ -121,6 +121,10 @@ pub fn producer(settings: &Settings, cell: u32) -> ClientConfig {
         .set("transaction.timeout.ms", "60000")
         // A broker that comes back is found again soon.
         .set("reconnect.backoff.max.ms", "2000")
+        // While the group's coordinator is away, librdkafka asks for another only when some
+        // connection changes its state, and waits for ever where none does (its issue 5511). Idle
+        // connections that are closed are such changes.
+        .set("connections.max.idle.ms", "10000")
         .set("topic.metadata.propagation.max.ms", "10000");
     add(&mut config, &settings.properties, |_| true);
     config

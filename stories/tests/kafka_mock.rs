@@ -91,8 +91,39 @@ impl Cluster {
         self.brokers.request_errors(api, errors);
     }
 
-    async fn transactional_id(&self) -> String {
+    /// Of the transactions and of the group that holds the cursor, once the cell has it.
+    async fn id(&self) -> String {
+        until("the cell has its id", SOON, async || self.producer.is_ready().await).await;
         format!("spillway-{}", self.redis.command::<String>(&["GET", "spillway:cell"]).await)
+    }
+
+    /// Both coordinators move to `broker`.
+    fn coordinate(&self, id: &str, broker: i32) {
+        for coordinator in
+            [MockCoordinator::Transaction(id.to_owned()), MockCoordinator::Group(id.to_owned())]
+        {
+            self.brokers.coordinator(coordinator, broker).expect("another coordinator");
+        }
+    }
+
+    /// Partitions' leaders move on by so many brokers.
+    fn lead(&self, by: i32) {
+        for partition in 0..PARTITIONS {
+            let leader = Some((partition + by) % BROKERS + 1);
+            self.brokers.partition_leader(TOPIC, partition, leader).expect("another leader");
+        }
+    }
+
+    /// A broker goes, as a real one would: what it led and coordinated is the others'. It is not in
+    /// the metadata any more, so that librdkafka takes its connection down for good.
+    fn goes(&self, id: &str, broker: i32) {
+        self.brokers.broker_down(broker).expect("a broker goes");
+        let next = |step: i32| Some((broker - 1 + step) % BROKERS + 1);
+        for partition in 0..PARTITIONS {
+            let leader = next(partition % 2 + 1);
+            self.brokers.partition_leader(TOPIC, partition, leader).expect("another leader");
+        }
+        self.coordinate(id, next(1).unwrap_or(1));
     }
 }
 
@@ -114,17 +145,20 @@ async fn too_few_replicas_are_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_leader_is_followed() {
     let mut cluster = Cluster::start(&[]).await;
-    let lead = |cluster: &Cluster, by: i32| {
-        for partition in 0..PARTITIONS {
-            let leader = Some((partition + by) % BROKERS + 1);
-            cluster.brokers.partition_leader(TOPIC, partition, leader).expect("another leader");
-        }
-    };
+    let moves = [0, 1, 2].map(|by| move |cluster: &Cluster| cluster.lead(by));
+    cluster.flows_through("kafka, leaders", &[&moves[1], &moves[2], &moves[0]]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_that_goes_and_comes_back_holds_nothing_up_for_long() {
+    let mut cluster = Cluster::start(&[]).await;
+    let id = cluster.id().await;
+    cluster.coordinate(&id, 1);
     cluster
         .flows_through(
-            "kafka, leaders",
-            &[&|cluster| lead(cluster, 1), &|cluster| lead(cluster, 2), &|cluster| {
-                lead(cluster, 0)
+            "kafka, a broker's restart",
+            &[&|cluster| cluster.goes(&id, 1), &|cluster| {
+                cluster.brokers.broker_up(1).expect("a broker comes");
             }],
         )
         .await;
@@ -136,15 +170,8 @@ async fn another_coordinator_is_found() {
     use Error::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE as AWAY;
     use Error::RD_KAFKA_RESP_ERR_NOT_COORDINATOR as ANOTHER;
     let mut cluster = Cluster::start(&[]).await;
-    until("the cell has its id", SOON, async || cluster.producer.is_ready().await).await;
-    let id = cluster.transactional_id().await;
-    let moves = |cluster: &Cluster, broker: i32| {
-        for coordinator in
-            [MockCoordinator::Transaction(id.clone()), MockCoordinator::Group(id.clone())]
-        {
-            cluster.brokers.coordinator(coordinator, broker).expect("another coordinator");
-        }
-    };
+    let id = cluster.id().await;
+    let moves = |cluster: &Cluster, broker: i32| cluster.coordinate(&id, broker);
     cluster
         .flows_through(
             "kafka, coordinators",

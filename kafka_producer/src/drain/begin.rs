@@ -23,10 +23,11 @@ impl Drain {
     /// Everything up to the first transaction.
     pub(super) fn begin(&mut self) -> Result<Session, Stop> {
         self.settle_under_way()?;
-        let mut link = Link::build(&self.settings, self.tenure.cell).map_err(|error| {
-            self.trouble(format!("kafka_refuses: {error}").into());
-            self.pause(DENIED_PAUSE).err().unwrap_or(Stop::Rebuild)
-        })?;
+        let mut link =
+            Link::build(&self.settings, self.tenure.cell, &self.calls).map_err(|error| {
+                self.trouble(format!("kafka_refuses: {error}").into());
+                self.pause(DENIED_PAUSE).err().unwrap_or(Stop::Rebuild)
+            })?;
         self.metrics.producers.inc();
         // First become the only one, then look: the one before may be about to commit.
         self.ask(&mut link, Call::Init, |link| link.init())?;
@@ -37,6 +38,14 @@ impl Drain {
         let (committed, gap) = decide(kafka, progress.cursor, &span);
         if let Some(gap) = gap {
             self.tell(&gap);
+        }
+        if kafka.is_none() && progress.through > 0 {
+            // A broker forgets it 7 days after the last commit, when Redis' own is equal anyway.
+            tracing::warn!(
+                from = %progress.cursor,
+                "kafka has no cursor of this cell; going on from redis'. If there were commits in \
+                 the last days, this is another kafka, or another topic"
+            );
         }
         tracing::info!(
             from = %committed,

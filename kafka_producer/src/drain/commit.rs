@@ -12,7 +12,9 @@ use crate::open::Open;
 /// How often it is looked whether all records are delivered.
 const DELIVERED_TICK: Duration = Duration::from_millis(2);
 /// Records that are under way for so long are worth a word.
-pub(super) const SLOW: Duration = Duration::from_secs(3);
+const SLOW: Duration = Duration::from_secs(3);
+/// What is said of them where librdkafka says nothing.
+const UNSAID: &str = "kafka_unavailable: records wait for a broker to take them";
 /// How often the cursor is offered to a coordinator that is not ready.
 const OFFERS_MAX: u32 = 10;
 /// What an abort takes out of the queue is gone within this time.
@@ -63,11 +65,15 @@ impl Drain {
             }
             self.is_mine()?;
             self.hear_settled(session)?;
-            if began.elapsed() > SLOW
-                && let Some(trouble) = session.link.reports().trouble()
-            {
-                self.trouble(trouble.reason());
-            }
+            self.tell_if_slow(session, began);
+        }
+    }
+
+    /// Says why records have been under way for long.
+    pub(super) fn tell_if_slow(&self, session: &Session, since: Instant) {
+        if since.elapsed() > SLOW {
+            let trouble = session.link.reports().trouble();
+            self.trouble(trouble.map_or_else(|| UNSAID.into(), |trouble| trouble.reason()));
         }
     }
 

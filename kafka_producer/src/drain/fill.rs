@@ -11,7 +11,6 @@ use spillway_webhook::pack::Pack;
 use spillway_webhook::shopify::Headers;
 use spillway_webhook::{StreamId, WebhookId};
 
-use super::commit::SLOW;
 use super::{Drain, Session, Stop};
 use crate::fault::{Call, Failure, Fault, judge};
 use crate::intake::Arrived;
@@ -182,11 +181,7 @@ impl Drain {
         if session.link.reports().has_failed() {
             return Err(Stop::Redo);
         }
-        if since.elapsed() > SLOW
-            && let Some(trouble) = session.link.reports().trouble()
-        {
-            self.trouble(trouble.reason());
-        }
+        self.tell_if_slow(session, since);
         if self.shutdown.is_cancelled() {
             return Err(Stop::End(End::Stopped));
         }
