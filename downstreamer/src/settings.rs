@@ -248,23 +248,18 @@ impl spillway_service::Written for Written {
         if backoff.longest < backoff.first {
             checker.mistake("RETRY_LONGEST", "must not be shorter than RETRY_FIRST");
         }
+        let backend = self.backend(checker);
+        let dedup = self.dedup(checker, &backend);
         Settings {
             common: self.common.check(checker),
-            backend: self.backend(checker),
+            backend,
             admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
             order_by: checker.choice("ORDER_BY", &self.order_by, &orders),
             delivery_timeout,
             bounds: self.bounds(checker),
             shop_bounds: self.shop_bounds(checker),
             priority_topics: topics(&self.priority_topics),
-            dedup: Dedup {
-                window: checker.duration(
-                    "DEDUP_WINDOW",
-                    &self.dedup_window,
-                    Duration::ZERO..=30 * day,
-                ),
-                bytes: memory(checker, "DEDUP_MEMORY", &self.dedup_memory),
-            },
+            dedup,
             coalesce_topics: self.coalesce_topics(checker),
             coalesce_wait_max: checker.duration(
                 "COALESCE_MAX_WAIT",
@@ -356,6 +351,18 @@ impl Written {
             checker.mistake(KEY, "needs ORDER_BY=resource: events of one resource are coalesced");
         }
         topics
+    }
+
+    /// What is dropped was not delivered: to remember it would make what comes later, for a real
+    /// backend, a duplicate of nothing.
+    fn dedup(&self, checker: &mut Checker, backend: &Backend) -> Dedup {
+        let longest = Duration::from_secs(30 * 24 * 3600);
+        let window = checker.duration("DEDUP_WINDOW", &self.dedup_window, Duration::ZERO..=longest);
+        let is_wanted = !matches!(backend, Backend::Discard);
+        Dedup {
+            window: if is_wanted { window } else { Duration::ZERO },
+            bytes: memory(checker, "DEDUP_MEMORY", &self.dedup_memory),
+        }
     }
 
     fn backend(&self, checker: &mut Checker) -> Backend {

@@ -7,6 +7,7 @@
 //! Start reading at [`cell`], then [`ledger`] and [`check`].
 
 pub mod answer;
+pub mod app;
 pub mod authority;
 pub mod backend;
 pub mod behaviour;
@@ -26,6 +27,7 @@ pub mod load;
 pub mod machine;
 pub mod measure;
 pub mod nginx;
+pub mod page;
 pub mod port;
 pub mod process;
 pub mod receipt;
@@ -35,6 +37,7 @@ pub mod seed;
 pub mod service;
 pub mod shop;
 pub mod size;
+pub mod tunnel;
 pub mod until;
 pub mod webhook;
 pub mod wire;

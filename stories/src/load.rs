@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt};
+use time::OffsetDateTime;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::ledger::{Event, Ledger, Outcome};
 use crate::line::Line;
 use crate::seed::chance;
-use crate::webhook::Webhook;
+use crate::webhook::{Webhook, rfc3339};
 
 /// What to send.
 #[derive(Clone, Debug)]
@@ -31,6 +32,8 @@ pub struct Load {
     pub first_resource: u64,
     /// Events for each resource; `None` goes on until stopped.
     pub events: Option<u64>,
+    /// Paths, each with its share of the resources.
+    pub targets: &'static [&'static str],
     /// Size of the bodies.
     pub body_bytes: RangeInclusive<usize>,
     /// Pause of a connection between two events.
@@ -61,6 +64,7 @@ impl Load {
             resources: 200,
             first_resource: 1,
             events: None,
+            targets: &["/webhooks"],
             body_bytes: 100..=2000,
             pause: Duration::from_millis(30),
             seed,
@@ -139,7 +143,9 @@ impl Sender {
     /// Sends until it is promised or refused for good, or the load is stopped.
     async fn send_until_settled(&mut self, event: Event) {
         let body = self.body(event);
-        let webhook = Webhook::product(event.resource, &event.webhook_id(), body);
+        let targets = self.load.targets;
+        let target = targets[event.resource as usize % targets.len()];
+        let webhook = Webhook::product(event.resource, &event.webhook_id(), body).to(target);
         loop {
             match self.line.attempt(event, &webhook).await {
                 Outcome::Stored | Outcome::Refused(_) => return,
@@ -156,8 +162,13 @@ impl Sender {
     /// JSON that names its event, filled up with text that does not compress to nothing.
     fn body(&mut self, event: Event) -> Vec<u8> {
         let Event { resource, sequence } = event;
-        let mut body =
-            format!("{{\"id\":{resource},\"sequence\":{sequence},\"fill\":\"").into_bytes();
+        // Shopify's have seconds, too.
+        let updated_at = OffsetDateTime::UNIX_EPOCH + Duration::from_secs(sequence);
+        let updated_at = rfc3339(updated_at);
+        let mut body = format!(
+            "{{\"id\":{resource},\"sequence\":{sequence},\"updated_at\":\"{updated_at}\",\"fill\":\""
+        )
+        .into_bytes();
         let size = self.chance.random_range(self.load.body_bytes.clone());
         let mut fill = vec![0; size.saturating_sub(body.len() + 2)];
         self.chance.fill_bytes(&mut fill);

@@ -1,11 +1,13 @@
-//! nginx as anybody may run it: in the foreground, in one process, its files in one directory.
+//! nginx as anybody may run it: in the foreground, its files in one directory.
 
 use std::ffi::OsString;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
+use crate::binaries::repository;
 use crate::client::Connection;
 use crate::process::{Process, Recipe};
 use crate::until::until;
@@ -13,13 +15,14 @@ use crate::until::until;
 /// A running nginx.
 #[derive(Debug)]
 pub struct Nginx {
-    _process: Process,
+    process: Process,
+    directory: PathBuf,
+    has_workers: bool,
 }
 
 /// What belongs around a site.
 const AROUND: &str = "
 daemon off;
-master_process off;
 pid nginx.pid;
 error_log stderr warn;
 events { worker_connections 512; }
@@ -33,26 +36,77 @@ http {
 }
 ";
 
+/// One process is enough for a site that stays as it is.
+const ALONE: &str = "master_process off;";
+
+/// To be reloaded as anybody's is, it needs a master and workers. A worker of another user could not
+/// enter a test's directory.
+const WITH_WORKERS: &str = "user root; worker_processes 2;";
+
+/// A worker that has nothing to do ends at once.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
+
 impl Nginx {
     /// Starts one with this site, in which files are named from `directory`, and waits until it
     /// listens on `address`.
     pub async fn start(directory: &Path, site: &str, address: SocketAddr) -> Self {
+        Self::start_as(false, directory, site, address).await
+    }
+
+    /// The same, with a master and workers: one that can be reloaded.
+    pub async fn start_reloadable(directory: &Path, site: &str, address: SocketAddr) -> Self {
+        Self::start_as(true, directory, site, address).await
+    }
+
+    async fn start_as(
+        has_workers: bool,
+        directory: &Path,
+        site: &str,
+        address: SocketAddr,
+    ) -> Self {
+        let mode = if has_workers { WITH_WORKERS } else { ALONE };
         fs::write(directory.join("site.conf"), site).expect("write the site");
-        fs::write(directory.join("nginx.conf"), AROUND).expect("write nginx.conf");
-        let arguments = ["-p", ".", "-c", "nginx.conf", "-e", "stderr"].map(OsString::from);
+        fs::write(directory.join("nginx.conf"), format!("{mode}{AROUND}"))
+            .expect("write nginx.conf");
         let recipe = Recipe {
             name: "nginx".into(),
             program: program(),
-            arguments: arguments.to_vec(),
+            arguments: FILES.map(OsString::from).to_vec(),
             environment: Vec::new(),
             directory: directory.to_path_buf(),
         };
-        let process = recipe.start();
+        let nginx =
+            Self { process: recipe.start(), directory: directory.to_path_buf(), has_workers };
         let listens = async || Connection::open(address).await.is_ok();
         until("nginx listens", Duration::from_secs(10), listens).await;
-        Self { _process: process }
+        nginx
+    }
+
+    /// Puts another site in place, and reloads it by the shipped script, which waits until all
+    /// workers with the old one are gone.
+    pub async fn reload(&self, site: &str) {
+        assert!(self.has_workers, "an nginx without workers is not reloaded as others are");
+        fs::write(self.directory.join("site.conf"), site).expect("write the site");
+        let mut reload = Command::new(repository().join("ops/nginx/reload.sh"));
+        reload.args(FILES).env("NGINX_PID", "nginx.pid").current_dir(&self.directory);
+        let run = move || reload.output().expect("run ops/nginx/reload.sh");
+        let ended = tokio::task::spawn_blocking(run).await.expect("it was run");
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     }
 }
+
+impl Drop for Nginx {
+    /// Workers outlive a master that is killed.
+    fn drop(&mut self) {
+        if self.has_workers && self.process.is_running() {
+            self.process.sigterm();
+            self.process.wait(ENDS_WITHIN);
+        }
+    }
+}
+
+/// Where it finds its files: in the directory it is started in.
+const FILES: [&str; 6] = ["-p", ".", "-c", "nginx.conf", "-e", "stderr"];
 
 fn program() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();

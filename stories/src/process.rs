@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -121,6 +121,14 @@ impl Process {
     pub async fn exit(&mut self, within: Duration) -> ExitStatus {
         let what = format!("{} ends", self.recipe.name);
         until_some(&what, within, async || self.child.try_wait().expect("look at a child")).await
+    }
+
+    /// Waits until it has ended, where nothing can be awaited: while values are dropped.
+    pub fn wait(&mut self, within: Duration) {
+        let started = Instant::now();
+        while self.is_running() && started.elapsed() < within {
+            std::thread::sleep(Duration::from_millis(15));
+        }
     }
 
     /// True while it has not ended.

@@ -13,6 +13,7 @@ use crate::secret::SecretArguments;
 use crate::send::webhook::{SAMPLE, Webhook};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const FORWARDED_PROTO: &str = "x-forwarded-proto";
 
 /// The backend, as the downstreamer knows it.
 #[derive(Debug, clap::Args)]
@@ -90,14 +91,33 @@ async fn probe(
         let host = host.map_err(|_| Failure::Usage("DOWNSTREAM_HOST is not a host".to_owned()))?;
         request.headers_mut().insert(header::HOST, host);
     }
-    let answer = HttpClient::for_uri(&target, host)?.send(request).await;
-    Ok(match answer {
-        Err(error) => Finding::problem(
-            format!("the probe got no answer: {error}"),
-            "look at the backend's log",
+    let client = HttpClient::for_uri(&target, host)?;
+    let status = async |request| client.send(request).await.map(|answer| answer.status.as_u16());
+    let first = status(request.clone()).await;
+    if !matches!(first, Ok(300..=399)) {
+        return Ok(match first {
+            Ok(status) => judged(status),
+            Err(error) => unanswered(&error),
+        });
+    }
+    // Most likely it wants TLS, and goes by what the proxy in front says of it.
+    request.headers_mut().insert(FORWARDED_PROTO, HeaderValue::from_static("https"));
+    let second = status(request).await;
+    Ok(match second {
+        Ok(status @ 200..=299) => Finding::warning(
+            format!(
+                "the backend answered the probe {status}, and redirects where it is not told \
+                     X-Forwarded-Proto: https"
+            ),
+            "let the proxy in front of the receiver set it, as ops/nginx/spillway.conf does",
         ),
-        Ok(answer) => judged(answer.status.as_u16()),
+        Ok(status) => judged(status),
+        Err(error) => unanswered(&error),
     })
+}
+
+fn unanswered(error: &str) -> Finding {
+    Finding::problem(format!("the probe got no answer: {error}"), "look at the backend's log")
 }
 
 fn joined(base: &Uri, path: &str) -> Option<Uri> {
@@ -116,6 +136,10 @@ fn judged(status: u16) -> Finding {
         401 | 403 => Finding::problem(
             what,
             "give both the same SHOPIFY_CLIENT_SECRET; the backend verifies the raw body",
+        ),
+        300..=399 => Finding::problem(
+            what,
+            "no redirect is followed; let the backend take it where it is posted to",
         ),
         404 | 405 => Finding::problem(what, "probe the path that Shopify posts to"),
         408 | 425 | 429 | 500..=599 => {

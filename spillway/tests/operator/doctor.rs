@@ -89,6 +89,25 @@ async fn the_probe_is_signed() {
 }
 
 #[tokio::test]
+async fn a_backend_that_insists_on_tls_is_told_apart_from_one_that_redirects_all() {
+    async fn answer(headers: HeaderMap, uri: axum::http::Uri) -> StatusCode {
+        let is_tls = headers.get("x-forwarded-proto").is_some_and(|proto| proto == "https");
+        if is_tls && uri.path() == "/hooks" { StatusCode::OK } else { StatusCode::FOUND }
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let router = Router::new().fallback(answer);
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    let cell = Arc::new(Cell::start().await);
+    let settings = [SECRET, ("DOWNSTREAM_APP_URL", &url)];
+    let (_, told) = run(&cell, &["doctor", "--probe", "/hooks"], &settings).await;
+    assert!(told.contains("warning  the backend answered the probe 200"), "{told}");
+    assert!(told.contains("X-Forwarded-Proto: https"), "{told}");
+    let (_, told) = run(&cell, &["doctor", "--probe", "/other"], &settings).await;
+    assert!(told.contains("problem  the backend answered the probe 302"), "{told}");
+}
+
+#[tokio::test]
 async fn what_is_sent_is_signed_and_each_one_differs() {
     let cell = Arc::new(Cell::start().await);
     let (url, received) = backend().await;

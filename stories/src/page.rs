@@ -1,0 +1,65 @@
+//! The pages under docs/, whose code is run as it stands there.
+
+use std::fs;
+
+use crate::binaries::repository;
+
+/// A fenced block: the language it names, and its text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// What stands behind the fence; empty where nothing does.
+    pub language: String,
+    /// The lines between the fences.
+    pub text: String,
+}
+
+/// The text of a page, named from the root of the repository.
+fn text(page: &str) -> String {
+    fs::read_to_string(repository().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"))
+}
+
+/// All fenced blocks of a page.
+pub fn blocks(text: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut open: Option<Block> = None;
+    for line in text.lines() {
+        // In a list, a fence is indented as the list is.
+        let fence = line.trim_start().strip_prefix("```");
+        match (&mut open, fence) {
+            (None, Some(language)) => {
+                let language = language.trim().to_owned();
+                open = Some(Block { language, text: String::new() });
+            }
+            (Some(_), Some(_)) => blocks.extend(open.take()),
+            (Some(block), None) => {
+                block.text.push_str(line);
+                block.text.push('\n');
+            }
+            (None, None) => {}
+        }
+    }
+    blocks
+}
+
+/// The one block of a page in this language.
+pub fn only_block(page: &str, language: &str) -> String {
+    let mut found = blocks(&text(page)).into_iter().filter(|block| block.language == language);
+    let block = found.next().unwrap_or_else(|| panic!("no block in {language} in {page}"));
+    assert!(found.next().is_none(), "more than one block in {language} in {page}");
+    block.text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Block, blocks};
+
+    #[test]
+    fn a_block_is_what_stands_between_fences() {
+        let block = |language: &str, text: &str| Block {
+            language: language.to_owned(),
+            text: text.to_owned(),
+        };
+        let page = "a\n```sh\nls\n```\nb `c`\n1. d\n\n   ```\n   e\n   ```\n";
+        assert_eq!(blocks(page), [block("sh", "ls\n"), block("", "   e\n")]);
+    }
+}
