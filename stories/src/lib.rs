@@ -28,6 +28,7 @@ pub mod measure;
 pub mod nginx;
 pub mod port;
 pub mod process;
+pub mod prometheus;
 pub mod receipt;
 pub mod redis_server;
 pub mod report;
