@@ -42,7 +42,7 @@ alerts-live: ## every alert in its fault, live: a table, and the dashboard drawn
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
 	mkdir -p $(RESULTS)
-	ENDURE=1 RESULTS=$(RESULTS) cargo test --locked -p stories --test alerts -- --nocapture
+	ENDURE=1 RESULTS=$(RESULTS) cargo test --locked --workspace --test alerts -- --nocapture
 
 bench: ## measure the receiver beside a bare server; bench/README.md says what and how
 	cargo build --release --locked -p request-receiver -p bench
