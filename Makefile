@@ -4,7 +4,7 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help run kafka test check endure bench characterize characterize-kafka simulate clean-run
+.PHONY: help run kafka test check endure alerts-live bench characterize characterize-kafka simulate clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,13 @@ endure: ## the stories that the suite plays small, at the size of the promise (2
 	cargo build --locked --workspace --bins
 	ENDURE=1 cargo test --locked -p stories --test duplicates --test brake \
 		--test kafka_exactly_once --test kafka_faults -- --nocapture --test-threads 1
+
+alerts-live: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
+alerts-live: ## every alert in its fault, live: a table, and the dashboard drawn (5 minutes, as root)
+	ops/deps.sh test
+	cargo build --locked --workspace --bins
+	mkdir -p $(RESULTS)
+	ENDURE=1 RESULTS=$(RESULTS) cargo test --locked --workspace --test alerts -- --nocapture
 
 bench: ## measure the receiver beside a bare server; bench/README.md says what and how
 	cargo build --release --locked -p request-receiver -p bench

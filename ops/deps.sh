@@ -3,12 +3,12 @@
 #
 #     ops/deps.sh run     a Rust toolchain and a C compiler to build, redis-server to run
 #     ops/deps.sh kafka   what librdkafka is built with, and what a Kafka broker is got and run with
-#     ops/deps.sh test    both, and what the tests drive: nginx, openssl, curl, git, node; gets the
+#     ops/deps.sh test    both, and what the tests drive: nginx, openssl, curl, git, node, Prometheus; gets the
 #                         broker
 #
 # With everything there it changes nothing and says nothing. Packages come by apt, as root or by a
 # sudo that does not ask; elsewhere it prints what to install and exits 1. It never installs Rust,
-# which is yours to choose, and never starts Debian's own redis or nginx services.
+# which is yours to choose, and never starts Debian's own redis, nginx or prometheus services.
 set -euo pipefail
 
 readonly REDIS_MAJOR_MIN=7
@@ -26,7 +26,7 @@ tools_for() {
     test)
       tools_for run
       tools_for kafka
-      printf '%s\n' nginx:nginx-light openssl:openssl curl:curl git:git node:nodejs
+      printf '%s\n' nginx:nginx-light openssl:openssl curl:curl git:git node:nodejs prometheus:prometheus
       ;;
   esac
 }

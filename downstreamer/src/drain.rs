@@ -423,6 +423,7 @@ impl Drain {
         self.metrics.concurrency_limit.set(i64::try_from(limit).unwrap_or(i64::MAX));
         self.metrics.paused.set(i64::from(limit == 0 || self.destination.is_stopped()));
         let is_braked = self.destination.is_braked();
+        self.metrics.brake.set(i64::from(is_braked));
         self.tenure.show_trouble(is_braked.then_some(BRAKED.into()));
     }
 

@@ -23,6 +23,8 @@ pub struct Metrics {
     pub queue: Arc<QueueGauges>,
     /// 1 while the backend asked to be left alone, or is down.
     pub paused: IntGauge,
+    /// 1 while the backend refuses nearly everything.
+    pub brake: IntGauge,
     /// Deliveries the backend took.
     pub delivered: IntCounter,
     /// How many may be under way.
@@ -59,6 +61,11 @@ impl Metrics {
                 &registry,
                 "spillway_paused",
                 "1 while nothing is let out: the backend is down, refuses everything, or asked to be left alone.",
+            ),
+            brake: gauge(
+                &registry,
+                "spillway_brake",
+                "1 while the backend refuses most of what it gets, of every shop: one probe every 10 s.",
             ),
             delivered: counter(&registry, "spillway_delivered_total", "Webhooks delivered."),
             concurrency_limit: gauge(

@@ -2,13 +2,11 @@
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use prometheus::core::Collector;
-use prometheus::{
-    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-};
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 use spillway_queue::status::Status;
+use spillway_service::drain_gauges::DrainGauges;
 use spillway_service::metrics::register;
 
 /// Topics with a label of their own; the rest is `other`.
@@ -19,9 +17,7 @@ pub struct QueueGauges {
     drain: &'static str,
     /// 1 while this instance owns the drain.
     pub owner: IntGauge,
-    webhooks: IntGauge,
-    oldest: Gauge,
-    last_seen: Gauge,
+    drains: DrainGauges,
     bytes: IntGauge,
     limit_bytes: IntGauge,
     dead_letters: IntGauge,
@@ -36,24 +32,10 @@ pub struct TopicCounter {
 impl QueueGauges {
     /// Registers them for `drain`.
     pub fn new(registry: &Registry, drain: &'static str) -> Self {
-        let of_drain = |name: &str, help: &str| {
-            let opts = Opts::new(name, help).const_label("drain", drain);
-            add(registry, Gauge::with_opts(opts))
-        };
-        let webhooks = Opts::new("spillway_queue_webhooks", "Webhooks this drain has not settled.")
-            .const_label("drain", drain);
         Self {
             drain,
             owner: gauge(registry, "spillway_owner", "1 while this instance owns the drain."),
-            webhooks: add(registry, IntGauge::with_opts(webhooks)),
-            oldest: of_drain(
-                "spillway_queue_oldest_age_seconds",
-                "Age of the oldest webhook this drain has not settled.",
-            ),
-            last_seen: of_drain(
-                "spillway_drain_last_seen_timestamp_seconds",
-                "When the drain's owner was last seen, as a Unix time.",
-            ),
+            drains: DrainGauges::new(registry),
             bytes: gauge(registry, "spillway_queue_bytes", "Memory that Redis uses."),
             limit_bytes: gauge(
                 registry,
@@ -68,10 +50,8 @@ impl QueueGauges {
     pub fn show(&self, status: &Status) {
         self.bytes.set(status.queue.bytes.cast_signed());
         self.limit_bytes.set(status.queue.limit_bytes.cast_signed());
+        self.drains.show(&status.drains);
         if let Some(own) = status.drains.iter().find(|drain| drain.name == self.drain) {
-            self.webhooks.set(own.waiting.cast_signed());
-            self.oldest.set(own.oldest_age_seconds.unwrap_or(0.0));
-            self.last_seen.set(Duration::from_millis(own.last_seen_ms).as_secs_f64());
             self.dead_letters.set(own.dead_letters.cast_signed());
         }
     }

@@ -160,7 +160,7 @@ pub fn judge(facts: &Facts, require_durable: bool, was_full: bool) -> Verdict {
     if facts.limit_bytes > 0 && facts.used_bytes + spare_bytes >= facts.limit_bytes {
         return Verdict::Full("redis has reached its maxmemory");
     }
-    let disk_needed = facts.used_bytes + DISK_RESERVE_BYTES;
+    let disk_needed = disk_needed_bytes(facts);
     if facts.aof_enabled && facts.disk_free_bytes.is_some_and(|free| free < disk_needed) {
         return Verdict::Full("the disk below the AOF has less free than a rewrite of it needs");
     }
@@ -178,6 +178,11 @@ pub fn judge(facts: &Facts, require_durable: bool, was_full: bool) -> Verdict {
         );
     }
     Verdict::Usable { durability, warnings, rewrite: should_rewrite(facts) }
+}
+
+/// With less than this free below the AOF, webhooks are refused.
+pub fn disk_needed_bytes(facts: &Facts) -> u64 {
+    facts.used_bytes + DISK_RESERVE_BYTES
 }
 
 /// What an answered 200 is worth under these settings.

@@ -19,6 +19,7 @@ pub mod serve;
 pub mod settings;
 pub mod shard;
 pub mod stream;
+pub mod topics;
 pub mod waiting;
 
 use std::sync::Arc;

@@ -6,20 +6,16 @@ use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    Opts, Registry,
+    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
+    Registry,
 };
-use spillway_service::clock::wall_clock_ms;
+use spillway_queue::health::{self, Facts};
+use spillway_service::drain_gauges::DrainGauges;
 use spillway_service::metrics::{register, registry};
-use spillway_webhook::Webhook;
-use spillway_webhook::shopify::Headers;
 
 use crate::admit::Admission;
 use crate::reply::OUTCOMES;
-
-/// Topics with a label of their own; the rest is `other`.
-const TOPICS_MAX: usize = 100;
-const OTHER_TOPIC: &str = "other";
+use crate::topics::TopicMetrics;
 
 /// All metrics of a receiver.
 #[derive(Clone)]
@@ -28,55 +24,28 @@ pub struct Metrics {
     pub registry: Registry,
     /// What is known of Redis.
     pub queue: QueueGauges,
+    /// What is counted by topic.
+    pub topics: TopicMetrics,
     outcomes: HashMap<&'static str, (IntCounter, Histogram)>,
     pack_webhooks: Histogram,
-    accepted: IntCounterVec,
-    last_accepted: GaugeVec,
 }
 
 /// What is known of Redis.
 #[derive(Clone)]
 pub struct QueueGauges {
-    /// 2 = fsync before the answer, 1 = each second, 0 = none or unknown.
-    pub durability: IntGauge,
-    /// Memory Redis uses.
-    pub bytes: IntGauge,
-    /// Redis' `maxmemory`.
-    pub limit_bytes: IntGauge,
-}
-
-/// Counters per topic, held by one shard.
-pub struct Topics {
-    indices: HashMap<Vec<u8>, TopicIndex>,
-    known: Vec<Topic>,
-    accepted: IntCounterVec,
-    last_accepted: GaugeVec,
-}
-
-/// Stands for a topic, in the [`Topics`] that gave it.
-#[derive(Debug, Clone, Copy)]
-pub struct TopicIndex(u16);
-
-struct Topic {
-    accepted: IntCounter,
-    last_accepted: Gauge,
-    /// Of the batch that is being counted.
-    stored: u64,
+    /// Each registered drain.
+    pub drains: DrainGauges,
+    durability: IntGauge,
+    bytes: IntGauge,
+    limit_bytes: IntGauge,
+    disk_free_bytes: Gauge,
+    disk_needed_bytes: IntGauge,
 }
 
 impl Metrics {
     /// Registers them all, with what the secrets count.
     pub fn new(signature_matches: &IntCounterVec) -> Self {
         let registry = registry("request-receiver", env!("CARGO_PKG_VERSION"));
-        let gauge = |name, help| add(&registry, IntGauge::new(name, help));
-        let queue = QueueGauges {
-            durability: gauge(
-                "spillway_durability",
-                "2 = Redis syncs before it answers, 1 = each second, 0 = not at all or unknown.",
-            ),
-            bytes: gauge("spillway_queue_bytes", "Memory that Redis uses."),
-            limit_bytes: gauge("spillway_queue_limit_bytes", "Redis' maxmemory; 0 = none."),
-        };
         let received = vec(&registry, "spillway_received_total", "Requests answered.", "outcome");
         let durations = HistogramOpts::new(
             "spillway_request_duration_seconds",
@@ -95,16 +64,11 @@ impl Metrics {
         register(&registry, signature_matches);
         let packs = HistogramOpts::new("spillway_pack_webhooks", "Webhooks in one stored pack.")
             .buckets(prometheus::exponential_buckets(1.0, 2.0, 12).expect("BUG: constants"));
-        let last = Opts::new(
-            "spillway_last_accepted_timestamp_seconds",
-            "When a webhook of the topic was last stored, as a Unix time.",
-        );
         Self {
-            queue,
+            queue: QueueGauges::new(&registry),
+            topics: TopicMetrics::new(&registry),
             outcomes,
             pack_webhooks: add(&registry, Histogram::with_opts(packs)),
-            accepted: vec(&registry, "spillway_accepted_total", "Webhooks stored.", "topic"),
-            last_accepted: add(&registry, GaugeVec::new(last, &["topic"])),
             registry,
         }
     }
@@ -127,48 +91,45 @@ impl Metrics {
     pub fn packed(&self, count: u32) {
         self.pack_webhooks.observe(f64::from(count));
     }
-
-    /// The counters per topic.
-    pub fn topics(&self) -> Topics {
-        Topics {
-            indices: HashMap::new(),
-            known: Vec::new(),
-            accepted: self.accepted.clone(),
-            last_accepted: self.last_accepted.clone(),
-        }
-    }
 }
 
-impl Topics {
-    /// What stands for the webhook's topic here.
-    pub fn index_of(&mut self, webhook: &Webhook) -> TopicIndex {
-        let topic = webhook.headers.topic().unwrap_or_default();
-        if let Some(index) = self.indices.get(topic) {
-            return *index;
-        }
-        let is_room = self.known.len() < TOPICS_MAX;
-        let label = std::str::from_utf8(topic).ok().filter(|_| is_room).unwrap_or(OTHER_TOPIC);
-        if let Some(index) = self.indices.get(label.as_bytes()) {
-            return *index;
-        }
-        let index = TopicIndex(u16::try_from(self.known.len()).expect("BUG: topics are bounded"));
-        self.indices.insert(label.into(), index);
-        self.known.push(Topic {
-            accepted: self.accepted.with_label_values(&[label]),
-            last_accepted: self.last_accepted.with_label_values(&[label]),
-            stored: 0,
-        });
-        index
+impl QueueGauges {
+    fn new(registry: &Registry) -> Self {
+        let gauge = |name, help| add(registry, IntGauge::new(name, help));
+        let disk_free = Gauge::new(
+            "spillway_disk_free_bytes",
+            "Free disk below the AOF; NaN where Redis is on another machine, or not known.",
+        );
+        let gauges = Self {
+            drains: DrainGauges::new(registry),
+            durability: gauge(
+                "spillway_durability",
+                "2 = Redis syncs before it answers, 1 = each second, 0 = not at all or unknown.",
+            ),
+            bytes: gauge("spillway_queue_bytes", "Memory that Redis uses."),
+            limit_bytes: gauge("spillway_queue_limit_bytes", "Redis' maxmemory; 0 = none."),
+            disk_free_bytes: add(registry, disk_free),
+            disk_needed_bytes: gauge(
+                "spillway_disk_needed_bytes",
+                "With less disk free than this, webhooks are answered 503 queue_full.",
+            ),
+        };
+        gauges.disk_free_bytes.set(f64::NAN);
+        gauges
     }
 
-    /// Counts webhooks that were stored, by their topics.
-    pub fn stored(&mut self, topics: impl Iterator<Item = TopicIndex>) {
-        topics.for_each(|index| self.known[usize::from(index.0)].stored += 1);
-        let now = Duration::from_millis(wall_clock_ms()).as_secs_f64();
-        for topic in self.known.iter_mut().filter(|topic| topic.stored > 0) {
-            topic.accepted.inc_by(std::mem::take(&mut topic.stored));
-            topic.last_accepted.set(now);
-        }
+    /// What Redis says now.
+    pub fn show(&self, facts: &Facts) {
+        self.durability.set(health::durability(facts) as i64);
+        self.bytes.set(facts.used_bytes.cast_signed());
+        self.limit_bytes.set(facts.limit_bytes.cast_signed());
+        self.disk_free_bytes.set(facts.disk_free_bytes.map_or(f64::NAN, |bytes| bytes as f64));
+        self.disk_needed_bytes.set(health::disk_needed_bytes(facts).cast_signed());
+    }
+
+    /// Redis can't be reached: nothing is known of its durability.
+    pub fn unreachable(&self) {
+        self.durability.set(0);
     }
 }
 
@@ -190,10 +151,15 @@ impl Collector for InFlight {
     }
 }
 
-fn vec(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {
+/// Counters by one label.
+pub fn vec(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {
     add(registry, IntCounterVec::new(Opts::new(name, help), &[label]))
 }
 
-fn add<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
+/// Registers what was made.
+///
+/// # Panics
+/// When its name is not valid or taken already, which is a bug.
+pub fn add<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
     register(registry, &made.expect("BUG: a constant name is valid"))
 }

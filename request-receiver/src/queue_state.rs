@@ -8,7 +8,7 @@ use std::time::Duration;
 use spillway_queue::append::AppendError;
 use spillway_queue::drains::{self, StartAt};
 use spillway_queue::health::{self, Durability, Facts, Verdict};
-use spillway_queue::{Connection, QueueError, Redis};
+use spillway_queue::{Connection, QueueError, Redis, status};
 use spillway_service::Readiness;
 use spillway_service::error::chain;
 use tokio::sync::Notify;
@@ -168,7 +168,7 @@ impl Watch {
                 Ok((facts, verdict)) => self.found(&facts, verdict, connection.as_mut()).await,
                 Err(error) => {
                     connection = None;
-                    self.gauges.durability.set(0);
+                    self.gauges.unreachable();
                     self.unusable(
                         Health::Unavailable,
                         &format!("queue_unavailable: {}", chain(&error)),
@@ -203,7 +203,19 @@ impl Watch {
         if matches!(verdict, Verdict::Usable { .. }) {
             drains::register(&self.redis, connected, None, StartAt::Oldest).await?;
         }
+        self.show_drains(connected).await;
         Ok((facts, verdict))
+    }
+
+    /// Shown here too: when every drain is dead, nobody else can say what piles up. A Redis that does
+    /// not tell is none the less usable.
+    async fn show_drains(&self, connection: &mut Connection) {
+        match status::read(&self.redis, connection).await {
+            Ok(status) => self.gauges.drains.show(&status.drains),
+            Err(error) => {
+                tracing::debug!(error = chain(&error), "the drains could not be looked at")
+            }
+        }
     }
 
     async fn found(
@@ -212,9 +224,7 @@ impl Watch {
         verdict: Verdict,
         connection: Option<&mut Connection>,
     ) -> bool {
-        self.gauges.bytes.set(facts.used_bytes.cast_signed());
-        self.gauges.limit_bytes.set(facts.limit_bytes.cast_signed());
-        self.gauges.durability.set(health::durability(facts) as i64);
+        self.gauges.show(facts);
         match verdict {
             Verdict::Usable { durability, warnings, rewrite } => {
                 self.usable(durability, &warnings);

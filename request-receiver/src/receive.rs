@@ -119,6 +119,7 @@ pub async fn receive(
     State(Around { receiver, arrival }): State<Around>,
     request: Request,
 ) -> Response {
+    let claim = receiver.metrics.topics.claim(request.headers());
     let taken = receiver.take(request, &arrival).await;
     let outcome = taken.as_ref().map_or_else(|refusal| refusal.outcome(), |()| "accepted");
     receiver.metrics.answered(outcome, arrival.first_byte.elapsed());
@@ -126,6 +127,7 @@ pub async fn receive(
         Ok(()) => StatusCode::OK.into_response(),
         Err(refusal) => {
             tracing::debug!(outcome, "refused");
+            receiver.metrics.topics.refused(claim);
             let mut response = refusal.into_response();
             if !arrival.connection.is_body_read() {
                 // Said rather than done in silence: the sender would use the connection again.
@@ -172,6 +174,7 @@ mod tests {
 
     use super::*;
     use crate::connection::Phase;
+    use crate::topics::Topics;
 
     const BODY: &[u8] = br#"{"id":1}"#;
 
@@ -182,7 +185,7 @@ mod tests {
             admission: Admission::new(64 << 20),
             secrets,
             state: QueueState::usable_one(),
-            waiting: Arc::new(Waiting::new(metrics.topics())),
+            waiting: Arc::new(Waiting::new(Topics::new(metrics.topics.clone()))),
             metrics,
             window: Window {
                 age_max: Duration::from_secs(3600),

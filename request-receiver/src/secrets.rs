@@ -58,7 +58,7 @@ impl Source {
 
     fn reload(&self) {
         let Some(file) = &self.file else {
-            tracing::info!("SIGHUP: the secrets came from the environment; nothing to read again");
+            tracing::info!("told to read the secrets again, and they came from the environment");
             return;
         };
         match read_secrets(file) {
@@ -69,7 +69,7 @@ impl Source {
                 self.in_force.store(Arc::new(in_force));
             }
             Err(problem) => {
-                tracing::error!(%problem, "SIGHUP: the old secrets stay in force");
+                tracing::error!(%problem, "the secrets could not be read again; the old ones stay in force");
             }
         }
     }
@@ -92,6 +92,8 @@ pub async fn reload_on_hangup(source: Arc<Source>) {
                 source.reload();
             }
         }
-        Err(error) => tracing::error!(%error, "SIGHUP can't be listened to"),
+        Err(error) => {
+            tracing::error!(%error, "the signal to read the secrets again can not be listened to")
+        }
     }
 }

@@ -23,6 +23,7 @@ use crate::queue_state::QueueState;
 use crate::receive::Receiver;
 use crate::settings::Settings;
 use crate::stream::Accepted;
+use crate::topics::Topics;
 use crate::waiting::Waiting;
 
 /// Connections on their way to a shard: they are taken at once unless it is busy with a huge body.
@@ -123,7 +124,7 @@ fn stay_on(core: usize) {
 
 async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
     let closing = shared.closing.clone();
-    let waiting = Arc::new(Waiting::new(shared.metrics.topics()));
+    let waiting = Arc::new(Waiting::new(Topics::new(shared.metrics.topics.clone())));
     let state = shared.state.for_shard();
     let batcher = Batcher::new(waiting.clone(), &shared.settings, state.clone(), &shared.metrics);
     let mut batcher = tokio::spawn(batcher.run());

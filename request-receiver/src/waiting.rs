@@ -17,8 +17,8 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::admit::Permit;
-use crate::metrics::{TopicIndex, Topics};
 use crate::reply::Refusal;
+use crate::topics::{TopicIndex, Topics};
 
 /// What a webhook's sender is to be told.
 pub type Answer = Result<(), Refusal>;
@@ -334,7 +334,7 @@ mod tests {
 
     fn waiting() -> (Waiting, Admission) {
         let metrics = Metrics::new(Source::new(&[], None).matches());
-        (Waiting::new(metrics.topics()), Admission::new(64 << 20))
+        (Waiting::new(Topics::new(metrics.topics.clone())), Admission::new(64 << 20))
     }
 
     /// A webhook that waits from now on, for at most `time`.

@@ -6,6 +6,7 @@
 pub mod admin;
 pub mod clock;
 pub mod common;
+pub mod drain_gauges;
 pub mod error;
 pub mod exit;
 pub mod listen;

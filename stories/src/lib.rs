@@ -30,6 +30,7 @@ pub mod nginx;
 pub mod page;
 pub mod port;
 pub mod process;
+pub mod prometheus;
 pub mod receipt;
 pub mod redis_server;
 pub mod report;

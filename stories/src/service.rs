@@ -30,6 +30,11 @@ impl Service {
         self.listen.expect("only the receiver takes webhooks")
     }
 
+    /// Where it tells of itself.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin
+    }
+
     /// Asks the admin endpoint; `None` where nothing listens.
     pub async fn admin(&self, path: &str) -> Option<Answer> {
         get(self.admin, path).await.ok()

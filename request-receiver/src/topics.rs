@@ -1,0 +1,205 @@
+//! Counts by topic, with a bounded number of labels.
+//!
+//! Only a verified webhook makes a topic known: before its signature is checked, a topic is a
+//! stranger's claim, and a stranger may claim a new one with every request. What is refused is
+//! counted under a topic known already, else under `other`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use http::HeaderMap;
+use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, Opts, Registry};
+use spillway_service::clock::wall_clock_ms;
+use spillway_webhook::Webhook;
+use spillway_webhook::shopify::Headers;
+
+use crate::metrics::{add, vec};
+
+/// Topics with a label of their own; the rest is `other`.
+const TOPICS_MAX: usize = 100;
+const OTHER_TOPIC: &str = "other";
+
+/// What is counted by topic, for the whole process.
+#[derive(Clone)]
+pub struct TopicMetrics {
+    accepted: IntCounterVec,
+    last_accepted: GaugeVec,
+    refused: IntCounterVec,
+    refused_other: IntCounter,
+    /// Looked into for each request and changed for each new topic: read without a lock.
+    known: Arc<ArcSwap<Known>>,
+    learning: Arc<Mutex<()>>,
+}
+
+/// The counters of what is refused, by topic.
+#[derive(Clone, Default)]
+struct Known {
+    indices: HashMap<Vec<u8>, usize>,
+    refused: Vec<IntCounter>,
+}
+
+/// The topic that a request claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// None: this is nothing of Shopify's.
+    Missing,
+    /// One that was verified before.
+    Known(usize),
+    /// Another.
+    Other,
+}
+
+/// Counters per topic, held by one shard.
+pub struct Topics {
+    indices: HashMap<Vec<u8>, TopicIndex>,
+    known: Vec<Topic>,
+    metrics: TopicMetrics,
+}
+
+/// Stands for a topic, in the [`Topics`] that gave it.
+#[derive(Debug, Clone, Copy)]
+pub struct TopicIndex(u16);
+
+struct Topic {
+    accepted: IntCounter,
+    last_accepted: Gauge,
+    /// Of the batch that is being counted.
+    stored: u64,
+}
+
+impl TopicMetrics {
+    /// Registers them.
+    pub fn new(registry: &Registry) -> Self {
+        let last = Opts::new(
+            "spillway_last_accepted_timestamp_seconds",
+            "When a webhook of the topic was last stored, as a Unix time.",
+        );
+        let refused = vec(
+            registry,
+            "spillway_refused_total",
+            "Requests not answered 200, by a topic that was verified before, else other.",
+            "topic",
+        );
+        Self {
+            accepted: vec(registry, "spillway_accepted_total", "Webhooks stored.", "topic"),
+            last_accepted: add(registry, GaugeVec::new(last, &["topic"])),
+            refused_other: refused.with_label_values(&[OTHER_TOPIC]),
+            refused,
+            known: Arc::default(),
+            learning: Arc::default(),
+        }
+    }
+
+    /// The topic these headers claim. To be asked before the request is taken apart: what it holds
+    /// of the connection's buffer must not be kept.
+    pub fn claim(&self, headers: &HeaderMap) -> Claim {
+        let Some(topic) = headers.topic() else { return Claim::Missing };
+        self.known.load().indices.get(topic).map_or(Claim::Other, |index| Claim::Known(*index))
+    }
+
+    /// A request was not answered 200.
+    pub fn refused(&self, claim: Claim) {
+        match claim {
+            Claim::Missing => {}
+            Claim::Known(index) => self.known.load().refused[index].inc(),
+            Claim::Other => self.refused_other.inc(),
+        }
+    }
+
+    /// The label of a verified topic: its own while there is room.
+    fn learn<'a>(&self, topic: &'a [u8]) -> &'a str {
+        let Ok(label) = std::str::from_utf8(topic) else { return OTHER_TOPIC };
+        let _one_at_a_time = self.learning.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.load();
+        if known.indices.contains_key(topic) {
+            return label;
+        }
+        // The last one is for `other`.
+        if label == OTHER_TOPIC || known.refused.len() >= TOPICS_MAX - 1 {
+            return OTHER_TOPIC;
+        }
+        let mut more = Known::clone(&known);
+        more.indices.insert(topic.to_owned(), more.refused.len());
+        more.refused.push(self.refused.with_label_values(&[label]));
+        self.known.store(Arc::new(more));
+        label
+    }
+}
+
+impl Topics {
+    /// Knows none yet.
+    pub fn new(metrics: TopicMetrics) -> Self {
+        Self { indices: HashMap::new(), known: Vec::new(), metrics }
+    }
+
+    /// What stands for the webhook's topic here.
+    pub fn index_of(&mut self, webhook: &Webhook) -> TopicIndex {
+        let topic = webhook.headers.topic().unwrap_or_default();
+        if let Some(index) = self.indices.get(topic) {
+            return *index;
+        }
+        let label = self.metrics.learn(topic);
+        if let Some(index) = self.indices.get(label.as_bytes()) {
+            return *index;
+        }
+        let index = TopicIndex(u16::try_from(self.known.len()).expect("BUG: topics are bounded"));
+        self.indices.insert(label.into(), index);
+        self.known.push(Topic {
+            accepted: self.metrics.accepted.with_label_values(&[label]),
+            last_accepted: self.metrics.last_accepted.with_label_values(&[label]),
+            stored: 0,
+        });
+        index
+    }
+
+    /// Counts webhooks that were stored, by their topics.
+    pub fn stored(&mut self, topics: impl Iterator<Item = TopicIndex>) {
+        topics.for_each(|index| self.known[usize::from(index.0)].stored += 1);
+        let now = Duration::from_millis(wall_clock_ms()).as_secs_f64();
+        for topic in self.known.iter_mut().filter(|topic| topic.stored > 0) {
+            topic.accepted.inc_by(std::mem::take(&mut topic.stored));
+            topic.last_accepted.set(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn headers(topic: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert("x-shopify-topic", topic.parse().expect("a header value"));
+        headers
+    }
+
+    #[test]
+    fn a_stranger_makes_no_topic_known() {
+        let metrics = TopicMetrics::new(&Registry::new());
+        assert_eq!(metrics.claim(&HeaderMap::new()), Claim::Missing);
+        assert_eq!(metrics.claim(&headers("products/update")), Claim::Other);
+        metrics.learn(b"products/update");
+        let claim = metrics.claim(&headers("products/update"));
+        assert_eq!(claim, Claim::Known(0));
+        metrics.refused(claim);
+        metrics.refused(metrics.claim(&headers("orders/create")));
+        metrics.refused(Claim::Missing);
+        let count = |topic: &str| metrics.refused.with_label_values(&[topic]).get();
+        assert_eq!((count("products/update"), count("other")), (1, 1));
+    }
+
+    #[test]
+    fn past_a_hundred_labels_topics_are_counted_together() {
+        let metrics = TopicMetrics::new(&Registry::new());
+        let topics = (0..150).map(|number| format!("a/{number}"));
+        let labels: HashSet<_> =
+            topics.map(|topic| metrics.learn(topic.as_bytes()).to_owned()).collect();
+        assert_eq!(labels.len(), TOPICS_MAX);
+        assert!(labels.contains(OTHER_TOPIC));
+        assert_eq!(metrics.learn(b"a/1"), "a/1");
+    }
+}

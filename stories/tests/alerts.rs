@@ -1,0 +1,393 @@
+//! A real Prometheus with the shipped files, scraping a real cell: calm is calm, and each alert fires
+//! in its fault.
+//!
+//! In the copy that is run, every duration is a few seconds: nothing else is changed. Under
+//! `make alerts-live` every fault is made, and what fired is written to a table; without it the
+//! suite makes those that need nobody to be killed.
+
+use std::fmt::Write;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
+use stories::binaries::{self, repository};
+use stories::cell::Cell;
+use stories::client::Connection;
+use stories::feed::{Feed, Trickle};
+use stories::kafka_server::KafkaServer;
+use stories::ledger::Ledger;
+use stories::load::Running;
+use stories::port;
+use stories::process::Recipe;
+use stories::prometheus::Prometheus;
+use stories::redis_server::RedisServer;
+use stories::report::say;
+use stories::service::Service;
+use stories::size::size;
+use stories::until::until;
+use stories::webhook::{SECRET, Webhook};
+use tokio::time::sleep;
+
+const SOON: Duration = Duration::from_secs(90);
+
+/// 100 webhooks a second, of ten shops.
+const SHOPS: Trickle = Trickle {
+    shops: 1..11,
+    topics: &["products/update", "orders/create"],
+    every: Duration::from_millis(200),
+    first_resource: 1,
+};
+
+/// The shipped durations, and those of the copy.
+const SHORTER: [(&str, &str); 19] = [
+    ("for: 10m", "for: 3s"),
+    ("for: 5m", "for: 2s"),
+    ("for: 2m", "for: 2s"),
+    ("for: 1m", "for: 2s"),
+    ("[7d:1h]", "[30s:1s]"),
+    // The step of that subquery, in seconds.
+    ("* 3600 > 100", "* 1 > 100"),
+    ("[1h]", "[10s]"),
+    ("[30m]", "[10s]"),
+    ("[15m]", "[10s]"),
+    ("[10m]", "[10s]"),
+    ("[5m]", "[10s]"),
+    ("offset 1h", "offset 10s"),
+    ("> 86400", "> 10"),
+    ("> 1800", "> 8"),
+    ("> 300", "> 12"),
+    ("time_to_full_seconds < 3600", "time_to_full_seconds < 60"),
+    ("time_to_disk_full_seconds < 3600", "time_to_disk_full_seconds < 20"),
+    ("scrape_interval: 15s", "scrape_interval: 1s"),
+    ("evaluation_interval: 15s", "evaluation_interval: 1s"),
+];
+
+/// Writes a copy of the shipped files with shorter durations; the configuration is given back.
+fn shipped(directory: &Path, targets: &[(&str, SocketAddr)]) -> String {
+    let mut files = ["recording.yml", "alerts.yml", "prometheus.yml"].map(|name| {
+        let path = repository().join("ops/prometheus").join(name);
+        (name, fs::read_to_string(path).expect("read a shipped file"))
+    });
+    for (from, to) in SHORTER {
+        // The shipped files and this table cannot drift apart unseen.
+        assert!(files.iter().any(|(_, text)| text.contains(from)), "{from:?} is nowhere");
+        files.iter_mut().for_each(|(_, text)| *text = text.replace(from, to));
+    }
+    for (name, text) in &files[..2] {
+        fs::write(directory.join(name), text).expect("write a copy");
+    }
+    let mut configuration = files[2].1.clone();
+    for (shipped, target) in targets {
+        assert_eq!(configuration.matches(shipped).count(), 1, "{shipped} in prometheus.yml");
+        configuration = configuration.replace(shipped, &target.to_string());
+    }
+    configuration
+}
+
+/// A cell with both drains and traffic, and the Prometheus that watches it.
+struct Watched {
+    prometheus: Prometheus,
+    receiver: Service,
+    downstreamer: Service,
+    producer: Service,
+    backend: Backend,
+    redis: RedisServer,
+    table: String,
+    _kafka: KafkaServer,
+    cell: Cell,
+}
+
+impl Watched {
+    async fn start() -> (Self, Running) {
+        let cell = Cell::alone();
+        let kafka = cell.kafka().await;
+        kafka.topic("shopify-webhooks", 2, &[]).await;
+        let redis = cell.redis(&[]).await;
+        let backend = Backend::start().await;
+        let receiver = cell.receiver(&[]).await;
+        let downstreamer = cell.downstreamer(&backend, &[]).await;
+        let producer = cell.kafka_producer(&kafka, &[]);
+        producer.ready().await;
+        let configuration = shipped(
+            cell.directory(),
+            &[
+                ("127.0.0.1:9811", receiver.admin_address()),
+                ("127.0.0.1:9812", downstreamer.admin_address()),
+                ("127.0.0.1:9813", producer.admin_address()),
+            ],
+        );
+        let prometheus = Prometheus::start(cell.directory(), &configuration).await;
+        let traffic = Feed::to(receiver.address(), &Arc::new(Ledger::default())).trickle(&SHOPS);
+        let table = String::new();
+        let watched = Self {
+            prometheus,
+            receiver,
+            downstreamer,
+            producer,
+            backend,
+            redis,
+            table,
+            _kafka: kafka,
+            cell,
+        };
+        (watched, traffic)
+    }
+
+    /// Waits until all of these fire; each is noted with the time it took.
+    async fn fire(&mut self, fault: &str, alerts: &[&str]) {
+        let began = Instant::now();
+        let mut missing = alerts.to_vec();
+        while !missing.is_empty() {
+            let firing = self.prometheus.firing().await;
+            missing.retain(|alert| {
+                let fires = firing.iter().any(|name| name == alert);
+                if fires {
+                    let took = began.elapsed().as_secs_f64();
+                    writeln!(self.table, "| `{alert}` | {fault} | {took:.0} s |")
+                        .expect("a string");
+                    say(&format!("alerts: {alert} fires {took:.1} s after: {fault}"));
+                }
+                !fires
+            });
+            assert!(
+                began.elapsed() < SOON,
+                "{missing:?} do not fire though {fault}; {firing:?} do"
+            );
+            sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Waits until nothing has fired for 6 s: longer than any alert of the copy hesitates.
+    async fn calm(&self) {
+        let mut since = Instant::now();
+        let mut last = Vec::new();
+        until("nothing fires", 2 * SOON, async || {
+            let firing = self.prometheus.firing().await;
+            if !firing.is_empty() {
+                since = Instant::now();
+            }
+            if firing != last {
+                say(&format!("alerts: {firing:?} fire"));
+                last = firing;
+            }
+            since.elapsed() > Duration::from_secs(6)
+        })
+        .await;
+    }
+
+    /// As [`fire`](Self::fire), while these are sent in turn, over and over.
+    async fn while_sending(&mut self, webhooks: Vec<Webhook>, fault: &str, alerts: &[&str]) {
+        let address = self.receiver.address();
+        let sending = tokio::spawn(async move {
+            for webhook in webhooks.iter().cycle() {
+                Connection::to(address).await.post(webhook).await;
+                sleep(Duration::from_millis(20)).await;
+            }
+        });
+        self.fire(fault, alerts).await;
+        sending.abort();
+    }
+
+    async fn store(&self, count: usize, topic: &str) {
+        let mut connection = Connection::to(self.receiver.address()).await;
+        for _ in 0..count {
+            connection.post(&Webhook::any().topic(topic)).await.expect_stored();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_alert_fires_in_its_fault_and_in_no_calm() {
+    let began = Instant::now();
+    let (mut watched, traffic) = Watched::start().await;
+    until("prometheus scrapes all three", SOON, async || {
+        watched.prometheus.values("up").await == [1.0; 3]
+    })
+    .await;
+    watched.calm().await;
+    // A topic's first webhooks are no increase: its counter begins with them.
+    for topic in ["carts/create", "carts/update"] {
+        watched.store(1, topic).await;
+    }
+    until("prometheus has seen them", SOON, async || {
+        watched.prometheus.values("count(spillway_accepted_total)").await == [4.0]
+    })
+    .await;
+    watched.store(200, "carts/create").await;
+    watched.requests().await;
+    watched.redis_and_packs().await;
+    if size(false, true) {
+        watched.backend_answers().await;
+        watched.drains_die(traffic).await;
+        watched.intake_dies().await;
+        watched.draw(began.elapsed());
+        watched.disk().await;
+        report(&watched.table);
+    } else {
+        watched.calm().await;
+        traffic.stop().await;
+    }
+}
+
+/// The rounds: a fault each, or several at once where they do not hide one another.
+impl Watched {
+    /// What is wrong with requests.
+    async fn requests(&mut self) {
+        let of_topic = || Webhook::any().topic("carts/update");
+        let fault = "every webhook of one topic forged, stale or without a time; of another, none";
+        let bad = vec![
+            of_topic().signed_with("a guess"),
+            of_topic().with("X-Shopify-Triggered-At", "2020-01-01T00:00:00Z"),
+            of_topic().with("X-Shopify-Triggered-At", "2120-01-01T00:00:00Z"),
+            of_topic().without("X-Shopify-Triggered-At"),
+        ];
+        let alerts = [
+            "SpillwayBadSignatures",
+            "SpillwayStaleEvents",
+            "SpillwayRefusedForGood",
+            "SpillwaySubscriptionAtRisk",
+            // Waited for together: it fires for no longer than its copy of a week.
+            "SpillwayTopicSilent",
+        ];
+        self.while_sending(bad, fault, &alerts).await;
+    }
+
+    /// A Redis that is set otherwise, and what is not ours in its stream.
+    async fn redis_and_packs(&mut self) {
+        let _: String = self.redis.command(&["CONFIG", "SET", "appendfsync", "everysec"]).await;
+        self.fire("CONFIG SET appendfsync everysec", &["SpillwayNotDurable"]).await;
+        let _: String = self.redis.command(&["XADD", "spillway:in", "*", "p", "no pack"]).await;
+        self.fire("an entry that is no pack", &["SpillwayCorruptPack"]).await;
+        let _: String = self.redis.command(&["CONFIG", "SET", "appendfsync", "always"]).await;
+    }
+
+    /// What the backend does.
+    async fn backend_answers(&mut self) {
+        self.backend.behave(|receipt| match receipt.shop() {
+            "shop-0001.myshopify.com" => Behaviour::status(400),
+            _ => Behaviour::ok(),
+        });
+        self.fire("the backend answers 400 to one shop", &["SpillwayDeadLetters"]).await;
+        self.backend.behave(|_| Behaviour::status(404));
+        self.fire("the backend answers 404", &["SpillwayBrakeOn", "SpillwayBacklogOld"]).await;
+        self.backend.behave(|_| Behaviour::ok());
+        until("it flows", SOON, async || self.downstreamer.is_ready().await).await;
+        self.backend.behave(|_| Behaviour::Reset);
+        self.fire("the backend resets every connection", &["SpillwayDeliveryPaused"]).await;
+        self.backend.behave(|_| Behaviour::ok());
+    }
+
+    /// Both drains are killed; the Kafka drain is forgotten and comes back.
+    async fn drains_die(&mut self, traffic: Running) {
+        let used: u64 =
+            self.receiver.metric("spillway_queue_bytes").await.expect("a metric") as u64;
+        let limit = (used + (3 << 20)).to_string();
+        self.downstreamer.kill9();
+        self.producer.kill9();
+        let _: String = self.redis.command(&["CONFIG", "SET", "maxmemory", &limit]).await;
+        let alerts = ["SpillwayNoOwner", "SpillwayInstanceDown", "SpillwayDrainSilent"];
+        self.fire("kill -9 of both drains", &alerts).await;
+        self.fire("the same, and 3 MiB of memory left", &["SpillwayQueueFillsUp"]).await;
+        let _: String = self.redis.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        let forgotten = self.cell.spillway(&["drains", "forget", "kafka", "--yes"]).await;
+        assert!(forgotten.status.success(), "{forgotten:?}");
+        self.downstreamer.restart();
+        // What it drains is freed, and Kafka never gets it.
+        let http = "spillway_queue_webhooks{drain=\"http\"}";
+        until("the queue is freed", SOON, async || {
+            let page = self.downstreamer.admin("/metrics").await;
+            page.is_some_and(|page| page.text().lines().any(|line| line == format!("{http} 0")))
+        })
+        .await;
+        self.producer.restart();
+        self.fire("spillway drains forget kafka, and its return", &["SpillwayCursorGap"]).await;
+        traffic.stop().await;
+    }
+
+    /// The way in: without Redis, then without a receiver.
+    async fn intake_dies(&mut self) {
+        self.redis.kill9();
+        let webhooks = vec![Webhook::any()];
+        self.while_sending(webhooks, "kill -9 of Redis", &["SpillwayRefusals"]).await;
+        self.redis.restart();
+        self.redis.ready().await;
+        self.receiver.ready().await;
+        self.receiver.kill9();
+        self.fire("kill -9 of the receiver", &["SpillwayReceiverDown"]).await;
+        self.receiver.restart();
+        self.receiver.ready().await;
+        self.calm().await;
+    }
+
+    /// The dashboard over all of it, for the docs.
+    fn draw(&self, over: Duration) {
+        let drawn = Command::new("bench/dashboard.py")
+            .args([self.prometheus.url(), over.as_secs().to_string()])
+            .arg("docs/img/dashboard.svg")
+            .current_dir(repository())
+            .status();
+        assert!(drawn.expect("run bench/dashboard.py").success(), "the dashboard is not drawn");
+    }
+
+    /// A Redis on a disk of 1.5 GiB, seen by a receiver and a Prometheus of its own. The disk is a
+    /// tmpfs in a name space that root may make.
+    async fn disk(&mut self) {
+        let cell = Cell::beside();
+        let (listen, admin) = (port::free(), port::free());
+        let script = format!(
+            "mount -t tmpfs -o size=1500m tmpfs {directory} && \
+             {redis} {conf} --dir {directory} --unixsocket {directory}/redis.sock --port 0 & \
+             exec {receiver} --redis-url unix://{directory}/redis.sock --listen {listen} \
+             --admin-listen {admin}",
+            directory = cell.directory().join("small").display(),
+            redis = binaries::redis_server().display(),
+            conf = repository().join("ops/redis.conf").display(),
+            receiver = binaries::ours("request-receiver").display(),
+        );
+        fs::create_dir(cell.directory().join("small")).expect("make a directory");
+        let arguments = ["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", &script];
+        let recipe = Recipe {
+            name: "small-disk".into(),
+            program: "unshare".into(),
+            arguments: arguments.map(Into::into).to_vec(),
+            environment: vec![("SHOPIFY_CLIENT_SECRET".into(), SECRET.into())],
+            directory: cell.directory().to_path_buf(),
+        };
+        let _small = recipe.start();
+        let nobody = port::free();
+        let targets =
+            [("127.0.0.1:9811", admin), ("127.0.0.1:9812", nobody), ("127.0.0.1:9813", nobody)];
+        let configuration = shipped(cell.directory(), &targets);
+        self.prometheus = Prometheus::start(cell.directory(), &configuration).await;
+        self.fire("a disk with 1.5 GiB", &["SpillwayDiskFillsUp"]).await;
+    }
+}
+
+/// Writes the table where the other results are.
+fn report(table: &str) {
+    let shipped = fs::read_to_string(repository().join("ops/prometheus/alerts.yml"));
+    let shipped = shipped.expect("read the alerts");
+    let names = shipped.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    for name in names {
+        assert!(table.contains(&format!("`{name}`")), "{name} was not made to fire");
+    }
+    let shorter: Vec<String> =
+        SHORTER.iter().map(|(from, to)| format!("`{from}` → `{to}`")).collect();
+    let page = format!(
+        "# Every alert, fired by its fault\n\n`make alerts-live`: a real Prometheus scrapes a real cell \
+         (receiver, downstreamer, Kafka producer, Redis, broker) with the shipped rules, in which only \
+         durations are shorter: {}.\n\nThe time is from the fault to the alert, in that copy. Before the \
+         first fault nothing fired, and nothing fired some time after the last but the disk's. 0 s: it fired \
+         while the alert above it was waited for.\n\n\
+         | alert | fault | fires after |\n|---|---|---|\n{table}",
+        shorter.join(", ")
+    );
+    let directory = std::env::var_os("RESULTS").expect("RESULTS: where results are written");
+    let directory = repository().join(directory);
+    fs::write(directory.join("alerts.md"), page).expect("write the result");
+}
