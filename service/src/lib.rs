@@ -8,11 +8,13 @@ pub mod clock;
 pub mod common;
 pub mod error;
 pub mod exit;
+pub mod generate;
 pub mod listen;
 pub mod metrics;
 pub mod settings;
 pub mod shutdown;
 pub mod start;
+pub mod supervisor;
 pub mod telemetry;
 
 pub use admin::Readiness;

@@ -46,6 +46,7 @@ impl Nginx {
             arguments: arguments.to_vec(),
             environment: Vec::new(),
             directory: directory.to_path_buf(),
+            socket: None,
         };
         let process = recipe.start();
         let listens = async || Connection::open(address).await.is_ok();
