@@ -20,7 +20,7 @@ case "${1:-}" in
 esac
 
 tool=$TARGET/tools/bin/cargo-deb
-[ "$("$tool" --version 2>/dev/null)" = "$CARGO_DEB" ] ||
+[ "$("$tool" --version 2>/dev/null)" = "cargo-deb $CARGO_DEB" ] ||
   cargo install --locked --root "$TARGET/tools" --version "$CARGO_DEB" cargo-deb
 
 cargo build --release --locked "${binaries[@]/#/--package=}"

@@ -4,7 +4,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::net::UnixDatagram;
+use tokio::sync::mpsc::{self, Receiver};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
+
+/// More words than any test lets pass unheard. Who does not read them makes the process wait.
+const UNHEARD_MAX: usize = 4096;
 
 /// A word comes within this time, on a busy machine.
 const WITHIN: Duration = Duration::from_secs(30);
@@ -12,8 +17,9 @@ const WITHIN: Duration = Duration::from_secs(30);
 /// Hears one process.
 #[derive(Debug)]
 pub struct Supervisor {
-    socket: UnixDatagram,
+    heard: Receiver<String>,
     path: PathBuf,
+    listening: JoinHandle<()>,
 }
 
 impl Supervisor {
@@ -21,7 +27,17 @@ impl Supervisor {
     pub fn listen(directory: &Path) -> Self {
         let path = directory.join("notify.sock");
         let socket = UnixDatagram::bind(&path).expect("a socket to be notified on");
-        Self { socket, path }
+        let (sender, heard) = mpsc::channel(UNHEARD_MAX);
+        let listening = tokio::spawn(async move {
+            let mut buffer = [0; 256];
+            while let Ok(bytes) = socket.recv(&mut buffer).await {
+                let word = String::from_utf8_lossy(&buffer[..bytes]).trim_end().to_owned();
+                if sender.send(word).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Self { heard, path, listening }
     }
 
     /// The `NOTIFY_SOCKET` of the process.
@@ -30,13 +46,15 @@ impl Supervisor {
     }
 
     /// Waits for `word`, such as `READY=1`; other words that come before it are passed over.
-    pub async fn hears(&self, word: &str) {
-        let heard = timeout(WITHIN, async { while self.next().await != word {} }).await;
+    pub async fn hears(&mut self, word: &str) {
+        let heard =
+            timeout(WITHIN, async { while self.heard.recv().await.as_deref() != Some(word) {} })
+                .await;
         assert!(heard.is_ok(), "not within {WITHIN:?}: {word}");
     }
 
     /// Waits for `count` pings that come from now on.
-    pub async fn hears_pings(&self, count: usize) {
+    pub async fn hears_pings(&mut self, count: usize) {
         self.forget();
         for _ in 0..count {
             self.hears("WATCHDOG=1").await;
@@ -44,18 +62,18 @@ impl Supervisor {
     }
 
     /// Whether there is silence for so long, from now on.
-    pub async fn hears_nothing(&self, time: Duration) -> bool {
+    pub async fn hears_nothing(&mut self, time: Duration) -> bool {
         self.forget();
-        timeout(time, self.next()).await.is_err()
+        timeout(time, self.heard.recv()).await.is_err()
     }
 
-    fn forget(&self) {
-        while self.socket.try_recv(&mut [0; 256]).is_ok() {}
+    fn forget(&mut self) {
+        while self.heard.try_recv().is_ok() {}
     }
+}
 
-    async fn next(&self) -> String {
-        let mut buffer = [0; 256];
-        let bytes = self.socket.recv(&mut buffer).await.expect("a datagram");
-        String::from_utf8_lossy(&buffer[..bytes]).trim_end().to_owned()
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.listening.abort();
     }
 }
