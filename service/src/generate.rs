@@ -36,14 +36,15 @@ fn directory(mut arguments: impl Iterator<Item = OsString>) -> Option<PathBuf> {
 
 fn write(mut command: Command, section: &str, directory: &Path) -> std::io::Result<()> {
     fs::create_dir_all(directory)?;
+    // `help` says what the pages say, and would get one for each command it can tell of.
+    let mut pages = command.clone().disable_help_subcommand(true);
+    pages.build();
+    write_pages(&pages, section, directory)?;
     let name = command.get_name().to_owned();
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         clap_complete::generate_to(shell, &mut command, &name, directory)?;
     }
-    // `help` lists what the pages say, and would get a page for each of its own subcommands.
-    let mut command = command.disable_help_subcommand(true);
-    command.build();
-    write_pages(&command, section, directory)
+    Ok(())
 }
 
 fn write_pages(command: &Command, section: &str, directory: &Path) -> std::io::Result<()> {
@@ -80,6 +81,7 @@ mod tests {
         let read = |name| fs::read_to_string(directory.path().join(name)).unwrap();
         assert!(read("dam.8").contains("[default: 3]"));
         assert!(read("dam-open.8").contains("Lets it go"));
+        assert!(!directory.path().join("dam-help.8").exists());
         for completions in ["dam.bash", "_dam", "dam.fish"] {
             assert!(read(completions).contains("level"), "{completions}");
         }
