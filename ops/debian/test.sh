@@ -20,7 +20,7 @@ fail() {
   [ -z "$leader" ] || inside journalctl --no-pager -n 60 >&2 || true
   exit 1
 }
-inside() { nsenter --target "$leader" --mount --uts --ipc --net --pid --cgroup --root --wd=/ -- "$@"; }
+inside() { nsenter --target "$leader" --mount --uts --ipc --net --pid --cgroup --root --wdns=/ -- "$@"; }
 # A program of this machine, on the network of that one.
 near() { nsenter --target "$leader" --net -- "$@"; }
 get() { near curl -sf --max-time 5 "$@"; }
