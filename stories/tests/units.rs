@@ -12,17 +12,17 @@ const EXPOSURE_MAX: &str = "15";
 
 /// The units, with our own binaries at their place in the build: systemd looks for them.
 fn units() -> (TempDir, Vec<PathBuf>) {
-    let directory = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().expect("make a directory");
     let mut units = Vec::new();
-    for entry in fs::read_dir(binaries::repository().join("ops/systemd")).unwrap() {
-        let path = entry.unwrap().path();
-        let mut unit = fs::read_to_string(&path).unwrap();
+    for entry in fs::read_dir(binaries::repository().join("ops/systemd")).expect("ops/systemd") {
+        let path = entry.expect("an entry").path();
+        let mut unit = fs::read_to_string(&path).expect("a unit");
         for name in ["request-receiver", "downstreamer", "kafka_producer"] {
             let built = binaries::ours(name).display().to_string();
             unit = unit.replace(&format!("/usr/bin/{name}"), &built);
         }
-        let copy = directory.path().join(path.file_name().unwrap());
-        fs::write(&copy, unit).unwrap();
+        let copy = directory.path().join(path.file_name().expect("a name"));
+        fs::write(&copy, unit).expect("write a unit");
         units.push(copy);
     }
     (directory, units)
