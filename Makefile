@@ -4,7 +4,7 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help run kafka test check endure alerts-live bench characterize characterize-kafka simulate clean-run
+.PHONY: help run kafka test check endure alerts-live bench characterize characterize-kafka simulate deb deb-kafka package-test clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +35,7 @@ endure: ## the stories that the suite plays small, at the size of the promise (2
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
 	ENDURE=1 cargo test --locked -p stories --test duplicates --test brake \
-		--test kafka_exactly_once --test kafka_faults -- --nocapture --test-threads 1
+		--test kafka_exactly_once --test kafka_faults --test restart -- --nocapture --test-threads 1
 
 alerts-live: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
 alerts-live: ## every alert in its fault, live: a table, and the dashboard drawn (5 minutes, as root)
@@ -61,6 +61,18 @@ simulate: ## the limiter beside others in virtual time: every scenario, a table 
 	cargo build --release --locked -p simulator
 	$(TARGET)/release/simulate --out $(TARGET)/simulate
 	bench/simulate.py $(TARGET)/simulate
+
+deb: ## the Debian package: binaries, units, settings, man pages, completions
+	ops/deps.sh run
+	ops/debian/build.sh spillway
+
+deb-kafka: ## the same for the Kafka producer
+	ops/deps.sh kafka
+	ops/debian/build.sh spillway-kafka
+
+package-test: ## installs, breaks, upgrades and purges the package in a Debian of its own (as root)
+	ops/deps.sh package
+	ops/debian/test.sh
 
 clean-run: ## remove the state of `make run`: its queue, its secret, its logs
 	@[ ! -d run ] || flock --nonblock run/lock rm -rf run || \

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Installs what `make run`, `make kafka` or `make test` needs and this machine lacks.
+# Installs what `make run`, `make kafka`, `make test` or `make package-test` needs and this machine lacks.
 #
 #     ops/deps.sh run     a Rust toolchain and a C compiler to build, redis-server to run
 #     ops/deps.sh kafka   what librdkafka is built with, and what a Kafka broker is got and run with
-#     ops/deps.sh test    both, and what the tests drive: nginx, openssl, curl, git, node, Prometheus; gets the
-#                         broker
+#     ops/deps.sh test    both, and what the tests drive: nginx, openssl, curl, git, node, Prometheus,
+#                         systemd; gets the broker
+#     ops/deps.sh package the first, and what a package is tested in: debootstrap, systemd-nspawn
 #
 # With everything there it changes nothing and says nothing. Packages come by apt, as root or by a
 # sudo that does not ask; elsewhere it prints what to install and exits 1. It never installs Rust,
@@ -23,10 +24,15 @@ tools_for() {
       # Whatever Java the distribution has: Kafka 4 runs on 17 and later.
       printf '%s\n' java:default-jre-headless mvn:maven
       ;;
+    package)
+      tools_for run
+      printf '%s\n' debootstrap:debootstrap systemd-nspawn:systemd-container python3:python3 man:man-db
+      ;;
     test)
       tools_for run
       tools_for kafka
-      printf '%s\n' nginx:nginx-light openssl:openssl curl:curl git:git node:nodejs prometheus:prometheus
+      printf '%s\n' nginx:nginx-light openssl:openssl curl:curl git:git node:nodejs \
+        prometheus:prometheus systemd-analyze:systemd
       ;;
   esac
 }
@@ -35,7 +41,7 @@ tools_for() {
 headers_for() {
   # A compiler without the C library's headers builds nothing.
   echo stdlib.h:libc6-dev
-  [ "$1" = run ] || printf '%s\n' curl/curl.h:libcurl4-openssl-dev openssl/ssl.h:libssl-dev zlib.h:zlib1g-dev
+  [ "$1" = run ] || [ "$1" = package ] || printf '%s\n' curl/curl.h:libcurl4-openssl-dev openssl/ssl.h:libssl-dev zlib.h:zlib1g-dev
 }
 
 # Debian keeps some headers by architecture.
@@ -121,9 +127,9 @@ require_recent_redis() {
 
 main() {
   case "${1:-}" in
-    run | kafka | test) ;;
+    run | kafka | test | package) ;;
     *)
-      say "usage: ops/deps.sh run|kafka|test"
+      say "usage: ops/deps.sh run|kafka|test|package"
       exit 64
       ;;
   esac

@@ -22,6 +22,7 @@ use spillway_drain::{End, Tenure};
 use spillway_queue::read::Progress;
 use spillway_queue::settle::{Dead, Settlement};
 use spillway_queue::{QueueError, Redis};
+use spillway_service::supervisor::Pulse;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::{StreamId, WebhookId};
 use tokio::sync::mpsc;
@@ -208,10 +209,17 @@ impl Drain {
     }
 
     /// Runs until it ends; whatever is still under way then is dropped.
-    pub async fn run(mut self, mut around: Around, shutdown: &CancellationToken) -> End {
+    pub async fn run(
+        mut self,
+        mut around: Around,
+        shutdown: &CancellationToken,
+        pulse: &Pulse,
+    ) -> End {
         let lost = self.tenure.lost.clone();
         let mut stop_at = None;
         loop {
+            // Once a tick at least, whatever Redis and the backend do.
+            pulse.answer();
             self.wake_due();
             self.dispatch(&mut around);
             self.read(&mut around);

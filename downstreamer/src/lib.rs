@@ -31,6 +31,7 @@ use spillway_queue::health;
 use spillway_service::admin;
 use spillway_service::error::chain;
 use spillway_service::start::Unavailable;
+use spillway_service::supervisor::{self, Watchdog};
 use tokio_util::sync::CancellationToken;
 
 use crate::deliver::Sender;
@@ -61,9 +62,10 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     tracing::info!(
         backend = ?settings.backend, version = env!("CARGO_PKG_VERSION"), "delivering"
     );
-    sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
+    supervisor::ready();
     readiness.stops_with(&shutdown);
-    let instance = Instance { settings, metrics, sender, readiness };
+    let watchdog = Watchdog::start();
+    let instance = Instance { settings, metrics, sender, readiness, watchdog };
     ownership::run(&instance, &shutdown).await;
     after_all.cancel();
     Ok(())

@@ -8,6 +8,7 @@ use spillway_queue::drains::{HTTP, StartAt};
 use spillway_queue::read::Reader;
 use spillway_service::Readiness;
 use spillway_service::clock::wall_clock_ms;
+use spillway_service::supervisor::Watchdog;
 use spillway_webhook::StreamId;
 use tokio_util::sync::CancellationToken;
 
@@ -28,6 +29,8 @@ pub struct Instance {
     pub sender: Arc<Sender>,
     /// What `/readyz` says.
     pub readiness: Readiness,
+    /// Has the drain answer to the supervisor.
+    pub watchdog: Watchdog,
 }
 
 /// Owns the drain whenever it can, until `shutdown`.
@@ -63,7 +66,7 @@ async fn own(
             tenure,
             known,
         );
-        drain.run(around, shutdown).await
+        drain.run(around, shutdown, &instance.watchdog.watch("the drain")).await
     });
     Ok(end.await)
 }

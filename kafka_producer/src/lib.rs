@@ -31,6 +31,7 @@ use spillway_queue::health;
 use spillway_service::admin;
 use spillway_service::error::chain;
 use spillway_service::start::Unavailable;
+use spillway_service::supervisor::{self, Watchdog};
 use tokio_util::sync::CancellationToken;
 
 use crate::calls::Calls;
@@ -66,7 +67,10 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         version = env!("CARGO_PKG_VERSION"),
         "producing"
     );
-    sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
+    supervisor::ready();
+    // Nothing is watched but the runtime itself, which confirms the ownership: the drain's own thread
+    // waits for Kafka for as long as Kafka takes.
+    Watchdog::start();
     readiness.stops_with(&shutdown);
     let instance = Instance::new(settings, metrics, readiness);
     let ended = ownership::run(&instance, &shutdown).await;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use spillway_queue::QueueError;
 use spillway_queue::append::{AppendError, Appender};
 use spillway_service::error::chain;
+use spillway_service::supervisor::Pulse;
 use spillway_webhook::pack::{Packer, RAW_BYTES_TARGET, Records};
 use tokio::time::timeout;
 
@@ -23,6 +24,9 @@ use crate::waiting::{Answer, Waiting};
 /// How often a shard lets its other tasks run before it closes a pack, as long as each time brings
 /// more. Past this it would only wait for itself.
 const GATHER_ROUNDS_MAX: usize = 12;
+/// Looks at Redis, of one a second, that were answered while an append was not: Redis runs one
+/// command after the other, so by then it is this connection that is dead, not Redis that is slow.
+const LOOKS_MAX: u64 = 10;
 
 /// Stores what waits at a shard.
 pub struct Batcher {
@@ -33,6 +37,7 @@ pub struct Batcher {
     metrics: Metrics,
     ack_timeout: Duration,
     generation: u64,
+    pulse: Pulse,
 }
 
 impl Batcher {
@@ -42,6 +47,7 @@ impl Batcher {
         settings: &Settings,
         state: QueueState,
         metrics: &Metrics,
+        pulse: Pulse,
     ) -> Self {
         Self {
             waiting,
@@ -51,16 +57,29 @@ impl Batcher {
             metrics: metrics.clone(),
             ack_timeout: settings.ack_timeout,
             generation: 0,
+            pulse,
         }
     }
 
     /// Runs until what waits is closed, and stored.
     pub async fn run(mut self) {
-        while self.waiting.arrived().await {
+        while self.arrived().await {
             self.gather().await;
             if let Some(batch) = self.waiting.take() {
                 let answer = self.write(batch.records()).await;
                 self.waiting.resolve(batch, answer);
+                self.pulse.answer();
+            }
+        }
+    }
+
+    /// Waits for something to store; `false` once there will be nothing more.
+    async fn arrived(&self) -> bool {
+        loop {
+            tokio::select! {
+                biased;
+                is_more = self.waiting.arrived() => return is_more,
+                () = self.pulse.asked() => self.pulse.answer(),
             }
         }
     }
@@ -87,7 +106,8 @@ impl Batcher {
             self.appender.disconnect();
         }
         let outcome = {
-            let mut append = pin!(self.appender.append(pack, count));
+            let append = self.appender.append(pack, count);
+            let mut append = pin!(answering(&self.pulse, &self.state, append));
             // What arrives meanwhile wakes nobody: that would cost more than all else it does.
             let in_time = timeout(self.ack_timeout, &mut append).await;
             if let Ok(outcome) = in_time {
@@ -115,6 +135,24 @@ impl Batcher {
                 let (health, refusal) = judge(&error);
                 self.state.failed(health, &error);
                 Err(refusal)
+            }
+        }
+    }
+}
+
+/// Waits for `append`, and answers the watchdog meanwhile for as long as it may be Redis that is slow
+/// or away. A restart would mend neither, and would lose what is in flight.
+async fn answering<T>(pulse: &Pulse, state: &QueueState, append: impl Future<Output = T>) -> T {
+    let looks_before = state.looks();
+    let mut append = pin!(append);
+    loop {
+        tokio::select! {
+            biased;
+            outcome = &mut append => return outcome,
+            () = pulse.asked() => {
+                if state.looks() - looks_before < LOOKS_MAX {
+                    pulse.answer();
+                }
             }
         }
     }

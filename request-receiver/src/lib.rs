@@ -23,12 +23,14 @@ pub mod topics;
 pub mod waiting;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 use spillway_service::admin;
 use spillway_service::error::chain;
 use spillway_service::listen::Listener;
 use spillway_service::start::Unavailable;
+use spillway_service::supervisor::{self, Watchdog};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -39,6 +41,9 @@ use crate::queue_state::QueueState;
 use crate::serve::Acceptor;
 use crate::settings::Settings;
 use crate::shard::{Shard, Shared};
+
+/// How long who connects first may have to wait for what Redis says: a part of Shopify's 5 s.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 /// Runs a receiver until `shutdown`.
 ///
@@ -61,25 +66,35 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     tokio::spawn(secrets::reload_on_hangup(settings.secrets.clone()));
 
     tracing::info!(address = ?settings.listen, version = env!("CARGO_PKG_VERSION"), "receiving");
-    sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     let (closing, shard_ended) = (Closing::default(), CancellationToken::new());
     let shards = start_shards(Shared {
         admission: watched_admission(&settings, &metrics),
         settings: settings.clone(),
-        state,
+        state: state.clone(),
         metrics: metrics.clone(),
+        watchdog: Watchdog::start(),
         closing: closing.clone(),
         ended: shard_ended.clone(),
     })?;
     let mut acceptor =
         Acceptor::new(listener, shards, shard_ended, settings.connections_max, metrics);
-    let accepted = acceptor.accept_until(&shutdown).await;
-    if let Err(error) = &accepted {
-        tracing::error!(%error, "stopping, to be started again");
+    // Until it is known that the queue is usable, webhooks would be refused that could be stored.
+    tokio::select! {
+        () = state.looked() => {}
+        () = tokio::time::sleep(FIRST_LOOK) => {}
+        () = shutdown.cancelled() => {}
     }
+    supervisor::ready();
+    let mut accepted = acceptor.accept_until(&shutdown).await;
     readiness.stopping();
     let stop_by = Instant::now() + settings.shutdown_timeout;
     closing.begin(stop_by);
+    if accepted.is_ok() {
+        accepted = acceptor.last_call(settings.shutdown_timeout).await;
+    }
+    if let Err(error) = &accepted {
+        tracing::error!(%error, "stopping, to be started again");
+    }
     acceptor.finish(stop_by).await;
     after_all.cancel();
     Ok(accepted?)

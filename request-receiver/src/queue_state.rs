@@ -51,7 +51,11 @@ struct Shared {
     health: AtomicU8,
     /// Grows with each connection of the watch: an older one of the appender is worth nothing.
     generation: AtomicU64,
+    /// Looks that Redis answered.
+    looks: AtomicU64,
     look_now: Notify,
+    /// Cancelled by the first look.
+    looked: CancellationToken,
 }
 
 /// Looks at Redis and says what it found.
@@ -75,7 +79,9 @@ impl QueueState {
         let shared = Shared {
             health: AtomicU8::new(Health::Unavailable as u8),
             generation: AtomicU64::new(0),
+            looks: AtomicU64::new(0),
             look_now: Notify::new(),
+            looked: CancellationToken::new(),
         };
         Self { shared: Arc::new(shared), is_stalled: Arc::default() }
     }
@@ -127,6 +133,16 @@ impl QueueState {
         self.shared.generation.load(Ordering::Relaxed)
     }
 
+    /// Waits until Redis was looked at, whatever was found.
+    pub async fn looked(&self) {
+        self.shared.looked.cancelled().await;
+    }
+
+    /// How many looks Redis has answered.
+    pub fn looks(&self) -> u64 {
+        self.shared.looks.load(Ordering::Relaxed)
+    }
+
     fn set(&self, health: Health) {
         self.shared.health.store(health as u8, Ordering::Relaxed);
     }
@@ -175,6 +191,7 @@ impl Watch {
                     )
                 }
             };
+            self.state.shared.looked.cancel();
             let pause = if is_usable { LOOK_EVERY } else { LOOK_AGAIN };
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -198,6 +215,7 @@ impl Watch {
             }
         };
         let facts = health::read(&self.redis, connected).await?;
+        self.state.shared.looks.fetch_add(1, Ordering::Relaxed);
         let was_full = self.state.usable() == Err(Refusal::QueueFull);
         let verdict = health::judge(&facts, self.require_durable, was_full);
         if matches!(verdict, Verdict::Usable { .. }) {

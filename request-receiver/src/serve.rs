@@ -9,14 +9,14 @@ use futures_util::FutureExt;
 use futures_util::future::{join_all, select_all};
 use spillway_service::listen::Listener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::connection;
 use crate::metrics::Metrics;
 use crate::reply::Refusal;
-use crate::shard::Shard;
+use crate::shard::{Shard, Slot};
 use crate::stream::Accepted;
 
 /// Connections over the limit that are told so, at once; further ones wait to be accepted.
@@ -25,6 +25,10 @@ const REFUSED_AT_ONCE: usize = 256;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The kernel holds no more than this for one listener (net.core.somaxconn's default).
 const BACKLOG_MAX: usize = 4096;
+
+/// How long a live connection may still bring a request after SIGTERM, to be answered with
+/// `Connection: close`. A second more is the shards': one that is used every 5 s is never cut off.
+const LAST_CALL: Duration = Duration::from_secs(4);
 
 /// A shard's thread or its batcher ended while connections were still accepted.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +45,8 @@ pub struct Acceptor {
     shard_ended: CancellationToken,
     next: usize,
     slots: Arc<Semaphore>,
+    /// Connections that are not over, refused ones excepted.
+    live: TaskTracker,
     refusals: Arc<Semaphore>,
     refusing: TaskTracker,
     metrics: Metrics,
@@ -62,6 +68,7 @@ impl Acceptor {
             shard_ended,
             next: 0,
             slots: Arc::new(Semaphore::new(connections_max)),
+            live: TaskTracker::new(),
             refusals: Arc::new(Semaphore::new(REFUSED_AT_ONCE)),
             refusing: TaskTracker::new(),
             metrics,
@@ -80,6 +87,23 @@ impl Acceptor {
             () = shard_ended.cancelled() => Err(ShardEnded),
             never = self.accept_all() => match never {},
         }
+    }
+
+    /// Goes on accepting until all older connections have had their last answer or `time_left` is
+    /// nearly half over. The next process starts only when this one has ended: who connected
+    /// meanwhile would wait for connections that are idle.
+    ///
+    /// # Errors
+    /// When a shard ends first.
+    pub async fn last_call(&mut self, time_left: Duration) -> Result<(), ShardEnded> {
+        let older = std::mem::take(&mut self.live);
+        older.close();
+        let over = CancellationToken::new();
+        let until_over = async {
+            timeout(LAST_CALL.min(time_left * 2 / 5), older.wait()).await.ok();
+            over.cancel();
+        };
+        tokio::join!(until_over, self.accept_until(&over)).1
     }
 
     /// Serves what the kernel has accepted for us, waits for the shards to finish, and cuts off
@@ -135,13 +159,16 @@ impl Acceptor {
         let (slots, refusals) = (self.slots.clone(), self.refusals.clone());
         tokio::select! {
             biased;
-            Ok(slot) = slots.acquire_owned() => self.hand_over(slot).await,
-            Ok(slot) = refusals.acquire_owned() => self.refuse(slot),
+            Ok(allowed) = slots.acquire_owned() => {
+                let counted = self.live.token();
+                self.hand_over(Slot { allowed, counted }).await;
+            }
+            Ok(turn) = refusals.acquire_owned() => self.refuse(turn),
             else => {}
         }
     }
 
-    async fn hand_over(&mut self, slot: OwnedSemaphorePermit) {
+    async fn hand_over(&mut self, slot: Slot) {
         let Some(accepted) = self.in_hand.take() else { return };
         let mut incoming = (accepted, slot);
         // In turn: senders keep their connections for long and use them alike.
@@ -161,14 +188,14 @@ impl Acceptor {
         }
     }
 
-    fn refuse(&mut self, slot: OwnedSemaphorePermit) {
+    fn refuse(&mut self, turn: OwnedSemaphorePermit) {
         let Some(accepted) = self.in_hand.take() else { return };
         self.metrics.answered(Refusal::Overloaded.outcome(), Duration::ZERO);
         self.refusing.spawn(async move {
             if let Ok(stream) = accepted.into_stream() {
                 connection::refuse(stream).await;
             }
-            drop(slot);
+            drop(turn);
         });
     }
 }

@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
+use spillway_service::supervisor::Watchdog;
 use tokio::sync::mpsc::error::{SendError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::admit::Admission;
 use crate::closing::Closing;
@@ -30,15 +32,22 @@ use crate::waiting::Waiting;
 const INCOMING_MAX: usize = 128;
 /// How often connections are looked at for their deadlines.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
-/// How long a live connection may still bring a request after SIGTERM, to be answered with
-/// `Connection: close`; one that stays idle for so long is closed.
-const LAST_CALL: Duration = Duration::from_secs(5);
-
+/// How long the connections that were taken last may still bring their request, once no more are
+/// taken. Senders connect to send: theirs is on its way.
+const FIRST_BYTE: Duration = Duration::from_secs(1);
 /// How long after the deadline a shard may take to let go of what it cuts off.
 const CUT_TIME: Duration = Duration::from_millis(250);
 
 /// A connection and its place among those allowed.
-type Incoming = (Accepted, OwnedSemaphorePermit);
+type Incoming = (Accepted, Slot);
+
+/// A connection's place, given back when it ends.
+pub struct Slot {
+    /// Among those allowed at once.
+    pub allowed: OwnedSemaphorePermit,
+    /// Among those that came before the process was told to stop, or after.
+    pub counted: TaskTrackerToken,
+}
 
 /// A handle on a shard; it ends once this is closed and what it was given is finished.
 pub struct Shard {
@@ -57,6 +66,8 @@ pub struct Shared {
     pub state: QueueState,
     /// What is counted.
     pub metrics: Metrics,
+    /// Has the batchers answer to the supervisor.
+    pub watchdog: Watchdog,
     /// Whether and until when the process stops.
     pub closing: Closing,
     /// Cancelled when a shard ends, for whatever reason.
@@ -126,7 +137,9 @@ async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
     let closing = shared.closing.clone();
     let waiting = Arc::new(Waiting::new(Topics::new(shared.metrics.topics.clone())));
     let state = shared.state.for_shard();
-    let batcher = Batcher::new(waiting.clone(), &shared.settings, state.clone(), &shared.metrics);
+    let pulse = shared.watchdog.watch("a shard's batcher");
+    let batcher =
+        Batcher::new(waiting.clone(), &shared.settings, state.clone(), &shared.metrics, pulse);
     let mut batcher = tokio::spawn(batcher.run());
     let mut keeper = tokio::spawn({
         let waiting = waiting.clone();
@@ -188,8 +201,8 @@ fn serve(
     }
 }
 
-/// Every connection ends with its next answer; those that stay idle are closed after the last
-/// call, and whatever is left shortly before the deadline is cut: the rest is the batcher's.
+/// Every connection ends with its next answer; those that stay idle are closed soon, and whatever is
+/// left shortly before the deadline is cut: the rest is the batcher's.
 async fn finish(
     tasks: &mut JoinSet<()>,
     connections: &Connections,
@@ -198,7 +211,7 @@ async fn finish(
 ) {
     let now = Instant::now();
     let time = stop_by.duration_since(now);
-    if timeout_at(now + LAST_CALL.min(time / 2), all_ended(tasks)).await.is_ok() {
+    if timeout_at(now + FIRST_BYTE.min(time / 6), all_ended(tasks)).await.is_ok() {
         return;
     }
     let mut tick = tokio::time::interval(SWEEP_EVERY);

@@ -9,11 +9,13 @@ pub mod common;
 pub mod drain_gauges;
 pub mod error;
 pub mod exit;
+pub mod generate;
 pub mod listen;
 pub mod metrics;
 pub mod settings;
 pub mod shutdown;
 pub mod start;
+pub mod supervisor;
 pub mod telemetry;
 
 pub use admin::Readiness;

@@ -1,7 +1,9 @@
-//! Stops on SIGTERM or SIGINT; a second one ends the process at once.
+//! Stops on SIGTERM or SIGINT, and says so to the supervisor; a second one ends the process at once.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+
+use crate::supervisor;
 
 /// 128 + SIGTERM, as a shell would report it.
 const EXIT_KILLED: i32 = 143;
@@ -18,6 +20,7 @@ pub fn on_signal() -> std::io::Result<CancellationToken> {
     tokio::spawn(async move {
         either(&mut terminate, &mut interrupt).await;
         tracing::info!("stopping");
+        supervisor::stopping();
         cancelled.cancel();
         either(&mut terminate, &mut interrupt).await;
         tracing::warn!("a second signal: exiting now");

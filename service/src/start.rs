@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::common::Common;
 use crate::settings::{Checker, Mistakes};
-use crate::{exit, shutdown, telemetry};
+use crate::{exit, generate, shutdown, telemetry};
 
 /// Settings as written on the command line and in the environment.
 pub trait Written: Parser {
@@ -37,6 +37,9 @@ where
     R: FnOnce(W::Checked, CancellationToken) -> F,
     F: Future<Output = anyhow::Result<()>>,
 {
+    if let Some(code) = generate::on_demand(W::command(), generate::ADMINISTRATION) {
+        return code;
+    }
     let written = match parse::<W>() {
         Ok(written) => written,
         Err(code) => return code,

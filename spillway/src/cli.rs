@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use spillway_service::exit;
+use clap::{CommandFactory, Parser, Subcommand};
 use spillway_service::start::{parse_flags, read_env_file};
+use spillway_service::{exit, generate};
 
 use crate::{dead, dev, doctor, drains, send, status};
 
@@ -43,6 +43,9 @@ pub enum Command {
 
 /// Parses the command line. The error is the exit code, after everything has been said.
 pub fn parse() -> Result<Command, ExitCode> {
+    if let Some(code) = generate::on_demand(Cli::command(), generate::COMMANDS) {
+        return Err(code);
+    }
     let first: Cli = parse_flags()?;
     let file = match (&first.env_file, &first.command) {
         (Some(file), _) => file.clone(),

@@ -8,8 +8,10 @@
 //! let downstreamer = cell.downstreamer(&backend, &[]).await;
 //! ```
 
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Output;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tempfile::TempDir;
@@ -91,6 +93,13 @@ impl Cell {
         self.service("request-receiver", Some(listen), &own, settings)
     }
 
+    /// A receiver that was just started, on a socket that it is passed as systemd passes one.
+    pub fn receiver_on(&self, socket: &Arc<TcpListener>, settings: Settings<'_>) -> Service {
+        let listen = socket.local_addr().expect("the address of a listener");
+        let own = [("SHOPIFY_CLIENT_SECRET", SECRET)];
+        self.service_on("request-receiver", Some((listen, Some(socket))), &own, settings)
+    }
+
     /// A downstreamer that is ready; or, where another owns the queue, stands by.
     pub async fn downstreamer(&self, backend: &Backend, settings: Settings<'_>) -> Service {
         let downstreamer = self.downstreamer_starting(&backend.url(), settings);
@@ -159,7 +168,17 @@ impl Cell {
     fn service(
         &self,
         name: &str,
-        listen: Option<std::net::SocketAddr>,
+        listen: Option<SocketAddr>,
+        own: Settings<'_>,
+        settings: Settings<'_>,
+    ) -> Service {
+        self.service_on(name, listen.map(|address| (address, None)), own, settings)
+    }
+
+    fn service_on(
+        &self,
+        name: &str,
+        listen: Option<(SocketAddr, Option<&Arc<TcpListener>>)>,
         own: Settings<'_>,
         settings: Settings<'_>,
     ) -> Service {
@@ -169,7 +188,8 @@ impl Cell {
         all.extend_from_slice(own);
         let mut recipe = self.recipe(name, &all, settings);
         recipe.name = format!("{name}-{}", self.started.fetch_add(1, Ordering::Relaxed));
-        Service::new(recipe.start(), admin, listen)
+        recipe.socket = listen.and_then(|(_, socket)| socket.cloned());
+        Service::new(recipe.start(), admin, listen.map(|(address, _)| address))
     }
 
     /// A setting of `settings` replaces the same one of `own`; an empty value takes it away.
@@ -184,6 +204,7 @@ impl Cell {
             arguments: Vec::new(),
             environment: own.chain(given).map(pair).collect(),
             directory: self.directory().to_path_buf(),
+            socket: None,
         }
     }
 }

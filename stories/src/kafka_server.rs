@@ -68,6 +68,7 @@ impl KafkaServer {
             .filter(|(_, value)| !value.is_empty())
             .collect(),
             directory,
+            socket: None,
         };
         let mut clients = ClientConfig::new();
         // A certificate may be for this name.

@@ -5,14 +5,20 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::report::show_log;
 use crate::until::until_some;
+
+/// Makes standard input the first socket that is passed. Source: sd_listen_fds(3).
+const TAKE_SOCKET: &str = r#"exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$; export LISTEN_FDS LISTEN_PID; exec "$0" "$@""#;
 
 /// How to start a process, kept for starting it again.
 #[derive(Clone, Debug)]
@@ -27,6 +33,8 @@ pub struct Recipe {
     pub environment: Vec<(String, String)>,
     /// Working directory, and where its log is written.
     pub directory: PathBuf,
+    /// A listening socket that it is passed, as systemd passes one.
+    pub socket: Option<Arc<TcpListener>>,
 }
 
 /// A started process.
@@ -41,15 +49,28 @@ impl Recipe {
     /// The process, with nothing of this one's environment but `PATH`: a developer's `REDIS_URL`
     /// must not reach a test.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut command = self.program();
         command
             .args(&self.arguments)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("RUST_BACKTRACE", "1")
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
-            .current_dir(&self.directory)
-            .stdin(Stdio::null());
+            .current_dir(&self.directory);
+        command
+    }
+
+    fn program(&self) -> Command {
+        let Some(socket) = &self.socket else {
+            let mut command = Command::new(&self.program);
+            command.stdin(Stdio::null());
+            return command;
+        };
+        // The number of the socket and the id of the process are known once there is one: a shell
+        // puts both in place and becomes the program.
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", TAKE_SOCKET]).arg(&self.program);
+        command.stdin(OwnedFd::from(socket.try_clone().expect("a copy of a socket")));
         command
     }
 

@@ -52,6 +52,7 @@ impl RedisServer {
             arguments,
             environment: Vec::new(),
             directory: directory.to_path_buf(),
+            socket: None,
         };
         Self { process: recipe.start(), socket }
     }

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Builds a Debian package from a release build: `ops/debian/build.sh spillway|spillway-kafka`.
+#
+# Man pages and completions are written by the binaries themselves (--generate); ops/debian/man adds
+# what no flag can say. DEB_VERSION sets another version than Cargo.toml's, DEB_OUT another place than
+# target/debian. cargo-deb is installed beside the build, at a pinned version, if it is not there.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+readonly CARGO_DEB=3.8.0
+TARGET=${CARGO_TARGET_DIR:-target}
+
+case "${1:-}" in
+  spillway) crate=spillway binaries=(request-receiver downstreamer spillway) ;;
+  spillway-kafka) crate=kafka_producer binaries=(kafka_producer) ;;
+  *)
+    echo "usage: ops/debian/build.sh spillway|spillway-kafka" >&2
+    exit 64
+    ;;
+esac
+
+tool=$TARGET/tools/bin/cargo-deb
+[ "$("$tool" --version 2>/dev/null)" = "cargo-deb $CARGO_DEB" ] ||
+  cargo install --locked --root "$TARGET/tools" --version "$CARGO_DEB" cargo-deb
+
+cargo build --release --locked "${binaries[@]/#/--package=}"
+for binary in "${binaries[@]}"; do
+  pages=$TARGET/release/pages/$binary
+  rm -rf "$pages"
+  "$TARGET/release/$binary" --generate "$pages"
+  for more in ops/debian/man/"$binary".[18]; do
+    cat "$more" >>"$pages/${more##*/}"
+  done
+done
+"$tool" deb --package "$crate" --no-build --locked \
+  --output "${DEB_OUT:-$TARGET/debian}/" ${DEB_VERSION:+--deb-version "$DEB_VERSION"}

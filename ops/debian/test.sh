@@ -1,0 +1,244 @@
+#!/usr/bin/env bash
+# Lives through the life of the package in a Debian of its own: installed on a clean root by apt,
+# configured by one file, killed, hung, restarted and upgraded under load, purged without a trace.
+#
+# The root is made by debootstrap (kept in the build directory for the next time) and booted with its
+# own systemd in systemd-nspawn, without a network. Needs root. The report goes to standard output.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+readonly SECRET=hush-this-is-the-secret-of-the-package-test
+readonly UNITS=(spillway-redis spillway-receiver spillway-downstreamer)
+readonly SECURITY_MAX=1.5
+readonly BACKEND=http://127.0.0.1:3000 RECEIVER=http://127.0.0.1:8080/webhooks
+TARGET=$(realpath "${CARGO_TARGET_DIR:-target}")
+root="" packages="" leader="" nspawn="" backend="" load=""
+
+say() { echo "$*"; }
+fail() {
+  echo "FAILED: $*" >&2
+  [ -z "$leader" ] || inside journalctl --no-pager -n 60 >&2 || true
+  exit 1
+}
+inside() { nsenter --target "$leader" --mount --uts --ipc --net --pid --cgroup --root --wdns=/ -- "$@"; }
+# A program of this machine, on the network of that one.
+near() { nsenter --target "$leader" --net -- "$@"; }
+get() { near curl -sf --max-time 5 "$@"; }
+
+# until WHAT SECONDS COMMAND…
+until_true() {
+  local what=$1 end=$((SECONDS + $2))
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    [ "$SECONDS" -lt "$end" ] || fail "not in time: $what"
+    sleep 0.2
+  done
+}
+
+clean_up() {
+  local id
+  for id in $load $backend; do kill "$id" 2>/dev/null || true; done
+  if [ -n "$nspawn" ]; then
+    kill -TERM "$nspawn" 2>/dev/null || true
+    wait "$nspawn" 2>/dev/null || true
+  fi
+  [ -z "$root" ] || rm -rf --one-file-system "$root" "$root.log" "$root.load"
+  [ -z "$packages" ] || rm -rf "$packages"
+}
+
+# DEBS names a directory with a package that was built before.
+build() {
+  local debs=${DEBS:-$TARGET/debian} first version
+  [ -n "${DEBS:-}" ] || DEB_OUT=$debs ops/debian/build.sh spillway >&2
+  first=$(ls -t "$debs"/spillway_*.deb | head -1)
+  version=$(dpkg-deb -f "$first" Version)
+  packages=$(mktemp -d /var/tmp/spillway-debs-XXXXXX)
+  cp "$first" "$packages/first.deb"
+  # The second version is the same but for its number: what is tested is how it comes.
+  dpkg-deb -R "$first" "$packages/second"
+  sed -i "s/^Version: .*/Version: $version+second/" "$packages/second/DEBIAN/control"
+  dpkg-deb -Zgzip -b "$packages/second" "$packages/second.deb" >&2
+}
+
+make_root() {
+  local clean=$TARGET/debian-root
+  if [ ! -e "$clean/made" ]; then
+    rm -rf "$clean"
+    debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus bookworm "$clean" >&2
+    # The container has no network: what the package depends on is there before, not installed.
+    chroot "$clean" apt-get -qq update >&2
+    chroot "$clean" apt-get -qq -y --download-only --no-install-recommends install redis-server >&2
+    touch "$clean/made"
+  fi
+  root=$(mktemp -d /var/tmp/spillway-package-XXXXXX)
+  cp -a "$clean/." "$root"
+  cp "$packages"/*.deb "$root/root/"
+}
+
+boot() {
+  systemd-nspawn -q --register=no --keep-unit --private-network -D "$root" --boot \
+    systemd.unified_cgroup_hierarchy=0 >"$root.log" 2>&1 </dev/null &
+  nspawn=$!
+  until_true "the container starts" 60 pgrep -P "$nspawn"
+  leader=$(pgrep -P "$nspawn" | head -1)
+  until_true "it is booted" 120 is_booted
+}
+is_booted() { inside systemctl is-system-running | grep -Eq 'running|degraded'; }
+
+install() {
+  inside apt-get -qq -y --no-install-recommends -o Dpkg::Use-Pty=0 install "/root/$1" >&2
+}
+
+check_units() {
+  local unit score said
+  said=$(inside sh -c 'systemd-analyze verify --man=no /usr/lib/systemd/system/spillway*' 2>&1) ||
+    fail "systemd-analyze verify: $said"
+  [ -z "$said" ] || fail "systemd-analyze verify: $said"
+  say "- \`systemd-analyze verify\` of every unit: nothing to say"
+  for unit in "${UNITS[@]}"; do
+    score=$(inside systemd-analyze security "$unit" --no-pager | sed -n 's/.*exposure level.*: \([0-9.]*\) .*/\1/p')
+    awk -v s="$score" -v m="$SECURITY_MAX" 'BEGIN { exit !(s != "" && s <= m) }' ||
+      fail "systemd-analyze security $unit: $score"
+    say "- \`systemd-analyze security $unit\`: $score"
+  done
+}
+
+pid_of() { inside systemctl show -P MainPID "$1"; }
+is_active() { inside systemctl is-active --quiet "$@"; }
+is_ready() { get 127.0.0.1:9811/readyz && get 127.0.0.1:9812/readyz; }
+is_new() { is_active "$1" && [ "$(pid_of "$1")" != "$2" ] && [ "$(pid_of "$1")" != 0 ]; }
+has_all() { [ "$(get "$BACKEND/count")" -ge "$1" ]; }
+
+sent=0
+send() {
+  near ops/debian/traffic.py send "$RECEIVER" "$SECRET" "$1" >&2 || fail "webhooks were refused"
+  sent=$((sent + $1))
+  until_true "$sent webhooks are delivered" 60 has_all "$sent"
+}
+
+start_load() {
+  near ops/debian/traffic.py load "$RECEIVER" "$SECRET" 16 >"$root.load" 2>&1 &
+  load=$!
+  until_true "the load flows" 30 has_all $((sent + 100))
+}
+end_load() {
+  # nsenter became the sender itself.
+  kill -TERM "$load"
+  wait "$load" || fail "$1: $(cat "$root.load")"
+  load=""
+  say "- $1: $(cat "$root.load")"
+  sent=$(sed -n 's/sent \([0-9]*\) .*/\1/p' "$root.load" | awk -v s="$sent" '{ print $1 + s }')
+  until_true "$sent webhooks are delivered" 60 has_all "$sent"
+}
+
+configure() {
+  inside sh -c "cat >>/etc/spillway/spillway.env" <<EOT
+SHOPIFY_CLIENT_SECRET=$SECRET
+DOWNSTREAM_APP_URL=$BACKEND
+REDIS_MAXMEMORY=256mb
+EOT
+  inside systemctl enable --quiet --now spillway.target
+  until_true "the cell is ready" 60 is_ready
+  is_active "${UNITS[@]}" spillway-receiver.socket || fail "not every unit is active"
+}
+
+kill_each() {
+  local unit before
+  for unit in "${UNITS[@]}"; do
+    before=$(pid_of "$unit")
+    inside sh -c "kill -9 $before"
+    until_true "$unit is back" 60 is_new "$unit" "$before"
+    until_true "the cell is ready" 60 is_ready
+    send 50
+    say "- \`kill -9\` of $unit: back as another process, 50 webhooks through"
+  done
+}
+
+hang_each() {
+  local unit before began
+  for unit in spillway-receiver spillway-downstreamer; do
+    before=$(pid_of "$unit")
+    inside sh -c "kill -STOP $before"
+    began=$SECONDS
+    until_true "the watchdog restarts $unit" 120 is_new "$unit" "$before"
+    inside journalctl --no-pager -u "$unit" | grep 'Watchdog timeout' >/dev/null || fail "not by the watchdog"
+    until_true "the cell is ready" 60 is_ready
+    send 50
+    say "- \`kill -STOP\` of $unit: restarted by the watchdog after $((SECONDS - began)) s, 50 webhooks through"
+  done
+}
+
+rotate() {
+  inside sh -c "echo $SECRET >/etc/spillway/client-secret
+    sed -i 's|^SHOPIFY_CLIENT_SECRET=.*|SHOPIFY_CLIENT_SECRET_FILE=/etc/spillway/client-secret|' /etc/spillway/spillway.env
+    systemctl restart spillway-receiver"
+  start_load
+  local before round
+  before=$(pid_of spillway-receiver)
+  for round in 1 2 3; do
+    inside sh -c "echo other-secret-$round >>/etc/spillway/client-secret; systemctl reload spillway-receiver"
+  done
+  until_true "the secrets are read" 20 reads_secrets 4
+  [ "$(pid_of spillway-receiver)" = "$before" ] || fail "a reload started another process"
+  end_load "the secret's file changed three times, \`systemctl reload\` each time, under load"
+}
+reads_secrets() {
+  inside journalctl --no-pager -u spillway-receiver | grep 'secrets read again' | tail -1 |
+    grep -Eq "(.*[0-9a-f]{8}){$1}"
+}
+
+purge() {
+  inside apt-get -qq -y purge spillway >&2
+  local left
+  left=$(find "$root" -xdev \( -path "$root/root" -o -path "$root/var/log" -o -path "$root/var/cache" \
+    -o -path "$root/proc" \) -prune -o -iname '*spillway*' -print)
+  left+=$(inside grep -h spillway /etc/passwd /etc/group /etc/shadow || true)
+  left+=$(inside systemctl list-units --all --no-legend 'spillway*')
+  left+=$(inside systemctl list-unit-files --no-legend 'spillway*')
+  left+=$(inside find /run -name '*spillway*')
+  [ -z "$left" ] || fail "the purge left: $left"
+  say "- \`apt-get purge spillway\`: no file, user, group or unit is left"
+}
+
+main() {
+  trap clean_up EXIT
+  build
+  make_root
+  boot
+  say "# The Debian package, from installation to purge"
+  say
+  say "By \`make package-test\`, in a Debian 12 made by debootstrap and booted by its own systemd"
+  say "$(inside systemctl --version | sed -n '1s/ (.*//p') in systemd-nspawn:"
+  say
+  install first.deb
+  is_active spillway.target && fail "something was started by the installation"
+  say "- installed by apt, with redis-server; nothing was started"
+  check_units
+  configure
+  near ops/debian/traffic.py backend 3000 &
+  backend=$!
+  until_true "the backend answers" 20 get "$BACKEND/count"
+  send 200
+  say "- configured by /etc/spillway/spillway.env, \`systemctl enable --now spillway.target\`: 200 webhooks through"
+  kill_each
+  hang_each
+  start_load
+  local round
+  for round in 1 2 3; do
+    inside systemctl restart spillway-receiver
+    inside systemctl restart spillway-downstreamer
+  done
+  end_load "three restarts of receiver and downstreamer under load, a quarter of the connections used every 3 s"
+  rotate
+  start_load
+  local before
+  before=$(pid_of spillway-receiver)
+  install second.deb
+  inside dpkg-query -W -f '${Version}' spillway | grep -q '+second$' || fail "it was not upgraded"
+  is_new spillway-receiver "$before" || fail "the upgrade did not replace the receiver"
+  until_true "the cell is ready" 60 is_ready
+  end_load "upgraded to a second version by apt under load"
+  purge
+}
+
+main "$@"

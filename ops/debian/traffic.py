@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Both ends of a package test: webhooks in, deliveries out, counted. Standard library only.
+
+    traffic.py backend PORT                  answers every POST with 200; GET /count says how many
+                                             different webhooks came
+    traffic.py send URL SECRET COUNT         sends COUNT signed webhooks, one after the other
+    traffic.py load URL SECRET CONNECTIONS   sends on keep-alive connections until SIGTERM
+
+A sender prints `sent S failed F slowest M ms`, and the first failures. Nothing is tried again: a
+connection that is refused or cut, and any answer but 200, is a failure. After an answer with
+`Connection: close` it connects anew, as any client does.
+"""
+
+import base64
+import hashlib
+import hmac
+import http.client
+import http.server
+import signal
+import sys
+import threading
+import time
+import urllib.parse
+import uuid
+from datetime import datetime, timezone
+
+
+class Sender:
+    def __init__(self, url, secret):
+        self.address = urllib.parse.urlsplit(url)
+        self.secret = secret.encode()
+        self.connection = None
+        self.sent = 0
+        self.slowest = 0.0
+        self.failures = []
+
+    def send(self):
+        body = b'{"id":%d}' % (uuid.uuid4().int % 10**12)
+        digest = hmac.new(self.secret, body, hashlib.sha256).digest()
+        headers = {
+            "Content-Type": "application/json",
+            "X-Shopify-Topic": "products/update",
+            "X-Shopify-Shop-Domain": "package.myshopify.com",
+            "X-Shopify-Webhook-Id": str(uuid.uuid4()),
+            "X-Shopify-Triggered-At": datetime.now(timezone.utc).isoformat(),
+            "X-Shopify-Hmac-Sha256": base64.b64encode(digest).decode(),
+        }
+        began = time.monotonic()
+        self.sent += 1
+        try:
+            if self.connection is None:
+                host, port = self.address.hostname, self.address.port
+                # Shopify gives up after 5 s.
+                self.connection = http.client.HTTPConnection(host, port, timeout=5)
+            self.connection.request("POST", self.address.path or "/", body, headers)
+            answer = self.connection.getresponse()
+            answer.read()
+            if answer.status != 200:
+                self.failures.append(f"status {answer.status}")
+            if answer.will_close:
+                self.connection.close()
+                self.connection = None
+        except (OSError, http.client.HTTPException) as error:
+            self.failures.append(repr(error))
+            self.connection = None
+        self.slowest = max(self.slowest, time.monotonic() - began)
+
+
+def report(senders):
+    failures = [failure for sender in senders for failure in sender.failures]
+    slowest = max(sender.slowest for sender in senders)
+    sent = sum(sender.sent for sender in senders)
+    print(f"sent {sent} failed {len(failures)} slowest {slowest * 1000:.0f} ms", *failures[:3])
+    sys.exit(1 if failures else 0)
+
+
+def load(url, secret, connections):
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    senders = [Sender(url, secret) for _ in range(connections)]
+
+    def run(number, sender):
+        # Some are busy, some are used every few seconds only.
+        pause = 0.01 if number % 4 else 3.0
+        while not over.is_set():
+            sender.send()
+            over.wait(pause)
+
+    threads = [threading.Thread(target=run, args=one) for one in enumerate(senders)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    report(senders)
+
+
+def backend(port):
+    seen = set()
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            seen.add(self.headers["Spillway-Id"])
+            self.answer(b"")
+
+        def do_GET(self):
+            self.answer(b"%d\n" % len(seen))
+
+        def answer(self, body):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer).serve_forever()
+
+
+def main():
+    match sys.argv[1:]:
+        case ["backend", port]:
+            backend(int(port))
+        case ["send", url, secret, count]:
+            sender = Sender(url, secret)
+            for _ in range(int(count)):
+                sender.send()
+            report([sender])
+        case ["load", url, secret, connections]:
+            load(url, secret, int(connections))
+        case _:
+            sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

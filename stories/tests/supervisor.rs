@@ -1,0 +1,96 @@
+//! What a supervisor such as systemd is told: READY, WATCHDOG, STOPPING, each only when it is so.
+
+use std::time::Duration;
+
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
+use stories::black_hole::BlackHole;
+use stories::cell::Cell;
+use stories::client::{Connection, post};
+use stories::redis_server::socket_in;
+use stories::supervisor::Supervisor;
+use stories::until::until;
+use stories::webhook::Webhook;
+
+const WITHIN: Duration = Duration::from_secs(30);
+/// What WatchdogSec= says to the process, in microseconds; it pings four times as often.
+const WATCHDOG: (&str, &str) = ("WATCHDOG_USEC", "4000000");
+/// Four rounds of the watchdog: the supervisor's patience.
+const SILENCE: Duration = Duration::from_secs(4);
+
+#[tokio::test]
+async fn a_receiver_tells_when_it_is_ready_alive_and_stopping() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let mut supervisor = Supervisor::listen(cell.directory());
+    let address = supervisor.address().to_owned();
+    let settings = [("NOTIFY_SOCKET", address.as_str()), WATCHDOG];
+    let mut receiver = cell.receiver_starting(&settings);
+    supervisor.hears("READY=1").await;
+    // Ready is when it answers, not only listens.
+    post(receiver.address(), &Webhook::any()).await.expect_stored();
+    supervisor.hears_pings(3).await;
+
+    // A Redis that hangs is not ours to be restarted for, with an append under way or without.
+    redis.sigstop();
+    let mut waiting = Connection::to(receiver.address()).await;
+    waiting.write(&Webhook::any().encode()).await.unwrap();
+    supervisor.hears_pings(6).await;
+    waiting.answer().await.expect_later("queue_unavailable");
+    redis.sigcont();
+    supervisor.hears_pings(2).await;
+
+    receiver.sigterm();
+    supervisor.hears("STOPPING=1").await;
+    assert_eq!(receiver.exit(WITHIN).await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_receiver_whose_batcher_hangs_is_no_longer_vouched_for() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let way = BlackHole::before(&socket_in(cell.directory()), cell.directory());
+    let mut supervisor = Supervisor::listen(cell.directory());
+    let url = way.url();
+    let address = supervisor.address().to_owned();
+    let settings = [("NOTIFY_SOCKET", address.as_str()), WATCHDOG, ("REDIS_URL", &url)];
+    let receiver = cell.receiver(&settings).await;
+    post(receiver.address(), &Webhook::any()).await.expect_stored();
+    supervisor.hears_pings(3).await;
+    way.open();
+    let mut lost = Connection::to(receiver.address()).await;
+    lost.write(&Webhook::any().encode()).await.unwrap();
+    // Redis answers everybody else for ten looks.
+    let falls_silent = async || supervisor.hears_nothing(SILENCE).await;
+    until("a batcher is missed", 2 * WITHIN, falls_silent).await;
+    assert!(receiver.output().contains("no progress"), "not a word in the log");
+    assert!(receiver.is_ready().await, "all but that batcher is well");
+}
+
+#[tokio::test]
+async fn a_downstreamer_is_vouched_for_while_all_around_it_hangs() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    backend.behave(|_| Behaviour::Hang);
+    let receiver = cell.receiver(&[]).await;
+    let mut supervisor = Supervisor::listen(cell.directory());
+    let address = supervisor.address().to_owned();
+    let settings = [("NOTIFY_SOCKET", address.as_str()), WATCHDOG];
+    let mut downstreamer = cell.downstreamer_starting(&backend.url(), &settings);
+    supervisor.hears("READY=1").await;
+    post(receiver.address(), &Webhook::any()).await.expect_stored();
+    until("the delivery hangs", WITHIN, async || backend.count() == 1).await;
+    supervisor.hears_pings(3).await;
+    redis.sigstop();
+    supervisor.hears_pings(3).await;
+    redis.sigcont();
+    // A process that is stopped pings nobody: the supervisor is what starts it again.
+    downstreamer.sigstop();
+    assert!(supervisor.hears_nothing(SILENCE).await, "it pings on");
+    downstreamer.sigcont();
+    supervisor.hears_pings(2).await;
+    downstreamer.sigterm();
+    supervisor.hears("STOPPING=1").await;
+    assert_eq!(downstreamer.exit(WITHIN).await.code(), Some(0));
+}

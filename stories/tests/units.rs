@@ -1,0 +1,69 @@
+//! The systemd units, as systemd itself judges them: no mistake in them, and little exposed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use stories::binaries;
+use tempfile::TempDir;
+
+/// What `systemd-analyze security` may say at most, in tenths: 1.5 of 10.
+const EXPOSURE_MAX: &str = "15";
+
+/// The units, with our own binaries at their place in the build: systemd looks for them.
+fn units() -> (TempDir, Vec<PathBuf>) {
+    let directory = tempfile::tempdir().expect("make a directory");
+    let mut units = Vec::new();
+    for entry in fs::read_dir(binaries::repository().join("ops/systemd")).expect("ops/systemd") {
+        let path = entry.expect("an entry").path();
+        let mut unit = fs::read_to_string(&path).expect("a unit");
+        for name in ["request-receiver", "downstreamer", "kafka_producer"] {
+            let built = binaries::ours(name).display().to_string();
+            unit = unit.replace(&format!("/usr/bin/{name}"), &built);
+        }
+        let copy = directory.path().join(path.file_name().expect("a name"));
+        fs::write(&copy, unit).expect("write a unit");
+        units.push(copy);
+    }
+    (directory, units)
+}
+
+fn analyze(directory: &Path, arguments: &[&str], units: &[PathBuf]) -> (bool, String) {
+    let output = Command::new("systemd-analyze")
+        .args(arguments)
+        .args(units)
+        // Ours are found before those that are installed.
+        .env("SYSTEMD_UNIT_PATH", format!("{}:", directory.display()))
+        .output()
+        .expect("systemd-analyze is missing; install it with: apt-get install systemd");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+fn verify(directory: &Path, units: &[PathBuf]) -> (bool, String) {
+    analyze(directory, &["verify", "--man=no"], units)
+}
+
+#[test]
+fn systemd_finds_no_mistake_in_the_units() {
+    let (directory, units) = units();
+    assert_eq!(verify(directory.path(), &units), (true, String::new()));
+    // It would have said so.
+    let receiver = directory.path().join("spillway-receiver.service");
+    let spoilt = fs::read_to_string(&receiver).unwrap().replace("WatchdogSec=", "WatchdogSecs=");
+    fs::write(&receiver, spoilt).unwrap();
+    assert!(verify(directory.path(), &units).1.contains("WatchdogSecs"));
+}
+
+#[test]
+fn no_unit_is_more_exposed_than_a_little() {
+    let (directory, units) = units();
+    let is_service = |unit: &&PathBuf| unit.extension().is_some_and(|kind| kind == "service");
+    let threshold = format!("--threshold={EXPOSURE_MAX}");
+    let arguments = ["security", "--offline=true", "--no-pager", &threshold];
+    for unit in units.iter().filter(is_service) {
+        let (is_good, said) = analyze(directory.path(), &arguments, std::slice::from_ref(unit));
+        assert!(is_good, "{said}");
+        println!("{}", said.lines().last().unwrap_or_default());
+    }
+}
