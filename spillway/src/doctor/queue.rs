@@ -205,6 +205,7 @@ mod tests {
             dead_letters: 0,
             dead_bytes: 0,
             cursor: "0-0".to_owned(),
+            ..DrainStatus::default()
         };
         assert_eq!(levels(&drains(&[])), [Level::Problem]);
         assert_eq!(levels(&drains(std::slice::from_ref(&owned))), [Level::Ok]);
