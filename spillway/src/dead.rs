@@ -13,7 +13,7 @@ use spillway_queue::dead::DeadLetter;
 
 use crate::failure::Failure;
 use crate::place::Place;
-use filter::{Filter, FilterArguments};
+use filter::{Filter, WrittenFilter};
 
 /// Of `dead`.
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ enum Action {
     /// List them, oldest first
     List {
         #[command(flatten)]
-        filter: FilterArguments,
+        filter: WrittenFilter,
         /// One JSON object a line
         #[arg(long)]
         json: bool,

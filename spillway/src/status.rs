@@ -170,7 +170,7 @@ mod tests {
         let filter = Filter { shop: Some("a.example".to_owned()), ..Filter::default() };
         let paused = DrainStatus { pauses: vec![Pause { filter, since_ms: 0 }], ..drain() };
         let text = drains_text(&[paused]);
-        assert!(text.ends_with("http has paused shop a.example since 1970-01-01T00:00:00.000Z"));
+        assert!(text.contains("\nhttp has paused shop a.example since 1970-01-01"), "{text}");
         assert!(drains_text(&[]).contains("no drain"));
     }
 }

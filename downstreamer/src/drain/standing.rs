@@ -133,12 +133,14 @@ impl Standing {
 impl Drain {
     /// These orders are in force from now on.
     pub(super) fn ordered(&mut self, orders: Orders) {
-        tracing::info!(
-            version = orders.version,
-            pauses = orders.pauses.len(),
-            entries_with_drops = orders.dropping.main.len() + orders.dropping.parked.len(),
-            "an operator's orders"
-        );
+        if orders.version > 0 {
+            tracing::info!(
+                version = orders.version,
+                pauses = orders.pauses.len(),
+                entries_with_drops = orders.dropping.main.len() + orders.dropping.parked.len(),
+                "an operator's orders"
+            );
+        }
         self.pause(&orders.pauses);
         self.standing.dropping = orders.dropping;
         self.standing.version = (orders.version > 0).then_some(orders.version);
@@ -157,6 +159,10 @@ impl Drain {
         self.standing.filters = filters().filter(others).cloned().collect();
         self.metrics.pauses.set(i64::try_from(pauses.len()).unwrap_or(i64::MAX));
         self.schedule.stop(shops);
+        // It was picked before.
+        if let Some(turn) = self.next.take() {
+            self.release(turn.resource);
+        }
         let schedule = &self.schedule;
         self.index.count_paused(|shop| schedule.is_stopped(shop));
         self.front_moved();
@@ -204,7 +210,7 @@ impl Drain {
 
     /// Takes out of the index what is to be dropped, and notes what is under way.
     fn drop_what_waits(&mut self) {
-        let open: HashSet<StreamId> = self.index.open_packs().map(|(_, _, id)| id).collect();
+        let open: HashSet<StreamId> = self.index.open_entries().collect();
         let is_passed = |id: &StreamId| *id <= self.read_to && !open.contains(id);
         let named = self.standing.dropping.main.keys().copied();
         self.standing.passed = named.filter(is_passed).collect();

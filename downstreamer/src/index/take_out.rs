@@ -22,10 +22,10 @@ impl Index {
         front.filter_map(|key| Some((*key, self.packs.get(key)?)))
     }
 
-    /// Packs that hold something unsettled: where each lies.
-    pub fn open_packs(&self) -> impl Iterator<Item = (PackKey, Source, StreamId)> {
-        let open = self.packs.iter().filter(|(_, pack)| pack.left > 0);
-        open.map(|(key, pack)| (*key, pack.source, pack.id))
+    /// Main entries that the cursor has not passed.
+    pub fn open_entries(&self) -> impl Iterator<Item = StreamId> {
+        let main = self.packs.values().filter(|pack| pack.source == Source::Main);
+        main.map(|pack| pack.id)
     }
 
     /// Whether anything of a resource `is_meant`.

@@ -22,6 +22,10 @@ else
     redis.call('HSET', KEYS[3], ARGV[i], table.concat(bits))
     changed = changed + 1
   end
-  if ARGV[3] ~= '' then redis.call('XADD', KEYS[4], '*', 'h', ARGV[3]) end
+  if ARGV[3] ~= '' then
+    -- Where duplicates are remembered, the drain forgets sooner.
+    local month_ago = string.format('%.0f', (redis.call('TIME')[1] - 30 * 86400) * 1000)
+    redis.call('XADD', KEYS[4], 'MINID', '~', month_ago, '*', 'h', ARGV[3])
+  end
 end
 return {changed, redis.call('HINCRBY', KEYS[2], 'version', 1)}

@@ -11,7 +11,7 @@ use crate::out::now_ms;
 
 /// Filters as written; all of those given have to match.
 #[derive(Debug, Args)]
-pub struct FilterArguments {
+pub struct WrittenFilter {
     /// One of them, by its Spillway-Id
     id: Option<String>,
 
@@ -36,7 +36,7 @@ pub struct Filter {
     until_ms: Option<u64>,
 }
 
-impl FilterArguments {
+impl WrittenFilter {
     /// Checks them.
     pub fn checked(self) -> Result<Filter, Failure> {
         self.checked_at(now_ms())
@@ -131,8 +131,8 @@ mod tests {
         }
     }
 
-    fn given(set: impl FnOnce(&mut FilterArguments)) -> FilterArguments {
-        let mut arguments = FilterArguments {
+    fn given(set: impl FnOnce(&mut WrittenFilter)) -> WrittenFilter {
+        let mut arguments = WrittenFilter {
             id: None,
             which: filter::FilterArguments::default(),
             since: None,
@@ -142,7 +142,7 @@ mod tests {
         arguments
     }
 
-    fn check(expected: bool, set: impl FnOnce(&mut FilterArguments)) {
+    fn check(expected: bool, set: impl FnOnce(&mut WrittenFilter)) {
         let arguments = given(set);
         let shown = format!("{arguments:?}");
         let filter = arguments.checked_at(20_000).unwrap();
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn all_of_several_have_to_match() {
-        let shop = |f: &mut FilterArguments| f.which.shop = Some("a.myshopify.com".to_owned());
+        let shop = |f: &mut WrittenFilter| f.which.shop = Some("a.myshopify.com".to_owned());
         check(false, |f| {
             shop(f);
             f.which.topic = Some("carts/*".to_owned());
