@@ -7,7 +7,7 @@
 //! [`Index::has_room`] ends intake.
 
 mod pack;
-mod take_out;
+mod whole;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -296,16 +296,6 @@ impl Index {
             let was_over = std::mem::replace(&mut is_over, *node == last);
             !was_over
         })
-    }
-
-    /// Where everything of a shop was accepted, but what is being settled and gone from its pack.
-    /// Looks at every resource.
-    pub fn positions(&self, shop: ShopKey) -> HashSet<Position> {
-        let own = self.resources.values().filter(|queue| queue.shop == shop);
-        own.flat_map(|queue| self.from(queue.head))
-            .filter(|(_, place)| self.packs.contains_key(&place.pack))
-            .map(|(node, _)| self.position(node))
-            .collect()
     }
 
     /// Where a webhook was accepted.

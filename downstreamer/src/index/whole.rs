@@ -1,4 +1,7 @@
-//! Takes webhooks out of the index that are not to be delivered, and notes which are paused.
+//! What is asked of the whole index, which takes a look at all of it: where a shop's webhooks were
+//! accepted, which are not to be delivered any more, which are paused.
+
+use std::collections::HashSet;
 
 use spillway_webhook::StreamId;
 
@@ -7,6 +10,16 @@ use crate::schedule::ShopKey;
 use crate::schedule::barriers::Position;
 
 impl Index {
+    /// Where everything of a shop was accepted, but what is being settled and gone from its pack.
+    /// Looks at every resource.
+    pub fn positions(&self, shop: ShopKey) -> HashSet<Position> {
+        let own = self.resources.values().filter(|queue| queue.shop == shop);
+        own.flat_map(|queue| self.from(queue.head))
+            .filter(|(_, place)| self.packs.contains_key(&place.pack))
+            .map(|(node, _)| self.position(node))
+            .collect()
+    }
+
     /// Every resource with something that waits.
     pub fn resources(&self) -> impl Iterator<Item = (ResourceKey, State)> {
         self.resources.iter().map(|(resource, queue)| (*resource, queue.state))
