@@ -168,15 +168,13 @@ pub async fn read(
     drain: &str,
 ) -> Result<Orders, QueueError> {
     let keys = &redis.keys;
-    // In one transaction: the drops must not be older than the version that is read.
-    let (fields, named): (HashMap<String, String>, HashMap<String, Vec<u8>>) = redis::pipe()
-        .atomic()
-        .cmd("HGETALL")
-        .arg(keys.orders(drain))
-        .cmd("HGETALL")
-        .arg(keys.dropping(drain))
-        .query_async(connection)
-        .await?;
+    // At once: the drops must not be older than the version that is read.
+    let (fields, named): (HashMap<String, String>, HashMap<String, Vec<u8>>) =
+        Script::new(include_str!("lua/orders.lua"))
+            .key(keys.orders(drain))
+            .key(keys.dropping(drain))
+            .invoke_async(connection)
+            .await?;
     let mut dropping = Dropping::default();
     for (name, bits) in named {
         match name.strip_prefix(PARKED) {

@@ -166,8 +166,12 @@ fn waits(met: &Met<'_>, pauses: &[Pause]) -> Fact {
         None => "in the main stream; attempts in its first minute are known to the drain alone"
             .to_owned(),
     };
-    let paused = pauses.iter().find(|pause| met.is_meant(&pause.filter));
-    let held = paused.map(|pause| format!("; paused: {}", pause.filter)).unwrap_or_default();
+    let paused = pauses.iter().filter(|pause| met.is_meant(&pause.filter));
+    let paused: Vec<_> = paused.map(|pause| pause.filter.to_string()).collect();
+    let held = match paused.is_empty() {
+        true => String::new(),
+        false => format!("; paused: {}", paused.join(" and ")),
+    };
     Fact {
         id: met.id.to_string(),
         state: "waiting",
@@ -177,7 +181,7 @@ fn waits(met: &Met<'_>, pauses: &[Pause]) -> Fact {
             "received_at": rfc3339(received_ms), "shop": shop, "topic": topic,
             "resource": resource, "parked": met.parked.is_some(),
             "attempts": met.parked.map(|parked| parked.attempts),
-            "paused": paused.is_some(),
+            "paused": !paused.is_empty(),
         }),
     }
 }

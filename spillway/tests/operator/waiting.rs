@@ -95,7 +95,7 @@ async fn pauses_are_shown_and_ended_one_by_one() {
     assert!(cell.told(&["status"]).contains("http has paused everything"));
     assert!(cell.told(&["top"]).contains("paused since"));
     let explained = cell.told(&["explain", &delivery_id(&product(1))]);
-    assert!(explained.contains("; paused: everything"), "{explained}");
+    assert!(explained.contains(" and everything"), "{explained}");
     assert!(cell.told(&["resume"]).contains("everything (1 pause)"));
     let (code, told) = cell.refused(&["resume"]);
     assert!(code == 1 && told.contains("paused is: shop shop-1"), "{told}");
