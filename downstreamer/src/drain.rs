@@ -318,7 +318,9 @@ impl Drain {
                 };
                 self.parked.insert(key, tried);
                 let place = Place { pack: key, index };
-                if self.standing.drops_parked(parked.id, entry, index) {
+                // A replayed one is another matter than what was ordered of it before.
+                let is_named = self.standing.drops_parked(parked.id, entry, index);
+                if is_named && !parked.replayed {
                     self.standing.drop_at_once(place);
                 } else {
                     self.waits(place, &sorted);

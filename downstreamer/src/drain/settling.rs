@@ -209,7 +209,7 @@ impl Drain {
         for (key, pack) in passed {
             touched.remove(&key);
             self.cache.remove(key);
-            if self.standing.passes(pack.id) || pack.bits_stored {
+            if pack.bits_stored || self.standing.names(pack.id) {
                 settlement.whole.push(pack.id);
             }
         }

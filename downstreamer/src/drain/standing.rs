@@ -117,9 +117,10 @@ impl Standing {
         counted.filter(move |(other, _)| *other == shop).map(|(_, position)| position)
     }
 
-    /// The entry `id` is passed; says whether Redis holds orders to drop something of it.
-    pub(super) fn passes(&mut self, id: StreamId) -> bool {
-        self.dropping.main.remove(&id).is_some()
+    /// Whether Redis holds orders to drop something of the entry `id`. They are kept here when it is
+    /// passed: what was parked meanwhile, and is under way, is still known by where it was accepted.
+    pub(super) fn names(&self, id: StreamId) -> bool {
+        self.dropping.main.contains_key(&id)
     }
 
     fn means(&self, pack: &OpenPack, index: u32) -> bool {

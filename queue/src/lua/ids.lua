@@ -4,7 +4,7 @@
 -- KEYS[1] stream  ARGV after, up to, bytes
 local found, after, left = {}, ARGV[1], tonumber(ARGV[3])
 while left > 0 do
-  local entries = redis.call('XRANGE', KEYS[1], '(' .. after, ARGV[2], 'COUNT', 4)
+  local entries = redis.call('XRANGE', KEYS[1], '(' .. after, ARGV[2], 'COUNT', 16)
   if #entries == 0 then break end
   for _, entry in ipairs(entries) do
     found[#found + 1] = entry[1]
