@@ -23,6 +23,9 @@ use crate::place::Place;
 use crate::walk::{Look, Waiting};
 use tally::{Row, Tally};
 
+/// However long it took to find out which packs there are, packs are read for so long.
+const READ_AT_LEAST: Duration = Duration::from_millis(300);
+
 /// Of `top`.
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -44,8 +47,8 @@ pub struct Arguments {
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 
-    /// For how long packs are read before what was read stands for the rest
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = humantime::parse_duration)]
+    /// After how long what was read stands for the rest
+    #[arg(long, value_name = "DURATION", default_value = "1500ms", value_parser = humantime::parse_duration)]
     budget: Duration,
 
     /// Read everything, however long that takes
@@ -70,8 +73,9 @@ enum By {
 
 /// Counts and prints.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let began = Instant::now();
     let mut waiting = Waiting::for_drain(&arguments.place, &arguments.drain).await?;
-    let tally = read(&mut waiting, &arguments).await?;
+    let tally = read(&mut waiting, &arguments, began).await?;
     let redis = waiting.redis.clone();
     let status = status::read(&redis, waiting.connection()).await?;
     let own = status.drains.into_iter().find(|known| known.name == arguments.drain);
@@ -85,7 +89,11 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn read(waiting: &mut Waiting, arguments: &Arguments) -> Result<Tally, Failure> {
+async fn read(
+    waiting: &mut Waiting,
+    arguments: &Arguments,
+    began: Instant,
+) -> Result<Tally, Failure> {
     let (filter, by) = (arguments.filter.clone().filter(), arguments.by);
     let is_filtered = !filter.is_empty();
     let look = move |look: &Look<'_>| {
@@ -100,7 +108,6 @@ async fn read(waiting: &mut Waiting, arguments: &Arguments) -> Result<Tally, Fai
         }
         tally
     };
-    let began = Instant::now();
     let mut packs = waiting.packs.clone();
     // In any order but that of time, what was read so far stands for the rest.
     packs.shuffle(&mut rand::rng());
@@ -112,7 +119,9 @@ async fn read(waiting: &mut Waiting, arguments: &Arguments) -> Result<Tally, Fai
         })
         .await?;
     let mut is_whole = true;
-    let is_over = || !arguments.exact && began.elapsed() >= arguments.budget;
+    // Finding out which packs there are counts too, but something is read in any case.
+    let read_until = (began + arguments.budget).max(Instant::now() + READ_AT_LEAST);
+    let is_over = || !arguments.exact && Instant::now() >= read_until;
     waiting
         .main(&packs, look, |tally| {
             all.add_pack(tally);

@@ -242,8 +242,8 @@ async fn a_topic_or_a_resource_is_paused_as_well() {
     let free = [item(2, "orders/create", 101), item(1, "products/update", 102)];
     app.feed.store_in_turn(held.iter().chain(&free).cloned().collect()).await;
     until("the others are delivered", SOON, async || app.backend.delivered() == 2).await;
-    let waiting = app.json(&["status"]).await["drains"][0]["waiting"].clone();
-    assert_eq!(waiting, 3);
+    let waiting = async || app.json(&["status"]).await["drains"][0]["waiting"].clone();
+    until("these are settled, and the rest waits", SOON, async || waiting().await == 3).await;
     app.told(&["resume", "--resource", "product/7"]).await;
     until("the resource is delivered", SOON, async || app.backend.delivered() == 4).await;
     app.told(&["resume", "--all"]).await;
