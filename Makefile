@@ -34,7 +34,7 @@ check: ## formatting, lints, docs and every test: what a change must pass
 endure: ## the stories that the suite plays small, at the size of the promise (20 minutes)
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
-	ENDURE=1 cargo test --locked -p stories --test duplicates --test brake \
+	ENDURE=1 cargo test --locked -p stories --test duplicates --test brake --test verbs \
 		--test kafka_exactly_once --test kafka_faults --test restart -- --nocapture --test-threads 1
 
 alerts-live: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
@@ -49,7 +49,7 @@ bench: ## measure the receiver beside a bare server; bench/README.md says what a
 	bench/run.py
 
 characterize: ## every load scenario against its threshold, with plots and a report (SCENARIOS='half flood')
-	cargo build --release --locked -p request-receiver -p downstreamer -p bench
+	cargo build --release --locked -p request-receiver -p downstreamer -p spillway -p bench
 	bench/characterize.py $(SCENARIOS)
 
 characterize-kafka: ## a million webhooks drained into a Kafka broker, beside a plain producer

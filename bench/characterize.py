@@ -23,11 +23,11 @@ from harness.campaign import Campaign, fail
 from harness.servers import RELEASE, ROOT, Failed, alone
 
 SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "overload", "sizes", "connections",
-             "receivers", "forged", "endtoend", "fairness", "drain", "coalesce", "soak"]
+             "receivers", "forged", "endtoend", "fairness", "drain", "verbs", "coalesce", "soak"]
 # Asked for by name only: they need a Kafka broker, and binaries with librdkafka in them.
 KAFKA_SCENARIOS = ["kafka"]
 BINARIES = ["generate", "fill", "pace", "fdatasync", "baseline", "backend", "request-receiver",
-            "downstreamer"]
+            "downstreamer", "spillway"]
 KAFKA_BINARIES = ["fill", "fdatasync", "produce", "request-receiver", "kafka_producer"]
 
 

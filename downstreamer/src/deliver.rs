@@ -62,6 +62,8 @@ pub struct Job {
     pub record: Record,
     /// What tells its duplicates.
     pub fingerprint: Option<Fingerprint>,
+    /// What an operator finds it by in the history; 0 if nothing.
+    pub key: u64,
     /// How many older events it stands for.
     pub older: u32,
     /// The shop whose turn it takes.

@@ -10,15 +10,18 @@ mod judging;
 mod park;
 mod reading;
 mod settling;
+mod standing;
 mod turns;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::hash::RandomState;
 use std::sync::Arc;
 use std::time::Duration;
 
 use spillway_drain::settle::{self, Settled};
 use spillway_drain::{End, Tenure};
+use spillway_queue::orders::Orders;
 use spillway_queue::read::Progress;
 use spillway_queue::settle::{Dead, Settlement};
 use spillway_queue::{QueueError, Redis};
@@ -31,6 +34,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::reading::Reading;
+use self::standing::Standing;
 use crate::cache::Cache;
 use crate::deliver::{Delivery, Sender};
 use crate::destination::{Allowed, Destination};
@@ -63,6 +67,8 @@ pub struct Around {
     pub fetched: JoinSet<Fetched>,
     /// Deliveries under way.
     pub deliveries: JoinSet<Delivery>,
+    /// What an operator orders.
+    pub ordered: mpsc::Receiver<Orders>,
 }
 
 /// What Redis holds of the drain when it begins.
@@ -71,6 +77,8 @@ pub struct Known {
     pub progress: Progress,
     /// What it delivered lately.
     pub seen: Seen,
+    /// An operator's orders.
+    pub orders: Orders,
 }
 
 /// All state of one drain while it is owned.
@@ -81,6 +89,8 @@ pub struct Drain {
     fetcher: Arc<Fetcher>,
     tenure: Tenure,
     cell: u32,
+    /// Shops and resources are known by their hashes.
+    hasher: RandomState,
     started: Instant,
     index: Index,
     cache: Cache,
@@ -110,6 +120,7 @@ pub struct Drain {
     corrupt: Vec<StreamId>,
     corrupt_parked: Vec<StreamId>,
     settling: Option<settling::Settling>,
+    standing: Standing,
     parks_due: Instant,
     is_stopping: bool,
 }
@@ -138,6 +149,9 @@ struct Trial {
 struct Finished {
     resource: ResourceKey,
     end: Ended,
+    /// What it is found by in the history; 0 if nothing.
+    key: u64,
+    attempts: u32,
 }
 
 /// How it ended.
@@ -161,22 +175,26 @@ impl Drain {
         tenure: Tenure,
         known: Known,
     ) -> (Self, Around) {
-        let Known { progress, seen } = known;
+        let Known { progress, seen, orders: standing_orders } = known;
+        let hasher = RandomState::new();
         let (orders, settled) = settle::start(redis.clone(), name, &tenure.token);
+        let (sorted_by, counted) = (settings.clone(), metrics.clone());
         let arrived =
-            intake::start(redis, name, progress.cursor, settings.clone(), metrics.clone());
+            intake::start(redis, name, progress.cursor, sorted_by, counted, hasher.clone());
         let around = Around {
             settled,
             orders,
             arrived,
             fetched: JoinSet::new(),
             deliveries: JoinSet::new(),
+            ordered: standing::start(redis.clone(), name, tenure.clone(), standing_orders.version),
         };
-        let drain = Self {
+        let mut drain = Self {
             sender,
             metrics,
             fetcher: Arc::new(Fetcher::new(redis.clone(), name)),
             cell: tenure.cell,
+            hasher,
             tenure,
             started: Instant::now(),
             index: Index::new(settings.index_bytes, settings.keeps_fingerprints()),
@@ -201,10 +219,12 @@ impl Drain {
             corrupt: Vec::new(),
             corrupt_parked: Vec::new(),
             settling: None,
+            standing: Standing::default(),
             parks_due: Instant::now(),
             is_stopping: false,
             settings,
         };
+        drain.ordered(standing_orders);
         (drain, around)
     }
 
@@ -221,6 +241,7 @@ impl Drain {
             // Once a tick at least, whatever Redis and the backend do.
             pulse.answer();
             self.wake_due();
+            self.drop_under_way();
             self.dispatch(&mut around);
             self.read(&mut around);
             self.settle(&mut around);
@@ -258,6 +279,10 @@ impl Drain {
                     }
                     None => Some(gone("intake")),
                 },
+                Some(orders) = around.ordered.recv() => {
+                    self.ordered(orders);
+                    None
+                }
                 () = shutdown.cancelled(), if !self.is_stopping => {
                     self.is_stopping = true;
                     stop_at = Some(now + self.settings.shutdown_timeout);
@@ -282,8 +307,11 @@ impl Drain {
                 let key = self.index.add_pack(open);
                 self.cache.pass(key, pack);
                 for ((index, sorted), settled) in (0..).zip(sorted).zip(settled) {
-                    if !settled {
-                        self.waits(Place { pack: key, index }, &sorted);
+                    let place = Place { pack: key, index };
+                    if !settled && self.standing.drops(id, index) {
+                        self.standing.drop_at_once(place);
+                    } else if !settled {
+                        self.waits(place, &sorted);
                     }
                 }
             }
@@ -297,7 +325,14 @@ impl Drain {
                     replayed: parked.replayed,
                 };
                 self.parked.insert(key, tried);
-                self.waits(Place { pack: key, index }, &sorted);
+                let place = Place { pack: key, index };
+                // A replayed one is another matter than what was ordered of it before.
+                let is_named = self.standing.drops_parked(parked.id, entry, index);
+                if is_named && !parked.replayed {
+                    self.standing.drop_at_once(place);
+                } else {
+                    self.waits(place, &sorted);
+                }
             }
             Arrived::ParkedLoaded => self.is_parked_loaded = true,
             Arrived::CaughtUp => self.caught_up(),
@@ -339,14 +374,18 @@ impl Drain {
     fn waits(&mut self, place: Place, sorted: &Sorted) {
         let Sorted { resource, class, coalesces, fingerprint, .. } = *sorted;
         let origin = self.index.pack(place.pack).map(|pack| pack.origin).unwrap_or_default();
-        let (index, settling) = (&self.index, &self.settling);
+        let (index, settling, standing) = (&self.index, &self.settling, &self.standing);
         let all = |shop| {
             let mut all = index.positions(shop);
             all.extend(settling.iter().flat_map(|settling| settling.of(shop)));
+            all.extend(standing.dropped_of(shop));
             all
         };
         let position = (origin, place.index);
         let shop = self.schedule.add(sorted.shop, position, sorted.is_barrier, all);
+        if self.schedule.is_stopped(shop) {
+            self.index.pause_one(place);
+        }
         let head = self.index.head_position(resource);
         let webhook = Waiting { place, class, coalesces, fingerprint };
         if self.index.add(resource, shop, &webhook) {
@@ -360,7 +399,7 @@ impl Drain {
             // What was read on demand was the head before.
             self.reading.forget(resource);
         }
-        if is_next && matches!(state, Some(State::Delayed | State::Held)) {
+        if is_next && matches!(state, Some(State::Delayed | State::Held | State::Paused)) {
             if let (Some(State::Held), Some(head)) = (state, head) {
                 self.schedule.unhold(shop, head);
             }
@@ -429,7 +468,8 @@ impl Drain {
             Allowed::All => self.limiter.concurrency(now),
         };
         self.metrics.concurrency_limit.set(i64::try_from(limit).unwrap_or(i64::MAX));
-        self.metrics.paused.set(i64::from(limit == 0 || self.destination.is_stopped()));
+        let is_paused = self.standing.is_all_paused || self.destination.is_stopped();
+        self.metrics.paused.set(i64::from(limit == 0 || is_paused));
         let is_braked = self.destination.is_braked();
         self.metrics.brake.set(i64::from(is_braked));
         self.tenure.show_trouble(is_braked.then_some(BRAKED.into()));

@@ -7,6 +7,7 @@
 //! [`Index::has_room`] ends intake.
 
 mod pack;
+mod whole;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -79,6 +80,8 @@ pub enum State {
     Parking,
     /// Its head waits for others of its shop.
     Held,
+    /// An operator paused its head.
+    Paused,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -100,6 +103,8 @@ pub struct Index {
     next_pack: PackKey,
     /// Main packs in stream order.
     main: VecDeque<PackKey>,
+    /// So many of the first ones hold nothing but what is paused.
+    paused_front: usize,
     nodes: Vec<Node>,
     /// One for each node, if they are kept.
     fingerprints: Option<Vec<Fingerprint>>,
@@ -142,6 +147,7 @@ impl Index {
             packs: HashMap::new(),
             next_pack: 0,
             main: VecDeque::new(),
+            paused_front: 0,
             nodes: Vec::new(),
             fingerprints: keeps_fingerprints.then(Vec::new),
             free: NONE,
@@ -180,11 +186,6 @@ impl Index {
     /// Webhooks that were settled, in all.
     pub fn settled(&self) -> u64 {
         self.settled
-    }
-
-    /// Main packs behind the cursor, in stream order.
-    pub fn front(&self) -> impl Iterator<Item = (PackKey, &OpenPack)> {
-        self.main.iter().filter_map(|key| Some((*key, self.packs.get(key)?)))
     }
 
     /// An open pack.
@@ -297,16 +298,6 @@ impl Index {
         })
     }
 
-    /// Where everything of a shop was accepted, but what is being settled and gone from its pack.
-    /// Looks at every resource.
-    pub fn positions(&self, shop: ShopKey) -> HashSet<Position> {
-        let own = self.resources.values().filter(|queue| queue.shop == shop);
-        own.flat_map(|queue| self.from(queue.head))
-            .filter(|(_, place)| self.packs.contains_key(&place.pack))
-            .map(|(node, _)| self.position(node))
-            .collect()
-    }
-
     /// Where a webhook was accepted.
     pub fn position(&self, node: NodeKey) -> Position {
         let place = self.nodes[node as usize].place;
@@ -408,6 +399,7 @@ impl Index {
                 break;
             }
             let key = self.main.pop_front().expect("BUG: there is a front");
+            self.paused_front = self.paused_front.saturating_sub(1);
             let Some(pack) = self.packs.remove(&key) else { continue };
             self.bytes -= Source::Main.pack_bytes();
             advance.cursor = Some(pack.id);

@@ -2,6 +2,7 @@
 //!
 //! A pack that can't be decoded is handed on as such; it never stops the stream.
 
+use std::hash::RandomState;
 use std::sync::Arc;
 
 use spillway_drain::intake::{self, Found};
@@ -59,8 +60,9 @@ pub fn start(
     cursor: StreamId,
     settings: Arc<Settings>,
     metrics: Arc<Metrics>,
+    hasher: RandomState,
 ) -> mpsc::Receiver<Arrived> {
-    let decoder = Decoder { sorter: Sorter::new(settings, metrics.clone()), metrics };
+    let decoder = Decoder { sorter: Sorter::new(settings, metrics.clone(), hasher), metrics };
     intake::start(redis, drain, cursor, move |found| decoder.decode(found))
 }
 

@@ -27,6 +27,10 @@ pub struct Metrics {
     pub brake: IntGauge,
     /// Deliveries the backend took.
     pub delivered: IntCounter,
+    /// What an operator paused: shops, topics, resources, or all.
+    pub pauses: IntGauge,
+    /// Webhooks dropped by an operator's order.
+    pub dropped: IntCounter,
     /// How many may be under way.
     pub concurrency_limit: IntGauge,
     /// How many are.
@@ -60,7 +64,17 @@ impl Metrics {
             paused: gauge(
                 &registry,
                 "spillway_paused",
-                "1 while nothing is let out: the backend is down, refuses everything, or asked to be left alone.",
+                "1 while nothing is let out: the backend is down, refuses everything, or asked to be left alone, or an operator paused it all.",
+            ),
+            pauses: gauge(
+                &registry,
+                "spillway_pauses",
+                "Pauses in force that an operator ordered, of a shop, a topic, a resource or all.",
+            ),
+            dropped: counter(
+                &registry,
+                "spillway_dropped_total",
+                "Webhooks dropped by an operator's order.",
             ),
             brake: gauge(
                 &registry,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use spillway_drain::ownership::{self, End, Place, Seat};
 use spillway_queue::QueueError;
 use spillway_queue::drains::{HTTP, StartAt};
+use spillway_queue::orders;
 use spillway_queue::read::Reader;
 use spillway_service::Readiness;
 use spillway_service::clock::wall_clock_ms;
@@ -54,7 +55,8 @@ async fn own(
     let reader = Reader::new(redis.clone(), HTTP);
     let progress = reader.progress(seat.connection()).await?;
     let seen = seen(&reader, &mut seat, instance.settings.dedup).await?;
-    let known = Known { progress, seen };
+    let orders = orders::read(redis, seat.connection(), HTTP).await?;
+    let known = Known { progress, seen, orders };
     tracing::info!(cursor = %known.progress.cursor, "owning the drain");
     let end = seat.hold(async |tenure| {
         let (drain, around) = Drain::start(

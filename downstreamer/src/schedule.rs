@@ -59,6 +59,8 @@ pub struct Schedule {
     due: BinaryHeap<Reverse<(Duration, ShopKey)>>,
     /// Shops with barriers.
     barred: BTreeSet<ShopKey>,
+    /// Hashes of the shops that an operator paused.
+    stopped: HashSet<u64>,
     /// How long a delivery takes, in seconds.
     usual: f64,
 }
@@ -76,6 +78,8 @@ struct Shop {
     paused_until: Duration,
     /// Its next webhook has to be read again first.
     is_starved: bool,
+    /// An operator paused it.
+    is_stopped: bool,
     /// The last position that was added.
     newest: Position,
     barriers: Option<Box<Barriers>>,
@@ -101,6 +105,7 @@ impl Schedule {
             priority_turns: 0,
             due: BinaryHeap::new(),
             barred: BTreeSet::new(),
+            stopped: HashSet::new(),
             usual: 0.0,
         }
     }
@@ -114,9 +119,10 @@ impl Schedule {
         is_barrier: bool,
         all: impl FnOnce(ShopKey) -> HashSet<Position>,
     ) -> ShopKey {
-        let shops = &mut self.shops;
+        let (shops, stopped) = (&mut self.shops, &self.stopped);
         let key = *self.by_hash.entry(hash).or_insert_with(|| {
-            u32::try_from(shops.insert(Shop::new(hash))).expect("BUG: the index is bounded")
+            let shop = Shop::new(hash, stopped.contains(&hash));
+            u32::try_from(shops.insert(shop)).expect("BUG: the index is bounded")
         });
         let shop = &mut shops[key as usize];
         let is_in_order = position >= shop.newest;
@@ -244,6 +250,25 @@ impl Schedule {
         self.give_turns(key);
     }
 
+    /// From now on, these shops and no others have no turns, by an operator's order.
+    pub fn stop(&mut self, shops: HashSet<u64>) {
+        self.stopped = shops;
+        let mut resumed = Vec::new();
+        for (key, shop) in &mut self.shops {
+            let was_stopped = shop.is_stopped;
+            shop.is_stopped = self.stopped.contains(&shop.hash);
+            if was_stopped && !shop.is_stopped {
+                resumed.push(u32::try_from(key).expect("BUG: the index is bounded"));
+            }
+        }
+        resumed.into_iter().for_each(|key| self.give_turns(key));
+    }
+
+    /// Whether an operator stopped the shop.
+    pub fn is_stopped(&self, key: ShopKey) -> bool {
+        self.shops.get(key as usize).is_some_and(|shop| shop.is_stopped)
+    }
+
     /// The backend asked that the shop be left alone.
     pub fn pause(&mut self, key: ShopKey, until: Duration) {
         if let Some(shop) = self.shops.get_mut(key as usize) {
@@ -260,8 +285,8 @@ impl Schedule {
         while let Some(key) = self.turns[class].pop_front() {
             let shop = &mut self.shops[key as usize];
             shop.has_turn[class] = false;
-            if shop.is_starved || shop.in_flight >= self.bounds.concurrency_max {
-                // It has turns again when it is fed, or a delivery ends.
+            if shop.is_stopped || shop.is_starved || shop.in_flight >= self.bounds.concurrency_max {
+                // It has turns again when it is resumed, or fed, or a delivery ends.
                 continue;
             }
             if shop.paused_until > now {
@@ -302,7 +327,8 @@ impl Schedule {
 
     fn give_turns(&mut self, key: ShopKey) {
         let Some(shop) = self.shops.get_mut(key as usize) else { return };
-        if shop.is_starved || shop.in_flight >= self.bounds.concurrency_max {
+        let is_busy = shop.in_flight >= self.bounds.concurrency_max;
+        if shop.is_stopped || shop.is_starved || is_busy {
             return;
         }
         for class in 0..self.turns.len() {
@@ -338,7 +364,7 @@ impl Schedule {
 }
 
 impl Shop {
-    fn new(hash: u64) -> Self {
+    fn new(hash: u64, is_stopped: bool) -> Self {
         Self {
             hash,
             ready: [BinaryHeap::new(), BinaryHeap::new()],
@@ -348,6 +374,7 @@ impl Shop {
             debt: 0.0,
             paused_until: Duration::ZERO,
             is_starved: false,
+            is_stopped,
             newest: Position::default(),
             barriers: None,
         }

@@ -39,10 +39,15 @@ pub struct Sorted {
     pub fingerprint: Option<Fingerprint>,
 }
 
+/// What a shop is known by.
+pub fn shop_hash(hasher: &RandomState, shop: &[u8]) -> u64 {
+    hasher.hash_one(shop)
+}
+
 impl Sorter {
-    /// Sorts as `settings` say.
-    pub fn new(settings: Arc<Settings>, metrics: Arc<Metrics>) -> Self {
-        Self { settings, metrics, hasher: RandomState::new() }
+    /// Sorts as `settings` say; shops and resources are hashed by `hasher`.
+    pub fn new(settings: Arc<Settings>, metrics: Arc<Metrics>, hasher: RandomState) -> Self {
+        Self { settings, metrics, hasher }
     }
 
     /// Sorts the webhook that was accepted at `index` of `entry`. A replayed one stands for itself.
@@ -56,7 +61,7 @@ impl Sorter {
         let own = (is_slot || settings.keeps_fingerprints()).then(|| fingerprint(record)).flatten();
         let mut sorted = Sorted {
             resource: 0,
-            shop: self.hasher.hash_one(shop),
+            shop: shop_hash(&self.hasher, shop),
             class: if is_priority { Class::Priority } else { Class::Rest },
             is_barrier: is_barrier(topic) && !shop.is_empty(),
             coalesces: 0,

@@ -69,6 +69,8 @@ struct Shared {
     /// Bytes of those that are not settled yet.
     dying_bytes: AtomicU64,
     is_full: AtomicBool,
+    /// Version of the operator's orders, as of the last bump.
+    orders: AtomicU64,
     /// Why no webhook gets out although the drain is owned.
     trouble: Mutex<Option<Cow<'static, str>>>,
 }
@@ -112,6 +114,11 @@ impl Tenure {
         self.shared.dead_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Version of the operator's orders to this drain, at most a bump old.
+    pub fn orders(&self) -> u64 {
+        self.shared.orders.load(Ordering::Relaxed)
+    }
+
     /// Notes why no webhook gets out, for `/readyz`; `None` when they do. Says whether that is
     /// news.
     pub fn show_trouble(&self, trouble: Option<Cow<'static, str>>) -> bool {
@@ -132,6 +139,7 @@ impl Tenure {
         self.shared.confirmed_at_ms.store(sent_at_ms, Ordering::Relaxed);
         self.shared.dead_bytes.store(confirmed.dead_bytes, Ordering::Relaxed);
         self.shared.is_full.store(confirmed.is_full, Ordering::Relaxed);
+        self.shared.orders.store(confirmed.orders, Ordering::Relaxed);
     }
 }
 
@@ -211,6 +219,7 @@ async fn stand_by(place: &Place) -> Result<Seat, QueueError> {
             dead_bytes: AtomicU64::new(0),
             dying_bytes: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
+            orders: AtomicU64::new(0),
             trouble: Mutex::new(None),
         }),
     };

@@ -12,6 +12,7 @@ mod begin;
 mod commit;
 mod dead;
 mod fill;
+mod orders;
 mod settling;
 
 use std::borrow::Cow;
@@ -24,6 +25,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use spillway_drain::settle::{self, Settled};
 use spillway_drain::{End, Tenure};
 use spillway_queue::drains::KAFKA;
+use spillway_queue::orders::Orders;
 use spillway_queue::read::Reader;
 use spillway_queue::settle::Settlement;
 use spillway_queue::{Connection, Redis};
@@ -94,6 +96,8 @@ struct Session {
     owed: Settlement,
     /// Webhooks given up in packs that are not yet passed.
     given_up: HashMap<StreamId, Vec<u8>>,
+    /// An operator's orders.
+    orders: Orders,
 }
 
 /// What failed attempts taught. It outlives the producer they were made with.

@@ -56,9 +56,21 @@ pub async fn register(
         .arg(format!("{:08x}", rand::rng().random::<u32>()))
         .invoke_async(connection)
         .await?;
-    let cell = u32::from_str_radix(&cell, 16)
-        .map_err(|_| QueueError::Unexpected(format!("cell id {cell:?}")))?;
-    Ok(Registered { cell, is_new })
+    Ok(Registered { cell: parse_cell(&cell)?, is_new })
+}
+
+/// The random id of the cell, if it has one yet.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn cell(redis: &Redis, connection: &mut Connection) -> Result<Option<u32>, QueueError> {
+    let cell: Option<String> =
+        redis::cmd("GET").arg(redis.keys.cell()).query_async(connection).await?;
+    cell.map(|cell| parse_cell(&cell)).transpose()
+}
+
+fn parse_cell(cell: &str) -> Result<u32, QueueError> {
+    u32::from_str_radix(cell, 16).map_err(|_| QueueError::Unexpected(format!("cell id {cell:?}")))
 }
 
 /// Forgets `drain` with all it parked and dead-lettered, and frees what only it held back. Says
@@ -84,6 +96,9 @@ pub async fn forget(
         .key(keys.dead_bytes(drain))
         .key(keys.settled(drain))
         .key(keys.seen(drain))
+        .key(keys.history(drain))
+        .key(keys.orders(drain))
+        .key(keys.dropping(drain))
         .arg(drain)
         .invoke_async(connection)
         .await?;

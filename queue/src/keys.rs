@@ -71,6 +71,21 @@ impl Keys {
         format!("{}{drain}:seen", self.prefix)
     }
 
+    /// Stream of what became of webhooks: field `h`, some bytes each.
+    pub fn history(&self, drain: &str) -> String {
+        format!("{}{drain}:history", self.prefix)
+    }
+
+    /// Hash of an operator's orders: `version`, `applied`, `dropped`, and `pause:<filter>` → since.
+    pub fn orders(&self, drain: &str) -> String {
+        format!("{}{drain}:orders", self.prefix)
+    }
+
+    /// Hash of webhooks to drop: stream id → a bit for each, and `parked:<id>`.
+    pub fn dropping(&self, drain: &str) -> String {
+        format!("{}{drain}:dropping", self.prefix)
+    }
+
     /// `<token>:<number>` of the last settlement that was applied.
     pub fn settled(&self, drain: &str) -> String {
         format!("{}{drain}:settled", self.prefix)

@@ -3,7 +3,8 @@
 //! The path of a pack: [`append`] (receiver writes it) → [`read`] (a drain reads it behind its
 //! cursor) → [`settle`] (one script records what is done, parks, dead-letters, advances the cursor
 //! and trims). Beside it: [`owner`] (one instance per drain), [`dead`] (dead letters), [`drains`]
-//! (who reads), [`status`] and [`health`] (what an operator asks).
+//! (who reads), [`orders`] (what an operator tells a drain), [`history`] (what became of a webhook),
+//! [`status`] and [`health`] (what an operator asks).
 //!
 //! Every write of a drain is one Lua script with `allow-oom`: atomic, fenced by the owner's token,
 //! and it works on a Redis that is full to the brim, because only draining can empty it.
@@ -14,7 +15,9 @@ pub mod dead;
 pub mod drains;
 pub mod error;
 pub mod health;
+pub mod history;
 pub mod keys;
+pub mod orders;
 pub mod owner;
 pub mod read;
 pub mod settle;

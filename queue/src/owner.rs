@@ -28,6 +28,8 @@ pub struct Confirmed {
     pub dead_bytes: u64,
     /// Whether Redis has reached its `maxmemory`.
     pub is_full: bool,
+    /// Version of the operator's orders.
+    pub orders: u64,
 }
 
 /// One instance's claim to a drain.
@@ -111,12 +113,12 @@ impl Claim {
         seen: &str,
     ) -> Result<Confirmed, QueueError> {
         let (keys, drain) = (&self.redis.keys, &self.drain);
-        let (granted, dead_bytes, full): (u8, String, String) = self
+        let (granted, dead_bytes, full, orders): (u8, String, String, String) = self
             .script
             .key(keys.owner(drain))
             .key(keys.drains())
             .key(keys.dead_bytes(drain))
-            .key(keys.counts())
+            .key(keys.orders(drain))
             .arg(verb)
             .arg(&self.token)
             .arg(drain)
@@ -126,7 +128,11 @@ impl Claim {
         if granted != 1 {
             return Err(QueueError::Fenced);
         }
-        Ok(Confirmed { dead_bytes: dead_bytes.parse().unwrap_or(0), is_full: full == "1" })
+        Ok(Confirmed {
+            dead_bytes: dead_bytes.parse().unwrap_or(0),
+            is_full: full == "1",
+            orders: orders.parse().unwrap_or(0),
+        })
     }
 }
 

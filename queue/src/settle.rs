@@ -30,7 +30,7 @@ pub struct Settlement {
     pub corrupt_parked: Vec<StreamId>,
     /// Packs behind the cursor, with a bit for each settled webhook.
     pub bits: Vec<(StreamId, Vec<u8>)>,
-    /// Packs whose bits are not needed any more.
+    /// Packs whose bits, settled or to be dropped, are not needed any more.
     pub whole: Vec<StreamId>,
     /// Parked webhooks that are settled.
     pub unparked: Vec<StreamId>,
@@ -42,8 +42,15 @@ pub struct Settlement {
     pub dead: Vec<Dead>,
     /// Fingerprints of what was delivered, so that a duplicate is known.
     pub seen: Vec<Fingerprint>,
-    /// Before this time, in milliseconds since the Unix epoch, fingerprints may be forgotten.
+    /// Before this time, in milliseconds since the Unix epoch, fingerprints and history may be
+    /// forgotten.
     pub seen_from_ms: u64,
+    /// What became of webhooks, as records of [`crate::history`].
+    pub history: Vec<u8>,
+    /// Webhooks that were dropped by order, of those that are settled here.
+    pub dropped: u64,
+    /// The operator's orders up to this version are carried out.
+    pub orders_done: Option<u64>,
 }
 
 /// A webhook on its way out of the main stream.
@@ -112,6 +119,7 @@ impl Settlement {
             && self.park.is_empty()
             && self.dead.is_empty()
             && self.seen.is_empty()
+            && self.orders_done.is_none()
     }
 }
 
@@ -156,13 +164,16 @@ impl Settler {
         call.key(keys.stream()).key(keys.counts()).key(keys.owner(drain)).key(keys.done(drain));
         call.key(keys.parked(drain)).key(keys.tries(drain)).key(keys.dead(drain));
         call.key(keys.dead_bytes(drain)).key(keys.settled(drain)).key(keys.seen(drain));
+        call.key(keys.history(drain)).key(keys.orders(drain)).key(keys.dropping(drain));
         call.arg(&self.token).arg(self.number).arg(drain).arg(keys.corrupt_prefix());
         let cursor = settlement.cursor.map(|cursor| cursor.to_string()).unwrap_or_default();
         call.arg(cursor).arg(settlement.entries_passed);
         call.arg(settlement.webhooks_passed).arg(settlement.open);
         call.arg(self.previous.map(|number| number.to_string()).unwrap_or_default());
         let seen: Vec<u8> = settlement.seen.iter().flat_map(|one| one.to_le_bytes()).collect();
-        call.arg(seen).arg(settlement.seen_from_ms);
+        call.arg(seen).arg(settlement.seen_from_ms).arg(&settlement.history[..]);
+        let orders_done = settlement.orders_done.map(|version| version.to_string());
+        call.arg(settlement.dropped).arg(orders_done.unwrap_or_default());
         ids(call, &settlement.corrupt);
         ids(call, &settlement.corrupt_parked);
         call.arg(settlement.bits.len());

@@ -1,5 +1,6 @@
 //! What an operator asks of the queue, in one round trip that moves no pack.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::{Script, Value};
@@ -8,9 +9,10 @@ use spillway_webhook::{StreamId, WebhookId};
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
+use crate::orders::{self, Pause};
 
 /// The queue and all who read it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Status {
     /// The stream.
     pub queue: QueueStatus,
@@ -19,7 +21,7 @@ pub struct Status {
 }
 
 /// The stream.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct QueueStatus {
     /// Entries not yet freed.
     pub packs: u64,
@@ -34,12 +36,14 @@ pub struct QueueStatus {
 }
 
 /// One drain.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct DrainStatus {
     /// Its name.
     pub name: String,
     /// Webhooks it has not settled, parked ones included.
     pub waiting: u64,
+    /// Webhooks it has settled, of all that were ever accepted; parked ones count as settled here.
+    pub settled: u64,
     /// Age of the oldest of them.
     pub oldest_age_seconds: Option<f64>,
     /// Token of the instance that owns it; `None` if nobody does.
@@ -56,10 +60,27 @@ pub struct DrainStatus {
     pub dead_bytes: u64,
     /// Entries up to here are settled.
     pub cursor: String,
+    /// What an operator paused.
+    pub pauses: Vec<Pause>,
+    /// Webhooks dropped by an operator's order, ever.
+    pub dropped: u64,
 }
 
 type QueueRow = (u64, String, String, String, String, String);
-type DrainRow = (String, String, String, String, String, String, String, u64, String, u64, String);
+type DrainRow = (
+    String,
+    String,
+    String,
+    String,
+    String,
+    String,
+    String,
+    u64,
+    String,
+    u64,
+    String,
+    HashMap<String, String>,
+);
 
 /// Reads the status.
 ///
@@ -97,7 +118,7 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Status, 
 }
 
 fn drain(row: DrainRow, appended: u64, now_ms: u64) -> DrainStatus {
-    let (name, cursor, oldest, through, open, owner, seen, parked, parked_id, dead, dead_bytes) =
+    let (name, cursor, oldest, through, open, owner, seen, parked, parked_id, dead, bytes, orders) =
         row;
     let settled = number(&through) + number(&open);
     let main = oldest.parse::<StreamId>().ok().map(|id| id.ms);
@@ -107,14 +128,17 @@ fn drain(row: DrainRow, appended: u64, now_ms: u64) -> DrainStatus {
     DrainStatus {
         name,
         waiting: appended.saturating_sub(settled) + parked,
+        settled,
         oldest_age_seconds: oldest_ms.map(|ms| age(now_ms, ms)),
         owner: owner.split_once(':').map(|(token, _)| token.to_owned()),
         last_seen_seconds: (last_seen_ms > 0).then(|| age(now_ms, last_seen_ms)),
         last_seen_ms,
         parked,
         dead_letters: dead,
-        dead_bytes: number(&dead_bytes),
+        dead_bytes: number(&bytes),
         cursor,
+        pauses: orders::pauses(&orders),
+        dropped: orders.get("dropped").map_or(0, |dropped| number(dropped)),
     }
 }
 

@@ -7,7 +7,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use spillway_service::start::{parse_flags, read_env_file};
 use spillway_service::{exit, generate};
 
-use crate::{dead, dev, doctor, drains, send, status};
+use crate::{dead, dev, doctor, drains, explain, pause, queue, send, status, top};
 
 /// Where `dev` finds settings that are neither flags nor in the environment.
 const DEV_ENV_FILE: &str = ".env";
@@ -31,6 +31,16 @@ pub enum Command {
     Send(send::Arguments),
     /// Show the queue, who drains it and what was given up
     Status(status::Arguments),
+    /// Show which shop, topic or resource has most waiting, and since when
+    Top(top::Arguments),
+    /// List, show or drop what waits
+    Queue(queue::Arguments),
+    /// Let a shop, a topic, a resource or all of a drain wait, until it is resumed
+    Pause(pause::Arguments),
+    /// End a pause
+    Resume(pause::ResumeArguments),
+    /// Tell all that is known of one webhook: where it waits, or what became of it
+    Explain(explain::Arguments),
     /// List, show, replay or drop dead letters: webhooks that were given up
     Dead(dead::Arguments),
     /// List, add or forget drains: who has to be past an entry before it is freed

@@ -9,10 +9,11 @@ mod walk;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use spillway_queue::dead::DeadLetter;
 
 use crate::failure::Failure;
 use crate::place::Place;
-use filter::FilterArguments;
+use filter::{Filter, WrittenFilter};
 
 /// Of `dead`.
 #[derive(Debug, Args)]
@@ -33,7 +34,7 @@ enum Action {
     /// List them, oldest first
     List {
         #[command(flatten)]
-        filter: FilterArguments,
+        filter: WrittenFilter,
         /// One JSON object a line
         #[arg(long)]
         json: bool,
@@ -53,6 +54,17 @@ enum Action {
     Replay(take::ReplayArguments),
     /// Drop them for good
     Drop(take::DropArguments),
+}
+
+/// The dead letters of `drain` with this Shopify webhook id or Spillway-Id.
+pub async fn find(place: &Place, drain: &str, id: &str) -> Result<Vec<DeadLetter>, Failure> {
+    let (redis, mut connection) = place.connect().await?;
+    let (filter, mut found) = (Filter::with_id(id), Vec::new());
+    let mut walk = walk::Walk::new(&redis, &mut connection, drain);
+    while let Some(page) = walk.next(&filter).await? {
+        found.extend(page);
+    }
+    Ok(found)
 }
 
 /// Does what was asked.

@@ -10,6 +10,8 @@ mod queue;
 use std::process::ExitCode;
 
 use clap::Args;
+use serde_json::json;
+use spillway_queue::drains::KAFKA;
 
 use crate::failure::Failure;
 use crate::out::line;
@@ -31,19 +33,27 @@ pub struct Arguments {
 
     #[command(flatten)]
     secret: SecretArguments,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Looks at everything. Exit code 1 if there is a problem; warnings do not count.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let redis = arguments.place.redis()?;
-    let mut findings = queue::examine(&redis).await;
-    findings.extend(endpoints::examine(&arguments.endpoints).await);
+    let (mut findings, drains) = queue::examine(&redis).await;
+    let has_kafka = drains.iter().any(|drain| drain.name == KAFKA);
+    findings.extend(endpoints::examine(&arguments.endpoints, has_kafka).await);
     findings.extend(backend::examine(&arguments.backend, &arguments.secret).await?);
-    for finding in &findings {
-        line(finding)?;
-    }
     let of = |level: Level| findings.iter().filter(|finding| finding.level == level).count();
     let (problems, warnings) = (of(Level::Problem), of(Level::Warning));
-    line(format_args!("\n{problems} problems, {warnings} warnings, {} ok", of(Level::Ok)))?;
+    if arguments.json {
+        let all: Vec<_> = findings.iter().map(finding::Finding::json).collect();
+        line(json!({ "problems": problems, "warnings": warnings, "findings": all }))?;
+    } else {
+        findings.iter().try_for_each(line)?;
+        line(format_args!("\n{problems} problems, {warnings} warnings, {} ok", of(Level::Ok)))?;
+    }
     Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -6,13 +6,19 @@ mod dead;
 mod dev;
 mod doctor;
 mod drains;
+mod explain;
 mod failure;
+mod filter;
 mod http;
 mod out;
+mod pause;
 mod place;
+mod queue;
 mod secret;
 mod send;
 mod status;
+mod top;
+mod walk;
 
 use std::process::ExitCode;
 
@@ -43,6 +49,11 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         match command {
             Command::Send(arguments) => send::run(arguments).await,
             Command::Status(arguments) => status::run(arguments).await,
+            Command::Top(arguments) => top::run(arguments).await,
+            Command::Queue(arguments) => queue::run(arguments).await,
+            Command::Pause(arguments) => pause::pause(arguments).await,
+            Command::Resume(arguments) => pause::resume(arguments).await,
+            Command::Explain(arguments) => explain::run(arguments).await,
             Command::Dead(arguments) => dead::run(arguments).await,
             Command::Drains(arguments) => drains::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,

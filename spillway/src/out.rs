@@ -1,7 +1,7 @@
 //! What people read: tables, ages, sizes, and text from elsewhere made harmless for a terminal.
 
-use std::io::{self, Write};
-use std::time::{Duration, Instant};
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
@@ -9,7 +9,8 @@ use comfy_table::{ContentArrangement, Table};
 /// How often work that takes long says how far it is.
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
-/// Says on standard error how far a long work is, now and then; short work stays silent.
+/// Says on standard error how far a long work is, now and then, where a person looks on; short work
+/// stays silent.
 pub struct Progress {
     said: Instant,
 }
@@ -22,7 +23,7 @@ impl Progress {
 
     /// Says `text` unless something was said a moment ago.
     pub fn tell(&mut self, text: impl FnOnce() -> String) {
-        if self.said.elapsed() >= PROGRESS_EVERY {
+        if self.said.elapsed() >= PROGRESS_EVERY && io::stderr().is_terminal() {
             self.said = Instant::now();
             eprintln!("{}", text());
         }
@@ -57,6 +58,12 @@ pub fn age(seconds: f64) -> String {
     let whole = Duration::from_secs(if seconds.is_finite() { seconds.max(0.0) as u64 } else { 0 });
     let text = humantime::format_duration(whole).to_string();
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
+}
+
+/// This machine's clock, in milliseconds since the Unix epoch.
+pub fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A size such as `1.5 MiB`.

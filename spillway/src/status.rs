@@ -1,9 +1,15 @@
 //! `spillway status`: the queue, who drains it and what was given up, in one look.
 
+mod check;
+mod watch;
+
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
+use spillway_queue::orders::Pause;
 use spillway_queue::status::{DrainStatus, QueueStatus, Status, read};
+use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
 use crate::out::{age, count, line, size, table};
@@ -15,15 +21,36 @@ pub struct Arguments {
     #[command(flatten)]
     place: Place,
 
-    /// Print JSON
+    /// Print JSON; with --watch a line each time
     #[arg(long)]
     json: bool,
+
+    /// Look again and again, with the rates in between, until interrupted
+    #[arg(long, conflicts_with = "check")]
+    watch: bool,
+
+    /// How often, with --watch
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = watch::interval)]
+    every: Duration,
+
+    /// One line for monitoring; exit code 0: well, 1: warning, 2: critical
+    #[arg(long)]
+    check: bool,
+
+    #[command(flatten)]
+    thresholds: check::Thresholds,
 }
 
 /// Prints the status.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let (redis, mut connection) = arguments.place.connect().await?;
-    let status = read(&redis, &mut connection).await?;
+    if arguments.check {
+        let read = look(&arguments.place).await;
+        return check::tell(read, &arguments.thresholds, arguments.json);
+    }
+    if arguments.watch {
+        return watch::run(&arguments.place, arguments.every, arguments.json).await;
+    }
+    let status = look(&arguments.place).await?;
     if arguments.json {
         let json = serde_json::to_string_pretty(&status).expect("BUG: a status is JSON");
         line(json)?;
@@ -31,6 +58,11 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         line(text(&status))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn look(place: &Place) -> Result<Status, Failure> {
+    let (redis, mut connection) = place.connect().await?;
+    Ok(read(&redis, &mut connection).await?)
 }
 
 /// The drains as a table, or a sentence where there is none.
@@ -41,7 +73,14 @@ pub fn drains_text(drains: &[DrainStatus]) -> String {
     }
     let header =
         ["DRAIN", "WAITING", "OLDEST", "OWNER", "LAST SEEN", "PARKED", "DEAD LETTERS", "CURSOR"];
-    table(header, drains.iter().map(drain_row))
+    let mut text = table(header, drains.iter().map(drain_row));
+    for drain in drains {
+        for Pause { filter, since_ms } in &drain.pauses {
+            let (name, since) = (&drain.name, rfc3339(*since_ms));
+            text.push_str(&format!("\n{name} has paused {filter} since {since}"));
+        }
+    }
+    text
 }
 
 fn drain_row(drain: &DrainStatus) -> [String; 8] {
@@ -84,6 +123,7 @@ fn queue_text(queue: &QueueStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use spillway_queue::orders::Filter;
 
     fn drain() -> DrainStatus {
         DrainStatus {
@@ -97,6 +137,7 @@ mod tests {
             dead_letters: 3,
             dead_bytes: 2048,
             cursor: "5-0".to_owned(),
+            ..DrainStatus::default()
         }
     }
 
@@ -126,6 +167,10 @@ mod tests {
         };
         let text = drains_text(&[idle]);
         assert!(text.contains("none") && text.contains("never"), "{text}");
+        let filter = Filter { shop: Some("a.example".to_owned()), ..Filter::default() };
+        let paused = DrainStatus { pauses: vec![Pause { filter, since_ms: 0 }], ..drain() };
+        let text = drains_text(&[paused]);
+        assert!(text.contains("\nhttp has paused shop a.example since 1970-01-01"), "{text}");
         assert!(drains_text(&[]).contains("no drain"));
     }
 }

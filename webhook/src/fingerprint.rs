@@ -4,14 +4,17 @@
 //! be equal. The ids alone are not enough: one merchant action gives one event id to many
 //! subscriptions, and no header but the signature is bound to the body. A webhook without an id, or
 //! without a signature, is never a duplicate.
+//!
+//! One half of a fingerprint is of the id alone: by it, an operator who knows the id finds what became
+//! of its webhook.
 
 use sha2::{Digest, Sha256};
 
 use crate::pack::Record;
 use crate::shopify::Headers;
 
-/// 128 bits of a webhook's identity: the first half of a SHA-256, so that nobody can make two
-/// webhooks share it.
+/// 128 bits of a webhook's identity, 64 of a SHA-256 of all its parts and 64 of one of its id: as many
+/// as it takes that nobody can make two webhooks share them.
 pub type Fingerprint = u128;
 
 /// The fingerprint of a stored webhook; `None` where nothing would be certain.
@@ -33,8 +36,22 @@ pub fn fingerprint(record: &Record) -> Option<Fingerprint> {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    let digest = hash.finalize();
-    Some(u128::from_le_bytes(digest[..16].try_into().expect("BUG: a SHA-256 has 32 bytes")))
+    let whole = first_half(&hash.finalize());
+    Some(u128::from(whole) << 64 | u128::from(id_key(id.1)))
+}
+
+/// The half of a fingerprint that is of the webhook's id, or else its event's id.
+pub fn id_key(id: &[u8]) -> u64 {
+    first_half(&Sha256::digest(id))
+}
+
+/// The same, of a fingerprint.
+pub fn key_of(fingerprint: Fingerprint) -> u64 {
+    fingerprint as u64
+}
+
+fn first_half(digest: &[u8]) -> u64 {
+    u64::from_le_bytes(digest[..8].try_into().expect("BUG: a SHA-256 has 32 bytes"))
 }
 
 fn named<'a>(record: &'a Record, name: &'static str) -> Option<(&'static str, &'a [u8])> {
@@ -78,6 +95,13 @@ mod tests {
         let mut named = PLAIN.to_vec();
         named.push(("x-shopify-name", "mine"));
         assert_ne!(fingerprint(&record("/", &named)), Some(plain));
+    }
+
+    #[test]
+    fn half_of_it_is_found_by_the_id_alone() {
+        let whole = fingerprint(&record("/", &PLAIN)).unwrap();
+        assert_eq!(key_of(whole), id_key(b"1"));
+        assert_ne!(id_key(b"1"), id_key(b"2"));
     }
 
     #[test]

@@ -34,7 +34,8 @@ impl Drain {
                 self.destination.succeeded(shop, now);
                 self.metrics.delivered(job.record.received_at_ms, wall_clock_ms());
                 self.metrics.coalesced.inc_by(job.older.into());
-                self.finish(job.resource, job.place, Ended::Delivered(job.fingerprint));
+                let end = Ended::Delivered(job.fingerprint);
+                self.finish(job.resource, job.place, end, job.key, job.attempt);
             }
             Verdict::Dead => {
                 let is_sent = outcome != Outcome::Unsendable;
@@ -141,12 +142,22 @@ impl Drain {
             resource = dead.labels[2], reason, status = dead.status, attempts = dead.attempts,
             "dead letter"
         );
-        self.finish(job.resource, job.place, Ended::Dead(Box::new(dead)));
+        let end = Ended::Dead(Box::new(dead));
+        self.finish(job.resource, job.place, end, job.key, job.attempt);
     }
 
-    pub(super) fn finish(&mut self, resource: ResourceKey, place: Place, end: Ended) {
+    /// What was delivered of a resource, at `place`, is done with; `key` is what it is found by in the
+    /// history.
+    pub(super) fn finish(
+        &mut self,
+        resource: ResourceKey,
+        place: Place,
+        end: Ended,
+        key: u64,
+        attempts: u32,
+    ) {
         self.tries.remove(&place.pack);
-        self.finished.push(Finished { resource, end });
+        self.finished.push(Finished { resource, end, key, attempts });
     }
 }
 

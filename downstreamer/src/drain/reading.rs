@@ -166,9 +166,10 @@ impl Drain {
         self.reading.under_way.remove(&key);
         let waiting = self.reading.waiting.remove(&key).unwrap_or_default();
         let Some(pack) = pack else {
-            // It may have been read ahead, and be settled by now.
+            // It may have been read ahead, or dropped by order, and be settled by now.
             let is_needed = self.index.pack(key).is_some_and(|open| open.left > 0);
-            if waiting.is_empty() && !is_needed {
+            if !is_needed {
+                waiting.into_iter().for_each(|(shop, _)| self.schedule.feed(shop));
                 return None;
             }
             tracing::error!("a pack that waits is not in redis any more: its data was lost");
@@ -205,7 +206,7 @@ impl Drain {
         let settled = self.index.settled();
         let is_needed = |pack: &OpenPack| {
             let is_stuck = settled - pack.moved_at > STUCK_AFTER;
-            pack.left > if is_stuck { pack.count / STUCK_PART } else { 0 }
+            pack.wanted() > if is_stuck { pack.count / STUCK_PART } else { 0 }
         };
         let front = self.index.front().take(FRONT_LOOKED_AT).filter(|(_, pack)| is_needed(pack));
         for (key, _) in front.take(FRONT_MAX) {

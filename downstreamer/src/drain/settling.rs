@@ -5,10 +5,11 @@ use std::collections::HashSet;
 
 use spillway_drain::End;
 use spillway_drain::settle::Settled;
+use spillway_queue::history::{Outcome, Past};
 use spillway_queue::settle::{Dead, Settlement};
 use spillway_service::clock::wall_clock_ms;
 use spillway_service::error::chain;
-use spillway_webhook::fingerprint::Fingerprint;
+use spillway_webhook::fingerprint::{Fingerprint, key_of};
 use spillway_webhook::pack::Packer;
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
@@ -16,7 +17,7 @@ use spillway_webhook::shopify::Headers;
 use super::{Around, Drain, Ended, Finished, end_of};
 use crate::deliver::Job;
 use crate::index::{NodeKey, PackKey, Place, ResourceKey, Source, State};
-use crate::judge::Outcome;
+use crate::judge;
 use crate::schedule::ShopKey;
 use crate::schedule::barriers::Position;
 
@@ -54,7 +55,8 @@ impl Drain {
         }
         let mut settlement = Settlement::default();
         let mut touched = HashSet::new();
-        let (heads, settled) = self.settle_finished(&mut settlement, &mut touched);
+        let (heads, mut settled) = self.settle_finished(&mut settlement, &mut touched);
+        settled.extend(self.settle_dropped(&mut settlement, &mut touched));
         let (parking, parked) = self.park(&mut settlement, &mut touched, around);
         settlement.corrupt = std::mem::take(&mut self.corrupt);
         settlement.corrupt_parked = std::mem::take(&mut self.corrupt_parked);
@@ -130,7 +132,7 @@ impl Drain {
         let count = self.finished.iter().take_while(fits).count();
         let finished: Vec<Finished> = self.finished.drain(..count).collect();
         let (mut heads, mut settled) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        for Finished { resource, end } in finished {
+        for Finished { resource, end, key, attempts } in finished {
             let (Some((shop, _)), Some(head)) =
                 (self.index.turn(resource), self.index.head(resource))
             else {
@@ -138,9 +140,20 @@ impl Drain {
             };
             heads.push(resource);
             self.trials.remove(&head);
+            let lead = self.index.lead(resource);
             let led: Vec<(NodeKey, Place)> = self.index.led(resource).collect();
             for (node, place) in led {
-                settled.push((shop, self.index.position(node)));
+                let position = self.index.position(node);
+                settled.push((shop, position));
+                if self.seen.is_on() {
+                    let fingerprint = self.index.fingerprint(node);
+                    let (outcome, key) = match lead == Some(place) {
+                        true => (end.outcome(), key),
+                        false => (Outcome::Coalesced, fingerprint.map_or(0, key_of)),
+                    };
+                    let attempts = if lead == Some(place) { attempts } else { 0 };
+                    past(key, position, outcome, attempts).write(&mut settlement.history);
+                }
                 if self.seen.is_on() && matches!(end, Ended::Delivered(_)) {
                     settlement.seen.extend(self.index.fingerprint(node));
                 }
@@ -157,7 +170,7 @@ impl Drain {
         (heads, settled)
     }
 
-    fn settle_one(
+    pub(super) fn settle_one(
         &mut self,
         place: Place,
         settlement: &mut Settlement,
@@ -196,7 +209,7 @@ impl Drain {
         for (key, pack) in passed {
             touched.remove(&key);
             self.cache.remove(key);
-            if pack.bits_stored {
+            if pack.bits_stored || self.standing.names(pack.id) {
                 settlement.whole.push(pack.id);
             }
         }
@@ -209,10 +222,24 @@ impl Drain {
     }
 }
 
+impl Ended {
+    fn outcome(&self) -> Outcome {
+        match self {
+            Self::Delivered(_) => Outcome::Delivered,
+            Self::Duplicate => Outcome::Duplicate,
+            Self::Dead(_) => Outcome::Dead,
+        }
+    }
+}
+
+fn past(key: u64, (entry, index): Position, outcome: Outcome, attempts: u32) -> Past {
+    Past { key, entry, index, outcome, attempts: u8::try_from(attempts).unwrap_or(u8::MAX) }
+}
+
 /// A webhook that is given up, with what an operator will want to know.
 pub(super) fn dead_letter(
     job: &Job,
-    outcome: &Outcome,
+    outcome: &judge::Outcome,
     answer: Vec<u8>,
     reason: &'static str,
 ) -> Dead {
@@ -229,8 +256,11 @@ pub(super) fn dead_letter(
         ],
         reason,
         status: match outcome {
-            Outcome::Answered { status, .. } => *status,
-            Outcome::TimedOut | Outcome::Unconnected | Outcome::Broken | Outcome::Unsendable => 0,
+            judge::Outcome::Answered { status, .. } => *status,
+            judge::Outcome::TimedOut
+            | judge::Outcome::Unconnected
+            | judge::Outcome::Broken
+            | judge::Outcome::Unsendable => 0,
         },
         attempts: job.attempt,
         answer,

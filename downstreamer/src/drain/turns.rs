@@ -5,7 +5,7 @@ use std::sync::Arc;
 use spillway_queue::owner::boottime;
 use spillway_service::clock::wall_clock_ms;
 use spillway_webhook::WebhookId;
-use spillway_webhook::fingerprint::fingerprint;
+use spillway_webhook::fingerprint::{fingerprint, key_of};
 use spillway_webhook::pack::Pack;
 
 use super::{Around, Drain, Ended, TICK};
@@ -27,6 +27,9 @@ impl Drain {
         // unless there is more of it than the index holds.
         let is_loaded = self.is_parked_loaded || !self.index.has_room();
         if self.is_stopping || !is_loaded || !self.tenure.holds(boottime()) {
+            return;
+        }
+        if self.standing.is_all_paused {
             return;
         }
         if self.destination.allows(self.now()) == Allowed::Nothing {
@@ -111,6 +114,9 @@ impl Drain {
             self.starve(turn, place.pack);
             return false;
         };
+        if self.is_set_aside(resource, place, (&pack, record_index)) {
+            return false;
+        }
         self.index.set_state(resource, State::Busy);
         self.deliver(turn, place, older, (pack, record_index), around)
     }
@@ -151,13 +157,13 @@ impl Drain {
         let tried = self.parked.get(&head.pack).copied().unwrap_or_default();
         let attempts = self.trials.get(&head).map_or(tried.attempts, |trial| trial.attempts);
         let (record, origin) = (pack.record(record_index), open.origin);
-        let fingerprint =
-            self.seen.is_on().then(|| fingerprint(&record)).flatten().filter(|_| !tried.replayed);
+        let own = self.seen.is_on().then(|| fingerprint(&record)).flatten();
+        let (key, fingerprint) = (own.map_or(0, key_of), own.filter(|_| !tried.replayed));
         let now_ms = wall_clock_ms();
         let is_seen = |fingerprint| self.seen.contains(fingerprint, now_ms);
         if attempts == 0 && fingerprint.is_some_and(is_seen) {
             self.metrics.duplicates.inc();
-            self.finish(resource, place, Ended::Duplicate);
+            self.finish(resource, place, Ended::Duplicate, key, 0);
             return false;
         }
         let now = self.now();
@@ -169,6 +175,7 @@ impl Drain {
             record_index,
             record,
             fingerprint,
+            key,
             older,
             shop,
             webhook: WebhookId { cell: self.cell, entry: origin, index: place.index },

@@ -29,6 +29,8 @@ pub struct OpenPack {
     pub count: u32,
     /// Of these, not settled.
     pub left: u32,
+    /// Of these, paused, about: a hint for what to read.
+    pub paused: u32,
     /// A bit for each settled webhook.
     pub bits: Vec<u8>,
     /// Whether Redis holds the bits.
@@ -50,6 +52,7 @@ impl OpenPack {
             origin: id,
             count,
             left: 0,
+            paused: 0,
             bits: own,
             bits_stored: bits.is_some(),
             moved_at: 0,
@@ -66,6 +69,7 @@ impl OpenPack {
             origin,
             count: 1,
             left: 1,
+            paused: 0,
             bits: Vec::new(),
             bits_stored: false,
             moved_at: 0,
@@ -75,6 +79,16 @@ impl OpenPack {
     /// Whether the webhook at `index` is settled.
     pub fn is_settled(&self, index: u32) -> bool {
         self.bits.get(index as usize / 8).is_some_and(|byte| byte & (1 << (index % 8)) != 0)
+    }
+
+    /// Webhooks to be delivered, as far as nothing is paused.
+    pub fn wanted(&self) -> u32 {
+        self.left.saturating_sub(self.paused)
+    }
+
+    /// Whether all that is left of it is paused.
+    pub fn is_paused(&self) -> bool {
+        self.left > 0 && self.wanted() == 0
     }
 
     /// The place in the pack of the webhook that was accepted at `index`.

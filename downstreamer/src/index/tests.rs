@@ -177,3 +177,49 @@ fn freed_nodes_are_used_again() {
     assert!(index.packs.is_empty() && index.main.is_empty());
     assert_eq!(index.bytes, 0);
 }
+
+#[test]
+fn what_is_taken_out_leaves_the_others_in_order_and_no_room_taken() {
+    let mut index = Index::new(1 << 20, false);
+    let empty = index.bytes;
+    let pack = index.add_pack(OpenPack::main(id(1), 6, None));
+    for at in 0..6 {
+        index.add(if at == 5 { 8 } else { 7 }, at, &plain(pack, at));
+    }
+    assert!(index.holds(7, |_, at| at == 4) && !index.holds(7, |_, at| at == 5));
+    // The first, one amid, and the last.
+    let taken = index.take_out(7, |_, at| at % 2 == 0);
+    let places: Vec<_> = taken.iter().map(|(place, position)| (place.index, *position)).collect();
+    assert_eq!(places, [(0, (id(1), 0)), (2, (id(1), 2)), (4, (id(1), 4))]);
+    assert_eq!(indices(&index, 7), [(1, 1), (1, 3)]);
+    // The next one goes behind what is left, and what was freed is used again.
+    index.add(7, 0, &plain(pack, 4));
+    assert_eq!(indices(&index, 7), [(1, 1), (1, 3), (1, 4)]);
+    assert_eq!(index.in_main(7).count(), 3);
+    assert_eq!(index.nodes.len(), 6);
+    assert!(index.take_out(7, |_, _| false).is_empty());
+    assert_eq!(index.take_out(7, |_, _| true).len(), 3);
+    assert_eq!(index.take_out(8, |pack, _| pack.id == id(1)).len(), 1);
+    assert_eq!((index.state(7), index.state(8)), (None, None));
+    assert_eq!(index.bytes, empty + Source::Main.pack_bytes());
+}
+
+#[test]
+fn the_front_begins_behind_what_is_paused() {
+    let mut index = Index::new(1 << 20, false);
+    for seq in 1..=3 {
+        let pack = index.add_pack(OpenPack::main(id(seq), 2, None));
+        let (one, other) = if seq == 2 { (1, 2) } else { (1, 1) };
+        index.add(10 * seq, one, &plain(pack, 0));
+        index.add(10 * seq + 1, other, &plain(pack, 1));
+    }
+    let front = |index: &mut Index| index.front().map(|(_, pack)| pack.id.seq).collect::<Vec<_>>();
+    assert_eq!(front(&mut index), [1, 2, 3]);
+    index.count_paused(|shop| shop == 1);
+    assert_eq!(front(&mut index), [2, 3]);
+    index.pause_head(21);
+    assert_eq!(front(&mut index), Vec::<u64>::new());
+    assert_eq!(index.state(21), Some(State::Paused));
+    index.count_paused(|_| false);
+    assert_eq!(front(&mut index), [1, 2, 3]);
+}

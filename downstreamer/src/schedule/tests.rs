@@ -141,3 +141,23 @@ fn what_a_barrier_holds_is_handed_out_in_order() {
     assert_eq!(schedule.left(shop, at(2), NOW), [3]);
     assert!(schedule.is_open(shop, at(3)) && schedule.barred.is_empty());
 }
+
+#[test]
+fn a_stopped_shop_has_no_turns_until_it_goes_on() {
+    let mut schedule = Schedule::new(FREE);
+    for number in 0..4 {
+        add(&mut schedule, 1, number, Class::Rest);
+        add(&mut schedule, 2, number, Class::Rest);
+    }
+    schedule.stop(HashSet::from([1, 3]));
+    // One that was not there yet.
+    let third = add(&mut schedule, 3, 9, Class::Priority);
+    assert!(schedule.is_stopped(third));
+    assert_eq!(deliver(&mut schedule, 4, |_| 50), [2, 2, 2, 2]);
+    assert_eq!(schedule.pick(NOW), None);
+    schedule.stop(HashSet::from([3]));
+    assert_eq!(deliver(&mut schedule, 4, |_| 50), [1, 1, 1, 1]);
+    assert_eq!(schedule.pick(NOW), None);
+    schedule.stop(HashSet::new());
+    assert_eq!(deliver(&mut schedule, 1, |_| 50), [3]);
+}

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use rdkafka::error::KafkaError;
 use spillway_drain::End;
-use spillway_queue::QueueError;
+use spillway_queue::drains::KAFKA;
+use spillway_queue::orders::{self, Orders};
 use spillway_queue::read::{Progress, Span};
 use spillway_queue::settle::Settlement;
+use spillway_queue::{Connection, QueueError};
 use spillway_service::error::chain;
 
 use super::{DENIED_PAUSE, Drain, REDONE_OFTEN, Session, Stop};
@@ -34,7 +36,7 @@ impl Drain {
         link.reports().forget_trouble();
         self.ask(&mut link, Call::Look, |link| link.look_for_topic())?;
         let kafka = self.ask(&mut link, Call::Look, Link::cursor)?;
-        let (progress, span) = self.progress()?;
+        let (progress, span, orders) = self.progress()?;
         let (committed, gap) = decide(kafka, progress.cursor, &span);
         if let Some(gap) = gap {
             self.tell(&gap);
@@ -65,6 +67,7 @@ impl Drain {
             through: progress.through,
             owed: Settlement::default(),
             given_up: progress.done,
+            orders,
         })
     }
 
@@ -107,7 +110,7 @@ impl Drain {
     }
 
     /// What Redis holds, as soon as it says so.
-    fn progress(&mut self) -> Result<(Progress, Span), Stop> {
+    fn progress(&mut self) -> Result<(Progress, Span, Orders), Stop> {
         loop {
             let runtime = self.runtime.clone();
             match runtime.block_on(self.read_progress()) {
@@ -127,13 +130,19 @@ impl Drain {
         }
     }
 
-    async fn read_progress(&mut self) -> Result<(Progress, Span), QueueError> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            None => self.connection.insert(self.redis.connect(Some(ANSWER_TIMEOUT)).await?),
-        };
-        let progress = self.reader.progress(connection).await?;
-        Ok((progress, self.reader.span(connection).await?))
+    async fn read_progress(&mut self) -> Result<(Progress, Span, Orders), QueueError> {
+        let mut connection = self.connected().await?.clone();
+        let progress = self.reader.progress(&mut connection).await?;
+        let orders = orders::read(&self.redis, &mut connection, KAFKA).await?;
+        Ok((progress, self.reader.span(&mut connection).await?, orders))
+    }
+
+    /// The connection for the few reads of the drain itself.
+    pub(super) async fn connected(&mut self) -> Result<&mut Connection, QueueError> {
+        if self.connection.is_none() {
+            self.connection = Some(self.redis.connect(Some(ANSWER_TIMEOUT)).await?);
+        }
+        Ok(self.connection.as_mut().expect("BUG: just connected"))
     }
 
     fn tell(&self, gap: &Gap) {

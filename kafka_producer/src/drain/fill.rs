@@ -47,6 +47,10 @@ enum Sent {
 impl Drain {
     /// Fills `open` until it is due; leaves it empty if there was nothing to send for a while.
     pub(super) fn fill(&mut self, session: &mut Session, open: &mut Open) -> Result<(), Stop> {
+        self.take_orders(session);
+        if self.is_paused(session, open)? {
+            return Ok(());
+        }
         loop {
             if let Some(mut current) = session.current.take() {
                 let sent = self.send_pack(session, open, &mut current)?;
@@ -112,6 +116,11 @@ impl Drain {
         while current.next < count {
             let place = current.place();
             if session.is_given_up(place) {
+                current.step(open);
+                continue;
+            }
+            if session.is_to_drop(place) {
+                open.settlement.dropped += 1;
                 current.step(open);
                 continue;
             }

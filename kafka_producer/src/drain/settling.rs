@@ -33,10 +33,14 @@ impl Session {
         owed.corrupt.extend(more.corrupt);
         owed.corrupt_parked.extend(more.corrupt_parked);
         owed.unparked.extend(more.unparked);
+        owed.dropped += more.dropped;
         if let Some(cursor) = owed.cursor {
             let is_passed = |id: &StreamId| *id <= cursor;
             owed.whole.extend(self.given_up.keys().copied().filter(is_passed));
             self.given_up.retain(|id, _| !is_passed(id));
+            let dropping = &mut self.orders.dropping.main;
+            owed.whole.extend(dropping.keys().copied().filter(is_passed));
+            dropping.retain(|id, _| !is_passed(id));
         }
     }
 

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Ownership of a drain, without a clock of Redis': the owner makes the counter grow, and whoever
 -- has seen it stand still for long enough on a clock of its own may take over.
--- KEYS  1 owner  2 drains  3 dead bytes  4 counts
+-- KEYS  1 owner  2 drains  3 dead bytes  4 orders
 -- ARGV  1 bump | take | release  2 token  3 drain  4 value that was seen ('' = none)
 local current = redis.call('GET', KEYS[1]) or ''
 local token, counter = string.match(current, '^([^:]*):(%d+)$')
@@ -13,15 +13,16 @@ local function mine(count)
   local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
   local limit = tonumber(string.match(memory, '\nmaxmemory:(%d+)'))
   local full = limit > 0 and used >= limit
-  return {1, redis.call('GET', KEYS[3]) or '0', full and '1' or '0'}
+  local orders = redis.call('HGET', KEYS[4], 'version') or '0'
+  return {1, redis.call('GET', KEYS[3]) or '0', full and '1' or '0', orders}
 end
 if ARGV[1] == 'take' then
-  if current ~= ARGV[4] then return {0, '0', '0'} end
+  if current ~= ARGV[4] then return {0, '0', '0', '0'} end
   return mine(1)
 end
-if token ~= ARGV[2] then return {0, '0', '0'} end
+if token ~= ARGV[2] then return {0, '0', '0', '0'} end
 if ARGV[1] == 'release' then
   redis.call('DEL', KEYS[1])
-  return {1, '0', '0'}
+  return {1, '0', '0', '0'}
 end
 return mine(tonumber(counter) + 1)

@@ -1,11 +1,13 @@
 #!lua flags=allow-oom
 -- Records what one drain is done with, all of it or nothing, and only for the drain's owner.
 -- KEYS  1 stream  2 counts  3 owner  4 done  5 parked  6 tries  7 dead  8 dead bytes  9 settled
---       10 seen
+--       10 seen  11 history  12 orders  13 dropping
 -- ARGV  1 token  2 number  3 drain  4 corrupt prefix
 --       5 cursor ('' = stays)  6 entries passed  7 webhooks passed  8 settled behind the cursor
 --       9 number of the settlement before this one ('' = the owner's first)
 --       10 fingerprints of what was delivered  11 when the oldest one still known was, in ms
+--       12 records of what became of webhooks ('' = none)  13 webhooks dropped by order
+--       14 version of the orders that are carried out ('' = none new)
 --       then lists, each led by its length:
 --       corrupt (id)  corrupt parked (parked id)  bits (id, bits)  whole (id)
 --       unparked (parked id)
@@ -31,7 +33,7 @@ if ARGV[9] ~= '' and string.sub(last, 1, #before) ~= before then
   return redis.error_reply('NOGROUP redis came back with older data')
 end
 
-local at = 12
+local at = 15
 local function each(width, apply)
   local count = tonumber(ARGV[at])
   at = at + 1
@@ -81,10 +83,15 @@ each(1, function(id)
   redis.call('HDEL', KEYS[6], id)
 end)
 each(2, function(id, bits) redis.call('HSET', KEYS[4], id, bits) end)
-each(1, function(id) redis.call('HDEL', KEYS[4], id) end)
+local is_dropping = redis.call('EXISTS', KEYS[13]) == 1
+each(1, function(id)
+  redis.call('HDEL', KEYS[4], id)
+  if is_dropping then redis.call('HDEL', KEYS[13], id) end
+end)
 each(1, function(id)
   redis.call('XDEL', KEYS[5], id)
   redis.call('HDEL', KEYS[6], id)
+  if is_dropping then redis.call('HDEL', KEYS[13], 'parked:' .. id) end
 end)
 each(2, function(id, tries) redis.call('HSET', KEYS[6], id, tries) end)
 local parked = {}
@@ -111,6 +118,11 @@ end)
 if ARGV[10] ~= '' then
   redis.call('XADD', KEYS[10], 'MINID', '~', ARGV[11], '*', 'd', ARGV[10])
 end
+if ARGV[12] ~= '' then
+  redis.call('XADD', KEYS[11], 'MINID', '~', ARGV[11], '*', 'h', ARGV[12])
+end
+if ARGV[13] ~= '0' then redis.call('HINCRBY', KEYS[12], 'dropped', ARGV[13]) end
+if ARGV[14] ~= '' then redis.call('HSET', KEYS[12], 'applied', ARGV[14]) end
 
 redis.call('HSET', counts, 'open:' .. drain, ARGV[8])
 if ARGV[5] ~= '' and is_before(own['last-delivered-id'], ARGV[5]) then

@@ -41,6 +41,7 @@ for _, reply in ipairs(groups) do
     parked_id,
     redis.call('XLEN', own .. ':dead'),
     redis.call('GET', own .. ':dead:bytes') or '0',
+    redis.call('HGETALL', own .. ':orders'),
   }
 end
 return rows

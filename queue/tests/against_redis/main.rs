@@ -9,6 +9,7 @@ mod drain;
 mod drains;
 mod full;
 mod health;
+mod orders;
 mod owner;
 mod proxy;
 mod read;

@@ -1,34 +1,22 @@
 //! Which dead letters are meant.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use clap::Args;
 use spillway_queue::dead::DeadLetter;
+use spillway_queue::orders;
 use spillway_webhook::{WebhookId, freshness};
 
 use crate::failure::Failure;
+use crate::filter::{self, webhook_id};
+use crate::out::now_ms;
 
 /// Filters as written; all of those given have to match.
 #[derive(Debug, Args)]
-pub struct FilterArguments {
+pub struct WrittenFilter {
     /// One of them, by its Spillway-Id
     id: Option<String>,
 
-    /// Of this shop
-    #[arg(long)]
-    shop: Option<String>,
-
-    /// Of this topic; orders/* means every topic that begins so
-    #[arg(long)]
-    topic: Option<String>,
-
-    /// About this resource, such as product/12
-    #[arg(long)]
-    resource: Option<String>,
-
-    /// With this Shopify webhook id or Spillway-Id
-    #[arg(long)]
-    webhook_id: Option<String>,
+    #[command(flatten)]
+    which: filter::FilterArguments,
 
     /// Given up since: an RFC 3339 time, or how long ago, such as 2h
     #[arg(long)]
@@ -43,19 +31,15 @@ pub struct FilterArguments {
 #[derive(Debug, Default)]
 pub struct Filter {
     id: Option<WebhookId>,
-    shop: Option<String>,
-    topic: Option<String>,
-    resource: Option<String>,
-    webhook_id: Option<String>,
+    which: orders::Filter,
     since_ms: Option<u64>,
     until_ms: Option<u64>,
 }
 
-impl FilterArguments {
+impl WrittenFilter {
     /// Checks them.
     pub fn checked(self) -> Result<Filter, Failure> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.checked_at(u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+        self.checked_at(now_ms())
     }
 
     fn checked_at(self, now_ms: u64) -> Result<Filter, Failure> {
@@ -64,24 +48,11 @@ impl FilterArguments {
         };
         Ok(Filter {
             id: self.id.as_deref().map(webhook_id).transpose()?,
-            shop: self.shop,
-            topic: self.topic,
-            resource: self.resource,
-            webhook_id: self.webhook_id,
+            which: self.which.filter(),
             since_ms: moment("--since", self.since)?,
             until_ms: moment("--until", self.until)?,
         })
     }
-}
-
-/// Reads a Spillway-Id.
-pub fn webhook_id(text: &str) -> Result<WebhookId, Failure> {
-    text.parse().map_err(|_| {
-        Failure::Usage(format!(
-            "{text:?} is no Spillway-Id such as a1b2c3d4-1767268800000-0000000000-00000; for \
-             Shopify's id use --webhook-id"
-        ))
-    })
 }
 
 impl Filter {
@@ -90,12 +61,16 @@ impl Filter {
         Self { id: Some(id), ..Self::default() }
     }
 
+    /// All with this Shopify webhook id or Spillway-Id.
+    pub fn with_id(id: &str) -> Self {
+        let which = orders::Filter { webhook_id: Some(id.to_owned()), ..orders::Filter::default() };
+        Self { which, ..Self::default() }
+    }
+
     /// Whether everything matches because nothing was asked for.
     pub fn is_empty(&self) -> bool {
-        let Self { id, shop, topic, resource, webhook_id, since_ms, until_ms } = self;
-        id.is_none()
-            && [shop, topic, resource, webhook_id].iter().all(|filter| filter.is_none())
-            && [since_ms, until_ms].iter().all(|filter| filter.is_none())
+        let Self { id, which, since_ms, until_ms } = self;
+        id.is_none() && which.is_empty() && since_ms.is_none() && until_ms.is_none()
     }
 
     /// Whether no later letter can match, going from the oldest to the youngest.
@@ -105,26 +80,16 @@ impl Filter {
 
     /// Whether this letter is meant.
     pub fn matches(&self, letter: &DeadLetter) -> bool {
-        let is = |wanted: &Option<String>, have: &str| {
-            wanted.as_deref().is_none_or(|wanted| wanted == have)
-        };
         self.id.is_none_or(|id| id == letter.webhook)
-            && is(&self.shop, &letter.shop)
-            && is(&self.resource, &letter.resource)
-            && self.topic.as_deref().is_none_or(|topic| topic_matches(topic, &letter.topic))
-            && self
-                .webhook_id
-                .as_deref()
-                .is_none_or(|id| id == letter.delivery_id || id.parse() == Ok(letter.webhook))
+            && self.which.matches(orders::Asked {
+                id: letter.webhook,
+                shop: &letter.shop,
+                topic: &letter.topic,
+                delivery_id: &letter.delivery_id,
+                resource: || letter.resource.clone(),
+            })
             && self.since_ms.is_none_or(|since| letter.id.ms >= since)
             && !self.is_past(letter)
-    }
-}
-
-fn topic_matches(pattern: &str, topic: &str) -> bool {
-    match pattern.strip_suffix('*') {
-        Some(start) => topic.starts_with(start),
-        None => topic == pattern,
     }
 }
 
@@ -166,13 +131,10 @@ mod tests {
         }
     }
 
-    fn given(set: impl FnOnce(&mut FilterArguments)) -> FilterArguments {
-        let mut arguments = FilterArguments {
+    fn given(set: impl FnOnce(&mut WrittenFilter)) -> WrittenFilter {
+        let mut arguments = WrittenFilter {
             id: None,
-            shop: None,
-            topic: None,
-            resource: None,
-            webhook_id: None,
+            which: filter::FilterArguments::default(),
             since: None,
             until: None,
         };
@@ -180,7 +142,7 @@ mod tests {
         arguments
     }
 
-    fn check(expected: bool, set: impl FnOnce(&mut FilterArguments)) {
+    fn check(expected: bool, set: impl FnOnce(&mut WrittenFilter)) {
         let arguments = given(set);
         let shown = format!("{arguments:?}");
         let filter = arguments.checked_at(20_000).unwrap();
@@ -192,17 +154,17 @@ mod tests {
     fn each_filter_matches_and_does_not() {
         check(true, |f| f.id = Some(ID.to_owned()));
         check(false, |f| f.id = Some(ID.replace("5000", "5001")));
-        check(true, |f| f.shop = Some("a.myshopify.com".to_owned()));
-        check(false, |f| f.shop = Some("a".to_owned()));
-        check(true, |f| f.topic = Some("orders/create".to_owned()));
-        check(true, |f| f.topic = Some("orders/*".to_owned()));
-        check(false, |f| f.topic = Some("orders".to_owned()));
-        check(false, |f| f.topic = Some("products/*".to_owned()));
-        check(true, |f| f.resource = Some("order/12".to_owned()));
-        check(false, |f| f.resource = Some("order/1".to_owned()));
-        check(true, |f| f.webhook_id = Some("d-1".to_owned()));
-        check(true, |f| f.webhook_id = Some(ID.to_owned()));
-        check(false, |f| f.webhook_id = Some("d-2".to_owned()));
+        check(true, |f| f.which.shop = Some("a.myshopify.com".to_owned()));
+        check(false, |f| f.which.shop = Some("a".to_owned()));
+        check(true, |f| f.which.topic = Some("orders/create".to_owned()));
+        check(true, |f| f.which.topic = Some("orders/*".to_owned()));
+        check(false, |f| f.which.topic = Some("orders".to_owned()));
+        check(false, |f| f.which.topic = Some("products/*".to_owned()));
+        check(true, |f| f.which.resource = Some("order/12".to_owned()));
+        check(false, |f| f.which.resource = Some("order/1".to_owned()));
+        check(true, |f| f.which.webhook_id = Some("d-1".to_owned()));
+        check(true, |f| f.which.webhook_id = Some(ID.to_owned()));
+        check(false, |f| f.which.webhook_id = Some("d-2".to_owned()));
     }
 
     #[test]
@@ -218,10 +180,10 @@ mod tests {
 
     #[test]
     fn all_of_several_have_to_match() {
-        let shop = |f: &mut FilterArguments| f.shop = Some("a.myshopify.com".to_owned());
+        let shop = |f: &mut WrittenFilter| f.which.shop = Some("a.myshopify.com".to_owned());
         check(false, |f| {
             shop(f);
-            f.topic = Some("carts/*".to_owned());
+            f.which.topic = Some("carts/*".to_owned());
         });
         assert!(given(|_| ()).checked_at(0).unwrap().is_empty());
     }

@@ -6,10 +6,11 @@ use spillway_queue::dead::DeadLetter;
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::{Pack, Record};
 
-use super::filter::{Filter, webhook_id};
+use super::filter::Filter;
 use super::list::status;
 use super::walk::Walk;
 use crate::failure::Failure;
+use crate::filter::webhook_id;
 use crate::out::{line, printable, table};
 use crate::place::Place;
 

@@ -9,7 +9,7 @@ use spillway_queue::{Connection, Redis};
 use spillway_webhook::shopify::is_compliance;
 use spillway_webhook::{StreamId, WebhookId};
 
-use super::filter::{Filter, FilterArguments};
+use super::filter::{Filter, WrittenFilter};
 use super::walk::Walk;
 use crate::failure::Failure;
 use crate::out::{Progress, count, line};
@@ -24,7 +24,7 @@ pub const NOTHING: &str = "no dead letter matches";
 #[derive(Debug, Args)]
 pub struct ReplayArguments {
     #[command(flatten)]
-    filter: FilterArguments,
+    filter: WrittenFilter,
     /// Without a filter: all of them
     #[arg(long)]
     all: bool,
@@ -40,7 +40,7 @@ pub struct ReplayArguments {
 #[derive(Debug, Args)]
 pub struct DropArguments {
     #[command(flatten)]
-    filter: FilterArguments,
+    filter: WrittenFilter,
     /// Without a filter: all of them
     #[arg(long)]
     all: bool,
@@ -99,7 +99,7 @@ pub async fn drop(place: &Place, drain: &str, arguments: DropArguments) -> Resul
 }
 
 /// A filter, or the express wish for everything.
-fn some_filter(filter: FilterArguments, all: bool) -> Result<Filter, Failure> {
+fn some_filter(filter: WrittenFilter, all: bool) -> Result<Filter, Failure> {
     let filter = filter.checked()?;
     if filter.is_empty() && !all {
         return Err(Failure::Usage(

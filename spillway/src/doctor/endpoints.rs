@@ -8,6 +8,7 @@ use crate::out::printable;
 
 const RECEIVER: &str = "127.0.0.1:9811";
 const DOWNSTREAMER: &str = "127.0.0.1:9812";
+const KAFKA_PRODUCER: &str = "127.0.0.1:9813";
 
 /// Where the processes can be asked.
 #[derive(Debug, clap::Args)]
@@ -19,14 +20,24 @@ pub struct EndpointArguments {
     /// Admin address of the downstreamer; default 127.0.0.1:9812
     #[arg(long, value_name = "ADDRESS")]
     downstreamer: Option<String>,
+
+    /// Admin address of the Kafka producer; default 127.0.0.1:9813, asked where its drain is
+    /// registered
+    #[arg(long, value_name = "ADDRESS")]
+    kafka_producer: Option<String>,
 }
 
 /// Asks each whether it is ready.
-pub async fn examine(arguments: &EndpointArguments) -> Vec<Finding> {
+pub async fn examine(arguments: &EndpointArguments, has_kafka: bool) -> Vec<Finding> {
     let client = HttpClient::plain();
     let receiver = endpoint(&client, "receiver", arguments.receiver.as_deref(), RECEIVER).await;
     let given = arguments.downstreamer.as_deref();
-    vec![receiver, endpoint(&client, "downstreamer", given, DOWNSTREAMER).await]
+    let mut findings = vec![receiver, endpoint(&client, "downstreamer", given, DOWNSTREAMER).await];
+    let given = arguments.kafka_producer.as_deref();
+    if has_kafka || given.is_some() {
+        findings.push(endpoint(&client, "kafka-producer", given, KAFKA_PRODUCER).await);
+    }
+    findings
 }
 
 async fn endpoint(client: &HttpClient, name: &str, given: Option<&str>, default: &str) -> Finding {

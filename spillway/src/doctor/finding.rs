@@ -43,13 +43,27 @@ impl Finding {
     }
 }
 
+impl Level {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Problem => "problem",
+        }
+    }
+}
+
+impl Finding {
+    /// For a script.
+    pub fn json(&self) -> serde_json::Value {
+        let Self { level, what, fix } = self;
+        serde_json::json!({ "level": level.word(), "what": what, "fix": fix })
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let level = match self.level {
-            Level::Ok => "ok",
-            Level::Warning => "warning",
-            Level::Problem => "problem",
-        };
+        let level = self.level.word();
         write!(f, "{level:<8} {}", printable(self.what.as_bytes()))?;
         if self.fix.is_empty() { Ok(()) } else { write!(f, "\n         -> {}", self.fix) }
     }

@@ -15,22 +15,24 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const CLOCK_SKEW_WARNING_MS: u64 = 2_000;
 /// Past this (`MAX_CLOCK_SKEW`'s default), fresh webhooks can be refused.
 const CLOCK_SKEW_PROBLEM_MS: u64 = 3_600_000;
+/// What the receiver wants free on the disk beside the memory in use.
+const DISK_SPARE_BYTES: u64 = 1 << 30;
 /// Longer than any owner is silent while it lives.
 const SILENT_SECONDS: f64 = 10.0;
 
-/// Looks at the queue.
-pub async fn examine(redis: &Redis) -> Vec<Finding> {
+/// Looks at the queue; says also which drains there are.
+pub async fn examine(redis: &Redis) -> (Vec<Finding>, Vec<DrainStatus>) {
     match examine_reachable(redis).await {
-        Ok(findings) => findings,
+        Ok(found) => found,
         Err(error) => {
             let fix = "start Redis (ops/redis.conf), and check REDIS_URL and, for a unix socket, \
                        that this user may open it";
-            vec![Finding::problem(Failure::from(error).to_string(), fix)]
+            (vec![Finding::problem(Failure::from(error).to_string(), fix)], Vec::new())
         }
     }
 }
 
-async fn examine_reachable(redis: &Redis) -> Result<Vec<Finding>, QueueError> {
+async fn examine_reachable(redis: &Redis) -> Result<(Vec<Finding>, Vec<DrainStatus>), QueueError> {
     let mut connection = redis.connect(Some(PATIENCE)).await?;
     let facts = health::read(redis, &mut connection).await?;
     let mut findings = redis_findings(&facts);
@@ -38,7 +40,7 @@ async fn examine_reachable(redis: &Redis) -> Result<Vec<Finding>, QueueError> {
     findings.push(clock(&mut connection).await?);
     let status = status::read(redis, &mut connection).await?;
     findings.extend(drains(&status.drains));
-    Ok(findings)
+    Ok((findings, status.drains))
 }
 
 fn redis_findings(facts: &Facts) -> Vec<Finding> {
@@ -85,6 +87,13 @@ fn disk(facts: &Facts, is_local: bool) -> Finding {
     match facts.disk_free_bytes {
         Some(free) => {
             let aof = size(facts.aof_bytes);
+            // A rewrite writes all of the memory beside the old file.
+            if free < 2 * facts.used_bytes + DISK_SPARE_BYTES {
+                let fix = "free some, or give it more: a rewrite of the AOF takes as much as the \
+                           memory in use, and below that and 1 GiB new webhooks are answered 503";
+                let what = format!("disk: only {} free where the AOF ({aof}) lies", size(free));
+                return Finding::warning(what, fix);
+            }
             Finding::ok(format!("disk: {} free where the AOF ({aof}) lies", size(free)))
         }
         None if is_local => {
@@ -141,6 +150,11 @@ fn drain(drain: &DrainStatus) -> Vec<Finding> {
         let oldest = oldest.unwrap_or_default();
         Finding::ok(format!("drain {name} has an owner; {waiting} waiting{oldest}"))
     }];
+    for pause in &drain.pauses {
+        let what = format!("drain {name} has paused {}", pause.filter);
+        let fix = format!("spillway resume --drain {name}, with the same filter, or --all");
+        findings.push(Finding::warning(what, fix));
+    }
     if drain.dead_letters > 0 {
         let what = format!("drain {name} has {}", count(drain.dead_letters, "dead letter"));
         let fix = format!("spillway dead list --drain {name}, then replay or drop");
@@ -205,6 +219,7 @@ mod tests {
             dead_letters: 0,
             dead_bytes: 0,
             cursor: "0-0".to_owned(),
+            ..DrainStatus::default()
         };
         assert_eq!(levels(&drains(&[])), [Level::Problem]);
         assert_eq!(levels(&drains(std::slice::from_ref(&owned))), [Level::Ok]);

@@ -165,6 +165,7 @@ fn pack(letter: &Letter) -> Vec<u8> {
     let mut headers = HeaderMap::new();
     headers.insert("x-shopify-topic", letter.topic.parse().unwrap());
     headers.insert("x-shopify-webhook-id", delivery_id(letter).parse().unwrap());
+    headers.insert("x-shopify-shop-domain", shop(letter).parse().unwrap());
     let target = PathAndQuery::from_static("/hooks?x=1");
     let body = Bytes::from_static(letter.body);
     let mut records = Records::default();
@@ -173,17 +174,20 @@ fn pack(letter: &Letter) -> Vec<u8> {
 }
 
 fn dead(letter: &Letter, webhook: WebhookId) -> Dead {
-    let shop = format!("shop-{}.myshopify.com", letter.product % 2);
     let resource = format!("product/{}", letter.product);
     Dead {
         pack: pack(letter),
         webhook,
-        labels: [shop, letter.topic.to_owned(), resource, delivery_id(letter)],
+        labels: [shop(letter), letter.topic.to_owned(), resource, delivery_id(letter)],
         reason: "refused",
         status: 422,
         attempts: 3,
         answer: b"no such \x1b[31mproduct".to_vec(),
     }
+}
+
+fn shop(letter: &Letter) -> String {
+    format!("shop-{}.myshopify.com", letter.product % 2)
 }
 
 /// Shopify's id of a letter.

@@ -8,3 +8,5 @@ mod dead;
 mod doctor;
 #[cfg(test)]
 mod queue;
+#[cfg(test)]
+mod waiting;

@@ -1,0 +1,365 @@
+//! An operator's orders to one drain: pause, resume, drop. They lie in Redis until they are carried
+//! out, so they outlive the drain's owner; its owner alone carries them out.
+//!
+//! A drop names its webhooks one by one, by entry and place. Whoever orders it has read them; the
+//! owner settles those of them that still wait, through the same settlements as everything else, so
+//! none is counted twice. Nothing here settles anything.
+
+use std::collections::{HashMap, HashSet};
+
+use redis::{Script, cmd};
+use serde::{Deserialize, Serialize};
+use spillway_webhook::{StreamId, WebhookId};
+
+use crate::connect::{Connection, Redis};
+use crate::error::QueueError;
+use crate::read::stream_id;
+
+/// Entries named by one script: bounds the time it holds Redis.
+const NAMED_MAX: usize = 10_000;
+
+/// Which webhooks are meant. What is not given does not matter; nothing given means all.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Filter {
+    /// Shop domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shop: Option<String>,
+    /// Topic, or what all of its kind begin with, such as `orders/*`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topic: Option<String>,
+    /// Such as `product/12`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource: Option<String>,
+    /// Shopify's webhook id, or the Spillway-Id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub webhook_id: Option<String>,
+}
+
+/// What a filter asks about a webhook. The resource costs a look at the body, so it is a question.
+pub struct Asked<'a, R: FnOnce() -> String> {
+    /// Which one it is.
+    pub id: WebhookId,
+    /// Shop domain.
+    pub shop: &'a str,
+    /// Topic.
+    pub topic: &'a str,
+    /// Shopify's webhook id.
+    pub delivery_id: &'a str,
+    /// Such as `product/12`.
+    pub resource: R,
+}
+
+/// Something that is not let out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Pause {
+    /// What; everything, if it is empty.
+    #[serde(flatten)]
+    pub filter: Filter,
+    /// Since when, in milliseconds since the Unix epoch.
+    pub since_ms: u64,
+}
+
+/// Webhooks named to be dropped.
+#[derive(Debug, Clone, Default)]
+pub struct Dropping {
+    /// By entry of the main stream, a bit each.
+    pub main: HashMap<StreamId, Vec<u8>>,
+    /// Entries of the parked stream.
+    pub parked: HashSet<StreamId>,
+}
+
+/// All orders to a drain that are in force.
+#[derive(Debug, Clone, Default)]
+pub struct Orders {
+    /// Goes up with each order.
+    pub version: u64,
+    /// What is paused.
+    pub pauses: Vec<Pause>,
+    /// What is to be dropped.
+    pub dropping: Dropping,
+}
+
+/// How far a drain has come with its orders.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CarriedOut {
+    /// Orders up to this one are carried out, as far as the drain has read the queue.
+    pub version: u64,
+    /// Webhooks dropped, in all.
+    pub dropped: u64,
+}
+
+impl Filter {
+    /// Whether everything is meant.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether it asks for a shop and nothing else.
+    pub fn only_shop(&self) -> Option<&str> {
+        let shop = self.shop.as_deref()?;
+        let is_only = *self == Self { shop: self.shop.clone(), ..Self::default() };
+        is_only.then_some(shop)
+    }
+
+    /// Whether this webhook is meant.
+    pub fn matches<R: FnOnce() -> String>(&self, asked: Asked<'_, R>) -> bool {
+        let is = |wanted: &Option<String>, have: &str| {
+            wanted.as_deref().is_none_or(|wanted| wanted == have)
+        };
+        is(&self.shop, asked.shop)
+            && self.topic.as_deref().is_none_or(|topic| is_topic(topic, asked.topic))
+            && self
+                .webhook_id
+                .as_deref()
+                .is_none_or(|id| id == asked.delivery_id || id.parse() == Ok(asked.id))
+            && self.resource.as_deref().is_none_or(|wanted| wanted == (asked.resource)())
+    }
+}
+
+impl std::fmt::Display for Filter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { shop, topic, resource, webhook_id } = self;
+        let named =
+            [("shop", shop), ("topic", topic), ("resource", resource), ("webhook-id", webhook_id)];
+        let given = named.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+        let parts: Vec<_> = given.map(|(name, value)| format!("{name} {value}")).collect();
+        f.write_str(
+            if parts.is_empty() { "everything".to_owned() } else { parts.join(", ") }.as_str(),
+        )
+    }
+}
+
+fn is_topic(pattern: &str, topic: &str) -> bool {
+    spillway_webhook::shopify::is_topic_match(pattern, topic.as_bytes())
+}
+
+impl Dropping {
+    /// Whether nothing is to be dropped.
+    pub fn is_empty(&self) -> bool {
+        self.main.is_empty() && self.parked.is_empty()
+    }
+
+    /// Names a webhook of the main stream.
+    pub fn name(&mut self, entry: StreamId, index: u32) {
+        let bits = self.main.entry(entry).or_default();
+        let byte = index as usize / 8;
+        bits.resize(bits.len().max(byte + 1), 0);
+        bits[byte] |= 1 << (index % 8);
+    }
+
+    /// Whether a webhook of the main stream is named.
+    pub fn is_named(&self, entry: StreamId, index: u32) -> bool {
+        self.main.get(&entry).is_some_and(|bits| is_set(bits, index))
+    }
+}
+
+/// Whether the bit of the webhook at `index` is set.
+pub fn is_set(bits: &[u8], index: u32) -> bool {
+    bits.get(index as usize / 8).is_some_and(|byte| byte & (1 << (index % 8)) != 0)
+}
+
+/// The orders to `drain` that are in force.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn read(
+    redis: &Redis,
+    connection: &mut Connection,
+    drain: &str,
+) -> Result<Orders, QueueError> {
+    let keys = &redis.keys;
+    // At once: the drops must not be older than the version that is read.
+    let (fields, named): (HashMap<String, String>, HashMap<String, Vec<u8>>) =
+        Script::new(include_str!("lua/orders.lua"))
+            .key(keys.orders(drain))
+            .key(keys.dropping(drain))
+            .invoke_async(connection)
+            .await?;
+    let mut dropping = Dropping::default();
+    for (name, bits) in named {
+        match name.strip_prefix(PARKED) {
+            Some(id) => {
+                dropping.parked.insert(stream_id(id)?);
+            }
+            None => {
+                dropping.main.insert(stream_id(&name)?, bits);
+            }
+        }
+    }
+    let version = number(fields.get("version"));
+    Ok(Orders { version, pauses: pauses(&fields), dropping })
+}
+
+/// How far `drain` has come with its orders.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn carried_out(
+    redis: &Redis,
+    connection: &mut Connection,
+    drain: &str,
+) -> Result<CarriedOut, QueueError> {
+    let (version, dropped): (Option<u64>, Option<u64>) = cmd("HMGET")
+        .arg(redis.keys.orders(drain))
+        .arg("applied")
+        .arg("dropped")
+        .query_async(connection)
+        .await?;
+    Ok(CarriedOut { version: version.unwrap_or(0), dropped: dropped.unwrap_or(0) })
+}
+
+/// Pauses what `filter` means, since `since_ms`. Says whether that is new, and which order it was.
+///
+/// # Errors
+/// [`QueueError`] from Redis; [`QueueError::Unregistered`] where there is no such drain.
+pub async fn pause(
+    redis: &Redis,
+    connection: &mut Connection,
+    drain: &str,
+    filter: &Filter,
+    since_ms: u64,
+) -> Result<(bool, u64), QueueError> {
+    let arguments = [field_of(filter), since_ms.to_string()];
+    let (changed, version) = order(redis, connection, drain, "pause", &[], &arguments).await?;
+    Ok((changed > 0, version))
+}
+
+/// Ends pauses. Says how many there were of them, and which order it was.
+///
+/// # Errors
+/// [`QueueError`] from Redis; [`QueueError::Unregistered`] where there is no such drain.
+pub async fn resume(
+    redis: &Redis,
+    connection: &mut Connection,
+    drain: &str,
+    filters: &[Filter],
+) -> Result<(u64, u64), QueueError> {
+    let arguments: Vec<_> = filters.iter().map(field_of).collect();
+    order(redis, connection, drain, "resume", &[], &arguments).await
+}
+
+/// Orders that these webhooks be dropped; `history` are the records that say so. Returns which order
+/// it was.
+///
+/// # Errors
+/// [`QueueError`] from Redis; [`QueueError::Unregistered`] where there is no such drain. Some of
+/// them may be ordered to be dropped by then.
+pub async fn drop(
+    redis: &Redis,
+    connection: &mut Connection,
+    drain: &str,
+    dropping: &Dropping,
+    history: &[u8],
+) -> Result<u64, QueueError> {
+    let main = dropping.main.iter().map(|(id, bits)| (id.to_string(), bits.clone()));
+    let parked = dropping.parked.iter().map(|id| (format!("{PARKED}{id}"), vec![1]));
+    let named: Vec<(String, Vec<u8>)> = main.chain(parked).collect();
+    let mut version = 0;
+    for (number, part) in named.chunks(NAMED_MAX).enumerate() {
+        let history = if number == 0 { history } else { &[] };
+        (_, version) = order(redis, connection, drain, "drop", history, part).await?;
+    }
+    Ok(version)
+}
+
+/// What a parked entry's id stands behind, among those to drop.
+const PARKED: &str = "parked:";
+/// What a pause stands behind, among the orders.
+const PAUSE: &str = "pause:";
+
+async fn order(
+    redis: &Redis,
+    connection: &mut Connection,
+    drain: &str,
+    verb: &str,
+    history: &[u8],
+    arguments: impl redis::ToRedisArgs,
+) -> Result<(u64, u64), QueueError> {
+    let keys = &redis.keys;
+    let script = Script::new(include_str!("lua/order.lua"));
+    let mut call = script.key(keys.stream());
+    call.key(keys.orders(drain)).key(keys.dropping(drain)).key(keys.history(drain));
+    call.arg(verb).arg(drain).arg(history).arg(arguments);
+    Ok(call.invoke_async(connection).await?)
+}
+
+/// Equal filters are one pause: the fields are written in one order.
+fn field_of(filter: &Filter) -> String {
+    let json = serde_json::to_string(filter).expect("BUG: a filter is JSON");
+    format!("{PAUSE}{json}")
+}
+
+/// The pauses among an order hash's fields, oldest first.
+pub(crate) fn pauses(fields: &HashMap<String, String>) -> Vec<Pause> {
+    let pause = |(name, since): (&String, &String)| {
+        let filter = serde_json::from_str(name.strip_prefix(PAUSE)?).ok()?;
+        Some(Pause { filter, since_ms: since.parse().unwrap_or(0) })
+    };
+    let mut pauses: Vec<_> = fields.iter().filter_map(pause).collect();
+    pauses.sort_by_key(|pause| (pause.since_ms, pause.filter.to_string()));
+    pauses
+}
+
+fn number(text: Option<&String>) -> u64 {
+    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(resource: &str) -> Asked<'_, impl FnOnce() -> String> {
+        let id = "a1b2c3d4-0000000005000-0000000000-00000".parse().unwrap();
+        let resource = || resource.to_owned();
+        Asked { id, shop: "a.example", topic: "orders/create", delivery_id: "d-1", resource }
+    }
+
+    fn check(expected: bool, set: impl FnOnce(&mut Filter)) {
+        let mut filter = Filter::default();
+        set(&mut filter);
+        assert_eq!(filter.matches(asked("order/12")), expected, "{filter}");
+    }
+
+    #[test]
+    fn each_part_matches_and_does_not() {
+        let some = |text: &str| Some(text.to_owned());
+        check(true, |_| {});
+        check(true, |filter| filter.shop = some("a.example"));
+        check(false, |filter| filter.shop = some("a"));
+        check(true, |filter| filter.topic = some("orders/*"));
+        check(false, |filter| filter.topic = some("orders"));
+        check(true, |filter| filter.resource = some("order/12"));
+        check(false, |filter| filter.resource = some("order/1"));
+        check(true, |filter| filter.webhook_id = some("d-1"));
+        check(true, |f| f.webhook_id = some("a1b2c3d4-0000000005000-0000000000-00000"));
+        check(false, |filter| filter.webhook_id = some("d-2"));
+        check(false, |f| (f.shop, f.topic) = (some("a.example"), some("carts/*")));
+    }
+
+    #[test]
+    fn a_pause_is_read_back() {
+        let filter = Filter { shop: Some("a\"b".to_owned()), ..Filter::default() };
+        assert_eq!(filter.only_shop(), Some("a\"b"));
+        let fields = HashMap::from([
+            (field_of(&filter), "5".to_owned()),
+            ("version".to_owned(), "9".to_owned()),
+            (field_of(&Filter::default()), "4".to_owned()),
+        ]);
+        let pauses = pauses(&fields);
+        assert_eq!(pauses.len(), 2);
+        assert!(pauses[0].filter.is_empty() && pauses[0].since_ms == 4);
+        assert_eq!(pauses[1], Pause { filter, since_ms: 5 });
+    }
+
+    #[test]
+    fn names_are_bits() {
+        let mut dropping = Dropping::default();
+        let entry = StreamId { ms: 1, seq: 2 };
+        dropping.name(entry, 9);
+        dropping.name(entry, 0);
+        assert_eq!(dropping.main[&entry], [1, 2]);
+        let named = |index| dropping.is_named(entry, index);
+        assert!(named(0) && named(9) && !named(1) && !named(99));
+        assert!(!dropping.is_named(StreamId::ZERO, 0));
+    }
+}

@@ -1,0 +1,103 @@
+//! An operator's orders: written down, read back, carried out by settlements, also on a full Redis.
+
+use spillway_queue::history::{self, Outcome, Past};
+use spillway_queue::orders::{self, CarriedOut, Dropping, Filter};
+use spillway_queue::settle::Settlement;
+use spillway_queue::{QueueError, status};
+use spillway_webhook::StreamId;
+
+use crate::drain::{Drain, park, up_to};
+use crate::server::Server;
+
+fn shop() -> Filter {
+    Filter { shop: Some("a.example".to_owned()), ..Filter::default() }
+}
+
+fn past(entry: StreamId, outcome: Outcome) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Past { key: 7, entry, index: 1, outcome, attempts: 2 }.write(&mut bytes);
+    bytes
+}
+
+#[tokio::test]
+async fn pauses_are_counted_by_version_and_seen_by_the_owner() {
+    let server = Server::start(&[]).await;
+    server.append(&[b"one"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    server.fill_to_the_brim().await;
+    let (redis, all) = (http.redis.clone(), Filter::default());
+    let connection = &mut http.connection;
+    let ordered = orders::pause(&redis, connection, "http", &shop(), 5).await.unwrap();
+    assert_eq!(ordered, (true, 1));
+    assert_eq!(orders::pause(&redis, connection, "http", &shop(), 6).await.unwrap(), (false, 2));
+    orders::pause(&redis, connection, "http", &all, 4).await.unwrap();
+    let read = orders::read(&redis, connection, "http").await.unwrap();
+    let paused: Vec<_> = read.pauses.iter().map(|pause| pause.since_ms).collect();
+    assert_eq!((read.version, paused), (3, vec![4, 5]));
+    assert_eq!(http.claim.bump(&mut http.connection).await.unwrap().orders, 3);
+    let connection = &mut http.connection;
+    let resumed = orders::resume(&redis, connection, "http", &[shop(), shop()]).await.unwrap();
+    assert_eq!(resumed, (1, 4));
+    let shown = status::read(&redis, connection).await.unwrap();
+    assert!(shown.drains[0].pauses.len() == 1 && shown.drains[0].pauses[0].filter.is_empty());
+    let unknown = orders::pause(&redis, connection, "nobody", &all, 1).await;
+    assert!(matches!(unknown, Err(QueueError::Unregistered)));
+}
+
+#[tokio::test]
+async fn a_drop_is_named_bit_by_bit_and_cleared_away_when_it_is_settled() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let settlement = Settlement { park: vec![park(1)], ..Settlement::default() };
+    let parked = http.settle(&settlement).await.unwrap();
+    let (redis, mut named) = (http.redis.clone(), Dropping::default());
+    named.name(ids[0], 0);
+    named.parked.insert(parked[0]);
+    let record = past(ids[0], Outcome::Dropped);
+    orders::drop(&redis, &mut http.connection, "http", &named, &record).await.unwrap();
+    let mut more = Dropping::default();
+    more.name(ids[0], 9);
+    let version = orders::drop(&redis, &mut http.connection, "http", &more, &[]).await.unwrap();
+    assert_eq!(version, 2);
+    let dropping = orders::read(&redis, &mut http.connection, "http").await.unwrap().dropping;
+    assert!(dropping.is_named(ids[0], 0) && dropping.is_named(ids[0], 9));
+    assert!(dropping.parked.contains(&parked[0]));
+
+    let done = Settlement {
+        whole: vec![ids[0]],
+        unparked: vec![parked[0]],
+        dropped: 3,
+        orders_done: Some(version),
+        history: past(ids[1], Outcome::Delivered),
+        ..up_to(ids[0], 1, 1)
+    };
+    http.settle(&done).await.unwrap();
+    // Sent again after a lost reply, it counts nothing twice.
+    http.settle_again(&done).await.unwrap();
+    let connection = &mut http.connection;
+    let carried_out = orders::carried_out(&redis, connection, "http").await.unwrap();
+    assert_eq!(carried_out, CarriedOut { version: 2, dropped: 3 });
+    assert!(orders::read(&redis, connection, "http").await.unwrap().dropping.is_empty());
+    let chunks = history::after(&redis, connection, "http", StreamId::ZERO).await.unwrap();
+    let told: Vec<_> = chunks.iter().flat_map(|chunk| &chunk.records).collect();
+    assert_eq!(told.len(), 2);
+    assert_eq!((told[0].outcome, told[1].outcome), (Outcome::Dropped, Outcome::Delivered));
+    let behind = history::after(&redis, connection, "http", chunks[1].id).await.unwrap();
+    assert!(behind.is_empty());
+}
+
+#[tokio::test]
+async fn ids_and_entries_are_read_without_the_rest() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two", b"three", b"four", b"five", b"six"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    let found = reader.ids_after(connection, ids[0], ids[4]).await.unwrap();
+    assert_eq!(found, ids[1..5]);
+    assert!(reader.ids_after(connection, ids[5], ids[5]).await.unwrap().is_empty());
+    let gone = StreamId { ms: 1, seq: 1 };
+    let entries = reader.main_entries(connection, &[ids[4], gone, ids[1]]).await.unwrap();
+    let packs: Vec<_> = entries.iter().map(|entry| (entry.id, &entry.pack[..])).collect();
+    assert_eq!(packs, [(ids[4], &b"five"[..]), (ids[1], b"two")]);
+}

@@ -1,0 +1,134 @@
+//! `spillway queue list`: a table that ends at its limit, or one JSON object a line.
+
+use std::ops::ControlFlow;
+
+use serde_json::json;
+use spillway_queue::orders::Filter;
+use spillway_webhook::freshness::rfc3339;
+
+use crate::failure::Failure;
+use crate::out::{Progress, line, table};
+use crate::place::Place;
+use crate::walk::{Look, Met, Waiting};
+
+/// Said where nothing is found.
+pub const NOTHING: &str = "no waiting webhook matches";
+
+const HEADER: [&str; 7] = ["ID", "RECEIVED", "SHOP", "TOPIC", "RESOURCE", "WEBHOOK ID", "WHERE"];
+
+struct Row {
+    id: String,
+    received: String,
+    shop: String,
+    topic: String,
+    resource: String,
+    delivery_id: String,
+    attempts: Option<u32>,
+}
+
+/// Lists what matches, oldest first: parked webhooks, then the main stream.
+pub async fn run(
+    place: &Place,
+    drain: &str,
+    filter: Filter,
+    json: bool,
+    limit: u32,
+) -> Result<(), Failure> {
+    let mut waiting = Waiting::for_drain(place, drain).await?;
+    let packs = waiting.packs.clone();
+    let mut listing = Listing { rows: Vec::new(), json, limit: limit as usize, failed: None };
+    let (mut progress, mut seen) = (Progress::new(), 0);
+    let look = move |look: &Look<'_>| {
+        let meant = look.webhooks().filter(|met| met.is_meant(&filter));
+        meant.map(|met| Row::of(&met)).collect::<Vec<Row>>()
+    };
+    waiting.parked(look.clone(), |rows| listing.take(rows)).await?;
+    if !listing.is_full() {
+        waiting
+            .main(&packs, look, |rows| {
+                seen += 1;
+                progress.tell(|| format!("read {seen} of {} packs", packs.len()));
+                listing.take(rows)
+            })
+            .await?;
+    }
+    listing.end()
+}
+
+struct Listing {
+    rows: Vec<Row>,
+    json: bool,
+    limit: usize,
+    failed: Option<std::io::Error>,
+}
+
+impl Listing {
+    fn is_full(&self) -> bool {
+        self.failed.is_some() || (!self.json && self.rows.len() > self.limit)
+    }
+
+    fn take(&mut self, rows: Vec<Row>) -> ControlFlow<()> {
+        if self.json {
+            self.failed = rows.iter().try_for_each(|row| line(row.object())).err();
+        } else {
+            // One past the limit tells that there are more.
+            let room = (self.limit + 1).saturating_sub(self.rows.len());
+            self.rows.extend(rows.into_iter().take(room));
+        }
+        if self.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn end(mut self) -> Result<(), Failure> {
+        if let Some(error) = self.failed {
+            return Err(error.into());
+        }
+        if self.json {
+            return Ok(());
+        }
+        if self.rows.is_empty() {
+            return Ok(line(NOTHING)?);
+        }
+        let has_more = self.rows.len() > self.limit;
+        self.rows.truncate(self.limit);
+        line(table(HEADER, self.rows.into_iter().map(Row::cells)))?;
+        if has_more {
+            line("and more: use --limit, --json or a filter; `spillway top` counts them")?;
+        }
+        Ok(())
+    }
+}
+
+impl Row {
+    fn of(met: &Met<'_>) -> Self {
+        Self {
+            id: met.id.to_string(),
+            received: rfc3339(met.view.received_at_ms),
+            shop: met.shop(),
+            topic: met.topic(),
+            resource: met.resource(),
+            delivery_id: met.delivery_id(),
+            attempts: met.parked.map(|parked| parked.attempts),
+        }
+    }
+
+    fn object(&self) -> serde_json::Value {
+        json!({
+            "id": self.id,
+            "received_at": self.received,
+            "shop": self.shop,
+            "topic": self.topic,
+            "resource": self.resource,
+            "delivery_id": self.delivery_id,
+            "parked": self.attempts.is_some(),
+            "attempts": self.attempts,
+        })
+    }
+
+    fn cells(self) -> [String; 7] {
+        let place = match self.attempts {
+            None => "main".to_owned(),
+            Some(attempts) => format!("parked, {attempts} attempts"),
+        };
+        [self.id, self.received, self.shop, self.topic, self.resource, self.delivery_id, place]
+    }
+}

@@ -1,0 +1,74 @@
+//! `spillway queue show`: one waiting webhook, exactly as it was received.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+
+use spillway_webhook::WebhookId;
+use spillway_webhook::freshness::rfc3339;
+
+use crate::failure::Failure;
+use crate::filter::webhook_id;
+use crate::out::{line, printable, table};
+use crate::place::Place;
+use crate::walk::{Look, Met, Waiting};
+
+/// What is shown of it.
+struct Shown {
+    body: Vec<u8>,
+    text: String,
+}
+
+/// Shows the webhook of this Spillway-Id, or writes only its body.
+pub async fn run(place: &Place, drain: &str, id: &str, body_only: bool) -> Result<(), Failure> {
+    let id = webhook_id(id)?;
+    let shown = find(place, drain, id).await?;
+    if body_only {
+        let mut output = std::io::stdout();
+        output.write_all(&shown.body)?;
+        return Ok(output.flush()?);
+    }
+    Ok(line(shown.text)?)
+}
+
+async fn find(place: &Place, drain: &str, id: WebhookId) -> Result<Shown, Failure> {
+    let mut waiting = Waiting::for_drain(place, drain).await?;
+    let look =
+        move |look: &Look<'_>| look.webhooks().find(|met| met.id == id).map(|met| Shown::of(&met));
+    let mut found = None;
+    let mut take = |shown: Option<Shown>| match shown {
+        None => ControlFlow::Continue(()),
+        shown => {
+            found = shown;
+            ControlFlow::Break(())
+        }
+    };
+    waiting.main(&[id.entry], look, &mut take).await?;
+    waiting.parked(look, &mut take).await?;
+    let nothing = || {
+        let hint = "see `spillway explain` for what became of it";
+        Failure::Failed(format!("{id} does not wait for {drain}; {hint}"))
+    };
+    found.ok_or_else(nothing)
+}
+
+impl Shown {
+    fn of(met: &Met<'_>) -> Self {
+        let parked = met.parked.map(|parked| format!("parked, {} attempts", parked.attempts));
+        let facts = [
+            ("Spillway-Id", met.id.to_string()),
+            ("shop", met.shop()),
+            ("topic", met.topic()),
+            ("resource", met.resource()),
+            ("received", rfc3339(met.view.received_at_ms)),
+            ("waits in", parked.unwrap_or_else(|| "the main stream".to_owned())),
+        ];
+        let mut text = table(["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
+        text.push_str(&format!("\n\nPOST {}\n", printable(met.view.target)));
+        for (name, value) in met.view.headers() {
+            text.push_str(&format!("{}: {}\n", printable(name), printable(value)));
+        }
+        text.push('\n');
+        text.push_str(printable(met.view.body).trim_end());
+        Self { body: met.view.body.to_vec(), text: text.trim_start().to_owned() }
+    }
+}

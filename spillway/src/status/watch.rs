@@ -1,0 +1,121 @@
+//! `spillway status --watch`: the status again and again, with what changed in between.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use spillway_queue::status::{DrainStatus, Status, read};
+use spillway_webhook::freshness::rfc3339;
+
+use super::text;
+use crate::failure::Failure;
+use crate::out::{line, now_ms};
+use crate::place::Place;
+
+/// Where the cursor of a terminal goes to begin again.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// Reads an interval: not so short that watching is load.
+pub fn interval(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(every) if every >= Duration::from_millis(100) => Ok(every),
+        Ok(_) => Err("must be 100ms or more".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Prints until it is interrupted. A Redis that goes away meanwhile is said and tried again.
+pub async fn run(place: &Place, every: Duration, json: bool) -> Result<ExitCode, Failure> {
+    let (redis, connection) = place.connect().await?;
+    let mut connection = Some(connection);
+    let mut before: Option<(Instant, Status)> = None;
+    loop {
+        let looked = match &mut connection {
+            Some(connection) => read(&redis, connection).await.map_err(Failure::from),
+            None => place
+                .connect()
+                .await
+                .map(|(_, fresh)| connection = Some(fresh))
+                .and(Err(Failure::Failed("redis answers again".to_owned()))),
+        };
+        match looked {
+            Ok(status) => {
+                let at = Instant::now();
+                let rates = Rates::between(before.as_ref(), at, &status);
+                show(&status, &rates, json)?;
+                before = Some((at, status));
+            }
+            Err(failure) => {
+                connection = None;
+                eprintln!("spillway: {failure}");
+            }
+        }
+        tokio::time::sleep(every).await;
+    }
+}
+
+/// What happened between two looks, per second.
+#[derive(Debug, PartialEq)]
+struct Rates {
+    accepted: f64,
+    /// By drain.
+    settled: Vec<(String, f64)>,
+}
+
+impl Rates {
+    /// All zero where there was no look before.
+    fn between(before: Option<&(Instant, Status)>, at: Instant, now: &Status) -> Self {
+        let seconds = before.map_or(0.0, |(then, _)| at.duration_since(*then).as_secs_f64());
+        let per_second = |more: u64| if seconds > 0.0 { more as f64 / seconds } else { 0.0 };
+        let since = |then: u64, now: u64| per_second(now.saturating_sub(then));
+        let accepted =
+            before.map_or(0.0, |(_, then)| since(then.queue.accepted, now.queue.accepted));
+        let settled = now.drains.iter().map(|drain| {
+            let then = before.and_then(|(_, then)| find(then, &drain.name));
+            (drain.name.clone(), then.map_or(0.0, |then| since(then.settled, drain.settled)))
+        });
+        Self { accepted, settled: settled.collect() }
+    }
+}
+
+fn find<'a>(status: &'a Status, name: &str) -> Option<&'a DrainStatus> {
+    status.drains.iter().find(|drain| drain.name == name)
+}
+
+fn show(status: &Status, rates: &Rates, json: bool) -> Result<(), Failure> {
+    if json {
+        let settled: serde_json::Map<_, _> =
+            rates.settled.iter().map(|(name, rate)| (name.clone(), json!(rate))).collect();
+        let mut object = json!(status);
+        object["at"] = rfc3339(now_ms()).into();
+        object["per_second"] = json!({ "accepted": rates.accepted, "settled": settled });
+        return Ok(line(object)?);
+    }
+    let settled = rates.settled.iter().map(|(name, rate)| format!(", {name} settles {rate:.0}/s"));
+    let rates = format!("{:.0}/s accepted{}", rates.accepted, settled.collect::<String>());
+    let clear = if std::io::stdout().is_terminal() { CLEAR } else { "" };
+    Ok(line(format_args!("{clear}{}  {rates}\n\n{}\n", rfc3339(now_ms()), text(status)))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_of_what_was_counted_in_between() {
+        let status = |accepted, settled| {
+            let mut status = Status::default();
+            status.queue.accepted = accepted;
+            let name = "http".to_owned();
+            status.drains.push(DrainStatus { name, settled, ..DrainStatus::default() });
+            status
+        };
+        let began = Instant::now();
+        let (then, now) = (status(100, 40), status(300, 50));
+        let at = began + Duration::from_secs(2);
+        let rates = Rates::between(Some(&(began, then)), at, &now);
+        assert_eq!(rates, Rates { accepted: 100.0, settled: vec![("http".to_owned(), 5.0)] });
+        assert_eq!(Rates::between(None, at, &now).accepted, 0.0);
+    }
+}

@@ -1,0 +1,227 @@
+//! `spillway top`: which shop, topic or resource has most waiting, and since when.
+//!
+//! Reads packs in a random order for a second or so. Where that is all of them, the numbers are exact;
+//! where it is not, they are scaled up from what was read, and each says by how much it may be off.
+
+mod tally;
+
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use rand::seq::SliceRandom;
+use serde_json::json;
+use spillway_queue::orders::Pause;
+use spillway_queue::status;
+use spillway_webhook::freshness::rfc3339;
+
+use crate::failure::Failure;
+use crate::filter::FilterArguments;
+use crate::out::{Progress, age, count, line, now_ms, table};
+use crate::place::Place;
+use crate::walk::{Look, Waiting};
+use tally::{Row, Tally};
+
+/// However long it took to find out which packs there are, packs are read for so long.
+const READ_AT_LEAST: Duration = Duration::from_millis(300);
+
+/// Of `top`.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    place: Place,
+
+    /// For whom it waits
+    #[arg(long, default_value = spillway_queue::drains::HTTP)]
+    drain: String,
+
+    /// What is counted
+    #[arg(long, value_enum, default_value = "shop")]
+    by: By,
+
+    #[command(flatten)]
+    filter: FilterArguments,
+
+    /// How many lines
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+
+    /// After how long what was read stands for the rest
+    #[arg(long, value_name = "DURATION", default_value = "1500ms", value_parser = humantime::parse_duration)]
+    budget: Duration,
+
+    /// Read everything, however long that takes
+    #[arg(long)]
+    exact: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum By {
+    /// Shop domains
+    Shop,
+    /// Topics
+    Topic,
+    /// Resources: their shop, type and id
+    Resource,
+}
+
+/// Counts and prints.
+pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let began = Instant::now();
+    let mut waiting = Waiting::for_drain(&arguments.place, &arguments.drain).await?;
+    let tally = read(&mut waiting, &arguments, began).await?;
+    let redis = waiting.redis.clone();
+    let status = status::read(&redis, waiting.connection()).await?;
+    let own = status.drains.into_iter().find(|known| known.name == arguments.drain);
+    let pauses = own.map(|own| own.pauses).unwrap_or_default();
+    let rows = tally.rows(arguments.limit as usize);
+    if arguments.json {
+        line(object(&arguments, &waiting, &tally, &rows, &pauses))?;
+    } else {
+        line(text(&arguments, &waiting, &tally, &rows, &pauses))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn read(
+    waiting: &mut Waiting,
+    arguments: &Arguments,
+    began: Instant,
+) -> Result<Tally, Failure> {
+    let (filter, by) = (arguments.filter.clone().filter(), arguments.by);
+    let is_filtered = !filter.is_empty();
+    let look = move |look: &Look<'_>| {
+        let mut tally = Tally::default();
+        for met in look.webhooks().filter(|met| !is_filtered || met.is_meant(&filter)) {
+            let key = match by {
+                By::Shop => met.shop(),
+                By::Topic => met.topic(),
+                By::Resource => format!("{} {}", met.shop(), met.resource()),
+            };
+            tally.count(key, met.view.received_at_ms);
+        }
+        tally
+    };
+    let mut packs = waiting.packs.clone();
+    // In any order but that of time, what was read so far stands for the rest.
+    packs.shuffle(&mut rand::rng());
+    let (mut all, mut progress) = (Tally::new(packs.len()), Progress::new());
+    waiting
+        .parked(look.clone(), |tally| {
+            all.add_exact(tally);
+            ControlFlow::Continue(())
+        })
+        .await?;
+    let mut is_whole = true;
+    // Finding out which packs there are counts too, but something is read in any case.
+    let read_until = (began + arguments.budget).max(Instant::now() + READ_AT_LEAST);
+    let is_over = || !arguments.exact && Instant::now() >= read_until;
+    waiting
+        .main(&packs, look, |tally| {
+            all.add_pack(tally);
+            progress.tell(|| format!("read {} of {} packs", all.read(), all.packs()));
+            is_whole = !is_over();
+            if is_whole { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })
+        .await?;
+    if is_whole {
+        all.ended();
+    }
+    Ok(all)
+}
+
+fn object(
+    arguments: &Arguments,
+    waiting: &Waiting,
+    tally: &Tally,
+    rows: &[Row],
+    pauses: &[Pause],
+) -> serde_json::Value {
+    let row = |row: &Row| {
+        json!({
+            "name": row.name,
+            "waiting": row.waiting,
+            "may_be_off_by": row.off_by,
+            "oldest_received_at": rfc3339(row.oldest_ms),
+            "newest_received_at": rfc3339(row.newest_ms),
+        })
+    };
+    json!({
+        "drain": arguments.drain,
+        "waiting": waiting.count,
+        "exact": tally.is_exact(),
+        "packs": tally.packs(),
+        "packs_read": tally.read(),
+        "rows": rows.iter().map(row).collect::<Vec<_>>(),
+        "pauses": pauses,
+    })
+}
+
+fn text(
+    arguments: &Arguments,
+    waiting: &Waiting,
+    tally: &Tally,
+    rows: &[Row],
+    pauses: &[Pause],
+) -> String {
+    let mut text = format!("{} for {}", count(waiting.count, "waiting webhook"), arguments.drain);
+    if !tally.is_exact() {
+        text.push_str(&format!(
+            "; estimated from {} of {} packs, within ± in 95 of 100 cases (--exact reads all)",
+            tally.read(),
+            tally.packs()
+        ));
+    }
+    for pause in pauses {
+        text.push_str(&format!("\npaused since {}: {}", rfc3339(pause.since_ms), pause.filter));
+    }
+    if rows.is_empty() {
+        return text;
+    }
+    let name = match arguments.by {
+        By::Shop => "SHOP",
+        By::Topic => "TOPIC",
+        By::Resource => "SHOP AND RESOURCE",
+    };
+    let now = now_ms();
+    let waits = |at_ms: u64| age(now.saturating_sub(at_ms) as f64 / 1000.0);
+    let total: u64 = tally.total().max(1);
+    let cells = rows.iter().map(|row| {
+        let off_by = if row.off_by > 0 { format!("±{}", row.off_by) } else { String::new() };
+        let share = format!("{:.1} %", row.waiting as f64 * 100.0 / total as f64);
+        let paused = pauses.iter().any(|pause| is_of(pause, arguments.by, &row.name));
+        let paused = if paused { "paused" } else { "" }.to_owned();
+        let name = if row.name.is_empty() { "-".to_owned() } else { row.name.clone() };
+        let (oldest, newest) = (waits(row.oldest_ms), waits(row.newest_ms));
+        [name, row.waiting.to_string(), off_by, share, oldest, newest, paused]
+    });
+    let header = [name, "WAITING", "±", "SHARE", "OLDEST", "NEWEST", ""];
+    format!("{text}\n\n{}", table(header, cells))
+}
+
+/// Whether a pause is of just what a row counts.
+fn is_of(pause: &Pause, by: By, name: &str) -> bool {
+    let filter = &pause.filter;
+    match by {
+        By::Shop => filter.only_shop() == Some(name),
+        By::Topic => {
+            let topic = filter.topic.as_deref();
+            filter.shop.is_none()
+                && filter.resource.is_none()
+                && topic.is_some_and(|topic| {
+                    spillway_webhook::shopify::is_topic_match(topic, name.as_bytes())
+                })
+        }
+        By::Resource => {
+            let (shop, resource) = name.split_once(' ').unwrap_or_default();
+            filter.resource.as_deref() == Some(resource)
+                && filter.shop.as_deref().is_none_or(|own| own == shop)
+        }
+    }
+}

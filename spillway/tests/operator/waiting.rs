@@ -1,0 +1,137 @@
+//! `spillway top`, `queue`, `pause`, `resume`, `explain` and `status --check` on a queue nobody drains.
+
+use serde_json::Value;
+
+use crate::cell::{Cell, Letter, delivery_id, product};
+
+fn json(cell: &Cell, arguments: &[&str]) -> Value {
+    serde_json::from_str(&cell.told(arguments)).unwrap()
+}
+
+fn lines(cell: &Cell, arguments: &[&str]) -> Vec<Value> {
+    let told = cell.told(arguments);
+    told.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Products 1 to 6, of two shops, and a redaction.
+async fn seven() -> Cell {
+    let cell = Cell::start().await;
+    let mut letters: Vec<Letter> = (1..=6).map(product).collect();
+    letters.push(Letter { topic: "customers/redact", ..product(7) });
+    cell.store(&letters).await;
+    cell
+}
+
+#[tokio::test]
+async fn what_waits_is_counted_by_shop_topic_and_resource() {
+    let cell = seven().await;
+    let top = json(&cell, &["top", "--json"]);
+    assert_eq!((&top["waiting"], &top["exact"]), (&7.into(), &true.into()));
+    let first = &top["rows"][0];
+    assert_eq!(first["name"], "shop-1.myshopify.com");
+    assert_eq!((&first["waiting"], &first["may_be_off_by"]), (&4.into(), &0.into()));
+    let topics = json(&cell, &["top", "--by", "topic", "--json"]);
+    assert_eq!(topics["rows"][0]["name"], "products/update");
+    assert_eq!(topics["rows"][1]["waiting"], 1);
+    let shop = ["top", "--by", "resource", "--shop", "shop-0.myshopify.com", "--json"];
+    assert_eq!(json(&cell, &shop)["rows"].as_array().unwrap().len(), 1);
+    let text = cell.told(&["top"]);
+    assert!(text.contains("7 waiting webhooks") && text.contains("57.1 %"), "{text}");
+    let (code, told) = cell.refused(&["top", "--drain", "kafka"]);
+    assert_eq!(code, 1);
+    assert!(told.contains("no drain is named kafka; there is http"), "{told}");
+}
+
+#[tokio::test]
+async fn what_waits_is_listed_by_every_filter_and_shown() {
+    let cell = seven().await;
+    let listed = |filter: &[&str]| lines(&cell, &[&["queue", "list", "--json"], filter].concat());
+    assert_eq!(listed(&[]).len(), 7);
+    assert_eq!(listed(&["--shop", "shop-0.myshopify.com"]).len(), 3);
+    assert_eq!(listed(&["--topic", "customers/*"]).len(), 1);
+    let one = listed(&["--webhook-id", &delivery_id(&product(3))]);
+    assert_eq!(one.len(), 1);
+    let id = one[0]["id"].as_str().unwrap();
+    assert_eq!(listed(&["--webhook-id", id]), one);
+    assert_eq!(cell.told(&["queue", "list", "--shop", "nobody"]), "no waiting webhook matches\n");
+    let table = cell.told(&["queue", "list", "--limit", "2"]);
+    assert!(table.lines().count() == 4 && table.contains("and more"), "{table}");
+    let shown = cell.told(&["queue", "show", id]);
+    assert!(shown.contains("POST /hooks?x=1") && shown.contains("delivery-3"), "{shown}");
+    assert_eq!(cell.spillway(&["queue", "show", id, "--body"]).stdout, product(3).body);
+    assert_eq!(cell.refused(&["queue", "show", "delivery-3"]).0, 64);
+    let other = id.replace("-00000", "-00009");
+    assert_eq!(cell.refused(&["queue", "show", &other]).0, 1);
+}
+
+#[tokio::test]
+async fn a_drop_is_ordered_only_with_a_yes_and_a_redaction_only_by_force() {
+    let cell = seven().await;
+    assert_eq!(cell.refused(&["queue", "drop", "--yes"]).0, 64, "without a filter");
+    let (code, told) = cell.refused(&["queue", "drop", "--shop", "shop-1.myshopify.com"]);
+    assert_eq!(code, 64);
+    assert!(told.contains("3 webhooks would be dropped") && told.contains("legal"), "{told}");
+    let drop = ["queue", "drop", "--shop", "shop-1.myshopify.com", "--yes", "--no-wait"];
+    let told = cell.told(&drop);
+    assert!(told.contains("3 more") && told.contains("nobody owns it"), "{told}");
+    // What is ordered to be dropped does not wait any more, and is not ordered twice.
+    assert_eq!(lines(&cell, &["queue", "list", "--json"]).len(), 4);
+    assert_eq!(cell.told(&drop), "no waiting webhook matches\n");
+    let all = ["queue", "drop", "--all", "--yes", "--force", "--no-wait", "--json"];
+    assert_eq!(json(&cell, &all)["matched"], 4);
+    let explained = cell.told(&["explain", &delivery_id(&product(1))]);
+    assert!(explained.contains("an operator ordered that it be dropped"), "{explained}");
+}
+
+#[tokio::test]
+async fn pauses_are_shown_and_ended_one_by_one() {
+    let cell = seven().await;
+    let shop = ["--shop", "shop-1.myshopify.com"];
+    assert!(cell.told(&[&["pause"], &shop[..]].concat()).contains("shop shop-1.myshopify.com"));
+    assert!(cell.told(&[&["pause"], &shop[..]].concat()).contains("before"));
+    cell.told(&["pause"]);
+    let status = json(&cell, &["status", "--json"]);
+    assert_eq!(status["drains"][0]["pauses"].as_array().unwrap().len(), 2);
+    assert!(cell.told(&["status"]).contains("http has paused everything"));
+    assert!(cell.told(&["top"]).contains("paused since"));
+    let explained = cell.told(&["explain", &delivery_id(&product(1))]);
+    assert!(explained.contains(" and everything"), "{explained}");
+    assert!(cell.told(&["resume"]).contains("everything (1 pause)"));
+    let (code, told) = cell.refused(&["resume"]);
+    assert!(code == 1 && told.contains("paused is: shop shop-1"), "{told}");
+    assert!(cell.told(&["resume", "--all"]).contains("1 pause"));
+    assert_eq!(cell.refused(&["pause", "--drain", "nobody"]).0, 1);
+    assert_eq!(cell.refused(&["pause", "--drain", "kafka", "--shop", "x"]).0, 64);
+}
+
+#[tokio::test]
+async fn one_webhook_is_explained_where_it_waits_or_died() {
+    let cell = seven().await;
+    let explained = json(&cell, &["explain", &delivery_id(&product(3)), "--json"]);
+    let fact = &explained["drains"][0]["facts"][0];
+    assert_eq!((&fact["state"], &fact["topic"]), (&"waiting".into(), &"products/update".into()));
+    let by_id = json(&cell, &["explain", fact["id"].as_str().unwrap(), "--json"]);
+    assert_eq!(&by_id["drains"][0]["facts"][0]["id"], &fact["id"]);
+    assert_eq!(cell.spillway(&["explain", "nothing"]).status.code(), Some(1));
+    let dead = Cell::start().await;
+    dead.give_up(&[product(8)], &[0]).await;
+    let told = dead.told(&["explain", &delivery_id(&product(8))]);
+    assert!(told.contains("is a dead letter: refused, last status 422, 3 attempts"), "{told}");
+}
+
+#[tokio::test]
+async fn monitoring_is_told_by_exit_code() {
+    let cell = seven().await;
+    let check = |arguments: &[&str]| {
+        let output = cell.spillway(&[&["status", "--check"], arguments].concat());
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, told) = check(&[]);
+    assert_eq!(code, 2);
+    assert!(told.starts_with("SPILLWAY CRITICAL: http has no live owner"), "{told}");
+    let (code, told) = check(&["--redis-url", "unix:///nonexistent.sock", "--json"]);
+    assert_eq!(code, 2);
+    assert!(told.contains("critical") && told.contains("unreachable"), "{told}");
+    assert_eq!(cell.refused(&["status", "--check", "--redis-url", "http://x"]).0, 78);
+    assert_eq!(cell.refused(&["status", "--watch", "--every", "1ms"]).0, 64);
+}
