@@ -77,18 +77,7 @@ mod tests {
     use crate::metrics::encode;
 
     fn drain(name: &str, waiting: u64) -> DrainStatus {
-        DrainStatus {
-            name: name.to_owned(),
-            waiting,
-            oldest_age_seconds: None,
-            owner: None,
-            last_seen_seconds: None,
-            last_seen_ms: 0,
-            parked: 0,
-            dead_letters: 0,
-            dead_bytes: 0,
-            cursor: String::new(),
-        }
+        DrainStatus { name: name.to_owned(), waiting, ..DrainStatus::default() }
     }
 
     #[test]
