@@ -195,8 +195,8 @@ purge() {
   left=$(find "$root" -xdev \( -path "$root/root" -o -path "$root/var/log" -o -path "$root/var/cache" \
     -o -path "$root/proc" \) -prune -o -iname '*spillway*' -print)
   left+=$(inside grep -h spillway /etc/passwd /etc/group /etc/shadow || true)
-  left+=$(inside systemctl list-units --all --no-legend 'spillway*')
-  left+=$(inside systemctl list-unit-files --no-legend 'spillway*')
+  left+=$(inside systemctl list-units --all --no-legend 'spillway*' || true)
+  left+=$(inside systemctl list-unit-files --no-legend 'spillway*' || true)
   left+=$(inside find /run -name '*spillway*')
   [ -z "$left" ] || fail "the purge left: $left"
   say "- \`apt-get purge spillway\`: no file, user, group or unit is left"

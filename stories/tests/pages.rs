@@ -118,7 +118,7 @@ fn code(text: &str) -> Vec<String> {
 const PLACES: [&str; 4] = ["", "target/release/", "/usr/bin/", "/usr/local/bin/"];
 
 /// What stands for a name of yours.
-const STANDS_FOR_ANOTHER: [&str; 1] = ["X_FILE"];
+const STANDS_FOR_ANOTHER: [&str; 2] = ["X_FILE", "WEBHOOK_ID"];
 
 /// Names in the form of a setting: two words of capitals or more, such as `MAX_BODY`.
 fn settings(code: &str) -> Vec<String> {

@@ -160,7 +160,7 @@ async fn what_is_under_way_is_delivered_or_dropped_and_never_both() {
     let app = App::start(&[("PARK_AFTER", "1s")]).await;
     // Of shop 3, every fifth product fails for ever: its webhooks are parked.
     let of_three = of_shop(3);
-    let fails = move |one: &Receipt| of_three(one) && one.event().resource % 5 == 4;
+    let fails = move |one: &Receipt| of_three(one) && one.event().resource / SHOPS % 5 == 4;
     app.backend.behave(move |one| if fails(one) { Behaviour::status(500) } else { work() });
     app.fill(150, 4).await;
     let has_parked = async || app.redis.stream_len("spillway:http:parked").await > 5;
