@@ -51,6 +51,9 @@ pub struct Settlement {
     pub dropped: u64,
     /// The operator's orders up to this version are carried out.
     pub orders_done: Option<u64>,
+    /// The operator's orders up to this version are known. Names of a pack that is passed are kept
+    /// while there are newer ones: something of it may have been parked.
+    pub orders_known: u64,
 }
 
 /// A webhook on its way out of the main stream.
@@ -174,6 +177,7 @@ impl Settler {
         call.arg(seen).arg(settlement.seen_from_ms).arg(&settlement.history[..]);
         let orders_done = settlement.orders_done.map(|version| version.to_string());
         call.arg(settlement.dropped).arg(orders_done.unwrap_or_default());
+        call.arg(settlement.orders_known);
         ids(call, &settlement.corrupt);
         ids(call, &settlement.corrupt_parked);
         call.arg(settlement.bits.len());

@@ -48,6 +48,8 @@ pub(super) struct Standing {
     dropped: VecDeque<Dropped>,
     /// Entries that were passed before their order came.
     passed: Vec<StreamId>,
+    /// Version of the orders in force.
+    pub(super) known: u64,
     /// Orders that are carried out once `dropped` is settled.
     version: Option<u64>,
 }
@@ -145,6 +147,7 @@ impl Drain {
         self.pause(&orders.pauses);
         self.standing.dropping = orders.dropping;
         self.standing.version = (orders.version > 0).then_some(orders.version);
+        self.standing.known = orders.version;
         if !self.standing.dropping.is_empty() {
             self.drop_what_waits();
         }

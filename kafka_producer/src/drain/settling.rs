@@ -64,6 +64,7 @@ impl Drain {
         if !session.owed.is_empty() {
             let mut settlement = std::mem::take(&mut session.owed);
             settlement.open = session.open_webhooks();
+            settlement.orders_known = session.orders.version;
             // The channel holds one order, and none is under way.
             self.orders.try_send(settlement).map_err(|_| gone())?;
             self.is_settling = true;

@@ -7,7 +7,7 @@
 --       9 number of the settlement before this one ('' = the owner's first)
 --       10 fingerprints of what was delivered  11 when the oldest one still known was, in ms
 --       12 records of what became of webhooks ('' = none)  13 webhooks dropped by order
---       14 version of the orders that are carried out ('' = none new)
+--       14 version of the orders that are carried out ('' = none new)  15 of those that are known
 --       then lists, each led by its length:
 --       corrupt (id)  corrupt parked (parked id)  bits (id, bits)  whole (id)
 --       unparked (parked id)
@@ -33,7 +33,7 @@ if ARGV[9] ~= '' and string.sub(last, 1, #before) ~= before then
   return redis.error_reply('NOGROUP redis came back with older data')
 end
 
-local at = 15
+local at = 16
 local function each(width, apply)
   local count = tonumber(ARGV[at])
   at = at + 1
@@ -84,9 +84,12 @@ each(1, function(id)
 end)
 each(2, function(id, bits) redis.call('HSET', KEYS[4], id, bits) end)
 local is_dropping = redis.call('EXISTS', KEYS[13]) == 1
+-- An order that the drain has not read yet may name what is parked here as a webhook of its pack.
+local are_names_known = is_dropping
+  and (redis.call('HGET', KEYS[12], 'version') or '0') == ARGV[15]
 each(1, function(id)
   redis.call('HDEL', KEYS[4], id)
-  if is_dropping then redis.call('HDEL', KEYS[13], id) end
+  if are_names_known then redis.call('HDEL', KEYS[13], id) end
 end)
 each(1, function(id)
   redis.call('XDEL', KEYS[5], id)

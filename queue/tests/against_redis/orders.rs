@@ -64,11 +64,17 @@ async fn a_drop_is_named_bit_by_bit_and_cleared_away_when_it_is_settled() {
     assert!(dropping.is_named(ids[0], 0) && dropping.is_named(ids[0], 9));
     assert!(dropping.parked.contains(&parked[0]));
 
+    // A drain that passes the pack before it has read the order leaves the names where they are.
+    http.settle(&Settlement { whole: vec![ids[0]], ..Settlement::default() }).await.unwrap();
+    let kept = orders::read(&redis, &mut http.connection, "http").await.unwrap().dropping;
+    assert!(kept.is_named(ids[0], 0));
+
     let done = Settlement {
         whole: vec![ids[0]],
         unparked: vec![parked[0]],
         dropped: 3,
         orders_done: Some(version),
+        orders_known: version,
         history: past(ids[1], Outcome::Delivered),
         ..up_to(ids[0], 1, 1)
     };

@@ -104,14 +104,15 @@ async fn find(waiting: &mut Waiting, filter: Filter, force: bool) -> Result<Name
         meant.map(|met| One::of(&met, force)).collect::<Vec<One>>()
     };
     let (mut progress, mut seen) = (Progress::new(), 0);
-    waiting.parked(look.clone(), |found| named.take(found)).await?;
     waiting
-        .main(&packs, look, |found| {
+        .main(&packs, look.clone(), |found| {
             seen += 1;
             progress.tell(|| format!("read {seen} of {} packs", packs.len()));
             named.take(found)
         })
         .await?;
+    // Last, or what is parked while the main stream is read would be found in neither.
+    waiting.parked(look, |found| named.take(found)).await?;
     Ok(named)
 }
 
@@ -138,6 +139,11 @@ impl Named {
         for One { past, parked, is_kept } in found {
             if is_kept {
                 self.compliance_kept += 1;
+                continue;
+            }
+            if self.dropping.is_named(past.entry, past.index) {
+                // It was parked since it was found in the main stream.
+                self.dropping.parked.extend(parked);
                 continue;
             }
             self.webhooks += 1;
