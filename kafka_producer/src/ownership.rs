@@ -1,7 +1,7 @@
 //! What an owner of the drain does: produce, on a thread of its own.
 //!
 //! A thread that librdkafka does not let go of is left behind: its producer is fenced by the next,
-//! and its tenure is over. Bounded by [`THREADS_MAX`], past which the process ends.
+//! and its tenure is over. Bounded by `THREADS_MAX`, past which the process ends.
 
 use std::sync::Arc;
 use std::time::Duration;
