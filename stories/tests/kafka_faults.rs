@@ -174,6 +174,8 @@ async fn a_broker_that_is_away_is_waited_for_while_the_queue_fills_up() {
     say(&format!("kafka, away: all appeared {:?} after it was started again", back.elapsed()));
     producer.ready().await;
     drained(&redis).await;
+    // It looks at a full Redis four times a second.
+    receiver.ready().await;
     assert_eq!(post(receiver.address(), &Webhook::any()).await.status, 200);
     check_without_any(&ledger, &topic).expect_exact();
 }
