@@ -35,7 +35,7 @@ pub enum Command {
     Top(top::Arguments),
     /// List, show or drop what waits
     Queue(queue::Arguments),
-    /// Let a shop, a topic, a resource or all of a drain wait, until it is resumed
+    /// Let a shop, a topic, a resource or all of a drain wait, until it is resumed (kafka: only all)
     Pause(pause::Arguments),
     /// End a pause
     Resume(pause::ResumeArguments),

@@ -12,18 +12,14 @@ use clap::{Args, Subcommand};
 use spillway_queue::dead::DeadLetter;
 
 use crate::failure::Failure;
-use crate::place::Place;
+use crate::place::{DrainPlace, Place};
 use filter::{Filter, WrittenFilter};
 
 /// Of `dead`.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    place: Place,
-
-    /// Whose: dead letters belong to the drain that gave them up
-    #[arg(long, global = true, default_value = spillway_queue::drains::HTTP)]
-    drain: String,
+    place: DrainPlace,
 
     #[command(subcommand)]
     action: Action,
@@ -69,14 +65,14 @@ pub async fn find(place: &Place, drain: &str, id: &str) -> Result<Vec<DeadLetter
 
 /// Does what was asked.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { place, drain, action } = arguments;
+    let Arguments { place: DrainPlace { cell, drain }, action } = arguments;
     match action {
         Action::List { filter, json, limit } => {
-            list::run(&place, &drain, &filter.checked()?, json, limit).await?;
+            list::run(&cell, &drain, &filter.checked()?, json, limit).await?;
         }
-        Action::Show { id, body } => show::run(&place, &drain, &id, body).await?,
-        Action::Replay(replay) => take::replay(&place, &drain, replay).await?,
-        Action::Drop(drop) => take::drop(&place, &drain, drop).await?,
+        Action::Show { id, body } => show::run(&cell, &drain, &id, body).await?,
+        Action::Replay(replay) => take::replay(&cell, &drain, replay).await?,
+        Action::Drop(drop) => take::drop(&cell, &drain, drop).await?,
     }
     Ok(ExitCode::SUCCESS)
 }

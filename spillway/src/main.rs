@@ -2,6 +2,7 @@
 //! how it ends.
 
 mod cli;
+mod consent;
 mod dead;
 mod dev;
 mod doctor;

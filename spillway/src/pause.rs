@@ -13,18 +13,14 @@ use spillway_queue::status;
 use crate::failure::Failure;
 use crate::filter::FilterArguments;
 use crate::out::{count, line, now_ms};
-use crate::place::Place;
+use crate::place::DrainPlace;
 use crate::walk::unknown;
 
 /// Of both.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    place: Place,
-
-    /// Which drain; kafka keeps the order of its topic, so it can only be paused as a whole
-    #[arg(long, default_value = spillway_queue::drains::HTTP)]
-    drain: String,
+    place: DrainPlace,
 
     #[command(flatten)]
     filter: FilterArguments,
@@ -43,13 +39,13 @@ pub struct ResumeArguments {
 
 /// Pauses what the filter means; without one, the whole drain.
 pub async fn pause(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { place, drain, filter } = arguments;
+    let Arguments { place: DrainPlace { cell, drain }, filter } = arguments;
     let filter = filter.filter();
     if drain == KAFKA && !filter.is_empty() {
         let text = "the kafka drain keeps the order of its topic: pause it as a whole";
         return Err(Failure::Usage(text.to_owned()));
     }
-    let (redis, mut connection) = place.connect().await?;
+    let (redis, mut connection) = cell.connect().await?;
     let status = status::read(&redis, &mut connection).await?;
     let known = status.drains.iter().find(|known| known.name == drain);
     let known = known.ok_or_else(|| unknown(&drain, &status))?;
@@ -68,9 +64,10 @@ pub async fn pause(arguments: Arguments) -> Result<ExitCode, Failure> {
 
 /// Ends the pause of just this filter: without one, that of the whole drain.
 pub async fn resume(arguments: ResumeArguments) -> Result<ExitCode, Failure> {
-    let ResumeArguments { arguments: Arguments { place, drain, filter }, all } = arguments;
+    let ResumeArguments { arguments: Arguments { place, filter }, all } = arguments;
+    let DrainPlace { cell, drain } = place;
     let filter = filter.filter();
-    let (redis, mut connection) = place.connect().await?;
+    let (redis, mut connection) = cell.connect().await?;
     let status = status::read(&redis, &mut connection).await?;
     let known = status.drains.iter().find(|known| known.name == drain);
     let pauses = &known.ok_or_else(|| unknown(&drain, &status))?.pauses;

@@ -1,4 +1,4 @@
-//! Which cell a command is about: its Redis.
+//! Which cell a command is about: its Redis; and which of its drains.
 
 use std::time::Duration;
 
@@ -27,6 +27,18 @@ pub struct Place {
     /// Stands before the name of every key
     #[arg(long, env = "REDIS_PREFIX", default_value = "spillway:", global = true)]
     redis_prefix: String,
+}
+
+/// One drain of the cell, as written.
+#[derive(Debug, Args)]
+pub struct DrainPlace {
+    /// The cell.
+    #[command(flatten)]
+    pub cell: Place,
+
+    /// Which drain: each has its own view of the queue, and its own dead letters
+    #[arg(long, global = true, default_value = spillway_queue::drains::HTTP)]
+    pub drain: String,
 }
 
 impl Place {

@@ -10,17 +10,13 @@ use clap::{Args, Subcommand};
 
 use crate::failure::Failure;
 use crate::filter::FilterArguments;
-use crate::place::Place;
+use crate::place::DrainPlace;
 
 /// Of `queue`.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    place: Place,
-
-    /// For whom it waits: each drain has its own view of the queue
-    #[arg(long, global = true, default_value = spillway_queue::drains::HTTP)]
-    drain: String,
+    place: DrainPlace,
 
     #[command(subcommand)]
     action: Action,
@@ -53,13 +49,13 @@ enum Action {
 
 /// Does what was asked.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { place, drain, action } = arguments;
+    let Arguments { place: DrainPlace { cell, drain }, action } = arguments;
     match action {
         Action::List { filter, json, limit } => {
-            list::run(&place, &drain, filter.filter(), json, limit).await?;
+            list::run(&cell, &drain, filter.filter(), json, limit).await?;
         }
-        Action::Show { id, body } => show::run(&place, &drain, &id, body).await?,
-        Action::Drop(arguments) => drop::run(&place, &drain, arguments).await?,
+        Action::Show { id, body } => show::run(&cell, &drain, &id, body).await?,
+        Action::Drop(arguments) => drop::run(&cell, &drain, arguments).await?,
     }
     Ok(ExitCode::SUCCESS)
 }

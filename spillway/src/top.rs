@@ -19,7 +19,7 @@ use spillway_webhook::freshness::rfc3339;
 use crate::failure::Failure;
 use crate::filter::FilterArguments;
 use crate::out::{Progress, age, count, line, now_ms, table};
-use crate::place::Place;
+use crate::place::DrainPlace;
 use crate::walk::{Look, Waiting};
 use tally::{Row, Tally};
 
@@ -30,11 +30,7 @@ const READ_AT_LEAST: Duration = Duration::from_millis(300);
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    place: Place,
-
-    /// For whom it waits
-    #[arg(long, default_value = spillway_queue::drains::HTTP)]
-    drain: String,
+    place: DrainPlace,
 
     /// What is counted
     #[arg(long, value_enum, default_value = "shop")]
@@ -74,11 +70,11 @@ enum By {
 /// Counts and prints.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let began = Instant::now();
-    let mut waiting = Waiting::for_drain(&arguments.place, &arguments.drain).await?;
+    let mut waiting = Waiting::for_drain(&arguments.place.cell, &arguments.place.drain).await?;
     let tally = read(&mut waiting, &arguments, began).await?;
     let redis = waiting.redis.clone();
     let status = status::read(&redis, waiting.connection()).await?;
-    let own = status.drains.into_iter().find(|known| known.name == arguments.drain);
+    let own = status.drains.into_iter().find(|known| known.name == arguments.place.drain);
     let pauses = own.map(|own| own.pauses).unwrap_or_default();
     let rows = tally.rows(arguments.limit as usize);
     if arguments.json {
@@ -153,7 +149,7 @@ fn object(
         })
     };
     json!({
-        "drain": arguments.drain,
+        "drain": arguments.place.drain,
         "waiting": waiting.count,
         "exact": tally.is_exact(),
         "packs": tally.packs(),
@@ -170,7 +166,8 @@ fn text(
     rows: &[Row],
     pauses: &[Pause],
 ) -> String {
-    let mut text = format!("{} for {}", count(waiting.count, "waiting webhook"), arguments.drain);
+    let mut text =
+        format!("{} for {}", count(waiting.count, "waiting webhook"), arguments.place.drain);
     if !tally.is_exact() {
         text.push_str(&format!(
             "; estimated from {} of {} packs, within ± in 95 of 100 cases (--exact reads all)",

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use spillway_queue::dead::{Take, take};
 use spillway_queue::{Connection, Redis};
-use spillway_webhook::shopify::is_compliance;
 use spillway_webhook::{StreamId, WebhookId};
 
 use super::filter::{Filter, WrittenFilter};
 use super::walk::Walk;
+use crate::consent::Consent;
 use crate::failure::Failure;
 use crate::out::{Progress, count, line};
 use crate::place::Place;
@@ -41,15 +41,8 @@ pub struct ReplayArguments {
 pub struct DropArguments {
     #[command(flatten)]
     filter: WrittenFilter,
-    /// Without a filter: all of them
-    #[arg(long)]
-    all: bool,
-    /// Do it
-    #[arg(long)]
-    yes: bool,
-    /// Drop those of the compliance topics too, which are a legal duty to someone
-    #[arg(long)]
-    force: bool,
+    #[command(flatten)]
+    consent: Consent,
 }
 
 /// What is to be taken, in the order accepted.
@@ -63,7 +56,7 @@ struct Found {
 pub async fn replay(place: &Place, drain: &str, arguments: ReplayArguments) -> Result<(), Failure> {
     let filter = some_filter(arguments.filter, arguments.all)?;
     let (redis, mut connection) = place.connect().await?;
-    let found = find(&redis, &mut connection, drain, &filter, true).await?;
+    let found = find(&redis, &mut connection, drain, &filter, |_| false).await?;
     let number = found.letters.len() as u64;
     if number == 0 {
         return Ok(line(NOTHING)?);
@@ -78,21 +71,17 @@ pub async fn replay(place: &Place, drain: &str, arguments: ReplayArguments) -> R
 
 /// Drops what matches.
 pub async fn drop(place: &Place, drain: &str, arguments: DropArguments) -> Result<(), Failure> {
-    let filter = some_filter(arguments.filter, arguments.all)?;
+    let DropArguments { filter, consent } = arguments;
+    let filter = some_filter(filter, consent.all)?;
     let (redis, mut connection) = place.connect().await?;
-    let found = find(&redis, &mut connection, drain, &filter, arguments.force).await?;
+    let keeps = |topic: &str| consent.keeps(topic);
+    let found = find(&redis, &mut connection, drain, &filter, keeps).await?;
     let number = found.letters.len() as u64;
-    if found.compliance_kept > 0 {
-        let kept = count(found.compliance_kept, "dead letter");
-        eprintln!("{kept} of a compliance topic stay: they are a legal duty; --force drops them");
-    }
+    consent.tell_kept(found.compliance_kept, "dead letter");
     if number == 0 {
         return Ok(line(NOTHING)?);
     }
-    if !arguments.yes {
-        let number = count(number, "dead letter");
-        return Err(Failure::Usage(format!("{number} would be dropped for good; add --yes")));
-    }
+    consent.given(number, "dead letter", drain)?;
     let mut work = Work { redis, connection, drain, how: Take::Drop, rate: None };
     let taken = work.take(&found.letters, "dropped").await?;
     told("dropped", taken, number)
@@ -116,16 +105,16 @@ async fn find(
     connection: &mut Connection,
     drain: &str,
     filter: &Filter,
-    with_compliance: bool,
+    keeps: impl Fn(&str) -> bool,
 ) -> Result<Found, Failure> {
     let mut found = Found::default();
     let mut walk = Walk::new(redis, connection, drain);
     while let Some(page) = walk.next(filter).await? {
         for letter in page {
-            if with_compliance || !is_compliance(letter.topic.as_bytes()) {
-                found.letters.push((letter.webhook, letter.id));
-            } else {
+            if keeps(&letter.topic) {
                 found.compliance_kept += 1;
+            } else {
+                found.letters.push((letter.webhook, letter.id));
             }
         }
     }

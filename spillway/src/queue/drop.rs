@@ -10,9 +10,10 @@ use spillway_queue::history::{Outcome, Past};
 use spillway_queue::orders::{self, CarriedOut, Dropping, Filter};
 use spillway_queue::status;
 use spillway_webhook::fingerprint::id_key;
-use spillway_webhook::shopify::{Headers, is_compliance};
+use spillway_webhook::shopify::Headers;
 
 use super::list::NOTHING;
+use crate::consent::Consent;
 use crate::failure::Failure;
 use crate::filter::FilterArguments;
 use crate::out::{Progress, count, line};
@@ -30,15 +31,8 @@ const RECORDED_MAX: usize = 200_000;
 pub struct Arguments {
     #[command(flatten)]
     filter: FilterArguments,
-    /// Without a filter: all of them
-    #[arg(long)]
-    all: bool,
-    /// Do it
-    #[arg(long)]
-    yes: bool,
-    /// Drop those of the compliance topics too, which are a legal duty to someone
-    #[arg(long)]
-    force: bool,
+    #[command(flatten)]
+    consent: Consent,
     /// Do not wait until the drain has done it
     #[arg(long)]
     no_wait: bool,
@@ -66,24 +60,18 @@ struct One {
 /// Drops what matches.
 pub async fn run(place: &Place, drain: &str, arguments: Arguments) -> Result<(), Failure> {
     let filter = arguments.filter.clone().filter();
-    if filter.is_empty() && !arguments.all {
+    let consent = arguments.consent;
+    if filter.is_empty() && !consent.all {
         let hint = "give a filter (--shop, --topic, --resource, --webhook-id), or --all";
         return Err(Failure::Usage(hint.to_owned()));
     }
     let mut waiting = Waiting::for_drain(place, drain).await?;
-    let named = find(&mut waiting, filter, arguments.force).await?;
-    if named.compliance_kept > 0 {
-        let kept = count(named.compliance_kept, "webhook");
-        eprintln!("{kept} of a compliance topic stay: they are a legal duty; --force drops them");
-    }
+    let named = find(&mut waiting, filter, consent).await?;
+    consent.tell_kept(named.compliance_kept, "webhook");
     if named.webhooks == 0 {
         return Ok(line(if arguments.json { r#"{"matched":0}"# } else { NOTHING })?);
     }
-    if !arguments.yes {
-        let number = count(named.webhooks, "webhook");
-        let text = format!("{number} would be dropped for {drain}, for good; add --yes");
-        return Err(Failure::Usage(text));
-    }
+    consent.given(named.webhooks, "webhook", drain)?;
     let redis = waiting.redis.clone();
     let before = orders::carried_out(&redis, waiting.connection(), drain).await?;
     let Named { dropping, history, webhooks, .. } = named;
@@ -96,12 +84,12 @@ pub async fn run(place: &Place, drain: &str, arguments: Arguments) -> Result<(),
     tell(&mut waiting, drain, webhooks, dropped, &arguments).await
 }
 
-async fn find(waiting: &mut Waiting, filter: Filter, force: bool) -> Result<Named, Failure> {
+async fn find(waiting: &mut Waiting, filter: Filter, consent: Consent) -> Result<Named, Failure> {
     let packs = waiting.packs.clone();
     let mut named = Named::default();
     let look = move |look: &Look<'_>| {
         let meant = look.webhooks().filter(|met| met.is_meant(&filter));
-        meant.map(|met| One::of(&met, force)).collect::<Vec<One>>()
+        meant.map(|met| One::of(&met, consent)).collect::<Vec<One>>()
     };
     let (mut progress, mut seen) = (Progress::new(), 0);
     waiting
@@ -117,7 +105,7 @@ async fn find(waiting: &mut Waiting, filter: Filter, force: bool) -> Result<Name
 }
 
 impl One {
-    fn of(met: &Met<'_>, force: bool) -> Self {
+    fn of(met: &Met<'_>, consent: Consent) -> Self {
         let key = met.view.shopify("webhook-id").map_or(0, id_key);
         let attempts = met.parked.map_or(0, |parked| parked.attempts);
         Self {
@@ -129,7 +117,7 @@ impl One {
                 attempts: u8::try_from(attempts).unwrap_or(u8::MAX),
             },
             parked: met.parked.map(|parked| parked.id),
-            is_kept: !force && is_compliance(met.topic().as_bytes()),
+            is_kept: consent.keeps(&met.topic()),
         }
     }
 }

@@ -1,3 +1,5 @@
+//! What is packed comes out as it was, and what is damaged is told from it.
+
 use super::*;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use proptest::prelude::*;
