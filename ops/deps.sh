@@ -5,7 +5,7 @@
 #     ops/deps.sh kafka   what librdkafka is built with, and what a Kafka broker is got and run with
 #     ops/deps.sh test    both, and what the tests drive: nginx, openssl, curl, git, node, Prometheus,
 #                         systemd; gets the broker
-#     ops/deps.sh package the first, and what a package is tested in: debootstrap, systemd-nspawn
+#     ops/deps.sh package the first two, and what a package is tested in: debootstrap, systemd-nspawn
 #
 # With everything there it changes nothing and says nothing. Packages come by apt, as root or by a
 # sudo that does not ask; elsewhere it prints what to install and exits 1. It never installs Rust,
@@ -26,6 +26,7 @@ tools_for() {
       ;;
     package)
       tools_for run
+      tools_for kafka
       printf '%s\n' debootstrap:debootstrap systemd-nspawn:systemd-container python3:python3 man:man-db
       ;;
     test)
@@ -41,7 +42,7 @@ tools_for() {
 headers_for() {
   # A compiler without the C library's headers builds nothing.
   echo stdlib.h:libc6-dev
-  [ "$1" = run ] || [ "$1" = package ] || printf '%s\n' curl/curl.h:libcurl4-openssl-dev openssl/ssl.h:libssl-dev zlib.h:zlib1g-dev
+  [ "$1" = run ] || printf '%s\n' curl/curl.h:libcurl4-openssl-dev openssl/ssl.h:libssl-dev zlib.h:zlib1g-dev
 }
 
 # Debian keeps some headers by architecture.

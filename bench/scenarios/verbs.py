@@ -65,7 +65,7 @@ def look(found, redis, count):
     for by in ("shop", "topic", "resource"):
         top, seconds = asked(redis, "top", "--by", by, "--limit", str(SHOPS))
         found.at_most(f"top --by {by}", seconds, SECONDS_MAX, "s")
-        found.figures[f"top_by_{by}_packs_read"] = top["packs_read"] / top["packs"]
+        found.figures[f"top_by_{by}_read"] = top["read"] / top["waiting"]
         if by == "shop":
             within = [abs(row["waiting"] - true[row["name"]]) <= row["may_be_off_by"]
                       for row in top["rows"]]

@@ -32,5 +32,5 @@ for binary in "${binaries[@]}"; do
     cat "$more" >>"$pages/${more##*/}"
   done
 done
-"$tool" deb --package "$crate" --no-build --locked \
+"$tool" deb --package "$crate" --no-build --locked --strip \
   --output "${DEB_OUT:-$TARGET/debian}/" ${DEB_VERSION:+--deb-version "$DEB_VERSION"}

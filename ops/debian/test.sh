@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Lives through the life of the package in a Debian of its own: installed on a clean root by apt,
-# configured by one file, killed, hung, restarted and upgraded under load, purged without a trace.
+# Lives through the life of the packages in a Debian of its own: installed on a clean root by apt,
+# configured by one file, killed, hung, restarted and upgraded under load, purged without a trace. What
+# was sent is in the backend and, exactly once, in the topic of a Kafka broker of this machine.
 #
 # The root is made by debootstrap (kept in the build directory for the next time) and booted with its
 # own systemd in systemd-nspawn, without a network. Needs root. The report goes to standard output.
@@ -8,11 +9,13 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 readonly SECRET=hush-this-is-the-secret-of-the-package-test
-readonly UNITS=(spillway-redis spillway-receiver spillway-downstreamer)
+readonly PACKAGES=(spillway spillway-kafka)
+readonly UNITS=(spillway-redis spillway-receiver spillway-downstreamer spillway-kafka)
 readonly SECURITY_MAX=1.5
 readonly BACKEND=http://127.0.0.1:3000 RECEIVER=http://127.0.0.1:8080/webhooks
+readonly KAFKA=127.0.0.1:9092
 TARGET=$(realpath "${CARGO_TARGET_DIR:-target}")
-root="" packages="" leader="" nspawn="" backend="" load=""
+root="" packages="" leader="" nspawn="" backend="" broker="" load=""
 
 say() { echo "$*"; }
 fail() {
@@ -37,27 +40,30 @@ until_true() {
 
 clean_up() {
   local id
-  for id in $load $backend; do kill "$id" 2>/dev/null || true; done
+  for id in $load $backend $broker; do kill "$id" 2>/dev/null || true; done
   if [ -n "$nspawn" ]; then
     kill -TERM "$nspawn" 2>/dev/null || true
     wait "$nspawn" 2>/dev/null || true
   fi
-  [ -z "$root" ] || rm -rf --one-file-system "$root" "$root.log" "$root.load"
+  [ -z "$root" ] || rm -rf --one-file-system "$root" "$root".{log,load,kafka,broker}
   [ -z "$packages" ] || rm -rf "$packages"
 }
 
-# DEBS names a directory with a package that was built before.
+# DEBS names a directory with packages that were built before.
 build() {
-  local debs=${DEBS:-$TARGET/debian} first version
-  [ -n "${DEBS:-}" ] || DEB_OUT=$debs ops/debian/build.sh spillway >&2
-  first=$(ls -t "$debs"/spillway_*.deb | head -1)
-  version=$(dpkg-deb -f "$first" Version)
+  local debs=${DEBS:-$TARGET/debian} package first version
   packages=$(mktemp -d /var/tmp/spillway-debs-XXXXXX)
-  cp "$first" "$packages/first.deb"
-  # The second version is the same but for its number: what is tested is how it comes.
-  dpkg-deb -R "$first" "$packages/second"
-  sed -i "s/^Version: .*/Version: $version+second/" "$packages/second/DEBIAN/control"
-  dpkg-deb -Zgzip -b "$packages/second" "$packages/second.deb" >&2
+  for package in "${PACKAGES[@]}"; do
+    [ -n "${DEBS:-}" ] || DEB_OUT=$debs ops/debian/build.sh "$package" >&2
+    first=$(ls -t "$debs/$package"_*.deb | head -1)
+    version=$(dpkg-deb -f "$first" Version)
+    cp "$first" "$packages/$package-first.deb"
+    # The second version is the same but for its number: what is tested is how it comes.
+    dpkg-deb -R "$first" "$packages/second"
+    sed -i "s/^Version: .*/Version: $version+second/" "$packages/second/DEBIAN/control"
+    dpkg-deb -Zgzip -b "$packages/second" "$packages/$package-second.deb" >&2
+    rm -rf "$packages/second"
+  done
 }
 
 make_root() {
@@ -67,7 +73,7 @@ make_root() {
     debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus bookworm "$clean" >&2
     # The container has no network: what the package depends on is there before, not installed.
     chroot "$clean" apt-get -qq update >&2
-    chroot "$clean" apt-get -qq -y --download-only --no-install-recommends install redis-server >&2
+    chroot "$clean" apt-get -qq -y --download-only --no-install-recommends install redis-server libcurl4 >&2
     touch "$clean/made"
   fi
   root=$(mktemp -d /var/tmp/spillway-package-XXXXXX)
@@ -85,8 +91,10 @@ boot() {
 }
 is_booted() { inside systemctl is-system-running | grep -Eq 'running|degraded'; }
 
+# Both packages, of that version.
 install() {
-  inside apt-get -qq -y --no-install-recommends -o Dpkg::Use-Pty=0 install "/root/$1" >&2
+  inside apt-get -qq -y --no-install-recommends -o Dpkg::Use-Pty=0 install \
+    $(printf "/root/%s-$1.deb " "${PACKAGES[@]}") >&2
 }
 
 check_units() {
@@ -105,9 +113,15 @@ check_units() {
 
 pid_of() { inside systemctl show -P MainPID "$1"; }
 is_active() { inside systemctl is-active --quiet "$@"; }
-is_ready() { get 127.0.0.1:9811/readyz && get 127.0.0.1:9812/readyz; }
+is_ready() { get 127.0.0.1:9811/readyz && get 127.0.0.1:9812/readyz && get 127.0.0.1:9813/readyz; }
 is_new() { is_active "$1" && [ "$(pid_of "$1")" != "$2" ] && [ "$(pid_of "$1")" != 0 ]; }
 has_all() { [ "$(get "$BACKEND/count")" -ge "$1" ]; }
+# Records that a read_committed consumer finds in the topic.
+records() {
+  near ops/kafka.sh tool org.apache.kafka.tools.consumer.ConsoleConsumer --bootstrap-server "$KAFKA" \
+    --topic shopify-webhooks --from-beginning --isolation-level read_committed --timeout-ms 8000 \
+    2>/dev/null | wc -l
+}
 
 sent=0
 send() {
@@ -138,9 +152,11 @@ configure() {
 SHOPIFY_CLIENT_SECRET=$SECRET
 DOWNSTREAM_APP_URL=$BACKEND
 REDIS_MAXMEMORY=256mb
+KAFKA_URL=$KAFKA
 EOT
-  inside systemctl enable --quiet --now spillway.target
-  until_true "the cell is ready" 60 is_ready
+  inside systemctl enable --quiet --now spillway.target spillway-kafka.service
+  # The broker is a Java program that has just been started.
+  until_true "the cell is ready" 120 is_ready
   is_active "${UNITS[@]}" spillway-receiver.socket || fail "not every unit is active"
 }
 
@@ -158,7 +174,7 @@ kill_each() {
 
 hang_each() {
   local unit before began
-  for unit in spillway-receiver spillway-downstreamer; do
+  for unit in spillway-receiver spillway-downstreamer spillway-kafka; do
     before=$(pid_of "$unit")
     inside sh -c "kill -STOP $before"
     began=$SECONDS
@@ -190,7 +206,7 @@ reads_secrets() {
 }
 
 purge() {
-  inside apt-get -qq -y purge spillway >&2
+  inside apt-get -qq -y purge "${PACKAGES[@]}" >&2
   local left
   left=$(find "$root" -xdev \( -path "$root/root" -o -path "$root/var/log" -o -path "$root/var/cache" \
     -o -path "$root/proc" \) -prune -o -iname '*spillway*' -print)
@@ -199,7 +215,7 @@ purge() {
   left+=$(inside systemctl list-unit-files --no-legend 'spillway*' || true)
   left+=$(inside find /run -name '*spillway*')
   [ -z "$left" ] || fail "the purge left: $left"
-  say "- \`apt-get purge spillway\`: no file, user, group or unit is left"
+  say "- \`apt-get purge ${PACKAGES[*]}\`: no file, user, group or unit is left"
 }
 
 main() {
@@ -207,15 +223,17 @@ main() {
   build
   make_root
   boot
-  say "# The Debian package, from installation to purge"
+  say "# The Debian packages, from installation to purge"
   say
   say "By \`make package-test\`, in a Debian 12 made by debootstrap and booted by its own systemd"
   say "$(inside systemctl --version | sed -n '1s/ (.*//p') in systemd-nspawn:"
   say
-  install first.deb
-  is_active spillway.target && fail "something was started by the installation"
+  install first
+  ! is_active spillway.target && ! is_active spillway-kafka || fail "something was started by the installation"
   say "- installed by apt, with redis-server; nothing was started"
   check_units
+  nsenter --target "$leader" --net -- ops/kafka.sh run "$root.kafka" "${KAFKA#*:}" >"$root.broker" 2>&1 &
+  broker=$!
   configure
   nsenter --target "$leader" --net -- ops/debian/traffic.py backend 3000 &
   backend=$!
@@ -228,18 +246,23 @@ main() {
   local round
   for round in 1 2 3; do
     inside systemctl restart spillway-receiver
-    inside systemctl restart spillway-downstreamer
+    inside systemctl restart spillway-downstreamer spillway-kafka
   done
-  end_load "three restarts of receiver and downstreamer under load, a quarter of the connections used every 3 s"
+  end_load "three restarts of receiver and both drains under load, a quarter of the connections used every 3 s"
   rotate
   start_load
   local before
   before=$(pid_of spillway-receiver)
-  install second.deb
-  inside dpkg-query -W -f '${Version}' spillway | grep -q '+second$' || fail "it was not upgraded"
+  install second
+  [ "$(inside dpkg-query -W -f '${Version}\n' "${PACKAGES[@]}" | grep -c '+second$')" = "${#PACKAGES[@]}" ] ||
+    fail "it was not upgraded"
   is_new spillway-receiver "$before" || fail "the upgrade did not replace the receiver"
   until_true "the cell is ready" 60 is_ready
   end_load "upgraded to a second version by apt under load"
+  local found
+  found=$(records)
+  [ "$found" = "$sent" ] || fail "$sent webhooks were sent, and $found records are in the topic"
+  say "- all $sent webhooks are in the Kafka topic, each once"
   purge
 }
 

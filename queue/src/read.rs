@@ -18,9 +18,6 @@ const ENTRIES_MAX: usize = 64;
 /// far less.
 const SEEN_MAX: usize = 2048;
 
-/// Bytes that Redis copies to find ids, in one call.
-const IDS_BYTES: usize = 4 << 20;
-
 /// One entry of the main stream.
 #[derive(Debug, Clone)]
 pub struct Entry {
@@ -74,15 +71,13 @@ pub struct Reader {
     redis: Redis,
     drain: String,
     script: Script,
-    ids_script: Script,
 }
 
 impl Reader {
     /// Reads for `drain`.
     pub fn new(redis: Redis, drain: &str) -> Self {
         let script = Script::new(include_str!("lua/read.lua"));
-        let ids_script = Script::new(include_str!("lua/ids.lua"));
-        Self { redis, drain: drain.to_owned(), script, ids_script }
+        Self { redis, drain: drain.to_owned(), script }
     }
 
     /// Where the drain stands.
@@ -228,46 +223,25 @@ impl Reader {
         Ok(reply != Value::Nil)
     }
 
-    /// Ids of the main entries behind `after`, up to `last`: some of them, none when there are no more.
+    /// The first main entries of each span: from, up to, how many at most. In one round trip.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
-    pub async fn ids_after(
+    pub async fn main_fronts(
         &self,
         connection: &mut Connection,
-        after: StreamId,
-        last: StreamId,
-    ) -> Result<Vec<StreamId>, QueueError> {
-        let ids: Vec<String> = self
-            .ids_script
-            .key(self.redis.keys.stream())
-            .arg(after.to_string())
-            .arg(last.to_string())
-            .arg(IDS_BYTES)
-            .invoke_async(connection)
-            .await?;
-        ids.iter().map(|id| stream_id(id)).collect()
-    }
-
-    /// Reads main entries by their ids, in one round trip; those that are gone are left out.
-    ///
-    /// # Errors
-    /// [`QueueError`] from Redis.
-    pub async fn main_entries(
-        &self,
-        connection: &mut Connection,
-        ids: &[StreamId],
-    ) -> Result<Vec<Entry>, QueueError> {
+        spans: &[(StreamId, StreamId, usize)],
+    ) -> Result<Vec<Vec<Entry>>, QueueError> {
         let mut pipe = redis::pipe();
-        for id in ids {
-            let id = id.to_string();
-            pipe.cmd("XRANGE").arg(self.redis.keys.stream()).arg(&id).arg(&id);
+        for (from, to, count) in spans {
+            pipe.cmd("XRANGE").arg(self.redis.keys.stream());
+            pipe.arg(from.to_string()).arg(to.to_string()).arg("COUNT").arg(*count);
         }
         let found: Vec<Vec<(String, Fields)>> = pipe.query_async(connection).await?;
         let entry = |(id, fields): (String, Fields)| {
             Ok(Entry { id: stream_id(&id)?, pack: field(&fields, "p") })
         };
-        found.into_iter().flatten().map(entry).collect()
+        found.into_iter().map(|front| front.into_iter().map(entry).collect()).collect()
     }
 
     /// Reads one main entry again; `None` when it is not there any more.

@@ -148,11 +148,10 @@ async fn what_waits(
     };
     waiting.parked(look.clone(), &mut take).await?;
     // A Spillway-Id tells the pack.
-    let packs = match wanted.parse::<WebhookId>() {
-        Ok(id) => vec![id.entry],
-        Err(_) => waiting.packs.clone(),
-    };
-    waiting.main(&packs, look, &mut take).await?;
+    match wanted.parse::<WebhookId>() {
+        Ok(id) => waiting.pack(id.entry, look, &mut take).await?,
+        Err(_) => waiting.main(look, &mut take).await?,
+    }
     Ok(facts)
 }
 

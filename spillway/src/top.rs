@@ -1,8 +1,10 @@
 //! `spillway top`: which shop, topic or resource has most waiting, and since when.
 //!
-//! Reads packs in a random order for a second or so. Where that is all of them, the numbers are exact;
-//! where it is not, they are scaled up from what was read, and each says by how much it may be off.
+//! Reads for a second or so, a few packs at many places of the queue. Where that is all there is, the
+//! numbers are exact; where it is not, they are scaled up from what was read, and each says by how much it
+//! may be off.
 
+mod regions;
 mod tally;
 
 use std::ops::ControlFlow;
@@ -10,7 +12,6 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use rand::seq::SliceRandom;
 use serde_json::json;
 use spillway_queue::orders::Pause;
 use spillway_queue::status;
@@ -20,11 +21,12 @@ use crate::failure::Failure;
 use crate::filter::FilterArguments;
 use crate::out::{Progress, age, count, line, now_ms, table};
 use crate::place::DrainPlace;
-use crate::walk::{Look, Waiting};
-use tally::{Row, Tally};
+use crate::walk::{Fetched, Look, Waiting};
+use regions::Regions;
+use tally::{Row, Seen, Tally};
 
-/// However long it took to find out which packs there are, packs are read for so long.
-const READ_AT_LEAST: Duration = Duration::from_millis(300);
+/// Regions read in one round trip.
+const READ_TOGETHER: usize = 8;
 
 /// Of `top`.
 #[derive(Debug, Args)]
@@ -93,43 +95,66 @@ async fn read(
     let (filter, by) = (arguments.filter.clone().filter(), arguments.by);
     let is_filtered = !filter.is_empty();
     let look = move |look: &Look<'_>| {
-        let mut tally = Tally::default();
-        for met in look.webhooks().filter(|met| !is_filtered || met.is_meant(&filter)) {
+        let mut seen = Seen::default();
+        for met in look.webhooks() {
+            seen.webhooks += 1;
+            if is_filtered && !met.is_meant(&filter) {
+                continue;
+            }
             let key = match by {
                 By::Shop => met.shop(),
                 By::Topic => met.topic(),
                 By::Resource => format!("{} {}", met.shop(), met.resource()),
             };
-            tally.count(key, met.view.received_at_ms);
+            seen.count(key, met.view.received_at_ms);
         }
-        tally
+        seen
     };
-    let mut packs = waiting.packs.clone();
-    // In any order but that of time, what was read so far stands for the rest.
-    packs.shuffle(&mut rand::rng());
-    let (mut all, mut progress) = (Tally::new(packs.len()), Progress::new());
+    let mut tally = Tally::default();
     waiting
-        .parked(look.clone(), |tally| {
-            all.add_exact(tally);
+        .parked(look.clone(), |seen| {
+            tally.add_beside(seen);
             ControlFlow::Continue(())
         })
         .await?;
-    let mut is_whole = true;
-    // Finding out which packs there are counts too, but something is read in any case.
-    let read_until = (began + arguments.budget).max(Instant::now() + READ_AT_LEAST);
-    let is_over = || !arguments.exact && Instant::now() >= read_until;
-    waiting
-        .main(&packs, look, |tally| {
-            all.add_pack(tally);
-            progress.tell(|| format!("read {} of {} packs", all.read(), all.packs()));
-            is_whole = !is_over();
-            if is_whole { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        })
-        .await?;
-    if is_whole {
-        all.ended();
+    let is_over = || !arguments.exact && began.elapsed() >= arguments.budget;
+    sample(waiting, look, is_over, &mut tally).await?;
+    Ok(tally)
+}
+
+/// Reads the main stream, until it is over or all is read.
+async fn sample(
+    waiting: &mut Waiting,
+    look: impl Fn(&Look<'_>) -> Seen + Send + Sync + 'static,
+    is_over: impl Fn() -> bool,
+    tally: &mut Tally,
+) -> Result<(), Failure> {
+    let mut regions = Regions::new(waiting.cursor(), waiting.last, waiting.packs);
+    let (mut looks, mut progress) = (waiting.looks(look), Progress::new());
+    loop {
+        let is_enough = is_over() && regions.is_spread();
+        if is_enough || regions.is_read() {
+            break;
+        }
+        let together = regions.next(READ_TOGETHER);
+        let spans: Vec<_> = together.iter().map(|one| (one.from, one.to, one.take)).collect();
+        for (region, entries) in together.iter().zip(waiting.fronts(&spans).await?) {
+            let ids: Vec<_> = entries.iter().map(|entry| entry.id).collect();
+            regions.read(region, &ids);
+            looks.begin(Fetched::Main(entries));
+        }
+        while let Some(packs) = looks.next(READ_TOGETHER).await? {
+            tally.add_run(packs);
+        }
+        progress.tell(|| format!("read {} of {} webhooks", tally.read(), waiting.count));
     }
-    Ok(all)
+    while let Some(packs) = looks.next(0).await? {
+        tally.add_run(packs);
+    }
+    if !regions.is_read() {
+        tally.stand_for(&regions.unread(), &regions.in_time(), waiting.count);
+    }
+    Ok(())
 }
 
 fn object(
@@ -152,8 +177,7 @@ fn object(
         "drain": arguments.place.drain,
         "waiting": waiting.count,
         "exact": tally.is_exact(),
-        "packs": tally.packs(),
-        "packs_read": tally.read(),
+        "read": tally.read(),
         "rows": rows.iter().map(row).collect::<Vec<_>>(),
         "pauses": pauses,
     })
@@ -170,9 +194,8 @@ fn text(
         format!("{} for {}", count(waiting.count, "waiting webhook"), arguments.place.drain);
     if !tally.is_exact() {
         text.push_str(&format!(
-            "; estimated from {} of {} packs, within ± in 95 of 100 cases (--exact reads all)",
-            tally.read(),
-            tally.packs()
+            "; estimated from {} of them, within ± in 95 of 100 cases (--exact reads all)",
+            tally.read()
         ));
     }
     for pause in pauses {

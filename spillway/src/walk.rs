@@ -1,7 +1,7 @@
 //! Goes over what waits for a drain, and takes none of it.
 //!
-//! Packs are fetched a few at a time and decoded on every core; what a look makes of each comes back
-//! in the order asked for. What waits is what Redis says when the walk begins: what is settled
+//! Packs are fetched a page at a time and decoded on every core; what a look makes of each comes back
+//! in their order. What waits is what Redis says when the walk begins: what is settled
 //! meanwhile is met all the same, what comes in behind is not. Bounded: a few packs are in memory at
 //! a time, however many there are.
 
@@ -21,10 +21,8 @@ use tokio::task::JoinHandle;
 use crate::failure::Failure;
 use crate::place::Place;
 
-/// Packs asked for in one round trip: with a megabyte each, as much as is worth waiting for.
-const FETCHED_TOGETHER: usize = 8;
-/// Bytes of parked webhooks read at a time.
-const PARKED_BYTES: usize = 4 << 20;
+/// Bytes read at a time.
+const PAGE_BYTES: usize = 4 << 20;
 
 /// What waits for one drain.
 pub struct Waiting {
@@ -33,12 +31,12 @@ pub struct Waiting {
     /// Where the queue is.
     pub redis: Redis,
     facts: Arc<Facts>,
-    /// Packs behind the cursor, oldest first.
-    pub packs: Vec<StreamId>,
+    /// The pack that came last.
+    pub last: StreamId,
+    /// Packs there are, those included that wait for other drains only.
+    pub packs: u64,
     /// Webhooks that wait, parked ones included, as the drain counts them.
     pub count: u64,
-    /// Packs that could not be read.
-    pub corrupt: u64,
 }
 
 /// What tells a webhook that waits from one that does not.
@@ -73,9 +71,20 @@ enum From<'a> {
 }
 
 /// One or several packs, not yet decoded.
-enum Fetched {
+pub enum Fetched {
+    /// Of the main stream.
     Main(Vec<Entry>),
+    /// Of the parked ones.
     Parked(Vec<Parked>),
+}
+
+/// Decodes on every core, and looks; what was found comes in the order begun.
+pub struct Looks<T, L> {
+    facts: Arc<Facts>,
+    look: Arc<L>,
+    /// As many packs, or pages of them, are worth having under way.
+    pub cores: usize,
+    begun: VecDeque<JoinHandle<Vec<T>>>,
 }
 
 impl Waiting {
@@ -93,18 +102,9 @@ impl Waiting {
         let dropping = orders::read(&redis, &mut connection, drain).await?.dropping;
         let cell = drains::cell(&redis, &mut connection).await?.unwrap_or_default();
         let last = reader.last(&mut connection).await?;
-        let mut packs: Vec<StreamId> = Vec::new();
-        loop {
-            let after = packs.last().copied().unwrap_or(progress.cursor);
-            let more = reader.ids_after(&mut connection, after, last).await?;
-            if more.is_empty() {
-                break;
-            }
-            packs.extend(more);
-        }
-        let count = known.waiting;
+        let (packs, count) = (status.queue.packs, known.waiting);
         let facts = Arc::new(Facts { cell, progress, dropping });
-        Ok(Self { reader, connection, redis, facts, packs, count, corrupt: 0 })
+        Ok(Self { reader, connection, redis, facts, last, packs, count })
     }
 
     /// The connection by which it was read.
@@ -128,87 +128,116 @@ impl Waiting {
         look: impl Fn(&Look<'_>) -> T + Send + Sync + 'static,
         mut each: impl FnMut(T) -> ControlFlow<()>,
     ) -> Result<(), Failure> {
-        let mut after = StreamId::ZERO;
-        let look = Arc::new(look);
+        let (mut looks, mut after) = (self.looks(look), StreamId::ZERO);
         loop {
             let (reader, connection) = (&self.reader, &mut self.connection);
-            let page = reader.parked_after(connection, after, PARKED_BYTES).await?;
+            let page = reader.parked_after(connection, after, PAGE_BYTES).await?;
             let Some(last) = page.last() else { return Ok(()) };
             after = last.id;
-            let looked = self.decode(Fetched::Parked(page), &look);
-            if self.hear(looked, &mut each).await?.is_break() {
+            looks.begin(Fetched::Parked(page));
+            while let Some(looked) = looks.next(0).await? {
+                if looked.into_iter().try_for_each(&mut each).is_break() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// The same of the main stream.
+    pub async fn main<T: Send + 'static>(
+        &mut self,
+        look: impl Fn(&Look<'_>) -> T + Send + Sync + 'static,
+        mut each: impl FnMut(T) -> ControlFlow<()>,
+    ) -> Result<(), Failure> {
+        let (mut looks, mut after) = (self.looks(look), self.cursor());
+        loop {
+            let mut page = self.reader.main_after(&mut self.connection, after, PAGE_BYTES).await?;
+            page.retain(|entry| entry.id <= self.last);
+            let ahead = if page.is_empty() { 0 } else { looks.cores };
+            if let Some(last) = page.last() {
+                after = last.id;
+                looks.begin(Fetched::Main(page));
+            }
+            while let Some(looked) = looks.next(ahead).await? {
+                if looked.into_iter().try_for_each(&mut each).is_break() {
+                    return Ok(());
+                }
+            }
+            if ahead == 0 {
                 return Ok(());
             }
         }
     }
 
-    /// The same of these packs, in the order given.
-    pub async fn main<T: Send + 'static>(
+    /// The same of one pack of the main stream, if it is still there.
+    pub async fn pack<T: Send + 'static>(
         &mut self,
-        packs: &[StreamId],
+        id: StreamId,
         look: impl Fn(&Look<'_>) -> T + Send + Sync + 'static,
         mut each: impl FnMut(T) -> ControlFlow<()>,
     ) -> Result<(), Failure> {
-        let look = Arc::new(look);
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        let mut decoding = VecDeque::new();
-        for ids in packs.chunks(FETCHED_TOGETHER) {
-            let entries = self.reader.main_entries(&mut self.connection, ids).await?;
-            decoding.push_back(self.decode(Fetched::Main(entries), &look));
-            while decoding.len() > cores {
-                let Some(first) = decoding.pop_front() else { break };
-                if self.hear(first, &mut each).await?.is_break() {
-                    return Ok(());
-                }
-            }
+        let mut looks = self.looks(look);
+        for entries in self.fronts(&[(id, id, 1)]).await? {
+            looks.begin(Fetched::Main(entries));
         }
-        for looked in decoding {
-            if self.hear(looked, &mut each).await?.is_break() {
-                return Ok(());
+        while let Some(looked) = looks.next(0).await? {
+            if looked.into_iter().try_for_each(&mut each).is_break() {
+                break;
             }
         }
         Ok(())
     }
 
-    fn decode<T: Send + 'static>(
-        &self,
-        fetched: Fetched,
-        look: &Arc<impl Fn(&Look<'_>) -> T + Send + Sync + 'static>,
-    ) -> JoinHandle<Vec<Option<T>>> {
-        let (facts, look) = (self.facts.clone(), look.clone());
-        tokio::task::spawn_blocking(move || {
+    /// The first packs of each span of the main stream: from, up to, how many. In one round trip.
+    pub async fn fronts(
+        &mut self,
+        spans: &[(StreamId, StreamId, usize)],
+    ) -> Result<Vec<Vec<Entry>>, Failure> {
+        Ok(self.reader.main_fronts(&mut self.connection, spans).await?)
+    }
+
+    /// Looks at what is fetched for it.
+    pub fn looks<T: Send + 'static, L>(&self, look: L) -> Looks<T, L>
+    where
+        L: Fn(&Look<'_>) -> T + Send + Sync + 'static,
+    {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let (facts, look) = (self.facts.clone(), Arc::new(look));
+        Looks { facts, look, cores, begun: VecDeque::new() }
+    }
+}
+
+impl<T: Send + 'static, L: Fn(&Look<'_>) -> T + Send + Sync + 'static> Looks<T, L> {
+    /// Begins to look at what was fetched.
+    pub fn begin(&mut self, fetched: Fetched) {
+        let (facts, look) = (self.facts.clone(), self.look.clone());
+        self.begun.push_back(tokio::task::spawn_blocking(move || {
+            // A pack that can't be read is the drain's to report.
             let one = |bytes: &[u8], from| {
                 let pack = Pack::decode(bytes).ok()?;
                 Some(look(&Look { facts: &facts, pack: &pack, from }))
             };
             match &fetched {
-                Fetched::Main(entries) => {
-                    entries.iter().map(|entry| one(&entry.pack, From::Main(entry.id))).collect()
-                }
-                Fetched::Parked(page) => {
-                    page.iter().map(|parked| one(&parked.pack, From::Parked(parked))).collect()
-                }
+                Fetched::Main(entries) => entries
+                    .iter()
+                    .filter_map(|entry| one(&entry.pack, From::Main(entry.id)))
+                    .collect(),
+                Fetched::Parked(page) => page
+                    .iter()
+                    .filter_map(|parked| one(&parked.pack, From::Parked(parked)))
+                    .collect(),
             }
-        })
+        }));
     }
 
-    async fn hear<T>(
-        &mut self,
-        looked: JoinHandle<Vec<Option<T>>>,
-        each: &mut impl FnMut(T) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>, Failure> {
-        let looked = looked.await;
-        let looked = looked.map_err(|_| Failure::Failed("BUG: decoding panicked".to_owned()))?;
-        for one in looked {
-            let Some(one) = one else {
-                self.corrupt += 1;
-                continue;
-            };
-            if each(one).is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
+    /// What was found in what was begun first, unless no more than `ahead` are under way.
+    pub async fn next(&mut self, ahead: usize) -> Result<Option<Vec<T>>, Failure> {
+        if self.begun.len() <= ahead {
+            return Ok(None);
         }
-        Ok(ControlFlow::Continue(()))
+        let Some(first) = self.begun.pop_front() else { return Ok(None) };
+        let looked = first.await;
+        looked.map(Some).map_err(|_| Failure::Failed("BUG: decoding panicked".to_owned()))
     }
 }
 

@@ -94,16 +94,19 @@ async fn a_drop_is_named_bit_by_bit_and_cleared_away_when_it_is_settled() {
 }
 
 #[tokio::test]
-async fn ids_and_entries_are_read_without_the_rest() {
+async fn the_front_of_each_span_is_read_without_the_rest() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two", b"three", b"four", b"five", b"six"]).await;
     let mut http = Drain::start(&server, "http").await;
     let (reader, connection) = (&http.reader, &mut http.connection);
-    let found = reader.ids_after(connection, ids[0], ids[4]).await.unwrap();
-    assert_eq!(found, ids[1..5]);
-    assert!(reader.ids_after(connection, ids[5], ids[5]).await.unwrap().is_empty());
     let gone = StreamId { ms: 1, seq: 1 };
-    let entries = reader.main_entries(connection, &[ids[4], gone, ids[1]]).await.unwrap();
-    let packs: Vec<_> = entries.iter().map(|entry| (entry.id, &entry.pack[..])).collect();
-    assert_eq!(packs, [(ids[4], &b"five"[..]), (ids[1], b"two")]);
+    let spans = [(ids[3], ids[5], 2), (gone, gone, 1), (ids[0], ids[1], 9)];
+    let found = reader.main_fronts(connection, &spans).await.unwrap();
+    let packs: Vec<Vec<_>> = found
+        .iter()
+        .map(|front| front.iter().map(|one| (one.id, &one.pack[..])).collect())
+        .collect();
+    assert_eq!(packs[0], [(ids[3], &b"four"[..]), (ids[4], b"five")]);
+    assert!(packs[1].is_empty());
+    assert_eq!(packs[2], [(ids[0], &b"one"[..]), (ids[1], b"two")]);
 }

@@ -85,17 +85,16 @@ pub async fn run(place: &Place, drain: &str, arguments: Arguments) -> Result<(),
 }
 
 async fn find(waiting: &mut Waiting, filter: Filter, consent: Consent) -> Result<Named, Failure> {
-    let packs = waiting.packs.clone();
     let mut named = Named::default();
     let look = move |look: &Look<'_>| {
         let meant = look.webhooks().filter(|met| met.is_meant(&filter));
         meant.map(|met| One::of(&met, consent)).collect::<Vec<One>>()
     };
-    let (mut progress, mut seen) = (Progress::new(), 0);
+    let (mut progress, mut seen, packs) = (Progress::new(), 0, waiting.packs);
     waiting
-        .main(&packs, look.clone(), |found| {
+        .main(look.clone(), |found| {
             seen += 1;
-            progress.tell(|| format!("read {seen} of {} packs", packs.len()));
+            progress.tell(|| format!("read {seen} of {} packs", packs));
             named.take(found)
         })
         .await?;

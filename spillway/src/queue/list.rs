@@ -35,9 +35,8 @@ pub async fn run(
     limit: u32,
 ) -> Result<(), Failure> {
     let mut waiting = Waiting::for_drain(place, drain).await?;
-    let packs = waiting.packs.clone();
     let mut listing = Listing { rows: Vec::new(), json, limit: limit as usize, failed: None };
-    let (mut progress, mut seen) = (Progress::new(), 0);
+    let (mut progress, mut seen, packs) = (Progress::new(), 0, waiting.packs);
     let look = move |look: &Look<'_>| {
         let meant = look.webhooks().filter(|met| met.is_meant(&filter));
         meant.map(|met| Row::of(&met)).collect::<Vec<Row>>()
@@ -45,9 +44,9 @@ pub async fn run(
     waiting.parked(look.clone(), |rows| listing.take(rows)).await?;
     if !listing.is_full() {
         waiting
-            .main(&packs, look, |rows| {
+            .main(look, |rows| {
                 seen += 1;
-                progress.tell(|| format!("read {seen} of {} packs", packs.len()));
+                progress.tell(|| format!("read {seen} of {} packs", packs));
                 listing.take(rows)
             })
             .await?;

@@ -42,7 +42,7 @@ async fn find(place: &Place, drain: &str, id: WebhookId) -> Result<Shown, Failur
             ControlFlow::Break(())
         }
     };
-    waiting.main(&[id.entry], look, &mut take).await?;
+    waiting.pack(id.entry, look, &mut take).await?;
     waiting.parked(look, &mut take).await?;
     let nothing = || {
         let hint = "see `spillway explain` for what became of it";

@@ -1,8 +1,8 @@
-//! Counts by name, exact or scaled up from a part of the packs. Pure.
+//! Counts by name, exact or scaled up from a sample of runs of packs. Pure.
 //!
-//! The packs that were read are a simple random sample of all: a name's count is its mean a pack times
-//! the packs, and what it may be off by is some standard errors of that, with the correction for a
-//! sample that is a good part of the whole (Cochran, Sampling Techniques, 1977, chapter 2).
+//! A run stands for the unread webhooks behind it (`regions.rs`), so the sample is a systematic one over
+//! time: what a count may be off by comes from how much neighbouring runs differ (Wolter, Introduction to
+//! Variance Estimation, 2007, chapter 8), and from how well a run tells how many it stands for.
 
 use std::collections::HashMap;
 
@@ -10,23 +10,46 @@ use std::collections::HashMap;
 /// because shops come in runs, and a sample's spread is then often too small.
 const DEVIATIONS: f64 = 2.24;
 
-/// How much waits of each name.
+/// What was found in a pack, or in several.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct Seen {
+    /// Webhooks that wait, whether they are meant or not.
+    pub webhooks: u64,
     names: HashMap<String, Count>,
-    packs: usize,
-    read: usize,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Count {
-    /// Of what is counted whole.
-    exact: u64,
-    /// Of the packs that were read, and the sum of the squares of each pack's.
-    sampled: u64,
-    squares: f64,
+    webhooks: u64,
     oldest_ms: u64,
     newest_ms: u64,
+}
+
+/// How much waits of each name.
+#[derive(Debug, Default)]
+pub struct Tally {
+    names: HashMap<String, Name>,
+    /// By their numbers.
+    runs: Vec<Run>,
+    /// Read beside the runs.
+    beside: u64,
+}
+
+#[derive(Debug, Default)]
+struct Name {
+    all: Count,
+    /// Number of the run, and how many were in it.
+    in_runs: Vec<(usize, u64)>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Run {
+    packs: usize,
+    webhooks: u64,
+    /// Webhooks that it stands for beside its own.
+    unread: f64,
+    /// The next in time.
+    neighbour: usize,
 }
 
 /// One line.
@@ -44,118 +67,144 @@ pub struct Row {
     pub newest_ms: u64,
 }
 
-impl Tally {
-    /// Of so many packs, none of them read.
-    pub fn new(packs: usize) -> Self {
-        Self { packs, ..Self::default() }
-    }
-
-    /// One more webhook, of one pack.
+impl Seen {
+    /// One more that is meant, of those that wait.
     pub fn count(&mut self, name: String, received_at_ms: u64) {
-        let count = self.names.entry(name).or_default();
-        count.sampled += 1;
-        count.reaches(received_at_ms, received_at_ms);
-    }
-
-    /// What was counted beside the packs.
-    pub fn add_exact(&mut self, other: Self) {
-        for (name, more) in other.names {
-            let count = self.names.entry(name).or_default();
-            count.exact += more.sampled;
-            count.reaches(more.oldest_ms, more.newest_ms);
-        }
-    }
-
-    /// What was counted in one more pack.
-    pub fn add_pack(&mut self, other: Self) {
-        self.read += 1;
-        for (name, more) in other.names {
-            let count = self.names.entry(name).or_default();
-            count.sampled += more.sampled;
-            count.squares += (more.sampled as f64).powi(2);
-            count.reaches(more.oldest_ms, more.newest_ms);
-        }
-    }
-
-    /// There are no more packs: those that are missing were settled meanwhile, or can't be read.
-    pub fn ended(&mut self) {
-        self.packs = self.read;
-    }
-
-    /// Packs there are.
-    pub fn packs(&self) -> usize {
-        self.packs
-    }
-
-    /// Packs that were read.
-    pub fn read(&self) -> usize {
-        self.read
-    }
-
-    /// Whether all of them were.
-    pub fn is_exact(&self) -> bool {
-        self.read >= self.packs
-    }
-
-    /// Webhooks of all names, about.
-    pub fn total(&self) -> u64 {
-        self.names.values().map(|count| self.estimate(count).0).sum()
-    }
-
-    /// The names with most, first.
-    pub fn rows(&self, limit: usize) -> Vec<Row> {
-        let row = |(name, count): (&String, &Count)| {
-            let (waiting, off_by) = self.estimate(count);
-            let (oldest_ms, newest_ms) = (count.oldest_ms, count.newest_ms);
-            Row { name: name.clone(), waiting, off_by, oldest_ms, newest_ms }
-        };
-        let mut rows: Vec<_> = self.names.iter().map(row).collect();
-        rows.sort_by(|a, b| b.waiting.cmp(&a.waiting).then_with(|| a.name.cmp(&b.name)));
-        rows.truncate(limit);
-        rows
-    }
-
-    fn estimate(&self, count: &Count) -> (u64, u64) {
-        if self.is_exact() || self.read == 0 {
-            return (count.exact + count.sampled, 0);
-        }
-        let (packs, read) = (self.packs as f64, self.read as f64);
-        let mean = count.sampled as f64 / read;
-        let variance = (count.squares - read * mean * mean).max(0.0) / (read - 1.0).max(1.0);
-        let error = packs * (variance / read * (1.0 - read / packs)).sqrt();
-        let scaled = (mean * packs).round() as u64;
-        (count.exact + scaled, (DEVIATIONS * error).ceil() as u64)
+        let one = Count { webhooks: 1, oldest_ms: received_at_ms, newest_ms: received_at_ms };
+        self.names.entry(name).or_default().add(one);
     }
 }
 
 impl Count {
-    fn reaches(&mut self, oldest_ms: u64, newest_ms: u64) {
-        let is_first = self.newest_ms == 0;
-        self.oldest_ms = if is_first { oldest_ms } else { self.oldest_ms.min(oldest_ms) };
-        self.newest_ms = self.newest_ms.max(newest_ms);
+    fn add(&mut self, more: Self) {
+        let is_first = self.webhooks == 0;
+        self.oldest_ms = if is_first { more.oldest_ms } else { self.oldest_ms.min(more.oldest_ms) };
+        self.newest_ms = self.newest_ms.max(more.newest_ms);
+        self.webhooks += more.webhooks;
+    }
+}
+
+impl Tally {
+    /// What stands for itself alone.
+    pub fn add_beside(&mut self, seen: Seen) {
+        self.beside += seen.webhooks;
+        for (name, count) in seen.names {
+            self.names.entry(name).or_default().all.add(count);
+        }
+    }
+
+    /// The packs of the next run.
+    pub fn add_run(&mut self, packs: Vec<Seen>) {
+        let number = self.runs.len();
+        let mut run = Run { packs: packs.len(), ..Run::default() };
+        for seen in packs {
+            run.webhooks += seen.webhooks;
+            for (name, count) in seen.names {
+                let name = self.names.entry(name).or_default();
+                name.all.add(count);
+                match name.in_runs.last_mut() {
+                    Some((last, webhooks)) if *last == number => *webhooks += count.webhooks,
+                    _ => name.in_runs.push((number, count.webhooks)),
+                }
+            }
+        }
+        self.runs.push(run);
+    }
+
+    /// Webhooks that were read.
+    pub fn read(&self) -> u64 {
+        self.beside + self.runs.iter().map(|run| run.webhooks).sum::<u64>()
+    }
+
+    /// Each run stands for about so many unread packs, all of them together for as many webhooks as
+    /// there are `waiting` and were not read. `in_time` are the runs' numbers, the oldest's first.
+    pub fn stand_for(&mut self, unread_packs: &[f64], in_time: &[usize], waiting: u64) {
+        let left = waiting.saturating_sub(self.read()) as f64;
+        for (run, packs) in self.runs.iter_mut().zip(unread_packs) {
+            run.unread = packs * run.webhooks as f64 / run.packs.max(1) as f64;
+        }
+        let sum: f64 = self.runs.iter().map(|run| run.unread).sum();
+        let scale = if sum > 0.0 { left / sum } else { 0.0 };
+        self.runs.iter_mut().for_each(|run| run.unread *= scale);
+        for (place, run) in in_time.iter().enumerate() {
+            let before = place.checked_sub(1).and_then(|place| in_time.get(place));
+            self.runs[*run].neighbour = *in_time.get(place + 1).or(before).unwrap_or(run);
+        }
+    }
+
+    /// Whether no run stands for more than its own.
+    pub fn is_exact(&self) -> bool {
+        self.unread() <= 0.0
+    }
+
+    /// Webhooks of all names, about.
+    pub fn total(&self) -> u64 {
+        self.names.values().map(|name| self.waiting(name).round() as u64).sum()
+    }
+
+    /// The names with most, first.
+    pub fn rows(&self, limit: usize) -> Vec<Row> {
+        let waiting = |(text, name)| (self.waiting(name).round() as u64, text, name);
+        let mut most: Vec<(u64, &String, &Name)> = self.names.iter().map(waiting).collect();
+        most.sort_unstable_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(b.1)));
+        let rows = most.into_iter().take(limit).map(|(waiting, text, name)| Row {
+            name: text.clone(),
+            waiting,
+            off_by: self.off_by(name),
+            oldest_ms: name.all.oldest_ms,
+            newest_ms: name.all.newest_ms,
+        });
+        rows.collect()
+    }
+
+    fn waiting(&self, name: &Name) -> f64 {
+        let unread = name.in_runs.iter().map(|(run, found)| {
+            let run = self.runs[*run];
+            run.unread * *found as f64 / run.webhooks.max(1) as f64
+        });
+        name.all.webhooks as f64 + unread.sum::<f64>()
+    }
+
+    fn unread(&self) -> f64 {
+        self.runs.iter().map(|run| run.unread).sum()
+    }
+
+    fn off_by(&self, name: &Name) -> u64 {
+        let unread = self.unread();
+        if unread <= 0.0 {
+            return 0;
+        }
+        let mut shares = vec![0.0; self.runs.len()];
+        for (run, found) in &name.in_runs {
+            shares[*run] = *found as f64 / self.runs[*run].webhooks.max(1) as f64;
+        }
+        let stood_for = self.runs.iter().zip(&shares).map(|(run, share)| run.unread * share);
+        let mean = stood_for.sum::<f64>() / unread;
+        let variances = self.runs.iter().zip(&shares).map(|(run, share)| {
+            let apart = share - shares[run.neighbour];
+            let weight = (share - mean).powi(2) / run.packs.max(1) as f64;
+            run.unread.powi(2) * (apart * apart / 2.0 + weight)
+        });
+        (DEVIATIONS * variances.sum::<f64>().sqrt()).ceil() as u64
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rand::rngs::SmallRng;
-    use rand::seq::SliceRandom;
-    use rand::{RngExt, SeedableRng};
 
-    fn pack(names: &[&str]) -> Tally {
-        let mut tally = Tally::default();
-        (5..).zip(names).for_each(|(at, name)| tally.count((*name).to_owned(), at));
-        tally
+    fn pack(names: &[&str]) -> Seen {
+        let mut seen = Seen { webhooks: names.len() as u64, ..Seen::default() };
+        (5..).zip(names).for_each(|(at, name)| seen.count((*name).to_owned(), at));
+        seen
     }
 
     #[test]
     fn what_was_read_whole_is_exact() {
-        let mut tally = Tally::new(2);
-        tally.add_pack(pack(&["a", "b", "a"]));
-        tally.add_pack(pack(&["a"]));
-        tally.add_exact(pack(&["b", "b", "b"]));
-        let rows = tally.rows(9);
+        let mut tally = Tally::default();
+        tally.add_run(vec![pack(&["a", "b", "a"]), pack(&["a"])]);
+        tally.add_beside(pack(&["b", "b", "b"]));
+        tally.stand_for(&[0.0], &[0], 7);
         let row = |name: &str, waiting, oldest_ms, newest_ms| Row {
             name: name.to_owned(),
             waiting,
@@ -163,33 +212,22 @@ mod tests {
             oldest_ms,
             newest_ms,
         };
-        assert!(tally.is_exact());
-        assert_eq!(rows, [row("b", 4, 5, 7), row("a", 3, 5, 7)]);
-        assert_eq!((tally.rows(1).len(), tally.total()), (1, 7));
+        assert_eq!(tally.rows(9), [row("b", 4, 5, 7), row("a", 3, 5, 7)]);
+        assert_eq!((tally.rows(1).len(), tally.total(), tally.read()), (1, 7, 7));
     }
 
     #[test]
-    fn a_part_is_within_its_error_of_the_whole_19_times_of_20() {
-        let mut random = SmallRng::seed_from_u64(1);
-        let mut whole = 0;
-        let mut packs = Vec::new();
-        for _ in 0..500 {
-            // As shops come: in runs.
-            let own = if random.random_bool(0.3) { random.random_range(0..40) } else { 0 };
-            whole += own;
-            packs.push(own as usize);
-        }
-        let mut within = 0;
-        for _ in 0..400 {
-            packs.shuffle(&mut random);
-            let mut tally = Tally::new(packs.len());
-            for own in &packs[..100] {
-                tally.add_pack(pack(&vec!["a"; *own]));
-            }
-            let row = &tally.rows(1)[0];
-            assert!(row.off_by > 0 && !tally.is_exact());
-            within += i32::from(row.waiting.abs_diff(whole) <= row.off_by);
-        }
-        assert!((372..=399).contains(&within), "{within} of 400");
+    fn a_run_stands_for_the_webhooks_behind_it() {
+        let mut tally = Tally::default();
+        tally.add_run(vec![pack(&["a", "b"])]);
+        tally.add_run(vec![pack(&["a", "a"])]);
+        tally.add_beside(pack(&["c"]));
+        // Three packs behind the first, one behind the second: of the 80 left, 60 and 20.
+        tally.stand_for(&[3.0, 1.0], &[1, 0], 85);
+        let rows = tally.rows(9);
+        let found: Vec<_> = rows.iter().map(|row| (&row.name[..], row.waiting)).collect();
+        assert_eq!(found, [("a", 53), ("b", 31), ("c", 1)]);
+        assert!(rows[0].off_by > 20 && rows[0].off_by == rows[1].off_by, "{rows:?}");
+        assert_eq!(tally.total(), 85);
     }
 }
