@@ -52,6 +52,9 @@ use crate::sort::Sorted;
 const CACHE_BYTES: usize = 32 << 20;
 /// What `/readyz` says while the brake holds.
 const BRAKED: &str = "destination_refuses: the backend refuses most of what it gets, of every shop";
+/// What it says while nothing else can be read for what is paused.
+const FULL_OF_PAUSED: &str = "index_full: what is paused fills INDEX_MEMORY, and nothing behind it is read; resume it, pause \
+     whole shops instead, or raise INDEX_MEMORY";
 /// At most this long between two looks at timers, lease and parking.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -122,7 +125,10 @@ pub struct Drain {
     settling: Option<settling::Settling>,
     standing: Standing,
     parks_due: Instant,
-    is_stopping: bool,
+    /// When it ends at the latest, and how: nothing new is begun meanwhile.
+    ends: Option<(Instant, End)>,
+    /// Whether something paused was passed over, for want of room in the index.
+    has_gaps: bool,
 }
 
 /// What was tried before.
@@ -221,7 +227,8 @@ impl Drain {
             settling: None,
             standing: Standing::default(),
             parks_due: Instant::now(),
-            is_stopping: false,
+            ends: None,
+            has_gaps: false,
             settings,
         };
         drain.ordered(standing_orders);
@@ -236,7 +243,6 @@ impl Drain {
         pulse: &Pulse,
     ) -> End {
         let lost = self.tenure.lost.clone();
-        let mut stop_at = None;
         loop {
             // Once a tick at least, whatever Redis and the backend do.
             pulse.answer();
@@ -247,8 +253,10 @@ impl Drain {
             self.settle(&mut around);
             self.show(&around);
             let now = Instant::now();
-            if self.is_stopping && (self.is_quiet(&around) || stop_at.is_some_and(|at| at <= now)) {
-                return End::Stopped;
+            if let Some((at, end)) = self.ends
+                && (self.is_quiet(&around) || at <= now)
+            {
+                return end;
             }
             let wake_at = self.wakes_at(now);
             let ended = tokio::select! {
@@ -283,9 +291,8 @@ impl Drain {
                     self.ordered(orders);
                     None
                 }
-                () = shutdown.cancelled(), if !self.is_stopping => {
-                    self.is_stopping = true;
-                    stop_at = Some(now + self.settings.shutdown_timeout);
+                () = shutdown.cancelled(), if !self.is_stopping() => {
+                    self.end_soon(End::Stopped);
                     None
                 }
                 () = tokio::time::sleep_until(wake_at) => None,
@@ -308,16 +315,25 @@ impl Drain {
                 self.cache.pass(key, pack);
                 for ((index, sorted), settled) in (0..).zip(sorted).zip(settled) {
                     let place = Place { pack: key, index };
-                    if !settled && self.standing.drops(id, index) {
+                    if settled {
+                        continue;
+                    }
+                    if self.standing.drops(id, index) {
                         self.standing.drop_at_once(place);
-                    } else if !settled {
+                    } else if self.schedule.stops(sorted.shop) && !self.index.has_ample_room() {
+                        self.index.pause_one(place);
+                        self.has_gaps = true;
+                    } else {
                         self.waits(place, &sorted);
                     }
                 }
             }
             Arrived::Parked { parked, sorted, pack } => {
                 let WebhookId { entry, index, .. } = parked.webhook;
-                let key = self.index.add_pack(OpenPack::parked(parked.id, entry));
+                let open = OpenPack::parked(parked.id, entry, parked.replayed);
+                let is_meant = self.standing.means(&open, index);
+                let key = self.index.add_pack(open);
+                self.standing.parked_to = parked.id;
                 self.cache.pass(key, pack);
                 let tried = Tried {
                     attempts: parked.attempts,
@@ -326,9 +342,7 @@ impl Drain {
                 };
                 self.parked.insert(key, tried);
                 let place = Place { pack: key, index };
-                // A replayed one is another matter than what was ordered of it before.
-                let is_named = self.standing.drops_parked(parked.id, entry, index);
-                if is_named && !parked.replayed {
+                if is_meant {
                     self.standing.drop_at_once(place);
                 } else {
                     self.waits(place, &sorted);
@@ -341,7 +355,10 @@ impl Drain {
                 self.index.add_pack(OpenPack::main(id, 0, None));
                 self.corrupt.push(id);
             }
-            Arrived::CorruptParked(id) => self.corrupt_parked.push(id),
+            Arrived::CorruptParked(id) => {
+                self.standing.parked_to = id;
+                self.corrupt_parked.push(id);
+            }
         }
     }
 
@@ -449,9 +466,19 @@ impl Drain {
         let probe = self.destination.probes_at(since_start);
         let room = self.limiter.wakes_at(since_start);
         let others = [probe, room, self.schedule.wakes_at()].into_iter().flatten();
-        let due = due.into_iter().chain(self.reading.wakes_at().filter(|_| !self.is_stopping));
+        let due = due.into_iter().chain(self.reading.wakes_at().filter(|_| self.ends.is_none()));
         let wakes = due.chain(others.map(|at| self.started + at));
         wakes.min().unwrap_or(now + TICK).clamp(now, now + TICK)
+    }
+
+    fn is_stopping(&self) -> bool {
+        matches!(self.ends, Some((_, End::Stopped)))
+    }
+
+    /// Ends once everything under way is settled or out of time.
+    fn end_soon(&mut self, end: End) {
+        let at = Instant::now() + self.settings.shutdown_timeout;
+        self.ends = Some((at, end));
     }
 
     fn is_quiet(&self, around: &Around) -> bool {
@@ -472,7 +499,9 @@ impl Drain {
         self.metrics.paused.set(i64::from(limit == 0 || is_paused));
         let is_braked = self.destination.is_braked();
         self.metrics.brake.set(i64::from(is_braked));
-        self.tenure.show_trouble(is_braked.then_some(BRAKED.into()));
+        let is_stuck = around.deliveries.is_empty() && self.is_full_of_paused();
+        let trouble = if is_braked { Some(BRAKED) } else { is_stuck.then_some(FULL_OF_PAUSED) };
+        self.tenure.show_trouble(trouble.map(Into::into));
     }
 
     fn now(&self) -> Duration {

@@ -164,6 +164,11 @@ impl Index {
         self.bytes < self.bytes_max
     }
 
+    /// Whether what is paused may be added, too.
+    pub fn has_ample_room(&self) -> bool {
+        self.bytes < self.bytes_max / 4 * 3
+    }
+
     /// Settled webhooks in packs behind the cursor.
     pub fn settled_open(&self) -> u64 {
         self.settled_open

@@ -6,7 +6,7 @@ use std::time::Duration;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 use spillway_drain::gauges::{
     QueueGauges, TopicCounter, corrupt_packs, counter, counters, dead_lettered, end_to_end, gauge,
-    histogram,
+    histogram, pauses,
 };
 use spillway_queue::drains::HTTP;
 use spillway_service::metrics::registry;
@@ -66,11 +66,7 @@ impl Metrics {
                 "spillway_paused",
                 "1 while nothing is let out: the backend is down, refuses everything, or asked to be left alone, or an operator paused it all.",
             ),
-            pauses: gauge(
-                &registry,
-                "spillway_pauses",
-                "Pauses in force that an operator ordered, of a shop, a topic, a resource or all.",
-            ),
+            pauses: pauses(&registry),
             dropped: counter(
                 &registry,
                 "spillway_dropped_total",

@@ -264,6 +264,16 @@ impl Schedule {
         resumed.into_iter().for_each(|key| self.give_turns(key));
     }
 
+    /// Whether an operator stopped any shop.
+    pub fn is_any_stopped(&self) -> bool {
+        !self.stopped.is_empty()
+    }
+
+    /// Whether an operator stopped the shop of this hash.
+    pub fn stops(&self, hash: u64) -> bool {
+        self.stopped.contains(&hash)
+    }
+
     /// Whether an operator stopped the shop.
     pub fn is_stopped(&self, key: ShopKey) -> bool {
         self.shops.get(key as usize).is_some_and(|shop| shop.is_stopped)

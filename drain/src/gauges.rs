@@ -128,6 +128,12 @@ pub fn corrupt_packs(registry: &Registry) -> IntCounter {
     )
 }
 
+/// Pauses in force.
+pub fn pauses(registry: &Registry) -> IntGauge {
+    let help = "Pauses in force that an operator ordered, of a shop, a topic, a resource or all.";
+    gauge(registry, "spillway_pauses", help)
+}
+
 /// Webhooks that were given up, with a series for each of `reasons` from the start.
 pub fn dead_lettered(registry: &Registry, reasons: &[&str]) -> IntCounterVec {
     let counters =

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounter, IntCounterVec, Registry};
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
 use spillway_drain::gauges::{
-    QueueGauges, TopicCounter, corrupt_packs, counter, counters, dead_lettered, end_to_end,
+    QueueGauges, TopicCounter, corrupt_packs, counter, counters, dead_lettered, end_to_end, pauses,
 };
 use spillway_queue::drains::KAFKA;
 use spillway_service::metrics::registry;
@@ -23,6 +23,8 @@ pub struct Metrics {
     pub queue: Arc<QueueGauges>,
     /// Records committed.
     pub produced: IntCounter,
+    /// Pauses in force that an operator ordered.
+    pub pauses: IntGauge,
     /// Packs that could not be decoded.
     pub corrupt: IntCounter,
     /// Producers built: one for each ownership, and one more whenever its state was not known.
@@ -55,6 +57,7 @@ impl Metrics {
         GAPS.iter().for_each(|kind| gaps.with_label_values(&[kind]).inc_by(0));
         Self {
             queue: Arc::new(QueueGauges::new(&registry, KAFKA)),
+            pauses: pauses(&registry),
             produced: counter(
                 &registry,
                 "spillway_produced_total",

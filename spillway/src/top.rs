@@ -129,7 +129,8 @@ async fn sample(
     is_over: impl Fn() -> bool,
     tally: &mut Tally,
 ) -> Result<(), Failure> {
-    let mut regions = Regions::new(waiting.cursor(), waiting.last, waiting.packs);
+    let Some(first) = waiting.first().await? else { return Ok(()) };
+    let mut regions = Regions::new(first, waiting.last, waiting.packs);
     let (mut looks, mut progress) = (waiting.looks(look), Progress::new());
     loop {
         let is_enough = is_over() && regions.is_spread();
@@ -228,6 +229,9 @@ fn text(
 /// Whether a pause is of just what a row counts.
 fn is_of(pause: &Pause, by: By, name: &str) -> bool {
     let filter = &pause.filter;
+    if filter.webhook_id.is_some() {
+        return false;
+    }
     match by {
         By::Shop => filter.only_shop() == Some(name),
         By::Topic => {
@@ -240,7 +244,8 @@ fn is_of(pause: &Pause, by: By, name: &str) -> bool {
         }
         By::Resource => {
             let (shop, resource) = name.split_once(' ').unwrap_or_default();
-            filter.resource.as_deref() == Some(resource)
+            filter.topic.is_none()
+                && filter.resource.as_deref() == Some(resource)
                 && filter.shop.as_deref().is_none_or(|own| own == shop)
         }
     }

@@ -122,6 +122,13 @@ impl Waiting {
         self.facts.progress.cursor
     }
 
+    /// The first pack behind the cursor, if there is one.
+    pub async fn first(&mut self) -> Result<Option<StreamId>, Failure> {
+        let page =
+            self.reader.main_after(&mut self.connection, self.facts.progress.cursor, 1).await?;
+        Ok(page.first().map(|entry| entry.id).filter(|id| *id <= self.last))
+    }
+
     /// Hands what `look` makes of the parked webhooks to `each`, oldest first, until that breaks.
     pub async fn parked<T: Send + 'static>(
         &mut self,
@@ -243,7 +250,9 @@ impl<T: Send + 'static, L: Fn(&Look<'_>) -> T + Send + Sync + 'static> Looks<T, 
 
 impl Facts {
     fn is_settled(&self, entry: StreamId, index: u32) -> bool {
-        self.progress.done.get(&entry).is_some_and(|bits| is_set(bits, index))
+        // Another drain may still hold what this one is past.
+        entry <= self.progress.cursor
+            || self.progress.done.get(&entry).is_some_and(|bits| is_set(bits, index))
             || self.dropping.is_named(entry, index)
     }
 }

@@ -9,6 +9,7 @@ use stories::backend::Backend;
 use stories::behaviour::Behaviour;
 use stories::cell::{Cell, Settings};
 use stories::feed::Feed;
+use stories::latest::check_latest;
 use stories::ledger::{Event, Ledger};
 use stories::measure::{delivered_in, rate};
 use stories::receipt::Receipt;
@@ -225,6 +226,90 @@ async fn a_paused_shop_waits_alone_over_a_restart_and_goes_on_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_shop_that_fills_the_index_leaves_room_for_the_others() {
+    // Room for some 9,000 resources.
+    let app = App::start(&[("INDEX_MEMORY", "1MiB")]).await;
+    app.backend.behave(|_| Behaviour::ok());
+    let item = |shop, resource, sequence| {
+        let event = Event { resource, sequence };
+        (event, shop::webhook(shop, "products/update", event))
+    };
+    let (many, few) = (size(12_000, 120_000), 200);
+    let of_paused = |sequence| (1..=many).map(move |resource| item(5, resource, sequence));
+    let others = |sequence| (1..=few).map(move |resource| item(6, many + resource, sequence));
+    // It is full of what was there before the pause, and is to hold what comes after it.
+    app.told(&["pause"]).await;
+    app.pauses(1.0).await;
+    app.feed.store(of_paused(1).chain(others(1)).collect()).await;
+    let domain = shop::domain(5);
+    app.told(&["pause", "--shop", &domain]).await;
+    app.told(&["resume"]).await;
+    let delivered = async |count: u64| {
+        let are_there = async || app.delivered_of(6) as u64 == count;
+        until("the others are delivered", SOON, are_there).await;
+    };
+    delivered(few).await;
+    app.feed.store(of_paused(2).chain(others(2)).collect()).await;
+    delivered(2 * few).await;
+    assert_eq!(app.delivered_of(5), 0, "of the paused shop");
+    app.told(&["resume", "--shop", &domain]).await;
+    app.ledger.delivered_to(&app.backend, size(SOON, 10 * SOON)).await;
+    app.empty().await;
+    let figures = stories::check::check(&app.ledger, &app.backend.receipts(), &Default::default());
+    assert_eq!((figures.lost, figures.disordered, figures.repeats), (0, 0, 0), "{figures:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drop_amid_coalescing_leaves_the_newest_of_each_resource() {
+    const EACH: u64 = 40;
+    let app = App::start(&[("COALESCE_TOPICS", "products/update")]).await;
+    let mut items = Vec::new();
+    for sequence in 1..=4 {
+        for resource in 0..EACH * SHOPS {
+            let event = Event { resource: 1 + resource, sequence };
+            let topic = if sequence % 2 == 1 { "products/create" } else { "products/update" };
+            items.push((event, shop::webhook(resource % SHOPS, topic, event)));
+        }
+    }
+    app.told(&["pause"]).await;
+    app.pauses(1.0).await;
+    app.feed.store(items).await;
+    app.told(&["resume"]).await;
+    for drops in 1..=4 {
+        let is_at_work = async || app.backend.delivered() > drops * 40;
+        until("it is at work", SOON, is_at_work).await;
+        let of = shop::domain(drops as u64);
+        app.told(&["queue", "drop", "--topic", "products/create", "--shop", &of, "--yes"]).await;
+    }
+    app.told(&["queue", "drop", "--topic", "products/create", "--yes"]).await;
+    app.empty().await;
+    let found = check_latest(&app.ledger, &app.backend.receipts(), |_| true);
+    assert_eq!((found.lost, found.altered, found.disordered), (0, 0, 0), "{found:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replay_that_is_to_be_dropped_is_not_delivered_by_the_next_owner() {
+    let mut app = App::start(&[]).await;
+    app.backend.behave(|_| Behaviour::status(422));
+    app.fill(3, 1).await;
+    app.empty().await;
+    let refused = app.backend.count();
+    app.backend.behave(|_| Behaviour::ok());
+    app.downstreamer.kill9();
+    app.told(&["dead", "replay", "--all"]).await;
+    let first = shop::domain(1);
+    let dropped =
+        app.told(&["queue", "drop", "--shop", &first, "--yes", "--no-wait", "--json"]).await;
+    assert!(dropped.contains(r#""matched":3"#), "{dropped}");
+    app.downstreamer.restart();
+    app.empty().await;
+    assert_eq!(app.delivered_of(1), 0);
+    assert_eq!(app.backend.count() - refused, 3 * (SHOPS as usize - 1));
+    let left: u64 = app.redis.command(&["EXISTS", "spillway:http:dropping"]).await;
+    assert_eq!(left, 0, "orders are cleared away");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_topic_or_a_resource_is_paused_as_well() {
     let app = App::start(&[]).await;
     app.told(&["pause", "--topic", "orders/*", "--shop", &shop::domain(1)]).await;
@@ -303,6 +388,11 @@ async fn each_webhook_is_explained_whatever_became_of_it() {
     assert_eq!(into, &Value::from(of_newer.clone()));
     let by_id = app.told(&["explain", &of_newer]).await;
     assert!(by_id.contains("was delivered, 1 attempt"), "{by_id}");
+    let explained = app.json(&["explain", &delivered.0.webhook_id()]).await;
+    let facts = &explained["drains"][0]["facts"];
+    let (first, copy) = (&facts[0]["id"], facts[1]["id"].as_str().expect("an id"));
+    let of_copy = app.json(&["explain", copy]).await;
+    assert_eq!(&of_copy["drains"][0]["facts"][0]["other_id"], first);
     let unknown = app.cell.spillway(&["explain", "no-such-webhook"]).await;
     let told = String::from_utf8_lossy(&unknown.stdout).into_owned();
     assert_eq!(unknown.status.code(), Some(1), "{told}");

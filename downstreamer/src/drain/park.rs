@@ -134,7 +134,7 @@ impl Drain {
             replayed: false,
         });
         // Its id comes with the settlement's answer; until then the resource is not touched.
-        let key = self.index.add_pack(OpenPack::parked(origin, origin));
+        let key = self.index.add_pack(OpenPack::parked(origin, origin, false));
         let moved = self.index.moved(resource, node, key);
         self.trials.extend(trial.map(|trial| (moved, trial)));
         self.index.mark_settled(place);

@@ -50,8 +50,8 @@ pub(super) struct Reading {
     /// Packs to read on demand, in the order asked for.
     wanted: VecDeque<PackKey>,
     waiting: HashMap<PackKey, Vec<(ShopKey, ResourceKey)>>,
-    /// Webhooks that were read on demand.
-    plucked: HashMap<ResourceKey, Arc<Pack>>,
+    /// Webhooks that were read on demand, and which they are.
+    plucked: HashMap<ResourceKey, (Place, Arc<Pack>)>,
     plucked_bytes: usize,
     budget: f64,
     earned_at: Instant,
@@ -76,9 +76,9 @@ impl Default for Reading {
 
 impl Reading {
     /// The resource has another head.
-    pub(super) fn forget(&mut self, resource: ResourceKey) -> Option<Arc<Pack>> {
+    pub(super) fn forget(&mut self, resource: ResourceKey) -> Option<(Place, Arc<Pack>)> {
         let plucked = self.plucked.remove(&resource)?;
-        self.plucked_bytes -= plucked.raw_bytes();
+        self.plucked_bytes -= plucked.1.raw_bytes();
         Some(plucked)
     }
 
@@ -98,7 +98,9 @@ impl Drain {
         resource: ResourceKey,
         place: Place,
     ) -> Option<(Arc<Pack>, u32)> {
-        let found = if let Some(plucked) = self.reading.forget(resource) {
+        // Since it was read, another one may have become what is delivered of the resource.
+        let plucked = self.reading.forget(resource).filter(|(own, _)| *own == place);
+        let found = if let Some((_, plucked)) = plucked {
             (plucked, 0)
         } else {
             let pack = self.cache.get(place.pack)?;
@@ -127,7 +129,7 @@ impl Drain {
 
     /// Starts the reads that are due.
     pub(super) fn read(&mut self, around: &mut Around) {
-        if self.is_stopping {
+        if self.ends.is_some() {
             return;
         }
         if self.reading.is_front_new && self.reading.under_way.len() < FRONT_READS_MAX {
@@ -144,7 +146,11 @@ impl Drain {
             && self.reading.under_way.len() < READS_MAX
         {
             let Some(wanted) = self.reading.wanted.pop_front() else { break };
-            if self.reading.waiting.contains_key(&wanted) && self.fetch(wanted, around) {
+            if self.index.pack(wanted).is_none() {
+                // What was left of it was dropped by order: who waited for it has turns again.
+                let waiting = self.reading.waiting.remove(&wanted).unwrap_or_default();
+                waiting.into_iter().for_each(|(shop, _)| self.schedule.feed(shop));
+            } else if self.reading.waiting.contains_key(&wanted) && self.fetch(wanted, around) {
                 self.reading.budget -= LEAST_COST;
             }
         }
@@ -186,7 +192,7 @@ impl Drain {
                 let plucked = pack.pluck(open.record_index(place.index));
                 self.reading.forget(resource);
                 self.reading.plucked_bytes += plucked.raw_bytes();
-                self.reading.plucked.insert(resource, Arc::new(plucked));
+                self.reading.plucked.insert(resource, (place, Arc::new(plucked)));
             }
             self.schedule.feed(shop);
         }

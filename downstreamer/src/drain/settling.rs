@@ -66,7 +66,6 @@ impl Drain {
             return;
         }
         settlement.open = self.index.settled_open();
-        settlement.orders_known = self.standing.known;
         settlement.seen_from_ms = self.seen.forgets_before_ms(wall_clock_ms());
         let seen = settlement.seen.clone();
         let dead_bytes = settlement.dead.iter().map(Dead::size_bytes).sum();

@@ -20,7 +20,7 @@ use spillway_webhook::shopify::Headers;
 use spillway_webhook::{StreamId, WebhookId};
 use tokio::sync::mpsc;
 
-use super::Drain;
+use super::{Drain, End};
 use crate::index::{OpenPack, PackKey, Place, ResourceKey, Source, State};
 use crate::schedule::ShopKey;
 use crate::schedule::barriers::Position;
@@ -46,8 +46,15 @@ pub(super) struct Standing {
     under_way: Vec<ResourceKey>,
     /// What has left the index, and is not settled.
     dropped: VecDeque<Dropped>,
-    /// Entries that were passed before their order came.
+    /// Up to here, what is parked is known.
+    pub(super) parked_to: StreamId,
+    /// Whether names may be left in Redis of what is settled.
+    is_untidy: bool,
+    /// Names to clear away: of entries that are passed, of parked ones that are gone.
     passed: Vec<StreamId>,
+    gone: Vec<StreamId>,
+    /// The retry clock when the pauses came in force.
+    paused_since: Duration,
     /// Version of the orders in force.
     pub(super) known: u64,
     /// Orders that are carried out once `dropped` is settled.
@@ -73,7 +80,8 @@ pub(super) fn start(
     tokio::spawn(async move {
         while !sender.is_closed() {
             tokio::time::sleep(LOOK_EVERY).await;
-            if tenure.orders() == version {
+            // Those that were read may be newer than the last bump knows.
+            if tenure.orders() <= version {
                 continue;
             }
             match read(&redis, &drain).await {
@@ -103,11 +111,6 @@ impl Standing {
         self.dropping.is_named(entry, index)
     }
 
-    /// The same of a parked entry, where it was accepted at `index` of `origin`.
-    pub(super) fn drops_parked(&self, id: StreamId, origin: StreamId, index: u32) -> bool {
-        self.dropping.parked.contains(&id) || self.drops(origin, index)
-    }
-
     /// A webhook is dropped before it came to wait.
     pub(super) fn drop_at_once(&mut self, place: Place) {
         self.dropped.push_back(Dropped { place, counted: None });
@@ -125,10 +128,15 @@ impl Standing {
         self.dropping.main.contains_key(&id)
     }
 
-    fn means(&self, pack: &OpenPack, index: u32) -> bool {
+    /// Whether the webhook accepted at `index` of this pack is to be dropped.
+    pub(super) fn means(&self, pack: &OpenPack, index: u32) -> bool {
         match pack.source {
             Source::Main => self.drops(pack.id, index),
-            Source::Parked => self.drops_parked(pack.id, pack.origin, index),
+            // A replayed one is another matter than what was ordered of it before.
+            Source::Parked => {
+                self.dropping.parked.contains(&pack.id)
+                    || (!pack.is_replayed && self.drops(pack.origin, index))
+            }
         }
     }
 }
@@ -144,6 +152,11 @@ impl Drain {
                 "an operator's orders"
             );
         }
+        if self.has_gaps {
+            // What was passed over may be wanted now, or be dropped.
+            self.begin_again();
+            return;
+        }
         self.pause(&orders.pauses);
         self.standing.dropping = orders.dropping;
         self.standing.version = (orders.version > 0).then_some(orders.version);
@@ -153,8 +166,17 @@ impl Drain {
         }
     }
 
+    /// Reads everything anew, with the orders that are in force then.
+    fn begin_again(&mut self) {
+        if self.ends.is_none() {
+            tracing::info!("reading the queue anew, for an operator's orders");
+            self.end_soon(End::Stale);
+        }
+    }
+
     /// What is paused from now on; everything else flows.
     fn pause(&mut self, pauses: &[Pause]) {
+        self.forgive_pause();
         let filters = || pauses.iter().map(|pause| &pause.filter);
         let hash = |shop: &str| shop_hash(&self.hasher, shop.as_bytes());
         let shops: HashSet<u64> = filters().filter_map(Filter::only_shop).map(hash).collect();
@@ -169,12 +191,37 @@ impl Drain {
         }
         let schedule = &self.schedule;
         self.index.count_paused(|shop| schedule.is_stopped(shop));
+        if self.schedule.is_any_stopped() && !self.index.has_ample_room() {
+            // What is paused would leave no room for the rest.
+            self.begin_again();
+        }
         self.front_moved();
         for resource in std::mem::take(&mut self.standing.paused) {
             if self.index.state(resource) == Some(State::Paused) {
                 self.release(resource);
             }
         }
+    }
+
+    /// Time in which a webhook was paused is not spent on its retries.
+    fn forgive_pause(&mut self) {
+        let now = self.destination.active(self.now());
+        let since = std::mem::replace(&mut self.standing.paused_since, now);
+        for trial in self.trials.values_mut() {
+            let is_stopped = |(shop, _)| self.schedule.is_stopped(shop);
+            let was_paused = self.standing.is_all_paused
+                || self.index.state(trial.resource) == Some(State::Paused)
+                || self.index.turn(trial.resource).is_some_and(is_stopped);
+            if was_paused {
+                trial.since += now.saturating_sub(since.max(trial.since));
+            }
+        }
+    }
+
+    /// Whether nothing more can be read for what is paused.
+    pub(super) fn is_full_of_paused(&self) -> bool {
+        let is_paused = !self.standing.paused.is_empty() || self.schedule.is_any_stopped();
+        is_paused && !self.index.has_room()
     }
 
     /// Whether what has its turn is paused. If so, its resource is set aside.
@@ -214,10 +261,7 @@ impl Drain {
 
     /// Takes out of the index what is to be dropped, and notes what is under way.
     fn drop_what_waits(&mut self) {
-        let open: HashSet<StreamId> = self.index.open_entries().collect();
-        let is_passed = |id: &StreamId| *id <= self.read_to && !open.contains(id);
-        let named = self.standing.dropping.main.keys().copied();
-        self.standing.passed = named.filter(is_passed).collect();
+        self.standing.is_untidy = true;
         self.standing.under_way.clear();
         let resources: Vec<_> = self.index.resources().collect();
         for (resource, _) in resources {
@@ -283,11 +327,62 @@ impl Drain {
         }
         settlement.dropped = count as u64;
         self.metrics.dropped.inc_by(settlement.dropped);
-        let passed = &mut self.standing.passed;
-        settlement.whole.extend(passed.drain(..passed.len().min(DROPPED_MAX)));
         if self.standing.dropped.is_empty() {
             settlement.orders_done = self.standing.version.take();
         }
+        self.tidy(settlement);
         settled
+    }
+
+    /// Clears away names of what is settled. Not while something named by its entry may still be parked
+    /// from there: after a crash nobody else would know that it is to be dropped.
+    fn tidy(&mut self, settlement: &mut Settlement) {
+        let standing = &mut self.standing;
+        if standing.dropping.is_empty() {
+            settlement.orders_known = standing.known;
+            return;
+        }
+        let is_open = !standing.dropped.is_empty() || !standing.under_way.is_empty();
+        if is_open || !self.is_parked_loaded {
+            // Entries may be passed meanwhile.
+            standing.is_untidy = true;
+            return;
+        }
+        settlement.orders_known = standing.known;
+        if std::mem::take(&mut standing.is_untidy) {
+            let open: HashSet<StreamId> = self.index.open_entries().collect();
+            let is_passed = |id: &StreamId| *id <= self.read_to && !open.contains(id);
+            let named = standing.dropping.main.keys().copied();
+            standing.passed = named.filter(is_passed).collect();
+            let parked: HashSet<StreamId> = self.index.parked_entries().collect();
+            let is_gone = |id: &StreamId| *id <= standing.parked_to && !parked.contains(id);
+            let named = standing.dropping.parked.iter().copied();
+            standing.gone = named.filter(is_gone).collect();
+        }
+        let (passed, gone) = (&mut standing.passed, &mut standing.gone);
+        settlement.whole.extend(passed.drain(..passed.len().min(DROPPED_MAX)));
+        settlement.unparked.extend(gone.drain(..gone.len().min(DROPPED_MAX)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replay_is_meant_by_an_order_of_its_own_only() {
+        let id = |ms| StreamId { ms, seq: 0 };
+        let mut standing = Standing::default();
+        standing.dropping.name(id(1), 5);
+        let main = OpenPack::main(id(1), 9, None);
+        let (parked, replayed) =
+            (OpenPack::parked(id(70), id(1), false), OpenPack::parked(id(71), id(1), true));
+        let means = |standing: &Standing, index| {
+            [&main, &parked, &replayed].map(|pack| standing.means(pack, index))
+        };
+        assert_eq!(means(&standing, 4), [false, false, false]);
+        assert_eq!(means(&standing, 5), [true, true, false]);
+        standing.dropping.parked.insert(id(71));
+        assert_eq!(means(&standing, 5), [true, true, true]);
     }
 }

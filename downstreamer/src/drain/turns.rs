@@ -26,7 +26,7 @@ impl Drain {
         // What was parked is older than the main stream: nothing goes before it has arrived,
         // unless there is more of it than the index holds.
         let is_loaded = self.is_parked_loaded || !self.index.has_room();
-        if self.is_stopping || !is_loaded || !self.tenure.holds(boottime()) {
+        if self.ends.is_some() || !is_loaded || !self.tenure.holds(boottime()) {
             return;
         }
         if self.standing.is_all_paused {

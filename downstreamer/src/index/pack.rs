@@ -25,6 +25,8 @@ pub struct OpenPack {
     pub id: StreamId,
     /// The entry its webhooks were accepted in.
     pub origin: StreamId,
+    /// Whether an operator replayed it from the dead letters.
+    pub is_replayed: bool,
     /// Webhooks in it.
     pub count: u32,
     /// Of these, not settled.
@@ -50,6 +52,7 @@ impl OpenPack {
             source: Source::Main,
             id,
             origin: id,
+            is_replayed: false,
             count,
             left: 0,
             paused: 0,
@@ -62,11 +65,12 @@ impl OpenPack {
     }
 
     /// A pack in the parked stream, of one webhook accepted in `origin`.
-    pub fn parked(id: StreamId, origin: StreamId) -> Self {
+    pub fn parked(id: StreamId, origin: StreamId, is_replayed: bool) -> Self {
         Self {
             source: Source::Parked,
             id,
             origin,
+            is_replayed,
             count: 1,
             left: 1,
             paused: 0,

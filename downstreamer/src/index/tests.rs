@@ -40,11 +40,11 @@ fn a_replayed_webhook_goes_where_it_was_accepted() {
     let main = index.add_pack(OpenPack::main(id(5), 2, None));
     index.add(7, 0, &plain(main, 0));
     index.add(7, 0, &plain(main, 1));
-    let old = index.add_pack(OpenPack::parked(id(90), id(3)));
+    let old = index.add_pack(OpenPack::parked(id(90), id(3), false));
     assert!(!index.add(7, 0, &plain(old, 4)));
     assert_eq!(indices(&index, 7), [(3, 4), (5, 0), (5, 1)]);
     index.set_state(7, State::Busy);
-    let older = index.add_pack(OpenPack::parked(id(91), id(2)));
+    let older = index.add_pack(OpenPack::parked(id(91), id(2), false));
     index.add(7, 0, &plain(older, 0));
     assert_eq!(indices(&index, 7), [(3, 4), (2, 0), (5, 0), (5, 1)]);
 }
@@ -79,7 +79,7 @@ fn a_parked_webhook_keeps_its_place() {
     let main = index.add_pack(OpenPack::main(id(5), 2, None));
     index.add(7, 0, &plain(main, 0));
     index.add(7, 0, &plain(main, 1));
-    let parked = index.add_pack(OpenPack::parked(id(90), id(5)));
+    let parked = index.add_pack(OpenPack::parked(id(90), id(5), false));
     let first = index.in_main(7).next().unwrap().0;
     assert_eq!(index.moved(7, first, parked), Place { pack: parked, index: 0 });
     assert_eq!(indices(&index, 7), [(5, 0), (5, 1)]);
@@ -120,7 +120,7 @@ fn what_speaks_for_others_stays_decided_and_a_replay_comes_behind() {
     };
     assert_eq!(index.choose_lead(7, upto(1)), Some((Place { pack, index: 1 }, 1)));
     assert_eq!(index.choose_lead(7, upto(2)), Some((Place { pack, index: 1 }, 1)));
-    let replayed = index.add_pack(OpenPack::parked(id(90), StreamId::ZERO));
+    let replayed = index.add_pack(OpenPack::parked(id(90), StreamId::ZERO, true));
     index.add(7, 0, &plain(replayed, 0));
     assert_eq!(indices(&index, 7), [(1, 0), (1, 1), (0, 0), (1, 2)]);
     assert!(index.pop(7));
@@ -146,7 +146,7 @@ fn a_replay_goes_before_a_head_that_waits_for_its_retry() {
     index.add(7, 0, &plain(main, 0));
     assert_eq!(index.choose_lead(7, |_, _| Lead::Yes), Some((Place { pack: main, index: 0 }, 0)));
     index.set_state(7, State::Delayed);
-    let old = index.add_pack(OpenPack::parked(id(90), id(3)));
+    let old = index.add_pack(OpenPack::parked(id(90), id(3), false));
     index.add(7, 0, &plain(old, 4));
     assert_eq!(index.lead(7), Some(Place { pack: old, index: 4 }));
     assert_eq!(indices(&index, 7), [(3, 4), (5, 0)]);

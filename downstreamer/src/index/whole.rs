@@ -41,6 +41,12 @@ impl Index {
         main.map(|pack| pack.id)
     }
 
+    /// Parked entries that are not settled.
+    pub fn parked_entries(&self) -> impl Iterator<Item = StreamId> {
+        let parked = self.packs.values().filter(|pack| pack.source == Source::Parked);
+        parked.map(|pack| pack.id)
+    }
+
     /// Whether anything of a resource `is_meant`.
     pub fn holds(&self, resource: ResourceKey, is_meant: impl Fn(&OpenPack, u32) -> bool) -> bool {
         let head = self.resources.get(&resource).map_or(NONE, |queue| queue.head);

@@ -55,6 +55,7 @@ impl Drain {
             kafka = kafka.map(|Committed { position, .. }| position.to_string()),
             "producing"
         );
+        self.show_pauses(&orders);
         // That it answers says little where no transaction has come to its end for long.
         if self.learned.redone < REDONE_OFTEN {
             self.well(&link);
@@ -65,7 +66,11 @@ impl Drain {
             current: None,
             committed,
             through: progress.through,
-            owed: Settlement::default(),
+            // They are in force from here on, whoever read them first.
+            owed: Settlement {
+                orders_done: (orders.version > 0).then_some(orders.version),
+                ..Settlement::default()
+            },
             given_up: progress.done,
             orders,
         })

@@ -17,7 +17,8 @@ const PAUSED_LOOK: Duration = Duration::from_millis(100);
 impl Drain {
     /// Takes new orders in. A Redis that does not answer leaves those in force that were.
     pub(super) fn take_orders(&mut self, session: &mut Session) {
-        if self.tenure.orders() == session.orders.version {
+        // Those that were read may be newer than the last bump knows.
+        if self.tenure.orders() <= session.orders.version {
             return;
         }
         match self.runtime.clone().block_on(self.read_orders()) {
@@ -25,12 +26,17 @@ impl Drain {
                 tracing::info!(version = orders.version, "an operator's orders");
                 session.owed.orders_done = Some(orders.version);
                 session.orders = orders;
+                self.show_pauses(&session.orders);
             }
             Err(error) => {
                 tracing::warn!(error = chain(&error), "orders could not be read; trying again");
                 self.connection = None;
             }
         }
+    }
+
+    pub(super) fn show_pauses(&self, orders: &orders::Orders) {
+        self.metrics.pauses.set(i64::try_from(orders.pauses.len()).unwrap_or(i64::MAX));
     }
 
     async fn read_orders(&mut self) -> Result<orders::Orders, spillway_queue::QueueError> {

@@ -42,6 +42,25 @@ impl History {
             Ok(id) => Wanted::Place(id.entry, id.index),
             Err(_) => Wanted::Key(id_key(wanted.as_bytes())),
         };
+        let mut history = Self::of(redis, connection, drain, &wanted).await?;
+        let is_copy = |found: &&mut Found| found.past.outcome == Outcome::Duplicate;
+        if let Wanted::Place(..) = wanted
+            && let Some(copy) = history.found.iter_mut().find(is_copy)
+        {
+            // What it is a copy of has the same key.
+            let all = Self::of(redis, connection, drain, &Wanted::Key(copy.past.key)).await?;
+            let own = all.found.into_iter().find(|one| one.past == copy.past);
+            copy.other = own.and_then(|own| own.other);
+        }
+        Ok(history)
+    }
+
+    async fn of(
+        redis: &Redis,
+        connection: &mut Connection,
+        drain: &str,
+        wanted: &Wanted,
+    ) -> Result<Self, Failure> {
         let mut history = Self { found: Vec::new(), since_ms: None };
         let mut after = StreamId::ZERO;
         loop {
@@ -50,7 +69,7 @@ impl History {
             after = last.id;
             history.since_ms.get_or_insert(chunks[0].id.ms);
             for chunk in &chunks {
-                history.take(chunk, &wanted);
+                history.take(chunk, wanted);
             }
         }
     }

@@ -14,8 +14,9 @@ use spillway_webhook::StreamId;
 
 /// Regions that the whole is divided into at first.
 const FIRST: u64 = 64;
-/// Entries read at a region's front: enough to tell how fast they come.
-const RUN: usize = 8;
+/// Entries read at a region's front: enough to tell how fast they come. With half as many, what a run
+/// stands for was off by more than the counts said.
+const RUN: usize = 16;
 /// Entries read of a millisecond that holds more than a run: it can't be divided by time.
 const DENSE_RUN_MAX: usize = 64;
 /// Parts that what is left of a region is divided into.
@@ -39,20 +40,21 @@ pub struct Region {
     pub to: StreamId,
     /// How many entries to read of it.
     pub take: usize,
-    /// Entries it may hold.
+    /// Entries it may hold: tells what to read next.
     expected: f64,
+    /// Entries it holds by the rate of the run before it alone: what that stands for.
+    by_rate: f64,
     /// The run before it.
     after: Option<usize>,
 }
 
 impl Regions {
-    /// The entries behind `cursor`, up to `last`: about so many.
-    pub fn new(cursor: StreamId, last: StreamId, entries: u64) -> Self {
+    /// The entries from `first` to `last`: about so many.
+    pub fn new(first: StreamId, last: StreamId, entries: u64) -> Self {
         let mut regions = Self { first: Vec::new(), unread: BinaryHeap::new(), runs: Vec::new() };
-        if let Some(from) = next(cursor).filter(|from| *from <= last) {
-            regions.divide(from, last, entries as f64, FIRST, None);
-            regions.first = std::mem::take(&mut regions.unread).into_vec();
-        }
+        let entries = entries as f64;
+        regions.divide(first, last, (entries, entries), FIRST, None);
+        regions.first = std::mem::take(&mut regions.unread).into_vec();
         regions
     }
 
@@ -73,12 +75,13 @@ impl Regions {
             self.dense(region, from, left, run);
             return;
         }
-        let rate = (found.len() - 1) as f64 / (last.ms - region.from.ms) as f64;
-        let by_rate = rate * width_ms(from, region.to);
+        // The last one came within its millisecond.
+        let took_ms = (last.ms - region.from.ms) as f64 + 0.5;
+        let by_rate = (found.len() - 1) as f64 / took_ms * width_ms(from, region.to);
         // What was expected before counts as much as what these few say: they may be of a lull.
         let expected = (by_rate + left) / 2.0;
         let parts = (expected / (2 * RUN) as f64).ceil().clamp(1.0, PARTS_MAX);
-        self.divide(from, region.to, expected, parts as u64, Some(run));
+        self.divide(from, region.to, (expected, by_rate), parts as u64, Some(run));
     }
 
     /// Entries that each run stands for beside its own.
@@ -86,7 +89,7 @@ impl Regions {
         let mut unread = vec![0.0; self.runs.len()];
         for region in &self.unread {
             if let Some(run) = region.after {
-                unread[run] += region.expected;
+                unread[run] += region.by_rate;
             }
         }
         unread
@@ -117,11 +120,12 @@ impl Regions {
         if is_same {
             let take = (region.take * 2).min(DENSE_RUN_MAX);
             let expected = (take as f64).min(left);
-            self.unread.push(Region { from, to: end, take, expected, after: Some(run) });
+            let after = Some(run);
+            self.unread.push(Region { from, to: end, take, expected, by_rate: expected, after });
         }
         let behind = if is_same { next(end) } else { Some(from) };
         if let Some(behind) = behind.filter(|behind| *behind <= region.to) {
-            self.divide(behind, region.to, left, 1, Some(run));
+            self.divide(behind, region.to, (left, left), 1, Some(run));
         }
     }
 
@@ -129,7 +133,7 @@ impl Regions {
         &mut self,
         from: StreamId,
         to: StreamId,
-        expected: f64,
+        (expected, by_rate): (f64, f64),
         parts: u64,
         after: Option<usize>,
     ) {
@@ -144,6 +148,7 @@ impl Regions {
                 to: if is_last { to } else { end },
                 take: RUN,
                 expected: expected / parts as f64,
+                by_rate: by_rate / parts as f64,
                 after,
             });
         }

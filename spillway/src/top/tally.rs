@@ -174,6 +174,9 @@ impl Tally {
         if unread <= 0.0 {
             return 0;
         }
+        if self.runs.len() < 2 {
+            return unread.ceil() as u64;
+        }
         let mut shares = vec![0.0; self.runs.len()];
         for (run, found) in &name.in_runs {
             shares[*run] = *found as f64 / self.runs[*run].webhooks.max(1) as f64;
@@ -183,7 +186,9 @@ impl Tally {
         let variances = self.runs.iter().zip(&shares).map(|(run, share)| {
             let apart = share - shares[run.neighbour];
             let weight = (share - mean).powi(2) / run.packs.max(1) as f64;
-            run.unread.powi(2) * (apart * apart / 2.0 + weight)
+            // What is unread is a few runs too, and no more like their mean than this one is.
+            let own = run.unread * (run.unread + run.webhooks as f64);
+            own * apart * apart / 2.0 + run.unread.powi(2) * weight
         });
         (DEVIATIONS * variances.sum::<f64>().sqrt()).ceil() as u64
     }
