@@ -307,6 +307,9 @@ impl Drain {
         match arrived {
             Arrived::Pack { id, sorted, pack } => {
                 self.read_to = id;
+                if self.is_passed_over(id, &sorted) {
+                    return;
+                }
                 let bits = self.bits.remove(&id);
                 let open = OpenPack::main(id, pack.count(), bits.as_ref());
                 let settled: Vec<bool> =
@@ -360,6 +363,18 @@ impl Drain {
                 self.corrupt_parked.push(id);
             }
         }
+    }
+
+    /// Whether a pack holds nothing but what is passed over. The first one of that kind is kept: it is
+    /// where the cursor stays.
+    fn is_passed_over(&self, id: StreamId, sorted: &[Sorted]) -> bool {
+        let is_paused = |(index, sorted): (u32, &Sorted)| {
+            self.schedule.stops(sorted.shop) && !self.standing.drops(id, index)
+        };
+        self.has_gaps
+            && !self.index.has_ample_room()
+            && !self.bits.contains_key(&id)
+            && (0..).zip(sorted).all(is_paused)
     }
 
     /// Resources whose wait is over are ready again.
