@@ -142,6 +142,33 @@ async fn a_barrier_waits_for_all_that_its_shop_sent_before() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_lies_behind_a_paused_barrier_waits_with_it() {
+    let mut queue = Sections::start().await;
+    let told = async |arguments: &[&str]| {
+        let output = queue.cell.spillway(arguments).await;
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+    };
+    let downstreamer = queue.cell.downstreamer(&queue.backend, &[]).await;
+    downstreamer.ready().await;
+    told(&["pause", "--topic", "customers/redact"]).await;
+    let is_paused = async || downstreamer.metric("spillway_pauses").await == Some(1.0);
+    until("it is paused", SOON, is_paused).await;
+    queue.orders(100).await;
+    queue.barrier("customers/redact").await;
+    queue.orders(100).await;
+    queue.others(100).await;
+    until("the rest is delivered", SOON, async || queue.backend.delivered() == 200).await;
+    let of_later =
+        |receipt: &Receipt| receipt.shop() == shop::domain(SHOP) && receipt.event().sequence > 1;
+    assert!(!queue.backend.look(|all| all.iter().any(of_later)), "the barrier was passed");
+    let output = queue.cell.spillway(&["resume", "--all"]).await;
+    assert!(output.status.success(), "{output:?}");
+    queue.all_delivered().await;
+    queue.expect_apart();
+    assert_eq!(queue.backend.count(), queue.ledger.stored_count(), "each once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_barrier_waits_for_an_order_that_is_retried() {
     let mut queue = Sections::start().await;
     let failing = Event { resource: 500, sequence: 1 };

@@ -37,9 +37,15 @@ impl Queue {
 
     /// Stores so many more webhooks, each about a resource of its own.
     async fn feed(&mut self, count: u64) {
+        self.feed_of(count, |_| 1).await;
+    }
+
+    /// The same, each of the shop that its resource has.
+    async fn feed_of(&mut self, count: u64, shop: impl Fn(u64) -> u64) {
         let events =
             (self.fed + 1..=self.fed + count).map(|resource| Event { resource, sequence: 1 });
-        let items = events.map(|event| (event, shop::webhook(1, "orders/create", event))).collect();
+        let of = |event: Event| shop::webhook(shop(event.resource), "orders/create", event);
+        let items = events.map(|event| (event, of(event))).collect();
         Feed::to(self.receiver.address(), &self.ledger).store(items).await;
         self.fed += count;
     }
@@ -96,6 +102,45 @@ async fn an_entry_is_freed_when_both_drains_are_past_it() {
     queue.is_empty_soon().await;
     let freed = (1001..=1200).map(|resource| Event { resource, sequence: 1 }).collect();
     check(&queue.ledger, topic.all(), &freed).expect_exact();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_drain_stands_and_what_is_dropped_meanwhile_never_appears() {
+    let cell = Cell::alone();
+    let kafka = kafka_with_topic(&cell).await;
+    let mut queue = Queue::new(&cell).await;
+    let mut producer = cell.kafka_producer(&kafka, &[]);
+    let topic = Topic::arrivals(kafka.clients(), TOPIC, PARTITIONS);
+    queue.feed(100).await;
+    topic.reaches(100, SOON).await;
+    queue.is_empty_soon().await;
+    let told = async |arguments: &[&str]| {
+        let output = cell.spillway(&[arguments, &["--drain", "kafka"]].concat()).await;
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    told(&["pause"]).await;
+    let is_paused = async || producer.metric("spillway_pauses").await == Some(1.0);
+    until("it is paused", SOON, is_paused).await;
+    queue.feed_of(600, |resource| resource % 3).await;
+    let shop = shop::domain(2);
+    let dropped = told(&["queue", "drop", "--shop", &shop, "--yes", "--no-wait", "--json"]).await;
+    assert!(dropped.contains(r#""matched":200"#), "{dropped}");
+    // Whoever owns the drain next knows both orders.
+    producer.kill9();
+    producer.restart();
+    until("it is paused", SOON, async || producer.metric("spillway_pauses").await == Some(1.0))
+        .await;
+    assert_eq!(topic.count(), 100, "while it was paused");
+    told(&["resume"]).await;
+    topic.reaches(500, SOON).await;
+    queue.is_empty_soon().await;
+    let gone = (101..=700).filter(|resource| resource % 3 == 2);
+    let gone = gone.map(|resource| Event { resource, sequence: 1 }).collect();
+    check(&queue.ledger, topic.all(), &gone).expect_exact();
+    let status = cell.spillway(&["status", "--json"]).await;
+    let status = String::from_utf8(status.stdout).expect("text");
+    assert!(status.contains(r#""dropped": 200"#), "{status}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
