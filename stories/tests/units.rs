@@ -76,6 +76,20 @@ fn what_is_always_started_again_is_so_without_end() {
     assert_eq!(endless, 4, "services that are always started again");
 }
 
+/// A directory that a service makes is gone when it stops, and nginx may enter none of Redis'.
+#[test]
+fn a_unix_socket_for_nginx_is_advised_where_it_lasts_and_nginx_reaches_it() {
+    for file in
+        ["ops/systemd/spillway-receiver.socket", "ops/nginx/spillway.conf", "docs/install.md"]
+    {
+        let text = fs::read_to_string(binaries::repository().join(file)).expect(file);
+        let words = text.split(|c: char| c.is_whitespace() || "=:;`".contains(c));
+        let sockets: Vec<&str> =
+            words.filter(|word| word.starts_with("/run/") && word.ends_with(".sock")).collect();
+        assert_eq!(sockets, ["/run/spillway-receiver.sock"], "{file}");
+    }
+}
+
 #[test]
 fn no_unit_is_more_exposed_than_a_little() {
     let (directory, units) = units();
