@@ -15,25 +15,35 @@ redis() {
   redis-cli -s "$socket" --raw "$@"
 }
 
-persistence() {
-  redis INFO persistence | tr -d '\r' | sed -n "s/^$1://p"
+setting() {
+  answer=$(redis -e CONFIG GET "$1")
+  printf '%s\n' "$answer" | tail -n 1
 }
 
-data=$(redis CONFIG GET dir | tail -n 1)
-files=$data/$(redis CONFIG GET appenddirname | tail -n 1)
+# How many rewrites have begun, and whether one is under way: in one answer, as of one moment.
+rewrites() {
+  redis INFO persistence | tr -d '\r' | grep -E '^aof_rewrite(s|_in_progress):'
+}
+
+data=$(setting dir)
+directory=$(setting appenddirname)
 links=$data/backup.$$
 trap 'rm -rf "$links"' EXIT
 
-# A rewrite replaces files one by one. Hard links are made in no time, and when no rewrite was under
-# way before and after, they are of files that belong together.
+# A rewrite replaces files one by one. Hard links are made in no time; when no rewrite was under way
+# before, and none has begun since, they are of files that belong together.
 while :; do
-  rewrites=$(persistence aof_rewrites)
-  rm -rf "$links"
-  cp -al "$files" "$links"
-  if [ "$(persistence aof_rewrite_in_progress)$(persistence aof_rewrite_scheduled)" = 00 ] &&
-    [ "$(persistence aof_rewrites)" = "$rewrites" ]; then
-    break
-  fi
+  before=$(rewrites)
+  case $before in
+    *aof_rewrite_in_progress:0*)
+      rm -rf "$links"
+      problem=$(cp -al "$data/$directory" "$links" 2>&1) || problem=${problem:-cp failed}
+      if [ "$(rewrites)" = "$before" ]; then
+        [ -z "$problem" ] || { echo "backup.sh: $problem" >&2; exit 1; }
+        break
+      fi
+      ;;
+  esac
   sleep 1
 done
 # The newest file grows while it is copied. What it ends with then may be half a command, which

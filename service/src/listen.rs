@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, UnixListener};
 pub enum Address {
     /// Such as `127.0.0.1:8080`.
     Tcp(std::net::SocketAddr),
-    /// Such as `unix:/run/spillway/receiver.sock`.
+    /// Such as `unix:/run/spillway-receiver.sock`.
     Unix(PathBuf),
 }
 

@@ -44,7 +44,7 @@ const SHOPS: Trickle = Trickle {
 };
 
 /// The shipped durations, and those of the copy.
-const SHORTER: [(&str, &str); 19] = [
+const SHORTER: [(&str, &str); 20] = [
     ("for: 10m", "for: 3s"),
     ("for: 5m", "for: 2s"),
     ("for: 2m", "for: 2s"),
@@ -52,6 +52,7 @@ const SHORTER: [(&str, &str); 19] = [
     ("[7d:1h]", "[30s:1s]"),
     // The step of that subquery, in seconds.
     ("* 3600 > 100", "* 1 > 100"),
+    ("[4h]", "[10s]"),
     ("[1h]", "[10s]"),
     ("[30m]", "[10s]"),
     ("[15m]", "[10s]"),

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::net::SocketAddr;
 
 use stories::backend::Backend;
 use stories::binaries::repository;
@@ -19,13 +20,7 @@ const SHOPS: u64 = 60;
 async fn a_shop_always_goes_to_the_same_cell() {
     let cell = Cell::shared();
     let cells = [Backend::start().await, Backend::start().await, Backend::start().await];
-    let address = port::free();
-    let site = format!(
-        "{}\nserver {{ listen {address}; location / {{ proxy_pass http://spillway; \
-         proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_next_upstream off; }} }}",
-        upstream(&cells)
-    );
-    let _nginx = Nginx::start(cell.directory(), &site, address).await;
+    let (_nginx, address) = start(&cell, &cells).await;
     for number in 0..3 * SHOPS {
         let webhook = Webhook::any().with("X-Shopify-Shop-Domain", domain(number % SHOPS));
         // Both families of headers mean the same shop.
@@ -46,6 +41,18 @@ async fn a_shop_always_goes_to_the_same_cell() {
     assert!(homes.values().all(|homes| homes.len() == 1), "a shop with two homes: {homes:?}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_names_no_shop_goes_to_one_cell() {
+    let cell = Cell::shared();
+    let cells = [Backend::start().await, Backend::start().await, Backend::start().await];
+    let (_nginx, address) = start(&cell, &cells).await;
+    for _ in 0..3 * cells.len() {
+        post(address, &Webhook::any().without("X-Shopify-Shop-Domain")).await.expect_stored();
+    }
+    let counts = cells.each_ref().map(Backend::count);
+    assert_eq!(counts.iter().filter(|count| **count > 0).count(), 1, "of each cell: {counts:?}");
+}
+
 /// What the page shows is what is shipped, without its comments.
 #[test]
 fn the_page_shows_the_shipped_file() {
@@ -56,6 +63,17 @@ fn the_page_shows_the_shipped_file() {
         shown.lines().filter(is_said).collect::<Vec<_>>(),
         shipped.lines().filter(is_said).collect::<Vec<_>>()
     );
+}
+
+/// nginx in front of these, and where it listens.
+async fn start(cell: &Cell, cells: &[Backend]) -> (Nginx, SocketAddr) {
+    let address = port::free();
+    let site = format!(
+        "{}\nserver {{ listen {address}; location / {{ proxy_pass http://spillway; \
+         proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_next_upstream off; }} }}",
+        upstream(cells)
+    );
+    (Nginx::start(cell.directory(), &site, address).await, address)
 }
 
 fn upstream(cells: &[Backend]) -> String {

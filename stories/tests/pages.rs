@@ -47,6 +47,27 @@ fn every_setting_on_a_page_is_one_of_a_binary_or_of_a_script() {
 }
 
 #[test]
+fn every_file_of_the_settings_on_a_page_is_one_of_the_packages() {
+    let ops = tracked().into_iter().filter(|file| file.starts_with("ops/"));
+    let known: BTreeSet<String> =
+        ops.flat_map(|file| settings_files(&read(&repository().join(file)))).collect();
+    let mut unknown = BTreeSet::new();
+    for page in pages() {
+        for file in settings_files(&read(&page)) {
+            // One kept beside it, such as `client-secret-old`.
+            let is_known = known.iter().any(|known| {
+                file.strip_prefix(known)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+            });
+            if !is_known {
+                unknown.insert(format!("{}: {SETTINGS}{file}", name(&page)));
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "files that nothing has: {unknown:#?}");
+}
+
+#[test]
 fn every_command_on_a_page_is_taken_by_its_binary() {
     let mut helps = HashMap::new();
     let mut wrong = BTreeSet::new();
@@ -68,7 +89,8 @@ fn pages() -> Vec<PathBuf> {
         paths.filter(|path| path.extension().is_some_and(|ending| ending == "md")).collect()
     };
     let root = repository();
-    let mut pages = [markdown(root.to_path_buf()), markdown(root.join("docs"))].concat();
+    let places = ["", "docs", "docs/alerts"].map(|place| markdown(root.join(place)));
+    let mut pages = places.concat();
     pages.push(root.join("bench/README.md"));
     pages.sort();
     pages
@@ -143,15 +165,31 @@ fn known_settings() -> BTreeSet<String> {
     for subcommand in ["dev", "doctor", "send", "status"] {
         known.extend(settings(&help("spillway", &[subcommand])));
     }
-    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(repository()).output();
-    let listed = String::from_utf8(listed.expect("run git").stdout).expect("names are text");
-    for file in listed.split('\0').filter(|file| !file.is_empty() && !file.ends_with(".md")) {
+    for file in tracked().into_iter().filter(|file| !file.ends_with(".md")) {
         // Not everything is text, and what was just removed is still listed.
         if let Ok(text) = fs::read_to_string(repository().join(file)) {
             known.extend(settings(&text));
         }
     }
     known
+}
+
+/// The files of the repository, as git lists them.
+fn tracked() -> Vec<String> {
+    let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(repository()).output();
+    let listed = String::from_utf8(listed.expect("run git").stdout).expect("names are text");
+    listed.split('\0').filter(|file| !file.is_empty()).map(str::to_owned).collect()
+}
+
+/// Where the packages have their settings.
+const SETTINGS: &str = "/etc/spillway/";
+
+/// Names of files there.
+fn settings_files(text: &str) -> BTreeSet<String> {
+    let ends = |c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-'));
+    let names = text.split(SETTINGS).skip(1).filter_map(|rest| rest.split(ends).next());
+    let names = names.map(|name| name.trim_end_matches('.').to_owned());
+    names.filter(|name| !name.is_empty()).collect()
 }
 
 /// Calls of our binaries in some code, each as its words.

@@ -1,10 +1,12 @@
 //! docs/backup.md, rehearsed: a copy of Redis is made under load by the shipped script, and put back
-//! when more has been accepted and delivered. What comes again, what is gone, and what is said of it.
+//! by the page's own commands when more has been accepted and delivered. What comes again, what is
+//! gone, and what is said of it.
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +19,7 @@ use stories::feed::Feed;
 use stories::kafka_topic::Topic;
 use stories::ledger::{Event, Ledger};
 use stories::load::Load;
+use stories::page::blocks;
 use stories::redis_server::{RedisServer, socket_in};
 use stories::report::say;
 use stories::seed::seed;
@@ -39,8 +42,15 @@ async fn a_redis_put_back_delivers_again_what_was_delivered_since_and_takes_more
     let running = load.start(receiver.address(), &before);
     until("the load flows", SOON, async || backend.delivered() > 500).await;
 
-    let settled = backend.delivered();
+    // Held back, so that some wait while the copy is made.
+    backend.behave(|_| Behaviour::status(503));
+    until("some wait", SOON, async || before.stored_count() > backend.delivered() + 300).await;
+    let stored = before.stored();
     let copy = back_up(&cell).await;
+    let waits = |event: &&Event| !backend.has_delivered(&event.webhook_id());
+    let waited = stored.iter().filter(waits).count();
+    backend.behave(|_| Behaviour::ok());
+    let settled = backend.delivered();
     until("more is delivered", SOON, async || backend.delivered() > settled + 500).await;
     running.stop().await;
     before.delivered_to(&backend, SOON).await;
@@ -65,9 +75,13 @@ async fn a_redis_put_back_delivers_again_what_was_delivered_since_and_takes_more
     until("all is settled", SOON, async || redis.stream_len("spillway:in").await == 0).await;
     let again: Vec<String> = ids(&backend).split_off(known);
     let repeated = again.iter().filter(|id| first.contains(*id)).count();
-    say(&format!("restore: {} were delivered, {repeated} of them again", first.len()));
+    let delivered = first.len();
+    say(&format!(
+        "restore: {delivered} were delivered, {repeated} again, {waited} waited for sure"
+    ));
     // With the ids they had: an app that goes by them knows them all.
     assert_eq!(repeated + 50, again.len(), "delivered under new ids");
+    assert!(waited > 0 && repeated >= waited, "{waited} waited, {repeated} came again");
     for event in lost.stored() {
         assert!(!backend.has_delivered(&event.webhook_id()), "{event:?} was on no disk");
     }
@@ -110,28 +124,103 @@ async fn a_kafka_producer_that_starts_when_new_webhooks_have_come_repeats_nothin
     found.expect_exact();
 }
 
+/// In the place of cp: between the manifest and the other files, a rewrite comes to its end. It is
+/// one that was under way, or else, the first time, one that begins there.
+const INTERRUPTED_CP: &str = r#"#!/bin/sh
+[ "$1" = -al ] || exec /bin/cp "$@"
+mkdir "$3"
+/bin/cp -al "$2"/*.manifest "$3"
+if mkdir "$0.called" 2>/dev/null; then redis-cli -s "$SOCKET" bgrewriteaof; fi
+while redis-cli -s "$SOCKET" info persistence | grep -q aof_rewrite_in_progress:1; do sleep 0.02; done
+find "$2" -type f ! -name '*.manifest' -exec /bin/cp -al {} "$3" ';'
+"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_rewrites_get_in_the_way_of_is_whole() {
+    const KEYS: u64 = 300;
+    let cell = Cell::shared();
+    // In microseconds for each key: a rewrite takes a second or so.
+    let mut redis = cell.redis(&["--rdb-key-save-delay", "3000"]).await;
+    redis.fill(KEYS).await;
+    let programs = cell.directory().join("bin");
+    fs::create_dir(&programs).expect("make a directory");
+    fs::write(programs.join("cp"), INTERRUPTED_CP).expect("write a program");
+    fs::set_permissions(programs.join("cp"), Permissions::from_mode(0o755)).expect("set a mode");
+
+    let _: String = redis.command(&["BGREWRITEAOF"]).await;
+    let copy = back_up_with(&cell, &programs).await;
+    put_back(&cell, &mut redis, &copy).await;
+    assert_eq!(redis.command::<u64>(&["DBSIZE"]).await, KEYS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_of_a_redis_that_is_away_is_refused() {
+    let cell = Cell::shared();
+    let ended = script(&cell, Path::new("/bin")).await;
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(!copy_of(&cell).exists());
+}
+
 /// Makes a copy by the shipped script.
 async fn back_up(cell: &Cell) -> PathBuf {
-    let copy = cell.directory().join("copy");
-    let mut script = Command::new(repository().join("ops/backup.sh"));
-    script.arg(socket_in(cell.directory())).arg(&copy);
-    let run = move || script.output().expect("run ops/backup.sh");
-    let ended = tokio::task::spawn_blocking(run).await.expect("it was run");
+    back_up_with(cell, Path::new("/bin")).await
+}
+
+/// The same, with programs that are found before the usual ones.
+async fn back_up_with(cell: &Cell, programs: &Path) -> PathBuf {
+    let ended = script(cell, programs).await;
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     let left = fs::read_dir(cell.directory()).expect("read the directory");
     let left = left.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     assert!(!left.into_iter().any(|name| name.starts_with("backup.")), "links are left");
-    copy
+    copy_of(cell)
 }
 
-/// The disk dies, and the copy takes its place.
+/// Runs the shipped script.
+async fn script(cell: &Cell, programs: &Path) -> Output {
+    let socket = socket_in(cell.directory());
+    let path = std::env::var("PATH").expect("a path");
+    let mut script = Command::new(repository().join("ops/backup.sh"));
+    script.arg(&socket).arg(copy_of(cell)).env("SOCKET", &socket);
+    script.env("PATH", format!("{}:{path}", programs.display()));
+    let run = move || script.output().expect("run ops/backup.sh");
+    tokio::task::spawn_blocking(run).await.expect("it was run")
+}
+
+fn copy_of(cell: &Cell) -> PathBuf {
+    cell.directory().join("copy")
+}
+
+/// Redis dies, and the copy takes the place of its data.
 async fn put_back(cell: &Cell, redis: &mut RedisServer, copy: &Path) {
-    let data = cell.directory().join("appendonlydir");
     redis.kill9();
-    fs::remove_dir_all(&data).expect("remove the data");
-    fs::rename(copy, &data).expect("put the copy in its place");
+    let commands = commands_of_the_page(cell, copy);
+    let ended = Command::new("sh").args(["-euc", &commands]).output().expect("run sh");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     redis.restart();
     redis.ready().await;
+}
+
+/// What docs/backup.md says to type, with the places and the user of this cell. It is the test that
+/// ends Redis and starts it.
+fn commands_of_the_page(cell: &Cell, copy: &Path) -> String {
+    let page = fs::read_to_string(repository().join("docs/backup.md")).expect("read the page");
+    let mut blocks = blocks(&page).into_iter();
+    let block = blocks.find(|block| block.text.contains("systemctl start spillway-redis"));
+    let mut commands = block.expect("the page says how to put it back").text;
+    let (copy, data) = (copy.display().to_string(), cell.directory().display().to_string());
+    let here = [
+        ("systemctl stop spillway-redis\n", ""),
+        ("systemctl start spillway-redis\n", ""),
+        ("/backup/spillway-2026-11-21", &copy),
+        ("/var/lib/spillway", &data),
+        ("chown -R spillway: ", "chown -R $(id -un): "),
+    ];
+    for (there, here) in here {
+        assert!(commands.contains(there), "{there:?} on the page");
+        commands = commands.replace(there, here);
+    }
+    commands
 }
 
 /// Stores one webhook of each of these resources.

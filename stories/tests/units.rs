@@ -40,6 +40,10 @@ fn analyze(directory: &Path, arguments: &[&str], units: &[PathBuf]) -> (bool, St
     (output.status.success(), String::from_utf8_lossy(&said).into_owned())
 }
 
+fn is_service(unit: &Path) -> bool {
+    unit.extension().is_some_and(|kind| kind == "service")
+}
+
 fn verify(directory: &Path, units: &[PathBuf]) -> (bool, String) {
     analyze(directory, &["verify", "--man=no"], units)
 }
@@ -55,13 +59,43 @@ fn systemd_finds_no_mistake_in_the_units() {
     assert!(verify(directory.path(), &units).1.contains("WatchdogSecs"));
 }
 
+/// By default systemd gives up after five starts in ten seconds, and then a full disk that is mended
+/// mends nothing.
+#[test]
+fn what_is_always_started_again_is_so_without_end() {
+    let (_directory, units) = units();
+    let mut endless = 0;
+    for unit in units.iter().filter(|unit| is_service(unit)) {
+        let text = fs::read_to_string(unit).expect("a unit");
+        if text.lines().any(|line| line == "Restart=always") {
+            let is_endless = text.lines().any(|line| line == "StartLimitIntervalSec=0");
+            assert!(is_endless, "systemd gives up on {}", unit.display());
+            endless += 1;
+        }
+    }
+    assert_eq!(endless, 4, "services that are always started again");
+}
+
+/// A directory that a service makes is gone when it stops, and nginx may enter none of Redis'.
+#[test]
+fn a_unix_socket_for_nginx_is_advised_where_it_lasts_and_nginx_reaches_it() {
+    for file in
+        ["ops/systemd/spillway-receiver.socket", "ops/nginx/spillway.conf", "docs/install.md"]
+    {
+        let text = fs::read_to_string(binaries::repository().join(file)).expect(file);
+        let words = text.split(|c: char| c.is_whitespace() || "=:;`".contains(c));
+        let sockets: Vec<&str> =
+            words.filter(|word| word.starts_with("/run/") && word.ends_with(".sock")).collect();
+        assert_eq!(sockets, ["/run/spillway-receiver.sock"], "{file}");
+    }
+}
+
 #[test]
 fn no_unit_is_more_exposed_than_a_little() {
     let (directory, units) = units();
-    let is_service = |unit: &&PathBuf| unit.extension().is_some_and(|kind| kind == "service");
     let threshold = format!("--threshold={EXPOSURE_MAX}");
     let arguments = ["security", "--offline=true", "--no-pager", &threshold];
-    for unit in units.iter().filter(is_service) {
+    for unit in units.iter().filter(|unit| is_service(unit)) {
         let (is_good, said) = analyze(directory.path(), &arguments, std::slice::from_ref(unit));
         assert!(is_good, "{said}");
         println!("{}", said.lines().last().unwrap_or_default());
