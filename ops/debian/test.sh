@@ -208,7 +208,7 @@ reads_secrets() {
 purge() {
   inside apt-get -qq -y purge "${PACKAGES[@]}" >&2
   local left
-  left=$(find "$root" -xdev \( -path "$root/root" -o -path "$root/var/log" -o -path "$root/var/cache" \
+  left=$(find "$root" -xdev -mindepth 1 \( -path "$root/root" -o -path "$root/var/log" -o -path "$root/var/cache" \
     -o -path "$root/proc" \) -prune -o -iname '*spillway*' -print)
   left+=$(inside grep -h spillway /etc/passwd /etc/group /etc/shadow || true)
   left+=$(inside systemctl list-units --all --no-legend 'spillway*' || true)
@@ -225,7 +225,7 @@ main() {
   boot
   say "# The Debian packages, from installation to purge"
   say
-  say "By \`make package-test\`, in a Debian 12 made by debootstrap and booted by its own systemd"
+  say "By \`make package-test\`, in a Debian 12 made by debootstrap and booted by its own"
   say "$(inside systemctl --version | sed -n '1s/ (.*//p') in systemd-nspawn:"
   say
   install first
