@@ -19,6 +19,8 @@ pub struct Index(Mutex<Inner>);
 struct Inner {
     segments: VecDeque<Segment>,
     webhooks: u64,
+    /// Records up to this number are not in `webhooks` any more: they may be read again.
+    fed_through: u64,
     damages: u64,
 }
 
@@ -109,10 +111,13 @@ impl Index {
         }
     }
 
-    /// So many webhooks were fed.
-    pub fn fed(&self, webhooks: u64) {
+    /// The record `number`, with so many webhooks, was fed.
+    pub fn fed(&self, number: u64, webhooks: u32) {
         let mut inner = self.lock();
-        inner.webhooks = inner.webhooks.saturating_sub(webhooks);
+        if number > inner.fed_through {
+            inner.fed_through = number;
+            inner.webhooks = inner.webhooks.saturating_sub(webhooks.into());
+        }
     }
 
     /// All that there is was fed: a count that damage has left wrong is made good.

@@ -66,11 +66,12 @@ impl Reader {
         Self { index, skip_through, segment, offset: HEAD_BYTES, number, file: None }
     }
 
-    /// The next records: about `bytes_max` of them, and one in any case. Empty at the end.
-    pub fn read(&mut self, bytes_max: usize) -> Chunk {
+    /// The next records: `records_max` of them or about `bytes_max`, and one in any case. Empty at the
+    /// end.
+    pub fn read(&mut self, records_max: usize, bytes_max: usize) -> Chunk {
         let mut chunk = Chunk::default();
         let mut bytes = 0;
-        while bytes < bytes_max {
+        while bytes < bytes_max && chunk.records.len() < records_max {
             let Some(record) = self.next() else { break };
             bytes += record.pack.len();
             chunk.records.push(record);
@@ -81,7 +82,9 @@ impl Reader {
 
     /// A chunk was fed, and all before it: what lies before it is let go.
     pub fn fed(&self, chunk: &Chunk) {
-        self.index.fed(chunk.webhooks());
+        for record in &chunk.records {
+            self.index.fed(record.number, record.webhooks);
+        }
         self.index.free_before(chunk.segment);
     }
 
@@ -117,7 +120,7 @@ impl Reader {
                 && head.number <= self.skip_through
             {
                 self.pass(&head);
-                self.index.fed(u64::from(head.webhooks));
+                self.index.fed(head.number, head.webhooks);
                 continue;
             }
             match span.step(self.offset, self.number) {
