@@ -12,7 +12,7 @@ use std::time::Duration;
 use spillway_queue::append::{AppendError, Appender};
 use spillway_webhook::StreamId;
 use spillway_webhook::pack::Packer;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{Batcher, LOOKS_MAX, told};
 use crate::metrics::Metrics;
@@ -84,19 +84,19 @@ impl Batcher {
     async fn spill(&mut self, mut batch: Batch, way: Spilling, spill: &Spill) {
         // Those who were told already may have sent it again, and what came after it.
         if !batch.drop_expired(Instant::now()) {
-            return;
+            return self.waiting.resolve(batch, Err(Refusal::AckTimeout));
         }
         let count = batch.records().count();
         let pack = self.packer.pack(batch.records()).to_vec();
         let mut write = std::pin::pin!(spill.write(&way, pack, count));
-        let mut is_stalled = false;
+        let (mut is_stalled, too_late) = (false, Instant::now() + self.ack_timeout);
         let outcome = loop {
             tokio::select! {
                 biased;
                 outcome = &mut write => break outcome,
                 // However long the disk takes, a restart would not mend it.
                 () = self.pulse.asked() => self.pulse.answer(),
-                () = sleep(self.ack_timeout), if !is_stalled => {
+                () = sleep_until(too_late), if !is_stalled => {
                     // Nothing that arrives now would be answered in time.
                     is_stalled = true;
                     self.state.set_stalled(true);
@@ -126,7 +126,7 @@ impl Late {
         let instead = spill.enter_spilling();
         drop(way);
         if !batch.drop_expired(Instant::now()) {
-            return;
+            return waiting.resolve(batch, Err(Refusal::AckTimeout));
         }
         let count = batch.records().count();
         let pack = Packer::new().pack(batch.records()).to_vec();

@@ -45,6 +45,8 @@ pub struct Feeder {
     looked: Option<Instant>,
     held: String,
     told: Option<String>,
+    /// Whether the way back to Redis is one: at a start with nothing on disk it is not.
+    is_news: bool,
 }
 
 /// Where the feeder is in the log.
@@ -70,6 +72,7 @@ impl Feeder {
     pub fn new(spill: Arc<Spill>, log_id: u64, redis: Redis) -> Self {
         let claim = Claim::new(redis.clone(), log_id, rand::rng().random());
         let found_last = spill.index.last();
+        let is_news = spill.webhooks() > 0;
         Self {
             spill,
             redis,
@@ -83,11 +86,17 @@ impl Feeder {
             looked: None,
             held: String::new(),
             told: None,
+            is_news,
         }
     }
 
     /// Feeds until `stop`.
     pub async fn run(mut self, state: QueueState, stop: CancellationToken) {
+        // Before, it is not known whether Redis takes anything.
+        tokio::select! {
+            () = state.looked() => {}
+            () = stop.cancelled() => {}
+        }
         while !stop.is_cancelled() {
             let pause = match self.turn(&state).await {
                 Ok(pause) => pause,
@@ -173,6 +182,7 @@ impl Feeder {
         );
         fed?;
         self.fed = Some(last);
+        self.is_news = true;
         self.progress.ahead = Some(ahead?);
         drop(packs);
         self.progress.done = Some(chunk);
@@ -184,7 +194,9 @@ impl Feeder {
     fn return_to_redis(&mut self, state: &QueueState) {
         let Some(reader) = self.progress.reader.as_mut() else { return };
         if self.spill.route.return_if(|| state.is_usable() && reader.is_at_end()) {
-            tracing::info!("what was spilled is fed; webhooks go to redis directly");
+            if std::mem::replace(&mut self.is_news, true) {
+                tracing::info!("what was spilled is fed; webhooks go to redis directly");
+            }
             self.progress.let_go();
             self.spill.index.all_fed();
             self.spill.writing.rotate();
