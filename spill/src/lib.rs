@@ -25,3 +25,6 @@ pub use index::Index;
 pub use open::open;
 pub use reader::{Chunk, Reader};
 pub use writer::{Limits, WriteError, Writer};
+
+#[cfg(test)]
+mod tests;

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::disk::{Disk, DiskFile, RealDisk};
+use crate::{Directory, Index, Limits, Reader, WriteError, Writer, open};
 use proptest::prelude::*;
-use spillway_spill::disk::{Disk, DiskFile, RealDisk};
-use spillway_spill::{Directory, Index, Limits, Reader, WriteError, Writer, open};
 
 const LIMITS: Limits = Limits { bytes_max: 1 << 20, segment_bytes: 4096 };
 
