@@ -12,6 +12,7 @@ use spillway_queue::{Connection, QueueError, Redis, feed, status};
 use spillway_service::Readiness;
 use spillway_service::error::chain;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::{Metrics, QueueGauges};
@@ -300,7 +301,7 @@ impl Watch {
         self.gauges.show(facts);
         match verdict {
             Verdict::Usable { durability, warnings, rewrite } => {
-                self.usable(durability, &warnings);
+                self.usable(durability, &warnings).await;
                 if rewrite && let Some(connection) = connection {
                     match health::rewrite_aof(connection).await {
                         Ok(()) => tracing::info!(bytes = facts.aof_bytes, "aof rewrite started"),
@@ -318,8 +319,13 @@ impl Watch {
         }
     }
 
-    fn usable(&self, durability: Durability, warnings: &[&'static str]) {
+    async fn usable(&self, durability: Durability, warnings: &[&'static str]) {
         self.state.set(Health::Usable);
+        self.state.shared.looked.cancel();
+        if let Some(spill) = self.state.spill() {
+            // At a start with nothing on disk, spilling ends before it is worth a word.
+            timeout(LOOK_AGAIN, spill.settled()).await.ok();
+        }
         if let Some(spill) = self.state.spill().filter(|spill| spill.is_spilling()) {
             return self.spilling(spill, "catching up: what was spilled is fed to redis first");
         }

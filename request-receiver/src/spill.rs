@@ -36,6 +36,8 @@ use crate::spill::writer::Writing;
 /// What an append may take, as a part of ACK_TIMEOUT, before Redis counts as hanging: what arrives
 /// from then on goes to the disk, with most of its time left.
 const STALL_PART: u32 = 6;
+/// However long ACK_TIMEOUT is: the batcher answers to nobody meanwhile.
+const STALL_MAX: Duration = Duration::from_secs(1);
 /// A segment is let go of whole: many of them, so that room comes back bit by bit.
 const SEGMENTS: u64 = 16;
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
@@ -107,7 +109,7 @@ impl Spill {
             writing: Writing::start(writer)?,
             index,
             limits,
-            stall_after: ack_timeout / STALL_PART,
+            stall_after: (ack_timeout / STALL_PART).min(STALL_MAX),
             problem: Problem {
                 began: Instant::now(),
                 kind: AtomicU8::new(NONE),
@@ -122,8 +124,8 @@ impl Spill {
     }
 
     /// Which way a pack goes that is ready now.
-    pub fn enter(&self) -> Way {
-        self.route.enter()
+    pub async fn enter(&self) -> Way {
+        self.route.enter().await
     }
 
     /// The way to the disk, for a pack that Redis did not take; all others follow.

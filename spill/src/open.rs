@@ -51,7 +51,7 @@ pub fn open(
         }
     }
     // An empty one says what came before it, until there is another to say so.
-    let newest_empty = empty.pop();
+    let newest_empty = empty.pop_if(|segment| Some(&segment.first) == firsts.last());
     if let Some(segment) = &newest_empty {
         last = last.max(segment.after);
         index.add(Segment { is_sealed: true, ..segment.clone() }, 0);

@@ -47,9 +47,9 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// How many webhooks it holds.
-    pub fn webhooks(&self) -> u64 {
-        self.records.iter().map(|record| u64::from(record.webhooks)).sum()
+    /// Bytes of its packs.
+    pub fn bytes(&self) -> usize {
+        self.records.iter().map(|record| record.pack.len()).sum()
     }
 
     /// The number of its last record.

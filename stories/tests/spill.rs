@@ -123,7 +123,9 @@ async fn a_redis_that_hangs_costs_what_was_on_its_way_to_it() {
     let spill = directory(&cell);
     let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
     let ledger = Arc::new(Ledger::default());
-    let load = Load::steady(seed);
+    // Without a pause there is no moment at which nothing is on its way to the disk.
+    let pause = size(Duration::ZERO, Duration::from_millis(2));
+    let load = Load { pause, ..Load::steady(seed) };
     let running = load.start(receiver.address(), &ledger);
     more_are_stored(&ledger, 500).await;
 

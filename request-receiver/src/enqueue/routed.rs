@@ -41,7 +41,7 @@ struct Late {
 impl Batcher {
     /// Stores a batch, whichever way it has to go.
     pub(super) async fn store_either_way(&mut self, batch: Batch, spill: &Arc<Spill>) {
-        match spill.enter() {
+        match spill.enter().await {
             Way::Direct(way) => self.append_unless_it_hangs(batch, way, spill).await,
             Way::Spill(way) => self.spill(batch, way, spill).await,
         }

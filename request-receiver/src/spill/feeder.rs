@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::queue_state::QueueState;
 use crate::spill::Spill;
+use crate::spill::route::HOLD_MAX;
 
 /// What one script appends: large enough that a sync serves many packs, small enough that Redis
 /// stays responsive to the drains.
@@ -26,8 +27,11 @@ const CHUNK_BYTES: usize = 4 << 20;
 const CHUNK_RECORDS: usize = 256;
 /// Past this an answer is asked after on another connection: nothing is repeated by that.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// How soon something is tried again that did not work, or waits for something else to end.
+/// How soon something is tried again that waits for something else to end, or did not work.
 const AGAIN: Duration = Duration::from_millis(100);
+const AGAIN_AFTER_ERROR: Duration = Duration::from_millis(250);
+/// If packs were held in vain, some time passes before they are again.
+const HOLD_AGAIN: Duration = Duration::from_secs(2);
 
 /// Feeds one log.
 pub struct Feeder {
@@ -47,6 +51,9 @@ pub struct Feeder {
     told: Option<String>,
     /// Whether the way back to Redis is one: at a start with nothing on disk it is not.
     is_news: bool,
+    /// Since when packs wait for the way back, and when they did last.
+    held_since: Option<Instant>,
+    held_last: Option<Instant>,
 }
 
 /// Where the feeder is in the log.
@@ -87,6 +94,8 @@ impl Feeder {
             held: String::new(),
             told: None,
             is_news,
+            held_since: None,
+            held_last: None,
         }
     }
 
@@ -106,7 +115,12 @@ impl Feeder {
                         state.is_full();
                     }
                     self.forget();
-                    AGAIN
+                    // Every pack that is spilled meanwhile would be a reason to try again.
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        () = sleep(AGAIN_AFTER_ERROR) => {}
+                    }
+                    Duration::ZERO
                 }
             };
             self.spill.settled.cancel();
@@ -116,6 +130,7 @@ impl Feeder {
                 () = sleep(pause) => {}
             }
         }
+        self.release();
         self.end().await;
     }
 
@@ -152,7 +167,11 @@ impl Feeder {
             return Ok(BUMP_EVERY);
         }
         if !state.is_usable() || self.spill.route.is_appending() {
+            self.release();
             return Ok(AGAIN);
+        }
+        if self.held_since.is_some_and(|since| since.elapsed() >= HOLD_MAX) {
+            self.release();
         }
         self.feed(state).await
     }
@@ -162,6 +181,10 @@ impl Feeder {
             Some(chunk) if !chunk.records.is_empty() => chunk,
             _ => self.progress.next(&self.spill, self.skip_through()).await?,
         };
+        // What is left is on its way to the disk now, or is held.
+        if chunk.bytes() < CHUNK_BYTES && chunk.records.len() < CHUNK_RECORDS {
+            self.hold();
+        }
         let Some(last) = chunk.last() else {
             self.progress.done = Some(chunk);
             self.return_to_redis(state);
@@ -194,12 +217,29 @@ impl Feeder {
     fn return_to_redis(&mut self, state: &QueueState) {
         let Some(reader) = self.progress.reader.as_mut() else { return };
         if self.spill.route.return_if(|| state.is_usable() && reader.is_at_end()) {
+            self.held_since = None;
             if std::mem::replace(&mut self.is_news, true) {
                 tracing::info!("what was spilled is fed; webhooks go to redis directly");
             }
             self.progress.let_go();
             self.spill.index.all_fed();
             self.spill.writing.rotate();
+        }
+    }
+
+    /// Has packs wait for the way back to be taken; not again soon after that was in vain.
+    fn hold(&mut self) {
+        let is_soon = self.held_last.is_some_and(|last| last.elapsed() < HOLD_AGAIN);
+        if self.held_since.is_none() && !is_soon {
+            self.spill.route.hold();
+            let now = Instant::now();
+            (self.held_since, self.held_last) = (Some(now), Some(now));
+        }
+    }
+
+    fn release(&mut self) {
+        if self.held_since.take().is_some() {
+            self.spill.route.release();
         }
     }
 
@@ -267,6 +307,7 @@ impl Feeder {
 
     /// What is known of Redis is asked again.
     fn forget(&mut self) {
+        self.release();
         self.connection = None;
         // What was on its way may have been taken.
         self.progress = Progress::default();

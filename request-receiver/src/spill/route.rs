@@ -2,13 +2,20 @@
 //!
 //! One for the whole process. Invariants: a pack enters its way and leaves it by a value that says
 //! so, panics included; the way back to Redis is taken only while nothing is on either way and
-//! nothing lies on the disk. A lock rather than atomics: it is taken twice for a pack, never waited
-//! for long, and the rules can be read.
+//! nothing lies on the disk. Under load there is no such moment by itself: so, shortly before, packs
+//! are held at the entry for some milliseconds. A lock rather than atomics: it is taken twice for a
+//! pack, never waited for long, and the rules can be read.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::timeout;
+
+/// How long packs are held at most for the way back to be taken: it is a matter of a sync and two
+/// calls, and a part of Shopify's 5 s.
+pub const HOLD_MAX: Duration = Duration::from_millis(250);
 
 /// The way that packs go. Begins by the disk: what may lie there comes first.
 pub struct Route {
@@ -17,6 +24,8 @@ pub struct Route {
     is_spilling: AtomicBool,
     /// Told when there may be something for the feeder to do.
     changed: Notify,
+    /// Told when packs are not held any more.
+    opened: Notify,
 }
 
 struct State {
@@ -25,6 +34,8 @@ struct State {
     appending: usize,
     /// Writes under way.
     writing: usize,
+    /// Whether packs wait at the entry.
+    is_held: bool,
 }
 
 /// A pack's way.
@@ -44,24 +55,57 @@ pub struct Spilling(Arc<Route>);
 impl Default for Route {
     fn default() -> Self {
         Self {
-            state: Mutex::new(State { is_spilling: true, appending: 0, writing: 0 }),
+            state: Mutex::new(State {
+                is_spilling: true,
+                appending: 0,
+                writing: 0,
+                is_held: false,
+            }),
             is_spilling: AtomicBool::new(true),
             changed: Notify::new(),
+            opened: Notify::new(),
         }
     }
 }
 
 impl Route {
-    /// The way of a pack that is ready.
-    pub fn enter(self: &Arc<Self>) -> Way {
+    /// The way of a pack that is ready. Waits while packs are held, and not for long.
+    pub async fn enter(self: &Arc<Self>) -> Way {
+        loop {
+            // Before the look, or an opening in between would be missed.
+            let mut opened = std::pin::pin!(self.opened.notified());
+            opened.as_mut().enable();
+            if let Some(way) = self.try_enter() {
+                return way;
+            }
+            if timeout(HOLD_MAX, opened).await.is_err() {
+                // Redis hangs: who waits for it here would not be answered in time.
+                self.release();
+            }
+        }
+    }
+
+    fn try_enter(self: &Arc<Self>) -> Option<Way> {
         let mut state = self.lock();
-        if state.is_spilling {
+        if state.is_held {
+            None
+        } else if state.is_spilling {
             state.writing += 1;
-            Way::Spill(Spilling(self.clone()))
+            Some(Way::Spill(Spilling(self.clone())))
         } else {
             state.appending += 1;
-            Way::Direct(Direct(self.clone()))
+            Some(Way::Direct(Direct(self.clone())))
         }
+    }
+
+    /// From now on packs wait at the entry, until the way back is taken, or given up.
+    pub fn hold(&self) {
+        self.lock().is_held = true;
+    }
+
+    /// The way back is given up for now.
+    pub fn release(&self) {
+        self.open(&mut self.lock());
     }
 
     /// By the disk, as all that follow.
@@ -85,6 +129,7 @@ impl Route {
         if may_return {
             state.is_spilling = false;
             self.is_spilling.store(false, Ordering::Relaxed);
+            self.open(&mut state);
         }
         may_return
     }
@@ -104,7 +149,14 @@ impl Route {
         self.changed.notified().await;
     }
 
+    fn open(&self, state: &mut State) {
+        if std::mem::replace(&mut state.is_held, false) {
+            self.opened.notify_waiters();
+        }
+    }
+
     fn spill(&self, state: &mut State) -> bool {
+        self.open(state);
         self.is_spilling.store(true, Ordering::Relaxed);
         let is_news = !std::mem::replace(&mut state.is_spilling, true);
         if is_news {
@@ -140,7 +192,7 @@ mod tests {
     use super::*;
 
     fn is_direct(route: &Arc<Route>) -> bool {
-        matches!(route.enter(), Way::Direct(_))
+        matches!(route.try_enter(), Some(Way::Direct(_)))
     }
 
     #[test]
@@ -148,12 +200,12 @@ mod tests {
         let route = Arc::new(Route::default());
         assert!(!is_direct(&route), "it begins by the disk");
         assert!(!route.return_if(|| false));
-        let writing = route.enter();
+        let writing = route.try_enter();
         assert!(!route.return_if(|| true), "a write is under way");
         drop(writing);
         assert!(route.return_if(|| true));
         assert!(is_direct(&route) && !route.is_spilling());
-        let appending = route.enter();
+        let appending = route.try_enter();
         assert!(route.fail_over());
         assert!(!route.fail_over(), "no news");
         assert!(!is_direct(&route) && route.is_appending());
@@ -162,5 +214,28 @@ mod tests {
         assert!(!route.is_appending() && route.return_if(|| true));
         drop(route.enter_spilling());
         assert!(!is_direct(&route), "one that was refused takes the others along");
+    }
+
+    #[tokio::test]
+    async fn packs_are_held_until_the_way_back_is_taken_or_given_up() {
+        let route = Arc::new(Route::default());
+        let writing = route.enter().await;
+        route.hold();
+        let entering = tokio::spawn({
+            let route = route.clone();
+            async move { matches!(route.enter().await, Way::Direct(_)) }
+        });
+        tokio::task::yield_now().await;
+        assert!(!entering.is_finished() && !route.return_if(|| true));
+        drop(writing);
+        assert!(route.return_if(|| true));
+        assert!(entering.await.unwrap(), "it goes the way that was taken");
+        for open in [Route::release, |route: &Route| drop(route.fail_over())] {
+            route.fail_over();
+            route.hold();
+            assert!(route.try_enter().is_none());
+            open(&route);
+            assert!(matches!(route.try_enter(), Some(Way::Spill(_))));
+        }
     }
 }
