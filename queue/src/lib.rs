@@ -21,6 +21,7 @@ pub mod keys;
 pub mod orders;
 pub mod owner;
 pub mod read;
+pub mod sentinel;
 pub mod settle;
 pub mod status;
 

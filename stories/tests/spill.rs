@@ -170,7 +170,7 @@ async fn a_redis_that_is_full_refuses_nothing() {
         answer.status == 200 && answer.text().contains("spilling: queue_full")
     })
     .await;
-    sleep(size(Duration::from_secs(2), Duration::from_secs(120))).await;
+    sleep(size(Duration::from_secs(2), Duration::from_secs(30))).await;
     running.stop().await;
     let waiting = receiver.metric("spillway_spill_webhooks").await.unwrap_or_default();
     say(&format!("spill: {waiting} wait on disk behind a full redis"));
