@@ -143,3 +143,16 @@ pub async fn look(redis: &Redis, connection: &mut Connection) -> Result<String, 
         cmd("GET").arg(redis.keys.spill_claim()).query_async(connection).await?;
     Ok(held.unwrap_or_default())
 }
+
+/// Removes a claim that stands as `held` still: its holder is known to be gone.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn drop_claim(
+    redis: &Redis,
+    connection: &mut Connection,
+    held: &str,
+) -> Result<(), QueueError> {
+    let script = Script::new(include_str!("lua/unclaim.lua"));
+    Ok(script.key(redis.keys.spill_claim()).arg(held).invoke_async(connection).await?)
+}

@@ -218,7 +218,7 @@ async fn one_receiver_spills_for_a_cell() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_receiver_without_a_spill_stands_back_behind_one_with_it() {
     let cell = Cell::shared();
-    let _redis = cell.redis(&[]).await;
+    let redis = cell.redis(&[]).await;
     let without = cell.receiver(&[]).await;
     let spill = directory(&cell, "spill");
     let mut with = cell.receiver(&[("SPILL_DIR", &spill)]).await;
@@ -229,6 +229,15 @@ async fn a_receiver_without_a_spill_stands_back_behind_one_with_it() {
     assert_eq!(with.exit(SOON).await.code(), Some(0));
     without.ready().await;
     store(&without, 1).await;
+
+    // One that was killed is waited for by the next start, and by none after that.
+    with.restart();
+    with.ready().await;
+    with.kill9();
+    let late = cell.receiver(&[]).await;
+    assert!(late.output().contains("a receiver that spilled for this cell has ended"));
+    let claim: Option<String> = redis.command(&["GET", "spillway:spill:claim"]).await;
+    assert_eq!(claim, None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

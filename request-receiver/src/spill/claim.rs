@@ -12,7 +12,7 @@ use spillway_queue::owner::Watch;
 use spillway_queue::{QueueError, Redis};
 use spillway_service::error::chain;
 use spillway_service::start::Misconfigured;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::spill::feeder::Feeder;
 
@@ -53,7 +53,7 @@ impl Others {
 pub async fn settle(feeder: &mut Feeder) -> Result<(), Misconfigured> {
     let mut seen: Option<String> = None;
     loop {
-        match tokio::time::timeout(FIRST_ANSWER, feeder.confirm()).await {
+        match timeout(FIRST_ANSWER, feeder.confirm()).await {
             Ok(Ok(Claimed::Theirs(held))) => {
                 if seen.as_ref().is_some_and(|before| *before != held) {
                     return Err(taken("another SPILL_DIR"));
@@ -74,7 +74,7 @@ pub async fn settle_without(redis: &Redis) -> Result<(), Misconfigured> {
     let mut others = Others::default();
     let mut seen: Option<String> = None;
     loop {
-        let held = match tokio::time::timeout(FIRST_ANSWER, look(redis)).await {
+        let held = match timeout(FIRST_ANSWER, look(redis)).await {
             Ok(Ok(held)) => held,
             Ok(Err(error)) => {
                 tracing::debug!(error = chain(&error), "redis is not asked for a claim yet");
@@ -83,6 +83,10 @@ pub async fn settle_without(redis: &Redis) -> Result<(), Misconfigured> {
             Err(_) => return Ok(()),
         };
         if !others.is_alive(&held) {
+            if !held.is_empty() {
+                // Or each start would wait as long.
+                timeout(FIRST_ANSWER, drop_claim(redis, &held)).await.ok();
+            }
             return Ok(());
         }
         if seen.as_ref().is_some_and(|before| *before != held) {
@@ -95,6 +99,10 @@ pub async fn settle_without(redis: &Redis) -> Result<(), Misconfigured> {
 
 async fn look(redis: &Redis) -> Result<String, QueueError> {
     feed::look(redis, &mut redis.connect(Some(FIRST_ANSWER)).await?).await
+}
+
+async fn drop_claim(redis: &Redis, held: &str) -> Result<(), QueueError> {
+    feed::drop_claim(redis, &mut redis.connect(Some(FIRST_ANSWER)).await?, held).await
 }
 
 fn taken(with: &str) -> Misconfigured {
