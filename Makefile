@@ -31,11 +31,12 @@ check: ## formatting, lints, docs and every test: what a change must pass
 	RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps
 	$(MAKE) test
 
-endure: ## the stories that the suite plays small, at the size of the promise (20 minutes)
+endure: ## the stories that the suite plays small, at the size of the promise (40 minutes)
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
 	ENDURE=1 cargo test --locked -p stories --test duplicates --test brake --test verbs \
-		--test kafka_exactly_once --test kafka_faults --test restart -- --nocapture --test-threads 1
+		--test kafka_exactly_once --test kafka_faults --test restart \
+		--test spill --test spill_disk -- --nocapture --test-threads 1
 
 alerts-live: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
 alerts-live: ## every alert in its fault, live: a table, and the dashboard drawn (5 minutes, as root)

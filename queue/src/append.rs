@@ -16,6 +16,9 @@ pub struct Appender {
     connection: Option<Connection>,
 }
 
+/// An append, ready to be sent.
+pub struct Append(redis::Pipeline);
+
 /// Why an append did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
@@ -39,6 +42,12 @@ impl Appender {
     /// # Errors
     /// [`AppendError`]; both variants leave the appender ready for the next pack.
     pub async fn append(&mut self, pack: &[u8], count: u32) -> Result<StreamId, AppendError> {
+        let append = self.prepare(pack, count);
+        self.send(append).await
+    }
+
+    /// What [`send`](Self::send) sends: a copy of the pack, which can outlive it.
+    pub fn prepare(&self, pack: &[u8], count: u32) -> Append {
         let keys = &self.redis.keys;
         // MULTI and EXEC are written out, because the crate's own keep only one of the replies, and
         // why a pack was refused can stand in any.
@@ -56,8 +65,16 @@ impl Appender {
             .arg(count)
             .cmd("EXEC")
             .ignore_errors();
+        Append(transaction)
+    }
+
+    /// Appends what was prepared, as [`append`](Self::append) does.
+    ///
+    /// # Errors
+    /// [`AppendError`]; both variants leave the appender ready for the next pack.
+    pub async fn send(&mut self, append: Append) -> Result<StreamId, AppendError> {
         let connection = self.connected().await.map_err(AppendError::NotStored)?;
-        let outcome = match transaction.query_async(connection).await {
+        let outcome = match append.0.query_async(connection).await {
             Ok(replies) => outcome(replies),
             Err(error) => Err(AppendError::Unknown(error.into())),
         };

@@ -23,6 +23,9 @@ pub enum QueueError {
     /// The cursor of this drain is gone: it was forgotten, or the data was lost.
     #[error("the drain is not registered")]
     Unregistered,
+    /// Spilled packs that do not follow the last one that was fed.
+    #[error("the spilled packs do not follow the last one that redis knows of")]
+    OutOfStep,
     /// A reply of a shape we do not know.
     #[error("redis answered in an unexpected way: {0}")]
     Unexpected(String),
@@ -43,6 +46,7 @@ impl From<RedisError> for QueueError {
                 Some("OOM" | "MISCONF") => Self::Full(error),
                 Some("FENCED") => Self::Fenced,
                 Some("NOGROUP") => Self::Unregistered,
+                Some("OUTOFSTEP") => Self::OutOfStep,
                 _ => Self::Refused(error),
             },
             _ => Self::Refused(error),

@@ -91,6 +91,16 @@ impl Keys {
         format!("{}{drain}:settled", self.prefix)
     }
 
+    /// Hash: id of a receiver's log on disk → number of the newest pack of it that was fed.
+    pub fn spill(&self) -> String {
+        format!("{}spill", self.prefix)
+    }
+
+    /// `<log id>:<token>:<counter>` of the receiver that spills for this cell.
+    pub fn spill_claim(&self) -> String {
+        format!("{}spill:claim", self.prefix)
+    }
+
     /// Where the pack of an entry goes that cannot be decoded.
     pub fn corrupt(&self, entry: StreamId) -> String {
         format!("{}{entry}", self.corrupt_prefix())

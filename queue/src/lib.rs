@@ -4,7 +4,7 @@
 //! cursor) → [`settle`] (one script records what is done, parks, dead-letters, advances the cursor
 //! and trims). Beside it: [`owner`] (one instance per drain), [`dead`] (dead letters), [`drains`]
 //! (who reads), [`orders`] (what an operator tells a drain), [`history`] (what became of a webhook),
-//! [`status`] and [`health`] (what an operator asks).
+//! [`feed`] (what a receiver spilled to its disk), [`status`] and [`health`] (what an operator asks).
 //!
 //! Every write of a drain is one Lua script with `allow-oom`: atomic, fenced by the owner's token,
 //! and it works on a Redis that is full to the brim, because only draining can empty it.
@@ -14,12 +14,14 @@ pub mod connect;
 pub mod dead;
 pub mod drains;
 pub mod error;
+pub mod feed;
 pub mod health;
 pub mod history;
 pub mod keys;
 pub mod orders;
 pub mod owner;
 pub mod read;
+pub mod sentinel;
 pub mod settle;
 pub mod status;
 

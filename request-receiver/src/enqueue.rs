@@ -2,16 +2,20 @@
 //!
 //! Each shard has a pack of its own in flight, and no core waits for another. Invariants: never a
 //! second pack of a shard before the first one's outcome is known; a webhook's waiter hears `Ok` only
-//! after Redis confirmed its pack. Deadlines are kept by [`Waiting`].
+//! after Redis confirmed its pack, or the disk did where packs are spilled ([`routed`]). Deadlines are
+//! kept by [`Waiting`].
+
+mod routed;
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_queue::QueueError;
 use spillway_queue::append::{AppendError, Appender};
+use spillway_queue::{QueueError, Redis};
 use spillway_service::error::chain;
 use spillway_service::supervisor::Pulse;
+use spillway_webhook::StreamId;
 use spillway_webhook::pack::{Packer, RAW_BYTES_TARGET, Records};
 use tokio::time::timeout;
 
@@ -19,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::queue_state::{Health, QueueState};
 use crate::reply::Refusal;
 use crate::settings::Settings;
+use crate::spill::Spill;
 use crate::waiting::{Answer, Waiting};
 
 /// How often a shard lets its other tasks run before it closes a pack, as long as each time brings
@@ -32,7 +37,10 @@ const LOOKS_MAX: u64 = 10;
 pub struct Batcher {
     waiting: Arc<Waiting>,
     packer: Packer,
+    redis: Redis,
     appender: Appender,
+    /// Where packs go instead; none unless it is set.
+    spill: Option<Arc<Spill>>,
     state: QueueState,
     metrics: Metrics,
     ack_timeout: Duration,
@@ -49,10 +57,13 @@ impl Batcher {
         metrics: &Metrics,
         pulse: Pulse,
     ) -> Self {
+        let redis = settings.common.redis.clone();
         Self {
             waiting,
             packer: Packer::new(),
-            appender: Appender::new(settings.common.redis.clone()),
+            appender: Appender::new(redis.clone()),
+            redis,
+            spill: state.spill().cloned(),
             state,
             metrics: metrics.clone(),
             ack_timeout: settings.ack_timeout,
@@ -66,8 +77,12 @@ impl Batcher {
         while self.arrived().await {
             self.gather().await;
             if let Some(batch) = self.waiting.take() {
-                let answer = self.write(batch.records()).await;
-                self.waiting.resolve(batch, answer);
+                if let Some(spill) = self.spill.clone() {
+                    self.store_either_way(batch, &spill).await;
+                } else {
+                    let answer = self.write(batch.records()).await;
+                    self.waiting.resolve(batch, answer);
+                }
                 self.pulse.answer();
             }
         }
@@ -97,14 +112,9 @@ impl Batcher {
     }
 
     async fn write(&mut self, records: &Records) -> Answer {
+        self.connect_anew_if_redis_went();
         let count = records.count();
         let pack = self.packer.pack(records);
-        // A connection from before Redis went would break with the pack on it, and leave its
-        // outcome unknown. The append connects anew, while its webhooks' deadlines are kept.
-        let generation = self.state.generation();
-        if generation != std::mem::replace(&mut self.generation, generation) {
-            self.appender.disconnect();
-        }
         let outcome = {
             let append = self.appender.append(pack, count);
             let mut append = pin!(answering(&self.pulse, &self.state, append));
@@ -120,22 +130,36 @@ impl Batcher {
                 outcome
             }
         };
-        self.judge(outcome.map(|_| ()), count)
+        told(outcome, count, &self.state, &self.metrics)
     }
 
-    /// What its waiters are to be told of a pack.
-    fn judge(&self, outcome: Result<(), AppendError>, count: u32) -> Answer {
-        match outcome {
-            Ok(()) => {
-                self.metrics.packed(count);
-                Ok(())
-            }
-            Err(error) => {
-                tracing::debug!(error = chain(&error), webhooks = count, "pack refused");
-                let (health, refusal) = judge(&error);
-                self.state.failed(health, &error);
-                Err(refusal)
-            }
+    /// A connection from before Redis went would break with the pack on it, and leave its outcome
+    /// unknown. The append connects anew, while its webhooks' deadlines are kept.
+    fn connect_anew_if_redis_went(&mut self) {
+        let generation = self.state.generation();
+        if generation != std::mem::replace(&mut self.generation, generation) {
+            self.appender.disconnect();
+        }
+    }
+}
+
+/// What its waiters are to be told of a pack.
+fn told(
+    outcome: Result<StreamId, AppendError>,
+    count: u32,
+    state: &QueueState,
+    metrics: &Metrics,
+) -> Answer {
+    match outcome {
+        Ok(_) => {
+            metrics.packed(count);
+            Ok(())
+        }
+        Err(error) => {
+            tracing::debug!(error = chain(&error), webhooks = count, "pack refused");
+            let (health, refusal) = judge(&error);
+            state.failed(health, &error);
+            Err(refusal)
         }
     }
 }

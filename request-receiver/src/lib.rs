@@ -2,7 +2,8 @@
 //!
 //! The path of a webhook: [`serve`] (accepts, hands to a [`shard`]) → [`connection`] → [`receive`]
 //! (one request, step by step: admit → read the body → authenticate → inspect → enqueue) →
-//! [`waiting`] → [`enqueue`] (group commit into Redis) → [`reply`] (what the sender is told).
+//! [`waiting`] → [`enqueue`] (group commit into Redis, or by [`spill`] to disk) → [`reply`] (what the
+//! sender is told).
 
 pub mod admit;
 pub mod body;
@@ -18,6 +19,7 @@ pub mod secrets;
 pub mod serve;
 pub mod settings;
 pub mod shard;
+pub mod spill;
 pub mod stream;
 pub mod topics;
 pub mod waiting;
@@ -31,7 +33,8 @@ use spillway_service::error::chain;
 use spillway_service::listen::Listener;
 use spillway_service::start::Unavailable;
 use spillway_service::supervisor::{self, Watchdog};
-use tokio::time::Instant;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::admit::Admission;
@@ -41,9 +44,13 @@ use crate::queue_state::QueueState;
 use crate::serve::Acceptor;
 use crate::settings::Settings;
 use crate::shard::{Shard, Shared};
+use crate::spill::Spill;
 
 /// How long who connects first may have to wait for what Redis says: a part of Shopify's 5 s.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
+
+/// What the feeder may have on its way, which Redis knows the outcome of in any case.
+const FEEDER_STOPS_WITHIN: Duration = Duration::from_millis(500);
 
 /// Runs a receiver until `shutdown`.
 ///
@@ -54,7 +61,8 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let metrics = Metrics::new(settings.secrets.matches());
     let (readiness, after_all) = admin::start(settings.admin_listen, &metrics.registry).await?;
     let listener = Listener::bind(&settings.listen).await?;
-    let state = QueueState::new();
+    let stop_feeding = CancellationToken::new();
+    let (state, mut feeding) = spill_or_not(&settings, &metrics, &stop_feeding).await?;
     let watch = queue_state::Watch::new(&settings, state.clone(), readiness.clone(), &metrics);
     if settings.common.exit_if_unavailable {
         watch
@@ -80,7 +88,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         Acceptor::new(listener, shards, shard_ended, settings.connections_max, metrics);
     // Until it is known that the queue is usable, webhooks would be refused that could be stored.
     tokio::select! {
-        () = state.looked() => {}
+        () = looked(&state) => {}
         () = tokio::time::sleep(FIRST_LOOK) => {}
         () = shutdown.cancelled() => {}
     }
@@ -96,8 +104,41 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         tracing::error!(%error, "stopping, to be started again");
     }
     acceptor.finish(stop_by).await;
+    stop_feeding.cancel();
+    if let Some(feeding) = &mut feeding {
+        timeout_at(stop_by + FEEDER_STOPS_WITHIN, feeding).await.ok();
+    }
     after_all.cancel();
     Ok(accepted?)
+}
+
+/// What is known of the queue, with the way around it if there is one; a second receiver beside one
+/// that spills ends here.
+async fn spill_or_not(
+    settings: &Settings,
+    metrics: &Metrics,
+    stop: &CancellationToken,
+) -> anyhow::Result<(QueueState, Option<JoinHandle<()>>)> {
+    let redis = &settings.common.redis;
+    let Some(spill_settings) = &settings.spill else {
+        spill::claim::settle_without(redis).await?;
+        metrics.watch_spill(None);
+        return Ok((QueueState::new(None), None));
+    };
+    let (spill, log_id) = Spill::open(spill_settings, settings.ack_timeout)?;
+    let feeder = spill::feeder(&spill, log_id, redis).await?;
+    metrics.watch_spill(Some(spill.clone()));
+    let state = QueueState::new(Some(spill));
+    let feeding = tokio::spawn(feeder.run(state.clone(), stop.clone()));
+    Ok((state, Some(feeding)))
+}
+
+/// Waits until Redis was looked at, and what was spilled before as well.
+async fn looked(state: &QueueState) {
+    state.looked().await;
+    if let Some(spill) = state.spill() {
+        spill.settled().await;
+    }
 }
 
 /// A shard for each core.

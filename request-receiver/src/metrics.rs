@@ -2,6 +2,7 @@
 //! secrets are those that were configured.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::core::Collector;
@@ -15,6 +16,7 @@ use spillway_service::metrics::{register, registry};
 
 use crate::admit::Admission;
 use crate::reply::OUTCOMES;
+use crate::spill::Spill;
 use crate::topics::TopicMetrics;
 
 /// All metrics of a receiver.
@@ -78,6 +80,11 @@ impl Metrics {
         let help = "Bytes received and not yet stored.";
         let gauge = IntGauge::new("spillway_in_flight_bytes", help).expect("BUG: a valid name");
         register(&self.registry, &InFlight { admission, gauge });
+    }
+
+    /// Shows what lies on the disk; all zero where nothing is spilled.
+    pub fn watch_spill(&self, spill: Option<Arc<Spill>>) {
+        register(&self.registry, &SpillGauges::new(spill));
     }
 
     /// A request was answered.
@@ -148,6 +155,66 @@ impl Collector for InFlight {
     fn collect(&self) -> Vec<prometheus::proto::MetricFamily> {
         self.gauge.set(i64::try_from(self.admission.in_flight_bytes()).unwrap_or(i64::MAX));
         self.gauge.collect()
+    }
+}
+
+/// Reads the spill when it is scraped.
+#[derive(Clone)]
+struct SpillGauges {
+    spill: Option<Arc<Spill>>,
+    webhooks: IntGauge,
+    bytes: IntGauge,
+    limit_bytes: IntGauge,
+    spilling: IntGauge,
+    spilled: IntCounter,
+    errors: IntCounter,
+}
+
+impl SpillGauges {
+    fn new(spill: Option<Arc<Spill>>) -> Self {
+        let gauge = |name, help| IntGauge::new(name, help).expect("BUG: a constant name is valid");
+        let counter =
+            |name, help| IntCounter::new(name, help).expect("BUG: a constant name is valid");
+        Self {
+            spill,
+            webhooks: gauge("spillway_spill_webhooks", "Webhooks in SPILL_DIR, not fed to Redis."),
+            bytes: gauge("spillway_spill_bytes", "Bytes in SPILL_DIR."),
+            limit_bytes: gauge("spillway_spill_limit_bytes", "SPILL_MAX; 0 without SPILL_DIR."),
+            spilling: gauge(
+                "spillway_spilling",
+                "1 while webhooks go to SPILL_DIR: Redis takes none, or what was spilled is fed first.",
+            ),
+            spilled: counter("spillway_spilled_total", "Webhooks stored in SPILL_DIR."),
+            errors: counter(
+                "spillway_spill_errors_total",
+                "Writes that failed, damage that was met, and packs that Redis forgot.",
+            ),
+        }
+    }
+}
+
+impl Collector for SpillGauges {
+    fn desc(&self) -> Vec<&prometheus::core::Desc> {
+        let gauges = [&self.webhooks, &self.bytes, &self.limit_bytes, &self.spilling];
+        let counters = [&self.spilled, &self.errors];
+        let of_gauges = gauges.into_iter().flat_map(Collector::desc);
+        of_gauges.chain(counters.into_iter().flat_map(Collector::desc)).collect()
+    }
+
+    fn collect(&self) -> Vec<prometheus::proto::MetricFamily> {
+        if let Some(spill) = &self.spill {
+            self.webhooks.set(spill.webhooks().cast_signed());
+            self.bytes.set(spill.bytes().cast_signed());
+            self.limit_bytes.set(spill.limit_bytes().cast_signed());
+            self.spilling.set(spill.is_spilling().into());
+            // Both only grow.
+            self.spilled.inc_by(spill.spilled().saturating_sub(self.spilled.get()));
+            self.errors.inc_by(spill.errors().saturating_sub(self.errors.get()));
+        }
+        let gauges = [&self.webhooks, &self.bytes, &self.limit_bytes, &self.spilling];
+        let counters = [&self.spilled, &self.errors];
+        let of_gauges = gauges.into_iter().flat_map(Collector::collect);
+        of_gauges.chain(counters.into_iter().flat_map(Collector::collect)).collect()
     }
 }
 

@@ -8,15 +8,18 @@ use std::time::Duration;
 use spillway_queue::append::AppendError;
 use spillway_queue::drains::{self, StartAt};
 use spillway_queue::health::{self, Durability, Facts, Verdict};
-use spillway_queue::{Connection, QueueError, Redis, status};
+use spillway_queue::{Connection, QueueError, Redis, feed, status};
 use spillway_service::Readiness;
 use spillway_service::error::chain;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::{Metrics, QueueGauges};
 use crate::reply::Refusal;
 use crate::settings::Settings;
+use crate::spill::Spill;
+use crate::spill::claim::Others;
 
 /// How often a healthy Redis is looked at: so soon is one noticed that went while nothing arrived,
 /// or filled up for other reasons than us. A look costs Redis about 0.1 ms.
@@ -25,6 +28,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// A look that takes longer is a failed one.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Why a receiver that does not spill stands back.
+const CLAIMED: &str = "a receiver with SPILL_DIR has this cell, and is its only one: stop either";
 
 /// What is known of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,15 +45,16 @@ pub enum Health {
 }
 
 /// Shared by every connection, the batchers and the watch.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct QueueState {
     shared: Arc<Shared>,
     /// One for each shard.
     is_stalled: Arc<AtomicBool>,
 }
 
-#[derive(Debug)]
 struct Shared {
+    /// Where packs go while the queue is not usable.
+    spill: Option<Arc<Spill>>,
     health: AtomicU8,
     /// Grows with each connection of the watch: an older one of the appender is worth nothing.
     generation: AtomicU64,
@@ -65,18 +72,21 @@ pub struct Watch {
     state: QueueState,
     readiness: Readiness,
     gauges: QueueGauges,
+    /// Receivers that spill, which this one does not.
+    others: Others,
 }
 
 impl Default for QueueState {
     fn default() -> Self {
-        Self::new()
+        Self::new(None)
     }
 }
 
 impl QueueState {
     /// Unavailable until the first look.
-    pub fn new() -> Self {
+    pub fn new(spill: Option<Arc<Spill>>) -> Self {
         let shared = Shared {
+            spill,
             health: AtomicU8::new(Health::Unavailable as u8),
             generation: AtomicU64::new(0),
             looks: AtomicU64::new(0),
@@ -89,7 +99,7 @@ impl QueueState {
     /// As after a look that found nothing wrong.
     #[cfg(test)]
     pub fn usable_one() -> Self {
-        let state = Self::new();
+        let state = Self::default();
         state.set(Health::Usable);
         state
     }
@@ -106,11 +116,35 @@ impl QueueState {
         if self.is_stalled.load(Ordering::Relaxed) {
             return Err(Refusal::QueueUnavailable);
         }
+        if let Some(spill) = self.shared.spill.as_ref().filter(|spill| spill.is_spilling()) {
+            return spill.takes();
+        }
         match self.shared.health.load(Ordering::Relaxed) {
             health if health == Health::Usable as u8 => Ok(()),
             health if health == Health::Full as u8 => Err(Refusal::QueueFull),
             _ => Err(Refusal::QueueUnavailable),
         }
+    }
+
+    /// Where packs go while the queue is not usable; none unless it is set.
+    pub fn spill(&self) -> Option<&Arc<Spill>> {
+        self.shared.spill.as_ref()
+    }
+
+    /// Whether Redis takes appends, as far as is known.
+    pub fn is_usable(&self) -> bool {
+        self.has(Health::Usable)
+    }
+
+    /// What was spilled found no room in Redis.
+    pub fn is_full(&self) {
+        self.set(Health::Full);
+        self.look();
+    }
+
+    /// Has the watch look at once.
+    pub fn look(&self) {
+        self.shared.look_now.notify_one();
     }
 
     /// An append failed, for `error`: this is what it says about the queue. The watch looks at
@@ -120,7 +154,8 @@ impl QueueState {
         if before != health as u8 {
             tracing::warn!(error = chain(error), "a pack was refused; the queue is looked at");
         }
-        self.shared.look_now.notify_one();
+        self.spill_if(health);
+        self.look();
     }
 
     /// An append has been without an answer for so long that no other is worth waiting for.
@@ -145,6 +180,20 @@ impl QueueState {
 
     fn set(&self, health: Health) {
         self.shared.health.store(health as u8, Ordering::Relaxed);
+        self.spill_if(health);
+    }
+
+    /// After the health is noted: the way back is taken only from a queue that is usable.
+    fn spill_if(&self, health: Health) {
+        if let Some(spill) = &self.shared.spill
+            && health != Health::Usable
+        {
+            spill.fail_over();
+        }
+    }
+
+    fn has(&self, health: Health) -> bool {
+        self.shared.health.load(Ordering::Relaxed) == health as u8
     }
 }
 
@@ -162,6 +211,7 @@ impl Watch {
             state,
             readiness,
             gauges: metrics.queue.clone(),
+            others: Others::default(),
         }
     }
 
@@ -177,7 +227,7 @@ impl Watch {
     }
 
     /// Looks until `stop`: at every change the state, `/readyz` and the log say so.
-    pub async fn run(self, stop: CancellationToken) {
+    pub async fn run(mut self, stop: CancellationToken) {
         let mut connection = None;
         loop {
             let is_usable = match self.look(&mut connection).await {
@@ -203,7 +253,7 @@ impl Watch {
     }
 
     async fn look(
-        &self,
+        &mut self,
         connection: &mut Option<Connection>,
     ) -> Result<(Facts, Verdict), QueueError> {
         let connected = match connection {
@@ -216,10 +266,16 @@ impl Watch {
         };
         let facts = health::read(&self.redis, connected).await?;
         self.state.shared.looks.fetch_add(1, Ordering::Relaxed);
-        let was_full = self.state.usable() == Err(Refusal::QueueFull);
-        let verdict = health::judge(&facts, self.require_durable, was_full);
+        let was_full = self.state.has(Health::Full);
+        let mut verdict = health::judge(&facts, self.require_durable, was_full);
         if matches!(verdict, Verdict::Usable { .. }) {
             drains::register(&self.redis, connected, None, StartAt::Oldest).await?;
+            // One that spills keeps the order of what comes to it, and would not know of this one.
+            if self.state.spill().is_none()
+                && self.others.is_alive(&feed::look(&self.redis, connected).await?)
+            {
+                verdict = Verdict::Refused(CLAIMED.to_owned());
+            }
         }
         self.show_drains(connected).await;
         Ok((facts, verdict))
@@ -245,7 +301,7 @@ impl Watch {
         self.gauges.show(facts);
         match verdict {
             Verdict::Usable { durability, warnings, rewrite } => {
-                self.usable(durability, &warnings);
+                self.usable(durability, &warnings).await;
                 if rewrite && let Some(connection) = connection {
                     match health::rewrite_aof(connection).await {
                         Ok(()) => tracing::info!(bytes = facts.aof_bytes, "aof rewrite started"),
@@ -263,8 +319,16 @@ impl Watch {
         }
     }
 
-    fn usable(&self, durability: Durability, warnings: &[&'static str]) {
+    async fn usable(&self, durability: Durability, warnings: &[&'static str]) {
         self.state.set(Health::Usable);
+        self.state.shared.looked.cancel();
+        if let Some(spill) = self.state.spill() {
+            // At a start with nothing on disk, spilling ends before it is worth a word.
+            timeout(LOOK_AGAIN, spill.settled()).await.ok();
+        }
+        if let Some(spill) = self.state.spill().filter(|spill| spill.is_spilling()) {
+            return self.spilling(spill, "catching up: what was spilled is fed to redis first");
+        }
         if self.readiness.ready() {
             tracing::info!(durability = durability as u8, "the queue is usable");
             for warning in warnings {
@@ -275,9 +339,22 @@ impl Watch {
 
     fn unusable(&self, health: Health, reason: &str) -> bool {
         self.state.set(health);
-        if self.readiness.not_ready(reason) {
+        if let Some(spill) = self.state.spill() {
+            self.spilling(spill, reason);
+        } else if self.readiness.not_ready(reason) {
             tracing::error!(reason, "the queue is not usable; webhooks are answered 503");
         }
         false
+    }
+
+    fn spilling(&self, spill: &Spill, reason: &str) {
+        if let Some(trouble) = spill.trouble() {
+            let reason = format!("{trouble}; {reason}");
+            if self.readiness.not_ready(reason.clone()) {
+                tracing::error!(reason, "webhooks cannot be spilled; they are answered 503");
+            }
+        } else if self.readiness.ready_but(format!("spilling: {reason}")) {
+            tracing::warn!(reason, "webhooks are taken in and spilled to disk");
+        }
     }
 }

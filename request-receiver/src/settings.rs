@@ -14,10 +14,13 @@ use spillway_webhook::freshness::Window;
 use crate::admit::OVERHEAD_BYTES;
 use crate::connection::HEADER_BYTES_MAX;
 use crate::secrets::Source;
+use crate::spill::SpillSettings;
 
 const MIB: u64 = 1 << 20;
 /// What a webhook may hold beside its body.
 const HEAD_ROOM_BYTES: usize = OVERHEAD_BYTES + HEADER_BYTES_MAX;
+/// What a pack may hold beside its largest body.
+const SPILL_ROOM_BYTES: u64 = 2 * MIB;
 /// Bodies past this would make packs that no drain can decode.
 const BODY_MAX: u64 = 128 * MIB;
 
@@ -95,6 +98,17 @@ pub struct Written {
     #[arg(long, env = "REQUIRE_DURABLE", default_value = "false")]
     require_durable: String,
 
+    /// Directory to write webhooks to while Redis takes none, rather than refuse them; they are fed
+    /// to it in order afterwards. On a disk that keeps what it synced; for one receiver alone, which
+    /// is then its cell's only one. Not set: refuse them
+    #[arg(long, env = "SPILL_DIR")]
+    spill_dir: Option<PathBuf>,
+
+    /// What may lie in SPILL_DIR, before webhooks are refused; at least MAX_BODY + 2MiB [1MiB to
+    /// 16TiB]
+    #[arg(long, env = "SPILL_MAX", default_value = "10GiB")]
+    spill_max: String,
+
     /// Time to finish what is under way after SIGTERM [1s to 5m]
     #[arg(long, env = "SHUTDOWN_TIMEOUT", default_value = "10s")]
     shutdown_timeout: String,
@@ -131,6 +145,8 @@ pub struct Settings {
     pub ack_timeout: Duration,
     /// Whether to refuse a Redis that does not sync before it answers.
     pub require_durable: bool,
+    /// Where packs go while Redis takes none.
+    pub spill: Option<SpillSettings>,
     /// Time to finish what is under way.
     pub shutdown_timeout: Duration,
 }
@@ -195,6 +211,7 @@ impl spillway_service::Written for Written {
             idle_timeout: checker.duration("IDLE_TIMEOUT", &self.idle_timeout, s(1)..=hour),
             ack_timeout: checker.duration("ACK_TIMEOUT", &self.ack_timeout, ms(100)..=s(60)),
             require_durable: checker.flag("REQUIRE_DURABLE", &self.require_durable),
+            spill: self.spill(checker),
             shutdown_timeout: checker.duration(
                 "SHUTDOWN_TIMEOUT",
                 &self.shutdown_timeout,
@@ -211,11 +228,27 @@ impl spillway_service::Written for Written {
                 ),
             );
         }
+        let largest = settings.body_bytes_max as u64 + SPILL_ROOM_BYTES;
+        if settings.spill.as_ref().is_some_and(|spill| spill.bytes_max < largest) {
+            checker.mistake(
+                "SPILL_MAX",
+                "must be at least MAX_BODY + 2MiB: else the largest body never fits",
+            );
+        }
         settings
     }
 }
 
 impl Written {
+    fn spill(&self, checker: &mut Checker) -> Option<SpillSettings> {
+        let bytes_max = checker.size("SPILL_MAX", &self.spill_max, MIB..=16 * 1024 * 1024 * MIB);
+        let directory = self.spill_dir.clone().filter(|path| !path.as_os_str().is_empty())?;
+        if !directory.is_absolute() {
+            checker.mistake("SPILL_DIR", "must be an absolute path");
+        }
+        Some(SpillSettings { directory, bytes_max })
+    }
+
     fn secrets(&self, checker: &mut Checker) -> Arc<Source> {
         let secrets = checker.secrets(
             "SHOPIFY_CLIENT_SECRET",

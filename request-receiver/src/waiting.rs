@@ -234,7 +234,7 @@ impl Batch {
     }
 
     /// Drops what need not be sent; `false` if nothing is left. Permits stay with the batch.
-    fn drop_expired(&mut self, now: Instant) -> bool {
+    pub fn drop_expired(&mut self, now: Instant) -> bool {
         self.fate.tell_expired(now);
         let mut fate = self.fate.lock();
         let is_void = |waiter: &&mut Waiter| waiter.has_record && waiter.waker.is_none();

@@ -20,6 +20,8 @@ pub struct Readiness(Arc<Mutex<Condition>>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Condition {
     Ready,
+    /// It does its work, in a way that somebody should know of.
+    ReadyBut(String),
     NotReady(String),
     /// The last state: what is found out about Redis or a backend changes nothing any more.
     Stopping,
@@ -34,6 +36,11 @@ impl Readiness {
     /// Ready; says whether that is news.
     pub fn ready(&self) -> bool {
         self.set(Condition::Ready)
+    }
+
+    /// Ready, although `reason`: a code and a sentence; says whether that is news.
+    pub fn ready_but(&self, reason: impl Into<String>) -> bool {
+        self.set(Condition::ReadyBut(reason.into()))
     }
 
     /// Not ready, for `reason`; says whether that is news.
@@ -58,9 +65,17 @@ impl Readiness {
     /// `None` if ready, else the reason.
     pub fn reason(&self) -> Option<String> {
         match &*self.lock() {
-            Condition::Ready => None,
+            Condition::Ready | Condition::ReadyBut(_) => None,
             Condition::NotReady(reason) => Some(reason.clone()),
             Condition::Stopping => Some("stopping".to_owned()),
+        }
+    }
+
+    /// What is not as it should be although it is ready.
+    fn note(&self) -> Option<String> {
+        match &*self.lock() {
+            Condition::ReadyBut(note) => Some(note.clone()),
+            Condition::Ready | Condition::NotReady(_) | Condition::Stopping => None,
         }
     }
 
@@ -115,7 +130,10 @@ async fn serve(
 
 async fn readyz(State(readiness): State<Readiness>) -> (StatusCode, String) {
     match readiness.reason() {
-        None => (StatusCode::OK, "ready\n".to_owned()),
+        None => {
+            let note = readiness.note().map(|note| format!("{note}\n")).unwrap_or_default();
+            (StatusCode::OK, format!("ready\n{note}"))
+        }
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
     }
 }
@@ -132,6 +150,9 @@ mod tests {
         assert!(readiness.ready());
         assert!(!readiness.ready());
         assert_eq!(readiness.reason(), None);
+        assert!(readiness.ready_but("c"));
+        assert!(!readiness.ready_but("c"));
+        assert_eq!((readiness.reason(), readiness.note()), (None, Some("c".to_owned())));
         readiness.stopping();
         assert!(!readiness.ready());
         assert!(!readiness.not_ready("c"));

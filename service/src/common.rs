@@ -12,7 +12,8 @@ use crate::telemetry::LogFormat;
 /// The common settings as written.
 #[derive(Clone, Args)]
 pub struct Common {
-    /// The cell's Redis: unix:///path, redis://host:port/db or rediss://host:port/db
+    /// The cell's Redis: unix:///path, redis://host:port/db or rediss://host:port/db; or its
+    /// Sentinels: redis+sentinel://host:port,host:port/name
     #[arg(
         long,
         env = "REDIS_URL",

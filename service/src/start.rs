@@ -30,6 +30,11 @@ pub trait Written: Parser {
 #[error("{0}")]
 pub struct Unavailable(pub String);
 
+/// A setting that proved to be wrong only once it was used, such as a directory that is taken.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Misconfigured(pub String);
+
 /// Runs a process from its settings to its exit code.
 pub fn start<W, R, F>(run: R) -> ExitCode
 where
@@ -61,6 +66,10 @@ where
         Err(error) if error.is::<Unavailable>() => {
             eprintln!("{error:#}");
             ExitCode::from(exit::UNAVAILABLE)
+        }
+        Err(error) if error.is::<Misconfigured>() => {
+            eprintln!("{error:#}");
+            ExitCode::from(exit::CONFIG)
         }
         Err(error) => {
             eprintln!("{error:#}");

@@ -53,6 +53,7 @@ fn with_hint(error: &QueueError) -> String {
         QueueError::Refused(_)
         | QueueError::Fenced
         | QueueError::Unregistered
+        | QueueError::OutOfStep
         | QueueError::Unexpected(_) => "",
     };
     format!("{error}{}{hint}", cause.unwrap_or_default())

@@ -14,7 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The cell's Redis, as written.
 #[derive(Debug, Args)]
 pub struct Place {
-    /// The cell's Redis: unix:///path, redis://host:port/db or rediss://host:port/db
+    /// The cell's Redis: unix:///path, redis://host:port/db or rediss://host:port/db; or its
+    /// Sentinels: redis+sentinel://host:port,host:port/name
     #[arg(
         long,
         env = "REDIS_URL",

@@ -38,7 +38,10 @@ impl RedisServer {
         let file = binaries::repository().join("ops/redis.conf");
         let mut arguments: Vec<OsString> = Vec::new();
         if file.is_file() {
-            arguments.push(file.into());
+            // A copy: a Sentinel has its Redis write down what it has become.
+            let copy = directory.join("redis.conf");
+            std::fs::copy(&file, &copy).expect("copy redis.conf");
+            arguments.push(copy.into());
         } else {
             arguments.extend(WITHOUT_FILE.iter().map(OsString::from));
         }

@@ -228,6 +228,7 @@ async fn each_alert_fires_in_its_fault_and_in_no_calm() {
         watched.intake_dies().await;
         watched.draw(began.elapsed());
         watched.disk().await;
+        watched.spill().await;
         report(&watched.table);
     } else {
         watched.calm().await;
@@ -367,6 +368,50 @@ impl Watched {
         let configuration = shipped(cell.directory(), &targets);
         self.prometheus = Prometheus::start(cell.directory(), &configuration).await;
         self.fire("a disk with 1.5 GiB", &["SpillwayDiskFillsUp"]).await;
+    }
+
+    /// A receiver with a disk of its own, and a Prometheus that watches it: without Redis, and with
+    /// damage on that disk.
+    async fn spill(&mut self) {
+        let cell = Cell::beside();
+        let mut redis = cell.redis(&[]).await;
+        let directory = cell.directory().join("spill");
+        let spill = directory.to_str().expect("a path of letters");
+        let settings = [("SPILL_DIR", spill), ("SPILL_MAX", "4MiB"), ("MAX_BODY", "1MiB")];
+        let mut receiver = cell.receiver(&settings).await;
+        let nobody = port::free();
+        let targets = [
+            ("127.0.0.1:9811", receiver.admin_address()),
+            ("127.0.0.1:9812", nobody),
+            ("127.0.0.1:9813", nobody),
+        ];
+        let configuration = shipped(cell.directory(), &targets);
+        self.prometheus = Prometheus::start(cell.directory(), &configuration).await;
+        redis.kill9();
+        let fault = "kill -9 of Redis, with SPILL_DIR";
+        self.fire(fault, &["SpillwaySpilling"]).await;
+        let mut connection = Connection::to(receiver.address()).await;
+        until("it fills up", SOON, async || {
+            let noise: String =
+                (0..3000).map(|_| format!("{:032x}", rand::random::<u128>())).collect();
+            connection.post(&Webhook::any().body(format!(r#"{{"a":"{noise}"}}"#))).await;
+            receiver.metric("spillway_spill_bytes").await > Some(3.0 * 1024.0 * 1024.0)
+        })
+        .await;
+        self.fire("the same, and 3 of 4 MiB spilled", &["SpillwaySpillFillsUp"]).await;
+        receiver.kill9();
+        let segments = fs::read_dir(&directory).expect("read the spill");
+        let segments = segments.map(|entry| entry.expect("an entry").path());
+        let segment = segments
+            .filter(|path| path.extension().is_some_and(|ending| ending == "spill"))
+            .max_by_key(|path| fs::metadata(path).map_or(0, |file| file.len()))
+            .expect("a segment");
+        let mut bytes = fs::read(&segment).expect("read a segment");
+        bytes[1000] ^= 1;
+        fs::write(&segment, bytes).expect("damage a segment");
+        redis.restart();
+        receiver.restart();
+        self.fire("a byte on that disk changed", &["SpillwaySpillErrors"]).await;
     }
 }
 

@@ -1,0 +1,123 @@
+//! Which Redis is the cell's now, as its Sentinels say: `redis+sentinel://host:port,host:port/name`.
+//!
+//! Asked at each connect, so a failover is followed by whoever connects after it. Invariant: only a
+//! Redis that calls itself a master is connected to. Bounded: each Sentinel by [`ASK_WITHIN`]. Source:
+//! the guidelines for Sentinel's clients (redis.io/docs/latest/develop/reference/sentinel-clients).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use redis::{AsyncConnectionConfig, Client, cmd};
+
+use crate::error::QueueError;
+
+/// What a URL for Sentinels begins with, without and with TLS.
+pub const SCHEMES: [&str; 2] = ["redis+sentinel://", "rediss+sentinel://"];
+/// A Sentinel does little else than to answer this; one that does not is passed over.
+const ASK_WITHIN: Duration = Duration::from_millis(500);
+const PORT: u16 = 26379;
+
+/// The Sentinels of one Redis.
+#[derive(Debug, Clone)]
+pub struct Sentinels {
+    nodes: Arc<[Client]>,
+    /// The one that answered last is asked first.
+    first: Arc<AtomicUsize>,
+    name: String,
+    /// What stands before the host in the URL of the Redis: scheme, user and password.
+    before_host: String,
+    database: String,
+}
+
+impl Sentinels {
+    /// Takes `redis+sentinel://[user:password@]host[:port][,…]/name[/database]`, or `rediss+sentinel`
+    /// for TLS to all of them. User and password are those of the Redis. `None` if it is no such URL.
+    pub fn parse(url: &str) -> Option<Self> {
+        let (scheme, rest) = SCHEMES
+            .iter()
+            .find_map(|scheme| Some((scheme.split('+').next()?, url.strip_prefix(scheme)?)))?;
+        let (place, path) = rest.split_once('/')?;
+        let (user, hosts) =
+            place.rsplit_once('@').map_or(("", place), |(user, hosts)| (user, hosts));
+        let (name, database) = path.split_once('/').unwrap_or((path, "0"));
+        if name.is_empty() || database.parse::<u16>().is_err() {
+            return None;
+        }
+        let nodes: Option<Vec<Client>> = hosts.split(',').map(|host| node(scheme, host)).collect();
+        let user = if user.is_empty() { String::new() } else { format!("{user}@") };
+        let sentinels = Self {
+            nodes: nodes?.into(),
+            first: Arc::default(),
+            name: name.to_owned(),
+            before_host: format!("{scheme}://{user}"),
+            database: database.to_owned(),
+        };
+        // A password with characters that a URL may not have is found out now, not at a failover.
+        sentinels.at("localhost", 6379).map(|_| sentinels)
+    }
+
+    /// The master that the first Sentinel to answer names.
+    ///
+    /// # Errors
+    /// [`QueueError`] of the last one that was asked.
+    pub async fn master(&self) -> Result<Client, QueueError> {
+        let first = self.first.load(Ordering::Relaxed);
+        let mut outcome = Err(QueueError::Unexpected("no sentinel was asked".to_owned()));
+        for number in (first..first + self.nodes.len()).map(|number| number % self.nodes.len()) {
+            outcome = self.ask(&self.nodes[number]).await;
+            if outcome.is_ok() {
+                self.first.store(number, Ordering::Relaxed);
+                break;
+            }
+        }
+        outcome
+    }
+
+    async fn ask(&self, node: &Client) -> Result<Client, QueueError> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(ASK_WITHIN))
+            .set_response_timeout(Some(ASK_WITHIN));
+        let mut connection = node.get_multiplexed_async_connection_with_config(&config).await?;
+        let named: Option<(String, u16)> = cmd("SENTINEL")
+            .arg("get-master-addr-by-name")
+            .arg(&self.name)
+            .query_async(&mut connection)
+            .await?;
+        let unknown = || QueueError::Unexpected("the sentinel knows no master by that name".into());
+        let (host, port) = named.ok_or_else(unknown)?;
+        self.at(&host, port).ok_or_else(unknown)
+    }
+
+    fn at(&self, host: &str, port: u16) -> Option<Client> {
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        crate::connect::client(&format!("{}{host}:{port}/{}", self.before_host, self.database))
+    }
+}
+
+fn node(scheme: &str, host: &str) -> Option<Client> {
+    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let port = if has_port { String::new() } else { format!(":{PORT}") };
+    (!host.is_empty()).then(|| crate::connect::client(&format!("{scheme}://{host}{port}/")))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_names_sentinels_and_a_master_or_is_none() {
+        let good = [
+            "redis+sentinel://a,b:26380,[::1]:26381/cell",
+            "rediss+sentinel://me:hu%40sh@a:1/cell/3",
+            "redis+sentinel://:hush@a/cell",
+        ];
+        let counts = good.map(|url| Sentinels::parse(url).unwrap().nodes.len());
+        assert_eq!(counts, [3, 1, 1]);
+        let bad =
+            ["redis://a/0", "redis+sentinel://a", "redis+sentinel://a/", "redis+sentinel:///x"];
+        for url in bad.iter().chain(&["redis+sentinel://a,,b/x", "redis+sentinel://a/x/y"]) {
+            assert!(Sentinels::parse(url).is_none(), "{url}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The batcher of a receiver that can spill: to Redis as long as it takes packs in good time, to the
+//! disk else.
+//!
+//! An append that hangs is left to itself, with its batch: what comes after it goes to the disk, and
+//! is fed once that append's outcome is known. What Redis refused for certain goes to the disk too.
+//! What may have been stored keeps its meaning: it is nobody's 200, and is not written again.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use spillway_queue::append::{AppendError, Appender};
+use spillway_webhook::StreamId;
+use spillway_webhook::pack::Packer;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::{Batcher, LOOKS_MAX, told};
+use crate::metrics::Metrics;
+use crate::queue_state::QueueState;
+use crate::reply::Refusal;
+use crate::spill::Spill;
+use crate::spill::route::{Direct, Spilling, Way};
+use crate::waiting::{Answer, Batch, Waiting};
+
+type Outcome = Result<StreamId, AppendError>;
+/// An append, with the connection it is made on.
+type Appending = Pin<Box<dyn Future<Output = (Appender, Outcome)> + Send>>;
+
+/// An append that hangs, and whose batch it is.
+struct Late {
+    append: Appending,
+    batch: Batch,
+    /// Nothing is fed before this ends.
+    way: Direct,
+    spill: Arc<Spill>,
+    waiting: Arc<Waiting>,
+    state: QueueState,
+    metrics: Metrics,
+}
+
+impl Batcher {
+    /// Stores a batch, whichever way it has to go.
+    pub(super) async fn store_either_way(&mut self, batch: Batch, spill: &Arc<Spill>) {
+        match spill.enter().await {
+            Way::Direct(way) => self.append_unless_it_hangs(batch, way, spill).await,
+            Way::Spill(way) => self.spill(batch, way, spill).await,
+        }
+    }
+
+    async fn append_unless_it_hangs(&mut self, batch: Batch, way: Direct, spill: &Arc<Spill>) {
+        let count = batch.records().count();
+        let append = self.appender.prepare(self.packer.pack(batch.records()), count);
+        self.connect_anew_if_redis_went();
+        let redis = self.redis.clone();
+        let mut appender = std::mem::replace(&mut self.appender, Appender::new(redis));
+        let mut append: Appending = Box::pin(async move {
+            let outcome = appender.send(append).await;
+            (appender, outcome)
+        });
+        match timeout(spill.stall_after(), &mut append).await {
+            Ok((appender, outcome)) => {
+                self.appender = appender;
+                let refused = is_refused(&outcome);
+                let answer = told(outcome, count, &self.state, &self.metrics);
+                if refused {
+                    let instead = spill.enter_spilling();
+                    drop(way);
+                    self.spill(batch, instead, spill).await;
+                } else {
+                    self.waiting.resolve(batch, answer);
+                }
+            }
+            Err(_) => {
+                spill.fail_over();
+                self.state.look();
+                let (waiting, state) = (self.waiting.clone(), self.state.clone());
+                let (spill, metrics) = (spill.clone(), self.metrics.clone());
+                let late = Late { append, batch, way, spill, waiting, state, metrics };
+                tokio::spawn(late.settle());
+            }
+        }
+    }
+
+    async fn spill(&mut self, mut batch: Batch, way: Spilling, spill: &Spill) {
+        // Those who were told already may have sent it again, and what came after it.
+        if !batch.drop_expired(Instant::now()) {
+            return self.waiting.resolve(batch, Err(Refusal::AckTimeout));
+        }
+        let count = batch.records().count();
+        let pack = self.packer.pack(batch.records()).to_vec();
+        let mut write = std::pin::pin!(spill.write(&way, pack, count));
+        let (mut is_stalled, too_late) = (false, Instant::now() + self.ack_timeout);
+        let outcome = loop {
+            tokio::select! {
+                biased;
+                outcome = &mut write => break outcome,
+                // However long the disk takes, a restart would not mend it.
+                () = self.pulse.asked() => self.pulse.answer(),
+                () = sleep_until(too_late), if !is_stalled => {
+                    // Nothing that arrives now would be answered in time.
+                    is_stalled = true;
+                    self.state.set_stalled(true);
+                }
+            }
+        };
+        self.state.set_stalled(false);
+        self.waiting.resolve(batch, spilled(outcome, count, &self.metrics));
+    }
+}
+
+impl Late {
+    /// Waits for the outcome for as long as the connection may live.
+    async fn settle(self) {
+        let Self { append, mut batch, way, spill, waiting, state, metrics } = self;
+        let count = batch.records().count();
+        let outcome = outcome_of(append, &state).await;
+        if !outcome.as_ref().is_some_and(is_refused) {
+            let answer = outcome
+                .map_or(Err(Refusal::AckTimeout), |outcome| told(outcome, count, &state, &metrics));
+            waiting.resolve(batch, answer);
+            return;
+        }
+        if let Some(outcome) = outcome {
+            told(outcome, count, &state, &metrics).ok();
+        }
+        let instead = spill.enter_spilling();
+        drop(way);
+        if !batch.drop_expired(Instant::now()) {
+            return waiting.resolve(batch, Err(Refusal::AckTimeout));
+        }
+        let count = batch.records().count();
+        let pack = Packer::new().pack(batch.records()).to_vec();
+        let outcome = spill.write(&instead, pack, count).await;
+        waiting.resolve(batch, spilled(outcome, count, &metrics));
+    }
+}
+
+/// The outcome of an append; `None` when Redis answers others and not this one, for so long that its
+/// connection must be dead.
+async fn outcome_of(mut append: Appending, state: &QueueState) -> Option<Outcome> {
+    let looks_before = state.looks();
+    loop {
+        tokio::select! {
+            biased;
+            (_, outcome) = &mut append => return Some(outcome),
+            () = sleep(Duration::from_secs(1)) => {
+                if state.looks() - looks_before >= LOOKS_MAX {
+                    tracing::warn!("an append was given up with its connection");
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+/// Whether a pack is not stored for certain.
+fn is_refused(outcome: &Outcome) -> bool {
+    matches!(outcome, Err(AppendError::NotStored(_)))
+}
+
+fn spilled(outcome: Result<(), Refusal>, count: u32, metrics: &Metrics) -> Answer {
+    if outcome.is_ok() {
+        metrics.packed(count);
+    }
+    outcome
+}

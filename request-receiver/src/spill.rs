@@ -1,0 +1,290 @@
+//! Where packs go while Redis takes none: a log on this machine's disk, which is fed to Redis in order
+//! once it takes them again.
+//!
+//! [`route`] says which way a pack goes, [`writer`] syncs what is spilled, [`feeder`] feeds it,
+//! [`claim`] sees to it that one receiver spills for a cell. The files are `spillway-spill`'s.
+//!
+//! Invariants: while anything lies in the log or is on its way there, nothing is appended directly,
+//! by any shard; while an append is under way, nothing is fed. So whoever waits for a 200 finds what
+//! was sent before it earlier in the stream. Bounded by `SPILL_MAX` on disk, and by one pack for each
+//! shard and two chunks of the feeder in memory.
+
+pub mod claim;
+pub mod feeder;
+pub mod route;
+pub mod writer;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use spillway_queue::Redis;
+use spillway_service::clock::wall_clock_ms;
+use spillway_service::error::chain;
+use spillway_service::start::Misconfigured;
+use spillway_spill::disk::RealDisk;
+use spillway_spill::{Directory, Index, Limits, WriteError};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::reply::Refusal;
+use crate::spill::feeder::Feeder;
+use crate::spill::route::{Route, Spilling, Way};
+use crate::spill::writer::Writing;
+
+/// What an append may take, as a part of ACK_TIMEOUT, before Redis counts as hanging: what arrives
+/// from then on goes to the disk, with most of its time left.
+const STALL_PART: u32 = 6;
+/// However long ACK_TIMEOUT is: the batcher answers to nobody meanwhile.
+const STALL_MAX: Duration = Duration::from_secs(1);
+/// A segment is let go of whole: many of them, so that room comes back bit by bit.
+const SEGMENTS: u64 = 16;
+const SEGMENT_BYTES_MAX: u64 = 64 << 20;
+/// After a write that failed, requests are refused before their bodies are read for so long; then
+/// the next one tries.
+const REFUSE_FOR: Duration = Duration::from_millis(250);
+
+/// Where and how much.
+#[derive(Debug, Clone)]
+pub struct SpillSettings {
+    /// The directory.
+    pub directory: PathBuf,
+    /// Bytes on disk.
+    pub bytes_max: u64,
+}
+
+/// The way to the disk, shared by all shards.
+pub struct Spill {
+    route: Arc<Route>,
+    writing: Writing,
+    index: Arc<Index>,
+    limits: Limits,
+    stall_after: Duration,
+    problem: Problem,
+    /// Another receiver spills for this cell: nothing may be taken in.
+    is_anothers: AtomicBool,
+    spilled: AtomicU64,
+    errors: AtomicU64,
+    /// Cancelled once the feeder has had a first look.
+    settled: CancellationToken,
+}
+
+/// What keeps the disk from taking packs, since when; a success ends it.
+struct Problem {
+    began: Instant,
+    kind: AtomicU8,
+    /// In ms since `began`.
+    refuse_until: AtomicU64,
+}
+
+const NONE: u8 = 0;
+const FULL: u8 = 1;
+const FAILING: u8 = 2;
+
+impl Spill {
+    /// Takes up what lies in the directory. Until the feeder has looked at Redis, everything spills.
+    ///
+    /// # Errors
+    /// [`Misconfigured`] when the directory cannot be used; [`std::io::Error`] without a thread.
+    pub fn open(
+        settings: &SpillSettings,
+        ack_timeout: Duration,
+    ) -> anyhow::Result<(Arc<Self>, u64)> {
+        let bytes_max = settings.bytes_max;
+        let segment_bytes = (bytes_max / SEGMENTS).min(SEGMENT_BYTES_MAX);
+        let limits = Limits { bytes_max, segment_bytes };
+        let unusable = |error| Misconfigured(format!("SPILL_DIR: {}", chain(&error)));
+        let directory = Directory::take(&settings.directory).map_err(unusable)?;
+        let log_id = directory.id();
+        let now_us = wall_clock_ms() * 1000;
+        let (index, writer) = spillway_spill::open(directory, Box::new(RealDisk), limits, now_us)
+            .map_err(unusable)?;
+        if index.webhooks() > 0 {
+            let (webhooks, bytes) = (index.webhooks(), index.bytes());
+            tracing::warn!(webhooks, bytes, "spilled before, and not fed to redis yet");
+        }
+        let spill = Self {
+            route: Arc::default(),
+            writing: Writing::start(writer)?,
+            index,
+            limits,
+            stall_after: (ack_timeout / STALL_PART).min(STALL_MAX),
+            problem: Problem {
+                began: Instant::now(),
+                kind: AtomicU8::new(NONE),
+                refuse_until: AtomicU64::new(0),
+            },
+            is_anothers: AtomicBool::new(false),
+            spilled: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            settled: CancellationToken::new(),
+        };
+        Ok((Arc::new(spill), log_id))
+    }
+
+    /// Which way a pack goes that is ready now.
+    pub async fn enter(&self) -> Way {
+        self.route.enter().await
+    }
+
+    /// The way to the disk, for a pack that Redis did not take; all others follow.
+    pub fn enter_spilling(&self) -> Spilling {
+        self.route.enter_spilling()
+    }
+
+    /// Nothing is appended directly from now on.
+    pub fn fail_over(&self) {
+        if self.route.fail_over() {
+            tracing::warn!("redis does not take webhooks; they are spilled to disk");
+        }
+    }
+
+    /// Whether packs go to the disk.
+    pub fn is_spilling(&self) -> bool {
+        self.route.is_spilling()
+    }
+
+    /// How long an append may take before Redis counts as hanging.
+    pub fn stall_after(&self) -> Duration {
+        self.stall_after
+    }
+
+    /// Whether a pack would be taken, as far as is known.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn takes(&self) -> Result<(), Refusal> {
+        if self.is_anothers() {
+            return Err(Refusal::QueueUnavailable);
+        }
+        match self.problem.kind.load(Ordering::Relaxed) {
+            NONE => Ok(()),
+            _ if self.problem.now_ms() >= self.problem.refuse_until.load(Ordering::Relaxed) => {
+                Ok(())
+            }
+            FULL => Err(Refusal::QueueFull),
+            _ => Err(Refusal::QueueUnavailable),
+        }
+    }
+
+    /// What keeps it from taking packs, for an operator.
+    pub fn trouble(&self) -> Option<&'static str> {
+        if self.is_anothers() {
+            return Some("spill_claimed: another receiver spills for this cell");
+        }
+        match self.problem.kind.load(Ordering::Relaxed) {
+            NONE => None,
+            FULL => Some("spill_full: SPILL_MAX is reached, or its disk is full"),
+            _ => Some("spill_failing: the disk of SPILL_DIR cannot be written"),
+        }
+    }
+
+    /// Writes a pack; `Ok` once it survives a power cut. Its way must have been entered.
+    ///
+    /// # Errors
+    /// What its waiters are to be told.
+    pub async fn write(
+        &self,
+        _way: &Spilling,
+        pack: Vec<u8>,
+        webhooks: u32,
+    ) -> Result<(), Refusal> {
+        match self.writing.write(pack, webhooks).await {
+            Ok(()) => {
+                self.spilled.fetch_add(webhooks.into(), Ordering::Relaxed);
+                self.is_well();
+                Ok(())
+            }
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// Waits until the feeder has looked at Redis once, whatever it found.
+    pub async fn settled(&self) {
+        self.settled.cancelled().await;
+    }
+
+    /// Webhooks that wait on disk.
+    pub fn webhooks(&self) -> u64 {
+        self.index.webhooks()
+    }
+
+    /// Bytes that they take.
+    pub fn bytes(&self) -> u64 {
+        self.index.bytes()
+    }
+
+    /// Bytes that they may take.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limits.bytes_max
+    }
+
+    /// Webhooks spilled since the start.
+    pub fn spilled(&self) -> u64 {
+        self.spilled.load(Ordering::Relaxed)
+    }
+
+    /// Writes that failed, and damage that was met.
+    pub fn errors(&self) -> u64 {
+        self.errors.load(Ordering::Relaxed) + self.index.damages()
+    }
+
+    fn is_anothers(&self) -> bool {
+        self.is_anothers.load(Ordering::Relaxed)
+    }
+
+    fn is_well(&self) {
+        // Mostly it was before: then nothing is written that other cores read.
+        if self.problem.kind.load(Ordering::Relaxed) != NONE {
+            self.problem.kind.store(NONE, Ordering::Relaxed);
+            tracing::info!("the spill takes webhooks again");
+        }
+    }
+
+    /// Something was fed: a limit that was reached may not be any more.
+    fn has_room(&self) {
+        let kind = &self.problem.kind;
+        kind.compare_exchange(FULL, NONE, Ordering::Relaxed, Ordering::Relaxed).ok();
+    }
+
+    fn failed(&self, error: &WriteError) -> Refusal {
+        let (kind, refusal) = match error {
+            WriteError::Limit | WriteError::Full(_) => (FULL, Refusal::QueueFull),
+            WriteError::Failed(_) => (FAILING, Refusal::QueueUnavailable),
+            WriteError::Unknown(_) => (FAILING, Refusal::AckTimeout),
+        };
+        if kind == FAILING {
+            self.errors.fetch_add(1, Ordering::Relaxed);
+        }
+        let until = self.problem.now_ms() + REFUSE_FOR.as_millis() as u64;
+        self.problem.refuse_until.store(until, Ordering::Relaxed);
+        if self.problem.kind.swap(kind, Ordering::Relaxed) != kind {
+            tracing::error!(
+                error = chain(error),
+                "webhooks cannot be spilled; they are answered 503"
+            );
+        }
+        refusal
+    }
+}
+
+impl Problem {
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// A feeder for what was opened, with the claim settled if Redis can be asked.
+///
+/// # Errors
+/// [`Misconfigured`] when another receiver spills for this cell.
+pub async fn feeder(
+    spill: &Arc<Spill>,
+    log_id: u64,
+    redis: &Redis,
+) -> Result<Feeder, Misconfigured> {
+    let mut feeder = Feeder::new(spill.clone(), log_id, redis.clone());
+    claim::settle(&mut feeder).await?;
+    Ok(feeder)
+}

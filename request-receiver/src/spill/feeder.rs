@@ -1,0 +1,365 @@
+//! Feeds what was spilled to Redis, in order, and holds the claim to be the only one that does.
+//!
+//! Invariants: nothing is fed while an append is under way; nothing is let go of that Redis did not
+//! confirm; Redis says where to go on, never a memory of our own. A call without an answer is asked
+//! after, not repeated. Bounded: one chunk on its way and one read ahead.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::RngExt;
+use spillway_queue::feed::{Claim, Claimed, Fed};
+use spillway_queue::owner::{BUMP_EVERY, Watch};
+use spillway_queue::{Connection, QueueError, Redis};
+use spillway_service::error::chain;
+use spillway_spill::{Chunk, Reader};
+use tokio::task::JoinError;
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::queue_state::QueueState;
+use crate::spill::Spill;
+use crate::spill::route::HOLD_MAX;
+
+/// What one script appends: large enough that a sync serves many packs, small enough that Redis
+/// stays responsive to the drains.
+const CHUNK_BYTES: usize = 4 << 20;
+const CHUNK_RECORDS: usize = 256;
+/// Past this an answer is asked after on another connection: nothing is repeated by that.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// How soon something is tried again that waits for something else to end, or did not work.
+const AGAIN: Duration = Duration::from_millis(100);
+const AGAIN_AFTER_ERROR: Duration = Duration::from_millis(250);
+/// If packs were held in vain, some time passes before they are again.
+const HOLD_AGAIN: Duration = Duration::from_secs(2);
+
+/// Feeds one log.
+pub struct Feeder {
+    spill: Arc<Spill>,
+    redis: Redis,
+    claim: Claim,
+    connection: Option<Connection>,
+    confirmed: Option<Instant>,
+    /// The newest number that Redis knows of: the next chunk goes behind it.
+    fed: Option<u64>,
+    /// The newest record that lay there at start.
+    found_last: u64,
+    progress: Progress,
+    watch: Watch,
+    looked: Option<Instant>,
+    held: String,
+    told: Option<String>,
+    /// Whether the way back to Redis is one: at a start with nothing on disk it is not.
+    is_news: bool,
+    /// Since when packs wait for the way back, and when they did last.
+    held_since: Option<Instant>,
+    held_last: Option<Instant>,
+}
+
+/// Where the feeder is in the log.
+#[derive(Default)]
+struct Progress {
+    reader: Option<Reader>,
+    /// Read, and not fed yet.
+    ahead: Option<Chunk>,
+    /// Fed, and not let go of yet.
+    done: Option<Chunk>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum FeedError {
+    #[error("redis did not take what was spilled")]
+    Queue(#[from] QueueError),
+    #[error("BUG: the spill's reader panicked")]
+    Reader(#[from] JoinError),
+}
+
+impl Feeder {
+    /// For the log `log_id`, which nobody else has.
+    pub fn new(spill: Arc<Spill>, log_id: u64, redis: Redis) -> Self {
+        let claim = Claim::new(redis.clone(), log_id, rand::rng().random());
+        let found_last = spill.index.last();
+        let is_news = spill.webhooks() > 0;
+        Self {
+            spill,
+            redis,
+            claim,
+            connection: None,
+            confirmed: None,
+            fed: None,
+            found_last,
+            progress: Progress::default(),
+            watch: Watch::default(),
+            looked: None,
+            held: String::new(),
+            told: None,
+            is_news,
+            held_since: None,
+            held_last: None,
+        }
+    }
+
+    /// Feeds until `stop`.
+    pub async fn run(mut self, state: QueueState, stop: CancellationToken) {
+        // Before, it is not known whether Redis takes anything.
+        tokio::select! {
+            () = state.looked() => {}
+            () = stop.cancelled() => {}
+        }
+        while !stop.is_cancelled() {
+            let pause = match self.turn(&state).await {
+                Ok(pause) => pause,
+                Err(error) => {
+                    self.tell(&error, &state);
+                    if let FeedError::Queue(QueueError::Full(_)) = &error {
+                        state.is_full();
+                    }
+                    self.forget();
+                    // Every pack that is spilled meanwhile would be a reason to try again.
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        () = sleep(AGAIN_AFTER_ERROR) => {}
+                    }
+                    Duration::ZERO
+                }
+            };
+            self.spill.settled.cancel();
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = self.spill.route.changed() => {}
+                () = sleep(pause) => {}
+            }
+        }
+        self.release();
+        self.end().await;
+    }
+
+    /// Takes or confirms the claim, and learns from Redis where to go on.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn confirm(&mut self) -> Result<Claimed, QueueError> {
+        let from = std::mem::take(&mut self.held);
+        let connection = connected(&mut self.connection, &self.redis).await?;
+        let claimed = self.claim.confirm(connection, &from).await?;
+        match &claimed {
+            Claimed::Ours { fed } => {
+                if self.spill.is_anothers.swap(false, std::sync::atomic::Ordering::Relaxed) {
+                    tracing::info!("this receiver has the claim to spill for this cell again");
+                }
+                self.confirmed = Some(Instant::now());
+                self.go_on_after(*fed).await?;
+            }
+            Claimed::Theirs(held) => self.is_anothers(held),
+        }
+        Ok(claimed)
+    }
+
+    /// One step; says how long to wait for the next unless something happens.
+    async fn turn(&mut self, state: &QueueState) -> Result<Duration, FeedError> {
+        let is_due = self.confirmed.is_none_or(|confirmed| confirmed.elapsed() >= BUMP_EVERY);
+        if (is_due || self.connection.is_none())
+            && let Claimed::Theirs(_) = self.confirm().await?
+        {
+            return Ok(AGAIN);
+        }
+        if !self.spill.is_spilling() {
+            return Ok(BUMP_EVERY);
+        }
+        if !state.is_usable() || self.spill.route.is_appending() {
+            self.release();
+            return Ok(AGAIN);
+        }
+        if self.held_since.is_some_and(|since| since.elapsed() >= HOLD_MAX) {
+            self.release();
+        }
+        self.feed(state).await
+    }
+
+    async fn feed(&mut self, state: &QueueState) -> Result<Duration, FeedError> {
+        let chunk = match self.progress.ahead.take() {
+            Some(chunk) if !chunk.records.is_empty() => chunk,
+            _ => self.progress.next(&self.spill, self.skip_through()).await?,
+        };
+        // What is left is on its way to the disk now, or is held.
+        if chunk.bytes() < CHUNK_BYTES && chunk.records.len() < CHUNK_RECORDS {
+            self.hold();
+        }
+        let Some(last) = chunk.last() else {
+            self.progress.done = Some(chunk);
+            self.return_to_redis(state);
+            return Ok(AGAIN);
+        };
+        let after = self.fed.unwrap_or(0);
+        let skip_through = self.skip_through();
+        let connection = connected(&mut self.connection, &self.redis).await?;
+        let packs: Vec<Fed<'_>> = chunk
+            .records
+            .iter()
+            .map(|record| (record.number, record.webhooks, record.pack.as_slice()))
+            .collect();
+        // The next chunk is read while this one is on its way.
+        let (fed, ahead) = tokio::join!(
+            self.claim.feed(connection, after, &packs),
+            self.progress.next(&self.spill, skip_through),
+        );
+        fed?;
+        self.fed = Some(last);
+        self.is_news = true;
+        self.progress.ahead = Some(ahead?);
+        drop(packs);
+        self.progress.done = Some(chunk);
+        self.spill.has_room();
+        Ok(Duration::ZERO)
+    }
+
+    /// The way back to Redis, if all that was spilled is fed.
+    fn return_to_redis(&mut self, state: &QueueState) {
+        let Some(reader) = self.progress.reader.as_mut() else { return };
+        if self.spill.route.return_if(|| state.is_usable() && reader.is_at_end()) {
+            self.held_since = None;
+            if std::mem::replace(&mut self.is_news, true) {
+                tracing::info!("what was spilled is fed; webhooks go to redis directly");
+            }
+            self.progress.let_go();
+            self.spill.index.all_fed();
+            self.spill.writing.rotate();
+        }
+    }
+
+    /// Has packs wait for the way back to be taken; not again soon after that was in vain.
+    fn hold(&mut self) {
+        let is_soon = self.held_last.is_some_and(|last| last.elapsed() < HOLD_AGAIN);
+        if self.held_since.is_none() && !is_soon {
+            self.spill.route.hold();
+            let now = Instant::now();
+            (self.held_since, self.held_last) = (Some(now), Some(now));
+        }
+    }
+
+    fn release(&mut self) {
+        if self.held_since.take().is_some() {
+            self.spill.route.release();
+        }
+    }
+
+    /// Redis knows our log up to `fed`.
+    async fn go_on_after(&mut self, fed: u64) -> Result<(), QueueError> {
+        let floor = self.spill.index.floor();
+        // What it was told before, or what is not there to be told again.
+        let known = self.fed.unwrap_or(floor).max(floor);
+        let mut fed = fed;
+        if fed < known {
+            let (lost_after, lost_through, again_from) = (fed, floor, fed.max(floor));
+            tracing::error!(
+                lost_after,
+                lost_through,
+                again_from,
+                known,
+                "redis does not know packs that it was fed: it came back with older data, or is \
+                 another one; what is not on disk any more is lost"
+            );
+            self.spill.errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            // Behind what was appended directly since, it would come out of order.
+            fed = if self.spill.is_spilling() { fed.max(floor) } else { known };
+            if let Some(connection) = self.connection.as_mut() {
+                self.claim.note(connection, fed).await?;
+            }
+        }
+        if self.fed != Some(fed) {
+            self.progress = Progress::default();
+            self.fed = Some(fed);
+        }
+        Ok(())
+    }
+
+    /// Up to which number records are passed over. A directory that was put back from a copy is older
+    /// than what Redis knows; what was spilled since the start is new all the same.
+    fn skip_through(&self) -> u64 {
+        let fed = self.fed.unwrap_or(0);
+        if fed > self.spill.index.last() { self.found_last } else { fed }
+    }
+
+    fn is_anothers(&mut self, held: &str) {
+        if !self.spill.is_anothers.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            tracing::error!(
+                claim = held,
+                "another receiver spills for this cell: none is taken in"
+            );
+        }
+        self.spill.fail_over();
+        let now = Instant::now();
+        let since = self.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
+        if self.watch.may_take(held, since) {
+            self.held = held.to_owned();
+        }
+    }
+
+    /// While Redis is away the watch says so; what it says to nobody else is told once.
+    fn tell(&mut self, error: &FeedError, state: &QueueState) {
+        let error = chain(error);
+        tracing::debug!(error, "what was spilled cannot be fed now");
+        if state.is_usable() && self.told.as_ref() != Some(&error) {
+            tracing::warn!(error, "redis is usable, and what was spilled could not be fed");
+            self.told = Some(error);
+        }
+    }
+
+    /// What is known of Redis is asked again.
+    fn forget(&mut self) {
+        self.release();
+        self.connection = None;
+        // What was on its way may have been taken.
+        self.progress = Progress::default();
+    }
+
+    /// Leaves the claim standing if something waits: nobody should begin at once then.
+    async fn end(mut self) {
+        let waiting = self.spill.webhooks();
+        if waiting > 0 {
+            let bytes = self.spill.bytes();
+            tracing::warn!(waiting, bytes, "spilled webhooks wait on disk for the next start");
+            return;
+        }
+        let by = Instant::now() + AGAIN * 5;
+        if let Some(connection) = self.connection.as_mut() {
+            timeout_at(by, self.claim.release(connection)).await.ok();
+        }
+    }
+}
+
+impl Progress {
+    /// Lets go of what is fed, and reads on. Both may wait for the disk.
+    async fn next(&mut self, spill: &Arc<Spill>, skip_through: u64) -> Result<Chunk, JoinError> {
+        let index = spill.index.clone();
+        let reader = self.reader.take();
+        let done = self.done.take();
+        let (reader, chunk) = tokio::task::spawn_blocking(move || {
+            let mut reader = reader.unwrap_or_else(|| Reader::after(index, skip_through));
+            if let Some(done) = done {
+                reader.fed(&done);
+            }
+            let chunk = reader.read(CHUNK_RECORDS, CHUNK_BYTES);
+            (reader, chunk)
+        })
+        .await?;
+        self.reader = Some(reader);
+        Ok(chunk)
+    }
+
+    fn let_go(&mut self) {
+        if let (Some(reader), Some(done)) = (&self.reader, self.done.take()) {
+            reader.fed(&done);
+        }
+    }
+}
+
+async fn connected<'a>(
+    connection: &'a mut Option<Connection>,
+    redis: &Redis,
+) -> Result<&'a mut Connection, QueueError> {
+    match connection {
+        Some(connection) => Ok(connection),
+        None => Ok(connection.insert(redis.connect(Some(ANSWER_WITHIN)).await?)),
+    }
+}

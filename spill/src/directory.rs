@@ -1,0 +1,167 @@
+//! The directory: made, locked, and known by a random id.
+//!
+//! Invariant: whoever holds a [`Directory`] is the only process on this machine that does. The lock
+//! is the kernel's: it ends with its process, however that ends.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rand::RngExt;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::segment::{self, HeadError};
+
+const LOCK: &str = "lock";
+const ID: &str = "id";
+
+/// A directory that is ours.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    id: u64,
+    /// Held for as long as this lives.
+    _lock: File,
+}
+
+/// Why a directory cannot be used; a sentence each for the operator.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// Another process has it.
+    #[error("{0} is in use by another receiver: each needs a directory of its own")]
+    InUse(PathBuf),
+    /// It can't be made, read or written.
+    #[error("{path}: {error}")]
+    Io {
+        /// What could not be used.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// It holds a segment that is not this log's.
+    #[error("{0} belongs to another log: a spill directory is moved whole or not at all")]
+    Foreign(PathBuf),
+    /// Its id is no id.
+    #[error("{0} does not hold 16 hex digits: a spill directory is moved whole or not at all")]
+    BadId(PathBuf),
+    /// It holds a segment that this release cannot read.
+    #[error("{path}: {error}")]
+    Segment {
+        /// The segment.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: HeadError,
+    },
+}
+
+impl Directory {
+    /// Takes the directory at `path`, made if it is not there.
+    ///
+    /// # Errors
+    /// [`DirectoryError`].
+    pub fn take(path: &Path) -> Result<Self, DirectoryError> {
+        make(path).map_err(at(path))?;
+        let lock_path = path.join(LOCK);
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&lock_path)
+            .map_err(at(&lock_path))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(DirectoryError::InUse(path.to_path_buf())),
+            Err(error) => return Err(at(&lock_path)(error.into())),
+        }
+        let id = id_of(path)?;
+        Ok(Self { path: path.to_path_buf(), id, _lock: lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its log's id: random, and kept with it wherever it is moved.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The first numbers of the segments in it, lowest first.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn segments(&self) -> Result<Vec<u64>, DirectoryError> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.path).map_err(at(&self.path))? {
+            let name = entry.map_err(at(&self.path))?.file_name();
+            found.extend(name.to_str().and_then(segment::first_of));
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+}
+
+/// An error of the file system, with where it was met.
+pub fn at(path: &Path) -> impl Fn(io::Error) -> DirectoryError {
+    move |error| DirectoryError::Io { path: path.to_path_buf(), error }
+}
+
+fn make(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
+        _ => Ok(()),
+    }
+}
+
+fn id_of(directory: &Path) -> Result<u64, DirectoryError> {
+    let path = directory.join(ID);
+    match fs::read_to_string(&path) {
+        Ok(text) => u64::from_str_radix(text.trim(), 16)
+            .ok()
+            .filter(|_| text.trim().len() == 16)
+            .ok_or(DirectoryError::BadId(path)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let id = rand::rng().random();
+            write_id(directory, &path, id).map_err(at(&path))?;
+            Ok(id)
+        }
+        Err(error) => Err(at(&path)(error)),
+    }
+}
+
+/// Whole or not at all, whenever the power goes.
+fn write_id(directory: &Path, path: &Path, id: u64) -> io::Result<()> {
+    let unfinished = directory.join("id.new");
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+    writeln!(file, "{id:016x}")?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path)?;
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_has_one_user_and_keeps_its_id() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("a/b");
+        let first = Directory::take(&path).unwrap();
+        assert!(matches!(Directory::take(&path), Err(DirectoryError::InUse(_))));
+        let id = first.id();
+        drop(first);
+        assert_eq!(Directory::take(&path).unwrap().id(), id);
+        fs::write(path.join(ID), "nonsense").unwrap();
+        assert!(matches!(Directory::take(&path), Err(DirectoryError::BadId(_))));
+    }
+}

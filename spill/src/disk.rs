@@ -1,0 +1,92 @@
+//! The writing side of the file system: what a test can make fail.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Where segments are made.
+pub trait Disk: Send {
+    /// Makes a file that was not there.
+    ///
+    /// # Errors
+    /// From the file system.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
+
+    /// Makes sure that the names in `directory` survive a power cut.
+    ///
+    /// # Errors
+    /// From the file system.
+    fn sync_directory(&self, directory: &Path) -> io::Result<()>;
+}
+
+/// A segment's file, to be written.
+pub trait DiskFile: Send {
+    /// Writes some of `bytes`, and says how many.
+    ///
+    /// # Errors
+    /// From the file system.
+    fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize>;
+
+    /// Makes sure that what was written survives a power cut. After an error, nothing is known of
+    /// what was written since the last success, whatever a second call says.
+    ///
+    /// # Errors
+    /// From the file system.
+    fn sync(&mut self) -> io::Result<()>;
+
+    /// Cuts the file off at `end`.
+    ///
+    /// # Errors
+    /// From the file system.
+    fn truncate(&mut self, end: u64) -> io::Result<()>;
+}
+
+/// The real one.
+#[derive(Debug, Clone, Copy)]
+pub struct RealDisk;
+
+impl Disk for RealDisk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        // Webhooks hold personal data: nobody else's to read.
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        Ok(Box::new(file))
+    }
+
+    fn sync_directory(&self, directory: &Path) -> io::Result<()> {
+        File::open(directory)?.sync_all()
+    }
+}
+
+impl DiskFile for File {
+    fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        FileExt::write_at(self, bytes, offset)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_data()
+    }
+
+    fn truncate(&mut self, end: u64) -> io::Result<()> {
+        self.set_len(end)
+    }
+}
+
+/// Writes all of `bytes`, however little is taken at a time.
+///
+/// # Errors
+/// From the file system; some of them may have been written then.
+pub fn write_all(file: &mut dyn DiskFile, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.write_at(bytes, offset) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                bytes = &bytes[written..];
+                offset += written as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,221 @@
+//! Reads records back in order, a chunk at a time, and finds its way past damage.
+//!
+//! Invariant: every record between the first one asked for and the end of the log is handed out
+//! once, or an error in the log names the file and where in it one should have been. Bounded: one
+//! chunk in memory, and a segment while the way past damage is looked for.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use crate::index::{Index, Segment};
+use crate::record::Head;
+use crate::scan::{Span, Step};
+use crate::segment::HEAD_BYTES;
+
+/// Takes records from the front of a log.
+#[derive(Debug)]
+pub struct Reader {
+    index: Arc<Index>,
+    /// Up to this number records are known to be fed: they are passed over.
+    skip_through: u64,
+    /// The segment that is read, by its first number, and where.
+    segment: u64,
+    offset: u64,
+    /// The newest record that was passed.
+    number: u64,
+    file: Option<(u64, Arc<File>)>,
+}
+
+/// One record to be fed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Its number.
+    pub number: u64,
+    /// How many webhooks its pack holds.
+    pub webhooks: u32,
+    /// The pack.
+    pub pack: Vec<u8>,
+}
+
+/// Records that are fed together.
+#[derive(Debug, Default)]
+pub struct Chunk {
+    /// In their order.
+    pub records: Vec<Record>,
+    /// Where the next chunk begins: all before that segment may go once this one is fed.
+    segment: u64,
+}
+
+impl Chunk {
+    /// Bytes of its packs.
+    pub fn bytes(&self) -> usize {
+        self.records.iter().map(|record| record.pack.len()).sum()
+    }
+
+    /// The number of its last record.
+    pub fn last(&self) -> Option<u64> {
+        self.records.last().map(|record| record.number)
+    }
+}
+
+impl Reader {
+    /// Reads what comes after the number `skip_through`.
+    pub fn after(index: Arc<Index>, skip_through: u64) -> Self {
+        let front = index.front();
+        let (segment, number) = front.map_or((0, 0), |front| (front.first, front.after));
+        Self { index, skip_through, segment, offset: HEAD_BYTES, number, file: None }
+    }
+
+    /// The next records: `records_max` of them or about `bytes_max`, and one in any case. Empty at the
+    /// end.
+    pub fn read(&mut self, records_max: usize, bytes_max: usize) -> Chunk {
+        let mut chunk = Chunk::default();
+        let mut bytes = 0;
+        while bytes < bytes_max && chunk.records.len() < records_max {
+            let Some(record) = self.next() else { break };
+            bytes += record.pack.len();
+            chunk.records.push(record);
+        }
+        chunk.segment = self.segment;
+        chunk
+    }
+
+    /// A chunk was fed, and all before it: what lies before it is let go.
+    pub fn fed(&self, chunk: &Chunk) {
+        for record in &chunk.records {
+            self.index.fed(record.number, record.webhooks);
+        }
+        self.index.free_before(chunk.segment);
+    }
+
+    /// Whether everything that was written was read. True only while nothing is being written.
+    pub fn is_at_end(&mut self) -> bool {
+        loop {
+            let Some(segment) = self.here() else { return true };
+            if self.offset < segment.end {
+                return false;
+            }
+            if !self.go_on(&segment) {
+                return true;
+            }
+        }
+    }
+
+    fn next(&mut self) -> Option<Record> {
+        loop {
+            let segment = self.here()?;
+            if self.is_fed_whole(&segment) {
+                self.offset = segment.end;
+            }
+            if self.offset >= segment.end {
+                if !self.go_on(&segment) {
+                    return None;
+                }
+                continue;
+            }
+            let Some(file) = self.opened(&segment) else { continue };
+            let span = Span { file: &file, end: segment.end };
+            // What is skipped need not be good, as long as what is behind it is found.
+            if let Ok(head) = span.head(self.offset, self.number)
+                && head.number <= self.skip_through
+            {
+                self.pass(&head);
+                self.index.fed(head.number, head.webhooks);
+                continue;
+            }
+            match span.step(self.offset, self.number) {
+                Step::Record(head, pack) => {
+                    self.pass(&head);
+                    let (number, webhooks) = (head.number, head.webhooks);
+                    return Some(Record { number, webhooks, pack });
+                }
+                Step::End => self.offset = segment.end,
+                Step::Bad(why) => self.offset = self.behind_damage(&segment, why),
+            }
+        }
+    }
+
+    /// The segment that is read; the first one if it is gone.
+    fn here(&mut self) -> Option<Segment> {
+        let found = self.index.segment(self.segment);
+        if found.is_none()
+            && let Some(front) = self.index.front()
+        {
+            self.segment = front.first;
+            self.offset = HEAD_BYTES;
+            return Some(front);
+        }
+        found
+    }
+
+    /// Whether all of a segment is to be passed over: the next one says where it ends.
+    fn is_fed_whole(&self, segment: &Segment) -> bool {
+        self.offset == HEAD_BYTES
+            && segment.last <= self.skip_through
+            && self.index.behind(segment.first).is_some_and(|next| next.after <= self.skip_through)
+    }
+
+    /// From the end of a segment to the next; `false` if there is none, or may be more in this one.
+    fn go_on(&mut self, segment: &Segment) -> bool {
+        if !segment.is_sealed {
+            return false;
+        }
+        let Some(next) = self.index.behind(segment.first) else { return false };
+        let is_damaged = |segment: &Segment| {
+            self.index.segment(segment.first).is_some_and(|segment| segment.is_damaged)
+        };
+        let is_known_damage = is_damaged(segment) || is_damaged(&next);
+        if next.after > self.number.max(self.skip_through) && !is_known_damage {
+            self.index.damaged(segment.first);
+            let (after, through, path) = (self.number, next.after, &segment.path);
+            tracing::error!(after, through, ?path, "spilled packs are missing: they are lost");
+        }
+        self.number = self.number.max(next.after);
+        self.segment = next.first;
+        self.offset = HEAD_BYTES;
+        true
+    }
+
+    fn opened(&mut self, segment: &Segment) -> Option<Arc<File>> {
+        if self.file.as_ref().is_none_or(|(first, _)| *first != segment.first) {
+            match File::open(&segment.path) {
+                Ok(file) => self.file = Some((segment.first, Arc::new(file))),
+                Err(error) => {
+                    let path = &segment.path;
+                    tracing::error!(%error, ?path, "a spill segment cannot be read: it is lost");
+                    self.index.damaged(segment.first);
+                    self.offset = segment.end;
+                    return None;
+                }
+            }
+        }
+        self.file.as_ref().map(|(_, file)| file.clone())
+    }
+
+    fn pass(&mut self, head: &Head) {
+        self.offset += head.record_bytes();
+        self.number = head.number;
+    }
+
+    fn behind_damage(&mut self, segment: &Segment, why: &'static str) -> u64 {
+        let Some((_, file)) = &self.file else { return segment.end };
+        let span = Span { file, end: segment.end };
+        let (offset, after, path) = (self.offset, self.number, &segment.path);
+        let found = span.next_good(offset, after);
+        let next = found.map_or(segment.end, |(next, _)| next);
+        // If not, a power cut may have torn it, and then nobody was answered for it.
+        let was_synced = found.is_none_or(|(_, head)| head.synced > after);
+        let bytes = next - offset;
+        tracing::error!(
+            why,
+            ?path,
+            offset,
+            bytes,
+            after,
+            was_synced,
+            "a spilled pack is damaged: it is lost"
+        );
+        self.index.damaged(segment.first);
+        next
+    }
+}

@@ -1,0 +1,277 @@
+//! Redis is away, full, or hangs, and a receiver with a disk of its own takes webhooks in all the same:
+//! none refused, none lost, none twice, in order, and back to Redis without help.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stories::backend::Backend;
+use stories::cell::Cell;
+use stories::check::check;
+use stories::client::post;
+use stories::ledger::{Ledger, Outcome};
+use stories::load::Load;
+use stories::redis_server::RedisServer;
+use stories::report::say;
+use stories::seed::seed;
+use stories::service::Service;
+use stories::size::size;
+use stories::until::until;
+use stories::webhook::Webhook;
+use tokio::time::sleep;
+
+/// `ACK_TIMEOUT` and what a busy machine adds.
+const ANSWER_WITHIN: Duration = Duration::from_millis(4500);
+const SOON: Duration = Duration::from_secs(20);
+/// Duplicates are to be seen.
+const EACH: [(&str, &str); 1] = [("DEDUP_WINDOW", "0")];
+
+fn directory(cell: &Cell) -> String {
+    cell.directory().join("spill").to_str().expect("a path of letters").to_owned()
+}
+
+async fn spilling(receiver: &Service) -> bool {
+    receiver.metric("spillway_spilling").await == Some(1.0)
+}
+
+/// Waits until all is fed and webhooks go to Redis again.
+async fn direct(receiver: &Service, within: Duration) {
+    until("webhooks go to Redis directly", within, async || {
+        receiver.metric("spillway_spilling").await == Some(0.0)
+            && receiver.metric("spillway_spill_webhooks").await == Some(0.0)
+    })
+    .await;
+}
+
+async fn more_are_stored(ledger: &Ledger, more: usize) {
+    let before = ledger.stored_count();
+    until("webhooks are stored", SOON, async || ledger.stored_count() >= before + more).await;
+}
+
+/// Each pack is in the stream once.
+async fn expect_no_pack_twice(redis: &RedisServer) {
+    type Entry = (String, Vec<(String, Vec<u8>)>);
+    let entries: Vec<Entry> = redis.command(&["XRANGE", "spillway:in", "-", "+"]).await;
+    let packs: HashSet<&[u8]> = entries.iter().map(|(_, fields)| fields[0].1.as_slice()).collect();
+    assert_eq!(packs.len(), entries.len(), "a pack is there twice");
+    say(&format!("spill: {} packs in the stream, none twice", entries.len()));
+}
+
+/// All that was answered 200 arrives, in order, nothing twice.
+async fn expect_delivered(cell: &Cell, ledger: &Ledger, story: &str) {
+    let backend = Backend::start().await;
+    let _downstreamer = cell.downstreamer(&backend, &EACH).await;
+    ledger.delivered_to(&backend, Duration::from_secs(120)).await;
+    let figures = check(ledger, &backend.receipts(), &HashSet::new());
+    figures.print(story);
+    figures.expect_sound(0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_is_away_refuses_only_what_was_on_its_way_to_it() {
+    let seed = seed("spill, away", 71);
+    let cell = Cell::alone();
+    let mut redis = cell.redis(&[]).await;
+    let spill = directory(&cell);
+    let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
+    let ledger = Arc::new(Ledger::default());
+    let load = Load::steady(seed);
+    let running = load.start(receiver.address(), &ledger);
+    more_are_stored(&ledger, 500).await;
+
+    redis.kill9();
+    let killed = Instant::now();
+    until("webhooks are spilled", SOON, async || spilling(&receiver).await).await;
+    until("readiness tells", SOON, async || {
+        let answer = receiver.admin("/readyz").await.expect("it answers");
+        answer.status == 200 && answer.text().contains("spilling: queue_unavailable")
+    })
+    .await;
+    sleep(size(Duration::from_secs(4), Duration::from_secs(300))).await;
+    let away = killed.elapsed();
+    let waiting = receiver.metric("spillway_spill_webhooks").await.unwrap_or_default();
+    redis.restart();
+    redis.ready().await;
+    let back = Instant::now();
+    direct(&receiver, size(SOON, Duration::from_secs(120))).await;
+    say(&format!(
+        "spill: away for {away:?}, {waiting} waited, direct again {:?} after",
+        back.elapsed()
+    ));
+    more_are_stored(&ledger, 200).await;
+    running.stop().await;
+
+    // At most what each connection had under way.
+    let refused = ledger.count(Outcome::Later);
+    say(&format!("spill: {refused} refused of {}", ledger.attempts().len()));
+    assert!(refused as u64 <= load.connections, "{refused} were refused");
+    assert_eq!(ledger.count(Outcome::Unanswered) + ledger.count(Outcome::CutInAnswer), 0);
+    let slowest = ledger.attempts().iter().map(|attempt| attempt.took).max().unwrap_or_default();
+    assert!(slowest < ANSWER_WITHIN, "{slowest:?}");
+    assert!(waiting > 500.0, "hardly any load: {waiting}");
+    assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(0.0));
+    expect_no_pack_twice(&redis).await;
+    expect_delivered(&cell, &ledger, "spill, away").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_hangs_costs_what_was_on_its_way_to_it() {
+    let seed = seed("spill, hang", 72);
+    let cell = Cell::alone();
+    let redis = cell.redis(&[]).await;
+    let spill = directory(&cell);
+    let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
+    let ledger = Arc::new(Ledger::default());
+    // Without a pause there is no moment at which nothing is on its way to the disk.
+    let pause = size(Duration::ZERO, Duration::from_millis(2));
+    let load = Load { pause, ..Load::steady(seed) };
+    let running = load.start(receiver.address(), &ledger);
+    more_are_stored(&ledger, 500).await;
+
+    redis.sigstop();
+    until("webhooks are spilled", SOON, async || spilling(&receiver).await).await;
+    let before = ledger.stored_count();
+    sleep(size(Duration::from_secs(6), Duration::from_secs(300))).await;
+    let stored = ledger.stored_count() - before;
+    redis.sigcont();
+    direct(&receiver, size(SOON, Duration::from_secs(120))).await;
+    more_are_stored(&ledger, 200).await;
+    running.stop().await;
+
+    let refused = ledger.count(Outcome::Later);
+    say(&format!("spill: {stored} stored while redis hung, {refused} refused"));
+    assert!(stored > 1000, "hardly any load: {stored}");
+    assert!(refused as u64 <= load.connections, "{refused} were refused");
+    assert_eq!(ledger.count(Outcome::Unanswered) + ledger.count(Outcome::CutInAnswer), 0);
+    expect_no_pack_twice(&redis).await;
+    expect_delivered(&cell, &ledger, "spill, hang").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_is_full_refuses_nothing() {
+    let seed = seed("spill, full", 73);
+    let cell = Cell::alone();
+    let redis = cell.redis(&["--maxmemory", "24mb"]).await;
+    let spill = directory(&cell);
+    let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
+    let ledger = Arc::new(Ledger::default());
+    let load = Load {
+        connections: 16,
+        resources: 100,
+        body_bytes: 8_000..=64_000,
+        pause: Duration::from_millis(size(10, 20)),
+        ..Load::steady(seed)
+    };
+    let running = load.start(receiver.address(), &ledger);
+    until("Redis is full", SOON, async || spilling(&receiver).await).await;
+    until("readiness tells", SOON, async || {
+        let answer = receiver.admin("/readyz").await.expect("it answers");
+        answer.status == 200 && answer.text().contains("spilling: queue_full")
+    })
+    .await;
+    sleep(size(Duration::from_secs(2), Duration::from_secs(30))).await;
+    running.stop().await;
+    let waiting = receiver.metric("spillway_spill_webhooks").await.unwrap_or_default();
+    say(&format!("spill: {waiting} wait on disk behind a full redis"));
+    assert!(waiting > 100.0, "{waiting}");
+    assert_eq!(ledger.count(Outcome::Later), 0, "refused");
+
+    let backend = Backend::start().await;
+    let _downstreamer = cell.downstreamer(&backend, &EACH).await;
+    ledger.delivered_to(&backend, Duration::from_secs(120)).await;
+    direct(&receiver, SOON).await;
+    let figures = check(&ledger, &backend.receipts(), &HashSet::new());
+    figures.print("spill, full");
+    figures.expect_sound(0);
+    drop(redis);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_receiver_killed_while_it_spills_and_while_it_feeds_repeats_and_loses_nothing() {
+    let seed = seed("spill, kills", 74);
+    let cell = Cell::alone();
+    let mut redis = cell.redis(&[]).await;
+    let spill = directory(&cell);
+    let mut receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
+    let ledger = Arc::new(Ledger::default());
+    let load = Load { body_bytes: 1_000..=20_000, ..Load::steady(seed) };
+    let running = load.start(receiver.address(), &ledger);
+    more_are_stored(&ledger, 300).await;
+    let mut caught = 0;
+    for round in 0..size(3, 20) {
+        redis.kill9();
+        more_are_stored(&ledger, 500).await;
+        receiver.kill9();
+        receiver.restart();
+        more_are_stored(&ledger, 1000).await;
+        redis.restart();
+        redis.ready().await;
+        // While it feeds: soon after Redis is back, at some other time in each round.
+        sleep(Duration::from_millis(150 + 70 * (round % 5))).await;
+        caught += usize::from(spilling(&receiver).await);
+        receiver.kill9();
+        receiver.restart();
+        direct(&receiver, SOON).await;
+    }
+    running.stop().await;
+    say(&format!("spill: {caught} kills met a receiver that fed"));
+    expect_no_pack_twice(&redis).await;
+    expect_delivered(&cell, &ledger, "spill, kills").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_killed_while_it_is_fed_repeats_and_loses_nothing() {
+    let seed = seed("spill, redis killed while fed", 75);
+    let cell = Cell::alone();
+    let mut redis = cell.redis(&[]).await;
+    let spill = directory(&cell);
+    let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
+    let ledger = Arc::new(Ledger::default());
+    let load = Load { body_bytes: 1_000..=20_000, ..Load::steady(seed) };
+    let running = load.start(receiver.address(), &ledger);
+    for _ in 0..size(4, 30) {
+        more_are_stored(&ledger, 300).await;
+        redis.kill9();
+        more_are_stored(&ledger, 600).await;
+        redis.restart();
+        redis.ready().await;
+        let before = redis.stream_len("spillway:in").await;
+        until("it is fed", SOON, async || redis.stream_len("spillway:in").await > before).await;
+    }
+    direct(&receiver, SOON).await;
+    running.stop().await;
+    assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(0.0));
+    expect_no_pack_twice(&redis).await;
+    expect_delivered(&cell, &ledger, "spill, redis killed while fed").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_starts_without_redis_and_stops_and_what_it_took_is_fed_by_the_next() {
+    let cell = Cell::alone();
+    let spill = directory(&cell);
+    let mut receiver = cell.receiver_starting(&[("SPILL_DIR", &spill)]);
+    receiver.ready().await;
+    for _ in 0..20 {
+        post(receiver.address(), &Webhook::any()).await.expect_stored();
+    }
+    assert_eq!(receiver.metric("spillway_spill_webhooks").await, Some(20.0));
+    receiver.sigterm();
+    assert_eq!(receiver.exit(SOON).await.code(), Some(0));
+    assert!(receiver.output().contains("spilled webhooks wait on disk for the next start"));
+
+    let redis = cell.redis(&[]).await;
+    receiver.restart();
+    direct(&receiver, SOON).await;
+    let counted: u64 = redis.command(&["HGET", "spillway:counts", "appended"]).await;
+    assert_eq!(counted, 20);
+    post(receiver.address(), &Webhook::any()).await.expect_stored();
+    assert_eq!(receiver.metric("spillway_spilled_total").await, Some(0.0));
+    let left = std::fs::read_dir(Path::new(&spill)).unwrap().count();
+    assert!(left <= 3, "a lock, an id and one segment: {left}");
+    // A clean end lets anybody else begin at once.
+    receiver.sigterm();
+    assert_eq!(receiver.exit(SOON).await.code(), Some(0));
+    let claim: Option<String> = redis.command(&["GET", "spillway:spill:claim"]).await;
+    assert_eq!(claim, None);
+}
