@@ -1,7 +1,7 @@
 //! Which Redis is the cell's now, as its Sentinels say: `redis+sentinel://host:port,host:port/name`.
 //!
 //! Asked at each connect, so a failover is followed by whoever connects after it. Invariant: only a
-//! Redis that calls itself a master is connected to. Bounded: each Sentinel by [`ASK_WITHIN`]. Source:
+//! Redis that calls itself a master is connected to. Bounded: each Sentinel by `ASK_WITHIN`. Source:
 //! the guidelines for Sentinel's clients (redis.io/docs/latest/develop/reference/sentinel-clients).
 
 use std::sync::Arc;

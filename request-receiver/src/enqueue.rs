@@ -2,7 +2,7 @@
 //!
 //! Each shard has a pack of its own in flight, and no core waits for another. Invariants: never a
 //! second pack of a shard before the first one's outcome is known; a webhook's waiter hears `Ok` only
-//! after Redis confirmed its pack, or the disk did where packs are spilled ([`routed`]). Deadlines are
+//! after Redis confirmed its pack, or the disk did where packs are spilled (`routed`). Deadlines are
 //! kept by [`Waiting`].
 
 mod routed;

@@ -1,7 +1,7 @@
 //! Where packs go while Redis takes none: a log on this machine's disk, which is fed to Redis in order
 //! once it takes them again.
 //!
-//! [`route`] says which way a pack goes, [`writer`] syncs what is spilled, [`feeder`] feeds it,
+//! [`route`] says which way a pack goes, [`writer`] syncs what is spilled, [`mod@feeder`] feeds it,
 //! [`claim`] sees to it that one receiver spills for a cell. The files are `spillway-spill`'s.
 //!
 //! Invariants: while anything lies in the log or is on its way there, nothing is appended directly,

@@ -3,7 +3,7 @@
 //!
 //! The path of a pack: [`writer`] (a group of packs, one sync) → [`segment`] (the files they lie in)
 //! → [`reader`] (reads them back, and finds its way past damage) → [`index`] (what is fed is freed).
-//! Beside it: [`record`] (bytes), [`open`] (what a crash left), [`directory`] (whose it is), [`disk`]
+//! Beside it: [`record`] (bytes), [`mod@open`] (what a crash left), [`directory`] (whose it is), [`disk`]
 //! (the writing side of the file system, so that tests can make it fail).
 //!
 //! Invariants: a group is reported as written only after its sync; a record that was reported is
