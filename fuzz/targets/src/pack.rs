@@ -34,7 +34,10 @@ pub fn run(data: &[u8]) {
     if pack.count() > 0 {
         let alone = Pack::decode(&Packer::new().single_out(&pack, 0)).expect("our own pack");
         let (here, there) = (pack.record(0), alone.record(0));
-        assert_eq!((here.target, here.headers, here.body), (there.target, there.headers, there.body));
+        assert_eq!(
+            (here.target, here.headers, here.body),
+            (there.target, there.headers, there.body)
+        );
     }
 }
 

@@ -52,7 +52,9 @@ fn webhook(pieces: &mut Pieces<'_>) -> Webhook {
     let mut headers = HeaderMap::new();
     for _ in 0..pieces.number() % 16 {
         let (name, value) = (pieces.piece(), pieces.piece());
-        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+        if let (Ok(name), Ok(value)) =
+            (HeaderName::from_bytes(name), HeaderValue::from_bytes(value))
+        {
             headers.append(name, value);
         }
     }

@@ -18,7 +18,9 @@ pub fn run(data: &[u8]) {
     let Some((which, rest)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(rest) else { return };
     match which % 5 {
-        0 => flags::<request_receiver::settings::Written>(&["--shopify-client-secret", SECRET], text),
+        0 => {
+            flags::<request_receiver::settings::Written>(&["--shopify-client-secret", SECRET], text)
+        }
         1 => flags::<downstreamer::settings::Written>(&["--downstream-app-url", "discard:"], text),
         2 => env_file(rest),
         3 => properties_file(text),

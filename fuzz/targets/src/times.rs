@@ -19,7 +19,8 @@ pub fn run(data: &[u8]) {
     let now_ms = u64::from_le_bytes(*now);
     let window = Window { age_max: seconds(age), skew_max: seconds(skew), required: true };
     let age_ms = millis(text).map(|triggered| i128::from(now_ms) - triggered);
-    let (oldest, newest) = (window.age_max.as_millis() as i128, window.skew_max.as_millis() as i128);
+    let (oldest, newest) =
+        (window.age_max.as_millis() as i128, window.skew_max.as_millis() as i128);
     match check(Some(text), now_ms, &window) {
         Ok(()) => assert!(age_ms.is_some_and(|age| -newest <= age && age <= oldest)),
         Err(NotFresh::Stale) => assert!(age_ms.is_some_and(|age| age > oldest)),

@@ -202,7 +202,7 @@ pub fn smuggling() -> Vec<Shape> {
         shape("the body of a GET", [get.into_bytes(), in_get].concat(), &[405]),
         shape(
             "behind two hosts",
-            { [framed("Host: b\r\nContent-Length: 8", PAYLOAD), hidden()].concat() },
+            [framed("Host: b\r\nContent-Length: 8", PAYLOAD), hidden()].concat(),
             &[400],
         ),
     ]
