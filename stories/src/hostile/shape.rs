@@ -105,7 +105,7 @@ pub fn heads() -> Vec<Shape> {
     let bare = String::from_utf8(line("X: y")).expect("a test's request is text");
     let long = "a".repeat(100_000);
     vec![
-        shape("200 headers", line(&"a: b\r\n".repeat(200).trim_end().to_owned()), &[431]),
+        shape("200 headers", line("a: b\r\n".repeat(200).trim_end()), &[431]),
         shape("a header of 100 KB", line(&format!("a: {long}")), &[431]),
         shape("a header name of 100 KB", line(&format!("{long}: a")), &[431]),
         shape("a target of 100 KB", request_line(&format!("POST /{long} HTTP/1.1")), &[431]),
