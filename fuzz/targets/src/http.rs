@@ -21,12 +21,13 @@ use request_receiver::topics::Topics;
 use request_receiver::waiting::Waiting;
 use spillway_service::supervisor::Watchdog;
 use spillway_service::{Checker, Written as _};
-use spillway_webhook::pack::{Pack, Packer, Record, Records};
+use spillway_webhook::pack::{Pack, Record, Records};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
+use crate::packed;
 use crate::signed::{SECRET, filled, sign};
 
 const STATUSES: [u16; 11] = [100, 200, 400, 401, 405, 408, 413, 414, 417, 431, 508];
@@ -108,18 +109,17 @@ impl Bench {
 
     /// Stores what waits, as a batcher does, for ever.
     async fn store(&self, stored: &mut Vec<Record>) {
-        let mut packer = Packer::new();
         while self.waiting.arrived().await {
             while let Some(batch) = self.waiting.take() {
-                unpack(packer.pack(batch.records()), batch.records(), stored);
+                unpack(batch.records(), stored);
                 self.waiting.resolve(batch, Ok(()));
             }
         }
     }
 }
 
-fn unpack(bytes: &[u8], records: &Records, stored: &mut Vec<Record>) {
-    let pack = Pack::decode(bytes).expect("our own pack");
+fn unpack(records: &Records, stored: &mut Vec<Record>) {
+    let pack = Pack::decode(&packed(records)).expect("our own pack");
     assert_eq!(pack.count(), records.count());
     stored.extend((0..pack.count()).map(|index| pack.record(index)));
 }

@@ -14,6 +14,15 @@ pub mod settings;
 pub mod signed;
 pub mod times;
 
+use std::cell::RefCell;
+
+use spillway_webhook::pack::{Packer, Records};
+
+thread_local! {
+    /// Kept over packs, as a batcher's is: making one costs more than a small pack.
+    static PACKER: RefCell<Packer> = RefCell::default();
+}
+
 /// Takes any bytes.
 pub type Target = fn(&[u8]);
 
@@ -27,3 +36,8 @@ pub const ALL: [(&str, Target); 7] = [
     ("settings", settings::run),
     ("times", times::run),
 ];
+
+/// The pack that these make.
+fn packed(records: &Records) -> Vec<u8> {
+    PACKER.with_borrow_mut(|packer| packer.pack(records).to_vec())
+}

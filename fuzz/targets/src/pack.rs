@@ -4,7 +4,9 @@
 //! a webhook singled out of it is the same in a pack of its own. Memory is libFuzzer's to watch
 //! (`malloc_limit_mb`): none is taken for a size that is only claimed.
 
-use spillway_webhook::pack::{Pack, Packer, RAW_BYTES_MAX};
+use spillway_webhook::pack::{Pack, RAW_BYTES_MAX};
+
+use crate::PACKER;
 
 /// More records than this are looked at only in part.
 const LOOKED_AT_MAX: u32 = 64;
@@ -32,7 +34,8 @@ pub fn run(data: &[u8]) {
         assert_eq!(pack.pluck(index).record(0).body, record.body);
     }
     if pack.count() > 0 {
-        let alone = Pack::decode(&Packer::new().single_out(&pack, 0)).expect("our own pack");
+        let alone = Pack::decode(&PACKER.with_borrow_mut(|packer| packer.single_out(&pack, 0)))
+            .expect("our own pack");
         let (here, there) = (pack.record(0), alone.record(0));
         assert_eq!(
             (here.target, here.headers, here.body),

@@ -7,7 +7,9 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use spillway_webhook::Webhook;
-use spillway_webhook::pack::{Pack, Packer, Record, Records};
+use spillway_webhook::pack::{Pack, Record, Records};
+
+use crate::packed;
 
 /// Pieces of the input: a byte says how long the next one is.
 struct Pieces<'a>(&'a [u8]);
@@ -30,7 +32,7 @@ pub fn run(data: &[u8]) {
 }
 
 fn expect_same(records: &Records, webhooks: &[&Webhook], damaged: u8) {
-    let mut bytes = Packer::new().pack(records).to_vec();
+    let mut bytes = packed(records);
     let pack = Pack::decode(&bytes).expect("our own pack");
     assert_eq!(pack.count() as usize, webhooks.len());
     for (index, webhook) in (0..).zip(webhooks) {

@@ -15,7 +15,7 @@ use super::{play, statuses};
 use crate::webhook::Webhook;
 
 /// How often a slow one writes a byte: far more often than any time-out.
-const DRIP: Duration = Duration::from_millis(100);
+const DRIP: Duration = Duration::from_millis(250);
 /// What an endless one writes at once.
 const GUSH_BYTES: usize = 64 << 10;
 /// A stream opened and reset at once: HEADERS (`:method: POST` and no more) and RST_STREAM with
@@ -69,7 +69,7 @@ impl Attack {
     pub fn strangers(self, crowd: usize) -> usize {
         match self {
             Self::Idle => crowd,
-            Self::SlowHeads | Self::SlowBodies => crowd / 10,
+            Self::SlowHeads | Self::SlowBodies => crowd / 50,
             _ => 10,
         }
     }
@@ -87,37 +87,53 @@ impl Attack {
 
     /// Does it for ever, telling `heard` the status of each answer.
     pub async fn go_on(self, address: SocketAddr, place: usize, mut heard: impl FnMut(u16)) {
+        // Made once: to make them costs these two cores more than to send them.
+        let script = self.script();
         for turn in place.. {
-            self.once(address, turn).await.into_iter().for_each(&mut heard);
+            let shape = (!script.is_empty()).then(|| &script[turn % script.len()]);
+            self.once(address, shape, turn).await.into_iter().for_each(&mut heard);
             sleep(self.pause()).await;
         }
     }
 
-    async fn once(self, address: SocketAddr, turn: usize) -> Vec<u16> {
-        let one_of = |shapes: Vec<Shape>| shapes[turn % shapes.len()].clone();
-        let shape = match self {
-            Self::SlowHeads => return drip(address, b"POST / HTTP/1.1\r\n", b"a: b\r\n").await,
-            Self::SlowBodies => return drip(address, &Webhook::any().head(100_000), b" ").await,
-            Self::Idle => return drip(address, b"", b"").await,
-            Self::RapidReset => return gush(address, HTTP2, OPEN_AND_RESET).await,
-            Self::Chunks if turn.is_multiple_of(2) => {
+    /// What is written in turn, where it has an end.
+    fn script(self) -> Vec<Shape> {
+        let one = |name, bytes| Shape { name, bytes, expected: &[0] };
+        match self {
+            Self::SlowHeads | Self::SlowBodies | Self::Idle | Self::RapidReset => Vec::new(),
+            Self::HeaderBombs => shape::heads().into_iter().take(4).collect(),
+            Self::Lengths => shape::lengths(),
+            Self::Chunks => shape::chunks(),
+            Self::Smuggling => shape::smuggling(),
+            Self::Pipelining => vec![shape::pipelined()],
+            Self::Forged => {
+                let forged = Webhook::product(1, "forged", vec![b' '; 5300]);
+                vec![one("forged", forged.signed_with("a guess").encode())]
+            }
+            // Announced, and found out while it comes.
+            Self::Oversized => {
+                let webhook = Webhook::any().body(vec![b' '; 3 << 20]);
+                vec![
+                    one("announced", webhook.encode()),
+                    one("chunked", webhook.encode_chunked(GUSH_BYTES)),
+                ]
+            }
+        }
+    }
+
+    async fn once(self, address: SocketAddr, shape: Option<&Shape>, turn: usize) -> Vec<u16> {
+        match (self, shape) {
+            (Self::SlowHeads, _) => drip(address, b"POST / HTTP/1.1\r\n", b"a: b\r\n").await,
+            (Self::SlowBodies, _) => drip(address, &Webhook::any().head(100_000), b" ").await,
+            (Self::RapidReset, _) => gush(address, HTTP2, OPEN_AND_RESET).await,
+            (Self::Chunks, _) if turn.is_multiple_of(2) => {
                 let head = Webhook::any().head_with("Transfer-Encoding: chunked");
                 let chunk = format!("{GUSH_BYTES:x}\r\n{}\r\n", "a".repeat(GUSH_BYTES));
-                return gush(address, &head, chunk.as_bytes()).await;
+                gush(address, &head, chunk.as_bytes()).await
             }
-            Self::Oversized => return oversized(address, turn).await,
-            Self::Forged => {
-                let body = vec![b' '; 5300];
-                let forged = Webhook::product(1, "forged", body).signed_with("a guess");
-                return play(address, &forged.encode(), 1).await;
-            }
-            Self::HeaderBombs => one_of(shape::heads().into_iter().take(4).collect()),
-            Self::Lengths => one_of(shape::lengths()),
-            Self::Chunks => one_of(shape::chunks()),
-            Self::Smuggling => one_of(shape::smuggling()),
-            Self::Pipelining => shape::pipelined(),
-        };
-        play(address, &shape.bytes, shape.expected.len()).await
+            (_, Some(shape)) => play(address, &shape.bytes, shape.expected.len()).await,
+            (_, None) => drip(address, b"", b"").await,
+        }
     }
 }
 
@@ -160,12 +176,4 @@ async fn gush(address: SocketAddr, begin: &[u8], more: &[u8]) -> Vec<u16> {
     let reading = async { while matches!(incoming.read_buf(&mut read).await, Ok(1..)) {} };
     tokio::join!(writing, reading);
     statuses(&read)
-}
-
-/// A body over the limit of these stories: announced, or found out while it comes.
-async fn oversized(address: SocketAddr, turn: usize) -> Vec<u16> {
-    let webhook = Webhook::any().body(vec![b' '; 3 << 20]);
-    let request =
-        if turn.is_multiple_of(2) { webhook.encode() } else { webhook.encode_chunked(GUSH_BYTES) };
-    play(address, &request, 1).await
 }

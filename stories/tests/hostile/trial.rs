@@ -40,7 +40,7 @@ pub struct Trial {
 
 impl Trial {
     pub async fn run(attack: Attack, receiver: &Service, ledger: &Ledger) -> Self {
-        let (rounds, window) = size((1, 1000), (5, 2000));
+        let (rounds, window) = size((1, 1000), (5, 1500));
         let window = Duration::from_millis(window);
         let strangers = attack.strangers(crowd(size(500, 10_000)));
         let before = receiver.resident_bytes();
