@@ -74,11 +74,31 @@ impl Attack {
         }
     }
 
+    /// How far apart slow ones begin, where that matters: all at once, they would all be cut off at
+    /// once, and come back at once, second by second.
+    pub fn apart(self, strangers: usize) -> Option<Duration> {
+        let is_slow = matches!(self, Self::SlowHeads | Self::SlowBodies);
+        is_slow.then(|| Duration::from_secs(1) / strangers.max(1) as u32)
+    }
+
+    /// How long until all are there, and the first slow ones have been cut off.
+    pub fn settles_after(self, strangers: usize) -> Duration {
+        match self {
+            // 5,000 connections a second, by who gives way to every other.
+            Self::Idle => Duration::from_millis(1200 + strangers as u64 / 5),
+            Self::SlowHeads | Self::SlowBodies => Duration::from_millis(2200),
+            _ => Duration::from_millis(1200),
+        }
+    }
+
     /// How long each waits before it begins again.
     fn pause(self) -> Duration {
         Duration::from_millis(match self {
             Self::SlowHeads | Self::SlowBodies | Self::Idle => 10,
-            Self::Forged => 5,
+            // Twice as many as good ones.
+            Self::Forged => 10,
+            // Of five requests, four are good ones, and stored: half as many again.
+            Self::Pipelining => 200,
             // A bandwidth that most links have: 30 MB a second.
             Self::Oversized | Self::Chunks => 1000,
             _ => 50,

@@ -88,7 +88,9 @@ async fn besiege(
         tasks.spawn(attack.go_on(address, place, move |status| {
             *heard.lock().expect("nobody panicked while hearing").entry(status).or_default() += 1;
         }));
-        if place % OPENED_AT_ONCE == 0 {
+        if let Some(apart) = attack.apart(strangers) {
+            tokio::time::sleep(apart).await;
+        } else if place % OPENED_AT_ONCE == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

@@ -55,8 +55,7 @@ impl Trial {
         for _ in 0..rounds {
             let calm = trial.watch(receiver, window).await;
             let siege = Siege::begin(attack, strangers, receiver.address());
-            // All are there, and the first slow ones have been cut off.
-            trial.watch(receiver, Duration::from_millis(1200)).await;
+            trial.watch(receiver, attack.settles_after(strangers)).await;
             let storm = trial.watch(receiver, window).await;
             for (status, count) in siege.end() {
                 *trial.heard.entry(status).or_default() += count;
