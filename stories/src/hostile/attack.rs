@@ -74,11 +74,15 @@ impl Attack {
         }
     }
 
-    /// How far apart slow ones begin, where that matters: all at once, they would all be cut off at
-    /// once, and come back at once, second by second.
+    /// How far apart they begin, but for idle ones: all at once, they would all be answered at once,
+    /// and come back at once, again and again.
     pub fn apart(self, strangers: usize) -> Option<Duration> {
-        let is_slow = matches!(self, Self::SlowHeads | Self::SlowBodies);
-        is_slow.then(|| Duration::from_secs(1) / strangers.max(1) as u32)
+        let round = match self {
+            Self::Idle => return None,
+            Self::SlowHeads | Self::SlowBodies => Duration::from_secs(1),
+            _ => self.pause(),
+        };
+        Some(round / strangers.max(1) as u32)
     }
 
     /// How long until all are there, and the first slow ones have been cut off.
