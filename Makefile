@@ -4,7 +4,7 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help run kafka test check endure alerts-live bench characterize characterize-kafka simulate deb deb-kafka package-test clean-run
+.PHONY: help run kafka test lint audit check endure hostile fuzz timing alerts-live bench characterize characterize-kafka simulate deb deb-kafka package-test clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,11 +25,15 @@ test: ## run every test, against real servers
 	cargo build --locked --workspace --bins
 	cargo test --locked --workspace
 
-check: ## formatting, lints, docs and every test: what a change must pass
+check: lint audit test ## formatting, lints, docs, dependencies and every test: what a change must pass
+
+lint: ## formatting, lints and docs
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --features bench/kafka -- -D warnings -D clippy::too_many_lines
 	RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps
-	$(MAKE) test
+
+audit: ## licences, sources, bans and advisories of what is depended on; says what it could not look at
+	ops/audit.sh
 
 endure: ## the stories that the suite plays small, at the size of the promise (40 minutes)
 	ops/deps.sh test
@@ -37,6 +41,23 @@ endure: ## the stories that the suite plays small, at the size of the promise (4
 	ENDURE=1 cargo test --locked -p stories --test duplicates --test brake --test verbs \
 		--test kafka_exactly_once --test kafka_faults --test restart \
 		--test spill --test spill_disk -- --nocapture --test-threads 1
+
+hostile fuzz timing: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
+
+hostile: ## good webhooks under eleven attacks, p99 and memory, and a hostile backend (8 minutes)
+	ops/deps.sh test
+	cargo build --locked --workspace --bins
+	mkdir -p $(RESULTS)
+	ENDURE=1 RESULTS=$(RESULTS) cargo test --locked --workspace --test hostile --test hostile_backend -- --nocapture
+
+fuzz: ## every fuzz target for FUZZ_SECONDS (600) each, on nightly: executions, coverage, findings
+	ops/deps.sh fuzz
+	mkdir -p $(RESULTS)
+	RESULTS=$(RESULTS) ops/fuzz.sh
+
+timing: ## whether the time that a refusal takes tells how much of a signature was right
+	mkdir -p $(RESULTS)
+	RESULTS=$(RESULTS) cargo run --release --locked -p spillway-webhook --example timing
 
 alerts-live: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
 alerts-live: ## every alert in its fault, live: a table, and the dashboard drawn (5 minutes, as root)

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Installs what `make run`, `make kafka`, `make test` or `make package-test` needs and this machine lacks.
+# Installs what `make run`, `make kafka`, `make test`, `make package-test`, `make audit` or `make fuzz`
+# needs and this machine lacks.
 #
 #     ops/deps.sh run     a Rust toolchain and a C compiler to build, redis-server to run
 #     ops/deps.sh kafka   what librdkafka is built with, and what a Kafka broker is got and run with
 #     ops/deps.sh test    both, and what the tests drive: nginx, openssl, curl, git, node, Prometheus,
 #                         systemd; gets the broker
 #     ops/deps.sh package the first two, and what a package is tested in: debootstrap, systemd-nspawn
+#     ops/deps.sh audit   cargo-deny and cargo-audit, at pinned versions, beside the build
+#     ops/deps.sh fuzz    cargo-fuzz in the same way; a nightly toolchain has to be there
 #
 # With everything there it changes nothing and says nothing. Packages come by apt, as root or by a
 # sudo that does not ask; elsewhere it prints what to install and exits 1. It never installs Rust,
@@ -13,6 +16,7 @@
 set -euo pipefail
 
 readonly REDIS_MAJOR_MIN=7
+readonly CARGO_DENY=0.20.2 CARGO_AUDIT=0.22.2 CARGO_FUZZ=0.13.2
 policy_made=""
 
 # What is looked for, and the Debian package that brings it.
@@ -117,6 +121,21 @@ require_rust() {
   exit 1
 }
 
+# Installs a cargo subcommand beside the build, if it is not there at this version.
+cargo_tool() {
+  local name=$1 version=$2 tools=${CARGO_TARGET_DIR:-target}/tools
+  [ -x "$tools/bin/$name" ] && grep -q "^\"$name $version " "$tools/.crates.toml" 2>/dev/null && return
+  say "installing $name $version"
+  cargo install --quiet --locked --root "$tools" --version "$version" "$name"
+}
+
+require_nightly() {
+  cargo +nightly --version >/dev/null 2>&1 && return
+  say "fuzzing needs a nightly toolchain. Install one with:"
+  say "    rustup toolchain install nightly"
+  exit 1
+}
+
 require_recent_redis() {
   local version
   version=$(redis-server --version | sed -n 's/.* v=\([0-9]*\)\..*/\1/p')
@@ -128,13 +147,25 @@ require_recent_redis() {
 
 main() {
   case "${1:-}" in
-    run | kafka | test | package) ;;
+    run | kafka | test | package | audit | fuzz) ;;
     *)
-      say "usage: ops/deps.sh run|kafka|test|package"
+      say "usage: ops/deps.sh run|kafka|test|package|audit|fuzz"
       exit 64
       ;;
   esac
   require_rust
+  case "$1" in
+    audit)
+      cargo_tool cargo-deny "$CARGO_DENY"
+      cargo_tool cargo-audit "$CARGO_AUDIT"
+      return
+      ;;
+    fuzz)
+      require_nightly
+      cargo_tool cargo-fuzz "$CARGO_FUZZ"
+      return
+      ;;
+  esac
   local packages
   mapfile -t packages < <(missing_packages "$1")
   if [ "${#packages[@]}" -gt 0 ]; then

@@ -126,8 +126,9 @@ impl Scope {
 /// Seconds, or an HTTP date (RFC 9110, section 10.2.3); a date that has passed is no pause.
 fn parse_retry_after(text: &str, now: SystemTime) -> Option<Duration> {
     let text = text.trim();
-    if let Ok(seconds) = text.parse::<u32>() {
-        return Some(Duration::from_secs(seconds.into()));
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        // More than fits is longer than any pause that is honoured.
+        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
     }
     let date = httpdate::parse_http_date(text).ok()?;
     Some(date.duration_since(now).unwrap_or_default())
@@ -205,7 +206,10 @@ mod tests {
         check(503, Some("86400"), retry(600, true, false));
         check(500, Some("9"), retry(9, false, false));
         check(404, Some("9"), retry(9, false, true));
-        for text in ["", "soon", "-1", "1.5", "99999999999999999999"] {
+        for text in ["4294967296", "99999999999999999999"] {
+            check(503, Some(text), retry(600, true, false));
+        }
+        for text in ["", "soon", "-1", "+1", "1.5"] {
             check(503, Some(text), retry(0, false, false));
         }
     }

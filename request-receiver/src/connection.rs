@@ -254,7 +254,8 @@ async fn answer(
 }
 
 async fn close(mut stream: Watched, phase: &Phase) {
-    if stream.shutdown().await.is_err() || !phase.is_body_unread.load(Ordering::Relaxed) {
+    let is_answer_at_risk = phase.is_body_unread.load(Ordering::Relaxed) && stream.has_written();
+    if stream.shutdown().await.is_err() || !is_answer_at_risk {
         return;
     }
     let drain = async {

@@ -96,8 +96,7 @@ impl QueueState {
         Self { shared: Arc::new(shared), is_stalled: Arc::default() }
     }
 
-    /// As after a look that found nothing wrong.
-    #[cfg(test)]
+    /// As after a look that found nothing wrong: for who runs the handler without a Redis.
     pub fn usable_one() -> Self {
         let state = Self::default();
         state.set(Health::Usable);

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use spillway_service::clock::wall_clock_ms;
 use spillway_webhook::freshness::Window;
 use spillway_webhook::{Verified, Webhook, target};
@@ -61,8 +61,10 @@ impl Receiver {
 
     async fn take(&self, request: Request, arrival: &Arrival) -> Result<(), Refusal> {
         let (head, mut body) = request.into_parts();
-        let mut permit = match check_request_line(&head).and_then(|()| self.admit(&head)) {
+        let mut permit = match check_head(&head).and_then(|()| self.admit(&head)) {
             Ok(permit) => permit,
+            // Where its body ends is a matter of opinion: the connection ends with it.
+            Err(Refusal::Malformed) => return Err(Refusal::Malformed),
             Err(refusal) => {
                 if body::discard(&mut body, &head.headers).await {
                     arrival.connection.body_is_read();
@@ -139,8 +141,12 @@ pub async fn receive(
     }
 }
 
-fn check_request_line(head: &Parts) -> Result<(), Refusal> {
+fn check_head(head: &Parts) -> Result<(), Refusal> {
     let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
+    // `*` is for OPTIONS alone (RFC 9112, section 3.2.4).
+    if is_ambiguous(&head.headers) || !target.starts_with('/') {
+        return Err(Refusal::Malformed);
+    }
     if target::has_dot_segment(target.as_bytes()) {
         return Err(Refusal::DotSegment);
     }
@@ -148,6 +154,17 @@ fn check_request_line(head: &Parts) -> Result<(), Refusal> {
         return Err(Refusal::NotPost);
     }
     Ok(())
+}
+
+/// Whether a proxy in front may have read the head otherwise than hyper does: with transfer codings
+/// beside `chunked`, about where the request ends; with two hosts, about whom it is for (RFC 9112,
+/// sections 6.1 and 3.2). A Content-Length beside `chunked` never gets here: hyper leaves it out,
+/// and ends the connection with that request.
+fn is_ambiguous(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let is_plain =
+        codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
+    !is_plain || codings.next().is_some() || headers.get_all(header::HOST).iter().nth(1).is_some()
 }
 
 /// Bytes of the request's target and headers.

@@ -16,6 +16,9 @@ pub enum Refusal {
     NotPost,
     /// A `.` or `..` segment in the path.
     DotSegment,
+    /// Not HTTP, though hyper takes it: headers that two readers may understand differently, or a
+    /// target without a path.
+    Malformed,
     /// Too many bytes or connections are in flight.
     Overloaded,
     /// Redis can't be reached, loads, or is not one to trust.
@@ -49,6 +52,7 @@ impl Refusal {
         match self {
             Self::NotPost => (S::METHOD_NOT_ALLOWED, "not_a_webhook", "only POST is taken"),
             Self::DotSegment => (S::BAD_REQUEST, "not_a_webhook", "the path has a . or .. segment"),
+            Self::Malformed => (S::BAD_REQUEST, "not_a_webhook", "the request is not valid HTTP"),
             Self::Overloaded => {
                 (S::SERVICE_UNAVAILABLE, "overloaded", "too much is in flight; try again")
             }
@@ -92,6 +96,7 @@ impl Refusal {
         match self {
             Self::NotPost => "not_post",
             Self::DotSegment => "dot_segment",
+            Self::Malformed => NOT_HTTP,
             Self::AckTimeout => "ack_timeout",
             Self::BrokenBody => "broken_body",
             _ => self.told().1,
@@ -105,8 +110,8 @@ impl Refusal {
     }
 }
 
-/// The outcome of what is not valid HTTP, or has too large a header block: answered by hyper with
-/// 400, 414 or 431 and no body.
+/// The outcome of what is not valid HTTP, or has too large a header block: mostly answered by hyper,
+/// with 400, 414 or 431 and no body.
 pub const NOT_HTTP: &str = "not_http";
 
 /// Every outcome's label.
@@ -174,6 +179,7 @@ mod tests {
         for refusal in [
             Refusal::NotPost,
             Refusal::DotSegment,
+            Refusal::Malformed,
             Refusal::Overloaded,
             Refusal::QueueUnavailable,
             Refusal::QueueFull,

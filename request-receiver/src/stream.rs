@@ -50,17 +50,28 @@ pub struct Watched {
     stream: Stream,
     phase: Arc<Phase>,
     is_write_blocked: bool,
+    has_written: bool,
 }
 
 impl Watched {
     /// Notes every read of `stream` in `phase`.
     pub fn new(stream: Stream, phase: Arc<Phase>) -> Self {
-        Self { stream, phase, is_write_blocked: false }
+        Self { stream, phase, is_write_blocked: false, has_written: false }
+    }
+
+    /// Whether anything was ever answered over it.
+    pub fn has_written(&self) -> bool {
+        self.has_written
     }
 
     /// Whether the last write had to wait for its reader.
     pub fn is_write_blocked(&self) -> bool {
         self.is_write_blocked
+    }
+
+    fn wrote(&mut self, written: &Poll<io::Result<usize>>) {
+        self.is_write_blocked = written.is_pending();
+        self.has_written |= matches!(written, Poll::Ready(Ok(_)));
     }
 }
 
@@ -94,7 +105,7 @@ impl AsyncWrite for Watched {
             Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
         };
-        self.is_write_blocked = written.is_pending();
+        self.wrote(&written);
         written
     }
 
@@ -107,7 +118,7 @@ impl AsyncWrite for Watched {
             Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
         };
-        self.is_write_blocked = written.is_pending();
+        self.wrote(&written);
         written
     }
 

@@ -236,7 +236,7 @@ async fn think(behaviour: &Behaviour, workers: &Semaphore, incoming: &mut Incomi
             () = work(*after, workers) => true,
             () = incoming.closed() => false,
         },
-        Behaviour::Reset | Behaviour::CutShort => true,
+        Behaviour::Reset | Behaviour::CutShort | Behaviour::Wire { .. } => true,
         Behaviour::Hang => {
             incoming.closed().await;
             false
@@ -271,6 +271,17 @@ async fn answer(behaviour: Behaviour, outgoing: &mut OwnedWriteHalf) -> io::Resu
         Behaviour::CutShort => {
             outgoing.write_all(b"HTTP/1.1 200 To").await?;
             Ok(false)
+        }
+        Behaviour::Wire { begins, repeats, every, closes } => {
+            outgoing.write_all(&begins).await?;
+            while !repeats.is_empty() {
+                outgoing.write_all(&repeats).await?;
+                tokio::time::sleep(every).await;
+            }
+            if closes {
+                outgoing.shutdown().await?;
+            }
+            Ok(true)
         }
     }
 }

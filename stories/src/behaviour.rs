@@ -20,6 +20,18 @@ pub enum Behaviour {
     Hang,
     /// The connection closes in the middle of the status line.
     CutShort,
+    /// These bytes, whatever they are, and then these again and again, until the sender hangs up.
+    /// With nothing to repeat, the connection goes on, or closes.
+    Wire {
+        /// What is written first.
+        begins: Vec<u8>,
+        /// What is written after it.
+        repeats: Vec<u8>,
+        /// How often.
+        every: Duration,
+        /// Whether the connection closes where there is nothing to repeat.
+        closes: bool,
+    },
 }
 
 impl Behaviour {
@@ -56,7 +68,7 @@ impl Behaviour {
     pub(crate) fn status_given(&self) -> Option<u16> {
         match self {
             Self::Answer { status, .. } => Some(*status),
-            Self::Reset | Self::Hang | Self::CutShort => None,
+            Self::Reset | Self::Hang | Self::CutShort | Self::Wire { .. } => None,
         }
     }
 }

@@ -18,6 +18,7 @@ pub mod check;
 pub mod client;
 pub mod exactly_once;
 pub mod feed;
+pub mod hostile;
 pub mod in_flight;
 pub mod kafka_server;
 pub mod kafka_topic;

@@ -154,7 +154,8 @@ impl Webhook {
         bytes
     }
 
-    fn head_with(&self, framing: &str) -> Vec<u8> {
+    /// The head alone, with these lines about the body's length or none.
+    pub fn head_with(&self, framing: &str) -> Vec<u8> {
         let Self { method, target, .. } = self;
         let mut head =
             format!("{method} {target} HTTP/1.1\r\nHost: hooks.example\r\n").into_bytes();

@@ -1,0 +1,147 @@
+//! Bytes on a connection → the receiver's own connection and handler → verified, packed, unpacked.
+//!
+//! Holds: each answer is one of HTTP/1 with a status of the contract; no 5xx but the loop's 508;
+//! as many webhooks are stored as 200s are answered; each is signed, and comes out of its pack with
+//! nothing in its headers that belongs to the connection; the connection ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser;
+use request_receiver::admit::Admission;
+use request_receiver::closing::Closing;
+use request_receiver::connection::{self, Phase, Serving};
+use request_receiver::metrics::Metrics;
+use request_receiver::queue_state::QueueState;
+use request_receiver::receive::Receiver;
+use request_receiver::settings::Written;
+use request_receiver::shard::Shared;
+use request_receiver::stream::Stream;
+use request_receiver::topics::Topics;
+use request_receiver::waiting::Waiting;
+use spillway_service::supervisor::Watchdog;
+use spillway_service::{Checker, Written as _};
+use spillway_webhook::pack::{Pack, Record, Records};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+use crate::packed;
+use crate::signed::{SECRET, filled, sign};
+
+const STATUSES: [u16; 11] = [100, 200, 400, 401, 405, 408, 413, 414, 417, 431, 508];
+/// Nothing waits for a clock here: the sender says when it has said all.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+struct Bench {
+    runtime: Runtime,
+    serving: Arc<Serving>,
+    waiting: Arc<Waiting>,
+}
+
+thread_local! {
+    static BENCH: Bench = Bench::new();
+}
+
+/// See the header.
+pub fn run(data: &[u8]) {
+    BENCH.with(|bench| bench.play(&filled(data)));
+}
+
+impl Bench {
+    fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let flags = ["--require-timestamp", "false", "--max-body", "64KiB"];
+        let secret = ["request-receiver", "--shopify-client-secret", SECRET];
+        let written = Written::try_parse_from([&secret[..], &flags[..]].concat());
+        let mut checker = Checker::default();
+        let settings = written.expect("flags that exist").check(&mut checker);
+        let settings = Arc::new(checker.finish(settings).expect("settings that are good"));
+        let metrics = Metrics::new(settings.secrets.matches());
+        let waiting = Arc::new(Waiting::new(Topics::new(metrics.topics.clone())));
+        let state = QueueState::usable_one();
+        let shared = Shared {
+            admission: Admission::new(settings.in_flight_bytes_max),
+            state: state.clone(),
+            metrics: metrics.clone(),
+            watchdog: runtime.block_on(async { Watchdog::start() }),
+            closing: Closing::default(),
+            ended: CancellationToken::new(),
+            settings,
+        };
+        let serving = Arc::new(Serving {
+            metrics,
+            closing: Closing::default(),
+            header_timeout: PATIENCE,
+            idle_timeout: PATIENCE,
+            receiver: Arc::new(Receiver::new(shared, state, waiting.clone())),
+        });
+        Self { runtime, serving, waiting }
+    }
+
+    fn play(&self, request: &[u8]) {
+        let (mut stored, mut answers) = (Vec::new(), Vec::new());
+        self.runtime.block_on(async {
+            let (near, far) = UnixStream::pair().expect("two ends of a connection");
+            let served = connection::serve(Stream::Unix(far), Phase::new(), self.serving.clone());
+            let (mut incoming, mut outgoing) = near.into_split();
+            let sending = async {
+                // It may be refused before it has said all.
+                outgoing.write_all(request).await.ok();
+                outgoing.shutdown().await.ok();
+            };
+            let reading = async { incoming.read_to_end(&mut answers).await.ok() };
+            let all = async { tokio::join!(served, sending, reading) };
+            tokio::select! {
+                ended = tokio::time::timeout(PATIENCE, all) => assert!(ended.is_ok(), "it hangs"),
+                () = self.store(&mut stored) => {}
+            }
+        });
+        let statuses = statuses(&answers);
+        assert!(answers.is_empty() || answers.starts_with(b"HTTP/1."));
+        assert!(statuses.iter().all(|status| STATUSES.contains(status)), "{statuses:?}");
+        let promised = statuses.iter().filter(|status| **status == 200).count();
+        assert_eq!(promised, stored.len(), "{statuses:?}");
+        stored.iter().for_each(check);
+    }
+
+    /// Stores what waits, as a batcher does, for ever.
+    async fn store(&self, stored: &mut Vec<Record>) {
+        while self.waiting.arrived().await {
+            while let Some(batch) = self.waiting.take() {
+                unpack(batch.records(), stored);
+                self.waiting.resolve(batch, Ok(()));
+            }
+        }
+    }
+}
+
+fn unpack(records: &Records, stored: &mut Vec<Record>) {
+    let pack = Pack::decode(&packed(records)).expect("our own pack");
+    assert_eq!(pack.count(), records.count());
+    stored.extend((0..pack.count()).map(|index| pack.record(index)));
+}
+
+fn check(record: &Record) {
+    let named = |names: &[&str]| {
+        let mut headers = record.headers.iter();
+        headers.any(|(name, _)| names.iter().any(|other| name == other.as_bytes()))
+    };
+    assert!(!named(&["connection", "transfer-encoding", "content-length", "te", "upgrade"]));
+    assert!(!record.headers.iter().any(|(name, _)| name.starts_with(b"spillway-")));
+    let signature = sign(&record.body);
+    let is_signature = |(name, value): &(bytes::Bytes, bytes::Bytes)| {
+        name.ends_with(b"shopify-hmac-sha256") && value == signature.as_bytes()
+    };
+    assert!(record.headers.iter().any(is_signature), "stored without a good signature");
+}
+
+/// The statuses of all answers; no body of ours looks like a status line. Who asked by HTTP/1.0 is
+/// answered so.
+fn statuses(answers: &[u8]) -> Vec<u16> {
+    let begins = |line: &[u8]| line.starts_with(b"HTTP/1.1 ") || line.starts_with(b"HTTP/1.0 ");
+    let lines = answers.windows(12).filter(|window| begins(window));
+    lines.filter_map(|line| std::str::from_utf8(&line[9..]).ok()?.parse().ok()).collect()
+}

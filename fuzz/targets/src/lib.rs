@@ -1,0 +1,43 @@
+//! What is fuzzed: each target takes any bytes and panics where something does not hold.
+//!
+//! `make fuzz` drives them with libFuzzer, `tests/corpus.rs` with the committed corpus, on a stable
+//! toolchain. What must hold stands in each target's header.
+
+pub mod http;
+pub mod pack;
+#[path = "../../../kafka_producer/src/properties.rs"]
+pub mod properties;
+pub mod replies;
+pub mod retry_after;
+pub mod round_trip;
+pub mod settings;
+pub mod signed;
+pub mod times;
+
+use std::cell::RefCell;
+
+use spillway_webhook::pack::{Packer, Records};
+
+thread_local! {
+    /// Kept over packs, as a batcher's is: making one costs more than a small pack.
+    static PACKER: RefCell<Packer> = RefCell::default();
+}
+
+/// Takes any bytes.
+pub type Target = fn(&[u8]);
+
+/// Every target, by its name in `fuzz/corpus` and `fuzz/fuzz_targets`.
+pub const ALL: [(&str, Target); 7] = [
+    ("http", http::run),
+    ("pack", pack::run),
+    ("replies", replies::run),
+    ("retry_after", retry_after::run),
+    ("round_trip", round_trip::run),
+    ("settings", settings::run),
+    ("times", times::run),
+];
+
+/// The pack that these make.
+fn packed(records: &Records) -> Vec<u8> {
+    PACKER.with_borrow_mut(|packer| packer.pack(records).to_vec())
+}

@@ -1,0 +1,85 @@
+//! Any flags, env file or properties file.
+//!
+//! Holds: no panic; a mistake never repeats a secret; what properties are written out comes back.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Parser;
+use spillway_service::{Checker, Written};
+
+use crate::properties;
+
+const SECRET: &str = "hush-hush-hush";
+
+/// The first byte says which.
+pub fn run(data: &[u8]) {
+    let Some((which, rest)) = data.split_first() else { return };
+    let Ok(text) = std::str::from_utf8(rest) else { return };
+    match which % 5 {
+        0 => {
+            flags::<request_receiver::settings::Written>(&["--shopify-client-secret", SECRET], text)
+        }
+        1 => flags::<downstreamer::settings::Written>(&["--downstream-app-url", "discard:"], text),
+        2 => env_file(rest),
+        3 => properties_file(text),
+        _ => values(text),
+    }
+}
+
+/// A flag a line.
+fn flags<W: Written + Parser>(given: &[&str], text: &str) {
+    // No file of this machine is to be read.
+    let lines = text.lines().filter(|line| !line.contains("file"));
+    let flags = ["name"].into_iter().chain(given.iter().copied()).chain(lines);
+    let Ok(written) = W::try_parse_from(flags) else { return };
+    let mut checker = Checker::default();
+    let checked = written.check(&mut checker);
+    if let Err(mistakes) = checker.finish(checked) {
+        assert!(!mistakes.to_string().contains(SECRET), "{mistakes}");
+    }
+}
+
+fn env_file(bytes: &[u8]) {
+    dotenvy::from_read_iter(bytes).take_while(Result::is_ok).for_each(drop);
+}
+
+fn properties_file(text: &str) {
+    let Ok(parsed) = properties::parse(text) else { return };
+    let mut written = String::new();
+    for (key, value) in &parsed {
+        writeln!(written, "{}={}", escaped(key), escaped(value)).expect("a string");
+    }
+    assert_eq!(properties::parse(&written), Ok(parsed), "{written:?}");
+}
+
+/// Every character in a form that means nothing but itself.
+fn escaped(text: &str) -> String {
+    text.chars()
+        .map(|c| match c {
+            '\n' => "\\n".to_owned(),
+            '\r' => "\\r".to_owned(),
+            '\t' => "\\t".to_owned(),
+            '\u{c}' => "\\f".to_owned(),
+            't' | 'n' | 'r' | 'f' | 'u' => c.to_string(),
+            _ => format!("\\{c}"),
+        })
+        .collect()
+}
+
+fn values(text: &str) {
+    let mut checker = Checker::default();
+    let longest = Duration::from_secs(3600);
+    let duration = checker.duration("A", text, Duration::ZERO..=longest);
+    assert!(duration <= longest);
+    assert!(checker.size("B", text, 16..=1 << 20) <= 1 << 20);
+    assert!((1..=9).contains(&checker.number("C", text, 1..=9u16)));
+    checker.flag("D", text);
+    checker.address("E", text);
+    let told = checker.secrets("F", Some(SECRET), Some(Path::new("/x")), true);
+    assert!(told.is_empty());
+    let mistakes = checker.finish(()).expect_err("both are set");
+    assert!(!mistakes.to_string().contains(SECRET) || text.contains(SECRET));
+    text.parse::<spillway_service::listen::Address>().ok();
+}

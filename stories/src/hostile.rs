@@ -1,0 +1,77 @@
+//! Strangers who mean harm: what they write on a connection ([`shape`]), what many of them do at
+//! once ([`attack`], [`siege`]), and what a hostile backend answers ([`answers`]).
+//!
+//! A webhook that only a misread request can bring in is signed, so that nothing but reading the
+//! request right keeps it out; its id begins with [`HIDDEN`].
+
+pub mod answers;
+pub mod attack;
+pub mod shape;
+pub mod siege;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::webhook::Webhook;
+
+/// What the ids of webhooks begin with that nobody may store.
+pub const HIDDEN: &str = "hidden-";
+
+/// Longer than any of the receiver's own time-outs in these stories.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A whole signed request that must never be taken for one.
+pub fn hidden() -> Vec<u8> {
+    let id = format!("{HIDDEN}{:016x}", rand::random::<u64>());
+    Webhook::product(666, &id, br#"{"id":666}"#.to_vec()).encode()
+}
+
+/// Writes these bytes and reads up to `answers` answers, or to the end of the connection; their
+/// statuses.
+pub async fn play(address: SocketAddr, bytes: &[u8], answers: usize) -> Vec<u16> {
+    let Ok(stream) = TcpStream::connect(address).await else { return Vec::new() };
+    let (mut incoming, mut outgoing) = stream.into_split();
+    let mut read = Vec::new();
+    let exchange = async {
+        // A refusal may come, and the connection close, long before all is written.
+        let writing = async {
+            outgoing.write_all(bytes).await.ok();
+            std::future::pending::<()>().await;
+        };
+        let reading = async {
+            while statuses(&read).len() < answers {
+                if !matches!(incoming.read_buf(&mut read).await, Ok(1..)) {
+                    return;
+                }
+            }
+        };
+        tokio::select! { () = writing => {}, () = reading => {} }
+    };
+    assert!(timeout(PATIENCE, exchange).await.is_ok(), "the server keeps the connection open");
+    statuses(&read)
+}
+
+/// The statuses of all answers in these bytes; no body of ours looks like a status line.
+pub fn statuses(read: &[u8]) -> Vec<u16> {
+    const VERSION: &[u8] = b"HTTP/1.1 ";
+    let begins = |window: &[u8]| window.starts_with(VERSION);
+    let lines = read.windows(VERSION.len() + 3).filter(|window| begins(window));
+    let number = |line: &[u8]| std::str::from_utf8(&line[VERSION.len()..]).ok()?.parse().ok();
+    lines.filter_map(number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::statuses;
+
+    #[test]
+    fn statuses_are_found_in_their_order() {
+        let read = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\nHTTP/1.1 401 Unauthorized\r\n";
+        assert_eq!(statuses(read), [200, 401]);
+        assert_eq!(statuses(b"HTTP/1.1 2"), [0; 0]);
+    }
+}

@@ -1,0 +1,217 @@
+//! Requests that are wrong, and what each is answered: one table for each way to be wrong.
+//!
+//! Sources: RFC 9112 (sections 2.2, 3.2, 5.1, 5.2, 6.1 to 6.3, 7.1, 11.2), RFC 9110 (section 5.5).
+
+use super::hidden;
+use crate::webhook::Webhook;
+
+const PAYLOAD: &str = r#"{"id":1}"#;
+/// The payload as a chunked body.
+const CHUNKED: &str = "8\r\n{\"id\":1}\r\n0\r\n\r\n";
+/// What a client of HTTP/2 begins with: the preface and an empty SETTINGS frame (RFC 9113, 3.4).
+pub const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// What is written on a connection, and the statuses that come back before it closes.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// What is wrong with it.
+    pub name: &'static str,
+    /// What is written.
+    pub bytes: Vec<u8>,
+    /// What is answered.
+    pub expected: &'static [u16],
+}
+
+fn shape(name: &'static str, bytes: Vec<u8>, expected: &'static [u16]) -> Shape {
+    Shape { name, bytes, expected }
+}
+
+/// A signed webhook, with these lines for its length, and this behind its head.
+fn framed(framing: &str, rest: &str) -> Vec<u8> {
+    let id = format!("seen-{:016x}", rand::random::<u64>());
+    let webhook = Webhook::product(1, &id, PAYLOAD.as_bytes().to_vec());
+    [webhook.head_with(framing), rest.as_bytes().to_vec()].concat()
+}
+
+/// Every shape.
+pub fn all() -> Vec<Shape> {
+    [lengths(), chunks(), heads(), smuggling()].concat()
+}
+
+/// A Content-Length that is not one, or not that of the body.
+pub fn lengths() -> Vec<Shape> {
+    let length = |value: &str| framed(&format!("Content-Length: {value}"), PAYLOAD);
+    let two =
+        |a: u8, b: u8| framed(&format!("Content-Length: {a}\r\nContent-Length: {b}"), PAYLOAD);
+    let short = [length("7"), hidden()].concat();
+    vec![
+        shape("longer than the body", length("100"), &[408]),
+        shape("shorter than the body", short, &[401, 400]),
+        shape("negative", length("-8"), &[400]),
+        shape("signed", length("+8"), &[400]),
+        shape("hexadecimal", length("0x8"), &[400]),
+        shape("a fraction", length("8.0"), &[400]),
+        shape("empty", length(""), &[400]),
+        shape("a list", length("8, 8"), &[400]),
+        shape("2 to the 64", length("18446744073709551616"), &[400]),
+        shape("2 to the 64, less 1", length("18446744073709551615"), &[431]),
+        shape("2 to the 63", length("9223372036854775808"), &[413]),
+        shape("two different", two(8, 9), &[400]),
+        shape("two different, the other way round", two(9, 8), &[400]),
+        shape("the same twice", two(8, 8), &[200]),
+        shape("none", framed("X: y", ""), &[401]),
+    ]
+}
+
+/// Chunked bodies that break a rule of chunks.
+pub fn chunks() -> Vec<Shape> {
+    let chunked = |rest: &str| framed("Transfer-Encoding: chunked", rest);
+    let with = |size: &str| chunked(&CHUNKED.replacen("8\r\n", size, 1));
+    let endless = "a".repeat(200_000);
+    let trailers = "a: b\r\n".repeat(200);
+    vec![
+        shape("as it should be", chunked(CHUNKED), &[200]),
+        shape("white space behind the size", with("8 \r\n"), &[200]),
+        shape("leading zeros", with("0008\r\n"), &[200]),
+        shape("an extension", with("8;a=b\r\n"), &[200]),
+        shape("an endless extension", with(&format!("8;{endless}\r\n")), &[400]),
+        shape("a line feed alone behind the size", with("8\n"), &[400]),
+        shape("a line feed in an extension", with("8;a\nb\r\n"), &[400]),
+        shape("a carriage return alone behind the size", with("8\r"), &[400]),
+        shape("white space before the size", with(" 8\r\n"), &[400]),
+        shape("a negative size", with("-8\r\n"), &[400]),
+        shape("a size with a sign", with("+8\r\n"), &[400]),
+        shape("a size with 0x", with("0x8\r\n"), &[400]),
+        shape("no size", with("\r\n"), &[400]),
+        shape("a size of 68 bits", with("10000000000000008\r\n"), &[400]),
+        shape("a size of 2 to the 64, less 1", with("FFFFFFFFFFFFFFFF\r\n"), &[408]),
+        shape("data longer than its size", with("7\r\n"), &[400]),
+        shape("data shorter than its size", with("9\r\n"), &[400]),
+        shape("no last chunk", chunked("8\r\n{\"id\":1}\r\n"), &[408]),
+        shape("a trailer", chunked("8\r\n{\"id\":1}\r\n0\r\nX-Shopify-Topic: a\r\n\r\n"), &[200]),
+        shape("many trailers", chunked(&format!("0\r\n{trailers}\r\n")), &[400]),
+        shape("an endless trailer", chunked(&format!("0\r\na: {endless}\r\n\r\n")), &[400]),
+    ]
+}
+
+/// Heads that are not HTTP/1.1, or too large.
+pub fn heads() -> Vec<Shape> {
+    let line = |line: &str| framed(&format!("Content-Length: 8\r\n{line}"), PAYLOAD);
+    let raw = |text: &str| text.as_bytes().to_vec();
+    let request_line = |begin: &str| {
+        let request = String::from_utf8(line("X: y")).expect("a test's request is text");
+        raw(&request.replacen("POST /webhooks HTTP/1.1", begin, 1))
+    };
+    let bare = String::from_utf8(line("X: y")).expect("a test's request is text");
+    let long = "a".repeat(100_000);
+    vec![
+        shape("200 headers", line("a: b\r\n".repeat(200).trim_end()), &[431]),
+        shape("a header of 100 KB", line(&format!("a: {long}")), &[431]),
+        shape("a header name of 100 KB", line(&format!("{long}: a")), &[431]),
+        shape("a target of 100 KB", request_line(&format!("POST /{long} HTTP/1.1")), &[431]),
+        shape("NUL in a value", line("a: b\0c"), &[400]),
+        shape("NUL in a name", line("a\0: b"), &[400]),
+        shape("white space before the colon", line("a : b"), &[400]),
+        shape("no colon", line("ab"), &[400]),
+        shape("no name", line(": b"), &[400]),
+        shape("a line folded", line("a: b\r\n c"), &[400]),
+        shape("a carriage return in a value", line("a: b\rc"), &[400]),
+        shape("two hosts", line("Host: other.example"), &[400]),
+        shape("the same host twice", line("Host: hooks.example"), &[400]),
+        // RFC 9112, section 2.2: a recipient may take it for the end of a line.
+        shape("line feeds alone", raw(&bare.replace("\r\n", "\n")), &[200]),
+        shape("HTTP/0.9", raw("GET /\r\n\r\n"), &[400]),
+        shape("HTTP/1.2", request_line("POST / HTTP/1.2"), &[400]),
+        shape("http in lower case", request_line("POST / http/1.1"), &[400]),
+        shape("white space in the target", request_line("POST /a b HTTP/1.1"), &[400]),
+        shape("an absolute target", request_line("POST http://a.example/b HTTP/1.1"), &[200]),
+        shape("a target without a path", request_line("POST * HTTP/1.1"), &[400]),
+        shape("CONNECT", raw("CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n"), &[405]),
+        shape("a request to upgrade", line("Connection: Upgrade\r\nUpgrade: h2c"), &[200]),
+        shape("the greeting of TLS", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03".to_vec(), &[400]),
+        // Closed without a word: an answer of HTTP/1.1 would be noise to who wrote this.
+        shape("the preface of HTTP/2", HTTP2.to_vec(), &[]),
+    ]
+}
+
+/// Requests whose end is a matter of opinion, with another one hidden behind one of the opinions.
+pub fn smuggling() -> Vec<Shape> {
+    let hidden_text = || String::from_utf8(hidden()).expect("a test's request is text");
+    // By Content-Length, the hidden request is in the body.
+    let by_length = |lines: &str| {
+        let rest = format!("{CHUNKED}{}", hidden_text());
+        framed(&format!("Content-Length: {}\r\n{lines}", rest.len()), &rest)
+    };
+    let by_chunks = |lines: &str| {
+        let hidden = hidden_text();
+        framed(lines, &format!("{:x}\r\n{hidden}\r\n0\r\n\r\n", hidden.len()))
+    };
+    let in_get = hidden();
+    let get = format!("GET / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", in_get.len());
+    vec![
+        shape("length, then chunked", by_length("Transfer-Encoding: chunked"), &[200]),
+        shape(
+            "chunked, then length",
+            {
+                let rest = format!("{CHUNKED}{}", hidden_text());
+                framed(
+                    &format!("Transfer-Encoding: chunked\r\nContent-Length: {}", rest.len()),
+                    &rest,
+                )
+            },
+            &[200],
+        ),
+        shape(
+            "chunks, and a length that ends before them",
+            by_chunks("Content-Length: 5\r\nTransfer-Encoding: chunked"),
+            &[401],
+        ),
+        shape("identity", by_length("Transfer-Encoding: identity"), &[400]),
+        shape("identity, chunked", by_length("Transfer-Encoding: identity, chunked"), &[400]),
+        shape("chunked, identity", by_length("Transfer-Encoding: chunked, identity"), &[400]),
+        shape("gzip, chunked", by_chunks("Transfer-Encoding: gzip, chunked"), &[400]),
+        shape("chunked twice", by_length("Transfer-Encoding: chunked, chunked"), &[400]),
+        shape("a coding that is none", by_length("Transfer-Encoding: xchunked"), &[400]),
+        shape("an empty coding", by_length("Transfer-Encoding:"), &[400]),
+        shape("quoted", by_length("Transfer-Encoding: \"chunked\""), &[400]),
+        shape(
+            "two codings in two lines",
+            by_length("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity"),
+            &[400],
+        ),
+        shape(
+            "two codings in two lines, the other way round",
+            by_length("Transfer-Encoding: identity\r\nTransfer-Encoding: chunked"),
+            &[400],
+        ),
+        shape("white space before the colon", by_length("Transfer-Encoding : chunked"), &[400]),
+        shape("a vertical tab", by_length("Transfer-Encoding: \x0bchunked"), &[400]),
+        shape("a folded line", by_length("X: y\r\n Transfer-Encoding: chunked"), &[400]),
+        shape("behind a line feed alone", by_length("X: y\nTransfer-Encoding: chunked"), &[200]),
+        shape("behind a carriage return", by_length("X: y\rTransfer-Encoding: chunked"), &[400]),
+        shape("behind a NUL", by_length("X: y\0Transfer-Encoding: chunked"), &[400]),
+        shape("another header's name", by_length("Transfer_Encoding: chunked"), &[401]),
+        shape(
+            "chunks of HTTP/1.0",
+            {
+                let request = String::from_utf8(by_length("Transfer-Encoding: chunked"));
+                request.expect("it is text").replacen("HTTP/1.1", "HTTP/1.0", 1).into_bytes()
+            },
+            &[400],
+        ),
+        shape("the body of a GET", [get.into_bytes(), in_get].concat(), &[405]),
+        shape(
+            "behind two hosts",
+            [framed("Host: b\r\nContent-Length: 8", PAYLOAD), hidden()].concat(),
+            &[400],
+        ),
+    ]
+}
+
+/// Several requests in one write, one of them forged: each is answered in its turn.
+pub fn pipelined() -> Shape {
+    let good = || framed("Content-Length: 8", PAYLOAD);
+    let forged = framed("Content-Length: 8", r#"{"id":2}"#);
+    let bytes = [good(), good(), good(), forged, good()].concat();
+    shape("five in one write", bytes, &[200, 200, 200, 401, 200])
+}

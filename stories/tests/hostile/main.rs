@@ -1,0 +1,118 @@
+//! Strangers at the receiver's door, while good webhooks come in.
+//!
+//! What must hold under every attack: each good webhook is answered 200, no bad request is answered
+//! 5xx, memory stays within what connections may hold, nothing panics, and no request is found where
+//! another reader would see none. Under `make hostile` also: the good ones' p99 grows by a fifth at most.
+
+mod report;
+mod trial;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stories::backend::Backend;
+use stories::cell::Cell;
+use stories::feed::{Feed, Trickle};
+use stories::hostile::attack::Attack;
+use stories::hostile::{HIDDEN, play, shape};
+use stories::ledger::{Ledger, Outcome};
+use stories::report::say;
+use stories::service::Service;
+use stories::size::size;
+use stories::until::until;
+use tokio::task::JoinSet;
+
+use trial::Trial;
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// Short time-outs, so that slow ones are seen to the end; the largest body is small, so that what
+/// is over it is not large.
+const SETTINGS: [(&str, &str); 5] = [
+    ("MAX_BODY", "1MiB"),
+    ("MAX_IN_FLIGHT", "64MiB"),
+    ("MAX_CONNECTIONS", "20000"),
+    ("HEADER_TIMEOUT", "1s"),
+    ("BODY_TIMEOUT", "1s"),
+];
+
+/// 500 webhooks a second over 32 connections.
+const GOOD: Trickle = Trickle {
+    shops: 1..33,
+    topics: &["products/update"],
+    every: Duration::from_millis(64),
+    first_resource: 1,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_is_found_where_another_reader_would_see_none() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let mut receiver = cell.receiver(&[&SETTINGS[..], &[("IDLE_TIMEOUT", "1s")]].concat()).await;
+    let _downstreamer = cell.downstreamer(&backend, &[]).await;
+    let mut tasks = JoinSet::new();
+    for shape in [shape::all(), vec![shape::pipelined()]].concat() {
+        let address = receiver.address();
+        // To the end of the connection: one answer too many would be seen.
+        tasks.spawn(async move { (play(address, &shape.bytes, usize::MAX).await, shape) });
+    }
+    let mut wrong = Vec::new();
+    let mut stored = 0;
+    for (heard, shape) in tasks.join_all().await {
+        stored += heard.iter().filter(|status| **status == 200).count();
+        if heard != shape.expected {
+            wrong.push(format!("{}: {heard:?} instead of {:?}", shape.name, shape.expected));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    until("what was stored is delivered", SOON, async || backend.delivered() == stored).await;
+    let is_hidden = |id: &str| id.starts_with(HIDDEN);
+    backend.look(|receipts| {
+        assert!(receipts.iter().all(|receipt| !is_hidden(receipt.webhook_id())));
+    });
+    expect_well(&mut receiver);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn good_webhooks_are_stored_under_every_attack() {
+    let cell = Cell::alone();
+    let redis = cell.redis(&[]).await;
+    let mut receiver = cell.receiver(&SETTINGS).await;
+    let ledger = Arc::new(Ledger::default());
+    let traffic = Feed::to(receiver.address(), &ledger).trickle(&GOOD);
+    until("the traffic flows", SOON, async || ledger.stored_count() > 500).await;
+    let mut trials = Vec::new();
+    for attack in Attack::ALL {
+        let trial = Trial::run(attack, &receiver, &ledger).await;
+        say(&format!("hostile: {trial}"));
+        trial.expect_harmless();
+        expect_well(&mut receiver);
+        trials.push(trial);
+    }
+    traffic.stop().await;
+    let attempts = ledger.attempts();
+    let bad = attempts.iter().filter(|attempt| attempt.outcome != Outcome::Stored);
+    assert_eq!(bad.count(), 0, "of {} good webhooks", attempts.len());
+    expect_stored(&trials, ledger.stored_count() as u64, {
+        redis.command(&["HGET", "spillway:counts", "appended"]).await
+    });
+    if size(false, true) {
+        report::write(&trials, attempts.len());
+        trials.iter().for_each(Trial::expect_unfelt);
+    }
+}
+
+/// In the queue is what was answered 200, and nothing else.
+fn expect_stored(trials: &[Trial], good: u64, appended: u64) {
+    let strange: u64 = trials.iter().map(Trial::stored).sum();
+    // Strangers who were stopped may have been owed some.
+    let owed: u64 = trials.iter().map(Trial::owed_max).sum();
+    let expected = good + strange..=good + strange + owed;
+    assert!(expected.contains(&appended), "{appended} are stored, not {expected:?}");
+}
+
+fn expect_well(receiver: &mut Service) {
+    assert!(receiver.is_running(), "the receiver ended");
+    assert!(!receiver.output().contains("panicked"), "something panicked");
+}
