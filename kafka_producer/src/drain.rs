@@ -98,6 +98,8 @@ struct Session {
     given_up: HashMap<StreamId, Vec<u8>>,
     /// An operator's orders.
     orders: Orders,
+    /// The version of a bump after which they were read.
+    orders_looked_at: u64,
 }
 
 /// What failed attempts taught. It outlives the producer they were made with.

@@ -115,7 +115,8 @@ impl QueueState {
         if self.is_stalled.load(Ordering::Relaxed) {
             return Err(Refusal::QueueUnavailable);
         }
-        if let Some(spill) = self.shared.spill.as_ref().filter(|spill| spill.is_spilling()) {
+        // Whatever Redis' health: it is noted a moment before packs go the other way.
+        if let Some(spill) = &self.shared.spill {
             return spill.takes();
         }
         match self.shared.health.load(Ordering::Relaxed) {

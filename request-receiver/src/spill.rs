@@ -14,6 +14,7 @@ pub mod feeder;
 pub mod route;
 pub mod writer;
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -24,7 +25,8 @@ use spillway_service::clock::wall_clock_ms;
 use spillway_service::error::chain;
 use spillway_service::start::Misconfigured;
 use spillway_spill::disk::RealDisk;
-use spillway_spill::{Directory, Index, Limits, WriteError};
+use spillway_spill::segment::HeadError;
+use spillway_spill::{Directory, DirectoryError, Index, Limits, WriteError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -86,7 +88,7 @@ impl Spill {
     /// Takes up what lies in the directory. Until the feeder has looked at Redis, everything spills.
     ///
     /// # Errors
-    /// [`Misconfigured`] when the directory cannot be used; [`std::io::Error`] without a thread.
+    /// [`Misconfigured`] when the directory is not one to use; any other when it can't be now.
     pub fn open(
         settings: &SpillSettings,
         ack_timeout: Duration,
@@ -94,7 +96,19 @@ impl Spill {
         let bytes_max = settings.bytes_max;
         let segment_bytes = (bytes_max / SEGMENTS).min(SEGMENT_BYTES_MAX);
         let limits = Limits { bytes_max, segment_bytes };
-        let unusable = |error| Misconfigured(format!("SPILL_DIR: {}", chain(&error)));
+        // A disk that fails may be well again soon: then a restart helps. The rest is for a person.
+        let unusable = |error: DirectoryError| {
+            let text = format!("SPILL_DIR: {}", chain(&error));
+            match &error {
+                DirectoryError::Io { error, .. }
+                | DirectoryError::Segment { error: HeadError::Io(error), .. }
+                    if !is_mistake(error) =>
+                {
+                    anyhow::Error::msg(text)
+                }
+                _ => Misconfigured(text).into(),
+            }
+        };
         let directory = Directory::take(&settings.directory).map_err(unusable)?;
         let log_id = directory.id();
         let now_us = wall_clock_ms() * 1000;
@@ -242,6 +256,11 @@ impl Spill {
         }
     }
 
+    /// What kept the disk from taking packs is past: the next outage may find it well.
+    fn begins_anew(&self) {
+        self.problem.kind.store(NONE, Ordering::Relaxed);
+    }
+
     /// Something was fed: a limit that was reached may not be any more.
     fn has_room(&self) {
         let kind = &self.problem.kind;
@@ -267,6 +286,15 @@ impl Spill {
         }
         refusal
     }
+}
+
+/// Whether an error of the file system is one of whoever chose the directory.
+fn is_mistake(error: &io::Error) -> bool {
+    use io::ErrorKind as K;
+    matches!(
+        error.kind(),
+        K::NotFound | K::NotADirectory | K::AlreadyExists | K::PermissionDenied | K::IsADirectory
+    )
 }
 
 impl Problem {

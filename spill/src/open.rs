@@ -1,16 +1,18 @@
 //! Takes up a log where the last process left it, however it ended.
 //!
-//! What a crash leaves half written at the end was answered to nobody: it is cut off. Numbers go on behind the newest one or with the clock,
-//! whichever is further: a directory that was put back from a copy does not use a number again
-//! that Redis has seen.
+//! What a crash leaves half written at the end was answered to nobody: it is cut off. What cannot be read
+//! is not: that is no crash's doing, and nothing is known of it. Numbers go on behind the newest one or
+//! with the clock, whichever is further: a directory that was put back from a copy does not use a number
+//! again that Redis has seen.
 
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::sync::Arc;
 
 use crate::directory::{Directory, DirectoryError, at};
 use crate::disk::Disk;
 use crate::index::{Index, Segment};
-use crate::scan::{Span, Step};
+use crate::scan::{Miss, Span};
 use crate::segment::{self, HEAD_BYTES, Head, HeadError};
 use crate::writer::{Limits, WriteError, Writer};
 
@@ -113,6 +115,7 @@ fn take_up(
     };
     let span = Span { file: &file, end: length };
     let found = if is_newest { scan(span, &head) } else { walk(span, &head) };
+    let found = found.map_err(at(&path))?;
     is_damaged |= is_newest && !found.is_whole;
     if found.end < length && is_newest {
         let bytes = length - found.end;
@@ -125,41 +128,48 @@ fn take_up(
     Ok(Some((segment, webhooks)))
 }
 
-fn cut(file: &File, end: u64) -> std::io::Result<()> {
+fn cut(file: &File, end: u64) -> io::Result<()> {
     file.set_len(end)?;
     file.sync_all()
 }
 
 /// Counts what an older segment holds, by the heads alone. Damage is the reader's to find.
-fn walk(span: Span<'_>, head: &Head) -> Found {
+fn walk(span: Span<'_>, head: &Head) -> io::Result<Found> {
     let mut found = Found { last: head.after, end: span.end, is_whole: true, ..Found::default() };
     let mut offset = HEAD_BYTES;
-    while let Ok(record) = span.head(offset, found.last) {
-        offset += record.record_bytes();
-        found.last = record.number;
-        found.webhooks += u64::from(record.webhooks);
+    loop {
+        match span.head(offset, found.last) {
+            Ok(record) => {
+                offset += record.record_bytes();
+                found.last = record.number;
+                found.webhooks += u64::from(record.webhooks);
+            }
+            Err(Miss::End | Miss::Bad(_)) => return Ok(found),
+            Err(Miss::Unreadable(error)) => return Err(error),
+        }
     }
-    found
 }
 
 /// Reads the newest segment whole: bad bytes with nothing good behind them are a torn tail. With
 /// something good behind them they are the reader's to tell of, torn or damaged: nothing is cut that
 /// somebody may have been answered for.
-fn scan(span: Span<'_>, head: &Head) -> Found {
+fn scan(span: Span<'_>, head: &Head) -> io::Result<Found> {
     let mut found = Found { last: head.after, end: HEAD_BYTES, is_whole: true, ..Found::default() };
     loop {
-        match span.step(found.end, found.last) {
-            Step::Record(record, _) => {
+        match span.record(found.end, found.last) {
+            Ok((record, _)) => {
                 found.end += record.record_bytes();
                 found.last = record.number;
                 found.webhooks += u64::from(record.webhooks);
             }
-            Step::End => return found,
-            Step::Bad(_) => {
-                let Some((next, _)) = span.next_good(found.end, found.last) else { return found };
+            Err(Miss::End) => return Ok(found),
+            Err(Miss::Bad(_)) => {
+                let next = span.next_good(found.end, found.last)?;
+                let Some((next, _)) = next else { return Ok(found) };
                 found.end = next;
                 found.is_whole = false;
             }
+            Err(Miss::Unreadable(error)) => return Err(error),
         }
     }
 }

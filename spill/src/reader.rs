@@ -5,11 +5,12 @@
 //! chunk in memory, and a segment while the way past damage is looked for.
 
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 
 use crate::index::{Index, Segment};
 use crate::record::Head;
-use crate::scan::{Span, Step};
+use crate::scan::{Miss, Span};
 use crate::segment::HEAD_BYTES;
 
 /// Takes records from the front of a log.
@@ -68,16 +69,24 @@ impl Reader {
 
     /// The next records: `records_max` of them or about `bytes_max`, and one in any case. Empty at the
     /// end.
-    pub fn read(&mut self, records_max: usize, bytes_max: usize) -> Chunk {
+    ///
+    /// # Errors
+    /// When the next one cannot be read now. What cannot be read is not lost: to be tried again.
+    pub fn read(&mut self, records_max: usize, bytes_max: usize) -> io::Result<Chunk> {
         let mut chunk = Chunk::default();
         let mut bytes = 0;
         while bytes < bytes_max && chunk.records.len() < records_max {
-            let Some(record) = self.next() else { break };
-            bytes += record.pack.len();
-            chunk.records.push(record);
+            match self.next() {
+                Ok(Some(record)) => {
+                    bytes += record.pack.len();
+                    chunk.records.push(record);
+                }
+                Err(error) if chunk.records.is_empty() => return Err(error),
+                Ok(None) | Err(_) => break,
+            }
         }
         chunk.segment = self.segment;
-        chunk
+        Ok(chunk)
     }
 
     /// A chunk was fed, and all before it: what lies before it is let go.
@@ -101,19 +110,19 @@ impl Reader {
         }
     }
 
-    fn next(&mut self) -> Option<Record> {
+    fn next(&mut self) -> io::Result<Option<Record>> {
         loop {
-            let segment = self.here()?;
+            let Some(segment) = self.here() else { return Ok(None) };
             if self.is_fed_whole(&segment) {
                 self.offset = segment.end;
             }
             if self.offset >= segment.end {
                 if !self.go_on(&segment) {
-                    return None;
+                    return Ok(None);
                 }
                 continue;
             }
-            let Some(file) = self.opened(&segment) else { continue };
+            let Some(file) = self.opened(&segment)? else { continue };
             let span = Span { file: &file, end: segment.end };
             // What is skipped need not be good, as long as what is behind it is found.
             if let Ok(head) = span.head(self.offset, self.number)
@@ -123,14 +132,15 @@ impl Reader {
                 self.index.fed(head.number, head.webhooks);
                 continue;
             }
-            match span.step(self.offset, self.number) {
-                Step::Record(head, pack) => {
+            match span.record(self.offset, self.number) {
+                Ok((head, pack)) => {
                     self.pass(&head);
                     let (number, webhooks) = (head.number, head.webhooks);
-                    return Some(Record { number, webhooks, pack });
+                    return Ok(Some(Record { number, webhooks, pack }));
                 }
-                Step::End => self.offset = segment.end,
-                Step::Bad(why) => self.offset = self.behind_damage(&segment, why),
+                Err(Miss::End) => self.offset = segment.end,
+                Err(Miss::Bad(why)) => self.offset = self.behind_damage(&segment, why)?,
+                Err(Miss::Unreadable(error)) => return Err(error),
             }
         }
     }
@@ -176,20 +186,22 @@ impl Reader {
         true
     }
 
-    fn opened(&mut self, segment: &Segment) -> Option<Arc<File>> {
+    /// The file of a segment; `None` if it is gone.
+    fn opened(&mut self, segment: &Segment) -> io::Result<Option<Arc<File>>> {
         if self.file.as_ref().is_none_or(|(first, _)| *first != segment.first) {
             match File::open(&segment.path) {
                 Ok(file) => self.file = Some((segment.first, Arc::new(file))),
-                Err(error) => {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     let path = &segment.path;
-                    tracing::error!(%error, ?path, "a spill segment cannot be read: it is lost");
+                    tracing::error!(?path, "a spill segment was removed: it is lost");
                     self.index.damaged(segment.first);
                     self.offset = segment.end;
-                    return None;
+                    return Ok(None);
                 }
+                Err(error) => return Err(error),
             }
         }
-        self.file.as_ref().map(|(_, file)| file.clone())
+        Ok(self.file.as_ref().map(|(_, file)| file.clone()))
     }
 
     fn pass(&mut self, head: &Head) {
@@ -197,11 +209,11 @@ impl Reader {
         self.number = head.number;
     }
 
-    fn behind_damage(&mut self, segment: &Segment, why: &'static str) -> u64 {
-        let Some((_, file)) = &self.file else { return segment.end };
+    fn behind_damage(&mut self, segment: &Segment, why: &'static str) -> io::Result<u64> {
+        let Some((_, file)) = &self.file else { return Ok(segment.end) };
         let span = Span { file, end: segment.end };
         let (offset, after, path) = (self.offset, self.number, &segment.path);
-        let found = span.next_good(offset, after);
+        let found = span.next_good(offset, after)?;
         let next = found.map_or(segment.end, |(next, _)| next);
         // If not, a power cut may have torn it, and then nobody was answered for it.
         let was_synced = found.is_none_or(|(_, head)| head.synced > after);
@@ -216,6 +228,6 @@ impl Reader {
             "a spilled pack is damaged: it is lost"
         );
         self.index.damaged(segment.first);
-        next
+        Ok(next)
     }
 }

@@ -6,15 +6,24 @@ use std::os::unix::fs::FileExt;
 
 use crate::record::{HEAD_BYTES, Head, MAGIC};
 
-/// What lies at some place of a segment.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Step {
-    /// A record that is as it was written.
-    Record(Head, Vec<u8>),
-    /// The end.
+/// Why no record was read at some place of a segment.
+#[derive(Debug)]
+pub enum Miss {
+    /// It is the end.
     End,
-    /// Anything else; why it is none.
+    /// What was read is none; why.
     Bad(&'static str),
+    /// It could not be read: that says nothing about what lies there.
+    Unreadable(io::Error),
+}
+
+impl From<io::Error> for Miss {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Self::Bad("the file ends early"),
+            _ => Self::Unreadable(error),
+        }
+    }
 }
 
 /// The part of a segment's file that is to be read.
@@ -31,69 +40,72 @@ impl Span<'_> {
     /// looked at.
     ///
     /// # Errors
-    /// Why there is none; empty at the end.
-    pub fn head(&self, offset: u64, above: u64) -> Result<Head, &'static str> {
+    /// Why there is none.
+    pub fn head(&self, offset: u64, above: u64) -> Result<Head, Miss> {
         if offset == self.end {
-            return Err("");
+            return Err(Miss::End);
         }
         if offset + HEAD_BYTES as u64 > self.end {
-            return Err("a record's head ends early");
+            return Err(Miss::Bad("a record's head ends early"));
         }
         let mut bytes = [0; HEAD_BYTES];
-        self.file.read_exact_at(&mut bytes, offset).map_err(|_| "it cannot be read")?;
-        let head = Head::decode(&bytes).ok_or("no record begins here")?;
+        self.file.read_exact_at(&mut bytes, offset)?;
+        let head = Head::decode(&bytes).ok_or(Miss::Bad("no record begins here"))?;
         if head.number <= above {
-            return Err("a record's number is not above the one before");
+            return Err(Miss::Bad("a record's number is not above the one before"));
         }
         if offset + head.record_bytes() > self.end {
-            return Err("a record ends early");
+            return Err(Miss::Bad("a record ends early"));
         }
         Ok(head)
     }
 
-    /// What lies at `offset`.
-    pub fn step(&self, offset: u64, above: u64) -> Step {
-        let head = match self.head(offset, above) {
-            Ok(head) => head,
-            Err("") => return Step::End,
-            Err(why) => return Step::Bad(why),
-        };
+    /// The record at `offset`, and its pack.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn record(&self, offset: u64, above: u64) -> Result<(Head, Vec<u8>), Miss> {
+        let head = self.head(offset, above)?;
         let mut pack = vec![0; head.pack_bytes];
-        match self.file.read_exact_at(&mut pack, offset + HEAD_BYTES as u64) {
-            Ok(()) if head.is_of(&pack) => Step::Record(head, pack),
-            Ok(()) => Step::Bad("a checksum does not match"),
-            Err(_) => Step::Bad("it cannot be read"),
+        self.file.read_exact_at(&mut pack, offset + HEAD_BYTES as u64)?;
+        if head.is_of(&pack) {
+            Ok((head, pack))
+        } else {
+            Err(Miss::Bad("a checksum does not match"))
         }
     }
 
     /// The next good record behind `offset` whose number is above `above`, and where it begins. Reads
     /// the rest of the file into memory: a segment, at most.
-    pub fn next_good(&self, offset: u64, above: u64) -> Option<(u64, Head)> {
-        let rest = self.rest(offset + 1);
+    ///
+    /// # Errors
+    /// When some of it cannot be read.
+    pub fn next_good(&self, offset: u64, above: u64) -> io::Result<Option<(u64, Head)>> {
+        let rest = self.rest(offset + 1)?;
         let mut from = 0;
         while let Some(at) = rest[from..].windows(MAGIC.len()).position(|four| four == MAGIC) {
             let place = offset + 1 + (from + at) as u64;
-            if let Step::Record(head, _) = self.step(place, above) {
-                return Some((place, head));
+            match self.record(place, above) {
+                Ok((head, _)) => return Ok(Some((place, head))),
+                Err(Miss::Unreadable(error)) => return Err(error),
+                Err(Miss::End | Miss::Bad(_)) => from += at + 1,
             }
-            from += at + 1;
         }
-        None
+        Ok(None)
     }
 
-    /// The rest of the file; what cannot be read of it is zeros.
-    fn rest(&self, offset: u64) -> Vec<u8> {
+    /// The rest of the file; zeros where it ends early.
+    fn rest(&self, offset: u64) -> io::Result<Vec<u8>> {
         const PIECE: usize = 4096;
         let length = usize::try_from(self.end.saturating_sub(offset)).unwrap_or(0);
         let mut rest = vec![0; length];
         for (number, piece) in rest.chunks_mut(PIECE).enumerate() {
             let at = offset + (number * PIECE) as u64;
-            if let Err(error) = self.file.read_exact_at(piece, at)
-                && error.kind() != io::ErrorKind::UnexpectedEof
-            {
-                piece.fill(0);
+            match self.file.read_exact_at(piece, at) {
+                Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => return Err(error),
+                Ok(()) | Err(_) => {}
             }
         }
-        rest
+        Ok(rest)
     }
 }

@@ -104,7 +104,7 @@ fn fed(index: &Arc<Index>, skip_through: u64) -> Vec<Vec<u8>> {
     let mut reader = Reader::after(index.clone(), skip_through);
     let mut packs = Vec::new();
     loop {
-        let chunk = reader.read(1000, 1000);
+        let chunk = reader.read(1000, 1000).unwrap();
         reader.fed(&chunk);
         if chunk.records.is_empty() {
             assert!(reader.is_at_end());
@@ -165,7 +165,7 @@ fn what_was_fed_is_passed_over() {
     let (index, mut writer, _) = opened(place.path());
     write(&mut writer, 0..100);
     let mut reader = Reader::after(index, 0);
-    let numbers: Vec<u64> = std::iter::from_fn(|| reader.read(1000, 1).records.pop())
+    let numbers: Vec<u64> = std::iter::from_fn(|| reader.read(1000, 1).unwrap().records.pop())
         .map(|record| record.number)
         .collect();
     drop((reader, writer));
@@ -191,10 +191,10 @@ fn a_reader_follows_a_writer() {
     for number in 0..200 {
         write(&mut writer, [number]);
         assert!(!reader.is_at_end());
-        let chunk = reader.read(1000, 1);
+        let chunk = reader.read(1000, 1).unwrap();
         assert_eq!(chunk.records[0].pack, pack(number));
         reader.fed(&chunk);
-        assert!(reader.read(1000, 1).records.is_empty() && reader.is_at_end());
+        assert!(reader.read(1000, 1).unwrap().records.is_empty() && reader.is_at_end());
         if number % 7 == 0 {
             writer.rotate().unwrap();
         }

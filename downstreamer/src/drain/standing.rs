@@ -78,17 +78,23 @@ pub(super) fn start(
     let (sender, receiver) = mpsc::channel(1);
     let drain = drain.to_owned();
     tokio::spawn(async move {
+        // Those that were read may be newer than the last bump knows: once is enough.
+        let mut looked_at = version;
         while !sender.is_closed() {
             tokio::time::sleep(LOOK_EVERY).await;
-            // Those that were read may be newer than the last bump knows.
-            if tenure.orders() <= version {
+            // An older one is news as well: Redis may have come back with older data.
+            let bumped = tenure.orders();
+            if bumped == version || bumped == looked_at {
                 continue;
             }
             match read(&redis, &drain).await {
                 Ok(orders) => {
-                    version = orders.version;
-                    if sender.send(orders).await.is_err() {
-                        return;
+                    looked_at = bumped;
+                    if orders.version != version {
+                        version = orders.version;
+                        if sender.send(orders).await.is_err() {
+                            return;
+                        }
                     }
                 }
                 Err(error) => {

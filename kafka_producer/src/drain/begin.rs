@@ -72,6 +72,7 @@ impl Drain {
                 ..Settlement::default()
             },
             given_up: progress.done,
+            orders_looked_at: orders.version,
             orders,
         })
     }

@@ -17,12 +17,18 @@ const PAUSED_LOOK: Duration = Duration::from_millis(100);
 impl Drain {
     /// Takes new orders in. A Redis that does not answer leaves those in force that were.
     pub(super) fn take_orders(&mut self, session: &mut Session) {
-        // Those that were read may be newer than the last bump knows.
-        if self.tenure.orders() <= session.orders.version {
+        // Those that were read may be newer than the last bump knows: once is enough. An older one is
+        // news as well: Redis may have come back with older data.
+        let bumped = self.tenure.orders();
+        if bumped == session.orders.version || bumped == session.orders_looked_at {
             return;
         }
         match self.runtime.clone().block_on(self.read_orders()) {
+            Ok(orders) if orders.version == session.orders.version => {
+                session.orders_looked_at = bumped;
+            }
             Ok(orders) => {
+                session.orders_looked_at = bumped;
                 tracing::info!(version = orders.version, "an operator's orders");
                 session.owed.orders_done = Some(orders.version);
                 session.orders = orders;

@@ -70,6 +70,8 @@ struct Progress {
 enum FeedError {
     #[error("redis did not take what was spilled")]
     Queue(#[from] QueueError),
+    #[error("what was spilled cannot be read: it stays where it is, and is tried again")]
+    Disk(#[from] std::io::Error),
     #[error("BUG: the spill's reader panicked")]
     Reader(#[from] JoinError),
 }
@@ -218,6 +220,7 @@ impl Feeder {
         let Some(reader) = self.progress.reader.as_mut() else { return };
         if self.spill.route.return_if(|| state.is_usable() && reader.is_at_end()) {
             self.held_since = None;
+            self.spill.begins_anew();
             if std::mem::replace(&mut self.is_news, true) {
                 tracing::info!("what was spilled is fed; webhooks go to redis directly");
             }
@@ -330,7 +333,7 @@ impl Feeder {
 
 impl Progress {
     /// Lets go of what is fed, and reads on. Both may wait for the disk.
-    async fn next(&mut self, spill: &Arc<Spill>, skip_through: u64) -> Result<Chunk, JoinError> {
+    async fn next(&mut self, spill: &Arc<Spill>, skip_through: u64) -> Result<Chunk, FeedError> {
         let index = spill.index.clone();
         let reader = self.reader.take();
         let done = self.done.take();
@@ -344,7 +347,7 @@ impl Progress {
         })
         .await?;
         self.reader = Some(reader);
-        Ok(chunk)
+        Ok(chunk?)
     }
 
     fn let_go(&mut self) {
