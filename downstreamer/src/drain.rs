@@ -6,6 +6,7 @@
 //! delivery at a time per resource; nothing new is started without a lease; one settlement at a
 //! time. Bounded: the index by its room, deliveries by the limiter, the cache in bytes.
 
+mod arriving;
 mod judging;
 mod park;
 mod reading;
@@ -26,8 +27,8 @@ use spillway_queue::read::Progress;
 use spillway_queue::settle::{Dead, Settlement};
 use spillway_queue::{QueueError, Redis};
 use spillway_service::supervisor::Pulse;
+use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
-use spillway_webhook::{StreamId, WebhookId};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -39,14 +40,13 @@ use crate::cache::Cache;
 use crate::deliver::{Delivery, Sender};
 use crate::destination::{Allowed, Destination};
 use crate::fetch::{Fetched, Fetcher};
-use crate::index::{Index, OpenPack, PackKey, Place, ResourceKey, State, Waiting};
+use crate::index::{Index, PackKey, Place, ResourceKey, State};
 use crate::intake::{self, Arrived};
 use crate::limit::Limiter;
 use crate::metrics::Metrics;
 use crate::schedule::{Class, Schedule, ShopKey, Turn};
 use crate::seen::Seen;
 use crate::settings::Settings;
-use crate::sort::Sorted;
 
 /// Decoded packs at hand.
 const CACHE_BYTES: usize = 32 << 20;
@@ -303,80 +303,6 @@ impl Drain {
         }
     }
 
-    fn arrived(&mut self, arrived: Arrived) {
-        match arrived {
-            Arrived::Pack { id, sorted, pack } => {
-                self.read_to = id;
-                if self.is_passed_over(id, &sorted) {
-                    return;
-                }
-                let bits = self.bits.remove(&id);
-                let open = OpenPack::main(id, pack.count(), bits.as_ref());
-                let settled: Vec<bool> =
-                    (0..pack.count()).map(|index| open.is_settled(index)).collect();
-                let key = self.index.add_pack(open);
-                self.cache.pass(key, pack);
-                for ((index, sorted), settled) in (0..).zip(sorted).zip(settled) {
-                    let place = Place { pack: key, index };
-                    if settled {
-                        continue;
-                    }
-                    if self.standing.drops(id, index) {
-                        self.standing.drop_at_once(place);
-                    } else if self.schedule.stops(sorted.shop) && !self.index.has_ample_room() {
-                        self.index.pause_one(place);
-                        self.has_gaps = true;
-                    } else {
-                        self.waits(place, &sorted);
-                    }
-                }
-            }
-            Arrived::Parked { parked, sorted, pack } => {
-                let WebhookId { entry, index, .. } = parked.webhook;
-                let open = OpenPack::parked(parked.id, entry, parked.replayed);
-                let is_meant = self.standing.means(&open, index);
-                let key = self.index.add_pack(open);
-                self.standing.parked_to = parked.id;
-                self.cache.pass(key, pack);
-                let tried = Tried {
-                    attempts: parked.attempts,
-                    spent: parked.spent,
-                    replayed: parked.replayed,
-                };
-                self.parked.insert(key, tried);
-                let place = Place { pack: key, index };
-                if is_meant {
-                    self.standing.drop_at_once(place);
-                } else {
-                    self.waits(place, &sorted);
-                }
-            }
-            Arrived::ParkedLoaded => self.is_parked_loaded = true,
-            Arrived::CaughtUp => self.caught_up(),
-            Arrived::Corrupt(id) => {
-                self.read_to = id;
-                self.index.add_pack(OpenPack::main(id, 0, None));
-                self.corrupt.push(id);
-            }
-            Arrived::CorruptParked(id) => {
-                self.standing.parked_to = id;
-                self.corrupt_parked.push(id);
-            }
-        }
-    }
-
-    /// Whether a pack holds nothing but what is passed over. The first one of that kind is kept: it is
-    /// where the cursor stays.
-    fn is_passed_over(&self, id: StreamId, sorted: &[Sorted]) -> bool {
-        let is_paused = |(index, sorted): (u32, &Sorted)| {
-            self.schedule.stops(sorted.shop) && !self.standing.drops(id, index)
-        };
-        self.has_gaps
-            && !self.index.has_ample_room()
-            && !self.bits.contains_key(&id)
-            && (0..).zip(sorted).all(is_paused)
-    }
-
     /// Resources whose wait is over are ready again.
     fn wake_due(&mut self) {
         self.schedule.wake(self.now());
@@ -389,53 +315,6 @@ impl Drain {
             if is_due && self.index.state(resource) == Some(State::Delayed) {
                 self.release(resource);
             }
-        }
-    }
-
-    /// What waits is known, or as much of it as can be.
-    fn caught_up(&mut self) {
-        self.is_caught_up = true;
-        for resource in std::mem::take(&mut self.unread) {
-            if self.index.state(resource) == Some(State::Held) {
-                self.release(resource);
-            }
-        }
-    }
-
-    /// A webhook waits from now on.
-    fn waits(&mut self, place: Place, sorted: &Sorted) {
-        let Sorted { resource, class, coalesces, fingerprint, .. } = *sorted;
-        let origin = self.index.pack(place.pack).map(|pack| pack.origin).unwrap_or_default();
-        let (index, settling, standing) = (&self.index, &self.settling, &self.standing);
-        let all = |shop| {
-            let mut all = index.positions(shop);
-            all.extend(settling.iter().flat_map(|settling| settling.of(shop)));
-            all.extend(standing.dropped_of(shop));
-            all
-        };
-        let position = (origin, place.index);
-        let shop = self.schedule.add(sorted.shop, position, sorted.is_barrier, all);
-        if self.schedule.is_stopped(shop) {
-            self.index.pause_one(place);
-        }
-        let head = self.index.head_position(resource);
-        let webhook = Waiting { place, class, coalesces, fingerprint };
-        if self.index.add(resource, shop, &webhook) {
-            self.release(resource);
-            return;
-        }
-        // A replay may have come before a head that waits for its retry, or for its shop.
-        let state = self.index.state(resource);
-        let is_next = self.index.head(resource) == Some(place);
-        if is_next {
-            // What was read on demand was the head before.
-            self.reading.forget(resource);
-        }
-        if is_next && matches!(state, Some(State::Delayed | State::Held | State::Paused)) {
-            if let (Some(State::Held), Some(head)) = (state, head) {
-                self.schedule.unhold(shop, head);
-            }
-            self.release(resource);
         }
     }
 

@@ -1,3 +1,4 @@
+//! A request's bytes, through the receiver's own handler: `fuzz/targets/src/http.rs`, driven by libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz_targets::http::run(data));

@@ -142,10 +142,8 @@ impl Waiting {
             let Some(last) = page.last() else { return Ok(()) };
             after = last.id;
             looks.begin(Fetched::Parked(page));
-            while let Some(looked) = looks.next(0).await? {
-                if looked.into_iter().try_for_each(&mut each).is_break() {
-                    return Ok(());
-                }
+            if looks.tell(0, &mut each).await?.is_break() {
+                return Ok(());
             }
         }
     }
@@ -165,12 +163,7 @@ impl Waiting {
                 after = last.id;
                 looks.begin(Fetched::Main(page));
             }
-            while let Some(looked) = looks.next(ahead).await? {
-                if looked.into_iter().try_for_each(&mut each).is_break() {
-                    return Ok(());
-                }
-            }
-            if ahead == 0 {
+            if looks.tell(ahead, &mut each).await?.is_break() || ahead == 0 {
                 return Ok(());
             }
         }
@@ -187,12 +180,7 @@ impl Waiting {
         for entries in self.fronts(&[(id, id, 1)]).await? {
             looks.begin(Fetched::Main(entries));
         }
-        while let Some(looked) = looks.next(0).await? {
-            if looked.into_iter().try_for_each(&mut each).is_break() {
-                break;
-            }
-        }
-        Ok(())
+        looks.tell(0, &mut each).await.map(|_| ())
     }
 
     /// The first packs of each span of the main stream: from, up to, how many. In one round trip.
@@ -235,6 +223,20 @@ impl<T: Send + 'static, L: Fn(&Look<'_>) -> T + Send + Sync + 'static> Looks<T, 
                     .collect(),
             }
         }));
+    }
+
+    /// Tells what was found, as long as more than `ahead` are under way, until `each` breaks.
+    async fn tell(
+        &mut self,
+        ahead: usize,
+        each: &mut impl FnMut(T) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, Failure> {
+        while let Some(looked) = self.next(ahead).await? {
+            if looked.into_iter().try_for_each(&mut *each).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
     }
 
     /// What was found in what was begun first, unless no more than `ahead` are under way.

@@ -136,69 +136,78 @@ pub fn heads() -> Vec<Shape> {
 
 /// Requests whose end is a matter of opinion, with another one hidden behind one of the opinions.
 pub fn smuggling() -> Vec<Shape> {
-    let hidden_text = || String::from_utf8(hidden()).expect("a test's request is text");
-    // By Content-Length, the hidden request is in the body.
-    let by_length = |lines: &str| {
-        let rest = format!("{CHUNKED}{}", hidden_text());
-        framed(&format!("Content-Length: {}\r\n{lines}", rest.len()), &rest)
+    let mut shapes = by_coding();
+    shapes.extend(by_place());
+    shapes
+}
+
+/// By Content-Length, the hidden request is in the body; by these lines, behind it.
+fn by_length(lines: &str) -> Vec<u8> {
+    let rest = rest();
+    framed(&format!("Content-Length: {}\r\n{lines}", rest.len()), &rest)
+}
+
+/// By these lines, the hidden request is in the one chunk of the body.
+fn by_chunks(lines: &str) -> Vec<u8> {
+    let hidden = hidden_text();
+    framed(lines, &format!("{:x}\r\n{hidden}\r\n0\r\n\r\n", hidden.len()))
+}
+
+fn rest() -> String {
+    format!("{CHUNKED}{}", hidden_text())
+}
+
+fn hidden_text() -> String {
+    String::from_utf8(hidden()).expect("a test's request is text")
+}
+
+/// Of how the body is coded there is more than one opinion.
+fn by_coding() -> Vec<Shape> {
+    let coded = |what, coding: &str| {
+        shape(what, by_length(&format!("Transfer-Encoding: {coding}")), &[400])
     };
-    let by_chunks = |lines: &str| {
-        let hidden = hidden_text();
-        framed(lines, &format!("{:x}\r\n{hidden}\r\n0\r\n\r\n", hidden.len()))
-    };
+    vec![
+        coded("identity", "identity"),
+        coded("identity, chunked", "identity, chunked"),
+        coded("chunked, identity", "chunked, identity"),
+        shape("gzip, chunked", by_chunks("Transfer-Encoding: gzip, chunked"), &[400]),
+        coded("chunked twice", "chunked, chunked"),
+        coded("a coding that is none", "xchunked"),
+        shape("an empty coding", by_length("Transfer-Encoding:"), &[400]),
+        coded("quoted", "\"chunked\""),
+        coded("two codings in two lines", "chunked\r\nTransfer-Encoding: identity"),
+        coded(
+            "two codings in two lines, the other way round",
+            "identity\r\nTransfer-Encoding: chunked",
+        ),
+        shape("white space before the colon", by_length("Transfer-Encoding : chunked"), &[400]),
+        coded("a vertical tab", "\x0bchunked"),
+        shape("another header's name", by_length("Transfer_Encoding: chunked"), &[401]),
+    ]
+}
+
+/// Of where the coding is said, or of which request it is, there is more than one opinion.
+fn by_place() -> Vec<Shape> {
     let in_get = hidden();
     let get = format!("GET / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", in_get.len());
+    let rest = rest();
+    let after = format!("Transfer-Encoding: chunked\r\nContent-Length: {}", rest.len());
+    let chunked = by_length("Transfer-Encoding: chunked");
+    let of_old = String::from_utf8(chunked.clone()).expect("it is text");
+    let of_old = of_old.replacen("HTTP/1.1", "HTTP/1.0", 1).into_bytes();
     vec![
-        shape("length, then chunked", by_length("Transfer-Encoding: chunked"), &[200]),
-        shape(
-            "chunked, then length",
-            {
-                let rest = format!("{CHUNKED}{}", hidden_text());
-                framed(
-                    &format!("Transfer-Encoding: chunked\r\nContent-Length: {}", rest.len()),
-                    &rest,
-                )
-            },
-            &[200],
-        ),
+        shape("length, then chunked", chunked, &[200]),
+        shape("chunked, then length", framed(&after, &rest), &[200]),
         shape(
             "chunks, and a length that ends before them",
             by_chunks("Content-Length: 5\r\nTransfer-Encoding: chunked"),
             &[401],
         ),
-        shape("identity", by_length("Transfer-Encoding: identity"), &[400]),
-        shape("identity, chunked", by_length("Transfer-Encoding: identity, chunked"), &[400]),
-        shape("chunked, identity", by_length("Transfer-Encoding: chunked, identity"), &[400]),
-        shape("gzip, chunked", by_chunks("Transfer-Encoding: gzip, chunked"), &[400]),
-        shape("chunked twice", by_length("Transfer-Encoding: chunked, chunked"), &[400]),
-        shape("a coding that is none", by_length("Transfer-Encoding: xchunked"), &[400]),
-        shape("an empty coding", by_length("Transfer-Encoding:"), &[400]),
-        shape("quoted", by_length("Transfer-Encoding: \"chunked\""), &[400]),
-        shape(
-            "two codings in two lines",
-            by_length("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity"),
-            &[400],
-        ),
-        shape(
-            "two codings in two lines, the other way round",
-            by_length("Transfer-Encoding: identity\r\nTransfer-Encoding: chunked"),
-            &[400],
-        ),
-        shape("white space before the colon", by_length("Transfer-Encoding : chunked"), &[400]),
-        shape("a vertical tab", by_length("Transfer-Encoding: \x0bchunked"), &[400]),
         shape("a folded line", by_length("X: y\r\n Transfer-Encoding: chunked"), &[400]),
         shape("behind a line feed alone", by_length("X: y\nTransfer-Encoding: chunked"), &[200]),
         shape("behind a carriage return", by_length("X: y\rTransfer-Encoding: chunked"), &[400]),
         shape("behind a NUL", by_length("X: y\0Transfer-Encoding: chunked"), &[400]),
-        shape("another header's name", by_length("Transfer_Encoding: chunked"), &[401]),
-        shape(
-            "chunks of HTTP/1.0",
-            {
-                let request = String::from_utf8(by_length("Transfer-Encoding: chunked"));
-                request.expect("it is text").replacen("HTTP/1.1", "HTTP/1.0", 1).into_bytes()
-            },
-            &[400],
-        ),
+        shape("chunks of HTTP/1.0", of_old, &[400]),
         shape("the body of a GET", [get.into_bytes(), in_get].concat(), &[405]),
         shape(
             "behind two hosts",
