@@ -146,6 +146,11 @@ impl<T: Send + Clone + 'static> Topic<T> {
         self.entries().clone()
     }
 
+    /// What was read after the first so many.
+    pub fn after(&self, seen: usize) -> Vec<T> {
+        self.entries()[seen..].to_vec()
+    }
+
     /// Waits for so many.
     pub async fn reaches(&self, count: usize, within: Duration) {
         until(&format!("{count} records are read"), within, async || self.count() >= count).await;

@@ -1,7 +1,6 @@
 //! The ledger: what was sent and what was promised in return, written by the senders.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -59,8 +58,9 @@ pub struct Sent {
 #[derive(Debug, Default)]
 pub struct Ledger {
     sent: Mutex<HashMap<Event, Sent>>,
-    /// Kept beside the entries: tests ask for it every few milliseconds, under load.
-    stored: AtomicUsize,
+    /// Kept beside the entries, in the order in which they were promised: tests ask for it every few
+    /// milliseconds, under load.
+    stored: Mutex<Vec<Event>>,
 }
 
 impl Event {
@@ -107,7 +107,7 @@ impl Ledger {
         let mut sent = self.entries();
         let entry = sent.entry(event).or_insert_with(|| Sent { body_hash, attempts: Vec::new() });
         if attempt.outcome == Outcome::Stored && !entry.stored() {
-            self.stored.fetch_add(1, Ordering::Relaxed);
+            self.promised().push(event);
         }
         entry.attempts.push(attempt);
     }
@@ -115,7 +115,7 @@ impl Ledger {
     /// Takes in what another ledger holds of other events.
     pub fn absorb(&self, other: &Self) {
         let taken: Vec<_> = other.entries().drain().collect();
-        self.stored.fetch_add(other.stored.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        self.promised().append(&mut other.promised());
         self.entries().extend(taken);
     }
 
@@ -129,15 +129,23 @@ impl Ledger {
         self.entries().values().flat_map(|sent| sent.attempts.iter().copied()).collect()
     }
 
-    /// Events answered 200.
+    /// Events answered 200, in the order in which they first were.
     pub fn stored(&self) -> Vec<Event> {
-        let entries = self.entries();
-        entries.iter().filter(|(_, sent)| sent.stored()).map(|(event, _)| *event).collect()
+        self.stored_after(0)
+    }
+
+    /// The same without the first so many.
+    pub fn stored_after(&self, seen: usize) -> Vec<Event> {
+        self.promised()[seen..].to_vec()
     }
 
     /// How many events were answered 200.
     pub fn stored_count(&self) -> usize {
-        self.stored.load(Ordering::Relaxed)
+        self.promised().len()
+    }
+
+    fn promised(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.stored.lock().expect("no book-keeper panicked")
     }
 
     /// Attempts of one outcome.

@@ -141,7 +141,7 @@ impl Process {
     /// Its exit status, once it has ended by itself.
     pub async fn exit(&mut self, within: Duration) -> ExitStatus {
         let what = format!("{} ends", self.recipe.name);
-        until_some(&what, within, async || self.child.try_wait().expect("look at a child")).await
+        until_some(&what, within, async || self.ended()).await
     }
 
     /// Waits until it has ended, where nothing can be awaited: while values are dropped.
@@ -154,7 +154,12 @@ impl Process {
 
     /// True while it has not ended.
     pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().expect("look at a child").is_none()
+        self.ended().is_none()
+    }
+
+    /// How it ended, once it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("look at a child")
     }
 
     /// Starts it again as it was started first. It must have ended.
@@ -176,11 +181,14 @@ impl Process {
 
     /// Memory it occupies now, in bytes.
     pub fn resident_bytes(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id()))
-            .expect("read /proc/PID/status");
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a VmRSS line");
-        let kib = line.split_whitespace().nth(1).expect("a number of kB");
-        kib.parse::<u64>().expect("a number of kB") * 1024
+        self.resident_bytes_if_alive().expect("a VmRSS line in /proc/PID/status")
+    }
+
+    /// The same of a process that may end meanwhile.
+    pub fn resident_bytes_if_alive(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).ok()?;
+        let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
+        Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
     }
 
     fn signal(&self, signal: Signal) {

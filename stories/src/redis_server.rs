@@ -34,6 +34,11 @@ const WITHOUT_FILE: &[&str] = &[
 impl RedisServer {
     /// Starts it in `directory` and does not wait. `extra` overrides any option.
     pub fn start(directory: &Path, extra: &[&str]) -> Self {
+        Self::start_in(directory, extra, Vec::new())
+    }
+
+    /// The same with an environment.
+    pub fn start_in(directory: &Path, extra: &[&str], environment: Vec<(String, String)>) -> Self {
         let socket = socket_in(directory);
         let file = binaries::repository().join("ops/redis.conf");
         let mut arguments: Vec<OsString> = Vec::new();
@@ -53,7 +58,7 @@ impl RedisServer {
             name: "redis-server".to_owned(),
             program: binaries::redis_server(),
             arguments,
-            environment: Vec::new(),
+            environment,
             directory: directory.to_path_buf(),
             socket: None,
         };

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use stories::backend::Backend;
 use stories::behaviour::Behaviour;
-use stories::black_hole::BlackHole;
 use stories::cell::Cell;
 use stories::client::{Connection, post};
 use stories::redis_server::socket_in;
 use stories::supervisor::Supervisor;
 use stories::until::until;
+use stories::way::{Trouble, Way};
 use stories::webhook::Webhook;
 
 const WITHIN: Duration = Duration::from_secs(30);
@@ -49,7 +49,7 @@ async fn a_receiver_tells_when_it_is_ready_alive_and_stopping() {
 async fn a_receiver_whose_batcher_hangs_is_no_longer_vouched_for() {
     let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
-    let way = BlackHole::before(&socket_in(cell.directory()), cell.directory());
+    let way = Way::to_redis(&socket_in(cell.directory()), "way");
     let mut supervisor = Supervisor::listen(cell.directory());
     let url = way.url();
     let address = supervisor.address().to_owned();
@@ -57,7 +57,7 @@ async fn a_receiver_whose_batcher_hangs_is_no_longer_vouched_for() {
     let receiver = cell.receiver(&settings).await;
     post(receiver.address(), &Webhook::any()).await.expect_stored();
     supervisor.hears_pings(3).await;
-    way.open();
+    way.suffers(Trouble::SwallowsAppends);
     let mut lost = Connection::to(receiver.address()).await;
     lost.write(&Webhook::any().encode()).await.unwrap();
     // Redis answers everybody else for ten looks.

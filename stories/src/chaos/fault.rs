@@ -1,0 +1,161 @@
+//! The kinds of faults.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// What a cell is made of, beside Redis, a receiver, a downstreamer and a backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    /// A Kafka broker, and a producer that drains into it what the downstreamer delivers.
+    pub kafka: bool,
+    /// The receiver has a directory to spill to.
+    pub spill: bool,
+    /// A second downstreamer stands by.
+    pub standby: bool,
+    /// Clocks that can be set.
+    pub clocks: bool,
+    /// Small disks of their own for Redis and for what is spilled.
+    pub disks: bool,
+}
+
+/// What a fault befalls. Two of the same are never made together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Victim {
+    /// The receiver's process.
+    Receiver,
+    /// The downstreamers' processes.
+    Downstreamer,
+    /// The Kafka producer's process.
+    Producer,
+    /// Redis, its memory and its disk.
+    Redis,
+    /// The ways to Redis.
+    WayToRedis,
+    /// The Kafka broker.
+    Broker,
+    /// The backend and the way to it.
+    Backend,
+    /// Those who send, and their way.
+    Clients,
+    /// The clocks.
+    Clocks,
+    /// What is in the queue.
+    Data,
+    /// Everything at once.
+    All,
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident: $victim:ident, $lasts:expr, $says:expr;)*) => {
+        /// A kind of fault.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Kind { $(#[doc = $says] $kind,)* }
+
+        impl Kind {
+            /// All there are.
+            pub const ALL: &[Self] = &[$(Self::$kind,)*];
+
+            /// What it befalls.
+            pub fn victim(self) -> Victim {
+                match self { $(Self::$kind => Victim::$victim,)* }
+            }
+
+            /// How long it lasts, in milliseconds.
+            pub fn lasts_ms(self) -> RangeInclusive<u64> {
+                match self { $(Self::$kind => $lasts,)* }
+            }
+
+            /// What it is, for a reader.
+            pub fn says(self) -> &'static str {
+                match self { $(Self::$kind => $says,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    ReceiverKilled: Receiver, 0..=300, "kill -9 of the receiver";
+    ReceiverStopped: Receiver, 100..=2500, "SIGSTOP of the receiver";
+    ReceiverRestarted: Receiver, 0..=100, "SIGTERM of the receiver";
+    DownstreamerKilled: Downstreamer, 0..=300, "kill -9 of every downstreamer";
+    OwnerKilled: Downstreamer, 0..=300, "kill -9 of the downstreamer that owns the queue, another standing by";
+    DownstreamerStopped: Downstreamer, 100..=2500, "SIGSTOP of every downstreamer";
+    OwnerAsleep: Downstreamer, 11_000..=13_000, "SIGSTOP of the owner until another has taken over";
+    DownstreamerRestarted: Downstreamer, 0..=100, "SIGTERM of every downstreamer";
+    ProducerKilled: Producer, 0..=300, "kill -9 of the Kafka producer";
+    ProducerStopped: Producer, 100..=2500, "SIGSTOP of the Kafka producer";
+    ProducerRestarted: Producer, 0..=100, "SIGTERM of the Kafka producer";
+    BrokerKilled: Broker, 0..=1000, "kill -9 of the Kafka broker";
+    BrokerStopped: Broker, 100..=3000, "SIGSTOP of the Kafka broker";
+    RedisKilled: Redis, 0..=300, "kill -9 of Redis";
+    RedisAway: Redis, 1000..=4000, "kill -9 of Redis, started again seconds later";
+    RedisStopped: Redis, 100..=2500, "SIGSTOP of Redis";
+    RedisFull: Redis, 200..=1500, "maxmemory reached";
+    SyncSlow: Redis, 300..=1500, "every fdatasync of Redis takes 50 ms more";
+    SyncFails: Redis, 100..=300, "an fdatasync of Redis fails with EIO: it ends";
+    RedisDiskFull: Redis, 200..=1500, "the disk of Redis is full: it ends, and ends again";
+    Rewrite: Redis, 50..=300, "an AOF rewrite";
+    RewriteKilled: Redis, 0..=30, "kill -9 of Redis amid an AOF rewrite";
+    SpillDiskFull: Redis, 500..=2000, "Redis away and the disk for the spill full";
+    EverythingKilled: All, 0..=300, "kill -9 of every process at once";
+    SpillingKilled: All, 1000..=2500, "Redis away, and kill -9 of the receiver while it spills";
+    RepliesToReceiverLost: WayToRedis, 50..=500, "Redis' replies to the receiver lost after they took effect";
+    RepliesToDrainsLost: WayToRedis, 50..=500, "Redis' replies to the drains lost after they took effect";
+    RequestsCut: WayToRedis, 50..=500, "requests to Redis cut in the middle";
+    RedisSlow: WayToRedis, 300..=1500, "each reply of Redis 20 ms late";
+    RedisHalfOpen: WayToRedis, 50..=500, "connections to Redis that are gone for one end only";
+    BackendSlow: Backend, 300..=1500, "a backend that takes 300 ms";
+    BackendFails: Backend, 100..=1500, "a backend that answers 500, 502, 503";
+    BackendBusy: Backend, 100..=800, "a backend that answers 429 with Retry-After";
+    BackendResets: Backend, 100..=1500, "a backend that resets connections";
+    BackendHangs: Backend, 100..=1000, "a backend that never answers";
+    BackendCutsShort: Backend, 100..=1500, "a backend that closes within its answer";
+    BackendHalfOpen: Backend, 50..=500, "connections to the backend that are gone for one end only";
+    BackendRepliesLost: Backend, 50..=300, "the backend's answers lost after it took the webhooks";
+    ClientsCut: Clients, 50..=500, "the receiver's answers lost after it stored the webhooks";
+    ClientsHalfOpen: Clients, 50..=300, "connections of clients that are gone for one end only";
+    ClientsVanish: Clients, 50..=300, "clients that end in the middle of a webhook";
+    ClockAhead: Clocks, 500..=2000, "clocks an hour ahead, and back";
+    ClockBehind: Clocks, 500..=2000, "clocks an hour behind, and back";
+    PoisonWebhooks: Data, 200..=1000, "webhooks that the backend refuses for good";
+    CorruptPacks: Data, 0..=50, "packs in the queue that are none";
+}
+
+/// One fault of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What is made: one kind, or two at once.
+    pub kinds: Vec<Kind>,
+    /// How long the cell is left alone before.
+    pub after: Duration,
+    /// How long it lasts.
+    pub lasts: Duration,
+    /// For what is drawn while it is made.
+    pub chance: u64,
+}
+
+impl Kind {
+    /// True if it can be made in such a cell.
+    pub fn fits(self, parts: &Parts) -> bool {
+        match self {
+            Self::ProducerKilled
+            | Self::ProducerStopped
+            | Self::ProducerRestarted
+            | Self::BrokerKilled
+            | Self::BrokerStopped => parts.kafka,
+            Self::OwnerKilled | Self::OwnerAsleep => parts.standby,
+            Self::RedisDiskFull => parts.disks,
+            Self::SpillDiskFull => parts.disks && parts.spill,
+            Self::SpillingKilled => parts.spill,
+            Self::ClockAhead | Self::ClockBehind => parts.clocks,
+            _ => true,
+        }
+    }
+
+    /// True if the two may be made together.
+    pub fn goes_with(self, other: Self) -> bool {
+        let (one, two) = (self.victim(), other.victim());
+        let is_redis = |victim| matches!(victim, Victim::Redis | Victim::Data);
+        one != two && ![one, two].contains(&Victim::All) && !(is_redis(one) && is_redis(two))
+    }
+}

@@ -1,0 +1,73 @@
+//! A process that is kept running, as systemd keeps it: started again some time after it ended,
+//! whatever it ended by.
+
+use std::ops::DerefMut;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use crate::process::Process;
+
+/// What `RestartSec=` says in the units.
+const RESTART_AFTER: Duration = Duration::from_millis(100);
+
+/// A process under supervision.
+#[derive(Debug)]
+pub struct Kept<P> {
+    /// The process.
+    pub process: P,
+    /// It stays down until this is false again.
+    pub is_held: bool,
+    /// Its end was brought about.
+    is_doomed: bool,
+    ended: Option<Instant>,
+}
+
+impl<P: DerefMut<Target = Process>> Kept<P> {
+    /// Takes over a process that was started.
+    pub fn new(process: P) -> Self {
+        Self { process, is_held: false, is_doomed: false, ended: None }
+    }
+
+    /// `kill -9`.
+    pub fn kill9(&mut self) {
+        if self.process.is_running() {
+            self.is_doomed = true;
+            self.process.kill9();
+        }
+    }
+
+    /// Asks it to end.
+    pub fn sigterm(&mut self) {
+        if self.process.is_running() {
+            self.is_doomed = true;
+            self.process.sigterm();
+        }
+    }
+
+    /// Stops it in its tracks.
+    pub fn sigstop(&mut self) {
+        if self.process.is_running() {
+            self.process.sigstop();
+        }
+    }
+
+    /// Lets it go on.
+    pub fn sigcont(&mut self) {
+        if self.process.is_running() {
+            self.process.sigcont();
+        }
+    }
+
+    /// Starts it again where it is time to; how it ended, if it did so by itself.
+    pub fn keep(&mut self) -> Option<ExitStatus> {
+        let status = self.process.ended()?;
+        let ended = *self.ended.get_or_insert_with(Instant::now);
+        if self.is_held || ended.elapsed() < RESTART_AFTER {
+            return None;
+        }
+        let by_itself = !std::mem::take(&mut self.is_doomed);
+        self.ended = None;
+        self.process.restart();
+        by_itself.then_some(status)
+    }
+}

@@ -1,0 +1,122 @@
+//! Which fault when. A pure function of the seed.
+//!
+//! Kinds are dealt like cards: among those that the cell allows, one of those that were dealt least
+//! often, so that a long run has each about as often as the others, in every order.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+
+use super::fault::{Fault, Kind, Parts};
+use crate::seed::chance;
+
+/// So many faults of four come alone.
+const ALONE_OF_FOUR: u32 = 3;
+
+/// A cell and its faults in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Its number in the run.
+    pub number: usize,
+    /// What the cell is made of.
+    pub parts: Parts,
+    /// What befalls it.
+    pub faults: Vec<Fault>,
+    /// For its load.
+    pub seed: u64,
+}
+
+/// So many episodes of so many faults each, a fault of two kinds counted twice. Without `disks`, for
+/// a user who may not mount any, what needs them is left out.
+pub fn draw(seed: u64, episodes: usize, faults_each: usize, disks: bool) -> Vec<Plan> {
+    let mut chance = chance(seed, 1 << 40);
+    let mut dealt = HashMap::new();
+    let plan = |number| {
+        let parts = Parts {
+            kafka: number % 3 == 0,
+            spill: number % 4 != 1,
+            standby: number % 2 == 0,
+            clocks: number % 3 == 1,
+            disks: disks && number % 3 != 1,
+        };
+        let mut faults: Vec<Fault> = Vec::new();
+        while faults.iter().map(|fault| fault.kinds.len()).sum::<usize>() < faults_each {
+            faults.push(deal(&parts, &mut dealt, &mut chance));
+        }
+        Plan { number, parts, faults, seed: seed.wrapping_add(number as u64) }
+    };
+    (0..episodes).map(plan).collect()
+}
+
+/// For one cell with everything, a fault at the end of each interval.
+pub fn soak(seed: u64, faults: usize, every: Duration, disks: bool) -> Plan {
+    let mut chance = chance(seed, 1 << 41);
+    let parts = Parts { kafka: true, spill: true, standby: true, clocks: true, disks };
+    let mut dealt = HashMap::new();
+    let fault = |_| Fault { after: every, ..deal(&parts, &mut dealt, &mut chance) };
+    Plan { number: 0, parts, faults: (0..faults).map(fault).collect(), seed }
+}
+
+fn deal(parts: &Parts, dealt: &mut HashMap<Kind, usize>, chance: &mut StdRng) -> Fault {
+    let first = pick(dealt, chance, |kind| kind.fits(parts)).expect("some kind fits each cell");
+    let mut kinds = vec![first];
+    if !chance.random_ratio(ALONE_OF_FOUR, 4) {
+        kinds.extend(pick(dealt, chance, |kind| kind.fits(parts) && kind.goes_with(first)));
+    }
+    let lasts = kinds.iter().map(|kind| chance.random_range(kind.lasts_ms())).max();
+    Fault {
+        after: Duration::from_millis(chance.random_range(0..=300)),
+        lasts: Duration::from_millis(lasts.expect("a fault has a kind")),
+        chance: chance.random(),
+        kinds,
+    }
+}
+
+fn pick(
+    dealt: &mut HashMap<Kind, usize>,
+    chance: &mut StdRng,
+    may_be: impl Fn(Kind) -> bool,
+) -> Option<Kind> {
+    let kinds: Vec<Kind> = Kind::ALL.iter().copied().filter(|kind| may_be(*kind)).collect();
+    let times = |kind: &Kind| dealt.get(kind).copied().unwrap_or(0);
+    let least = kinds.iter().map(times).min()?;
+    let rare: Vec<Kind> = kinds.into_iter().filter(|kind| times(kind) == least).collect();
+    let kind = *rare.choose(chance)?;
+    *dealt.entry(kind).or_default() += 1;
+    Some(kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(plans: &[Plan], kind: Kind) -> usize {
+        let faults = plans.iter().flat_map(|plan| &plan.faults);
+        faults.flat_map(|fault| &fault.kinds).filter(|dealt| **dealt == kind).count()
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_plans() {
+        assert_eq!(draw(7, 6, 10, true), draw(7, 6, 10, true));
+        assert_ne!(draw(7, 6, 10, true), draw(8, 6, 10, true));
+    }
+
+    #[test]
+    fn a_long_run_has_every_kind_many_times() {
+        let plans = draw(7, 40, 26, true);
+        for kind in Kind::ALL {
+            assert!(count(&plans, *kind) >= 15, "{kind:?}: {}", count(&plans, *kind));
+        }
+    }
+
+    #[test]
+    fn no_fault_is_dealt_to_a_cell_that_lacks_what_it_befalls() {
+        for plan in draw(7, 40, 26, false) {
+            let kinds = plan.faults.iter().flat_map(|fault| &fault.kinds);
+            assert!(kinds.clone().all(|kind| kind.fits(&plan.parts)), "{plan:?}");
+        }
+    }
+}

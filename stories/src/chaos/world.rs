@@ -1,0 +1,318 @@
+//! A cell under load, all of it: its processes kept running, the ways between them, and what each
+//! kind of fault does to it.
+
+mod faults;
+mod mood;
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::fault::Parts;
+use super::kept::Kept;
+use super::sync::Syncs;
+use crate::backend::Backend;
+use crate::cell::{CONCURRENCY, Cell};
+use crate::clock::Clock;
+use crate::disk::SmallDisk;
+use crate::kafka_server::{KafkaOptions, KafkaServer};
+use crate::kafka_topic::{Arrival, Topic};
+use crate::ledger::{Event, Ledger};
+use crate::redis_server::{RedisServer, socket_in};
+use crate::report::say;
+use crate::service::Service;
+use crate::way::Way;
+use mood::Mood;
+
+const TOPIC: &str = "shopify-webhooks";
+const PARTITIONS: i32 = 6;
+/// The receiver wants 1 GiB to be free below the AOF.
+const REDIS_DISK_MIB: u32 = 1400;
+const SPILL_DISK_MIB: u32 = 64;
+/// Longer than a slow backend takes, shorter than a reader's patience.
+const DELIVERY_TIMEOUT: (&str, &str) = ("DELIVERY_TIMEOUT", "2s");
+/// The exit code of a process of ours that may be started again.
+const FAILED: i32 = 1;
+
+/// The cell. Processes go before the disks that they write to, and those before the directory.
+#[derive(Debug)]
+pub struct World {
+    /// What it is made of.
+    pub parts: Parts,
+    /// Records what it is sent.
+    pub backend: Backend,
+    /// What is done to Redis' syncs; it has to go before Redis does.
+    syncs: Option<Syncs>,
+    receiver: Kept<Service>,
+    downstreamers: Vec<Kept<Service>>,
+    kafka: Option<Kafka>,
+    redis: Kept<RedisServer>,
+    ways: Ways,
+    mood: Arc<Mood>,
+    clocks: Vec<Clock>,
+    disks: Option<Disks>,
+    /// The largest resident memory seen, in bytes, by process.
+    memory: BTreeMap<String, u64>,
+    /// Processes of ours that ended by themselves, and by what.
+    ended: Vec<String>,
+    /// Packs put into the queue that are none.
+    corrupt: usize,
+    /// Faults made: each may repeat what was in flight.
+    faults: usize,
+    cell: Cell,
+}
+
+#[derive(Debug)]
+struct Kafka {
+    producer: Kept<Service>,
+    topic: Topic<Arrival>,
+    broker: Kept<KafkaServer>,
+    appeared: HashSet<Event>,
+    seen: usize,
+}
+
+#[derive(Debug)]
+struct Ways {
+    clients: Way,
+    receiver: Way,
+    drains: Way,
+    backend: Way,
+}
+
+#[derive(Debug)]
+struct Disks {
+    redis: SmallDisk,
+    spill: SmallDisk,
+}
+
+impl World {
+    /// Starts it in a cell, and waits until it takes webhooks.
+    pub async fn start(cell: Cell, parts: Parts, seed: u64) -> Self {
+        let directory = cell.directory();
+        let disks = parts.disks.then(|| Disks::mount(directory));
+        let clock = |name| parts.clocks.then(|| Clock::new(directory, name));
+        let clocks = ["redis", "receiver", "downstreamer", "producer"].map(clock);
+        let time = |of: usize| clocks[of].as_ref().map(Clock::environment).unwrap_or_default();
+        let redis = start_redis(directory, disks.as_ref(), time(0));
+        redis.ready().await;
+
+        let socket = socket_in(directory);
+        let (to_receiver, to_drains) =
+            (Way::to_redis(&socket, "receivers"), Way::to_redis(&socket, "drains"));
+        let (backend, mood) = (Backend::start().await, Arc::new(Mood::new(seed)));
+        backend.behave({
+            let mood = Arc::clone(&mood);
+            move |receipt| mood.answer(receipt)
+        });
+        let to_backend = Way::to(backend.address()).await;
+
+        let spill = match &disks {
+            Some(disks) => disks.spill.path().join("spill"),
+            None => directory.join("spill"),
+        };
+        let mut settings = vec![("REDIS_URL", to_receiver.url())];
+        settings.extend(parts.spill.then(|| ("SPILL_DIR", spill.display().to_string())));
+        let receiver = cell.receiver(&borrowed(&[settings, time(1)].concat())).await;
+        let to_clients = Way::to(receiver.address()).await;
+
+        let of_drains = vec![("REDIS_URL", to_drains.url())];
+        let owned = [of_drains.clone(), time(2)].concat();
+        let settings = [&[DELIVERY_TIMEOUT][..], &borrowed(&owned)].concat();
+        let downstreamers = (0..1 + usize::from(parts.standby))
+            .map(|_| Kept::new(cell.downstreamer_starting(&to_backend.url(), &settings)))
+            .collect();
+        let kafka = match parts.kafka {
+            true => Some(Kafka::start(&cell, &borrowed(&[of_drains, time(3)].concat())).await),
+            false => None,
+        };
+        Self {
+            parts,
+            backend,
+            syncs: None,
+            receiver: Kept::new(receiver),
+            downstreamers,
+            kafka,
+            redis: Kept::new(redis),
+            ways: Ways {
+                clients: to_clients,
+                receiver: to_receiver,
+                drains: to_drains,
+                backend: to_backend,
+            },
+            mood,
+            clocks: clocks.into_iter().flatten().collect(),
+            disks,
+            memory: BTreeMap::new(),
+            ended: Vec::new(),
+            corrupt: 0,
+            faults: 0,
+            cell,
+        }
+    }
+
+    /// Where webhooks are sent.
+    pub fn address(&self) -> std::net::SocketAddr {
+        self.ways.clients.address()
+    }
+
+    /// Starts again what ended, and weighs what runs.
+    pub fn supervise(&mut self) {
+        let ours = self.downstreamers.iter_mut().chain([&mut self.receiver]);
+        for kept in ours.chain(self.kafka.as_mut().map(|kafka| &mut kafka.producer)) {
+            if let Some(status) = kept.keep() {
+                say(&format!("chaos: {} ended by itself: {status}", kept.process.name()));
+                self.ended.push(format!("{}: {status}", kept.process.name()));
+                assert_eq!(status.code(), Some(FAILED), "{}", kept.process.output());
+            }
+            if let Some(bytes) = kept.process.resident_bytes_if_alive() {
+                // Without its number: "receiver", whichever of them.
+                let (name, _) = kept.process.name().rsplit_once('-').expect("a name and a number");
+                let largest = self.memory.entry(name.to_owned()).or_default();
+                *largest = bytes.max(*largest);
+            }
+        }
+        // Redis ends when it can't write, and a broker when it can't.
+        self.redis.keep();
+        if let Some(kafka) = &mut self.kafka {
+            kafka.broker.keep();
+        }
+    }
+
+    /// True if the receiver says that it is ready.
+    pub async fn is_ready(&self) -> bool {
+        self.receiver.process.is_ready().await
+    }
+
+    /// True if the backend has it, or refused it for good, and the topic has it too.
+    pub fn has_arrived(&mut self, event: Event) -> bool {
+        let id = event.webhook_id();
+        let delivered = self.backend.has_delivered(&id) || self.mood.has_poisoned(&id);
+        delivered && self.kafka.as_mut().is_none_or(|kafka| kafka.has_appeared(event))
+    }
+
+    /// True if nothing waits anywhere.
+    pub async fn is_empty(&self) -> bool {
+        let length = async |key| {
+            let length: redis::RedisResult<u64> =
+                self.redis.process.try_command(&["XLEN", key]).await;
+            length.ok()
+        };
+        for key in ["spillway:in", "spillway:http:parked", "spillway:kafka:parked"] {
+            if length(key).await != Some(0) {
+                return false;
+            }
+        }
+        let waiting = self.receiver.process.metric("spillway_spill_webhooks").await;
+        !self.parts.spill || waiting == Some(0.0)
+    }
+
+    /// Replays what the backend refused for good; it takes everything now.
+    pub async fn replay(&self) -> usize {
+        let poisoned = self.mood.poisoned().len();
+        if poisoned > 0 {
+            let replayed = self.cell.spillway(&["dead", "replay", "--all"]).await;
+            assert!(replayed.status.success(), "{replayed:?}");
+        }
+        poisoned
+    }
+
+    /// Webhook ids that the backend refused for good.
+    pub fn poisoned(&self) -> HashSet<Event> {
+        self.mood.poisoned().iter().filter_map(|id| Event::of(id)).collect()
+    }
+
+    /// What appeared in the topic.
+    pub fn arrivals(&self) -> Option<Vec<Arrival>> {
+        self.kafka.as_ref().map(|kafka| kafka.topic.all())
+    }
+
+    /// The largest resident memory seen, in bytes, by process.
+    pub fn memory(&self) -> &BTreeMap<String, u64> {
+        &self.memory
+    }
+
+    /// Processes that ended by themselves.
+    pub fn ended(&self) -> &[String] {
+        &self.ended
+    }
+
+    /// How often the backend may have taken the same webhook again: for each fault what may have
+    /// been in flight, and each answer that was lost on its way.
+    pub fn repeats_max(&self) -> usize {
+        self.faults * CONCURRENCY + self.ways.backend.replies_lost()
+    }
+
+    /// Fails the test if a pack that is none was lost, or something panicked.
+    pub async fn expect_sound(&self) {
+        let keys: Vec<String> = self.redis.process.command(&["KEYS", "spillway:corrupt:*"]).await;
+        assert_eq!(keys.len(), self.corrupt, "corrupt packs that were set aside");
+        let services = self.downstreamers.iter().chain([&self.receiver]);
+        for kept in services.chain(self.kafka.as_ref().map(|kafka| &kafka.producer)) {
+            let output = kept.process.output();
+            assert!(!output.contains("panicked"), "{}: {output}", kept.process.name());
+        }
+    }
+
+    /// Says where everything stands, for a test that is about to fail, and what is missing where.
+    pub async fn explain(&mut self, missing: &[Event]) {
+        for event in missing.iter().take(10) {
+            let id = event.webhook_id();
+            let appeared = self.kafka.as_mut().map(|kafka| kafka.has_appeared(*event));
+            let delivered = self.backend.has_delivered(&id);
+            say(&format!("{id}: delivered: {delivered}, in the topic: {appeared:?}"));
+        }
+        for kept in self.downstreamers.iter().chain([&self.receiver]) {
+            let readyz = kept.process.admin("/readyz").await.map(|answer| answer.text());
+            say(&format!("{}: {readyz:?}", kept.process.name()));
+        }
+        let status = self.cell.spillway(&["status"]).await;
+        say(&String::from_utf8_lossy(&status.stdout));
+    }
+}
+
+impl Kafka {
+    async fn start(cell: &Cell, settings: &[(&str, &str)]) -> Self {
+        let broker = cell.kafka_with(&KafkaOptions::default()).await;
+        broker.topic(TOPIC, PARTITIONS, &[]).await;
+        let topic = Topic::arrivals(broker.clients(), TOPIC, PARTITIONS);
+        let producer = Kept::new(cell.kafka_producer(&broker, settings));
+        let (appeared, seen) = (HashSet::new(), 0);
+        Self { producer, topic, broker: Kept::new(broker), appeared, seen }
+    }
+
+    fn has_appeared(&mut self, event: Event) -> bool {
+        if !self.appeared.contains(&event) {
+            let new = self.topic.after(self.seen);
+            self.seen += new.len();
+            self.appeared.extend(new.iter().filter_map(|arrival| arrival.event));
+        }
+        self.appeared.contains(&event)
+    }
+}
+
+impl Disks {
+    fn mount(directory: &Path) -> Self {
+        let mount = |name: &str, mib| SmallDisk::mount(directory.join(name), mib);
+        let redis = mount("redis-disk", REDIS_DISK_MIB).expect("root may mount a disk");
+        let spill = mount("spill-disk", SPILL_DISK_MIB).expect("root may mount a disk");
+        Self { redis, spill }
+    }
+}
+
+fn start_redis(
+    directory: &Path,
+    disks: Option<&Disks>,
+    environment: Vec<(&'static str, String)>,
+) -> RedisServer {
+    let disk = disks.map_or(directory, |disks| disks.redis.path()).display().to_string();
+    let environment = environment.into_iter().map(|(key, value)| (key.to_owned(), value));
+    RedisServer::start_in(directory, &["--dir", &disk], environment.collect())
+}
+
+fn borrowed<'a>(settings: &'a [(&'static str, String)]) -> Vec<(&'a str, &'a str)> {
+    settings.iter().map(|(key, value)| (*key, value.as_str())).collect()
+}
+
+/// How long a fault of one kind is waited for to have taken hold.
+const TAKES_HOLD_WITHIN: Duration = Duration::from_secs(10);

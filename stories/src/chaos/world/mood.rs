@@ -1,0 +1,81 @@
+//! What the backend is up to.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use crate::behaviour::Behaviour;
+use crate::chaos::fault::Kind;
+use crate::receipt::{Receipt, hash};
+
+/// Within the delivery's time-out.
+const SLOW: Duration = Duration::from_millis(300);
+/// One webhook of so many is poison.
+const POISON_ONE_OF: u8 = 8;
+
+/// Shared by the backend and whoever changes it.
+#[derive(Debug)]
+pub struct Mood {
+    seed: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    trouble: Option<Kind>,
+    poisons: bool,
+    poisoned: HashSet<String>,
+}
+
+impl Mood {
+    /// A good one.
+    pub fn new(seed: u64) -> Self {
+        Self { seed, state: Mutex::default() }
+    }
+
+    /// From now on the backend does this, or what it should.
+    pub fn suffers(&self, trouble: Option<Kind>) {
+        self.state().trouble = trouble;
+    }
+
+    /// From now on some webhooks are refused for good, or none.
+    pub fn poisons(&self, poisons: bool) {
+        self.state().poisons = poisons;
+    }
+
+    /// Webhook ids that were refused for good.
+    pub fn poisoned(&self) -> HashSet<String> {
+        self.state().poisoned.clone()
+    }
+
+    /// True if this one was.
+    pub fn has_poisoned(&self, webhook_id: &str) -> bool {
+        self.state().poisoned.contains(webhook_id)
+    }
+
+    /// What is done with a request.
+    pub fn answer(&self, receipt: &Receipt) -> Behaviour {
+        let drawn = hash(format!("{}{}", self.seed, receipt.webhook_id()).as_bytes())[0];
+        let mut state = self.state();
+        match state.trouble {
+            Some(Kind::BackendSlow) => return Behaviour::slowly(SLOW),
+            Some(Kind::BackendFails) => {
+                return Behaviour::status([500, 502, 503][usize::from(drawn) % 3]);
+            }
+            Some(Kind::BackendBusy) => return Behaviour::status(429).header("Retry-After", "1"),
+            Some(Kind::BackendResets) => return Behaviour::Reset,
+            Some(Kind::BackendHangs) => return Behaviour::Hang,
+            Some(Kind::BackendCutsShort) => return Behaviour::CutShort,
+            _ => {}
+        }
+        if state.poisons && drawn.is_multiple_of(POISON_ONE_OF) {
+            state.poisoned.insert(receipt.webhook_id().to_owned());
+            return Behaviour::status(400);
+        }
+        Behaviour::ok()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no mood panicked")
+    }
+}

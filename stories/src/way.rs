@@ -1,0 +1,209 @@
+//! A way between two parties, over a unix socket or TCP, that can be made as bad as a network is:
+//! replies that are lost after what they reply to was done, requests cut in the middle, delays, and
+//! connections that are swallowed, as by a firewall that forgot them: both ends believe that they
+//! live, and nothing comes through.
+//!
+//! What is swallowed stays so: whoever uses it has to notice by itself.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
+
+/// What only the connection of a batcher says.
+const APPEND: &[u8] = b"XADD";
+const CHUNK_BYTES: usize = 1 << 16;
+
+/// What is wrong with a way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// Nothing.
+    None,
+    /// A connection breaks in the place of its next reply: what was asked has been done.
+    LosesReplies,
+    /// A connection breaks with half of its next request through.
+    CutsRequests,
+    /// Each reply is so late.
+    Delays(Duration),
+    /// A connection is swallowed with the next byte that it is given.
+    Swallows,
+    /// The same with its next append to the queue.
+    SwallowsAppends,
+}
+
+/// The way, for as long as this lives.
+#[derive(Debug)]
+pub struct Way {
+    near: Place,
+    state: Arc<State>,
+    accepting: JoinHandle<()>,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+#[derive(Debug)]
+struct State {
+    trouble: Mutex<Trouble>,
+    replies_lost: AtomicUsize,
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+impl Way {
+    /// To the Redis at `socket`, by a socket of this name beside it.
+    pub fn to_redis(socket: &Path, name: &str) -> Self {
+        let near = socket.with_file_name(format!("{name}.sock"));
+        let listener = UnixListener::bind(&near).expect("a socket before Redis");
+        Self::new(Place::Unix(near), Place::Unix(socket.to_owned()), Listener::Unix(listener))
+    }
+
+    /// To a server.
+    pub async fn to(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bind a way");
+        let near = listener.local_addr().expect("the way's address");
+        Self::new(Place::Tcp(near), Place::Tcp(server), Listener::Tcp(listener))
+    }
+
+    fn new(near: Place, far: Place, listener: Listener) -> Self {
+        let replies_lost = AtomicUsize::new(0);
+        let state = Arc::new(State { trouble: Mutex::new(Trouble::None), replies_lost });
+        let accepting = tokio::spawn({
+            let state = Arc::clone(&state);
+            async move {
+                let mut passing = JoinSet::new();
+                while let Ok(client) = listener.accept().await {
+                    passing.spawn(connect(client, far.clone(), Arc::clone(&state)));
+                    while passing.try_join_next().is_some() {}
+                }
+            }
+        });
+        Self { near, state, accepting }
+    }
+
+    /// The `REDIS_URL`, or the URL of the backend, through it.
+    pub fn url(&self) -> String {
+        match &self.near {
+            Place::Unix(socket) => format!("unix://{}", socket.display()),
+            Place::Tcp(address) => format!("http://{address}"),
+        }
+    }
+
+    /// Where it takes connections.
+    pub fn address(&self) -> SocketAddr {
+        match self.near {
+            Place::Tcp(address) => address,
+            Place::Unix(_) => panic!("a way to Redis has a path"),
+        }
+    }
+
+    /// From now on this is wrong with it.
+    pub fn suffers(&self, trouble: Trouble) {
+        *self.state.trouble.lock().expect("no way panicked") = trouble;
+    }
+
+    /// How many replies it has lost.
+    pub fn replies_lost(&self) -> usize {
+        self.state.replies_lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<Box<dyn Stream>> {
+        match self {
+            Self::Unix(listener) => Ok(Box::new(listener.accept().await?.0)),
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                Ok(Box::new(stream))
+            }
+        }
+    }
+}
+
+impl State {
+    fn trouble(&self) -> Trouble {
+        *self.trouble.lock().expect("no way panicked")
+    }
+}
+
+async fn connect(client: Box<dyn Stream>, far: Place, state: Arc<State>) {
+    let server: io::Result<Box<dyn Stream>> = match far {
+        Place::Unix(socket) => UnixStream::connect(socket).await.map(|s| Box::new(s) as _),
+        Place::Tcp(address) => TcpStream::connect(address).await.map(|stream| {
+            stream.set_nodelay(true).ok();
+            Box::new(stream) as _
+        }),
+    };
+    if let Ok(server) = server {
+        // How it ended is for the two sides to see.
+        pass(client, server, &state).await.ok();
+    }
+}
+
+async fn pass(
+    mut client: Box<dyn Stream>,
+    mut server: Box<dyn Stream>,
+    state: &State,
+) -> io::Result<()> {
+    let (mut requests, mut replies) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
+    loop {
+        tokio::select! {
+            read = client.read(&mut requests) => {
+                let request = &requests[..read?];
+                match state.trouble() {
+                    Trouble::Swallows => return std::future::pending().await,
+                    Trouble::SwallowsAppends if is_append(request) => {
+                        return std::future::pending().await;
+                    }
+                    Trouble::CutsRequests => {
+                        return server.write_all(&request[..request.len() / 2]).await;
+                    }
+                    _ if request.is_empty() => return Ok(()),
+                    _ => server.write_all(request).await?,
+                }
+            }
+            read = server.read(&mut replies) => {
+                let reply = &replies[..read?];
+                match state.trouble() {
+                    Trouble::Swallows => return std::future::pending().await,
+                    _ if reply.is_empty() => return Ok(()),
+                    Trouble::LosesReplies => {
+                        state.replies_lost.fetch_add(1, Ordering::Relaxed);
+                        return Ok(());
+                    }
+                    Trouble::Delays(time) => sleep(time).await,
+                    Trouble::None | Trouble::CutsRequests | Trouble::SwallowsAppends => {}
+                }
+                client.write_all(reply).await?;
+            }
+        }
+    }
+}
+
+fn is_append(request: &[u8]) -> bool {
+    request.windows(APPEND.len()).any(|word| word == APPEND)
+}

@@ -1,0 +1,98 @@
+//! Everything that can go wrong, made to go wrong, under load: what was answered 200 arrives, once in
+//! Kafka and hardly ever twice at the backend, unchanged and in order.
+//!
+//! In the suite some dozens of faults; under `make chaos` more than a thousand, and half an hour of
+//! one cell with a fault each minute.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fs;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use stories::cell::Cell;
+use stories::chaos::episode::{Shown, play};
+use stories::chaos::fault::Kind;
+use stories::chaos::plan::{self, Plan};
+use stories::chaos::report::Run;
+use stories::disk::SmallDisk;
+use stories::report::say;
+use stories::seed::seed;
+use stories::size::size;
+use tokio::task::{JoinSet, LocalSet};
+
+/// Cells at a time: most of the time each waits for something.
+const AT_ONCE: usize = 3;
+
+/// Plays the plans, some at a time, in their order.
+async fn play_all(plans: Vec<Plan>) -> Vec<Shown> {
+    // Held for as long as any of the others run.
+    let _turn = Cell::alone();
+    let plans = Rc::new(RefCell::new(VecDeque::from(plans)));
+    let (here, mut players) = (LocalSet::new(), JoinSet::new());
+    for _ in 0..AT_ONCE {
+        let plans = Rc::clone(&plans);
+        let player = async move {
+            let mut shown = Vec::new();
+            loop {
+                let Some(plan) = plans.borrow_mut().pop_front() else { return shown };
+                shown.push(play(plan, Cell::beside()).await);
+                shown.iter().for_each(Shown::expect_sound);
+            }
+        };
+        players.spawn_local_on(player, &here);
+    }
+    here.run_until(players.join_all()).await.into_iter().flatten().collect()
+}
+
+/// Where results go, under `make chaos`.
+fn results() -> Option<PathBuf> {
+    std::env::var_os("RESULTS").map(PathBuf::from).filter(|_| size(false, true))
+}
+
+fn write(name: &str, heading: &str, seed: u64, began: Instant, run: &Run) {
+    let text = format!(
+        "# {heading}\n\n`make chaos`, SEED={seed}, {:.0?}, debug build, {AT_ONCE} cells at a time at \
+         most.\n\n{}\n\nMost memory held: {}.\n\n{}",
+        began.elapsed(),
+        run.summary(),
+        run.memory(),
+        run.table()
+    );
+    say(&text);
+    if let Some(results) = results() {
+        fs::write(results.join(name), text).expect("write the results");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_lost_invented_or_disordered_by_any_fault() {
+    let seed = seed("chaos", 71);
+    let (episodes, faults_each) = size((6, 9), (40, 26));
+    let plans = plan::draw(seed, episodes, faults_each, SmallDisk::is_allowed());
+    let began = Instant::now();
+    let run = Run { shown: play_all(plans).await };
+    write("chaos.md", "Faults", seed, began, &run);
+    assert!(run.faults() >= episodes * faults_each);
+    if size(false, true) && SmallDisk::is_allowed() {
+        let made = |kind: &Kind| {
+            let felt = run.shown.iter().flat_map(|shown| &shown.felt);
+            felt.filter(|felt| felt.kinds.contains(kind)).count()
+        };
+        assert!(Kind::ALL.iter().all(|kind| made(kind) > 0), "not every kind was made");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cell_with_everything_stands_a_fault_each_minute() {
+    if !size(false, true) {
+        // The other test plays the same faults in smaller cells.
+        return;
+    }
+    let seed = seed("chaos, soak", 72);
+    let plan = plan::soak(seed, 30, Duration::from_secs(60), SmallDisk::is_allowed());
+    let began = Instant::now();
+    let run = Run { shown: play_all(vec![plan]).await };
+    write("soak.md", "Half an hour, a fault each minute", seed, began, &run);
+}
