@@ -25,6 +25,17 @@ use tokio::task::{JoinSet, LocalSet};
 /// Cells at a time: most of the time each waits for something.
 const AT_ONCE: usize = 3;
 
+/// In a run of so many faults every kind is made.
+const ALL_KINDS_FROM: usize = 500;
+
+/// How many faults: as many as `FAULTS` says, or as the suite has time for.
+fn faults() -> usize {
+    match std::env::var("FAULTS") {
+        Ok(text) => text.parse().expect("FAULTS must be a whole number"),
+        Err(_) => size(54, 1040),
+    }
+}
+
 /// Plays the plans, some at a time, in their order.
 async fn play_all(plans: Vec<Plan>) -> Vec<Shown> {
     // Held for as long as any of the others run.
@@ -69,13 +80,14 @@ fn write(name: &str, heading: &str, seed: u64, began: Instant, run: &Run) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_invented_or_disordered_by_any_fault() {
     let seed = seed("chaos", 71);
-    let (episodes, faults_each) = size((6, 9), (40, 26));
-    let plans = plan::draw(seed, episodes, faults_each, SmallDisk::is_allowed());
+    let (faults, faults_each) = (faults(), size(9, 26));
+    let plans =
+        plan::draw(seed, faults.div_ceil(faults_each), faults_each, SmallDisk::is_allowed());
     let began = Instant::now();
     let run = Run { shown: play_all(plans).await };
     write("chaos.md", "Faults", seed, began, &run);
-    assert!(run.faults() >= episodes * faults_each);
-    if size(false, true) && SmallDisk::is_allowed() {
+    assert!(run.faults() >= faults);
+    if faults >= ALL_KINDS_FROM && SmallDisk::is_allowed() {
         let made = |kind: &Kind| {
             let felt = run.shown.iter().flat_map(|shown| &shown.felt);
             felt.filter(|felt| felt.kinds.contains(kind)).count()

@@ -147,8 +147,9 @@ impl Episode {
 
     /// From now on what is stored by now is missing until it arrives.
     fn look(&mut self) {
-        self.missing.extend(self.ledger.stored_after(self.looked_at));
-        self.looked_at = self.ledger.stored_count();
+        let new = self.ledger.stored_after(self.looked_at);
+        self.looked_at += new.len();
+        self.missing.extend(new);
     }
 
     /// Waits for something, while processes are kept running.

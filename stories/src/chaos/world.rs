@@ -5,6 +5,7 @@ mod faults;
 mod mood;
 
 use std::collections::{BTreeMap, HashSet};
+use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,8 @@ use crate::clock::Clock;
 use crate::disk::SmallDisk;
 use crate::kafka_server::{KafkaOptions, KafkaServer};
 use crate::kafka_topic::{Arrival, Topic};
-use crate::ledger::{Event, Ledger};
+use crate::ledger::Event;
+use crate::port;
 use crate::redis_server::{RedisServer, socket_in};
 use crate::report::say;
 use crate::service::Service;
@@ -113,7 +115,10 @@ impl World {
         };
         let mut settings = vec![("REDIS_URL", to_receiver.url())];
         settings.extend(parts.spill.then(|| ("SPILL_DIR", spill.display().to_string())));
-        let receiver = cell.receiver(&borrowed(&[settings, time(1)].concat())).await;
+        // Held here as systemd holds it: what comes while the receiver is down waits for the next.
+        let socket = Arc::new(TcpListener::bind(port::free()).expect("bind the receiver's socket"));
+        let receiver = cell.receiver_on(&socket, &borrowed(&[settings, time(1)].concat()));
+        receiver.ready().await;
         let to_clients = Way::to(receiver.address()).await;
 
         let of_drains = vec![("REDIS_URL", to_drains.url())];
@@ -276,7 +281,10 @@ impl Kafka {
         let broker = cell.kafka_with(&KafkaOptions::default()).await;
         broker.topic(TOPIC, PARTITIONS, &[]).await;
         let topic = Topic::arrivals(broker.clients(), TOPIC, PARTITIONS);
-        let producer = Kept::new(cell.kafka_producer(&broker, settings));
+        let producer = cell.kafka_producer(&broker, settings);
+        // What the other drain settles before this one is known is not kept for it.
+        producer.ready().await;
+        let producer = Kept::new(producer);
         let (appeared, seen) = (HashSet::new(), 0);
         Self { producer, topic, broker: Kept::new(broker), appeared, seen }
     }
