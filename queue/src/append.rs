@@ -4,16 +4,26 @@
 //! `appendfsync always` is after its fsync. An append whose connection broke is
 //! [`AppendError::Unknown`]: it may lie in the stream, so nobody may be told either way.
 
-use redis::{RedisError, RedisResult, Value};
+use rand::RngExt;
+use redis::{RedisError, RedisResult, Value, cmd};
 use spillway_webhook::StreamId;
 
-use crate::connect::{Connection, Redis};
+use crate::connect::{CONNECT_TIMEOUT, Connection, Redis};
 use crate::error::QueueError;
 
 /// Holds the one connection that packs are written on.
 pub struct Appender {
     redis: Redis,
     connection: Option<Connection>,
+    /// What its connections are known by to Redis.
+    name: u64,
+}
+
+/// Ends the connections of one appender from Redis' side, where its own side got no answer: what was
+/// sent on one may lie anywhere on the way, and must not arrive behind what is sent after it.
+pub struct Fence {
+    redis: Redis,
+    name: u64,
 }
 
 /// An append, ready to be sent.
@@ -33,7 +43,12 @@ pub enum AppendError {
 impl Appender {
     /// Connects with the first append.
     pub fn new(redis: Redis) -> Self {
-        Self { redis, connection: None }
+        Self { redis, connection: None, name: rand::rng().random() }
+    }
+
+    /// What puts an end to the connection of an append that was given up.
+    pub fn fence(&self) -> Fence {
+        Fence { redis: self.redis.clone(), name: self.name }
     }
 
     /// Appends a pack of `count` webhooks and counts them, in one transaction. Waits for the
@@ -101,10 +116,45 @@ impl Appender {
 
     async fn connected(&mut self) -> Result<&mut Connection, QueueError> {
         if self.connection.is_none() {
-            self.connection = Some(self.redis.connect(None).await?);
+            let mut connection = self.redis.connect(None).await?;
+            // Where this is forbidden there will be no fence, and all else is as it was.
+            let mut name = cmd("CLIENT");
+            name.arg("SETNAME").arg(client_name(self.name));
+            match name.query_async::<()>(&mut connection).await.map_err(QueueError::from) {
+                Ok(()) | Err(QueueError::Refused(_)) => {}
+                Err(error) => return Err(error),
+            }
+            self.connection = Some(connection);
         }
         Ok(self.connection.as_mut().expect("BUG: just connected"))
     }
+}
+
+impl Fence {
+    /// Ends them. From then on nothing that was sent on one takes effect; what took effect before
+    /// did so.
+    ///
+    /// # Errors
+    /// [`QueueError`] when Redis is not reached, or does not allow it.
+    pub async fn close(&self) -> Result<(), QueueError> {
+        let mut connection = self.redis.connect(Some(CONNECT_TIMEOUT)).await?;
+        let clients: String = cmd("CLIENT").arg("LIST").query_async(&mut connection).await?;
+        for id in ids_of(&clients, &client_name(self.name)) {
+            cmd("CLIENT").arg("KILL").arg("ID").arg(id).query_async::<()>(&mut connection).await?;
+        }
+        Ok(())
+    }
+}
+
+fn client_name(name: u64) -> String {
+    format!("spillway-append-{name:016x}")
+}
+
+/// The ids of the clients of a name, in what CLIENT LIST says: a line each, of words such as `id=3`.
+fn ids_of<'a>(clients: &'a str, name: &str) -> Vec<&'a str> {
+    let value = |line: &'a str, key: &str| line.split(' ').find_map(|word| word.strip_prefix(key));
+    let of_name = clients.lines().filter(|line| value(line, "name=") == Some(name));
+    of_name.filter_map(|line| value(line, "id=")).collect()
 }
 
 /// What the replies to MULTI, XADD, HINCRBY and EXEC come to.
@@ -126,5 +176,19 @@ fn outcome(replies: Vec<RedisResult<Value>>) -> Result<StreamId, AppendError> {
                 .ok_or_else(|| unexpected("no entry id".to_owned())),
         },
         _ => Err(unexpected("EXEC without replies".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ids_of;
+
+    #[test]
+    fn clients_are_found_by_their_whole_name() {
+        let clients = "id=3 addr=/a:0 name=spillway-append-01 db=0\n\
+                       id=4 addr=/a:0 name= db=0\n\
+                       id=17 addr=/a:0 name=spillway-append-012 db=0\n";
+        assert_eq!(ids_of(clients, "spillway-append-01"), ["3"]);
+        assert_eq!(ids_of(clients, "spillway-append-0"), [""; 0]);
     }
 }

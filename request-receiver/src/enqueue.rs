@@ -11,13 +11,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_queue::append::{AppendError, Appender};
+use spillway_queue::append::{AppendError, Appender, Fence};
 use spillway_queue::{QueueError, Redis};
 use spillway_service::error::chain;
 use spillway_service::supervisor::Pulse;
 use spillway_webhook::StreamId;
 use spillway_webhook::pack::{Packer, RAW_BYTES_TARGET, Records};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::metrics::Metrics;
 use crate::queue_state::{Health, QueueState};
@@ -32,6 +32,8 @@ const GATHER_ROUNDS_MAX: usize = 12;
 /// Looks at Redis, of one a second, that were answered while an append was not: Redis runs one
 /// command after the other, so by then it is this connection that is dead, not Redis that is slow.
 const LOOKS_MAX: u64 = 10;
+/// How often that is looked up.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Stores what waits at a shard.
 pub struct Batcher {
@@ -115,20 +117,26 @@ impl Batcher {
         self.connect_anew_if_redis_went();
         let count = records.count();
         let pack = self.packer.pack(records);
+        let fence = self.appender.fence();
         let outcome = {
-            let append = self.appender.append(pack, count);
-            let mut append = pin!(answering(&self.pulse, &self.state, append));
+            let mut append = pin!(self.appender.append(pack, count));
+            let in_time = timeout(self.ack_timeout, answering(&self.pulse, &mut append));
             // What arrives meanwhile wakes nobody: that would cost more than all else it does.
-            let in_time = timeout(self.ack_timeout, &mut append).await;
-            if let Ok(outcome) = in_time {
-                outcome
+            if let Ok(outcome) = in_time.await {
+                Some(outcome)
             } else {
                 // Nothing that arrives now would be answered in time.
                 self.state.set_stalled(true);
-                let outcome = append.await;
+                let append = unless_dead(&self.state, append);
+                let outcome = answering(&self.pulse, append).await;
                 self.state.set_stalled(false);
                 outcome
             }
+        };
+        let Some(outcome) = outcome else {
+            self.appender.disconnect();
+            answering(&self.pulse, close(&fence)).await;
+            return Err(Refusal::AckTimeout);
         };
         told(outcome, count, &self.state, &self.metrics)
     }
@@ -164,21 +172,45 @@ fn told(
     }
 }
 
-/// Waits for `append`, and answers the watchdog meanwhile for as long as it may be Redis that is slow
-/// or away. A restart would mend neither, and would lose what is in flight.
-async fn answering<T>(pulse: &Pulse, state: &QueueState, append: impl Future<Output = T>) -> T {
-    let looks_before = state.looks();
-    let mut append = pin!(append);
+/// Waits for something of Redis', and answers the watchdog meanwhile: a restart would not mend what
+/// Redis is slow with, and would lose what is in flight.
+async fn answering<T>(pulse: &Pulse, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
     loop {
         tokio::select! {
             biased;
-            outcome = &mut append => return outcome,
-            () = pulse.asked() => {
-                if state.looks() - looks_before < LOOKS_MAX {
-                    pulse.answer();
+            outcome = &mut work => return outcome,
+            () = pulse.asked() => pulse.answer(),
+        }
+    }
+}
+
+/// The outcome of an append; `None` when Redis answers others and not this one, for so long that its
+/// connection must be dead.
+async fn unless_dead<T>(state: &QueueState, append: impl Future<Output = T>) -> Option<T> {
+    let (looks_before, mut append) = (state.looks(), pin!(append));
+    loop {
+        tokio::select! {
+            biased;
+            outcome = &mut append => return Some(outcome),
+            () = sleep(LOOK_EVERY) => {
+                if state.looks() - looks_before >= LOOKS_MAX {
+                    return None;
                 }
             }
         }
+    }
+}
+
+/// Sees to it that an append that was given up does not take effect behind those after it.
+async fn close(fence: &Fence) {
+    match fence.close().await {
+        Ok(()) => tracing::warn!("an append without an answer was given up with its connection"),
+        Err(error) => tracing::warn!(
+            error = chain(&error),
+            "an append was given up, and its connection could not be ended in redis: should it \
+             arrive yet, it is out of its order"
+        ),
     }
 }
 

@@ -20,6 +20,8 @@ use tokio::time::sleep;
 /// What only the connection of a batcher says.
 const APPEND: &[u8] = b"XADD";
 const CHUNK_BYTES: usize = 1 << 16;
+/// How often a way that holds something looks whether it may go on.
+const LOOK: Duration = Duration::from_millis(15);
 
 /// What is wrong with a way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +36,9 @@ pub enum Trouble {
     Delays(Duration),
     /// A connection is swallowed with the next byte that it is given.
     Swallows,
-    /// The same with its next append to the queue.
-    SwallowsAppends,
+    /// A connection is held up with its next append to the queue. What it was given is passed on once
+    /// nothing is wrong any more, however late.
+    HoldsAppends,
 }
 
 /// The way, for as long as this lives.
@@ -176,8 +179,11 @@ async fn pass(
                 let request = &requests[..read?];
                 match state.trouble() {
                     Trouble::Swallows => return std::future::pending().await,
-                    Trouble::SwallowsAppends if is_append(request) => {
-                        return std::future::pending().await;
+                    Trouble::HoldsAppends if is_append(request) => {
+                        while state.trouble() != Trouble::None {
+                            sleep(LOOK).await;
+                        }
+                        server.write_all(request).await?;
                     }
                     Trouble::CutsRequests => {
                         return server.write_all(&request[..request.len() / 2]).await;
@@ -196,7 +202,7 @@ async fn pass(
                         return Ok(());
                     }
                     Trouble::Delays(time) => sleep(time).await,
-                    Trouble::None | Trouble::CutsRequests | Trouble::SwallowsAppends => {}
+                    Trouble::None | Trouble::CutsRequests | Trouble::HoldsAppends => {}
                 }
                 client.write_all(reply).await?;
             }

@@ -7,14 +7,13 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
-use spillway_queue::append::{AppendError, Appender};
+use spillway_queue::append::{AppendError, Appender, Fence};
 use spillway_webhook::StreamId;
 use spillway_webhook::pack::Packer;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{Batcher, LOOKS_MAX, told};
+use super::{Batcher, close, told, unless_dead};
 use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
 use crate::reply::Refusal;
@@ -29,6 +28,7 @@ type Appending = Pin<Box<dyn Future<Output = (Appender, Outcome)> + Send>>;
 /// An append that hangs, and whose batch it is.
 struct Late {
     append: Appending,
+    fence: Fence,
     batch: Batch,
     /// Nothing is fed before this ends.
     way: Direct,
@@ -53,6 +53,7 @@ impl Batcher {
         self.connect_anew_if_redis_went();
         let redis = self.redis.clone();
         let mut appender = std::mem::replace(&mut self.appender, Appender::new(redis));
+        let fence = appender.fence();
         let mut append: Appending = Box::pin(async move {
             let outcome = appender.send(append).await;
             (appender, outcome)
@@ -75,7 +76,7 @@ impl Batcher {
                 self.state.look();
                 let (waiting, state) = (self.waiting.clone(), self.state.clone());
                 let (spill, metrics) = (spill.clone(), self.metrics.clone());
-                let late = Late { append, batch, way, spill, waiting, state, metrics };
+                let late = Late { append, fence, batch, way, spill, waiting, state, metrics };
                 tokio::spawn(late.settle());
             }
         }
@@ -111,9 +112,12 @@ impl Batcher {
 impl Late {
     /// Waits for the outcome for as long as the connection may live.
     async fn settle(self) {
-        let Self { append, mut batch, way, spill, waiting, state, metrics } = self;
+        let Self { append, fence, mut batch, way, spill, waiting, state, metrics } = self;
         let count = batch.records().count();
-        let outcome = outcome_of(append, &state).await;
+        let outcome = unless_dead(&state, append).await.map(|(_, outcome)| outcome);
+        if outcome.is_none() {
+            close(&fence).await;
+        }
         if !outcome.as_ref().is_some_and(is_refused) {
             let answer = outcome
                 .map_or(Err(Refusal::AckTimeout), |outcome| told(outcome, count, &state, &metrics));
@@ -132,24 +136,6 @@ impl Late {
         let pack = Packer::new().pack(batch.records()).to_vec();
         let outcome = spill.write(&instead, pack, count).await;
         waiting.resolve(batch, spilled(outcome, count, &metrics));
-    }
-}
-
-/// The outcome of an append; `None` when Redis answers others and not this one, for so long that its
-/// connection must be dead.
-async fn outcome_of(mut append: Appending, state: &QueueState) -> Option<Outcome> {
-    let looks_before = state.looks();
-    loop {
-        tokio::select! {
-            biased;
-            (_, outcome) = &mut append => return Some(outcome),
-            () = sleep(Duration::from_secs(1)) => {
-                if state.looks() - looks_before >= LOOKS_MAX {
-                    tracing::warn!("an append was given up with its connection");
-                    return None;
-                }
-            }
-        }
     }
 }
 
