@@ -40,6 +40,7 @@ pub mod seed;
 pub mod service;
 pub mod shop;
 pub mod size;
+pub mod slow_way;
 pub mod supervisor;
 pub mod tunnel;
 pub mod until;

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stories::backend::Backend;
 use stories::cell::Cell;
@@ -125,6 +125,43 @@ async fn a_disk_that_is_full_refuses_and_loses_nothing() {
     };
     let spill = mount.0.join("spill").to_str().unwrap().to_owned();
     a_full_spill(&cell, &spill, "1GiB", "spill, on a full disk").await;
+}
+
+#[tokio::test]
+async fn a_disk_that_was_full_is_found_to_have_room_without_a_request() {
+    let cell = Cell::alone();
+    let Some(mount) = Mount::small(cell.directory().join("disk")) else {
+        say("spill: only root can make a small disk to fill; probing is tested without");
+        return;
+    };
+    let spill = mount.0.join("spill").to_str().unwrap().to_owned();
+    let receiver = cell.receiver(&[("SPILL_DIR", &spill), ("MAX_BODY", "1MiB")]).await;
+    store(&receiver, 3).await;
+    let other = mount.0.join("something-else");
+    let mut file = File::create(&other).unwrap();
+    while file.write_all(&[0; 4096]).is_ok() {}
+    let large = Webhook::any().body("{}".repeat(30_000));
+    until("the disk is found to be full", SOON, async || {
+        post(receiver.address(), &large).await.status == 503
+    })
+    .await;
+    receiver.unready("spill_full").await;
+    // Through several tries it stays so: what is full is not called well.
+    let began = Instant::now();
+    until("some time passes", SOON, async || {
+        assert!(!receiver.is_ready().await);
+        began.elapsed() > Duration::from_secs(3)
+    })
+    .await;
+    let waiting = receiver.metric("spillway_spill_webhooks").await.unwrap_or_default();
+    drop(file);
+    fs::remove_file(other).unwrap();
+    receiver.ready().await;
+    assert!(receiver.output().contains("the spill takes webhooks again"));
+    assert_eq!(receiver.metric("spillway_spill_webhooks").await, Some(waiting));
+    store(&receiver, 3).await;
+    assert_eq!(receiver.metric("spillway_spill_webhooks").await, Some(waiting + 3.0));
+    assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(0.0));
 }
 
 /// Segments with something in them, oldest first.

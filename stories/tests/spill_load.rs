@@ -1,0 +1,282 @@
+//! Minutes without Redis at half of what the machine sustains, webhooks drained before and after: what
+//! is refused, lost, repeated or out of order, and how soon all is as it was.
+
+use std::collections::HashSet;
+use std::fmt::Write;
+use std::fs;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use stories::backend::Backend;
+use stories::binaries::repository;
+use stories::cell::Cell;
+use stories::check::{Figures, check};
+use stories::ledger::{Ledger, Outcome};
+use stories::load::Load;
+use stories::redis_server::RedisServer;
+use stories::report::say;
+use stories::seed::seed;
+use stories::service::Service;
+use stories::size::size;
+use stories::until::until;
+use tokio::time::sleep;
+
+const CONNECTIONS: u64 = 64;
+const SOON: Duration = Duration::from_secs(20);
+/// What is refused began before this had passed: Redis counts as hanging after half a second.
+const UNDER_WAY: Duration = Duration::from_secs(1);
+const RECEIVER_KILLS: u32 = 6;
+
+/// How Redis, or the receiver, is wronged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outage {
+    Killed,
+    Stopped,
+    Full,
+    /// Redis is killed, and the receiver again and again.
+    ReceiverKilled,
+}
+
+/// What came of one.
+struct Row {
+    outage: Outage,
+    away: Duration,
+    per_second: f64,
+    figures: Figures,
+    refused: usize,
+    unanswered: usize,
+    refused_last: Duration,
+    slowest: Duration,
+    waited: f64,
+    normal_after: Duration,
+}
+
+/// A cell with all that it takes, and its receiver's socket outside of it, as under systemd.
+struct Stage {
+    redis: RedisServer,
+    receiver: Service,
+    _downstreamer: Service,
+    backend: Backend,
+    cell: Cell,
+}
+
+impl Stage {
+    async fn set() -> Self {
+        let cell = Cell::alone();
+        let redis = cell.redis(&[]).await;
+        let spill = cell.directory().join("spill");
+        let socket = Arc::new(TcpListener::bind("127.0.0.1:0").expect("a socket"));
+        let spill = spill.to_str().expect("a path of letters");
+        let receiver = cell.receiver_on(&socket, &[("SPILL_DIR", spill)]);
+        receiver.ready().await;
+        let backend = Backend::start().await;
+        let downstreamer = cell.downstreamer(&backend, &[("DEDUP_WINDOW", "0")]).await;
+        Self { redis, receiver, _downstreamer: downstreamer, backend, cell }
+    }
+
+    async fn direct(&self, within: Duration) {
+        until("webhooks go to Redis directly", within, async || {
+            self.receiver.metric("spillway_spilling").await == Some(0.0)
+                && self.receiver.metric("spillway_spill_webhooks").await == Some(0.0)
+        })
+        .await;
+    }
+
+    /// For so long, the outage; says when it began.
+    async fn wrong(&mut self, outage: Outage, time: Duration) -> Instant {
+        match outage {
+            Outage::Killed | Outage::ReceiverKilled => self.redis.kill9(),
+            Outage::Stopped => self.redis.sigstop(),
+            Outage::Full => {
+                self.redis.command::<()>(&["CONFIG", "SET", "maxmemory", "1mb"]).await;
+            }
+        }
+        let began = Instant::now();
+        if outage == Outage::ReceiverKilled {
+            for _ in 0..RECEIVER_KILLS {
+                sleep(time / (RECEIVER_KILLS + 1)).await;
+                self.receiver.kill9();
+                self.receiver.restart();
+            }
+        }
+        sleep(time.saturating_sub(began.elapsed())).await;
+        began
+    }
+
+    async fn right(&mut self, outage: Outage) {
+        match outage {
+            Outage::Killed | Outage::ReceiverKilled => self.redis.restart(),
+            Outage::Stopped => self.redis.sigcont(),
+            Outage::Full => {
+                self.redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+            }
+        }
+        self.redis.ready().await;
+    }
+}
+
+fn load(pause: Duration) -> Load {
+    Load {
+        connections: CONNECTIONS,
+        resources: 1000,
+        pause,
+        ..Load::steady(seed("spill, load", 91))
+    }
+}
+
+/// Webhooks stored a second, by a load that does not pause.
+async fn sustained() -> f64 {
+    let stage = Stage::set().await;
+    let ledger = Arc::new(Ledger::default());
+    let running = load(Duration::ZERO).start(stage.receiver.address(), &ledger);
+    sleep(size(Duration::from_secs(1), Duration::from_secs(5))).await;
+    let (before, began) = (ledger.stored_count(), Instant::now());
+    sleep(size(Duration::from_secs(2), Duration::from_secs(20))).await;
+    let per_second = (ledger.stored_count() - before) as f64 / began.elapsed().as_secs_f64();
+    running.stop().await;
+    per_second
+}
+
+async fn suffer(outage: Outage, per_second: f64) -> Row {
+    let mut stage = Stage::set().await;
+    let ledger = Arc::new(Ledger::default());
+    let pause = Duration::from_secs_f64(CONNECTIONS as f64 / per_second);
+    let (started, time) = (Instant::now(), size(Duration::from_secs(4), Duration::from_secs(300)));
+    let running = load(pause).start(stage.receiver.address(), &ledger);
+    sleep(time / 30).await;
+    let went = stage.wrong(outage, time).await;
+    let away = went.elapsed();
+    let waited = stage.receiver.metric("spillway_spill_webhooks").await.unwrap_or_default();
+    stage.right(outage).await;
+    let back = Instant::now();
+    stage.direct(size(Duration::from_secs(60), Duration::from_secs(600))).await;
+    let normal_after = back.elapsed();
+    sleep(time / 30).await;
+    let per_second = ledger.stored_count() as f64 / started.elapsed().as_secs_f64();
+    running.stop().await;
+    let within = size(Duration::from_secs(120), Duration::from_secs(1200));
+    ledger.delivered_to(&stage.backend, within).await;
+    let figures = stage.backend.look(|receipts| check(&ledger, receipts, &HashSet::new()));
+    let attempts = ledger.attempts();
+    let refused = attempts.iter().filter(|attempt| attempt.outcome == Outcome::Later);
+    let is_unanswered =
+        |outcome| matches!(outcome, Outcome::Unanswered | Outcome::CutInAnswer | Outcome::NotSent);
+    let row = Row {
+        outage,
+        away,
+        per_second,
+        figures,
+        refused: refused.clone().count(),
+        unanswered: attempts.iter().filter(|attempt| is_unanswered(attempt.outcome)).count(),
+        refused_last: refused
+            .map(|one| one.began.saturating_duration_since(went))
+            .max()
+            .unwrap_or_default(),
+        slowest: attempts.iter().map(|attempt| attempt.took).max().unwrap_or_default(),
+        waited,
+        normal_after,
+    };
+    row.figures.print(&format!("spill, load, {outage:?}"));
+    say(&row.line());
+    drop(stage.cell);
+    row
+}
+
+impl Row {
+    fn line(&self) -> String {
+        let Figures { stored, lost, repeats, disordered, invented, altered, .. } = self.figures;
+        let refused_last = if self.refused == 0 {
+            "–".to_owned()
+        } else {
+            format!("{:.0} ms", self.refused_last.as_secs_f64() * 1e3)
+        };
+        format!(
+            "| {:?} | {:.0} s | {:.0} | {stored} | {} | {refused_last} | {} | {lost} | {repeats} | \
+             {disordered} | {} | {:.0} | {:.1} s | {:.1} s |\n",
+            self.outage,
+            self.away.as_secs_f64(),
+            self.per_second,
+            self.refused,
+            self.unanswered,
+            invented + altered,
+            self.waited,
+            self.slowest.as_secs_f64(),
+            self.normal_after.as_secs_f64(),
+        )
+    }
+
+    fn value(&self) -> Value {
+        let Figures { sent, stored, lost, repeats, disordered, invented, altered, .. } =
+            self.figures;
+        json!({
+            "outage": format!("{:?}", self.outage), "away_seconds": self.away.as_secs_f64(),
+            "stored_per_second": self.per_second, "sent": sent, "answered_200": stored,
+            "refused": self.refused, "refused_last_ms_after": self.refused_last.as_secs_f64() * 1e3,
+            "unanswered": self.unanswered, "lost": lost, "repeated": repeats,
+            "disordered": disordered, "invented": invented, "altered": altered,
+            "waited_on_disk": self.waited, "slowest_answer_seconds": self.slowest.as_secs_f64(),
+            "normal_after_seconds": self.normal_after.as_secs_f64(),
+        })
+    }
+
+    fn expect_as_promised(&self) {
+        self.figures.expect_sound(0);
+        assert!(self.waited > 0.0, "nothing was spilled");
+        match self.outage {
+            // What Redis refuses for certain is spilled.
+            Outage::Full => assert_eq!((self.refused, self.unanswered), (0, 0)),
+            Outage::Killed | Outage::Stopped => {
+                assert!(self.refused as u64 <= CONNECTIONS, "{} were refused", self.refused);
+                assert!(self.refused_last <= UNDER_WAY, "refused after {:?}", self.refused_last);
+                assert_eq!(self.unanswered, 0);
+            }
+            Outage::ReceiverKilled => {
+                let most = CONNECTIONS as usize * (RECEIVER_KILLS as usize + 1);
+                assert!(self.refused + self.unanswered <= most);
+            }
+        }
+    }
+}
+
+/// Writes `spill.md` and `spill.json` into the directory that `RESULTS` names, if it names one.
+fn write(rows: &[Row], sustained: f64) {
+    let Some(directory) = std::env::var_os("RESULTS") else { return };
+    let directory = repository().join(directory);
+    let mut page = format!(
+        "# Minutes without Redis, at half load\n\n`make endure-spill`: {CONNECTIONS} connections of \
+         1,000 products in a closed loop, a release build, bodies of 0.1 to 2 KB, a downstreamer \
+         that drains meanwhile; load, servers, Redis and backend on the same cores. Without a pause \
+         {sustained:.0} webhooks a second were stored; the pause is for half of it.\n\n\
+         *Refused*: answered 503; *last*: how long after Redis went the last of them was sent. \
+         *Unanswered*: the connection broke, or none was made. *Waited*: on the disk, when Redis came \
+         back. *Normal*: from then on, until all is fed and webhooks go to Redis directly.\n\n\
+         | outage | for | stored/s | answered 200 | refused | last | unanswered | lost | repeated | \
+         disordered | invented or altered | waited | slowest answer | normal after |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for row in rows {
+        page.write_str(&row.line()).expect("a string");
+    }
+    let values: Vec<_> = rows.iter().map(Row::value).collect();
+    let all = json!({ "command": "make endure-spill", "sustained_per_second": sustained, "outages": values });
+    fs::write(directory.join("spill.md"), page).expect("write the result");
+    let json = serde_json::to_string_pretty(&all).expect("numbers and text");
+    fs::write(directory.join("spill.json"), json + "\n").expect("write the result");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_is_away_for_minutes_at_half_load() {
+    let sustained = sustained().await;
+    say(&format!("spill, load: {sustained:.0}/s are sustained"));
+    let mut rows = Vec::new();
+    for outage in [Outage::Killed, Outage::Full, Outage::ReceiverKilled, Outage::Stopped] {
+        rows.push(suffer(outage, sustained / 2.0).await);
+        // After each, so that an interrupted run keeps what it has.
+        write(&rows, sustained);
+    }
+    for row in &rows {
+        row.expect_as_promised();
+    }
+}
