@@ -24,7 +24,6 @@ use stories::until::until;
 use tokio::time::sleep;
 
 const CONNECTIONS: u64 = 64;
-const SOON: Duration = Duration::from_secs(20);
 /// What is refused began before this had passed: Redis counts as hanging after half a second.
 const UNDER_WAY: Duration = Duration::from_secs(1);
 const RECEIVER_KILLS: u32 = 6;
@@ -139,10 +138,11 @@ async fn sustained() -> f64 {
     per_second
 }
 
-async fn suffer(outage: Outage, per_second: f64) -> Row {
+async fn suffer(outage: Outage, sustained: f64) -> Row {
     let mut stage = Stage::set().await;
     let ledger = Arc::new(Ledger::default());
-    let pause = Duration::from_secs_f64(CONNECTIONS as f64 / per_second);
+    // Twice as long from one to the next as at the most; an answer takes about half as long.
+    let pause = Duration::from_secs_f64(CONNECTIONS as f64 * 1.5 / sustained);
     let (started, time) = (Instant::now(), size(Duration::from_secs(4), Duration::from_secs(300)));
     let running = load(pause).start(stage.receiver.address(), &ledger);
     sleep(time / 30).await;
@@ -272,7 +272,7 @@ async fn redis_is_away_for_minutes_at_half_load() {
     say(&format!("spill, load: {sustained:.0}/s are sustained"));
     let mut rows = Vec::new();
     for outage in [Outage::Killed, Outage::Full, Outage::ReceiverKilled, Outage::Stopped] {
-        rows.push(suffer(outage, sustained / 2.0).await);
+        rows.push(suffer(outage, sustained).await);
         // After each, so that an interrupted run keeps what it has.
         write(&rows, sustained);
     }
