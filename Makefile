@@ -48,7 +48,7 @@ endure-spill: ## minutes without Redis at half load, a release build that spills
 	ops/deps.sh test
 	cargo build --release --locked --workspace --bins
 	mkdir -p $(RESULTS)
-	ENDURE=1 RESULTS=$(RESULTS) cargo test --release --locked --workspace --test spill_load -- --nocapture
+	ENDURE=1 RESULTS=$(RESULTS) cargo test --release --locked --workspace --test spill_load -- --nocapture --test-threads 1
 
 hostile: ## good webhooks under eleven attacks, p99 and memory, and a hostile backend (8 minutes)
 	ops/deps.sh test
