@@ -6,6 +6,8 @@
 //! once neither repeat a pack nor leave one out. The claim is a counter that its holder makes grow, as
 //! a drain's owner does: no expiry, so that it survives a Redis that was away for long.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
 use redis::{Script, cmd};
 
 use crate::connect::{Connection, Redis};
@@ -18,10 +20,10 @@ pub struct Claim {
     log_id: String,
     /// Of this process.
     token: String,
-    counter: u64,
+    counter: AtomicU64,
     claim: Script,
     feed: Script,
-    is_held: bool,
+    is_held: AtomicBool,
 }
 
 /// What Redis says to a claim.
@@ -46,10 +48,10 @@ impl Claim {
             redis,
             log_id: format!("{log_id:016x}"),
             token: format!("{token:016x}"),
-            counter: 0,
+            counter: AtomicU64::new(0),
             claim: Script::new(include_str!("lua/claim.lua")),
             feed: Script::new(include_str!("lua/feed.lua")),
-            is_held: false,
+            is_held: AtomicBool::new(false),
         }
     }
 
@@ -58,13 +60,13 @@ impl Claim {
     /// # Errors
     /// [`QueueError`] from Redis.
     pub async fn confirm(
-        &mut self,
+        &self,
         connection: &mut Connection,
         from: &str,
     ) -> Result<Claimed, QueueError> {
-        self.counter += 1;
+        let counter = self.counter.fetch_add(1, Ordering::Relaxed) + 1;
         // Whoever comes first after a crash takes over from itself; later, another token is another.
-        let verb = if self.is_held { "confirm" } else { "start" };
+        let verb = if self.is_held.load(Ordering::Relaxed) { "confirm" } else { "start" };
         let (granted, held, fed): (u8, String, String) = self
             .claim
             .key(self.redis.keys.spill_claim())
@@ -72,14 +74,14 @@ impl Claim {
             .arg(verb)
             .arg(&self.log_id)
             .arg(&self.token)
-            .arg(self.counter)
+            .arg(counter)
             .arg(from)
             .invoke_async(connection)
             .await?;
         if granted != 1 {
             return Ok(Claimed::Theirs(held));
         }
-        self.is_held = true;
+        self.is_held.store(true, Ordering::Relaxed);
         Ok(Claimed::Ours { fed: fed.parse().unwrap_or(0) })
     }
 

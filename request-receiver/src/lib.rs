@@ -128,6 +128,10 @@ async fn spill_or_not(
     let (spill, log_id) = Spill::open(spill_settings, settings.ack_timeout)?;
     let feeder = spill::feeder(&spill, log_id, redis).await?;
     metrics.watch_spill(Some(spill.clone()));
+    tokio::spawn({
+        let (spill, stop) = (spill.clone(), stop.clone());
+        async move { stop.run_until_cancelled(spill.try_again()).await }
+    });
     let state = QueueState::new(Some(spill));
     let feeding = tokio::spawn(feeder.run(state.clone(), stop.clone()));
     Ok((state, Some(feeding)))

@@ -2,7 +2,7 @@
 //! once it takes them again.
 //!
 //! [`route`] says which way a pack goes, [`writer`] syncs what is spilled, [`mod@feeder`] feeds it,
-//! [`claim`] sees to it that one receiver spills for a cell. The files are `spillway-spill`'s.
+//! [`pace`] how fast, [`claim`] sees to it that one receiver spills for a cell. The files are `spillway-spill`'s.
 //!
 //! Invariants: while anything lies in the log or is on its way there, nothing is appended directly,
 //! by any shard; while an append is under way, nothing is fed. So whoever waits for a 200 finds what
@@ -11,6 +11,7 @@
 
 pub mod claim;
 pub mod feeder;
+pub mod pace;
 pub mod route;
 pub mod writer;
 
@@ -27,7 +28,7 @@ use spillway_service::start::Misconfigured;
 use spillway_spill::disk::RealDisk;
 use spillway_spill::segment::HeadError;
 use spillway_spill::{Directory, DirectoryError, Index, Limits, WriteError};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::reply::Refusal;
@@ -46,6 +47,8 @@ const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// After a write that failed, requests are refused before their bodies are read for so long; then
 /// the next one tries.
 const REFUSE_FOR: Duration = Duration::from_millis(250);
+/// A load balancer sends nothing to a receiver that is not ready: so it tries the disk by itself.
+const TRY_EVERY: Duration = Duration::from_secs(1);
 
 /// Where and how much.
 #[derive(Debug, Clone)]
@@ -114,9 +117,13 @@ impl Spill {
         let now_us = wall_clock_ms() * 1000;
         let (index, writer) = spillway_spill::open(directory, Box::new(RealDisk), limits, now_us)
             .map_err(unusable)?;
-        if index.webhooks() > 0 {
-            let (webhooks, bytes) = (index.webhooks(), index.bytes());
-            tracing::warn!(webhooks, bytes, "spilled before, and not fed to redis yet");
+        if index.holds_any() {
+            tracing::warn!(bytes = index.bytes(), "spilled before, and not fed to redis yet");
+            let index = index.clone();
+            std::thread::Builder::new().name("spill-count".to_owned()).spawn(move || {
+                spillway_spill::count(&index);
+                tracing::info!(webhooks = index.webhooks(), "what was spilled before is counted");
+            })?;
         }
         let spill = Self {
             route: Arc::default(),
@@ -214,12 +221,31 @@ impl Spill {
         }
     }
 
+    /// Tries a disk that took nothing until it does again, for as long as this is polled.
+    pub async fn try_again(&self) {
+        loop {
+            sleep(TRY_EVERY).await;
+            if self.problem.kind.load(Ordering::Relaxed) == NONE {
+                continue;
+            }
+            match self.writing.probe().await {
+                Ok(()) => self.is_well(),
+                Err(error) => self.note(&error),
+            }
+        }
+    }
+
     /// Waits until the feeder has looked at Redis once, whatever it found.
     pub async fn settled(&self) {
         self.settled.cancelled().await;
     }
 
-    /// Webhooks that wait on disk.
+    /// Whether anything waits on disk, as far as is known.
+    pub fn holds_any(&self) -> bool {
+        self.index.holds_any()
+    }
+
+    /// Webhooks that wait on disk; fewer until what a start has found there is counted.
     pub fn webhooks(&self) -> u64 {
         self.index.webhooks()
     }
@@ -261,30 +287,32 @@ impl Spill {
         self.problem.kind.store(NONE, Ordering::Relaxed);
     }
 
-    /// Something was fed: a limit that was reached may not be any more.
-    fn has_room(&self) {
-        let kind = &self.problem.kind;
-        kind.compare_exchange(FULL, NONE, Ordering::Relaxed, Ordering::Relaxed).ok();
+    fn failed(&self, error: &WriteError) -> Refusal {
+        let until = self.problem.now_ms() + REFUSE_FOR.as_millis() as u64;
+        self.problem.refuse_until.store(until, Ordering::Relaxed);
+        self.note(error);
+        match error {
+            WriteError::Limit | WriteError::Full(_) => Refusal::QueueFull,
+            WriteError::Failed(_) => Refusal::QueueUnavailable,
+            WriteError::Unknown(_) => Refusal::AckTimeout,
+        }
     }
 
-    fn failed(&self, error: &WriteError) -> Refusal {
-        let (kind, refusal) = match error {
-            WriteError::Limit | WriteError::Full(_) => (FULL, Refusal::QueueFull),
-            WriteError::Failed(_) => (FAILING, Refusal::QueueUnavailable),
-            WriteError::Unknown(_) => (FAILING, Refusal::AckTimeout),
+    /// What keeps the disk from taking packs. Logged at the change only.
+    fn note(&self, error: &WriteError) {
+        let kind = match error {
+            WriteError::Limit | WriteError::Full(_) => FULL,
+            WriteError::Failed(_) | WriteError::Unknown(_) => FAILING,
         };
         if kind == FAILING {
             self.errors.fetch_add(1, Ordering::Relaxed);
         }
-        let until = self.problem.now_ms() + REFUSE_FOR.as_millis() as u64;
-        self.problem.refuse_until.store(until, Ordering::Relaxed);
         if self.problem.kind.swap(kind, Ordering::Relaxed) != kind {
             tracing::error!(
                 error = chain(error),
                 "webhooks cannot be spilled; they are answered 503"
             );
         }
-        refusal
     }
 }
 

@@ -18,8 +18,7 @@ pub struct Index(Mutex<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     segments: VecDeque<Segment>,
-    webhooks: u64,
-    /// Records up to this number are not in `webhooks` any more: they may be read again.
+    /// Records up to this number are counted as fed: they may be read again.
     fed_through: u64,
     damages: u64,
 }
@@ -41,6 +40,16 @@ pub struct Segment {
     pub is_sealed: bool,
     /// Something in it could not be read back.
     pub is_damaged: bool,
+    /// Webhooks in it; `None` until they are counted.
+    pub webhooks: Option<u64>,
+    /// Webhooks of it that were fed.
+    pub fed: u64,
+}
+
+impl Segment {
+    fn waiting(&self) -> u64 {
+        self.webhooks.unwrap_or(0).saturating_sub(self.fed)
+    }
 }
 
 impl Index {
@@ -59,9 +68,31 @@ impl Index {
         self.lock().segments.iter().map(|segment| segment.end).sum()
     }
 
-    /// Webhooks that were written and not fed; where there is damage, about so many.
+    /// Webhooks that were written and not fed, in what is counted; where there is damage, about so
+    /// many.
     pub fn webhooks(&self) -> u64 {
-        self.lock().webhooks
+        self.lock().segments.iter().map(Segment::waiting).sum()
+    }
+
+    /// Whether anything waits to be fed, as far as is known.
+    pub fn holds_any(&self) -> bool {
+        let inner = self.lock();
+        inner.segments.iter().any(|segment| segment.webhooks.is_none() || segment.waiting() > 0)
+    }
+
+    /// The newest segment of which it is not known how many webhooks are in it.
+    pub fn uncounted(&self) -> Option<Segment> {
+        let inner = self.lock();
+        inner.segments.iter().rev().find(|segment| segment.webhooks.is_none()).cloned()
+    }
+
+    /// So many webhooks are in the segment named `first`.
+    pub fn counted(&self, first: u64, webhooks: u64) {
+        let mut inner = self.lock();
+        let found = inner.segments.iter_mut().find(|segment| segment.first == first);
+        if let Some(segment) = found {
+            segment.webhooks.get_or_insert(webhooks);
+        }
     }
 
     /// How often damage was met.
@@ -84,14 +115,13 @@ impl Index {
         self.lock().segments.iter().find(|segment| segment.first > first).cloned()
     }
 
-    /// One more segment, with `webhooks` in it; the one before is sealed.
-    pub fn add(&self, segment: Segment, webhooks: u64) {
+    /// One more segment; the one before is sealed.
+    pub fn add(&self, segment: Segment) {
         let mut inner = self.lock();
         if let Some(last) = inner.segments.back_mut() {
             last.is_sealed = true;
         }
         inner.segments.push_back(segment);
-        inner.webhooks += webhooks;
     }
 
     /// Records up to the number `last` were written and synced; the last segment now ends at `end`.
@@ -100,8 +130,8 @@ impl Index {
         if let Some(segment) = inner.segments.back_mut() {
             segment.last = last;
             segment.end = end;
+            segment.webhooks = segment.webhooks.map(|before| before + webhooks);
         }
-        inner.webhooks += webhooks;
     }
 
     /// Nothing more is added to the last segment.
@@ -116,13 +146,19 @@ impl Index {
         let mut inner = self.lock();
         if number > inner.fed_through {
             inner.fed_through = number;
-            inner.webhooks = inner.webhooks.saturating_sub(webhooks.into());
+            let behind = inner.segments.partition_point(|segment| segment.first <= number);
+            if let Some(segment) = behind.checked_sub(1).and_then(|at| inner.segments.get_mut(at)) {
+                segment.fed += u64::from(webhooks);
+            }
         }
     }
 
     /// All that there is was fed: a count that damage has left wrong is made good.
     pub fn all_fed(&self) {
-        self.lock().webhooks = 0;
+        for segment in &mut self.lock().segments {
+            // Also where they are being counted still.
+            segment.webhooks = Some(0);
+        }
     }
 
     /// Something in the segment named `first` could not be read back.

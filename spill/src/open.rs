@@ -4,9 +4,13 @@
 //! is not: that is no crash's doing, and nothing is known of it. Numbers go on behind the newest one or
 //! with the clock, whichever is further: a directory that was put back from a copy does not use a number
 //! again that Redis has seen.
+//!
+//! Bounded: the newest segment is read, and of the others their heads, however much lies there. Each
+//! says what the one before it ends with; damage in them is the reader's to find.
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::directory::{Directory, DirectoryError, at};
@@ -14,7 +18,16 @@ use crate::disk::Disk;
 use crate::index::{Index, Segment};
 use crate::scan::{Miss, Span};
 use crate::segment::{self, HEAD_BYTES, Head, HeadError};
-use crate::writer::{Limits, WriteError, Writer};
+use crate::writer::{Limits, WriteError, Writer, remove_probe};
+
+/// A segment's file, as it lies there.
+struct Lying {
+    path: PathBuf,
+    file: File,
+    length: u64,
+    head: Head,
+    is_damaged: bool,
+}
 
 /// What a scan found in a segment.
 #[derive(Debug, Default)]
@@ -27,7 +40,8 @@ struct Found {
     is_whole: bool,
 }
 
-/// Takes up the log in `directory` at the time `now_us`, in microseconds since the Unix epoch.
+/// Takes up the log in `directory` at the time `now_us`, in microseconds since the Unix epoch. How many
+/// webhooks are in the older segments is not known then: see [`count`](crate::count::count).
 ///
 /// # Errors
 /// [`DirectoryError`] when it can't be read or written, or isn't ours. A disk that is merely full is
@@ -38,29 +52,34 @@ pub fn open(
     limits: Limits,
     now_us: u64,
 ) -> Result<(Arc<Index>, Writer), DirectoryError> {
+    remove_probe(&directory);
     let index = Arc::new(Index::default());
     let firsts = directory.segments()?;
-    let (mut last, mut empty) = (0, Vec::new());
-    for first in &firsts {
-        let is_newest = Some(first) == firsts.last();
-        if let Some((segment, webhooks)) = take_up(&directory, *first, last, is_newest)? {
-            last = segment.last.max(last);
-            if segment.end <= HEAD_BYTES {
-                empty.push(segment);
-            } else {
-                index.add(segment, webhooks);
-            }
+    // From the newest to the oldest: what one begins behind, the one before it ends with.
+    let (mut segments, mut behind) = (Vec::new(), None);
+    for first in firsts.iter().rev() {
+        let Some(lying) = lying(&directory, *first)? else { continue };
+        let segment = match behind {
+            Some(behind) => lying.older(behind),
+            None => lying.newest()?,
+        };
+        behind = Some(segment.after);
+        segments.push(segment);
+    }
+    let newest = segments.first().map_or(0, |segment| segment.first);
+    let last = segments.iter().map(|segment| segment.last).max().unwrap_or(0);
+    let mut empty = Vec::new();
+    for segment in segments.into_iter().rev() {
+        // The newest says what came before it, until there is another to say so.
+        if segment.end <= HEAD_BYTES && segment.first != newest {
+            empty.push(segment);
+        } else {
+            index.add(segment);
         }
     }
-    // An empty one says what came before it, until there is another to say so.
-    let newest_empty = empty.pop_if(|segment| Some(&segment.first) == firsts.last());
-    if let Some(segment) = &newest_empty {
-        last = last.max(segment.after);
-        index.add(Segment { is_sealed: true, ..segment.clone() }, 0);
-    }
     index.seal();
-    let newest = firsts.last().copied().unwrap_or(0);
-    let next = now_us.max(last + 1).max(newest + 1);
+    let highest = firsts.last().copied().unwrap_or(0);
+    let next = now_us.max(last + 1).max(highest + 1);
     let path = directory.path().to_path_buf();
     let mut writer = Writer::new(directory, index.clone(), disk, limits, next);
     match writer.rotate() {
@@ -79,75 +98,70 @@ pub fn open(
     Ok((index, writer))
 }
 
-/// One segment as it lies there, and the webhooks in it; `None` if it never came to be one.
-fn take_up(
-    directory: &Directory,
-    first: u64,
-    last_before: u64,
-    is_newest: bool,
-) -> Result<Option<(Segment, u64)>, DirectoryError> {
+/// The segment's file and its head; `None` if it never came to be one.
+fn lying(directory: &Directory, first: u64) -> Result<Option<Lying>, DirectoryError> {
     let path = segment::path(directory.path(), first);
     let file = OpenOptions::new().read(true).write(true).open(&path).map_err(at(&path))?;
     let length = file.metadata().map_err(at(&path))?.len();
-    let (head, mut is_damaged) = match Head::read(&file) {
+    match Head::read(&file) {
         Ok(head) if head.log_id != directory.id() || head.first != first => {
-            return Err(DirectoryError::Foreign(path));
+            Err(DirectoryError::Foreign(path))
         }
-        Ok(head) => (head, false),
+        Ok(head) => Ok(Some(Lying { path, file, length, head, is_damaged: false })),
         Err(HeadError::Damaged) if length <= HEAD_BYTES => {
             // Its making was not finished, so nothing was ever written to it.
             std::fs::remove_file(&path).map_err(at(&path))?;
-            return Ok(None);
+            Ok(None)
         }
         Err(HeadError::Damaged) => {
             tracing::error!(?path, "a spill segment's head is damaged");
             // All before it are below its name.
-            (
-                Head {
-                    log_id: directory.id(),
-                    after: last_before.max(first.saturating_sub(1)),
-                    first,
-                },
-                true,
-            )
+            let head = Head { log_id: directory.id(), after: first.saturating_sub(1), first };
+            Ok(Some(Lying { path, file, length, head, is_damaged: true }))
         }
-        Err(error) => return Err(DirectoryError::Segment { path, error }),
-    };
-    let span = Span { file: &file, end: length };
-    let found = if is_newest { scan(span, &head) } else { walk(span, &head) };
-    let found = found.map_err(at(&path))?;
-    is_damaged |= is_newest && !found.is_whole;
-    if found.end < length && is_newest {
-        let bytes = length - found.end;
-        tracing::warn!(?path, bytes, "a torn tail of the spill is cut off; nobody was answered");
-        cut(&file, found.end).map_err(at(&path))?;
+        Err(error) => Err(DirectoryError::Segment { path, error }),
     }
-    let Found { last, webhooks, end, .. } = found;
-    let after = head.after;
-    let segment = Segment { path, first, after, last, end, is_sealed: true, is_damaged };
-    Ok(Some((segment, webhooks)))
+}
+
+impl Lying {
+    /// One with another behind it, which begins behind the number `last`.
+    fn older(self, last: u64) -> Segment {
+        Segment {
+            path: self.path,
+            first: self.head.first,
+            after: self.head.after,
+            last,
+            end: self.length,
+            is_sealed: true,
+            is_damaged: self.is_damaged,
+            webhooks: None,
+            fed: 0,
+        }
+    }
+
+    /// The newest: what is torn off at its end is cut.
+    fn newest(self) -> Result<Segment, DirectoryError> {
+        let span = Span { file: &self.file, end: self.length };
+        let found = scan(span, &self.head).map_err(at(&self.path))?;
+        if found.end < self.length {
+            let (path, bytes) = (&self.path, self.length - found.end);
+            tracing::warn!(
+                ?path,
+                bytes,
+                "a torn tail of the spill is cut off; nobody was answered"
+            );
+            cut(&self.file, found.end).map_err(at(path))?;
+        }
+        let is_damaged = self.is_damaged || !found.is_whole;
+        let Found { last, webhooks, end, .. } = found;
+        let webhooks = Some(webhooks);
+        Ok(Segment { end, is_damaged, webhooks, ..self.older(last) })
+    }
 }
 
 fn cut(file: &File, end: u64) -> io::Result<()> {
     file.set_len(end)?;
     file.sync_all()
-}
-
-/// Counts what an older segment holds, by the heads alone. Damage is the reader's to find.
-fn walk(span: Span<'_>, head: &Head) -> io::Result<Found> {
-    let mut found = Found { last: head.after, end: span.end, is_whole: true, ..Found::default() };
-    let mut offset = HEAD_BYTES;
-    loop {
-        match span.head(offset, found.last) {
-            Ok(record) => {
-                offset += record.record_bytes();
-                found.last = record.number;
-                found.webhooks += u64::from(record.webhooks);
-            }
-            Err(Miss::End | Miss::Bad(_)) => return Ok(found),
-            Err(Miss::Unreadable(error)) => return Err(error),
-        }
-    }
 }
 
 /// Reads the newest segment whole: bad bytes with nothing good behind them are a torn tail. With

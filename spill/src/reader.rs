@@ -43,6 +43,8 @@ pub struct Record {
 pub struct Chunk {
     /// In their order.
     pub records: Vec<Record>,
+    /// Nothing lay behind it when it was read.
+    pub is_last: bool,
     /// Where the next chunk begins: all before that segment may go once this one is fed.
     segment: u64,
 }
@@ -67,22 +69,29 @@ impl Reader {
         Self { index, skip_through, segment, offset: HEAD_BYTES, number, file: None }
     }
 
-    /// The next records: `records_max` of them or about `bytes_max`, and one in any case. Empty at the
-    /// end.
+    /// The next records: `records_max` of them or `bytes_max`, and one in any case. Empty at the end.
     ///
     /// # Errors
     /// When the next one cannot be read now. What cannot be read is not lost: to be tried again.
     pub fn read(&mut self, records_max: usize, bytes_max: usize) -> io::Result<Chunk> {
         let mut chunk = Chunk::default();
-        let mut bytes = 0;
-        while bytes < bytes_max && chunk.records.len() < records_max {
+        let mut room = bytes_max;
+        while chunk.records.len() < records_max {
+            let is_first = chunk.records.is_empty();
             match self.next() {
-                Ok(Some(record)) => {
-                    bytes += record.pack.len();
-                    chunk.records.push(record);
+                Ok(Some((head, pack))) if is_first || head.pack_bytes <= room => {
+                    self.pass(&head);
+                    room = room.saturating_sub(head.pack_bytes);
+                    let (number, webhooks) = (head.number, head.webhooks);
+                    chunk.records.push(Record { number, webhooks, pack });
                 }
-                Err(error) if chunk.records.is_empty() => return Err(error),
-                Ok(None) | Err(_) => break,
+                Ok(None) => {
+                    chunk.is_last = true;
+                    break;
+                }
+                Err(error) if is_first => return Err(error),
+                // It is read again for the next chunk.
+                Ok(Some(_)) | Err(_) => break,
             }
         }
         chunk.segment = self.segment;
@@ -110,7 +119,8 @@ impl Reader {
         }
     }
 
-    fn next(&mut self) -> io::Result<Option<Record>> {
+    /// The next record, which is not passed yet.
+    fn next(&mut self) -> io::Result<Option<(Head, Vec<u8>)>> {
         loop {
             let Some(segment) = self.here() else { return Ok(None) };
             if self.is_fed_whole(&segment) {
@@ -133,11 +143,7 @@ impl Reader {
                 continue;
             }
             match span.record(self.offset, self.number) {
-                Ok((head, pack)) => {
-                    self.pass(&head);
-                    let (number, webhooks) = (head.number, head.webhooks);
-                    return Ok(Some(Record { number, webhooks, pack }));
-                }
+                Ok(record) => return Ok(Some(record)),
                 Err(Miss::End) => self.offset = segment.end,
                 Err(Miss::Bad(why)) => self.offset = self.behind_damage(&segment, why)?,
                 Err(Miss::Unreadable(error)) => return Err(error),
@@ -214,6 +220,12 @@ impl Reader {
         let span = Span { file, end: segment.end };
         let (offset, after, path) = (self.offset, self.number, &segment.path);
         let found = span.next_good(offset, after)?;
+        let next_after = self.index.behind(segment.first).map(|next| next.after);
+        if found.is_none() && next_after.is_some_and(|next_after| next_after <= after) {
+            let bytes = segment.end - offset;
+            tracing::info!(?path, offset, bytes, "a torn end is passed over; nobody was answered");
+            return Ok(segment.end);
+        }
         let next = found.map_or(segment.end, |(next, _)| next);
         // If not, a power cut may have torn it, and then nobody was answered for it.
         let was_synced = found.is_none_or(|(_, head)| head.synced > after);

@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::disk::{Disk, DiskFile, RealDisk};
-use crate::{Directory, Index, Limits, Reader, WriteError, Writer, open};
+use crate::{Directory, Index, Limits, Reader, WriteError, Writer, count, open};
 use proptest::prelude::*;
+
+mod opening;
 
 const LIMITS: Limits = Limits { bytes_max: 1 << 20, segment_bytes: 4096 };
 
@@ -145,10 +147,13 @@ fn what_goes_in_comes_out_in_order_over_segments_and_processes() {
     assert_eq!(index.webhooks(), 100);
     drop(writer);
     let (index, mut writer, _) = opened(place.path());
+    assert!(index.holds_any() && index.webhooks() < 100, "the newest alone was read");
+    count(&index);
     assert_eq!(index.webhooks(), 100);
     write(&mut writer, 100..120);
     assert_eq!(fed(&index, 0), packs(0..120));
     assert_eq!(index.webhooks(), 0);
+    assert!(!index.holds_any());
     assert_eq!(index.damages(), 0);
     // What was fed to its end is gone; the newest number stays.
     let last = index.last();
@@ -249,20 +254,6 @@ fn a_segment_that_is_gone_is_told() {
 }
 
 #[test]
-fn another_logs_segment_is_refused() {
-    let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (_, mut writer, _) = opened(one.path());
-    write(&mut writer, 0..3);
-    drop(writer);
-    drop(opened(other.path()));
-    let from = &files(one.path(), ".spill")[0];
-    fs::copy(from, other.path().join(from.file_name().unwrap())).unwrap();
-    let directory = Directory::take(other.path()).unwrap();
-    let refused = open(directory, Box::new(RealDisk), LIMITS, 1).err().unwrap();
-    assert!(refused.to_string().contains("another log"), "{refused}");
-}
-
-#[test]
 fn the_limit_is_kept_and_room_is_used_again() {
     let place = tempfile::tempdir().unwrap();
     let (index, mut writer, _) = opened(place.path());
@@ -326,22 +317,42 @@ fn a_failed_sync_is_not_trusted_and_not_tried_again() {
 }
 
 #[test]
-fn a_disk_that_is_full_at_start_is_still_read() {
+fn a_disk_that_took_nothing_is_tried_without_a_webhook() {
+    let place = tempfile::tempdir().unwrap();
+    let (index, mut writer, faults) = opened(place.path());
+    write(&mut writer, 0..3);
+    for fault in [Fault::FullAfter(100), Fault::Sync, Fault::Broken] {
+        *faults.lock().unwrap() = Some(fault);
+        writer.append(&[(vec![7; 3000], 1)]).unwrap_err();
+        let refused = writer.probe().unwrap_err();
+        let is_full = matches!(refused, WriteError::Full(_));
+        assert_eq!(is_full, matches!(fault, Fault::FullAfter(_)), "{refused:?}");
+        *faults.lock().unwrap() = None;
+        writer.probe().unwrap();
+    }
+    assert!(!place.path().join("probe").exists());
+    assert_eq!(fed(&index, 0), packs(0..3), "nothing was invented");
+    let last = index.last();
+    write(&mut writer, 3..5);
+    assert_eq!(fed(&index, last), packs(3..5));
+}
+
+#[test]
+fn a_limit_that_was_reached_is_one_until_as_much_fits_as_was_refused() {
     let place = tempfile::tempdir().unwrap();
     let (index, mut writer, _) = opened(place.path());
-    write(&mut writer, 0..5);
-    drop((index, writer));
-    let faults = Faults::default();
-    *faults.lock().unwrap() = Some(Fault::FullAfter(3));
-    let directory = Directory::take(place.path()).unwrap();
-    let disk = Box::new(FaultyDisk(faults.clone()));
-    let (index, mut writer) = open(directory, disk, LIMITS, 1).unwrap();
-    assert!(matches!(writer.append(&[(pack(9), 1)]), Err(WriteError::Full(_))));
-    assert_eq!(fed(&index, 0), packs(0..5));
-    *faults.lock().unwrap() = None;
-    let last = index.last();
-    write(&mut writer, 5..8);
-    assert_eq!(fed(&index, last), packs(5..8));
+    while writer.append(&[(vec![7; 4000], 1)]).is_ok() {}
+    assert!(matches!(writer.probe(), Err(WriteError::Limit)));
+    let mut reader = Reader::after(index, 0);
+    let first = reader.read(1, 1).unwrap();
+    reader.fed(&first);
+    assert!(matches!(writer.probe(), Err(WriteError::Limit)), "its segment is not free yet");
+    for _ in 0..4 {
+        let chunk = reader.read(1, 1).unwrap();
+        reader.fed(&chunk);
+    }
+    writer.probe().unwrap();
+    writer.append(&[(vec![7; 4000], 1)]).unwrap();
 }
 
 proptest! {
@@ -376,6 +387,7 @@ proptest! {
         let whole = ends.iter().rev().find(|(end, _)| *end <= cut).map_or(0, |(_, count)| *count);
         for _ in 0..2 {
             let (index, _writer, _) = opened(place.path());
+            crate::count(&index);
             prop_assert_eq!(index.webhooks(), whole as u64);
         }
         let (index, mut writer, _) = opened(place.path());

@@ -5,6 +5,7 @@
 //! the pages are gone: the file is not written to again, and its end stays where it was.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::directory::Directory;
@@ -12,6 +13,11 @@ use crate::disk::{Disk, DiskFile, write_all};
 use crate::index::{Index, Segment};
 use crate::record::{self, Head};
 use crate::segment;
+
+/// The name of what is written to see whether the disk takes anything.
+const PROBE: &str = "probe";
+/// More than most groups have, and little enough to be taken from a disk that is nearly full.
+const PROBE_BYTES_MAX: u64 = 1 << 20;
 
 /// How much may be written.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +54,8 @@ pub struct Writer {
     active: Option<Active>,
     /// The next record's number.
     next: u64,
+    /// Bytes of the group that was refused last.
+    refused: u64,
 }
 
 struct Active {
@@ -65,7 +73,7 @@ impl Writer {
         limits: Limits,
         next: u64,
     ) -> Self {
-        Self { directory, index, disk, limits, active: None, next }
+        Self { directory, index, disk, limits, active: None, next, refused: 0 }
     }
 
     /// The log's id.
@@ -78,11 +86,40 @@ impl Writer {
     /// # Errors
     /// [`WriteError`]; after any of them the next group may be tried.
     pub fn append<P: AsRef<[u8]>>(&mut self, packs: &[(P, u32)]) -> Result<(), WriteError> {
-        let bytes: u64 =
+        let bytes =
             packs.iter().map(|(pack, _)| (record::HEAD_BYTES + pack.as_ref().len()) as u64).sum();
-        if self.index.bytes() + bytes + segment::HEAD_BYTES > self.limits.bytes_max {
-            return Err(WriteError::Limit);
+        let outcome = self.append_bytes(packs, bytes);
+        if outcome.is_err() {
+            self.refused = bytes;
         }
+        outcome
+    }
+
+    /// Whether a group as large as the one that was refused last would be taken now. What is tried
+    /// is a file beside the segments, synced and removed: no number is used for it.
+    ///
+    /// # Errors
+    /// Why it would not be.
+    pub fn probe(&self) -> Result<(), WriteError> {
+        // Several packs may have been refused together that find room one by one.
+        self.expect_below_limit(self.refused.min(self.limits.segment_bytes))?;
+        let zeros = vec![0; self.refused.min(PROBE_BYTES_MAX) as usize];
+        let path = remove_probe(&self.directory);
+        let tried = self.disk.create(&path).and_then(|mut file| {
+            write_all(file.as_mut(), &zeros, 0)?;
+            file.sync()?;
+            self.disk.sync_directory(self.directory.path())
+        });
+        std::fs::remove_file(&path).ok();
+        tried.map_err(not_written)
+    }
+
+    fn append_bytes<P: AsRef<[u8]>>(
+        &mut self,
+        packs: &[(P, u32)],
+        bytes: u64,
+    ) -> Result<(), WriteError> {
+        self.expect_below_limit(bytes)?;
         if self.active.as_ref().is_none_or(|active| active.end >= self.limits.segment_bytes) {
             self.begin_segment()?;
         }
@@ -131,6 +168,11 @@ impl Writer {
         self.index.seal();
     }
 
+    fn expect_below_limit(&self, bytes: u64) -> Result<(), WriteError> {
+        let needed = self.index.bytes() + bytes + segment::HEAD_BYTES;
+        if needed > self.limits.bytes_max { Err(WriteError::Limit) } else { Ok(()) }
+    }
+
     fn begin_segment(&mut self) -> Result<(), WriteError> {
         let first = self.next;
         let after = self.index.last();
@@ -152,11 +194,27 @@ impl Writer {
             }
         };
         let end = segment::HEAD_BYTES;
-        let (is_sealed, is_damaged) = (false, false);
-        self.index.add(Segment { path, first, after, last: after, end, is_sealed, is_damaged }, 0);
+        self.index.add(Segment {
+            path,
+            first,
+            after,
+            last: after,
+            end,
+            is_sealed: false,
+            is_damaged: false,
+            webhooks: Some(0),
+            fed: 0,
+        });
         self.active = Some(Active { file, end, has_records: false });
         Ok(())
     }
+}
+
+/// What is left of a probe by a process that was killed in it; says where one lies.
+pub(crate) fn remove_probe(directory: &Directory) -> PathBuf {
+    let path = directory.path().join(PROBE);
+    std::fs::remove_file(&path).ok();
+    path
 }
 
 fn write_group<P: AsRef<[u8]>>(

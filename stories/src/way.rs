@@ -20,6 +20,8 @@ use tokio::time::sleep;
 /// What only the connection of a batcher says.
 const APPEND: &[u8] = b"XADD";
 const CHUNK_BYTES: usize = 1 << 16;
+/// Pieces a second of a way that crawls: small enough that a short command is not late.
+const PIECES: usize = 20;
 /// How often a way that holds something looks whether it may go on.
 const LOOK: Duration = Duration::from_millis(15);
 
@@ -34,6 +36,9 @@ pub enum Trouble {
     CutsRequests,
     /// Each reply is so late.
     Delays(Duration),
+    /// So many bytes a second of what is asked come through on each connection, as over a line that
+    /// is long or full.
+    Crawls(usize),
     /// A connection is swallowed with the next byte that it is given.
     Swallows,
     /// A connection is held up with its next append to the queue. What it was given is passed on once
@@ -174,8 +179,12 @@ async fn pass(
 ) -> io::Result<()> {
     let (mut requests, mut replies) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
     loop {
+        let piece_bytes = match state.trouble() {
+            Trouble::Crawls(bytes_per_second) => bytes_per_second / PIECES,
+            _ => CHUNK_BYTES,
+        };
         tokio::select! {
-            read = client.read(&mut requests) => {
+            read = client.read(&mut requests[..piece_bytes]) => {
                 let request = &requests[..read?];
                 match state.trouble() {
                     Trouble::Swallows => return std::future::pending().await,
@@ -189,6 +198,10 @@ async fn pass(
                         return server.write_all(&request[..request.len() / 2]).await;
                     }
                     _ if request.is_empty() => return Ok(()),
+                    Trouble::Crawls(_) => {
+                        server.write_all(request).await?;
+                        sleep(Duration::from_secs(1) / PIECES as u32).await;
+                    }
                     _ => server.write_all(request).await?,
                 }
             }
@@ -202,7 +215,10 @@ async fn pass(
                         return Ok(());
                     }
                     Trouble::Delays(time) => sleep(time).await,
-                    Trouble::None | Trouble::CutsRequests | Trouble::HoldsAppends => {}
+                    Trouble::None
+                    | Trouble::CutsRequests
+                    | Trouble::HoldsAppends
+                    | Trouble::Crawls(_) => {}
                 }
                 client.write_all(reply).await?;
             }

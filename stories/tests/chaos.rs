@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use stories::binaries::repository;
 use stories::cell::Cell;
 use stories::chaos::episode::{Shown, play};
 use stories::chaos::fault::Kind;
@@ -73,7 +74,7 @@ fn write(name: &str, heading: &str, seed: u64, began: Instant, run: &Run) {
     );
     say(&text);
     if let Some(results) = results() {
-        fs::write(results.join(name), text).expect("write the results");
+        fs::write(repository().join(results).join(name), text).expect("write the results");
     }
 }
 

@@ -6,18 +6,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rand::distr::{Alphanumeric, SampleString};
 use stories::backend::Backend;
 use stories::cell::Cell;
 use stories::check::check;
 use stories::client::post;
 use stories::ledger::{Ledger, Outcome};
 use stories::load::Load;
-use stories::redis_server::RedisServer;
+use stories::redis_server::{RedisServer, socket_in};
 use stories::report::say;
 use stories::seed::seed;
 use stories::service::Service;
 use stories::size::size;
 use stories::until::until;
+use stories::way::{Trouble, Way};
 use stories::webhook::Webhook;
 use tokio::time::sleep;
 
@@ -244,6 +246,30 @@ async fn redis_killed_while_it_is_fed_repeats_and_loses_nothing() {
     assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(0.0));
     expect_no_pack_twice(&redis).await;
     expect_delivered(&cell, &ledger, "spill, redis killed while fed").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_at_the_end_of_a_slow_way_is_fed_all_the_same() {
+    let cell = Cell::alone();
+    let spill = directory(&cell);
+    // One large webhook takes longer than an answer is waited for at first, and so do all together.
+    let way = Way::to_redis(&socket_in(cell.directory()), "way");
+    way.suffers(Trouble::Crawls(80 << 10));
+    let url = way.url();
+    let settings = [("REDIS_URL", url.as_str()), ("SPILL_DIR", &spill), ("MAX_BODY", "2MiB")];
+    let receiver = cell.receiver(&settings).await;
+    for number in 0..41 {
+        let bytes: usize = if number == 20 { 700_000 } else { 4_000 };
+        let body = format!("{{\"a\":\"{}\"}}", Alphanumeric.sample_string(&mut rand::rng(), bytes));
+        post(receiver.address(), &Webhook::any().body(body)).await.expect_stored();
+    }
+    let redis = cell.redis(&[]).await;
+    direct(&receiver, Duration::from_secs(90)).await;
+    let counted: u64 = redis.command(&["HGET", "spillway:counts", "appended"]).await;
+    assert_eq!(counted, 41);
+    assert!(receiver.output().contains("redis did not answer in time"), "{}", receiver.output());
+    expect_no_pack_twice(&redis).await;
+    assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(0.0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

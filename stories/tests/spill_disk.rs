@@ -7,14 +7,14 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stories::backend::Backend;
 use stories::cell::Cell;
 use stories::check::check;
 use stories::client::{Connection, post};
+use stories::disk::SmallDisk;
 use stories::ledger::{Ledger, Outcome};
 use stories::load::Load;
 use stories::report::say;
@@ -97,34 +97,52 @@ async fn a_spill_at_its_limit_refuses_and_loses_nothing() {
     a_full_spill(&cell, &spill, "6MiB", "spill, at its limit").await;
 }
 
-/// A file system of its own; unmounted when it is dropped.
-struct Mount(PathBuf);
-
-impl Mount {
-    /// `None` where this is not allowed.
-    fn small(path: PathBuf) -> Option<Self> {
-        fs::create_dir(&path).expect("make a directory");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(&path);
-        mount.output().is_ok_and(|output| output.status.success()).then_some(Self(path))
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        Command::new("umount").arg("--lazy").arg(&self.0).status().ok();
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_is_full_refuses_and_loses_nothing() {
     let cell = Cell::alone();
-    let Some(mount) = Mount::small(cell.directory().join("disk")) else {
+    let Some(mount) = SmallDisk::mount(cell.directory().join("disk"), 4) else {
         say("spill: only root can make a small disk to fill; the limit is tested without");
         return;
     };
-    let spill = mount.0.join("spill").to_str().unwrap().to_owned();
+    let spill = mount.path().join("spill").to_str().unwrap().to_owned();
     a_full_spill(&cell, &spill, "1GiB", "spill, on a full disk").await;
+}
+
+#[tokio::test]
+async fn a_disk_that_was_full_is_found_to_have_room_without_a_request() {
+    let cell = Cell::alone();
+    let Some(mount) = SmallDisk::mount(cell.directory().join("disk"), 4) else {
+        say("spill: only root can make a small disk to fill; probing is tested without");
+        return;
+    };
+    let spill = mount.path().join("spill").to_str().unwrap().to_owned();
+    let receiver = cell.receiver(&[("SPILL_DIR", &spill), ("MAX_BODY", "1MiB")]).await;
+    store(&receiver, 3).await;
+    let other = mount.path().join("something-else");
+    let mut file = File::create(&other).unwrap();
+    while file.write_all(&[0; 4096]).is_ok() {}
+    let large = Webhook::any().body("{}".repeat(30_000));
+    until("the disk is found to be full", SOON, async || {
+        post(receiver.address(), &large).await.status == 503
+    })
+    .await;
+    receiver.unready("spill_full").await;
+    // Through several tries it stays so: what is full is not called well.
+    let began = Instant::now();
+    until("some time passes", SOON, async || {
+        assert!(!receiver.is_ready().await);
+        began.elapsed() > Duration::from_secs(3)
+    })
+    .await;
+    let waiting = receiver.metric("spillway_spill_webhooks").await.unwrap_or_default();
+    drop(file);
+    fs::remove_file(other).unwrap();
+    receiver.ready().await;
+    assert!(receiver.output().contains("the spill takes webhooks again"));
+    assert_eq!(receiver.metric("spillway_spill_webhooks").await, Some(waiting));
+    store(&receiver, 3).await;
+    assert_eq!(receiver.metric("spillway_spill_webhooks").await, Some(waiting + 3.0));
+    assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(0.0));
 }
 
 /// Segments with something in them, oldest first.

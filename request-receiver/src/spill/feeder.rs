@@ -14,18 +14,17 @@ use spillway_queue::{Connection, QueueError, Redis};
 use spillway_service::error::chain;
 use spillway_spill::{Chunk, Reader};
 use tokio::task::JoinError;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::queue_state::QueueState;
 use crate::spill::Spill;
+use crate::spill::pace::Pace;
 use crate::spill::route::HOLD_MAX;
 
-/// What one script appends: large enough that a sync serves many packs, small enough that Redis
-/// stays responsive to the drains.
-const CHUNK_BYTES: usize = 4 << 20;
+/// What one script appends, however small its packs are.
 const CHUNK_RECORDS: usize = 256;
-/// Past this an answer is asked after on another connection: nothing is repeated by that.
+/// What confirming a claim may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// How soon something is tried again that waits for something else to end, or did not work.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -38,7 +37,10 @@ pub struct Feeder {
     spill: Arc<Spill>,
     redis: Redis,
     claim: Claim,
+    /// For the claim, which is confirmed while something is fed as well.
     connection: Option<Connection>,
+    feeding: Option<Connection>,
+    pace: Pace,
     confirmed: Option<Instant>,
     /// The newest number that Redis knows of: the next chunk goes behind it.
     fed: Option<u64>,
@@ -70,6 +72,10 @@ struct Progress {
 enum FeedError {
     #[error("redis did not take what was spilled")]
     Queue(#[from] QueueError),
+    #[error(
+        "redis did not answer in time to {bytes} bytes that were spilled; less or later is tried"
+    )]
+    Late { bytes: usize },
     #[error("what was spilled cannot be read: it stays where it is, and is tried again")]
     Disk(#[from] std::io::Error),
     #[error("BUG: the spill's reader panicked")]
@@ -81,12 +87,14 @@ impl Feeder {
     pub fn new(spill: Arc<Spill>, log_id: u64, redis: Redis) -> Self {
         let claim = Claim::new(redis.clone(), log_id, rand::rng().random());
         let found_last = spill.index.last();
-        let is_news = spill.webhooks() > 0;
+        let is_news = spill.holds_any();
         Self {
             spill,
             redis,
             claim,
             connection: None,
+            feeding: None,
+            pace: Pace::default(),
             confirmed: None,
             fed: None,
             found_last,
@@ -108,8 +116,9 @@ impl Feeder {
             () = state.looked() => {}
             () = stop.cancelled() => {}
         }
-        while !stop.is_cancelled() {
-            let pause = match self.turn(&state).await {
+        // A turn may take as long as Redis does. What it was sent is asked after by the next start.
+        while let Some(turned) = stop.run_until_cancelled(self.turn(&state)).await {
+            let pause = match turned {
                 Ok(pause) => pause,
                 Err(error) => {
                     self.tell(&error, &state);
@@ -142,7 +151,8 @@ impl Feeder {
     /// [`QueueError`] from Redis.
     pub async fn confirm(&mut self) -> Result<Claimed, QueueError> {
         let from = std::mem::take(&mut self.held);
-        let connection = connected(&mut self.connection, &self.redis).await?;
+        let within = Some(ANSWER_WITHIN);
+        let connection = connected(&mut self.connection, &self.redis, within).await?;
         let claimed = self.claim.confirm(connection, &from).await?;
         match &claimed {
             Claimed::Ours { fed } => {
@@ -179,12 +189,13 @@ impl Feeder {
     }
 
     async fn feed(&mut self, state: &QueueState) -> Result<Duration, FeedError> {
+        let (skip_through, pace) = (self.skip_through(), self.pace);
         let chunk = match self.progress.ahead.take() {
             Some(chunk) if !chunk.records.is_empty() => chunk,
-            _ => self.progress.next(&self.spill, self.skip_through()).await?,
+            _ => self.progress.next(&self.spill, skip_through, pace).await?,
         };
         // What is left is on its way to the disk now, or is held.
-        if chunk.bytes() < CHUNK_BYTES && chunk.records.len() < CHUNK_RECORDS {
+        if chunk.is_last {
             self.hold();
         }
         let Some(last) = chunk.last() else {
@@ -192,40 +203,46 @@ impl Feeder {
             self.return_to_redis(state);
             return Ok(AGAIN);
         };
+        connected(&mut self.connection, &self.redis, Some(ANSWER_WITHIN)).await?;
+        connected(&mut self.feeding, &self.redis, None).await?;
         let after = self.fed.unwrap_or(0);
-        let skip_through = self.skip_through();
-        let connection = connected(&mut self.connection, &self.redis).await?;
-        let packs: Vec<Fed<'_>> = chunk
-            .records
-            .iter()
-            .map(|record| (record.number, record.webhooks, record.pack.as_slice()))
-            .collect();
+        let began = Instant::now();
         // The next chunk is read while this one is on its way.
         let (fed, ahead) = tokio::join!(
-            self.claim.feed(connection, after, &packs),
-            self.progress.next(&self.spill, skip_through),
+            send(&self.claim, &mut self.connection, &mut self.feeding, after, &chunk, pace),
+            self.progress.next(&self.spill, skip_through, pace),
         );
+        if let Err(FeedError::Late { bytes }) = &fed {
+            self.pace.was_late(chunk.records.len(), *bytes);
+        }
         fed?;
+        self.pace.was_taken(chunk.bytes(), began.elapsed());
         self.fed = Some(last);
         self.is_news = true;
         self.progress.ahead = Some(ahead?);
-        drop(packs);
         self.progress.done = Some(chunk);
-        self.spill.has_room();
         Ok(Duration::ZERO)
     }
 
     /// The way back to Redis, if all that was spilled is fed.
     fn return_to_redis(&mut self, state: &QueueState) {
         let Some(reader) = self.progress.reader.as_mut() else { return };
-        if self.spill.route.return_if(|| state.is_usable() && reader.is_at_end()) {
+        let index = &self.spill.index;
+        let is_fed = || {
+            let is_fed = state.is_usable() && reader.is_at_end();
+            if is_fed {
+                // Here, as nothing is written before this is decided.
+                index.all_fed();
+            }
+            is_fed
+        };
+        if self.spill.route.return_if(is_fed) {
             self.held_since = None;
             self.spill.begins_anew();
             if std::mem::replace(&mut self.is_news, true) {
                 tracing::info!("what was spilled is fed; webhooks go to redis directly");
             }
             self.progress.let_go();
-            self.spill.index.all_fed();
             self.spill.writing.rotate();
         }
     }
@@ -311,16 +328,15 @@ impl Feeder {
     /// What is known of Redis is asked again.
     fn forget(&mut self) {
         self.release();
-        self.connection = None;
+        (self.connection, self.feeding) = (None, None);
         // What was on its way may have been taken.
         self.progress = Progress::default();
     }
 
     /// Leaves the claim standing if something waits: nobody should begin at once then.
     async fn end(mut self) {
-        let waiting = self.spill.webhooks();
-        if waiting > 0 {
-            let bytes = self.spill.bytes();
+        if self.spill.holds_any() {
+            let (waiting, bytes) = (self.spill.webhooks(), self.spill.bytes());
             tracing::warn!(waiting, bytes, "spilled webhooks wait on disk for the next start");
             return;
         }
@@ -333,7 +349,12 @@ impl Feeder {
 
 impl Progress {
     /// Lets go of what is fed, and reads on. Both may wait for the disk.
-    async fn next(&mut self, spill: &Arc<Spill>, skip_through: u64) -> Result<Chunk, FeedError> {
+    async fn next(
+        &mut self,
+        spill: &Arc<Spill>,
+        skip_through: u64,
+        pace: Pace,
+    ) -> Result<Chunk, FeedError> {
         let index = spill.index.clone();
         let reader = self.reader.take();
         let done = self.done.take();
@@ -342,7 +363,7 @@ impl Progress {
             if let Some(done) = done {
                 reader.fed(&done);
             }
-            let chunk = reader.read(CHUNK_RECORDS, CHUNK_BYTES);
+            let chunk = reader.read(CHUNK_RECORDS, pace.bytes_max);
             (reader, chunk)
         })
         .await?;
@@ -357,12 +378,48 @@ impl Progress {
     }
 }
 
+/// Feeds a chunk, and confirms the claim for as long as that takes: another receiver would take a
+/// claim that stands still.
+async fn send(
+    claim: &Claim,
+    connection: &mut Option<Connection>,
+    feeding: &mut Option<Connection>,
+    after: u64,
+    chunk: &Chunk,
+    pace: Pace,
+) -> Result<(), FeedError> {
+    let (Some(connection), Some(feeding)) = (connection, feeding) else {
+        return Ok(());
+    };
+    let packs: Vec<Fed<'_>> = chunk
+        .records
+        .iter()
+        .map(|record| (record.number, record.webhooks, record.pack.as_slice()))
+        .collect();
+    let confirming = async {
+        loop {
+            sleep(BUMP_EVERY).await;
+            // Feeding itself tells when it is another's.
+            claim.confirm(connection, "").await.ok();
+        }
+    };
+    tokio::select! {
+        biased;
+        fed = timeout(pace.answer_within, claim.feed(feeding, after, &packs)) => match fed {
+            Ok(fed) => Ok(fed?),
+            Err(_) => Err(FeedError::Late { bytes: chunk.bytes() }),
+        },
+        () = confirming => Ok(()),
+    }
+}
+
 async fn connected<'a>(
     connection: &'a mut Option<Connection>,
     redis: &Redis,
+    answer_within: Option<Duration>,
 ) -> Result<&'a mut Connection, QueueError> {
     match connection {
         Some(connection) => Ok(connection),
-        None => Ok(connection.insert(redis.connect(Some(ANSWER_WITHIN)).await?)),
+        None => Ok(connection.insert(redis.connect(answer_within).await?)),
     }
 }

@@ -12,11 +12,13 @@ const JOBS_MAX: usize = 256;
 pub struct Writing(mpsc::Sender<Job>);
 
 enum Job {
-    Write { pack: Vec<u8>, webhooks: u32, done: oneshot::Sender<Result<(), WriteError>> },
+    Write { pack: Vec<u8>, webhooks: u32, done: Waiter },
     Rotate,
+    Probe { done: Waiter },
 }
 
 type Waiter = oneshot::Sender<Result<(), WriteError>>;
+type Outcome = oneshot::Receiver<Result<(), WriteError>>;
 
 impl Writing {
     /// Starts the thread.
@@ -35,9 +37,16 @@ impl Writing {
     /// [`WriteError`].
     pub async fn write(&self, pack: Vec<u8>, webhooks: u32) -> Result<(), WriteError> {
         let (done, outcome) = oneshot::channel();
-        let ended = || WriteError::Unknown(io::Error::other("BUG: the spill's writer has ended"));
-        self.0.send(Job::Write { pack, webhooks, done }).await.map_err(|_| ended())?;
-        outcome.await.unwrap_or_else(|_| Err(ended()))
+        self.done(Job::Write { pack, webhooks, done }, outcome).await
+    }
+
+    /// Tries whether something would be written, without writing it.
+    ///
+    /// # Errors
+    /// [`WriteError`].
+    pub async fn probe(&self) -> Result<(), WriteError> {
+        let (done, outcome) = oneshot::channel();
+        self.done(Job::Probe { done }, outcome).await
     }
 
     /// Has the next pack begin a segment, so that the ones before can be let go.
@@ -45,11 +54,18 @@ impl Writing {
         // With so much to write there is no need to.
         self.0.try_send(Job::Rotate).ok();
     }
+
+    async fn done(&self, job: Job, outcome: Outcome) -> Result<(), WriteError> {
+        let ended = || WriteError::Unknown(io::Error::other("BUG: the spill's writer has ended"));
+        self.0.send(job).await.map_err(|_| ended())?;
+        outcome.await.unwrap_or_else(|_| Err(ended()))
+    }
 }
 
 fn run(mut writer: Writer, mut jobs: mpsc::Receiver<Job>) {
     while let Some(first) = jobs.blocking_recv() {
-        let (mut packs, mut waiters, mut rotate) = (Vec::new(), Vec::<Waiter>::new(), false);
+        let (mut packs, mut waiters) = (Vec::new(), Vec::<Waiter>::new());
+        let (mut probe, mut rotate) = (None, false);
         let mut next = Some(first);
         while let Some(job) = next {
             match job {
@@ -58,6 +74,7 @@ fn run(mut writer: Writer, mut jobs: mpsc::Receiver<Job>) {
                     waiters.push(done);
                 }
                 Job::Rotate => rotate = true,
+                Job::Probe { done } => probe = Some(done),
             }
             next = jobs.try_recv().ok();
         }
@@ -65,6 +82,10 @@ fn run(mut writer: Writer, mut jobs: mpsc::Receiver<Job>) {
             answer(waiters, writer.append(&packs));
         } else if rotate && let Err(error) = writer.rotate() {
             tracing::debug!(%error, "the spill's last segment is kept for now");
+        }
+        // After what may say the same.
+        if let Some(waiter) = probe {
+            answer(vec![waiter], writer.probe());
         }
     }
 }

@@ -1,0 +1,127 @@
+//! How much is fed at a time, and how long an answer is waited for.
+//!
+//! A Redis that is far away, or slow, may not take in time what another takes at once. What it was sent
+//! too much of is halved, down to one pack; for one pack it has twice the time at each try. So it gets
+//! on however slow the way is, and a connection that is dead is noticed soon where it is not. The idea
+//! is TCP's: halve at a loss, grow while it goes well.
+
+use std::time::Duration;
+
+/// What one script appends at most: large enough that a sync serves many packs, small enough that Redis
+/// stays responsive to the drains.
+const BYTES_MAX: usize = 4 << 20;
+/// Past this an answer is asked after on another connection: nothing is repeated by that.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// For one pack on the slowest of ways. The kernel notices a peer that is gone after ten seconds; this
+/// is for one that takes everything and answers nothing.
+const ANSWER_WITHIN_MAX: Duration = Duration::from_secs(600);
+
+/// What the next try may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// Bytes that are sent at once; one pack in any case.
+    pub bytes_max: usize,
+    /// How long the answer is waited for.
+    pub answer_within: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { bytes_max: BYTES_MAX, answer_within: ANSWER_WITHIN }
+    }
+}
+
+impl Pace {
+    /// No answer came in time to so many packs of so many bytes together.
+    pub fn was_late(&mut self, packs: usize, bytes: usize) {
+        if packs > 1 {
+            self.bytes_max = self.bytes_max.min(bytes) / 2;
+        } else {
+            self.answer_within = (self.answer_within * 2).min(ANSWER_WITHIN_MAX);
+        }
+    }
+
+    /// So many bytes were taken after so long.
+    pub fn was_taken(&mut self, bytes: usize, took: Duration) {
+        if took <= ANSWER_WITHIN {
+            self.answer_within = ANSWER_WITHIN;
+        }
+        // Twice as much would have been in time, too; and something is known of so much.
+        if took * 2 < ANSWER_WITHIN && bytes >= self.bytes_max / 2 {
+            self.bytes_max = self.bytes_max.max(bytes).saturating_mul(2).min(BYTES_MAX);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What feeding packs of these sizes takes by a way with so many bytes a second, and how often
+    /// what was sent is sent again.
+    fn fed(mut packs: &[usize], bytes_per_second: usize) -> (Duration, usize) {
+        let (mut pace, mut took, mut again) = (Pace::default(), Duration::ZERO, 0);
+        while !packs.is_empty() {
+            let mut count = 1;
+            while count < packs.len() && packs[..=count].iter().sum::<usize>() <= pace.bytes_max {
+                count += 1;
+            }
+            let bytes: usize = packs[..count].iter().sum();
+            let needs = Duration::from_secs_f64(bytes as f64 / bytes_per_second as f64);
+            if needs > pace.answer_within {
+                took += pace.answer_within;
+                again += 1;
+                pace.was_late(count, bytes);
+                assert!(again < 1000, "it does not get on: {pace:?}");
+            } else {
+                took += needs;
+                pace.was_taken(bytes, needs);
+                packs = &packs[count..];
+            }
+        }
+        (took, again)
+    }
+
+    #[test]
+    fn it_gets_on_however_slow_the_way_is() {
+        let packs: Vec<usize> = (0..2000).map(|number| 500 + number % 37 * 100).collect();
+        let bytes: usize = packs.iter().sum();
+        for bytes_per_second in [100, 1_000, 10_000, 100_000, 1_000_000, 100_000_000] {
+            let (took, again) = fed(&packs, bytes_per_second);
+            let least = bytes as f64 / bytes_per_second as f64;
+            assert!(again <= 20, "{again} times at {bytes_per_second}/s");
+            assert!(took.as_secs_f64() < least + 60.0, "{took:?} at {bytes_per_second}/s");
+        }
+        assert_eq!(fed(&packs, 100_000_000).1, 0);
+    }
+
+    #[test]
+    fn one_pack_has_the_time_it_takes() {
+        let (took, again) = fed(&[1_000, 1_000, 10 << 20, 1_000, 1_000], 100 << 10);
+        // 100 s for the large one, behind tries of 5, 10, 20, 40 and 80 s.
+        assert!(again <= 20 && took < Duration::from_secs(350), "{again} times, {took:?}");
+    }
+
+    #[test]
+    fn what_went_slowly_once_goes_fast_again() {
+        let mut pace = Pace::default();
+        for _ in 0..30 {
+            pace.was_late(2, pace.bytes_max);
+        }
+        pace.was_late(1, 700);
+        assert_eq!(pace, Pace { bytes_max: 0, answer_within: ANSWER_WITHIN * 2 });
+        for _ in 0..20 {
+            pace.was_taken(pace.bytes_max.max(700), Duration::from_millis(20));
+        }
+        assert_eq!(pace, Pace::default());
+    }
+
+    #[test]
+    fn a_dead_connection_is_noticed_within_a_bound() {
+        let mut pace = Pace::default();
+        for _ in 0..100 {
+            pace.was_late(1, 1);
+        }
+        assert_eq!(pace.answer_within, ANSWER_WITHIN_MAX);
+    }
+}
