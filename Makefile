@@ -48,7 +48,8 @@ hostile: ## good webhooks under eleven attacks, p99 and memory, and a hostile ba
 	ops/deps.sh test
 	cargo build --release --locked -p request-receiver -p downstreamer -p bench
 	mkdir -p $(RESULTS)
-	ENDURE=1 RESULTS=$(RESULTS) BINARIES=$(TARGET)/release cargo test --locked --workspace --test hostile --test hostile_backend -- --nocapture
+	ENDURE=1 RESULTS=$(RESULTS) BINARIES=$(TARGET)/release TMPDIR=/dev/shm \
+		cargo test --locked --workspace --test hostile --test hostile_backend -- --nocapture
 
 fuzz: ## every fuzz target for FUZZ_SECONDS (600) each, on nightly: executions, coverage, findings
 	ops/deps.sh fuzz

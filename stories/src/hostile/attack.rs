@@ -129,11 +129,9 @@ impl Attack {
     fn script(self) -> Vec<Shape> {
         let one = |name, bytes| Shape { name, bytes, expected: &[0] };
         match self {
-            Self::Nothing
-            | Self::SlowHeads
-            | Self::SlowBodies
-            | Self::Idle
-            | Self::RapidReset => Vec::new(),
+            Self::Nothing | Self::SlowHeads | Self::SlowBodies | Self::Idle | Self::RapidReset => {
+                Vec::new()
+            }
             Self::HeaderBombs => shape::heads().into_iter().take(4).collect(),
             Self::Lengths => shape::lengths(),
             Self::Chunks => shape::chunks(),

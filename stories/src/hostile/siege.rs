@@ -77,7 +77,10 @@ impl Drop for Siege {
 fn give_way() {
     let thread = gettid().as_raw_nonzero().to_string();
     let status = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).status();
-    assert!(status.is_ok_and(|status| status.success()), "chrt (util-linux) is missing, or refuses");
+    assert!(
+        status.is_ok_and(|status| status.success()),
+        "chrt (util-linux) is missing, or refuses"
+    );
 }
 
 async fn besiege(

@@ -32,8 +32,8 @@ pub struct Scene<'a> {
     /// Takes the good webhooks, and is attacked.
     pub receiver: &'a Service,
     /// Takes nothing good, and is attacked in its stead: what the attack costs the good ones then is
-    /// what it costs the machine.
-    pub bare: &'a Service,
+    /// what it costs the machine. Only where it is measured.
+    pub bare: Option<&'a Service>,
     /// The good webhooks.
     pub ledger: &'a Ledger,
 }
@@ -61,9 +61,8 @@ pub struct Round {
     pub calm: Stretch,
     /// The receiver is attacked.
     pub attack: Stretch,
-    pub calm_again: Stretch,
-    /// The bare server is.
-    pub elsewhere: Stretch,
+    /// Calm again, and then the bare server is.
+    pub elsewhere: Option<[Stretch; 2]>,
 }
 
 /// What came of an attack.
@@ -99,12 +98,15 @@ impl Trial {
             for (status, count) in heard {
                 *trial.heard.entry(status).or_default() += count;
             }
-            let calm_again = trial.watch(scene, window).await;
-            let (elsewhere, _) = trial.besiege(scene, scene.bare, window).await;
+            let mut elsewhere = None;
+            if let Some(bare) = scene.bare {
+                let calm = trial.watch(scene, window).await;
+                elsewhere = Some([calm, trial.besiege(scene, bare, window).await.0]);
+            }
             // Only now: to look through the ledger holds up who writes into it.
-            let [calm, attack, calm_again, elsewhere] =
-                [calm, attack, calm_again, elsewhere].map(|watched| watched.judge(scene.ledger));
-            trial.rounds.push(Round { calm, attack, calm_again, elsewhere });
+            let judge = |watched: Watched| watched.judge(scene.ledger);
+            let elsewhere = elsewhere.map(|both| both.map(judge));
+            trial.rounds.push(Round { calm: judge(calm), attack: judge(attack), elsewhere });
         }
         trial
     }
@@ -142,17 +144,18 @@ impl Trial {
 
     /// The good ones' p99 in calm: the median over all rounds, twice in each.
     pub fn calm(&self) -> Duration {
-        self.median(|round| vec![round.calm.p99, round.calm_again.p99])
+        let again = self.rounds.iter().filter_map(|round| round.elsewhere).map(|both| both[0]);
+        median(self.rounds.iter().map(|round| round.calm).chain(again).collect())
     }
 
     /// The same while the receiver was attacked.
     pub fn attacked(&self) -> Duration {
-        self.median(|round| vec![round.attack.p99])
+        median(self.rounds.iter().map(|round| round.attack).collect())
     }
 
     /// The same while the bare server was.
     pub fn elsewhere(&self) -> Duration {
-        self.median(|round| vec![round.elsewhere.p99])
+        median(self.rounds.iter().filter_map(|round| round.elsewhere).map(|both| both[1]).collect())
     }
 
     /// By how much the attack made it grow.
@@ -165,11 +168,16 @@ impl Trial {
         self.elsewhere().as_secs_f64() / self.calm().as_secs_f64()
     }
 
+    /// By how much it is more than in calm, and more than where only the machine is shared.
+    pub fn own_growth(&self) -> f64 {
+        self.growth() / self.growth_elsewhere().max(1.0)
+    }
+
     /// By how much one half of the calm differs from the other.
     pub fn noise(&self) -> f64 {
-        let of = |calm: fn(&Round) -> Duration| self.median(|round| vec![calm(round)]);
-        let again = of(|round| round.calm_again.p99);
-        again.as_secs_f64() / of(|round| round.calm.p99).as_secs_f64()
+        let again = self.rounds.iter().filter_map(|round| round.elsewhere).map(|both| both[0]);
+        let first = median(self.rounds.iter().map(|round| round.calm).collect());
+        median(again.collect()).as_secs_f64() / first.as_secs_f64()
     }
 
     /// What part of a core the receiver used: the median over all rounds.
@@ -177,13 +185,6 @@ impl Trial {
         let mut all: Vec<_> = self.rounds.iter().map(|round| of(round).cpu).collect();
         all.sort_by(f64::total_cmp);
         all[all.len() / 2]
-    }
-
-    fn median(&self, of: impl Fn(&Round) -> Vec<Duration>) -> Duration {
-        let mut all: Vec<_> = self.rounds.iter().flat_map(of).collect();
-        all.sort();
-        let middle = all.len() / 2;
-        if all.len().is_multiple_of(2) { (all[middle - 1] + all[middle]) / 2 } else { all[middle] }
     }
 
     /// The most memory that it may have cost, beside what was there before.
@@ -214,8 +215,10 @@ impl Trial {
         assert!(!speaks || !self.heard.is_empty(), "{self}: nobody was answered");
     }
 
+    /// Whether the receiver adds no more to the good ones' p99 than it may. What any server on the
+    /// strangers' own cores would cost them is not the receiver's.
     pub fn is_unfelt(&self) -> bool {
-        self.growth() <= GROWTH_MAX
+        self.own_growth() <= GROWTH_MAX
     }
 }
 
@@ -224,22 +227,32 @@ impl fmt::Display for Trial {
         let (before, most) = self.memory_bytes;
         write!(
             f,
-            "{:?} by {}: p99 {:.1?} in calm, {:.1?} under attack ({:.2}), {:.1?} beside one ({:.2}; calm to \
-             calm {:.2}), of a core {:.3} and {:.3}, memory {} MiB, at most {} MiB, heard {:?}",
+            "{:?} by {}: p99 {:.1?} in calm, {:.1?} under attack ({:.2}), {:.1?} while the bare server is \
+             attacked, of a core {:.3} and {:.3}, memory {} MiB, at most {} MiB, heard {:?}",
             self.attack,
             self.strangers,
             self.calm(),
             self.attacked(),
             self.growth(),
             self.elsewhere(),
-            self.growth_elsewhere(),
-            self.noise(),
             self.cpu(|round| round.calm),
             self.cpu(|round| round.attack),
             before >> 20,
             most >> 20,
             self.heard
         )
+    }
+}
+
+/// The median of their p99; nothing of none.
+fn median(stretches: Vec<Stretch>) -> Duration {
+    let mut all: Vec<_> = stretches.iter().map(|stretch| stretch.p99).collect();
+    all.sort();
+    let middle = all.len() / 2;
+    match all.len() {
+        0 => Duration::ZERO,
+        count if count.is_multiple_of(2) => (all[middle - 1] + all[middle]) / 2,
+        _ => all[middle],
     }
 }
 
