@@ -55,11 +55,12 @@ endure-spill: ## minutes without Redis at half load, a release build that spills
 	mkdir -p $(RESULTS)
 	ENDURE=1 RESULTS=$(RESULTS) cargo test --release --locked --workspace --test spill_load -- --nocapture --test-threads 1
 
-hostile: ## good webhooks under eleven attacks, p99 and memory, and a hostile backend (8 minutes)
+hostile: ## good webhooks under eleven attacks, p99 and memory, and a hostile backend (13 minutes; ATTACKS='Idle Forged')
 	ops/deps.sh test
-	cargo build --locked --workspace --bins
+	cargo build --release --locked -p request-receiver -p downstreamer -p bench
 	mkdir -p $(RESULTS)
-	ENDURE=1 RESULTS=$(RESULTS) cargo test --locked --workspace --test hostile --test hostile_backend -- --nocapture
+	ENDURE=1 RESULTS=$(RESULTS) BINARIES=$(TARGET)/release TMPDIR=/dev/shm \
+		cargo test --locked --workspace --test hostile --test hostile_backend -- --nocapture
 
 fuzz: ## every fuzz target for FUZZ_SECONDS (600) each, on nightly: executions, coverage, findings
 	ops/deps.sh fuzz

@@ -35,6 +35,12 @@ pub const HEADER_BYTES_MAX: usize = 64 << 10;
 /// at once would reset the connection and destroy the answer on its way.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: usize = 4 << 20;
+/// So much is read at a time, and then nothing for a while, so that all of it takes most of that time:
+/// what is thrown away comes no faster than 2.5 MB a second.
+const LINGER_TURN_BYTES: usize = 64 << 10;
+const LINGER_PAUSE: Duration = Duration::from_millis(25);
+/// What is read at once: a head and as much again.
+const READ_BYTES_MAX: usize = 2 * HEADER_BYTES_MAX;
 
 const IDLE: u8 = 0;
 const HEADERS: u8 = 1;
@@ -174,6 +180,19 @@ impl Phase {
 
 /// Serves one connection to its end.
 pub async fn serve(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
+    // Until something comes, there is neither a buffer nor anything of hyper's: a crowd that only
+    // connects costs its sockets.
+    tokio::select! {
+        biased;
+        // What there is to read, or what is wrong, is told by reading.
+        _ = stream.readable() => Box::pin(talk(stream, phase, serving)).await,
+        // It was idle for too long, or the process stops.
+        () = phase.kick.notified() => close(Watched::new(stream, phase.clone()), &phase).await,
+    }
+}
+
+/// Serves one connection that has brought something.
+async fn talk(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
     let io = TokioIo::new(Watched::new(stream, phase.clone()));
     let service = {
         let (phase, serving) = (phase.clone(), serving.clone());
@@ -184,6 +203,7 @@ pub async fn serve(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
     let mut connection = http1::Builder::new()
         .header_read_timeout(None)
         .max_header_size(HEADER_BYTES_MAX)
+        .max_buf_size(READ_BYTES_MAX)
         .half_close(false)
         .keep_alive(true)
         .serve_connection(io, service);
@@ -259,12 +279,19 @@ async fn close(mut stream: Watched, phase: &Phase) {
         return;
     }
     let drain = async {
-        let mut scratch = vec![0; 16 << 10];
-        let mut left = LINGER_BYTES_MAX;
+        let mut scratch = vec![0; LINGER_TURN_BYTES];
+        let (mut left, mut turn) = (LINGER_BYTES_MAX, 0);
         while left > 0 {
             match stream.read(&mut scratch).await {
                 Ok(0) | Err(_) => return,
-                Ok(read) => left = left.saturating_sub(read),
+                Ok(read) => {
+                    left = left.saturating_sub(read);
+                    turn += read;
+                }
+            }
+            if turn >= LINGER_TURN_BYTES {
+                turn = 0;
+                tokio::time::sleep(LINGER_PAUSE).await;
             }
         }
     };

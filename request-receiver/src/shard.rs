@@ -11,7 +11,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use spillway_service::supervisor::Watchdog;
 use tokio::sync::mpsc::error::{SendError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -32,6 +32,9 @@ use crate::waiting::Waiting;
 const INCOMING_MAX: usize = 128;
 /// How often connections are looked at for their deadlines.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
+/// How many at a time: to look at five thousand that lie scattered in memory takes longer than most
+/// webhooks do.
+const SWEPT_AT_ONCE: usize = 256;
 /// How long the connections that were taken last may still bring their request, once no more are
 /// taken. Senders connect to send: theirs is on its way.
 const FIRST_BYTE: Duration = Duration::from_secs(1);
@@ -219,7 +222,9 @@ async fn finish(
         loop {
             tokio::select! {
                 () = all_ended(tasks) => return,
-                _ = tick.tick() => connections.each(|phase| phase.sweep(serving, true)),
+                _ = tick.tick() => {
+                    connections.each(|phase| phase.sweep(serving, true)).await;
+                }
             }
         }
     };
@@ -244,18 +249,34 @@ impl Connections {
         let mut tick = tokio::time::interval(SWEEP_EVERY);
         loop {
             tick.tick().await;
-            self.each(|phase| phase.sweep(&serving, false));
+            self.each(|phase| phase.sweep(&serving, false)).await;
         }
     }
 
-    fn each(&self, visit: impl Fn(&Phase)) {
-        self.lock().retain(|phase| match phase.upgrade() {
-            Some(phase) => {
-                visit(&phase);
-                true
+    /// Visits all of them, a few at a time: in between, webhooks have their turn.
+    async fn each(&self, visit: impl Fn(&Phase)) {
+        let mut next = Some(0);
+        while let Some(place) = next {
+            next = self.some(place, &visit);
+            yield_now().await;
+        }
+    }
+
+    /// Visits a few, from this place on; says where the others are.
+    fn some(&self, mut place: usize, visit: impl Fn(&Phase)) -> Option<usize> {
+        let mut phases = self.lock();
+        for _ in 0..SWEPT_AT_ONCE {
+            match phases.get(place)?.upgrade() {
+                Some(phase) => {
+                    visit(&phase);
+                    place += 1;
+                }
+                None => {
+                    phases.swap_remove(place);
+                }
             }
-            None => false,
-        });
+        }
+        Some(place)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Phase>>> {

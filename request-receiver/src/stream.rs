@@ -3,15 +3,22 @@
 //! hyper's own header time-out starts when a connection begins to wait, so an idle connection and a
 //! slow one look the same to it. Here the first byte of a request is seen as it is read.
 
+use std::future::Future;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::task::yield_now;
 
 use crate::connection::Phase;
+
+/// What one connection reads before its shard's others have their turn: some twenty webhooks. A sender
+/// that is faster than we are would else be read for milliseconds, up to hyper's and tokio's own bounds,
+/// which count reads and not bytes.
+const TURN_BYTES: usize = 128 << 10;
 
 /// TCP or unix.
 #[derive(Debug)]
@@ -20,6 +27,19 @@ pub enum Stream {
     Tcp(TcpStream),
     /// A unix socket.
     Unix(UnixStream),
+}
+
+impl Stream {
+    /// Waits until there is something to read, or the end. Until then nothing is kept for reading.
+    ///
+    /// # Errors
+    /// When the runtime has ended.
+    pub async fn readable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.readable().await,
+            Self::Unix(stream) => stream.readable().await,
+        }
+    }
 }
 
 /// An accepted connection that belongs to no runtime yet.
@@ -51,12 +71,14 @@ pub struct Watched {
     phase: Arc<Phase>,
     is_write_blocked: bool,
     has_written: bool,
+    /// Read since its shard's others had their turn.
+    turn_bytes: usize,
 }
 
 impl Watched {
     /// Notes every read of `stream` in `phase`.
     pub fn new(stream: Stream, phase: Arc<Phase>) -> Self {
-        Self { stream, phase, is_write_blocked: false, has_written: false }
+        Self { stream, phase, is_write_blocked: false, has_written: false, turn_bytes: 0 }
     }
 
     /// Whether anything was ever answered over it.
@@ -81,14 +103,27 @@ impl AsyncRead for Watched {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.turn_bytes >= TURN_BYTES {
+            self.turn_bytes = 0;
+            // Woken once all others that are ready have run, and the sockets were looked at.
+            if pin!(yield_now()).poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
         let before = buf.filled().len();
         let read = match &mut self.stream {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
         };
         match read {
-            Poll::Ready(Ok(())) if buf.filled().len() > before => self.phase.bytes_arrived(),
-            Poll::Pending => self.phase.waits_for_bytes(),
+            Poll::Ready(Ok(())) if buf.filled().len() > before => {
+                self.turn_bytes += buf.filled().len() - before;
+                self.phase.bytes_arrived();
+            }
+            Poll::Pending => {
+                self.turn_bytes = 0;
+                self.phase.waits_for_bytes();
+            }
             Poll::Ready(_) => {}
         }
         read

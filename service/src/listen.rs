@@ -1,16 +1,23 @@
 //! Where to listen: a TCP address, a unix socket, or what systemd passed.
 
+use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use listenfd::ListenFd;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
+
+/// Connections that wait to be accepted, as many as the kernel allows one listener
+/// (net.core.somaxconn's default). Where a crowd fills this, whoever connects hears nothing for a
+/// second, or believes to be connected; 1024, tokio's own, were not enough for 10,000 at once.
+const BACKLOG: u32 = 4096;
 
 /// An address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// Such as `127.0.0.1:8080`.
-    Tcp(std::net::SocketAddr),
+    Tcp(SocketAddr),
     /// Such as `unix:/run/spillway-receiver.sock`.
     Unix(PathBuf),
 }
@@ -52,7 +59,7 @@ impl Listener {
             return Ok(passed);
         }
         match address {
-            Address::Tcp(address) => match TcpListener::bind(address).await {
+            Address::Tcp(address) => match listen(*address) {
                 Ok(listener) => Ok(Self::Tcp(listener)),
                 Err(error) => Err(anyhow::anyhow!("LISTEN: cannot listen on {address}: {error}")),
             },
@@ -67,6 +74,14 @@ impl Listener {
             }
         }
     }
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // As tokio's own bind does: a port whose last connections are not forgotten yet is free.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 fn from_systemd() -> anyhow::Result<Option<Listener>> {

@@ -10,9 +10,20 @@ pub fn directory() -> PathBuf {
     directory.to_path_buf()
 }
 
+/// Where our own binaries are: where `BINARIES` says, for those who measure what people run, or beside
+/// this test.
+fn binaries() -> PathBuf {
+    env::var_os("BINARIES").map_or_else(directory, |at| repository().join(at))
+}
+
+/// Whether they are what people run: built by `cargo build --release`.
+pub fn are_released() -> bool {
+    binaries().ends_with("release")
+}
+
 /// The path of one of our own binaries.
 pub fn ours(name: &str) -> PathBuf {
-    let path = directory().join(name);
+    let path = binaries().join(name);
     assert!(
         path.is_file(),
         "{} is missing; build it with: cargo build --workspace --bins",

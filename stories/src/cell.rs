@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::Output;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -22,6 +23,7 @@ use crate::machine::{self, Turn};
 use crate::process::Recipe;
 use crate::redis_server::{RedisServer, socket_in};
 use crate::service::Service;
+use crate::until::until;
 use crate::webhook::SECRET;
 use crate::{binaries, port};
 
@@ -93,6 +95,17 @@ impl Cell {
         self.service("request-receiver", Some(listen), &own, settings)
     }
 
+    /// The bare server that `make bench` compares a receiver with, once it takes connections.
+    pub async fn bare_server(&self, settings: Settings<'_>) -> Service {
+        let listen = port::free();
+        let listen_text = listen.to_string();
+        let own = [("LISTEN", listen_text.as_str()), ("SHOPIFY_CLIENT_SECRET", SECRET)];
+        let server = self.service("baseline", Some(listen), &own, settings);
+        let listens = async || tokio::net::TcpStream::connect(listen).await.is_ok();
+        until("the bare server listens", Duration::from_secs(20), listens).await;
+        server
+    }
+
     /// A receiver that was just started, on a socket that it is passed as systemd passes one.
     pub fn receiver_on(&self, socket: &Arc<TcpListener>, settings: Settings<'_>) -> Service {
         let listen = socket.local_addr().expect("the address of a listener");
@@ -104,8 +117,7 @@ impl Cell {
     pub async fn downstreamer(&self, backend: &Backend, settings: Settings<'_>) -> Service {
         let downstreamer = self.downstreamer_starting(&backend.url(), settings);
         let answers = async || downstreamer.admin("/livez").await.is_some();
-        crate::until::until("downstreamer lives", std::time::Duration::from_secs(20), answers)
-            .await;
+        until("downstreamer lives", Duration::from_secs(20), answers).await;
         downstreamer
     }
 

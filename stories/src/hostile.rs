@@ -9,12 +9,14 @@ pub mod attack;
 pub mod shape;
 pub mod siege;
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::net::tcp::OwnedWriteHalf;
+use tokio::time::{sleep, timeout};
 
 use crate::webhook::Webhook;
 
@@ -23,6 +25,12 @@ pub const HIDDEN: &str = "hidden-";
 
 /// Longer than any of the receiver's own time-outs in these stories.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a stranger writes at once, and then nothing for a moment: 16 MB a second, as a link of 130 Mbit/s
+/// would bring it. At the speed of the loopback, one call of the kernel's keeps a core for as long as
+/// the whole of it takes.
+const PIECE_BYTES: usize = 16 << 10;
+const BETWEEN_PIECES: Duration = Duration::from_millis(1);
 
 /// A whole signed request that must never be taken for one.
 pub fn hidden() -> Vec<u8> {
@@ -39,7 +47,7 @@ pub async fn play(address: SocketAddr, bytes: &[u8], answers: usize) -> Vec<u16>
     let exchange = async {
         // A refusal may come, and the connection close, long before all is written.
         let writing = async {
-            outgoing.write_all(bytes).await.ok();
+            write(&mut outgoing, bytes).await.ok();
             std::future::pending::<()>().await;
         };
         let reading = async {
@@ -53,6 +61,17 @@ pub async fn play(address: SocketAddr, bytes: &[u8], answers: usize) -> Vec<u16>
     };
     assert!(timeout(PATIENCE, exchange).await.is_ok(), "the server keeps the connection open");
     statuses(&read)
+}
+
+/// Writes all of it, no faster than a stranger's link.
+async fn write(outgoing: &mut OwnedWriteHalf, bytes: &[u8]) -> io::Result<()> {
+    for piece in bytes.chunks(PIECE_BYTES) {
+        outgoing.write_all(piece).await?;
+        if piece.len() == PIECE_BYTES {
+            sleep(BETWEEN_PIECES).await;
+        }
+    }
+    Ok(())
 }
 
 /// The statuses of all answers in these bytes; no body of ours looks like a status line.

@@ -191,6 +191,23 @@ impl Process {
         Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
     }
 
+    /// Time that all its threads have had on a core since it started.
+    pub fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id()))
+            .expect("read /proc/PID/stat");
+        // Behind the name, which may hold anything, `)` included: user and system time are the 12th
+        // and 13th (proc_pid_stat(5)).
+        let (_, behind) = stat.rsplit_once(')').expect("a name in brackets");
+        let ticks = behind.split_whitespace().skip(11).take(2);
+        let ticks: u64 = ticks.map(|ticks| ticks.parse::<u64>().expect("a number of ticks")).sum();
+        Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    /// How many files and connections it has open.
+    pub fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.id())).expect("read /proc/PID/fd").count()
+    }
+
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal)
             .unwrap_or_else(|error| panic!("cannot signal {}: {error}", self.recipe.name));

@@ -13,9 +13,6 @@ use axum::http::{HeaderMap, StatusCode};
 use bench::signature::Secret;
 use clap::Parser;
 
-/// The receiver's own default, so that both read the same bodies.
-const BODY_BYTES_MAX: usize = 16 << 20;
-
 /// A bare axum server that checks the signature and answers 200 or 401.
 #[derive(Parser)]
 struct Options {
@@ -25,6 +22,9 @@ struct Options {
     /// The app's client secret.
     #[arg(long, env = "SHOPIFY_CLIENT_SECRET", hide_env_values = true)]
     shopify_client_secret: String,
+    /// The largest body that it takes; the receiver's own default, so that both read the same bodies.
+    #[arg(long, env = "BODY_BYTES_MAX", default_value_t = 16 << 20)]
+    body_bytes_max: usize,
 }
 
 #[tokio::main]
@@ -35,7 +35,7 @@ async fn main() -> anyhow::Result<()> {
         .with_context(|| format!("cannot listen on {}", options.listen))?;
     let router = Router::new()
         .fallback(receive)
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(DefaultBodyLimit::max(options.body_bytes_max))
         .with_state(Arc::new(Secret::new(&options.shopify_client_secret)));
     axum::serve(listener, router).await.context("cannot serve")
 }

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 use super::shape::{self, HTTP2, Shape};
-use super::{play, statuses};
+use super::{play, statuses, write};
 use crate::webhook::Webhook;
 
 /// How often a slow one writes a byte: far more often than any time-out.
@@ -25,6 +25,8 @@ const OPEN_AND_RESET: &[u8] = b"\0\0\x01\x01\x05\0\0\0\x01\x83\0\0\x04\x03\0\0\0
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
+    /// Nobody does anything: how much the figures vary by themselves.
+    Nothing,
     /// Heads that come byte by byte (slowloris).
     SlowHeads,
     /// The same with bodies.
@@ -68,31 +70,34 @@ impl Attack {
     /// How many do it at once, where `crowd` are the most that can.
     pub fn strangers(self, crowd: usize) -> usize {
         match self {
+            Self::Nothing => 0,
             Self::Idle => crowd,
             Self::SlowHeads | Self::SlowBodies => crowd / 50,
             _ => 10,
         }
     }
 
-    /// How far apart they begin, but for idle ones: all at once, they would all be answered at once,
-    /// and come back at once, again and again.
-    pub fn apart(self, strangers: usize) -> Option<Duration> {
+    /// How far apart they begin: all at once, they would all be answered at once, and come back at
+    /// once, again and again.
+    pub fn apart(self, strangers: usize) -> Duration {
         let round = match self {
-            Self::Idle => return None,
+            Self::Nothing => return Duration::ZERO,
+            // More at a time than there is room for in the kernel's queue of one listener would think
+            // that they were connected, and not be.
+            Self::Idle => Duration::from_secs(2),
             Self::SlowHeads | Self::SlowBodies => Duration::from_secs(1),
             _ => self.pause(),
         };
-        Some(round / strangers.max(1) as u32)
+        round / strangers.max(1) as u32
     }
 
-    /// How long until all are there, and the first slow ones have been cut off.
-    pub fn settles_after(self, strangers: usize) -> Duration {
-        match self {
-            // 5,000 connections a second, by who gives way to every other.
-            Self::Idle => Duration::from_millis(1200 + strangers as u64 / 5),
-            Self::SlowHeads | Self::SlowBodies => Duration::from_millis(2200),
-            _ => Duration::from_millis(1200),
-        }
+    /// How long until it is in full swing: the first slow ones have been cut off.
+    pub fn settles_after(self) -> Duration {
+        Duration::from_millis(match self {
+            Self::Nothing => 0,
+            Self::SlowHeads | Self::SlowBodies => 2200,
+            _ => 1000,
+        })
     }
 
     /// How long each waits before it begins again.
@@ -124,7 +129,9 @@ impl Attack {
     fn script(self) -> Vec<Shape> {
         let one = |name, bytes| Shape { name, bytes, expected: &[0] };
         match self {
-            Self::SlowHeads | Self::SlowBodies | Self::Idle | Self::RapidReset => Vec::new(),
+            Self::Nothing | Self::SlowHeads | Self::SlowBodies | Self::Idle | Self::RapidReset => {
+                Vec::new()
+            }
             Self::HeaderBombs => shape::heads().into_iter().take(4).collect(),
             Self::Lengths => shape::lengths(),
             Self::Chunks => shape::chunks(),
@@ -191,10 +198,9 @@ async fn gush(address: SocketAddr, begin: &[u8], more: &[u8]) -> Vec<u16> {
     let mut read = Vec::new();
     let writing = async {
         let more = more.repeat(GUSH_BYTES.div_ceil(more.len()));
-        let mut goes_on = outgoing.write_all(begin).await.is_ok();
+        let mut goes_on = write(&mut outgoing, begin).await.is_ok();
         while goes_on {
-            goes_on = outgoing.write_all(&more).await.is_ok();
-            sleep(Duration::from_millis(1)).await;
+            goes_on = write(&mut outgoing, &more).await.is_ok();
         }
     };
     let reading = async { while matches!(incoming.read_buf(&mut read).await, Ok(1..)) {} };

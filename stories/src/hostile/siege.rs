@@ -1,22 +1,20 @@
-//! An attack under way, on a thread of its own that gives way to every other: in truth the strangers
-//! have machines of their own, and what they do there is not what is measured.
+//! An attack under way, on a thread of its own that runs only where a core has nothing else to do: in
+//! truth the strangers have machines of their own, and what they do there is not what is measured.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::process::{Resource, getrlimit, setpriority_process};
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::gettid;
 use tokio::task::JoinSet;
 
 use super::attack::Attack;
 
-/// The lowest priority there is.
-const NICE: i32 = 19;
-/// Connections opened at a time: more would only wait in the kernel's queue of one listener.
-const OPENED_AT_ONCE: usize = 256;
 /// Files that a process of these stories has open beside its connections.
 const OTHER_FILES: u64 = 500;
 
@@ -44,8 +42,7 @@ impl Siege {
         let thread = std::thread::spawn({
             let (stop, heard) = (Arc::clone(&stop), Arc::clone(&heard));
             move || {
-                // Of this thread alone: Linux keeps it so.
-                setpriority_process(None, NICE).expect("anybody may be nicer");
+                give_way();
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
                 let runtime = runtime.expect("a runtime");
                 runtime.block_on(besiege(attack, strangers, address, &stop, &heard));
@@ -75,6 +72,17 @@ impl Drop for Siege {
     }
 }
 
+/// Puts this thread into the class SCHED_IDLE: whoever wakes up takes its core at once, where one of the
+/// lowest priority among the usual ones would have its slice out.
+fn give_way() {
+    let thread = gettid().as_raw_nonzero().to_string();
+    let status = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).status();
+    assert!(
+        status.is_ok_and(|status| status.success()),
+        "chrt (util-linux) is missing, or refuses"
+    );
+}
+
 async fn besiege(
     attack: Attack,
     strangers: usize,
@@ -83,16 +91,14 @@ async fn besiege(
     heard: &Arc<Mutex<Heard>>,
 ) {
     let mut tasks = JoinSet::new();
+    let began = tokio::time::Instant::now();
     for place in 0..strangers {
         let heard = Arc::clone(heard);
         tasks.spawn(attack.go_on(address, place, move |status| {
             *heard.lock().expect("nobody panicked while hearing").entry(status).or_default() += 1;
         }));
-        if let Some(apart) = attack.apart(strangers) {
-            tokio::time::sleep(apart).await;
-        } else if place % OPENED_AT_ONCE == 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        // One timer's tick may be the turn of several.
+        tokio::time::sleep_until(began + attack.apart(strangers) * place as u32).await;
     }
     while !stop.load(Ordering::Relaxed) {
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use stories::hostile::attack::Attack;
 use stories::hostile::siege::{Heard, Siege, crowd};
-use stories::ledger::{Ledger, Outcome};
+use stories::ledger::{Attempt, Ledger, Outcome};
 use stories::measure::percentile;
 use stories::service::Service;
 use stories::size::size;
+use stories::until::until;
 use tokio::time::sleep;
 
 /// What one connection may hold, whatever comes over it: a head (64 KiB), as much again while the
@@ -20,71 +21,170 @@ const IDLE_BYTES_MAX: u64 = 16 << 10;
 /// Twice what may be in flight, for a body and its copy in a pack; and what the allocator keeps.
 const PROCESS_BYTES_MAX: u64 = (2 * 64 + 64) << 20;
 /// How much the good ones' p99 may grow.
-const GROWTH_MAX: f64 = 1.2;
+pub const GROWTH_MAX: f64 = 1.2;
+/// All idle ones are there by then.
+const SOON: Duration = Duration::from_secs(60);
 /// The most requests that a stranger writes before an answer.
 const PIPELINED_MAX: u64 = 5;
+
+/// Who is there while it is measured.
+pub struct Scene<'a> {
+    /// Takes the good webhooks, and is attacked.
+    pub receiver: &'a Service,
+    /// Takes nothing good, and is attacked in its stead: what the attack costs the good ones then is
+    /// what it costs the machine. Only where it is measured.
+    pub bare: Option<&'a Service>,
+    /// The good webhooks.
+    pub ledger: &'a Ledger,
+}
+
+/// The good ones in one stretch of time.
+#[derive(Clone, Copy, Debug)]
+pub struct Stretch {
+    pub p50: Duration,
+    pub p99: Duration,
+    /// How many.
+    pub good: usize,
+    /// What part of a core the receiver used.
+    pub cpu: f64,
+}
+
+/// A stretch of time that has passed, and what the receiver used of the cores in it.
+struct Watched {
+    window: Range<Instant>,
+    cpu: Duration,
+}
+
+/// Calm and attack in turn.
+#[derive(Clone, Copy, Debug)]
+pub struct Round {
+    pub calm: Stretch,
+    /// The receiver is attacked.
+    pub attack: Stretch,
+    /// Calm again, and then the bare server is.
+    pub elsewhere: Option<[Stretch; 2]>,
+}
 
 /// What came of an attack.
 pub struct Trial {
     pub attack: Attack,
     pub strangers: usize,
-    /// The good ones' p99 in each calm, and in the attack behind it.
-    pub p99: Vec<(Duration, Duration)>,
-    /// Good ones that were sent while the attack went on.
-    pub good: usize,
-    /// What the strangers heard.
+    pub rounds: Vec<Round>,
+    /// What the strangers heard from the receiver.
     pub heard: Heard,
     /// Resident memory before it, and at most.
     pub memory_bytes: (u64, u64),
 }
 
 impl Trial {
-    pub async fn run(attack: Attack, receiver: &Service, ledger: &Ledger) -> Self {
-        let (rounds, window) = size((1, 1000), (5, 1500));
+    pub async fn run(attack: Attack, scene: &Scene<'_>) -> Self {
+        let (rounds, window) = size((1, 500), (8, 1000));
+        let rounds = match std::env::var("ROUNDS") {
+            Ok(text) => text.parse().expect("ROUNDS is a number"),
+            Err(_) => rounds,
+        };
         let window = Duration::from_millis(window);
-        let strangers = attack.strangers(crowd(size(500, 10_000)));
-        let before = receiver.resident_bytes();
+        let before = scene.receiver.resident_bytes();
         let mut trial = Self {
             attack,
-            strangers,
-            p99: Vec::new(),
-            good: 0,
+            strangers: attack.strangers(crowd(size(500, 10_000))),
+            rounds: Vec::new(),
             heard: Heard::new(),
             memory_bytes: (before, before),
         };
         for _ in 0..rounds {
-            let calm = trial.watch(receiver, window).await;
-            let siege = Siege::begin(attack, strangers, receiver.address());
-            trial.watch(receiver, attack.settles_after(strangers)).await;
-            let storm = trial.watch(receiver, window).await;
-            for (status, count) in siege.end() {
+            let calm = trial.watch(scene, window).await;
+            let (attack, heard) = trial.besiege(scene, scene.receiver, window).await;
+            for (status, count) in heard {
                 *trial.heard.entry(status).or_default() += count;
             }
-            trial.good += within(ledger, &storm).len();
-            let p99 = |window| percentile(&within(ledger, window), 0.99);
-            trial.p99.push((p99(&calm), p99(&storm)));
-            // What they left behind is gone before the next calm.
-            trial.watch(receiver, Duration::from_millis(500)).await;
+            let mut elsewhere = None;
+            if let Some(bare) = scene.bare {
+                let calm = trial.watch(scene, window).await;
+                elsewhere = Some([calm, trial.besiege(scene, bare, window).await.0]);
+            }
+            // Only now: to look through the ledger holds up who writes into it.
+            let judge = |watched: Watched| watched.judge(scene.ledger);
+            let elsewhere = elsewhere.map(|both| both.map(judge));
+            trial.rounds.push(Round { calm: judge(calm), attack: judge(attack), elsewhere });
         }
         trial
     }
 
-    /// Lets time pass and keeps an eye on the memory.
-    async fn watch(&mut self, receiver: &Service, time: Duration) -> Range<Instant> {
-        let began = Instant::now();
-        while began.elapsed() < time {
-            self.memory_bytes.1 = self.memory_bytes.1.max(receiver.resident_bytes());
-            sleep(Duration::from_millis(20)).await;
+    /// The good ones while this server is attacked.
+    async fn besiege(
+        &mut self,
+        scene: &Scene<'_>,
+        server: &Service,
+        window: Duration,
+    ) -> (Watched, Heard) {
+        let siege = Siege::begin(self.attack, self.strangers, server.address());
+        if self.attack == Attack::Idle {
+            // They come before it counts, and are all there while it does.
+            until("all are there", SOON, async || server.open_files() > self.strangers).await;
         }
-        began..Instant::now()
+        self.watch(scene, self.attack.settles_after()).await;
+        let watched = self.watch(scene, window).await;
+        let heard = siege.end();
+        // What they left behind is gone before the next calm.
+        self.watch(scene, Duration::from_millis(400)).await;
+        (watched, heard)
     }
 
-    /// By how much the good ones' p99 grew: the median over all rounds.
+    /// Lets time pass and keeps an eye on the memory.
+    async fn watch(&mut self, scene: &Scene<'_>, time: Duration) -> Watched {
+        let (began, cpu) = (Instant::now(), scene.receiver.cpu());
+        while began.elapsed() < time {
+            self.memory_bytes.1 = self.memory_bytes.1.max(scene.receiver.resident_bytes());
+            sleep(Duration::from_millis(20)).await;
+        }
+        let cpu = scene.receiver.cpu() - cpu;
+        Watched { window: began..Instant::now(), cpu }
+    }
+
+    /// The good ones' p99 in calm: the median over all rounds, twice in each.
+    pub fn calm(&self) -> Duration {
+        let again = self.rounds.iter().filter_map(|round| round.elsewhere).map(|both| both[0]);
+        median(self.rounds.iter().map(|round| round.calm).chain(again).collect())
+    }
+
+    /// The same while the receiver was attacked.
+    pub fn attacked(&self) -> Duration {
+        median(self.rounds.iter().map(|round| round.attack).collect())
+    }
+
+    /// The same while the bare server was.
+    pub fn elsewhere(&self) -> Duration {
+        median(self.rounds.iter().filter_map(|round| round.elsewhere).map(|both| both[1]).collect())
+    }
+
+    /// By how much the attack made it grow.
     pub fn growth(&self) -> f64 {
-        let ratio = |(calm, storm): &(Duration, Duration)| storm.as_secs_f64() / calm.as_secs_f64();
-        let mut ratios: Vec<f64> = self.p99.iter().map(ratio).collect();
-        ratios.sort_by(f64::total_cmp);
-        ratios[ratios.len() / 2]
+        self.attacked().as_secs_f64() / self.calm().as_secs_f64()
+    }
+
+    /// By how much the same attack did on a server that no good webhook goes through.
+    pub fn growth_elsewhere(&self) -> f64 {
+        self.elsewhere().as_secs_f64() / self.calm().as_secs_f64()
+    }
+
+    /// By how much it is more than in calm, and more than where only the machine is shared.
+    pub fn own_growth(&self) -> f64 {
+        self.growth() / self.growth_elsewhere().max(1.0)
+    }
+
+    /// By how much one half of the calm differs from the other.
+    pub fn noise(&self) -> f64 {
+        let again = self.rounds.iter().filter_map(|round| round.elsewhere).map(|both| both[0]);
+        let first = median(self.rounds.iter().map(|round| round.calm).collect());
+        median(again.collect()).as_secs_f64() / first.as_secs_f64()
+    }
+
+    /// What part of a core the receiver used: the median over all rounds.
+    pub fn cpu(&self, of: fn(&Round) -> Stretch) -> f64 {
+        let mut all: Vec<_> = self.rounds.iter().map(|round| of(round).cpu).collect();
+        all.sort_by(f64::total_cmp);
+        all[all.len() / 2]
     }
 
     /// The most memory that it may have cost, beside what was there before.
@@ -103,7 +203,7 @@ impl Trial {
 
     /// How many more may have been, whose answer nobody waited for.
     pub fn owed_max(&self) -> u64 {
-        self.strangers as u64 * self.p99.len() as u64 * PIPELINED_MAX
+        self.strangers as u64 * self.rounds.len() as u64 * PIPELINED_MAX
     }
 
     pub fn expect_harmless(&self) {
@@ -111,14 +211,14 @@ impl Trial {
         assert!(!self.heard.keys().any(is_ours), "{self}: a bad request was answered 5xx");
         let grown = self.memory_bytes.1 - self.memory_bytes.0;
         assert!(grown < self.memory_bytes_max(), "{self}: memory grew by {grown} bytes");
-        let speaks = !matches!(self.attack, Attack::Idle | Attack::RapidReset);
+        let speaks = !matches!(self.attack, Attack::Nothing | Attack::Idle | Attack::RapidReset);
         assert!(!speaks || !self.heard.is_empty(), "{self}: nobody was answered");
-        assert!(self.good > 0, "{self}: no good webhook came meanwhile");
     }
 
-    pub fn expect_unfelt(&self) {
-        let growth = self.growth();
-        assert!(growth <= GROWTH_MAX, "{self}: p99 grew {growth:.2} times");
+    /// Whether the receiver adds no more to the good ones' p99 than it may. What any server on the
+    /// strangers' own cores would cost them is not the receiver's.
+    pub fn is_unfelt(&self) -> bool {
+        self.own_growth() <= GROWTH_MAX
     }
 }
 
@@ -127,11 +227,16 @@ impl fmt::Display for Trial {
         let (before, most) = self.memory_bytes;
         write!(
             f,
-            "{:?} by {}: p99 {:.2} times that of calm {:.1?}, memory {} MiB, at most {} MiB, heard {:?}",
+            "{:?} by {}: p99 {:.1?} in calm, {:.1?} under attack ({:.2}), {:.1?} while the bare server is \
+             attacked, of a core {:.3} and {:.3}, memory {} MiB, at most {} MiB, heard {:?}",
             self.attack,
             self.strangers,
+            self.calm(),
+            self.attacked(),
             self.growth(),
-            self.p99,
+            self.elsewhere(),
+            self.cpu(|round| round.calm),
+            self.cpu(|round| round.attack),
             before >> 20,
             most >> 20,
             self.heard
@@ -139,9 +244,31 @@ impl fmt::Display for Trial {
     }
 }
 
-/// How long the good ones waited that were sent in this window.
-fn within(ledger: &Ledger, window: &Range<Instant>) -> Vec<Duration> {
-    let attempts = ledger.attempts();
-    let sent = attempts.iter().filter(|attempt| window.contains(&attempt.began));
-    sent.filter(|attempt| attempt.outcome == Outcome::Stored).map(|attempt| attempt.took).collect()
+/// The median of their p99; nothing of none.
+fn median(stretches: Vec<Stretch>) -> Duration {
+    let mut all: Vec<_> = stretches.iter().map(|stretch| stretch.p99).collect();
+    all.sort();
+    let middle = all.len() / 2;
+    match all.len() {
+        0 => Duration::ZERO,
+        count if count.is_multiple_of(2) => (all[middle - 1] + all[middle]) / 2,
+        _ => all[middle],
+    }
+}
+
+impl Watched {
+    fn judge(&self, ledger: &Ledger) -> Stretch {
+        let attempts = ledger.attempts();
+        let is_ours = |attempt: &&Attempt| {
+            attempt.outcome == Outcome::Stored && self.window.contains(&attempt.began)
+        };
+        let took: Vec<_> = attempts.iter().filter(is_ours).map(|attempt| attempt.took).collect();
+        let time = self.window.end - self.window.start;
+        Stretch {
+            p50: percentile(&took, 0.5),
+            p99: percentile(&took, 0.99),
+            good: took.len(),
+            cpu: self.cpu.as_secs_f64() / time.as_secs_f64(),
+        }
+    }
 }
