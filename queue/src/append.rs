@@ -19,11 +19,12 @@ pub struct Appender {
     name: u64,
 }
 
-/// Ends the connections of one appender from Redis' side, where its own side got no answer: what was
+/// Ends the connections of appenders from Redis' side, where their own side got no answer: what was
 /// sent on one may lie anywhere on the way, and must not arrive behind what is sent after it.
 pub struct Fence {
     redis: Redis,
-    name: u64,
+    /// Of one appender; of all that append to this stream, if none is given.
+    name: Option<u64>,
 }
 
 /// An append, ready to be sent.
@@ -48,7 +49,7 @@ impl Appender {
 
     /// What puts an end to the connection of an append that was given up.
     pub fn fence(&self) -> Fence {
-        Fence { redis: self.redis.clone(), name: self.name }
+        Fence { redis: self.redis.clone(), name: Some(self.name) }
     }
 
     /// Appends a pack of `count` webhooks and counts them, in one transaction. Waits for the
@@ -119,9 +120,14 @@ impl Appender {
             let mut connection = self.redis.connect(None).await?;
             // Where this is forbidden there will be no fence, and all else is as it was.
             let mut name = cmd("CLIENT");
-            name.arg("SETNAME").arg(client_name(self.name));
+            name.arg("SETNAME").arg(client_name(&self.redis, Some(self.name)));
             match name.query_async::<()>(&mut connection).await.map_err(QueueError::from) {
-                Ok(()) | Err(QueueError::Refused(_)) => {}
+                Ok(()) => {}
+                Err(error @ QueueError::Refused(_)) => tracing::warn!(
+                    %error,
+                    "redis does not let this connection have a name (CLIENT SETNAME): should it die \
+                     unnoticed, what was sent on it may arrive out of its order"
+                ),
                 Err(error) => return Err(error),
             }
             self.connection = Some(connection);
@@ -131,29 +137,39 @@ impl Appender {
 }
 
 impl Fence {
+    /// Of every appender to this stream, of whatever process: for one that has none of its own yet.
+    pub fn of_all(redis: Redis) -> Self {
+        Self { redis, name: None }
+    }
+
     /// Ends them. From then on nothing that was sent on one takes effect; what took effect before
-    /// did so.
+    /// did so. Says how many there were.
     ///
     /// # Errors
-    /// [`QueueError`] when Redis is not reached, or does not allow it.
-    pub async fn close(&self) -> Result<(), QueueError> {
+    /// [`QueueError`] when Redis is not reached; `Refused` where it does not allow it.
+    pub async fn close(&self) -> Result<usize, QueueError> {
         let mut connection = self.redis.connect(Some(CONNECT_TIMEOUT)).await?;
         let clients: String = cmd("CLIENT").arg("LIST").query_async(&mut connection).await?;
-        for id in ids_of(&clients, &client_name(self.name)) {
+        let ids = ids_of(&clients, &client_name(&self.redis, self.name));
+        for id in &ids {
             cmd("CLIENT").arg("KILL").arg("ID").arg(id).query_async::<()>(&mut connection).await?;
         }
-        Ok(())
+        Ok(ids.len())
     }
 }
 
-fn client_name(name: u64) -> String {
-    format!("spillway-append-{name:016x}")
+/// What the connections of an appender are called, or what the names of all begin with.
+fn client_name(redis: &Redis, name: Option<u64>) -> String {
+    let name = name.map(|name| format!("{name:016x}")).unwrap_or_default();
+    format!("{}/{name}", redis.keys.stream())
 }
 
-/// The ids of the clients of a name, in what CLIENT LIST says: a line each, of words such as `id=3`.
+/// The ids of the clients whose names begin so, in what CLIENT LIST says: a line each, of words such
+/// as `id=3`.
 fn ids_of<'a>(clients: &'a str, name: &str) -> Vec<&'a str> {
     let value = |line: &'a str, key: &str| line.split(' ').find_map(|word| word.strip_prefix(key));
-    let of_name = clients.lines().filter(|line| value(line, "name=") == Some(name));
+    let begins = |line| value(line, "name=").is_some_and(|other| other.starts_with(name));
+    let of_name = clients.lines().filter(|&line| begins(line));
     of_name.filter_map(|line| value(line, "id=")).collect()
 }
 
@@ -184,11 +200,13 @@ mod tests {
     use super::ids_of;
 
     #[test]
-    fn clients_are_found_by_their_whole_name() {
-        let clients = "id=3 addr=/a:0 name=spillway-append-01 db=0\n\
+    fn clients_are_found_by_what_their_names_begin_with() {
+        let clients = "id=3 addr=/a:0 name=spillway:in/01 db=0\n\
                        id=4 addr=/a:0 name= db=0\n\
-                       id=17 addr=/a:0 name=spillway-append-012 db=0\n";
-        assert_eq!(ids_of(clients, "spillway-append-01"), ["3"]);
-        assert_eq!(ids_of(clients, "spillway-append-0"), [""; 0]);
+                       id=5 addr=/name=spillway:in/ db=0\n\
+                       id=17 addr=/a:0 name=spillway:in/02 db=0\n";
+        assert_eq!(ids_of(clients, "spillway:in/01"), ["3"]);
+        assert_eq!(ids_of(clients, "spillway:in/"), ["3", "17"]);
+        assert_eq!(ids_of(clients, "other:in/"), [""; 0]);
     }
 }

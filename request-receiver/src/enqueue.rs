@@ -17,7 +17,7 @@ use spillway_service::error::chain;
 use spillway_service::supervisor::Pulse;
 use spillway_webhook::StreamId;
 use spillway_webhook::pack::{Packer, RAW_BYTES_TARGET, Records};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::metrics::Metrics;
 use crate::queue_state::{Health, QueueState};
@@ -32,6 +32,9 @@ const GATHER_ROUNDS_MAX: usize = 12;
 /// Looks at Redis, of one a second, that were answered while an append was not: Redis runs one
 /// command after the other, so by then it is this connection that is dead, not Redis that is slow.
 const LOOKS_MAX: u64 = 10;
+/// And at least so long, with so many bytes of its pack each second: a large one may be slow to send.
+const DEAD_AFTER: Duration = Duration::from_secs(10);
+const SLOWEST_BYTES_PER_S: usize = 16 << 10;
 /// How often that is looked up.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -117,6 +120,7 @@ impl Batcher {
         self.connect_anew_if_redis_went();
         let count = records.count();
         let pack = self.packer.pack(records);
+        let bytes = pack.len();
         let fence = self.appender.fence();
         let outcome = {
             let mut append = pin!(self.appender.append(pack, count));
@@ -127,17 +131,19 @@ impl Batcher {
             } else {
                 // Nothing that arrives now would be answered in time.
                 self.state.set_stalled(true);
-                let append = unless_dead(&self.state, append);
-                let outcome = answering(&self.pulse, append).await;
-                self.state.set_stalled(false);
-                outcome
+                let append = unless_dead(&self.state, bytes, append);
+                answering(&self.pulse, append).await
             }
         };
-        let Some(outcome) = outcome else {
-            self.appender.disconnect();
-            answering(&self.pulse, close(&fence)).await;
-            return Err(Refusal::AckTimeout);
+        let outcome = match outcome {
+            Some(outcome) => outcome,
+            None => {
+                self.appender.disconnect();
+                answering(&self.pulse, close(&fence)).await;
+                Err(given_up())
+            }
         };
+        self.state.set_stalled(false);
         told(outcome, count, &self.state, &self.metrics)
     }
 
@@ -185,16 +191,21 @@ async fn answering<T>(pulse: &Pulse, work: impl Future<Output = T>) -> T {
     }
 }
 
-/// The outcome of an append; `None` when Redis answers others and not this one, for so long that its
-/// connection must be dead.
-async fn unless_dead<T>(state: &QueueState, append: impl Future<Output = T>) -> Option<T> {
+/// The outcome of an append of so many bytes; `None` when Redis answers others and not this one, for
+/// so long that its connection must be dead.
+async fn unless_dead<T>(
+    state: &QueueState,
+    bytes: usize,
+    append: impl Future<Output = T>,
+) -> Option<T> {
     let (looks_before, mut append) = (state.looks(), pin!(append));
+    let dead_at = Instant::now() + DEAD_AFTER + slowly(bytes);
     loop {
         tokio::select! {
             biased;
             outcome = &mut append => return Some(outcome),
             () = sleep(LOOK_EVERY) => {
-                if state.looks() - looks_before >= LOOKS_MAX {
+                if state.looks() - looks_before >= LOOKS_MAX && Instant::now() >= dead_at {
                     return None;
                 }
             }
@@ -202,16 +213,38 @@ async fn unless_dead<T>(state: &QueueState, append: impl Future<Output = T>) -> 
     }
 }
 
-/// Sees to it that an append that was given up does not take effect behind those after it.
+fn slowly(bytes: usize) -> Duration {
+    Duration::from_secs((bytes / SLOWEST_BYTES_PER_S) as u64)
+}
+
+/// Sees to it that an append that was given up does not take effect behind those after it. Returns
+/// only then, or where Redis forbids it.
 async fn close(fence: &Fence) {
-    match fence.close().await {
-        Ok(()) => tracing::warn!("an append without an answer was given up with its connection"),
-        Err(error) => tracing::warn!(
-            error = chain(&error),
-            "an append was given up, and its connection could not be ended in redis: should it \
-             arrive yet, it is out of its order"
-        ),
+    loop {
+        match fence.close().await {
+            Ok(connections) => {
+                tracing::warn!(connections, "an append without an answer was given up");
+                return;
+            }
+            Err(error @ QueueError::Refused(_)) => {
+                tracing::warn!(
+                    error = chain(&error),
+                    "an append was given up, and redis does not let its connection be ended (CLIENT \
+                     LIST, CLIENT KILL): should it arrive yet, it is out of its order"
+                );
+                return;
+            }
+            Err(error) => {
+                tracing::debug!(error = chain(&error), "a connection cannot be ended now");
+                sleep(LOOK_EVERY).await;
+            }
+        }
     }
+}
+
+/// What is known of an append that was given up.
+fn given_up() -> AppendError {
+    AppendError::Unknown(QueueError::Unexpected("no answer, while others had theirs".to_owned()))
 }
 
 /// What a failed append says about the queue, and to those who waited for it.

@@ -74,10 +74,13 @@ impl Index {
         self.lock().segments.iter().map(Segment::waiting).sum()
     }
 
-    /// Whether anything waits to be fed, as far as is known.
+    /// Whether anything waits to be fed, as far as is known: by the records' numbers, since counts may
+    /// be missing, and where there is damage wrong.
     pub fn holds_any(&self) -> bool {
         let inner = self.lock();
-        inner.segments.iter().any(|segment| segment.webhooks.is_none() || segment.waiting() > 0)
+        let (first, last) = (inner.segments.front(), inner.segments.back());
+        let gone = first.map_or(0, |segment| segment.after).max(inner.fed_through);
+        last.is_some_and(|segment| segment.last > gone)
     }
 
     /// The newest segment of which it is not known how many webhooks are in it.
@@ -155,9 +158,12 @@ impl Index {
 
     /// All that there is was fed: a count that damage has left wrong is made good.
     pub fn all_fed(&self) {
-        for segment in &mut self.lock().segments {
-            // Also where they are being counted still.
-            segment.webhooks = Some(0);
+        let mut inner = self.lock();
+        let last = inner.segments.back().map_or(0, |segment| segment.last);
+        inner.fed_through = last.max(inner.fed_through);
+        for segment in &mut inner.segments {
+            // Also where they are being counted still. More may be written to the last one.
+            (segment.webhooks, segment.fed) = (Some(0), 0);
         }
     }
 

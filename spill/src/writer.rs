@@ -16,8 +16,6 @@ use crate::segment;
 
 /// The name of what is written to see whether the disk takes anything.
 const PROBE: &str = "probe";
-/// More than most groups have, and little enough to be taken from a disk that is nearly full.
-const PROBE_BYTES_MAX: u64 = 1 << 20;
 
 /// How much may be written.
 #[derive(Debug, Clone, Copy)]
@@ -102,8 +100,9 @@ impl Writer {
     /// Why it would not be.
     pub fn probe(&self) -> Result<(), WriteError> {
         // Several packs may have been refused together that find room one by one.
-        self.expect_below_limit(self.refused.min(self.limits.segment_bytes))?;
-        let zeros = vec![0; self.refused.min(PROBE_BYTES_MAX) as usize];
+        let bytes = self.refused.min(self.limits.segment_bytes);
+        self.expect_below_limit(bytes)?;
+        let zeros = vec![0; bytes as usize];
         let path = remove_probe(&self.directory);
         let tried = self.disk.create(&path).and_then(|mut file| {
             write_all(file.as_mut(), &zeros, 0)?;
@@ -129,11 +128,14 @@ impl Writer {
         match write_group(active, packs, first, synced) {
             Ok(()) => {}
             Err(error) => {
-                // Whatever was written of it must not stand before the next group.
-                if active.file.truncate(start).is_err() {
+                let error = not_written(error);
+                // Whatever was written of it must not stand before the next group. A file that is
+                // at fault itself may be so for ever.
+                let is_clean = active.file.truncate(start).is_ok();
+                if !is_clean || !matches!(error, WriteError::Full(_)) {
                     self.abandon(packs.len());
                 }
-                return Err(not_written(error));
+                return Err(error);
             }
         }
         if let Err(error) = active.file.sync() {

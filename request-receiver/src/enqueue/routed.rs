@@ -5,6 +5,7 @@
 //! is fed once that append's outcome is known. What Redis refused for certain goes to the disk too.
 //! What may have been stored keeps its meaning: it is nobody's 200, and is not written again.
 
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use spillway_webhook::StreamId;
 use spillway_webhook::pack::Packer;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::{Batcher, close, told, unless_dead};
+use super::{Batcher, close, given_up, told, unless_dead};
 use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
 use crate::reply::Refusal;
@@ -30,8 +31,11 @@ struct Late {
     append: Appending,
     fence: Fence,
     batch: Batch,
-    /// Nothing is fed before this ends.
-    way: Direct,
+    /// Of its pack.
+    bytes: usize,
+    /// Nothing is fed before this ends; and nothing at all by this process, where it has to end
+    /// before the append's outcome is known.
+    way: ManuallyDrop<Direct>,
     spill: Arc<Spill>,
     waiting: Arc<Waiting>,
     state: QueueState,
@@ -49,7 +53,9 @@ impl Batcher {
 
     async fn append_unless_it_hangs(&mut self, batch: Batch, way: Direct, spill: &Arc<Spill>) {
         let count = batch.records().count();
-        let append = self.appender.prepare(self.packer.pack(batch.records()), count);
+        let pack = self.packer.pack(batch.records());
+        let bytes = pack.len();
+        let append = self.appender.prepare(pack, count);
         self.connect_anew_if_redis_went();
         let redis = self.redis.clone();
         let mut appender = std::mem::replace(&mut self.appender, Appender::new(redis));
@@ -76,7 +82,9 @@ impl Batcher {
                 self.state.look();
                 let (waiting, state) = (self.waiting.clone(), self.state.clone());
                 let (spill, metrics) = (spill.clone(), self.metrics.clone());
-                let late = Late { append, fence, batch, way, spill, waiting, state, metrics };
+                let way = ManuallyDrop::new(way);
+                let late =
+                    Late { append, fence, batch, bytes, way, spill, waiting, state, metrics };
                 tokio::spawn(late.settle());
             }
         }
@@ -112,20 +120,21 @@ impl Batcher {
 impl Late {
     /// Waits for the outcome for as long as the connection may live.
     async fn settle(self) {
-        let Self { append, fence, mut batch, way, spill, waiting, state, metrics } = self;
+        let Self { append, fence, mut batch, bytes, way, spill, waiting, state, metrics } = self;
         let count = batch.records().count();
-        let outcome = unless_dead(&state, append).await.map(|(_, outcome)| outcome);
-        if outcome.is_none() {
-            close(&fence).await;
-        }
-        if !outcome.as_ref().is_some_and(is_refused) {
-            let answer = outcome
-                .map_or(Err(Refusal::AckTimeout), |outcome| told(outcome, count, &state, &metrics));
-            waiting.resolve(batch, answer);
-            return;
-        }
-        if let Some(outcome) = outcome {
-            told(outcome, count, &state, &metrics).ok();
+        let outcome = match unless_dead(&state, bytes, append).await {
+            Some((_, outcome)) => outcome,
+            None => {
+                close(&fence).await;
+                Err(given_up())
+            }
+        };
+        let way = ManuallyDrop::into_inner(way);
+        let is_refused = is_refused(&outcome);
+        let answer = told(outcome, count, &state, &metrics);
+        if !is_refused {
+            drop(way);
+            return waiting.resolve(batch, answer);
         }
         let instead = spill.enter_spilling();
         drop(way);

@@ -60,7 +60,11 @@ pub async fn settle(feeder: &mut Feeder) -> Result<(), Misconfigured> {
                 }
                 seen = Some(held);
             }
-            Ok(Ok(Claimed::Ours { .. })) | Ok(Err(_)) | Err(_) => return Ok(()),
+            Ok(Ok(Claimed::Ours { .. })) => {
+                feeder.fence().await;
+                return Ok(());
+            }
+            Ok(Err(_)) | Err(_) => return Ok(()),
         }
         sleep(LOOK_EVERY).await;
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt;
+use spillway_queue::append::Fence;
 use spillway_queue::feed::{Claim, Claimed, Fed};
 use spillway_queue::owner::{BUMP_EVERY, Watch};
 use spillway_queue::{Connection, QueueError, Redis};
@@ -167,6 +168,15 @@ impl Feeder {
         Ok(claimed)
     }
 
+    /// Ends what an earlier process of ours may have on its way to Redis: it must not arrive behind
+    /// what is fed. For a process that has appended nothing yet.
+    pub async fn fence(&self) {
+        if let Err(error) = Fence::of_all(self.redis.clone()).close().await {
+            let error = chain(&error);
+            tracing::debug!(error, "connections of an earlier process cannot be ended");
+        }
+    }
+
     /// One step; says how long to wait for the next unless something happens.
     async fn turn(&mut self, state: &QueueState) -> Result<Duration, FeedError> {
         let is_due = self.confirmed.is_none_or(|confirmed| confirmed.elapsed() >= BUMP_EVERY);
@@ -209,7 +219,15 @@ impl Feeder {
         let began = Instant::now();
         // The next chunk is read while this one is on its way.
         let (fed, ahead) = tokio::join!(
-            send(&self.claim, &mut self.connection, &mut self.feeding, after, &chunk, pace),
+            send(
+                &self.claim,
+                &self.redis,
+                &mut self.connection,
+                &mut self.feeding,
+                after,
+                &chunk,
+                pace
+            ),
             self.progress.next(&self.spill, skip_through, pace),
         );
         if let Err(FeedError::Late { bytes }) = &fed {
@@ -382,13 +400,14 @@ impl Progress {
 /// claim that stands still.
 async fn send(
     claim: &Claim,
+    redis: &Redis,
     connection: &mut Option<Connection>,
     feeding: &mut Option<Connection>,
     after: u64,
     chunk: &Chunk,
     pace: Pace,
 ) -> Result<(), FeedError> {
-    let (Some(connection), Some(feeding)) = (connection, feeding) else {
+    let Some(feeding) = feeding else {
         return Ok(());
     };
     let packs: Vec<Fed<'_>> = chunk
@@ -399,8 +418,14 @@ async fn send(
     let confirming = async {
         loop {
             sleep(BUMP_EVERY).await;
-            // Feeding itself tells when it is another's.
-            claim.confirm(connection, "").await.ok();
+            // Feeding itself tells when it is another's. A connection that broke is made anew.
+            let confirmed = async {
+                let connection = connected(connection, redis, Some(ANSWER_WITHIN)).await?;
+                claim.confirm(connection, "").await
+            };
+            if confirmed.await.is_err() {
+                *connection = None;
+            }
         }
     };
     tokio::select! {

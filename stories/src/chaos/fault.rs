@@ -103,6 +103,7 @@ kinds! {
     RepliesToDrainsLost: WayToRedis, 50..=500, "Redis' replies to the drains lost after they took effect";
     RequestsCut: WayToRedis, 50..=500, "requests to Redis cut in the middle";
     RedisSlow: WayToRedis, 300..=1500, "each reply of Redis 20 ms late";
+    AppendsHeld: WayToRedis, 100..=16_000, "appends held up on their way, to arrive late";
     RedisHalfOpen: WayToRedis, 50..=500, "connections to Redis that are gone for one end only";
     BackendSlow: Backend, 300..=1500, "a backend that takes 300 ms";
     BackendFails: Backend, 100..=1500, "a backend that answers 500, 502, 503";

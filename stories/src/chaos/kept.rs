@@ -17,15 +17,16 @@ pub struct Kept<P> {
     pub process: P,
     /// It stays down until this is false again.
     pub is_held: bool,
-    /// Its end was brought about.
+    /// Its end was brought about, and how it has to look, if that is known.
     is_doomed: bool,
+    is_asked_to_end: bool,
     ended: Option<Instant>,
 }
 
 impl<P: DerefMut<Target = Process>> Kept<P> {
     /// Takes over a process that was started.
     pub fn new(process: P) -> Self {
-        Self { process, is_held: false, is_doomed: false, ended: None }
+        Self { process, is_held: false, is_doomed: false, is_asked_to_end: false, ended: None }
     }
 
     /// `kill -9`.
@@ -39,7 +40,7 @@ impl<P: DerefMut<Target = Process>> Kept<P> {
     /// Asks it to end.
     pub fn sigterm(&mut self) {
         if self.process.is_running() {
-            self.is_doomed = true;
+            self.is_asked_to_end = true;
             self.process.sigterm();
         }
     }
@@ -65,9 +66,11 @@ impl<P: DerefMut<Target = Process>> Kept<P> {
         if self.is_held || ended.elapsed() < RESTART_AFTER {
             return None;
         }
-        let by_itself = !std::mem::take(&mut self.is_doomed);
+        let is_asked_to_end = std::mem::take(&mut self.is_asked_to_end);
+        let is_doomed = std::mem::take(&mut self.is_doomed);
+        let did_as_asked = is_asked_to_end && status.success();
         self.ended = None;
         self.process.restart();
-        by_itself.then_some(status)
+        (!is_doomed && !did_as_asked).then_some(status)
     }
 }

@@ -1,6 +1,11 @@
 //! What a disk does to a sync, put between a process and the kernel by strace.
 
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::until::until;
+
+const ATTACHES_WITHIN: Duration = Duration::from_secs(10);
 
 /// Strace at work. Dropped, the process is left alone again.
 #[derive(Debug)]
@@ -8,22 +13,25 @@ pub struct Syncs(Child);
 
 impl Syncs {
     /// Each sync of a process takes so much longer, in microseconds.
-    pub fn delayed(process: u32, by_us: u32) -> Self {
-        Self::tampered(process, &format!("delay_enter={by_us}"))
+    pub async fn delayed(process: u32, by_us: u32) -> Self {
+        Self::tampered(process, &format!("delay_enter={by_us}")).await
     }
 
     /// Each sync of a process fails as on a broken disk.
-    pub fn failing(process: u32) -> Self {
-        Self::tampered(process, "error=EIO")
+    pub async fn failing(process: u32) -> Self {
+        Self::tampered(process, "error=EIO").await
     }
 
-    fn tampered(process: u32, how: &str) -> Self {
+    async fn tampered(process: u32, how: &str) -> Self {
         let mut strace = Command::new("strace");
         strace.args(["-f", "-qq", "-o", "/dev/null", "-p", &process.to_string()]);
         strace.args(["-e", "trace=fdatasync,fsync", "-e"]);
         strace.arg(format!("inject=fdatasync,fsync:{how}"));
         let strace = strace.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
-        Self(strace.expect("strace is missing; install it with: apt-get install strace"))
+        let syncs =
+            Self(strace.expect("strace is missing; install it with: apt-get install strace"));
+        until("strace is attached", ATTACHES_WITHIN, async || is_traced(process)).await;
+        syncs
     }
 }
 
@@ -33,4 +41,12 @@ impl Drop for Syncs {
         self.0.kill().ok();
         self.0.wait().ok();
     }
+}
+
+/// True too of a process that has ended by now: that is what failing syncs are to bring about.
+fn is_traced(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"));
+    let tracer =
+        status.as_deref().unwrap_or("").lines().find(|line| line.starts_with("TracerPid:"));
+    tracer.is_none_or(|line| !line.ends_with("\t0")) || status.is_ok_and(|s| s.contains("(zombie)"))
 }

@@ -123,7 +123,9 @@ impl World {
 
         let of_drains = vec![("REDIS_URL", to_drains.url())];
         let owned = [of_drains.clone(), time(2)].concat();
-        let settings = [&[DELIVERY_TIMEOUT][..], &borrowed(&owned)].concat();
+        let mut settings = [&[DELIVERY_TIMEOUT][..], &borrowed(&owned)].concat();
+        // Where no topic shows what is in the queue, the backend has to see all of it.
+        settings.extend((!parts.kafka).then_some(("DEDUP_WINDOW", "0")));
         let downstreamers = (0..1 + usize::from(parts.standby))
             .map(|_| Kept::new(cell.downstreamer_starting(&to_backend.url(), &settings)))
             .collect();

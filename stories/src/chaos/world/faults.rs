@@ -54,6 +54,7 @@ impl World {
             | Kind::SpillDiskFull => self.strike_redis(kind, chance).await,
             Kind::EverythingKilled => self.kill_everything(),
             Kind::SpillingKilled => self.kill_while_spilling().await,
+            Kind::AppendsHeld => self.ways.receiver.suffers(Trouble::HoldsAppends),
             Kind::RepliesToReceiverLost => self.ways.receiver.suffers(Trouble::LosesReplies),
             Kind::RepliesToDrainsLost => self.ways.drains.suffers(Trouble::LosesReplies),
             Kind::RequestsCut => self.trouble_redis(Trouble::CutsRequests),
@@ -135,8 +136,12 @@ impl World {
                 let limit = (self.redis_memory().await + ROOM_BYTES).to_string();
                 self.ask_redis(&["CONFIG", "SET", "maxmemory", &limit]).await;
             }
-            Kind::SyncSlow => self.syncs = Some(Syncs::delayed(process, SYNC_DELAY_US)),
-            Kind::SyncFails => self.syncs = Some(Syncs::failing(process)),
+            Kind::SyncSlow => self.syncs = Some(Syncs::delayed(process, SYNC_DELAY_US).await),
+            Kind::SyncFails => {
+                self.syncs = Some(Syncs::failing(process).await);
+                let redis = &mut self.redis.process;
+                until("redis ends", TAKES_HOLD_WITHIN, async || !redis.is_running()).await;
+            }
             Kind::RedisDiskFull => self.disks.as_ref().expect("its own disk").redis.fill(),
             Kind::SpillDiskFull => {
                 self.disks.as_ref().expect("its own disk").spill.fill();
