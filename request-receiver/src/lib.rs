@@ -57,11 +57,6 @@ const FEEDER_STOPS_WITHIN: Duration = Duration::from_millis(500);
 /// # Errors
 /// When an address can't be bound, or Redis is absent and the settings say to give up then.
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
-    // As a task, so that the thread that hears of a connection is the one that accepts it.
-    tokio::spawn(accept_and_serve(settings, shutdown)).await?
-}
-
-async fn accept_and_serve(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let metrics = Metrics::new(settings.secrets.matches());
     let (readiness, after_all) = admin::start(settings.admin_listen, &metrics.registry).await?;
