@@ -121,7 +121,6 @@ impl Batcher {
         let count = records.count();
         let pack = self.packer.pack(records);
         let bytes = pack.len();
-        let fence = self.appender.fence();
         let outcome = {
             let mut append = pin!(self.appender.append(pack, count));
             let in_time = timeout(self.ack_timeout, answering(&self.pulse, &mut append));
@@ -138,6 +137,7 @@ impl Batcher {
         let outcome = match outcome {
             Some(outcome) => outcome,
             None => {
+                let fence = self.appender.fence();
                 self.appender.disconnect();
                 answering(&self.pulse, close(&fence)).await;
                 Err(given_up())
