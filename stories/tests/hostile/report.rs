@@ -112,7 +112,7 @@ fn verdict(trials: &[Trial]) -> String {
         format!("- {what} within {GROWTH_MAX}: {within} of {}{rest}.\n", attacks.len())
     };
     format!(
-        "\n{}{}\n`make hostile` fails where the receiver's own is beyond.\n",
+        "\n{}{}\n`make hostile` fails where the ratio is beyond; the receiver's own says whose doing that is.\n",
         held("The ratio is", Trial::growth),
         held("The receiver's own is", Trial::own_growth),
     )

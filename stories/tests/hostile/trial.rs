@@ -215,10 +215,9 @@ impl Trial {
         assert!(!speaks || !self.heard.is_empty(), "{self}: nobody was answered");
     }
 
-    /// Whether the receiver adds no more to the good ones' p99 than it may. What any server on the
-    /// strangers' own cores would cost them is not the receiver's.
+    /// Whether the good ones' p99 grows no more than it may, whoever is the cause.
     pub fn is_unfelt(&self) -> bool {
-        self.own_growth() <= GROWTH_MAX
+        self.growth() <= GROWTH_MAX
     }
 }
 
