@@ -84,16 +84,20 @@ impl InForce {
     }
 }
 
-/// Reads the file again on each SIGHUP.
-pub async fn reload_on_hangup(source: Arc<Source>) {
-    match signal(SignalKind::hangup()) {
-        Ok(mut hangup) => {
-            while hangup.recv().await.is_some() {
-                source.reload();
+/// Reads the file again on each SIGHUP. Listened to from the call on, not from the first poll: a signal
+/// in between would be lost, or end the process.
+pub fn reload_on_hangup(source: Arc<Source>) -> impl Future<Output = ()> + Send {
+    let hangup = signal(SignalKind::hangup());
+    async move {
+        match hangup {
+            Ok(mut hangup) => {
+                while hangup.recv().await.is_some() {
+                    source.reload();
+                }
             }
-        }
-        Err(error) => {
-            tracing::error!(%error, "the signal to read the secrets again can not be listened to")
+            Err(error) => {
+                tracing::error!(%error, "the signal to read the secrets again can not be listened to")
+            }
         }
     }
 }
