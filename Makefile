@@ -23,7 +23,7 @@ kafka: ## a Kafka broker on 127.0.0.1:9092, in ./run/kafka, and the producer to 
 test: ## run every test, against real servers
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
-	cargo test --locked --workspace
+	cargo test --locked --workspace --no-fail-fast
 
 check: lint audit test ## formatting, lints, docs, dependencies and every test: what a change must pass
 

@@ -23,6 +23,8 @@ const REWRITE_WORTH_BYTES: u64 = 256 << 20;
 /// Past `4 × used memory + 4 GiB` the AOF is rewritten whatever it costs.
 const REWRITE_FACTOR: u64 = 4;
 const REWRITE_SLACK_BYTES: u64 = 4 << 30;
+/// What a rewrite must give back at least to be worth it on a disk that is full.
+const REWRITE_GAIN_BYTES: u64 = 64 << 20;
 
 /// What was read from Redis and from the disk below it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,8 +71,6 @@ pub enum Verdict {
         durability: Durability,
         /// What the operator should know.
         warnings: Vec<&'static str>,
-        /// Whether the AOF should be rewritten now.
-        rewrite: bool,
     },
     /// Answer 503 `queue_full` until there is room again.
     Full(&'static str),
@@ -160,8 +160,7 @@ pub fn judge(facts: &Facts, require_durable: bool, was_full: bool) -> Verdict {
     if facts.limit_bytes > 0 && facts.used_bytes + spare_bytes >= facts.limit_bytes {
         return Verdict::Full("redis has reached its maxmemory");
     }
-    let disk_needed = disk_needed_bytes(facts);
-    if facts.aof_enabled && facts.disk_free_bytes.is_some_and(|free| free < disk_needed) {
+    if is_disk_short(facts) {
         return Verdict::Full("the disk below the AOF has less free than a rewrite of it needs");
     }
     if facts.aof_write_failed {
@@ -177,7 +176,7 @@ pub fn judge(facts: &Facts, require_durable: bool, was_full: bool) -> Verdict {
             "a crash of redis can lose answered webhooks: set appendonly yes and appendfsync always",
         );
     }
-    Verdict::Usable { durability, warnings, rewrite: should_rewrite(facts) }
+    Verdict::Usable { durability, warnings }
 }
 
 /// With less than this free below the AOF, webhooks are refused.
@@ -219,15 +218,26 @@ fn refusal(facts: &Facts, require_durable: bool) -> Option<String> {
     None
 }
 
-/// A rewrite is cheap when the queue is nearly empty, and due when the AOF outgrew the data.
-fn should_rewrite(facts: &Facts) -> bool {
-    if !facts.aof_enabled || facts.is_rewriting || facts.aof_bytes < REWRITE_WORTH_BYTES {
+/// Whether the AOF should be rewritten now: cheap as the queue is nearly empty, or due as the AOF
+/// outgrew the data, or all that gives a full disk room again. Webhooks are refused then, so nothing
+/// else would ever make the AOF smaller, however empty the queue becomes.
+pub fn should_rewrite(facts: &Facts) -> bool {
+    if !facts.aof_enabled || facts.is_rewriting {
         return false;
+    }
+    let fits = facts.disk_free_bytes.is_some_and(|free| free > facts.used_bytes);
+    if is_disk_short(facts) && fits && facts.aof_bytes > facts.used_bytes + REWRITE_GAIN_BYTES {
+        return true;
     }
     let is_nearly_empty = facts.used_bytes < facts.aof_bytes / 8;
     let has_outgrown =
         facts.aof_bytes > facts.used_bytes.saturating_mul(REWRITE_FACTOR) + REWRITE_SLACK_BYTES;
-    is_nearly_empty || has_outgrown
+    facts.aof_bytes >= REWRITE_WORTH_BYTES && (is_nearly_empty || has_outgrown)
+}
+
+fn is_disk_short(facts: &Facts) -> bool {
+    let needed = disk_needed_bytes(facts);
+    facts.aof_enabled && facts.disk_free_bytes.is_some_and(|free| free < needed)
 }
 
 fn disk_free_bytes(directory: &Path) -> Option<u64> {
@@ -253,10 +263,10 @@ mod tests {
         }
     }
 
-    fn usable(durability: Durability, warnings: usize, rewrite: bool) -> impl Fn(Verdict) -> bool {
+    fn usable(durability: Durability, warnings: usize) -> impl Fn(Verdict) -> bool {
         move |verdict| match verdict {
-            Verdict::Usable { durability: d, warnings: w, rewrite: r } => {
-                (d, w.len(), r) == (durability, warnings, rewrite)
+            Verdict::Usable { durability: d, warnings: w } => {
+                (d, w.len()) == (durability, warnings)
             }
             Verdict::Full(_) | Verdict::Refused(_) => false,
         }
@@ -264,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_redis_as_ours_is_usable_without_a_warning() {
-        assert!(usable(Durability::Always, 0, false)(judge(&good(), true, false)));
+        assert!(usable(Durability::Always, 0)(judge(&good(), true, false)));
     }
 
     #[test]
@@ -276,18 +286,18 @@ mod tests {
             matches!(judge(&evicting, false, false), Verdict::Refused(why) if why.contains("noeviction"))
         );
         let newer = Facts { version: "8.10.0".to_owned(), ..good() };
-        assert!(usable(Durability::Always, 0, false)(judge(&newer, false, false)));
+        assert!(usable(Durability::Always, 0)(judge(&newer, false, false)));
     }
 
     #[test]
     fn less_durable_is_a_warning_or_refused() {
         let everysec = Facts { fsync: Some("everysec".to_owned()), ..good() };
-        assert!(usable(Durability::EverySecond, 1, false)(judge(&everysec, false, false)));
+        assert!(usable(Durability::EverySecond, 1)(judge(&everysec, false, false)));
         assert!(matches!(judge(&everysec, true, false), Verdict::Refused(_)));
         let unknown = Facts { fsync: None, limit_bytes: 0, ..good() };
-        assert!(usable(Durability::None, 2, false)(judge(&unknown, false, false)));
+        assert!(usable(Durability::None, 2)(judge(&unknown, false, false)));
         let off = Facts { aof_enabled: false, ..good() };
-        assert!(usable(Durability::None, 1, false)(judge(&off, false, false)));
+        assert!(usable(Durability::None, 1)(judge(&off, false, false)));
     }
 
     #[test]
@@ -296,7 +306,7 @@ mod tests {
         assert!(matches!(judge(&memory, false, false), Verdict::Full(_)));
         let brim = Facts { used_bytes: (1 << 30) - (1 << 20), ..good() };
         assert!(matches!(judge(&brim, false, true), Verdict::Full(_)));
-        assert!(usable(Durability::Always, 0, false)(judge(&brim, false, false)));
+        assert!(usable(Durability::Always, 0)(judge(&brim, false, false)));
         let disk = Facts { disk_free_bytes: Some(1 << 30), ..good() };
         assert!(matches!(judge(&disk, false, false), Verdict::Full(_)));
         let broken = Facts { aof_write_failed: true, ..good() };
@@ -306,12 +316,29 @@ mod tests {
     #[test]
     fn the_aof_is_rewritten_when_cheap_and_when_due() {
         let cheap = Facts { aof_bytes: 300 << 20, ..good() };
-        assert!(usable(Durability::Always, 0, true)(judge(&cheap, false, false)));
+        assert!(should_rewrite(&cheap));
         let busy = Facts { is_rewriting: true, ..cheap };
-        assert!(usable(Durability::Always, 0, false)(judge(&busy, false, false)));
+        assert!(!should_rewrite(&busy));
         let held = Facts { used_bytes: 900 << 20, aof_bytes: 4 << 30, ..good() };
-        assert!(usable(Durability::Always, 0, false)(judge(&held, false, false)));
+        assert!(!should_rewrite(&held));
         let outgrown = Facts { aof_bytes: 8 << 30, limit_bytes: 2 << 30, ..held };
-        assert!(usable(Durability::Always, 0, true)(judge(&outgrown, false, false)));
+        assert!(should_rewrite(&outgrown));
+    }
+
+    #[test]
+    fn the_aof_is_rewritten_where_only_that_gives_the_disk_room() {
+        let full = Facts {
+            used_bytes: 43 << 20,
+            aof_bytes: 330 << 20,
+            disk_free_bytes: Some(1066 << 20),
+            ..good()
+        };
+        assert!(matches!(judge(&full, false, false), Verdict::Full(_)));
+        assert!(should_rewrite(&full));
+        // It would gain nothing, or not fit.
+        let waiting = Facts { used_bytes: 300 << 20, ..full.clone() };
+        assert!(!should_rewrite(&waiting));
+        let brim = Facts { disk_free_bytes: Some(40 << 20), ..full };
+        assert!(!should_rewrite(&brim));
     }
 }

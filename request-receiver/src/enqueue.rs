@@ -226,14 +226,6 @@ async fn close(fence: &Fence) {
                 tracing::warn!(connections, "an append without an answer was given up");
                 return;
             }
-            Err(error @ QueueError::Refused(_)) => {
-                tracing::warn!(
-                    error = chain(&error),
-                    "an append was given up, and redis does not let its connection be ended (CLIENT \
-                     LIST, CLIENT KILL): should it arrive yet, it is out of its order"
-                );
-                return;
-            }
             Err(error) => {
                 tracing::debug!(error = chain(&error), "a connection cannot be ended now");
                 sleep(LOOK_EVERY).await;

@@ -299,17 +299,15 @@ impl Watch {
         connection: Option<&mut Connection>,
     ) -> bool {
         self.gauges.show(facts);
+        if !matches!(verdict, Verdict::Refused(_))
+            && health::should_rewrite(facts)
+            && let Some(connection) = connection
+        {
+            rewrite(facts, connection).await;
+        }
         match verdict {
-            Verdict::Usable { durability, warnings, rewrite } => {
+            Verdict::Usable { durability, warnings } => {
                 self.usable(durability, &warnings).await;
-                if rewrite && let Some(connection) = connection {
-                    match health::rewrite_aof(connection).await {
-                        Ok(()) => tracing::info!(bytes = facts.aof_bytes, "aof rewrite started"),
-                        Err(error) => {
-                            tracing::warn!(error = chain(&error), "the aof could not be rewritten")
-                        }
-                    }
-                }
                 true
             }
             Verdict::Full(why) => self.unusable(Health::Full, &format!("queue_full: {why}")),
@@ -356,5 +354,12 @@ impl Watch {
         } else if self.readiness.ready_but(format!("spilling: {reason}")) {
             tracing::warn!(reason, "webhooks are taken in and spilled to disk");
         }
+    }
+}
+
+async fn rewrite(facts: &Facts, connection: &mut Connection) {
+    match health::rewrite_aof(connection).await {
+        Ok(()) => tracing::info!(bytes = facts.aof_bytes, "aof rewrite started"),
+        Err(error) => tracing::warn!(error = chain(&error), "the aof could not be rewritten"),
     }
 }

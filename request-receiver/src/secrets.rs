@@ -64,9 +64,10 @@ impl Source {
         match read_secrets(file) {
             Ok(secrets) => {
                 let in_force = InForce::new(&secrets, &self.matches);
-                let fingerprints = in_force.secrets.fingerprints();
-                tracing::info!(?fingerprints, "secrets read again");
+                let fingerprints = in_force.secrets.fingerprints().to_vec();
+                // First: whoever reads the line may sign with the new one at once.
                 self.in_force.store(Arc::new(in_force));
+                tracing::info!(?fingerprints, "secrets read again");
             }
             Err(problem) => {
                 tracing::error!(%problem, "the secrets could not be read again; the old ones stay in force");

@@ -25,6 +25,18 @@ pub struct Reader {
     /// The newest record that was passed.
     number: u64,
     file: Option<(u64, Arc<File>)>,
+    passing: Passing,
+}
+
+/// How records that are known to be fed are passed over in the segment that is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passing {
+    /// None was yet, or the last of them is behind.
+    None,
+    /// By what their heads say, without a look at the packs.
+    ByHeads,
+    /// By records whose checksums match: what heads said led astray.
+    ByChecksums,
 }
 
 /// One record to be fed.
@@ -66,7 +78,15 @@ impl Reader {
     pub fn after(index: Arc<Index>, skip_through: u64) -> Self {
         let front = index.front();
         let (segment, number) = front.map_or((0, 0), |front| (front.first, front.after));
-        Self { index, skip_through, segment, offset: HEAD_BYTES, number, file: None }
+        Self {
+            index,
+            skip_through,
+            segment,
+            offset: HEAD_BYTES,
+            number,
+            file: None,
+            passing: Passing::None,
+        }
     }
 
     /// The next records: `records_max` of them or `bytes_max`, and one in any case. Empty at the end.
@@ -127,28 +147,59 @@ impl Reader {
                 self.offset = segment.end;
             }
             if self.offset >= segment.end {
-                if !self.go_on(&segment) {
+                if self.passing == Passing::ByHeads && segment.last > self.skip_through {
+                    self.pass_anew(&segment);
+                } else if !self.go_on(&segment) {
                     return Ok(None);
                 }
                 continue;
             }
             let Some(file) = self.opened(&segment)? else { continue };
             let span = Span { file: &file, end: segment.end };
-            // What is skipped need not be good, as long as what is behind it is found.
-            if let Ok(head) = span.head(self.offset, self.number)
+            if self.passing != Passing::ByChecksums
+                && let Ok(head) = span.head(self.offset, self.number)
                 && head.number <= self.skip_through
             {
-                self.pass(&head);
-                self.index.fed(head.number, head.webhooks);
+                self.passing = Passing::ByHeads;
+                self.skip(&head);
                 continue;
             }
             match span.record(self.offset, self.number) {
-                Ok(record) => return Ok(Some(record)),
+                Ok((head, _)) if head.number <= self.skip_through => self.skip(&head),
+                // A damaged length among those may have led past what was never fed.
+                Ok((head, _))
+                    if self.passing == Passing::ByHeads && head.number > self.skip_through + 1 =>
+                {
+                    self.pass_anew(&segment);
+                }
+                Err(Miss::Bad(_)) if self.passing == Passing::ByHeads => self.pass_anew(&segment),
+                Ok(record) => {
+                    self.passing = Passing::None;
+                    return Ok(Some(record));
+                }
                 Err(Miss::End) => self.offset = segment.end,
                 Err(Miss::Bad(why)) => self.offset = self.behind_damage(&segment, why)?,
                 Err(Miss::Unreadable(error)) => return Err(error),
             }
         }
+    }
+
+    fn skip(&mut self, head: &Head) {
+        self.pass(head);
+        self.index.fed(head.number, head.webhooks);
+    }
+
+    /// Begins with this segment again, and trusts no head in it whose record is not good.
+    fn pass_anew(&mut self, segment: &Segment) {
+        self.begin(segment);
+        self.passing = Passing::ByChecksums;
+        self.number = segment.after;
+    }
+
+    fn begin(&mut self, segment: &Segment) {
+        self.segment = segment.first;
+        self.offset = HEAD_BYTES;
+        self.passing = Passing::None;
     }
 
     /// The segment that is read; the first one if it is gone.
@@ -157,8 +208,7 @@ impl Reader {
         if found.is_none()
             && let Some(front) = self.index.front()
         {
-            self.segment = front.first;
-            self.offset = HEAD_BYTES;
+            self.begin(&front);
             return Some(front);
         }
         found
@@ -187,8 +237,7 @@ impl Reader {
             tracing::error!(after, through, ?path, "spilled packs are missing: they are lost");
         }
         self.number = self.number.max(next.after);
-        self.segment = next.first;
-        self.offset = HEAD_BYTES;
+        self.begin(&next);
         true
     }
 
@@ -225,6 +274,12 @@ impl Reader {
             let bytes = segment.end - offset;
             tracing::info!(?path, offset, bytes, "a torn end is passed over; nobody was answered");
             return Ok(segment.end);
+        }
+        if let Some((next, head)) = found
+            && head.number <= self.skip_through + 1
+        {
+            tracing::warn!(why, ?path, offset, "a spilled pack is damaged; it was fed before");
+            return Ok(next);
         }
         let next = found.map_or(segment.end, |(next, _)| next);
         // If not, a power cut may have torn it, and then nobody was answered for it.

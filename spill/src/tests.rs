@@ -188,6 +188,24 @@ fn what_was_fed_is_passed_over() {
 }
 
 #[test]
+fn damage_to_what_was_fed_leads_past_nothing_else() {
+    let record_bytes = 32 + pack(1).len() as u32;
+    // Into others, to where others begin, to the end and beyond it.
+    for longer in [1, 32, record_bytes, 3 * record_bytes, 6 * record_bytes, 1 << 20] {
+        let place = tempfile::tempdir().unwrap();
+        let (index, mut writer, _) = opened(place.path());
+        write(&mut writer, [1; 8]);
+        let first = index.last() - 7;
+        // The length of the second, of three that were fed.
+        let offset = 40 + u64::from(record_bytes) + 8;
+        let length = pack(1).len() as u32 + longer;
+        let file = OpenOptions::new().write(true).open(&files(place.path(), ".spill")[0]).unwrap();
+        file.write_all_at(&length.to_le_bytes(), offset).unwrap();
+        assert_eq!(fed(&index, first + 2), packs([1; 5]), "longer by {longer}");
+    }
+}
+
+#[test]
 fn a_reader_follows_a_writer() {
     let place = tempfile::tempdir().unwrap();
     let (index, mut writer, _) = opened(place.path());

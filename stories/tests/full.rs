@@ -9,6 +9,7 @@ use stories::behaviour::Behaviour;
 use stories::cell::{CONCURRENCY, Cell};
 use stories::check::check;
 use stories::client::{Connection, post};
+use stories::disk::SmallDisk;
 use stories::ledger::{Event, Ledger, Outcome};
 use stories::load::Load;
 use stories::redis_server::RedisServer;
@@ -149,4 +150,23 @@ async fn takeover_and_dead_letters_work_on_a_full_queue() {
     let figures = check(&ledger, &backend.receipts_of_load(), &dead);
     figures.print("full, takeover, dead letters");
     figures.expect_sound(CONCURRENCY);
+}
+
+#[tokio::test]
+async fn an_aof_that_fills_the_disk_is_rewritten_although_webhooks_are_refused() {
+    let cell = Cell::shared();
+    let Some(disk) = SmallDisk::mount(cell.directory().join("disk"), 1200) else {
+        say("full: only root can make a small disk below an AOF");
+        return;
+    };
+    let redis = cell.redis(&["--dir", disk.path().to_str().expect("a path of letters")]).await;
+    // It came and went: the queue is empty, and the AOF holds all of it. Less than 1 GiB is free.
+    let data = "x".repeat(10 << 20);
+    for _ in 0..20 {
+        redis.command::<()>(&["SET", "data", &data]).await;
+    }
+    redis.command::<()>(&["DEL", "data"]).await;
+    let receiver = cell.receiver(&[]).await;
+    assert!(receiver.output().contains("less free than a rewrite of it needs"));
+    post(receiver.address(), &Webhook::any()).await.expect_stored();
 }

@@ -301,3 +301,32 @@ async fn it_starts_without_redis_and_stops_and_what_it_took_is_fed_by_the_next()
     let claim: Option<String> = redis.command(&["GET", "spillway:spill:claim"]).await;
     assert_eq!(claim, None);
 }
+
+#[tokio::test]
+async fn what_a_killed_process_left_on_its_way_does_not_arrive_behind_what_is_fed() {
+    let cell = Cell::alone();
+    let redis = cell.redis(&[]).await;
+    let way = Way::to_redis(&socket_in(cell.directory()), "way");
+    let (url, spill) = (way.url(), directory(&cell));
+    let mut killed = cell.receiver(&[("SPILL_DIR", &spill), ("REDIS_URL", &url)]).await;
+    direct(&killed, SOON).await;
+    way.suffers(Trouble::HoldsAppends);
+    let held = post(killed.address(), &Webhook::any()).await;
+    assert_eq!(held.status, 503, "nobody knows whether it was stored");
+    post(killed.address(), &Webhook::any()).await.expect_stored();
+    killed.kill9();
+
+    // The next one starts while Redis does not answer, so it learns only later that it may feed.
+    redis.sigstop();
+    let next = cell.receiver(&[("SPILL_DIR", &spill)]).await;
+    post(next.address(), &Webhook::any()).await.expect_stored();
+    redis.sigcont();
+    direct(&next, SOON).await;
+    let stored = redis.stream_len("spillway:in").await;
+    way.suffers(Trouble::None);
+    for _ in 0..20 {
+        post(next.address(), &Webhook::any()).await.expect_stored();
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(redis.stream_len("spillway:in").await, stored + 20);
+}

@@ -1,7 +1,7 @@
 //! Minutes without Redis at half of what the machine sustains, webhooks drained before and after: what
 //! is refused, lost, repeated or out of order, and how soon all is as it was.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::fs;
 use std::net::TcpListener;
@@ -15,6 +15,7 @@ use stories::cell::{CONCURRENCY, Cell};
 use stories::check::{Figures, check};
 use stories::ledger::{Ledger, Outcome};
 use stories::load::Load;
+use stories::receipt::Receipt;
 use stories::redis_server::RedisServer;
 use stories::report::say;
 use stories::seed::seed;
@@ -181,9 +182,32 @@ async fn suffer(outage: Outage, sustained: f64) -> Row {
         normal_after,
     };
     row.figures.print(&format!("spill, load, {outage:?}"));
+    stage.backend.look(|receipts| say_repeats(receipts, went));
     say(&table(&[row.value()]));
     drop(stage.cell);
     row
+}
+
+/// Prints of each webhook that was delivered again when that was, in seconds after Redis went, and
+/// which attempt its sender took it for.
+fn say_repeats(receipts: &[Receipt], went: Instant) {
+    let mut first: HashMap<&str, &Receipt> = HashMap::new();
+    let after = |receipt: &Receipt| {
+        let arrived = receipt.arrived;
+        arrived.saturating_duration_since(went).as_secs_f64()
+            - went.saturating_duration_since(arrived).as_secs_f64()
+    };
+    for receipt in receipts.iter().filter(|receipt| receipt.delivered()) {
+        let id = receipt.spillway_id();
+        let Some(before) = first.insert(id, receipt) else { continue };
+        say(&format!(
+            "repeated: {id} at {:.3} s (attempt {}), {:.3} s (attempt {})",
+            after(before),
+            before.attempt(),
+            after(receipt),
+            receipt.attempt()
+        ));
+    }
 }
 
 impl Row {
@@ -280,8 +304,8 @@ fn write(row: &Row) {
          *Refused*: answered 503; *last*: how long after Redis went the last of them was sent (0: \
          before). *Unanswered*: the connection broke, or none was made. *Repeated*: delivered again with \
          the same id, by the drain; a pack that is fed twice has another id, and counts as invented. \
-         *Waited*: on the disk, when Redis came back. *Normal*: from then on, until all is fed and webhooks go to Redis \
-         directly.\n\n{}",
+         *Waited*: on the disk, when Redis came back. *Normal*: from then on, until all is fed and \
+         webhooks go to Redis directly.\n\n{}",
         table(&rows)
     );
     let all = json!({ "command": "make endure-spill", "outages": rows });

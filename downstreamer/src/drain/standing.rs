@@ -84,7 +84,10 @@ pub(super) fn start(
             tokio::time::sleep(LOOK_EVERY).await;
             // An older one is news as well: Redis may have come back with older data.
             let bumped = tenure.orders();
-            if bumped == version || bumped == looked_at {
+            if bumped == version {
+                looked_at = version;
+            }
+            if bumped == looked_at {
                 continue;
             }
             match read(&redis, &drain).await {

@@ -20,7 +20,10 @@ impl Drain {
         // Those that were read may be newer than the last bump knows: once is enough. An older one is
         // news as well: Redis may have come back with older data.
         let bumped = self.tenure.orders();
-        if bumped == session.orders.version || bumped == session.orders_looked_at {
+        if bumped == session.orders.version {
+            session.orders_looked_at = bumped;
+        }
+        if bumped == session.orders_looked_at {
             return;
         }
         match self.runtime.clone().block_on(self.read_orders()) {

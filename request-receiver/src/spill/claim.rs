@@ -60,11 +60,7 @@ pub async fn settle(feeder: &mut Feeder) -> Result<(), Misconfigured> {
                 }
                 seen = Some(held);
             }
-            Ok(Ok(Claimed::Ours { .. })) => {
-                feeder.fence().await;
-                return Ok(());
-            }
-            Ok(Err(_)) | Err(_) => return Ok(()),
+            Ok(Ok(Claimed::Ours { .. }) | Err(_)) | Err(_) => return Ok(()),
         }
         sleep(LOOK_EVERY).await;
     }

@@ -4,6 +4,7 @@
 //! confirm; Redis says where to go on, never a memory of our own. A call without an answer is asked
 //! after, not repeated. Bounded: one chunk on its way and one read ahead.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,13 +37,14 @@ const HOLD_AGAIN: Duration = Duration::from_secs(2);
 /// Feeds one log.
 pub struct Feeder {
     spill: Arc<Spill>,
-    redis: Redis,
     claim: Claim,
     /// For the claim, which is confirmed while something is fed as well.
-    connection: Option<Connection>,
-    feeding: Option<Connection>,
+    claiming: Line,
+    feeding: Line,
     pace: Pace,
     confirmed: Option<Instant>,
+    /// Whether nothing of an earlier process can arrive any more.
+    is_fenced: bool,
     /// The newest number that Redis knows of: the next chunk goes behind it.
     fed: Option<u64>,
     /// The newest record that lay there at start.
@@ -57,6 +59,14 @@ pub struct Feeder {
     /// Since when packs wait for the way back, and when they did last.
     held_since: Option<Instant>,
     held_last: Option<Instant>,
+}
+
+/// A connection to Redis, made when it is asked for and there is none.
+struct Line {
+    redis: Redis,
+    /// `None`: whoever calls sees to that itself.
+    answer_within: Option<Duration>,
+    connection: Option<Connection>,
 }
 
 /// Where the feeder is in the log.
@@ -91,12 +101,12 @@ impl Feeder {
         let is_news = spill.holds_any();
         Self {
             spill,
-            redis,
             claim,
-            connection: None,
-            feeding: None,
+            claiming: Line::new(redis.clone(), Some(ANSWER_WITHIN)),
+            feeding: Line::new(redis, None),
             pace: Pace::default(),
             confirmed: None,
+            is_fenced: false,
             fed: None,
             found_last,
             progress: Progress::default(),
@@ -152,9 +162,7 @@ impl Feeder {
     /// [`QueueError`] from Redis.
     pub async fn confirm(&mut self) -> Result<Claimed, QueueError> {
         let from = std::mem::take(&mut self.held);
-        let within = Some(ANSWER_WITHIN);
-        let connection = connected(&mut self.connection, &self.redis, within).await?;
-        let claimed = self.claim.confirm(connection, &from).await?;
+        let claimed = self.claim.confirm(self.claiming.connected().await?, &from).await?;
         match &claimed {
             Claimed::Ours { fed } => {
                 if self.spill.is_anothers.swap(false, std::sync::atomic::Ordering::Relaxed) {
@@ -168,19 +176,10 @@ impl Feeder {
         Ok(claimed)
     }
 
-    /// Ends what an earlier process of ours may have on its way to Redis: it must not arrive behind
-    /// what is fed. For a process that has appended nothing yet.
-    pub async fn fence(&self) {
-        if let Err(error) = Fence::of_all(self.redis.clone()).close().await {
-            let error = chain(&error);
-            tracing::debug!(error, "connections of an earlier process cannot be ended");
-        }
-    }
-
     /// One step; says how long to wait for the next unless something happens.
     async fn turn(&mut self, state: &QueueState) -> Result<Duration, FeedError> {
         let is_due = self.confirmed.is_none_or(|confirmed| confirmed.elapsed() >= BUMP_EVERY);
-        if (is_due || self.connection.is_none())
+        if (is_due || self.claiming.connection.is_none())
             && let Claimed::Theirs(_) = self.confirm().await?
         {
             return Ok(AGAIN);
@@ -195,7 +194,21 @@ impl Feeder {
         if self.held_since.is_some_and(|since| since.elapsed() >= HOLD_MAX) {
             self.release();
         }
+        if !self.is_fenced {
+            self.fence().await?;
+        }
         self.feed(state).await
+    }
+
+    /// Ends what an earlier process of ours may have on its way to Redis: it must not arrive behind
+    /// what is fed. Until the first turn back, this process has appended nothing itself.
+    async fn fence(&mut self) -> Result<(), QueueError> {
+        let connections = Fence::of_all(self.claiming.redis.clone()).close().await?;
+        if connections > 0 {
+            tracing::info!(connections, "an earlier process' connections to redis were ended");
+        }
+        self.is_fenced = true;
+        Ok(())
     }
 
     async fn feed(&mut self, state: &QueueState) -> Result<Duration, FeedError> {
@@ -213,26 +226,25 @@ impl Feeder {
             self.return_to_redis(state);
             return Ok(AGAIN);
         };
-        connected(&mut self.connection, &self.redis, Some(ANSWER_WITHIN)).await?;
-        connected(&mut self.feeding, &self.redis, None).await?;
+        self.claiming.connected().await?;
+        let feeding = self.feeding.connected().await?;
         let after = self.fed.unwrap_or(0);
         let began = Instant::now();
+        let sending = async {
+            tokio::select! {
+                biased;
+                fed = timeout(pace.answer_within, send(&self.claim, feeding, after, &chunk)) => fed,
+                never = keep(&self.claim, &mut self.claiming) => match never {},
+            }
+        };
         // The next chunk is read while this one is on its way.
-        let (fed, ahead) = tokio::join!(
-            send(
-                &self.claim,
-                &self.redis,
-                &mut self.connection,
-                &mut self.feeding,
-                after,
-                &chunk,
-                pace
-            ),
-            self.progress.next(&self.spill, skip_through, pace),
-        );
-        if let Err(FeedError::Late { bytes }) = &fed {
-            self.pace.was_late(chunk.records.len(), *bytes);
-        }
+        let (fed, ahead) =
+            tokio::join!(sending, self.progress.next(&self.spill, skip_through, pace));
+        let Ok(fed) = fed else {
+            let bytes = chunk.bytes();
+            self.pace.was_late(chunk.records.len(), bytes);
+            return Err(FeedError::Late { bytes });
+        };
         fed?;
         self.pace.was_taken(chunk.bytes(), began.elapsed());
         self.fed = Some(last);
@@ -300,7 +312,7 @@ impl Feeder {
             self.spill.errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             // Behind what was appended directly since, it would come out of order.
             fed = if self.spill.is_spilling() { fed.max(floor) } else { known };
-            if let Some(connection) = self.connection.as_mut() {
+            if let Some(connection) = self.claiming.connection.as_mut() {
                 self.claim.note(connection, fed).await?;
             }
         }
@@ -346,7 +358,7 @@ impl Feeder {
     /// What is known of Redis is asked again.
     fn forget(&mut self) {
         self.release();
-        (self.connection, self.feeding) = (None, None);
+        (self.claiming.connection, self.feeding.connection) = (None, None);
         // What was on its way may have been taken.
         self.progress = Progress::default();
     }
@@ -359,7 +371,7 @@ impl Feeder {
             return;
         }
         let by = Instant::now() + AGAIN * 5;
-        if let Some(connection) = self.connection.as_mut() {
+        if let Some(connection) = self.claiming.connection.as_mut() {
             timeout_at(by, self.claim.release(connection)).await.ok();
         }
     }
@@ -396,55 +408,41 @@ impl Progress {
     }
 }
 
-/// Feeds a chunk, and confirms the claim for as long as that takes: another receiver would take a
-/// claim that stands still.
+impl Line {
+    fn new(redis: Redis, answer_within: Option<Duration>) -> Self {
+        Self { redis, answer_within, connection: None }
+    }
+
+    async fn connected(&mut self) -> Result<&mut Connection, QueueError> {
+        match &mut self.connection {
+            Some(connection) => Ok(connection),
+            none => Ok(none.insert(self.redis.connect(self.answer_within).await?)),
+        }
+    }
+}
+
 async fn send(
     claim: &Claim,
-    redis: &Redis,
-    connection: &mut Option<Connection>,
-    feeding: &mut Option<Connection>,
+    feeding: &mut Connection,
     after: u64,
     chunk: &Chunk,
-    pace: Pace,
-) -> Result<(), FeedError> {
-    let Some(feeding) = feeding else {
-        return Ok(());
-    };
+) -> Result<(), QueueError> {
     let packs: Vec<Fed<'_>> = chunk
         .records
         .iter()
         .map(|record| (record.number, record.webhooks, record.pack.as_slice()))
         .collect();
-    let confirming = async {
-        loop {
-            sleep(BUMP_EVERY).await;
-            // Feeding itself tells when it is another's. A connection that broke is made anew.
-            let confirmed = async {
-                let connection = connected(connection, redis, Some(ANSWER_WITHIN)).await?;
-                claim.confirm(connection, "").await
-            };
-            if confirmed.await.is_err() {
-                *connection = None;
-            }
-        }
-    };
-    tokio::select! {
-        biased;
-        fed = timeout(pace.answer_within, claim.feed(feeding, after, &packs)) => match fed {
-            Ok(fed) => Ok(fed?),
-            Err(_) => Err(FeedError::Late { bytes: chunk.bytes() }),
-        },
-        () = confirming => Ok(()),
-    }
+    claim.feed(feeding, after, &packs).await
 }
 
-async fn connected<'a>(
-    connection: &'a mut Option<Connection>,
-    redis: &Redis,
-    answer_within: Option<Duration>,
-) -> Result<&'a mut Connection, QueueError> {
-    match connection {
-        Some(connection) => Ok(connection),
-        None => Ok(connection.insert(redis.connect(answer_within).await?)),
+/// Confirms the claim for as long as it is polled: another receiver would take one that stands still.
+async fn keep(claim: &Claim, claiming: &mut Line) -> Infallible {
+    loop {
+        sleep(BUMP_EVERY).await;
+        // Feeding itself tells when it is another's. A connection that broke is made anew.
+        let confirmed = async { claim.confirm(claiming.connected().await?, "").await };
+        if confirmed.await.is_err() {
+            claiming.connection = None;
+        }
     }
 }

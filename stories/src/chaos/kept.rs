@@ -5,10 +5,14 @@ use std::ops::DerefMut;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
+use tokio::time::sleep;
+
 use crate::process::Process;
 
 /// What `RestartSec=` says in the units.
 const RESTART_AFTER: Duration = Duration::from_millis(100);
+/// By then it listens for SIGTERM, on a busy machine too. Before, the signal ends it as it is.
+const LISTENS_WITHIN: Duration = Duration::from_secs(2);
 
 /// A process under supervision.
 #[derive(Debug)]
@@ -20,13 +24,21 @@ pub struct Kept<P> {
     /// Its end was brought about, and how it has to look, if that is known.
     is_doomed: bool,
     is_asked_to_end: bool,
+    started: Instant,
     ended: Option<Instant>,
 }
 
 impl<P: DerefMut<Target = Process>> Kept<P> {
     /// Takes over a process that was started.
     pub fn new(process: P) -> Self {
-        Self { process, is_held: false, is_doomed: false, is_asked_to_end: false, ended: None }
+        Self {
+            process,
+            is_held: false,
+            is_doomed: false,
+            is_asked_to_end: false,
+            started: Instant::now(),
+            ended: None,
+        }
     }
 
     /// `kill -9`.
@@ -37,8 +49,9 @@ impl<P: DerefMut<Target = Process>> Kept<P> {
         }
     }
 
-    /// Asks it to end.
-    pub fn sigterm(&mut self) {
+    /// Asks it to end, once it listens.
+    pub async fn sigterm(&mut self) {
+        sleep(LISTENS_WITHIN.saturating_sub(self.started.elapsed())).await;
         if self.process.is_running() {
             self.is_asked_to_end = true;
             self.process.sigterm();
@@ -71,6 +84,7 @@ impl<P: DerefMut<Target = Process>> Kept<P> {
         let did_as_asked = is_asked_to_end && status.success();
         self.ended = None;
         self.process.restart();
+        self.started = Instant::now();
         (!is_doomed && !did_as_asked).then_some(status)
     }
 }

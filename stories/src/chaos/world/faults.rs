@@ -31,10 +31,10 @@ impl World {
         match kind {
             Kind::ReceiverKilled => self.receiver.kill9(),
             Kind::ReceiverStopped => self.receiver.sigstop(),
-            Kind::ReceiverRestarted => self.receiver.sigterm(),
+            Kind::ReceiverRestarted => self.receiver.sigterm().await,
             Kind::ProducerKilled => self.producer().kill9(),
             Kind::ProducerStopped => self.producer().sigstop(),
-            Kind::ProducerRestarted => self.producer().sigterm(),
+            Kind::ProducerRestarted => self.producer().sigterm().await,
             Kind::BrokerKilled => self.kafka().broker.kill9(),
             Kind::BrokerStopped => self.kafka().broker.sigstop(),
             Kind::DownstreamerKilled
@@ -116,7 +116,7 @@ impl World {
                 for kept in &mut self.downstreamers {
                     match kind {
                         Kind::DownstreamerStopped => kept.sigstop(),
-                        Kind::DownstreamerRestarted => kept.sigterm(),
+                        Kind::DownstreamerRestarted => kept.sigterm().await,
                         _ => kept.kill9(),
                     }
                 }
