@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt};
 use time::OffsetDateTime;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::ledger::{Event, Ledger, Outcome};
 use crate::line::Line;
@@ -36,7 +36,8 @@ pub struct Load {
     pub targets: &'static [&'static str],
     /// Size of the bodies.
     pub body_bytes: RangeInclusive<usize>,
-    /// Pause of a connection between two events.
+    /// From the start of a connection's event to the start of its next, on average; more where an
+    /// answer takes longer.
     pub pause: Duration,
     /// For the random choices.
     pub seed: u64,
@@ -129,12 +130,13 @@ impl Sender {
         for sequence in sent + 1..=last {
             for resource in (number..resources).step_by(connections as usize) {
                 let event = Event { resource: first_resource + resource, sequence };
+                let next = Instant::now() + pause.mul_f64(self.chance.random_range(0.5..1.5));
                 self.send_until_settled(event).await;
                 if self.stopped() {
                     return;
                 }
                 if !pause.is_zero() {
-                    sleep(pause.mul_f64(self.chance.random_range(0.5..1.5))).await;
+                    sleep_until(next).await;
                 }
             }
         }

@@ -24,7 +24,7 @@ use stories::size::size;
 use stories::until::until;
 use tokio::time::sleep;
 
-const CONNECTIONS: u64 = 64;
+const CONNECTIONS: u64 = 256;
 /// What is refused began before this had passed: Redis counts as hanging after half a second.
 const UNDER_WAY: Duration = Duration::from_secs(1);
 const RECEIVER_KILLS: u32 = 6;
@@ -143,8 +143,7 @@ async fn sustained() -> f64 {
 async fn suffer(outage: Outage, sustained: f64) -> Row {
     let mut stage = Stage::set().await;
     let ledger = Arc::new(Ledger::default());
-    // Twice as long from one to the next as at the most; an answer takes about half as long.
-    let pause = Duration::from_secs_f64(CONNECTIONS as f64 * 1.5 / sustained);
+    let pause = Duration::from_secs_f64(CONNECTIONS as f64 * 2.0 / sustained);
     let (started, time) = (Instant::now(), size(Duration::from_secs(4), Duration::from_secs(300)));
     let running = load(pause).start(stage.receiver.address(), &ledger);
     sleep(time / 30).await;
@@ -300,7 +299,8 @@ fn write(row: &Row) {
         "# Minutes without Redis, at half load\n\n`make endure-spill`: {CONNECTIONS} connections and \
          1,000 products in a closed loop, a release build, bodies of 0.1 to 2 KB, a downstreamer \
          that drains meanwhile; load, servers, Redis and backend share the cores. *Sustained* is what \
-         was stored a second without a pause, just before; the pause is for half of it.\n\n\
+         was stored a second without a pause, just before; the load is half of it, as long as answers \
+         keep up.\n\n\
          *Refused*: answered 503; *last*: how long after Redis went the last of them was sent (0: \
          before). *Unanswered*: the connection broke, or none was made. *Repeated*: delivered again with \
          the same id, by the drain; a pack that is fed twice has another id, and counts as invented. \
