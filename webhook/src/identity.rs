@@ -29,7 +29,7 @@ pub struct WebhookId {
 /// Text that is not an id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not an id: {0:?}")]
-pub struct NotAnId(String);
+pub struct NotAnId(pub(crate) String);
 
 impl StreamId {
     /// Before every entry.

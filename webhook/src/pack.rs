@@ -221,9 +221,22 @@ impl Packer {
     /// # Panics
     /// When `index` is not below [`Pack::count`].
     pub fn single_out(&mut self, pack: &Pack, index: u32) -> Vec<u8> {
-        let raw = pack.record_bytes(index).to_vec();
-        let ends = vec![raw.len()];
-        self.pack(&Records { raw, ends }).to_vec()
+        self.pack_records(&[(pack, index)]).to_vec()
+    }
+
+    /// A pack of webhooks of several packs, unchanged and in the order given.
+    ///
+    /// # Panics
+    /// When an index is not below [`Pack::count`].
+    pub fn pack_records(&mut self, picked: &[(&Pack, u32)]) -> &[u8] {
+        let raw_bytes = picked.iter().map(|(pack, index)| pack.record_raw_bytes(*index)).sum();
+        let mut raw = Vec::with_capacity(raw_bytes);
+        let mut ends = Vec::with_capacity(picked.len());
+        for (pack, index) in picked {
+            raw.extend_from_slice(pack.record_bytes(*index));
+            ends.push(raw.len());
+        }
+        self.pack(&Records { raw, ends })
     }
 }
 
@@ -301,6 +314,14 @@ impl Pack {
     /// When `index` is not below [`Pack::count`].
     pub fn pluck(&self, index: u32) -> Self {
         Self { raw: Bytes::copy_from_slice(self.record_bytes(index)), starts: vec![0] }
+    }
+
+    /// Decoded size of the webhook at `index`.
+    ///
+    /// # Panics
+    /// When `index` is not below [`Pack::count`].
+    pub fn record_raw_bytes(&self, index: u32) -> usize {
+        self.record_bytes(index).len()
     }
 
     fn record_bytes(&self, index: u32) -> &[u8] {
