@@ -99,6 +99,12 @@ pub async fn forget(
         .key(keys.history(drain))
         .key(keys.orders(drain))
         .key(keys.dropping(drain))
+        .key(keys.chunks(drain))
+        .key(keys.chunks_done(drain))
+        .key(keys.lanes(drain))
+        .key(keys.barriers(drain))
+        .key(keys.leads(drain))
+        .key(keys.retries(drain))
         .arg(drain)
         .invoke_async(connection)
         .await?;

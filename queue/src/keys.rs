@@ -26,7 +26,8 @@ impl Keys {
         format!("{}cell", self.prefix)
     }
 
-    /// Hash of webhook counts: `appended`, `trimmed`, and `through:<drain>`, `open:<drain>`.
+    /// Hash of webhook counts: `appended`, `trimmed`, and `through:<drain>`, `open:<drain>`,
+    /// `lanes:<drain>`; and `oldest:<drain>`, a time in ms.
     pub fn counts(&self) -> String {
         format!("{}counts", self.prefix)
     }
@@ -54,6 +55,36 @@ impl Keys {
     /// Hash: parked id → `<attempts>:<spent ms>` so far.
     pub fn tries(&self, drain: &str) -> String {
         format!("{}{drain}:tries", self.prefix)
+    }
+
+    /// Hash: chunk id → a chunk of a lane's webhooks.
+    pub fn chunks(&self, consumer: &str) -> String {
+        format!("{}{consumer}:chunks", self.prefix)
+    }
+
+    /// Hash: chunk id → bits of the settled webhooks in a chunk that is not yet settled whole.
+    pub fn chunks_done(&self, consumer: &str) -> String {
+        format!("{}{consumer}:chunks:done", self.prefix)
+    }
+
+    /// Hash: lane, 16 hex digits → its row as JSON.
+    pub fn lanes(&self, consumer: &str) -> String {
+        format!("{}{consumer}:lanes", self.prefix)
+    }
+
+    /// Hash: position of a barrier → its shop's hash, 16 hex digits.
+    pub fn barriers(&self, consumer: &str) -> String {
+        format!("{}{consumer}:barriers", self.prefix)
+    }
+
+    /// Hash: a resource's hash, 16 hex digits → position of the webhook that leads it.
+    pub fn leads(&self, consumer: &str) -> String {
+        format!("{}{consumer}:leads", self.prefix)
+    }
+
+    /// Hash: position of a webhook → `<attempts>:<spent ms>` so far.
+    pub fn retries(&self, consumer: &str) -> String {
+        format!("{}{consumer}:retries", self.prefix)
     }
 
     /// Stream of dead letters.

@@ -2,7 +2,7 @@
 //!
 //! The path of a pack: [`append`] (receiver writes it) → [`read`] (a drain reads it behind its
 //! cursor) → [`settle`] (one script records what is done, parks, dead-letters, advances the cursor
-//! and trims). Beside it: [`owner`] (one instance per drain), [`dead`] (dead letters), [`drains`]
+//! and trims; what waits outside the stream lies in the [`lane`]s). Beside it: [`owner`] (one instance per drain), [`dead`] (dead letters), [`drains`]
 //! (who reads), [`orders`] (what an operator tells a drain), [`history`] (what became of a webhook),
 //! [`feed`] (what a receiver spilled to its disk), [`status`] and [`health`] (what an operator asks).
 //!
@@ -18,6 +18,7 @@ pub mod feed;
 pub mod health;
 pub mod history;
 pub mod keys;
+pub mod lane;
 pub mod orders;
 pub mod owner;
 pub mod read;

@@ -1,5 +1,7 @@
 //! Reads what lies behind a drain's cursor. Reading changes nothing in Redis.
 
+mod lanes;
+
 use std::collections::HashMap;
 use std::time::Duration;
 

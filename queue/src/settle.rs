@@ -12,6 +12,7 @@ use spillway_webhook::{StreamId, WebhookId};
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
+use crate::lane::{self, LaneChanges};
 
 /// Everything a drain is done with since its last settlement.
 #[derive(Debug, Clone, Default)]
@@ -54,6 +55,8 @@ pub struct Settlement {
     /// The operator's orders up to this version are known. Names of a pack that is passed are kept
     /// while there are newer ones: something of it may have been parked.
     pub orders_known: u64,
+    /// Changes of the lanes and of what waits in them.
+    pub lanes: LaneChanges,
 }
 
 /// A webhook on its way out of the main stream.
@@ -123,6 +126,7 @@ impl Settlement {
             && self.dead.is_empty()
             && self.seen.is_empty()
             && self.orders_done.is_none()
+            && self.lanes.is_empty()
     }
 }
 
@@ -168,6 +172,7 @@ impl Settler {
         call.key(keys.parked(drain)).key(keys.tries(drain)).key(keys.dead(drain));
         call.key(keys.dead_bytes(drain)).key(keys.settled(drain)).key(keys.seen(drain));
         call.key(keys.history(drain)).key(keys.orders(drain)).key(keys.dropping(drain));
+        lane::add_keys(call, keys, drain);
         call.arg(&self.token).arg(self.number).arg(drain).arg(keys.corrupt_prefix());
         let cursor = settlement.cursor.map(|cursor| cursor.to_string()).unwrap_or_default();
         call.arg(cursor).arg(settlement.entries_passed);
@@ -178,32 +183,38 @@ impl Settler {
         let orders_done = settlement.orders_done.map(|version| version.to_string());
         call.arg(settlement.dropped).arg(orders_done.unwrap_or_default());
         call.arg(settlement.orders_known);
-        ids(call, &settlement.corrupt);
-        ids(call, &settlement.corrupt_parked);
-        call.arg(settlement.bits.len());
-        for (id, bits) in &settlement.bits {
-            call.arg(id.to_string()).arg(&bits[..]);
-        }
-        ids(call, &settlement.whole);
-        ids(call, &settlement.unparked);
-        call.arg(settlement.tries.len());
-        for (id, attempts, spent) in &settlement.tries {
-            call.arg(id.to_string()).arg(tries(*attempts, *spent));
-        }
-        call.arg(settlement.park.len());
-        for park in &settlement.park {
-            call.arg(&park.pack[..]).arg(park.webhook.to_string());
-            call.arg(tries(park.attempts, park.spent)).arg(u8::from(park.replayed));
-        }
-        call.arg(settlement.dead.len());
-        for dead in &settlement.dead {
-            call.arg(&dead.pack[..]).arg(dead.webhook.to_string());
-            for label in &dead.labels {
-                call.arg(label);
-            }
-            call.arg(dead.reason).arg(dead.status).arg(dead.attempts).arg(&dead.answer[..]);
-        }
+        call.arg(settlement.lanes.waiting).arg(settlement.lanes.oldest_ms);
+        lists(call, settlement);
     }
+}
+
+fn lists(call: &mut ScriptInvocation<'_>, settlement: &Settlement) {
+    ids(call, &settlement.corrupt);
+    ids(call, &settlement.corrupt_parked);
+    call.arg(settlement.bits.len());
+    for (id, bits) in &settlement.bits {
+        call.arg(id.to_string()).arg(&bits[..]);
+    }
+    ids(call, &settlement.whole);
+    ids(call, &settlement.unparked);
+    call.arg(settlement.tries.len());
+    for (id, attempts, spent) in &settlement.tries {
+        call.arg(id.to_string()).arg(tries(*attempts, *spent));
+    }
+    call.arg(settlement.park.len());
+    for park in &settlement.park {
+        call.arg(&park.pack[..]).arg(park.webhook.to_string());
+        call.arg(tries(park.attempts, park.spent)).arg(u8::from(park.replayed));
+    }
+    call.arg(settlement.dead.len());
+    for dead in &settlement.dead {
+        call.arg(&dead.pack[..]).arg(dead.webhook.to_string());
+        for label in &dead.labels {
+            call.arg(label);
+        }
+        call.arg(dead.reason).arg(dead.status).arg(dead.attempts).arg(&dead.answer[..]);
+    }
+    settlement.lanes.add_to(call);
 }
 
 fn ids(call: &mut ScriptInvocation<'_>, ids: &[StreamId]) {

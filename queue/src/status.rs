@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::{Script, Value};
 use serde::Serialize;
-use spillway_webhook::{StreamId, WebhookId};
+use spillway_webhook::StreamId;
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
@@ -52,7 +52,8 @@ pub struct DrainStatus {
     pub last_seen_seconds: Option<f64>,
     /// The same as a time, in milliseconds since the Unix epoch; 0 if never.
     pub last_seen_ms: u64,
-    /// Webhooks that wait for a retry outside the main stream, or for their replay.
+    /// Webhooks that wait outside the main stream: in chunks of lanes, for a retry, or for their
+    /// replay.
     pub parked: u64,
     /// Webhooks given up.
     pub dead_letters: u64,
@@ -118,11 +119,11 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Status, 
 }
 
 fn drain(row: DrainRow, appended: u64, now_ms: u64) -> DrainStatus {
-    let (name, cursor, oldest, through, open, owner, seen, parked, parked_id, dead, bytes, orders) =
+    let (name, cursor, oldest, through, open, owner, seen, parked, aside, dead, bytes, orders) =
         row;
     let settled = number(&through) + number(&open);
     let main = oldest.parse::<StreamId>().ok().map(|id| id.ms);
-    let set_aside = parked_id.parse::<WebhookId>().ok().map(|id| id.entry.ms);
+    let set_aside = Some(number(&aside)).filter(|ms| *ms > 0);
     let oldest_ms = main.into_iter().chain(set_aside).min();
     let last_seen_ms = number(&seen);
     DrainStatus {

@@ -3,7 +3,9 @@
 -- KEYS  1 stream  2 counts  3 drains  4... the drain's own keys
 -- ARGV  1 drain
 local gone = redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
-redis.call('HDEL', KEYS[2], 'through:' .. ARGV[1], 'open:' .. ARGV[1])
+for _, count in ipairs({'through:', 'open:', 'lanes:', 'oldest:'}) do
+  redis.call('HDEL', KEYS[2], count .. ARGV[1])
+end
 redis.call('HDEL', KEYS[3], ARGV[1])
 -- Not DEL: dead letters may be a gigabyte, and Redis serves nobody while it frees them.
 redis.call('UNLINK', unpack(KEYS, 4))

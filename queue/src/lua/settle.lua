@@ -2,18 +2,21 @@
 -- Records what one drain is done with, all of it or nothing, and only for the drain's owner.
 -- KEYS  1 stream  2 counts  3 owner  4 done  5 parked  6 tries  7 dead  8 dead bytes  9 settled
 --       10 seen  11 history  12 orders  13 dropping
+--       14 chunks  15 chunks done  16 lanes  17 barriers  18 leads  19 retries
 -- ARGV  1 token  2 number  3 drain  4 corrupt prefix
 --       5 cursor ('' = stays)  6 entries passed  7 webhooks passed  8 settled behind the cursor
 --       9 number of the settlement before this one ('' = the owner's first)
 --       10 fingerprints of what was delivered  11 when the oldest one still known was, in ms
 --       12 records of what became of webhooks ('' = none)  13 webhooks dropped by order
 --       14 version of the orders that are carried out ('' = none new)  15 of those that are known
+--       16 webhooks that wait in chunks  17 when the oldest of them was accepted, in ms (0 = none)
 --       then lists, each led by its length:
 --       corrupt (id)  corrupt parked (parked id)  bits (id, bits)  whole (id)
 --       unparked (parked id)
 --       tries (parked id, tries)  park (pack, webhook id, tries, replayed)
 --       dead (pack, webhook id, shop, topic, resource, delivery id, reason, status, attempts,
 --       answer)
+--       fields to set (number of the key, field, value)  fields to delete (number of the key, field)
 local stream, counts, drain = KEYS[1], KEYS[2], ARGV[3]
 local owner = redis.call('GET', KEYS[3])
 if not owner or string.match(owner, '^[^:]*') ~= ARGV[1] then
@@ -33,7 +36,7 @@ if ARGV[9] ~= '' and string.sub(last, 1, #before) ~= before then
   return redis.error_reply('NOGROUP redis came back with older data')
 end
 
-local at = 16
+local at = 18
 local function each(width, apply)
   local count = tonumber(ARGV[at])
   at = at + 1
@@ -117,6 +120,8 @@ each(10, function(pack, id, ...)
   redis.call('XADD', KEYS[7], '*', unpack(fields))
   redis.call('INCRBY', KEYS[8], size)
 end)
+each(3, function(key, field, value) redis.call('HSET', KEYS[tonumber(key)], field, value) end)
+each(2, function(key, field) redis.call('HDEL', KEYS[tonumber(key)], field) end)
 
 if ARGV[10] ~= '' then
   redis.call('XADD', KEYS[10], 'MINID', '~', ARGV[11], '*', 'd', ARGV[10])
@@ -127,7 +132,8 @@ end
 if ARGV[13] ~= '0' then redis.call('HINCRBY', KEYS[12], 'dropped', ARGV[13]) end
 if ARGV[14] ~= '' then redis.call('HSET', KEYS[12], 'applied', ARGV[14]) end
 
-redis.call('HSET', counts, 'open:' .. drain, ARGV[8])
+redis.call('HSET', counts, 'open:' .. drain, ARGV[8], 'lanes:' .. drain, ARGV[16],
+  'oldest:' .. drain, ARGV[17])
 if ARGV[5] ~= '' and is_before(own['last-delivered-id'], ARGV[5]) then
   local read = (tonumber(own['entries-read'] or 0) or 0) + tonumber(ARGV[6])
   redis.call('XGROUP', 'SETID', stream, drain, ARGV[5], 'ENTRIESREAD', read)

@@ -2,9 +2,10 @@
 
 use spillway_queue::QueueError;
 use spillway_queue::drains::{Registered, StartAt, forget, register};
+use spillway_queue::lane::{ChunkId, LaneChanges};
 use spillway_queue::read::Reader;
 use spillway_queue::settle::Settlement;
-use spillway_webhook::StreamId;
+use spillway_webhook::{Position, StreamId};
 
 use crate::drain::{Drain, dead, park};
 use crate::server::Server;
@@ -76,6 +77,7 @@ async fn a_forgotten_drain_leaves_nothing_behind_and_may_come_again() {
         bits: vec![(ids[0], vec![1])],
         park: vec![park(1)],
         dead: vec![dead(2, "orders/create")],
+        lanes: lanes_of_one(),
         ..Settlement::default()
     };
     http.settle(&settlement).await.unwrap();
@@ -85,9 +87,27 @@ async fn a_forgotten_drain_leaves_nothing_behind_and_may_come_again() {
     let mut keys: Vec<String> = server.command(&["KEYS", "*"]).await;
     keys.sort();
     assert_eq!(keys, ["spillway:cell", "spillway:counts", "spillway:in"]);
+    let counts: Vec<String> = server.command(&["HKEYS", "spillway:counts"]).await;
+    assert!(counts.iter().all(|count| !count.ends_with(":http")), "{counts:?}");
     let progress = http.reader.progress(&mut http.connection).await;
     assert!(matches!(progress, Err(QueueError::Unregistered)), "{progress:?}");
     let late = http.settle(&settlement).await;
     assert!(matches!(late, Err(QueueError::Fenced)), "{late:?}");
     assert!(registered(&server, Some("http"), StartAt::Oldest).await.is_new);
+}
+
+/// One of each of what is kept of a lane.
+fn lanes_of_one() -> LaneChanges {
+    let chunk = ChunkId { lane: 1, number: 1 };
+    LaneChanges {
+        chunks: vec![(chunk, b"chunk".to_vec())],
+        chunk_bits: vec![(chunk, vec![1])],
+        rows: vec![crate::lanes::row(1, 1)],
+        barriers: vec![(Position::default(), 1)],
+        leads: vec![(1, Position::default())],
+        retries: vec![(Position::default(), 1, std::time::Duration::ZERO)],
+        waiting: 1,
+        oldest_ms: 1,
+        ..LaneChanges::default()
+    }
 }

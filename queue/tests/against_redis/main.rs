@@ -9,6 +9,7 @@ mod drain;
 mod drains;
 mod full;
 mod health;
+mod lanes;
 mod orders;
 mod owner;
 mod proxy;

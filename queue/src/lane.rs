@@ -1,0 +1,260 @@
+//! Lanes: the webhooks of one shop (and kind) that can't go now, moved out of the main stream.
+//!
+//! A lane has a row, and its webhooks lie in numbered chunks. Barriers, leads and retry states are
+//! kept beside them. [`LaneChanges`] is the part of a settlement that changes any of it.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::ScriptInvocation;
+use serde::{Deserialize, Serialize};
+use spillway_webhook::Position;
+
+use crate::error::QueueError;
+use crate::keys::Keys;
+
+// Numbers of the keys in the settle script.
+const CHUNKS: u8 = 14;
+const CHUNKS_DONE: u8 = 15;
+const LANES: u8 = 16;
+const BARRIERS: u8 = 17;
+const LEADS: u8 = 18;
+const RETRIES: u8 = 19;
+
+/// Id of a chunk. Its text is `<lane as 16 hex digits>:<number>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkId {
+    /// Hash of the lane.
+    pub lane: u64,
+    /// Number of the chunk in its lane.
+    pub number: u32,
+}
+
+/// Set of webhooks that a lane consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyScheme {
+    /// Webhooks of one shop and one kind of resource.
+    Kind,
+    /// All webhooks of one shop.
+    Shop,
+}
+
+/// State of one lane, as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneRow {
+    /// Hash of the lane.
+    pub lane: u64,
+    /// Shop domain.
+    pub shop: String,
+    /// Kind of resource.
+    pub kind: String,
+    /// Set of webhooks that the lane consists of.
+    pub scheme: KeyScheme,
+    /// Number of the first chunk that is left.
+    pub first_chunk: u32,
+    /// Number of the last chunk.
+    pub last_chunk: u32,
+    /// Webhooks that wait in the chunks.
+    pub waiting: u64,
+    /// Position of the first webhook in the chunks.
+    pub first: Position,
+    /// Position of the last webhook in the chunks.
+    pub last: Position,
+    /// Time since which the lane fails, in milliseconds since the Unix epoch; 0 = it does not.
+    pub failing_ms: u64,
+    /// True while the lane's circuit breaker is open.
+    pub tripped: bool,
+}
+
+/// A chunk as stored, not yet decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredChunk {
+    /// The chunk, for [`Chunk::decode`](spillway_webhook::Chunk::decode).
+    pub bytes: Bytes,
+    /// A bit for each settled webhook of it; empty when none is.
+    pub bits: Vec<u8>,
+}
+
+/// Changes of the lanes in one settlement. Fields are set first and deleted then: of what is named
+/// in both, nothing is left.
+#[derive(Debug, Clone, Default)]
+pub struct LaneChanges {
+    /// Chunks to write, as bytes of [`Chunk::encode`](spillway_webhook::Chunk::encode).
+    pub chunks: Vec<(ChunkId, Vec<u8>)>,
+    /// Chunks to delete, with their bits.
+    pub chunks_gone: Vec<ChunkId>,
+    /// Chunks with a bit for each settled webhook; they replace the bits from before.
+    pub chunk_bits: Vec<(ChunkId, Vec<u8>)>,
+    /// Rows to write.
+    pub rows: Vec<LaneRow>,
+    /// Lanes whose rows to delete.
+    pub rows_gone: Vec<u64>,
+    /// Barriers to write: position and hash of the shop.
+    pub barriers: Vec<(Position, u64)>,
+    /// Barriers to delete.
+    pub barriers_gone: Vec<Position>,
+    /// Leads to write: hash of the resource and position.
+    pub leads: Vec<(u64, Position)>,
+    /// Resources whose leads to delete.
+    pub leads_gone: Vec<u64>,
+    /// Retry states to write: position, attempts, time spent.
+    pub retries: Vec<(Position, u32, Duration)>,
+    /// Webhooks whose retry states to delete.
+    pub retries_gone: Vec<Position>,
+    /// Webhooks that wait in chunks after this settlement. Every settlement states it, changed or
+    /// not, as it does [`Settlement::open`](crate::settle::Settlement::open).
+    pub waiting: u64,
+    /// Time at which the oldest of them was accepted, in milliseconds since the Unix epoch; 0 =
+    /// none waits. Every settlement states it.
+    pub oldest_ms: u64,
+}
+
+impl fmt::Display for ChunkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}:{}", self.lane, self.number)
+    }
+}
+
+impl FromStr for ChunkId {
+    type Err = QueueError;
+
+    fn from_str(text: &str) -> Result<Self, QueueError> {
+        let parsed = text.split_once(':').and_then(|(lane, number)| {
+            Some(Self { lane: parse_hash(lane)?, number: number.parse().ok()? })
+        });
+        parsed.ok_or_else(|| QueueError::Unexpected(format!("chunk id {text:?}")))
+    }
+}
+
+impl LaneChanges {
+    /// True when nothing is to be written or deleted.
+    pub fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+            && self.chunks_gone.is_empty()
+            && self.chunk_bits.is_empty()
+            && self.rows.is_empty()
+            && self.rows_gone.is_empty()
+            && self.barriers.is_empty()
+            && self.barriers_gone.is_empty()
+            && self.leads.is_empty()
+            && self.leads_gone.is_empty()
+            && self.retries.is_empty()
+            && self.retries_gone.is_empty()
+    }
+
+    /// Adds the two lists of the settle script: fields to set, fields to delete.
+    pub(crate) fn add_to(&self, call: &mut ScriptInvocation<'_>) {
+        let set = self.fields_to_set();
+        call.arg(set.len());
+        for (key, field, value) in set {
+            call.arg(key).arg(field).arg(&value[..]);
+        }
+        let delete = self.fields_to_delete();
+        call.arg(delete.len());
+        for (key, field) in delete {
+            call.arg(key).arg(field);
+        }
+    }
+
+    fn fields_to_set(&self) -> Vec<(u8, String, Cow<'_, [u8]>)> {
+        let mut fields: Vec<(u8, String, Cow<'_, [u8]>)> = Vec::new();
+        for (id, bytes) in &self.chunks {
+            fields.push((CHUNKS, id.to_string(), Cow::from(bytes)));
+        }
+        for (id, bits) in &self.chunk_bits {
+            fields.push((CHUNKS_DONE, id.to_string(), Cow::from(bits)));
+        }
+        for row in &self.rows {
+            let json = serde_json::to_vec(row).expect("BUG: a row has no map and no odd key");
+            fields.push((LANES, hash(row.lane), Cow::from(json)));
+        }
+        for (position, shop) in &self.barriers {
+            fields.push((BARRIERS, position.to_string(), text(hash(*shop))));
+        }
+        for (resource, position) in &self.leads {
+            fields.push((LEADS, hash(*resource), text(position.to_string())));
+        }
+        for (position, attempts, spent) in &self.retries {
+            let value = format!("{attempts}:{}", spent.as_millis());
+            fields.push((RETRIES, position.to_string(), text(value)));
+        }
+        fields
+    }
+
+    fn fields_to_delete(&self) -> Vec<(u8, String)> {
+        let mut fields = Vec::new();
+        for id in &self.chunks_gone {
+            fields.push((CHUNKS, id.to_string()));
+            fields.push((CHUNKS_DONE, id.to_string()));
+        }
+        fields.extend(self.rows_gone.iter().map(|lane| (LANES, hash(*lane))));
+        fields.extend(self.barriers_gone.iter().map(|position| (BARRIERS, position.to_string())));
+        fields.extend(self.leads_gone.iter().map(|resource| (LEADS, hash(*resource))));
+        fields.extend(self.retries_gone.iter().map(|position| (RETRIES, position.to_string())));
+        fields
+    }
+}
+
+/// Adds the keys that [`LaneChanges::add_to`] numbers, in that order.
+pub(crate) fn add_keys(call: &mut ScriptInvocation<'_>, keys: &Keys, consumer: &str) {
+    call.key(keys.chunks(consumer)).key(keys.chunks_done(consumer)).key(keys.lanes(consumer));
+    call.key(keys.barriers(consumer)).key(keys.leads(consumer)).key(keys.retries(consumer));
+}
+
+/// Text of a hash: 16 hex digits.
+pub(crate) fn hash(hash: u64) -> String {
+    format!("{hash:016x}")
+}
+
+/// Hash of such a text; `None` when it is none.
+pub(crate) fn parse_hash(text: &str) -> Option<u64> {
+    (text.len() == 16).then(|| u64::from_str_radix(text, 16).ok())?
+}
+
+fn text(text: String) -> Cow<'static, [u8]> {
+    Cow::from(text.into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_id_is_read_back() {
+        let id = ChunkId { lane: 0xab, number: 12 };
+        assert_eq!(id.to_string(), "00000000000000ab:12");
+        assert_eq!(id.to_string().parse::<ChunkId>().unwrap(), id);
+        for text in ["", "ab:1", "00000000000000ab", "00000000000000ab:", "00000000000000ag:1"] {
+            assert!(text.parse::<ChunkId>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_row_is_compact_json() {
+        let row = LaneRow {
+            lane: u64::MAX,
+            shop: "a.myshopify.com".to_owned(),
+            kind: "product".to_owned(),
+            scheme: KeyScheme::Kind,
+            first_chunk: 1,
+            last_chunk: 2,
+            waiting: 3,
+            first: Position { ms: 4, seq: 5, index: 6 },
+            last: Position { ms: 7, seq: 8, index: 9 },
+            failing_ms: 0,
+            tripped: true,
+        };
+        let json = serde_json::to_string(&row).unwrap();
+        assert_eq!(
+            json,
+            "{\"lane\":18446744073709551615,\"shop\":\"a.myshopify.com\",\"kind\":\"product\",\
+             \"scheme\":\"kind\",\"first_chunk\":1,\"last_chunk\":2,\"waiting\":3,\
+             \"first\":\"4-5-6\",\"last\":\"7-8-9\",\"failing_ms\":0,\"tripped\":true}"
+        );
+        assert_eq!(serde_json::from_str::<LaneRow>(&json).unwrap(), row);
+    }
+}

@@ -1,0 +1,148 @@
+//! Reads the lanes of a consumer: rows, barriers, leads, retry states and chunks.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::{FromRedisValue, cmd};
+use spillway_webhook::Position;
+
+use super::Reader;
+use crate::connect::Connection;
+use crate::error::QueueError;
+use crate::lane::{self, ChunkId, LaneRow, StoredChunk};
+
+/// Fields that Redis looks at for one answer: bounds the time one step holds Redis.
+const SCAN_COUNT: usize = 1000;
+
+impl Reader {
+    /// Rows of all lanes, in the order of their hashes.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis, or when a row can't be read.
+    pub async fn lane_rows(&self, connection: &mut Connection) -> Result<Vec<LaneRow>, QueueError> {
+        let key = self.redis.keys.lanes(&self.drain);
+        let rows: BTreeMap<String, Bytes> = scan(connection, &key).await?;
+        let row = |(lane, row): (String, Bytes)| {
+            serde_json::from_slice(&row)
+                .map_err(|error| QueueError::Unexpected(format!("row of lane {lane:?}: {error}")))
+        };
+        rows.into_iter().map(row).collect()
+    }
+
+    /// All barriers: position and hash of the shop.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn barriers(
+        &self,
+        connection: &mut Connection,
+    ) -> Result<Vec<(Position, u64)>, QueueError> {
+        let key = self.redis.keys.barriers(&self.drain);
+        let found: BTreeMap<String, String> = scan(connection, &key).await?;
+        found.iter().map(|(at, shop)| Ok((position(at)?, hash(shop)?))).collect()
+    }
+
+    /// All leads: hash of the resource and position.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn leads(
+        &self,
+        connection: &mut Connection,
+    ) -> Result<Vec<(u64, Position)>, QueueError> {
+        let key = self.redis.keys.leads(&self.drain);
+        let found: BTreeMap<String, String> = scan(connection, &key).await?;
+        found.iter().map(|(resource, at)| Ok((hash(resource)?, position(at)?))).collect()
+    }
+
+    /// Chunks with their bits, in one round trip; `None` where there is no such chunk.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn chunks(
+        &self,
+        connection: &mut Connection,
+        ids: &[ChunkId],
+    ) -> Result<Vec<Option<StoredChunk>>, QueueError> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (keys, fields) = (&self.redis.keys, texts(ids));
+        let (chunks, bits): (Vec<Option<Bytes>>, Vec<Option<Vec<u8>>>) = redis::pipe()
+            .cmd("HMGET")
+            .arg(keys.chunks(&self.drain))
+            .arg(&fields)
+            .cmd("HMGET")
+            .arg(keys.chunks_done(&self.drain))
+            .arg(&fields)
+            .query_async(connection)
+            .await?;
+        let found = chunks.into_iter().zip(bits).map(|(bytes, bits)| {
+            bytes.map(|bytes| StoredChunk { bytes, bits: bits.unwrap_or_default() })
+        });
+        Ok(found.collect())
+    }
+
+    /// Retry states: attempts and time spent; `None` for a webhook that was not tried.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn retries(
+        &self,
+        connection: &mut Connection,
+        positions: &[Position],
+    ) -> Result<Vec<Option<(u32, Duration)>>, QueueError> {
+        if positions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let found: Vec<Option<String>> = cmd("HMGET")
+            .arg(self.redis.keys.retries(&self.drain))
+            .arg(texts(positions))
+            .query_async(connection)
+            .await?;
+        found.into_iter().map(|state| state.map(|state| retry(&state)).transpose()).collect()
+    }
+}
+
+/// All fields of a hash, read in parts. Redis may return a field twice: the last value is kept.
+pub(super) async fn scan<V: FromRedisValue>(
+    connection: &mut Connection,
+    key: &str,
+) -> Result<BTreeMap<String, V>, QueueError> {
+    let mut found = BTreeMap::new();
+    let mut cursor = 0u64;
+    loop {
+        let (next, part): (u64, Vec<(String, V)>) = cmd("HSCAN")
+            .arg(key)
+            .arg(cursor)
+            .arg("COUNT")
+            .arg(SCAN_COUNT)
+            .query_async(connection)
+            .await?;
+        found.extend(part);
+        cursor = next;
+        if cursor == 0 {
+            return Ok(found);
+        }
+    }
+}
+
+fn texts(ids: &[impl ToString]) -> Vec<String> {
+    ids.iter().map(ToString::to_string).collect()
+}
+
+fn position(text: &str) -> Result<Position, QueueError> {
+    text.parse().map_err(|_| QueueError::Unexpected(format!("position {text:?}")))
+}
+
+fn hash(text: &str) -> Result<u64, QueueError> {
+    lane::parse_hash(text).ok_or_else(|| QueueError::Unexpected(format!("hash {text:?}")))
+}
+
+fn retry(text: &str) -> Result<(u32, Duration), QueueError> {
+    let parsed = text.split_once(':').and_then(|(attempts, spent)| {
+        Some((attempts.parse().ok()?, Duration::from_millis(spent.parse().ok()?)))
+    });
+    parsed.ok_or_else(|| QueueError::Unexpected(format!("retry state {text:?}")))
+}

@@ -1,0 +1,220 @@
+//! Lanes: stored and deleted by settlements, and read back.
+
+use std::time::Duration;
+
+use spillway_queue::QueueError;
+use spillway_queue::lane::{ChunkId, KeyScheme, LaneChanges, LaneRow, StoredChunk};
+use spillway_queue::settle::Settlement;
+use spillway_queue::status;
+use spillway_webhook::Position;
+
+use crate::drain::{Drain, up_to};
+use crate::server::Server;
+
+const FIRST: ChunkId = ChunkId { lane: 7, number: 1 };
+const SECOND: ChunkId = ChunkId { lane: 7, number: 2 };
+
+fn at(ms: u64) -> Position {
+    Position { ms, seq: 1, index: 2 }
+}
+
+/// Row of a lane.
+pub fn row(lane: u64, waiting: u64) -> LaneRow {
+    LaneRow {
+        lane,
+        shop: "a.myshopify.com".to_owned(),
+        kind: "product".to_owned(),
+        scheme: KeyScheme::Shop,
+        first_chunk: 1,
+        last_chunk: 2,
+        waiting,
+        first: at(1),
+        last: at(9),
+        failing_ms: 5,
+        tripped: true,
+    }
+}
+
+/// Settlement that changes the lanes only.
+fn of(lanes: LaneChanges) -> Settlement {
+    Settlement { lanes, ..Settlement::default() }
+}
+
+fn written() -> LaneChanges {
+    LaneChanges {
+        chunks: vec![(FIRST, b"\x00one".to_vec()), (SECOND, b"two".to_vec())],
+        chunk_bits: vec![(SECOND, vec![0b10, 255])],
+        rows: vec![row(7, 30), row(u64::MAX, 12)],
+        barriers: vec![(at(3), u64::MAX), (at(4), 8)],
+        leads: vec![(1, at(5)), (2, at(6))],
+        retries: vec![(at(3), 4, Duration::from_millis(1_500))],
+        waiting: 42,
+        oldest_ms: 1,
+        ..LaneChanges::default()
+    }
+}
+
+fn deleted() -> LaneChanges {
+    LaneChanges {
+        chunks_gone: vec![FIRST, SECOND],
+        rows_gone: vec![7, u64::MAX],
+        barriers_gone: vec![at(3), at(4)],
+        leads_gone: vec![1, 2],
+        retries_gone: vec![at(3)],
+        ..LaneChanges::default()
+    }
+}
+
+fn stored(bytes: &'static [u8], bits: &[u8]) -> Option<StoredChunk> {
+    Some(StoredChunk { bytes: bytes.into(), bits: bits.to_vec() })
+}
+
+/// All that is stored, with the values: what a settlement must not change twice.
+async fn dump(server: &Server) -> Vec<String> {
+    let mut keys: Vec<String> = server.command(&["KEYS", "*"]).await;
+    keys.sort();
+    let mut found = Vec::new();
+    for key in keys {
+        let value: Option<Vec<u8>> = server.command(&["DUMP", &key]).await;
+        found.push(format!("{key} {value:?}"));
+    }
+    found
+}
+
+async fn expect_written(http: &mut Drain) {
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    let none = ChunkId { lane: 8, number: 1 };
+    let chunks = reader.chunks(connection, &[SECOND, none, FIRST]).await.unwrap();
+    assert_eq!(chunks, [stored(b"two", &[0b10, 255]), None, stored(b"\x00one", &[])]);
+    assert_eq!(reader.chunks(connection, &[]).await.unwrap(), []);
+    let rows = reader.lane_rows(connection).await.unwrap();
+    assert_eq!(rows, [row(7, 30), row(u64::MAX, 12)]);
+    let barriers = reader.barriers(connection).await.unwrap();
+    assert_eq!(barriers, [(at(3), u64::MAX), (at(4), 8)]);
+    assert_eq!(reader.leads(connection).await.unwrap(), [(1, at(5)), (2, at(6))]);
+    let retries = reader.retries(connection, &[at(4), at(3)]).await.unwrap();
+    assert_eq!(retries, [None, Some((4, Duration::from_millis(1_500)))]);
+    assert_eq!(reader.retries(connection, &[]).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn what_a_settlement_writes_is_read_back_and_what_it_deletes_is_gone() {
+    let server = Server::start(&[]).await;
+    let mut http = Drain::start(&server, "http").await;
+    http.settle(&Settlement::default()).await.unwrap();
+    let mut before: Vec<String> = server.command(&["KEYS", "*"]).await;
+    http.settle(&of(written())).await.unwrap();
+    expect_written(&mut http).await;
+    http.settle(&of(deleted())).await.unwrap();
+    let mut after: Vec<String> = server.command(&["KEYS", "*"]).await;
+    before.sort();
+    after.sort();
+    assert_eq!(after, before);
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    assert_eq!(reader.chunks(connection, &[FIRST]).await.unwrap(), [None]);
+    assert_eq!(reader.lane_rows(connection).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_row_and_bits_are_replaced_and_what_is_set_and_deleted_is_gone() {
+    let server = Server::start(&[]).await;
+    let mut http = Drain::start(&server, "http").await;
+    http.settle(&of(written())).await.unwrap();
+    let changes = LaneChanges {
+        chunk_bits: vec![(FIRST, vec![1]), (SECOND, vec![3])],
+        chunks_gone: vec![FIRST],
+        rows: vec![row(7, 29)],
+        barriers: vec![(at(4), 9)],
+        barriers_gone: vec![at(3)],
+        ..LaneChanges::default()
+    };
+    http.settle(&of(changes)).await.unwrap();
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    let chunks = reader.chunks(connection, &[FIRST, SECOND]).await.unwrap();
+    assert_eq!(chunks, [None, stored(b"two", &[3])]);
+    assert_eq!(server.command::<u64>(&["HLEN", "spillway:http:chunks:done"]).await, 1);
+    assert_eq!(reader.lane_rows(connection).await.unwrap()[0].waiting, 29);
+    assert_eq!(reader.barriers(connection).await.unwrap(), [(at(4), 9)]);
+}
+
+#[tokio::test]
+async fn a_settlement_of_lanes_that_is_sent_again_changes_nothing() {
+    let server = Server::start(&[]).await;
+    let mut http = Drain::start(&server, "http").await;
+    http.settle(&of(written())).await.unwrap();
+    let before = dump(&server).await;
+    http.settle_again(&of(deleted())).await.unwrap();
+    assert_eq!(dump(&server).await, before);
+    expect_written(&mut http).await;
+}
+
+#[tokio::test]
+async fn lanes_of_an_owner_of_the_past_are_fenced() {
+    let server = Server::start(&[]).await;
+    let mut late = Drain::start(&server, "http").await;
+    late.settle(&of(written())).await.unwrap();
+    let _new = Drain::own(&server, "http").await;
+    let before = dump(&server).await;
+    let fenced = late.settle(&of(deleted())).await;
+    assert!(matches!(fenced, Err(QueueError::Fenced)), "{fenced:?}");
+    assert_eq!(dump(&server).await, before);
+}
+
+#[tokio::test]
+async fn lanes_are_written_and_deleted_on_a_full_redis() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    server.fill_to_the_brim().await;
+    http.settle(&Settlement { lanes: written(), ..up_to(ids[0], 1, 1) }).await.unwrap();
+    assert!(server.ids("spillway:in").await.is_empty());
+    expect_written(&mut http).await;
+    http.settle(&of(deleted())).await.unwrap();
+    assert_eq!(http.reader.lane_rows(&mut http.connection).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn what_waits_in_lanes_is_in_the_status() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two", b"three"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let oldest_ms = ids[0].ms - 3_600_000;
+    let lanes = LaneChanges { waiting: 2, oldest_ms, ..LaneChanges::default() };
+    let park = vec![crate::drain::park(ids[0].ms)];
+    http.settle(&Settlement { lanes, park, ..up_to(ids[2], 3, 3) }).await.unwrap();
+    let seen = status::read(&http.redis, &mut http.connection).await.unwrap();
+    assert_eq!((seen.drains[0].parked, seen.drains[0].waiting), (3, 3));
+    let age = seen.drains[0].oldest_age_seconds.unwrap();
+    assert!((3_600.0..3_660.0).contains(&age), "{age}");
+
+    http.settle(&Settlement::default()).await.unwrap();
+    let seen = status::read(&http.redis, &mut http.connection).await.unwrap();
+    assert_eq!(seen.drains[0].parked, 1);
+    assert!(seen.drains[0].oldest_age_seconds.unwrap() < 60.0);
+}
+
+#[tokio::test]
+async fn thousands_of_lanes_are_read_in_parts() {
+    let server = Server::start(&[]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let changes = LaneChanges {
+        rows: (0..5_000).map(|lane| row(lane, lane)).collect(),
+        barriers: (0..5_000).map(|ms| (at(ms), ms)).collect(),
+        leads: (0..5_000).map(|ms| (ms, at(ms))).collect(),
+        ..LaneChanges::default()
+    };
+    http.settle(&of(changes)).await.unwrap();
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    let rows = reader.lane_rows(connection).await.unwrap();
+    assert_eq!(rows, (0..5_000).map(|lane| row(lane, lane)).collect::<Vec<_>>());
+    assert_eq!(reader.barriers(connection).await.unwrap().len(), 5_000);
+    assert_eq!(reader.leads(connection).await.unwrap().len(), 5_000);
+}
+
+#[test]
+fn changes_of_lanes_make_a_settlement_not_empty() {
+    assert!(of(LaneChanges::default()).is_empty());
+    assert!(!of(deleted()).is_empty());
+    let retries_gone = vec![at(1)];
+    assert!(!of(LaneChanges { retries_gone, ..LaneChanges::default() }).is_empty());
+}
