@@ -183,7 +183,7 @@ impl Drain {
     ) -> (Self, Around) {
         let Known { progress, seen, orders: standing_orders } = known;
         let hasher = RandomState::new();
-        let (orders, settled) = settle::start(redis.clone(), name, &tenure.token);
+        let (orders, settled) = settle::start(redis.clone(), name, &tenure.token, progress.mark);
         let (sorted_by, counted) = (settings.clone(), metrics.clone());
         let arrived =
             intake::start(redis, name, progress.cursor, sorted_by, counted, hasher.clone());

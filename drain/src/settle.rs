@@ -17,15 +17,17 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What came of a settlement: the ids of what was parked, in the order it was ordered.
 pub type Settled = Result<Vec<StreamId>, QueueError>;
 
-/// Starts applying what comes in; a result comes out for each. Ends when either side is dropped.
+/// Starts applying what comes in, after the settlement whose mark is `previous`; a result comes out
+/// for each. Ends when either side is dropped.
 pub fn start(
     redis: Redis,
     drain: &str,
     token: &str,
+    previous: Option<String>,
 ) -> (mpsc::Sender<Settlement>, mpsc::Receiver<Settled>) {
     let (orders, ordered) = mpsc::channel(1);
     let (results, settled) = mpsc::channel(1);
-    let settler = Settler::new(redis.clone(), drain, token);
+    let settler = Settler::new(redis.clone(), drain, token, previous);
     tokio::spawn(run(redis, settler, ordered, results));
     (orders, settled)
 }

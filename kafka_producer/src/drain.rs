@@ -43,6 +43,7 @@ use crate::intake::{self, Arrived};
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::open::{BYTES_MAX, BYTES_MIN, Open, Place};
+use crate::ownership::Instance;
 use crate::position::Position;
 use crate::settings::Settings;
 
@@ -147,16 +148,18 @@ enum Stop {
 }
 
 impl Drain {
-    /// A drain for a tenure that has just begun. To be called within a runtime, and run outside.
+    /// A drain for a tenure that has just begun, after the settlement whose mark is `mark`. To be
+    /// called within a runtime, and run outside.
     pub fn new(
-        settings: Arc<Settings>,
-        metrics: Arc<Metrics>,
+        instance: &Instance,
         tenure: Tenure,
+        mark: Option<String>,
         calls: Calls,
         shutdown: CancellationToken,
     ) -> Self {
+        let (settings, metrics) = (instance.settings.clone(), instance.metrics.clone());
         let redis = settings.common.redis.clone();
-        let (orders, settled) = settle::start(redis.clone(), KAFKA, &tenure.token);
+        let (orders, settled) = settle::start(redis.clone(), KAFKA, &tenure.token, mark);
         Self {
             encoder: Encoder::new(settings.format, settings.key),
             reader: Reader::new(redis.clone(), KAFKA),

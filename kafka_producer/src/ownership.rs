@@ -9,6 +9,7 @@ use std::time::Duration;
 use spillway_drain::ownership::{self, End, Place, Seat, Tenure};
 use spillway_queue::QueueError;
 use spillway_queue::drains::KAFKA;
+use spillway_queue::read::Reader;
 use spillway_service::Readiness;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -75,19 +76,27 @@ pub async fn run(instance: &Instance, shutdown: &CancellationToken) -> Result<()
 
 async fn own(
     instance: &Instance,
-    seat: Seat,
+    mut seat: Seat,
     shutdown: &CancellationToken,
 ) -> Result<End, QueueError> {
+    let reader = Reader::new(instance.settings.common.redis.clone(), KAFKA);
+    let mark = reader.mark(seat.connection()).await?;
     tracing::info!("owning the drain");
     seat.tenure().show_trouble(Some(NOT_REACHED.into()));
-    Ok(seat.hold(async |tenure| produce(instance, tenure, shutdown).await).await)
+    Ok(seat.hold(async |tenure| produce(instance, tenure, mark, shutdown).await).await)
 }
 
 /// Runs the drain. After SIGTERM it has its time, then it is left behind: the process ends, and
 /// whoever owns the drain next aborts what was open.
-async fn produce(instance: &Instance, tenure: Tenure, shutdown: &CancellationToken) -> End {
+async fn produce(
+    instance: &Instance,
+    tenure: Tenure,
+    mark: Option<String>,
+    shutdown: &CancellationToken,
+) -> End {
     let calls = Calls::default();
-    let Some(ended) = start(instance, &tenure, &calls, shutdown) else { return End::Stale };
+    let drain = Drain::new(instance, tenure.clone(), mark, calls.clone(), shutdown.clone());
+    let Some(ended) = start(instance, drain) else { return End::Stale };
     let out_of_time = async {
         shutdown.cancelled().await;
         tokio::time::sleep(instance.settings.shutdown_timeout).await;
@@ -120,19 +129,11 @@ async fn produce(instance: &Instance, tenure: Tenure, shutdown: &CancellationTok
 
 /// Starts the drain on a thread of its own, not one of the runtime's: it blocks for as long as the
 /// drain is owned.
-fn start(
-    instance: &Instance,
-    tenure: &Tenure,
-    calls: &Calls,
-    shutdown: &CancellationToken,
-) -> Option<oneshot::Receiver<End>> {
-    let Instance { settings, metrics, threads, .. } = instance;
-    let Ok(permit) = threads.clone().try_acquire_owned() else {
+fn start(instance: &Instance, drain: Drain) -> Option<oneshot::Receiver<End>> {
+    let Ok(permit) = instance.threads.clone().try_acquire_owned() else {
         instance.hanging.cancel();
         return None;
     };
-    let (settings, metrics) = (settings.clone(), metrics.clone());
-    let drain = Drain::new(settings, metrics, tenure.clone(), calls.clone(), shutdown.clone());
     let (sender, ended) = oneshot::channel();
     let thread = std::thread::Builder::new().name("drain".to_owned()).spawn(move || {
         // Nobody waits for it any more if its time was over.

@@ -55,6 +55,8 @@ pub struct Progress {
     pub through: u64,
     /// Settled webhooks in packs behind the cursor, a bit each.
     pub done: HashMap<StreamId, Vec<u8>>,
+    /// Mark of the last settlement, `<token>:<number>`; `None` before the first.
+    pub mark: Option<String>,
 }
 
 /// What the main stream holds.
@@ -88,6 +90,8 @@ impl Reader {
     /// [`QueueError::Unregistered`] when it has no cursor.
     pub async fn progress(&self, connection: &mut Connection) -> Result<Progress, QueueError> {
         let keys = &self.redis.keys;
+        // First: whatever is settled while the rest is read makes the next settlement be refused.
+        let mark = self.mark(connection).await?;
         let groups: Vec<HashMap<String, Value>> =
             match cmd("XINFO").arg("GROUPS").arg(keys.stream()).query_async(connection).await {
                 Ok(groups) => groups,
@@ -108,7 +112,18 @@ impl Reader {
             .into_iter()
             .map(|(id, bits)| Ok((stream_id(&id)?, bits)))
             .collect::<Result<_, QueueError>>()?;
-        Ok(Progress { cursor: stream_id(&cursor)?, through: through.unwrap_or(0), done })
+        Ok(Progress { cursor: stream_id(&cursor)?, through: through.unwrap_or(0), done, mark })
+    }
+
+    /// Mark of the last settlement, `<token>:<number>`; `None` before the first.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn mark(&self, connection: &mut Connection) -> Result<Option<String>, QueueError> {
+        let settled: Option<String> =
+            cmd("GET").arg(self.redis.keys.settled(&self.drain)).query_async(connection).await?;
+        // The ids of what was parked follow.
+        Ok(settled.and_then(|settled| settled.split(' ').next().map(str::to_owned)))
     }
 
     /// The id that was given out last in the main stream.

@@ -107,8 +107,8 @@ pub struct Settler {
     drain: String,
     token: String,
     number: u64,
-    /// The last one that is known to be applied: the next names it.
-    previous: Option<u64>,
+    /// Mark of the last one that is known to be applied: the next names it.
+    previous: Option<String>,
     script: Script,
 }
 
@@ -131,14 +131,15 @@ impl Settlement {
 }
 
 impl Settler {
-    /// Settles for `drain` under the owner's `token`.
-    pub fn new(redis: Redis, drain: &str, token: &str) -> Self {
+    /// Settles for `drain` under the owner's `token`. `previous` is the mark that stood when the
+    /// drain's progress was read, [`Progress::mark`](crate::read::Progress::mark).
+    pub fn new(redis: Redis, drain: &str, token: &str, previous: Option<String>) -> Self {
         let script = Script::new(include_str!("lua/settle.lua"));
         // Not from 0: an instance that lost the drain and took it again has the same token, and its
         // first settlement must not look like a repeat of the first one before.
         let number = rand::rng().random::<u32>().into();
         let (drain, token) = (drain.to_owned(), token.to_owned());
-        Self { redis, drain, token, number, previous: None, script }
+        Self { redis, drain, token, number, previous, script }
     }
 
     /// Begins the next settlement. Until then, [`Settler::apply`] repeats the current one.
@@ -151,9 +152,9 @@ impl Settler {
     ///
     /// # Errors
     /// [`QueueError::Fenced`] when another instance owns the drain, [`QueueError::Unregistered`]
-    /// when Redis lost its cursor, or anything that this owner settled before: what was parked or
-    /// dead-lettered then may be gone, so the drain must begin again from what Redis holds. Nothing
-    /// was changed in either case.
+    /// when Redis lost its cursor, or when another settlement stands there than the one before this
+    /// one: what was parked or dead-lettered may be gone, so the drain must begin again from what
+    /// Redis holds. Nothing was changed in either case.
     pub async fn apply(
         &mut self,
         connection: &mut Connection,
@@ -162,7 +163,7 @@ impl Settler {
         let mut call = self.script.prepare_invoke();
         self.arguments(&mut call, settlement);
         let parked: Vec<String> = call.invoke_async(connection).await?;
-        self.previous = Some(self.number);
+        self.previous = Some(format!("{}:{}", self.token, self.number));
         parked.iter().map(|id| crate::read::stream_id(id)).collect()
     }
 
@@ -177,7 +178,7 @@ impl Settler {
         let cursor = settlement.cursor.map(|cursor| cursor.to_string()).unwrap_or_default();
         call.arg(cursor).arg(settlement.entries_passed);
         call.arg(settlement.webhooks_passed).arg(settlement.open);
-        call.arg(self.previous.map(|number| number.to_string()).unwrap_or_default());
+        call.arg(self.previous.as_deref().unwrap_or_default());
         let seen: Vec<u8> = settlement.seen.iter().flat_map(|one| one.to_le_bytes()).collect();
         call.arg(seen).arg(settlement.seen_from_ms).arg(&settlement.history[..]);
         let orders_done = settlement.orders_done.map(|version| version.to_string());

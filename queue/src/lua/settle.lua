@@ -5,7 +5,7 @@
 --       14 chunks  15 chunks done  16 lanes  17 barriers  18 leads  19 retries
 -- ARGV  1 token  2 number  3 drain  4 corrupt prefix
 --       5 cursor ('' = stays)  6 entries passed  7 webhooks passed  8 settled behind the cursor
---       9 number of the settlement before this one ('' = the owner's first)
+--       9 mark of the settlement before this one ('' = there was none yet)
 --       10 fingerprints of what was delivered  11 when the oldest one still known was, in ms
 --       12 records of what became of webhooks ('' = none)  13 webhooks dropped by order
 --       14 version of the orders that are carried out ('' = none new)  15 of those that are known
@@ -30,9 +30,9 @@ if string.sub(last, 1, #mark) == mark then
   for id in string.gmatch(string.sub(last, #mark + 1), '%S+') do parked[#parked + 1] = id end
   return parked
 end
--- Another one than this owner's last: Redis came back without what it had confirmed.
-local before = ARGV[1] .. ':' .. ARGV[9] .. ' '
-if ARGV[9] ~= '' and string.sub(last, 1, #before) ~= before then
+-- Another one before it than it names: this is a late copy, or Redis came back without what it had
+-- confirmed.
+if string.match(last, '^%S*') ~= ARGV[9] then
   return redis.error_reply('NOGROUP redis came back with older data')
 end
 

@@ -36,7 +36,8 @@ impl Drain {
         let seen = claim.look(&mut connection).await.expect("redis answers");
         claim.take(&mut connection, &seen).await.expect("nobody else takes it");
         let reader = Reader::new(redis.clone(), name);
-        let settler = Settler::new(redis.clone(), name, claim.token());
+        let mark = reader.mark(&mut connection).await.expect("redis answers");
+        let settler = Settler::new(redis.clone(), name, claim.token(), mark);
         Self { name, redis, connection, claim, reader, settler }
     }
 

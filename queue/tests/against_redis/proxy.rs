@@ -1,10 +1,10 @@
-//! A unix socket before Redis' own that does harm once, when told to.
+//! A unix socket before Redis' own that does harm once, when told to, and sends a request again.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use spillway_queue::Redis;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
@@ -26,7 +26,9 @@ pub enum Fault {
 /// The proxy of one server.
 pub struct Proxy {
     socket: PathBuf,
+    upstream: PathBuf,
     armed: Arc<Mutex<Option<Fault>>>,
+    last: Arc<Mutex<Vec<u8>>>,
     accepting: JoinHandle<()>,
 }
 
@@ -36,16 +38,17 @@ impl Proxy {
         let socket = server.path("proxy.sock");
         let upstream = server.path("redis.sock");
         let listener = UnixListener::bind(&socket).expect("a socket for the proxy");
-        let armed = Arc::new(Mutex::new(None));
+        let (armed, last) = (Arc::new(Mutex::new(None)), Arc::default());
         let accepting = tokio::spawn({
-            let armed = Arc::clone(&armed);
+            let (armed, last, upstream) = (Arc::clone(&armed), Arc::clone(&last), upstream.clone());
             async move {
                 while let Ok((client, _)) = listener.accept().await {
-                    tokio::spawn(relay(client, upstream.clone(), Arc::clone(&armed)));
+                    let (armed, last) = (Arc::clone(&armed), Arc::clone(&last));
+                    tokio::spawn(relay(client, upstream.clone(), armed, last));
                 }
             }
         });
-        Self { socket, armed, accepting }
+        Self { socket, upstream, armed, last, accepting }
     }
 
     /// Redis as seen through the proxy.
@@ -57,6 +60,21 @@ impl Proxy {
     pub fn harm_next_request(&self, fault: Fault) {
         *self.armed.lock().expect("nobody panics with it") = Some(fault);
     }
+
+    /// The last request that was passed on, byte for byte.
+    pub fn last_request(&self) -> Vec<u8> {
+        self.last.lock().expect("nobody panics with it").clone()
+    }
+
+    /// Sends a request to Redis, as a copy that was long under way. Returns the reply's first line.
+    pub async fn deliver(&self, request: &[u8]) -> String {
+        let redis = UnixStream::connect(&self.upstream).await.expect("redis listens");
+        let mut redis = BufReader::new(redis);
+        redis.write_all(request).await.expect("redis takes it");
+        let mut line = String::new();
+        redis.read_line(&mut line).await.expect("redis answers");
+        line
+    }
 }
 
 impl Drop for Proxy {
@@ -67,7 +85,12 @@ impl Drop for Proxy {
 
 /// Passes bytes both ways until either side is gone. The tests' requests are small enough to come
 /// in one piece.
-async fn relay(client: UnixStream, socket: PathBuf, armed: Arc<Mutex<Option<Fault>>>) {
+async fn relay(
+    client: UnixStream,
+    socket: PathBuf,
+    armed: Arc<Mutex<Option<Fault>>>,
+    last: Arc<Mutex<Vec<u8>>>,
+) {
     let mut redis = UnixStream::connect(&socket).await.expect("redis listens");
     let (mut requests, mut replies) = (vec![0; 1 << 16], vec![0; 1 << 16]);
     let mut client = client;
@@ -77,7 +100,10 @@ async fn relay(client: UnixStream, socket: PathBuf, armed: Arc<Mutex<Option<Faul
                 let request = &requests[..bytes];
                 let fault = armed.lock().expect("nobody panics with it").take();
                 match fault {
-                    None => redis.write_all(request).await.expect("redis takes it"),
+                    None => {
+                        *last.lock().expect("nobody panics with it") = request.to_vec();
+                        redis.write_all(request).await.expect("redis takes it");
+                    }
                     Some(Fault::CutBeforeRequest) => return,
                     Some(Fault::CutBeforeReply) => {
                         redis.write_all(request).await.expect("redis takes it");

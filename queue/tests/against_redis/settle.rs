@@ -77,7 +77,8 @@ async fn a_settler_made_anew_under_the_same_token_does_not_seem_to_repeat_the_fi
     let mut http = Drain::start(&server, "http").await;
     let settlement = Settlement { park: vec![park(1)], ..Settlement::default() };
     http.settle(&settlement).await.unwrap();
-    http.settler = Settler::new(http.redis.clone(), "http", http.claim.token());
+    let mark = http.progress().await.mark;
+    http.settler = Settler::new(http.redis.clone(), "http", http.claim.token(), mark);
     http.settle(&settlement).await.unwrap();
     assert_eq!(server.ids("spillway:http:parked").await.len(), 2);
 }
@@ -177,6 +178,48 @@ async fn a_redis_that_came_back_with_older_data_is_noticed_before_anything_is_se
     let refused = http.settle(&up_to(ids[1], 1, 1)).await;
     assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
     assert_eq!(http.progress().await.cursor, ids[0]);
+}
+
+#[tokio::test]
+async fn a_late_copy_of_the_first_settlement_is_refused_after_the_second() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let mark = http.progress().await.mark;
+    assert_eq!(mark, None);
+    let proxy = Proxy::before(&server);
+    http.connection = proxy.redis().connect(None).await.unwrap();
+    let bits = vec![(ids[0], vec![0b01])];
+    http.settle(&Settlement { bits, open: 1, ..Settlement::default() }).await.unwrap();
+    let copy = proxy.last_request();
+    let bits = vec![(ids[0], vec![0b11])];
+    http.settle(&Settlement { bits, open: 2, ..Settlement::default() }).await.unwrap();
+    let second = http.progress().await.mark;
+    assert!(second.as_ref().is_some_and(|mark| mark.starts_with(http.claim.token())), "{second:?}");
+
+    let reply = proxy.deliver(&copy).await;
+    assert!(reply.starts_with("-NOGROUP"), "{reply}");
+    let progress = http.progress().await;
+    assert_eq!(progress.done[&ids[0]], [0b11]);
+    assert_eq!(progress.mark, second);
+    assert_eq!(server.command::<u64>(&["HGET", "spillway:counts", "open:http"]).await, 2);
+    // The owner itself goes on.
+    http.settle(&up_to(ids[0], 1, 1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_first_settlement_of_an_owner_names_the_last_one_of_the_owner_before() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one"]).await;
+    let mut first = Drain::start(&server, "http").await;
+    first.settle(&Settlement::default()).await.unwrap();
+    let mut second = Drain::own(&server, "http").await;
+    // Redis comes back without it.
+    let _: u64 = server.command(&["DEL", "spillway:http:settled"]).await;
+    let refused = second.settle(&up_to(ids[0], 1, 1)).await;
+    assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
+    let mut third = Drain::own(&server, "http").await;
+    third.settle(&up_to(ids[0], 1, 1)).await.unwrap();
 }
 
 #[tokio::test]

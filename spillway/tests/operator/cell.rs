@@ -10,6 +10,7 @@ use http::uri::PathAndQuery;
 use spillway_queue::append::Appender;
 use spillway_queue::drains::{HTTP, StartAt, register};
 use spillway_queue::owner::Claim;
+use spillway_queue::read::Reader;
 use spillway_queue::settle::{Dead, Settlement, Settler};
 use spillway_queue::{Connection, Redis};
 use spillway_webhook::pack::{Packer, Records};
@@ -100,7 +101,8 @@ impl Cell {
         let id = |entry| WebhookId { cell: registered.cell, entry, index: 0 };
         let claim = Claim::new(redis.clone(), HTTP);
         claim.take(&mut connection, "").await.unwrap();
-        let mut settler = Settler::new(redis, HTTP, claim.token());
+        let mark = Reader::new(redis.clone(), HTTP).mark(&mut connection).await.unwrap();
+        let mut settler = Settler::new(redis, HTTP, claim.token(), mark);
         settler.begin();
         let dead = died.iter().map(|index| dead(&letters[*index], id(entries[*index]))).collect();
         let settlement = Settlement {
