@@ -42,11 +42,11 @@ use crate::destination::{Allowed, Destination};
 use crate::fetch::{Fetched, Fetcher};
 use crate::index::{Index, PackKey, Place, ResourceKey, State};
 use crate::intake::{self, Arrived};
-use crate::limit::Limiter;
 use crate::metrics::Metrics;
 use crate::schedule::{Class, Schedule, ShopKey, Turn};
 use crate::seen::Seen;
 use crate::settings::Settings;
+use spillway_limiter::Limiter;
 
 /// Decoded packs at hand.
 const CACHE_BYTES: usize = 32 << 20;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::limit::Signal;
+use spillway_limiter::Signal;
 
 /// What came of one delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]

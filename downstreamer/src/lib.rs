@@ -2,7 +2,7 @@
 //!
 //! Start reading at [`ownership`] (who may deliver) and [`drain`] (what happens to a webhook):
 //! [`intake`] → [`sort`] → [`index`] → [`schedule`] → [`deliver`] → [`judge`] → settled. Beside
-//! them: [`fetch`] and [`cache`] (packs read again), [`seen`] (duplicates), [`limit`],
+//! them: [`fetch`] and [`cache`] (packs read again), [`seen`] (duplicates), `spillway_limiter`,
 //! [`destination`] with its [`brake`], and [`backoff`] (when, and how many at once).
 
 pub mod backoff;
@@ -15,7 +15,6 @@ pub mod fetch;
 pub mod index;
 pub mod intake;
 pub mod judge;
-pub mod limit;
 pub mod metrics;
 pub mod ownership;
 pub mod schedule;

@@ -11,7 +11,7 @@ use super::{Drain, Ended, Finished, Trial};
 use crate::deliver::{Delivery, Job};
 use crate::index::{Place, ResourceKey, State};
 use crate::judge::{Outcome, Scope, Verdict, judge, signal};
-use crate::limit::Sample;
+use spillway_limiter::Sample;
 
 impl Drain {
     pub(super) fn judge(&mut self, delivery: Delivery) {

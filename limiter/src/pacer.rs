@@ -1,4 +1,4 @@
-//! How many may begin a second: `MAX_RATE`, and a cap that many 429 arm.
+//! The pacer: how many may begin a second. `MAX_RATE`, and a cap that many 429 set.
 //!
 //! A 429 tells of a quota. Only a rate can keep one: a concurrency that does would have to follow
 //! each change of the latency. The cap falls to a little below what was accepted lately and grows
@@ -29,8 +29,9 @@ const SHARE: f64 = 0.04;
 /// The same before there is a cap: a quota that is passed refuses most of what is above it.
 const SHARE_FIRST: f64 = 0.2;
 
+/// A token bucket whose rate is the lower of `MAX_RATE` and the cap.
 #[derive(Debug)]
-pub struct Pace {
+pub struct Pacer {
     rate_max: Option<f64>,
     cap: Option<Cap>,
     tokens: f64,
@@ -54,7 +55,7 @@ impl Cap {
     }
 }
 
-impl Pace {
+impl Pacer {
     pub fn new(rate_max: Option<f64>) -> Self {
         Self {
             rate_max,
