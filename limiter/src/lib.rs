@@ -24,6 +24,10 @@ use breaker::{CircuitBreaker, Failure};
 use concurrency::ConcurrencyLimiter;
 use pacer::Pacer;
 
+/// A quota that is counted by the second refuses everything for most of one. Only a longer silence
+/// is for the circuit breaker.
+const QUOTA_SILENCE: Duration = Duration::from_millis(1500);
+
 /// What the operator allows.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
@@ -163,9 +167,13 @@ impl Limiter {
         if !matches!(sample.signal, Signal::Overloaded { .. }) {
             self.concurrency.troubled(sample, now);
         }
-        // Nobody listens at all where connections break; who still answers may be just full.
+        // Nobody listens at all where connections break; a backend that answers may be just full.
         let is_full = sample.signal != Signal::Broken;
-        let silence = if is_full { 2 * self.concurrency.latency() } else { Duration::ZERO };
+        let silence = match sample.signal {
+            Signal::Broken => Duration::ZERO,
+            Signal::Overloaded { .. } => QUOTA_SILENCE.max(2 * self.concurrency.latency()),
+            _ => 2 * self.concurrency.latency(),
+        };
         let failure = Failure { began: sample.began, limit, silence };
         if (is_news || is_full) && self.breaker.failed(&failure, now, chance) {
             self.concurrency.restart(now);
