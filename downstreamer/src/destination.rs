@@ -105,11 +105,7 @@ impl Destination {
     /// breaker on refusals.
     pub fn refused(&mut self, shop: u64, now: Duration) -> bool {
         let active = self.active(now);
-        // It is there, and does its work: it took a look and said no.
-        self.answered(now);
-        if std::mem::take(&mut self.is_down) && !self.refusals.is_open() {
-            self.since = now;
-        }
+        self.on_sign_of_life(now);
         let has_opened = self.refusals.on_refusal(shop, now);
         if has_opened {
             self.active = active;
@@ -118,6 +114,14 @@ impl Destination {
             self.probe_at = now + PROBE_REFUSING_EVERY;
         }
         has_opened
+    }
+
+    /// The backend asked for a pause of one resource or shop: that is no failure of the others.
+    pub fn on_narrow_pause(&mut self, now: Duration) {
+        self.on_sign_of_life(now);
+        if self.refusals.is_open() {
+            self.probe_at = now + PROBE_REFUSING_EVERY;
+        }
     }
 
     /// No connection could be made: that is never one resource's fault.
@@ -141,6 +145,14 @@ impl Destination {
         if self.is_stopped() {
             let pause = if self.is_refusing() { PROBE_REFUSING_EVERY } else { PROBE_EVERY };
             self.probe_at = self.probe_at.max(now + pause);
+        }
+    }
+
+    /// It is there, and does its work: it took a look and said no.
+    fn on_sign_of_life(&mut self, now: Duration) {
+        self.answered(now);
+        if std::mem::take(&mut self.is_down) && !self.refusals.is_open() {
+            self.since = now;
         }
     }
 
@@ -200,6 +212,26 @@ mod tests {
         assert!(!backend.is_stopped());
         backend.failed(1, false, 31 * SECOND);
         assert!(backend.is_stopped());
+    }
+
+    #[test]
+    fn pauses_of_single_resources_and_shops_do_not_make_it_down() {
+        let mut backend = Destination::default();
+        for resource in 0..100 {
+            backend.on_narrow_pause(SECOND * 60);
+            (0..9).for_each(|_| backend.failed(resource, true, SECOND * 60));
+        }
+        assert!(!backend.is_stopped());
+    }
+
+    #[test]
+    fn a_pause_of_one_shop_shows_that_a_backend_is_up_again() {
+        let mut backend = Destination::default();
+        (0..10).for_each(|resource| backend.failed(resource, true, 2 * SECOND));
+        assert!(backend.is_stopped());
+        backend.on_narrow_pause(10 * SECOND);
+        assert_eq!(backend.allows(10 * SECOND), Allowed::All);
+        assert_eq!(backend.active(11 * SECOND), 3 * SECOND);
     }
 
     #[test]

@@ -55,6 +55,8 @@ impl Drain {
                 }
                 if is_refusal {
                     self.refused(shop, now);
+                } else if outcome.is_narrow_pause() {
+                    self.destination.on_narrow_pause(now);
                 } else {
                     self.destination.failed(job.resource, job.attempt == 1, now);
                 }
