@@ -3,13 +3,13 @@
 //! It counts as down when nothing succeeds any more and several resources fail, or it can't be
 //! connected to: ten that had not failed before, in a row, or whatever fails for half a minute. One
 //! resource that fails for ever must not stop the others, nor may a dead backend be hammered for each
-//! of three million. What is refused is for the [`Brake`]. While it is down or braked the retry clock
-//! stands still, and one attempt at a time probes. How much a healthy one can bear is for the
+//! of three million. What is refused is for the [`RefusalBreaker`]. While it is down or refuses
+//! everything the retry clock stands still, and one attempt at a time probes. How much a healthy one can bear is for the
 //! limiter. Pure: time is an argument.
 
 use std::time::Duration;
 
-use crate::brake::Brake;
+use crate::refusals::RefusalBreaker;
 
 /// First failures of a webhook, in a row, that make it down. A webhook that is known to fail says
 /// nothing about the others when it fails again.
@@ -21,12 +21,12 @@ const RESOURCES_DOWN: usize = 3;
 /// Between two probes of a backend that is down.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// Between two probes of a backend that refuses: each may be a webhook that is lost on it.
-const PROBE_BRAKED_EVERY: Duration = Duration::from_secs(10);
+const PROBE_REFUSING_EVERY: Duration = Duration::from_secs(10);
 
 /// What is known of the backend. Times are durations since an arbitrary start.
 #[derive(Debug, Default)]
 pub struct Destination {
-    brake: Brake,
+    refusals: RefusalBreaker,
     first_failures: usize,
     /// Some of those that failed since the last success.
     failing: Vec<u64>,
@@ -67,12 +67,22 @@ impl Destination {
 
     /// Whether it is down, or refuses everything.
     pub fn is_stopped(&self) -> bool {
-        self.is_down || self.brake.is_on()
+        self.is_down || self.refusals.is_open()
     }
 
     /// Whether it refuses everything: then nothing is given up.
-    pub fn is_braked(&self) -> bool {
-        self.brake.is_on()
+    pub fn is_refusing(&self) -> bool {
+        self.refusals.is_open()
+    }
+
+    /// Whether a refused webhook of `shop` may become a dead letter; otherwise it stays in retry.
+    pub fn may_give_up(&self, shop: u64) -> bool {
+        self.refusals.may_give_up(shop)
+    }
+
+    /// Counts a refused webhook of `shop` that became a dead letter.
+    pub fn mark_given_up(&mut self, shop: u64) {
+        self.refusals.mark_given_up(shop);
     }
 
     /// Time that counts towards retries: all of it but what the backend was stopped for.
@@ -83,7 +93,7 @@ impl Destination {
     /// A delivery for `shop` succeeded.
     pub fn succeeded(&mut self, shop: u64, now: Duration) {
         let was_stopped = self.is_stopped();
-        self.brake.taken(shop, now);
+        self.refusals.on_success(shop, now);
         self.answered(now);
         if was_stopped {
             self.is_down = false;
@@ -91,22 +101,27 @@ impl Destination {
         }
     }
 
-    /// A delivery for `shop` was refused, now or for good; says whether that engages the brake.
+    /// A delivery for `shop` was refused, now or for good; returns whether that opens the circuit
+    /// breaker on refusals.
     pub fn refused(&mut self, shop: u64, now: Duration) -> bool {
         let active = self.active(now);
-        // It is there, and does its work: it took a look and said no.
-        self.answered(now);
-        if std::mem::take(&mut self.is_down) && !self.brake.is_on() {
-            self.since = now;
-        }
-        let has_engaged = self.brake.refused(shop, now);
-        if has_engaged {
+        self.on_sign_of_life(now);
+        let has_opened = self.refusals.on_refusal(shop, now);
+        if has_opened {
             self.active = active;
         }
-        if self.brake.is_on() {
-            self.probe_at = now + PROBE_BRAKED_EVERY;
+        if self.refusals.is_open() {
+            self.probe_at = now + PROBE_REFUSING_EVERY;
         }
-        has_engaged
+        has_opened
+    }
+
+    /// The backend asked for a pause of one resource or shop: that is no failure of the others.
+    pub fn on_narrow_pause(&mut self, now: Duration) {
+        self.on_sign_of_life(now);
+        if self.refusals.is_open() {
+            self.probe_at = now + PROBE_REFUSING_EVERY;
+        }
     }
 
     /// No connection could be made: that is never one resource's fault.
@@ -128,8 +143,16 @@ impl Destination {
             self.is_down = true;
         }
         if self.is_stopped() {
-            let pause = if self.is_braked() { PROBE_BRAKED_EVERY } else { PROBE_EVERY };
+            let pause = if self.is_refusing() { PROBE_REFUSING_EVERY } else { PROBE_EVERY };
             self.probe_at = self.probe_at.max(now + pause);
+        }
+    }
+
+    /// It is there, and does its work: it took a look and said no.
+    fn on_sign_of_life(&mut self, now: Duration) {
+        self.answered(now);
+        if std::mem::take(&mut self.is_down) && !self.refusals.is_open() {
+            self.since = now;
         }
     }
 
@@ -192,6 +215,26 @@ mod tests {
     }
 
     #[test]
+    fn pauses_of_single_resources_and_shops_do_not_make_it_down() {
+        let mut backend = Destination::default();
+        for resource in 0..100 {
+            backend.on_narrow_pause(SECOND * 60);
+            (0..9).for_each(|_| backend.failed(resource, true, SECOND * 60));
+        }
+        assert!(!backend.is_stopped());
+    }
+
+    #[test]
+    fn a_pause_of_one_shop_shows_that_a_backend_is_up_again() {
+        let mut backend = Destination::default();
+        (0..10).for_each(|resource| backend.failed(resource, true, 2 * SECOND));
+        assert!(backend.is_stopped());
+        backend.on_narrow_pause(10 * SECOND);
+        assert_eq!(backend.allows(10 * SECOND), Allowed::All);
+        assert_eq!(backend.active(11 * SECOND), 3 * SECOND);
+    }
+
+    #[test]
     fn a_backend_that_cannot_be_connected_to_is_down_however_little_waits() {
         let mut backend = Destination::default();
         for _ in 0..3 {
@@ -206,8 +249,8 @@ mod tests {
     #[test]
     fn a_backend_that_refuses_everything_is_probed_seldom() {
         let mut backend = Destination::default();
-        let engaged = (0..100).filter(|shop| backend.refused(shop % 9, 2 * SECOND)).count();
-        assert!(engaged == 1 && backend.is_braked());
+        let opened = (0..100).filter(|shop| backend.refused(shop % 9, 2 * SECOND)).count();
+        assert!(opened == 1 && backend.is_refusing());
         assert_eq!(backend.probes_at(3 * SECOND), Some(12 * SECOND));
         assert_eq!(backend.allows(12 * SECOND), Allowed::Probe);
         backend.refused(1, 13 * SECOND);

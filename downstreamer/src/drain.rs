@@ -42,16 +42,17 @@ use crate::destination::{Allowed, Destination};
 use crate::fetch::{Fetched, Fetcher};
 use crate::index::{Index, PackKey, Place, ResourceKey, State};
 use crate::intake::{self, Arrived};
-use crate::limit::Limiter;
 use crate::metrics::Metrics;
 use crate::schedule::{Class, Schedule, ShopKey, Turn};
 use crate::seen::Seen;
 use crate::settings::Settings;
+use spillway_limiter::Limiter;
 
 /// Decoded packs at hand.
 const CACHE_BYTES: usize = 32 << 20;
-/// What `/readyz` says while the brake holds.
-const BRAKED: &str = "destination_refuses: the backend refuses most of what it gets, of every shop";
+/// What `/readyz` says while the circuit breaker on refusals is open.
+const REFUSING: &str =
+    "destination_refuses: the backend refuses most of what it gets, of every shop";
 /// What it says while nothing else can be read for what is paused.
 const FULL_OF_PAUSED: &str = "index_full: what is paused fills INDEX_MEMORY, and nothing behind it is read; resume it, pause \
      whole shops instead, or raise INDEX_MEMORY";
@@ -391,10 +392,10 @@ impl Drain {
         self.metrics.concurrency_limit.set(i64::try_from(limit).unwrap_or(i64::MAX));
         let is_paused = self.standing.is_all_paused || self.destination.is_stopped();
         self.metrics.paused.set(i64::from(limit == 0 || is_paused));
-        let is_braked = self.destination.is_braked();
-        self.metrics.brake.set(i64::from(is_braked));
+        let is_refusing = self.destination.is_refusing();
+        self.metrics.brake.set(i64::from(is_refusing));
         let is_stuck = around.deliveries.is_empty() && self.is_full_of_paused();
-        let trouble = if is_braked { Some(BRAKED) } else { is_stuck.then_some(FULL_OF_PAUSED) };
+        let trouble = if is_refusing { Some(REFUSING) } else { is_stuck.then_some(FULL_OF_PAUSED) };
         self.tenure.show_trouble(trouble.map(Into::into));
     }
 

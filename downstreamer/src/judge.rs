@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::limit::Signal;
+use spillway_limiter::Signal;
 
 /// What came of one delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,10 +90,8 @@ pub fn judge(
 
 /// What an outcome says about how much the backend can bear.
 pub fn signal(outcome: &Outcome, verdict: Verdict) -> Signal {
-    let (status, is_narrow) = match outcome {
-        Outcome::Answered { status, pauses, .. } => {
-            (*status, matches!(pauses, Some(Scope::Resource | Scope::Shop)))
-        }
+    let status = match outcome {
+        Outcome::Answered { status, .. } => *status,
         Outcome::TimedOut => return Signal::TimedOut,
         Outcome::Unconnected | Outcome::Broken => return Signal::Broken,
         Outcome::Unsendable => return Signal::Failed,
@@ -103,11 +101,22 @@ pub fn signal(outcome: &Outcome, verdict: Verdict) -> Signal {
         Verdict::Delivered | Verdict::Dead => None,
     };
     match status {
-        429 | 503 if is_narrow => Signal::Failed,
+        429 | 503 if outcome.is_narrow_pause() => Signal::Failed,
         429 => Signal::Overloaded { retry_after: asked },
         503 => Signal::Unavailable { retry_after: asked },
         408 | 425 | 500..=599 => Signal::Failed,
         _ => Signal::Done,
+    }
+}
+
+impl Outcome {
+    /// Whether the backend asked for a pause of one resource or shop: it works, and says nothing
+    /// about the others.
+    pub fn is_narrow_pause(&self) -> bool {
+        matches!(
+            self,
+            Self::Answered { status: 429 | 503, pauses: Some(Scope::Resource | Scope::Shop), .. }
+        )
     }
 }
 
@@ -190,6 +199,7 @@ mod tests {
             let verdict = judge(&outcome, &DEAD, LONGEST, noon());
             let pause = Duration::from_secs(3);
             assert_eq!(verdict, Verdict::Retry { pause, scope: expected, is_refusal: false });
+            assert_eq!(outcome.is_narrow_pause(), expected != Scope::All && status != 500);
             let is_felt = !matches!(signal(&outcome, verdict), Signal::Failed);
             assert_eq!(is_felt, expected == Scope::All && status != 500, "{outcome:?}");
         }

@@ -2,11 +2,10 @@
 //!
 //! Start reading at [`ownership`] (who may deliver) and [`drain`] (what happens to a webhook):
 //! [`intake`] → [`sort`] → [`index`] → [`schedule`] → [`deliver`] → [`judge`] → settled. Beside
-//! them: [`fetch`] and [`cache`] (packs read again), [`seen`] (duplicates), [`limit`],
-//! [`destination`] with its [`brake`], and [`backoff`] (when, and how many at once).
+//! them: [`fetch`] and [`cache`] (packs read again), [`seen`] (duplicates), `spillway_limiter`,
+//! [`destination`] with its [`refusals`], and [`backoff`] (when, and how many at once).
 
 pub mod backoff;
-pub mod brake;
 pub mod cache;
 pub mod deliver;
 pub mod destination;
@@ -15,9 +14,9 @@ pub mod fetch;
 pub mod index;
 pub mod intake;
 pub mod judge;
-pub mod limit;
 pub mod metrics;
 pub mod ownership;
+pub mod refusals;
 pub mod schedule;
 pub mod seen;
 pub mod settings;

@@ -12,8 +12,8 @@ use spillway_service::{Checker, Common};
 use spillway_webhook::shopify::{is_barrier, is_compliance};
 
 use crate::backoff::Backoff;
-use crate::limit::Bounds;
 use crate::schedule::ShopBounds;
+use spillway_limiter::Bounds;
 
 const MIB: u64 = 1 << 20;
 /// The longest base path.

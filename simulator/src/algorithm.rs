@@ -6,7 +6,7 @@ mod vector;
 
 use std::time::Duration;
 
-use downstreamer::limit::{Bounds, Limiter, Sample};
+use spillway_limiter::{Bounds, Limiter, Sample};
 
 use crate::scenario::Client;
 

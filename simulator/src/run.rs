@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use downstreamer::limit::{Sample, Signal};
+use spillway_limiter::{Sample, Signal};
 
 use crate::algorithm::Algorithm;
 use crate::random::Random;

@@ -11,7 +11,11 @@ use super::{Drain, Ended, Finished, Trial};
 use crate::deliver::{Delivery, Job};
 use crate::index::{Place, ResourceKey, State};
 use crate::judge::{Outcome, Scope, Verdict, judge, signal};
-use crate::limit::Sample;
+use spillway_limiter::Sample;
+
+/// Reasons of dead letters that the backend refused: by a status that is final, and after retries.
+const STATUS: &str = "status";
+const REFUSED: &str = "refused";
 
 impl Drain {
     pub(super) fn judge(&mut self, delivery: Delivery) {
@@ -39,7 +43,7 @@ impl Drain {
             }
             Verdict::Dead => {
                 let is_sent = outcome != Outcome::Unsendable;
-                let reason = if is_sent { "status" } else { "unsendable" };
+                let reason = if is_sent { STATUS } else { "unsendable" };
                 if is_sent {
                     self.refused(shop, now);
                 }
@@ -51,11 +55,13 @@ impl Drain {
                 }
                 if is_refusal {
                     self.refused(shop, now);
+                } else if outcome.is_narrow_pause() {
+                    self.destination.on_narrow_pause(now);
                 } else {
                     self.destination.failed(job.resource, job.attempt == 1, now);
                 }
                 let (limit, reason) = if is_refusal {
-                    (self.settings.retry_refused_for, "refused")
+                    (self.settings.retry_refused_for, REFUSED)
                 } else {
                     (self.settings.retry_for, "retries_exhausted")
                 };
@@ -116,9 +122,12 @@ impl Drain {
         }
     }
 
-    /// Dead-letters a webhook, or keeps it in retry where there is no room for dead letters.
+    /// Dead-letters a webhook, or keeps it in retry: where there is no room for dead letters, or the
+    /// refusals may be a bad deploy's.
     fn give_up(&mut self, job: &Job, outcome: &Outcome, answer: Vec<u8>, reason: &'static str) {
-        if self.destination.is_braked() {
+        let shop = self.schedule.hash(job.shop);
+        let is_refusal = matches!(reason, STATUS | REFUSED);
+        if self.destination.is_refusing() || (is_refusal && !self.destination.may_give_up(shop)) {
             self.note_failure(job, Duration::ZERO);
             self.retry_later(job);
             return;
@@ -136,6 +145,9 @@ impl Drain {
             return;
         }
         self.is_dead_room_short = false;
+        if is_refusal {
+            self.destination.mark_given_up(shop);
+        }
         self.metrics.dead(reason);
         tracing::warn!(
             webhook = %job.webhook, shop = dead.labels[0], topic = dead.labels[1],

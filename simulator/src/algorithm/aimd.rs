@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use downstreamer::limit::{Sample, Signal};
+use spillway_limiter::{Sample, Signal};
 
 use super::Algorithm;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use downstreamer::limit::Sample;
+use spillway_limiter::Sample;
 
 use super::Algorithm;
 

@@ -1,32 +1,37 @@
-//! How much may be under way at the backend at once, and how fast: learnt from its answers.
+//! Limits how many deliveries may be under way at a backend, and how many may begin a second, by
+//! what its answers say.
 //!
-//! Three parts, each with its own rule, and the strictest wins:
+//! Three parts, each with a rule of its own; the strictest wins:
 //!
-//! - `search` finds the concurrency at which the backend is busy and nothing queues there, by
-//!   experiments on the latency;
-//! - `pace` is a token bucket: `MAX_RATE`, and a cap that many 429 arm;
-//! - `breaker` pauses: as long as `Retry-After` asks, or, when nothing succeeds any more, for a
-//!   time that doubles, with one attempt at a time between.
+//! - the concurrency limiter (`concurrency.rs`) finds the concurrency at which the backend is busy
+//!   and nothing queues there, by experiments on the latency;
+//! - the pacer (`pacer.rs`) is a token bucket: `MAX_RATE`, and a cap that many 429 set;
+//! - the circuit breaker (`breaker.rs`) pauses: as long as `Retry-After` asks, or, when nothing
+//!   succeeds any more, for a time that doubles, with one attempt at a time between.
 //!
 //! Never more than `concurrency_max`, nor `rate_max`. A 5xx other than 503 changes nothing: it says
 //! nothing about room, and one resource that always fails must not slow the others. Pure: time and
 //! chance are arguments. Each sample costs the same few operations and no memory.
 
 mod breaker;
-mod pace;
-mod search;
+mod concurrency;
+mod pacer;
 mod window;
 
 use std::time::Duration;
 
-use breaker::{Breaker, Failure};
-use pace::Pace;
-use search::Search;
+use breaker::{CircuitBreaker, Failure};
+use concurrency::ConcurrencyLimiter;
+use pacer::Pacer;
+
+/// A quota that is counted by the second refuses everything for most of one. Only a longer silence
+/// is for the circuit breaker.
+const QUOTA_SILENCE: Duration = Duration::from_millis(1500);
 
 /// What the operator allows.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// The search goes no lower. A pause does, and so does a backend that is probed.
+    /// The concurrency limiter goes no lower. A pause does, and so does a backend that is probed.
     pub concurrency_min: usize,
     /// Nothing goes higher.
     pub concurrency_max: usize,
@@ -71,18 +76,18 @@ pub enum Signal {
 /// Decides how much may be under way. Times are durations since an arbitrary start.
 #[derive(Debug)]
 pub struct Limiter {
-    search: Search,
-    pace: Pace,
-    breaker: Breaker,
+    concurrency: ConcurrencyLimiter,
+    pacer: Pacer,
+    breaker: CircuitBreaker,
 }
 
 impl Limiter {
     /// Knows nothing yet: it begins with one at a time, or `concurrency_min`.
     pub fn new(bounds: Bounds) -> Self {
         Self {
-            search: Search::new(bounds.concurrency_min, bounds.concurrency_max),
-            pace: Pace::new(bounds.rate_max),
-            breaker: Breaker::default(),
+            concurrency: ConcurrencyLimiter::new(bounds.concurrency_min, bounds.concurrency_max),
+            pacer: Pacer::new(bounds.rate_max),
+            breaker: CircuitBreaker::default(),
         }
     }
 
@@ -92,19 +97,19 @@ impl Limiter {
     pub fn admit(&mut self, in_flight: usize, now: Duration) -> bool {
         let has_room = in_flight < self.concurrency(now);
         if !has_room && !self.is_paused(now) {
-            self.search.limited();
+            self.concurrency.limited();
         }
-        has_room && self.pace.take(now)
+        has_room && self.pacer.take(now)
     }
 
     /// What was admitted last was not sent after all.
     pub fn unused(&mut self) {
-        self.pace.give_back();
+        self.pacer.give_back();
     }
 
     /// When time alone will change the answer: a pause ends, or the rate allows another.
     pub fn wakes_at(&self, now: Duration) -> Option<Duration> {
-        self.breaker.pause_ends(now).or_else(|| self.pace.refills_at(now))
+        self.breaker.pause_ends(now).or_else(|| self.pacer.refills_at(now))
     }
 
     /// How many may be under way at `now`; none in a pause.
@@ -114,7 +119,7 @@ impl Limiter {
         } else if self.breaker.is_probing() {
             1
         } else {
-            self.search.limit()
+            self.concurrency.limit()
         }
     }
 
@@ -127,15 +132,15 @@ impl Limiter {
     pub fn ended(&mut self, sample: &Sample, now: Duration, chance: f64) {
         match sample.signal {
             Signal::Done => {
-                self.pace.done(now);
+                self.pacer.done(now);
                 if self.breaker.succeeded(sample.began, now) {
-                    self.search.restart(now);
+                    self.concurrency.restart(now);
                 }
-                self.search.done(sample, now);
+                self.concurrency.done(sample, now);
             }
             Signal::Failed => {}
             Signal::Overloaded { retry_after } => {
-                self.pace.refused(sample.began, now);
+                self.pacer.refused(sample.began, now);
                 self.failed(sample, retry_after, now, chance);
             }
             Signal::Unavailable { retry_after } => self.failed(sample, retry_after, now, chance),
@@ -152,22 +157,26 @@ impl Limiter {
     ) {
         if let Some(pause) = retry_after {
             self.breaker.pause(pause, now);
-            self.search.restart(now);
+            self.concurrency.restart(now);
             return;
         }
-        let limit = self.search.limit();
-        let is_news = self.search.is_news(sample.began);
+        let limit = self.concurrency.limit();
+        let is_news = self.concurrency.is_news(sample.began);
         // A 429 is the rate's: that bounds what is under way, too, by Little's law. Cutting both
         // keeps the quota no better and the rate lower.
         if !matches!(sample.signal, Signal::Overloaded { .. }) {
-            self.search.troubled(sample, now);
+            self.concurrency.troubled(sample, now);
         }
-        // Nobody listens at all where connections break; who still answers may be just full.
+        // Nobody listens at all where connections break; a backend that answers may be just full.
         let is_full = sample.signal != Signal::Broken;
-        let silence = if is_full { 2 * self.search.latency() } else { Duration::ZERO };
+        let silence = match sample.signal {
+            Signal::Broken => Duration::ZERO,
+            Signal::Overloaded { .. } => QUOTA_SILENCE.max(2 * self.concurrency.latency()),
+            _ => 2 * self.concurrency.latency(),
+        };
         let failure = Failure { began: sample.began, limit, silence };
         if (is_news || is_full) && self.breaker.failed(&failure, now, chance) {
-            self.search.restart(now);
+            self.concurrency.restart(now);
         }
     }
 }

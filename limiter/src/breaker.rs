@@ -1,4 +1,4 @@
-//! Pauses: the one the backend asks for, and the one it gets when nothing succeeds any more.
+//! The circuit breaker: pauses, as the backend asks for, or when nothing succeeds any more.
 //!
 //! As many failures in a row as may be under way (from [`STREAK_LEAST`] to [`STREAK`]) trip it.
 //! Then there is a pause, one attempt, a pause twice as long, and so on, until one succeeds. What
@@ -20,8 +20,9 @@ const PAUSE_PART: f64 = 0.25;
 /// The longest: a backend that has come back is found within a minute.
 const PAUSE_LONGEST: Duration = Duration::from_secs(60);
 
+/// Pauses deliveries, and probes with one at a time after a pause that failures caused.
 #[derive(Debug, Default)]
-pub struct Breaker {
+pub struct CircuitBreaker {
     paused_until: Duration,
     tripped_at: Duration,
     succeeded_at: Duration,
@@ -30,7 +31,7 @@ pub struct Breaker {
     trips: u32,
 }
 
-impl Breaker {
+impl CircuitBreaker {
     /// When the pause ends that holds at `now`.
     pub fn pause_ends(&self, now: Duration) -> Option<Duration> {
         (now < self.paused_until).then_some(self.paused_until)

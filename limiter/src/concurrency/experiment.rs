@@ -6,9 +6,10 @@
 use std::time::Duration;
 
 use super::{
-    ALARM, EXCESS, LOWER_AGAIN, LOWER_EVERY, Phase, Search, WAIT_FIRST, WAIT_LONGEST, round, step,
+    ALARM, ConcurrencyLimiter, EXCESS, LOWER_AGAIN, LOWER_EVERY, Phase, WAIT_FIRST, WAIT_LONGEST,
+    round, step,
 };
-use crate::limit::window::{Level, Window, count};
+use crate::window::{Level, Window, count};
 
 /// Closed slices of an experiment at least.
 const SLICES: f64 = 3.0;
@@ -53,7 +54,7 @@ impl Contrast {
     }
 }
 
-impl Search {
+impl ConcurrencyLimiter {
     /// Tries `step` more than now, where `low` was measured: fewer if the latency says that they
     /// would queue.
     pub(super) fn raise(&mut self, low: Level, step: usize, now: Duration) {

@@ -1,17 +1,17 @@
 //! The start: the limit doubles until the latency rises clearly. What was measured while it did not
-//! is the base; at what limit it would not have risen is where the search rests.
+//! is the base; at what limit it would not have risen is where the limiter rests.
 
 use std::time::Duration;
 
-use super::{ALARM, EXCESS, LOWER_AGAIN, LOWER_EVERY, Phase, Search, round};
-use crate::limit::window::{Tally, Window, count};
+use super::{ALARM, ConcurrencyLimiter, EXCESS, LOWER_AGAIN, LOWER_EVERY, Phase, round};
+use crate::window::{Tally, Window, count};
 
 /// Deliveries that each step measures at least.
 const SAMPLES: usize = 5;
 /// And so long: the noise of a machine lasts about that.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-impl Search {
+impl ConcurrencyLimiter {
     pub(super) fn start(&mut self, quiet: Tally, now: Duration) {
         let tally = self.window.tally();
         if tally.count < count(self.limit.max(SAMPLES)) || self.window.age() < SHORTEST {

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use super::Sample;
+use crate::Sample;
 
 /// A slice is at least so long: the noise of a machine comes in such pieces.
 const SLICE: Duration = Duration::from_millis(20);

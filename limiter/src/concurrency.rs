@@ -1,4 +1,5 @@
-//! The concurrency at which the backend is busy and nothing queues there, found by experiments.
+//! The concurrency limiter: finds by experiments the concurrency at which the backend is busy and
+//! nothing queues there.
 //!
 //! In a closed loop Little's law says all: with `n` under way and a mean latency `r` the goodput is
 //! `n/r`. Below the knee more in flight brings as much more goodput at the same latency; above it
@@ -31,8 +32,8 @@ mod trouble;
 
 use std::time::Duration;
 
-use super::Sample;
-use super::window::{BUSY, Level, Tally, Window, count};
+use crate::Sample;
+use crate::window::{BUSY, Level, Tally, Window, count};
 use trouble::Trouble;
 
 /// A latency above the base by this (of its logarithm) is worth an experiment.
@@ -63,8 +64,9 @@ const REST_ERROR: f64 = 0.06;
 const STEP_SMALL: f64 = 0.12;
 const STEP_BIG: f64 = 0.25;
 
+/// Searches the concurrency that carries the most goodput without a queue.
 #[derive(Debug)]
-pub struct Search {
+pub struct ConcurrencyLimiter {
     min: usize,
     max: usize,
     limit: usize,
@@ -105,7 +107,7 @@ enum Phase {
     },
 }
 
-impl Search {
+impl ConcurrencyLimiter {
     pub fn new(min: usize, max: usize) -> Self {
         let (min, max) = (min.max(1), max.max(min).max(1));
         Self {

@@ -1,19 +1,30 @@
-//! How many may begin a second: `MAX_RATE`, and a cap that many 429 arm.
+//! The pacer: how many may begin a second. `MAX_RATE`, and a cap that many 429 set.
 //!
 //! A 429 tells of a quota. Only a rate can keep one: a concurrency that does would have to follow
-//! each change of the latency. The cap falls to a little below what was accepted lately and grows
-//! back along a cubic (CUBIC, RFC 9438: fast at first, long near the rate that was refused, then
-//! faster and faster), so that most of the time is spent just below the quota. It falls once a
-//! second at most: a quota that is counted by the second refuses all until the next.
+//! each change of the latency. The cap falls to a little below what was accepted in the last second,
+//! once a second at most: a quota that is counted by the second refuses all until the next. From
+//! there it grows in one of two ways ([`Growth`]):
+//!
+//! - While the quota is not known, the rate stays for a second and then doubles each second: what was
+//!   accepted before the first 429 may be a small part of the quota.
+//! - Once a rate is known to be refused, the cap grows towards it along a cubic (CUBIC, RFC 9438:
+//!   fast at first, long near that rate, then faster and faster), so that most of the time is spent
+//!   just below the quota.
 
 use std::time::Duration;
 
 /// What is left of the rate after a 429.
-const CUT: f64 = 0.92;
+const CUT: f64 = 0.91;
 /// From the cut until the rate that was refused is reached again.
 const RECOVERY: Duration = Duration::from_secs(5);
-/// Above so many times the refused rate the cap is forgotten.
+/// The part of the tried rate that must be accepted for it to be the quota.
+const KNOWN: f64 = 0.9;
+/// The part that must be accepted for the quota to be near it.
+const CLOSE: f64 = 0.5;
+/// Above so many times the rate after the cut the cap is forgotten.
 const FORGOTTEN: f64 = 8.0;
+/// Enough for the cap to be forgotten.
+const DOUBLINGS_MAX: f64 = 4.0;
 /// Between two cuts; and the accepted rate is what was accepted in this time.
 const SECOND: Duration = Duration::from_secs(1);
 /// It is counted in so many parts.
@@ -29,8 +40,9 @@ const SHARE: f64 = 0.04;
 /// The same before there is a cap: a quota that is passed refuses most of what is above it.
 const SHARE_FIRST: f64 = 0.2;
 
+/// A token bucket whose rate is the lower of `MAX_RATE` and the cap.
 #[derive(Debug)]
-pub struct Pace {
+pub struct Pacer {
     rate_max: Option<f64>,
     cap: Option<Cap>,
     tokens: f64,
@@ -40,21 +52,59 @@ pub struct Pace {
     share: f64,
 }
 
+/// The most that may begin a second, at any time after a cut.
 #[derive(Debug, Clone, Copy)]
 struct Cap {
-    /// The rate that was accepted when more was refused.
-    known: f64,
+    /// The rate just after the cut.
+    cut_to: f64,
     since: Duration,
+    growth: Growth,
+}
+
+/// Growth of the cap after a cut.
+#[derive(Debug, Clone, Copy)]
+enum Growth {
+    /// The quota is unknown: doubles each second, after a first one without growth.
+    Doubling,
+    /// This rate was refused: a cubic that is flat there.
+    Cubic { refused: f64 },
 }
 
 impl Cap {
     fn at(self, now: Duration) -> f64 {
-        let age = now.saturating_sub(self.since).as_secs_f64() / RECOVERY.as_secs_f64();
-        self.known * (1.0 + (1.0 - CUT) * (age - 1.0).powi(3))
+        let age = now.saturating_sub(self.since).as_secs_f64();
+        match self.growth {
+            Growth::Doubling => {
+                let doublings = (age - SECOND.as_secs_f64()).clamp(0.0, DOUBLINGS_MAX);
+                self.cut_to * doublings.exp2()
+            }
+            Growth::Cubic { refused } => {
+                let age = age / RECOVERY.as_secs_f64() - 1.0;
+                let depth = if age < 0.0 { refused - self.cut_to } else { refused * (1.0 - CUT) };
+                refused + depth * age.powi(3)
+            }
+        }
+    }
+
+    /// The cap that follows when this one is refused, while `accepted` a second were accepted.
+    /// `tried` is the rate of this cap when what was refused began.
+    fn cut(self, accepted: f64, tried: f64, now: Duration) -> Self {
+        let is_known = accepted >= KNOWN * tried;
+        let is_close = accepted >= CLOSE * tried;
+        let (growth, base) = match self.growth {
+            // The cap says more exactly at which rate it happened, if that was the rate.
+            _ if is_known => (Growth::Cubic { refused: tried }, tried),
+            // What was accepted lags behind a rate that doubles.
+            Growth::Doubling if is_close => (Growth::Cubic { refused: tried }, accepted),
+            Growth::Cubic { .. } if is_close => (Growth::Cubic { refused: accepted }, accepted),
+            // The rate was not what was refused.
+            Growth::Doubling | Growth::Cubic { .. } => (Growth::Doubling, accepted),
+        };
+        Self { cut_to: (CUT * base).max(CAP_MIN), since: now, growth }
     }
 }
 
-impl Pace {
+impl Pacer {
     pub fn new(rate_max: Option<f64>) -> Self {
         Self {
             rate_max,
@@ -97,7 +147,7 @@ impl Pace {
     pub fn done(&mut self, now: Duration) {
         self.accepted.add(now);
         self.share -= self.share * SHARE_WEIGHT;
-        if self.cap.is_some_and(|cap| cap.at(now) > FORGOTTEN * cap.known) {
+        if self.cap.is_some_and(|cap| cap.at(now) > FORGOTTEN * cap.cut_to) {
             self.cap = None;
         }
     }
@@ -111,11 +161,14 @@ impl Pace {
         if self.cap.is_some_and(|cap| began < cap.since || now < cap.since + SECOND) {
             return;
         }
-        let accepted = self.accepted.per_second(now);
-        let current = self.cap.map_or(f64::INFINITY, |cap| cap.at(now));
-        // The cap says more exactly at which rate it happened, if that was the rate.
-        let known = if accepted >= 0.9 * current { current } else { accepted };
-        self.cap = Some(Cap { known: known.max(CAP_MIN), since: now });
+        self.cap = Some(match self.cap {
+            Some(cap) => cap.cut(self.accepted.last_second(now), cap.at(began), now),
+            None => Cap {
+                cut_to: (CUT * self.accepted.since_first(now)).max(CAP_MIN),
+                since: now,
+                growth: Growth::Doubling,
+            },
+        });
         self.tokens = self.tokens.min(1.0);
     }
 
@@ -145,10 +198,17 @@ impl Accepted {
         self.parts[part] = self.parts[part].saturating_add(1);
     }
 
-    fn per_second(&mut self, now: Duration) -> f64 {
+    /// The number within the last second.
+    fn last_second(&mut self, now: Duration) -> f64 {
         self.forget(now);
+        self.parts.iter().copied().map(f64::from).sum()
+    }
+
+    /// The rate since the first within the last second: before that, little was sent.
+    fn since_first(&mut self, now: Duration) -> f64 {
+        let number = self.last_second(now);
         let age = now.saturating_sub(self.first_at.unwrap_or(now)).clamp(SECOND / 10, SECOND);
-        self.parts.iter().copied().map(f64::from).sum::<f64>() / age.as_secs_f64()
+        number / age.as_secs_f64()
     }
 
     fn forget(&mut self, now: Duration) {
