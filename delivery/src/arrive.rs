@@ -1,0 +1,100 @@
+//! The first step: a webhook that was read begins to wait, is dropped by an operator's order, or
+//! belongs to the part of its lane that is not indexed.
+
+use spillway_webhook::StreamId;
+use spillway_webhook::position::Position;
+
+use crate::core::Core;
+use crate::event::{PackRead, ReplayRead};
+use crate::index::{Arrival, LaneKey};
+use crate::reading::PackKey;
+use crate::resource::State;
+use crate::settle::Dropped;
+use crate::sorted::{Content, Sorted};
+
+impl<C: Content> Core<C> {
+    pub(crate) fn pack_arrived(&mut self, pack: PackRead<C>) {
+        let PackRead { entry, sorted, content } = pack;
+        if entry <= self.queue.main.read_to {
+            return;
+        }
+        let bits = self.queue.bits.remove(&entry);
+        let count = u32::try_from(sorted.len()).unwrap_or(u32::MAX);
+        let active = self.active();
+        self.queue.main.push(entry, count, bits, active);
+        self.reading.cache.pass(PackKey::Main(entry), content);
+        for (index, sorted) in (0..).zip(sorted) {
+            let is_settled = self.queue.main.get(entry).is_some_and(|pack| pack.is_settled(index));
+            if !is_settled {
+                self.arrive(Position::new(entry, index), sorted, None);
+            }
+        }
+        self.release_unread();
+        self.make_room();
+    }
+
+    pub(crate) fn corrupt_arrived(&mut self, entry: StreamId) {
+        let active = self.active();
+        self.queue.main.push(entry, 0, None, active);
+        self.ledger.corrupt.0.push(entry);
+    }
+
+    pub(crate) fn replay_arrived(&mut self, replay: ReplayRead<C>) {
+        let ReplayRead { id, position, sorted, content } = replay;
+        self.reading.cache.pass(PackKey::Replay(id), content);
+        self.controls.replays_to = self.controls.replays_to.max(id);
+        self.arrive(position, sorted, Some(id));
+        self.make_room();
+    }
+
+    fn arrive(&mut self, position: Position, sorted: Sorted, replay: Option<StreamId>) {
+        let shop = self.queue.shops.intern(sorted.shop);
+        let active = self.active();
+        let lane = self.queue.lane(sorted.lane, shop, active);
+        if self.controls.drops(position, replay) {
+            self.ledger.dropped.push_back(Dropped { lane, position, replay });
+            return;
+        }
+        if sorted.is_barrier {
+            self.queue.add_barrier(sorted.shop, position);
+        }
+        if replay.is_none()
+            && let Some(known) = self.queue.lanes.get_mut(lane)
+            && known.rest.is_some()
+        {
+            known.skip(position);
+            return;
+        }
+        self.index_webhook(lane, &Arrival { position, sorted, replay });
+    }
+
+    /// Adds a webhook to its lane's window, and makes its resource ready if it became the head.
+    pub(crate) fn index_webhook(&mut self, lane: LaneKey, arrival: &Arrival) {
+        let queue = &mut self.queue;
+        let resource = queue.index.by_hash(arrival.sorted.resource);
+        let before = resource
+            .and_then(|resource| Some((queue.index.head(resource)?, queue.index.lane(resource)?)));
+        let Some(window) = queue.lanes.get_mut(lane).map(|lane| &mut lane.window) else { return };
+        let Some(added) = queue.index.add(arrival, lane, window) else { return };
+        if added.is_new {
+            self.release(added.resource);
+        } else if added.is_head {
+            // A replay came before a head that was waiting.
+            self.reading.forget(added.resource);
+            let state = self.queue.index.state(added.resource);
+            if let (Some(State::Held), Some((head, lane))) = (state, before) {
+                self.queue.unhold(lane, head);
+            }
+            self.release(added.resource);
+        }
+    }
+
+    /// Resources whose recorded lead may be indexed by now.
+    pub(crate) fn release_unread(&mut self) {
+        for resource in std::mem::take(&mut self.queue.unread) {
+            if self.queue.index.state(resource) == Some(State::Unread) {
+                self.release(resource);
+            }
+        }
+    }
+}

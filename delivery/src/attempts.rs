@@ -1,0 +1,142 @@
+//! Attempts under way, and which of them are slow.
+
+use std::time::Duration;
+
+use spillway_webhook::fingerprint::Fingerprint;
+use spillway_webhook::position::Position;
+
+use crate::index::{ByHash, LaneKey, ResourceKey};
+use crate::shop::ShopKey;
+
+/// An attempt that took longer than so many usual ones is slow.
+const SLOW_TIMES: u32 = 8;
+/// None is slow before.
+const SLOW_LEAST: Duration = Duration::from_millis(100);
+/// A slow attempt that takes the place of others may be cut off after so long.
+const CUT_AFTER: Duration = Duration::from_secs(1);
+/// Part of the slots that slow and suspect lanes may hold.
+const ODD_PART: usize = 4;
+/// Without a delivery of another lane for so long, they may hold all.
+const ALONE_AFTER: Duration = Duration::from_secs(10);
+
+/// Id of an attempt, never used again by the same leader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AttemptId(pub u64);
+
+/// An attempt under way.
+#[derive(Debug, Clone, Copy)]
+pub struct Attempt {
+    /// Resource whose head it settles.
+    pub resource: ResourceKey,
+    /// Its lane.
+    pub lane: LaneKey,
+    /// Its shop.
+    pub shop: ShopKey,
+    /// Webhook that is sent.
+    pub position: Position,
+    /// Number of the attempt.
+    pub number: u32,
+    /// When it began.
+    pub began: Duration,
+    /// Active time then.
+    pub began_active: Duration,
+    /// Attempts under way then, this one included.
+    pub in_flight: usize,
+    /// Identity for duplicates.
+    pub fingerprint: Option<Fingerprint>,
+    /// Older events that it stands for.
+    pub older: u32,
+    /// Whether it is of a suspect lane.
+    pub is_suspect: bool,
+    /// Whether it takes much longer than usual.
+    pub is_slow: bool,
+}
+
+/// All attempts under way.
+#[derive(Debug, Default)]
+pub struct Attempts {
+    running: ByHash<Attempt>,
+    next: u64,
+    /// Slow and suspect ones.
+    odd: usize,
+    /// The last two lanes of which a delivery succeeded, and when.
+    succeeded: [Option<(LaneKey, Duration)>; 2],
+}
+
+impl Attempts {
+    /// Attempts under way.
+    pub fn len(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Begins an attempt.
+    pub fn begin(&mut self, attempt: Attempt) -> AttemptId {
+        self.next += 1;
+        self.odd += usize::from(attempt.is_suspect);
+        self.running.insert(self.next, attempt);
+        AttemptId(self.next)
+    }
+
+    /// Ends an attempt.
+    pub fn end(&mut self, id: AttemptId) -> Option<Attempt> {
+        let attempt = self.running.remove(&id.0)?;
+        self.odd -= usize::from(attempt.is_suspect || attempt.is_slow);
+        Some(attempt)
+    }
+
+    /// Marks the attempts that are slow by now. Returns them.
+    pub fn mark_slow(&mut self, now: Duration, usual: Duration) -> Vec<Attempt> {
+        let after = (usual * SLOW_TIMES).max(SLOW_LEAST);
+        let mut slow = Vec::new();
+        for attempt in self.running.values_mut() {
+            if !attempt.is_slow && now.saturating_sub(attempt.began) > after {
+                self.odd += usize::from(!attempt.is_suspect);
+                attempt.is_slow = true;
+                slow.push(*attempt);
+            }
+        }
+        slow
+    }
+
+    /// A delivery of `lane` succeeded.
+    pub fn succeeded(&mut self, lane: LaneKey, now: Duration) {
+        if self.succeeded[0].is_none_or(|(last, _)| last != lane) {
+            self.succeeded[1] = self.succeeded[0];
+        }
+        self.succeeded[0] = Some((lane, now));
+    }
+
+    /// Whether another lane than `lane` had a success after `since`.
+    pub fn has_other_succeeded(&self, lane: LaneKey, since: Duration) -> bool {
+        self.succeeded.iter().flatten().any(|(other, at)| *other != lane && *at >= since)
+    }
+
+    /// Whether a slow or suspect attempt of `lane` may begin beside those under way.
+    pub fn has_odd_slot(&self, lane: LaneKey, limit: usize, now: Duration) -> bool {
+        self.odd < (limit / ODD_PART).max(1) || self.is_alone(lane, now)
+    }
+
+    /// Whether no other lane had a success lately.
+    pub fn is_alone(&self, lane: LaneKey, now: Duration) -> bool {
+        !self.has_other_succeeded(lane, now.saturating_sub(ALONE_AFTER))
+    }
+
+    /// The slow attempt to cut off so that others get its slot: the longest one, when slow ones hold
+    /// more than their part, of a lane for which `may_cut` holds.
+    pub fn to_cut(
+        &self,
+        limit: usize,
+        now: Duration,
+        may_cut: impl Fn(&Attempt) -> bool,
+    ) -> Option<AttemptId> {
+        if self.odd <= (limit / ODD_PART).max(1) {
+            return None;
+        }
+        let is_long =
+            |attempt: &&Attempt| attempt.is_slow && now.saturating_sub(attempt.began) >= CUT_AFTER;
+        let slow = self.running.iter().filter(|(_, attempt)| is_long(attempt));
+        let longest = slow.filter(|(_, attempt)| may_cut(attempt));
+        let longest = longest.min_by_key(|(id, attempt)| (attempt.began, **id));
+        longest.map(|(id, _)| AttemptId(*id))
+    }
+}

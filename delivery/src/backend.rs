@@ -1,0 +1,155 @@
+//! The backend as a whole: up, down, or refusing everything.
+//!
+//! It counts as down when no connection can be made, or nothing succeeds while several lanes fail:
+//! ten webhooks in a row that failed at their first attempt, or whatever fails for half a minute.
+//! One lane that fails is that lane's own matter. While the backend is down or refuses, the retry
+//! clock stands still and one attempt at a time probes. Pure: time is an argument.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use crate::refusals::RefusalBreaker;
+
+/// First failures in a row that count as down.
+const FIRST_FAILURES_DOWN: usize = 10;
+/// Failures of any kind for so long, without a success, count as down.
+const SILENCE_DOWN: Duration = Duration::from_secs(30);
+/// Lanes that must fail.
+const LANES_DOWN: usize = 3;
+/// Between two probes of a backend that is down.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// Between two probes of a backend that refuses: each may be a webhook that is lost on it.
+const PROBE_REFUSING_EVERY: Duration = Duration::from_secs(10);
+
+/// What may be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Allowed {
+    /// Nothing new.
+    Nothing,
+    /// One delivery, if nothing else is under way.
+    Probe,
+    /// Whatever the limiter says.
+    All,
+}
+
+/// What is known of the backend. Times are durations since the start.
+#[derive(Debug, Default)]
+pub struct Backend {
+    refusals: RefusalBreaker,
+    first_failures: usize,
+    /// Some of the lanes that failed since the last success.
+    failing: HashSet<u64>,
+    is_unconnected: bool,
+    succeeded_at: Duration,
+    probe_at: Duration,
+    /// Time that counted towards retries, up to `since`.
+    active: Duration,
+    since: Duration,
+    is_down: bool,
+}
+
+impl Backend {
+    /// What may be sent at `now`.
+    pub fn allows(&self, now: Duration) -> Allowed {
+        match (self.is_stopped(), now < self.probe_at) {
+            (false, _) => Allowed::All,
+            (true, true) => Allowed::Nothing,
+            (true, false) => Allowed::Probe,
+        }
+    }
+
+    /// When the next probe may go out, if it must be waited for.
+    pub fn probes_at(&self, now: Duration) -> Option<Duration> {
+        (self.allows(now) == Allowed::Nothing).then_some(self.probe_at)
+    }
+
+    /// Whether it is down, or refuses everything.
+    pub fn is_stopped(&self) -> bool {
+        self.is_down || self.is_refusing()
+    }
+
+    /// Whether it refuses everything: then nothing is given up.
+    pub fn is_refusing(&self) -> bool {
+        self.refusals.is_open()
+    }
+
+    /// Whether it is down.
+    pub fn is_down(&self) -> bool {
+        self.is_down
+    }
+
+    /// Takes the credit to give a webhook of `shop` up. Returns whether there is any: a bad deploy
+    /// must not make dead letters of everything.
+    pub fn take_credit(&mut self, shop: u64) -> bool {
+        let may = self.refusals.may_give_up(shop);
+        if may {
+            self.refusals.mark_given_up(shop);
+        }
+        may
+    }
+
+    /// Time that counts towards retries: all of it except while the backend was stopped.
+    pub fn active(&self, now: Duration) -> Duration {
+        if self.is_stopped() { self.active } else { self.active + now.saturating_sub(self.since) }
+    }
+
+    /// A delivery for `shop` succeeded.
+    pub fn succeeded(&mut self, shop: u64, now: Duration) {
+        let was_stopped = self.is_stopped();
+        self.refusals.on_success(shop, now);
+        self.answered(now);
+        if was_stopped {
+            self.is_down = false;
+            self.since = now;
+        }
+    }
+
+    /// A delivery for `shop` was refused, now or for good. Returns whether that makes it refusing.
+    pub fn refused(&mut self, shop: u64, now: Duration) -> bool {
+        let active = self.active(now);
+        // It is there, and does its work: it took a look and said no.
+        self.answered(now);
+        if std::mem::take(&mut self.is_down) && !self.refusals.is_open() {
+            self.since = now;
+        }
+        let has_opened = self.refusals.on_refusal(shop, now);
+        if has_opened {
+            self.active = active;
+        }
+        if self.refusals.is_open() {
+            self.probe_at = now + PROBE_REFUSING_EVERY;
+        }
+        has_opened
+    }
+
+    /// No connection could be made: that is never one lane's fault.
+    pub fn unconnected(&mut self) {
+        self.is_unconnected = true;
+    }
+
+    /// A delivery for `lane` failed; `is_first`: the first attempt of its webhook.
+    pub fn failed(&mut self, lane: u64, is_first: bool, now: Duration) {
+        self.first_failures += usize::from(is_first);
+        if self.failing.len() < LANES_DOWN {
+            self.failing.insert(lane);
+        }
+        let is_silent = now.saturating_sub(self.succeeded_at) >= SILENCE_DOWN;
+        let has_several = self.failing.len() >= LANES_DOWN || self.is_unconnected;
+        if !self.is_down && has_several && (is_silent || self.first_failures >= FIRST_FAILURES_DOWN)
+        {
+            self.active = self.active(now);
+            self.is_down = true;
+        }
+        if self.is_stopped() {
+            let pause = if self.is_refusing() { PROBE_REFUSING_EVERY } else { PROBE_EVERY };
+            self.probe_at = self.probe_at.max(now + pause);
+        }
+    }
+
+    fn answered(&mut self, now: Duration) {
+        self.failing.clear();
+        self.first_failures = 0;
+        self.is_unconnected = false;
+        self.succeeded_at = now;
+    }
+}

@@ -1,0 +1,36 @@
+//! How long to wait before the next attempt: doubling, bounded, jittered. Pure: chance is an
+//! argument.
+
+use std::time::Duration;
+
+/// The bounds of the wait.
+#[derive(Debug, Clone, Copy)]
+pub struct Backoff {
+    /// Before the second attempt.
+    pub first: Duration,
+    /// At most.
+    pub longest: Duration,
+}
+
+impl Backoff {
+    /// The wait after `attempts` failed ones. `chance` is uniform in [0, 1): the wait lies in the
+    /// upper half of its bound, so that resources that failed together do not return together.
+    pub fn wait(&self, attempts: u32, chance: f64) -> Duration {
+        let doublings = attempts.saturating_sub(1).min(32);
+        let bound = self.first.saturating_mul(2u32.saturating_pow(doublings)).min(self.longest);
+        bound.mul_f64(0.5 + chance.clamp(0.0, 1.0) / 2.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_the_longest() {
+        let backoff = Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(600) };
+        let bound = |attempts| backoff.wait(attempts, 1.0).as_secs();
+        assert_eq!([1, 2, 3, 4, 10, 11, 40].map(bound), [1, 2, 4, 8, 512, 600, 600]);
+        assert_eq!(backoff.wait(1, 0.0), Duration::from_millis(500));
+    }
+}

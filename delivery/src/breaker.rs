@@ -1,0 +1,202 @@
+//! The circuit breaker of a lane.
+//!
+//! | state | first failure | other failure | give-up | success |
+//! |---|---|---|---|---|
+//! | Closed, up to 15 in a row | Closed, one more | same | same | Closed, none |
+//! | Closed, the 16th in a row | Open | | | |
+//! | Open | wait doubles | wait doubles | wait halves | Closed |
+//!
+//! While it is open, one attempt at a time probes. Pure: time is an argument.
+
+use std::time::Duration;
+
+/// First failures in a row that open it.
+const FAILURES: u32 = 16;
+/// First wait for a probe.
+const WAIT_FIRST: Duration = Duration::from_millis(500);
+/// Longest wait: a lane that has recovered is found within a minute.
+const WAIT_LONGEST: Duration = Duration::from_secs(60);
+/// Wait at least, after give-ups: overdue webhooks are given up at up to this rate.
+const WAIT_LEAST: Duration = Duration::from_millis(5);
+/// Part of the time it has been open that a wait may last.
+const PART: u32 = 4;
+
+/// State of the breaker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Attempts flow.
+    Closed {
+        /// First failures in a row.
+        failures: u32,
+    },
+    /// One attempt at a time probes.
+    Open {
+        /// When it opened.
+        since: Duration,
+        /// No probe before.
+        probe_at: Duration,
+        /// Wait before the next probe but one.
+        wait: Duration,
+        /// Whether the next probe prefers a webhook that was never tried.
+        is_fresh_next: bool,
+    },
+}
+
+/// Circuit breaker and retry clock of a lane.
+#[derive(Debug, Clone, Copy)]
+pub struct LaneBreaker {
+    state: State,
+    /// Active time at the last success, or when the lane was first seen.
+    failing_since: Duration,
+    /// Failing time before this leader.
+    carried: Duration,
+}
+
+impl LaneBreaker {
+    /// A closed breaker, at this active time.
+    pub fn new(active: Duration) -> Self {
+        Self {
+            state: State::Closed { failures: 0 },
+            failing_since: active,
+            carried: Duration::ZERO,
+        }
+    }
+
+    /// Takes over what the leader before knew.
+    pub fn restore(&mut self, failing: Duration, was_open: bool, now: Duration) {
+        self.carried = failing;
+        if was_open {
+            self.open(now, now);
+        }
+    }
+
+    /// Whether it is open.
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, State::Open { .. })
+    }
+
+    /// Whether anything failed since the last success.
+    pub fn has_failed(&self) -> bool {
+        self.state != State::Closed { failures: 0 }
+    }
+
+    /// Has the next probe go out at once.
+    pub fn probe_now(&mut self, now: Duration) {
+        if let State::Open { probe_at, .. } = &mut self.state {
+            *probe_at = now;
+        }
+    }
+
+    /// When a probe may go out; `None` while it is closed.
+    pub fn probe_at(&self) -> Option<Duration> {
+        match self.state {
+            State::Closed { .. } => None,
+            State::Open { probe_at, .. } => Some(probe_at),
+        }
+    }
+
+    /// Whether the next probe prefers a webhook that was never tried; `None` while it is closed.
+    pub fn prefers_fresh(&self) -> Option<bool> {
+        match self.state {
+            State::Closed { .. } => None,
+            State::Open { is_fresh_next, .. } => Some(is_fresh_next),
+        }
+    }
+
+    /// Time in which nothing of the lane succeeded, at this active time.
+    pub fn failing(&self, active: Duration) -> Duration {
+        self.carried + active.saturating_sub(self.failing_since)
+    }
+
+    /// So much of the active time does not count.
+    pub fn forgive(&mut self, active: Duration) {
+        self.failing_since += active;
+    }
+
+    /// A delivery succeeded. Returns whether that closes it.
+    pub fn succeeded(&mut self, active: Duration) -> bool {
+        let was_open = self.is_open();
+        *self = Self::new(active);
+        was_open
+    }
+
+    /// An attempt that began at `began` failed. Returns whether that opens it.
+    pub fn failed(&mut self, is_first: bool, began: Duration, now: Duration) -> bool {
+        match &mut self.state {
+            State::Closed { failures } => {
+                *failures += u32::from(is_first);
+                let opens = *failures >= FAILURES;
+                if opens {
+                    self.open(now, now + WAIT_FIRST);
+                }
+                opens
+            }
+            State::Open { since, probe_at, wait, is_fresh_next } => {
+                if began >= *since {
+                    *probe_at = now + *wait;
+                    let most = (now.saturating_sub(*since) / PART).max(WAIT_FIRST);
+                    *wait = (*wait * 2).min(most).min(WAIT_LONGEST);
+                    *is_fresh_next = !*is_fresh_next;
+                }
+                false
+            }
+        }
+    }
+
+    /// A webhook of the lane was given up.
+    pub fn gave_up(&mut self, now: Duration) {
+        if let State::Open { probe_at, wait, .. } = &mut self.state {
+            *wait = (*wait / 2).max(WAIT_LEAST);
+            *probe_at = now + *wait;
+        }
+    }
+
+    fn open(&mut self, since: Duration, probe_at: Duration) {
+        self.state = State::Open { since, probe_at, wait: WAIT_FIRST, is_fresh_next: true };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn sixteen_first_failures_in_a_row_open_it_and_a_success_closes_it() {
+        let mut breaker = LaneBreaker::new(Duration::ZERO);
+        for _ in 0..15 {
+            assert!(!breaker.failed(true, SECOND, SECOND));
+        }
+        assert!(!breaker.failed(false, SECOND, SECOND));
+        breaker.succeeded(SECOND);
+        for _ in 0..15 {
+            assert!(!breaker.failed(true, SECOND, SECOND));
+        }
+        assert!(breaker.failed(true, SECOND, SECOND) && breaker.is_open());
+        assert!(breaker.succeeded(2 * SECOND) && !breaker.is_open());
+    }
+
+    #[test]
+    fn waits_double_up_to_a_minute_and_halve_with_each_give_up() {
+        let mut breaker = LaneBreaker::new(Duration::ZERO);
+        (0..16).for_each(|_| drop(breaker.failed(true, SECOND, SECOND)));
+        let mut now = SECOND;
+        for _ in 0..400 {
+            now = breaker.probe_at().expect("it is open");
+            breaker.failed(false, now, now);
+        }
+        assert_eq!(breaker.probe_at(), Some(now + WAIT_LONGEST));
+        (0..20).for_each(|_| breaker.gave_up(now));
+        assert_eq!(breaker.probe_at(), Some(now + WAIT_LEAST));
+    }
+
+    #[test]
+    fn the_failing_time_goes_on_over_leaders_and_ends_with_a_success() {
+        let mut breaker = LaneBreaker::new(3 * SECOND);
+        breaker.restore(10 * SECOND, true, SECOND);
+        assert_eq!(breaker.failing(5 * SECOND), 12 * SECOND);
+        breaker.succeeded(6 * SECOND);
+        assert_eq!(breaker.failing(7 * SECOND), SECOND);
+    }
+}

@@ -1,0 +1,254 @@
+//! An operator's controls: what is paused, and what is to be dropped.
+//!
+//! A pause of one shop takes its turns away; any other is judged when a webhook's bytes are at hand,
+//! and its resource is set aside until the controls change. Webhooks to be dropped leave the index at
+//! once and are settled like everything else; one under way is left to its delivery, and dropped if
+//! that fails.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use spillway_webhook::StreamId;
+use spillway_webhook::position::Position;
+
+use crate::core::Core;
+use crate::index::{LaneKey, ResourceKey};
+use crate::main_stream::is_set;
+use crate::resource::State;
+use crate::settle::Dropped;
+use crate::settlement::Settlement;
+use crate::sorted::Content;
+
+/// Names cleared away by one settlement.
+const NAMES_MAX: usize = 2048;
+
+/// Webhooks to drop.
+#[derive(Debug, Clone, Default)]
+pub struct Drops {
+    /// By the entry in which they were accepted, a bit each.
+    pub main: HashMap<StreamId, Vec<u8>>,
+    /// Entries among the replays.
+    pub replays: HashSet<StreamId>,
+}
+
+/// An operator's controls, all that are in force.
+#[derive(Debug, Clone)]
+pub struct Controls<F> {
+    /// Goes up with each change; 0 before the first.
+    pub version: u64,
+    /// Whether everything is paused.
+    pub is_all_paused: bool,
+    /// Hashes of the shops that are paused whole.
+    pub shops: HashSet<u64>,
+    /// Other pauses.
+    pub filters: Vec<F>,
+    /// Webhooks to drop.
+    pub drops: Drops,
+}
+
+/// Controls in force, and what became of them.
+pub(crate) struct ControlState<F> {
+    pub is_all_paused: bool,
+    filters: Vec<F>,
+    drops: Drops,
+    /// Resources whose head is paused.
+    pub paused: Vec<ResourceKey>,
+    /// Resources that may hold something to drop, now that they are not at work.
+    pub look_again: Vec<ResourceKey>,
+    /// Newest replay that was read.
+    pub replays_to: StreamId,
+    /// Active time when the pauses came in force.
+    since: Duration,
+    known: u64,
+    /// Version that is carried out once everything dropped is settled.
+    carrying_out: Option<u64>,
+    is_untidy: bool,
+    /// Names to clear away.
+    gone: (Vec<StreamId>, Vec<StreamId>),
+}
+
+impl Drops {
+    fn is_empty(&self) -> bool {
+        self.main.is_empty() && self.replays.is_empty()
+    }
+}
+
+impl<F> Default for ControlState<F> {
+    fn default() -> Self {
+        Self {
+            is_all_paused: false,
+            filters: Vec::new(),
+            drops: Drops::default(),
+            paused: Vec::new(),
+            look_again: Vec::new(),
+            replays_to: StreamId::default(),
+            since: Duration::ZERO,
+            known: 0,
+            carrying_out: None,
+            is_untidy: false,
+            gone: (Vec::new(), Vec::new()),
+        }
+    }
+}
+
+impl<F> ControlState<F> {
+    /// Whether something else than whole shops is paused.
+    pub fn has_filters(&self) -> bool {
+        !self.filters.is_empty()
+    }
+
+    /// Whether a webhook is to be dropped. A replay is another matter than what was ordered of it
+    /// before.
+    pub fn drops(&self, position: Position, replay: Option<StreamId>) -> bool {
+        match replay {
+            Some(id) => self.drops.replays.contains(&id),
+            None => {
+                let bits = self.drops.main.get(&position.entry());
+                bits.is_some_and(|bits| is_set(bits, position.index))
+            }
+        }
+    }
+
+    /// Whether a filter pauses a webhook.
+    pub fn pauses<C: Content<Filter = F>>(&self, content: &C, index: u32, at: Position) -> bool {
+        self.filters.iter().any(|filter| content.is_matched(index, at, filter))
+    }
+}
+
+impl<C: Content> Core<C> {
+    /// These controls are in force from now on, and no others.
+    pub(crate) fn controls_changed(&mut self, controls: Controls<C::Filter>) {
+        self.forgive_pause();
+        let Controls { version, is_all_paused, shops, filters, drops } = controls;
+        self.controls.is_all_paused = is_all_paused;
+        self.controls.filters = filters;
+        self.controls.known = version;
+        self.controls.carrying_out = (version > 0).then_some(version);
+        self.queue.shops.stop(shops);
+        if let Some(turn) = self.next.take() {
+            self.release(turn.resource);
+        }
+        self.reading.front_moved();
+        for resource in std::mem::take(&mut self.controls.paused) {
+            if self.queue.index.state(resource) == Some(State::Paused) {
+                self.release(resource);
+            }
+        }
+        let rested: Vec<LaneKey> = self.queue.lanes.iter().map(|(key, _)| key).collect();
+        rested.into_iter().for_each(|lane| self.queue.lanes.list(lane));
+        self.controls.drops = drops;
+        if !self.controls.drops.is_empty() {
+            self.controls.is_untidy = true;
+            let all: Vec<ResourceKey> = self.queue.index.resources().map(|(key, _)| key).collect();
+            all.into_iter().for_each(|resource| self.drop_of(resource));
+        }
+    }
+
+    /// Time in which a webhook was paused is not spent on its retries.
+    fn forgive_pause(&mut self) {
+        let now = self.active();
+        let since = std::mem::replace(&mut self.controls.since, now);
+        let mut positions = Vec::new();
+        for (_, lane) in self.queue.lanes.iter_mut() {
+            let shop = self.queue.shops.get(lane.shop);
+            if self.controls.is_all_paused || shop.is_some_and(|shop| shop.is_stopped) {
+                lane.breaker.forgive(now.saturating_sub(since));
+                let window = self.queue.index.window(&lane.window);
+                positions.extend(window.map(|(_, node)| node.position));
+            }
+        }
+        let paused = self.controls.paused.iter();
+        positions.extend(paused.filter_map(|resource| self.queue.index.head(*resource)));
+        for position in positions {
+            if let Some(retry) = self.queue.retries.get_mut(position) {
+                retry.since += now.saturating_sub(since.max(retry.since));
+            }
+        }
+    }
+
+    /// Drops what was at work when that was ordered, and was not delivered.
+    pub(crate) fn drop_again(&mut self) {
+        for resource in std::mem::take(&mut self.controls.look_again) {
+            if !self.controls.drops.is_empty() {
+                self.drop_of(resource);
+            }
+        }
+    }
+
+    fn drop_of(&mut self, resource: ResourceKey) {
+        let Some(state) = self.queue.index.state(resource) else { return };
+        if state.is_at_work() {
+            return;
+        }
+        let (Some(head), Some(head_lane)) =
+            (self.queue.index.head(resource), self.queue.index.lane(resource))
+        else {
+            return;
+        };
+        let all = self.queue.index.all_of(resource);
+        let meant = all.iter().filter(|node| {
+            let position = self.queue.index.node(**node).position;
+            self.controls.drops(position, self.queue.index.replay(**node))
+        });
+        let meant: Vec<_> = meant.copied().collect();
+        if meant.is_empty() {
+            return;
+        }
+        let mut is_gone = false;
+        for node in meant {
+            let (position, lane) = {
+                let node = self.queue.index.node(node);
+                (node.position, node.lane)
+            };
+            let replay = self.queue.index.replay(node);
+            self.ledger.dropped.push_back(Dropped { lane, position, replay });
+            if let Some(lane) = self.queue.lanes.get_mut(lane) {
+                is_gone = self.queue.index.remove(node, &mut lane.window);
+            }
+        }
+        self.reading.forget(resource);
+        let has_changed = is_gone || self.queue.index.head(resource) != Some(head);
+        if has_changed && state == State::Held {
+            self.queue.unhold(head_lane, head);
+        }
+        if !is_gone {
+            self.queue.index.clear_lead(resource);
+            self.release(resource);
+        }
+    }
+
+    /// Notes how far the controls are carried out, and clears names away of what is settled.
+    pub(crate) fn tidy_controls(&mut self, settlement: &mut Settlement<C>) {
+        let controls = &mut self.controls;
+        settlement.controls.2 = controls.known;
+        if !self.ledger.dropped.is_empty() {
+            return;
+        }
+        settlement.controls.1 = controls.carrying_out.take();
+        if controls.drops.is_empty() || !self.session.are_replays_loaded {
+            return;
+        }
+        if controls.is_untidy && self.queue.lanes.iter().all(|(_, lane)| lane.rest.is_none()) {
+            controls.is_untidy = false;
+            let (mut entries, mut replays) = (HashSet::new(), HashSet::new());
+            for (resource, _) in self.queue.index.resources() {
+                for node in self.queue.index.all_of(resource) {
+                    entries.insert(self.queue.index.node(node).position.entry());
+                    replays.extend(self.queue.index.replay(node));
+                }
+            }
+            let main = &self.queue.main;
+            let named = controls.drops.main.keys().copied();
+            let is_passed = |id: &StreamId| {
+                *id <= main.read_to && main.get(*id).is_none() && !entries.contains(id)
+            };
+            controls.gone.0 = named.filter(is_passed).collect();
+            let named = controls.drops.replays.iter().copied();
+            let is_gone = |id: &StreamId| *id <= controls.replays_to && !replays.contains(id);
+            controls.gone.1 = named.filter(is_gone).collect();
+        }
+        let (entries, replays) = &mut controls.gone;
+        settlement.whole.extend(entries.drain(..entries.len().min(NAMES_MAX)));
+        settlement.replays_done.extend(replays.drain(..replays.len().min(NAMES_MAX)));
+    }
+}

@@ -1,0 +1,452 @@
+//! The gate, and how a webhook is sent.
+//!
+//! [`Core::may_send`] is the only answer to the question why something is not sent now. A webhook
+//! passes, in this order: leader and operator, backend, turn of its shop, lane, bytes at hand,
+//! pauses, duplicates, limiter.
+
+use std::time::Duration;
+
+use spillway_webhook::position::Position;
+
+use crate::attempts::Attempt;
+use crate::backend::Allowed;
+use crate::core::Core;
+use crate::event::{Dispatch, Effect};
+use crate::index::{LaneKey, Lead, NodeKey, ResourceKey};
+use crate::lane::Lane;
+use crate::resource::{State, Step};
+use crate::settle::{Ended, Finished};
+use crate::shop::{ShopGate, ShopKey};
+use crate::sorted::{Class, Content};
+
+/// Deliveries that may wait for their settlement, beside those under way: what a crash can repeat.
+const UNSETTLED_MAX: usize = 256;
+/// Shops that are looked at for a lane that has not failed, for one probe.
+const PROBE_LOOKS: usize = 512;
+
+/// Reason for which something is not sent now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blocked {
+    /// The leader stops, or its lease is not confirmed, or replays are being loaded.
+    NotLeading,
+    /// An operator paused everything.
+    AllPaused,
+    /// As much waits for its settlement as a crash may repeat.
+    Unsettled,
+    /// The backend is down; a probe goes out now and then.
+    BackendDown,
+    /// The backend refuses most of what it gets, of most shops.
+    BackendRefuses,
+    /// An operator paused the shop.
+    ShopPaused,
+    /// `SHOP_MAX_RATE`, or the backend asked to leave the shop alone.
+    ShopRate,
+    /// `SHOP_MAX_CONCURRENCY`.
+    ShopConcurrency,
+    /// The lane's circuit breaker is open.
+    LaneBreaker,
+    /// The lane's last attempt timed out: one attempt at a time.
+    LaneSuspect,
+    /// An attempt of the lane takes much longer than usual.
+    LaneSlow,
+    /// Slow lanes hold as many slots as they may.
+    SlowSlots,
+    /// The webhook's bytes are being read.
+    Reading,
+    /// As many are under way as the backend can bear, or `MAX_RATE`.
+    Limit,
+}
+
+/// A resource whose turn it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Turn {
+    pub shop: ShopKey,
+    pub lane: LaneKey,
+    pub resource: ResourceKey,
+}
+
+impl<C: Content> Core<C> {
+    /// Sends what may be sent.
+    pub(crate) fn dispatch(&mut self) -> Vec<Effect<C>> {
+        let mut effects = Vec::new();
+        while self.may_begin().is_ok() {
+            let Some(turn) = self.next_turn() else { break };
+            if self.has_slot().is_err() {
+                self.next = Some(turn);
+                break;
+            }
+            match self.begin(turn) {
+                Some(effect) => effects.push(effect),
+                None => self.limiter.unused(),
+            }
+        }
+        effects
+    }
+
+    /// Whether a head of this lane may be sent now, as far as everything except its own resource
+    /// and the limiter decides.
+    pub(crate) fn may_send(&self, lane: &Lane) -> Result<(), Blocked> {
+        self.may_begin()?;
+        self.shop_gate(lane.shop)?;
+        self.lane_gate(lane)
+    }
+
+    /// Whether anything may begin.
+    fn may_begin(&self) -> Result<(), Blocked> {
+        let session = &self.session;
+        if session.is_draining
+            || !session.are_replays_loaded
+            || session.now.at >= session.lease_until
+        {
+            return Err(Blocked::NotLeading);
+        }
+        if self.controls.is_all_paused {
+            return Err(Blocked::AllPaused);
+        }
+        let at_risk = self.attempts.len() + self.ledger.unsettled();
+        if at_risk >= self.config.bounds.concurrency_max + UNSETTLED_MAX {
+            return Err(Blocked::Unsettled);
+        }
+        match self.backend.allows(session.now.at) {
+            Allowed::Nothing => Err(self.stopped_by()),
+            Allowed::Probe if self.attempts.len() > 0 => Err(self.stopped_by()),
+            Allowed::Probe | Allowed::All => Ok(()),
+        }
+    }
+
+    fn stopped_by(&self) -> Blocked {
+        if self.backend.is_refusing() { Blocked::BackendRefuses } else { Blocked::BackendDown }
+    }
+
+    fn shop_gate(&self, shop: ShopKey) -> Result<(), Blocked> {
+        match self.queue.shops.gate(shop, self.session.now.at) {
+            ShopGate::Open => Ok(()),
+            ShopGate::Stopped => Err(Blocked::ShopPaused),
+            ShopGate::Starved => Err(Blocked::Reading),
+            ShopGate::Full => Err(Blocked::ShopConcurrency),
+            ShopGate::PausedUntil(_) => Err(Blocked::ShopRate),
+        }
+    }
+
+    /// Whether the lane's own attempts allow another one.
+    fn lane_gate(&self, lane: &Lane) -> Result<(), Blocked> {
+        let now = self.session.now.at;
+        if self.backend.is_stopped() {
+            // The backend itself is probed, one attempt at a time.
+            return Ok(());
+        }
+        if let Some(probe_at) = lane.breaker.probe_at()
+            && (lane.flow.in_flight > 0 || now < probe_at)
+        {
+            return Err(Blocked::LaneBreaker);
+        }
+        let Some(key) = self.queue.lanes.by_hash(lane.hash) else { return Ok(()) };
+        if let Some(suspect) = lane.flow.suspect {
+            if lane.flow.in_flight > 0 || now < suspect.until {
+                return Err(Blocked::LaneSuspect);
+            }
+            if !self.attempts.has_odd_slot(key, self.limiter.concurrency(now), now) {
+                return Err(Blocked::SlowSlots);
+            }
+        }
+        if lane.flow.stalled > 0 && !self.attempts.is_alone(key, now) {
+            return Err(Blocked::LaneSlow);
+        }
+        Ok(())
+    }
+
+    /// Whether the limiter has a slot. One at a time would let a single hanging shop hold it, so two
+    /// are allowed while two shops send.
+    fn has_slot(&mut self) -> Result<(), Blocked> {
+        let now = self.session.now.at;
+        let in_flight = self.attempts.len();
+        let has_several = self.queue.shops.len() > 1 && !self.backend.is_stopped();
+        let spare = usize::from(
+            has_several
+                && in_flight > 0
+                && self.limiter.concurrency(now) == 1
+                && self.config.bounds.concurrency_max > 1,
+        );
+        if self.limiter.admit(in_flight - spare, now) { Ok(()) } else { Err(Blocked::Limit) }
+    }
+
+    /// The next turn; while the backend is stopped, of a lane that has not failed, if there is one.
+    fn next_turn(&mut self) -> Option<Turn> {
+        if let Some(turn) = self.next.take() {
+            if self.is_still_due(&turn) {
+                return Some(turn);
+            }
+            if self.queue.index.state(turn.resource) == Some(State::Ready) {
+                self.release(turn.resource);
+            }
+        }
+        if self.backend.is_stopped()
+            && let Some(turn) = self.pick(true)
+        {
+            return Some(turn);
+        }
+        self.pick(false)
+    }
+
+    fn is_still_due(&self, turn: &Turn) -> bool {
+        let Some(lane) = self.queue.lanes.get(turn.lane) else { return false };
+        self.queue.index.state(turn.resource) == Some(State::Ready)
+            && self.queue.index.lane(turn.resource) == Some(turn.lane)
+            && self.may_send(lane).is_ok()
+            && self.is_open(turn)
+    }
+
+    fn is_open(&self, turn: &Turn) -> bool {
+        let head = self.queue.index.head(turn.resource);
+        head.is_some_and(|head| self.queue.is_open(turn.shop, head))
+    }
+
+    /// Picks by turns of shops, and within a shop in stream order.
+    fn pick(&mut self, only_healthy: bool) -> Option<Turn> {
+        let now = self.session.now.at;
+        for class in self.queue.shops.first_class() {
+            let (mut set_aside, mut found) = (Vec::new(), None);
+            while let Some(shop) = self.queue.shops.next(class, now) {
+                if let Some(turn) = self.pick_of(shop, class, only_healthy) {
+                    self.queue.shops.keep_turn(shop, class);
+                    found = Some(turn);
+                    break;
+                }
+                if only_healthy {
+                    set_aside.push(shop);
+                    if set_aside.len() == PROBE_LOOKS {
+                        break;
+                    }
+                }
+            }
+            set_aside.into_iter().for_each(|shop| self.queue.shops.give_turn(shop, class));
+            if let Some(turn) = found {
+                self.queue.shops.used(class);
+                return Some(turn);
+            }
+        }
+        None
+    }
+
+    /// The oldest ready resource of a shop's lanes that are open.
+    fn pick_of(&mut self, shop: ShopKey, class: Class, only_healthy: bool) -> Option<Turn> {
+        loop {
+            let (lane, was_tried) = self.oldest_ready(shop, class, only_healthy)?;
+            let lane_row = self.queue.lanes.get_mut(lane)?;
+            let resource = lane_row.ready.pop(class, was_tried)?;
+            let turn = Turn { shop, lane, resource };
+            if self.is_open(&turn) {
+                return Some(turn);
+            }
+            // A barrier was replayed before it.
+            self.release(resource);
+        }
+    }
+
+    fn oldest_ready(
+        &mut self,
+        shop: ShopKey,
+        class: Class,
+        only_healthy: bool,
+    ) -> Option<(LaneKey, bool)> {
+        let mut oldest: Option<(Position, LaneKey, bool)> = None;
+        for at in 0.. {
+            let Some(key) = self.queue.shops.get(shop)?.lanes.get(at).copied() else { break };
+            let index = &self.queue.index;
+            let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
+            if only_healthy && lane.breaker.has_failed() {
+                continue;
+            }
+            let fresh_first = lane.breaker.prefers_fresh();
+            let is_ready = |position, resource| {
+                index.resource(resource).is_some_and(|about| about.state == State::Ready)
+                    && index.lane(resource) == Some(key)
+                    && index
+                        .lead(resource)
+                        .is_some_and(|lead| index.node(lead).position == position)
+            };
+            let Some((position, was_tried)) = lane.ready.peek(class, fresh_first, is_ready) else {
+                continue;
+            };
+            if oldest.is_some_and(|(before, _, _)| before <= position) {
+                continue;
+            }
+            let Some(lane) = self.queue.lanes.get(key) else { continue };
+            match self.lane_gate(lane) {
+                Ok(()) => oldest = Some((position, key, was_tried)),
+                Err(blocked) => self.wait_for_lane(key, blocked),
+            }
+        }
+        oldest.map(|(_, lane, was_tried)| (lane, was_tried))
+    }
+
+    /// Sends what has its turn, unless it waits for its bytes or is not to be sent at all.
+    fn begin(&mut self, turn: Turn) -> Option<Effect<C>> {
+        let node = self.choose(turn)?;
+        let position = self.queue.index.node(node).position;
+        let (key, record_index) = self.locate(node)?;
+        let Some((content, record_index)) = self.at_hand(turn, position, key, record_index) else {
+            self.starve(turn, key);
+            return None;
+        };
+        if self.controls.pauses(&content, record_index, position) {
+            self.step(turn.resource, Step::Blocked(State::Paused));
+            self.controls.paused.push(turn.resource);
+            return None;
+        }
+        self.send(turn, node, content, record_index)
+    }
+
+    /// Decides what is sent of a resource: the newest event that may stand for its head. Where it
+    /// stands for others, that is recorded first.
+    fn choose(&mut self, turn: Turn) -> Option<NodeKey> {
+        let Turn { shop, resource, .. } = turn;
+        let about = *self.queue.index.resource(resource)?;
+        let is_replay = self.queue.index.replay(about.head).is_some();
+        if !is_replay && let Some(lead) = self.queue.leads.get(&about.hash).copied() {
+            if self.queue.index.lead_up_to(resource, lead) > 0 {
+                return self.queue.index.lead(resource);
+            }
+            self.queue.leads.remove(&about.hash);
+            self.ledger.leads_gone.push(about.hash);
+        }
+        let (head, wall_ms) = (self.queue.index.head(resource)?, self.session.now.wall_ms);
+        let wait_max = u64::try_from(self.config.coalesce_wait_max.as_millis()).unwrap_or(u64::MAX);
+        let barriers = self.queue.shops.get(shop).and_then(|shop| shop.barriers.as_ref());
+        let barrier = barriers.and_then(|barriers| barriers.positions.first().copied());
+        let seen = &self.ledger.seen;
+        let length = self.queue.index.choose_lead(resource, |position, fingerprint| {
+            let is_after = barrier.is_some_and(|barrier| position > barrier);
+            if is_after || position.ms.saturating_sub(head.ms) > wait_max {
+                Lead::End
+            } else if fingerprint.is_some_and(|one| seen.contains(one, wall_ms)) {
+                Lead::Skip
+            } else {
+                Lead::Yes
+            }
+        });
+        let lead = self.queue.index.lead(resource)?;
+        if length > 1 {
+            let position = self.queue.index.node(lead).position;
+            self.ledger.new_leads.push((resource, about.hash, position));
+            self.step(resource, Step::Blocked(State::Recording));
+            return None;
+        }
+        Some(lead)
+    }
+
+    fn send(
+        &mut self,
+        turn: Turn,
+        node: NodeKey,
+        content: C,
+        record_index: u32,
+    ) -> Option<Effect<C>> {
+        let Turn { shop, lane, resource } = turn;
+        let position = self.queue.index.node(node).position;
+        let head = self.queue.index.head(resource)?;
+        let is_replay = self.queue.index.replay(node).is_some();
+        let attempts = self.queue.retries.get(head).map_or(0, |retry| retry.attempts);
+        let own = self.ledger.seen.is_on().then(|| content.fingerprint(record_index)).flatten();
+        let is_seen = |one| self.ledger.seen.contains(one, self.session.now.wall_ms);
+        if attempts == 0 && !is_replay && own.is_some_and(is_seen) {
+            self.counts.duplicates += 1;
+            self.finish(Finished {
+                resource,
+                end: Ended::Duplicate,
+                fingerprint: own,
+                attempts: 0,
+            });
+            return None;
+        }
+        let older = u32::try_from(self.queue.index.run(resource).len() - 1).unwrap_or(u32::MAX);
+        let now = self.session.now.at;
+        self.step(resource, Step::Sent);
+        self.ledger.sent.insert(resource, (content.clone(), record_index));
+        self.queue.shops.began(shop, now);
+        let row = self.queue.lanes.get_mut(lane)?;
+        row.flow.in_flight += 1;
+        let is_suspect = row.flow.suspect.is_some();
+        let id = self.attempts.begin(Attempt {
+            resource,
+            lane,
+            shop,
+            position,
+            number: attempts + 1,
+            began: now,
+            began_active: self.backend.active(now),
+            in_flight: self.attempts.len() + 1,
+            fingerprint: own,
+            older,
+            is_suspect,
+            is_slow: false,
+        });
+        Some(Effect::Send(Box::new(Dispatch {
+            id,
+            position,
+            content,
+            record_index,
+            attempt: attempts + 1,
+            older,
+            is_replay,
+            fingerprint: own,
+        })))
+    }
+
+    /// Notes when a blocked lane is to be looked at again.
+    fn wait_for_lane(&mut self, key: LaneKey, blocked: Blocked) {
+        let now = self.session.now.at;
+        let Some(lane) = self.queue.lanes.get(key) else { return };
+        let at = match blocked {
+            Blocked::LaneBreaker => lane.breaker.probe_at(),
+            Blocked::LaneSuspect => lane.flow.suspect.map(|suspect| suspect.until),
+            _ => Some(now + Duration::from_millis(50)),
+        };
+        // With an attempt under way, its end gives turns again.
+        let at = at.filter(|at| *at > now);
+        if let Some(at) = at {
+            self.queue.lanes.wake_at(key, at);
+        }
+    }
+
+    /// Lanes whose wait is over have turns again.
+    pub(crate) fn wake_lanes(&mut self) {
+        let now = self.session.now.at;
+        while let Some(key) = self.queue.lanes.next_awake(now) {
+            if let Some(lane) = self.queue.lanes.get(key) {
+                self.queue.shops.give_turns(lane.shop);
+            }
+        }
+    }
+
+    /// Cuts slow attempts off where others wait for their slots.
+    pub(crate) fn cut_off(&mut self) -> Option<Effect<C>> {
+        let now = self.session.now.at;
+        if now < self.session.slow_look_at {
+            return None;
+        }
+        self.session.slow_look_at = now + Duration::from_millis(50);
+        for slow in self.attempts.mark_slow(now, self.queue.shops.usual()) {
+            if let Some(lane) = self.queue.lanes.get_mut(slow.lane)
+                && lane.flow.succeeded_at.is_none_or(|at| at < slow.began)
+            {
+                lane.flow.stalled += 1;
+            }
+        }
+        let waiting = self.next.filter(|turn| {
+            let lane = self.queue.lanes.get(turn.lane);
+            lane.is_some_and(|lane| lane.flow.suspect.is_none() && lane.flow.stalled == 0)
+        })?;
+        let lanes = &self.queue.lanes;
+        let may_cut = |attempt: &Attempt| {
+            attempt.lane != waiting.lane
+                && lanes
+                    .get(attempt.lane)
+                    .is_some_and(|lane| lane.flow.succeeded_at.is_none_or(|at| at < attempt.began))
+        };
+        let limit = self.limiter.concurrency(now).max(2);
+        let id = self.attempts.to_cut(limit, now, may_cut)?;
+        self.was_cut_off(id);
+        Some(Effect::Cancel(id))
+    }
+}

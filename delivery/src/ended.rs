@@ -1,0 +1,306 @@
+//! The end of an attempt: delivered, tried again later, or given up.
+
+use std::time::Duration;
+
+use spillway_limiter::{Sample, Signal};
+use spillway_webhook::position::Position;
+
+use crate::attempts::{Attempt, AttemptId};
+use crate::core::Core;
+use crate::event::{AttemptEnd, Scope, Verdict};
+use crate::lane::Suspect;
+use crate::resource::{State, Step};
+use crate::retry::RetryState;
+use crate::settle::{Ended, Finished};
+use crate::settlement::DeadLetter;
+use crate::sorted::Content;
+
+/// A failure of one attempt.
+struct Failure<E> {
+    attempt: Attempt,
+    /// Wait that the backend asked for.
+    pause: Duration,
+    /// Time for retries.
+    retry_for: Duration,
+    reason: &'static str,
+    evidence: E,
+}
+
+impl<C: Content> Core<C> {
+    pub(crate) fn ended(&mut self, end: AttemptEnd<C::Evidence>) {
+        let Some(attempt) = self.attempts.end(end.id) else { return };
+        let is_delivered = end.verdict == Verdict::Delivered;
+        self.freed(&attempt, end.took, is_delivered && !attempt.is_suspect);
+        self.teach(&attempt, &end);
+        match end.verdict {
+            Verdict::Delivered => self.delivered(&attempt),
+            Verdict::NotSent => self.retry(&attempt, attempt.number - 1, Duration::ZERO),
+            Verdict::Dead { reason, is_refusal } => {
+                if is_refusal {
+                    self.refused(&attempt);
+                }
+                let retry_for = Duration::ZERO;
+                let (pause, evidence) = (Duration::ZERO, end.evidence);
+                self.give_up(Failure { attempt, pause, retry_for, reason, evidence });
+            }
+            Verdict::Retry { pause, scope, is_refusal } => {
+                self.failed(&attempt, &end, scope, is_refusal);
+                let (retry_for, reason) = if is_refusal {
+                    (self.config.retry_refused_for, "refused")
+                } else {
+                    (self.config.retry_for, "retries_exhausted")
+                };
+                let evidence = end.evidence;
+                let failure = Failure { attempt, pause, retry_for, reason, evidence };
+                self.retry_or_give_up(failure, scope);
+            }
+        }
+    }
+
+    /// An attempt was cut off, so that others get its slot.
+    pub(crate) fn was_cut_off(&mut self, id: AttemptId) {
+        let Some(attempt) = self.attempts.end(id) else { return };
+        let took = self.session.now.at.saturating_sub(attempt.began);
+        self.freed(&attempt, took, false);
+        self.suspect(&attempt);
+        self.retry(&attempt, attempt.number, Duration::ZERO);
+        self.counts.cut_off += 1;
+    }
+
+    /// The slot of an attempt is free.
+    fn freed(&mut self, attempt: &Attempt, took: Duration, is_usual: bool) {
+        if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
+            lane.flow.in_flight -= 1;
+            if attempt.is_slow {
+                lane.flow.stalled = lane.flow.stalled.saturating_sub(1);
+            }
+        }
+        self.queue.shops.ended(attempt.shop, took, is_usual);
+    }
+
+    /// Tells the limiter, unless the attempt says more about its lane than about the backend.
+    fn teach(&mut self, attempt: &Attempt, end: &AttemptEnd<C::Evidence>) {
+        let others_flow = self.attempts.has_other_succeeded(attempt.lane, attempt.began);
+        let is_own_matter = attempt.is_suspect || (end.signal == Signal::TimedOut && others_flow);
+        if is_own_matter || end.verdict == Verdict::NotSent {
+            return;
+        }
+        let sample =
+            Sample { began: attempt.began, in_flight: attempt.in_flight, signal: end.signal };
+        let chance = self.chance();
+        self.limiter.ended(&sample, self.session.now.at, chance);
+    }
+
+    fn delivered(&mut self, attempt: &Attempt) {
+        let now = self.session.now.at;
+        let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
+        let was_stopped = self.backend.is_stopped();
+        self.backend.succeeded(shop, now);
+        if was_stopped && !self.backend.is_stopped() {
+            self.probe_all();
+        }
+        let active = self.active();
+        self.attempts.succeeded(attempt.lane, now);
+        if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
+            let was_open = lane.breaker.succeeded(active);
+            lane.flow.succeeded_at = Some(now);
+            lane.flow.stalled = 0;
+            lane.flow.suspect = None;
+            if was_open {
+                self.ledger.changed.push(attempt.lane);
+            }
+        }
+        self.counts.delivered += 1;
+        self.counts.coalesced += u64::from(attempt.older);
+        let (fingerprint, attempts) = (attempt.fingerprint, attempt.number);
+        let end = Ended::Delivered;
+        self.finish(Finished { resource: attempt.resource, end, fingerprint, attempts });
+    }
+
+    /// The backend is back: every lane may find out at once whether it is, too.
+    fn probe_all(&mut self) {
+        let now = self.session.now.at;
+        let mut shops = Vec::new();
+        for (_, lane) in self.queue.lanes.iter_mut() {
+            lane.breaker.probe_now(now);
+            if let Some(suspect) = &mut lane.flow.suspect {
+                suspect.until = now;
+            }
+            shops.push(lane.shop);
+        }
+        shops.into_iter().for_each(|shop| self.queue.shops.give_turns(shop));
+    }
+
+    fn refused(&mut self, attempt: &Attempt) {
+        let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
+        if self.backend.refused(shop, self.session.now.at) {
+            self.counts.refusals_opened += 1;
+        }
+    }
+
+    /// Notes a failure for the backend as a whole and for the lane, unless it was asked for less.
+    fn failed(
+        &mut self,
+        attempt: &Attempt,
+        end: &AttemptEnd<C::Evidence>,
+        scope: Option<Scope>,
+        is_refusal: bool,
+    ) {
+        let now = self.session.now.at;
+        let is_first = attempt.number == 1;
+        if end.is_unconnected {
+            self.backend.unconnected();
+        }
+        let is_narrow = matches!(scope, Some(Scope::Resource | Scope::Shop));
+        if is_refusal {
+            self.refused(attempt);
+        } else if !is_narrow {
+            let lane = self.queue.lanes.get(attempt.lane).map_or(0, |lane| lane.hash);
+            self.backend.failed(lane, is_first, now);
+        }
+        // A backend that is just full says nothing about one lane, unless others are well.
+        let is_full = matches!(end.signal, Signal::Overloaded { .. } | Signal::Unavailable { .. });
+        let is_lanes = !is_full || self.attempts.has_other_succeeded(attempt.lane, attempt.began);
+        if scope.is_none() && is_lanes && !end.is_unconnected {
+            let lane = self.queue.lanes.get_mut(attempt.lane);
+            if lane.is_some_and(|lane| lane.breaker.failed(is_first, attempt.began, now)) {
+                self.counts.breakers_opened += 1;
+            }
+            self.ledger.changed.push(attempt.lane);
+        }
+        if end.signal == Signal::TimedOut {
+            self.suspect(attempt);
+        }
+    }
+
+    /// The lane of an attempt that did not end in time gets one attempt at a time.
+    fn suspect(&mut self, attempt: &Attempt) {
+        let now = self.session.now.at;
+        let chance = self.chance();
+        let backoff = self.config.backoff;
+        let Some(lane) = self.queue.lanes.get_mut(attempt.lane) else { return };
+        let wait = lane.flow.suspect.map_or(backoff.first, |suspect| suspect.wait);
+        let is_news = lane.flow.succeeded_at.is_none_or(|at| at < attempt.began);
+        if is_news {
+            let until = now + wait.mul_f64(0.5 + chance / 2.0);
+            let wait = (wait * 2).min(backoff.longest);
+            lane.flow.suspect = Some(Suspect { until, wait });
+        }
+    }
+
+    fn retry_or_give_up(&mut self, failure: Failure<C::Evidence>, scope: Option<Scope>) {
+        let attempt = failure.attempt;
+        let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
+        let wait = self.note_failure(&attempt, head, attempt.number, failure.pause);
+        if scope == Some(Scope::Shop) {
+            self.queue.shops.pause(attempt.shop, self.session.now.at + wait);
+        }
+        if self.spent(&attempt, head) >= failure.retry_for && !self.backend.is_stopped() {
+            self.give_up(failure);
+        } else {
+            self.wait(&attempt);
+        }
+    }
+
+    /// Time that a webhook has spent on retries. Where nothing of its lane succeeds, the time in
+    /// which it could not be tried counts, too.
+    fn spent(&self, attempt: &Attempt, head: Position) -> Duration {
+        let active = self.active();
+        let own = self.queue.retries.get(head).map_or(Duration::ZERO, |retry| retry.spent(active));
+        let Some(lane) = self.queue.lanes.get(attempt.lane) else { return own };
+        if !lane.breaker.is_open() {
+            return own;
+        }
+        let now = self.session.now;
+        let stopped = now.at.saturating_sub(active);
+        let age = Duration::from_millis(now.wall_ms.saturating_sub(head.ms));
+        own.max(lane.breaker.failing(active).min(age.saturating_sub(stopped)))
+    }
+
+    /// Counts an attempt and decides when the next one is due. Returns the wait.
+    fn note_failure(
+        &mut self,
+        attempt: &Attempt,
+        head: Position,
+        attempts: u32,
+        pause: Duration,
+    ) -> Duration {
+        let chance = self.chance();
+        let wait = self.config.backoff.wait(attempt.number, chance).max(pause);
+        let due = self.session.now.at + wait;
+        match self.queue.retries.get_mut(head) {
+            Some(retry) => (retry.attempts, retry.due) = (attempts, due),
+            None => {
+                let since = attempt.began_active;
+                let state = RetryState {
+                    attempts,
+                    spent_before: Duration::ZERO,
+                    since,
+                    due,
+                    is_stored: false,
+                };
+                self.queue.retries.insert(head, state);
+            }
+        }
+        if !self.queue.main.is_after_cursor(head) {
+            self.ledger.retries.push(head);
+        }
+        wait
+    }
+
+    fn retry(&mut self, attempt: &Attempt, attempts: u32, pause: Duration) {
+        let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
+        self.note_failure(attempt, head, attempts, pause);
+        self.wait(attempt);
+    }
+
+    /// The resource of an attempt waits for its next one.
+    fn wait(&mut self, attempt: &Attempt) {
+        self.step(attempt.resource, Step::Ended);
+        self.ledger.sent.remove(&attempt.resource);
+        self.controls.look_again.push(attempt.resource);
+        let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
+        let due = self.queue.retries.get(head).map_or(self.session.now.at, |retry| retry.due);
+        debug_assert_eq!(self.queue.index.state(attempt.resource), Some(State::Retrying));
+        self.queue.retries.schedule(due, attempt.resource);
+    }
+
+    /// Makes a dead letter of a webhook, or keeps it in retry: while the backend refuses everything,
+    /// where there is no room for dead letters, and where nothing at all succeeds.
+    fn give_up(&mut self, failure: Failure<C::Evidence>) {
+        let Failure { attempt, pause, reason, evidence, .. } = failure;
+        let letter = self.dead_letter(&attempt, reason, evidence);
+        let Some(letter) = letter.filter(|_| !self.backend.is_refusing()) else {
+            self.retry(&attempt, attempt.number, pause);
+            return;
+        };
+        let bytes = letter.content.dead_bytes(letter.record_index, &letter.evidence);
+        let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
+        if bytes > self.session.dead_room || !self.backend.take_credit(shop) {
+            self.counts.kept_for_want_of_room += u64::from(bytes > self.session.dead_room);
+            self.retry(&attempt, attempt.number, pause);
+            return;
+        }
+        self.session.dead_room -= bytes;
+        self.ledger.dying_bytes += bytes;
+        if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
+            lane.breaker.gave_up(self.session.now.at);
+        }
+        self.counts.dead(reason);
+        let (fingerprint, attempts) = (attempt.fingerprint, attempt.number);
+        let end = Ended::Dead(Box::new(letter), bytes);
+        self.finish(Finished { resource: attempt.resource, end, fingerprint, attempts });
+    }
+
+    /// The dead letter of what an attempt sent; `None` where its bytes are not at hand.
+    fn dead_letter(
+        &mut self,
+        attempt: &Attempt,
+        reason: &'static str,
+        evidence: C::Evidence,
+    ) -> Option<DeadLetter<C>> {
+        let (content, record_index) = self.ledger.sent.remove(&attempt.resource)?;
+        let (position, attempts) = (attempt.position, attempt.number);
+        Some(DeadLetter { position, content, record_index, reason, attempts, evidence })
+    }
+}

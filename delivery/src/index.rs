@@ -1,0 +1,548 @@
+//! Webhooks that are indexed: in order within their resource, and within their lane's window.
+//!
+//! Two lists run through each node: its resource's, whose head alone is ever sent, and its lane's
+//! window, which is cut from the end and filled again from Redis. Bounded in bytes.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use slab::Slab;
+use spillway_webhook::StreamId;
+use spillway_webhook::fingerprint::Fingerprint;
+use spillway_webhook::position::Position;
+
+use crate::resource::State;
+use crate::sorted::{Class, Sorted};
+
+/// Key of a webhook in the index.
+pub type NodeKey = u32;
+/// Key of a resource in the index.
+pub type ResourceKey = u32;
+/// Key of a lane.
+pub type LaneKey = u32;
+/// No node.
+pub const NONE: u32 = u32::MAX;
+
+/// Bytes of one node, in a list that grows by doubling.
+const NODE_BYTES: usize = 48;
+/// Bytes of a fingerprint, where those are kept.
+const FINGERPRINT_BYTES: usize = 16;
+/// Bytes of a resource: its row, its place in a table between half and nearly full, a ready entry.
+const RESOURCE_BYTES: usize = 96;
+/// Events that one stands for, at most: bounds the time of a choice.
+const RUN_MAX: u32 = 10_000;
+
+/// Takes a hash as it is.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Folded(u64);
+
+/// Table keyed by hashes.
+pub type ByHash<V> = HashMap<u64, V, BuildHasherDefault<Folded>>;
+
+impl Hasher for Folded {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// A webhook that waits.
+#[derive(Debug, Clone, Copy)]
+pub struct Node {
+    /// Where it was accepted.
+    pub position: Position,
+    /// Its resource.
+    pub resource: ResourceKey,
+    /// Its lane.
+    pub lane: LaneKey,
+    next: NodeKey,
+    previous: NodeKey,
+    lane_next: NodeKey,
+    lane_previous: NodeKey,
+    class: Class,
+    coalesces: u8,
+    is_replay: bool,
+}
+
+/// The webhooks of one resource that are indexed.
+#[derive(Debug, Clone, Copy)]
+pub struct Resource {
+    /// Hash of the unit of order.
+    pub hash: u64,
+    /// Oldest webhook.
+    pub head: NodeKey,
+    tail: NodeKey,
+    /// Last webhook that the head speaks for; [`NONE`] while that is undecided.
+    lead: NodeKey,
+    /// What it is doing.
+    pub state: State,
+}
+
+/// The indexed part of a lane, in stream order.
+#[derive(Debug, Clone, Copy)]
+pub struct Window {
+    /// Oldest webhook.
+    pub first: NodeKey,
+    last: NodeKey,
+    /// Webhooks in it.
+    pub count: u32,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self { first: NONE, last: NONE, count: 0 }
+    }
+}
+
+/// Whether an event may stand for those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lead {
+    /// It may.
+    Yes,
+    /// It may not, but a later one may, and then stands for this one too.
+    Skip,
+    /// Neither this one nor any later one.
+    End,
+}
+
+/// A webhook to index.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrival {
+    /// Where it was accepted.
+    pub position: Position,
+    /// What decides about it.
+    pub sorted: Sorted,
+    /// Its entry among the replays.
+    pub replay: Option<StreamId>,
+}
+
+/// Result of indexing a webhook.
+#[derive(Debug, Clone, Copy)]
+pub struct Added {
+    /// Its resource.
+    pub resource: ResourceKey,
+    /// Whether the resource was not indexed before.
+    pub is_new: bool,
+    /// Whether the webhook is the resource's head now.
+    pub is_head: bool,
+}
+
+/// All webhooks that are indexed.
+#[derive(Debug)]
+pub struct Index {
+    nodes: Vec<Node>,
+    free: NodeKey,
+    fingerprints: Option<Vec<Fingerprint>>,
+    resources: Slab<Resource>,
+    by_hash: ByHash<ResourceKey>,
+    replays: HashMap<NodeKey, StreamId>,
+    bytes: usize,
+}
+
+impl Index {
+    /// An empty index that keeps fingerprints or not.
+    pub fn new(keeps_fingerprints: bool) -> Self {
+        Self {
+            nodes: Vec::new(),
+            free: NONE,
+            fingerprints: keeps_fingerprints.then(Vec::new),
+            resources: Slab::new(),
+            by_hash: ByHash::default(),
+            replays: HashMap::new(),
+            bytes: 0,
+        }
+    }
+
+    /// Memory in use, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A resource, if it is indexed.
+    pub fn resource(&self, key: ResourceKey) -> Option<&Resource> {
+        self.resources.get(usize_of(key))
+    }
+
+    /// The resource with this hash.
+    pub fn by_hash(&self, hash: u64) -> Option<ResourceKey> {
+        self.by_hash.get(&hash).copied()
+    }
+
+    /// Every resource.
+    pub fn resources(&self) -> impl Iterator<Item = (ResourceKey, &Resource)> {
+        self.resources.iter().map(|(key, resource)| (key_of(key), resource))
+    }
+
+    /// The state of a resource.
+    pub fn state(&self, key: ResourceKey) -> Option<State> {
+        self.resource(key).map(|resource| resource.state)
+    }
+
+    /// Changes the state of a resource.
+    pub fn set_state(&mut self, key: ResourceKey, state: State) {
+        if let Some(resource) = self.resources.get_mut(usize_of(key)) {
+            resource.state = state;
+        }
+    }
+
+    /// A webhook.
+    pub fn node(&self, key: NodeKey) -> &Node {
+        &self.nodes[usize_of(key)]
+    }
+
+    /// Entry among the replays of a webhook that is one.
+    pub fn replay(&self, key: NodeKey) -> Option<StreamId> {
+        if self.node(key).is_replay { self.replays.get(&key).copied() } else { None }
+    }
+
+    /// Identity for duplicates.
+    pub fn fingerprint(&self, key: NodeKey) -> Option<Fingerprint> {
+        let kept = self.fingerprints.as_ref()?.get(usize_of(key));
+        kept.copied().filter(|fingerprint| *fingerprint != 0)
+    }
+
+    /// Position of the oldest webhook of a window.
+    pub fn front(&self, window: &Window) -> Option<Position> {
+        self.nodes.get(usize_of(window.first)).map(|node| node.position)
+    }
+
+    /// Position of the newest webhook of a window.
+    pub fn back(&self, window: &Window) -> Option<Position> {
+        self.nodes.get(usize_of(window.last)).map(|node| node.position)
+    }
+
+    /// The webhooks of a window, oldest first.
+    pub fn window(&self, window: &Window) -> impl Iterator<Item = (NodeKey, &Node)> {
+        let mut next = window.first;
+        std::iter::from_fn(move || {
+            let node = self.nodes.get(usize_of(next))?;
+            let key = std::mem::replace(&mut next, node.lane_next);
+            Some((key, node))
+        })
+    }
+
+    /// Adds a webhook in the order of its position. `None` when that position is indexed already.
+    pub fn add(&mut self, arrival: &Arrival, lane: LaneKey, window: &mut Window) -> Option<Added> {
+        let Arrival { position, sorted, replay } = *arrival;
+        let before_in_lane = self.place_in_lane(window, position, replay.is_some())?;
+        let found = self.by_hash.get(&sorted.resource).copied();
+        let node = self.allocate(&Node {
+            position,
+            resource: NONE,
+            lane,
+            next: NONE,
+            previous: NONE,
+            lane_next: NONE,
+            lane_previous: NONE,
+            class: sorted.class,
+            coalesces: if replay.is_some() { 0 } else { sorted.coalesces },
+            is_replay: replay.is_some(),
+        });
+        if let Some(fingerprints) = &mut self.fingerprints {
+            fingerprints.resize(self.nodes.len(), 0);
+            fingerprints[usize_of(node)] = sorted.fingerprint.unwrap_or(0);
+        }
+        if let Some(id) = replay {
+            self.replays.insert(node, id);
+        }
+        self.bytes += self.node_bytes();
+        self.link_lane(window, node, before_in_lane);
+        let resource = match found {
+            Some(resource) => resource,
+            None => {
+                let resource = key_of(self.resources.insert(Resource {
+                    hash: sorted.resource,
+                    head: node,
+                    tail: node,
+                    lead: NONE,
+                    state: State::Ready,
+                }));
+                self.by_hash.insert(sorted.resource, resource);
+                self.bytes += RESOURCE_BYTES;
+                self.nodes[usize_of(node)].resource = resource;
+                return Some(Added { resource, is_new: true, is_head: true });
+            }
+        };
+        self.nodes[usize_of(node)].resource = resource;
+        let is_head = self.link_resource(resource, node);
+        Some(Added { resource, is_new: false, is_head })
+    }
+
+    /// Lane of a resource's head.
+    pub fn lane(&self, key: ResourceKey) -> Option<LaneKey> {
+        self.resource(key).map(|resource| self.node(resource.head).lane)
+    }
+
+    /// Class of a resource's head.
+    pub fn class(&self, key: ResourceKey) -> Option<Class> {
+        self.resource(key).map(|resource| self.node(resource.head).class)
+    }
+
+    /// Position of a resource's head.
+    pub fn head(&self, key: ResourceKey) -> Option<Position> {
+        self.resource(key).map(|resource| self.node(resource.head).position)
+    }
+
+    /// Whether a newer event may stand for the head.
+    pub fn coalesces(&self, key: ResourceKey) -> bool {
+        self.resource(key).is_some_and(|resource| self.node(resource.head).coalesces != 0)
+    }
+
+    /// Node that is sent for a resource: its lead, or its head while that is undecided.
+    pub fn lead(&self, key: ResourceKey) -> Option<NodeKey> {
+        let resource = self.resource(key)?;
+        Some(if resource.lead == NONE { resource.head } else { resource.lead })
+    }
+
+    /// Whether it is decided what is sent for a resource.
+    pub fn has_lead(&self, key: ResourceKey) -> bool {
+        self.resource(key).is_some_and(|resource| resource.lead != NONE)
+    }
+
+    /// Decides what is sent for a resource, unless that is decided: the newest event that may stand
+    /// for its head. Returns how many it stands for, itself included.
+    pub fn choose_lead(
+        &mut self,
+        key: ResourceKey,
+        may_lead: impl Fn(Position, Option<Fingerprint>) -> Lead,
+    ) -> u32 {
+        let Some(resource) = self.resource(key).copied() else { return 0 };
+        if resource.lead != NONE {
+            return self.run_length(key);
+        }
+        let (mut lead, mut length) = (resource.head, 1);
+        let coalesces = self.node(resource.head).coalesces;
+        if coalesces != 0 {
+            let mut known: HashSet<Fingerprint> =
+                self.fingerprint(resource.head).into_iter().collect();
+            let rest = self.chain(resource.head).skip(1);
+            for (passed, (node, candidate)) in (2..=RUN_MAX).zip(rest) {
+                if candidate.coalesces != coalesces || candidate.is_replay {
+                    break;
+                }
+                let fingerprint = self.fingerprint(node);
+                // A late copy of an older event is not the newest.
+                let is_copy = fingerprint.is_some_and(|fingerprint| !known.insert(fingerprint));
+                match may_lead(candidate.position, fingerprint) {
+                    Lead::Yes if is_copy => {}
+                    Lead::Yes => (lead, length) = (node, passed),
+                    Lead::Skip => {}
+                    Lead::End => break,
+                }
+            }
+        }
+        self.set_lead(key, lead);
+        length
+    }
+
+    /// Decides that the last event up to `position` is sent. Returns how many it stands for; 0 when
+    /// all events are later.
+    pub fn lead_up_to(&mut self, key: ResourceKey, position: Position) -> u32 {
+        let Some(resource) = self.resource(key).copied() else { return 0 };
+        let run = self.chain(resource.head).take_while(|(_, node)| node.position <= position);
+        let run: Vec<NodeKey> = run.map(|(node, _)| node).collect();
+        let Some(last) = run.last() else { return 0 };
+        self.set_lead(key, *last);
+        u32::try_from(run.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Leaves it undecided again what is sent.
+    pub fn clear_lead(&mut self, key: ResourceKey) {
+        self.set_lead(key, NONE);
+    }
+
+    /// The webhooks that the head speaks for, itself first, its lead last.
+    pub fn run(&self, key: ResourceKey) -> Vec<NodeKey> {
+        let (Some(resource), Some(lead)) = (self.resource(key), self.lead(key)) else {
+            return Vec::new();
+        };
+        let mut run = Vec::with_capacity(1);
+        for (node, _) in self.chain(resource.head) {
+            run.push(node);
+            if node == lead {
+                break;
+            }
+        }
+        run
+    }
+
+    /// Every webhook of a resource, oldest first.
+    pub fn all_of(&self, key: ResourceKey) -> Vec<NodeKey> {
+        let head = self.resource(key).map_or(NONE, |resource| resource.head);
+        self.chain(head).map(|(node, _)| node).collect()
+    }
+
+    /// Takes a webhook out of its resource and its window. Returns whether the resource is gone.
+    pub fn remove(&mut self, key: NodeKey, window: &mut Window) -> bool {
+        let node = *self.node(key);
+        self.unlink_lane(window, &node);
+        let resource = &mut self.resources[usize_of(node.resource)];
+        if resource.head == key {
+            resource.head = node.next;
+        }
+        if resource.tail == key {
+            resource.tail = node.previous;
+        }
+        if resource.lead == key {
+            resource.lead = NONE;
+        }
+        let is_gone = resource.head == NONE;
+        if node.previous != NONE {
+            self.nodes[usize_of(node.previous)].next = node.next;
+        }
+        if node.next != NONE {
+            self.nodes[usize_of(node.next)].previous = node.previous;
+        }
+        if is_gone {
+            let gone = self.resources.remove(usize_of(node.resource));
+            self.by_hash.remove(&gone.hash);
+            self.bytes -= RESOURCE_BYTES;
+        }
+        if node.is_replay {
+            self.replays.remove(&key);
+        }
+        self.bytes -= self.node_bytes();
+        self.nodes[usize_of(key)].next = self.free;
+        self.free = key;
+        is_gone
+    }
+
+    /// The newest webhook of a window, unless it must stay indexed: a replay, or one of a resource
+    /// that is at work.
+    pub fn loose_end(&self, window: &Window, holds: impl Fn(&Resource) -> bool) -> Option<NodeKey> {
+        let node = self.nodes.get(usize_of(window.last))?;
+        let resource = self.resource(node.resource)?;
+        let is_fixed = node.is_replay || resource.state.is_at_work() || holds(resource);
+        (!is_fixed).then_some(window.last)
+    }
+
+    fn run_length(&self, key: ResourceKey) -> u32 {
+        u32::try_from(self.run(key).len()).unwrap_or(u32::MAX)
+    }
+
+    fn set_lead(&mut self, key: ResourceKey, lead: NodeKey) {
+        if let Some(resource) = self.resources.get_mut(usize_of(key)) {
+            resource.lead = lead;
+        }
+    }
+
+    fn chain(&self, first: NodeKey) -> impl Iterator<Item = (NodeKey, &Node)> {
+        let mut next = first;
+        std::iter::from_fn(move || {
+            let node = self.nodes.get(usize_of(next))?;
+            let key = std::mem::replace(&mut next, node.next);
+            Some((key, node))
+        })
+    }
+
+    /// The node of the window after which `position` belongs; `None` when it is there already.
+    fn place_in_lane(&self, window: &Window, position: Position, is_replay: bool) -> Option<u32> {
+        let mut before = window.last;
+        while let Some(node) = self.nodes.get(usize_of(before))
+            && node.position >= position
+        {
+            if node.position == position && node.is_replay == is_replay {
+                return None;
+            }
+            before = node.lane_previous;
+        }
+        Some(before)
+    }
+
+    fn link_lane(&mut self, window: &mut Window, key: NodeKey, before: NodeKey) {
+        let after = match before {
+            NONE => std::mem::replace(&mut window.first, key),
+            before => {
+                let next = &mut self.nodes[usize_of(before)].lane_next;
+                std::mem::replace(next, key)
+            }
+        };
+        match after {
+            NONE => window.last = key,
+            after => self.nodes[usize_of(after)].lane_previous = key,
+        }
+        let node = &mut self.nodes[usize_of(key)];
+        node.lane_previous = before;
+        node.lane_next = after;
+        window.count += 1;
+    }
+
+    fn unlink_lane(&mut self, window: &mut Window, node: &Node) {
+        match node.lane_previous {
+            NONE => window.first = node.lane_next,
+            previous => self.nodes[usize_of(previous)].lane_next = node.lane_next,
+        }
+        match node.lane_next {
+            NONE => window.last = node.lane_previous,
+            next => self.nodes[usize_of(next)].lane_previous = node.lane_previous,
+        }
+        window.count -= 1;
+    }
+
+    /// Puts a node into its resource's chain by position, but never before a head that is at work,
+    /// nor among what that speaks for. Returns whether it is the head now.
+    fn link_resource(&mut self, key: ResourceKey, node: NodeKey) -> bool {
+        let resource = self.resources[usize_of(key)];
+        let position = self.node(node).position;
+        let speaks_for_others = resource.lead != NONE && resource.lead != resource.head;
+        let is_fixed = resource.state.is_at_work() || speaks_for_others;
+        let fixed = match (is_fixed, resource.lead) {
+            (false, _) => NONE,
+            (true, NONE) => resource.head,
+            (true, lead) => lead,
+        };
+        let mut before = resource.tail;
+        while before != NONE && before != fixed && self.node(before).position > position {
+            before = self.node(before).previous;
+        }
+        let after = if before == NONE { resource.head } else { self.node(before).next };
+        let linked = &mut self.nodes[usize_of(node)];
+        (linked.previous, linked.next) = (before, after);
+        if before != NONE {
+            self.nodes[usize_of(before)].next = node;
+        }
+        if after != NONE {
+            self.nodes[usize_of(after)].previous = node;
+        }
+        let resource = &mut self.resources[usize_of(key)];
+        if after == NONE {
+            resource.tail = node;
+        }
+        if before == NONE {
+            (resource.head, resource.lead) = (node, NONE);
+        }
+        before == NONE
+    }
+
+    fn allocate(&mut self, node: &Node) -> NodeKey {
+        if self.free == NONE {
+            self.nodes.push(*node);
+            return key_of(self.nodes.len() - 1);
+        }
+        let key = self.free;
+        self.free = self.nodes[usize_of(key)].next;
+        self.nodes[usize_of(key)] = *node;
+        key
+    }
+
+    fn node_bytes(&self) -> usize {
+        NODE_BYTES + if self.fingerprints.is_some() { FINGERPRINT_BYTES } else { 0 }
+    }
+}
+
+pub(crate) fn usize_of(key: u32) -> usize {
+    usize::try_from(key).unwrap_or(usize::MAX)
+}
+
+pub(crate) fn key_of(index: usize) -> u32 {
+    u32::try_from(index).expect("BUG: the index is bounded far below 2^32")
+}

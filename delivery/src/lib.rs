@@ -1,0 +1,56 @@
+//! The delivery core: which webhook is sent next, and what is settled. Pure: no clock, socket or
+//! channel inside.
+//!
+//! A webhook's way: [`arrive`] → [`lane`] and [`index`] → [`dispatch`] (one gate) → [`ended`] →
+//! [`settle`]. Beside it: [`refill`] (the part of a lane that is not indexed), [`moving`] (the front
+//! of the main stream into lanes), [`reading`] (bytes at hand), [`controls`] (an operator's).
+//!
+//! [`Core::on`] takes an event and returns effects; the worker around it carries them out.
+
+mod arrive;
+mod attempts;
+mod backend;
+mod backoff;
+mod breaker;
+mod cache;
+mod config;
+mod controls;
+mod core;
+mod dispatch;
+mod ended;
+mod event;
+mod index;
+mod lane;
+mod main_stream;
+mod moving;
+mod reading;
+mod refill;
+mod refusals;
+mod resource;
+mod retry;
+mod seen;
+mod settle;
+mod settlement;
+mod shop;
+mod sorted;
+mod status;
+
+pub use crate::attempts::AttemptId;
+pub use crate::backoff::Backoff;
+pub use crate::config::Config;
+pub use crate::controls::{Controls, Drops};
+pub use crate::core::Core;
+pub use crate::dispatch::Blocked;
+pub use crate::event::{
+    AttemptEnd, ChunkRead, Dispatch, Effect, Event, LaneLoaded, Loaded, Now, PackRead, ReplayRead,
+    Scope, Verdict,
+};
+pub use crate::reading::PackKey;
+pub use crate::refusals::RefusalBreaker;
+pub use crate::seen::Seen;
+pub use crate::settlement::{
+    ChunkWrite, DeadLetter, LaneChange, LaneRowChange, Outcome, SettledRecord, Settlement,
+};
+pub use crate::shop::ShopBounds;
+pub use crate::sorted::{Class, Content, Sorted};
+pub use crate::status::{BlockedLane, Counts, Status};

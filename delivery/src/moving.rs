@@ -1,0 +1,238 @@
+//! The front of the main stream into lanes, so that the cursor always moves.
+//!
+//! Whole packs move, in stream order and at the front only: every unsettled webhook of theirs,
+//! indexed or not, under way or not, goes into the next chunk of its lane. Never while the backend
+//! is stopped: then everything would be copied for nothing.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use spillway_webhook::position::Position;
+
+use crate::core::Core;
+use crate::event::{Effect, PackRead};
+use crate::index::{LaneKey, key_of};
+use crate::lane::{Chunk, Stored};
+use crate::main_stream::{Advance, MainPack, bytes_for};
+use crate::resource::State;
+use crate::settle::Settling;
+use crate::settlement::{ChunkWrite, Settlement};
+use crate::sorted::{Content, Sorted};
+
+/// Packs read for one look.
+const PACKS_MAX: usize = 8;
+/// Raw bytes moved by one settlement, at most, but for a single larger pack.
+const BYTES_MAX: usize = 512 << 10;
+/// Between two looks, while the front does not move.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// A pack of which so little is left moves without another reason.
+const LEFT_PART: u32 = 4;
+/// Part of the index that rows of packs may take.
+const ROWS_PART: usize = 8;
+
+/// Packs that may move.
+#[derive(Debug)]
+pub(crate) struct Mover<C> {
+    at_hand: VecDeque<PackRead<C>>,
+    is_requested: bool,
+    due: Duration,
+    /// Raw bytes moved by the settlement that is being composed.
+    pub moved_bytes: usize,
+}
+
+impl<C> Default for Mover<C> {
+    fn default() -> Self {
+        Self { at_hand: VecDeque::new(), is_requested: false, due: Duration::ZERO, moved_bytes: 0 }
+    }
+}
+
+impl<C> Mover<C> {
+    pub fn front_read(&mut self, packs: Vec<PackRead<C>>) {
+        self.is_requested = false;
+        self.at_hand = packs.into();
+    }
+}
+
+impl<C: Content> Core<C> {
+    /// Asks for the front of the main stream, if it may have to move.
+    pub(crate) fn look_at_front(&mut self) -> Option<Effect<C>> {
+        let now = self.session.now.at;
+        if self.mover.is_requested
+            || !self.mover.at_hand.is_empty()
+            || now < self.mover.due
+            || !self.may_move_at_all()
+        {
+            return None;
+        }
+        let entries: Vec<_> = self
+            .queue
+            .main
+            .packs()
+            .take_while(|pack| pack.left == 0 || self.is_due(pack))
+            .filter(|pack| pack.left > 0)
+            .take(PACKS_MAX)
+            .map(|pack| pack.entry)
+            .collect();
+        if entries.is_empty() {
+            self.mover.due = now + LOOK_EVERY;
+            return None;
+        }
+        self.mover.is_requested = true;
+        Some(Effect::ReadFront(entries))
+    }
+
+    fn may_move_at_all(&self) -> bool {
+        self.session.may_move
+            && self.session.are_replays_loaded
+            && !self.session.is_draining
+            && !self.backend.is_stopped()
+    }
+
+    fn is_due(&self, pack: &MainPack) -> bool {
+        self.are_rows_many() || self.active().saturating_sub(pack.read_at) >= self.config.park_after
+    }
+
+    fn are_rows_many(&self) -> bool {
+        self.queue.main.bytes() > self.config.index_bytes / ROWS_PART
+    }
+
+    /// Moves the first pack, if it may move. Returns it.
+    pub(crate) fn move_next(
+        &mut self,
+        advance: &mut Advance,
+        settlement: &mut Settlement<C>,
+        settling: &mut Settling,
+    ) -> Option<MainPack> {
+        while self.mover.at_hand.front().is_some_and(|pack| pack.entry <= self.queue.main.cursor) {
+            self.mover.at_hand.pop_front();
+        }
+        let pack = self.mover.at_hand.front()?;
+        let front = self.queue.main.front()?;
+        let share = u32::try_from(pack.content.raw_bytes()).unwrap_or(u32::MAX);
+        let share = u64::from(share) * u64::from(front.left) / u64::from(front.count.max(1));
+        let share = usize::try_from(share).unwrap_or(usize::MAX);
+        if front.entry != pack.entry || !self.may_move(front, &pack.sorted) {
+            self.mover.at_hand.clear();
+            self.mover.due = self.session.now.at + LOOK_EVERY;
+            return None;
+        }
+        if self.mover.moved_bytes > 0 && self.mover.moved_bytes + share > BYTES_MAX {
+            return None;
+        }
+        self.mover.moved_bytes += share.max(1);
+        let pack = self.mover.at_hand.pop_front()?;
+        let front = self.queue.main.pop(advance)?;
+        self.move_pack(&front, pack, settlement, settling);
+        Some(front)
+    }
+
+    /// Whether the first pack may move: little is left of it, or all that is left is blocked by its
+    /// own lane or shop, or too many packs wait for it.
+    fn may_move(&self, front: &MainPack, sorted: &[Sorted]) -> bool {
+        if !self.may_move_at_all() || !self.is_due(front) {
+            return false;
+        }
+        self.are_rows_many()
+            || front.left <= front.count / LEFT_PART
+            || (0..).zip(sorted).all(|(index, sorted)| {
+                front.is_settled(index) || self.is_stuck(Position::new(front.entry, index), sorted)
+            })
+    }
+
+    /// Whether a webhook does not merely await its turn.
+    fn is_stuck(&self, position: Position, sorted: &Sorted) -> bool {
+        let Some(lane) = self.queue.lanes.by_hash(sorted.lane) else { return true };
+        let Some(lane) = self.queue.lanes.get(lane) else { return true };
+        if !lane.is_known_up_to(position) || self.is_blocked(lane) {
+            return true;
+        }
+        let resource = self.queue.index.by_hash(sorted.resource);
+        let state = resource.and_then(|resource| self.queue.index.state(resource));
+        matches!(state, Some(State::Retrying | State::Held | State::Paused | State::Unread))
+    }
+
+    /// Writes everything unsettled of a pack into the chunks of its lanes.
+    fn move_pack(
+        &mut self,
+        front: &MainPack,
+        pack: PackRead<C>,
+        settlement: &mut Settlement<C>,
+        settling: &mut Settling,
+    ) {
+        let mut by_lane: BTreeMap<LaneKey, Vec<Position>> = BTreeMap::new();
+        let active = self.active();
+        for (index, sorted) in (0..front.count).zip(&pack.sorted) {
+            if front.is_settled(index) {
+                continue;
+            }
+            let shop = self.queue.shops.intern(sorted.shop);
+            let lane = self.queue.lane(sorted.lane, shop, active);
+            let position = Position::new(front.entry, index);
+            by_lane.entry(lane).or_default().push(position);
+            self.move_row(position, sorted.shop, settlement);
+        }
+        for (lane, positions) in by_lane {
+            settling.lanes.insert(lane);
+            self.write_chunk(lane, positions, settlement);
+        }
+        settlement.lanes.1.insert(front.entry, pack.content);
+    }
+
+    /// Notes what Redis must know about a webhook that moves.
+    fn move_row(&mut self, position: Position, shop: u64, settlement: &mut Settlement<C>) {
+        if self.queue.retries.get(position).is_some() {
+            self.ledger.retries.push(position);
+        }
+        let barriers = self.queue.shops.by_hash(shop).and_then(|key| self.queue.shops.get(key));
+        let barriers = barriers.and_then(|shop| shop.barriers.as_ref());
+        if barriers.is_some_and(|barriers| barriers.positions.contains(&position))
+            && self.queue.stored_barriers.insert(position)
+        {
+            settlement.lanes.0.barriers.push((position, shop));
+        }
+    }
+
+    /// Adds webhooks to the chunk of a lane that this settlement writes.
+    fn write_chunk(
+        &mut self,
+        key: LaneKey,
+        positions: Vec<Position>,
+        settlement: &mut Settlement<C>,
+    ) {
+        let (Some(first), Some(last)) = (positions.first().copied(), positions.last().copied())
+        else {
+            return;
+        };
+        let count = key_of(positions.len());
+        self.queue.lanes.add_waiting(u64::from(count));
+        let free = self.queue.lanes.first_number();
+        let Some(lane) = self.queue.lanes.get_mut(key) else { return };
+        let (hash, is_indexed) = (lane.hash, lane.is_known_after(first));
+        let stored = lane.stored.get_or_insert_with(|| Box::new(Stored::new(first, free)));
+        stored.waiting += u64::from(count);
+        stored.last = last;
+        stored.is_changed = true;
+        let (number, is_new) = match stored.pending {
+            Some(number) => (number, false),
+            None => (stored.next, true),
+        };
+        stored.next = number + 1;
+        stored.pending = Some(number);
+        let chunks = &mut settlement.lanes.0.chunks;
+        match chunks.iter_mut().rev().find(|chunk| (chunk.lane, chunk.number) == (hash, number)) {
+            Some(chunk) => chunk.positions.extend(positions.iter().copied()),
+            None => chunks.push(ChunkWrite { lane: hash, number, positions: positions.clone() }),
+        }
+        let row = stored.chunk(number);
+        if let Some(row) = row {
+            row.left += count;
+            row.positions.extend(positions);
+            let total = key_of(row.positions.len());
+            row.bits.resize(bytes_for(total), 0);
+            self.queue.lanes.grew(count);
+        } else if is_new && is_indexed {
+            let bits = vec![0; bytes_for(count)];
+            self.queue.lanes.add_chunk(key, Chunk { number, positions, bits, left: count });
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Bytes at hand: read ahead in stream order, or on demand for what has its turn out of order.
+//!
+//! The index holds millions, the cache some dozens of packs. In stream order each pack is read once.
+//! Fairness goes out of stream order: each webhook of a shop with little may cost the reading of a
+//! whole pack. Such reads have a budget: never felt where the backend is slow; where it is fast,
+//! what is at hand goes first. A webhook that was read on demand is kept by itself until its turn.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use spillway_webhook::StreamId;
+use spillway_webhook::pack::RAW_BYTES_TARGET;
+use spillway_webhook::position::Position;
+
+use crate::cache::Cache;
+use crate::core::Core;
+use crate::dispatch::Turn;
+use crate::event::Effect;
+use crate::index::ResourceKey;
+use crate::main_stream::MainPack;
+use crate::sorted::Content;
+
+/// Decoded packs at hand, in bytes.
+const CACHE_BYTES: usize = 32 << 20;
+/// Packs at the front of the stream that are kept at hand: half of the cache.
+const FRONT_MAX: usize = 256;
+const FRONT_BYTES: usize = CACHE_BYTES / 2;
+/// Packs with something left that are looked at for them.
+const FRONT_LOOKED_AT: usize = 512;
+/// A pack of which nothing was settled while so many others were, and little is left, is not kept at
+/// hand: the rest waits for a retry.
+const STUCK_AFTER: u64 = 8192;
+const STUCK_PART: u32 = 16;
+/// Reads under way at once, and how many of them ahead of their turn.
+const READS_MAX: usize = 4;
+const FRONT_READS_MAX: usize = 3;
+/// Reads on demand per second, of a pack of usual size: with a millisecond each, a third of a core.
+const READS_PER_SECOND: f64 = 300.0;
+/// Cost of a read beside its bytes.
+const LEAST_COST: f64 = 0.1;
+/// And one more for so many deliveries.
+const DELIVERIES_PER_READ: f64 = 48.0;
+/// Webhooks read on demand that wait for their turn, in bytes.
+const PLUCKED_BYTES: usize = 16 << 20;
+/// Reads that may be saved up.
+const BUDGET_MAX: f64 = 16.0;
+
+/// Where bytes lie in Redis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PackKey {
+    /// An entry of the main stream.
+    Main(StreamId),
+    /// A chunk, by the hash of its lane and its number.
+    Chunk(u64, u32),
+    /// An entry among the replays.
+    Replay(StreamId),
+}
+
+/// Packs that are being read, and who waits for them.
+#[derive(Debug)]
+pub(crate) struct Reading<C> {
+    /// Decoded packs at hand.
+    pub cache: Cache<C>,
+    under_way: HashSet<PackKey>,
+    /// Packs to read on demand, in the order asked for.
+    wanted: VecDeque<PackKey>,
+    waiting: HashMap<PackKey, Vec<Turn>>,
+    /// Webhooks that were read on demand.
+    plucked: HashMap<ResourceKey, (Position, C)>,
+    plucked_bytes: usize,
+    /// Reads for windows under way.
+    pub windows: usize,
+    budget: f64,
+    earned_at: Duration,
+    /// Whether the front of the stream may have moved since it was looked at.
+    is_front_new: bool,
+}
+
+impl<C: Content> Reading<C> {
+    pub fn new() -> Self {
+        Self {
+            cache: Cache::new(CACHE_BYTES),
+            under_way: HashSet::new(),
+            wanted: VecDeque::new(),
+            waiting: HashMap::new(),
+            plucked: HashMap::new(),
+            plucked_bytes: 0,
+            windows: 0,
+            budget: BUDGET_MAX,
+            earned_at: Duration::ZERO,
+            is_front_new: true,
+        }
+    }
+
+    /// A resource has another head, or none.
+    pub fn forget(&mut self, resource: ResourceKey) -> Option<(Position, C)> {
+        let plucked = self.plucked.remove(&resource)?;
+        self.plucked_bytes -= plucked.1.raw_bytes();
+        Some(plucked)
+    }
+
+    /// When there is budget for another read that is wanted.
+    pub fn wakes_at(&self) -> Option<Duration> {
+        let is_wanted = !self.wanted.is_empty() && self.under_way.len() < READS_MAX;
+        let missing =
+            Duration::from_secs_f64((LEAST_COST - self.budget).max(0.0) / READS_PER_SECOND);
+        is_wanted.then(|| self.earned_at + missing)
+    }
+
+    /// The cursor moved, or a pack was settled in part.
+    pub fn front_moved(&mut self) {
+        self.is_front_new = true;
+    }
+}
+
+impl<C: Content> Core<C> {
+    /// The bytes of what has its turn, if they are here, and the index of the webhook in them.
+    pub(crate) fn at_hand(
+        &mut self,
+        turn: Turn,
+        position: Position,
+        key: PackKey,
+        index: u32,
+    ) -> Option<(C, u32)> {
+        // Since it was read, another one may have become what is sent of the resource.
+        let plucked = self.reading.forget(turn.resource).filter(|(own, _)| *own == position);
+        let found = match plucked {
+            Some((_, plucked)) => (plucked, 0),
+            None => (self.reading.cache.get(key)?, index),
+        };
+        self.reading.budget += 1.0 / DELIVERIES_PER_READ;
+        Some(found)
+    }
+
+    /// A turn waits for its bytes.
+    pub(crate) fn starve(&mut self, turn: Turn, key: PackKey) {
+        self.release(turn.resource);
+        self.queue.shops.starve(turn.shop);
+        let waiting = self.reading.waiting.entry(key).or_default();
+        if waiting.is_empty() && !self.reading.under_way.contains(&key) {
+            self.reading.wanted.push_back(key);
+        }
+        waiting.push(turn);
+    }
+
+    /// Starts the reads that are due.
+    pub(crate) fn read(&mut self) -> Vec<Effect<C>> {
+        let mut effects = Vec::new();
+        if self.session.is_draining {
+            return effects;
+        }
+        if self.reading.is_front_new && self.reading.under_way.len() < FRONT_READS_MAX {
+            self.read_front(&mut effects);
+        }
+        let now = self.session.now.at;
+        let reading = &mut self.reading;
+        let since = now.saturating_sub(std::mem::replace(&mut reading.earned_at, now));
+        reading.budget += since.as_secs_f64() * READS_PER_SECOND;
+        reading.budget = reading.budget.min(BUDGET_MAX);
+        // Bytes read on demand go out before more are read, as long as anything goes out.
+        let has_room = reading.plucked_bytes < PLUCKED_BYTES || self.attempts.len() == 0;
+        while has_room
+            && self.reading.budget >= LEAST_COST
+            && self.reading.under_way.len() < READS_MAX
+        {
+            let Some(wanted) = self.reading.wanted.pop_front() else { break };
+            if self.is_wanted(wanted) {
+                self.reading.budget -= LEAST_COST;
+                self.reading.under_way.insert(wanted);
+                effects.push(Effect::Read(wanted));
+            } else {
+                self.feed(wanted);
+            }
+        }
+        effects
+    }
+
+    /// Whether someone waits for bytes that still lie there and can be read.
+    fn is_wanted(&self, key: PackKey) -> bool {
+        let waiting = self.reading.waiting.get(&key).into_iter().flatten();
+        let mut keys =
+            waiting.filter_map(|turn| self.locate(self.queue.index.lead(turn.resource)?));
+        !self.reading.under_way.contains(&key)
+            && !self.is_being_written(key)
+            && keys.any(|(wanted, _)| wanted == key)
+    }
+
+    fn is_being_written(&self, key: PackKey) -> bool {
+        let PackKey::Chunk(lane, number) = key else { return false };
+        let lane = self.queue.lanes.by_hash(lane).and_then(|lane| self.queue.lanes.get(lane));
+        let stored = lane.and_then(|lane| lane.stored.as_ref());
+        stored.is_some_and(|stored| stored.pending == Some(number))
+    }
+
+    /// Those who waited for a pack have turns again.
+    fn feed(&mut self, key: PackKey) -> Vec<Turn> {
+        let waiting = self.reading.waiting.remove(&key).unwrap_or_default();
+        waiting.iter().for_each(|turn| self.queue.shops.feed(turn.shop));
+        waiting
+    }
+
+    pub(crate) fn pack_read(&mut self, key: PackKey, content: Option<C>) -> Option<Effect<C>> {
+        self.reading.under_way.remove(&key);
+        let is_ahead = !self.reading.waiting.contains_key(&key);
+        let Some(content) = content else {
+            let is_lost = self.is_needed(key) && self.ledger.settling.is_none();
+            self.feed(key);
+            return is_lost
+                .then_some(Effect::Restart("a pack that waits is not in redis any more"));
+        };
+        if !is_ahead {
+            let usual = RAW_BYTES_TARGET as f64;
+            self.reading.budget -= content.raw_bytes() as f64 / usual;
+        }
+        for turn in self.feed(key) {
+            let Some(node) = self.queue.index.lead(turn.resource) else { continue };
+            if let Some((wanted, index)) = self.locate(node)
+                && wanted == key
+            {
+                let plucked = content.pluck(index);
+                self.reading.forget(turn.resource);
+                self.reading.plucked_bytes += plucked.raw_bytes();
+                let position = self.queue.index.node(node).position;
+                self.reading.plucked.insert(turn.resource, (position, plucked));
+            }
+        }
+        if !self.is_held(key) {
+            return None;
+        }
+        if is_ahead {
+            // Where one large pack took another's room, nothing more is read ahead for now.
+            self.reading.is_front_new = !self.reading.cache.need(key, content);
+        } else {
+            self.reading.cache.pass(key, content);
+        }
+        None
+    }
+
+    /// Whether something of a pack is not settled, as far as is known.
+    fn is_held(&self, key: PackKey) -> bool {
+        match key {
+            PackKey::Main(entry) => self.queue.main.get(entry).is_some_and(|pack| pack.left > 0),
+            PackKey::Chunk(lane, _) => self.queue.lanes.by_hash(lane).is_some(),
+            PackKey::Replay(_) => false,
+        }
+    }
+
+    fn is_needed(&self, key: PackKey) -> bool {
+        match key {
+            PackKey::Main(entry) => self.queue.main.get(entry).is_some_and(|pack| pack.left > 0),
+            PackKey::Chunk(..) | PackKey::Replay(_) => self.is_wanted(key),
+        }
+    }
+
+    /// Keeps the front of the stream at hand.
+    fn read_front(&mut self, effects: &mut Vec<Effect<C>>) {
+        self.reading.is_front_new = false;
+        let (mut bytes, mut missing) = (0, Vec::new());
+        let settled = self.queue.main.settled;
+        let is_needed = |pack: &&MainPack| {
+            let is_stuck = settled - pack.moved_at > STUCK_AFTER;
+            pack.left > if is_stuck { pack.count / STUCK_PART } else { 0 }
+        };
+        let left = self.queue.main.packs().filter(|pack| pack.left > 0).take(FRONT_LOOKED_AT);
+        for pack in left.filter(is_needed).take(FRONT_MAX) {
+            let key = PackKey::Main(pack.entry);
+            match self.reading.cache.holds(key) {
+                Some(held) => bytes += held,
+                None if !self.reading.under_way.contains(&key) => missing.push(key),
+                None => {}
+            }
+            if bytes >= FRONT_BYTES
+                || missing.len() + self.reading.under_way.len() >= FRONT_READS_MAX
+            {
+                break;
+            }
+        }
+        for key in missing {
+            self.reading.under_way.insert(key);
+            effects.push(Effect::Read(key));
+        }
+    }
+}

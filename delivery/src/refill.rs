@@ -1,0 +1,325 @@
+//! Windows: cut from the end where the index is full, and filled again from Redis.
+//!
+//! A lane's rest is read from its chunks first, then from the main stream. What was read for a
+//! window that was cut meanwhile, or from a pack that was moved meanwhile, is read again.
+
+use std::time::Duration;
+
+use spillway_webhook::StreamId;
+use spillway_webhook::position::Position;
+
+use crate::core::Core;
+use crate::event::{ChunkRead, Effect, PackRead};
+use crate::index::{Arrival, LaneKey};
+use crate::lane::{Chunk, Lane, Pending, Rest};
+use crate::main_stream::{bytes_for, is_set};
+use crate::reading::PackKey;
+use crate::resource::State;
+use crate::retry::RetryState;
+use crate::settle::Dropped;
+use crate::sorted::{Content, Sorted};
+
+/// Reads for windows under way at once.
+const READS_MAX: usize = 4;
+/// Chunks in one read.
+const CHUNKS_AT_ONCE: u32 = 4;
+/// A window that is smaller is filled again.
+const WINDOW_LOW: u32 = 512;
+/// A healthy lane's window is cut only where it holds more than this part of the index.
+const LARGE_PART: usize = 16;
+/// Between two looks for windows to cut.
+const CUT_EVERY: Duration = Duration::from_millis(20);
+/// Bytes that one indexed webhook takes, about.
+const WEBHOOK_BYTES: usize = 150;
+
+impl<C: Content> Core<C> {
+    /// Whether there is room to fill windows.
+    fn has_room(&self) -> bool {
+        self.index_bytes() < self.config.index_bytes / 8 * 7
+    }
+
+    /// Asks for more of the lanes whose windows are low.
+    pub(crate) fn refill(&mut self) -> Vec<Effect<C>> {
+        let mut effects = Vec::new();
+        if self.session.is_draining {
+            return effects;
+        }
+        for _ in 0..self.queue.lanes.listed() {
+            if self.reading.windows >= READS_MAX {
+                break;
+            }
+            let Some(key) = self.queue.lanes.next_listed() else { break };
+            let Some(lane) = self.queue.lanes.get(key) else { continue };
+            let is_low = lane.window.count <= WINDOW_LOW || lane.ready.is_empty();
+            if lane.is_reading || lane.rest.is_none() || !is_low {
+                continue;
+            }
+            if lane.window.count > 0 && !self.has_room() {
+                self.queue.lanes.list(key);
+                continue;
+            }
+            effects.extend(self.read_window(key));
+        }
+        effects
+    }
+
+    fn read_window(&mut self, key: LaneKey) -> Option<Effect<C>> {
+        let lane = self.queue.lanes.get(key)?;
+        let (rest, hash) = (**lane.rest.as_ref()?, lane.hash);
+        let effect = match lane.next_chunk() {
+            // Listed again when the chunk is written.
+            Err(Pending) => return None,
+            Ok(Some(first)) => {
+                let stored = lane.stored.as_ref()?;
+                let end = stored.pending.unwrap_or(stored.next).min(stored.next);
+                let is_straddling = stored.unread_from > first;
+                let count = if is_straddling { 1 } else { CHUNKS_AT_ONCE.min(end - first) };
+                Effect::ReadChunks { lane: hash, first, count }
+            }
+            Ok(None) => match self.next_of_rest(&rest) {
+                Some(entry) => Effect::ReadRest { lane: hash, entry },
+                None => {
+                    self.window_grew(key, rest.last);
+                    return None;
+                }
+            },
+        };
+        self.reading.windows += 1;
+        self.queue.lanes.get_mut(key)?.is_reading = true;
+        Some(effect)
+    }
+
+    /// The next pack of the main stream that may hold something of a rest.
+    fn next_of_rest(&self, rest: &Rest) -> Option<StreamId> {
+        let after = rest.after.entry().max(self.queue.main.cursor);
+        let pack = self.queue.main.at_or_after(after)?;
+        // The rest of a pack of which a part is indexed comes before the next pack.
+        let is_read_whole = pack.entry == after && rest.after.index == u32::MAX;
+        let next = if is_read_whole {
+            let following = StreamId { ms: after.ms, seq: after.seq + 1 };
+            self.queue.main.at_or_after(following)?
+        } else {
+            pack
+        };
+        (next.entry <= rest.last.entry()).then_some(next.entry)
+    }
+
+    pub(crate) fn chunks_read(
+        &mut self,
+        lane: u64,
+        chunks: Vec<Option<ChunkRead<C>>>,
+    ) -> Option<Effect<C>> {
+        let key = self.window_read(lane)?;
+        for chunk in chunks {
+            let Some(chunk) = chunk else {
+                return Some(Effect::Restart("a chunk that waits is not in redis any more"));
+            };
+            self.chunk_read(key, chunk);
+        }
+        self.queue.lanes.list(key);
+        self.make_room();
+        None
+    }
+
+    fn chunk_read(&mut self, key: LaneKey, read: ChunkRead<C>) {
+        let ChunkRead { number, records, bits, retries, content } = read;
+        let lane = self.queue.lanes.get(key);
+        if lane.is_none_or(|lane| lane.next_chunk() != Ok(Some(number))) {
+            // The window was cut meanwhile.
+            return;
+        }
+        let active = self.active();
+        for (position, attempts, spent_before) in retries {
+            if self.queue.retries.get(position).is_none() {
+                let due = self.session.now.at;
+                let (since, is_stored) = (active, true);
+                let state = RetryState { attempts, spent_before, since, due, is_stored };
+                self.queue.retries.insert(position, state);
+            }
+        }
+        let hash = self.queue.lanes.get(key).map_or(0, |lane| lane.hash);
+        self.reading.cache.pass(PackKey::Chunk(hash, number), content);
+        self.note_chunk(key, number, &records, bits);
+        let Some(last) = records.last().map(|(position, _)| *position) else { return };
+        for (index, (position, sorted)) in (0..).zip(records) {
+            let lane = self.queue.lanes.get(key);
+            let stored = lane.and_then(|lane| lane.stored.as_ref());
+            let chunk = stored
+                .and_then(|stored| stored.chunks.iter().rev().find(|chunk| chunk.number == number));
+            if chunk.is_some_and(|chunk| !is_set(&chunk.bits, index)) {
+                self.fill(key, position, sorted);
+            }
+        }
+        self.window_grew(key, last);
+    }
+
+    /// Keeps a row of a chunk of which something is indexed.
+    fn note_chunk(
+        &mut self,
+        key: LaneKey,
+        number: u32,
+        records: &[(Position, Sorted)],
+        mut bits: Vec<u8>,
+    ) {
+        let stored = self.queue.lanes.get_mut(key).and_then(|lane| lane.stored.as_mut());
+        if stored.is_none_or(|stored| stored.chunk(number).is_some()) {
+            return;
+        }
+        let count = u32::try_from(records.len()).unwrap_or(u32::MAX);
+        bits.resize(bytes_for(count), 0);
+        let left = (0..count).filter(|index| !is_set(&bits, *index)).count();
+        let positions = records.iter().map(|(position, _)| *position).collect();
+        let left = u32::try_from(left).unwrap_or(u32::MAX);
+        self.queue.lanes.add_chunk(key, Chunk { number, positions, bits, left });
+        if left == 0 {
+            // Settled whole; a crash came before it was deleted.
+            self.queue.lanes.drop_chunk(key, number);
+            self.ledger.empty_chunks.push((key, number));
+        }
+    }
+
+    pub(crate) fn rest_read(
+        &mut self,
+        lane: u64,
+        entry: StreamId,
+        pack: Option<PackRead<C>>,
+    ) -> Option<Effect<C>> {
+        let key = self.window_read(lane)?;
+        self.queue.lanes.list(key);
+        let rest = **self.queue.lanes.get(key)?.rest.as_ref()?;
+        if entry <= self.queue.main.cursor || self.next_of_rest(&rest) != Some(entry) {
+            return None;
+        }
+        let Some(PackRead { sorted, content, .. }) = pack else {
+            let is_lost = self.ledger.settling.is_none();
+            return is_lost
+                .then_some(Effect::Restart("a pack that waits is not in redis any more"));
+        };
+        self.reading.cache.pass(PackKey::Main(entry), content);
+        for (index, sorted) in (0..).zip(sorted) {
+            let is_settled = self.queue.main.get(entry).is_none_or(|pack| pack.is_settled(index));
+            if sorted.lane == lane && !is_settled {
+                self.fill(key, Position::new(entry, index), sorted);
+            }
+        }
+        self.window_grew(key, Position::new(entry, u32::MAX));
+        self.make_room();
+        None
+    }
+
+    fn window_read(&mut self, lane: u64) -> Option<LaneKey> {
+        self.reading.windows -= 1;
+        let key = self.queue.lanes.by_hash(lane)?;
+        self.queue.lanes.get_mut(key)?.is_reading = false;
+        Some(key)
+    }
+
+    /// Indexes a webhook of a lane's rest, unless that is done or it is to be dropped.
+    fn fill(&mut self, key: LaneKey, position: Position, sorted: Sorted) {
+        let Some(lane) = self.queue.lanes.get(key) else { return };
+        if lane.rest.as_ref().is_none_or(|rest| position <= rest.after) {
+            return;
+        }
+        if self.controls.drops(position, None) {
+            let dropped = Dropped { lane: key, position, replay: None };
+            self.ledger.dropped.push_back(dropped);
+            return;
+        }
+        self.index_webhook(key, &Arrival { position, sorted, replay: None });
+    }
+
+    /// Everything of a lane up to `after` is indexed now.
+    fn window_grew(&mut self, key: LaneKey, after: Position) {
+        let Some(lane) = self.queue.lanes.get_mut(key) else { return };
+        lane.extend(after);
+        let shop = lane.shop;
+        self.look_at_barriers(shop);
+        self.release_unread();
+        self.forget_if_empty(key);
+    }
+
+    /// Cuts windows where the index is full: those of blocked lanes first, then those that hold much
+    /// of it. Where nothing can be cut, no more is read until something is settled.
+    pub(crate) fn make_room(&mut self) {
+        let (bytes, most) = (self.index_bytes(), self.config.index_bytes);
+        let now = self.session.now.at;
+        if bytes < most {
+            self.session.is_index_full = false;
+            return;
+        }
+        self.session.is_index_full = true;
+        if self.backend.is_stopped() || now < self.session.cut_at {
+            return;
+        }
+        self.session.cut_at = now + CUT_EVERY;
+        let large = u32::try_from(most / WEBHOOK_BYTES / LARGE_PART).unwrap_or(u32::MAX);
+        let mut candidates: Vec<(bool, u32, LaneKey)> = Vec::new();
+        for (key, lane) in self.queue.lanes.iter() {
+            let count = lane.window.count;
+            let is_blocked = count > 1 && self.is_blocked(lane);
+            if is_blocked || count > large {
+                candidates.push((is_blocked, count, key));
+            }
+        }
+        candidates.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, _, key) in candidates {
+            while self.index_bytes() > most / 8 * 7 && self.cut(key) {}
+        }
+        self.session.is_index_full = self.index_bytes() >= most;
+    }
+
+    /// Whether nothing of a lane flows just now.
+    pub(crate) fn is_blocked(&self, lane: &Lane) -> bool {
+        let is_shop_blocked = self.queue.shops.get(lane.shop).is_some_and(|shop| {
+            shop.is_stopped
+                || shop.paused_until > self.session.now.at
+                || shop.barriers.as_ref().is_some_and(|barriers| !barriers.held.is_empty())
+        });
+        is_shop_blocked
+            || lane.breaker.is_open()
+            || lane.flow.suspect.is_some()
+            || lane.flow.stalled > 0
+            || self.controls.has_filters()
+    }
+
+    /// Cuts the newer half of a window off. Returns whether that made room.
+    fn cut(&mut self, key: LaneKey) -> bool {
+        let Some(lane) = self.queue.lanes.get(key) else { return false };
+        if lane.is_reading || lane.window.count < 2 {
+            return false;
+        }
+        let (keep, newest) = (lane.window.count / 2, self.queue.index.back(&lane.window));
+        let mut removed = 0;
+        loop {
+            let Some(lane) = self.queue.lanes.get(key) else { break };
+            if lane.window.count <= keep {
+                break;
+            }
+            let leads = &self.queue.leads;
+            let holds = |resource: &crate::index::Resource| leads.contains_key(&resource.hash);
+            let Some(node) = self.queue.index.loose_end(&lane.window, holds) else { break };
+            let about = *self.queue.index.node(node);
+            let is_head = self.queue.index.head(about.resource) == Some(about.position);
+            if is_head {
+                self.reading.forget(about.resource);
+                if self.queue.index.state(about.resource) == Some(State::Held) {
+                    self.queue.unhold(key, about.position);
+                }
+            }
+            if let Some(lane) = self.queue.lanes.get_mut(key) {
+                self.queue.index.remove(node, &mut lane.window);
+            }
+            removed += 1;
+        }
+        if removed == 0 {
+            return false;
+        }
+        let Some(lane) = self.queue.lanes.get_mut(key) else { return false };
+        let after = self.queue.index.back(&lane.window).unwrap_or_default();
+        let last = lane.rest.as_ref().map(|rest| rest.last).max(newest).unwrap_or_default();
+        lane.rest = Some(Box::new(Rest { after, last }));
+        self.counts.cuts += 1;
+        self.queue.lanes.list(key);
+        true
+    }
+}

@@ -1,0 +1,85 @@
+//! Retry state: attempts, time spent, and when the next attempt is due.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::time::Duration;
+
+use spillway_webhook::position::Position;
+
+use crate::index::ResourceKey;
+
+/// Retry state of one webhook.
+#[derive(Debug, Clone, Copy)]
+pub struct RetryState {
+    /// Attempts made.
+    pub attempts: u32,
+    /// Time spent before this leader's first attempt.
+    pub spent_before: Duration,
+    /// Active time at this leader's first attempt.
+    pub since: Duration,
+    /// No attempt before.
+    pub due: Duration,
+    /// Whether Redis holds it.
+    pub is_stored: bool,
+}
+
+/// Retry states of all heads that failed.
+#[derive(Debug, Default)]
+pub struct Retries {
+    states: HashMap<Position, RetryState>,
+    due: BinaryHeap<Reverse<(Duration, ResourceKey)>>,
+}
+
+impl RetryState {
+    /// Time spent on retries at this active time.
+    pub fn spent(&self, active: Duration) -> Duration {
+        self.spent_before + active.saturating_sub(self.since)
+    }
+}
+
+impl Retries {
+    /// The state of a webhook, if it failed before.
+    pub fn get(&self, position: Position) -> Option<&RetryState> {
+        self.states.get(&position)
+    }
+
+    /// The same, to change it.
+    pub fn get_mut(&mut self, position: Position) -> Option<&mut RetryState> {
+        self.states.get_mut(&position)
+    }
+
+    /// Every state, to change it.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&Position, &mut RetryState)> {
+        self.states.iter_mut()
+    }
+
+    /// Remembers a state.
+    pub fn insert(&mut self, position: Position, state: RetryState) {
+        self.states.insert(position, state);
+    }
+
+    /// Forgets a webhook that is settled. Returns whether Redis holds its state.
+    pub fn remove(&mut self, position: Position) -> bool {
+        self.states.remove(&position).is_some_and(|state| state.is_stored)
+    }
+
+    /// Wakes a resource at `due`.
+    pub fn schedule(&mut self, due: Duration, resource: ResourceKey) {
+        self.due.push(Reverse((due, resource)));
+    }
+
+    /// The next resource whose wait is over.
+    pub fn pop_due(&mut self, now: Duration) -> Option<ResourceKey> {
+        let Reverse((due, resource)) = self.due.peek().copied()?;
+        if due > now {
+            return None;
+        }
+        self.due.pop();
+        Some(resource)
+    }
+
+    /// When the next wait is over.
+    pub fn wakes_at(&self) -> Option<Duration> {
+        self.due.peek().map(|Reverse((due, _))| *due)
+    }
+}

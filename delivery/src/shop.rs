@@ -1,0 +1,358 @@
+//! Turns of shops, so that one shop's three million webhooks delay nobody else's, and the barriers
+//! within a shop.
+//!
+//! Deficit round robin (Shreedhar and Varghese, 1995) over the shops that have something ready,
+//! once for the priority topics and once for the rest, of which the rest has one turn in five. A
+//! turn is one delivery; its cost is known afterwards, so one that took longer than most is paid for
+//! with the shop's next turns. Pure: time is an argument.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashSet, VecDeque};
+use std::time::Duration;
+
+use slab::Slab;
+use spillway_webhook::position::Position;
+
+use crate::index::{ByHash, LaneKey, ResourceKey, key_of, usize_of};
+use crate::sorted::Class;
+
+/// Turns of the priority topics before the rest has one.
+const PRIORITY_TURNS: u32 = 4;
+/// Most that a shop can owe, in turns.
+const DEBT_MAX: f64 = 16.0;
+/// Most that a shop can be owed.
+const CREDIT_MAX: f64 = 4.0;
+/// Deliveries over which the usual duration is averaged.
+const USUAL_OVER: f64 = 64.0;
+
+/// Key of a shop.
+pub type ShopKey = u32;
+
+/// Bounds of one shop.
+#[derive(Debug, Clone, Copy)]
+pub struct ShopBounds {
+    /// Deliveries at once.
+    pub concurrency_max: u32,
+    /// Time between two deliveries.
+    pub spacing: Duration,
+}
+
+/// A shop of which something waits.
+#[derive(Debug)]
+pub struct Shop {
+    /// Stable hash of its domain.
+    pub hash: u64,
+    /// Its lanes.
+    pub lanes: Vec<LaneKey>,
+    /// Deliveries under way.
+    pub in_flight: u32,
+    /// No turn before.
+    pub paused_until: Duration,
+    /// Whether an operator paused it.
+    pub is_stopped: bool,
+    /// Whether its next webhook is being read.
+    pub is_starved: bool,
+    /// Barriers, and what they hold back.
+    pub barriers: Option<Box<Barriers>>,
+    has_turn: [bool; 2],
+    debt: f64,
+}
+
+/// Barriers of one shop.
+#[derive(Debug, Default)]
+pub struct Barriers {
+    /// Positions of all barriers that are not settled, indexed or not.
+    pub positions: BTreeSet<Position>,
+    /// Resources that are held back, by the position of their head.
+    pub held: BTreeMap<Position, ResourceKey>,
+    /// Whether the shop has lanes of another key scheme: then everything goes by position.
+    pub is_mixed: bool,
+}
+
+/// All shops of which something waits. Times are durations since the start.
+#[derive(Debug)]
+pub struct Shops {
+    bounds: ShopBounds,
+    shops: Slab<Shop>,
+    by_hash: ByHash<ShopKey>,
+    turns: [VecDeque<ShopKey>; 2],
+    priority_turns: u32,
+    /// Shops to look at again when their pause ends.
+    due: BinaryHeap<Reverse<(Duration, ShopKey)>>,
+    stopped: HashSet<u64>,
+    /// Duration of a usual delivery, in seconds.
+    usual: f64,
+}
+
+/// Whether a shop may have a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShopGate {
+    /// It may.
+    Open,
+    /// An operator paused it.
+    Stopped,
+    /// Its next webhook is being read.
+    Starved,
+    /// It has as much under way as it may.
+    Full,
+    /// It waits for its rate, or was asked to.
+    PausedUntil(Duration),
+}
+
+impl Shops {
+    /// No shops.
+    pub fn new(bounds: ShopBounds) -> Self {
+        Self {
+            bounds,
+            shops: Slab::new(),
+            by_hash: ByHash::default(),
+            turns: [VecDeque::new(), VecDeque::new()],
+            priority_turns: 0,
+            due: BinaryHeap::new(),
+            stopped: HashSet::new(),
+            usual: 0.0,
+        }
+    }
+
+    /// The shop with this hash, made if there is none.
+    pub fn intern(&mut self, hash: u64) -> ShopKey {
+        let (shops, stopped) = (&mut self.shops, &self.stopped);
+        *self.by_hash.entry(hash).or_insert_with(|| {
+            key_of(shops.insert(Shop {
+                hash,
+                lanes: Vec::new(),
+                in_flight: 0,
+                paused_until: Duration::ZERO,
+                is_stopped: stopped.contains(&hash),
+                is_starved: false,
+                barriers: None,
+                has_turn: [false; 2],
+                debt: 0.0,
+            }))
+        })
+    }
+
+    /// The shop with this hash.
+    pub fn by_hash(&self, hash: u64) -> Option<ShopKey> {
+        self.by_hash.get(&hash).copied()
+    }
+
+    /// A shop.
+    pub fn get(&self, key: ShopKey) -> Option<&Shop> {
+        self.shops.get(usize_of(key))
+    }
+
+    /// A shop, to change it.
+    pub fn get_mut(&mut self, key: ShopKey) -> Option<&mut Shop> {
+        self.shops.get_mut(usize_of(key))
+    }
+
+    /// Shops of which something waits.
+    pub fn len(&self) -> usize {
+        self.shops.len()
+    }
+
+    /// Duration of a usual delivery; zero before the first.
+    pub fn usual(&self) -> Duration {
+        Duration::from_secs_f64(self.usual)
+    }
+
+    /// Class whose turn comes first.
+    pub fn first_class(&self) -> [Class; 2] {
+        if self.priority_turns >= PRIORITY_TURNS {
+            [Class::Rest, Class::Priority]
+        } else {
+            [Class::Priority, Class::Rest]
+        }
+    }
+
+    /// A turn of this class was used.
+    pub fn used(&mut self, class: Class) {
+        self.priority_turns = match class {
+            Class::Priority => self.priority_turns + 1,
+            Class::Rest => 0,
+        };
+    }
+
+    /// The next shop that may have a turn of this class.
+    pub fn next(&mut self, class: Class, now: Duration) -> Option<ShopKey> {
+        let turns = &mut self.turns[class.index()];
+        while let Some(key) = turns.pop_front() {
+            let Some(shop) = self.shops.get_mut(usize_of(key)) else { continue };
+            shop.has_turn[class.index()] = false;
+            match gate(shop, self.bounds, now) {
+                ShopGate::Open => {}
+                // It has turns again when it is resumed, or read, or a delivery ends.
+                ShopGate::Stopped | ShopGate::Starved | ShopGate::Full => continue,
+                ShopGate::PausedUntil(until) => {
+                    self.due.push(Reverse((until, key)));
+                    continue;
+                }
+            }
+            if shop.debt >= 1.0 && !turns.is_empty() {
+                shop.debt -= 1.0;
+                shop.has_turn[class.index()] = true;
+                turns.push_back(key);
+                continue;
+            }
+            return Some(key);
+        }
+        None
+    }
+
+    /// A shop that had a turn has another one later; soon, if it is owed some.
+    pub fn keep_turn(&mut self, key: ShopKey, class: Class) {
+        let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
+        if std::mem::replace(&mut shop.has_turn[class.index()], true) {
+            return;
+        }
+        if shop.debt <= -1.0 {
+            shop.debt += 1.0;
+            self.turns[class.index()].push_front(key);
+        } else {
+            self.turns[class.index()].push_back(key);
+        }
+    }
+
+    /// A shop may have something ready of this class.
+    pub fn give_turn(&mut self, key: ShopKey, class: Class) {
+        let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
+        let is_closed =
+            shop.is_stopped || shop.is_starved || shop.in_flight >= self.bounds.concurrency_max;
+        if !is_closed && !std::mem::replace(&mut shop.has_turn[class.index()], true) {
+            self.turns[class.index()].push_back(key);
+        }
+    }
+
+    /// The same of both classes.
+    pub fn give_turns(&mut self, key: ShopKey) {
+        self.give_turn(key, Class::Priority);
+        self.give_turn(key, Class::Rest);
+    }
+
+    /// Whether a shop may have a turn at `now`.
+    pub fn gate(&self, key: ShopKey, now: Duration) -> ShopGate {
+        self.get(key).map_or(ShopGate::Open, |shop| gate(shop, self.bounds, now))
+    }
+
+    /// A delivery of the shop began.
+    pub fn began(&mut self, key: ShopKey, now: Duration) {
+        let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
+        shop.in_flight += 1;
+        if !self.bounds.spacing.is_zero() {
+            shop.paused_until = shop.paused_until.max(now + self.bounds.spacing);
+        }
+    }
+
+    /// It ended, after `took`. An attempt of a slow lane does not change the usual duration.
+    pub fn ended(&mut self, key: ShopKey, took: Duration, is_usual: bool) {
+        let took = took.as_secs_f64();
+        if is_usual {
+            let is_first = self.usual == 0.0;
+            self.usual += (took - self.usual) / if is_first { 1.0 } else { USUAL_OVER };
+        }
+        let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
+        shop.in_flight -= 1;
+        let cost = if self.usual > 0.0 { took / self.usual } else { 1.0 };
+        shop.debt = (shop.debt + cost - 1.0).clamp(-CREDIT_MAX, DEBT_MAX);
+        self.give_turns(key);
+    }
+
+    /// Pauses these shops and no others, by an operator's order.
+    pub fn stop(&mut self, shops: HashSet<u64>) {
+        self.stopped = shops;
+        let mut resumed = Vec::new();
+        for (key, shop) in &mut self.shops {
+            let was_stopped = shop.is_stopped;
+            shop.is_stopped = self.stopped.contains(&shop.hash);
+            if was_stopped && !shop.is_stopped {
+                resumed.push(key_of(key));
+            }
+        }
+        resumed.into_iter().for_each(|key| self.give_turns(key));
+    }
+
+    /// Leaves a shop alone until then, as the backend asked.
+    pub fn pause(&mut self, key: ShopKey, until: Duration) {
+        if let Some(shop) = self.shops.get_mut(usize_of(key)) {
+            shop.paused_until = shop.paused_until.max(until);
+        }
+    }
+
+    /// The next webhook of a shop is being read.
+    pub fn starve(&mut self, key: ShopKey) {
+        if let Some(shop) = self.shops.get_mut(usize_of(key)) {
+            shop.is_starved = true;
+        }
+    }
+
+    /// That webhook is at hand, or is not needed any more.
+    pub fn feed(&mut self, key: ShopKey) {
+        if let Some(shop) = self.shops.get_mut(usize_of(key)) {
+            shop.is_starved = false;
+            self.give_turns(key);
+        }
+    }
+
+    /// When a paused shop is to be looked at again.
+    pub fn wakes_at(&self) -> Option<Duration> {
+        self.due.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Gives turns to the shops whose pause is over.
+    pub fn wake(&mut self, now: Duration) {
+        while let Some(Reverse((at, key))) = self.due.peek().copied()
+            && at <= now
+        {
+            self.due.pop();
+            self.give_turns(key);
+            self.forget(key, now);
+        }
+    }
+
+    /// Lets go of a shop of which nothing waits, unless its pause is to outlast it.
+    pub fn forget(&mut self, key: ShopKey, now: Duration) {
+        let Some(shop) = self.get(key) else { return };
+        let has_barriers = shop.barriers.as_ref().is_some_and(|all| !all.positions.is_empty());
+        if !shop.lanes.is_empty() || shop.in_flight > 0 || has_barriers {
+            return;
+        }
+        if shop.paused_until > now {
+            self.due.push(Reverse((shop.paused_until, key)));
+            return;
+        }
+        let shop = self.shops.remove(usize_of(key));
+        self.by_hash.remove(&shop.hash);
+        for (turns, had) in self.turns.iter_mut().zip(shop.has_turn) {
+            if had {
+                turns.retain(|turn| *turn != key);
+            }
+        }
+    }
+}
+
+fn gate(shop: &Shop, bounds: ShopBounds, now: Duration) -> ShopGate {
+    if shop.is_stopped {
+        ShopGate::Stopped
+    } else if shop.is_starved {
+        ShopGate::Starved
+    } else if shop.in_flight >= bounds.concurrency_max {
+        ShopGate::Full
+    } else if shop.paused_until > now {
+        ShopGate::PausedUntil(shop.paused_until)
+    } else {
+        ShopGate::Open
+    }
+}
+
+impl Barriers {
+    /// Whether no barrier and nothing else is left here.
+    pub fn is_empty(&self) -> bool {
+        self.positions.is_empty() && self.held.is_empty() && !self.is_mixed
+    }
+
+    /// Whether no unsettled barrier is before `position`.
+    pub fn is_free(&self, position: Position) -> bool {
+        self.positions.first().is_none_or(|first| *first >= position)
+    }
+}
