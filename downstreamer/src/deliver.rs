@@ -1,10 +1,11 @@
 //! One delivery: the webhook as it was received, to the backend, and what came of it.
 //!
-//! Bounded: the whole delivery in time, the answer in bytes.
+//! Bounded: the whole delivery and the connecting in time, the answer in bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use http::header::{HOST, RETRY_AFTER};
 use http::uri::{PathAndQuery, Scheme};
@@ -16,12 +17,15 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::{ClientConfig, RootCertStore};
+use spillway_drain::Tenure;
+use spillway_queue::owner::boottime;
 use spillway_webhook::WebhookId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::{Pack, Record};
 use tokio::time::Instant;
 
+use crate::connect::{CONNECT_MAX, LeaseCheck, LeaseLost, LeasedConnector};
 use crate::index::{Place, ResourceKey};
 use crate::judge::{Outcome, Scope};
 use crate::schedule::ShopKey;
@@ -42,7 +46,9 @@ const IDLE_CONNECTION: Duration = Duration::from_secs(30);
 pub struct Sender {
     backend: Backend,
     timeout: Duration,
-    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    client: Client<LeasedConnector<HttpsConnector<HttpConnector>>, Full<Bytes>>,
+    /// The tenure of this instance, while it owns the drain.
+    tenure: Arc<ArcSwapOption<Tenure>>,
 }
 
 /// One webhook on its way.
@@ -104,10 +110,11 @@ impl Sender {
     /// # Errors
     /// When the backend is to be reached by TLS and this machine knows no certificate authority.
     pub fn new(settings: &Settings) -> anyhow::Result<Self> {
+        let connect_max = settings.delivery_timeout.min(CONNECT_MAX);
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(settings.delivery_timeout));
+        connector.set_connect_timeout(Some(connect_max));
         let https = HttpsConnectorBuilder::new().with_tls_config(tls(&settings.backend)?);
         let https = https.https_or_http();
         let https = match &settings.backend {
@@ -122,6 +129,12 @@ impl Sender {
             }
             Backend::Discard => https.enable_http1().wrap_connector(connector),
         };
+        let tenure = Arc::new(ArcSwapOption::<Tenure>::empty());
+        let lease: LeaseCheck = {
+            let tenure = tenure.clone();
+            Arc::new(move || tenure.load().as_ref().is_some_and(|one| one.holds(boottime())))
+        };
+        let connector = LeasedConnector::new(https, connect_max, lease);
         let client = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
@@ -132,8 +145,14 @@ impl Sender {
             // A pooled connection that was closed before a byte was sent: sending again repeats
             // nothing.
             .retry_canceled_requests(true)
-            .build(https);
-        Ok(Self { backend: settings.backend.clone(), timeout: settings.delivery_timeout, client })
+            .build(connector);
+        let backend = settings.backend.clone();
+        Ok(Self { backend, timeout: settings.delivery_timeout, client, tenure })
+    }
+
+    /// Sets the tenure in which deliveries are made from now on.
+    pub fn set_tenure(&self, tenure: Tenure) {
+        self.tenure.store(Some(Arc::new(tenure)));
     }
 
     /// Delivers one webhook.
@@ -156,8 +175,13 @@ impl Sender {
             Ok(response) => response,
             Err(error) => {
                 tracing::debug!(?error, "delivery broke");
-                let outcome =
-                    if error.is_connect() { Outcome::Unconnected } else { Outcome::Broken };
+                let outcome = if LeaseLost::is_cause_of(&error) {
+                    Outcome::LeaseLost
+                } else if error.is_connect() {
+                    Outcome::Unconnected
+                } else {
+                    Outcome::Broken
+                };
                 return (outcome, Vec::new());
             }
         };

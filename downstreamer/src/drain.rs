@@ -196,6 +196,7 @@ impl Drain {
             deliveries: JoinSet::new(),
             ordered: standing::start(redis.clone(), name, tenure.clone(), standing_orders.version),
         };
+        sender.set_tenure(tenure.clone());
         let mut drain = Self {
             sender,
             metrics,

@@ -20,6 +20,8 @@ pub enum Outcome {
     TimedOut,
     /// No connection could be made: it says nothing about the webhook.
     Unconnected,
+    /// The lease was lost before anything was sent: that is no attempt.
+    LeaseLost,
     /// The connection broke before the whole answer.
     Broken,
     /// No request can be made of it, such as a path that is too long behind the base URL's.
@@ -69,7 +71,9 @@ pub fn judge(
         Outcome::Answered { status, retry_after, pauses } => {
             (*status, retry_after.as_deref(), *pauses)
         }
-        Outcome::TimedOut | Outcome::Unconnected | Outcome::Broken => return failed,
+        Outcome::TimedOut | Outcome::Unconnected | Outcome::LeaseLost | Outcome::Broken => {
+            return failed;
+        }
         Outcome::Unsendable => return Verdict::Dead,
     };
     if (200..300).contains(&status) {
@@ -94,7 +98,7 @@ pub fn signal(outcome: &Outcome, verdict: Verdict) -> Signal {
         Outcome::Answered { status, .. } => *status,
         Outcome::TimedOut => return Signal::TimedOut,
         Outcome::Unconnected | Outcome::Broken => return Signal::Broken,
-        Outcome::Unsendable => return Signal::Failed,
+        Outcome::Unsendable | Outcome::LeaseLost => return Signal::Failed,
     };
     let asked = match verdict {
         Verdict::Retry { pause, .. } => (!pause.is_zero()).then_some(pause),

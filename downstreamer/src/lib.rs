@@ -1,12 +1,13 @@
 //! The downstreamer: packs in, HTTP out, in order per resource, at the speed the backend can bear.
 //!
 //! Start reading at [`ownership`] (who may deliver) and [`drain`] (what happens to a webhook):
-//! [`intake`] → [`sort`] → [`index`] → [`schedule`] → [`deliver`] → [`judge`] → settled. Beside
+//! [`intake`] → [`sort`] → [`index`] → [`schedule`] → [`deliver`] ([`connect`]) → [`judge`] → settled. Beside
 //! them: [`fetch`] and [`cache`] (packs read again), [`seen`] (duplicates), `spillway_limiter`,
 //! [`destination`] with its [`refusals`], and [`backoff`] (when, and how many at once).
 
 pub mod backoff;
 pub mod cache;
+pub mod connect;
 pub mod deliver;
 pub mod destination;
 pub mod drain;

@@ -87,13 +87,13 @@ impl Measured {
 fn play(quota: Quota, seed: u64) -> Measured {
     let mut backend = Backend::new(quota, seed);
     let mut limiter = Limiter::new(SETTINGS);
-    let mut under_way: BinaryHeap<Reverse<(Duration, u64)>> = BinaryHeap::new();
+    let mut under_way: BinaryHeap<Reverse<(Duration, usize)>> = BinaryHeap::new();
     let mut samples: Vec<Sample> = Vec::new();
     let (mut now, mut measured) = (Duration::ZERO, Measured::default());
     while now < MEASURED_TO {
         while limiter.admit(under_way.len(), now) {
             let (signal, took) = backend.answer(now);
-            let number = u64::try_from(samples.len()).unwrap();
+            let number = samples.len();
             samples.push(Sample { began: now, in_flight: under_way.len() + 1, signal });
             under_way.push(Reverse((now + took, number)));
         }
@@ -105,7 +105,7 @@ fn play(quota: Quota, seed: u64) -> Measured {
             && at <= now
         {
             under_way.pop();
-            let sample = samples[usize::try_from(number).unwrap()];
+            let sample = samples[number];
             limiter.ended(&sample, now, backend.random.random());
             if now >= MEASURED_FROM {
                 measured.done += u32::from(sample.signal == Signal::Done);

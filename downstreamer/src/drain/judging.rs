@@ -20,6 +20,10 @@ const REFUSED: &str = "refused";
 impl Drain {
     pub(super) fn judge(&mut self, delivery: Delivery) {
         let Delivery { job, outcome, answer, took } = delivery;
+        if outcome == Outcome::LeaseLost {
+            self.deliver_again(&job, took);
+            return;
+        }
         let now = self.now();
         let verdict = judge(
             &outcome,
@@ -50,16 +54,7 @@ impl Drain {
                 self.give_up(&job, &outcome, answer, reason);
             }
             Verdict::Retry { pause, scope, is_refusal } => {
-                if outcome == Outcome::Unconnected {
-                    self.destination.unconnected();
-                }
-                if is_refusal {
-                    self.refused(shop, now);
-                } else if outcome.is_narrow_pause() {
-                    self.destination.on_narrow_pause(now);
-                } else {
-                    self.destination.failed(job.resource, job.attempt == 1, now);
-                }
+                self.note_health(&job, &outcome, is_refusal);
                 let (limit, reason) = if is_refusal {
                     (self.settings.retry_refused_for, REFUSED)
                 } else {
@@ -76,6 +71,28 @@ impl Drain {
                 }
             }
         }
+    }
+
+    /// Counts for the health of the backend that a delivery has to be made again.
+    fn note_health(&mut self, job: &Job, outcome: &Outcome, is_refusal: bool) {
+        let now = self.now();
+        if *outcome == Outcome::Unconnected {
+            self.destination.unconnected();
+        }
+        if is_refusal {
+            self.refused(self.schedule.hash(job.shop), now);
+        } else if outcome.is_narrow_pause() {
+            self.destination.on_narrow_pause(now);
+        } else {
+            self.destination.failed(job.resource, job.attempt == 1, now);
+        }
+    }
+
+    /// Puts a webhook of which nothing was sent back to where it was: that was no attempt.
+    fn deliver_again(&mut self, job: &Job, took: Duration) {
+        self.limiter.unused();
+        self.schedule.ended(job.shop, took);
+        self.release(job.resource);
     }
 
     fn refused(&mut self, shop: u64, now: Duration) {

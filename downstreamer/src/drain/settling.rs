@@ -259,6 +259,7 @@ pub(super) fn dead_letter(
             judge::Outcome::Answered { status, .. } => *status,
             judge::Outcome::TimedOut
             | judge::Outcome::Unconnected
+            | judge::Outcome::LeaseLost
             | judge::Outcome::Broken
             | judge::Outcome::Unsendable => 0,
         },
