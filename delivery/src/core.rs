@@ -47,6 +47,9 @@ pub(crate) struct Session {
     pub chance: u64,
     /// When attempts are looked at for slow ones.
     pub slow_look_at: Duration,
+    /// When the oldest webhook in a lane is looked for again, and when it was accepted.
+    pub oldest_look_at: Duration,
+    pub oldest_ms: u64,
 }
 
 /// Windows, lanes, and what was loaded at start.
@@ -150,6 +153,11 @@ impl<C: Content> Core<C> {
         ];
         let next = timers.into_iter().flatten().min().unwrap_or(now + TICK);
         next.clamp(now, now + TICK)
+    }
+
+    /// Time before which fingerprints may be forgotten, in milliseconds since the Unix epoch.
+    pub fn remembers_from_ms(&self) -> u64 {
+        self.ledger.seen.forgets_before_ms(self.session.now.wall_ms)
     }
 
     /// Whether more of the main stream may be read.

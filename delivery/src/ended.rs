@@ -23,6 +23,8 @@ struct Failure<E> {
     /// Time for retries.
     retry_for: Duration,
     reason: &'static str,
+    /// Refused, rather than failed.
+    is_refusal: bool,
     evidence: E,
 }
 
@@ -41,7 +43,7 @@ impl<C: Content> Core<C> {
                 }
                 let retry_for = Duration::ZERO;
                 let (pause, evidence) = (Duration::ZERO, end.evidence);
-                self.give_up(Failure { attempt, pause, retry_for, reason, evidence });
+                self.give_up(Failure { attempt, pause, retry_for, reason, is_refusal, evidence });
             }
             Verdict::Retry { pause, scope, is_refusal } => {
                 self.failed(&attempt, &end, scope, is_refusal);
@@ -51,7 +53,7 @@ impl<C: Content> Core<C> {
                     (self.config.retry_for, "retries_exhausted")
                 };
                 let evidence = end.evidence;
-                let failure = Failure { attempt, pause, retry_for, reason, evidence };
+                let failure = Failure { attempt, pause, retry_for, reason, is_refusal, evidence };
                 self.retry_or_give_up(failure, scope);
             }
         }
@@ -268,7 +270,7 @@ impl<C: Content> Core<C> {
     /// Makes a dead letter of a webhook, or keeps it in retry: while the backend refuses everything,
     /// where there is no room for dead letters, and where nothing at all succeeds.
     fn give_up(&mut self, failure: Failure<C::Evidence>) {
-        let Failure { attempt, pause, reason, evidence, .. } = failure;
+        let Failure { attempt, pause, reason, is_refusal, evidence, .. } = failure;
         let letter = self.dead_letter(&attempt, reason, evidence);
         let Some(letter) = letter.filter(|_| !self.backend.is_refusing()) else {
             self.retry(&attempt, attempt.number, pause);
@@ -276,7 +278,8 @@ impl<C: Content> Core<C> {
         };
         let bytes = letter.content.dead_bytes(letter.record_index, &letter.evidence);
         let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
-        if bytes > self.session.dead_room || !self.backend.take_credit(shop) {
+        let has_credit = !is_refusal || self.backend.take_credit(shop);
+        if bytes > self.session.dead_room || !has_credit {
             self.counts.kept_for_want_of_room += u64::from(bytes > self.session.dead_room);
             self.retry(&attempt, attempt.number, pause);
             return;

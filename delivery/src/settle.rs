@@ -2,6 +2,7 @@
 //! resources are free. One settlement is under way at a time.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
 
 use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
@@ -22,6 +23,8 @@ use crate::sorted::Content;
 const FINISHED_MAX: usize = 2048;
 /// Dead letters in one settlement, in bytes.
 const DEAD_BYTES_MAX: u64 = 8 << 20;
+/// Between two looks for the oldest webhook in a lane.
+const OLDEST_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Rows of lanes in one settlement.
 const ROWS_MAX: usize = 1024;
 
@@ -150,8 +153,30 @@ impl<C: Content> Core<C> {
         }
         settlement.open = self.queue.main.settled_open;
         settlement.lanes.0.waiting = self.queue.lanes.waiting();
+        settlement.lanes.0.oldest_ms = self.oldest_in_lanes();
         self.ledger.settling = Some(settling);
         Some(Effect::Settle(Box::new(settlement)))
+    }
+
+    /// Time at which the oldest webhook in a chunk was accepted, as far as is known; 0: none waits.
+    /// Looked for now and then only: it takes a look at every lane.
+    fn oldest_in_lanes(&mut self) -> u64 {
+        if self.queue.lanes.waiting() == 0 {
+            self.session.oldest_ms = 0;
+            return 0;
+        }
+        let now = self.session.now.at;
+        if now >= self.session.oldest_look_at || self.session.oldest_ms == 0 {
+            self.session.oldest_look_at = now + OLDEST_LOOK_EVERY;
+            let index = &self.queue.index;
+            let stored = self.queue.lanes.iter().filter(|(_, lane)| lane.stored.is_some());
+            let oldest = stored.filter_map(|(_, lane)| {
+                let first = lane.stored.as_ref().map(|stored| stored.first);
+                index.front(&lane.window).or(first)
+            });
+            self.session.oldest_ms = oldest.map(|position| position.ms).min().unwrap_or(0);
+        }
+        self.session.oldest_ms
     }
 
     /// Takes in what is finished: heads, and everything that they speak for.
@@ -205,13 +230,16 @@ impl<C: Content> Core<C> {
             let kept = self.queue.index.fingerprint(*node);
             let replay = self.queue.index.replay(*node);
             let fingerprint = if is_lead { one.fingerprint } else { kept };
+            let is_remembered =
+                outcome == Outcome::Delivered && replay.is_none() && self.ledger.seen.is_on();
             settlement.records.push(SettledRecord {
+                is_remembered,
                 position,
                 outcome: if is_lead { outcome } else { Outcome::Coalesced },
                 fingerprint,
                 attempts: if is_lead { one.attempts } else { 0 },
             });
-            if outcome == Outcome::Delivered && replay.is_none() && self.ledger.seen.is_on() {
+            if is_remembered {
                 settling.seen.extend(fingerprint);
             }
             let dropped = Dropped { lane, position, replay };

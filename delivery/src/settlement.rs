@@ -35,6 +35,8 @@ pub struct SettledRecord {
     pub fingerprint: Option<Fingerprint>,
     /// Attempts made.
     pub attempts: u32,
+    /// Whether the fingerprint is remembered as delivered.
+    pub is_remembered: bool,
 }
 
 /// A webhook that is given up.
@@ -113,6 +115,8 @@ pub struct LaneChange {
     pub retries_gone: Vec<Position>,
     /// Unsettled webhooks in chunks, after this.
     pub waiting: u64,
+    /// Time at which the oldest of them was accepted, in ms since the Unix epoch; 0: none waits.
+    pub oldest_ms: u64,
 }
 
 /// Everything that became final since the last settlement.

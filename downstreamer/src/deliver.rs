@@ -17,18 +17,17 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::{ClientConfig, RootCertStore};
+use spillway_delivery::Dispatch;
 use spillway_drain::Tenure;
 use spillway_queue::owner::boottime;
 use spillway_webhook::WebhookId;
-use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::freshness::rfc3339;
-use spillway_webhook::pack::{Pack, Record};
+use spillway_webhook::pack::Record;
 use tokio::time::Instant;
 
 use crate::connect::{CONNECT_MAX, LeaseCheck, LeaseLost, LeasedConnector};
-use crate::index::{Place, ResourceKey};
-use crate::judge::{Outcome, Scope};
-use crate::schedule::ShopKey;
+use crate::content::PackBytes;
+use crate::judge::{Outcome, parse_scope};
 use crate::settings::{Backend, Settings};
 
 /// What an answer of 429 or 503 may say how much is to be left alone by.
@@ -54,38 +53,12 @@ pub struct Sender {
 /// One webhook on its way.
 #[derive(Debug)]
 pub struct Job {
-    /// What it stays in order with.
-    pub resource: ResourceKey,
-    /// The resource's head, which speaks for it.
-    pub head: Place,
-    /// Where it lies.
-    pub place: Place,
-    /// Its pack.
-    pub pack: Arc<Pack>,
-    /// Its place in the pack.
-    pub record_index: u32,
-    /// What lies there.
+    /// The attempt.
+    pub dispatch: Dispatch<PackBytes>,
+    /// The webhook as it was received.
     pub record: Record,
-    /// What tells its duplicates.
-    pub fingerprint: Option<Fingerprint>,
-    /// What an operator finds it by in the history; 0 if nothing.
-    pub key: u64,
-    /// How many older events it stands for.
-    pub older: u32,
-    /// The shop whose turn it takes.
-    pub shop: ShopKey,
-    /// Which webhook it is.
+    /// Its id.
     pub webhook: WebhookId,
-    /// 1 for the first.
-    pub attempt: u32,
-    /// Whether an operator replayed it.
-    pub replayed: bool,
-    /// When this attempt began, since the drain did.
-    pub began: Duration,
-    /// The retry clock then.
-    pub began_active: Duration,
-    /// Deliveries under way then, with this one.
-    pub in_flight: usize,
 }
 
 /// A delivery that ended.
@@ -103,6 +76,13 @@ pub struct Delivery {
 
 /// No request can be made of a webhook.
 struct Unsendable;
+
+impl Delivery {
+    /// A delivery that was not begun, because the lease was lost before.
+    pub fn not_sent(job: Job) -> Self {
+        Self { job, outcome: Outcome::LeaseLost, answer: Vec::new(), took: Duration::ZERO }
+    }
+}
 
 impl Sender {
     /// A sender with a connection pool of its own.
@@ -188,7 +168,7 @@ impl Sender {
         let status = response.status().as_u16();
         let text = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
         let retry_after = text(RETRY_AFTER).map(ToOwned::to_owned);
-        let pauses = text(PAUSE).and_then(Scope::parse);
+        let pauses = text(PAUSE).and_then(parse_scope);
         match read_answer(response.into_body()).await {
             Ok(answer) => (Outcome::Answered { status, retry_after, pauses }, answer),
             // Half an answer may be of half a piece of work.
@@ -272,12 +252,12 @@ fn headers(record: &Record, job: &Job, host: Option<&str>) -> HeaderMap {
         }
     }
     headers.insert("spillway-id", own(job.webhook.to_string()));
-    headers.insert("spillway-attempt", own(job.attempt.to_string()));
+    headers.insert("spillway-attempt", own(job.dispatch.attempt.to_string()));
     headers.insert("spillway-received-at", own(rfc3339(record.received_at_ms)));
-    if job.older > 0 {
-        headers.insert("spillway-coalesced", own(job.older.to_string()));
+    if job.dispatch.older > 0 {
+        headers.insert("spillway-coalesced", own(job.dispatch.older.to_string()));
     }
-    if job.replayed {
+    if job.dispatch.is_replay {
         headers.insert("spillway-replayed", HeaderValue::from_static("true"));
     }
     headers

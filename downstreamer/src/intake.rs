@@ -1,51 +1,20 @@
-//! What intake makes of what it finds: decoded packs, each webhook sorted.
-//!
-//! A pack that can't be decoded is handed on as such; it never stops the stream.
+//! Decodes and sorts what was read ahead. A pack that can't be decoded is handed on as such; it
+//! never stops the stream.
 
-use std::hash::RandomState;
 use std::sync::Arc;
 
+use spillway_delivery::{Event, PackRead, ReplayRead};
 use spillway_drain::intake::{self, Found};
 use spillway_queue::Redis;
 use spillway_queue::read::{Entry, Parked};
 use spillway_service::error::chain;
 use spillway_webhook::pack::{Corrupt, Pack};
-use spillway_webhook::{StreamId, WebhookId};
+use spillway_webhook::{Position, StreamId};
 use tokio::sync::mpsc;
 
+use crate::content::PackBytes;
 use crate::metrics::Metrics;
-use crate::settings::Settings;
-use crate::sort::{Sorted, Sorter};
-
-/// What intake found.
-pub enum Arrived {
-    /// A parked webhook.
-    Parked {
-        /// Its entry in the parked stream.
-        parked: Parked,
-        /// What it is to the schedule.
-        sorted: Sorted,
-        /// Its pack of one.
-        pack: Arc<Pack>,
-    },
-    /// Everything that was parked at start has arrived.
-    ParkedLoaded,
-    /// Everything of the main stream that was there at start has arrived.
-    CaughtUp,
-    /// A pack of the main stream.
-    Pack {
-        /// Its entry.
-        id: StreamId,
-        /// What each webhook is to the schedule.
-        sorted: Vec<Sorted>,
-        /// Its webhooks.
-        pack: Arc<Pack>,
-    },
-    /// An entry of the main stream that can't be decoded.
-    Corrupt(StreamId),
-    /// A parked entry that can't be decoded.
-    CorruptParked(StreamId),
-}
+use crate::sort::Sorter;
 
 /// Decodes and sorts what was found.
 struct Decoder {
@@ -53,59 +22,53 @@ struct Decoder {
     metrics: Arc<Metrics>,
 }
 
-/// Starts reading behind `cursor`; ends when the receiver is dropped.
+/// Starts reading after `cursor`; ends when the receiver is dropped.
 pub fn start(
     redis: &Redis,
-    drain: &str,
+    consumer: &str,
     cursor: StreamId,
-    settings: Arc<Settings>,
+    sorter: Sorter,
     metrics: Arc<Metrics>,
-    hasher: RandomState,
-) -> mpsc::Receiver<Arrived> {
-    let decoder = Decoder { sorter: Sorter::new(settings, metrics.clone(), hasher), metrics };
-    intake::start(redis, drain, cursor, move |found| decoder.decode(found))
+) -> mpsc::Receiver<Event<PackBytes>> {
+    let decoder = Decoder { sorter, metrics };
+    intake::start(redis, consumer, cursor, move |found| decoder.decode(found))
 }
 
 impl Decoder {
-    fn decode(&self, found: Found) -> Arrived {
+    fn decode(&self, found: Found) -> Event<PackBytes> {
         match found {
             Found::Main(entry) => self.main(&entry),
-            Found::Parked(parked) => self.parked(parked),
-            Found::ParkedLoaded => Arrived::ParkedLoaded,
-            Found::CaughtUp => Arrived::CaughtUp,
+            Found::Parked(parked) => self.replay(&parked),
+            Found::ParkedLoaded => Event::ReplaysLoaded,
+            Found::CaughtUp => Event::Tick,
         }
     }
 
-    fn main(&self, entry: &Entry) -> Arrived {
-        let id = entry.id;
-        match Pack::decode(&entry.pack) {
-            Ok(pack) => {
-                let sorted = (0..pack.count())
-                    .map(|index| self.sorter.sort(&pack.record(index), id, index, false))
-                    .collect();
-                Arrived::Pack { id, sorted, pack: Arc::new(pack) }
-            }
+    fn main(&self, entry: &Entry) -> Event<PackBytes> {
+        match decode_pack(&self.sorter, entry.id, &entry.pack, true) {
+            Ok(pack) => Event::Pack(pack),
             Err(error) => {
-                self.corrupt(id, &error);
-                Arrived::Corrupt(id)
+                self.corrupt(entry.id, &error);
+                Event::Corrupt(entry.id)
             }
         }
     }
 
-    fn parked(&self, parked: Parked) -> Arrived {
+    fn replay(&self, parked: &Parked) -> Event<PackBytes> {
         match Pack::decode(&parked.pack) {
             Ok(pack) if pack.count() == 1 => {
-                let WebhookId { entry, index, .. } = parked.webhook;
-                let sorted = self.sorter.sort(&pack.record(0), entry, index, parked.replayed);
-                Arrived::Parked { sorted, pack: Arc::new(pack), parked }
+                let position = Position::new(parked.webhook.entry, parked.webhook.index);
+                let sorted = self.sorter.sort(&pack.record(0), position, false);
+                let content = PackBytes(Arc::new(pack));
+                Event::Replay(ReplayRead { id: parked.id, position, sorted, content })
             }
             Ok(_) => {
-                self.corrupt(parked.id, &Corrupt::Malformed("a parked pack holds one webhook"));
-                Arrived::CorruptParked(parked.id)
+                self.corrupt(parked.id, &Corrupt::Malformed("a replay holds one webhook"));
+                Event::CorruptReplay(parked.id)
             }
             Err(error) => {
                 self.corrupt(parked.id, &error);
-                Arrived::CorruptParked(parked.id)
+                Event::CorruptReplay(parked.id)
             }
         }
     }
@@ -114,4 +77,21 @@ impl Decoder {
         self.metrics.corrupt.inc();
         tracing::error!(entry = %id, error = chain(error), "corrupt pack: set aside whole; the rest flows");
     }
+}
+
+/// Decodes a pack of the main stream and sorts its webhooks.
+///
+/// # Errors
+/// [`Corrupt`] when it can't be decoded.
+pub fn decode_pack(
+    sorter: &Sorter,
+    entry: StreamId,
+    bytes: &[u8],
+    is_news: bool,
+) -> Result<PackRead<PackBytes>, Corrupt> {
+    let pack = Pack::decode(bytes)?;
+    let sorted = (0..pack.count())
+        .map(|index| sorter.sort(&pack.record(index), Position::new(entry, index), is_news))
+        .collect();
+    Ok(PackRead { entry, sorted, content: PackBytes(Arc::new(pack)) })
 }

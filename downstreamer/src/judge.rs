@@ -2,7 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use spillway_delivery::{Scope, Verdict};
 use spillway_limiter::Signal;
+
+use crate::content::Evidence;
+use crate::settings::Settings;
 
 /// What came of one delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,71 +32,45 @@ pub enum Outcome {
     Unsendable,
 }
 
-/// What a backend that is asked too much wants to be left alone with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
-    /// The resource of this webhook.
-    Resource,
-    /// Its shop.
-    Shop,
-    /// Everything.
-    All,
-}
-
-/// What is to be done about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// Settle it.
-    Delivered,
-    /// Try it again, not before `pause` has passed.
-    Retry {
-        /// What the backend asked for.
-        pause: Duration,
-        /// What the backend is to be left alone with meanwhile.
-        scope: Scope,
-        /// Whether it was refused rather than failed: retried for a shorter time.
-        is_refusal: bool,
-    },
-    /// Give it up at once.
-    Dead,
+/// Judges an outcome now, by these settings.
+pub fn judge(outcome: &Outcome, settings: &Settings) -> Verdict {
+    judge_at(outcome, &settings.dead_statuses, settings.backoff.longest, SystemTime::now())
 }
 
 /// Judges an outcome at `now`; `dead_statuses` are given up at once, `pause_max` bounds a
 /// Retry-After.
-pub fn judge(
+pub fn judge_at(
     outcome: &Outcome,
     dead_statuses: &[u16],
     pause_max: Duration,
     now: SystemTime,
 ) -> Verdict {
-    let failed =
-        Verdict::Retry { pause: Duration::ZERO, scope: Scope::Resource, is_refusal: false };
+    let failed = Verdict::Retry { pause: Duration::ZERO, scope: None, is_refusal: false };
     let (status, retry_after, pauses) = match outcome {
         Outcome::Answered { status, retry_after, pauses } => {
             (*status, retry_after.as_deref(), *pauses)
         }
-        Outcome::TimedOut | Outcome::Unconnected | Outcome::LeaseLost | Outcome::Broken => {
-            return failed;
-        }
-        Outcome::Unsendable => return Verdict::Dead,
+        Outcome::TimedOut | Outcome::Unconnected | Outcome::Broken => return failed,
+        Outcome::LeaseLost => return Verdict::NotSent,
+        Outcome::Unsendable => return Verdict::Dead { reason: "unsendable", is_refusal: false },
     };
     if (200..300).contains(&status) {
         return Verdict::Delivered;
     }
     if dead_statuses.contains(&status) {
-        return Verdict::Dead;
+        return Verdict::Dead { reason: "status", is_refusal: true };
     }
     let asked = retry_after.and_then(|text| parse_retry_after(text, now));
     let scope = match (status, pauses) {
-        (429 | 503, Some(scope)) => scope,
-        (429 | 503, None) if asked.is_some() => Scope::All,
-        _ => Scope::Resource,
+        (429 | 503, Some(scope)) => Some(scope),
+        (429 | 503, None) if asked.is_some() => Some(Scope::All),
+        _ => None,
     };
     let is_refusal = !matches!(status, 408 | 425 | 429 | 500..=599);
     Verdict::Retry { pause: asked.unwrap_or_default().min(pause_max), scope, is_refusal }
 }
 
-/// What an outcome says about how much the backend can bear.
+/// Meaning of an outcome for how much the backend can bear.
 pub fn signal(outcome: &Outcome, verdict: Verdict) -> Signal {
     let status = match outcome {
         Outcome::Answered { status, .. } => *status,
@@ -102,7 +80,7 @@ pub fn signal(outcome: &Outcome, verdict: Verdict) -> Signal {
     };
     let asked = match verdict {
         Verdict::Retry { pause, .. } => (!pause.is_zero()).then_some(pause),
-        Verdict::Delivered | Verdict::Dead => None,
+        Verdict::Delivered | Verdict::Dead { .. } | Verdict::NotSent => None,
     };
     match status {
         429 | 503 if outcome.is_narrow_pause() => Signal::Failed,
@@ -110,6 +88,30 @@ pub fn signal(outcome: &Outcome, verdict: Verdict) -> Signal {
         503 => Signal::Unavailable { retry_after: asked },
         408 | 425 | 500..=599 => Signal::Failed,
         _ => Signal::Done,
+    }
+}
+
+/// Evidence for a dead letter.
+pub fn evidence(outcome: &Outcome, answer: Vec<u8>) -> Evidence {
+    let status = match outcome {
+        Outcome::Answered { status, .. } => *status,
+        Outcome::TimedOut
+        | Outcome::Unconnected
+        | Outcome::LeaseLost
+        | Outcome::Broken
+        | Outcome::Unsendable => 0,
+    };
+    Evidence { status, answer }
+}
+
+/// Label of an attempt in the metrics.
+pub fn result_label(outcome: &Outcome, verdict: Verdict) -> &'static str {
+    match (verdict, outcome) {
+        (Verdict::Delivered, _) => "delivered",
+        (Verdict::Dead { .. }, _) => "dead",
+        (Verdict::Retry { .. }, Outcome::TimedOut) => "timeout",
+        (Verdict::Retry { is_refusal: true, .. }, _) => "refused",
+        (Verdict::Retry { .. } | Verdict::NotSent, _) => "failed",
     }
 }
 
@@ -124,15 +126,13 @@ impl Outcome {
     }
 }
 
-impl Scope {
-    /// The scope that a `Spillway-Pause` names; anything else is as if it were not there.
-    pub fn parse(text: &str) -> Option<Self> {
-        match text.trim() {
-            "resource" => Some(Self::Resource),
-            "shop" => Some(Self::Shop),
-            "all" => Some(Self::All),
-            _ => None,
-        }
+/// Scope that a `Spillway-Pause` names; anything else is as if it were not there.
+pub fn parse_scope(text: &str) -> Option<Scope> {
+    match text.trim() {
+        "resource" => Some(Scope::Resource),
+        "shop" => Some(Scope::Shop),
+        "all" => Some(Scope::All),
+        _ => None,
     }
 }
 
@@ -161,11 +161,15 @@ mod tests {
     fn check(status: u16, retry_after: Option<&str>, expected: Verdict) {
         let retry_after_text = retry_after.map(str::to_owned);
         let outcome = Outcome::Answered { status, retry_after: retry_after_text, pauses: None };
-        assert_eq!(judge(&outcome, &DEAD, LONGEST, noon()), expected, "{status} {retry_after:?}");
+        assert_eq!(
+            judge_at(&outcome, &DEAD, LONGEST, noon()),
+            expected,
+            "{status} {retry_after:?}"
+        );
     }
 
     fn retry(seconds: u64, pauses_all: bool, is_refusal: bool) -> Verdict {
-        let scope = if pauses_all { Scope::All } else { Scope::Resource };
+        let scope = pauses_all.then_some(Scope::All);
         Verdict::Retry { pause: Duration::from_secs(seconds), scope, is_refusal }
     }
 
@@ -175,7 +179,7 @@ mod tests {
             check(status, None, Verdict::Delivered);
         }
         for status in DEAD {
-            check(status, Some("5"), Verdict::Dead);
+            check(status, Some("5"), Verdict::Dead { reason: "status", is_refusal: true });
         }
         for status in [408, 425, 429, 500, 502, 503, 504, 599] {
             check(status, None, retry(0, false, false));
@@ -185,7 +189,7 @@ mod tests {
         }
         let failed = retry(0, false, false);
         for outcome in [Outcome::TimedOut, Outcome::Unconnected, Outcome::Broken] {
-            assert_eq!(judge(&outcome, &DEAD, LONGEST, noon()), failed);
+            assert_eq!(judge_at(&outcome, &DEAD, LONGEST, noon()), failed);
         }
         assert_eq!(judge(&Outcome::Unsendable, &DEAD, LONGEST, noon()), Verdict::Dead);
     }
@@ -200,15 +204,15 @@ mod tests {
             (500, Some(Scope::All), Scope::Resource),
         ] {
             let outcome = Outcome::Answered { status, retry_after: Some("3".into()), pauses };
-            let verdict = judge(&outcome, &DEAD, LONGEST, noon());
+            let verdict = judge_at(&outcome, &DEAD, LONGEST, noon());
             let pause = Duration::from_secs(3);
             assert_eq!(verdict, Verdict::Retry { pause, scope: expected, is_refusal: false });
             assert_eq!(outcome.is_narrow_pause(), expected != Scope::All && status != 500);
             let is_felt = !matches!(signal(&outcome, verdict), Signal::Failed);
             assert_eq!(is_felt, expected == Scope::All && status != 500, "{outcome:?}");
         }
-        assert_eq!(Scope::parse(" shop "), Some(Scope::Shop));
-        assert_eq!(Scope::parse("shops"), None);
+        assert_eq!(parse_scope(" shop "), Some(Scope::Shop));
+        assert_eq!(parse_scope("shops"), None);
     }
 
     #[test]

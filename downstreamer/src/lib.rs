@@ -1,27 +1,26 @@
 //! The downstreamer: packs in, HTTP out, in order per resource, at the speed the backend can bear.
 //!
-//! Start reading at [`ownership`] (who may deliver) and [`drain`] (what happens to a webhook):
-//! [`intake`] → [`sort`] → [`index`] → [`schedule`] → [`deliver`] ([`connect`]) → [`judge`] → settled. Beside
-//! them: [`fetch`] and [`cache`] (packs read again), [`seen`] (duplicates), `spillway_limiter`,
-//! [`destination`] with its [`refusals`], and [`backoff`] (when, and how many at once).
+//! [`ownership`] (who may deliver) starts a [`worker`], which carries out what the delivery core
+//! (`spillway_delivery`) decides: [`intake`] → [`sort`] → core → [`deliver`] ([`connect`]) →
+//! [`judge`] → core → [`settling`]. Beside them: [`reader`] (packs and chunks read again),
+//! [`controls`] (an operator's) and [`status`].
 
-pub mod backoff;
-pub mod cache;
-pub mod connect;
-pub mod deliver;
-pub mod destination;
-pub mod drain;
-pub mod fetch;
-pub mod index;
-pub mod intake;
+mod connect;
+pub mod content;
+mod controls;
+mod deliver;
+mod intake;
 pub mod judge;
-pub mod metrics;
-pub mod ownership;
-pub mod refusals;
-pub mod schedule;
-pub mod seen;
-pub mod settings;
-pub mod sort;
+mod metrics;
+mod ownership;
+mod reader;
+mod settings;
+mod settling;
+mod sort;
+mod status;
+mod worker;
+
+pub use crate::settings::{Settings, Written};
 
 use std::sync::Arc;
 
@@ -37,7 +36,6 @@ use tokio_util::sync::CancellationToken;
 use crate::deliver::Sender;
 use crate::metrics::Metrics;
 use crate::ownership::Instance;
-use crate::settings::Settings;
 
 /// Runs a downstreamer until `shutdown`.
 ///

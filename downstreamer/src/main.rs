@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    spillway_service::start::<downstreamer::settings::Written, _, _>(downstreamer::run)
+    spillway_service::start::<downstreamer::Written, _, _>(downstreamer::run)
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
+use spillway_delivery::{Counts, Status};
 use spillway_drain::gauges::{
     QueueGauges, TopicCounter, corrupt_packs, counter, counters, dead_lettered, end_to_end, gauge,
     histogram, pauses,
@@ -41,11 +42,66 @@ pub struct Metrics {
     pub coalesced: IntCounter,
     /// Packs that could not be decoded.
     pub corrupt: IntCounter,
+    /// Lanes.
+    pub lanes: LaneMetrics,
     attempts: IntCounterVec,
     durations: Histogram,
     end_to_end: Histogram,
     fallbacks: TopicCounter,
     dead_lettered: IntCounterVec,
+}
+
+/// Lanes, and the memory of the index.
+pub struct LaneMetrics {
+    /// Lanes of which something waits.
+    pub lanes: IntGauge,
+    /// Lanes of which nothing is sent.
+    pub blocked: IntGauge,
+    /// Webhooks in chunks.
+    pub stored: IntGauge,
+    /// Memory of the index.
+    pub index_bytes: IntGauge,
+    /// Windows cut.
+    pub cuts: IntCounter,
+    /// Attempts cut off.
+    pub cut_off: IntCounter,
+}
+
+impl LaneMetrics {
+    fn new(registry: &Registry) -> Self {
+        Self {
+            lanes: gauge(
+                registry,
+                "spillway_lanes",
+                "Lanes (one shop and kind each) of which something waits.",
+            ),
+            blocked: gauge(
+                registry,
+                "spillway_lanes_blocked",
+                "Lanes of which nothing is sent: they fail, hang, are paused, or over their rate.",
+            ),
+            stored: gauge(
+                registry,
+                "spillway_lane_webhooks",
+                "Webhooks that wait in lanes, outside the main stream.",
+            ),
+            index_bytes: gauge(
+                registry,
+                "spillway_index_bytes",
+                "Memory of the index of waiting webhooks, of INDEX_MEMORY.",
+            ),
+            cuts: counter(
+                registry,
+                "spillway_windows_cut_total",
+                "Times that a part of a lane left the index for want of room.",
+            ),
+            cut_off: counter(
+                registry,
+                "spillway_deliveries_cut_off_total",
+                "Slow deliveries that were cut off, so that other shops got their slots.",
+            ),
+        }
+    }
 }
 
 impl Metrics {
@@ -99,6 +155,7 @@ impl Metrics {
                 "Webhooks not delivered, because a newer one of their resource stood for them.",
             ),
             corrupt: corrupt_packs(&registry),
+            lanes: LaneMetrics::new(&registry),
             attempts,
             durations: durations(&registry),
             end_to_end: end_to_end(&registry),
@@ -121,9 +178,31 @@ impl Metrics {
         self.end_to_end.observe(took.as_secs_f64());
     }
 
-    /// A webhook was given up.
-    pub fn dead(&self, reason: &'static str) {
-        self.dead_lettered.with_label_values(&[reason]).inc();
+    /// Counts what the core did since `before`.
+    pub fn counted(&self, before: &Counts, now: &Counts) {
+        self.duplicates.inc_by(now.duplicates - before.duplicates);
+        self.coalesced.inc_by(now.coalesced - before.coalesced);
+        self.dropped.inc_by(now.dropped - before.dropped);
+        self.lanes.cuts.inc_by(now.cuts - before.cuts);
+        self.lanes.cut_off.inc_by(now.cut_off - before.cut_off);
+        for (reason, count) in &now.dead {
+            let known = before.dead.iter().find(|(known, _)| known == reason);
+            let news = count - known.map_or(0, |(_, count)| *count);
+            self.dead_lettered.with_label_values(&[reason]).inc_by(news);
+        }
+    }
+
+    /// Shows the core's state.
+    pub fn show(&self, status: &Status) {
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        self.concurrency_in_use.set(number(status.in_flight));
+        self.concurrency_limit.set(number(status.limit));
+        self.paused.set(i64::from(status.is_paused));
+        self.brake.set(i64::from(status.is_refusing));
+        self.lanes.lanes.set(number(status.lanes));
+        self.lanes.blocked.set(number(status.blocked_lanes));
+        self.lanes.stored.set(i64::try_from(status.stored).unwrap_or(i64::MAX));
+        self.lanes.index_bytes.set(number(status.index_bytes));
     }
 
     /// A webhook of `topic` has no resource id.

@@ -1,10 +1,13 @@
 //! What an owner of the drain does: read what was delivered lately, then deliver.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use spillway_delivery::{LaneLoaded, Loaded, Seen};
 use spillway_drain::ownership::{self, End, Place, Seat};
 use spillway_queue::QueueError;
 use spillway_queue::drains::{HTTP, StartAt};
+use spillway_queue::lane::{KeyScheme, LaneRow};
 use spillway_queue::orders;
 use spillway_queue::read::Reader;
 use spillway_service::Readiness;
@@ -14,10 +17,10 @@ use spillway_webhook::StreamId;
 use tokio_util::sync::CancellationToken;
 
 use crate::deliver::Sender;
-use crate::drain::{Drain, Known};
 use crate::metrics::Metrics;
-use crate::seen::Seen;
 use crate::settings::{Dedup, Settings};
+use crate::sort::shop_hash;
+use crate::worker::{Start, Worker};
 
 /// Everything an instance keeps while owners change.
 #[derive(Clone)]
@@ -52,25 +55,62 @@ async fn own(
     shutdown: &CancellationToken,
 ) -> Result<End, QueueError> {
     let redis = &instance.settings.common.redis;
-    let reader = Reader::new(redis.clone(), HTTP);
-    let progress = reader.progress(seat.connection()).await?;
-    let seen = seen(&reader, &mut seat, instance.settings.dedup).await?;
-    let orders = orders::read(redis, seat.connection(), HTTP).await?;
-    let known = Known { progress, seen, orders };
-    tracing::info!(cursor = %known.progress.cursor, "owning the drain");
+    let start = load(instance, &mut seat).await?;
+    tracing::info!(
+        cursor = %start.loaded.cursor, lanes = start.rows.len(), "owning the drain"
+    );
     let end = seat.hold(async |tenure| {
-        let (drain, around) = Drain::start(
+        instance.sender.set_tenure(tenure.clone());
+        let worker = Worker::start(
             redis,
-            HTTP,
             instance.settings.clone(),
             instance.metrics.clone(),
             instance.sender.clone(),
             tenure,
-            known,
+            start,
         );
-        drain.run(around, shutdown, &instance.watchdog.watch("the drain")).await
+        worker.run(shutdown, &instance.watchdog.watch("the drain")).await
     });
     Ok(end.await)
+}
+
+/// Reads the state with which a leader begins. The ownership is confirmed meanwhile.
+async fn load(instance: &Instance, seat: &mut Seat) -> Result<Start, QueueError> {
+    let redis = &instance.settings.common.redis;
+    let reader = Reader::new(redis.clone(), HTTP);
+    let progress = reader.progress(seat.connection()).await?;
+    seat.confirm().await?;
+    let rows = reader.lane_rows(seat.connection()).await?;
+    seat.confirm().await?;
+    let barriers = reader.barriers(seat.connection()).await?;
+    let leads = reader.leads(seat.connection()).await?;
+    seat.confirm().await?;
+    let seen = seen(&reader, seat, instance.settings.dedup).await?;
+    let orders = orders::read(redis, seat.connection(), HTTP).await?;
+    let scheme = instance.settings.key_scheme();
+    let loaded = Loaded {
+        cursor: progress.cursor,
+        bits: progress.done,
+        lanes: rows.iter().map(|row| lane(row, scheme)).collect(),
+        barriers,
+        leads,
+    };
+    Ok(Start { consumer: HTTP, loaded, rows, mark: progress.mark, seen, orders })
+}
+
+fn lane(row: &LaneRow, scheme: KeyScheme) -> LaneLoaded {
+    LaneLoaded {
+        lane: row.lane,
+        shop: shop_hash(row.shop.as_bytes()),
+        is_other_scheme: row.scheme != scheme,
+        first_chunk: row.first_chunk,
+        last_chunk: row.last_chunk,
+        waiting: row.waiting,
+        first: row.first,
+        last: row.last,
+        failing: Duration::from_millis(row.failing_ms),
+        is_tripped: row.tripped,
+    }
 }
 
 /// What was delivered within the window, by this instance or another. The ownership is confirmed

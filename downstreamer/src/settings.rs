@@ -7,12 +7,12 @@ use clap::Parser;
 use http::Uri;
 use http::uri::{Authority, Scheme};
 use rustls::pki_types::ServerName;
+use spillway_queue::lane::KeyScheme;
 use spillway_service::common::CommonChecked;
 use spillway_service::{Checker, Common};
 use spillway_webhook::shopify::{is_barrier, is_compliance};
 
-use crate::backoff::Backoff;
-use crate::schedule::ShopBounds;
+use spillway_delivery::{Backoff, Config, ShopBounds};
 use spillway_limiter::Bounds;
 
 const MIB: u64 = 1 << 20;
@@ -122,12 +122,13 @@ pub struct Written {
     #[arg(long, env = "DEAD_MAX", default_value = "1GiB")]
     dead_max: String,
 
-    /// Age at which a failing resource's webhooks are moved out of the main stream, so that they
-    /// hold nothing else back [1s to 24h]
+    /// Time for which the oldest webhooks may be blocked before they are moved out of the main
+    /// stream into lanes of their shop and kind, so that they hold nothing else back [1s to 24h]
     #[arg(long, env = "PARK_AFTER", default_value = "60s")]
     park_after: String,
 
-    /// Memory for the index of waiting webhooks, about 100 bytes each, 420 if parked [1MiB to 16GiB]
+    /// Memory for the index of waiting webhooks, about 150 bytes each; what does not fit waits in
+    /// Redis [1MiB to 16GiB]
     #[arg(long, env = "INDEX_MEMORY", default_value = "128MiB")]
     index_memory: String,
 
@@ -173,7 +174,7 @@ pub struct Settings {
     pub dead_keep: Duration,
     /// Bytes of dead letters.
     pub dead_bytes_max: u64,
-    /// Age at which a failing resource's webhooks are parked.
+    /// Time for which the front of the main stream may be blocked.
     pub park_after: Duration,
     /// Memory for the index.
     pub index_bytes: usize,
@@ -291,6 +292,30 @@ impl Settings {
     /// is remembered for all of them, and a late copy of one is not taken for the newest.
     pub fn keeps_fingerprints(&self) -> bool {
         !self.coalesce_topics.is_empty()
+    }
+
+    /// Key scheme of lanes: one contains the unit of order.
+    pub fn key_scheme(&self) -> KeyScheme {
+        match self.order_by {
+            OrderBy::Shop => KeyScheme::Shop,
+            OrderBy::Resource | OrderBy::Topic | OrderBy::None => KeyScheme::Kind,
+        }
+    }
+
+    /// Settings of the delivery core; all its chance comes from `seed`.
+    pub fn core(&self, seed: u64) -> Config {
+        Config {
+            bounds: self.bounds,
+            shop_bounds: self.shop_bounds,
+            backoff: self.backoff,
+            retry_for: self.retry_for,
+            retry_refused_for: self.retry_refused_for,
+            coalesce_wait_max: self.coalesce_wait_max,
+            park_after: self.park_after,
+            index_bytes: self.index_bytes,
+            keeps_fingerprints: self.keeps_fingerprints(),
+            seed,
+        }
     }
 }
 

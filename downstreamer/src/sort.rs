@@ -1,57 +1,39 @@
-//! What a webhook is to the schedule: its shop, what it stays in order with, its class, and which
-//! events it may stand for. Decided once, when it is read.
+//! Sorts webhooks: shop, lane and unit of order, class, and which events may stand for each other.
+//!
+//! All hashes are the same in every process and after every restart, because Redis keeps them.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use spillway_webhook::StreamId;
-use spillway_webhook::fingerprint::{Fingerprint, fingerprint};
+use spillway_delivery::{Class, Sorted};
+use spillway_webhook::fingerprint::fingerprint;
 use spillway_webhook::pack::Record;
 use spillway_webhook::resource::Resource;
-use spillway_webhook::shopify::{Headers, is_barrier, is_topic_match};
+use spillway_webhook::shopify::{Headers, is_barrier, is_topic_match, resource_kind};
+use spillway_webhook::{Position, stable_hash};
 
-use crate::index::ResourceKey;
 use crate::metrics::Metrics;
-use crate::schedule::Class;
 use crate::settings::{OrderBy, Settings};
 
 /// Sorts webhooks.
+#[derive(Clone)]
 pub struct Sorter {
     settings: Arc<Settings>,
     metrics: Arc<Metrics>,
-    hasher: RandomState,
 }
 
-/// What one webhook is to the schedule.
-#[derive(Debug, Clone, Copy)]
-pub struct Sorted {
-    /// What it stays in order with.
-    pub resource: ResourceKey,
-    /// A hash of its shop.
-    pub shop: u64,
-    /// Which round it takes part in.
-    pub class: Class,
-    /// Whether everything else of its shop stays in order with it.
-    pub is_barrier: bool,
-    /// Events of one resource with the same number may stand for each other; 0: for none.
-    pub coalesces: u8,
-    /// What tells duplicates, where the index is to keep it.
-    pub fingerprint: Option<Fingerprint>,
-}
-
-/// What a shop is known by.
-pub fn shop_hash(hasher: &RandomState, shop: &[u8]) -> u64 {
-    hasher.hash_one(shop)
+/// Hash of a shop's domain.
+pub fn shop_hash(shop: &[u8]) -> u64 {
+    stable_hash::of(&[shop])
 }
 
 impl Sorter {
-    /// Sorts as `settings` say; shops and resources are hashed by `hasher`.
-    pub fn new(settings: Arc<Settings>, metrics: Arc<Metrics>, hasher: RandomState) -> Self {
-        Self { settings, metrics, hasher }
+    /// Sorts as `settings` say.
+    pub fn new(settings: Arc<Settings>, metrics: Arc<Metrics>) -> Self {
+        Self { settings, metrics }
     }
 
-    /// Sorts the webhook that was accepted at `index` of `entry`. A replayed one stands for itself.
-    pub fn sort(&self, record: &Record, entry: StreamId, index: u32, is_replayed: bool) -> Sorted {
+    /// Sorts a webhook. `is_news`: it is read for the first time, and counted.
+    pub fn sort(&self, record: &Record, position: Position, is_news: bool) -> Sorted {
         let settings = &self.settings;
         let shop = record.shop().unwrap_or_default();
         let topic = record.topic().unwrap_or_default();
@@ -61,34 +43,52 @@ impl Sorter {
         let own = (is_slot || settings.keeps_fingerprints()).then(|| fingerprint(record)).flatten();
         let mut sorted = Sorted {
             resource: 0,
-            shop: shop_hash(&self.hasher, shop),
+            lane: 0,
+            shop: shop_hash(shop),
             class: if is_priority { Class::Priority } else { Class::Rest },
             is_barrier: is_barrier(topic) && !shop.is_empty(),
             coalesces: 0,
             fingerprint: own.filter(|_| settings.keeps_fingerprints()),
         };
-        sorted.resource = match settings.order_by {
+        match settings.order_by {
             // Copies of one webhook share a slot, so that none is delivered while another is.
-            OrderBy::None => match own {
-                Some(own) => self.hasher.hash_one(own),
-                None => self.hasher.hash_one((entry, index)),
-            },
-            OrderBy::Shop => sorted.shop,
-            OrderBy::Topic => self.hasher.hash_one((shop, topic)),
+            OrderBy::None => {
+                sorted.resource = match own {
+                    Some(own) => stable_hash::of(&[b"copy", &own.to_le_bytes()]),
+                    None => stable_hash::of(&[b"position", position.to_string().as_bytes()]),
+                };
+                sorted.lane = self.lane(shop, topic);
+            }
+            OrderBy::Shop => {
+                sorted.resource = stable_hash::of(&[b"shop", shop]);
+                sorted.lane = sorted.resource;
+            }
+            OrderBy::Topic => {
+                sorted.resource = stable_hash::of(&[b"topic", shop, topic]);
+                sorted.lane = self.lane(shop, topic);
+            }
             OrderBy::Resource => {
                 let resource = Resource::of(record, &record.body);
-                if resource.is_fallback {
-                    self.metrics.fell_back(&String::from_utf8_lossy(topic));
-                } else if !is_replayed {
+                if !resource.is_fallback {
                     sorted.coalesces = self.coalesces(topic);
+                } else if is_news {
+                    self.metrics.fell_back(&String::from_utf8_lossy(topic));
                 }
-                self.hasher.hash_one((shop, resource))
+                let (kind, id) = (resource.kind.as_bytes(), resource.id.as_bytes());
+                let form = [u8::from(resource.is_fallback)];
+                sorted.resource = stable_hash::of(&[b"resource", shop, kind, id, &form]);
+                sorted.lane = stable_hash::of(&[b"kind", shop, kind]);
             }
-        };
+        }
         sorted
     }
 
-    /// The number of a topic that may be coalesced, from 1.
+    fn lane(&self, shop: &[u8], topic: &[u8]) -> u64 {
+        let kind = resource_kind(&String::from_utf8_lossy(topic));
+        stable_hash::of(&[b"kind", shop, kind.as_bytes()])
+    }
+
+    /// Number of a topic that may be coalesced, from 1.
     fn coalesces(&self, topic: &[u8]) -> u8 {
         let topics = &self.settings.coalesce_topics;
         let at = topics.iter().position(|coalesced| coalesced.as_bytes() == topic);

@@ -1,6 +1,7 @@
 //! Metrics that every drain has: who owns it, and what Redis holds for it.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use prometheus::core::Collector;
@@ -21,6 +22,8 @@ pub struct QueueGauges {
     bytes: IntGauge,
     limit_bytes: IntGauge,
     dead_letters: IntGauge,
+    /// Consumers that read the queue.
+    consumers: AtomicUsize,
 }
 
 /// Counts by topic, with a bounded number of labels.
@@ -43,11 +46,18 @@ impl QueueGauges {
                 "Redis' maxmemory; 0 = none.",
             ),
             dead_letters: gauge(registry, "spillway_dead_letters", "Dead letters held now."),
+            consumers: AtomicUsize::new(0),
         }
+    }
+
+    /// Whether nobody else reads the queue, as far as is known.
+    pub fn is_only_consumer(&self) -> bool {
+        self.consumers.load(Ordering::Relaxed) <= 1
     }
 
     /// What Redis says now.
     pub fn show(&self, status: &Status) {
+        self.consumers.store(status.drains.len(), Ordering::Relaxed);
         self.bytes.set(status.queue.bytes.cast_signed());
         self.limit_bytes.set(status.queue.limit_bytes.cast_signed());
         self.drains.show(&status.drains);

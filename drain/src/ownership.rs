@@ -73,6 +73,8 @@ struct Shared {
     orders: AtomicU64,
     /// Why no webhook gets out although the drain is owned.
     trouble: Mutex<Option<Cow<'static, str>>>,
+    /// What waits while others flow.
+    note: Mutex<Option<String>>,
 }
 
 /// The drain, just taken: its owner reads what Redis holds, and then holds it.
@@ -90,6 +92,31 @@ impl Tenure {
         let confirmed_at = self.shared.confirmed_at_ms.load(Ordering::Relaxed);
         !self.lost.is_cancelled()
             && Lease::confirmed(Duration::from_millis(confirmed_at)).holds(now)
+    }
+
+    /// Time for which new work may still begin at `now` (CLOCK_BOOTTIME).
+    pub fn lease_left(&self, now: Duration) -> Duration {
+        let confirmed_at = self.shared.confirmed_at_ms.load(Ordering::Relaxed);
+        if self.lost.is_cancelled() {
+            return Duration::ZERO;
+        }
+        Lease::confirmed(Duration::from_millis(confirmed_at)).left(now)
+    }
+
+    /// Whether Redis has reached its `maxmemory`.
+    pub fn is_redis_full(&self) -> bool {
+        self.shared.is_full.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of dead letters that may still be written, of `bytes_max`: none while Redis is full.
+    pub fn dead_room(&self, bytes_max: u64) -> u64 {
+        let held = self.shared.dead_bytes.load(Ordering::Relaxed);
+        if self.is_redis_full() { 0 } else { bytes_max.saturating_sub(held) }
+    }
+
+    /// Dead letters of `bytes` were written since the last bump.
+    pub fn wrote_dead(&self, bytes: u64) {
+        self.shared.dead_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Takes `bytes` of the room for dead letters, if there is so much, and Redis is not full.
@@ -128,6 +155,15 @@ impl Tenure {
         }
         *current = trouble;
         true
+    }
+
+    /// Notes what waits while others flow, for `/readyz`.
+    pub fn show_note(&self, note: Option<String>) {
+        *self.shared.note.lock().unwrap_or_else(PoisonError::into_inner) = note;
+    }
+
+    fn note(&self) -> Option<String> {
+        self.shared.note.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn trouble(&self) -> MutexGuard<'_, Option<Cow<'static, str>>> {
@@ -221,6 +257,7 @@ async fn stand_by(place: &Place) -> Result<Seat, QueueError> {
             is_full: AtomicBool::new(false),
             orders: AtomicU64::new(0),
             trouble: Mutex::new(None),
+            note: Mutex::new(None),
         }),
     };
     tenure.confirmed(sent_at, confirmed);
@@ -317,7 +354,10 @@ impl Place {
     fn show(&self, tenure: &Tenure) {
         match tenure.trouble().as_deref() {
             Some(trouble) => self.readiness.not_ready(trouble),
-            None => self.readiness.ready(),
+            None => match tenure.note() {
+                Some(note) => self.readiness.ready_but(note),
+                None => self.readiness.ready(),
+            },
         };
     }
 

@@ -162,7 +162,12 @@ impl Lease {
 
     /// Whether anything new may be started at `now`.
     pub fn holds(&self, now: Duration) -> bool {
-        now.saturating_sub(self.confirmed_at) < UNCONFIRMED_MAX
+        !self.left(now).is_zero()
+    }
+
+    /// Time for which anything new may still be started at `now`.
+    pub fn left(&self, now: Duration) -> Duration {
+        UNCONFIRMED_MAX.saturating_sub(now.saturating_sub(self.confirmed_at))
     }
 }
 

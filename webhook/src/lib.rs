@@ -17,6 +17,7 @@ pub mod position;
 pub mod resource;
 pub mod shopify;
 pub mod signature;
+pub mod stable_hash;
 pub mod target;
 
 pub use chunk::Chunk;

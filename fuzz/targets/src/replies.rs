@@ -76,7 +76,7 @@ impl Bench {
         let (after, bytes) = (StreamId::default(), 1 << 20);
         match which {
             2 => {
-                let mut settler = Settler::new(self.redis.clone(), "http", "token");
+                let mut settler = Settler::new(self.redis.clone(), "http", "token", None);
                 settler.begin();
                 settler.apply(connection, &Settlement::default()).await.ok();
             }

@@ -5,7 +5,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use downstreamer::judge::{Outcome, Scope, Verdict, judge};
+use downstreamer::judge::{Outcome, judge_at, parse_scope};
+use spillway_delivery::Verdict;
 
 const LONGEST: Duration = Duration::from_secs(600);
 
@@ -14,11 +15,12 @@ pub fn run(data: &[u8]) {
     let [high, low, text @ ..] = data else { return };
     let status = 100 + u16::from_be_bytes([*high, *low]) % 500;
     let Ok(text) = std::str::from_utf8(text) else { return };
-    let (pauses, now) = (Scope::parse(text), SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 31));
+    let (pauses, now) = (parse_scope(text), SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 31));
     let outcome = Outcome::Answered { status, retry_after: Some(text.to_owned()), pauses };
-    match judge(&outcome, &[410], LONGEST, now) {
+    match judge_at(&outcome, &[410], LONGEST, now) {
         Verdict::Delivered => assert!((200..300).contains(&status)),
-        Verdict::Dead => assert_eq!(status, 410),
+        Verdict::Dead { .. } => assert_eq!(status, 410),
+        Verdict::NotSent => panic!("an answer means that it was sent"),
         Verdict::Retry { pause, .. } => {
             assert!(pause <= LONGEST && !(200..300).contains(&status) && status != 410);
             let digits = text.trim();

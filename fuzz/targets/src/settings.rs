@@ -21,7 +21,7 @@ pub fn run(data: &[u8]) {
         0 => {
             flags::<request_receiver::settings::Written>(&["--shopify-client-secret", SECRET], text)
         }
-        1 => flags::<downstreamer::settings::Written>(&["--downstream-app-url", "discard:"], text),
+        1 => flags::<downstreamer::Written>(&["--downstream-app-url", "discard:"], text),
         2 => env_file(rest),
         3 => properties_file(text),
         _ => values(text),

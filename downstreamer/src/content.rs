@@ -1,0 +1,74 @@
+//! Bytes of webhooks as the delivery core sees them: decoded packs.
+
+use std::sync::Arc;
+
+use spillway_delivery::Content;
+use spillway_queue::orders::{Asked, Filter};
+use spillway_webhook::fingerprint::{Fingerprint, fingerprint};
+use spillway_webhook::pack::Pack;
+use spillway_webhook::resource::Resource;
+use spillway_webhook::shopify::Headers;
+use spillway_webhook::{Position, WebhookId};
+
+/// Bytes of a dead letter's labels and ids, about.
+const LABEL_BYTES: u64 = 256;
+
+/// A decoded pack that its users share.
+#[derive(Debug, Clone)]
+pub struct PackBytes(pub Arc<Pack>);
+
+/// Answer to the last attempt of a webhook that is given up.
+#[derive(Debug, Default)]
+pub struct Evidence {
+    /// Status; 0 if there was no answer.
+    pub status: u16,
+    /// First bytes of the answer.
+    pub answer: Vec<u8>,
+}
+
+/// A pause of something else than a whole shop.
+#[derive(Debug, Clone)]
+pub struct Pause {
+    /// Webhooks that are paused.
+    pub filter: Filter,
+    /// Id of this cell.
+    pub cell: u32,
+}
+
+impl Content for PackBytes {
+    type Evidence = Evidence;
+    type Filter = Pause;
+
+    fn raw_bytes(&self) -> usize {
+        self.0.raw_bytes()
+    }
+
+    fn pluck(&self, index: u32) -> Self {
+        Self(Arc::new(self.0.pluck(index)))
+    }
+
+    fn fingerprint(&self, index: u32) -> Option<Fingerprint> {
+        fingerprint(&self.0.record(index))
+    }
+
+    fn is_matched(&self, index: u32, position: Position, pause: &Pause) -> bool {
+        let view = self.0.view(index);
+        let text =
+            |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into_owned();
+        let (shop, topic) = (text(view.shop()), text(view.topic()));
+        let delivery_id = text(view.shopify("webhook-id"));
+        pause.filter.matches(Asked {
+            id: WebhookId { cell: pause.cell, entry: position.entry(), index: position.index },
+            shop: &shop,
+            topic: &topic,
+            delivery_id: &delivery_id,
+            resource: || Resource::of(&view, view.body).to_string(),
+        })
+    }
+
+    fn dead_bytes(&self, index: u32, evidence: &Evidence) -> u64 {
+        // The record is compressed there: what it takes is at most this, and some more.
+        let bytes = self.0.record_raw_bytes(index) + evidence.answer.len();
+        LABEL_BYTES + u64::try_from(bytes).unwrap_or(u64::MAX / 2)
+    }
+}

@@ -1,0 +1,205 @@
+//! Turns the core's settlements into those of the queue: bytes, names of lanes, texts.
+
+use std::collections::HashMap;
+
+use spillway_delivery::{
+    ChunkWrite, DeadLetter, LaneChange, LaneRowChange, Outcome, SettledRecord, Settlement,
+};
+use spillway_queue::history::{self, Past};
+use spillway_queue::lane::{ChunkId, KeyScheme, LaneChanges, LaneRow};
+use spillway_queue::settle::{self, Dead};
+use spillway_webhook::fingerprint::key_of;
+use spillway_webhook::pack::{Pack, Packer};
+use spillway_webhook::resource::Resource;
+use spillway_webhook::shopify::{Headers, resource_kind};
+use spillway_webhook::{Chunk, StreamId, WebhookId};
+
+use crate::content::PackBytes;
+
+/// Turns settlements of one leader.
+pub struct Translator {
+    cell: u32,
+    scheme: KeyScheme,
+    keeps_history: bool,
+    /// Shop and kind of each lane that has a row.
+    names: HashMap<u64, Name>,
+    packer: Packer,
+}
+
+/// Shop and kind of a lane.
+#[derive(Debug, Clone)]
+pub struct Name {
+    /// Shop domain.
+    pub shop: String,
+    /// Kind of resource; empty for a lane of a whole shop.
+    pub kind: String,
+    /// Key scheme under which it was made.
+    pub scheme: KeyScheme,
+}
+
+impl Translator {
+    /// For the cell with this id, and lanes of this scheme.
+    pub fn new(cell: u32, scheme: KeyScheme, keeps_history: bool, rows: &[LaneRow]) -> Self {
+        let names = rows.iter().map(|row| {
+            let name = Name { shop: row.shop.clone(), kind: row.kind.clone(), scheme: row.scheme };
+            (row.lane, name)
+        });
+        Self { cell, scheme, keeps_history, names: names.collect(), packer: Packer::new() }
+    }
+
+    /// Name of a lane that has a row.
+    pub fn name(&self, lane: u64) -> Option<&Name> {
+        self.names.get(&lane)
+    }
+
+    /// The queue's settlement for one of the core's.
+    pub fn translate(&mut self, settlement: Settlement<PackBytes>) -> settle::Settlement {
+        let Settlement { cursor, entries_passed, webhooks_passed, open, .. } = settlement;
+        let (dropped, orders_done, orders_known) = settlement.controls;
+        let (lanes, moved) = settlement.lanes;
+        let mut history = Vec::new();
+        if self.keeps_history {
+            settlement.records.iter().for_each(|record| past(record).write(&mut history));
+        }
+        let seen = settlement.records.iter().filter(|record| record.is_remembered);
+        settle::Settlement {
+            cursor,
+            entries_passed,
+            webhooks_passed,
+            open,
+            corrupt: settlement.corrupt.0,
+            corrupt_parked: settlement.corrupt.1,
+            bits: settlement.bits,
+            whole: settlement.whole,
+            unparked: settlement.replays_done,
+            dead: settlement.dead.into_iter().map(|letter| self.dead(letter)).collect(),
+            seen: seen.filter_map(|record| record.fingerprint).collect(),
+            history,
+            dropped,
+            orders_done,
+            orders_known,
+            lanes: self.lanes(lanes, &moved),
+            ..settle::Settlement::default()
+        }
+    }
+
+    fn lanes(&mut self, lanes: LaneChange, moved: &HashMap<StreamId, PackBytes>) -> LaneChanges {
+        let chunks = lanes.chunks.iter().filter_map(|write| self.chunk(write, moved)).collect();
+        let rows: Vec<LaneRow> = lanes.rows.iter().map(|row| self.row(row)).collect();
+        for lane in &lanes.rows_gone {
+            self.names.remove(lane);
+        }
+        let id = |(lane, number)| ChunkId { lane, number };
+        LaneChanges {
+            chunks,
+            chunks_gone: lanes.chunks_gone.into_iter().map(id).collect(),
+            chunk_bits: lanes
+                .chunk_bits
+                .into_iter()
+                .map(|(lane, number, bits)| (ChunkId { lane, number }, bits))
+                .collect(),
+            rows,
+            rows_gone: lanes.rows_gone,
+            barriers: lanes.barriers,
+            barriers_gone: lanes.barriers_gone,
+            leads: lanes.leads,
+            leads_gone: lanes.leads_gone,
+            retries: lanes.retries,
+            retries_gone: lanes.retries_gone,
+            waiting: lanes.waiting,
+            oldest_ms: lanes.oldest_ms,
+        }
+    }
+
+    /// The bytes of a chunk, out of the packs that its webhooks come from.
+    fn chunk(
+        &mut self,
+        write: &ChunkWrite,
+        moved: &HashMap<StreamId, PackBytes>,
+    ) -> Option<(ChunkId, Vec<u8>)> {
+        let records: Vec<(&Pack, u32)> = write
+            .positions
+            .iter()
+            .filter_map(|position| Some((&*moved.get(&position.entry())?.0, position.index)))
+            .collect();
+        let (pack, index) = *records.first()?;
+        if records.len() != write.positions.len() {
+            tracing::error!("BUG: a chunk without the bytes of its webhooks");
+            return None;
+        }
+        let record = pack.record(index);
+        let text =
+            |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into_owned();
+        let kind = match self.scheme {
+            KeyScheme::Kind => resource_kind(&text(record.topic())),
+            KeyScheme::Shop => String::new(),
+        };
+        let name = Name { shop: text(record.shop()), kind, scheme: self.scheme };
+        self.names.entry(write.lane).or_insert(name);
+        let bytes = Chunk::encode(&mut self.packer, &write.positions, &records);
+        Some((ChunkId { lane: write.lane, number: write.number }, bytes))
+    }
+
+    fn row(&self, row: &LaneRowChange) -> LaneRow {
+        let name = self.names.get(&row.lane).cloned();
+        let name =
+            name.unwrap_or(Name { shop: String::new(), kind: String::new(), scheme: self.scheme });
+        LaneRow {
+            lane: row.lane,
+            shop: name.shop,
+            kind: name.kind,
+            scheme: name.scheme,
+            first_chunk: row.first_chunk,
+            last_chunk: row.last_chunk,
+            waiting: row.waiting,
+            first: row.first,
+            last: row.last,
+            failing_ms: u64::try_from(row.failing.as_millis()).unwrap_or(u64::MAX),
+            tripped: row.is_tripped,
+        }
+    }
+
+    /// A webhook that is given up, with what an operator will want to know.
+    fn dead(&mut self, letter: DeadLetter<PackBytes>) -> Dead {
+        let DeadLetter { position, content, record_index, reason, attempts, evidence } = letter;
+        let record = content.0.record(record_index);
+        let text = |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into();
+        let webhook = WebhookId { cell: self.cell, entry: position.entry(), index: position.index };
+        let dead = Dead {
+            pack: self.packer.single_out(&content.0, record_index),
+            webhook,
+            labels: [
+                text(record.shop()),
+                text(record.topic()),
+                Resource::of(&record, &record.body).to_string(),
+                text(record.shopify("webhook-id")),
+            ],
+            reason,
+            status: evidence.status,
+            attempts,
+            answer: evidence.answer,
+        };
+        tracing::warn!(
+            %webhook, shop = dead.labels[0], topic = dead.labels[1], resource = dead.labels[2],
+            reason, status = dead.status, attempts, "dead letter"
+        );
+        dead
+    }
+}
+
+fn past(record: &SettledRecord) -> Past {
+    let outcome = match record.outcome {
+        Outcome::Delivered => history::Outcome::Delivered,
+        Outcome::Duplicate => history::Outcome::Duplicate,
+        Outcome::Coalesced => history::Outcome::Coalesced,
+        Outcome::Dead => history::Outcome::Dead,
+        Outcome::Dropped => history::Outcome::Dropped,
+    };
+    Past {
+        key: record.fingerprint.map_or(0, key_of),
+        entry: record.position.entry(),
+        index: record.position.index,
+        outcome,
+        attempts: u8::try_from(record.attempts).unwrap_or(u8::MAX),
+    }
+}

@@ -1,0 +1,344 @@
+//! The worker around the delivery core: carries its effects out, and brings it what happened.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use spillway_delivery::{
+    AttemptEnd, AttemptId, Controls, Core, Counts, Effect, Event, Loaded, Now, Seen, Verdict,
+};
+use spillway_drain::settle::{self, Settled};
+use spillway_drain::{End, Tenure};
+use spillway_queue::lane::LaneRow;
+use spillway_queue::orders::Orders;
+use spillway_queue::settle::{Dead, Settlement};
+use spillway_queue::{QueueError, Redis};
+use spillway_service::clock::wall_clock_ms;
+use spillway_service::error::chain;
+use spillway_service::supervisor::Pulse;
+use spillway_webhook::WebhookId;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::content::{PackBytes, Pause};
+use crate::controls;
+use crate::deliver::{Delivery, Job, Sender};
+use crate::intake;
+use crate::judge::{self, result_label};
+use crate::metrics::Metrics;
+use crate::reader::{Rereader, Wanted};
+use crate::settings::Settings;
+use crate::settling::Translator;
+use crate::sort::Sorter;
+use crate::status;
+
+/// How often the core's state is shown.
+const SHOW_EVERY: Duration = Duration::from_millis(500);
+/// Deliveries and packs that are taken in at once.
+const BATCH_MAX: usize = 64;
+
+/// State in Redis with which a leader begins.
+pub struct Start {
+    /// Name of the consumer.
+    pub consumer: &'static str,
+    /// State of the queue.
+    pub loaded: Loaded,
+    /// Rows of lanes.
+    pub rows: Vec<LaneRow>,
+    /// Mark of the last settlement.
+    pub mark: Option<String>,
+    /// Webhooks delivered lately.
+    pub seen: Seen,
+    /// An operator's controls.
+    pub orders: Orders,
+}
+
+/// Tasks around the core.
+struct Channels {
+    settlements: mpsc::Sender<Settlement>,
+    settled: mpsc::Receiver<Settled>,
+    arrived: mpsc::Receiver<Event<PackBytes>>,
+    controls: mpsc::Receiver<Orders>,
+    reads: JoinSet<Event<PackBytes>>,
+    deliveries: JoinSet<Delivery>,
+}
+
+/// A leader at work.
+pub struct Worker {
+    core: Core<PackBytes>,
+    channels: Channels,
+    translator: Translator,
+    rereader: Arc<Rereader>,
+    sender: Arc<Sender>,
+    tenure: Tenure,
+    settings: Arc<Settings>,
+    metrics: Arc<Metrics>,
+    started: Instant,
+    running: HashMap<AttemptId, AbortHandle>,
+    shown: (Instant, Counts),
+    /// Bytes of dead letters in the settlement that is being applied.
+    dead_bytes: u64,
+    /// When it ends at the latest, once it was asked to.
+    ends_at: Option<Instant>,
+}
+
+impl Worker {
+    /// A leader that begins where Redis says.
+    pub fn start(
+        redis: &Redis,
+        settings: Arc<Settings>,
+        metrics: Arc<Metrics>,
+        sender: Arc<Sender>,
+        tenure: Tenure,
+        start: Start,
+    ) -> Self {
+        let Start { consumer, loaded, rows, mark, seen, orders } = start;
+        let sorter = Sorter::new(settings.clone(), metrics.clone());
+        let (settlements, settled) = settle::start(redis.clone(), consumer, &tenure.token, mark);
+        let cursor = loaded.cursor;
+        let channels = Channels {
+            settlements,
+            settled,
+            arrived: intake::start(redis, consumer, cursor, sorter.clone(), metrics.clone()),
+            controls: controls::start(redis.clone(), consumer, tenure.clone(), orders.version),
+            reads: JoinSet::new(),
+            deliveries: JoinSet::new(),
+        };
+        let scheme = settings.key_scheme();
+        let translator = Translator::new(tenure.cell, scheme, settings.dedup.is_on(), &rows);
+        let core = Core::new(settings.core(rand::random()), loaded, seen);
+        let mut worker = Self {
+            core,
+            channels,
+            translator,
+            rereader: Arc::new(Rereader::new(redis.clone(), consumer, sorter)),
+            sender,
+            tenure,
+            settings,
+            metrics,
+            started: Instant::now(),
+            running: HashMap::new(),
+            shown: (Instant::now(), Counts::default()),
+            dead_bytes: 0,
+            ends_at: None,
+        };
+        let controls = worker.controls(orders);
+        let now = worker.now();
+        // Effects of controls alone: there is nothing yet.
+        let effects = worker.core.on(vec![Event::Controls(controls)], now);
+        debug_assert!(effects.iter().all(|effect| !matches!(effect, Effect::Send(_))));
+        worker.carry_out(effects);
+        worker
+    }
+
+    /// Runs until it ends; whatever is still under way then is dropped.
+    pub async fn run(mut self, shutdown: &CancellationToken, pulse: &Pulse) -> End {
+        let mut events = Vec::new();
+        loop {
+            // Once a tick at least, whatever Redis and the backend do.
+            pulse.answer();
+            events.push(self.lease());
+            let now = self.now();
+            let effects = self.core.on(std::mem::take(&mut events), now);
+            if let Some(end) = self.carry_out(effects) {
+                return end;
+            }
+            self.show();
+            if let Some(at) = self.ends_at
+                && (self.core.is_quiet() || at <= Instant::now())
+            {
+                return End::Stopped;
+            }
+            match self.next(shutdown).await {
+                Ok(more) => events = more,
+                Err(end) => return end,
+            }
+        }
+    }
+
+    /// Waits for the next events.
+    async fn next(&mut self, shutdown: &CancellationToken) -> Result<Vec<Event<PackBytes>>, End> {
+        let wakes_at = self.started + self.core.wakes_at();
+        let channels = &mut self.channels;
+        tokio::select! {
+            biased;
+            () = self.tenure.lost.cancelled() => Err(End::Lost),
+            settled = channels.settled.recv() => match settled {
+                Some(Ok(_)) => {
+                    self.tenure.wrote_dead(std::mem::take(&mut self.dead_bytes));
+                    Ok(vec![Event::Settled])
+                }
+                Some(Err(error)) => {
+                    tracing::warn!(error = chain(&error), "settling ended");
+                    Err(end_of(&error))
+                }
+                None => Err(gone("settling")),
+            },
+            Some(delivery) = channels.deliveries.join_next() => {
+                let mut ended: Vec<_> = self.ended(delivery).into_iter().collect();
+                while ended.len() < BATCH_MAX
+                    && let Some(delivery) = self.channels.deliveries.try_join_next()
+                {
+                    ended.extend(self.ended(delivery));
+                }
+                Ok(ended)
+            }
+            Some(read) = channels.reads.join_next() => match read {
+                Ok(event) => Ok(vec![event]),
+                Err(_) => Err(gone("reading a pack again")),
+            },
+            arrived = channels.arrived.recv(), if self.core.takes_packs() => match arrived {
+                Some(event) => Ok(vec![event]),
+                None => Err(gone("intake")),
+            },
+            Some(orders) = channels.controls.recv() => {
+                Ok(vec![Event::Controls(self.controls(orders))])
+            }
+            () = shutdown.cancelled(), if self.ends_at.is_none() => {
+                self.ends_at = Some(Instant::now() + self.settings.shutdown_timeout);
+                Ok(vec![Event::Drain])
+            }
+            () = tokio::time::sleep_until(wakes_at) => Ok(vec![Event::Tick]),
+        }
+    }
+
+    /// Carries effects out. Returns why the leader ends, if it does.
+    fn carry_out(&mut self, effects: Vec<Effect<PackBytes>>) -> Option<End> {
+        for effect in effects {
+            match effect {
+                Effect::Send(dispatch) => self.send(Job::new(*dispatch, self.tenure.cell)),
+                Effect::Cancel(id) => {
+                    if let Some(running) = self.running.remove(&id) {
+                        running.abort();
+                    }
+                }
+                Effect::Read(key) => self.read(Wanted::Pack(key)),
+                Effect::ReadFront(entries) => self.read(Wanted::Front(entries)),
+                Effect::ReadChunks { lane, first, count } => {
+                    self.read(Wanted::Chunks(lane, first, count));
+                }
+                Effect::ReadRest { lane, entry } => self.read(Wanted::Rest(lane, entry)),
+                Effect::Settle(settlement) => {
+                    let mut settlement = self.translator.translate(*settlement);
+                    self.dead_bytes = settlement.dead.iter().map(Dead::size_bytes).sum();
+                    settlement.seen_from_ms = self.core.remembers_from_ms();
+                    // The channel holds one settlement, and none is under way.
+                    if self.channels.settlements.try_send(settlement).is_err() {
+                        return Some(gone("settling"));
+                    }
+                }
+                Effect::Restart(reason) => {
+                    tracing::error!(reason, "beginning again from what redis holds");
+                    return Some(End::Stale);
+                }
+            }
+        }
+        None
+    }
+
+    fn send(&mut self, job: Job) {
+        let (id, sender, tenure) = (job.dispatch.id, self.sender.clone(), self.tenure.clone());
+        let running = self.channels.deliveries.spawn(async move {
+            // The process may have been stopped since this was decided.
+            if !tenure.holds(spillway_queue::owner::boottime()) {
+                return Delivery::not_sent(job);
+            }
+            sender.deliver(job).await
+        });
+        self.running.insert(id, running);
+    }
+
+    fn read(&mut self, wanted: Wanted) {
+        let rereader = self.rereader.clone();
+        self.channels.reads.spawn(async move { rereader.read(wanted).await });
+    }
+
+    /// The event of a delivery that ended; `None` for one that was cut off.
+    fn ended(
+        &mut self,
+        delivery: Result<Delivery, tokio::task::JoinError>,
+    ) -> Option<Event<PackBytes>> {
+        let Delivery { job, outcome, answer, took } = delivery.ok()?;
+        let id = job.dispatch.id;
+        self.running.remove(&id)?;
+        let judged = judge::judge(&outcome, &self.settings);
+        self.metrics.attempted(result_label(&outcome, judged), took);
+        if judged == Verdict::Delivered {
+            self.metrics.delivered(job.record.received_at_ms, wall_clock_ms());
+        }
+        Some(Event::Ended(AttemptEnd {
+            id,
+            verdict: judged,
+            signal: judge::signal(&outcome, judged),
+            is_unconnected: outcome == judge::Outcome::Unconnected,
+            took,
+            evidence: judge::evidence(&outcome, answer),
+        }))
+    }
+
+    fn lease(&self) -> Event<PackBytes> {
+        let left = self.tenure.lease_left(spillway_queue::owner::boottime());
+        Event::Lease {
+            until: self.started.elapsed() + left,
+            dead_room: self.tenure.dead_room(self.settings.dead_bytes_max),
+            may_move: !self.tenure.is_redis_full() || self.metrics.queue.is_only_consumer(),
+        }
+    }
+
+    fn controls(&self, orders: Orders) -> Controls<Pause> {
+        if orders.version > 0 {
+            tracing::info!(
+                version = orders.version,
+                pauses = orders.pauses.len(),
+                entries_with_drops = orders.dropping.main.len() + orders.dropping.parked.len(),
+                "an operator's controls"
+            );
+        }
+        self.metrics.pauses.set(i64::try_from(orders.pauses.len()).unwrap_or(i64::MAX));
+        controls::of(orders, self.tenure.cell)
+    }
+
+    fn show(&mut self) {
+        let counts = self.core.counts();
+        self.metrics.counted(&self.shown.1, counts);
+        status::log(&self.shown.1, counts);
+        self.shown.1.clone_from(counts);
+        if self.shown.0.elapsed() >= SHOW_EVERY {
+            self.shown.0 = Instant::now();
+            let status = self.core.status();
+            self.metrics.show(&status);
+            let (trouble, note) = status::explain(&status, &self.translator);
+            self.tenure.show_trouble(trouble.map(Into::into));
+            self.tenure.show_note(note);
+        }
+    }
+
+    fn now(&self) -> Now {
+        Now { at: self.started.elapsed(), wall_ms: wall_clock_ms() }
+    }
+}
+
+impl Job {
+    fn new(dispatch: spillway_delivery::Dispatch<PackBytes>, cell: u32) -> Self {
+        let record = dispatch.content.0.record(dispatch.record_index);
+        let position = dispatch.position;
+        let webhook = WebhookId { cell, entry: position.entry(), index: position.index };
+        Self { dispatch, record, webhook }
+    }
+}
+
+/// A task around the core ended before it: the leader begins again from what Redis holds.
+fn gone(what: &'static str) -> End {
+    tracing::error!(what, "BUG: a task ended early; beginning again");
+    End::Stale
+}
+
+/// Whether an error means that this leader's time is over, or that it must begin again.
+fn end_of(error: &QueueError) -> End {
+    match error {
+        QueueError::Unregistered => End::Stale,
+        _ => End::Lost,
+    }
+}
