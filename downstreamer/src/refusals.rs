@@ -16,9 +16,10 @@ use std::time::Duration;
 const SHOPS: usize = 32;
 /// A shop of which nothing was heard for so long does not count.
 const LATELY: Duration = Duration::from_secs(3600);
-/// Refusals that are no chance, spread over the shops: of two shops each must be refused ten times in
-/// a row, of twenty once. Single bad webhooks of a few shops in a quiet hour are no bad deploy.
-const REFUSALS_CERTAIN: usize = 20;
+/// Refusals that are no chance, spread over the shops: of two shops each must be refused sixteen times
+/// in a row. Single bad webhooks of a few shops in a quiet hour are no bad deploy. Where [`SHOPS`]
+/// are judged one of each is enough: of more shops than that, none may be heard of twice.
+const REFUSALS_CERTAIN: usize = SHOPS;
 /// Outcomes by which an app with one shop is judged.
 const OUTCOMES: u32 = 100;
 /// Webhooks that a shop may give up until another shop's delivery succeeds.
