@@ -183,3 +183,20 @@ async fn everything_waits_where_all_is_asked_for_or_nothing_is_said() {
     }
     app.at_work(200).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pauses_of_many_single_resources_do_not_stop_delivery() {
+    let app = App::with_backlog(1..6, 300).await;
+    app.at_work(100).await;
+    app.backend.behave(
+        |receipt| {
+            if receipt.attempt() == 1 { pause(Some("resource")) } else { work() }
+        },
+    );
+    let began = Instant::now();
+    app.ledger.delivered_to(&app.backend, SOON).await;
+    say(&format!(
+        "pause: each resource was paused once, all was delivered {:?} later",
+        began.elapsed()
+    ));
+}
