@@ -120,6 +120,12 @@ impl RedisServer {
     pub async fn stream_len(&self, key: &str) -> u64 {
         self.command(&["XLEN", key]).await
     }
+
+    /// Webhooks that wait in the lanes of the downstreamer, outside the main stream.
+    pub async fn in_lanes(&self) -> u64 {
+        let waiting: Option<u64> = self.command(&["HGET", "spillway:counts", "lanes:http"]).await;
+        waiting.unwrap_or(0)
+    }
 }
 
 /// A connection to the Redis of a socket, whoever started it.

@@ -131,16 +131,15 @@ async fn a_resource_that_fails_for_good_does_not_hold_the_memory_of_the_queue() 
         backend.delivered() == 199 * 50
     })
     .await;
-    let parked = "spillway:http:parked";
-    until("the failing resource is parked", Duration::from_secs(20), async || {
-        redis.stream_len("spillway:in").await <= 1 && redis.stream_len(parked).await > 0
+    until("the failing resource is set aside", Duration::from_secs(20), async || {
+        redis.stream_len("spillway:in").await <= 1 && redis.in_lanes().await > 0
     })
     .await;
     assert!(!backend.look(|receipts| {
         receipts.iter().any(|receipt| resource_of(receipt) == 1 && receipt.delivered())
     }));
 
-    // A crash with a parked resource: what is parked is still older than what comes now.
+    // A crash with webhooks in a lane: they are still older than what comes now.
     downstreamer.kill9();
     downstreamer.restart();
     let more = Load { resources: 1, connections: 1, ..load };
@@ -149,7 +148,7 @@ async fn a_resource_that_fails_for_good_does_not_hold_the_memory_of_the_queue() 
     ledger.delivered_to(&backend, Duration::from_secs(40)).await;
     more.start_after(50, receiver.address(), &more_ledger).join().await;
     until("everything is let go", Duration::from_secs(20), async || {
-        redis.stream_len("spillway:in").await <= 1 && redis.stream_len(parked).await == 0
+        redis.stream_len("spillway:in").await <= 1 && redis.in_lanes().await == 0
     })
     .await;
     more_ledger.delivered_to(&backend, Duration::from_secs(20)).await;
