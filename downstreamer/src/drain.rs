@@ -281,10 +281,7 @@ impl Drain {
                     Err(_) => Some(gone("reading a pack again")),
                 },
                 arrived = around.arrived.recv(), if self.index.has_room() => match arrived {
-                    Some(arrived) => {
-                        self.arrived(arrived);
-                        None
-                    }
+                    Some(arrived) => self.arrived(arrived),
                     None => Some(gone("intake")),
                 },
                 Some(orders) = around.ordered.recv() => {

@@ -45,6 +45,8 @@ pub enum Arrived {
     Corrupt(StreamId),
     /// A parked entry that can't be decoded.
     CorruptParked(StreamId),
+    /// Redis came back with older data: what has arrived may not be there any more.
+    OlderData,
 }
 
 /// Decodes and sorts what was found.
@@ -73,6 +75,7 @@ impl Decoder {
             Found::Parked(parked) => self.parked(parked),
             Found::ParkedLoaded => Arrived::ParkedLoaded,
             Found::CaughtUp => Arrived::CaughtUp,
+            Found::OlderData => Arrived::OlderData,
         }
     }
 

@@ -1,5 +1,6 @@
 //! The first step: what intake found begins to wait, is dropped by an order, or is passed over for now.
 
+use spillway_drain::End;
 use spillway_webhook::{StreamId, WebhookId};
 
 use super::{Drain, Tried};
@@ -8,13 +9,14 @@ use crate::intake::Arrived;
 use crate::sort::Sorted;
 
 impl Drain {
-    /// Takes in what intake found.
-    pub(super) fn arrived(&mut self, arrived: Arrived) {
+    /// Takes in what intake found; `Some` when the drain must begin again.
+    pub(super) fn arrived(&mut self, arrived: Arrived) -> Option<End> {
         match arrived {
+            Arrived::OlderData => return Some(End::Stale),
             Arrived::Pack { id, sorted, pack } => {
                 self.read_to = id;
                 if self.is_passed_over(id, &sorted) {
-                    return;
+                    return None;
                 }
                 let bits = self.bits.remove(&id);
                 let open = OpenPack::main(id, pack.count(), bits.as_ref());
@@ -69,6 +71,7 @@ impl Drain {
                 self.corrupt_parked.push(id);
             }
         }
+        None
     }
 
     /// Whether a pack holds nothing but what is passed over. The first one of that kind is kept: it is

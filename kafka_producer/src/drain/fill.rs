@@ -70,7 +70,7 @@ impl Drain {
                 return Ok(());
             }
             match self.receive(session, closes_in.unwrap_or(TICK).min(TICK))? {
-                Some(arrived) => take(session, open, arrived),
+                Some(arrived) => take(session, open, arrived)?,
                 // Nothing waits: what Kafka says is heard, and Redis told what is due.
                 None if closes_in.is_none() => {
                     session.link.poll(Duration::ZERO);
@@ -232,7 +232,7 @@ impl Current {
 }
 
 /// What was found becomes the next pack to send, or moves the transaction at once.
-fn take(session: &mut Session, open: &mut Open, arrived: Arrived) {
+fn take(session: &mut Session, open: &mut Open, arrived: Arrived) -> Result<(), Stop> {
     let committed = session.committed;
     match arrived {
         // Committed before, and not settled: Redis is told now.
@@ -264,5 +264,7 @@ fn take(session: &mut Session, open: &mut Open, arrived: Arrived) {
             open.position.parked = open.position.parked.max(id);
         }
         Arrived::Mark => {}
+        Arrived::OlderData => return Err(Stop::End(End::Stale)),
     }
+    Ok(())
 }
