@@ -14,6 +14,10 @@ use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 use crate::lane::{self, LaneChanges};
 
+/// Bytes of dead letters in one settlement, by [`Dead::size_bytes`]: bounds its request and the time
+/// its script holds Redis. One that is larger goes by itself.
+pub const DEAD_BYTES_MAX: u64 = 8 << 20;
+
 /// Everything a drain is done with since its last settlement.
 #[derive(Debug, Clone, Default)]
 pub struct Settlement {

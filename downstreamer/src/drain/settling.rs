@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use spillway_drain::End;
 use spillway_drain::settle::Settled;
 use spillway_queue::history::{Outcome, Past};
-use spillway_queue::settle::{Dead, Settlement};
+use spillway_queue::settle::{DEAD_BYTES_MAX, Dead, Settlement};
 use spillway_service::clock::wall_clock_ms;
 use spillway_service::error::chain;
 use spillway_webhook::fingerprint::{Fingerprint, key_of};
@@ -123,13 +123,11 @@ impl Drain {
         settlement: &mut Settlement,
         touched: &mut HashSet<PackKey>,
     ) -> (Vec<ResourceKey>, Vec<(ShopKey, Position)>) {
-        let (mut webhooks, index) = (0, &self.index);
-        let fits = |one: &&Finished| {
-            let is_first = webhooks == 0;
-            webhooks += index.led(one.resource).count();
-            is_first || webhooks <= FINISHED_MAX
-        };
-        let count = self.finished.iter().take_while(fits).count();
+        let index = &self.index;
+        let sizes = self.finished.iter().map(|one| {
+            (index.led(one.resource).count(), one.end.dead_letter().map_or(0, Dead::size_bytes))
+        });
+        let count = fitting(sizes);
         let finished: Vec<Finished> = self.finished.drain(..count).collect();
         let (mut heads, mut settled) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for Finished { resource, end, key, attempts } in finished {
@@ -222,7 +220,27 @@ impl Drain {
     }
 }
 
+/// How many of those that are finished go into one settlement: each a number of webhooks, and bytes
+/// of a dead letter. One at least, if there is one.
+fn fitting(finished: impl Iterator<Item = (usize, u64)>) -> usize {
+    let mut webhooks = 0;
+    let mut dead_bytes = 0;
+    let fits = |(is_first, (more_webhooks, more_bytes)): &(bool, (usize, u64))| {
+        webhooks += more_webhooks;
+        dead_bytes += more_bytes;
+        *is_first || (webhooks <= FINISHED_MAX && dead_bytes <= DEAD_BYTES_MAX)
+    };
+    std::iter::once(true).chain(std::iter::repeat(false)).zip(finished).take_while(fits).count()
+}
+
 impl Ended {
+    fn dead_letter(&self) -> Option<&Dead> {
+        match self {
+            Self::Dead(dead) => Some(dead),
+            Self::Delivered(_) | Self::Duplicate => None,
+        }
+    }
+
     fn outcome(&self) -> Outcome {
         match self {
             Self::Delivered(_) => Outcome::Delivered,
@@ -264,5 +282,26 @@ pub(super) fn dead_letter(
         },
         attempts: job.attempt,
         answer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_settlement_is_bounded_in_webhooks_and_in_bytes_of_dead_letters_and_one_always_goes() {
+        let huge = DEAD_BYTES_MAX + 1;
+        let half = DEAD_BYTES_MAX / 2;
+        for (finished, expected) in [
+            (vec![], 0),
+            (vec![(1, 0); 3000], FINISHED_MAX),
+            (vec![(FINISHED_MAX + 1, 0), (1, 0)], 1),
+            (vec![(1, huge), (1, 0)], 1),
+            (vec![(1, 0), (1, huge), (1, 0)], 1),
+            (vec![(1, half), (1, 0), (1, half), (1, 1)], 3),
+        ] {
+            assert_eq!(fitting(finished.into_iter()), expected);
+        }
     }
 }
