@@ -244,20 +244,22 @@ fn take(session: &mut Session, open: &mut Open, arrived: Arrived) -> Result<(), 
             session.current = Some(Current { source: Source::Main(id), pack, next });
         }
         Arrived::Corrupt(id) if id <= committed.entry => {
-            session.owed.corrupt.push(id);
+            session.owed.settlement.corrupt.push(id);
             session.owe_passed(id, 0);
         }
         Arrived::Corrupt(id) => {
             open.settlement.corrupt.push(id);
             open.pass(id, 0, Instant::now());
         }
-        Arrived::Replayed(id, _, _) if id <= committed.parked => session.owed.unparked.push(id),
+        Arrived::Replayed(id, _, _) if id <= committed.parked => {
+            session.owed.settlement.unparked.push(id)
+        }
         Arrived::Replayed(id, webhook, pack) => {
             let source = Source::Parked(id, webhook);
             session.current = Some(Current { source, pack, next: 0 });
         }
         Arrived::CorruptParked(id) if id <= committed.parked => {
-            session.owed.corrupt_parked.push(id);
+            session.owed.settlement.corrupt_parked.push(id);
         }
         Arrived::CorruptParked(id) => {
             open.settlement.corrupt_parked.push(id);
