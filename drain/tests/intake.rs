@@ -41,7 +41,9 @@ async fn next(finds: &mut Receiver<Seen>) -> Option<Seen> {
 
 async fn read_ahead(server: &Server) -> Receiver<Seen> {
     let mut connection = server.connect().await;
-    register(&server.redis(), &mut connection, Some("http"), StartAt::Oldest).await.unwrap();
+    let registered =
+        register(&server.redis(), &mut connection, Some("http"), StartAt::Oldest).await;
+    registered.expect("redis answers");
     intake::start(&server.redis(), "http", StreamId::ZERO, seen)
 }
 

@@ -1,6 +1,10 @@
 //! The first step: what intake found begins to wait, is dropped by an order, or is passed over for now.
 
+use std::sync::Arc;
+
 use spillway_drain::End;
+use spillway_queue::read::Parked;
+use spillway_webhook::pack::Pack;
 use spillway_webhook::{StreamId, WebhookId};
 
 use super::{Drain, Tried};
@@ -39,26 +43,7 @@ impl Drain {
                     }
                 }
             }
-            Arrived::Parked { parked, sorted, pack } => {
-                let WebhookId { entry, index, .. } = parked.webhook;
-                let open = OpenPack::parked(parked.id, entry, parked.replayed);
-                let is_meant = self.standing.means(&open, index);
-                let key = self.index.add_pack(open);
-                self.standing.parked_to = parked.id;
-                self.cache.pass(key, pack);
-                let tried = Tried {
-                    attempts: parked.attempts,
-                    spent: parked.spent,
-                    replayed: parked.replayed,
-                };
-                self.parked.insert(key, tried);
-                let place = Place { pack: key, index };
-                if is_meant {
-                    self.standing.drop_at_once(place);
-                } else {
-                    self.waits(place, &sorted);
-                }
-            }
+            Arrived::Parked { parked, sorted, pack } => self.parked(&parked, &sorted, pack),
             Arrived::ParkedLoaded => self.is_parked_loaded = true,
             Arrived::CaughtUp => self.caught_up(),
             Arrived::Corrupt(id) => {
@@ -72,6 +57,25 @@ impl Drain {
             }
         }
         None
+    }
+
+    /// A parked webhook waits, or is dropped by an order.
+    fn parked(&mut self, parked: &Parked, sorted: &Sorted, pack: Arc<Pack>) {
+        let WebhookId { entry, index, .. } = parked.webhook;
+        let open = OpenPack::parked(parked.id, entry, parked.replayed);
+        let is_meant = self.standing.means(&open, index);
+        let key = self.index.add_pack(open);
+        self.standing.parked_to = parked.id;
+        self.cache.pass(key, pack);
+        let tried =
+            Tried { attempts: parked.attempts, spent: parked.spent, replayed: parked.replayed };
+        self.parked.insert(key, tried);
+        let place = Place { pack: key, index };
+        if is_meant {
+            self.standing.drop_at_once(place);
+        } else {
+            self.waits(place, sorted);
+        }
     }
 
     /// Whether a pack holds nothing but what is passed over. The first one of that kind is kept: it is
