@@ -189,6 +189,9 @@ impl<C: Content> Core<C> {
                 self.session.dead_room = dead_room.saturating_sub(self.ledger.dying_bytes);
                 self.session.may_move = may_move;
             }
+            Event::OlderData => {
+                return Some(Effect::Restart("redis came back with older data"));
+            }
             Event::Drain => self.session.is_draining = true,
             Event::Tick => {}
         }

@@ -204,6 +204,8 @@ pub enum Event<C: Content> {
         /// Whether webhooks may be moved into lanes.
         may_move: bool,
     },
+    /// Redis came back without what was read.
+    OlderData,
     /// Nothing new is begun from now on.
     Drain,
     /// Time passed.

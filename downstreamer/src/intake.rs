@@ -41,6 +41,7 @@ impl Decoder {
             Found::Parked(parked) => self.replay(&parked),
             Found::ParkedLoaded => Event::ReplaysLoaded,
             Found::CaughtUp => Event::Tick,
+            Found::OlderData => Event::OlderData,
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use spillway_queue::read::{Entry, Parked, Reader};
+use spillway_queue::read::{Entry, LastRead, Parked, Reader};
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_service::error::chain;
 use spillway_webhook::StreamId;
@@ -34,6 +34,9 @@ pub enum Found {
     ParkedLoaded,
     /// Everything of the main stream that was there at start has been found.
     CaughtUp,
+    /// Redis came back with older data: what was read is not there any more. The last find; the
+    /// user begins again from what Redis holds.
+    OlderData,
 }
 
 /// Reads the streams of one drain, and hands on what `turn` makes of each find.
@@ -43,13 +46,15 @@ struct Intake<T, F> {
     turn: F,
     arrived: mpsc::Sender<T>,
     main: StreamId,
+    /// Newest entry of the main stream that was read, to be compared after a reconnect.
+    last_read: Option<LastRead>,
     parked: StreamId,
     is_parked_loaded: bool,
     /// Up to where the main stream went at start; `None` once that is reached.
     catches_up_at: Option<StreamId>,
 }
 
-/// Nobody takes what is found any more.
+/// Nobody takes what is found any more, or there is nothing more to find.
 struct Closed;
 
 /// Starts reading behind `cursor`; ends when the receiver is dropped.
@@ -65,6 +70,7 @@ where
         turn,
         arrived: sender,
         main: cursor,
+        last_read: None,
         parked: StreamId::ZERO,
         is_parked_loaded: false,
         catches_up_at: Some(StreamId { ms: u64::MAX, seq: 0 }),
@@ -95,7 +101,19 @@ impl<T, F: FnMut(Found) -> T> Intake<T, F> {
     ) -> Result<Result<(), Closed>, QueueError> {
         let connection = match connection {
             Some(connection) => connection,
-            None => connection.insert(self.redis.connect(Some(PATIENCE + ANSWER_TIMEOUT)).await?),
+            None => {
+                let mut fresh = self.redis.connect(Some(PATIENCE + ANSWER_TIMEOUT)).await?;
+                if !self.holds_what_was_read(&mut fresh).await? {
+                    tracing::error!(
+                        read_up_to = %self.main,
+                        "redis came back with older data: beginning again from what it holds"
+                    );
+                    // Nothing more to find, whoever takes it.
+                    self.send(Found::OlderData).await.ok();
+                    return Ok(Err(Closed));
+                }
+                connection.insert(fresh)
+            }
         };
         if self.catches_up_at.is_some_and(|at| at.ms == u64::MAX) {
             self.catches_up_at = Some(self.reader.last(connection).await?);
@@ -116,6 +134,9 @@ impl<T, F: FnMut(Found) -> T> Intake<T, F> {
                 let patience = look_again_at.duration_since(Instant::now());
                 self.reader.wait_for_main(connection, self.main, patience).await?;
             }
+            if let Some(newest) = entries.last() {
+                self.last_read = Some(LastRead::of(newest));
+            }
             for entry in entries {
                 self.main = entry.id;
                 if self.send(Found::Main(entry)).await.is_err() {
@@ -127,6 +148,16 @@ impl<T, F: FnMut(Found) -> T> Intake<T, F> {
             }
         }
         Ok(Ok(()))
+    }
+
+    async fn holds_what_was_read(
+        &mut self,
+        connection: &mut Connection,
+    ) -> Result<bool, QueueError> {
+        match &self.last_read {
+            Some(last_read) => self.reader.holds(connection, last_read).await,
+            None => Ok(true),
+        }
     }
 
     /// All of them at start; later only those that an operator replays, since the others are this

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_queue::{Connection, QueueError, Redis, dead, status};
-use spillway_service::clock::wall_clock_ms;
+use spillway_queue::dead::{self, AGE_OUT_EVERY, AgedOut};
+use spillway_queue::{Connection, QueueError, Redis, status};
 use spillway_service::error::chain;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -12,7 +12,6 @@ use tokio_util::sync::CancellationToken;
 use crate::gauges::QueueGauges;
 
 const SHOW_EVERY: Duration = Duration::from_secs(1);
-const AGE_OUT_EVERY: Duration = Duration::from_secs(60);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is watched.
@@ -31,14 +30,19 @@ pub struct Watched {
 pub async fn run(watched: Watched, stop: CancellationToken) {
     let mut connection = None;
     let mut aged_out_at = Instant::now();
+    let mut was_bounded = false;
     while !stop.is_cancelled() {
         let is_due = aged_out_at.elapsed() >= AGE_OUT_EVERY && watched.gauges.owner.get() == 1;
         if is_due {
             aged_out_at = Instant::now();
         }
-        if let Err(error) = look(&watched, &mut connection, is_due).await {
-            tracing::debug!(error = chain(&error), "the queue's status could not be read");
-            connection = None;
+        match look(&watched, &mut connection, is_due).await {
+            Ok(Some(aged)) => report(aged, &mut was_bounded),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::debug!(error = chain(&error), "the queue's status could not be read");
+                connection = None;
+            }
         }
         tokio::select! {
             () = stop.cancelled() => return,
@@ -51,19 +55,34 @@ async fn look(
     watched: &Watched,
     connection: &mut Option<Connection>,
     age_out: bool,
-) -> Result<(), QueueError> {
+) -> Result<Option<AgedOut>, QueueError> {
     let Watched { redis, drain, gauges, dead_keep } = watched;
     let connection = match connection {
         Some(connection) => connection,
         None => connection.insert(redis.connect(Some(ANSWER_TIMEOUT)).await?),
     };
     gauges.show(&status::read(redis, connection).await?);
-    if age_out {
-        let now_ms = wall_clock_ms();
-        let gone = dead::age_out(redis, connection, drain, *dead_keep, now_ms).await?;
-        if gone > 0 {
-            tracing::info!(gone, "dead letters aged out");
-        }
+    if !age_out {
+        return Ok(None);
     }
-    Ok(())
+    // Not this machine's clock: the ids of the dead letters are of Redis'.
+    let now_ms = dead::now_ms(connection).await?;
+    dead::age_out(redis, connection, drain, *dead_keep, now_ms).await.map(Some)
+}
+
+/// Logs what aged out, and once when the bound begins to hold letters back.
+fn report(aged: AgedOut, was_bounded: &mut bool) {
+    let AgedOut { dropped, is_bounded } = aged;
+    if dropped > 0 {
+        tracing::info!(dropped, "dead letters aged out");
+    }
+    if is_bounded && !std::mem::replace(was_bounded, is_bounded) {
+        tracing::warn!(
+            dropped,
+            "more dead letters are older than DEAD_KEEP than may age out in an hour: either many \
+             were given up at once, or the clock of redis' machine is wrong. They go a few at a \
+             time; save them (spillway dead) if it is the clock"
+        );
+    }
+    *was_bounded = is_bounded;
 }

@@ -36,6 +36,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use self::fill::Current;
+use self::settling::Owed;
 use crate::calls::Calls;
 use crate::fault::{Call, Failure, Fault, judge};
 use crate::format::Encoder;
@@ -94,7 +95,7 @@ struct Session {
     /// Webhooks of this cell up to there.
     through: u64,
     /// Committed in Kafka, and not yet told to Redis.
-    owed: Settlement,
+    owed: Owed,
     /// Webhooks given up in packs that are not yet passed.
     given_up: HashMap<StreamId, Vec<u8>>,
     /// An operator's orders.
@@ -260,7 +261,8 @@ impl Drain {
             }
         }
         session.current = None;
-        session.arrived = self.intake(session.committed.entry);
+        // Not from Kafka's cursor, where Redis has not been told of all up to it.
+        session.arrived = self.intake(session.owed.reads_after());
         Ok(())
     }
 

@@ -24,6 +24,8 @@ pub enum Arrived {
     CorruptParked(StreamId),
     /// Something that only a schedule needs to know.
     Mark,
+    /// Redis came back with older data: what has arrived may not be there any more.
+    OlderData,
 }
 
 /// Starts reading behind `cursor`; ends when the receiver is dropped.
@@ -55,6 +57,7 @@ fn decode(found: Found, metrics: &Metrics) -> Arrived {
             }
         },
         Found::ParkedLoaded | Found::CaughtUp => Arrived::Mark,
+        Found::OlderData => Arrived::OlderData,
     }
 }
 

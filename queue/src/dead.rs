@@ -2,16 +2,31 @@
 //!
 //! Never aged out: the compliance topics, which are a legal duty to someone.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redis::{Script, cmd};
+use redis::{Script, Value, cmd};
 use spillway_webhook::shopify::is_compliance;
 use spillway_webhook::{StreamId, WebhookId};
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 use crate::read::{Fields, field, field_text, stream_id};
+
+/// Time between two calls of [`age_out`]: what one of them may drop is bounded by it.
+pub const AGE_OUT_EVERY: Duration = Duration::from_secs(60);
+/// Dead letters that may age out in an hour, however few there are.
+const AGE_OUT_HOURLY_MIN: u64 = 1000;
+/// Share of the dead letters that may age out in an hour: a clock that is wrong by weeks is noticed
+/// before it has cost many.
+const AGE_OUT_HOURLY_SHARE: u64 = 24;
+/// A cell that takes nothing for so long is rather one with a wrong clock.
+const IDLE_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Dead letters that one script takes away: with [`TAKE_BYTES_MAX`], bounds the time it holds Redis.
+const TAKE_MAX: usize = 64;
+/// Stored bytes of them.
+const TAKE_BYTES_MAX: usize = 8 << 20;
 
 /// A webhook that was given up.
 #[derive(Debug, Clone)]
@@ -63,7 +78,17 @@ pub async fn list(
     page(redis, connection, drain, after, "+", count).await
 }
 
-/// Takes dead letters away in one step; says how many of them were still there.
+/// Dead letters that aged out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AgedOut {
+    /// Letters that were dropped.
+    pub dropped: u64,
+    /// True when there were more, and the bound kept them for later.
+    pub is_bounded: bool,
+}
+
+/// Takes dead letters away, in the order given; says how many of them were still there. A bounded
+/// number at a time: after an error, some may be taken.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
@@ -76,19 +101,39 @@ pub async fn take(
 ) -> Result<u64, QueueError> {
     let script = Script::new(include_str!("lua/dead.lua"));
     let keys = &redis.keys;
-    let mut call = script.key(keys.dead(drain));
-    call.key(keys.dead_bytes(drain)).key(keys.parked(drain));
-    call.arg(match how {
+    let how = match how {
         Take::Drop => "drop",
         Take::Replay => "replay",
-    });
-    for id in ids {
-        call.arg(id.to_string());
+    };
+    let (mut taken, mut rest) = (0, ids);
+    while !rest.is_empty() {
+        let mut call = script.key(keys.dead(drain));
+        call.key(keys.dead_bytes(drain)).key(keys.parked(drain));
+        call.arg(how).arg(TAKE_BYTES_MAX);
+        for id in &rest[..rest.len().min(TAKE_MAX)] {
+            call.arg(id.to_string());
+        }
+        let (part, looked_at): (u64, usize) = call.invoke_async(connection).await?;
+        taken += part;
+        // It looks at one at least.
+        rest = rest.get(looked_at.max(1)..).unwrap_or_default();
     }
-    Ok(call.invoke_async(connection).await?)
+    Ok(taken)
 }
 
-/// Drops what was given up more than `keep` before `now_ms`, a bounded number at a time.
+/// Time of Redis' clock, which also gives dead letters their ids, in milliseconds since the Unix
+/// epoch.
+///
+/// # Errors
+/// [`QueueError`] from Redis.
+pub async fn now_ms(connection: &mut Connection) -> Result<u64, QueueError> {
+    let (seconds, micros): (u64, u64) = cmd("TIME").query_async(connection).await?;
+    Ok(seconds.saturating_mul(1000).saturating_add(micros / 1000))
+}
+
+/// Drops what was given up more than `keep` before `now_ms`, of [`now_ms`]. To be called once in
+/// [`AGE_OUT_EVERY`]. What a call drops is bounded: a clock that jumps ahead by weeks would
+/// otherwise drop all dead letters at once.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
@@ -98,28 +143,87 @@ pub async fn age_out(
     drain: &str,
     keep: Duration,
     now_ms: u64,
-) -> Result<u64, QueueError> {
+) -> Result<AgedOut, QueueError> {
     // Each may be as large as a webhook can be, and only its topic is looked at.
     const AT_A_TIME: usize = 16;
-    let before_ms = now_ms.saturating_sub(u64::try_from(keep.as_millis()).unwrap_or(u64::MAX));
+    let mut aged = AgedOut { dropped: 0, is_bounded: false };
+    let before_ms = now_ms.saturating_sub(millis(keep));
     // Asked for by their time, so that the young ones are not even read.
-    let Some(newest_ms) = before_ms.checked_sub(1) else { return Ok(0) };
+    let Some(newest_ms) = before_ms.checked_sub(1) else { return Ok(aged) };
     let newest = newest_ms.to_string();
     let mut after = StreamId::ZERO;
-    let mut dropped = 0;
+    let mut left = None;
     loop {
         let old = page(redis, connection, drain, after, &newest, AT_A_TIME).await?;
-        let Some(last) = old.last() else { return Ok(dropped) };
+        let Some(last) = old.last() else { return Ok(aged) };
         after = last.id;
-        let ids: Vec<_> = old
+        let mut ids: Vec<_> = old
             .iter()
             .filter(|letter| !is_compliance(letter.topic.as_bytes()))
             .map(|letter| letter.id)
             .collect();
-        if !ids.is_empty() {
-            dropped += take(redis, connection, drain, Take::Drop, &ids).await?;
+        if ids.is_empty() {
+            continue;
         }
+        let most = match left {
+            Some(left) => left,
+            None => most_at_a_time(redis, connection, drain, keep, now_ms).await?,
+        };
+        aged.is_bounded = ids.len() > most;
+        ids.truncate(most);
+        aged.dropped += take(redis, connection, drain, Take::Drop, &ids).await?;
+        if aged.is_bounded {
+            return Ok(aged);
+        }
+        left = Some(most - ids.len());
     }
+}
+
+/// Dead letters that one call of [`age_out`] may drop.
+async fn most_at_a_time(
+    redis: &Redis,
+    connection: &mut Connection,
+    drain: &str,
+    keep: Duration,
+    now_ms: u64,
+) -> Result<usize, QueueError> {
+    let keys = &redis.keys;
+    let main = newest_ms(connection, &keys.stream()).await?;
+    let dead = newest_ms(connection, &keys.dead(drain)).await?;
+    let letters: u64 = cmd("XLEN").arg(keys.dead(drain)).query_async(connection).await?;
+    let idle = Duration::from_millis(now_ms.saturating_sub(main.max(dead)));
+    let is_plausible = idle <= keep.max(IDLE_MAX);
+    Ok(usize::try_from(bound(letters, keep, is_plausible)).unwrap_or(usize::MAX))
+}
+
+/// Time of the id that a stream gave out last; 0 when there is no stream.
+async fn newest_ms(connection: &mut Connection, stream: &str) -> Result<u64, QueueError> {
+    let found: Result<HashMap<String, Value>, _> =
+        cmd("XINFO").arg("STREAM").arg(stream).query_async(connection).await;
+    match found {
+        Ok(found) => {
+            let id = found.get("last-generated-id");
+            let id = id.and_then(|id| redis::from_redis_value_ref::<String>(id).ok());
+            Ok(stream_id(&id.unwrap_or_default())?.ms)
+        }
+        // XINFO of a stream that is not there is an error of its own kind.
+        Err(error) if error.code() == Some("ERR") => Ok(0),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Dead letters that may age out in one call, of so many: a share of them in an hour, and twice as
+/// many as age out evenly.
+fn bound(letters: u64, keep: Duration, is_plausible: bool) -> u64 {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let evenly = letters.saturating_mul(HOUR.as_secs()) / keep.as_secs().max(1);
+    let share = (letters / AGE_OUT_HOURLY_SHARE).max(evenly.saturating_mul(2));
+    let hourly = if is_plausible { share.max(AGE_OUT_HOURLY_MIN) } else { AGE_OUT_HOURLY_MIN };
+    hourly.div_ceil(HOUR.as_secs() / AGE_OUT_EVERY.as_secs())
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 async fn page(
@@ -159,4 +263,24 @@ fn dead_letter(id: &str, fields: &Fields) -> Result<DeadLetter, QueueError> {
         answer: field(fields, "answer"),
         pack: field(fields, "p"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_clock_costs_a_small_share_of_the_dead_letters_before_somebody_notices() {
+        let day = Duration::from_secs(24 * 3600);
+        for (letters, keep, is_plausible, expected) in [
+            (10, 30 * day, true, 17),
+            (1_000_000, 30 * day, true, 695),
+            (1_000_000, 30 * day, false, 17),
+            // All of them are as old as this in two hours.
+            (1_000_000, day / 24, true, 33_334),
+            (u64::MAX, Duration::ZERO, true, u64::MAX.div_ceil(60)),
+        ] {
+            assert_eq!(bound(letters, keep, is_plausible), expected, "{letters} {keep:?}");
+        }
+    }
 }

@@ -1,17 +1,20 @@
 //! Reads what lies behind a drain's cursor. Reading changes nothing in Redis.
 
 mod lanes;
+mod progress;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redis::{Script, Value, cmd};
+use redis::{FromRedisValue, Script, Value, cmd};
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::{StreamId, WebhookId};
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
+
+pub use self::progress::{LastRead, Progress, Span};
 
 /// Entries asked for at a time, whatever their size: bounds the time one script holds Redis.
 const ENTRIES_MAX: usize = 64;
@@ -19,6 +22,9 @@ const ENTRIES_MAX: usize = 64;
 /// Settlements whose fingerprints are read at a time: sixty megabytes, if each was full, and mostly
 /// far less.
 const SEEN_MAX: usize = 2048;
+
+/// Fields of a hash that Redis looks at for one answer: bounds the time one step holds Redis.
+const SCAN_COUNT: usize = 1000;
 
 /// One entry of the main stream.
 #[derive(Debug, Clone)]
@@ -46,30 +52,6 @@ pub struct Parked {
     pub replayed: bool,
 }
 
-/// How far a drain has come, as Redis knows it.
-#[derive(Debug, Clone, Default)]
-pub struct Progress {
-    /// Every entry up to here is settled.
-    pub cursor: StreamId,
-    /// Webhooks settled up to the cursor.
-    pub through: u64,
-    /// Settled webhooks in packs behind the cursor, a bit each.
-    pub done: HashMap<StreamId, Vec<u8>>,
-    /// Mark of the last settlement, `<token>:<number>`; `None` before the first.
-    pub mark: Option<String>,
-}
-
-/// What the main stream holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    /// Its first entry, if it has one.
-    pub oldest: Option<StreamId>,
-    /// The id that was given out last.
-    pub last: StreamId,
-    /// Webhooks that were freed in front of it.
-    pub trimmed: u64,
-}
-
 /// Reads the streams of one drain.
 pub struct Reader {
     redis: Redis,
@@ -82,74 +64,6 @@ impl Reader {
     pub fn new(redis: Redis, drain: &str) -> Self {
         let script = Script::new(include_str!("lua/read.lua"));
         Self { redis, drain: drain.to_owned(), script }
-    }
-
-    /// Where the drain stands.
-    ///
-    /// # Errors
-    /// [`QueueError::Unregistered`] when it has no cursor.
-    pub async fn progress(&self, connection: &mut Connection) -> Result<Progress, QueueError> {
-        let keys = &self.redis.keys;
-        // First: whatever is settled while the rest is read makes the next settlement be refused.
-        let mark = self.mark(connection).await?;
-        let groups: Vec<HashMap<String, Value>> =
-            match cmd("XINFO").arg("GROUPS").arg(keys.stream()).query_async(connection).await {
-                Ok(groups) => groups,
-                // XINFO of a stream that is not there is an error of its own kind.
-                Err(error) if error.code() == Some("ERR") => return Err(QueueError::Unregistered),
-                Err(error) => return Err(error.into()),
-            };
-        let cursor = groups.iter().find(|group| text(group.get("name")) == self.drain);
-        let cursor = text(cursor.ok_or(QueueError::Unregistered)?.get("last-delivered-id"));
-        let done: HashMap<String, Vec<u8>> =
-            cmd("HGETALL").arg(keys.done(&self.drain)).query_async(connection).await?;
-        let through: Option<u64> = cmd("HGET")
-            .arg(keys.counts())
-            .arg(format!("through:{}", self.drain))
-            .query_async(connection)
-            .await?;
-        let done = done
-            .into_iter()
-            .map(|(id, bits)| Ok((stream_id(&id)?, bits)))
-            .collect::<Result<_, QueueError>>()?;
-        Ok(Progress { cursor: stream_id(&cursor)?, through: through.unwrap_or(0), done, mark })
-    }
-
-    /// Mark of the last settlement, `<token>:<number>`; `None` before the first.
-    ///
-    /// # Errors
-    /// [`QueueError`] from Redis.
-    pub async fn mark(&self, connection: &mut Connection) -> Result<Option<String>, QueueError> {
-        let settled: Option<String> =
-            cmd("GET").arg(self.redis.keys.settled(&self.drain)).query_async(connection).await?;
-        // The ids of what was parked follow.
-        Ok(settled.and_then(|settled| settled.split(' ').next().map(str::to_owned)))
-    }
-
-    /// The id that was given out last in the main stream.
-    ///
-    /// # Errors
-    /// [`QueueError`] from Redis.
-    pub async fn last(&self, connection: &mut Connection) -> Result<StreamId, QueueError> {
-        Ok(self.span(connection).await?.last)
-    }
-
-    /// Where the main stream begins and ends.
-    ///
-    /// # Errors
-    /// [`QueueError`] from Redis.
-    pub async fn span(&self, connection: &mut Connection) -> Result<Span, QueueError> {
-        let keys = &self.redis.keys;
-        let stream: HashMap<String, Value> =
-            cmd("XINFO").arg("STREAM").arg(keys.stream()).query_async(connection).await?;
-        let trimmed: Option<u64> =
-            cmd("HGET").arg(keys.counts()).arg("trimmed").query_async(connection).await?;
-        let oldest = match stream.get("first-entry") {
-            Some(Value::Array(entry)) => Some(stream_id(&text(entry.first()))?),
-            _ => None,
-        };
-        let last = stream_id(&text(stream.get("last-generated-id")))?;
-        Ok(Span { oldest, last, trimmed: trimmed.unwrap_or(0) })
     }
 
     /// Fingerprints of what was delivered behind `after`, and when, in milliseconds since the Unix
@@ -334,14 +248,33 @@ pub(crate) fn stream_id(text: &str) -> Result<StreamId, QueueError> {
     text.parse().map_err(|_| QueueError::Unexpected(format!("stream id {text:?}")))
 }
 
+/// All fields of a hash, read in parts. Redis may return a field twice: the last value is kept.
+async fn scan<V: FromRedisValue>(
+    connection: &mut Connection,
+    key: &str,
+) -> Result<BTreeMap<String, V>, QueueError> {
+    let mut found = BTreeMap::new();
+    let mut cursor = 0u64;
+    loop {
+        let (next, part): (u64, Vec<(String, V)>) = cmd("HSCAN")
+            .arg(key)
+            .arg(cursor)
+            .arg("COUNT")
+            .arg(SCAN_COUNT)
+            .query_async(connection)
+            .await?;
+        found.extend(part);
+        cursor = next;
+        if cursor == 0 {
+            return Ok(found);
+        }
+    }
+}
+
 fn fingerprints(fields: &Fields) -> Vec<Fingerprint> {
     let bytes = field(fields, "d");
     let whole = bytes.chunks_exact(size_of::<Fingerprint>());
     whole.map(|one| Fingerprint::from_le_bytes(one.try_into().expect("BUG: exact"))).collect()
-}
-
-fn text(value: Option<&Value>) -> String {
-    value.and_then(|value| redis::from_redis_value_ref(value).ok()).unwrap_or_default()
 }
 
 fn parked(id: StreamId, fields: &Fields, tries: Option<&str>) -> Result<Parked, QueueError> {

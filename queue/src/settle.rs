@@ -14,10 +14,15 @@ use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 use crate::lane::{self, LaneChanges};
 
+/// Bytes of dead letters in one settlement, by [`Dead::size_bytes`]: bounds its request and the time
+/// its script holds Redis. One that is larger goes by itself.
+pub const DEAD_BYTES_MAX: u64 = 8 << 20;
+
 /// Everything a drain is done with since its last settlement.
 #[derive(Debug, Clone, Default)]
 pub struct Settlement {
-    /// The new cursor: every entry up to it is settled. `None`: it stays.
+    /// The new cursor: every entry up to it is settled. It is the id of an entry that was read; if
+    /// that is not in the stream, the settlement is refused. `None`: it stays.
     pub cursor: Option<StreamId>,
     /// Entries between the old cursor and the new one.
     pub entries_passed: u64,
@@ -153,8 +158,8 @@ impl Settler {
     /// # Errors
     /// [`QueueError::Fenced`] when another instance owns the drain, [`QueueError::Unregistered`]
     /// when Redis lost its cursor, or when another settlement stands there than the one before this
-    /// one: what was parked or dead-lettered may be gone, so the drain must begin again from what
-    /// Redis holds. Nothing was changed in either case.
+    /// one, or the entry of the new cursor is gone: what was parked or dead-lettered may be gone
+    /// too, so the drain must begin again from what Redis holds. Nothing was changed in either case.
     pub async fn apply(
         &mut self,
         connection: &mut Connection,

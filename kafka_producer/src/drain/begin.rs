@@ -7,10 +7,10 @@ use spillway_drain::End;
 use spillway_queue::drains::KAFKA;
 use spillway_queue::orders::{self, Orders};
 use spillway_queue::read::{Progress, Span};
-use spillway_queue::settle::Settlement;
 use spillway_queue::{Connection, QueueError};
 use spillway_service::error::chain;
 
+use super::settling::Owed;
 use super::{DENIED_PAUSE, Drain, REDONE_OFTEN, Session, Stop};
 use crate::fault::{Call, Failure, Fault, judge};
 use crate::link::Link;
@@ -60,17 +60,16 @@ impl Drain {
         if self.learned.redone < REDONE_OFTEN {
             self.well(&link);
         }
+        let mut owed = Owed::after(progress.cursor);
+        // They are in force from here on, whoever read them first.
+        owed.settlement.orders_done = (orders.version > 0).then_some(orders.version);
         Ok(Session {
             link,
             arrived: self.intake(progress.cursor),
             current: None,
             committed,
             through: progress.through,
-            // They are in force from here on, whoever read them first.
-            owed: Settlement {
-                orders_done: (orders.version > 0).then_some(orders.version),
-                ..Settlement::default()
-            },
+            owed,
             given_up: progress.done,
             orders_looked_at: orders.version,
             orders,

@@ -70,7 +70,7 @@ impl Drain {
                 return Ok(());
             }
             match self.receive(session, closes_in.unwrap_or(TICK).min(TICK))? {
-                Some(arrived) => take(session, open, arrived),
+                Some(arrived) => take(session, open, arrived)?,
                 // Nothing waits: what Kafka says is heard, and Redis told what is due.
                 None if closes_in.is_none() => {
                     session.link.poll(Duration::ZERO);
@@ -232,7 +232,7 @@ impl Current {
 }
 
 /// What was found becomes the next pack to send, or moves the transaction at once.
-fn take(session: &mut Session, open: &mut Open, arrived: Arrived) {
+fn take(session: &mut Session, open: &mut Open, arrived: Arrived) -> Result<(), Stop> {
     let committed = session.committed;
     match arrived {
         // Committed before, and not settled: Redis is told now.
@@ -244,25 +244,29 @@ fn take(session: &mut Session, open: &mut Open, arrived: Arrived) {
             session.current = Some(Current { source: Source::Main(id), pack, next });
         }
         Arrived::Corrupt(id) if id <= committed.entry => {
-            session.owed.corrupt.push(id);
+            session.owed.settlement.corrupt.push(id);
             session.owe_passed(id, 0);
         }
         Arrived::Corrupt(id) => {
             open.settlement.corrupt.push(id);
             open.pass(id, 0, Instant::now());
         }
-        Arrived::Replayed(id, _, _) if id <= committed.parked => session.owed.unparked.push(id),
+        Arrived::Replayed(id, _, _) if id <= committed.parked => {
+            session.owed.settlement.unparked.push(id)
+        }
         Arrived::Replayed(id, webhook, pack) => {
             let source = Source::Parked(id, webhook);
             session.current = Some(Current { source, pack, next: 0 });
         }
         Arrived::CorruptParked(id) if id <= committed.parked => {
-            session.owed.corrupt_parked.push(id);
+            session.owed.settlement.corrupt_parked.push(id);
         }
         Arrived::CorruptParked(id) => {
             open.settlement.corrupt_parked.push(id);
             open.position.parked = open.position.parked.max(id);
         }
         Arrived::Mark => {}
+        Arrived::OlderData => return Err(Stop::End(End::Stale)),
     }
+    Ok(())
 }

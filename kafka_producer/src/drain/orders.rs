@@ -33,7 +33,7 @@ impl Drain {
             Ok(orders) => {
                 session.orders_looked_at = bumped;
                 tracing::info!(version = orders.version, "an operator's orders");
-                session.owed.orders_done = Some(orders.version);
+                session.owed.settlement.orders_done = Some(orders.version);
                 session.orders = orders;
                 self.show_pauses(&session.orders);
             }

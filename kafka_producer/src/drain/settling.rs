@@ -11,6 +11,38 @@ use tokio::sync::mpsc::error::TryRecvError;
 
 use super::{Drain, Session, Stop};
 
+/// Settlement of what is committed in Kafka, and not yet told to Redis.
+pub(super) struct Owed {
+    pub(super) settlement: Settlement,
+    /// Redis was told of the entries up to here, or is owed them. Kafka's cursor may be after it at
+    /// the beginning: the entries between the two have yet to be read, and counted.
+    up_to: StreamId,
+}
+
+impl Owed {
+    /// Nothing, for a Redis whose cursor is `cursor`.
+    pub(super) fn after(cursor: StreamId) -> Self {
+        Self { settlement: Settlement::default(), up_to: cursor }
+    }
+
+    /// Entry after which reading goes on when a transaction has failed.
+    pub(super) fn reads_after(&self) -> StreamId {
+        self.up_to
+    }
+
+    fn add(&mut self, more: Settlement) {
+        self.up_to = more.cursor.unwrap_or(self.up_to);
+        let owed = &mut self.settlement;
+        owed.cursor = more.cursor.or(owed.cursor);
+        owed.entries_passed += more.entries_passed;
+        owed.webhooks_passed += more.webhooks_passed;
+        owed.corrupt.extend(more.corrupt);
+        owed.corrupt_parked.extend(more.corrupt_parked);
+        owed.unparked.extend(more.unparked);
+        owed.dropped += more.dropped;
+    }
+}
+
 impl Session {
     /// The entry `id` with `webhooks` in it is in Kafka.
     pub(super) fn owe_passed(&mut self, id: StreamId, webhooks: u64) {
@@ -26,14 +58,8 @@ impl Session {
 
     /// What is committed joins what Redis has not been told yet.
     pub(super) fn owe(&mut self, more: Settlement) {
-        let owed = &mut self.owed;
-        owed.cursor = more.cursor.or(owed.cursor);
-        owed.entries_passed += more.entries_passed;
-        owed.webhooks_passed += more.webhooks_passed;
-        owed.corrupt.extend(more.corrupt);
-        owed.corrupt_parked.extend(more.corrupt_parked);
-        owed.unparked.extend(more.unparked);
-        owed.dropped += more.dropped;
+        self.owed.add(more);
+        let owed = &mut self.owed.settlement;
         if let Some(cursor) = owed.cursor {
             let is_passed = |id: &StreamId| *id <= cursor;
             owed.whole.extend(self.given_up.keys().copied().filter(is_passed));
@@ -61,8 +87,8 @@ impl Drain {
                 Err(TryRecvError::Disconnected) => return Err(gone()),
             }
         }
-        if !session.owed.is_empty() {
-            let mut settlement = std::mem::take(&mut session.owed);
+        if !session.owed.settlement.is_empty() {
+            let mut settlement = std::mem::take(&mut session.owed.settlement);
             settlement.open = session.open_webhooks();
             settlement.orders_known = session.orders.version;
             // The channel holds one order, and none is under way.
@@ -124,4 +150,34 @@ impl Drain {
 fn gone() -> Stop {
     tracing::error!("BUG: the settling task ended early; beginning again");
     Stop::End(End::Stale)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn id(ms: u64) -> StreamId {
+        StreamId { ms, seq: 0 }
+    }
+
+    /// Redis' cursor is 5 and Kafka's 8. Replays come first, and their transaction fails.
+    #[test]
+    fn entries_between_both_cursors_are_read_again_after_a_redo_until_redis_is_owed_them() {
+        let mut owed = Owed::after(id(5));
+        owed.add(Settlement { unparked: vec![id(1)], ..Settlement::default() });
+        assert_eq!(owed.reads_after(), id(5));
+        for (ms, webhooks) in [(6, 3), (7, 4)] {
+            let passed = Settlement {
+                cursor: Some(id(ms)),
+                entries_passed: 1,
+                webhooks_passed: webhooks,
+                ..Settlement::default()
+            };
+            owed.add(passed);
+        }
+        assert_eq!(owed.reads_after(), id(7));
+        let told = std::mem::take(&mut owed.settlement);
+        assert_eq!((told.cursor, told.entries_passed, told.webhooks_passed), (Some(id(7)), 2, 7));
+        assert_eq!(owed.reads_after(), id(7));
+    }
 }

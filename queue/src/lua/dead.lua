@@ -1,12 +1,16 @@
 #!lua flags=allow-oom
--- Takes dead letters away: dropped, or replayed through the parked stream in the order given.
--- KEYS  1 dead  2 dead bytes  3 parked  ARGV  1 drop | replay  2... dead ids
-local taken = 0
-for i = 2, #ARGV do
+-- Takes dead letters away: dropped, or replayed through the parked stream in the order given. Stops
+-- after so many bytes. Returns how many were there, and how many it looked at.
+-- KEYS  1 dead  2 dead bytes  3 parked  ARGV  1 drop | replay  2 bytes  3... dead ids
+local taken, looked_at, left = 0, 0, tonumber(ARGV[2])
+for i = 3, #ARGV do
   local entry = redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i])[1]
   if entry then
     local fields = {}
-    for f = 1, #entry[2], 2 do fields[entry[2][f]] = entry[2][f + 1] end
+    for f = 1, #entry[2], 2 do
+      fields[entry[2][f]] = entry[2][f + 1]
+      left = left - #entry[2][f + 1]
+    end
     if ARGV[1] == 'replay' then
       redis.call('XADD', KEYS[3], '*', 'p', fields.p, 'id', fields.id, 't', '0:0', 'r', '1')
     end
@@ -14,5 +18,7 @@ for i = 2, #ARGV do
     redis.call('DECRBY', KEYS[2], fields.n or 0)
     taken = taken + 1
   end
+  looked_at = looked_at + 1
+  if left <= 0 then break end
 end
-return taken
+return {taken, looked_at}

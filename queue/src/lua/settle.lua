@@ -74,6 +74,12 @@ for _, reply in ipairs(groups) do
   if not lowest or is_before(cursor, lowest) then lowest, lowest_through = cursor, through end
 end
 if not own then return redis.error_reply('NOGROUP the drain is not registered') end
+-- A new cursor is an entry that was read. If it is not there, Redis lost it, and what has been
+-- appended since, perhaps with a slower clock and lower ids, is another's: it must not be trimmed.
+if ARGV[5] ~= '' and is_before(own['last-delivered-id'], ARGV[5])
+  and #redis.call('XRANGE', stream, ARGV[5], ARGV[5]) == 0 then
+  return redis.error_reply('NOGROUP redis came back with older data')
+end
 
 each(1, function(id)
   local entry = redis.call('XRANGE', stream, id, id)[1]

@@ -4,16 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redis::{FromRedisValue, cmd};
+use redis::cmd;
 use spillway_webhook::Position;
 
-use super::Reader;
+use super::{Reader, scan};
 use crate::connect::Connection;
 use crate::error::QueueError;
 use crate::lane::{self, ChunkId, LaneRow, StoredChunk};
-
-/// Fields that Redis looks at for one answer: bounds the time one step holds Redis.
-const SCAN_COUNT: usize = 1000;
 
 impl Reader {
     /// Rows of all lanes, in the order of their hashes.
@@ -102,29 +99,6 @@ impl Reader {
             .query_async(connection)
             .await?;
         found.into_iter().map(|state| state.map(|state| retry(&state)).transpose()).collect()
-    }
-}
-
-/// All fields of a hash, read in parts. Redis may return a field twice: the last value is kept.
-pub(super) async fn scan<V: FromRedisValue>(
-    connection: &mut Connection,
-    key: &str,
-) -> Result<BTreeMap<String, V>, QueueError> {
-    let mut found = BTreeMap::new();
-    let mut cursor = 0u64;
-    loop {
-        let (next, part): (u64, Vec<(String, V)>) = cmd("HSCAN")
-            .arg(key)
-            .arg(cursor)
-            .arg("COUNT")
-            .arg(SCAN_COUNT)
-            .query_async(connection)
-            .await?;
-        found.extend(part);
-        cursor = next;
-        if cursor == 0 {
-            return Ok(found);
-        }
     }
 }
 

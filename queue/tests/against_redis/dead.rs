@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use spillway_queue::dead::{DeadLetter, Take, age_out, list, take};
+use spillway_queue::dead::{AgedOut, DeadLetter, Take, age_out, list, now_ms, take};
 use spillway_queue::settle::{Dead, Settlement};
 use spillway_webhook::StreamId;
 
@@ -87,20 +87,58 @@ async fn replayed_dead_letters_are_parked_in_the_order_given() {
 }
 
 #[tokio::test]
+async fn many_and_large_dead_letters_are_taken_in_the_order_given() {
+    let server = Server::start(&[]).await;
+    let large = |ms| Dead { pack: vec![b'x'; 3 << 20], ..dead(ms, "orders/create") };
+    let given_up = (1..=10).map(large).chain((11..=200).map(|ms| dead(ms, "orders/create")));
+    let (mut http, letters) = having_given_up(&server, given_up.collect()).await;
+    let ids: Vec<_> = letters.iter().rev().map(|letter| letter.id).collect();
+    let _: String = server.command(&["CONFIG", "RESETSTAT"]).await;
+    let taken = take(&http.redis, &mut http.connection, "http", Take::Replay, &ids).await;
+    assert_eq!(taken.unwrap(), 200);
+    assert_eq!((all(&mut http).await.len(), bytes(&server).await), (0, 0));
+    // Four of at most 64, and those that are large three at a time.
+    let calls: String = server.command(&["INFO", "commandstats"]).await;
+    assert!(calls.contains("cmdstat_evalsha:calls=7,"), "{calls}");
+    let parked: Vec<(String, Vec<Vec<u8>>)> =
+        server.command(&["XRANGE", "spillway:http:parked", "-", "+"]).await;
+    let order: Vec<_> = parked.iter().map(|(_, fields)| fields[3].clone()).collect();
+    let expected: Vec<_> = (1..=200).rev().map(|ms| webhook(ms).to_string().into_bytes()).collect();
+    assert_eq!(order, expected);
+}
+
+async fn aged(http: &mut Drain, keep: Duration, now_ms: u64) -> AgedOut {
+    let aged = age_out(&http.redis, &mut http.connection, "http", keep, now_ms).await;
+    aged.expect("redis answers")
+}
+
+#[tokio::test]
 async fn old_dead_letters_are_dropped_but_never_those_the_law_asks_for() {
     let server = Server::start(&[]).await;
     let topics = ["orders/create", "customers/redact", "shop/redact", "customers/data_request"];
-    let given_up = (0..250).map(|at| dead(at, topics[at as usize % 4])).collect();
+    let given_up = (0..60).map(|at| dead(at, topics[at as usize % 4])).collect();
     let (mut http, letters) = having_given_up(&server, given_up).await;
     let now_ms = letters.last().unwrap().id.ms;
-    let young = age_out(&http.redis, &mut http.connection, "http", DAY, now_ms).await;
-    assert_eq!(young.unwrap(), 0);
+    assert_eq!(aged(&mut http, DAY, now_ms).await, AgedOut { dropped: 0, is_bounded: false });
     let later_ms = now_ms + 2 * u64::try_from(DAY.as_millis()).unwrap();
-    let old = age_out(&http.redis, &mut http.connection, "http", DAY, later_ms).await;
-    assert_eq!(old.unwrap(), 63);
+    assert_eq!(aged(&mut http, DAY, later_ms).await, AgedOut { dropped: 15, is_bounded: false });
     let kept = all(&mut http).await;
-    assert_eq!(kept.len(), 250 - 63);
+    assert_eq!(kept.len(), 60 - 15);
     assert!(kept.iter().all(|letter| letter.topic != "orders/create"));
+}
+
+#[tokio::test]
+async fn a_clock_that_jumps_ahead_by_a_month_costs_a_few_dead_letters() {
+    let server = Server::start(&[]).await;
+    let given_up = (0..2_000).map(|at| dead(at, "orders/create")).collect();
+    let (mut http, _) = having_given_up(&server, given_up).await;
+    let now_ms = now_ms(&mut http.connection).await.unwrap();
+    let later_ms = now_ms + 31 * u64::try_from(DAY.as_millis()).unwrap();
+    let few = AgedOut { dropped: 17, is_bounded: true };
+    assert_eq!(aged(&mut http, 30 * DAY, later_ms).await, few);
+    assert_eq!(aged(&mut http, 30 * DAY, later_ms).await, few);
+    assert_eq!(server.command::<u64>(&["XLEN", "spillway:http:dead"]).await, 2_000 - 2 * 17);
+    assert_eq!(aged(&mut http, 30 * DAY, now_ms).await.dropped, 0);
 }
 
 #[tokio::test]
@@ -110,11 +148,9 @@ async fn a_dead_letter_is_old_only_past_the_whole_time() {
     let given_up_ms = letters[0].id.ms;
     for (passed_ms, dropped) in [(0, 0), (1_000, 0), (1_001, 1)] {
         let now_ms = given_up_ms + passed_ms;
-        let keep = Duration::from_secs(1);
-        let aged = age_out(&http.redis, &mut http.connection, "http", keep, now_ms).await;
-        assert_eq!(aged.unwrap(), dropped, "after {passed_ms} ms");
+        let aged = aged(&mut http, Duration::from_secs(1), now_ms).await;
+        assert_eq!(aged.dropped, dropped, "after {passed_ms} ms");
     }
     // A clock before the epoch's first days must not wrap around.
-    let none = age_out(&http.redis, &mut http.connection, "http", DAY, 5).await;
-    assert_eq!(none.unwrap(), 0);
+    assert_eq!(aged(&mut http, DAY, 5).await.dropped, 0);
 }

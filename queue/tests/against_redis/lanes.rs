@@ -84,17 +84,17 @@ async fn dump(server: &Server) -> Vec<String> {
 async fn expect_written(http: &mut Drain) {
     let (reader, connection) = (&http.reader, &mut http.connection);
     let none = ChunkId { lane: 8, number: 1 };
-    let chunks = reader.chunks(connection, &[SECOND, none, FIRST]).await.unwrap();
+    let chunks = reader.chunks(connection, &[SECOND, none, FIRST]).await.expect("redis answers");
     assert_eq!(chunks, [stored(b"two", &[0b10, 255]), None, stored(b"\x00one", &[])]);
-    assert_eq!(reader.chunks(connection, &[]).await.unwrap(), []);
-    let rows = reader.lane_rows(connection).await.unwrap();
+    assert_eq!(reader.chunks(connection, &[]).await.expect("redis answers"), []);
+    let rows = reader.lane_rows(connection).await.expect("redis answers");
     assert_eq!(rows, [row(7, 30), row(u64::MAX, 12)]);
-    let barriers = reader.barriers(connection).await.unwrap();
+    let barriers = reader.barriers(connection).await.expect("redis answers");
     assert_eq!(barriers, [(at(3), u64::MAX), (at(4), 8)]);
-    assert_eq!(reader.leads(connection).await.unwrap(), [(1, at(5)), (2, at(6))]);
-    let retries = reader.retries(connection, &[at(4), at(3)]).await.unwrap();
+    assert_eq!(reader.leads(connection).await.expect("redis answers"), [(1, at(5)), (2, at(6))]);
+    let retries = reader.retries(connection, &[at(4), at(3)]).await.expect("redis answers");
     assert_eq!(retries, [None, Some((4, Duration::from_millis(1_500)))]);
-    assert_eq!(reader.retries(connection, &[]).await.unwrap(), []);
+    assert_eq!(reader.retries(connection, &[]).await.expect("redis answers"), []);
 }
 
 #[tokio::test]

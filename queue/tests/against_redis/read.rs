@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use spillway_queue::QueueError;
 use spillway_queue::append::Appender;
-use spillway_queue::read::Reader;
+use spillway_queue::read::{Entry, LastRead, Reader};
 use spillway_queue::settle::Settlement;
 use spillway_webhook::StreamId;
 
@@ -109,4 +109,54 @@ async fn progress_of_a_drain_nobody_registered_is_unregistered() {
     server.append(&[b"pack"]).await;
     let without_cursor = reader.progress(&mut connection).await;
     assert!(matches!(without_cursor, Err(QueueError::Unregistered)), "{without_cursor:?}");
+}
+
+#[tokio::test]
+async fn after_a_reconnect_older_data_is_told_from_the_data_that_was_read() {
+    let server = Server::start(&[]).await;
+    let first = server.append(&[b"one"]).await[0];
+    let mut http = Drain::start(&server, "http").await;
+    let older = server.dump("spillway:in").await;
+    let second = server.append(&[b"two"]).await[0];
+    let entry = |id, pack: &'static [u8]| LastRead::of(&Entry { id, pack: pack.into() });
+    let (one, two) = (entry(first, b"one"), entry(second, b"two"));
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    assert!(reader.holds(connection, &one).await.unwrap());
+    assert!(reader.holds(connection, &two).await.unwrap());
+    let other_bytes = entry(second, b"other");
+    assert!(!reader.holds(connection, &other_bytes).await.unwrap());
+
+    // Appends are lost, then others come: with ids after the lost one, or before it.
+    server.restore("spillway:in", &older).await;
+    assert!(reader.holds(connection, &one).await.unwrap());
+    assert!(!reader.holds(connection, &two).await.unwrap());
+    server.append_as(&second.next().to_string()).await;
+    assert!(!reader.holds(connection, &two).await.unwrap());
+    let _: u64 = server.command(&["DEL", "spillway:in"]).await;
+    assert!(!reader.holds(connection, &two).await.unwrap());
+}
+
+#[tokio::test]
+async fn what_was_read_and_is_settled_needs_not_be_there() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two"]).await;
+    let mut http = Drain::start(&server, "http").await;
+    http.pass(ids[0]).await;
+    let one = LastRead::of(&Entry { id: ids[0], pack: b"one"[..].into() });
+    assert!(http.reader.holds(&mut http.connection, &one).await.unwrap());
+    http.pass(ids[1]).await;
+    assert!(http.reader.holds(&mut http.connection, &one).await.unwrap());
+}
+
+#[tokio::test]
+async fn thousands_of_packs_that_are_settled_in_part_are_read_in_parts() {
+    let server = Server::start(&[]).await;
+    let mut http = Drain::start(&server, "http").await;
+    let bits = (1..=5_000).map(|seq| (StreamId { ms: 1, seq }, vec![1])).collect();
+    http.settle(&Settlement { bits, ..Settlement::default() }).await.unwrap();
+    let _: String = server.command(&["CONFIG", "RESETSTAT"]).await;
+    assert_eq!(http.progress().await.done.len(), 5_000);
+    let calls: String = server.command(&["INFO", "commandstats"]).await;
+    assert!(!calls.contains("cmdstat_hgetall"), "{calls}");
+    assert!(calls.contains("cmdstat_hscan"), "{calls}");
 }

@@ -105,6 +105,19 @@ impl Server {
         assert_eq!(refused.expect_err("redis is full").code(), Some("OOM"));
     }
 
+    /// A copy of a key, to come back to.
+    pub async fn dump(&self, key: &str) -> Vec<u8> {
+        self.command(&["DUMP", key]).await
+    }
+
+    /// Comes back to an older copy of a key.
+    pub async fn restore(&self, key: &str, copy: &[u8]) {
+        let mut connection = self.connect().await;
+        let mut restore = redis::cmd("RESTORE");
+        restore.arg(key).arg(0).arg(copy).arg("REPLACE");
+        restore.query_async::<()>(&mut connection).await.expect("a copy of this redis");
+    }
+
     /// Ids of a stream.
     pub async fn ids(&self, key: &str) -> Vec<String> {
         let entries: Vec<(String, Vec<String>)> = self.command(&["XRANGE", key, "-", "+"]).await;

@@ -223,6 +223,37 @@ async fn the_first_settlement_of_an_owner_names_the_last_one_of_the_owner_before
 }
 
 #[tokio::test]
+async fn a_cursor_after_everything_that_redis_knows_is_refused() {
+    let server = Server::start(&[]).await;
+    let first = server.append_as("100-0").await;
+    let mut http = Drain::start(&server, "http").await;
+    let older = server.dump("spillway:in").await;
+    let lost = server.append_as("200-0").await;
+    server.restore("spillway:in", &older).await;
+    let before = keys(&server).await;
+    let refused = http.settle(&Settlement { park: vec![park(1)], ..up_to(lost, 2, 2) }).await;
+    assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
+    assert_eq!(keys(&server).await, before);
+    http.settle(&up_to(first, 1, 1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_was_appended_with_a_slower_clock_after_appends_were_lost_is_not_trimmed_unread() {
+    let server = Server::start(&[]).await;
+    server.append_as("100-0").await;
+    let mut http = Drain::start(&server, "http").await;
+    let older = server.dump("spillway:in").await;
+    let lost = server.append_as("110-0").await;
+    server.restore("spillway:in", &older).await;
+    server.append_as("105-0").await;
+    server.append_as("120-0").await;
+    let refused = http.settle(&up_to(lost, 2, 2)).await;
+    assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
+    assert_eq!(server.ids("spillway:in").await, ["100-0", "105-0", "120-0"]);
+    assert_eq!(http.progress().await.cursor, StreamId::ZERO);
+}
+
+#[tokio::test]
 async fn a_settlement_of_thousands_is_one_step() {
     let server = Server::start(&[]).await;
     let mut http = Drain::start(&server, "http").await;
