@@ -9,9 +9,9 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: ## build, start everything here, send a signed sample through it (ONESHOT=1: then exit)
+run: ## build, start everything here, send a signed sample through it (ONESHOT=1: then exit; PREBUILT=1: build nothing)
 	ops/deps.sh run
-	cargo build --release --locked -p request-receiver -p downstreamer -p spillway
+	$(if $(PREBUILT),,cargo build --release --locked -p request-receiver -p downstreamer -p spillway)
 	$(TARGET)/release/spillway dev
 
 kafka: ## a Kafka broker on 127.0.0.1:9092, in ./run/kafka, and the producer to go with it
