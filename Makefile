@@ -9,9 +9,9 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: ## build, start everything here, send a signed sample through it (ONESHOT=1: then exit)
+run: ## build, start everything here, send a signed sample through it (ONESHOT=1: then exit; PREBUILT=1: build nothing)
 	ops/deps.sh run
-	cargo build --release --locked -p request-receiver -p downstreamer -p spillway
+	$(if $(PREBUILT),,cargo build --release --locked -p request-receiver -p downstreamer -p spillway)
 	$(TARGET)/release/spillway dev
 
 kafka: ## a Kafka broker on 127.0.0.1:9092, in ./run/kafka, and the producer to go with it
@@ -35,11 +35,11 @@ lint: ## formatting, lints and docs
 audit: ## licences, sources, bans and advisories of what is depended on; says what it could not look at
 	ops/audit.sh
 
-endure: ## the stories that the suite plays small, at the size of the promise (40 minutes)
+endure: ## the stories that the suite plays small, at the size of the promise (70 minutes)
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
 	ENDURE=1 cargo test --locked -p stories --test duplicates --test brake --test verbs \
-		--test kafka_exactly_once --test kafka_faults --test restart \
+		--test kafka_exactly_once --test kafka_faults --test restart --test lanes \
 		--test spill --test spill_disk -- --nocapture --test-threads 1
 
 chaos endure-spill hostile fuzz timing: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c

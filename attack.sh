@@ -8,14 +8,16 @@
 #   RATE=20000 DURATION=10s CONNECTIONS=256 URL=http://127.0.0.1:8080/webhooks ./attack.sh spike
 #
 # Every request has a webhook id, event id, product and signature of its own and a fresh time. The
-# template is `loadtest`, the body's is `request.json`. SHOPIFY_CLIENT_SECRET must be the receiver's;
-# when unset it is read from what `make run` wrote (run/spillway.env), else from .env.
+# template is `loadtest`, the body's is `request.json`. The secret must be the receiver's. It is read
+# from SHOPIFY_CLIENT_SECRET or SHOPIFY_CLIENT_SECRET_FILE in the environment, else from what
+# `make run` wrote (run/spillway.env), else from .env.
 # A URL off the loopback needs ALLOW_REMOTE=1.
 set -euo pipefail
+readonly CALLED_FROM=$PWD
 cd "$(dirname "$0")"
 
 fail() { printf 'attack.sh: %s\n' "$1" >&2; exit "${2:-1}"; }
-usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; }
 
 # Bounds: an attack ends, and fits the machine it runs on.
 REQUESTS_MAX=10000000
@@ -34,14 +36,33 @@ seconds_of() {
     esac
 }
 
-secret_from_files() {
+# The value of a setting in a file of KEY=value lines; nothing if it is not there.
+setting_in() {
+    sed -n "s/^\(export \)\{0,1\}$2=//p" "$1" | tail -n 1 | sed "s/^[\"']//; s/[\"']\$//"
+}
+
+# The first secret of a file that holds one per line. A relative path starts at directory $2.
+secret_in() {
+    local path=$1
+    case $path in /*) ;; *) path=$2/$path ;; esac
+    [ -r "$path" ] || fail "cannot read $path, which SHOPIFY_CLIENT_SECRET_FILE names" 78
+    awk 'NF { print $1; exit }' "$path"
+}
+
+# One of several secrets is enough: the receiver accepts each of them. `make run` starts the receiver
+# in this directory, so the relative paths of both files start here.
+find_secret() {
     local file secret
+    if [ -n "${SHOPIFY_CLIENT_SECRET:-}" ]; then echo "$SHOPIFY_CLIENT_SECRET" && return; fi
+    if [ -n "${SHOPIFY_CLIENT_SECRET_FILE:-}" ]; then
+        secret_in "$SHOPIFY_CLIENT_SECRET_FILE" "$CALLED_FROM" && return
+    fi
     for file in run/spillway.env .env; do
         [ -r "$file" ] || continue
-        secret=$(sed -n 's/^\(export \)\{0,1\}SHOPIFY_CLIENT_SECRET=//p' "$file" | tail -n 1 |
-            sed "s/^[\"']//; s/[\"']\$//")
-        # One of several will do: any of them verifies.
+        secret=$(setting_in "$file" SHOPIFY_CLIENT_SECRET)
         if [ -n "$secret" ]; then echo "${secret%%,*}" && return; fi
+        secret=$(setting_in "$file" SHOPIFY_CLIENT_SECRET_FILE)
+        if [ -n "$secret" ]; then secret_in "$secret" "$PWD" && return; fi
     done
 }
 
@@ -53,6 +74,13 @@ check_url() {
     if [[ $authority =~ ^(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?$ ]]; then return; fi
     [ "${ALLOW_REMOTE:-}" = 1 ] ||
         fail "$authority is not this machine; if it is yours to attack: ALLOW_REMOTE=1" 64
+}
+
+find_generate() {
+    [ -x "$GENERATE" ] && return
+    [ "$GENERATE" = "$BUILT/generate" ] || fail "GENERATE=$GENERATE is not there" 69
+    cargo build --release --locked -p bench --bin generate ||
+        fail "cannot build $GENERATE; see: cargo build --release --locked -p bench --bin generate" 69
 }
 
 find_vegeta() {
@@ -103,7 +131,8 @@ case ${1:-} in
 esac
 URL=${URL:-http://127.0.0.1:8080/webhooks/products}
 CONNECTIONS=${CONNECTIONS:-1000}
-GENERATE=${GENERATE:-target/release/generate}
+BUILT=${CARGO_TARGET_DIR:-target}/release
+GENERATE=${GENERATE:-$BUILT/generate}
 
 [[ $RATE =~ ^[1-9][0-9]{0,6}$ ]] || fail "RATE=$RATE is not a number of requests per second" 64
 [[ $CONNECTIONS =~ ^[1-9][0-9]{0,4}$ ]] || fail "CONNECTIONS=$CONNECTIONS is not a number" 64
@@ -112,10 +141,10 @@ COUNT=$((RATE * seconds))
 ((seconds >= 1 && seconds <= SECONDS_MAX)) || fail "DURATION is 1s to ${SECONDS_MAX}s" 64
 ((COUNT <= REQUESTS_MAX)) || fail "$COUNT requests are more than $REQUESTS_MAX" 64
 check_url
-[ -x "$GENERATE" ] || fail "$GENERATE is missing; build it: cargo build --release -p bench" 69
-[ -n "${SHOPIFY_CLIENT_SECRET:-}" ] || SHOPIFY_CLIENT_SECRET=$(secret_from_files)
-[ -n "$SHOPIFY_CLIENT_SECRET" ] || fail "SHOPIFY_CLIENT_SECRET is not set; it must be the \
-receiver's (\`make run\` writes one to run/spillway.env)" 78
+find_generate
+SHOPIFY_CLIENT_SECRET=$(find_secret)
+[ -n "$SHOPIFY_CLIENT_SECRET" ] || fail "SHOPIFY_CLIENT_SECRET is not set, nor is \
+SHOPIFY_CLIENT_SECRET_FILE; it must be the receiver's (\`make run\` names one in run/spillway.env)" 78
 export SHOPIFY_CLIENT_SECRET
 VEGETA=$(find_vegeta)
 probe=$(curl -sk -o /dev/null -m 5 -w '%{http_code}' "$URL" || true)

@@ -5,17 +5,17 @@
 #     ops/deps.sh run     a Rust toolchain and a C compiler to build, redis-server to run
 #     ops/deps.sh kafka   what librdkafka is built with, and what a Kafka broker is got and run with
 #     ops/deps.sh test    both, and what the tests drive: nginx, openssl, curl, git, node, Prometheus,
-#                         systemd, strace; gets the broker
+#                         systemd, strace; gets the broker; builds vegeta with Go
 #     ops/deps.sh package the first two, and what a package is tested in: debootstrap, systemd-nspawn
 #     ops/deps.sh audit   cargo-deny and cargo-audit, at pinned versions, beside the build
 #     ops/deps.sh fuzz    cargo-fuzz in the same way; a nightly toolchain has to be there
 #
 # With everything there it changes nothing and says nothing. Packages come by apt, as root or by a
-# sudo that does not ask; elsewhere it prints what to install and exits 1. It never installs Rust,
-# which is yours to choose, and never starts Debian's own redis, nginx or prometheus services.
+# sudo that does not ask; elsewhere it prints what to install and exits 1. It never installs Rust
+# or Go, which are yours to choose, and never starts Debian's own redis, nginx or prometheus services.
 set -euo pipefail
 
-readonly REDIS_MAJOR_MIN=7
+readonly REDIS_MAJOR_MIN=7 GO_MIN=1.24
 readonly CARGO_DENY=0.20.2 CARGO_AUDIT=0.22.2 CARGO_FUZZ=0.13.2
 policy_made=""
 
@@ -136,6 +136,19 @@ require_nightly() {
   exit 1
 }
 
+# Debian 12 has Go 1.19, which is too old: it is not installed by apt.
+require_vegeta() {
+  command -v vegeta >/dev/null && return
+  if ! command -v go >/dev/null; then
+    say "Go ($GO_MIN or newer), which builds vegeta, is missing. Install it with:"
+    say "    apt-get install golang-go        # Debian 13 or newer; else from https://go.dev/dl"
+    exit 1
+  fi
+  go -C "$(dirname "$0")/../bench/vegeta" tool -n vegeta >/dev/null && return
+  say "cannot build vegeta with $(go version); Go $GO_MIN or newer is needed, from https://go.dev/dl"
+  exit 1
+}
+
 require_recent_redis() {
   local version
   version=$(redis-server --version | sed -n 's/.* v=\([0-9]*\)\..*/\1/p')
@@ -177,7 +190,10 @@ main() {
     install_packages "${packages[@]}"
   fi
   [ "$1" = kafka ] || require_recent_redis
-  [ "$1" != test ] || "$(dirname "$0")/kafka.sh" fetch
+  if [ "$1" = test ]; then
+    require_vegeta
+    "$(dirname "$0")/kafka.sh" fetch
+  fi
 }
 
 main "$@"

@@ -1,10 +1,20 @@
 //! What the stories compute from receipts: rates, delays, shares.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::ledger::{Event, Ledger};
 use crate::receipt::Receipt;
+
+/// Waiting times of some webhooks.
+#[derive(Clone, Debug, Default)]
+pub struct Waits {
+    /// Each of them, in no order.
+    pub all: Vec<Duration>,
+    /// Number of those that are not delivered yet.
+    pub undelivered: usize,
+}
 
 /// The smallest of the values that this part of them does not exceed.
 pub fn percentile(values: &[Duration], part: f64) -> Duration {
@@ -37,6 +47,31 @@ pub fn delays(
     };
     let delivered = receipts.iter().filter(|receipt| receipt.delivered() && meant(receipt));
     delivered.filter_map(delay).collect()
+}
+
+/// Waiting times of the webhooks that were accepted in this window: from the 200 to the end of the
+/// first delivery, or, undelivered, until now.
+pub fn waits(
+    ledger: &Ledger,
+    receipts: &[Receipt],
+    window: &Range<Instant>,
+    meant: impl Fn(Event) -> bool,
+) -> Waits {
+    let now = Instant::now();
+    let mut delivered: HashMap<Event, Instant> = HashMap::new();
+    for receipt in receipts.iter().filter(|receipt| receipt.delivered()) {
+        if let (Some(event), Some(at)) = (Event::of(receipt.webhook_id()), receipt.answered) {
+            delivered.entry(event).or_insert(at);
+        }
+    }
+    let mut waits = Waits::default();
+    for (event, sent) in ledger.entries().iter().filter(|(event, _)| meant(**event)) {
+        let Some(accepted) = sent.accepted_at().filter(|at| window.contains(at)) else { continue };
+        let end = delivered.get(event);
+        waits.undelivered += usize::from(end.is_none());
+        waits.all.push(end.map_or(now, |at| *at).saturating_duration_since(accepted));
+    }
+    waits
 }
 
 /// Deliveries that ended in this window.
