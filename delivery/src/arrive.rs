@@ -52,7 +52,7 @@ impl<C: Content> Core<C> {
         let active = self.active();
         let lane = self.queue.lane(sorted.lane, shop, active);
         if self.controls.drops(position, replay) {
-            self.ledger.dropped.push_back(Dropped { lane, position, replay });
+            self.drop_webhook(Dropped { lane, position, replay });
             return;
         }
         if sorted.is_barrier {

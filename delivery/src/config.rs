@@ -30,4 +30,40 @@ pub struct Config {
     pub keeps_fingerprints: bool,
     /// Seed of all chance.
     pub seed: u64,
+    /// Sizes that no setting changes.
+    pub tuning: Tuning,
+}
+
+/// Sizes that no setting changes; the simulator makes them small.
+#[derive(Debug, Clone, Copy)]
+pub struct Tuning {
+    /// A window with fewer webhooks is filled again.
+    pub window_low: u32,
+    /// Chunks in one read.
+    pub chunks_at_once: u32,
+    /// Packs read for one look at the front of the main stream.
+    pub moved_packs: usize,
+    /// Raw bytes moved by one settlement, at most, except for a single larger pack.
+    pub moved_bytes: usize,
+    /// Webhooks in one settlement: bounds the time its script holds Redis.
+    pub settled_webhooks: usize,
+    /// Deliveries that may wait for their settlement, beside those under way: what a crash can
+    /// repeat.
+    pub unsettled: usize,
+    /// Decoded packs at hand, in bytes.
+    pub cache_bytes: usize,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            window_low: 512,
+            chunks_at_once: 4,
+            moved_packs: 8,
+            moved_bytes: 512 << 10,
+            settled_webhooks: 2048,
+            unsettled: 256,
+            cache_bytes: 32 << 20,
+        }
+    }
 }

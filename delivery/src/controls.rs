@@ -201,7 +201,7 @@ impl<C: Content> Core<C> {
                 (node.position, node.lane)
             };
             let replay = self.queue.index.replay(node);
-            self.ledger.dropped.push_back(Dropped { lane, position, replay });
+            self.drop_webhook(Dropped { lane, position, replay });
             if let Some(lane) = self.queue.lanes.get_mut(lane) {
                 is_gone = self.queue.index.remove(node, &mut lane.window);
             }

@@ -19,8 +19,6 @@ use crate::settle::{Ended, Finished};
 use crate::shop::{ShopGate, ShopKey};
 use crate::sorted::{Class, Content};
 
-/// Deliveries that may wait for their settlement, beside those under way: what a crash can repeat.
-const UNSETTLED_MAX: usize = 256;
 /// Shops that are looked at for a lane that has not failed, for one probe.
 const PROBE_LOOKS: usize = 512;
 
@@ -104,7 +102,7 @@ impl<C: Content> Core<C> {
             return Err(Blocked::AllPaused);
         }
         let at_risk = self.attempts.len() + self.ledger.unsettled();
-        if at_risk >= self.config.bounds.concurrency_max + UNSETTLED_MAX {
+        if at_risk >= self.config.bounds.concurrency_max + self.config.tuning.unsettled {
             return Err(Blocked::Unsettled);
         }
         match self.backend.allows(session.now.at) {

@@ -244,7 +244,8 @@ impl<C: Content> Core<C> {
                 self.queue.retries.insert(head, state);
             }
         }
-        if !self.queue.main.is_after_cursor(head) {
+        let is_replay = self.queue.index.is_replay(attempt.resource);
+        if !is_replay && !self.queue.main.is_after_cursor(head) {
             self.ledger.retries.push(head);
         }
         wait

@@ -233,7 +233,7 @@ impl Index {
     /// Adds a webhook in the order of its position. `None` when that position is indexed already.
     pub fn add(&mut self, arrival: &Arrival, lane: LaneKey, window: &mut Window) -> Option<Added> {
         let Arrival { position, sorted, replay } = *arrival;
-        let before_in_lane = self.place_in_lane(window, position, replay.is_some())?;
+        let before_in_lane = self.place_in_lane(window, position, replay)?;
         let found = self.by_hash.get(&sorted.resource).copied();
         let node = self.allocate(&Node {
             position,
@@ -290,6 +290,11 @@ impl Index {
     /// Position of a resource's head.
     pub fn head(&self, key: ResourceKey) -> Option<Position> {
         self.resource(key).map(|resource| self.node(resource.head).position)
+    }
+
+    /// Whether a resource's head is a replay.
+    pub fn is_replay(&self, key: ResourceKey) -> bool {
+        self.resource(key).is_some_and(|resource| self.node(resource.head).is_replay)
     }
 
     /// Node that is sent for a resource: its lead, or its head while that is undecided.
@@ -434,13 +439,19 @@ impl Index {
         })
     }
 
-    /// The node of the window after which `position` belongs; `None` when it is there already.
-    fn place_in_lane(&self, window: &Window, position: Position, is_replay: bool) -> Option<u32> {
+    /// The node of the window after which `position` belongs; `None` when that webhook, or that
+    /// replay of it, is there already.
+    fn place_in_lane(
+        &self,
+        window: &Window,
+        position: Position,
+        replay: Option<StreamId>,
+    ) -> Option<NodeKey> {
         let mut before = window.last;
         while let Some(node) = self.nodes.get(usize_of(before))
             && node.position >= position
         {
-            if node.position == position && node.is_replay == is_replay {
+            if node.position == position && self.replay(before) == replay {
                 return None;
             }
             before = node.lane_previous;

@@ -52,6 +52,8 @@ pub struct Stored {
     pub chunks: VecDeque<Chunk>,
     /// First number of which nothing is indexed.
     pub unread_from: u32,
+    /// First chunk of the last read for the window.
+    pub asked: u32,
     /// Number of the next chunk.
     pub next: u32,
     /// Chunk that a settlement writes just now, and that can't be read yet.
@@ -118,6 +120,8 @@ pub struct Lane {
     pub breaker: LaneBreaker,
     /// Attempts under way.
     pub flow: Flow,
+    /// Webhooks that are dropped and not settled.
+    pub dropping: u32,
     /// Whether a part of it is being read.
     pub is_reading: bool,
     /// Whether it is listed among those to read more of.
@@ -153,6 +157,7 @@ impl Lane {
             ready: Ready::default(),
             breaker: LaneBreaker::new(active),
             flow: Flow::default(),
+            dropping: 0,
             is_reading: false,
             is_listed: false,
         }
@@ -164,6 +169,7 @@ impl Lane {
             && self.rest.is_none()
             && self.stored.is_none()
             && self.flow.in_flight == 0
+            && self.dropping == 0
             && !self.is_reading
     }
 
@@ -229,6 +235,7 @@ impl Stored {
         Self {
             chunks: VecDeque::new(),
             unread_from: number,
+            asked: number,
             next: number,
             pending: None,
             waiting: 0,

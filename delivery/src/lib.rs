@@ -37,7 +37,7 @@ mod status;
 
 pub use crate::attempts::AttemptId;
 pub use crate::backoff::Backoff;
-pub use crate::config::Config;
+pub use crate::config::{Config, Tuning};
 pub use crate::controls::{Controls, Drops};
 pub use crate::core::Core;
 pub use crate::dispatch::Blocked;

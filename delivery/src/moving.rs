@@ -19,10 +19,6 @@ use crate::settle::Settling;
 use crate::settlement::{ChunkWrite, Settlement};
 use crate::sorted::{Content, Sorted};
 
-/// Packs read for one look.
-const PACKS_MAX: usize = 8;
-/// Raw bytes moved by one settlement, at most, but for a single larger pack.
-const BYTES_MAX: usize = 512 << 10;
 /// Between two looks, while the front does not move.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// A pack of which so little is left moves without another reason.
@@ -47,8 +43,11 @@ impl<C> Default for Mover<C> {
 }
 
 impl<C> Mover<C> {
-    pub fn front_read(&mut self, packs: Vec<PackRead<C>>) {
+    pub fn front_read(&mut self, packs: Vec<PackRead<C>>, now: Duration) {
         self.is_requested = false;
+        if packs.is_empty() {
+            self.due = now + LOOK_EVERY;
+        }
         self.at_hand = packs.into();
     }
 }
@@ -70,7 +69,7 @@ impl<C: Content> Core<C> {
             .packs()
             .take_while(|pack| pack.left == 0 || self.is_due(pack))
             .filter(|pack| pack.left > 0)
-            .take(PACKS_MAX)
+            .take(self.config.tuning.moved_packs)
             .map(|pack| pack.entry)
             .collect();
         if entries.is_empty() {
@@ -116,7 +115,8 @@ impl<C: Content> Core<C> {
             self.mover.due = self.session.now.at + LOOK_EVERY;
             return None;
         }
-        if self.mover.moved_bytes > 0 && self.mover.moved_bytes + share > BYTES_MAX {
+        let most = self.config.tuning.moved_bytes;
+        if self.mover.moved_bytes > 0 && self.mover.moved_bytes + share > most {
             return None;
         }
         self.mover.moved_bytes += share.max(1);

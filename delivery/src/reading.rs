@@ -20,11 +20,10 @@ use crate::index::ResourceKey;
 use crate::main_stream::MainPack;
 use crate::sorted::Content;
 
-/// Decoded packs at hand, in bytes.
-const CACHE_BYTES: usize = 32 << 20;
-/// Packs at the front of the stream that are kept at hand: half of the cache.
+/// Packs at the front of the stream that are kept at hand.
 const FRONT_MAX: usize = 256;
-const FRONT_BYTES: usize = CACHE_BYTES / 2;
+/// They may take half of the cache.
+const FRONT_PART: usize = 2;
 /// Packs with something left that are looked at for them.
 const FRONT_LOOKED_AT: usize = 512;
 /// A pack of which nothing was settled while so many others were, and little is left, is not kept at
@@ -77,9 +76,9 @@ pub(crate) struct Reading<C> {
 }
 
 impl<C: Content> Reading<C> {
-    pub fn new() -> Self {
+    pub fn new(cache_bytes: usize) -> Self {
         Self {
-            cache: Cache::new(CACHE_BYTES),
+            cache: Cache::new(cache_bytes),
             under_way: HashSet::new(),
             wanted: VecDeque::new(),
             waiting: HashMap::new(),
@@ -269,7 +268,7 @@ impl<C: Content> Core<C> {
                 None if !self.reading.under_way.contains(&key) => missing.push(key),
                 None => {}
             }
-            if bytes >= FRONT_BYTES
+            if bytes >= self.config.tuning.cache_bytes / FRONT_PART
                 || missing.len() + self.reading.under_way.len() >= FRONT_READS_MAX
             {
                 break;

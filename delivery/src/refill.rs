@@ -21,10 +21,6 @@ use crate::sorted::{Content, Sorted};
 
 /// Reads for windows under way at once.
 const READS_MAX: usize = 4;
-/// Chunks in one read.
-const CHUNKS_AT_ONCE: u32 = 4;
-/// A window that is smaller is filled again.
-const WINDOW_LOW: u32 = 512;
 /// A healthy lane's window is cut only where it holds more than this part of the index.
 const LARGE_PART: usize = 16;
 /// Between two looks for windows to cut.
@@ -50,7 +46,8 @@ impl<C: Content> Core<C> {
             }
             let Some(key) = self.queue.lanes.next_listed() else { break };
             let Some(lane) = self.queue.lanes.get(key) else { continue };
-            let is_low = lane.window.count <= WINDOW_LOW || lane.ready.is_empty();
+            let is_low =
+                lane.window.count <= self.config.tuning.window_low || lane.ready.is_empty();
             if lane.is_reading || lane.rest.is_none() || !is_low {
                 continue;
             }
@@ -70,10 +67,15 @@ impl<C: Content> Core<C> {
             // Listed again when the chunk is written.
             Err(Pending) => return None,
             Ok(Some(first)) => {
-                let stored = lane.stored.as_ref()?;
+                let stored = self.queue.lanes.get_mut(key)?.stored.as_mut()?;
+                stored.asked = first;
                 let end = stored.pending.unwrap_or(stored.next).min(stored.next);
                 let is_straddling = stored.unread_from > first;
-                let count = if is_straddling { 1 } else { CHUNKS_AT_ONCE.min(end - first) };
+                let count = if is_straddling {
+                    1
+                } else {
+                    self.config.tuning.chunks_at_once.min(end - first)
+                };
                 Effect::ReadChunks { lane: hash, first, count }
             }
             Ok(None) => match self.next_of_rest(&rest) {
@@ -110,15 +112,34 @@ impl<C: Content> Core<C> {
         chunks: Vec<Option<ChunkRead<C>>>,
     ) -> Option<Effect<C>> {
         let key = self.window_read(lane)?;
-        for chunk in chunks {
-            let Some(chunk) = chunk else {
-                return Some(Effect::Restart("a chunk that waits is not in redis any more"));
-            };
-            self.chunk_read(key, chunk);
+        let first = self.queue.lanes.get(key)?.stored.as_ref().map_or(0, |stored| stored.asked);
+        for (number, chunk) in (first..).zip(chunks) {
+            match chunk {
+                Some(chunk) => self.chunk_read(key, chunk),
+                None if self.is_chunk_lost(key, number) => {
+                    return Some(Effect::Restart("a chunk that waits is not in redis any more"));
+                }
+                None => {}
+            }
         }
         self.queue.lanes.list(key);
         self.make_room();
         None
+    }
+
+    /// Whether a chunk that is not there holds something. One of which nothing was read by this
+    /// leader was settled before and is passed over.
+    fn is_chunk_lost(&mut self, key: LaneKey, number: u32) -> bool {
+        let Some(lane) = self.queue.lanes.get_mut(key) else { return false };
+        if lane.next_chunk() != Ok(Some(number)) {
+            return false;
+        }
+        let Some(stored) = lane.stored.as_mut() else { return false };
+        if stored.chunk(number).is_some() {
+            return true;
+        }
+        stored.unread_from = number + 1;
+        false
     }
 
     fn chunk_read(&mut self, key: LaneKey, read: ChunkRead<C>) {
@@ -221,8 +242,7 @@ impl<C: Content> Core<C> {
             return;
         }
         if self.controls.drops(position, None) {
-            let dropped = Dropped { lane: key, position, replay: None };
-            self.ledger.dropped.push_back(dropped);
+            self.drop_webhook(Dropped { lane: key, position, replay: None });
             return;
         }
         self.index_webhook(key, &Arrival { position, sorted, replay: None });

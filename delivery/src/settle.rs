@@ -19,8 +19,6 @@ use crate::settlement::{DeadLetter, LaneRowChange, Outcome, SettledRecord, Settl
 use crate::shop::ShopKey;
 use crate::sorted::Content;
 
-/// Webhooks in one settlement: bounds the time its script holds Redis.
-const FINISHED_MAX: usize = 2048;
 /// Dead letters in one settlement, in bytes.
 const DEAD_BYTES_MAX: u64 = 8 << 20;
 /// Between two looks for the oldest webhook in a lane.
@@ -186,6 +184,7 @@ impl<C: Content> Core<C> {
         settling: &mut Settling,
         touched: &mut Touched,
     ) {
+        let most = self.config.tuning.settled_webhooks;
         let finished = std::mem::take(&mut self.ledger.finished);
         let mut left = finished.into_iter();
         for one in left.by_ref() {
@@ -197,7 +196,7 @@ impl<C: Content> Core<C> {
                 settling.dead_bytes += bytes;
                 settlement.dead.push(*letter);
             }
-            if settling.nodes.len() >= FINISHED_MAX || settling.dead_bytes >= DEAD_BYTES_MAX {
+            if settling.nodes.len() >= most || settling.dead_bytes >= DEAD_BYTES_MAX {
                 break;
             }
         }
@@ -218,7 +217,8 @@ impl<C: Content> Core<C> {
             Ended::Dead(..) => Outcome::Dead,
         };
         let hash = self.queue.index.resource(one.resource).map_or(0, |resource| resource.hash);
-        if self.queue.leads.remove(&hash).is_some() {
+        let is_replay = run.first().is_some_and(|node| self.queue.index.replay(*node).is_some());
+        if !is_replay && self.queue.leads.remove(&hash).is_some() {
             settlement.lanes.0.leads_gone.push(hash);
         }
         for node in run {
@@ -253,13 +253,24 @@ impl<C: Content> Core<C> {
         settling: &mut Settling,
         touched: &mut Touched,
     ) {
-        let count = self.ledger.dropped.len().min(FINISHED_MAX);
+        let count = self.ledger.dropped.len().min(self.config.tuning.settled_webhooks);
         let dropped: Vec<Dropped> = self.ledger.dropped.drain(..count).collect();
         for one in dropped {
+            if let Some(lane) = self.queue.lanes.get_mut(one.lane) {
+                lane.dropping -= 1;
+            }
             self.settle_one(one, settlement, settling, touched);
             settlement.controls.0 += 1;
             self.counts.dropped += 1;
         }
+    }
+
+    /// A webhook that is not indexed is to be settled as dropped.
+    pub(crate) fn drop_webhook(&mut self, dropped: Dropped) {
+        if let Some(lane) = self.queue.lanes.get_mut(dropped.lane) {
+            lane.dropping += 1;
+        }
+        self.ledger.dropped.push_back(dropped);
     }
 
     /// Marks one webhook settled, where it lies.

@@ -12,7 +12,7 @@ use spillway_service::common::CommonChecked;
 use spillway_service::{Checker, Common};
 use spillway_webhook::shopify::{is_barrier, is_compliance};
 
-use spillway_delivery::{Backoff, Config, ShopBounds};
+use spillway_delivery::{Backoff, Config, ShopBounds, Tuning};
 use spillway_limiter::Bounds;
 
 const MIB: u64 = 1 << 20;
@@ -315,6 +315,7 @@ impl Settings {
             index_bytes: self.index_bytes,
             keeps_fingerprints: self.keeps_fingerprints(),
             seed,
+            tuning: Tuning::default(),
         }
     }
 }

@@ -1,0 +1,305 @@
+//! A leader: the core, and what the worker around it keeps.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use spillway_delivery::{AttemptEnd, AttemptId, Core, Dispatch, Effect, Event, ReplayRead};
+use spillway_webhook::StreamId;
+use spillway_webhook::position::Position;
+
+use crate::backend::End;
+use crate::plan::Plan;
+use crate::redis::{Letter, Mark, Redis};
+use crate::truth::Violation;
+use crate::webhook::{Bytes, Resource, Scheme, Webhook};
+use crate::world::{Request, Task, World};
+
+/// Memory of the index over its bound that is allowed: what is read for empty windows.
+const INDEX_SLACK: usize = 8000;
+
+/// An attempt under way.
+pub struct InFlight {
+    pub webhook: Webhook,
+    pub is_replay: bool,
+    pub unit: Resource,
+    pub end: End,
+    pub began: Duration,
+}
+
+pub struct Leader {
+    pub core: Core<Bytes>,
+    pub token: u64,
+    pub began: Duration,
+    pub inbox: Vec<Event<Bytes>>,
+    pub attempts: BTreeMap<AttemptId, InFlight>,
+    /// Newest pack that the core got.
+    pub read_to: StreamId,
+    pub is_reading: bool,
+    /// Newest replay that the core got.
+    pub replays_to: StreamId,
+    settled: Mark,
+    /// Settlement on its way.
+    pub settling: Option<Rc<Letter>>,
+    number: u64,
+    about: (Scheme, bool),
+}
+
+impl Leader {
+    pub fn new(
+        redis: &Redis,
+        plan: &Plan,
+        scheme: Scheme,
+        delivered: &[(u128, u64)],
+        now: Duration,
+    ) -> Self {
+        Self {
+            core: Core::new(plan.config, redis.load(scheme), plan.seen(delivered)),
+            token: redis.token,
+            began: now,
+            inbox: Vec::new(),
+            attempts: BTreeMap::new(),
+            read_to: redis.cursor,
+            is_reading: false,
+            replays_to: StreamId::ZERO,
+            settled: redis.mark,
+            settling: None,
+            number: 0,
+            about: (scheme, plan.config.keeps_fingerprints),
+        }
+    }
+
+    pub fn wakes_at(&self) -> Duration {
+        self.began + self.core.wakes_at()
+    }
+
+    pub fn replay(&mut self, id: StreamId, webhook: &Webhook) -> ReplayRead<Bytes> {
+        self.replays_to = self.replays_to.max(id);
+        let (scheme, keeps) = self.about;
+        ReplayRead {
+            id,
+            position: webhook.position,
+            sorted: webhook.sorted(scheme, keeps),
+            content: Bytes::of(vec![*webhook]),
+        }
+    }
+}
+
+impl World {
+    /// The core takes its events, and its effects are carried out; sometimes a crash comes amid
+    /// them.
+    pub fn drive(&mut self) -> Result<(), Violation> {
+        let inbox = std::mem::take(&mut self.leader.inbox);
+        for event in &inbox {
+            self.note(event);
+        }
+        let now = self.leader_now();
+        let effects = self.leader.core.on(inbox, now);
+        let is_crash = !self.environment.is_calm && self.random.chance(self.plan.crashes / 10);
+        let crash_at = is_crash.then(|| self.random.index(effects.len() + 1));
+        for (at, effect) in effects.into_iter().enumerate() {
+            if crash_at == Some(at) {
+                break;
+            }
+            self.carry_out(effect)?;
+        }
+        if is_crash {
+            self.take_over()?;
+        }
+        let bytes = self.leader.core.status().index_bytes;
+        if bytes > self.plan.config.index_bytes + INDEX_SLACK {
+            return Err(format!("the index holds {bytes} bytes"));
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, event: &Event<Bytes>) {
+        match event {
+            Event::Pack(pack) => {
+                self.leader.read_to = pack.entry;
+                self.leader.is_reading = false;
+            }
+            Event::Settled => {
+                let letter = self.leader.settling.take();
+                self.leader.settled = letter.map_or(self.leader.settled, |letter| letter.mark);
+            }
+            _ => {}
+        }
+        if self.log.is_on && !matches!(event, Event::Lease { .. }) {
+            let line = describe(event);
+            self.log.add(self.now, || line);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect<Bytes>) -> Result<(), Violation> {
+        let token = self.leader.token;
+        let request = match effect {
+            Effect::Send(dispatch) => return self.send(&dispatch),
+            Effect::Cancel(id) => {
+                self.log.add(self.now, || format!("cancel {}", id.0));
+                let attempt = self.leader.attempts.remove(&id);
+                let attempt = attempt.ok_or("an attempt that is not there is cancelled")?;
+                self.cut(&attempt);
+                return Ok(());
+            }
+            Effect::Settle(settlement) => {
+                if self.leader.settling.is_some() {
+                    return Err("two settlements are under way".to_owned());
+                }
+                self.leader.number += 1;
+                let letter = Rc::new(Letter {
+                    mark: (token, self.leader.number),
+                    follows: self.leader.settled,
+                    scheme: self.scheme,
+                    settlement: *settlement,
+                });
+                self.log.add(self.now, || format!("settle {}", letter.describe()));
+                self.leader.settling = Some(letter.clone());
+                if !self.environment.is_calm && self.random.chance(100) {
+                    let late = self.random.ms(0, 5000);
+                    self.later(late, Task::Apply(letter.clone(), false));
+                }
+                let delay = self.delay();
+                self.later(delay, Task::Apply(letter, true));
+                return Ok(());
+            }
+            Effect::Restart(reason) => return Err(format!("restart: {reason}")),
+            Effect::Read(key) => Request::Read(key),
+            Effect::ReadFront(entries) => Request::Front(entries),
+            Effect::ReadChunks { lane, first, count } => Request::Chunks(lane, first, count),
+            Effect::ReadRest { lane, entry } => Request::Rest(lane, entry),
+        };
+        self.log.add(self.now, || format!("ask {request:?}"));
+        let delay = self.delay();
+        self.later(delay, Task::Execute(token, request));
+        Ok(())
+    }
+
+    fn send(&mut self, dispatch: &Dispatch<Bytes>) -> Result<(), Violation> {
+        let webhook = *self.truth.webhook(dispatch.position)?;
+        let (id, older, is_replay) = (dispatch.id, dispatch.older, dispatch.is_replay);
+        self.log.add(self.now, || {
+            let kind = if is_replay { " as a replay" } else { "" };
+            format!("send {} {} for {older} older{kind}", id.0, webhook.name())
+        });
+        self.truth.check_send(dispatch, self.scheme)?;
+        let unit = webhook.unit(self.scheme);
+        if self.leader.attempts.values().any(|other| other.unit == unit) {
+            return Err(format!("{} is sent beside another of its resource", webhook.name()));
+        }
+        if self.is_paused(&webhook) {
+            return Err(format!("{} is paused, and sent", webhook.name()));
+        }
+        let end = self.backends.answer(&webhook, &mut self.random);
+        self.later(end.took, Task::End(self.leader.token, id));
+        let attempt = InFlight { webhook, is_replay, unit, end, began: self.now };
+        self.leader.attempts.insert(id, attempt);
+        Ok(())
+    }
+
+    fn is_paused(&self, webhook: &Webhook) -> bool {
+        let controls = &self.environment.controls;
+        controls.is_all_paused
+            || controls.shops.contains(&crate::webhook::shop_hash(webhook.shop))
+            || controls.filters.contains(&webhook.resource())
+    }
+
+    /// An attempt ends without an answer.
+    fn cut(&mut self, attempt: &InFlight) {
+        if attempt.end.arrives && self.random.chance(500) {
+            self.truth.arrive(attempt.webhook.position, attempt.is_replay, self.scheme);
+        }
+    }
+
+    pub fn end_attempt(&mut self, id: AttemptId) {
+        let Some(attempt) = self.leader.attempts.remove(&id) else { return };
+        if attempt.end.arrives {
+            self.truth.arrive(attempt.webhook.position, attempt.is_replay, self.scheme);
+        }
+        let End { verdict, signal, is_unconnected, .. } = attempt.end;
+        let took = self.now - attempt.began;
+        let end = AttemptEnd { id, verdict, signal, is_unconnected, took, evidence: () };
+        self.leader.inbox.push(Event::Ended(end));
+    }
+
+    /// The leader is gone, and another one begins.
+    pub fn take_over(&mut self) -> Result<(), Violation> {
+        let attempts = std::mem::take(&mut self.leader.attempts);
+        attempts.values().for_each(|attempt| self.cut(attempt));
+        if let Some(letter) = self.leader.settling.take()
+            && self.random.chance(500)
+        {
+            self.apply(&letter, false)?;
+        }
+        if self.plan.changes_scheme && self.random.chance(300) {
+            self.scheme = match self.scheme {
+                Scheme::Resource => Scheme::Shop,
+                Scheme::Shop => Scheme::Resource,
+            };
+            self.truth.scheme_changed();
+        }
+        let scheme = self.scheme;
+        self.log.add(self.now, || format!("takeover, order by {scheme:?}"));
+        self.lead();
+        self.liveness.excuse_all(self.now + Duration::from_secs(1));
+        Ok(())
+    }
+}
+
+fn describe(event: &Event<Bytes>) -> String {
+    let names = |webhooks: &[Webhook]| -> String {
+        webhooks.iter().map(|webhook| webhook.name() + " ").collect()
+    };
+    match event {
+        Event::Pack(pack) => format!("pack {}", names(&pack.content.0)),
+        Event::Replay(replay) => format!("replay {:?} {}", replay.id, names(&replay.content.0)),
+        Event::Ended(end) => format!("ended {} {:?}", end.id.0, end.verdict),
+        Event::Settled => "settled".to_owned(),
+        Event::FrontRead(packs) => {
+            format!("front {:?}", packs.iter().map(|pack| pack.entry).collect::<Vec<_>>())
+        }
+        Event::ChunksRead { lane, chunks } => {
+            let chunks: Vec<_> = chunks
+                .iter()
+                .map(|chunk| {
+                    chunk.as_ref().map(|one| {
+                        format!("{}: {} {:?}", one.number, names(&one.content.0), one.bits)
+                    })
+                })
+                .collect();
+            format!("chunks of {lane:x}: {chunks:?}")
+        }
+        Event::RestRead { lane, entry, pack } => {
+            format!("rest of {lane:x} in {entry}: {}", pack.is_some())
+        }
+        Event::Read(key, content) => format!("read {key:?}: {}", content.is_some()),
+        Event::Controls(controls) => format!("{controls:?}"),
+        other => format!("{other:?}"),
+    }
+}
+
+impl Letter {
+    fn describe(&self) -> String {
+        let settlement = &self.settlement;
+        let records: Vec<(Position, _)> =
+            settlement.records.iter().map(|record| (record.position, record.outcome)).collect();
+        let lanes = &settlement.lanes.0;
+        format!(
+            "{:?} cursor {:?} {records:?} dropped {} replays {:?} chunks {:?} gone {:?} bits {:?} \
+             rows {:?} gone {:?} leads {:x?} gone {:x?} barriers {:?} gone {:?}",
+            self.mark,
+            settlement.cursor,
+            settlement.controls.0,
+            settlement.replays_done,
+            lanes.chunks,
+            lanes.chunks_gone,
+            lanes.chunk_bits,
+            lanes.rows,
+            lanes.rows_gone,
+            lanes.leads,
+            lanes.leads_gone,
+            lanes.barriers,
+            lanes.barriers_gone
+        )
+    }
+}

@@ -1,0 +1,108 @@
+//! Nothing waits for long without a reason of its own.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::backend::Mode;
+use crate::truth::Violation;
+use crate::webhook::{BARRIERS, Resource, Scheme, shop_hash};
+use crate::world::World;
+
+/// Time within which a healthy lane's webhook is settled.
+const BOUND: Duration = Duration::from_secs(20);
+/// Time after which a lane's circuit breaker must have found out that it is healthy again.
+const RECOVERY: Duration = Duration::from_secs(75);
+/// Between two checks.
+const CHECK_EVERY: Duration = Duration::from_millis(500);
+
+/// Times up to which something had a reason to wait.
+#[derive(Default)]
+pub struct Liveness {
+    checked_at: Duration,
+    all: Duration,
+    shops: HashMap<u8, Duration>,
+    lanes: HashMap<(u8, u8), Duration>,
+    resources: HashMap<Resource, Duration>,
+}
+
+fn raise<K: std::hash::Hash + Eq>(times: &mut HashMap<K, Duration>, key: K, until: Duration) {
+    let time = times.entry(key).or_default();
+    *time = until.max(*time);
+}
+
+impl Liveness {
+    pub fn excuse_all(&mut self, until: Duration) {
+        self.all = self.all.max(until);
+    }
+}
+
+impl World {
+    pub fn check_liveness(&mut self) -> Result<(), Violation> {
+        if self.now < self.liveness.checked_at {
+            return Ok(());
+        }
+        self.liveness.checked_at = self.now + CHECK_EVERY;
+        self.note_reasons();
+        let bound = BOUND + 20 * self.plan.tick + Duration::from_millis(40 * self.plan.latency_ms);
+        for position in &self.truth.unsettled {
+            let fate = &self.truth.fates[position];
+            let webhook = &fate.webhook;
+            let live = &self.liveness;
+            let of = |time: Option<&Duration>| time.copied().unwrap_or_default();
+            let since = live
+                .all
+                .max(fate.appended_at)
+                .max(of(live.shops.get(&webhook.shop)))
+                .max(of(live.lanes.get(&(webhook.shop, webhook.kind))))
+                .max(of(live.resources.get(&webhook.resource())));
+            if self.now.saturating_sub(since) > bound {
+                return Err(format!(
+                    "liveness: {} waits since {since:?}, {:?}",
+                    webhook.name(),
+                    self.leader.core.status()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn note_reasons(&mut self) {
+        let now = self.now;
+        let live = &mut self.liveness;
+        let environment = &self.environment;
+        let controls = &environment.controls;
+        let retry = now + self.plan.config.backoff.longest;
+        if !environment.has_lease || !environment.may_move || controls.is_all_paused {
+            live.excuse_all(now + Duration::from_secs(5));
+        }
+        if self.backends.all.is_some() {
+            live.excuse_all(now + RECOVERY);
+        }
+        for shop in 0..crate::webhook::SHOPS {
+            let is_filtered = controls.filters.iter().any(|resource| resource.0 == shop);
+            if controls.shops.contains(&shop_hash(shop)) || is_filtered {
+                raise(&mut live.shops, shop, now);
+            }
+        }
+        let is_shop_wide = self.scheme == Scheme::Shop || self.plan.changes_scheme;
+        for ((shop, kind), mode) in &self.backends.lanes {
+            raise(&mut live.lanes, (*shop, *kind), now + RECOVERY);
+            if is_shop_wide || matches!(mode, Mode::Busy(_)) {
+                raise(&mut live.shops, *shop, now + RECOVERY);
+            }
+        }
+        for (resource, mode) in &self.backends.resources {
+            raise(&mut live.resources, *resource, retry);
+            raise(&mut live.lanes, (resource.0, resource.1), now + RECOVERY);
+            if is_shop_wide || matches!(mode, Mode::Busy(_)) {
+                raise(&mut live.shops, resource.0, now + RECOVERY);
+            }
+        }
+        for position in &self.truth.unsettled {
+            let webhook = self.truth.fates[position].webhook;
+            if webhook.kind == BARRIERS {
+                raise(&mut live.shops, webhook.shop, now);
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Settings of one run, chosen by its seed.
+
+use std::time::Duration;
+
+use spillway_delivery::{Backoff, Config, Seen, ShopBounds, Tuning};
+use spillway_limiter::Bounds;
+
+use crate::random::Random;
+use crate::webhook::{SHOPS, Scheme};
+
+/// Settings of one run.
+pub struct Plan {
+    pub config: Config,
+    pub scheme: Scheme,
+    /// Whether the scheme changes at some takeovers.
+    pub changes_scheme: bool,
+    /// A shop whose backend never fails.
+    pub healthy: Option<u8>,
+    pub dedup_window: Duration,
+    pub resources: u64,
+    /// Longest time between two looks of the core at its timers.
+    pub tick: Duration,
+    /// Time between two acts of the world, at most, in milliseconds.
+    pub act_ms: u64,
+    /// Takeovers in a thousand acts.
+    pub crashes: u64,
+    /// Failures begun in a thousand acts.
+    pub failures: u64,
+    /// Operator's acts in a thousand.
+    pub operator: u64,
+    pub packs: u64,
+    pub latency_ms: u64,
+}
+
+impl Plan {
+    pub fn new(random: &mut Random) -> Self {
+        let scheme = if random.chance(200) { Scheme::Shop } else { Scheme::Resource };
+        Self {
+            config: config(random),
+            scheme,
+            changes_scheme: random.chance(150),
+            healthy: random
+                .chance(700)
+                .then(|| u8::try_from(random.below(u64::from(SHOPS))).expect("it is small")),
+            dedup_window: Duration::from_secs(random.pick(&[0, 3600])),
+            resources: 1 + random.below(6),
+            tick: random.pick(&[50, 50, 200, 1000].map(Duration::from_millis)),
+            act_ms: random.pick(&[20, 60, 200, 600]),
+            crashes: random.pick(&[0, 5, 20, 60]),
+            failures: random.pick(&[0, 20, 60, 150]),
+            operator: random.pick(&[0, 10, 40]),
+            packs: random.pick(&[100, 250, 500, 700]),
+            latency_ms: random.pick(&[2, 10, 40, 200]),
+        }
+    }
+
+    /// A deduplication window with what was delivered.
+    pub fn seen(&self, delivered: &[(u128, u64)]) -> Seen {
+        let mut seen = Seen::new(self.dedup_window, 1 << 20);
+        delivered.iter().for_each(|(fingerprint, at)| seen.insert(*fingerprint, *at));
+        seen
+    }
+}
+
+fn config(random: &mut Random) -> Config {
+    let seconds = Duration::from_secs;
+    Config {
+        bounds: Bounds {
+            concurrency_min: 1,
+            concurrency_max: random.pick(&[2, 4, 16]),
+            rate_max: random.pick(&[None, None, Some(200.0)]),
+        },
+        shop_bounds: ShopBounds {
+            concurrency_max: random.pick(&[1, 2, 8, 16]),
+            spacing: random.pick(&[0, 0, 0, 20].map(Duration::from_millis)),
+        },
+        backoff: Backoff { first: random.ms(50, 1000), longest: random.ms(1000, 6000) },
+        retry_for: seconds(random.pick(&[3, 20, 120, 172_800])),
+        retry_refused_for: seconds(random.pick(&[1, 20, 3600])),
+        coalesce_wait_max: seconds(random.pick(&[1, 10, 600])),
+        park_after: random.ms(0, 3000),
+        index_bytes: random.pick(&[4000, 5000, 6000, 8000, 12_000, 30_000, 1 << 20]),
+        keeps_fingerprints: random.chance(500),
+        seed: random.next(),
+        tuning: Tuning {
+            window_low: random.pick(&[1, 2, 4, 16, 512]),
+            chunks_at_once: random.pick(&[1, 2, 4]),
+            moved_packs: random.pick(&[1, 2, 8]),
+            moved_bytes: random.pick(&[1, 500, 2000, 512 << 10]),
+            settled_webhooks: random.pick(&[1, 3, 10, 2048]),
+            unsettled: random.pick(&[1, 4, 256]),
+            cache_bytes: random.pick(&[0, 1000, 4000, 32 << 20]),
+        },
+    }
+}

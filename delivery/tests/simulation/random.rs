@@ -1,0 +1,52 @@
+//! Random numbers from one seed.
+
+use std::time::Duration;
+
+/// A splitmix64 generator.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        let mut random = Self(seed ^ 0x5851_f42d_4c95_7f2d);
+        random.next();
+        random
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    /// An index below `bound`.
+    pub fn index(&mut self, bound: usize) -> usize {
+        usize::try_from(self.below(bound as u64)).expect("it is below an usize")
+    }
+
+    /// Whether an event of this probability, in parts of a thousand, happens.
+    pub fn chance(&mut self, thousandths: u64) -> bool {
+        self.below(1000) < thousandths
+    }
+
+    /// One of these.
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.index(of.len())]
+    }
+
+    /// A duration from `from` to `to` milliseconds.
+    pub fn ms(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_micros(from * 1000 + self.below((to - from) * 1000 + 1))
+    }
+}
+
+/// Spreads the bits of a number.
+pub fn mix(number: u64) -> u64 {
+    let mut mixed = number;
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}

@@ -1,0 +1,256 @@
+//! A model of Redis: the main stream, lanes, and settlements that are applied whole or not at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use spillway_delivery::{ChunkRead, LaneLoaded, LaneRowChange, Loaded, PackRead, Settlement};
+use spillway_webhook::StreamId;
+use spillway_webhook::position::Position;
+
+use crate::webhook::{Bytes, Scheme, Webhook};
+
+/// Token of the leader and number of a settlement.
+pub type Mark = (u64, u64);
+
+/// A chunk of a lane.
+#[derive(Debug, Clone)]
+pub struct Chunk {
+    pub webhooks: Vec<Webhook>,
+    pub bits: Vec<u8>,
+}
+
+/// A row of a lane.
+#[derive(Debug, Clone)]
+pub struct Row {
+    pub change: LaneRowChange,
+    pub shop: u64,
+    pub scheme: Scheme,
+}
+
+/// Reason for which a settlement is not applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// Another leader is there.
+    Fenced,
+    /// It does not follow the last one.
+    Older,
+}
+
+/// A settlement on its way.
+#[derive(Debug)]
+pub struct Letter {
+    pub mark: Mark,
+    pub follows: Mark,
+    pub scheme: Scheme,
+    pub settlement: Settlement<Bytes>,
+}
+
+/// All that Redis holds.
+#[derive(Debug, Clone, Default)]
+pub struct Redis {
+    pub main: BTreeMap<StreamId, Vec<Webhook>>,
+    pub last: StreamId,
+    pub cursor: StreamId,
+    pub done: BTreeMap<StreamId, Vec<u8>>,
+    pub rows: BTreeMap<u64, Row>,
+    pub chunks: BTreeMap<(u64, u32), Chunk>,
+    pub barriers: BTreeMap<Position, u64>,
+    pub leads: BTreeMap<u64, Position>,
+    pub retries: BTreeMap<Position, (u32, Duration)>,
+    pub replays: BTreeMap<StreamId, Webhook>,
+    pub dead: Vec<Webhook>,
+    pub token: u64,
+    pub mark: Mark,
+}
+
+pub fn is_set(bits: &[u8], index: usize) -> bool {
+    bits.get(index / 8).is_some_and(|byte| byte & (1 << (index % 8)) != 0)
+}
+
+impl Redis {
+    /// State with which a leader begins.
+    pub fn load(&self, scheme: Scheme) -> Loaded {
+        let lanes = self.rows.values().map(|row| LaneLoaded {
+            lane: row.change.lane,
+            shop: row.shop,
+            is_other_scheme: row.scheme != scheme,
+            first_chunk: row.change.first_chunk,
+            last_chunk: row.change.last_chunk,
+            waiting: row.change.waiting,
+            first: row.change.first,
+            last: row.change.last,
+            failing: row.change.failing,
+            is_tripped: row.change.is_tripped,
+        });
+        Loaded {
+            cursor: self.cursor,
+            bits: self.done.iter().map(|(entry, bits)| (*entry, bits.clone())).collect(),
+            lanes: lanes.collect(),
+            barriers: self.barriers.iter().map(|(at, shop)| (*at, *shop)).collect(),
+            leads: self.leads.iter().map(|(hash, at)| (*hash, *at)).collect(),
+        }
+    }
+
+    pub fn pack(&self, entry: StreamId, scheme: Scheme, keeps: bool) -> Option<PackRead<Bytes>> {
+        let webhooks = self.main.get(&entry)?;
+        let sorted = webhooks.iter().map(|webhook| webhook.sorted(scheme, keeps)).collect();
+        Some(PackRead { entry, sorted, content: Bytes::of(webhooks.clone()) })
+    }
+
+    pub fn chunk(&self, lane: u64, number: u32, about: (Scheme, bool)) -> Option<ChunkRead<Bytes>> {
+        let (scheme, keeps) = about;
+        let chunk = self.chunks.get(&(lane, number))?;
+        let webhooks = chunk.webhooks.iter();
+        let records: Vec<_> =
+            webhooks.map(|one| (one.position, one.sorted(scheme, keeps))).collect();
+        let retries = records.iter().filter_map(|(position, _)| {
+            self.retries.get(position).map(|(attempts, spent)| (*position, *attempts, *spent))
+        });
+        Some(ChunkRead {
+            number,
+            retries: retries.collect(),
+            records,
+            bits: chunk.bits.clone(),
+            content: Bytes::of(chunk.webhooks.clone()),
+        })
+    }
+
+    /// Applies a settlement. Returns whether it was not applied before.
+    pub fn apply(&mut self, letter: &Letter) -> Result<bool, Refused> {
+        if letter.mark.0 != self.token {
+            return Err(Refused::Fenced);
+        }
+        if letter.mark == self.mark {
+            return Ok(false);
+        }
+        if letter.follows != self.mark {
+            return Err(Refused::Older);
+        }
+        self.mark = letter.mark;
+        let settlement = &letter.settlement;
+        for (entry, bits) in &settlement.bits {
+            self.done.insert(*entry, bits.clone());
+        }
+        self.apply_lanes(letter);
+        if let Some(cursor) = settlement.cursor {
+            self.cursor = self.cursor.max(cursor);
+            self.main = self.main.split_off(&StreamId { ms: cursor.ms, seq: cursor.seq + 1 });
+        }
+        settlement.whole.iter().for_each(|entry| drop(self.done.remove(entry)));
+        settlement.replays_done.iter().for_each(|id| drop(self.replays.remove(id)));
+        self.dead.extend(settlement.dead.iter().map(|letter| {
+            let webhook = letter.content.0[letter.record_index as usize];
+            assert_eq!(webhook.position, letter.position, "bytes of a dead letter");
+            webhook
+        }));
+        Ok(true)
+    }
+
+    fn apply_lanes(&mut self, letter: &Letter) {
+        let lanes = &letter.settlement.lanes.0;
+        let packs = &letter.settlement.lanes.1;
+        for write in &lanes.chunks {
+            let webhooks: Vec<Webhook> =
+                write.positions.iter().map(|at| packs[&at.entry()].0[at.index as usize]).collect();
+            let first = webhooks.first().expect("a chunk holds something");
+            let shop = first.sorted(letter.scheme, false).shop;
+            let empty = Chunk { webhooks: Vec::new(), bits: Vec::new() };
+            let key = (write.lane, write.number);
+            assert!(!self.chunks.contains_key(&key), "chunk {key:?} is written twice");
+            self.chunks.entry(key).or_insert(empty).webhooks.extend(&webhooks);
+            if let Some(row) = lanes.rows.iter().find(|row| row.lane == write.lane) {
+                let row = Row { change: *row, shop, scheme: letter.scheme };
+                self.rows.entry(write.lane).or_insert(row);
+            }
+        }
+        for (lane, number, bits) in &lanes.chunk_bits {
+            let chunk = self.chunks.get_mut(&(*lane, *number));
+            chunk.expect("bits are of a chunk that is there").bits = bits.clone();
+        }
+        lanes.chunks_gone.iter().for_each(|key| drop(self.chunks.remove(key)));
+        for change in &lanes.rows {
+            let row = self.rows.get_mut(&change.lane).expect("a row is of a lane with chunks");
+            row.change = *change;
+        }
+        lanes.rows_gone.iter().for_each(|lane| drop(self.rows.remove(lane)));
+        self.barriers.extend(lanes.barriers.iter().copied());
+        lanes.barriers_gone.iter().for_each(|position| drop(self.barriers.remove(position)));
+        self.leads.extend(lanes.leads.iter().copied());
+        lanes.leads_gone.iter().for_each(|hash| drop(self.leads.remove(hash)));
+        for (position, attempts, spent) in &lanes.retries {
+            self.retries.insert(*position, (*attempts, *spent));
+        }
+        lanes.retries_gone.iter().for_each(|position| drop(self.retries.remove(position)));
+    }
+
+    /// Everything that is not settled, wherever it lies.
+    pub fn unsettled(&self) -> Result<BTreeSet<Position>, String> {
+        let mut all = BTreeSet::new();
+        let none = Vec::new();
+        for (entry, webhooks) in &self.main {
+            let bits = self.done.get(entry).unwrap_or(&none);
+            all.extend(open(webhooks, bits));
+        }
+        for ((lane, number), chunk) in &self.chunks {
+            for position in open(&chunk.webhooks, &chunk.bits) {
+                if !all.insert(position) {
+                    return Err(format!("{position} lies twice, also in chunk {lane:x}:{number}"));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Checks that rows and chunks agree.
+    pub fn check(&self) -> Result<(), String> {
+        let mut waiting: BTreeMap<u64, u64> = BTreeMap::new();
+        for ((lane, number), chunk) in &self.chunks {
+            let Some(row) = self.rows.get(lane) else {
+                return Err(format!("chunk {lane:x}:{number} has no row"));
+            };
+            if !(row.change.first_chunk..=row.change.last_chunk).contains(number) {
+                return Err(format!("chunk {lane:x}:{number} is not in {:?}", row.change));
+            }
+            *waiting.entry(*lane).or_default() += open(&chunk.webhooks, &chunk.bits).count() as u64;
+            let last = chunk.webhooks.last().map(|webhook| webhook.position);
+            if last > Some(row.change.last) {
+                return Err(format!("chunk {lane:x}:{number} ends after its row {:?}", row.change));
+            }
+        }
+        for (lane, row) in &self.rows {
+            let counted = waiting.get(lane).copied().unwrap_or(0);
+            if counted == 0 || counted != row.change.waiting {
+                return Err(format!("{counted} wait in lane {lane:x}, its row: {:?}", row.change));
+            }
+        }
+        Ok(())
+    }
+
+    /// What lanes left behind.
+    pub fn remains(&self) -> Option<String> {
+        let is_clean = self.rows.is_empty()
+            && self.chunks.is_empty()
+            && self.barriers.is_empty()
+            && self.leads.is_empty()
+            && self.retries.is_empty()
+            && self.done.is_empty()
+            && self.replays.is_empty();
+        (!is_clean).then(|| {
+            format!(
+                "rows {:?} chunks {:?} barriers {:?} leads {:?} retries {:?} done {:?} replays {:?}",
+                self.rows.keys(),
+                self.chunks.keys(),
+                self.barriers,
+                self.leads,
+                self.retries,
+                self.done,
+                self.replays.keys()
+            )
+        })
+    }
+}
+
+fn open<'a>(webhooks: &'a [Webhook], bits: &'a [u8]) -> impl Iterator<Item = Position> + 'a {
+    let open = webhooks.iter().enumerate().filter(move |(index, _)| !is_set(bits, *index));
+    open.map(|(_, webhook)| webhook.position)
+}

@@ -1,0 +1,199 @@
+//! The account of every webhook that was accepted, and the rules that each step must keep.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+use spillway_delivery::{Dispatch, Outcome};
+use spillway_webhook::StreamId;
+use spillway_webhook::fingerprint::Fingerprint;
+use spillway_webhook::position::Position;
+
+use crate::redis::{Letter, Redis};
+use crate::webhook::{Bytes, Resource, Scheme, Webhook};
+
+/// A rule that was broken.
+pub type Violation = String;
+
+/// What became of a webhook.
+#[derive(Debug, Clone)]
+pub struct Fate {
+    pub webhook: Webhook,
+    pub appended_at: Duration,
+    /// Times that the backend took it.
+    pub arrived: u32,
+}
+
+/// Every webhook that was accepted.
+#[derive(Debug, Clone, Default)]
+pub struct Truth {
+    pub fates: BTreeMap<Position, Fate>,
+    pub unsettled: BTreeSet<Position>,
+    /// Webhooks that an operator dropped.
+    pub dropping: BTreeSet<Position>,
+    /// Newest webhook of a unit of order that the backend took.
+    arrived: HashMap<Resource, Position>,
+    taken: HashSet<Fingerprint>,
+    /// Delivered ones for the deduplication window, with the time.
+    pub delivered: Vec<(Fingerprint, u64)>,
+}
+
+impl Truth {
+    pub fn accepted(&mut self, webhook: Webhook, now: Duration) {
+        let fate = Fate { webhook, appended_at: now, arrived: 0 };
+        self.fates.insert(webhook.position, fate);
+        self.unsettled.insert(webhook.position);
+    }
+
+    pub fn webhook(&self, position: Position) -> Result<&Webhook, Violation> {
+        let fate = self.fates.get(&position).ok_or(format!("{position} was never accepted"))?;
+        Ok(&fate.webhook)
+    }
+
+    /// The backend took a webhook.
+    pub fn arrive(&mut self, position: Position, is_replay: bool, scheme: Scheme) {
+        let Some(fate) = self.fates.get_mut(&position) else { return };
+        fate.arrived += 1;
+        self.taken.insert(fate.webhook.fingerprint);
+        if !is_replay {
+            let newest = self.arrived.entry(fate.webhook.unit(scheme)).or_default();
+            *newest = position.max(*newest);
+        }
+    }
+
+    /// Another unit of order: what arrived under the old one says nothing.
+    pub fn scheme_changed(&mut self) {
+        self.arrived.clear();
+    }
+
+    fn name(&self, position: Position) -> String {
+        self.fates.get(&position).map_or(position.to_string(), |fate| fate.webhook.name())
+    }
+
+    /// Checks a dispatch against everything that is not settled.
+    pub fn check_send(&self, sent: &Dispatch<Bytes>, scheme: Scheme) -> Result<(), Violation> {
+        let webhook = *self.webhook(sent.position)?;
+        let held = sent.content.0.get(sent.record_index as usize);
+        if held != Some(&webhook) {
+            return Err(format!("bytes of {held:?} are sent for {}", webhook.name()));
+        }
+        let at = webhook.position;
+        if sent.is_replay {
+            let is_settled = !self.unsettled.contains(&at);
+            return is_settled.then_some(()).ok_or(format!("a replay of {at} is not settled"));
+        }
+        if !self.unsettled.contains(&at) {
+            return Err(format!("{} is sent after it was settled", webhook.name()));
+        }
+        let unit = webhook.unit(scheme);
+        if let Some(newest) = self.arrived.get(&unit).filter(|newest| **newest > at) {
+            return Err(format!("order: {} is sent after {}", webhook.name(), self.name(*newest)));
+        }
+        let earlier: Vec<&Webhook> =
+            self.unsettled.range(..at).map(|at| &self.fates[at].webhook).collect();
+        let run: Vec<&&Webhook> = earlier.iter().filter(|one| one.unit(scheme) == unit).collect();
+        let dropped = run.iter().filter(|one| self.dropping.contains(&one.position)).count();
+        let older = sent.older as usize;
+        if !(run.len() - dropped..=run.len()).contains(&older) {
+            let run: Vec<String> = run.iter().map(|one| one.name()).collect();
+            return Err(format!("order: {} is sent for {older} before {run:?}", webhook.name()));
+        }
+        if older > 0 {
+            let kinds = run.iter().map(|one| one.coalesces(scheme));
+            let is_odd = |kind: u8| kind == 0 || kind != webhook.coalesces(scheme);
+            if kinds.into_iter().any(is_odd) {
+                return Err(format!("{} stands for another kind", webhook.name()));
+            }
+        }
+        self.check_barriers(&webhook, &earlier, scheme)
+    }
+
+    fn check_barriers(
+        &self,
+        webhook: &Webhook,
+        earlier: &[&Webhook],
+        scheme: Scheme,
+    ) -> Result<(), Violation> {
+        let others = earlier.iter().filter(|one| {
+            one.shop == webhook.shop
+                && one.unit(scheme) != webhook.unit(scheme)
+                && !self.dropping.contains(&one.position)
+        });
+        for one in others {
+            if one.is_barrier() {
+                return Err(format!("barrier: {} overtakes {}", webhook.name(), one.name()));
+            }
+            if webhook.is_barrier() {
+                return Err(format!("barrier: {} is sent before {}", webhook.name(), one.name()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a settlement that was applied just now. `replays`: position of each replay before it.
+    pub fn check_applied(
+        &mut self,
+        letter: &Letter,
+        redis: &Redis,
+        replays: &BTreeMap<StreamId, Webhook>,
+        wall_ms: u64,
+    ) -> Result<(), Violation> {
+        redis.check()?;
+        let settlement = &letter.settlement;
+        let now = redis.unsettled()?;
+        if let Some(invented) = now.difference(&self.unsettled).next() {
+            return Err(format!("{} is unsettled again", self.name(*invented)));
+        }
+        let mut replayed: Vec<Position> = settlement
+            .replays_done
+            .iter()
+            .filter_map(|id| replays.get(id))
+            .map(|webhook| webhook.position)
+            .collect();
+        let mut recorded = BTreeSet::new();
+        for (index, record) in settlement.records.iter().enumerate() {
+            let at = record.position;
+            if !self.unsettled.contains(&at) {
+                let known = replayed.iter().position(|one| *one == at);
+                let known = known.ok_or(format!("{} is settled again", self.name(at)))?;
+                replayed.swap_remove(known);
+                continue;
+            }
+            if now.contains(&at) || !recorded.insert(at) {
+                return Err(format!("{} is settled, and not in redis", self.name(at)));
+            }
+            let fate = &self.fates[&at];
+            let is_right = match record.outcome {
+                Outcome::Delivered => fate.arrived > 0,
+                Outcome::Duplicate => self.taken.contains(&fate.webhook.fingerprint),
+                Outcome::Coalesced => settlement.records[index..].iter().any(|later| {
+                    let other = &self.fates[&later.position].webhook;
+                    later.outcome != Outcome::Coalesced
+                        && other.unit(letter.scheme) == fate.webhook.unit(letter.scheme)
+                }),
+                Outcome::Dead => settlement.dead.iter().any(|dead| dead.position == at),
+                Outcome::Dropped => self.dropping.contains(&at),
+            };
+            if !is_right {
+                return Err(format!("{} is not {:?}", fate.webhook.name(), record.outcome));
+            }
+            // What a newer one stood for counts as delivered with it.
+            let run = settlement.records[index..].iter();
+            let mut run = run.skip_while(|one| one.outcome == Outcome::Coalesced);
+            if run.next().is_some_and(|lead| lead.outcome == Outcome::Delivered) {
+                self.taken.insert(fate.webhook.fingerprint);
+                self.delivered.push((fate.webhook.fingerprint, wall_ms));
+            }
+        }
+        for gone in self.unsettled.difference(&now) {
+            if !recorded.contains(gone) && !self.dropping.contains(gone) {
+                return Err(format!("{} is lost", self.name(*gone)));
+            }
+        }
+        let waiting: u64 = redis.rows.values().map(|row| row.change.waiting).sum();
+        if settlement.lanes.0.waiting != waiting {
+            return Err(format!("{} are said to be in lanes", settlement.lanes.0.waiting));
+        }
+        self.unsettled = now;
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! Webhooks of the simulation: small, and with all that decides about their delivery.
+
+use std::rc::Rc;
+
+use spillway_delivery::{Class, Content, Sorted};
+use spillway_webhook::fingerprint::Fingerprint;
+use spillway_webhook::position::Position;
+
+use crate::random::mix;
+
+pub const SHOPS: u8 = 3;
+/// Orders; they coalesce.
+pub const ORDERS: u8 = 0;
+/// Products; a few of them.
+pub const PRODUCTS: u8 = 1;
+/// Requests to erase a shop's data: barriers, in the priority class.
+pub const BARRIERS: u8 = 2;
+pub const KINDS: u8 = 3;
+/// Bytes of a webhook.
+const RAW_BYTES: usize = 100;
+
+/// Unit of order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    Resource,
+    Shop,
+}
+
+/// An accepted webhook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Webhook {
+    pub position: Position,
+    pub shop: u8,
+    pub kind: u8,
+    pub resource: u8,
+    pub fingerprint: Fingerprint,
+}
+
+/// A resource: shop, kind and id.
+pub type Resource = (u8, u8, u8);
+
+impl Webhook {
+    pub fn is_barrier(&self) -> bool {
+        self.kind == BARRIERS
+    }
+
+    pub fn coalesces(&self, scheme: Scheme) -> u8 {
+        u8::from(self.kind == ORDERS && scheme == Scheme::Resource)
+    }
+
+    pub fn resource(&self) -> Resource {
+        (self.shop, self.kind, self.resource)
+    }
+
+    /// The unit of order under a scheme.
+    pub fn unit(&self, scheme: Scheme) -> Resource {
+        match scheme {
+            Scheme::Resource => self.resource(),
+            Scheme::Shop => (self.shop, u8::MAX, u8::MAX),
+        }
+    }
+
+    pub fn lane(&self, scheme: Scheme) -> u64 {
+        match scheme {
+            Scheme::Resource => hash([2, self.shop, self.kind, 0]),
+            Scheme::Shop => hash([3, self.shop, 0, 0]),
+        }
+    }
+
+    pub fn sorted(&self, scheme: Scheme, keeps_fingerprints: bool) -> Sorted {
+        let (shop, kind, resource) = self.unit(scheme);
+        Sorted {
+            resource: hash([1, shop, kind, resource]),
+            lane: self.lane(scheme),
+            shop: shop_hash(self.shop),
+            class: if self.is_barrier() { Class::Priority } else { Class::Rest },
+            is_barrier: self.is_barrier(),
+            coalesces: self.coalesces(scheme),
+            fingerprint: keeps_fingerprints.then_some(self.fingerprint),
+        }
+    }
+
+    pub fn name(&self) -> String {
+        let kind = ["o", "p", "B"][usize::from(self.kind)];
+        let Position { ms, seq, index } = self.position;
+        format!("{}{kind}{}@{ms}-{seq}-{index}", self.shop, self.resource)
+    }
+}
+
+pub fn shop_hash(shop: u8) -> u64 {
+    hash([4, shop, 0, 0])
+}
+
+fn hash(of: [u8; 4]) -> u64 {
+    mix(u64::from(u32::from_le_bytes(of)) + 1)
+}
+
+/// The bytes of a pack, a chunk or a replay.
+#[derive(Debug, Clone)]
+pub struct Bytes(pub Rc<Vec<Webhook>>);
+
+impl Bytes {
+    pub fn of(webhooks: Vec<Webhook>) -> Self {
+        Self(Rc::new(webhooks))
+    }
+}
+
+impl Content for Bytes {
+    type Evidence = ();
+    type Filter = Resource;
+
+    fn raw_bytes(&self) -> usize {
+        self.0.len() * RAW_BYTES
+    }
+
+    fn pluck(&self, index: u32) -> Self {
+        Self::of(vec![self.0[index as usize]])
+    }
+
+    fn fingerprint(&self, index: u32) -> Option<Fingerprint> {
+        Some(self.0[index as usize].fingerprint)
+    }
+
+    fn is_matched(&self, index: u32, position: Position, filter: &Resource) -> bool {
+        let webhook = self.0[index as usize];
+        assert_eq!(webhook.position, position, "a filter sees another webhook");
+        webhook.resource() == *filter
+    }
+
+    fn dead_bytes(&self, _: u32, (): &()) -> u64 {
+        100
+    }
+}

@@ -1,0 +1,341 @@
+//! The world around the core in virtual time: Redis and its delays, backends, leaders.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use spillway_delivery::{AttemptId, Controls, Event, Now, PackKey, ReplayRead};
+use spillway_webhook::StreamId;
+
+use crate::backend::Backends;
+use crate::leader::Leader;
+use crate::liveness::Liveness;
+use crate::plan::Plan;
+use crate::random::Random;
+use crate::redis::{Letter, Redis, Refused};
+use crate::truth::{Truth, Violation};
+use crate::webhook::{Bytes, Scheme};
+
+/// Wall clock at the start, in milliseconds.
+const EPOCH_MS: u64 = 1_000_000;
+/// Steps of the schedule that a failing seed prints.
+const LOGGED: usize = 70;
+/// Time between two renewals of the lease, and its length.
+const LEASE_EVERY: Duration = Duration::from_millis(500);
+const LEASE_FOR: Duration = Duration::from_secs(2);
+
+/// Something that is read from Redis.
+#[derive(Debug, Clone)]
+pub enum Request {
+    Next,
+    Read(PackKey),
+    Front(Vec<StreamId>),
+    Chunks(u64, u32, u32),
+    Rest(u64, StreamId),
+}
+
+/// Something that happens later. The number is the token of the leader that it is for.
+pub enum Task {
+    /// Redis looks something up.
+    Execute(u64, Request),
+    /// The leader gets an event.
+    Deliver(u64, Event<Bytes>),
+    /// Redis gets a settlement; whether the leader waits for the reply.
+    Apply(Rc<Letter>, bool),
+    /// An attempt ends.
+    End(u64, AttemptId),
+    /// The world does something.
+    Act,
+}
+
+pub struct Due {
+    at: Duration,
+    order: u64,
+    task: Task,
+}
+
+/// What an operator has set, and how the environment is.
+pub struct Environment {
+    pub has_lease: bool,
+    pub lease_at: Duration,
+    pub dead_room: u64,
+    pub may_move: bool,
+    pub controls: Controls<crate::webhook::Resource>,
+    pub is_calm: bool,
+}
+
+/// The schedule so far, if it is kept.
+pub struct Log {
+    pub is_on: bool,
+    lines: VecDeque<String>,
+}
+
+pub struct World {
+    pub random: Random,
+    pub plan: Plan,
+    pub scheme: Scheme,
+    pub now: Duration,
+    pub redis: Redis,
+    pub truth: Truth,
+    pub backends: Backends,
+    pub environment: Environment,
+    pub liveness: Liveness,
+    pub leader: Leader,
+    pub agenda: BinaryHeap<Reverse<Due>>,
+    pub log: Log,
+}
+
+impl Log {
+    pub fn add(&mut self, now: Duration, line: impl FnOnce() -> String) {
+        if self.is_on {
+            if self.lines.len() == LOGGED {
+                self.lines.pop_front();
+            }
+            self.lines.push_back(format!("{:>9.3} {}", now.as_secs_f64(), line()));
+        }
+    }
+
+    pub fn print(&self) {
+        self.lines.iter().for_each(|line| println!("{line}"));
+    }
+}
+
+impl World {
+    pub fn new(seed: u64, is_logged: bool) -> Self {
+        let mut random = Random::new(seed);
+        let plan = Plan::new(&mut random);
+        let scheme = plan.scheme;
+        let redis = Redis::default();
+        let leader = Leader::new(&redis, &plan, scheme, &[], Duration::ZERO);
+        let controls = Controls {
+            version: 0,
+            is_all_paused: false,
+            shops: Default::default(),
+            filters: Vec::new(),
+            drops: Default::default(),
+        };
+        let environment = Environment {
+            has_lease: true,
+            lease_at: Duration::ZERO,
+            dead_room: 1 << 20,
+            may_move: true,
+            controls,
+            is_calm: false,
+        };
+        let mut world = Self {
+            random,
+            plan,
+            scheme,
+            now: Duration::ZERO,
+            redis,
+            truth: Truth::default(),
+            backends: Backends::default(),
+            environment,
+            liveness: Liveness::default(),
+            leader,
+            agenda: BinaryHeap::new(),
+            log: Log { is_on: is_logged, lines: VecDeque::new() },
+        };
+        world.lead();
+        world.later(Duration::ZERO, Task::Act);
+        world
+    }
+
+    pub fn wall_ms(&self) -> u64 {
+        EPOCH_MS + u64::try_from(self.now.as_millis()).expect("it is small")
+    }
+
+    pub fn later(&mut self, after: Duration, task: Task) {
+        let order = self.random.next();
+        self.agenda.push(Reverse(Due { at: self.now + after, order, task }));
+    }
+
+    /// A delay of Redis.
+    pub fn delay(&mut self) -> Duration {
+        let is_late = !self.environment.is_calm && self.random.chance(20);
+        let most = self.plan.latency_ms * if is_late { 20 } else { 1 };
+        self.random.ms(0, most)
+    }
+
+    /// A new leader begins with what Redis holds.
+    pub fn lead(&mut self) {
+        self.redis.token += 1;
+        self.leader =
+            Leader::new(&self.redis, &self.plan, self.scheme, &self.truth.delivered, self.now);
+        self.environment.lease_at = Duration::ZERO;
+        self.push_controls();
+        for (id, webhook) in &self.redis.replays {
+            let replay = self.leader.replay(*id, webhook);
+            self.leader.inbox.push(Event::Replay(replay));
+        }
+        let delay = self.delay();
+        self.later(delay, Task::Deliver(self.leader.token, Event::ReplaysLoaded));
+    }
+
+    pub fn push_controls(&mut self) {
+        self.leader.inbox.push(Event::Controls(self.environment.controls.clone()));
+    }
+
+    /// Goes on to the next thing that happens.
+    pub fn step(&mut self) -> Result<(), Violation> {
+        let tick = self.random.ms(0, 1000).min(self.plan.tick);
+        let wakes = self.leader.wakes_at().max(self.now + tick.max(Duration::from_micros(100)));
+        let next = self.agenda.peek().map_or(wakes, |Reverse(due)| due.at.min(wakes));
+        let next = if self.leader.inbox.is_empty() { next } else { self.now };
+        self.now = self.now.max(next);
+        while self.agenda.peek().is_some_and(|Reverse(due)| due.at <= self.now) {
+            let Some(Reverse(due)) = self.agenda.pop() else { break };
+            self.happen(due.task)?;
+        }
+        self.read_ahead();
+        self.renew_lease();
+        self.drive()?;
+        self.check_liveness()
+    }
+
+    fn happen(&mut self, task: Task) -> Result<(), Violation> {
+        match task {
+            Task::Execute(token, request) => self.execute(token, &request),
+            Task::Deliver(token, event) if token == self.leader.token => {
+                self.leader.inbox.push(event);
+            }
+            Task::Deliver(..) => {}
+            Task::Apply(letter, is_awaited) => self.apply(&letter, is_awaited)?,
+            Task::End(token, id) if token == self.leader.token => self.end_attempt(id),
+            Task::End(..) => {}
+            Task::Act => self.act(),
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, token: u64, request: &Request) {
+        if token != self.leader.token {
+            return;
+        }
+        let (scheme, keeps) = (self.scheme, self.plan.config.keeps_fingerprints);
+        let redis = &self.redis;
+        let event = match request {
+            Request::Next => {
+                let mut after = redis.main.range(self.leader.read_to.next()..);
+                let Some((entry, _)) = after.next() else {
+                    self.leader.is_reading = false;
+                    return;
+                };
+                let pack = redis.pack(*entry, scheme, keeps);
+                Event::Pack(pack.expect("it is there"))
+            }
+            Request::Read(PackKey::Main(entry)) => Event::Read(
+                PackKey::Main(*entry),
+                redis.main.get(entry).map(|webhooks| Bytes::of(webhooks.clone())),
+            ),
+            Request::Read(PackKey::Chunk(lane, number)) => {
+                let chunk = redis.chunks.get(&(*lane, *number));
+                let bytes = chunk.map(|chunk| Bytes::of(chunk.webhooks.clone()));
+                Event::Read(PackKey::Chunk(*lane, *number), bytes)
+            }
+            Request::Read(PackKey::Replay(id)) => {
+                let bytes = redis.replays.get(id).map(|webhook| Bytes::of(vec![*webhook]));
+                Event::Read(PackKey::Replay(*id), bytes)
+            }
+            Request::Front(entries) => {
+                let packs = entries.iter().map(|entry| redis.pack(*entry, scheme, keeps));
+                Event::FrontRead(packs.map_while(|pack| pack).collect())
+            }
+            Request::Chunks(lane, first, count) => {
+                let chunks = (*first..first + count)
+                    .map(|number| redis.chunk(*lane, number, (scheme, keeps)));
+                Event::ChunksRead { lane: *lane, chunks: chunks.collect() }
+            }
+            Request::Rest(lane, entry) => {
+                let pack = redis.pack(*entry, scheme, keeps);
+                Event::RestRead { lane: *lane, entry: *entry, pack }
+            }
+        };
+        let delay = self.delay();
+        self.later(delay, Task::Deliver(token, event));
+    }
+
+    /// Redis gets a settlement.
+    pub fn apply(&mut self, letter: &Rc<Letter>, is_awaited: bool) -> Result<(), Violation> {
+        let replays: BTreeMap<_, _> = self.redis.replays.clone();
+        let is_mine = letter.mark.0 == self.leader.token;
+        match self.redis.apply(letter) {
+            Ok(true) => {
+                let mark = letter.mark;
+                self.log.add(self.now, || format!("applied {mark:?}"));
+                let wall_ms = self.wall_ms();
+                self.truth.check_applied(letter, &self.redis, &replays, wall_ms)?;
+            }
+            Ok(false) => {}
+            Err(Refused::Older) if is_awaited && is_mine => {
+                return Err("a settlement is refused without a takeover".to_owned());
+            }
+            Err(_) => return Ok(()),
+        }
+        if is_awaited && is_mine {
+            let delay = self.delay();
+            if !self.environment.is_calm && self.random.chance(100) {
+                // The reply is lost.
+                self.later(delay, Task::Apply(letter.clone(), true));
+            } else {
+                self.later(delay, Task::Deliver(self.leader.token, Event::Settled));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the main stream in order, and replays.
+    fn read_ahead(&mut self) {
+        let token = self.leader.token;
+        let is_behind = self.redis.main.range(self.leader.read_to.next()..).next().is_some();
+        if is_behind && !self.leader.is_reading && self.leader.core.takes_packs() {
+            self.leader.is_reading = true;
+            let delay = self.delay();
+            self.later(delay, Task::Execute(token, Request::Next));
+        }
+        if self.environment.is_calm || self.random.chance(300) {
+            let new = self.redis.replays.range(self.leader.replays_to.next()..);
+            let new: Vec<(StreamId, _)> = new.map(|(id, webhook)| (*id, *webhook)).collect();
+            for (id, webhook) in new {
+                let replay: ReplayRead<Bytes> = self.leader.replay(id, &webhook);
+                self.leader.inbox.push(Event::Replay(replay));
+            }
+        }
+    }
+
+    fn renew_lease(&mut self) {
+        if !self.environment.has_lease || self.now < self.environment.lease_at {
+            return;
+        }
+        self.environment.lease_at = self.now + LEASE_EVERY;
+        let until = self.now + LEASE_FOR + self.plan.tick - self.leader.began;
+        let Environment { dead_room, may_move, .. } = self.environment;
+        self.leader.inbox.push(Event::Lease { until, dead_room, may_move });
+    }
+
+    /// Time on the leader's clock.
+    pub fn leader_now(&self) -> Now {
+        Now { at: self.now - self.leader.began, wall_ms: self.wall_ms() }
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
