@@ -191,25 +191,28 @@ mod tests {
         for outcome in [Outcome::TimedOut, Outcome::Unconnected, Outcome::Broken] {
             assert_eq!(judge_at(&outcome, &DEAD, LONGEST, noon()), failed);
         }
-        assert_eq!(judge(&Outcome::Unsendable, &DEAD, LONGEST, noon()), Verdict::Dead);
+        let unsendable = Verdict::Dead { reason: "unsendable", is_refusal: false };
+        assert_eq!(judge_at(&Outcome::Unsendable, &DEAD, LONGEST, noon()), unsendable);
+        assert_eq!(judge_at(&Outcome::LeaseLost, &DEAD, LONGEST, noon()), Verdict::NotSent);
     }
 
     #[test]
     fn a_pause_is_as_wide_as_the_answer_says() {
         for (status, pauses, expected) in [
-            (429, Some(Scope::Shop), Scope::Shop),
-            (503, Some(Scope::Resource), Scope::Resource),
-            (429, None, Scope::All),
-            (503, Some(Scope::All), Scope::All),
-            (500, Some(Scope::All), Scope::Resource),
+            (429, Some(Scope::Shop), Some(Scope::Shop)),
+            (503, Some(Scope::Resource), Some(Scope::Resource)),
+            (429, None, Some(Scope::All)),
+            (503, Some(Scope::All), Some(Scope::All)),
+            (500, Some(Scope::All), None),
         ] {
             let outcome = Outcome::Answered { status, retry_after: Some("3".into()), pauses };
             let verdict = judge_at(&outcome, &DEAD, LONGEST, noon());
             let pause = Duration::from_secs(3);
             assert_eq!(verdict, Verdict::Retry { pause, scope: expected, is_refusal: false });
-            assert_eq!(outcome.is_narrow_pause(), expected != Scope::All && status != 500);
+            let is_narrow = matches!(expected, Some(Scope::Resource | Scope::Shop));
+            assert_eq!(outcome.is_narrow_pause(), is_narrow);
             let is_felt = !matches!(signal(&outcome, verdict), Signal::Failed);
-            assert_eq!(is_felt, expected == Scope::All && status != 500, "{outcome:?}");
+            assert_eq!(is_felt, expected == Some(Scope::All), "{outcome:?}");
         }
         assert_eq!(parse_scope(" shop "), Some(Scope::Shop));
         assert_eq!(parse_scope("shops"), None);
