@@ -12,8 +12,9 @@ use crate::shop::ShopKey;
 const SLOW_TIMES: u32 = 8;
 /// None is slow before.
 const SLOW_LEAST: Duration = Duration::from_millis(100);
-/// A slow attempt that takes the place of others may be cut off after so long.
-const CUT_AFTER: Duration = Duration::from_secs(1);
+/// A slow attempt that takes the place of others may be cut off after so long: a healthy webhook
+/// does not wait a second for its slot.
+const CUT_AFTER: Duration = Duration::from_millis(500);
 /// Part of the slots that slow and suspect lanes may hold.
 const ODD_PART: usize = 4;
 /// Without a delivery of another lane for so long, they may hold all.
