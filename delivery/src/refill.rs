@@ -243,6 +243,7 @@ impl<C: Content> Core<C> {
         }
         if self.controls.drops(position, None) {
             self.drop_webhook(Dropped { lane: key, position, replay: None });
+            self.lead_dropped(sorted.resource, position);
             return;
         }
         self.index_webhook(key, &Arrival { position, sorted, replay: None });

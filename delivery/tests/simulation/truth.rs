@@ -188,6 +188,11 @@ impl Truth {
             if !recorded.contains(gone) && !self.dropping.contains(gone) {
                 return Err(format!("{} is lost", self.name(*gone)));
             }
+            // Where a newer one is dropped, the older ones that it stood for are sent.
+            let unit = self.fates[gone].webhook.unit(letter.scheme);
+            if self.arrived.get(&unit) == Some(gone) && !recorded.contains(gone) {
+                self.arrived.remove(&unit);
+            }
         }
         let waiting: u64 = redis.rows.values().map(|row| row.change.waiting).sum();
         if settlement.lanes.0.waiting != waiting {
