@@ -209,6 +209,11 @@ impl<C: Content> Core<C> {
     pub(crate) fn release(&mut self, resource: ResourceKey) {
         let Some(head) = self.queue.index.head(resource) else { return };
         let now = self.session.now.at;
+        if let (Some(State::Held), Some(lane)) =
+            (self.queue.index.state(resource), self.queue.index.lane(resource))
+        {
+            self.queue.unhold(lane, head);
+        }
         let state = self.queue.state_of(resource, head, now);
         let step = if state == State::Ready { Step::Released } else { Step::Blocked(state) };
         self.step(resource, step);

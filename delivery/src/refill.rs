@@ -330,6 +330,10 @@ impl<C: Content> Core<C> {
             if let Some(lane) = self.queue.lanes.get_mut(key) {
                 self.queue.index.remove(node, &mut lane.window);
             }
+            if is_head {
+                // A replay that came amid an attempt waits after it.
+                self.release(about.resource);
+            }
             removed += 1;
         }
         if removed == 0 {
