@@ -53,6 +53,7 @@ impl<C: Content> Core<C> {
         let lane = self.queue.lane(sorted.lane, shop, active);
         if self.controls.drops(position, replay) {
             self.drop_webhook(Dropped { lane, position, replay });
+            self.lead_dropped(sorted.resource, position);
             return;
         }
         if sorted.is_barrier {
@@ -66,6 +67,13 @@ impl<C: Content> Core<C> {
             return;
         }
         self.index_webhook(lane, &Arrival { position, sorted, replay });
+    }
+
+    /// A webhook was dropped before it was indexed; if it is a recorded lead, that may be done with.
+    pub(crate) fn lead_dropped(&mut self, resource: u64, position: Position) {
+        if self.queue.leads.get(&resource) == Some(&position) {
+            self.tidy_lead(resource);
+        }
     }
 
     /// Adds a webhook to its lane's window, and makes its resource ready if it became the head.

@@ -194,6 +194,7 @@ impl<C: Content> Core<C> {
         if meant.is_empty() {
             return;
         }
+        let hash = self.queue.index.resource(resource).map_or(0, |resource| resource.hash);
         let mut is_gone = false;
         for node in meant {
             let (position, lane) = {
@@ -205,6 +206,10 @@ impl<C: Content> Core<C> {
             if let Some(lane) = self.queue.lanes.get_mut(lane) {
                 is_gone = self.queue.index.remove(node, &mut lane.window);
             }
+        }
+        if self.queue.leads.get(&hash).is_some_and(|lead| self.queue.is_run_read(head_lane, *lead))
+        {
+            self.tidy_lead(hash);
         }
         self.reading.forget(resource);
         let has_changed = is_gone || self.queue.index.head(resource) != Some(head);

@@ -67,6 +67,8 @@ pub(crate) struct Queue {
     pub stored_barriers: HashSet<Position>,
     /// Resources whose recorded lead is not indexed yet.
     pub unread: Vec<ResourceKey>,
+    /// Whether leads of a leader before may be settled, or of another key scheme.
+    pub are_leads_old: bool,
 }
 
 /// All state of a leader.
@@ -99,6 +101,7 @@ impl<C: Content> Core<C> {
             bits: loaded.bits,
             stored_barriers: HashSet::new(),
             unread: Vec::new(),
+            are_leads_old: true,
         };
         loaded.lanes.iter().for_each(|lane| queue.load_lane(lane));
         for (position, shop) in loaded.barriers {
@@ -217,6 +220,11 @@ impl<C: Content> Core<C> {
     pub(crate) fn release(&mut self, resource: ResourceKey) {
         let Some(head) = self.queue.index.head(resource) else { return };
         let now = self.session.now.at;
+        if let (Some(State::Held), Some(lane)) =
+            (self.queue.index.state(resource), self.queue.index.lane(resource))
+        {
+            self.queue.unhold(lane, head);
+        }
         let state = self.queue.state_of(resource, head, now);
         let step = if state == State::Ready { Step::Released } else { Step::Blocked(state) };
         self.step(resource, step);
@@ -337,7 +345,7 @@ impl Queue {
         let is_replay = self.index.replay(about.head).is_some();
         if let Some(lead) = self.leads.get(&about.hash)
             && !is_replay
-            && !self.is_read_up_to(lane, *lead)
+            && !self.is_run_read(lane, *lead)
         {
             return State::Unread;
         }
@@ -345,10 +353,15 @@ impl Queue {
         if self.is_open(shop, head) { State::Ready } else { State::Held }
     }
 
-    /// Whether everything of a lane up to `position` is indexed.
-    fn is_read_up_to(&self, lane: LaneKey, position: Position) -> bool {
-        self.main.read_to >= position.entry()
-            && self.lanes.get(lane).is_none_or(|lane| lane.is_known_up_to(position))
+    /// Whether everything that may be of one run with `lead` is indexed: of its lane, or of every
+    /// lane of a shop with two key schemes.
+    pub fn is_run_read(&self, lane: LaneKey, lead: Position) -> bool {
+        let is_known =
+            |lane: LaneKey| self.lanes.get(lane).is_none_or(|lane| lane.is_known_up_to(lead));
+        let shop = self.lanes.get(lane).and_then(|lane| self.shops.get(lane.shop));
+        let mixed = shop.filter(|shop| shop.is_mixed());
+        self.main.read_to >= lead.entry()
+            && mixed.map_or(is_known(lane), |shop| shop.lanes.iter().all(|lane| is_known(*lane)))
     }
 
     /// Whether a webhook may go before or after the barriers of its shop.

@@ -305,17 +305,19 @@ impl<C: Content> Core<C> {
             if self.queue.index.lead_up_to(resource, lead) > 0 {
                 return self.queue.index.lead(resource);
             }
-            self.queue.leads.remove(&about.hash);
-            self.ledger.leads_gone.push(about.hash);
+            self.forget_lead(about.hash);
         }
         let (head, wall_ms) = (self.queue.index.head(resource)?, self.session.now.wall_ms);
         let wait_max = u64::try_from(self.config.coalesce_wait_max.as_millis()).unwrap_or(u64::MAX);
-        let barriers = self.queue.shops.get(shop).and_then(|shop| shop.barriers.as_ref());
+        let shop = self.queue.shops.get(shop)?;
+        // With lanes of two key schemes, a run may lie in two lanes.
+        let is_mixed = shop.is_mixed();
+        let barriers = shop.barriers.as_ref();
         let barrier = barriers.and_then(|barriers| barriers.positions.first().copied());
         let seen = &self.ledger.seen;
         let length = self.queue.index.choose_lead(resource, |position, fingerprint| {
             let is_after = barrier.is_some_and(|barrier| position > barrier);
-            if is_after || position.ms.saturating_sub(head.ms) > wait_max {
+            if is_mixed || is_after || position.ms.saturating_sub(head.ms) > wait_max {
                 Lead::End
             } else if fingerprint.is_some_and(|one| seen.contains(one, wall_ms)) {
                 Lead::Skip

@@ -350,6 +350,12 @@ impl Index {
         u32::try_from(run.len()).unwrap_or(u32::MAX)
     }
 
+    /// Whether a webhook of a resource up to `position` is indexed, replays aside.
+    pub fn has_up_to(&self, key: ResourceKey, position: Position) -> bool {
+        let head = self.resource(key).map_or(NONE, |resource| resource.head);
+        self.chain(head).any(|(_, node)| !node.is_replay && node.position <= position)
+    }
+
     /// Leaves it undecided again what is sent.
     pub fn clear_lead(&mut self, key: ResourceKey) {
         self.set_lead(key, NONE);

@@ -129,7 +129,9 @@ impl<C: Content> Core<C> {
     /// Whether the first pack may move: little is left of it, or all that is left is blocked by its
     /// own lane or shop, or too many packs wait for it.
     fn may_move(&self, front: &MainPack, sorted: &[Sorted]) -> bool {
-        if !self.may_move_at_all() || !self.is_due(front) {
+        // What is dropped is settled where it lies, before that changes.
+        let is_dropping = !self.ledger.dropped.is_empty();
+        if !self.may_move_at_all() || is_dropping || !self.is_due(front) {
             return false;
         }
         self.are_rows_many()

@@ -243,6 +243,7 @@ impl<C: Content> Core<C> {
         }
         if self.controls.drops(position, None) {
             self.drop_webhook(Dropped { lane: key, position, replay: None });
+            self.lead_dropped(sorted.resource, position);
             return;
         }
         self.index_webhook(key, &Arrival { position, sorted, replay: None });
@@ -328,6 +329,10 @@ impl<C: Content> Core<C> {
             }
             if let Some(lane) = self.queue.lanes.get_mut(key) {
                 self.queue.index.remove(node, &mut lane.window);
+            }
+            if is_head {
+                // A replay that came amid an attempt waits after it.
+                self.release(about.resource);
             }
             removed += 1;
         }

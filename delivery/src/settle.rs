@@ -141,6 +141,7 @@ impl<C: Content> Core<C> {
         self.settle_finished(&mut settlement, &mut settling, &mut touched);
         self.settle_dropped(&mut settlement, &mut settling, &mut touched);
         settlement.corrupt = std::mem::take(&mut self.ledger.corrupt);
+        self.tidy_leads();
         self.record_leads(&mut settlement, &mut settling);
         self.advance(&mut settlement, &mut settling);
         self.settle_packs(&mut settlement, &mut settling, touched);
@@ -306,6 +307,36 @@ impl<C: Content> Core<C> {
                 settlement.lanes.0.barriers_gone.push(position);
             }
         }
+    }
+
+    /// Forgets the recorded lead of a resource, and has Redis forget it.
+    pub(crate) fn forget_lead(&mut self, resource: u64) {
+        self.queue.leads.remove(&resource);
+        self.ledger.leads_gone.push(resource);
+    }
+
+    /// Forgets the recorded lead of a resource if nothing is left for which it stands. Everything up
+    /// to the lead must be indexed.
+    pub(crate) fn tidy_lead(&mut self, resource: u64) {
+        let Some(lead) = self.queue.leads.get(&resource).copied() else { return };
+        let indexed = self.queue.index.by_hash(resource);
+        if !indexed.is_some_and(|key| self.queue.index.has_up_to(key, lead)) {
+            self.forget_lead(resource);
+        }
+    }
+
+    /// Looks once, when everything is indexed, for recorded leads that are settled.
+    fn tidy_leads(&mut self) {
+        let is_read = |lead: &Position| self.queue.main.read_to >= lead.entry();
+        if !self.queue.are_leads_old
+            || !self.queue.leads.values().all(is_read)
+            || self.queue.lanes.iter().any(|(_, lane)| lane.rest.is_some())
+        {
+            return;
+        }
+        self.queue.are_leads_old = false;
+        let resources: Vec<u64> = self.queue.leads.keys().copied().collect();
+        resources.into_iter().for_each(|resource| self.tidy_lead(resource));
     }
 
     fn record_leads(&mut self, settlement: &mut Settlement<C>, settling: &mut Settling) {

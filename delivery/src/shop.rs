@@ -345,6 +345,13 @@ fn gate(shop: &Shop, bounds: ShopBounds, now: Duration) -> ShopGate {
     }
 }
 
+impl Shop {
+    /// Whether the shop has lanes of two key schemes.
+    pub fn is_mixed(&self) -> bool {
+        self.barriers.as_ref().is_some_and(|barriers| barriers.is_mixed)
+    }
+}
+
 impl Barriers {
     /// Whether no barrier and nothing else is left here.
     pub fn is_empty(&self) -> bool {

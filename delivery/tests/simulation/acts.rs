@@ -11,7 +11,7 @@ use crate::webhook::{BARRIERS, ORDERS, PRODUCTS, Resource, SHOPS, Webhook, shop_
 use crate::world::{Task, World};
 
 /// Webhooks that wait at most: more would only take longer.
-const WAITING_MAX: usize = 300;
+pub const WAITING_MAX: usize = 300;
 
 impl World {
     /// Does something, unless the calm has begun.

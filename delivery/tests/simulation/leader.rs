@@ -8,15 +8,20 @@ use spillway_delivery::{AttemptEnd, AttemptId, Core, Dispatch, Effect, Event, Re
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
+use crate::acts::WAITING_MAX;
 use crate::backend::End;
 use crate::plan::Plan;
 use crate::redis::{Letter, Mark, Redis};
 use crate::truth::Violation;
-use crate::webhook::{Bytes, Resource, Scheme, Webhook};
+use crate::webhook::{Bytes, RAW_BYTES, Resource, Scheme, Webhook};
 use crate::world::{Request, Task, World};
 
-/// Memory of the index over its bound that is allowed: what is read for empty windows.
-const INDEX_SLACK: usize = 8000;
+/// Memory of the index over its bound that is allowed, beside what is read for empty windows.
+const INDEX_SLACK: usize = 6000;
+/// Reads for windows under way at once.
+const WINDOW_READS: usize = 4;
+/// Bytes of an indexed webhook.
+const WEBHOOK_BYTES: usize = 160;
 
 /// An attempt under way.
 pub struct InFlight {
@@ -107,7 +112,10 @@ impl World {
             self.take_over()?;
         }
         let bytes = self.leader.core.status().index_bytes;
-        if bytes > self.plan.config.index_bytes + INDEX_SLACK {
+        let tuning = self.plan.config.tuning;
+        let chunk = (tuning.moved_bytes / RAW_BYTES + 6).min(WAITING_MAX);
+        let reads = WINDOW_READS * tuning.chunks_at_once as usize * chunk * WEBHOOK_BYTES;
+        if bytes > self.plan.config.index_bytes + INDEX_SLACK + reads {
             return Err(format!("the index holds {bytes} bytes"));
         }
         Ok(())

@@ -17,7 +17,7 @@ pub const PRODUCTS: u8 = 1;
 pub const BARRIERS: u8 = 2;
 pub const KINDS: u8 = 3;
 /// Bytes of a webhook.
-const RAW_BYTES: usize = 100;
+pub const RAW_BYTES: usize = 100;
 
 /// Unit of order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use crate::webhook::{Bytes, Scheme};
 /// Wall clock at the start, in milliseconds.
 const EPOCH_MS: u64 = 1_000_000;
 /// Steps of the schedule that a failing seed prints.
-const LOGGED: usize = 70;
+const LOGGED: usize = 60;
 /// Time between two renewals of the lease, and its length.
 const LEASE_EVERY: Duration = Duration::from_millis(500);
 const LEASE_FOR: Duration = Duration::from_secs(2);
@@ -69,6 +69,7 @@ pub struct Environment {
 pub struct Log {
     pub is_on: bool,
     lines: VecDeque<String>,
+    most: usize,
 }
 
 pub struct World {
@@ -89,7 +90,7 @@ pub struct World {
 impl Log {
     pub fn add(&mut self, now: Duration, line: impl FnOnce() -> String) {
         if self.is_on {
-            if self.lines.len() == LOGGED {
+            if self.lines.len() == self.most {
                 self.lines.pop_front();
             }
             self.lines.push_back(format!("{:>9.3} {}", now.as_secs_f64(), line()));
@@ -135,7 +136,11 @@ impl World {
             liveness: Liveness::default(),
             leader,
             agenda: BinaryHeap::new(),
-            log: Log { is_on: is_logged, lines: VecDeque::new() },
+            log: Log {
+                is_on: is_logged,
+                lines: VecDeque::new(),
+                most: crate::setting("LINES").map_or(LOGGED, |most| most as usize),
+            },
         };
         world.lead();
         world.later(Duration::ZERO, Task::Act);
