@@ -97,6 +97,11 @@ impl<F> ControlState<F> {
         !self.filters.is_empty()
     }
 
+    /// Whether something of an entry is to be dropped.
+    pub fn names(&self, entry: StreamId) -> bool {
+        self.drops.main.contains_key(&entry)
+    }
+
     /// Whether a webhook is to be dropped. A replay is another matter than what was ordered of it
     /// before.
     pub fn drops(&self, position: Position, replay: Option<StreamId>) -> bool {

@@ -18,6 +18,7 @@ use crate::dispatch::Turn;
 use crate::event::Effect;
 use crate::index::ResourceKey;
 use crate::main_stream::MainPack;
+use crate::resource::State;
 use crate::sorted::Content;
 
 /// Packs at the front of the stream that are kept at hand.
@@ -100,7 +101,8 @@ impl<C: Content> Reading<C> {
 
     /// When there is budget for another read that is wanted.
     pub fn wakes_at(&self) -> Option<Duration> {
-        let is_wanted = !self.wanted.is_empty() && self.under_way.len() < READS_MAX;
+        let has_room = self.plucked_bytes < PLUCKED_BYTES;
+        let is_wanted = has_room && !self.wanted.is_empty() && self.under_way.len() < READS_MAX;
         let missing =
             Duration::from_secs_f64((LEAST_COST - self.budget).max(0.0) / READS_PER_SECOND);
         is_wanted.then(|| self.earned_at + missing)
@@ -151,6 +153,9 @@ impl<C: Content> Core<C> {
         if self.reading.is_front_new && self.reading.under_way.len() < FRONT_READS_MAX {
             self.read_front(&mut effects);
         }
+        if self.reading.plucked_bytes >= PLUCKED_BYTES {
+            self.forget_blocked();
+        }
         let now = self.session.now.at;
         let reading = &mut self.reading;
         let since = now.saturating_sub(std::mem::replace(&mut reading.earned_at, now));
@@ -172,6 +177,19 @@ impl<C: Content> Core<C> {
             }
         }
         effects
+    }
+
+    /// Lets go of bytes whose webhook can't go now: they would leave no room for those that can.
+    fn forget_blocked(&mut self) {
+        let blocked = self.reading.plucked.keys().copied().filter(|resource| {
+            let lane = self.queue.index.lane(*resource).and_then(|lane| self.queue.lanes.get(lane));
+            let is_ready = self.queue.index.state(*resource) == Some(State::Ready);
+            !is_ready || lane.is_none_or(|lane| self.is_blocked(lane))
+        });
+        let blocked: Vec<ResourceKey> = blocked.collect();
+        for resource in blocked {
+            self.reading.forget(resource);
+        }
     }
 
     /// Whether someone waits for bytes that still lie there and can be read.

@@ -366,7 +366,8 @@ impl<C: Content> Core<C> {
 
     fn passed(&mut self, pack: &crate::main_stream::MainPack, settlement: &mut Settlement<C>) {
         self.reading.cache.remove(PackKey::Main(pack.entry));
-        if pack.are_bits_stored {
+        // Names of webhooks to drop are kept while one of them may lie in a lane.
+        if pack.are_bits_stored && !self.controls.names(pack.entry) {
             settlement.whole.push(pack.entry);
         }
     }
