@@ -94,11 +94,14 @@ pub struct Suspect {
     pub wait: Duration,
 }
 
+/// Resources by the position of what is sent of them, oldest first.
+type OldestFirst = BinaryHeap<Reverse<(Position, ResourceKey)>>;
+
 /// Resources of a lane whose heads wait for their turn, in stream order.
 #[derive(Debug, Default)]
 pub struct Ready {
     /// By class, and by whether the head was tried before.
-    heaps: [[BinaryHeap<Reverse<(Position, ResourceKey)>>; 2]; 2],
+    heaps: [[OldestFirst; 2]; 2],
 }
 
 /// A lane.

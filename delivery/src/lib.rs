@@ -1,9 +1,9 @@
 //! The delivery core: which webhook is sent next, and what is settled. Pure: no clock, socket or
 //! channel inside.
 //!
-//! A webhook's way: [`arrive`] → [`lane`] and [`index`] → [`dispatch`] (one gate) → [`ended`] →
-//! [`settle`]. Beside it: [`refill`] (the part of a lane that is not indexed), [`moving`] (the front
-//! of the main stream into lanes), [`reading`] (bytes at hand), [`controls`] (an operator's).
+//! A webhook's way: `arrive` → `lane` and `index` → `dispatch` (one gate) → `ended` →
+//! `settle`. Beside it: `refill` (the part of a lane that is not indexed), `moving` (the front
+//! of the main stream into lanes), `reading` (bytes at hand), `controls` (an operator's).
 //!
 //! [`Core::on`] takes an event and returns effects; the worker around it carries them out.
 

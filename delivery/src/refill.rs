@@ -10,7 +10,7 @@ use spillway_webhook::position::Position;
 
 use crate::core::Core;
 use crate::event::{ChunkRead, Effect, PackRead};
-use crate::index::{Arrival, LaneKey};
+use crate::index::{Arrival, LaneKey, Resource};
 use crate::lane::{Chunk, Lane, Pending, Rest};
 use crate::main_stream::{bytes_for, is_set};
 use crate::reading::PackKey;
@@ -311,29 +311,7 @@ impl<C: Content> Core<C> {
         }
         let (keep, newest) = (lane.window.count / 2, self.queue.index.back(&lane.window));
         let mut removed = 0;
-        loop {
-            let Some(lane) = self.queue.lanes.get(key) else { break };
-            if lane.window.count <= keep {
-                break;
-            }
-            let leads = &self.queue.leads;
-            let holds = |resource: &crate::index::Resource| leads.contains_key(&resource.hash);
-            let Some(node) = self.queue.index.loose_end(&lane.window, holds) else { break };
-            let about = *self.queue.index.node(node);
-            let is_head = self.queue.index.head(about.resource) == Some(about.position);
-            if is_head {
-                self.reading.forget(about.resource);
-                if self.queue.index.state(about.resource) == Some(State::Held) {
-                    self.queue.unhold(key, about.position);
-                }
-            }
-            if let Some(lane) = self.queue.lanes.get_mut(key) {
-                self.queue.index.remove(node, &mut lane.window);
-            }
-            if is_head {
-                // A replay that came amid an attempt waits after it.
-                self.release(about.resource);
-            }
+        while self.drop_newest(key, keep) {
             removed += 1;
         }
         if removed == 0 {
@@ -345,6 +323,32 @@ impl<C: Content> Core<C> {
         lane.rest = Some(Box::new(Rest { after, last }));
         self.counts.cuts += 1;
         self.queue.lanes.list(key);
+        true
+    }
+
+    /// Takes the newest webhook out of a window that holds more than `keep`. Returns whether it could.
+    fn drop_newest(&mut self, key: LaneKey, keep: u32) -> bool {
+        let Some(lane) = self.queue.lanes.get(key).filter(|lane| lane.window.count > keep) else {
+            return false;
+        };
+        let leads = &self.queue.leads;
+        let holds = |resource: &Resource| leads.contains_key(&resource.hash);
+        let Some(node) = self.queue.index.loose_end(&lane.window, holds) else { return false };
+        let about = *self.queue.index.node(node);
+        let is_head = self.queue.index.head(about.resource) == Some(about.position);
+        if is_head {
+            self.reading.forget(about.resource);
+            if self.queue.index.state(about.resource) == Some(State::Held) {
+                self.queue.unhold(key, about.position);
+            }
+        }
+        if let Some(lane) = self.queue.lanes.get_mut(key) {
+            self.queue.index.remove(node, &mut lane.window);
+        }
+        if is_head {
+            // A replay that came amid an attempt waits after it.
+            self.release(about.resource);
+        }
         true
     }
 }

@@ -1,9 +1,9 @@
 //! The downstreamer: packs in, HTTP out, in order per resource, at the speed the backend can bear.
 //!
-//! [`ownership`] (who may deliver) starts a [`worker`], which carries out what the delivery core
-//! (`spillway_delivery`) decides: [`intake`] → [`sort`] → core → [`deliver`] ([`connect`]) →
-//! [`judge`] → core → [`settling`]. Beside them: [`reader`] (packs and chunks read again),
-//! [`controls`] (an operator's) and [`status`].
+//! `ownership` (who may deliver) starts a `worker`, which carries out what the delivery core
+//! (`spillway_delivery`) decides: `intake` → `sort` → core → `deliver` (`connect`) →
+//! `judge` → core → `settling`. Beside them: `reader` (packs and chunks read again),
+//! `controls` (an operator's) and `status`.
 
 mod connect;
 pub mod content;

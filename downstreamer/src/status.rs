@@ -1,7 +1,5 @@
 //! Texts about the core's state, for `/readyz` and the log.
 
-use std::fmt::Write;
-
 use spillway_delivery::{Blocked, BlockedLane, Counts, Status};
 
 use crate::settling::Translator;
@@ -27,11 +25,9 @@ pub fn explain(status: &Status, names: &Translator) -> (Option<String>, Option<S
     if status.blocked.is_empty() {
         return (trouble, None);
     }
-    let mut note = format!("{} lanes wait", status.blocked_lanes);
-    for lane in status.blocked.iter().take(NAMED_MAX) {
-        let _ = write!(note, "; {}", describe(lane, names));
-    }
-    (trouble, Some(note))
+    let mut note = vec![format!("{} lanes wait", status.blocked_lanes)];
+    note.extend(status.blocked.iter().take(NAMED_MAX).map(|lane| describe(lane, names)));
+    (trouble, Some(note.join("; ")))
 }
 
 fn describe(lane: &BlockedLane, names: &Translator) -> String {
