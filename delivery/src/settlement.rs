@@ -63,7 +63,7 @@ pub struct ChunkWrite {
     pub lane: u64,
     /// Its number.
     pub number: u32,
-    /// Webhooks that it gets, in order; [`Settlement::moved`] holds their bytes by entry.
+    /// Webhooks that it gets, in order; the settlement holds their bytes by entry.
     pub positions: Vec<Position>,
 }
 
