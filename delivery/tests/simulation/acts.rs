@@ -77,6 +77,7 @@ impl World {
                 None => new,
             };
             webhooks.push(webhook);
+            self.tally.webhooks += 1;
             self.truth.accepted(webhook, self.now);
         }
         let names: Vec<String> = webhooks.iter().map(Webhook::name).collect();

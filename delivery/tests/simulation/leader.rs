@@ -1,6 +1,6 @@
 //! A leader: the core, and what the worker around it keeps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -48,6 +48,9 @@ pub struct Leader {
     pub settling: Option<Rc<Letter>>,
     number: u64,
     about: (Scheme, bool),
+    /// Fingerprints of what was delivered, as far as the leader knows.
+    known: HashSet<u128>,
+    known_to: usize,
 }
 
 impl Leader {
@@ -71,6 +74,8 @@ impl Leader {
             settling: None,
             number: 0,
             about: (scheme, plan.config.keeps_fingerprints),
+            known: delivered.iter().map(|(fingerprint, _)| *fingerprint).collect(),
+            known_to: delivered.len(),
         }
     }
 
@@ -129,6 +134,9 @@ impl World {
             }
             Event::Settled => {
                 let letter = self.leader.settling.take();
+                let delivered = &self.truth.delivered[self.leader.known_to..];
+                self.leader.known.extend(delivered.iter().map(|(fingerprint, _)| *fingerprint));
+                self.leader.known_to = self.truth.delivered.len();
                 self.leader.settled = letter.map_or(self.leader.settled, |letter| letter.mark);
             }
             _ => {}
@@ -190,7 +198,9 @@ impl World {
             let kind = if is_replay { " as a replay" } else { "" };
             format!("send {} {} for {older} older{kind}", id.0, webhook.name())
         });
+        self.tally.sent += 1;
         self.truth.check_send(dispatch, self.scheme)?;
+        self.check_duplicate(dispatch)?;
         let unit = webhook.unit(self.scheme);
         if self.leader.attempts.values().any(|other| other.unit == unit) {
             return Err(format!("{} is sent beside another of its resource", webhook.name()));
@@ -202,6 +212,17 @@ impl World {
         self.later(end.took, Task::End(self.leader.token, id));
         let attempt = InFlight { webhook, is_replay, unit, end, began: self.now };
         self.leader.attempts.insert(id, attempt);
+        Ok(())
+    }
+
+    /// A webhook that was delivered before is not sent for the first time.
+    fn check_duplicate(&self, dispatch: &Dispatch<Bytes>) -> Result<(), Violation> {
+        let is_new = dispatch.attempt == 1 && !dispatch.is_replay;
+        let webhook = self.truth.webhook(dispatch.position)?;
+        let is_on = !self.plan.dedup_window.is_zero();
+        if is_on && is_new && self.leader.known.contains(&webhook.fingerprint) {
+            return Err(format!("{} is a duplicate, and sent", webhook.name()));
+        }
         Ok(())
     }
 

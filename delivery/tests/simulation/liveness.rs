@@ -55,7 +55,10 @@ impl World {
                 .max(of(live.shops.get(&webhook.shop)))
                 .max(of(live.lanes.get(&(webhook.shop, webhook.kind))))
                 .max(of(live.resources.get(&webhook.resource())));
-            if self.now.saturating_sub(since) > bound {
+            let waited = self.now.saturating_sub(since);
+            self.tally.waits += u64::from(waited > Duration::from_secs(1));
+            self.tally.longest = self.tally.longest.max(waited);
+            if waited > bound {
                 return Err(format!(
                     "liveness: {} waits since {since:?}, {:?}",
                     webhook.name(),

@@ -10,14 +10,17 @@ mod liveness;
 mod plan;
 mod random;
 mod redis;
+mod tally;
 mod truth;
 mod webhook;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use tally::Tally;
 use truth::Violation;
 use world::World;
 
@@ -69,7 +72,7 @@ fn is_over(world: &World) -> bool {
         && world.leader.core.is_quiet()
 }
 
-fn run(seed: u64, steps: u64, is_logged: bool) -> Result<(), Violation> {
+fn run(seed: u64, steps: u64, is_logged: bool) -> (Result<(), Violation>, Tally) {
     let mut world = World::new(seed, is_logged);
     let played = catch_unwind(AssertUnwindSafe(|| play(&mut world, steps)));
     let result = played.unwrap_or_else(|panic| {
@@ -81,20 +84,26 @@ fn run(seed: u64, steps: u64, is_logged: bool) -> Result<(), Violation> {
         world.log.print();
         println!("{:?} {:?}", world.scheme, world.plan.config);
     }
-    result
+    world.tally.cuts += world.leader.core.counts().cuts;
+    world.tally.virtual_time = world.now;
+    (result, world.tally)
 }
 
 #[test]
 fn every_schedule_keeps_order_and_loses_nothing() {
     let steps = setting("STEPS").unwrap_or(1000);
     if let Some(seed) = setting("SEED") {
-        run(seed, steps, true).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+        let (result, tally) = run(seed, steps, true);
+        println!("{tally}");
+        result.unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
         return;
     }
     let seeds = setting("SEEDS").unwrap_or(u64::MAX);
+    let most = setting("MAXF").unwrap_or(FAILURES_MAX);
     let first = setting("FIRST").unwrap_or(0);
     let began = Instant::now();
     let (next, failed) = (AtomicU64::new(first), AtomicU64::new(0));
+    let sum = Mutex::new(Tally::default());
     let is_limited = setting("SEEDS").is_none();
     std::panic::set_hook(Box::new(|_| {}));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -102,13 +111,15 @@ fn every_schedule_keeps_order_and_loses_nothing() {
         for _ in 0..threads {
             scope.spawn(|| {
                 while !(is_limited && began.elapsed() > RUN_FOR)
-                    && failed.load(Ordering::Relaxed) < FAILURES_MAX
+                    && failed.load(Ordering::Relaxed) < most
                 {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed - first >= seeds {
                         break;
                     }
-                    if let Err(violation) = run(seed, steps, false) {
+                    let (result, tally) = run(seed, steps, false);
+                    sum.lock().expect("no thread panics").add(&tally);
+                    if let Err(violation) = result {
                         failed.fetch_add(1, Ordering::Relaxed);
                         println!("seed {seed}: {violation}");
                     }
@@ -119,6 +130,7 @@ fn every_schedule_keeps_order_and_loses_nothing() {
     drop(std::panic::take_hook());
     let failed = failed.load(Ordering::Relaxed);
     let seeds = next.load(Ordering::Relaxed) - first;
-    println!("{seeds} seeds of {steps} steps in {:?}, {failed} failed", began.elapsed());
+    let sum = *sum.lock().expect("no thread panics");
+    println!("{seeds} seeds of {steps} steps in {:?}, {failed} failed: {sum}", began.elapsed());
     assert_eq!(failed, 0, "seeds failed: run one with SEED=n to see its schedule");
 }

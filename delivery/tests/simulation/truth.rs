@@ -183,7 +183,7 @@ impl Truth {
             let mut run = run.skip_while(|one| one.outcome == Outcome::Coalesced);
             if run.next().is_some_and(|lead| lead.outcome == Outcome::Delivered) {
                 self.taken.insert(fate.webhook.fingerprint);
-                self.delivered.push((fate.webhook.fingerprint, wall_ms));
+                self.delivered.extend(record.fingerprint.map(|one| (one, wall_ms)));
             }
         }
         for gone in self.unsettled.difference(&now) {

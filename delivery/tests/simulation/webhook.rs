@@ -15,7 +15,6 @@ pub const ORDERS: u8 = 0;
 pub const PRODUCTS: u8 = 1;
 /// Requests to erase a shop's data: barriers, in the priority class.
 pub const BARRIERS: u8 = 2;
-pub const KINDS: u8 = 3;
 /// Bytes of a webhook.
 pub const RAW_BYTES: usize = 100;
 

@@ -14,6 +14,7 @@ use crate::liveness::Liveness;
 use crate::plan::Plan;
 use crate::random::Random;
 use crate::redis::{Letter, Redis, Refused};
+use crate::tally::Tally;
 use crate::truth::{Truth, Violation};
 use crate::webhook::{Bytes, Scheme};
 
@@ -85,6 +86,7 @@ pub struct World {
     pub leader: Leader,
     pub agenda: BinaryHeap<Reverse<Due>>,
     pub log: Log,
+    pub tally: Tally,
 }
 
 impl Log {
@@ -136,6 +138,7 @@ impl World {
             liveness: Liveness::default(),
             leader,
             agenda: BinaryHeap::new(),
+            tally: Tally::default(),
             log: Log {
                 is_on: is_logged,
                 lines: VecDeque::new(),
@@ -143,6 +146,7 @@ impl World {
             },
         };
         world.lead();
+        world.tally = Tally::default();
         world.later(Duration::ZERO, Task::Act);
         world
     }
@@ -166,6 +170,8 @@ impl World {
     /// A new leader begins with what Redis holds.
     pub fn lead(&mut self) {
         self.redis.token += 1;
+        self.tally.takeovers += 1;
+        self.tally.cuts += self.leader.core.counts().cuts;
         self.leader =
             Leader::new(&self.redis, &self.plan, self.scheme, &self.truth.delivered, self.now);
         self.environment.lease_at = Duration::ZERO;
@@ -184,6 +190,7 @@ impl World {
 
     /// Goes on to the next thing that happens.
     pub fn step(&mut self) -> Result<(), Violation> {
+        self.tally.steps += 1;
         let tick = self.random.ms(0, 1000).min(self.plan.tick);
         let wakes = self.leader.wakes_at().max(self.now + tick.max(Duration::from_micros(100)));
         let next = self.agenda.peek().map_or(wakes, |Reverse(due)| due.at.min(wakes));
@@ -248,6 +255,7 @@ impl World {
                 Event::FrontRead(packs.map_while(|pack| pack).collect())
             }
             Request::Chunks(lane, first, count) => {
+                self.tally.chunks_read += u64::from(*count);
                 let chunks = (*first..first + count)
                     .map(|number| redis.chunk(*lane, number, (scheme, keeps)));
                 Event::ChunksRead { lane: *lane, chunks: chunks.collect() }
@@ -270,6 +278,7 @@ impl World {
                 let mark = letter.mark;
                 self.log.add(self.now, || format!("applied {mark:?}"));
                 let wall_ms = self.wall_ms();
+                self.tally.settled(&letter.settlement);
                 self.truth.check_applied(letter, &self.redis, &replays, wall_ms)?;
             }
             Ok(false) => {}

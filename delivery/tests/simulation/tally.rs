@@ -1,0 +1,85 @@
+//! Counts of what happened in a run: a schedule in which nothing happens finds nothing.
+
+use std::fmt;
+use std::time::Duration;
+
+use spillway_delivery::{Outcome, Settlement};
+
+use crate::webhook::Bytes;
+
+/// Counts of one run, or of many.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Tally {
+    pub steps: u64,
+    pub webhooks: u64,
+    pub sent: u64,
+    pub takeovers: u64,
+    pub moved: u64,
+    pub cuts: u64,
+    pub chunks_read: u64,
+    pub leads: u64,
+    pub barriers_moved: u64,
+    pub outcomes: [u64; 5],
+    pub replays: u64,
+    /// Checks of liveness of webhooks that waited for more than a second without an excuse.
+    pub waits: u64,
+    /// Longest wait without an excuse.
+    pub longest: Duration,
+    pub virtual_time: Duration,
+}
+
+impl Tally {
+    pub fn settled(&mut self, settlement: &Settlement<Bytes>) {
+        let lanes = &settlement.lanes.0;
+        self.moved += lanes.chunks.iter().map(|chunk| chunk.positions.len() as u64).sum::<u64>();
+        self.leads += lanes.leads.len() as u64;
+        self.barriers_moved += lanes.barriers.len() as u64;
+        self.replays += settlement.replays_done.len() as u64;
+        self.outcomes[4] += settlement.controls.0;
+        for record in &settlement.records {
+            let at = match record.outcome {
+                Outcome::Delivered => 0,
+                Outcome::Duplicate => 1,
+                Outcome::Coalesced => 2,
+                Outcome::Dead => 3,
+                Outcome::Dropped => 4,
+            };
+            self.outcomes[at] += 1;
+        }
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.webhooks += other.webhooks;
+        self.sent += other.sent;
+        self.takeovers += other.takeovers;
+        self.moved += other.moved;
+        self.cuts += other.cuts;
+        self.chunks_read += other.chunks_read;
+        self.leads += other.leads;
+        self.barriers_moved += other.barriers_moved;
+        for (sum, one) in self.outcomes.iter_mut().zip(other.outcomes) {
+            *sum += one;
+        }
+        self.replays += other.replays;
+        self.waits += other.waits;
+        self.longest = self.longest.max(other.longest);
+        self.virtual_time += other.virtual_time;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { steps, webhooks, sent, takeovers, moved, cuts, chunks_read, leads, .. } = self;
+        let [delivered, duplicate, coalesced, dead, dropped] = self.outcomes;
+        let Self { barriers_moved, replays, waits, longest, virtual_time, .. } = self;
+        write!(
+            f,
+            "{steps} steps, {virtual_time:.0?} of virtual time, {webhooks} webhooks, {sent} \
+             attempts, {takeovers} takeovers, {moved} moved into lanes ({barriers_moved} \
+             barriers), {cuts} cuts, {chunks_read} chunks read, {leads} leads, {delivered} \
+             delivered, {duplicate} duplicates, {coalesced} coalesced, {dead} dead, {dropped} \
+             dropped, {replays} replays, {waits} waits checked, the longest {longest:.1?}"
+        )
+    }
+}
