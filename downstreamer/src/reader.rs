@@ -136,7 +136,17 @@ impl Rereader {
         stored: Option<StoredChunk>,
     ) -> Result<Option<ChunkRead<PackBytes>>, QueueError> {
         let Some(StoredChunk { bytes, bits }) = stored else { return Ok(None) };
-        let Ok(Chunk { positions, pack }) = Chunk::decode(&bytes) else { return Ok(None) };
+        let Chunk { positions, pack } = match Chunk::decode(&bytes) {
+            Ok(chunk) => chunk,
+            Err(error) => {
+                tracing::error!(
+                    number,
+                    error = chain(&error),
+                    "corrupt chunk: left where it is; the rest flows"
+                );
+                return Ok(None);
+            }
+        };
         let found = self.reader.retries(connection, &positions).await?;
         let retries = positions.iter().zip(found);
         let retries =
