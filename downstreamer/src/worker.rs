@@ -63,6 +63,7 @@ struct Channels {
     controls: mpsc::Receiver<Orders>,
     reads: JoinSet<Event<PackBytes>>,
     deliveries: JoinSet<Delivery>,
+    running: HashMap<AttemptId, AbortHandle>,
 }
 
 /// A leader at work.
@@ -76,7 +77,6 @@ pub struct Worker {
     settings: Arc<Settings>,
     metrics: Arc<Metrics>,
     started: Instant,
-    running: HashMap<AttemptId, AbortHandle>,
     shown: (Instant, Counts),
     /// Bytes of dead letters in the settlement that is being applied.
     dead_bytes: u64,
@@ -105,6 +105,7 @@ impl Worker {
             controls: controls::start(redis.clone(), consumer, tenure.clone(), orders.version),
             reads: JoinSet::new(),
             deliveries: JoinSet::new(),
+            running: HashMap::new(),
         };
         let scheme = settings.key_scheme();
         let translator = Translator::new(tenure.cell, scheme, settings.dedup.is_on(), &rows);
@@ -119,7 +120,6 @@ impl Worker {
             settings,
             metrics,
             started: Instant::now(),
-            running: HashMap::new(),
             shown: (Instant::now(), Counts::default()),
             dead_bytes: 0,
             ends_at: None,
@@ -210,7 +210,7 @@ impl Worker {
             match effect {
                 Effect::Send(dispatch) => self.send(Job::new(*dispatch, self.tenure.cell)),
                 Effect::Cancel(id) => {
-                    if let Some(running) = self.running.remove(&id) {
+                    if let Some(running) = self.channels.running.remove(&id) {
                         running.abort();
                     }
                 }
@@ -247,7 +247,7 @@ impl Worker {
             }
             sender.deliver(job).await
         });
-        self.running.insert(id, running);
+        self.channels.running.insert(id, running);
     }
 
     fn read(&mut self, wanted: Wanted) {
@@ -262,7 +262,7 @@ impl Worker {
     ) -> Option<Event<PackBytes>> {
         let Delivery { job, outcome, answer, took } = delivery.ok()?;
         let id = job.dispatch.id;
-        self.running.remove(&id)?;
+        self.channels.running.remove(&id)?;
         let judged = judge::judge(&outcome, &self.settings);
         self.metrics.attempted(result_label(&outcome, judged), took);
         if judged == Verdict::Delivered {
