@@ -9,7 +9,7 @@ use crate::webhook::{BARRIERS, Resource, Scheme, shop_hash};
 use crate::world::World;
 
 /// Time within which a healthy lane's webhook is settled.
-const BOUND: Duration = Duration::from_secs(4);
+const BOUND: Duration = Duration::from_secs(10);
 /// Time after which a lane's circuit breaker must have found out that it is healthy again.
 const RECOVERY: Duration = Duration::from_secs(75);
 /// Memory of the index in which each lane has its place.
