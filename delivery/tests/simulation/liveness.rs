@@ -45,7 +45,7 @@ impl World {
         }
         self.liveness.checked_at = self.now + CHECK_EVERY;
         self.note_reasons();
-        let bound = BOUND + 20 * self.plan.tick + Duration::from_millis(40 * self.plan.latency_ms);
+        let bound = BOUND + 20 * self.plan.tick + Duration::from_millis(100 * self.plan.latency_ms);
         for position in &self.truth.unsettled {
             let fate = &self.truth.fates[position];
             let webhook = &fate.webhook;
