@@ -4,7 +4,7 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help run kafka test lint audit check endure endure-spill chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate deb deb-kafka package-test clean-run
+.PHONY: help run kafka test lint audit check endure endure-spill chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core deb deb-kafka package-test clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ simulate: ## the limiter beside others in virtual time: every scenario, a table 
 	cargo build --release --locked -p simulator
 	$(TARGET)/release/simulate --out $(TARGET)/simulate
 	bench/simulate.py $(TARGET)/simulate
+
+simulate-core: ## the delivery core in virtual time against a model of Redis, with faults (15 minutes; SEEDS=n STEPS=n FIRST=n, SEED=n for one schedule)
+	SEEDS=$(or $(SEEDS),50000) STEPS=$(or $(STEPS),1000) cargo test --release --locked -p spillway-delivery --test simulation -- --nocapture
 
 deb: ## the Debian package: binaries, units, settings, man pages, completions
 	ops/deps.sh run

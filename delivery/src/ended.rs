@@ -265,6 +265,13 @@ impl<C: Content> Core<C> {
         let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
         let due = self.queue.retries.get(head).map_or(self.session.now.at, |retry| retry.due);
         debug_assert_eq!(self.queue.index.state(attempt.resource), Some(State::Retrying));
+        if self.queue.index.reorder(attempt.resource) {
+            // A replay that came amid the attempt goes first; a barrier that waited behind its own
+            // resource would wait forever.
+            self.reading.forget(attempt.resource);
+            self.release(attempt.resource);
+            return;
+        }
         self.queue.retries.schedule(due, attempt.resource);
     }
 

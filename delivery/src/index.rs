@@ -356,6 +356,28 @@ impl Index {
         self.chain(head).any(|(_, node)| !node.is_replay && node.position <= position)
     }
 
+    /// Puts the webhooks of a resource into the order of their positions, after an attempt amid which
+    /// replays came. Returns whether another one is the head now.
+    pub fn reorder(&mut self, key: ResourceKey) -> bool {
+        let mut chain = self.all_of(key);
+        if chain.is_sorted_by_key(|node| self.node(*node).position) {
+            return false;
+        }
+        chain.sort_by_key(|node| self.node(*node).position);
+        let befores = std::iter::once(NONE).chain(chain.iter().copied());
+        let afters = chain.iter().copied().skip(1).chain(std::iter::once(NONE));
+        for ((node, before), after) in chain.iter().zip(befores).zip(afters) {
+            let node = &mut self.nodes[usize_of(*node)];
+            (node.previous, node.next) = (before, after);
+        }
+        let resource = &mut self.resources[usize_of(key)];
+        let before = resource.head;
+        resource.head = chain[0];
+        resource.tail = chain[chain.len() - 1];
+        resource.lead = NONE;
+        before != resource.head
+    }
+
     /// Leaves it undecided again what is sent.
     pub fn clear_lead(&mut self, key: ResourceKey) {
         self.set_lead(key, NONE);

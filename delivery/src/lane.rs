@@ -424,6 +424,21 @@ impl Lanes {
         }
     }
 
+    /// Drops the rows of the chunks of which nothing is indexed: they are read again. Redis must hold
+    /// their bits.
+    pub fn shed_rows(&mut self, key: LaneKey) {
+        let Some(lane) = self.lanes.get_mut(usize_of(key)) else { return };
+        let (Some(rest), Some(stored)) = (&lane.rest, lane.stored.as_mut()) else { return };
+        let after = rest.after;
+        while let Some(chunk) = stored.chunks.back()
+            && chunk.positions.first().is_some_and(|first| *first > after)
+        {
+            self.chunk_bytes -= CHUNK_BYTES + POSITION_BYTES * chunk.positions.len();
+            stored.unread_from = chunk.number;
+            stored.chunks.pop_back();
+        }
+    }
+
     /// Has a lane be looked at again at `at`.
     pub fn wake_at(&mut self, key: LaneKey, at: Duration) {
         let Some(lane) = self.lanes.get_mut(usize_of(key)) else { return };

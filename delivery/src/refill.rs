@@ -283,10 +283,24 @@ impl<C: Content> Core<C> {
             }
         }
         candidates.sort_unstable_by(|a, b| b.cmp(a));
+        self.shed_rows();
         for (_, _, key) in candidates {
             while self.index_bytes() > most / 8 * 7 && self.cut(key) {}
         }
+        self.shed_rows();
         self.session.is_index_full = self.index_bytes() >= most;
+    }
+
+    /// Drops the rows of chunks of which nothing is indexed, where Redis holds their bits and no
+    /// older ones are on their way here.
+    fn shed_rows(&mut self) {
+        let settling = self.ledger.settling.as_ref();
+        let is_settling = |key: &LaneKey| settling.is_some_and(|one| one.lanes.contains(key));
+        let lanes = self.queue.lanes.iter();
+        let is_still = |lane: &Lane| !lane.is_reading && lane.dropping == 0;
+        let cut = lanes.filter(|(_, lane)| lane.rest.is_some() && is_still(lane));
+        let keys: Vec<LaneKey> = cut.map(|(key, _)| key).filter(|key| !is_settling(key)).collect();
+        keys.into_iter().for_each(|key| self.queue.lanes.shed_rows(key));
     }
 
     /// Whether nothing of a lane flows just now.

@@ -33,6 +33,9 @@ impl World {
         if self.random.chance(self.plan.operator) {
             self.replay();
         }
+        if self.plan.is_steady {
+            return;
+        }
         if self.random.chance(5) {
             self.environment.has_lease = self.random.chance(500);
             self.environment.lease_at = Duration::ZERO;
@@ -98,7 +101,7 @@ impl World {
         let is_bad = self.random.chance(400);
         let spared = self.plan.healthy == Some(shop);
         match self.random.below(10) {
-            0 => {
+            0 if !self.plan.is_steady => {
                 let down = self.random.pick(&[Mode::Unconnected, Mode::Failing, Mode::Refusing]);
                 self.backends.all = is_bad.then_some(down);
             }
@@ -125,7 +128,7 @@ impl World {
         }
         let controls = &mut self.environment.controls;
         match what {
-            0 => controls.is_all_paused = is_on,
+            0 => controls.is_all_paused = is_on && !self.plan.is_steady,
             1 | 2 if is_on => drop(controls.shops.insert(shop)),
             3 if is_on => controls.filters.push(resource),
             1..=3 => {

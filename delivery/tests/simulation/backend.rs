@@ -60,9 +60,9 @@ impl Backends {
 
     /// A mode other than healthy.
     pub fn bad_mode(random: &mut Random) -> Mode {
-        let scope = random.pick(&[None, Some(Scope::Resource), Some(Scope::Shop)]);
+        let scope = random.pick(&[Scope::Resource, Scope::Shop]);
         let bad = [Mode::Slow, Mode::Failing, Mode::Failing, Mode::Hanging, Mode::Refusing];
-        let more = [Mode::Poison, Mode::Busy(scope)];
+        let more = [Mode::Poison, Mode::Busy(Some(scope))];
         random.pick(&[&bad[..], &more[..]].concat())
     }
 
@@ -79,8 +79,8 @@ impl Backends {
             Mode::Poison => (Verdict::Dead { reason: "poison", is_refusal: true }, Signal::Done),
             Mode::Busy(scope) => {
                 let pause = random.ms(200, 3000);
-                let retry_after = Some(pause);
-                (fail(pause, scope, false), Signal::Unavailable { retry_after })
+                // A narrow pause says nothing about the backend as a whole.
+                (fail(pause, scope, false), Signal::Failed)
             }
             Mode::Unconnected => (retry, Signal::Broken),
         };

@@ -9,9 +9,11 @@ use crate::webhook::{BARRIERS, Resource, Scheme, shop_hash};
 use crate::world::World;
 
 /// Time within which a healthy lane's webhook is settled.
-const BOUND: Duration = Duration::from_secs(20);
+const BOUND: Duration = Duration::from_secs(10);
 /// Time after which a lane's circuit breaker must have found out that it is healthy again.
 const RECOVERY: Duration = Duration::from_secs(75);
+/// Memory of the index in which each lane has its place.
+const INDEX_LEAST: usize = 8000;
 /// Between two checks.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 
@@ -43,7 +45,7 @@ impl World {
         }
         self.liveness.checked_at = self.now + CHECK_EVERY;
         self.note_reasons();
-        let bound = BOUND + 20 * self.plan.tick + Duration::from_millis(40 * self.plan.latency_ms);
+        let bound = BOUND + 20 * self.plan.tick + Duration::from_millis(100 * self.plan.latency_ms);
         for position in &self.truth.unsettled {
             let fate = &self.truth.fates[position];
             let webhook = &fate.webhook;
@@ -75,8 +77,12 @@ impl World {
         let environment = &self.environment;
         let controls = &environment.controls;
         let retry = now + self.plan.config.backoff.longest;
-        if !environment.has_lease || !environment.may_move || controls.is_all_paused {
+        let has_room = self.plan.config.index_bytes >= INDEX_LEAST;
+        if !has_room || !environment.has_lease || !environment.may_move || controls.is_all_paused {
             live.excuse_all(now + Duration::from_secs(5));
+        }
+        if self.leader.core.status().is_refusing {
+            live.excuse_all(now + Duration::from_secs(10));
         }
         if self.backends.all.is_some() {
             live.excuse_all(now + RECOVERY);

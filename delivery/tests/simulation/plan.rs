@@ -30,12 +30,14 @@ pub struct Plan {
     pub operator: u64,
     pub packs: u64,
     pub latency_ms: u64,
+    /// Whether only lanes fail: then every wait of a healthy one is checked.
+    pub is_steady: bool,
 }
 
 impl Plan {
     pub fn new(random: &mut Random) -> Self {
         let scheme = if random.chance(200) { Scheme::Shop } else { Scheme::Resource };
-        Self {
+        let mut plan = Self {
             config: config(random),
             scheme,
             changes_scheme: random.chance(150),
@@ -51,7 +53,31 @@ impl Plan {
             operator: random.pick(&[0, 10, 40]),
             packs: random.pick(&[100, 250, 500, 700]),
             latency_ms: random.pick(&[2, 10, 40, 200]),
+            is_steady: false,
+        };
+        if random.chance(300) {
+            plan.steady(random);
         }
+        plan
+    }
+
+    /// Only lanes of other shops fail, and a healthy one has what it needs.
+    fn steady(&mut self, random: &mut Random) {
+        self.is_steady = true;
+        self.changes_scheme = false;
+        self.healthy.get_or_insert(0);
+        self.tick = Duration::from_millis(50);
+        self.act_ms = random.pick(&[200, 400, 1000]);
+        self.crashes = 0;
+        self.failures = random.pick(&[60, 150]);
+        self.packs = random.pick(&[250, 500]);
+        self.latency_ms = random.pick(&[2, 10]);
+        let config = &mut self.config;
+        config.index_bytes = random.pick(&[12_000, 16_000, 30_000, 1 << 20]);
+        config.bounds.concurrency_max = random.pick(&[4, 16]);
+        config.shop_bounds.concurrency_max = random.pick(&[2, 8]);
+        config.tuning.settled_webhooks = random.pick(&[10, 2048]);
+        config.tuning.unsettled = 256;
     }
 
     /// A deduplication window with what was delivered.
