@@ -63,6 +63,8 @@ pub(crate) struct ControlState<F> {
     /// Version that is carried out once everything dropped is settled.
     carrying_out: Option<u64>,
     is_untidy: bool,
+    /// Whether the settlement that is composed passes entries whose names are kept.
+    keeps_names: bool,
     /// Names to clear away.
     gone: (Vec<StreamId>, Vec<StreamId>),
 }
@@ -86,6 +88,7 @@ impl<F> Default for ControlState<F> {
             known: 0,
             carrying_out: None,
             is_untidy: false,
+            keeps_names: false,
             gone: (Vec::new(), Vec::new()),
         }
     }
@@ -97,9 +100,12 @@ impl<F> ControlState<F> {
         !self.filters.is_empty()
     }
 
-    /// Whether something of an entry is to be dropped.
-    pub fn names(&self, entry: StreamId) -> bool {
-        self.drops.main.contains_key(&entry)
+    /// The cursor passes an entry: names of it are kept, since one may lie in a lane now.
+    pub fn passed(&mut self, entry: StreamId) {
+        if self.drops.main.contains_key(&entry) {
+            self.is_untidy = true;
+            self.keeps_names = true;
+        }
     }
 
     /// Whether a webhook is to be dropped. A replay is another matter than what was ordered of it
@@ -230,12 +236,14 @@ impl<C: Content> Core<C> {
     /// Notes how far the controls are carried out, and clears names away of what is settled.
     pub(crate) fn tidy_controls(&mut self, settlement: &mut Settlement<C>) {
         let controls = &mut self.controls;
-        settlement.controls.2 = controls.known;
+        // Names are cleared away only by a settlement that knows their version.
+        let keeps_names = std::mem::take(&mut controls.keeps_names);
+        settlement.controls.2 = if keeps_names { 0 } else { controls.known };
         if !self.ledger.dropped.is_empty() {
             return;
         }
         settlement.controls.1 = controls.carrying_out.take();
-        if controls.drops.is_empty() || !self.session.are_replays_loaded {
+        if keeps_names || controls.drops.is_empty() || !self.session.are_replays_loaded {
             return;
         }
         if controls.is_untidy && self.queue.lanes.iter().all(|(_, lane)| lane.rest.is_none()) {

@@ -366,8 +366,8 @@ impl<C: Content> Core<C> {
 
     fn passed(&mut self, pack: &crate::main_stream::MainPack, settlement: &mut Settlement<C>) {
         self.reading.cache.remove(PackKey::Main(pack.entry));
-        // Names of webhooks to drop are kept while one of them may lie in a lane.
-        if pack.are_bits_stored && !self.controls.names(pack.entry) {
+        self.controls.passed(pack.entry);
+        if pack.are_bits_stored {
             settlement.whole.push(pack.entry);
         }
     }
