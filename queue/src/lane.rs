@@ -64,7 +64,7 @@ pub struct LaneRow {
     pub first: Position,
     /// Position of the last webhook in the chunks.
     pub last: Position,
-    /// Time since which the lane fails, in milliseconds since the Unix epoch; 0 = it does not.
+    /// Time in which nothing of the lane succeeded, in milliseconds.
     pub failing_ms: u64,
     /// True while the lane's circuit breaker is open.
     pub tripped: bool,

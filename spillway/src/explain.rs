@@ -12,10 +12,12 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 use spillway_queue::drains::KAFKA;
+use spillway_queue::lane::LaneRow;
 use spillway_queue::orders::{Filter, Pause};
 use spillway_queue::status::{self, DrainStatus};
 use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
+use spillway_webhook::shopify::resource_kind;
 
 use crate::dead;
 use crate::failure::Failure;
@@ -136,17 +138,17 @@ async fn what_waits(
     wanted: &str,
 ) -> Result<Vec<Fact>, Failure> {
     let filter = Filter { webhook_id: Some(wanted.to_owned()), ..Filter::default() };
-    let pauses = drain.pauses.clone();
+    let (pauses, lanes) = (drain.pauses.clone(), waiting.lanes().await?);
     let look = move |look: &Look<'_>| {
         let meant = look.webhooks().filter(|met| met.is_meant(&filter));
-        meant.map(|met| waits(&met, &pauses)).collect::<Vec<Fact>>()
+        meant.map(|met| waits(&met, &pauses, &lanes)).collect::<Vec<Fact>>()
     };
     let mut facts = Vec::new();
     let mut take = |found: Vec<Fact>| {
         facts.extend(found);
         ControlFlow::Continue(())
     };
-    waiting.parked(look.clone(), &mut take).await?;
+    waiting.aside(look.clone(), &mut take).await?;
     // A Spillway-Id tells the pack.
     match wanted.parse::<WebhookId>() {
         Ok(id) => waiting.pack(id.entry, look, &mut take).await?,
@@ -155,13 +157,28 @@ async fn what_waits(
     Ok(facts)
 }
 
-fn waits(met: &Met<'_>, pauses: &[Pause]) -> Fact {
+/// The lane of a webhook, and why it waits there.
+fn lane(met: &Met<'_>, lanes: &[LaneRow]) -> String {
+    let (shop, kind) = (met.shop(), resource_kind(&met.topic()));
+    let own =
+        lanes.iter().find(|row| row.shop == shop && (row.kind == kind || row.kind.is_empty()));
+    let Some(row) = own else { return "in a lane".to_owned() };
+    let name = if row.kind.is_empty() { shop } else { format!("{shop} {kind}") };
+    let failing = age(row.failing_ms as f64 / 1000.0);
+    let state = match row.tripped {
+        true => format!("its circuit breaker is open, nothing of it succeeded for {failing}"),
+        false => "its circuit breaker is closed".to_owned(),
+    };
+    format!("in the lane {name} with {} others: {state}", row.waiting.saturating_sub(1))
+}
+
+fn waits(met: &Met<'_>, pauses: &[Pause], lanes: &[LaneRow]) -> Fact {
     let received_ms = met.view.received_at_ms;
     let waited = age(now_ms().saturating_sub(received_ms) as f64 / 1000.0);
     let (shop, topic, resource) = (met.shop(), met.topic(), met.resource());
-    let place = match met.parked {
-        Some(parked) if parked.replayed => "parked, to be replayed".to_owned(),
-        Some(parked) => format!("parked for its retries, {} attempts so far", parked.attempts),
+    let place = match met.aside {
+        Some(aside) if aside.replay.is_some() => "to be replayed".to_owned(),
+        Some(aside) => format!("{}; {} attempts so far", lane(met, lanes), aside.attempts),
         None => "in the main stream; attempts in its first minute are known to the drain alone"
             .to_owned(),
     };
@@ -178,8 +195,9 @@ fn waits(met: &Met<'_>, pauses: &[Pause]) -> Fact {
         text: format!("waits for {waited}, {place}{held}; {topic} {resource} of {shop}"),
         more: json!({
             "received_at": rfc3339(received_ms), "shop": shop, "topic": topic,
-            "resource": resource, "parked": met.parked.is_some(),
-            "attempts": met.parked.map(|parked| parked.attempts),
+            "resource": resource,
+            "in_lane": met.aside.is_some_and(|aside| aside.replay.is_none()),
+            "attempts": met.aside.map(|aside| aside.attempts),
             "paused": !paused.is_empty(),
         }),
     }

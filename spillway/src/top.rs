@@ -112,7 +112,7 @@ async fn read(
     };
     let mut tally = Tally::default();
     waiting
-        .parked(look.clone(), |seen| {
+        .aside(look.clone(), |seen| {
             tally.add_beside(seen);
             ControlFlow::Continue(())
         })

@@ -9,13 +9,14 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use spillway_queue::lane::{ChunkId, LaneRow, StoredChunk};
 use spillway_queue::orders::{self, Asked, Dropping, Filter, is_set};
 use spillway_queue::read::{Entry, Parked, Progress, Reader};
 use spillway_queue::{Connection, QueueError, Redis, drains, status};
 use spillway_webhook::pack::{Pack, View};
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
-use spillway_webhook::{StreamId, WebhookId};
+use spillway_webhook::{Chunk, Position, StreamId, WebhookId};
 use tokio::task::JoinHandle;
 
 use crate::failure::Failure;
@@ -23,6 +24,8 @@ use crate::place::Place;
 
 /// Bytes read at a time.
 const PAGE_BYTES: usize = 4 << 20;
+/// Chunks of lanes read at a time, of up to a megabyte each before they are compressed.
+const CHUNKS_AT_ONCE: usize = 16;
 
 /// What waits for one drain.
 pub struct Waiting {
@@ -35,7 +38,7 @@ pub struct Waiting {
     pub last: StreamId,
     /// Packs there are, those included that wait for other drains only.
     pub packs: u64,
-    /// Webhooks that wait, parked ones included, as the drain counts them.
+    /// Webhooks that wait, those outside the main stream included, as the drain counts them.
     pub count: u64,
 }
 
@@ -53,8 +56,24 @@ pub struct Met<'a> {
     pub id: WebhookId,
     /// Its bytes.
     pub view: View<'a>,
-    /// Where it is parked, if it is.
-    pub parked: Option<&'a Parked>,
+    /// Set where it waits outside the main stream.
+    pub aside: Option<Aside>,
+}
+
+/// A webhook outside the main stream: in a lane of its shop and kind, or to be replayed.
+#[derive(Debug, Clone, Copy)]
+pub struct Aside {
+    /// Attempts made.
+    pub attempts: u32,
+    /// Its entry among the replays, if it is one.
+    pub replay: Option<StreamId>,
+}
+
+/// A chunk of a lane, not yet decoded.
+pub struct LaneChunk {
+    stored: StoredChunk,
+    /// Attempts made of each webhook.
+    attempts: Vec<u32>,
 }
 
 /// What of a pack waits.
@@ -67,15 +86,18 @@ pub struct Look<'a> {
 #[derive(Clone, Copy)]
 enum From<'a> {
     Main(StreamId),
-    Parked(&'a Parked),
+    Replay(&'a Parked),
+    Lane(&'a LaneChunk, &'a [Position]),
 }
 
 /// One or several packs, not yet decoded.
 pub enum Fetched {
     /// Of the main stream.
     Main(Vec<Entry>),
-    /// Of the parked ones.
-    Parked(Vec<Parked>),
+    /// Of the replays.
+    Replays(Vec<Parked>),
+    /// Of lanes.
+    Chunks(Vec<LaneChunk>),
 }
 
 /// Decodes on every core, and looks; what was found comes in the order begun.
@@ -129,8 +151,9 @@ impl Waiting {
         Ok(page.first().map(|entry| entry.id).filter(|id| *id <= self.last))
     }
 
-    /// Hands what `look` makes of the parked webhooks to `each`, oldest first, until that breaks.
-    pub async fn parked<T: Send + 'static>(
+    /// Hands what `look` makes of the webhooks outside the main stream to `each`: replays, then lane
+    /// by lane, until that breaks.
+    pub async fn aside<T: Send + 'static>(
         &mut self,
         look: impl Fn(&Look<'_>) -> T + Send + Sync + 'static,
         mut each: impl FnMut(T) -> ControlFlow<()>,
@@ -139,13 +162,44 @@ impl Waiting {
         loop {
             let (reader, connection) = (&self.reader, &mut self.connection);
             let page = reader.parked_after(connection, after, PAGE_BYTES).await?;
-            let Some(last) = page.last() else { return Ok(()) };
+            let Some(last) = page.last() else { break };
             after = last.id;
-            looks.begin(Fetched::Parked(page));
+            looks.begin(Fetched::Replays(page));
             if looks.tell(0, &mut each).await?.is_break() {
                 return Ok(());
             }
         }
+        let rows = self.lanes().await?;
+        let ids = rows.iter().flat_map(|row| {
+            (row.first_chunk..=row.last_chunk).map(|number| ChunkId { lane: row.lane, number })
+        });
+        let ids: Vec<ChunkId> = ids.collect();
+        for page in ids.chunks(CHUNKS_AT_ONCE) {
+            looks.begin(Fetched::Chunks(self.chunks(page).await?));
+            if looks.tell(looks.cores, &mut each).await?.is_break() {
+                return Ok(());
+            }
+        }
+        looks.tell(0, &mut each).await.map(|_| ())
+    }
+
+    /// Lanes with webhooks outside the main stream.
+    pub async fn lanes(&mut self) -> Result<Vec<LaneRow>, Failure> {
+        Ok(self.reader.lane_rows(&mut self.connection).await?)
+    }
+
+    /// Chunks that are still there, with the attempts of their webhooks.
+    async fn chunks(&mut self, ids: &[ChunkId]) -> Result<Vec<LaneChunk>, Failure> {
+        let stored = self.reader.chunks(&mut self.connection, ids).await?;
+        let mut chunks = Vec::new();
+        for stored in stored.into_iter().flatten() {
+            let positions = Chunk::decode(&stored.bytes).map(|chunk| chunk.positions);
+            let positions = positions.unwrap_or_default();
+            let retries = self.reader.retries(&mut self.connection, &positions).await?;
+            let attempts = retries.into_iter().map(|known| known.map_or(0, |(count, _)| count));
+            chunks.push(LaneChunk { stored, attempts: attempts.collect() });
+        }
+        Ok(chunks)
     }
 
     /// The same of the main stream.
@@ -217,9 +271,17 @@ impl<T: Send + 'static, L: Fn(&Look<'_>) -> T + Send + Sync + 'static> Looks<T, 
                     .iter()
                     .filter_map(|entry| one(&entry.pack, From::Main(entry.id)))
                     .collect(),
-                Fetched::Parked(page) => page
+                Fetched::Replays(page) => page
                     .iter()
-                    .filter_map(|parked| one(&parked.pack, From::Parked(parked)))
+                    .filter_map(|replay| one(&replay.pack, From::Replay(replay)))
+                    .collect(),
+                Fetched::Chunks(page) => page
+                    .iter()
+                    .filter_map(|found| {
+                        let Chunk { positions, pack } = Chunk::decode(&found.stored.bytes).ok()?;
+                        let from = From::Lane(found, &positions);
+                        Some(look(&Look { facts: &facts, pack: &pack, from }))
+                    })
                     .collect(),
             }
         }));
@@ -264,17 +326,33 @@ impl<'a> Look<'a> {
     pub fn webhooks(&self) -> impl Iterator<Item = Met<'a>> {
         let Self { facts, pack, from } = *self;
         (0..pack.count()).filter_map(move |place| {
-            let (entry, index, parked) = match from {
-                From::Main(entry) => (entry, place, None),
-                From::Parked(parked) => (parked.webhook.entry, parked.webhook.index, Some(parked)),
-            };
-            let waits = match parked {
-                None => !facts.is_settled(entry, index),
-                Some(parked) => !facts.dropping.parked.contains(&parked.id),
+            let (entry, index, aside, waits) = match from {
+                From::Main(entry) => (entry, place, None, !facts.is_settled(entry, place)),
+                From::Replay(replay) => {
+                    let waits = !facts.dropping.parked.contains(&replay.id);
+                    let aside = Aside { attempts: replay.attempts, replay: Some(replay.id) };
+                    (replay.webhook.entry, replay.webhook.index, Some(aside), waits)
+                }
+                From::Lane(chunk, positions) => {
+                    let at = usize::try_from(place).ok()?;
+                    let position = positions.get(at)?;
+                    let (entry, index) = (position.entry(), position.index);
+                    let is_settled =
+                        is_set(&chunk.stored.bits, place) || facts.dropping.is_named(entry, index);
+                    let attempts = chunk.attempts.get(at).copied().unwrap_or(0);
+                    (entry, index, Some(Aside { attempts, replay: None }), !is_settled)
+                }
             };
             let id = WebhookId { cell: facts.cell, entry, index };
-            waits.then(|| Met { id, view: pack.view(place), parked })
+            waits.then(|| Met { id, view: pack.view(place), aside })
         })
+    }
+}
+
+impl std::fmt::Display for Aside {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let place = if self.replay.is_some() { "replay" } else { "lane" };
+        write!(f, "{place}, {} attempts", self.attempts)
     }
 }
 

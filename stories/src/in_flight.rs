@@ -100,11 +100,11 @@ async fn settled(socket: &Path) -> RedisResult<usize> {
     let mut connection = connect(socket).await?;
     let mut pipe = redis::pipe();
     pipe.cmd("HMGET").arg("spillway:counts").arg("through:http").arg("open:http");
-    pipe.cmd("XLEN").arg("spillway:http:parked");
+    pipe.cmd("HLEN").arg("spillway:http:lanes");
     pipe.cmd("XLEN").arg("spillway:http:dead");
-    let (counts, parked, dead): ([Option<usize>; 2], usize, usize) =
+    let (counts, lanes, dead): ([Option<usize>; 2], usize, usize) =
         pipe.query_async(&mut connection).await?;
-    assert_eq!((parked, dead), (0, 0), "parked and dead letters");
+    assert_eq!((lanes, dead), (0, 0), "lanes and dead letters");
     Ok(counts.into_iter().flatten().sum())
 }
 

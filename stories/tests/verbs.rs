@@ -159,13 +159,13 @@ async fn a_shop_is_dropped_whole_and_nothing_else_also_over_a_crash() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_under_way_is_delivered_or_dropped_and_never_both() {
     let app = App::start(&[("PARK_AFTER", "1s")]).await;
-    // Of shop 3, every fifth product fails for ever: its webhooks are parked.
+    // Of shop 3, every fifth product fails for ever: its webhooks move into a lane.
     let of_three = of_shop(3);
     let fails = move |one: &Receipt| of_three(one) && one.event().resource / SHOPS % 5 == 4;
     app.backend.behave(move |one| if fails(one) { Behaviour::status(500) } else { work() });
     app.fill(150, 4).await;
-    let has_parked = async || app.redis.stream_len("spillway:http:parked").await > 5;
-    until("some are parked", SOON, has_parked).await;
+    let are_aside = async || app.redis.in_lanes().await > 5;
+    until("some are set aside", SOON, are_aside).await;
     let domain = shop::domain(3);
     let dropped = app.json(&["queue", "drop", "--shop", &domain, "--yes"]).await;
     app.empty().await;
@@ -174,7 +174,7 @@ async fn what_is_under_way_is_delivered_or_dropped_and_never_both() {
     say(&format!("verbs: {dropped}, {all} dropped in the end, {delivered} delivered"));
     assert_eq!(all + delivered as u64, 4 * 150, "each was delivered or dropped");
     assert!(all <= dropped["matched"].as_u64().expect("a count"));
-    assert_eq!(app.redis.stream_len("spillway:http:parked").await, 0);
+    assert_eq!(app.redis.in_lanes().await, 0);
     for shop in (0..SHOPS).filter(|shop| *shop != 3) {
         assert_eq!(app.delivered_of(shop), 4 * 150, "shop {shop}");
     }

@@ -53,7 +53,7 @@ struct Named {
 /// What a look found: a webhook by its place, and its record.
 struct One {
     past: Past,
-    parked: Option<spillway_webhook::StreamId>,
+    replay: Option<spillway_webhook::StreamId>,
     is_kept: bool,
 }
 
@@ -98,15 +98,15 @@ async fn find(waiting: &mut Waiting, filter: Filter, consent: Consent) -> Result
             named.take(found)
         })
         .await?;
-    // Last, or what is parked while the main stream is read would be found in neither.
-    waiting.parked(look, |found| named.take(found)).await?;
+    // Last, or webhooks that leave the main stream while it is read would be found in neither.
+    waiting.aside(look, |found| named.take(found)).await?;
     Ok(named)
 }
 
 impl One {
     fn of(met: &Met<'_>, consent: Consent) -> Self {
         let key = met.view.shopify("webhook-id").map_or(0, id_key);
-        let attempts = met.parked.map_or(0, |parked| parked.attempts);
+        let attempts = met.aside.map_or(0, |aside| aside.attempts);
         Self {
             past: Past {
                 key,
@@ -115,7 +115,7 @@ impl One {
                 outcome: Outcome::Dropped,
                 attempts: u8::try_from(attempts).unwrap_or(u8::MAX),
             },
-            parked: met.parked.map(|parked| parked.id),
+            replay: met.aside.and_then(|aside| aside.replay),
             is_kept: consent.keeps(&met.topic()),
         }
     }
@@ -123,18 +123,18 @@ impl One {
 
 impl Named {
     fn take(&mut self, found: Vec<One>) -> ControlFlow<()> {
-        for One { past, parked, is_kept } in found {
+        for One { past, replay, is_kept } in found {
             if is_kept {
                 self.compliance_kept += 1;
                 continue;
             }
             if self.dropping.is_named(past.entry, past.index) {
-                // It was parked since it was found in the main stream.
-                self.dropping.parked.extend(parked);
+                // It left the main stream since it was found there.
+                self.dropping.parked.extend(replay);
                 continue;
             }
             self.webhooks += 1;
-            match parked {
+            match replay {
                 None => self.dropping.name(past.entry, past.index),
                 Some(id) => {
                     self.dropping.parked.insert(id);

@@ -9,7 +9,7 @@ use spillway_webhook::freshness::rfc3339;
 use crate::failure::Failure;
 use crate::out::{Progress, line, table};
 use crate::place::Place;
-use crate::walk::{Look, Met, Waiting};
+use crate::walk::{Aside, Look, Met, Waiting};
 
 /// Said where nothing is found.
 pub const NOTHING: &str = "no waiting webhook matches";
@@ -23,10 +23,10 @@ struct Row {
     topic: String,
     resource: String,
     delivery_id: String,
-    attempts: Option<u32>,
+    aside: Option<Aside>,
 }
 
-/// Lists what matches, oldest first: parked webhooks, then the main stream.
+/// Lists what matches: replays, lanes, then the main stream, each oldest first.
 pub async fn run(
     place: &Place,
     drain: &str,
@@ -41,7 +41,7 @@ pub async fn run(
         let meant = look.webhooks().filter(|met| met.is_meant(&filter));
         meant.map(|met| Row::of(&met)).collect::<Vec<Row>>()
     };
-    waiting.parked(look.clone(), |rows| listing.take(rows)).await?;
+    waiting.aside(look.clone(), |rows| listing.take(rows)).await?;
     if !listing.is_full() {
         waiting
             .main(look, |rows| {
@@ -106,7 +106,7 @@ impl Row {
             topic: met.topic(),
             resource: met.resource(),
             delivery_id: met.delivery_id(),
-            attempts: met.parked.map(|parked| parked.attempts),
+            aside: met.aside,
         }
     }
 
@@ -118,16 +118,14 @@ impl Row {
             "topic": self.topic,
             "resource": self.resource,
             "delivery_id": self.delivery_id,
-            "parked": self.attempts.is_some(),
-            "attempts": self.attempts,
+            "in_lane": self.aside.is_some_and(|aside| aside.replay.is_none()),
+            "is_replay": self.aside.is_some_and(|aside| aside.replay.is_some()),
+            "attempts": self.aside.map(|aside| aside.attempts),
         })
     }
 
     fn cells(self) -> [String; 7] {
-        let place = match self.attempts {
-            None => "main".to_owned(),
-            Some(attempts) => format!("parked, {attempts} attempts"),
-        };
+        let place = self.aside.map_or_else(|| "main".to_owned(), |aside| aside.to_string());
         [self.id, self.received, self.shop, self.topic, self.resource, self.delivery_id, place]
     }
 }

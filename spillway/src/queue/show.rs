@@ -43,7 +43,7 @@ async fn find(place: &Place, drain: &str, id: WebhookId) -> Result<Shown, Failur
         }
     };
     waiting.pack(id.entry, look, &mut take).await?;
-    waiting.parked(look, &mut take).await?;
+    waiting.aside(look, &mut take).await?;
     let nothing = || {
         let hint = "see `spillway explain` for what became of it";
         Failure::Failed(format!("{id} does not wait for {drain}; {hint}"))
@@ -53,14 +53,14 @@ async fn find(place: &Place, drain: &str, id: WebhookId) -> Result<Shown, Failur
 
 impl Shown {
     fn of(met: &Met<'_>) -> Self {
-        let parked = met.parked.map(|parked| format!("parked, {} attempts", parked.attempts));
+        let aside = met.aside.map(|aside| aside.to_string());
         let facts = [
             ("Spillway-Id", met.id.to_string()),
             ("shop", met.shop()),
             ("topic", met.topic()),
             ("resource", met.resource()),
             ("received", rfc3339(met.view.received_at_ms)),
-            ("waits in", parked.unwrap_or_else(|| "the main stream".to_owned())),
+            ("waits in", aside.unwrap_or_else(|| "the main stream".to_owned())),
         ];
         let mut text = table(["", ""], facts.map(|(name, fact)| [name.to_owned(), fact]));
         text.push_str(&format!("\n\nPOST {}\n", printable(met.view.target)));

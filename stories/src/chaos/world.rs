@@ -210,6 +210,11 @@ impl World {
                 return false;
             }
         }
+        let lanes: redis::RedisResult<u64> =
+            self.redis.process.try_command(&["HLEN", "spillway:http:lanes"]).await;
+        if lanes.ok() != Some(0) {
+            return false;
+        }
         let waiting = self.receiver.process.metric("spillway_spill_webhooks").await;
         !self.parts.spill || waiting == Some(0.0)
     }
