@@ -7,6 +7,7 @@ use spillway_webhook::position::Position;
 
 use crate::backend::{Backends, Mode};
 use crate::random::mix;
+use crate::redis::Redis;
 use crate::webhook::{BARRIERS, ORDERS, PRODUCTS, Resource, SHOPS, Webhook, shop_hash};
 use crate::world::{Task, World};
 
@@ -36,6 +37,9 @@ impl World {
         if self.plan.is_steady {
             return;
         }
+        if self.random.chance(self.plan.restores) {
+            self.restore();
+        }
         if self.random.chance(5) {
             self.environment.has_lease = self.random.chance(500);
             self.environment.lease_at = Duration::ZERO;
@@ -50,6 +54,23 @@ impl World {
         if self.random.chance(10) {
             self.environment.dead_room = self.random.pick(&[0, 100, 250, 1 << 20, 1 << 20]);
         }
+    }
+
+    /// Keeps a copy of the data, or goes back to it; the leader finds out sooner or later.
+    fn restore(&mut self) {
+        let Some((redis, truth)) = self.copy.take() else {
+            self.copy = Some((self.redis.clone(), self.truth.clone()));
+            return;
+        };
+        self.log.add(self.now, || "restore".to_owned());
+        let token = self.redis.token;
+        let dropping = std::mem::take(&mut self.truth.dropping);
+        self.redis = Redis { token, ..redis };
+        self.truth = truth;
+        self.truth.dropping = dropping;
+        self.is_astray = true;
+        let delay = self.delay();
+        self.later(delay, Task::Restart);
     }
 
     fn some_resource(&mut self) -> Resource {

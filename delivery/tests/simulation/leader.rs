@@ -106,14 +106,15 @@ impl World {
         let now = self.leader_now();
         let effects = self.leader.core.on(inbox, now);
         let is_crash = !self.environment.is_calm && self.random.chance(self.plan.crashes / 10);
+        let effect_of = self.leader.token;
         let crash_at = is_crash.then(|| self.random.index(effects.len() + 1));
         for (at, effect) in effects.into_iter().enumerate() {
-            if crash_at == Some(at) {
+            if crash_at == Some(at) || effect_of != self.leader.token {
                 break;
             }
             self.carry_out(effect)?;
         }
-        if is_crash {
+        if is_crash && effect_of == self.leader.token {
             self.take_over()?;
         }
         let bytes = self.leader.core.status().index_bytes;
@@ -134,8 +135,8 @@ impl World {
             }
             Event::Settled => {
                 let letter = self.leader.settling.take();
-                let delivered = &self.truth.delivered[self.leader.known_to..];
-                self.leader.known.extend(delivered.iter().map(|(fingerprint, _)| *fingerprint));
+                let delivered = self.truth.delivered.iter().skip(self.leader.known_to);
+                self.leader.known.extend(delivered.map(|(fingerprint, _)| *fingerprint));
                 self.leader.known_to = self.truth.delivered.len();
                 self.leader.settled = letter.map_or(self.leader.settled, |letter| letter.mark);
             }
@@ -154,8 +155,11 @@ impl World {
             Effect::Cancel(id) => {
                 self.log.add(self.now, || format!("cancel {}", id.0));
                 let attempt = self.leader.attempts.remove(&id);
-                let attempt = attempt.ok_or("an attempt that is not there is cancelled")?;
-                self.cut(&attempt);
+                if let Some(attempt) = attempt {
+                    self.cut(&attempt);
+                } else if !self.is_astray {
+                    return Err("an attempt that is not there is cancelled".to_owned());
+                }
                 return Ok(());
             }
             Effect::Settle(settlement) => {
@@ -179,6 +183,7 @@ impl World {
                 self.later(delay, Task::Apply(letter, true));
                 return Ok(());
             }
+            Effect::Restart(_) if self.is_astray => return self.take_over(),
             Effect::Restart(reason) => return Err(format!("restart: {reason}")),
             Effect::Read(key) => Request::Read(key),
             Effect::ReadFront(entries) => Request::Front(entries),
@@ -192,6 +197,9 @@ impl World {
     }
 
     fn send(&mut self, dispatch: &Dispatch<Bytes>) -> Result<(), Violation> {
+        if self.is_astray {
+            return Ok(());
+        }
         let webhook = *self.truth.webhook(dispatch.position)?;
         let (id, older, is_replay) = (dispatch.id, dispatch.older, dispatch.is_replay);
         self.log.add(self.now, || {
@@ -242,7 +250,7 @@ impl World {
 
     pub fn end_attempt(&mut self, id: AttemptId) {
         let Some(attempt) = self.leader.attempts.remove(&id) else { return };
-        if attempt.end.arrives {
+        if attempt.end.arrives && !self.is_astray {
             self.truth.arrive(attempt.webhook.position, attempt.is_replay, self.scheme);
         }
         let End { verdict, signal, is_unconnected, .. } = attempt.end;
@@ -254,8 +262,11 @@ impl World {
     /// The leader is gone, and another one begins.
     pub fn take_over(&mut self) -> Result<(), Violation> {
         let attempts = std::mem::take(&mut self.leader.attempts);
-        attempts.values().for_each(|attempt| self.cut(attempt));
+        if !self.is_astray {
+            attempts.values().for_each(|attempt| self.cut(attempt));
+        }
         if let Some(letter) = self.leader.settling.take()
+            && !self.is_astray
             && self.random.chance(500)
         {
             self.apply(&letter, false)?;

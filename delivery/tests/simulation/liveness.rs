@@ -8,8 +8,10 @@ use crate::truth::Violation;
 use crate::webhook::{BARRIERS, Resource, Scheme, shop_hash};
 use crate::world::World;
 
-/// Time within which a healthy lane's webhook is settled.
-const BOUND: Duration = Duration::from_secs(10);
+/// Time within which a healthy lane's webhook is settled where nothing else is wrong, and where a
+/// backlog may have to be caught up with by few slots.
+const BOUND_STEADY: Duration = Duration::from_secs(10);
+const BOUND: Duration = Duration::from_secs(30);
 /// Time after which a lane's circuit breaker must have found out that it is healthy again.
 const RECOVERY: Duration = Duration::from_secs(75);
 /// Memory of the index in which each lane has its place.
@@ -45,7 +47,8 @@ impl World {
         }
         self.liveness.checked_at = self.now + CHECK_EVERY;
         self.note_reasons();
-        let bound = BOUND + 20 * self.plan.tick + Duration::from_millis(100 * self.plan.latency_ms);
+        let least = if self.plan.is_steady { BOUND_STEADY } else { BOUND };
+        let bound = least + 20 * self.plan.tick + Duration::from_millis(100 * self.plan.latency_ms);
         for position in &self.truth.unsettled {
             let fate = &self.truth.fates[position];
             let webhook = &fate.webhook;
@@ -77,7 +80,7 @@ impl World {
         let environment = &self.environment;
         let controls = &environment.controls;
         let retry = now + self.plan.config.backoff.longest;
-        let has_room = self.plan.config.index_bytes >= INDEX_LEAST;
+        let has_room = self.plan.config.index_bytes >= INDEX_LEAST && self.plan.latency_ms < 200;
         if !has_room || !environment.has_lease || !environment.may_move || controls.is_all_paused {
             live.excuse_all(now + Duration::from_secs(5));
         }

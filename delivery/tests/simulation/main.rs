@@ -82,7 +82,10 @@ fn run(seed: u64, steps: u64, is_logged: bool) -> (Result<(), Violation>, Tally)
     });
     if is_logged {
         world.log.print();
-        println!("{:?} {:?}", world.scheme, world.plan.config);
+        println!(
+            "{:?} latency {} tick {:?} {:?}",
+            world.scheme, world.plan.latency_ms, world.plan.tick, world.plan.config
+        );
     }
     world.tally.cuts += world.leader.core.counts().cuts;
     world.tally.virtual_time = world.now;

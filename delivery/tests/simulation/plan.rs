@@ -30,6 +30,8 @@ pub struct Plan {
     pub operator: u64,
     pub packs: u64,
     pub latency_ms: u64,
+    /// Restores of older data in a thousand acts.
+    pub restores: u64,
     /// Whether only lanes fail: then every wait of a healthy one is checked.
     pub is_steady: bool,
 }
@@ -53,6 +55,7 @@ impl Plan {
             operator: random.pick(&[0, 10, 40]),
             packs: random.pick(&[100, 250, 500, 700]),
             latency_ms: random.pick(&[2, 10, 40, 200]),
+            restores: random.pick(&[0, 0, 0, 0, 0, 5, 20]),
             is_steady: false,
         };
         if random.chance(300) {
@@ -69,6 +72,7 @@ impl Plan {
         self.tick = Duration::from_millis(50);
         self.act_ms = random.pick(&[200, 400, 1000]);
         self.crashes = 0;
+        self.restores = 0;
         self.failures = random.pick(&[60, 150]);
         self.packs = random.pick(&[250, 500]);
         self.latency_ms = random.pick(&[2, 10]);

@@ -48,6 +48,8 @@ pub enum Task {
     End(u64, AttemptId),
     /// The world does something.
     Act,
+    /// The worker finds that the data was replaced.
+    Restart,
 }
 
 pub struct Due {
@@ -87,6 +89,10 @@ pub struct World {
     pub agenda: BinaryHeap<Reverse<Due>>,
     pub log: Log,
     pub tally: Tally,
+    /// Older data, for a restore.
+    pub copy: Option<(Redis, Truth)>,
+    /// Whether the leader goes by data that was replaced.
+    pub is_astray: bool,
 }
 
 impl Log {
@@ -139,6 +145,8 @@ impl World {
             leader,
             agenda: BinaryHeap::new(),
             tally: Tally::default(),
+            copy: None,
+            is_astray: false,
             log: Log {
                 is_on: is_logged,
                 lines: VecDeque::new(),
@@ -170,6 +178,7 @@ impl World {
     /// A new leader begins with what Redis holds.
     pub fn lead(&mut self) {
         self.redis.token += 1;
+        self.is_astray = false;
         self.tally.takeovers += 1;
         self.tally.cuts += self.leader.core.counts().cuts;
         self.leader =
@@ -217,6 +226,8 @@ impl World {
             Task::End(token, id) if token == self.leader.token => self.end_attempt(id),
             Task::End(..) => {}
             Task::Act => self.act(),
+            Task::Restart if self.is_astray => self.take_over()?,
+            Task::Restart => {}
         }
         Ok(())
     }
@@ -273,6 +284,10 @@ impl World {
     pub fn apply(&mut self, letter: &Rc<Letter>, is_awaited: bool) -> Result<(), Violation> {
         let replays: BTreeMap<_, _> = self.redis.replays.clone();
         let is_mine = letter.mark.0 == self.leader.token;
+        if self.is_astray {
+            // It names a predecessor that is not there any more.
+            return if is_mine { self.take_over() } else { Ok(()) };
+        }
         match self.redis.apply(letter) {
             Ok(true) => {
                 let mark = letter.mark;
