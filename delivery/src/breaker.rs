@@ -180,7 +180,8 @@ mod tests {
     #[test]
     fn waits_double_up_to_a_minute_and_halve_with_each_give_up() {
         let mut breaker = LaneBreaker::new(Duration::ZERO);
-        (0..16).for_each(|_| drop(breaker.failed(true, SECOND, SECOND)));
+        let opened = (0..16).filter(|_| breaker.failed(true, SECOND, SECOND)).count();
+        assert_eq!(opened, 1);
         let mut now = SECOND;
         for _ in 0..400 {
             now = breaker.probe_at().expect("it is open");
