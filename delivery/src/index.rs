@@ -297,20 +297,10 @@ impl Index {
         self.resource(key).is_some_and(|resource| self.node(resource.head).is_replay)
     }
 
-    /// Whether a newer event may stand for the head.
-    pub fn coalesces(&self, key: ResourceKey) -> bool {
-        self.resource(key).is_some_and(|resource| self.node(resource.head).coalesces != 0)
-    }
-
     /// Node that is sent for a resource: its lead, or its head while that is undecided.
     pub fn lead(&self, key: ResourceKey) -> Option<NodeKey> {
         let resource = self.resource(key)?;
         Some(if resource.lead == NONE { resource.head } else { resource.lead })
-    }
-
-    /// Whether it is decided what is sent for a resource.
-    pub fn has_lead(&self, key: ResourceKey) -> bool {
-        self.resource(key).is_some_and(|resource| resource.lead != NONE)
     }
 
     /// Decides what is sent for a resource, unless that is decided: the newest event that may stand

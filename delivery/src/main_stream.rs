@@ -100,11 +100,6 @@ impl MainStream {
         self.packs.iter()
     }
 
-    /// Packs after the cursor.
-    pub fn len(&self) -> usize {
-        self.packs.len()
-    }
-
     /// Memory in use, in bytes.
     pub fn bytes(&self) -> usize {
         self.packs.len() * PACK_BYTES

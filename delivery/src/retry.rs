@@ -48,11 +48,6 @@ impl Retries {
         self.states.get_mut(&position)
     }
 
-    /// Every state, to change it.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&Position, &mut RetryState)> {
-        self.states.iter_mut()
-    }
-
     /// Remembers a state.
     pub fn insert(&mut self, position: Position, state: RetryState) {
         self.states.insert(position, state);
