@@ -105,7 +105,10 @@ impl World {
         }
         for (resource, mode) in &self.backends.resources {
             raise(&mut live.resources, *resource, retry);
-            raise(&mut live.lanes, (resource.0, resource.1), now + RECOVERY);
+            // A resource that fails is its own matter.
+            if !matches!(mode, Mode::Failing | Mode::Refusing | Mode::Poison) {
+                raise(&mut live.lanes, (resource.0, resource.1), now + RECOVERY);
+            }
             if is_shop_wide || matches!(mode, Mode::Busy(_)) {
                 raise(&mut live.shops, resource.0, now + RECOVERY);
             }

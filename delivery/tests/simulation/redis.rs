@@ -136,12 +136,8 @@ impl Redis {
             self.cursor = self.cursor.max(cursor);
             self.main = self.main.split_off(&StreamId { ms: cursor.ms, seq: cursor.seq + 1 });
         }
-        settlement.whole.iter().for_each(|entry| {
-            self.done.remove(entry);
-        });
-        settlement.replays_done.iter().for_each(|id| {
-            self.replays.remove(id);
-        });
+        self.done.retain(|entry, _| !settlement.whole.contains(entry));
+        self.replays.retain(|id, _| !settlement.replays_done.contains(id));
         self.dead.extend(settlement.dead.iter().map(|letter| {
             let webhook = letter.content.0[letter.record_index as usize];
             assert_eq!(webhook.position, letter.position, "bytes of a dead letter");
@@ -171,30 +167,20 @@ impl Redis {
             let chunk = self.chunks.get_mut(&(*lane, *number));
             chunk.expect("bits are of a chunk that is there").bits = bits.clone();
         }
-        lanes.chunks_gone.iter().for_each(|key| {
-            self.chunks.remove(key);
-        });
+        self.chunks.retain(|key, _| !lanes.chunks_gone.contains(key));
         for change in &lanes.rows {
             let row = self.rows.get_mut(&change.lane).expect("a row is of a lane with chunks");
             row.change = *change;
         }
-        lanes.rows_gone.iter().for_each(|lane| {
-            self.rows.remove(lane);
-        });
+        self.rows.retain(|lane, _| !lanes.rows_gone.contains(lane));
         self.barriers.extend(lanes.barriers.iter().copied());
-        lanes.barriers_gone.iter().for_each(|position| {
-            self.barriers.remove(position);
-        });
+        self.barriers.retain(|position, _| !lanes.barriers_gone.contains(position));
         self.leads.extend(lanes.leads.iter().copied());
-        lanes.leads_gone.iter().for_each(|hash| {
-            self.leads.remove(hash);
-        });
+        self.leads.retain(|hash, _| !lanes.leads_gone.contains(hash));
         for (position, attempts, spent) in &lanes.retries {
             self.retries.insert(*position, (*attempts, *spent));
         }
-        lanes.retries_gone.iter().for_each(|position| {
-            self.retries.remove(position);
-        });
+        self.retries.retain(|position, _| !lanes.retries_gone.contains(position));
     }
 
     /// Everything that is not settled, wherever it lies.

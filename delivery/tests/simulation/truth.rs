@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use spillway_delivery::{Dispatch, Outcome};
+use spillway_delivery::{Dispatch, Outcome, SettledRecord};
 use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
@@ -163,21 +163,10 @@ impl Truth {
             if now.contains(&at) || !recorded.insert(at) {
                 return Err(format!("{} is settled, and not in redis", self.name(at)));
             }
-            let fate = &self.fates[&at];
-            let is_right = match record.outcome {
-                Outcome::Delivered => fate.arrived > 0,
-                Outcome::Duplicate => self.taken.contains(&fate.webhook.fingerprint),
-                Outcome::Coalesced => settlement.records[index..].iter().any(|later| {
-                    let other = &self.fates[&later.position].webhook;
-                    later.outcome != Outcome::Coalesced
-                        && other.unit(letter.scheme) == fate.webhook.unit(letter.scheme)
-                }),
-                Outcome::Dead => settlement.dead.iter().any(|dead| dead.position == at),
-                Outcome::Dropped => self.dropping.contains(&at),
-            };
-            if !is_right {
-                return Err(format!("{} is not {:?}", fate.webhook.name(), record.outcome));
+            if !self.is_right(record, &settlement.records[index..], letter) {
+                return Err(format!("{} is not {:?}", self.name(at), record.outcome));
             }
+            let fate = &self.fates[&at];
             // What a newer one stood for counts as delivered with it.
             let run = settlement.records[index..].iter();
             let mut run = run.skip_while(|one| one.outcome == Outcome::Coalesced);
@@ -197,5 +186,22 @@ impl Truth {
         }
         self.unsettled = now;
         Ok(())
+    }
+
+    /// Whether the outcome of a webhook is true; `later`: this record and those after it.
+    fn is_right(&self, record: &SettledRecord, later: &[SettledRecord], letter: &Letter) -> bool {
+        let at = record.position;
+        let fate = &self.fates[&at];
+        match record.outcome {
+            Outcome::Delivered => fate.arrived > 0,
+            Outcome::Duplicate => self.taken.contains(&fate.webhook.fingerprint),
+            Outcome::Coalesced => later.iter().any(|later| {
+                let other = &self.fates[&later.position].webhook;
+                later.outcome != Outcome::Coalesced
+                    && other.unit(letter.scheme) == fate.webhook.unit(letter.scheme)
+            }),
+            Outcome::Dead => letter.settlement.dead.iter().any(|dead| dead.position == at),
+            Outcome::Dropped => self.dropping.contains(&at),
+        }
     }
 }
