@@ -166,6 +166,7 @@ impl Lane {
     /// Whether nothing of it waits anywhere.
     pub fn is_empty(&self) -> bool {
         self.window.count == 0
+            && self.window.replays == 0
             && self.rest.is_none()
             && self.stored.is_none()
             && self.flow.in_flight == 0
