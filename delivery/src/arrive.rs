@@ -41,8 +41,11 @@ impl<C: Content> Core<C> {
 
     pub(crate) fn replay_arrived(&mut self, replay: ReplayRead<C>) {
         let ReplayRead { id, position, sorted, content } = replay;
+        if id <= self.controls.replays_to {
+            return;
+        }
         self.reading.cache.pass(PackKey::Replay(id), content);
-        self.controls.replays_to = self.controls.replays_to.max(id);
+        self.controls.replays_to = id;
         self.arrive(position, sorted, Some(id));
         self.make_room();
     }
@@ -56,7 +59,8 @@ impl<C: Content> Core<C> {
             self.lead_dropped(sorted.resource, position);
             return;
         }
-        if sorted.is_barrier {
+        // A replay is out of order anyway: it waits for no barrier, and is none.
+        if sorted.is_barrier && replay.is_none() {
             self.queue.add_barrier(sorted.shop, position);
         }
         if replay.is_none()

@@ -168,6 +168,12 @@ impl<C: Content> Core<C> {
                 positions.extend(window.map(|(_, node)| node.position));
             }
         }
+        let replays = self.queue.index.replays().filter(|node| {
+            let lane = self.queue.lanes.get(node.lane);
+            let shop = lane.and_then(|lane| self.queue.shops.get(lane.shop));
+            self.controls.is_all_paused || shop.is_some_and(|shop| shop.is_stopped)
+        });
+        positions.extend(replays.map(|node| node.position));
         let paused = self.controls.paused.iter();
         positions.extend(paused.filter_map(|resource| self.queue.index.head(*resource)));
         for position in positions {

@@ -350,7 +350,7 @@ impl Queue {
             return State::Unread;
         }
         let shop = self.lanes.get(lane).map_or(NONE, |lane| lane.shop);
-        if self.is_open(shop, head) { State::Ready } else { State::Held }
+        if is_replay || self.is_open(shop, head) { State::Ready } else { State::Held }
     }
 
     /// Whether everything that may be of one run with `lead` is indexed: of its lane, or of every

@@ -196,7 +196,8 @@ impl<C: Content> Core<C> {
 
     fn is_open(&self, turn: &Turn) -> bool {
         let head = self.queue.index.head(turn.resource);
-        head.is_some_and(|head| self.queue.is_open(turn.shop, head))
+        self.queue.index.is_replay(turn.resource)
+            || head.is_some_and(|head| self.queue.is_open(turn.shop, head))
     }
 
     /// Picks by turns of shops, and within a shop in stream order.
@@ -236,7 +237,7 @@ impl<C: Content> Core<C> {
             if self.is_open(&turn) {
                 return Some(turn);
             }
-            // A barrier was replayed before it.
+            // A barrier came before it.
             self.release(resource);
         }
     }
@@ -264,6 +265,9 @@ impl<C: Content> Core<C> {
                         .is_some_and(|lead| index.node(lead).position == position)
             };
             let Some((position, was_tried)) = lane.ready.peek(class, fresh_first, is_ready) else {
+                if lane.rest.is_some() {
+                    self.queue.lanes.list(key);
+                }
                 continue;
             };
             if oldest.is_some_and(|(before, _, _)| before <= position) {

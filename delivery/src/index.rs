@@ -95,11 +95,13 @@ pub struct Window {
     last: NodeKey,
     /// Webhooks in it.
     pub count: u32,
+    /// Replays of the lane: they stand beside the window and are never cut.
+    pub replays: u32,
 }
 
 impl Default for Window {
     fn default() -> Self {
-        Self { first: NONE, last: NONE, count: 0 }
+        Self { first: NONE, last: NONE, count: 0, replays: 0 }
     }
 }
 
@@ -199,6 +201,11 @@ impl Index {
         &self.nodes[usize_of(key)]
     }
 
+    /// Every replay.
+    pub fn replays(&self) -> impl Iterator<Item = &Node> {
+        self.replays.keys().map(|key| self.node(*key))
+    }
+
     /// Entry among the replays of a webhook that is one.
     pub fn replay(&self, key: NodeKey) -> Option<StreamId> {
         if self.node(key).is_replay { self.replays.get(&key).copied() } else { None }
@@ -233,7 +240,10 @@ impl Index {
     /// Adds a webhook in the order of its position. `None` when that position is indexed already.
     pub fn add(&mut self, arrival: &Arrival, lane: LaneKey, window: &mut Window) -> Option<Added> {
         let Arrival { position, sorted, replay } = *arrival;
-        let before_in_lane = self.place_in_lane(window, position, replay)?;
+        let before_in_lane = match replay {
+            Some(_) => NONE,
+            None => self.place_in_lane(window, position)?,
+        };
         let found = self.by_hash.get(&sorted.resource).copied();
         let node = self.allocate(&Node {
             position,
@@ -255,7 +265,10 @@ impl Index {
             self.replays.insert(node, id);
         }
         self.bytes += self.node_bytes();
-        self.link_lane(window, node, before_in_lane);
+        match replay {
+            Some(_) => window.replays += 1,
+            None => self.link_lane(window, node, before_in_lane),
+        }
         let resource = match found {
             Some(resource) => resource,
             None => {
@@ -407,7 +420,12 @@ impl Index {
     /// Takes a webhook out of its resource and its window. Returns whether the resource is gone.
     pub fn remove(&mut self, key: NodeKey, window: &mut Window) -> bool {
         let node = *self.node(key);
-        self.unlink_lane(window, &node);
+        if node.is_replay {
+            window.replays -= 1;
+            self.replays.remove(&key);
+        } else {
+            self.unlink_lane(window, &node);
+        }
         let resource = &mut self.resources[usize_of(node.resource)];
         if resource.head == key {
             resource.head = node.next;
@@ -430,21 +448,18 @@ impl Index {
             self.by_hash.remove(&gone.hash);
             self.bytes -= RESOURCE_BYTES;
         }
-        if node.is_replay {
-            self.replays.remove(&key);
-        }
         self.bytes -= self.node_bytes();
         self.nodes[usize_of(key)].next = self.free;
         self.free = key;
         is_gone
     }
 
-    /// The newest webhook of a window, unless it must stay indexed: a replay, or one of a resource
-    /// that is at work.
+    /// The newest webhook of a window, unless it must stay indexed: one of a resource that is at
+    /// work.
     pub fn loose_end(&self, window: &Window, holds: impl Fn(&Resource) -> bool) -> Option<NodeKey> {
         let node = self.nodes.get(usize_of(window.last))?;
         let resource = self.resource(node.resource)?;
-        let is_fixed = node.is_replay || resource.state.is_at_work() || holds(resource);
+        let is_fixed = resource.state.is_at_work() || holds(resource);
         (!is_fixed).then_some(window.last)
     }
 
@@ -467,19 +482,13 @@ impl Index {
         })
     }
 
-    /// The node of the window after which `position` belongs; `None` when that webhook, or that
-    /// replay of it, is there already.
-    fn place_in_lane(
-        &self,
-        window: &Window,
-        position: Position,
-        replay: Option<StreamId>,
-    ) -> Option<NodeKey> {
+    /// The node of the window after which `position` belongs; `None` when it is there already.
+    fn place_in_lane(&self, window: &Window, position: Position) -> Option<NodeKey> {
         let mut before = window.last;
         while let Some(node) = self.nodes.get(usize_of(before))
             && node.position >= position
         {
-            if node.position == position && self.replay(before) == replay {
+            if node.position == position {
                 return None;
             }
             before = node.lane_previous;

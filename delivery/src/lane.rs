@@ -45,6 +45,15 @@ pub struct Chunk {
     pub left: u32,
 }
 
+/// A read for a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WindowRead {
+    /// Chunks from this number on.
+    Chunks(u32),
+    /// A pack of the main stream.
+    Rest,
+}
+
 /// The chunks of a lane.
 #[derive(Debug)]
 pub struct Stored {
@@ -52,8 +61,6 @@ pub struct Stored {
     pub chunks: VecDeque<Chunk>,
     /// First number of which nothing is indexed.
     pub unread_from: u32,
-    /// First chunk of the last read for the window.
-    pub asked: u32,
     /// Number of the next chunk.
     pub next: u32,
     /// Chunk that a settlement writes just now, and that can't be read yet.
@@ -125,8 +132,8 @@ pub struct Lane {
     pub flow: Flow,
     /// Webhooks that are dropped and not settled.
     pub dropping: u32,
-    /// Whether a part of it is being read.
-    pub is_reading: bool,
+    /// Part of it that is being read.
+    pub reading: Option<WindowRead>,
     /// Whether it is listed among those to read more of.
     pub is_listed: bool,
 }
@@ -161,7 +168,7 @@ impl Lane {
             breaker: LaneBreaker::new(active),
             flow: Flow::default(),
             dropping: 0,
-            is_reading: false,
+            reading: None,
             is_listed: false,
         }
     }
@@ -169,11 +176,12 @@ impl Lane {
     /// Whether nothing of it waits anywhere.
     pub fn is_empty(&self) -> bool {
         self.window.count == 0
+            && self.window.replays == 0
             && self.rest.is_none()
             && self.stored.is_none()
             && self.flow.in_flight == 0
             && self.dropping == 0
-            && !self.is_reading
+            && self.reading.is_none()
     }
 
     /// Whether everything of the lane before `position` is indexed.
@@ -238,7 +246,6 @@ impl Stored {
         Self {
             chunks: VecDeque::new(),
             unread_from: number,
-            asked: number,
             next: number,
             pending: None,
             waiting: 0,

@@ -11,7 +11,7 @@ use spillway_webhook::position::Position;
 use crate::core::Core;
 use crate::event::{ChunkRead, Effect, PackRead};
 use crate::index::{Arrival, LaneKey, Resource};
-use crate::lane::{Chunk, Lane, Pending, Rest};
+use crate::lane::{Chunk, Lane, Pending, Rest, WindowRead};
 use crate::main_stream::{bytes_for, is_set};
 use crate::reading::PackKey;
 use crate::resource::State;
@@ -48,7 +48,7 @@ impl<C: Content> Core<C> {
             let Some(lane) = self.queue.lanes.get(key) else { continue };
             let is_low =
                 lane.window.count <= self.config.tuning.window_low || lane.ready.is_empty();
-            if lane.is_reading || lane.rest.is_none() || !is_low {
+            if lane.reading.is_some() || lane.rest.is_none() || !is_low {
                 continue;
             }
             if lane.window.count > 0 && !self.has_room() {
@@ -67,8 +67,7 @@ impl<C: Content> Core<C> {
             // Listed again when the chunk is written.
             Err(Pending) => return None,
             Ok(Some(first)) => {
-                let stored = self.queue.lanes.get_mut(key)?.stored.as_mut()?;
-                stored.asked = first;
+                let stored = lane.stored.as_ref()?;
                 let end = stored.pending.unwrap_or(stored.next).min(stored.next);
                 let is_straddling = stored.unread_from > first;
                 let count = if is_straddling {
@@ -87,7 +86,10 @@ impl<C: Content> Core<C> {
             },
         };
         self.reading.windows += 1;
-        self.queue.lanes.get_mut(key)?.is_reading = true;
+        self.queue.lanes.get_mut(key)?.reading = Some(match effect {
+            Effect::ReadChunks { first, .. } => WindowRead::Chunks(first),
+            _ => WindowRead::Rest,
+        });
         Some(effect)
     }
 
@@ -111,8 +113,7 @@ impl<C: Content> Core<C> {
         lane: u64,
         chunks: Vec<Option<ChunkRead<C>>>,
     ) -> Option<Effect<C>> {
-        let key = self.window_read(lane)?;
-        let first = self.queue.lanes.get(key)?.stored.as_ref().map_or(0, |stored| stored.asked);
+        let (key, WindowRead::Chunks(first)) = self.window_read(lane)? else { return None };
         for (number, chunk) in (first..).zip(chunks) {
             match chunk {
                 Some(chunk) => self.chunk_read(key, chunk),
@@ -205,7 +206,7 @@ impl<C: Content> Core<C> {
         entry: StreamId,
         pack: Option<PackRead<C>>,
     ) -> Option<Effect<C>> {
-        let key = self.window_read(lane)?;
+        let (key, _) = self.window_read(lane)?;
         self.queue.lanes.list(key);
         let rest = **self.queue.lanes.get(key)?.rest.as_ref()?;
         if entry <= self.queue.main.cursor || self.next_of_rest(&rest) != Some(entry) {
@@ -228,11 +229,11 @@ impl<C: Content> Core<C> {
         None
     }
 
-    fn window_read(&mut self, lane: u64) -> Option<LaneKey> {
+    fn window_read(&mut self, lane: u64) -> Option<(LaneKey, WindowRead)> {
         self.reading.windows -= 1;
         let key = self.queue.lanes.by_hash(lane)?;
-        self.queue.lanes.get_mut(key)?.is_reading = false;
-        Some(key)
+        let read = self.queue.lanes.get_mut(key)?.reading.take()?;
+        Some((key, read))
     }
 
     /// Indexes a webhook of a lane's rest, unless that is done or it is to be dropped.
@@ -297,7 +298,7 @@ impl<C: Content> Core<C> {
         let settling = self.ledger.settling.as_ref();
         let is_settling = |key: &LaneKey| settling.is_some_and(|one| one.lanes.contains(key));
         let lanes = self.queue.lanes.iter();
-        let is_still = |lane: &Lane| !lane.is_reading && lane.dropping == 0;
+        let is_still = |lane: &Lane| lane.reading.is_none() && lane.dropping == 0;
         let cut = lanes.filter(|(_, lane)| lane.rest.is_some() && is_still(lane));
         let keys: Vec<LaneKey> = cut.map(|(key, _)| key).filter(|key| !is_settling(key)).collect();
         keys.into_iter().for_each(|key| self.queue.lanes.shed_rows(key));
@@ -320,7 +321,7 @@ impl<C: Content> Core<C> {
     /// Cuts the newer half of a window off. Returns whether that made room.
     fn cut(&mut self, key: LaneKey) -> bool {
         let Some(lane) = self.queue.lanes.get(key) else { return false };
-        if lane.is_reading || lane.window.count < 2 {
+        if lane.reading.is_some() || lane.window.count < 2 {
             return false;
         }
         let (keep, newest) = (lane.window.count / 2, self.queue.index.back(&lane.window));

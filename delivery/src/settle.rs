@@ -301,7 +301,9 @@ impl<C: Content> Core<C> {
         }
         let Some(shop) = self.queue.lanes.get(lane).map(|lane| lane.shop) else { return };
         let barriers = self.queue.shops.get(shop).and_then(|shop| shop.barriers.as_ref());
-        if barriers.is_some_and(|barriers| barriers.positions.contains(&position)) {
+        if replay.is_none()
+            && barriers.is_some_and(|barriers| barriers.positions.contains(&position))
+        {
             settling.barriers.push((shop, position));
             if self.queue.stored_barriers.remove(&position) {
                 settlement.lanes.0.barriers_gone.push(position);

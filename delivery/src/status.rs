@@ -99,11 +99,13 @@ impl<C: Content> Core<C> {
         let mut blocked = Vec::new();
         for (_, lane) in self.queue.lanes.iter() {
             let stored = lane.stored.as_ref().map_or(0, |stored| stored.waiting);
-            if !self.is_blocked(lane) || (lane.window.count == 0 && stored == 0) {
+            if !self.is_blocked(lane)
+                || (lane.window.count + lane.window.replays == 0 && stored == 0)
+            {
                 continue;
             }
             let reason = self.may_send(lane).err().unwrap_or(Blocked::LaneBreaker);
-            let indexed = lane.window.count;
+            let indexed = lane.window.count + lane.window.replays;
             blocked.push(BlockedLane { lane: lane.hash, reason, indexed, stored });
         }
         let blocked_lanes = blocked.len();
