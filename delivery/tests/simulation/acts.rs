@@ -69,6 +69,8 @@ impl World {
         self.truth = truth;
         self.truth.dropping = dropping;
         self.is_astray = true;
+        // Everything since the copy waits again, until a new leader reads it.
+        self.liveness.excuse_all(self.now + Duration::from_secs(5));
         let delay = self.delay();
         self.later(delay, Task::Restart);
     }
