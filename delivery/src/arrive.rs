@@ -7,9 +7,9 @@ use spillway_webhook::position::Position;
 use crate::core::Core;
 use crate::event::{PackRead, ReplayRead};
 use crate::index::{Arrival, LaneKey};
+use crate::ledger::Dropped;
 use crate::reading::PackKey;
 use crate::resource::State;
-use crate::settle::Dropped;
 use crate::sorted::{Content, Sorted};
 
 impl<C: Content> Core<C> {
@@ -36,7 +36,7 @@ impl<C: Content> Core<C> {
     pub(crate) fn corrupt_arrived(&mut self, entry: StreamId) {
         let active = self.active();
         self.queue.main.push(entry, 0, None, active);
-        self.ledger.corrupt.0.push(entry);
+        self.ledger.draft.settlement.main.corrupt.push(entry);
     }
 
     pub(crate) fn replay_arrived(&mut self, replay: ReplayRead<C>) {

@@ -13,10 +13,9 @@ use spillway_webhook::position::Position;
 
 use crate::core::Core;
 use crate::index::{LaneKey, ResourceKey};
+use crate::ledger::Dropped;
 use crate::main_stream::is_set;
 use crate::resource::State;
-use crate::settle::Dropped;
-use crate::settlement::Settlement;
 use crate::sorted::Content;
 
 /// Names cleared away by one settlement.
@@ -240,15 +239,16 @@ impl<C: Content> Core<C> {
     }
 
     /// Notes how far the controls are carried out, and clears names away of what is settled.
-    pub(crate) fn tidy_controls(&mut self, settlement: &mut Settlement<C>) {
+    pub(crate) fn tidy_controls(&mut self) {
         let controls = &mut self.controls;
+        let settlement = &mut self.ledger.draft.settlement;
         // Names are cleared away only by a settlement that knows their version.
         let keeps_names = std::mem::take(&mut controls.keeps_names);
-        settlement.controls.2 = if keeps_names { 0 } else { controls.known };
+        settlement.controls.known = if keeps_names { 0 } else { controls.known };
         if !self.ledger.dropped.is_empty() {
             return;
         }
-        settlement.controls.1 = controls.carrying_out.take();
+        settlement.controls.carried_out = controls.carrying_out.take();
         if keeps_names || controls.drops.is_empty() || !self.session.are_replays_loaded {
             return;
         }
@@ -272,7 +272,7 @@ impl<C: Content> Core<C> {
             controls.gone.1 = named.filter(is_gone).collect();
         }
         let (entries, replays) = &mut controls.gone;
-        settlement.whole.extend(entries.drain(..entries.len().min(NAMES_MAX)));
-        settlement.replays_done.extend(replays.drain(..replays.len().min(NAMES_MAX)));
+        settlement.main.whole.extend(entries.drain(..entries.len().min(NAMES_MAX)));
+        settlement.replays.settled.extend(replays.drain(..replays.len().min(NAMES_MAX)));
     }
 }

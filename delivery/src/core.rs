@@ -15,13 +15,13 @@ use crate::dispatch::Turn;
 use crate::event::{Effect, Event, LaneLoaded, Loaded, Now};
 use crate::index::{ByHash, Index, LaneKey, NONE, NodeKey, ResourceKey};
 use crate::lane::{Lanes, Rest, Stored};
+use crate::ledger::Ledger;
 use crate::main_stream::MainStream;
 use crate::moving::Mover;
 use crate::reading::{PackKey, Reading};
 use crate::resource::{State, Step};
 use crate::retry::Retries;
 use crate::seen::Seen;
-use crate::settle::Ledger;
 use crate::shop::{ShopKey, Shops};
 use crate::sorted::Content;
 use crate::status::Counts;
@@ -178,7 +178,7 @@ impl<C: Content> Core<C> {
             Event::Pack(pack) => self.pack_arrived(pack),
             Event::Corrupt(entry) => self.corrupt_arrived(entry),
             Event::Replay(replay) => self.replay_arrived(replay),
-            Event::CorruptReplay(id) => self.ledger.corrupt.1.push(id),
+            Event::CorruptReplay(id) => self.ledger.draft.settlement.replays.corrupt.push(id),
             Event::ReplaysLoaded => self.session.are_replays_loaded = true,
             Event::Read(key, content) => return self.pack_read(key, content),
             Event::FrontRead(packs) => self.mover.front_read(packs, self.session.now.at),

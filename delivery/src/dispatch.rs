@@ -14,8 +14,8 @@ use crate::core::Core;
 use crate::event::{Dispatch, Effect};
 use crate::index::{LaneKey, Lead, NodeKey, ResourceKey};
 use crate::lane::Lane;
+use crate::ledger::{Ended, Finished};
 use crate::resource::{State, Step};
-use crate::settle::{Ended, Finished};
 use crate::shop::{ShopGate, ShopKey};
 use crate::sorted::{Class, Content};
 

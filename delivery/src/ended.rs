@@ -9,9 +9,9 @@ use crate::attempts::{Attempt, AttemptId};
 use crate::core::Core;
 use crate::event::{AttemptEnd, Scope, Verdict};
 use crate::lane::Suspect;
+use crate::ledger::{Ended, Finished};
 use crate::resource::{State, Step};
 use crate::retry::RetryState;
-use crate::settle::{Ended, Finished};
 use crate::settlement::DeadLetter;
 use crate::sorted::Content;
 

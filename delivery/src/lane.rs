@@ -341,7 +341,7 @@ impl Lanes {
     }
 
     /// Every lane.
-    pub fn iter(&self) -> impl Iterator<Item = (LaneKey, &Lane)> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (LaneKey, &Lane)> {
         self.lanes.iter().map(|(key, lane)| (key_of(key), lane))
     }
 

@@ -2,7 +2,7 @@
 //! channel inside.
 //!
 //! A webhook's way: `arrive` → `lane` and `index` → `dispatch` (one gate) → `ended` →
-//! `settle`. Beside it: `refill` (the part of a lane that is not indexed), `moving` (the front
+//! `settle` and `settled`. Beside it: `refill` (the part of a lane that is not indexed), `moving` (the front
 //! of the main stream into lanes), `reading` (bytes at hand), `controls` (an operator's).
 //!
 //! [`Core::on`] takes an event and returns effects; the worker around it carries them out.
@@ -21,6 +21,7 @@ mod ended;
 mod event;
 mod index;
 mod lane;
+mod ledger;
 mod main_stream;
 mod moving;
 mod reading;
@@ -30,6 +31,7 @@ mod resource;
 mod retry;
 mod seen;
 mod settle;
+mod settled;
 mod settlement;
 mod shop;
 mod sorted;
@@ -49,7 +51,8 @@ pub use crate::reading::PackKey;
 pub use crate::refusals::RefusalBreaker;
 pub use crate::seen::Seen;
 pub use crate::settlement::{
-    ChunkWrite, DeadLetter, LaneChange, LaneRowChange, Outcome, SettledRecord, Settlement,
+    ChunkWrite, ControlsChange, DeadLetter, LaneChange, LaneRowChange, MainChange, Outcome,
+    ReplayChange, SettledRecord, Settlement,
 };
 pub use crate::shop::ShopBounds;
 pub use crate::sorted::{Class, Content, Sorted};

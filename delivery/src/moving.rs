@@ -15,8 +15,7 @@ use crate::index::{LaneKey, key_of};
 use crate::lane::{Chunk, Stored};
 use crate::main_stream::{Advance, MainPack, bytes_for};
 use crate::resource::State;
-use crate::settle::Settling;
-use crate::settlement::{ChunkWrite, Settlement};
+use crate::settlement::ChunkWrite;
 use crate::sorted::{Content, Sorted};
 
 /// Between two looks, while the front does not move.
@@ -32,13 +31,11 @@ pub(crate) struct Mover<C> {
     at_hand: VecDeque<PackRead<C>>,
     is_requested: bool,
     due: Duration,
-    /// Raw bytes moved by the settlement that is being composed.
-    pub moved_bytes: usize,
 }
 
 impl<C> Default for Mover<C> {
     fn default() -> Self {
-        Self { at_hand: VecDeque::new(), is_requested: false, due: Duration::ZERO, moved_bytes: 0 }
+        Self { at_hand: VecDeque::new(), is_requested: false, due: Duration::ZERO }
     }
 }
 
@@ -96,12 +93,7 @@ impl<C: Content> Core<C> {
     }
 
     /// Moves the first pack, if it may move. Returns it.
-    pub(crate) fn move_next(
-        &mut self,
-        advance: &mut Advance,
-        settlement: &mut Settlement<C>,
-        settling: &mut Settling,
-    ) -> Option<MainPack> {
+    pub(crate) fn move_next(&mut self, advance: &mut Advance) -> Option<MainPack> {
         while self.mover.at_hand.front().is_some_and(|pack| pack.entry <= self.queue.main.cursor) {
             self.mover.at_hand.pop_front();
         }
@@ -116,13 +108,14 @@ impl<C: Content> Core<C> {
             return None;
         }
         let most = self.config.tuning.moved_bytes;
-        if self.mover.moved_bytes > 0 && self.mover.moved_bytes + share > most {
+        let moved_bytes = &mut self.ledger.draft.moved_bytes;
+        if *moved_bytes > 0 && *moved_bytes + share > most {
             return None;
         }
-        self.mover.moved_bytes += share.max(1);
+        *moved_bytes += share.max(1);
         let pack = self.mover.at_hand.pop_front()?;
         let front = self.queue.main.pop(advance)?;
-        self.move_pack(&front, pack, settlement, settling);
+        self.move_pack(&front, pack);
         Some(front)
     }
 
@@ -154,13 +147,7 @@ impl<C: Content> Core<C> {
     }
 
     /// Writes everything unsettled of a pack into the chunks of its lanes.
-    fn move_pack(
-        &mut self,
-        front: &MainPack,
-        pack: PackRead<C>,
-        settlement: &mut Settlement<C>,
-        settling: &mut Settling,
-    ) {
+    fn move_pack(&mut self, front: &MainPack, pack: PackRead<C>) {
         let mut by_lane: BTreeMap<LaneKey, Vec<Position>> = BTreeMap::new();
         let active = self.active();
         for (index, sorted) in (0..front.count).zip(&pack.sorted) {
@@ -171,17 +158,17 @@ impl<C: Content> Core<C> {
             let lane = self.queue.lane(sorted.lane, shop, active);
             let position = Position::new(front.entry, index);
             by_lane.entry(lane).or_default().push(position);
-            self.move_row(position, sorted.shop, settlement);
+            self.move_row(position, sorted.shop);
         }
         for (lane, positions) in by_lane {
-            settling.lanes.insert(lane);
-            self.write_chunk(lane, positions, settlement);
+            self.ledger.draft.settling.lanes.insert(lane);
+            self.write_chunk(lane, positions);
         }
-        settlement.lanes.1.insert(front.entry, pack.content);
+        self.ledger.draft.settlement.lanes.moved.insert(front.entry, pack.content);
     }
 
     /// Notes what Redis must know about a webhook that moves.
-    fn move_row(&mut self, position: Position, shop: u64, settlement: &mut Settlement<C>) {
+    fn move_row(&mut self, position: Position, shop: u64) {
         if self.queue.retries.get(position).is_some() {
             self.ledger.retries.push(position);
         }
@@ -190,17 +177,12 @@ impl<C: Content> Core<C> {
         if barriers.is_some_and(|barriers| barriers.positions.contains(&position))
             && self.queue.stored_barriers.insert(position)
         {
-            settlement.lanes.0.barriers.push((position, shop));
+            self.ledger.draft.settlement.lanes.barriers.written.push((position, shop));
         }
     }
 
     /// Adds webhooks to the chunk of a lane that this settlement writes.
-    fn write_chunk(
-        &mut self,
-        key: LaneKey,
-        positions: Vec<Position>,
-        settlement: &mut Settlement<C>,
-    ) {
+    fn write_chunk(&mut self, key: LaneKey, positions: Vec<Position>) {
         let (Some(first), Some(last)) = (positions.first().copied(), positions.last().copied())
         else {
             return;
@@ -220,7 +202,7 @@ impl<C: Content> Core<C> {
         };
         stored.next = number + 1;
         stored.pending = Some(number);
-        let chunks = &mut settlement.lanes.0.chunks;
+        let chunks = &mut self.ledger.draft.settlement.lanes.chunks.written;
         match chunks.iter_mut().rev().find(|chunk| (chunk.lane, chunk.number) == (hash, number)) {
             Some(chunk) => chunk.positions.extend(positions.iter().copied()),
             None => chunks.push(ChunkWrite { lane: hash, number, positions: positions.clone() }),

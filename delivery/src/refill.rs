@@ -12,19 +12,23 @@ use crate::core::Core;
 use crate::event::{ChunkRead, Effect, PackRead};
 use crate::index::{Arrival, LaneKey, Resource};
 use crate::lane::{Chunk, Lane, Pending, Rest, WindowRead};
+use crate::ledger::Dropped;
 use crate::main_stream::{bytes_for, is_set};
 use crate::reading::PackKey;
 use crate::resource::State;
 use crate::retry::RetryState;
-use crate::settle::Dropped;
 use crate::sorted::{Content, Sorted};
 
 /// Reads for windows under way at once.
 const READS_MAX: usize = 4;
 /// A healthy lane's window is cut only where it holds more than this part of the index.
 const LARGE_PART: usize = 16;
-/// Between two looks for windows to cut.
+/// Between two looks for windows to cut, and as much again for every [`CUT_LANES`] lanes: a look goes
+/// through all of them.
 const CUT_EVERY: Duration = Duration::from_millis(20);
+const CUT_LANES: u32 = 10_000;
+/// Lanes that are looked at for their windows at each event.
+const LOOKS_MAX: usize = 64;
 /// Bytes that one indexed webhook takes, about.
 const WEBHOOK_BYTES: usize = 150;
 
@@ -40,7 +44,7 @@ impl<C: Content> Core<C> {
         if self.session.is_draining {
             return effects;
         }
-        for _ in 0..self.queue.lanes.listed() {
+        for _ in 0..self.queue.lanes.listed().min(LOOKS_MAX) {
             if self.reading.windows >= READS_MAX {
                 break;
             }
@@ -196,7 +200,7 @@ impl<C: Content> Core<C> {
         if left == 0 {
             // Settled whole; a crash came before it was deleted.
             self.queue.lanes.drop_chunk(key, number);
-            self.ledger.empty_chunks.push((key, number));
+            self.delete_chunk(key, number);
         }
     }
 
@@ -273,7 +277,8 @@ impl<C: Content> Core<C> {
         if self.backend.is_stopped() || now < self.session.cut_at {
             return;
         }
-        self.session.cut_at = now + CUT_EVERY;
+        let lanes = u32::try_from(self.queue.lanes.iter().len()).unwrap_or(u32::MAX);
+        self.session.cut_at = now + CUT_EVERY + CUT_EVERY * (lanes / CUT_LANES);
         let large = u32::try_from(most / WEBHOOK_BYTES / LARGE_PART).unwrap_or(u32::MAX);
         let mut candidates: Vec<(bool, u32, LaneKey)> = Vec::new();
         for (key, lane) in self.queue.lanes.iter() {

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
+use spillway_webhook::{Changes, StreamId};
 
 use crate::sorted::Content;
 
@@ -88,40 +88,9 @@ pub struct LaneRowChange {
     pub is_tripped: bool,
 }
 
-/// Changes to lanes.
+/// Changes to the main stream.
 #[derive(Debug, Default)]
-pub struct LaneChange {
-    /// Chunks to write.
-    pub chunks: Vec<ChunkWrite>,
-    /// Chunks that are settled: lane and number.
-    pub chunks_gone: Vec<(u64, u32)>,
-    /// Bits of settled webhooks in chunks.
-    pub chunk_bits: Vec<(u64, u32, Vec<u8>)>,
-    /// Rows to write.
-    pub rows: Vec<LaneRowChange>,
-    /// Lanes without chunks.
-    pub rows_gone: Vec<u64>,
-    /// Barriers that come to lie in lanes, with the hash of their shop.
-    pub barriers: Vec<(Position, u64)>,
-    /// Barriers that do not any more.
-    pub barriers_gone: Vec<Position>,
-    /// Leads to record, by the hash of their resource.
-    pub leads: Vec<(u64, Position)>,
-    /// Leads that are settled.
-    pub leads_gone: Vec<u64>,
-    /// Retry states of webhooks in lanes.
-    pub retries: Vec<(Position, u32, Duration)>,
-    /// Retry states that are not needed any more.
-    pub retries_gone: Vec<Position>,
-    /// Unsettled webhooks in chunks, after this.
-    pub waiting: u64,
-    /// Time at which the oldest of them was accepted, in ms since the Unix epoch; 0: none waits.
-    pub oldest_ms: u64,
-}
-
-/// Everything that became final since the last settlement.
-#[derive(Debug)]
-pub struct Settlement<C: Content> {
+pub struct MainChange {
     /// The new cursor: everything up to it is settled or in a lane. `None`: it stays.
     pub cursor: Option<StreamId>,
     /// Entries from the old cursor up to the new one.
@@ -134,73 +103,133 @@ pub struct Settlement<C: Content> {
     pub bits: Vec<(StreamId, Vec<u8>)>,
     /// Packs whose bits are not needed any more.
     pub whole: Vec<StreamId>,
-    /// Entries that can't be decoded: of the main stream, and among the replays.
-    pub corrupt: (Vec<StreamId>, Vec<StreamId>),
+    /// Entries that can't be decoded.
+    pub corrupt: Vec<StreamId>,
+}
+
+/// Changes to the replays.
+#[derive(Debug, Default)]
+pub struct ReplayChange {
     /// Replays that are settled.
-    pub replays_done: Vec<StreamId>,
+    pub settled: Vec<StreamId>,
+    /// Entries that can't be decoded.
+    pub corrupt: Vec<StreamId>,
+}
+
+/// Changes to lanes.
+#[derive(Debug)]
+pub struct LaneChange<C> {
+    /// Chunks to write, and those that are settled: lane and number.
+    pub chunks: Changes<ChunkWrite, (u64, u32)>,
+    /// Bytes of the packs that the webhooks of written chunks come from.
+    pub moved: HashMap<StreamId, C>,
+    /// Bits of settled webhooks in chunks.
+    pub chunk_bits: Vec<(u64, u32, Vec<u8>)>,
+    /// Rows to write, and lanes without chunks.
+    pub rows: Changes<LaneRowChange, u64>,
+    /// Barriers that come to lie in lanes, with the hash of their shop, and those that leave them.
+    pub barriers: Changes<(Position, u64), Position>,
+    /// Leads to record and leads that are settled, by the hash of their resource.
+    pub leads: Changes<(u64, Position), u64>,
+    /// Retry states of webhooks in lanes: attempts and time spent.
+    pub retries: Changes<(Position, u32, Duration), Position>,
+    /// Unsettled webhooks in chunks, after this.
+    pub waiting: u64,
+    /// Time at which the oldest of them was accepted, in ms since the Unix epoch; 0: none waits.
+    pub oldest_ms: u64,
+}
+
+/// What became of the operator's controls.
+#[derive(Debug, Default)]
+pub struct ControlsChange {
+    /// Webhooks dropped by this settlement.
+    pub dropped: u64,
+    /// Version that is carried out.
+    pub carried_out: Option<u64>,
+    /// Version that is known.
+    pub known: u64,
+}
+
+/// Everything that became final since the last settlement.
+#[derive(Debug)]
+pub struct Settlement<C: Content> {
+    /// Changes to the main stream.
+    pub main: MainChange,
+    /// Changes to the replays.
+    pub replays: ReplayChange,
     /// Webhooks that are given up.
     pub dead: Vec<DeadLetter<C>>,
     /// One record for each webhook that is settled.
     pub records: Vec<SettledRecord>,
-    /// Changes to lanes, and the bytes of packs that move into them.
-    pub lanes: (LaneChange, HashMap<StreamId, C>),
-    /// Controls: webhooks dropped, version carried out, version known.
-    pub controls: (u64, Option<u64>, u64),
+    /// Changes to lanes.
+    pub lanes: LaneChange<C>,
+    /// What became of the controls.
+    pub controls: ControlsChange,
 }
 
-impl LaneChange {
-    /// Whether there is nothing to change.
-    pub fn is_empty(&self) -> bool {
+impl MainChange {
+    fn is_empty(&self) -> bool {
+        self.cursor.is_none()
+            && self.bits.is_empty()
+            && self.whole.is_empty()
+            && self.corrupt.is_empty()
+    }
+}
+
+impl ReplayChange {
+    fn is_empty(&self) -> bool {
+        self.settled.is_empty() && self.corrupt.is_empty()
+    }
+}
+
+impl<C> LaneChange<C> {
+    fn is_empty(&self) -> bool {
         self.chunks.is_empty()
-            && self.chunks_gone.is_empty()
             && self.chunk_bits.is_empty()
             && self.rows.is_empty()
-            && self.rows_gone.is_empty()
             && self.barriers.is_empty()
-            && self.barriers_gone.is_empty()
             && self.leads.is_empty()
-            && self.leads_gone.is_empty()
             && self.retries.is_empty()
-            && self.retries_gone.is_empty()
     }
 }
 
 impl<C: Content> Settlement<C> {
-    /// Nothing to settle.
-    pub fn new() -> Self {
-        Self {
-            cursor: None,
-            entries_passed: 0,
-            webhooks_passed: 0,
-            open: 0,
-            bits: Vec::new(),
-            whole: Vec::new(),
-            corrupt: (Vec::new(), Vec::new()),
-            replays_done: Vec::new(),
-            dead: Vec::new(),
-            records: Vec::new(),
-            lanes: (LaneChange::default(), HashMap::new()),
-            controls: (0, None, 0),
-        }
-    }
-
     /// Whether there is nothing to settle.
     pub fn is_empty(&self) -> bool {
-        self.cursor.is_none()
-            && self.bits.is_empty()
-            && self.whole.is_empty()
-            && self.corrupt.0.is_empty()
-            && self.corrupt.1.is_empty()
-            && self.replays_done.is_empty()
+        self.main.is_empty()
+            && self.replays.is_empty()
             && self.dead.is_empty()
             && self.records.is_empty()
-            && self.lanes.0.is_empty()
-            && self.controls.1.is_none()
+            && self.lanes.is_empty()
+            && self.controls.carried_out.is_none()
+    }
+}
+
+impl<C> Default for LaneChange<C> {
+    fn default() -> Self {
+        Self {
+            chunks: Changes::default(),
+            moved: HashMap::new(),
+            chunk_bits: Vec::new(),
+            rows: Changes::default(),
+            barriers: Changes::default(),
+            leads: Changes::default(),
+            retries: Changes::default(),
+            waiting: 0,
+            oldest_ms: 0,
+        }
     }
 }
 
 impl<C: Content> Default for Settlement<C> {
     fn default() -> Self {
-        Self::new()
+        Self {
+            main: MainChange::default(),
+            replays: ReplayChange::default(),
+            dead: Vec::new(),
+            records: Vec::new(),
+            lanes: LaneChange::default(),
+            controls: ControlsChange::default(),
+        }
     }
 }

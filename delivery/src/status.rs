@@ -121,7 +121,7 @@ impl<C: Content> Core<C> {
             is_down: self.backend.is_down(),
             is_index_full: self.session.is_index_full,
             index_bytes: self.index_bytes(),
-            lanes: self.queue.lanes.iter().count(),
+            lanes: self.queue.lanes.iter().len(),
             stored: self.queue.lanes.waiting(),
             blocked_lanes,
             blocked,

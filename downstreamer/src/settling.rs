@@ -12,7 +12,7 @@ use spillway_webhook::fingerprint::key_of;
 use spillway_webhook::pack::{Pack, Packer};
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::{Headers, resource_kind};
-use spillway_webhook::{Chunk, StreamId, WebhookId};
+use spillway_webhook::{Changes, Chunk, StreamId, WebhookId};
 
 use crate::content::PackBytes;
 
@@ -52,63 +52,62 @@ impl Translator {
         self.names.get(&lane)
     }
 
-    /// The queue's settlement for one of the core's.
-    pub fn translate(&mut self, settlement: Settlement<PackBytes>) -> settle::Settlement {
-        let Settlement { cursor, entries_passed, webhooks_passed, open, .. } = settlement;
-        let (dropped, orders_done, orders_known) = settlement.controls;
-        let (lanes, moved) = settlement.lanes;
+    /// The queue's settlement for one of the core's. `None`: it must not be applied, because bytes
+    /// of webhooks that it moves are missing.
+    pub fn translate(&mut self, settlement: Settlement<PackBytes>) -> Option<settle::Settlement> {
+        let Settlement { main, replays, controls, .. } = settlement;
         let mut history = Vec::new();
         if self.keeps_history {
             settlement.records.iter().for_each(|record| past(record).write(&mut history));
         }
         let seen = settlement.records.iter().filter(|record| record.is_remembered);
-        settle::Settlement {
-            cursor,
-            entries_passed,
-            webhooks_passed,
-            open,
-            corrupt: settlement.corrupt.0,
-            corrupt_parked: settlement.corrupt.1,
-            bits: settlement.bits,
-            whole: settlement.whole,
-            unparked: settlement.replays_done,
+        Some(settle::Settlement {
+            cursor: main.cursor,
+            entries_passed: main.entries_passed,
+            webhooks_passed: main.webhooks_passed,
+            open: main.open,
+            corrupt: main.corrupt,
+            corrupt_parked: replays.corrupt,
+            bits: main.bits,
+            whole: main.whole,
+            unparked: replays.settled,
             dead: settlement.dead.into_iter().map(|letter| self.dead(letter)).collect(),
             seen: seen.filter_map(|record| record.fingerprint).collect(),
             history,
-            dropped,
-            orders_done,
-            orders_known,
-            lanes: self.lanes(lanes, &moved),
+            dropped: controls.dropped,
+            orders_done: controls.carried_out,
+            orders_known: controls.known,
+            lanes: self.lanes(settlement.lanes)?,
             ..settle::Settlement::default()
-        }
+        })
     }
 
-    fn lanes(&mut self, lanes: LaneChange, moved: &HashMap<StreamId, PackBytes>) -> LaneChanges {
-        let chunks = lanes.chunks.iter().filter_map(|write| self.chunk(write, moved)).collect();
-        let rows: Vec<LaneRow> = lanes.rows.iter().map(|row| self.row(row)).collect();
-        for lane in &lanes.rows_gone {
+    fn lanes(&mut self, lanes: LaneChange<PackBytes>) -> Option<LaneChanges> {
+        let written = lanes.chunks.written.iter();
+        let chunks: Option<_> = written.map(|write| self.chunk(write, &lanes.moved)).collect();
+        let chunks = chunks?;
+        let rows: Vec<LaneRow> = lanes.rows.written.iter().map(|row| self.row(row)).collect();
+        for lane in &lanes.rows.deleted {
             self.names.remove(lane);
         }
         let id = |(lane, number)| ChunkId { lane, number };
-        LaneChanges {
-            chunks,
-            chunks_gone: lanes.chunks_gone.into_iter().map(id).collect(),
+        Some(LaneChanges {
+            chunks: Changes {
+                written: chunks,
+                deleted: lanes.chunks.deleted.into_iter().map(id).collect(),
+            },
             chunk_bits: lanes
                 .chunk_bits
                 .into_iter()
                 .map(|(lane, number, bits)| (ChunkId { lane, number }, bits))
                 .collect(),
-            rows,
-            rows_gone: lanes.rows_gone,
+            rows: Changes { written: rows, deleted: lanes.rows.deleted },
             barriers: lanes.barriers,
-            barriers_gone: lanes.barriers_gone,
             leads: lanes.leads,
-            leads_gone: lanes.leads_gone,
             retries: lanes.retries,
-            retries_gone: lanes.retries_gone,
             waiting: lanes.waiting,
             oldest_ms: lanes.oldest_ms,
-        }
+        })
     }
 
     /// The bytes of a chunk, out of the packs that its webhooks come from.
@@ -122,11 +121,11 @@ impl Translator {
             .iter()
             .filter_map(|position| Some((&*moved.get(&position.entry())?.0, position.index)))
             .collect();
-        let (pack, index) = *records.first()?;
-        if records.len() != write.positions.len() {
+        if records.is_empty() || records.len() != write.positions.len() {
             tracing::error!("BUG: a chunk without the bytes of its webhooks");
             return None;
         }
+        let (pack, index) = *records.first()?;
         let record = pack.record(index);
         let text =
             |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into_owned();

@@ -177,11 +177,11 @@ impl Worker {
                 None => Err(gone("settling")),
             },
             Some(delivery) = channels.deliveries.join_next() => {
-                let mut ended: Vec<_> = self.ended(delivery).into_iter().collect();
+                let mut ended: Vec<_> = self.ended(delivery)?.into_iter().collect();
                 while ended.len() < BATCH_MAX
                     && let Some(delivery) = self.channels.deliveries.try_join_next()
                 {
-                    ended.extend(self.ended(delivery));
+                    ended.extend(self.ended(delivery)?);
                 }
                 Ok(ended)
             }
@@ -221,7 +221,9 @@ impl Worker {
                 }
                 Effect::ReadRest { lane, entry } => self.read(Wanted::Rest(lane, entry)),
                 Effect::Settle(settlement) => {
-                    let mut settlement = self.translator.translate(*settlement);
+                    let Some(mut settlement) = self.translator.translate(*settlement) else {
+                        return Some(End::Stale);
+                    };
                     self.dead_bytes = settlement.dead.iter().map(Dead::size_bytes).sum();
                     settlement.seen_from_ms = self.core.remembers_from_ms();
                     // The channel holds one settlement, and none is under way.
@@ -259,23 +261,29 @@ impl Worker {
     fn ended(
         &mut self,
         delivery: Result<Delivery, tokio::task::JoinError>,
-    ) -> Option<Event<PackBytes>> {
-        let Delivery { job, outcome, answer, took } = delivery.ok()?;
+    ) -> Result<Option<Event<PackBytes>>, End> {
+        let Delivery { job, outcome, answer, took } = match delivery {
+            Ok(delivery) => delivery,
+            Err(error) if error.is_cancelled() => return Ok(None),
+            Err(_) => return Err(gone("a delivery")),
+        };
         let id = job.dispatch.id;
-        self.channels.running.remove(&id)?;
+        if self.channels.running.remove(&id).is_none() {
+            return Ok(None);
+        }
         let judged = judge::judge(&outcome, &self.settings);
         self.metrics.attempted(result_label(&outcome, judged), took);
         if judged == Verdict::Delivered {
             self.metrics.delivered(job.record.received_at_ms, wall_clock_ms());
         }
-        Some(Event::Ended(AttemptEnd {
+        Ok(Some(Event::Ended(AttemptEnd {
             id,
             verdict: judged,
             signal: judge::signal(&outcome, judged),
             is_unconnected: outcome == judge::Outcome::Unconnected,
             took,
             evidence: judge::evidence(&outcome, answer),
-        }))
+        })))
     }
 
     fn lease(&self) -> Event<PackBytes> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::ScriptInvocation;
 use serde::{Deserialize, Serialize};
-use spillway_webhook::Position;
+use spillway_webhook::{Changes, Position};
 
 use crate::error::QueueError;
 use crate::keys::Keys;
@@ -83,28 +83,19 @@ pub struct StoredChunk {
 /// in both, nothing is left.
 #[derive(Debug, Clone, Default)]
 pub struct LaneChanges {
-    /// Chunks to write, as bytes of [`Chunk::encode`](spillway_webhook::Chunk::encode).
-    pub chunks: Vec<(ChunkId, Vec<u8>)>,
-    /// Chunks to delete, with their bits.
-    pub chunks_gone: Vec<ChunkId>,
+    /// Chunks to write, as bytes of [`Chunk::encode`](spillway_webhook::Chunk::encode), and those to
+    /// delete, with their bits.
+    pub chunks: Changes<(ChunkId, Vec<u8>), ChunkId>,
     /// Chunks with a bit for each settled webhook; they replace the bits from before.
     pub chunk_bits: Vec<(ChunkId, Vec<u8>)>,
-    /// Rows to write.
-    pub rows: Vec<LaneRow>,
-    /// Lanes whose rows to delete.
-    pub rows_gone: Vec<u64>,
-    /// Barriers to write: position and hash of the shop.
-    pub barriers: Vec<(Position, u64)>,
-    /// Barriers to delete.
-    pub barriers_gone: Vec<Position>,
-    /// Leads to write: hash of the resource and position.
-    pub leads: Vec<(u64, Position)>,
-    /// Resources whose leads to delete.
-    pub leads_gone: Vec<u64>,
-    /// Retry states to write: position, attempts, time spent.
-    pub retries: Vec<(Position, u32, Duration)>,
-    /// Webhooks whose retry states to delete.
-    pub retries_gone: Vec<Position>,
+    /// Rows to write, and lanes whose rows to delete.
+    pub rows: Changes<LaneRow, u64>,
+    /// Barriers, with the hash of their shop.
+    pub barriers: Changes<(Position, u64), Position>,
+    /// Leads, by the hash of their resource.
+    pub leads: Changes<(u64, Position), u64>,
+    /// Retry states: position, attempts, time spent.
+    pub retries: Changes<(Position, u32, Duration), Position>,
     /// Webhooks that wait in chunks after this settlement. Every settlement states it, changed or
     /// not, as it does [`Settlement::open`](crate::settle::Settlement::open).
     pub waiting: u64,
@@ -134,16 +125,11 @@ impl LaneChanges {
     /// True when nothing is to be written or deleted.
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()
-            && self.chunks_gone.is_empty()
             && self.chunk_bits.is_empty()
             && self.rows.is_empty()
-            && self.rows_gone.is_empty()
             && self.barriers.is_empty()
-            && self.barriers_gone.is_empty()
             && self.leads.is_empty()
-            && self.leads_gone.is_empty()
             && self.retries.is_empty()
-            && self.retries_gone.is_empty()
     }
 
     /// Adds the two lists of the settle script: fields to set, fields to delete.
@@ -162,23 +148,23 @@ impl LaneChanges {
 
     fn fields_to_set(&self) -> Vec<(u8, String, Cow<'_, [u8]>)> {
         let mut fields: Vec<(u8, String, Cow<'_, [u8]>)> = Vec::new();
-        for (id, bytes) in &self.chunks {
+        for (id, bytes) in &self.chunks.written {
             fields.push((CHUNKS, id.to_string(), Cow::from(bytes)));
         }
         for (id, bits) in &self.chunk_bits {
             fields.push((CHUNKS_DONE, id.to_string(), Cow::from(bits)));
         }
-        for row in &self.rows {
+        for row in &self.rows.written {
             let json = serde_json::to_vec(row).expect("BUG: a row has no map and no odd key");
             fields.push((LANES, hash(row.lane), Cow::from(json)));
         }
-        for (position, shop) in &self.barriers {
+        for (position, shop) in &self.barriers.written {
             fields.push((BARRIERS, position.to_string(), text(hash(*shop))));
         }
-        for (resource, position) in &self.leads {
+        for (resource, position) in &self.leads.written {
             fields.push((LEADS, hash(*resource), text(position.to_string())));
         }
-        for (position, attempts, spent) in &self.retries {
+        for (position, attempts, spent) in &self.retries.written {
             let value = format!("{attempts}:{}", spent.as_millis());
             fields.push((RETRIES, position.to_string(), text(value)));
         }
@@ -187,14 +173,15 @@ impl LaneChanges {
 
     fn fields_to_delete(&self) -> Vec<(u8, String)> {
         let mut fields = Vec::new();
-        for id in &self.chunks_gone {
+        for id in &self.chunks.deleted {
             fields.push((CHUNKS, id.to_string()));
             fields.push((CHUNKS_DONE, id.to_string()));
         }
-        fields.extend(self.rows_gone.iter().map(|lane| (LANES, hash(*lane))));
-        fields.extend(self.barriers_gone.iter().map(|position| (BARRIERS, position.to_string())));
-        fields.extend(self.leads_gone.iter().map(|resource| (LEADS, hash(*resource))));
-        fields.extend(self.retries_gone.iter().map(|position| (RETRIES, position.to_string())));
+        fields.extend(self.rows.deleted.iter().map(|lane| (LANES, hash(*lane))));
+        fields
+            .extend(self.barriers.deleted.iter().map(|position| (BARRIERS, position.to_string())));
+        fields.extend(self.leads.deleted.iter().map(|resource| (LEADS, hash(*resource))));
+        fields.extend(self.retries.deleted.iter().map(|position| (RETRIES, position.to_string())));
         fields
     }
 }

@@ -7,6 +7,7 @@
 //! (which one is it, what must it stay in order with, was it there before?) → [`chunk`] (webhooks of
 //! one lane that wait, each with its [`position`]).
 
+pub mod changes;
 pub mod chunk;
 pub mod event;
 pub mod fingerprint;
@@ -20,6 +21,7 @@ pub mod signature;
 pub mod stable_hash;
 pub mod target;
 
+pub use changes::Changes;
 pub use chunk::Chunk;
 pub use event::Webhook;
 pub use identity::{StreamId, WebhookId};

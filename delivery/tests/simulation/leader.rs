@@ -323,23 +323,23 @@ impl Letter {
         let settlement = &self.settlement;
         let records: Vec<(Position, _)> =
             settlement.records.iter().map(|record| (record.position, record.outcome)).collect();
-        let lanes = &settlement.lanes.0;
+        let lanes = &settlement.lanes;
         format!(
             "{:?} cursor {:?} {records:?} dropped {} replays {:?} chunks {:?} gone {:?} bits {:?} \
              rows {:?} gone {:?} leads {:x?} gone {:x?} barriers {:?} gone {:?}",
             self.mark,
-            settlement.cursor,
-            settlement.controls.0,
-            settlement.replays_done,
-            lanes.chunks,
-            lanes.chunks_gone,
+            settlement.main.cursor,
+            settlement.controls.dropped,
+            settlement.replays.settled,
+            lanes.chunks.written,
+            lanes.chunks.deleted,
             lanes.chunk_bits,
-            lanes.rows,
-            lanes.rows_gone,
-            lanes.leads,
-            lanes.leads_gone,
-            lanes.barriers,
-            lanes.barriers_gone
+            lanes.rows.written,
+            lanes.rows.deleted,
+            lanes.leads.written,
+            lanes.leads.deleted,
+            lanes.barriers.written,
+            lanes.barriers.deleted
         )
     }
 }

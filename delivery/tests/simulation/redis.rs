@@ -128,16 +128,16 @@ impl Redis {
         }
         self.mark = letter.mark;
         let settlement = &letter.settlement;
-        for (entry, bits) in &settlement.bits {
+        for (entry, bits) in &settlement.main.bits {
             self.done.insert(*entry, bits.clone());
         }
         self.apply_lanes(letter);
-        if let Some(cursor) = settlement.cursor {
+        if let Some(cursor) = settlement.main.cursor {
             self.cursor = self.cursor.max(cursor);
             self.main = self.main.split_off(&StreamId { ms: cursor.ms, seq: cursor.seq + 1 });
         }
-        self.done.retain(|entry, _| !settlement.whole.contains(entry));
-        self.replays.retain(|id, _| !settlement.replays_done.contains(id));
+        self.done.retain(|entry, _| !settlement.main.whole.contains(entry));
+        self.replays.retain(|id, _| !settlement.replays.settled.contains(id));
         self.dead.extend(settlement.dead.iter().map(|letter| {
             let webhook = letter.content.0[letter.record_index as usize];
             assert_eq!(webhook.position, letter.position, "bytes of a dead letter");
@@ -147,9 +147,9 @@ impl Redis {
     }
 
     fn apply_lanes(&mut self, letter: &Letter) {
-        let lanes = &letter.settlement.lanes.0;
-        let packs = &letter.settlement.lanes.1;
-        for write in &lanes.chunks {
+        let lanes = &letter.settlement.lanes;
+        let packs = &lanes.moved;
+        for write in &lanes.chunks.written {
             let webhooks: Vec<Webhook> =
                 write.positions.iter().map(|at| packs[&at.entry()].0[at.index as usize]).collect();
             let first = webhooks.first().expect("a chunk holds something");
@@ -158,7 +158,7 @@ impl Redis {
             let key = (write.lane, write.number);
             assert!(!self.chunks.contains_key(&key), "chunk {key:?} is written twice");
             self.chunks.entry(key).or_insert(empty).webhooks.extend(&webhooks);
-            if let Some(row) = lanes.rows.iter().find(|row| row.lane == write.lane) {
+            if let Some(row) = lanes.rows.written.iter().find(|row| row.lane == write.lane) {
                 let row = Row { change: *row, shop, scheme: letter.scheme };
                 self.rows.entry(write.lane).or_insert(row);
             }
@@ -167,20 +167,20 @@ impl Redis {
             let chunk = self.chunks.get_mut(&(*lane, *number));
             chunk.expect("bits are of a chunk that is there").bits = bits.clone();
         }
-        self.chunks.retain(|key, _| !lanes.chunks_gone.contains(key));
-        for change in &lanes.rows {
+        self.chunks.retain(|key, _| !lanes.chunks.deleted.contains(key));
+        for change in &lanes.rows.written {
             let row = self.rows.get_mut(&change.lane).expect("a row is of a lane with chunks");
             row.change = *change;
         }
-        self.rows.retain(|lane, _| !lanes.rows_gone.contains(lane));
-        self.barriers.extend(lanes.barriers.iter().copied());
-        self.barriers.retain(|position, _| !lanes.barriers_gone.contains(position));
-        self.leads.extend(lanes.leads.iter().copied());
-        self.leads.retain(|hash, _| !lanes.leads_gone.contains(hash));
-        for (position, attempts, spent) in &lanes.retries {
+        self.rows.retain(|lane, _| !lanes.rows.deleted.contains(lane));
+        self.barriers.extend(lanes.barriers.written.iter().copied());
+        self.barriers.retain(|position, _| !lanes.barriers.deleted.contains(position));
+        self.leads.extend(lanes.leads.written.iter().copied());
+        self.leads.retain(|hash, _| !lanes.leads.deleted.contains(hash));
+        for (position, attempts, spent) in &lanes.retries.written {
             self.retries.insert(*position, (*attempts, *spent));
         }
-        self.retries.retain(|position, _| !lanes.retries_gone.contains(position));
+        self.retries.retain(|position, _| !lanes.retries.deleted.contains(position));
     }
 
     /// Everything that is not settled, wherever it lies.

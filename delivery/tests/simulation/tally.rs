@@ -30,12 +30,13 @@ pub struct Tally {
 
 impl Tally {
     pub fn settled(&mut self, settlement: &Settlement<Bytes>) {
-        let lanes = &settlement.lanes.0;
-        self.moved += lanes.chunks.iter().map(|chunk| chunk.positions.len() as u64).sum::<u64>();
-        self.leads += lanes.leads.len() as u64;
-        self.barriers_moved += lanes.barriers.len() as u64;
-        self.replays += settlement.replays_done.len() as u64;
-        self.outcomes[4] += settlement.controls.0;
+        let lanes = &settlement.lanes;
+        self.moved +=
+            lanes.chunks.written.iter().map(|chunk| chunk.positions.len() as u64).sum::<u64>();
+        self.leads += lanes.leads.written.len() as u64;
+        self.barriers_moved += lanes.barriers.written.len() as u64;
+        self.replays += settlement.replays.settled.len() as u64;
+        self.outcomes[4] += settlement.controls.dropped;
         for record in &settlement.records {
             let at = match record.outcome {
                 Outcome::Delivered => 0,

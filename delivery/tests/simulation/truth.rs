@@ -146,7 +146,8 @@ impl Truth {
             return Err(format!("{} is unsettled again", self.name(*invented)));
         }
         let mut replayed: Vec<Position> = settlement
-            .replays_done
+            .replays
+            .settled
             .iter()
             .filter_map(|id| replays.get(id))
             .map(|webhook| webhook.position)
@@ -181,8 +182,8 @@ impl Truth {
             }
         }
         let waiting: u64 = redis.rows.values().map(|row| row.change.waiting).sum();
-        if settlement.lanes.0.waiting != waiting {
-            return Err(format!("{} are said to be in lanes", settlement.lanes.0.waiting));
+        if settlement.lanes.waiting != waiting {
+            return Err(format!("{} are said to be in lanes", settlement.lanes.waiting));
         }
         self.unsettled = now;
         Ok(())

@@ -5,7 +5,7 @@ use spillway_queue::drains::{Registered, StartAt, forget, register};
 use spillway_queue::lane::{ChunkId, LaneChanges};
 use spillway_queue::read::Reader;
 use spillway_queue::settle::Settlement;
-use spillway_webhook::{Position, StreamId};
+use spillway_webhook::{Changes, Position, StreamId};
 
 use crate::drain::{Drain, dead, park};
 use crate::server::Server;
@@ -100,12 +100,12 @@ async fn a_forgotten_drain_leaves_nothing_behind_and_may_come_again() {
 fn lanes_of_one() -> LaneChanges {
     let chunk = ChunkId { lane: 1, number: 1 };
     LaneChanges {
-        chunks: vec![(chunk, b"chunk".to_vec())],
+        chunks: Changes::write([(chunk, b"chunk".to_vec())]),
         chunk_bits: vec![(chunk, vec![1])],
-        rows: vec![crate::lanes::row(1, 1)],
-        barriers: vec![(Position::default(), 1)],
-        leads: vec![(1, Position::default())],
-        retries: vec![(Position::default(), 1, std::time::Duration::ZERO)],
+        rows: Changes::write([crate::lanes::row(1, 1)]),
+        barriers: Changes::write([(Position::default(), 1)]),
+        leads: Changes::write([(1, Position::default())]),
+        retries: Changes::write([(Position::default(), 1, std::time::Duration::ZERO)]),
         waiting: 1,
         oldest_ms: 1,
         ..LaneChanges::default()

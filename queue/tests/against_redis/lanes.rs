@@ -6,7 +6,7 @@ use spillway_queue::QueueError;
 use spillway_queue::lane::{ChunkId, KeyScheme, LaneChanges, LaneRow, StoredChunk};
 use spillway_queue::settle::Settlement;
 use spillway_queue::status;
-use spillway_webhook::Position;
+use spillway_webhook::{Changes, Position};
 
 use crate::drain::{Drain, up_to};
 use crate::server::Server;
@@ -42,12 +42,12 @@ fn of(lanes: LaneChanges) -> Settlement {
 
 fn written() -> LaneChanges {
     LaneChanges {
-        chunks: vec![(FIRST, b"\x00one".to_vec()), (SECOND, b"two".to_vec())],
+        chunks: Changes::write([(FIRST, b"\x00one".to_vec()), (SECOND, b"two".to_vec())]),
         chunk_bits: vec![(SECOND, vec![0b10, 255])],
-        rows: vec![row(7, 30), row(u64::MAX, 12)],
-        barriers: vec![(at(3), u64::MAX), (at(4), 8)],
-        leads: vec![(1, at(5)), (2, at(6))],
-        retries: vec![(at(3), 4, Duration::from_millis(1_500))],
+        rows: Changes::write([row(7, 30), row(u64::MAX, 12)]),
+        barriers: Changes::write([(at(3), u64::MAX), (at(4), 8)]),
+        leads: Changes::write([(1, at(5)), (2, at(6))]),
+        retries: Changes::write([(at(3), 4, Duration::from_millis(1_500))]),
         waiting: 42,
         oldest_ms: 1,
         ..LaneChanges::default()
@@ -56,11 +56,11 @@ fn written() -> LaneChanges {
 
 fn deleted() -> LaneChanges {
     LaneChanges {
-        chunks_gone: vec![FIRST, SECOND],
-        rows_gone: vec![7, u64::MAX],
-        barriers_gone: vec![at(3), at(4)],
-        leads_gone: vec![1, 2],
-        retries_gone: vec![at(3)],
+        chunks: Changes::delete([FIRST, SECOND]),
+        rows: Changes::delete([7, u64::MAX]),
+        barriers: Changes::delete([at(3), at(4)]),
+        leads: Changes::delete([1, 2]),
+        retries: Changes::delete([at(3)]),
         ..LaneChanges::default()
     }
 }
@@ -122,10 +122,9 @@ async fn a_row_and_bits_are_replaced_and_what_is_set_and_deleted_is_gone() {
     http.settle(&of(written())).await.unwrap();
     let changes = LaneChanges {
         chunk_bits: vec![(FIRST, vec![1]), (SECOND, vec![3])],
-        chunks_gone: vec![FIRST],
-        rows: vec![row(7, 29)],
-        barriers: vec![(at(4), 9)],
-        barriers_gone: vec![at(3)],
+        chunks: Changes::delete([FIRST]),
+        rows: Changes::write([row(7, 29)]),
+        barriers: Changes { written: vec![(at(4), 9)], deleted: vec![at(3)] },
         ..LaneChanges::default()
     };
     http.settle(&of(changes)).await.unwrap();
@@ -198,9 +197,9 @@ async fn thousands_of_lanes_are_read_in_parts() {
     let server = Server::start(&[]).await;
     let mut http = Drain::start(&server, "http").await;
     let changes = LaneChanges {
-        rows: (0..5_000).map(|lane| row(lane, lane)).collect(),
-        barriers: (0..5_000).map(|ms| (at(ms), ms)).collect(),
-        leads: (0..5_000).map(|ms| (ms, at(ms))).collect(),
+        rows: Changes::write((0..5_000).map(|lane| row(lane, lane))),
+        barriers: Changes::write((0..5_000).map(|ms| (at(ms), ms))),
+        leads: Changes::write((0..5_000).map(|ms| (ms, at(ms)))),
         ..LaneChanges::default()
     };
     http.settle(&of(changes)).await.unwrap();
@@ -215,6 +214,6 @@ async fn thousands_of_lanes_are_read_in_parts() {
 fn changes_of_lanes_make_a_settlement_not_empty() {
     assert!(of(LaneChanges::default()).is_empty());
     assert!(!of(deleted()).is_empty());
-    let retries_gone = vec![at(1)];
-    assert!(!of(LaneChanges { retries_gone, ..LaneChanges::default() }).is_empty());
+    let retries = Changes::delete([at(1)]);
+    assert!(!of(LaneChanges { retries, ..LaneChanges::default() }).is_empty());
 }
