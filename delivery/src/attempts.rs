@@ -13,8 +13,11 @@ const SLOW_TIMES: u32 = 8;
 /// None is slow before.
 const SLOW_LEAST: Duration = Duration::from_millis(100);
 /// A slow attempt that takes the place of others may be cut off after so long: a healthy webhook
-/// does not wait a second for its slot.
+/// does not wait a second for its slot. Twice as long with each one that was cut off since a quick
+/// success: where everything is slow, everything gets its time.
 const CUT_AFTER: Duration = Duration::from_millis(500);
+/// The same with a single slot: what else is slow can't be told from it.
+const CUT_AFTER_SINGLE: Duration = Duration::from_secs(2);
 /// Part of the slots that slow and suspect lanes may hold.
 const ODD_PART: usize = 4;
 /// Without a delivery of another lane for so long, they may hold all.
@@ -60,6 +63,8 @@ pub struct Attempts {
     next: u64,
     /// Slow and suspect ones.
     odd: usize,
+    /// Attempts cut off since a delivery succeeded that was not slow.
+    cuts: u32,
     /// The last two lanes of which a delivery succeeded, and when.
     succeeded: [Option<(LaneKey, Duration)>; 2],
 }
@@ -99,8 +104,21 @@ impl Attempts {
         slow
     }
 
+    /// Attempts that are neither slow nor of a suspect lane.
+    pub fn usual(&self) -> usize {
+        self.running.len() - self.odd
+    }
+
+    /// An attempt was cut off.
+    pub fn was_cut(&mut self) {
+        self.cuts += 1;
+    }
+
     /// A delivery of `lane` succeeded.
-    pub fn succeeded(&mut self, lane: LaneKey, now: Duration) {
+    pub fn succeeded(&mut self, lane: LaneKey, is_slow: bool, now: Duration) {
+        if !is_slow {
+            self.cuts = 0;
+        }
         if self.succeeded[0].is_none_or(|(last, _)| last != lane) {
             self.succeeded[1] = self.succeeded[0];
         }
@@ -130,11 +148,15 @@ impl Attempts {
         now: Duration,
         may_cut: impl Fn(&Attempt) -> bool,
     ) -> Option<AttemptId> {
-        if self.odd <= (limit / ODD_PART).max(1) {
+        // Of a single slot, the part is none.
+        let (part, least) =
+            if limit == 1 { (0, CUT_AFTER_SINGLE) } else { ((limit / ODD_PART).max(1), CUT_AFTER) };
+        if self.odd <= part {
             return None;
         }
+        let after = least.saturating_mul(1 << self.cuts.min(16));
         let is_long =
-            |attempt: &&Attempt| attempt.is_slow && now.saturating_sub(attempt.began) >= CUT_AFTER;
+            |attempt: &&Attempt| attempt.is_slow && now.saturating_sub(attempt.began) >= after;
         let slow = self.running.iter().filter(|(_, attempt)| is_long(attempt));
         let longest = slow.filter(|(_, attempt)| may_cut(attempt));
         let longest = longest.min_by_key(|(id, attempt)| (attempt.began, **id));

@@ -2,7 +2,8 @@
 //!
 //! It counts as down when no connection can be made, or nothing succeeds while several lanes fail:
 //! ten webhooks in a row that failed at their first attempt, or whatever fails for half a minute.
-//! One lane that fails is that lane's own matter. While the backend is down or refuses, the retry
+//! One lane that fails is that lane's own matter, and so is one shop of a backend that has served
+//! others. While the backend is down or refuses, the retry
 //! clock stands still and one attempt at a time probes. Pure: time is an argument.
 
 use std::collections::HashSet;
@@ -39,6 +40,10 @@ pub struct Backend {
     first_failures: usize,
     /// Some of the lanes that failed since the last success.
     failing: HashSet<u64>,
+    /// Shops that failed since then.
+    failing_shops: Several,
+    /// Shops that were ever served.
+    served: Several,
     is_unconnected: bool,
     succeeded_at: Duration,
     probe_at: Duration,
@@ -46,6 +51,24 @@ pub struct Backend {
     active: Duration,
     since: Duration,
     is_down: bool,
+}
+
+/// Some shops: the first, and whether there were others.
+#[derive(Debug, Default)]
+struct Several {
+    first: Option<u64>,
+    has_others: bool,
+}
+
+impl Several {
+    fn add(&mut self, shop: u64) {
+        self.has_others |= *self.first.get_or_insert(shop) != shop;
+    }
+
+    /// Whether there is another one than `shop`.
+    fn has_other(&self, shop: u64) -> bool {
+        self.has_others || self.first.is_some_and(|first| first != shop)
+    }
 }
 
 impl Backend {
@@ -97,6 +120,7 @@ impl Backend {
     pub fn succeeded(&mut self, shop: u64, now: Duration) {
         let was_stopped = self.is_stopped();
         self.refusals.on_success(shop, now);
+        self.served.add(shop);
         self.answered(now);
         if was_stopped {
             self.is_down = false;
@@ -127,14 +151,27 @@ impl Backend {
         self.is_unconnected = true;
     }
 
-    /// A delivery for `lane` failed; `is_first`: the first attempt of its webhook.
-    pub fn failed(&mut self, lane: u64, is_first: bool, now: Duration) {
+    /// Whether a delivery of another shop than `shop` ever succeeded.
+    pub fn has_served_other(&self, shop: u64) -> bool {
+        self.served.has_other(shop)
+    }
+
+    /// Whether `shop` failed since the last success, and no other.
+    pub fn is_only_failing(&self, shop: u64) -> bool {
+        self.failing_shops.first == Some(shop) && !self.failing_shops.has_others
+    }
+
+    /// A delivery for `lane` of `shop` failed; `is_first`: the first attempt of its webhook.
+    pub fn failed(&mut self, lane: u64, shop: u64, is_first: bool, now: Duration) {
+        self.failing_shops.add(shop);
         self.first_failures += usize::from(is_first);
         if self.failing.len() < LANES_DOWN {
             self.failing.insert(lane);
         }
         let is_silent = now.saturating_sub(self.succeeded_at) >= SILENCE_DOWN;
-        let has_several = self.failing.len() >= LANES_DOWN || self.is_unconnected;
+        let are_shops_several = self.failing_shops.has_others || !self.served.has_other(shop);
+        let has_several =
+            (self.failing.len() >= LANES_DOWN && are_shops_several) || self.is_unconnected;
         if !self.is_down && has_several && (is_silent || self.first_failures >= FIRST_FAILURES_DOWN)
         {
             self.active = self.active(now);
@@ -148,6 +185,7 @@ impl Backend {
 
     fn answered(&mut self, now: Duration) {
         self.failing.clear();
+        self.failing_shops = Several::default();
         self.first_failures = 0;
         self.is_unconnected = false;
         self.succeeded_at = now;

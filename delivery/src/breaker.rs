@@ -6,6 +6,7 @@
 //! | Closed, the 16th in a row | Open | | | |
 //! | Open | wait doubles | wait doubles | wait halves | Closed |
 //!
+//! A lane that hangs gets few attempts: [`LaneBreaker::trip`] opens its breaker by time.
 //! While it is open, one attempt at a time probes. Pure: time is an argument.
 
 use std::time::Duration;
@@ -141,6 +142,15 @@ impl LaneBreaker {
                 false
             }
         }
+    }
+
+    /// Opens it, if it is closed. Returns whether it was.
+    pub fn trip(&mut self, now: Duration) -> bool {
+        let was_closed = !self.is_open();
+        if was_closed {
+            self.open(now, now + WAIT_FIRST);
+        }
+        was_closed
     }
 
     /// A webhook of the lane was given up.

@@ -18,6 +18,8 @@ use crate::main_stream::is_set;
 use crate::resource::State;
 use crate::sorted::Content;
 
+/// Between two looks for names that are not needed any more: it takes a look at the whole index.
+const NAMES_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Names cleared away by one settlement.
 const NAMES_MAX: usize = 2048;
 
@@ -94,11 +96,6 @@ impl<F> Default for ControlState<F> {
 }
 
 impl<F> ControlState<F> {
-    /// Whether something else than whole shops is paused.
-    pub fn has_filters(&self) -> bool {
-        !self.filters.is_empty()
-    }
-
     /// The cursor passes an entry: names of it are kept, since one may lie in a lane now.
     pub fn passed(&mut self, entry: StreamId) {
         if self.drops.main.contains_key(&entry) {
@@ -144,6 +141,7 @@ impl<C: Content> Core<C> {
                 self.release(resource);
             }
         }
+        self.queue.lanes.iter_mut().for_each(|(_, lane)| lane.flow.paused = 0);
         let rested: Vec<LaneKey> = self.queue.lanes.iter().map(|(key, _)| key).collect();
         rested.into_iter().for_each(|lane| self.queue.lanes.list(lane));
         self.controls.drops = drops;
@@ -252,7 +250,12 @@ impl<C: Content> Core<C> {
         if keeps_names || controls.drops.is_empty() || !self.session.are_replays_loaded {
             return;
         }
-        if controls.is_untidy && self.queue.lanes.iter().all(|(_, lane)| lane.rest.is_none()) {
+        let now = self.session.now.at;
+        let is_due = controls.is_untidy && now >= self.session.looks.names_at;
+        if is_due {
+            self.session.looks.names_at = now + NAMES_LOOK_EVERY;
+        }
+        if is_due && self.queue.lanes.iter().all(|(_, lane)| lane.rest.is_none()) {
             controls.is_untidy = false;
             let (mut entries, mut replays) = (HashSet::new(), HashSet::new());
             for (resource, _) in self.queue.index.resources() {

@@ -41,15 +41,26 @@ pub(crate) struct Session {
     pub is_draining: bool,
     /// Whether the index had no room at the last look.
     pub is_index_full: bool,
-    /// No look for windows to cut before.
-    pub cut_at: Duration,
     /// Seed of the next chance.
     pub chance: u64,
-    /// When attempts are looked at for slow ones.
-    pub slow_look_at: Duration,
-    /// When the oldest webhook in a lane is looked for again, and when it was accepted.
-    pub oldest_look_at: Duration,
+    /// Time at which the oldest webhook in a lane was accepted, in ms since the Unix epoch.
     pub oldest_ms: u64,
+    pub looks: Looks,
+}
+
+/// When everything of a kind is looked at again.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    /// Lanes, for windows to cut.
+    pub cut_at: Duration,
+    /// Attempts, for slow ones.
+    pub slow_at: Duration,
+    /// Lanes, for leads of a leader before.
+    pub leads_at: Duration,
+    /// Lanes, for the oldest webhook.
+    pub oldest_at: Duration,
+    /// The index, for names of webhooks to drop that are settled.
+    pub names_at: Duration,
 }
 
 /// Windows, lanes, and what was loaded at start.
@@ -152,7 +163,7 @@ impl<C: Content> Core<C> {
             self.queue.lanes.wakes_at(),
             self.backend.probes_at(now),
             self.limiter.wakes_at(now),
-            self.reading.wakes_at(),
+            self.reading.wakes_at().filter(|_| !self.session.is_draining),
         ];
         let next = timers.into_iter().flatten().min().unwrap_or(now + TICK);
         next.clamp(now, now + TICK)

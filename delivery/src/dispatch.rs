@@ -107,7 +107,8 @@ impl<C: Content> Core<C> {
         }
         match self.backend.allows(session.now.at) {
             Allowed::Nothing => Err(self.stopped_by()),
-            Allowed::Probe if self.attempts.len() > 0 => Err(self.stopped_by()),
+            // A slow probe does not keep a lane waiting that has not failed.
+            Allowed::Probe if self.attempts.usual() > 0 => Err(self.stopped_by()),
             Allowed::Probe | Allowed::All => Ok(()),
         }
     }
@@ -158,13 +159,16 @@ impl<C: Content> Core<C> {
     fn has_slot(&mut self) -> Result<(), Blocked> {
         let now = self.session.now.at;
         let in_flight = self.attempts.len();
-        let has_several = self.queue.shops.len() > 1 && !self.backend.is_stopped();
-        let spare = usize::from(
-            has_several
-                && in_flight > 0
-                && self.limiter.concurrency(now) == 1
-                && self.config.bounds.concurrency_max > 1,
-        );
+        let may_more = in_flight > 0 && in_flight < self.config.bounds.concurrency_max;
+        let spare = if !may_more {
+            0
+        } else if self.backend.is_stopped() {
+            // Probes that are slow.
+            in_flight - self.attempts.usual()
+        } else {
+            let is_single = self.queue.shops.len() > 1 && self.limiter.concurrency(now) == 1;
+            usize::from(is_single)
+        };
         if self.limiter.admit(in_flight - spare, now) { Ok(()) } else { Err(Blocked::Limit) }
     }
 
@@ -178,10 +182,11 @@ impl<C: Content> Core<C> {
                 self.release(turn.resource);
             }
         }
-        if self.backend.is_stopped()
-            && let Some(turn) = self.pick(true)
-        {
-            return Some(turn);
+        if self.backend.is_stopped() {
+            let turn = self.pick(true);
+            if turn.is_some() || self.attempts.len() > 0 {
+                return turn;
+            }
         }
         self.pick(false)
     }
@@ -294,6 +299,9 @@ impl<C: Content> Core<C> {
         if self.controls.pauses(&content, record_index, position) {
             self.step(turn.resource, Step::Blocked(State::Paused));
             self.controls.paused.push(turn.resource);
+            if let Some(lane) = self.queue.lanes.get_mut(turn.lane) {
+                lane.flow.paused += 1;
+            }
             return None;
         }
         self.send(turn, node, content, record_index)
@@ -426,10 +434,10 @@ impl<C: Content> Core<C> {
     /// Cuts slow attempts off where others wait for their slots.
     pub(crate) fn cut_off(&mut self) -> Option<Effect<C>> {
         let now = self.session.now.at;
-        if now < self.session.slow_look_at {
+        if now < self.session.looks.slow_at {
             return None;
         }
-        self.session.slow_look_at = now + Duration::from_millis(50);
+        self.session.looks.slow_at = now + Duration::from_millis(50);
         for slow in self.attempts.mark_slow(now, self.queue.shops.usual()) {
             if let Some(lane) = self.queue.lanes.get_mut(slow.lane)
                 && lane.flow.succeeded_at.is_none_or(|at| at < slow.began)
@@ -448,7 +456,8 @@ impl<C: Content> Core<C> {
                     .get(attempt.lane)
                     .is_some_and(|lane| lane.flow.succeeded_at.is_none_or(|at| at < attempt.began))
         };
-        let limit = self.limiter.concurrency(now).max(2);
+        // Two at least are allowed while two shops send.
+        let limit = self.limiter.concurrency(now).max(2.min(self.config.bounds.concurrency_max));
         let id = self.attempts.to_cut(limit, now, may_cut)?;
         self.was_cut_off(id);
         Some(Effect::Cancel(id))

@@ -15,6 +15,12 @@ use crate::retry::RetryState;
 use crate::settlement::DeadLetter;
 use crate::sorted::Content;
 
+/// Longest wait between two attempts of a suspect lane: one that has recovered is found within a
+/// minute.
+const SUSPECT_LONGEST: Duration = Duration::from_secs(60);
+/// Active time after which the circuit breaker of a suspect lane opens, however few attempts it had.
+const SUSPECT_OPENS: Duration = Duration::from_secs(600);
+
 /// A failure of one attempt.
 struct Failure<E> {
     attempt: Attempt,
@@ -64,6 +70,7 @@ impl<C: Content> Core<C> {
         let Some(attempt) = self.attempts.end(id) else { return };
         let took = self.session.now.at.saturating_sub(attempt.began);
         self.freed(&attempt, took, false);
+        self.attempts.was_cut();
         self.suspect(&attempt);
         self.retry(&attempt, attempt.number, Duration::ZERO);
         self.counts.cut_off += 1;
@@ -84,13 +91,29 @@ impl<C: Content> Core<C> {
     fn teach(&mut self, attempt: &Attempt, end: &AttemptEnd<C::Evidence>) {
         let others_flow = self.attempts.has_other_succeeded(attempt.lane, attempt.began);
         let is_own_matter = attempt.is_suspect || (end.signal == Signal::TimedOut && others_flow);
-        if is_own_matter || end.verdict == Verdict::NotSent {
+        if is_own_matter || self.is_alone_in_failing(attempt, end.signal) {
+            return;
+        }
+        if end.verdict == Verdict::NotSent {
             return;
         }
         let sample =
             Sample { began: attempt.began, in_flight: attempt.in_flight, signal: end.signal };
         let chance = self.chance();
         self.limiter.ended(&sample, self.session.now.at, chance);
+    }
+
+    /// Whether a shop fails again that is the only one to fail, of a backend that serves others.
+    fn is_alone_in_failing(&self, attempt: &Attempt, signal: Signal) -> bool {
+        let is_failure = match signal {
+            Signal::Done | Signal::Failed => false,
+            Signal::Overloaded { retry_after } | Signal::Unavailable { retry_after } => {
+                retry_after.is_none()
+            }
+            Signal::TimedOut | Signal::Broken => true,
+        };
+        let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
+        is_failure && self.backend.is_only_failing(shop) && self.backend.has_served_other(shop)
     }
 
     fn delivered(&mut self, attempt: &Attempt) {
@@ -102,7 +125,7 @@ impl<C: Content> Core<C> {
             self.probe_all();
         }
         let active = self.active();
-        self.attempts.succeeded(attempt.lane, now);
+        self.attempts.succeeded(attempt.lane, attempt.is_slow, now);
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             let was_open = lane.breaker.succeeded(active);
             lane.flow.succeeded_at = Some(now);
@@ -158,7 +181,8 @@ impl<C: Content> Core<C> {
             self.refused(attempt);
         } else if !is_narrow {
             let lane = self.queue.lanes.get(attempt.lane).map_or(0, |lane| lane.hash);
-            self.backend.failed(lane, is_first, now);
+            let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
+            self.backend.failed(lane, shop, is_first, now);
         }
         // A backend that is just full says nothing about one lane, unless others are well.
         let is_full = matches!(end.signal, Signal::Overloaded { .. } | Signal::Unavailable { .. });
@@ -180,13 +204,20 @@ impl<C: Content> Core<C> {
         let now = self.session.now.at;
         let chance = self.chance();
         let backoff = self.config.backoff;
+        let active = self.active();
         let Some(lane) = self.queue.lanes.get_mut(attempt.lane) else { return };
-        let wait = lane.flow.suspect.map_or(backoff.first, |suspect| suspect.wait);
-        let is_news = lane.flow.succeeded_at.is_none_or(|at| at < attempt.began);
-        if is_news {
-            let until = now + wait.mul_f64(0.5 + chance / 2.0);
-            let wait = (wait * 2).min(backoff.longest);
-            lane.flow.suspect = Some(Suspect { until, wait });
+        let before = lane.flow.suspect;
+        if lane.flow.succeeded_at.is_some_and(|at| at >= attempt.began) {
+            return;
+        }
+        let wait = before.map_or(backoff.first, |suspect| suspect.wait).min(SUSPECT_LONGEST);
+        let until = now + wait.mul_f64(0.5 + chance / 2.0);
+        let wait = (wait * 2).min(backoff.longest).min(SUSPECT_LONGEST);
+        let since = before.map_or(active, |suspect| suspect.since);
+        lane.flow.suspect = Some(Suspect { until, wait, since });
+        if active.saturating_sub(since) >= SUSPECT_OPENS && lane.breaker.trip(now) {
+            self.counts.breakers_opened += 1;
+            self.ledger.changed.push(attempt.lane);
         }
     }
 
@@ -195,7 +226,8 @@ impl<C: Content> Core<C> {
         let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
         let wait = self.note_failure(&attempt, head, attempt.number, failure.pause);
         if scope == Some(Scope::Shop) {
-            self.queue.shops.pause(attempt.shop, self.session.now.at + wait);
+            let pause = if failure.pause.is_zero() { wait } else { failure.pause };
+            self.queue.shops.pause(attempt.shop, self.session.now.at + pause);
         }
         if self.spent(&attempt, head) >= failure.retry_for && !self.backend.is_stopped() {
             self.give_up(failure);
@@ -296,6 +328,9 @@ impl<C: Content> Core<C> {
         self.ledger.dying_bytes += bytes;
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             lane.breaker.gave_up(self.session.now.at);
+            if let (Some(suspect), Some(at)) = (&mut lane.flow.suspect, lane.breaker.probe_at()) {
+                suspect.until = suspect.until.min(at);
+            }
         }
         self.counts.dead(reason);
         let (fingerprint, attempts) = (attempt.fingerprint, attempt.number);

@@ -82,6 +82,8 @@ pub struct Stored {
 pub struct Flow {
     /// Under way.
     pub in_flight: u32,
+    /// Resources that a filter of an operator's pause holds back.
+    pub paused: u32,
     /// Slow attempts since whose beginning nothing of the lane succeeded.
     pub stalled: u32,
     /// When the lane's last delivery succeeded.
@@ -99,6 +101,8 @@ pub struct Suspect {
     pub until: Duration,
     /// Wait after the next failure.
     pub wait: Duration,
+    /// Active time since which it is suspect.
+    pub since: Duration,
 }
 
 /// Resources by the position of what is sent of them, oldest first.

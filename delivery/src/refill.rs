@@ -274,11 +274,11 @@ impl<C: Content> Core<C> {
             return;
         }
         self.session.is_index_full = true;
-        if self.backend.is_stopped() || now < self.session.cut_at {
+        if self.backend.is_stopped() || now < self.session.looks.cut_at {
             return;
         }
         let lanes = u32::try_from(self.queue.lanes.iter().len()).unwrap_or(u32::MAX);
-        self.session.cut_at = now + CUT_EVERY + CUT_EVERY * (lanes / CUT_LANES);
+        self.session.looks.cut_at = now + CUT_EVERY + CUT_EVERY * (lanes / CUT_LANES);
         let large = u32::try_from(most / WEBHOOK_BYTES / LARGE_PART).unwrap_or(u32::MAX);
         let mut candidates: Vec<(bool, u32, LaneKey)> = Vec::new();
         for (key, lane) in self.queue.lanes.iter() {
@@ -320,7 +320,7 @@ impl<C: Content> Core<C> {
             || lane.breaker.is_open()
             || lane.flow.suspect.is_some()
             || lane.flow.stalled > 0
-            || self.controls.has_filters()
+            || (lane.flow.paused > 0 && lane.ready.is_empty())
     }
 
     /// Cuts the newer half of a window off. Returns whether that made room.

@@ -19,6 +19,8 @@ use crate::sorted::Content;
 const DEAD_BYTES_MAX: u64 = 8 << 20;
 /// Between two looks for the oldest webhook in a lane.
 const OLDEST_LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Between two looks for leads of a leader before: it takes a look at every lane.
+const LEADS_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Rows of lanes in one settlement.
 const ROWS_MAX: usize = 1024;
 
@@ -62,8 +64,8 @@ impl<C: Content> Core<C> {
             return 0;
         }
         let now = self.session.now.at;
-        if now >= self.session.oldest_look_at || self.session.oldest_ms == 0 {
-            self.session.oldest_look_at = now + OLDEST_LOOK_EVERY;
+        if now >= self.session.looks.oldest_at || self.session.oldest_ms == 0 {
+            self.session.looks.oldest_at = now + OLDEST_LOOK_EVERY;
             let index = &self.queue.index;
             let stored = self.queue.lanes.iter().filter(|(_, lane)| lane.stored.is_some());
             let oldest = stored.filter_map(|(_, lane)| {
@@ -206,8 +208,12 @@ impl<C: Content> Core<C> {
     /// Looks once, when everything is indexed, for recorded leads that are settled.
     fn tidy_leads(&mut self) {
         let is_read = |lead: &Position| self.queue.main.read_to >= lead.entry();
-        if !self.queue.are_leads_old
-            || !self.queue.leads.values().all(is_read)
+        let now = self.session.now.at;
+        if !self.queue.are_leads_old || now < self.session.looks.leads_at {
+            return;
+        }
+        self.session.looks.leads_at = now + LEADS_LOOK_EVERY;
+        if !self.queue.leads.values().all(is_read)
             || self.queue.lanes.iter().any(|(_, lane)| lane.rest.is_some())
         {
             return;

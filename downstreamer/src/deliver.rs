@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::header::{HOST, RETRY_AFTER};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -25,6 +25,7 @@ use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::Record;
 use tokio::time::Instant;
 
+use crate::body::LeasedBody;
 use crate::connect::{CONNECT_MAX, LeaseCheck, LeaseLost, LeasedConnector};
 use crate::content::PackBytes;
 use crate::judge::{Outcome, parse_scope};
@@ -45,7 +46,8 @@ const IDLE_CONNECTION: Duration = Duration::from_secs(30);
 pub struct Sender {
     backend: Backend,
     timeout: Duration,
-    client: Client<LeasedConnector<HttpsConnector<HttpConnector>>, Full<Bytes>>,
+    client: Client<LeasedConnector<HttpsConnector<HttpConnector>>, LeasedBody>,
+    lease: LeaseCheck,
     /// The tenure of this instance, while it owns the drain.
     tenure: Arc<ArcSwapOption<Tenure>>,
 }
@@ -114,7 +116,7 @@ impl Sender {
             let tenure = tenure.clone();
             Arc::new(move || tenure.load().as_ref().is_some_and(|one| one.holds(boottime())))
         };
-        let connector = LeasedConnector::new(https, connect_max, lease);
+        let connector = LeasedConnector::new(https, connect_max, lease.clone());
         let client = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
@@ -127,7 +129,7 @@ impl Sender {
             .retry_canceled_requests(true)
             .build(connector);
         let backend = settings.backend.clone();
-        Ok(Self { backend, timeout: settings.delivery_timeout, client, tenure })
+        Ok(Self { backend, timeout: settings.delivery_timeout, client, lease, tenure })
     }
 
     /// Sets the tenure in which deliveries are made from now on.
@@ -150,7 +152,7 @@ impl Sender {
         Delivery { job, outcome, answer, took: began.elapsed() }
     }
 
-    async fn send(&self, request: Request<Full<Bytes>>) -> (Outcome, Vec<u8>) {
+    async fn send(&self, request: Request<LeasedBody>) -> (Outcome, Vec<u8>) {
         let response = match self.client.request(request).await {
             Ok(response) => response,
             Err(error) => {
@@ -180,7 +182,7 @@ impl Sender {
     }
 
     /// The request to send; `None` where everything is dropped.
-    fn request(&self, job: &Job) -> Result<Option<Request<Full<Bytes>>>, Unsendable> {
+    fn request(&self, job: &Job) -> Result<Option<Request<LeasedBody>>, Unsendable> {
         let Backend::Http { scheme, authority, path, host, .. } = &self.backend else {
             return Ok(None);
         };
@@ -195,7 +197,7 @@ impl Sender {
         uri.authority = Some(authority.clone());
         uri.path_and_query = Some(target);
         let uri = Uri::from_parts(uri).map_err(|_| Unsendable)?;
-        let mut request = Request::new(Full::new(record.body.clone()));
+        let mut request = Request::new(LeasedBody::new(record.body.clone(), self.lease.clone()));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = uri;
         // Beside the `:authority` of HTTP/2, Host is one too many: nginx answers 400. Where it is

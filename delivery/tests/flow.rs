@@ -1,0 +1,381 @@
+//! How soon webhooks are delivered, in virtual time: one core, a backend that is a function of the
+//! shop, nothing moved and nothing lost.
+
+use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+use spillway_delivery::{
+    AttemptEnd, AttemptId, Backoff, Class, Config, Content, Core, Effect, Event, Loaded, Now,
+    PackRead, Scope, Seen, ShopBounds, Sorted, Tuning, Verdict,
+};
+use spillway_limiter::{Bounds, Signal};
+use spillway_webhook::StreamId;
+use spillway_webhook::fingerprint::Fingerprint;
+use spillway_webhook::position::Position;
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const EPOCH_MS: u64 = 1_000_000;
+/// Time that a settlement takes.
+const SETTLING: Duration = Duration::from_millis(2);
+/// `DELIVERY_TIMEOUT`.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// `RETRY_LONGEST`.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Shop and kind of each webhook of a pack.
+#[derive(Debug, Clone)]
+struct Lanes(Rc<Vec<(u32, u8)>>);
+
+impl Content for Lanes {
+    type Evidence = ();
+    type Filter = ();
+
+    fn raw_bytes(&self) -> usize {
+        self.0.len() * 100
+    }
+
+    fn pluck(&self, index: u32) -> Self {
+        Self(Rc::new(vec![self.0[index as usize]]))
+    }
+
+    fn fingerprint(&self, _: u32) -> Option<Fingerprint> {
+        None
+    }
+
+    fn is_matched(&self, _: u32, _: Position, _: &()) -> bool {
+        false
+    }
+
+    fn dead_bytes(&self, _: u32, _: &()) -> u64 {
+        100
+    }
+}
+
+/// What the backend does with a webhook of a shop and kind, at a time.
+type Answers = dyn Fn(u32, u8, Duration) -> Answer;
+
+#[derive(Debug, Clone, Copy)]
+enum Answer {
+    Takes(Duration),
+    Resets(Duration),
+    /// 503, and the shop to be left alone for so long.
+    PausesShop(Duration),
+    Hangs,
+}
+
+enum Task {
+    Accept(Vec<(u32, u8)>),
+    End(AttemptId, Answer),
+    Settled,
+}
+
+struct World {
+    core: Core<Lanes>,
+    now: Duration,
+    tasks: BTreeMap<(Duration, u64), Task>,
+    answers: Box<Answers>,
+    number: u64,
+    cancelled: HashSet<AttemptId>,
+    /// Time from accepted to delivered, by shop and kind.
+    took: BTreeMap<(u32, u8), Vec<Duration>>,
+    dead: u64,
+    waiting: usize,
+}
+
+fn config(concurrency_max: usize) -> Config {
+    Config {
+        bounds: Bounds { concurrency_min: 1, concurrency_max, rate_max: None },
+        shop_bounds: ShopBounds { concurrency_max: u32::MAX, spacing: Duration::ZERO },
+        backoff: Backoff { first: SECOND, longest: LONGEST },
+        retry_for: 48 * 3600 * SECOND,
+        retry_refused_for: 1800 * SECOND,
+        coalesce_wait_max: 300 * SECOND,
+        park_after: 100_000 * SECOND,
+        index_bytes: 128 << 20,
+        keeps_fingerprints: false,
+        seed: 7,
+        tuning: Tuning::default(),
+    }
+}
+
+fn sorted(shop: u32, kind: u8, entry: u64, index: usize) -> Sorted {
+    let shop = u64::from(shop) + 1;
+    Sorted {
+        resource: (entry << 24) + index as u64,
+        lane: shop << 8 | u64::from(kind),
+        shop,
+        class: Class::Rest,
+        is_barrier: false,
+        coalesces: 0,
+        fingerprint: None,
+    }
+}
+
+impl World {
+    fn new(config: Config, answers: Box<Answers>) -> Self {
+        let core = Core::new(config, Loaded::default(), Seen::new(Duration::ZERO, 0));
+        let mut world = Self {
+            core,
+            now: Duration::ZERO,
+            tasks: BTreeMap::new(),
+            answers,
+            number: 0,
+            cancelled: HashSet::new(),
+            took: BTreeMap::new(),
+            dead: 0,
+            waiting: 0,
+        };
+        world.step(vec![Event::ReplaysLoaded]);
+        world
+    }
+
+    fn later(&mut self, at: Duration, task: Task) {
+        self.number += 1;
+        self.tasks.insert((at, self.number), task);
+    }
+
+    /// One webhook for each of `lanes` is accepted at `at`.
+    fn accept(&mut self, at: Duration, lanes: impl IntoIterator<Item = (u32, u8)>) {
+        let lanes: Vec<_> = lanes.into_iter().collect();
+        self.waiting += lanes.len();
+        self.later(at, Task::Accept(lanes));
+    }
+
+    fn step(&mut self, mut events: Vec<Event<Lanes>>) {
+        let until = self.now + SECOND;
+        events.push(Event::Lease { until, dead_room: 1 << 30, may_move: true });
+        let now = Now { at: self.now, wall_ms: EPOCH_MS + self.now.as_millis() as u64 };
+        for effect in self.core.on(events, now) {
+            match effect {
+                Effect::Send(dispatch) => {
+                    let (shop, kind) = dispatch.content.0[dispatch.record_index as usize];
+                    let answer = (self.answers)(shop, kind, self.now);
+                    let took = match answer {
+                        Answer::Takes(took) | Answer::Resets(took) => took,
+                        Answer::PausesShop(_) => MS,
+                        Answer::Hangs => TIMEOUT,
+                    };
+                    self.later(self.now + took, Task::End(dispatch.id, answer));
+                }
+                Effect::Cancel(id) => drop(self.cancelled.insert(id)),
+                Effect::Settle(settlement) => {
+                    for record in &settlement.records {
+                        let lane = self.lane_of(record.position);
+                        let at = Duration::from_millis(record.position.ms - EPOCH_MS);
+                        self.took.entry(lane).or_default().push(self.now - at);
+                        self.waiting -= 1;
+                    }
+                    self.dead += settlement.dead.len() as u64;
+                    self.later(self.now + SETTLING, Task::Settled);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Accepted packs are named by the time at which they were accepted; see [`World::run`].
+    fn lane_of(&self, position: Position) -> (u32, u8) {
+        PACKS.with_borrow(|packs| packs[&position.entry()][position.index as usize])
+    }
+
+    /// Runs until everything is settled, or until `end`. Returns what is left.
+    fn run(&mut self, end: Duration) -> usize {
+        let mut last = 0;
+        while self.waiting > 0 && self.now < end {
+            let wakes_at = self.core.wakes_at().max(self.now + MS);
+            let next = self.tasks.first_key_value().map_or(wakes_at, |((at, _), _)| *at);
+            self.now = self.now.max(next.min(wakes_at));
+            let mut events = Vec::new();
+            while let Some(entry) = self.tasks.first_entry()
+                && entry.key().0 <= self.now
+            {
+                events.extend(match entry.remove() {
+                    Task::Accept(lanes) => {
+                        last += 1;
+                        let ms = EPOCH_MS + self.now.as_millis() as u64;
+                        let entry = StreamId { ms, seq: last };
+                        let all = lanes.iter().enumerate();
+                        let sorted =
+                            all.map(|(index, (shop, kind))| sorted(*shop, *kind, last, index));
+                        let sorted = sorted.collect();
+                        PACKS.with_borrow_mut(|packs| packs.insert(entry, lanes.clone()));
+                        Some(Event::Pack(PackRead {
+                            entry,
+                            sorted,
+                            content: Lanes(Rc::new(lanes)),
+                        }))
+                    }
+                    Task::End(id, _) if self.cancelled.contains(&id) => None,
+                    Task::End(id, answer) => Some(Event::Ended(end_of(id, answer))),
+                    Task::Settled => Some(Event::Settled),
+                });
+            }
+            if events.is_empty() {
+                events.push(Event::Tick);
+            }
+            self.step(events);
+        }
+        self.waiting
+    }
+
+    /// The longest that a webhook of a shop took.
+    fn longest(&self, shop: u32) -> Duration {
+        let of = self.took.iter().filter(|((one, _), _)| *one == shop);
+        of.flat_map(|(_, took)| took).max().copied().unwrap_or(Duration::MAX)
+    }
+}
+
+thread_local! {
+    static PACKS: std::cell::RefCell<BTreeMap<StreamId, Vec<(u32, u8)>>> = const {
+        std::cell::RefCell::new(BTreeMap::new())
+    };
+}
+
+fn end_of(id: AttemptId, answer: Answer) -> AttemptEnd<()> {
+    let retry = Verdict::Retry { pause: Duration::ZERO, scope: None, is_refusal: false };
+    let (verdict, signal, took) = match answer {
+        Answer::Takes(took) => (Verdict::Delivered, Signal::Done, took),
+        Answer::Resets(took) => (retry, Signal::Broken, took),
+        Answer::PausesShop(pause) => {
+            let scope = Some(Scope::Shop);
+            (Verdict::Retry { pause, scope, is_refusal: false }, Signal::Failed, MS)
+        }
+        Answer::Hangs => (retry, Signal::TimedOut, TIMEOUT),
+    };
+    AttemptEnd { id, verdict, signal, is_unconnected: false, took, evidence: () }
+}
+
+fn slow(took: Duration) -> Box<Answers> {
+    Box::new(move |_, _, _| Answer::Takes(took))
+}
+
+/// A webhook each of so many shops, all at once, to a backend that takes `took` for each.
+fn burst(shops: u32, took: Duration) -> World {
+    let mut world = World::new(config(64), slow(took));
+    world.accept(MS, (0..shops).map(|shop| (shop, 0)));
+    world.run(200 * took + 20 * SECOND);
+    world
+}
+
+#[test]
+fn a_slow_backend_is_not_cut_off_from_the_start() {
+    for took in [400 * MS, 700 * MS, SECOND, 3 * SECOND, 10 * SECOND, 25 * SECOND] {
+        for shops in [1, 2, 3, 50, 500] {
+            let world = burst(shops, took);
+            let first = world.took.values().flatten().min().copied().unwrap_or(Duration::MAX);
+            assert!(first <= 4 * took + SECOND, "{took:?}, {shops} shops: first after {first:?}");
+            assert_eq!(world.waiting, 0, "{took:?}, {shops} shops, after {:?}", world.now);
+        }
+    }
+}
+
+#[test]
+fn a_backend_that_becomes_slow_is_not_cut_off() {
+    for took in [SECOND, 3 * SECOND, 10 * SECOND] {
+        let answers =
+            move |_, _, at: Duration| Answer::Takes(if at < 10 * SECOND { 5 * MS } else { took });
+        let mut world = World::new(config(16), Box::new(answers));
+        for tick in 0..200 {
+            world.accept(100 * MS * tick, (0..10).map(|shop| (shop, 0)));
+        }
+        // 1,000 webhooks are left at ten seconds; half of the slots are enough.
+        let left = world.run(10 * SECOND + took * 1_000 / 8 + 20 * took);
+        assert_eq!(left, 0, "{took:?}");
+    }
+}
+
+const X: u32 = 0;
+const Y: u32 = 1;
+
+/// Shop X gets `of_x` up to `until`, all others are well.
+fn unwell(of_x: Answer, until: Duration) -> Box<Answers> {
+    Box::new(move |shop, _, at| if shop == X && at < until { of_x } else { Answer::Takes(5 * MS) })
+}
+
+/// Both shops are known: the backend has served them.
+fn known(config: Config, answers: Box<Answers>) -> World {
+    let mut world = World::new(config, answers);
+    world.accept(MS, [(Y, 0), (2, 0)]);
+    world
+}
+
+#[test]
+fn a_hanging_shop_with_three_kinds_does_not_take_a_quiet_backend_down() {
+    for concurrency_max in [1, 2, 3, 16] {
+        let hours = 2 * 3600 * SECOND;
+        let mut world = known(config(concurrency_max), unwell(Answer::Hangs, hours));
+        for minute in 0..60 {
+            world.accept(minute * 60 * SECOND, [(X, 0), (X, 1), (X, 2)]);
+            world.accept(minute * 60 * SECOND + 45 * SECOND, [(Y, 0)]);
+        }
+        world.run(3600 * SECOND);
+        let longest = world.longest(Y);
+        // With a single slot, a lane that hangs and a backend that is slow can't be told apart.
+        let most = if concurrency_max == 1 { TIMEOUT + 2 * SECOND } else { 2 * SECOND };
+        assert!(longest < most, "{concurrency_max} at once: {longest:?}");
+    }
+}
+
+#[test]
+fn a_shop_whose_connections_break_does_not_pause_a_quiet_backend() {
+    let mut world = known(config(16), unwell(Answer::Resets(MS), 2 * 3600 * SECOND));
+    for minute in 0..60 {
+        world.accept(minute * 60 * SECOND, [(X, 0), (X, 1), (X, 2)]);
+        if minute % 5 == 4 {
+            world.accept(minute * 60 * SECOND + 30 * SECOND, [(Y, 0)]);
+        }
+    }
+    world.run(3600 * SECOND);
+    assert!(world.longest(Y) < SECOND, "{:?}", world.longest(Y));
+}
+
+#[test]
+fn a_lane_that_hung_for_a_day_is_found_well_within_two_minutes() {
+    let day = 24 * 3600 * SECOND;
+    let mut world = known(config(16), unwell(Answer::Hangs, day));
+    for minute in 0..(24 * 60) {
+        world.accept(minute * 60 * SECOND, [(X, 0), (Y, 0)]);
+    }
+    world.run(day);
+    let left = world.waiting;
+    assert!(left > 1_400, "{left}");
+    world.run(day + 300 * SECOND);
+    assert_eq!(world.waiting, 0);
+    assert!(world.now < day + 120 * SECOND, "{:?} after", world.now - day);
+}
+
+#[test]
+fn what_is_overdue_of_a_hanging_lane_is_given_up_faster_than_it_comes() {
+    let retry_for = 3600 * SECOND;
+    let config = Config { retry_for, ..config(16) };
+    let hours = 12 * 3600;
+    let mut world = known(config, unwell(Answer::Hangs, Duration::MAX));
+    for minute in 0..(hours / 60) {
+        world.accept(minute * 60 * SECOND, [(X, 0), (Y, 0)]);
+    }
+    world.run(hours * SECOND);
+    // What came within the last hour may wait, and as much again.
+    assert!(world.waiting < 120, "{} wait, {} are given up", world.waiting, world.dead);
+}
+
+#[test]
+fn a_shop_is_left_alone_for_as_long_as_was_asked_for() {
+    let pause = 5 * SECOND;
+    let mut world = known(
+        config(16),
+        Box::new(move |shop, kind, _| {
+            if (shop, kind) == (X, 0) { Answer::PausesShop(pause) } else { Answer::Takes(5 * MS) }
+        }),
+    );
+    world.accept(2 * MS, [(X, 0)]);
+    // By now the wait of the webhook itself is longer.
+    for second in 100..3_000 {
+        world.accept(second * SECOND, [(X, 1)]);
+    }
+    world.run(3_010 * SECOND);
+    let of_kind = &world.took[&(X, 1)];
+    let longest = of_kind.iter().max().copied().unwrap_or_default();
+    assert!(longest < pause + SECOND, "{longest:?}");
+}
