@@ -194,7 +194,11 @@ impl Recorder {
         let count = match reply {
             Ok(_) if before == after => &self.known,
             Ok(_) if was_confirmed => {
-                say(&format!("settlements: applied twice, {before:?} before: {settlement:?}"));
+                let Settlement { is_first, is_move, settles_chunks, .. } = settlement;
+                say(&format!(
+                    "settlements: applied twice, after {before:?}; first of a leader: {is_first}, \
+                     moves: {is_move}, settles chunks: {settles_chunks}"
+                ));
                 &self.applied_twice
             }
             Ok(_) => &self.applied,
