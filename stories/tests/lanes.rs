@@ -122,8 +122,7 @@ impl App {
     async fn flood(&self, topic: &str, webhooks: u64) {
         let first = (1..=webhooks).map(|resource| Event { resource, sequence: 1 });
         let later = (1..=webhooks).step_by(100).map(|resource| Event { resource, sequence: 2 });
-        let feed = Feed { connections: 64, ..self.feed(&self.failing) };
-        feed.store(of(FAILING, topic, first.chain(later))).await;
+        self.feed(&self.failing).store(of(FAILING, topic, first.chain(later))).await;
     }
 
     /// Runs a command that succeeds.
@@ -256,7 +255,7 @@ impl Standstill {
     /// The others flow beside the flood and after it, and again after a restart of the downstreamer.
     async fn others_flow(&self, app: &mut App) {
         let before = Duration::from_secs(size(3, 60));
-        let after = Duration::from_secs(size(5, 60));
+        let after = Duration::from_secs(size(4, 60));
         let others = app.feed(&app.healthy).trickle(&self.healthy);
         app.healthy_flow().await;
         let began = Instant::now();
@@ -365,7 +364,7 @@ async fn a_shop_that_is_over_its_rate_delays_no_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_for_a_failing_redaction_delays_no_other_and_follows_it() {
     let orders = size(1_500, 15_000);
-    let app = App::start(TIGHT).await;
+    let app = App::start_shared(TIGHT).await;
     app.fails(
         || Behaviour::status(500),
         |receipt| of_failing_shop(receipt) && receipt.topic() == "customers/redact",
@@ -558,7 +557,7 @@ async fn what_lies_outside_the_main_stream_is_paused_by_topic_and_dropped_by_sho
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standby_takes_over_what_lies_outside_the_main_stream() {
     let story = "takeover";
-    let mut app = App::start(TIGHT).await;
+    let mut app = App::start_shared(TIGHT).await;
     until("the first leads", SOON, async || app.downstreamer.is_owner().await).await;
     let standby = app.cell.downstreamer(&app.backend, TIGHT).await;
     app.fails(|| Behaviour::status(500), of_failing_shop);
