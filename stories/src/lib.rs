@@ -40,6 +40,7 @@ pub mod redis_server;
 pub mod report;
 pub mod seed;
 pub mod service;
+pub mod settlements;
 pub mod shop;
 pub mod size;
 pub mod supervisor;

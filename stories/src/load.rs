@@ -5,7 +5,7 @@
 //! bytes, until it is itself. Closed loop: never more requests open than connections.
 
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::ledger::{Event, Ledger, Outcome};
 use crate::line::Line;
 use crate::seed::chance;
+use crate::shop;
 use crate::webhook::{Webhook, rfc3339};
 
 /// What to send.
@@ -32,6 +33,9 @@ pub struct Load {
     pub first_resource: u64,
     /// Events for each resource; `None` goes on until stopped.
     pub events: Option<u64>,
+    /// Numbers of the shops, which have the resources in turn; `None`: the one shop of
+    /// [`Webhook::product`].
+    pub shops: Option<Range<u64>>,
     /// Paths, each with its share of the resources.
     pub targets: &'static [&'static str],
     /// Size of the bodies.
@@ -65,6 +69,7 @@ impl Load {
             resources: 200,
             first_resource: 1,
             events: None,
+            shops: None,
             targets: &["/webhooks"],
             body_bytes: 100..=2000,
             pause: Duration::from_millis(30),
@@ -147,7 +152,11 @@ impl Sender {
         let body = self.body(event);
         let targets = self.load.targets;
         let target = targets[event.resource as usize % targets.len()];
-        let webhook = Webhook::product(event.resource, &event.webhook_id(), body).to(target);
+        let mut webhook = Webhook::product(event.resource, &event.webhook_id(), body).to(target);
+        if let Some(Range { start, end }) = self.load.shops {
+            let domain = shop::domain(start + event.resource % (end - start));
+            webhook = webhook.with("X-Shopify-Shop-Domain", domain);
+        }
         loop {
             match self.line.attempt(event, &webhook).await {
                 Outcome::Stored | Outcome::Refused(_) => return,

@@ -7,6 +7,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,6 +17,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
+
+use crate::settlements::{Recorder, Watched, is_settlement};
 
 /// What only the connection of a batcher says.
 const APPEND: &[u8] = b"XADD";
@@ -44,6 +47,10 @@ pub enum Trouble {
     /// A connection is held up with its next append to the queue. What it was given is passed on once
     /// nothing is wrong any more, however late.
     HoldsAppends,
+    /// The same for settlements of a consumer.
+    HoldsSettlements,
+    /// A connection breaks in the place of the reply to its next settlement, which is applied.
+    LosesSettlementReplies,
 }
 
 /// The way, for as long as this lives.
@@ -69,6 +76,17 @@ enum Listener {
 struct State {
     trouble: Mutex<Trouble>,
     replies_lost: AtomicUsize,
+    recorder: Option<Arc<Recorder>>,
+}
+
+/// Both ends of one connection.
+struct Passage<'a> {
+    client: Box<dyn Stream>,
+    server: Box<dyn Stream>,
+    state: &'a State,
+    watched: Option<Watched>,
+    /// Nothing more is read from the client before the next reply.
+    is_owed_reply: bool,
 }
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -80,19 +98,29 @@ impl Way {
     pub fn to_redis(socket: &Path, name: &str) -> Self {
         let near = socket.with_file_name(format!("{name}.sock"));
         let listener = UnixListener::bind(&near).expect("a socket before Redis");
-        Self::new(Place::Unix(near), Place::Unix(socket.to_owned()), Listener::Unix(listener))
+        let far = Place::Unix(socket.to_owned());
+        Self::new(Place::Unix(near), far, Listener::Unix(listener), None)
+    }
+
+    /// The same, and records the settlements that pass.
+    pub fn of_consumers(socket: &Path, name: &str, recorder: &Arc<Recorder>) -> Self {
+        let near = socket.with_file_name(format!("{name}.sock"));
+        let listener = UnixListener::bind(&near).expect("a socket before Redis");
+        let (far, recorder) = (Place::Unix(socket.to_owned()), Some(Arc::clone(recorder)));
+        Self::new(Place::Unix(near), far, Listener::Unix(listener), recorder)
     }
 
     /// To a server.
     pub async fn to(server: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bind a way");
         let near = listener.local_addr().expect("the way's address");
-        Self::new(Place::Tcp(near), Place::Tcp(server), Listener::Tcp(listener))
+        Self::new(Place::Tcp(near), Place::Tcp(server), Listener::Tcp(listener), None)
     }
 
-    fn new(near: Place, far: Place, listener: Listener) -> Self {
+    fn new(near: Place, far: Place, listener: Listener, recorder: Option<Arc<Recorder>>) -> Self {
         let replies_lost = AtomicUsize::new(0);
-        let state = Arc::new(State { trouble: Mutex::new(Trouble::None), replies_lost });
+        let state = State { trouble: Mutex::new(Trouble::None), replies_lost, recorder };
+        let state = Arc::new(state);
         let accepting = tokio::spawn({
             let state = Arc::clone(&state);
             async move {
@@ -153,6 +181,13 @@ impl Listener {
 }
 
 impl State {
+    /// Waits until nothing is wrong any more.
+    async fn healed(&self) {
+        while self.trouble() != Trouble::None {
+            sleep(LOOK).await;
+        }
+    }
+
     fn trouble(&self) -> Trouble {
         *self.trouble.lock().expect("no way panicked")
     }
@@ -167,62 +202,85 @@ async fn connect(client: Box<dyn Stream>, far: Place, state: Arc<State>) {
         }),
     };
     if let Ok(server) = server {
+        let watched = state.recorder.as_ref().map(Watched::new);
+        let passage = Passage { client, server, state: &state, watched, is_owed_reply: false };
         // How it ended is for the two sides to see.
-        pass(client, server, &state).await.ok();
+        passage.run().await.ok();
     }
 }
 
-async fn pass(
-    mut client: Box<dyn Stream>,
-    mut server: Box<dyn Stream>,
-    state: &State,
-) -> io::Result<()> {
-    let (mut requests, mut replies) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
-    loop {
-        let piece_bytes = match state.trouble() {
-            Trouble::Crawls(bytes_per_second) => bytes_per_second / PIECES,
-            _ => CHUNK_BYTES,
-        };
-        tokio::select! {
-            read = client.read(&mut requests[..piece_bytes]) => {
-                let request = &requests[..read?];
-                match state.trouble() {
-                    Trouble::Swallows => return std::future::pending().await,
-                    Trouble::HoldsAppends if is_append(request) => {
-                        while state.trouble() != Trouble::None {
-                            sleep(LOOK).await;
-                        }
-                        server.write_all(request).await?;
-                    }
-                    Trouble::CutsRequests => {
-                        return server.write_all(&request[..request.len() / 2]).await;
-                    }
-                    _ if request.is_empty() => return Ok(()),
-                    Trouble::Crawls(_) => {
-                        server.write_all(request).await?;
-                        sleep(Duration::from_secs(1) / PIECES as u32).await;
-                    }
-                    _ => server.write_all(request).await?,
+impl Passage<'_> {
+    async fn run(mut self) -> io::Result<()> {
+        let (mut requests, mut replies) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
+        let mut flow = ControlFlow::Continue(());
+        while flow.is_continue() {
+            let piece_bytes = match self.state.trouble() {
+                Trouble::Crawls(bytes_per_second) => bytes_per_second / PIECES,
+                _ => CHUNK_BYTES,
+            };
+            flow = tokio::select! {
+                // A reply to what was held up is seen although its client is gone.
+                biased;
+                read = self.server.read(&mut replies) => self.on_reply(&replies[..read?]).await?,
+                read = self.client.read(&mut requests[..piece_bytes]), if !self.is_owed_reply => {
+                    self.on_request(&requests[..read?]).await?
                 }
-            }
-            read = server.read(&mut replies) => {
-                let reply = &replies[..read?];
-                match state.trouble() {
-                    Trouble::Swallows => return std::future::pending().await,
-                    _ if reply.is_empty() => return Ok(()),
-                    Trouble::LosesReplies => {
-                        state.replies_lost.fetch_add(1, Ordering::Relaxed);
-                        return Ok(());
-                    }
-                    Trouble::Delays(time) => sleep(time).await,
-                    Trouble::None
-                    | Trouble::CutsRequests
-                    | Trouble::HoldsAppends
-                    | Trouble::Crawls(_) => {}
-                }
-                client.write_all(reply).await?;
-            }
+            };
         }
+        Ok(())
+    }
+
+    async fn on_request(&mut self, request: &[u8]) -> io::Result<ControlFlow<()>> {
+        if let Some(watched) = &mut self.watched {
+            watched.on_request(request);
+        }
+        match self.state.trouble() {
+            Trouble::Swallows => return std::future::pending().await,
+            Trouble::HoldsAppends if is_append(request) => self.state.healed().await,
+            Trouble::HoldsSettlements if is_settlement(request) => {
+                self.state.healed().await;
+                self.is_owed_reply = self.watched.as_ref().is_some_and(Watched::has_asked);
+            }
+            Trouble::CutsRequests => {
+                self.server.write_all(&request[..request.len() / 2]).await?;
+                return Ok(ControlFlow::Break(()));
+            }
+            _ if request.is_empty() => return Ok(ControlFlow::Break(())),
+            Trouble::Crawls(_) => {
+                self.server.write_all(request).await?;
+                sleep(Duration::from_secs(1) / PIECES as u32).await;
+                return Ok(ControlFlow::Continue(()));
+            }
+            _ => {}
+        }
+        self.server.write_all(request).await?;
+        Ok(ControlFlow::Continue(()))
+    }
+
+    async fn on_reply(&mut self, reply: &[u8]) -> io::Result<ControlFlow<()>> {
+        self.is_owed_reply = false;
+        let answers_settlement =
+            self.watched.as_mut().is_some_and(|watched| watched.on_reply(reply));
+        match self.state.trouble() {
+            Trouble::Swallows => return std::future::pending().await,
+            _ if reply.is_empty() => return Ok(ControlFlow::Break(())),
+            Trouble::LosesReplies => return Ok(self.lose()),
+            Trouble::LosesSettlementReplies if answers_settlement => return Ok(self.lose()),
+            Trouble::Delays(time) => sleep(time).await,
+            Trouble::None
+            | Trouble::CutsRequests
+            | Trouble::HoldsAppends
+            | Trouble::HoldsSettlements
+            | Trouble::LosesSettlementReplies
+            | Trouble::Crawls(_) => {}
+        }
+        self.client.write_all(reply).await?;
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn lose(&self) -> ControlFlow<()> {
+        self.state.replies_lost.fetch_add(1, Ordering::Relaxed);
+        ControlFlow::Break(())
     }
 }
 

@@ -20,6 +20,7 @@ use stories::chaos::report::Run;
 use stories::disk::SmallDisk;
 use stories::report::say;
 use stories::seed::seed;
+use stories::settlements::Duplicates;
 use stories::size::size;
 use tokio::task::{JoinSet, LocalSet};
 
@@ -33,7 +34,7 @@ const ALL_KINDS_FROM: usize = 500;
 fn faults() -> usize {
     match std::env::var("FAULTS") {
         Ok(text) => text.parse().expect("FAULTS must be a whole number"),
-        Err(_) => size(54, 1040),
+        Err(_) => size(60, 1040),
     }
 }
 
@@ -81,13 +82,23 @@ fn write(name: &str, heading: &str, seed: u64, began: Instant, run: &Run) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_invented_or_disordered_by_any_fault() {
     let seed = seed("chaos", 71);
-    let (faults, faults_each) = (faults(), size(9, 26));
+    let (faults, faults_each) = (faults(), size(10, 26));
     let plans =
         plan::draw(seed, faults.div_ceil(faults_each), faults_each, SmallDisk::is_allowed());
     let began = Instant::now();
     let run = Run { shown: play_all(plans).await };
     write("chaos.md", "Faults", seed, began, &run);
     assert!(run.faults() >= faults);
+    let Duplicates { sent, refused, firsts, moves, chunks, .. } = run.duplicates();
+    for (what, count) in [
+        ("sent", sent),
+        ("refused", refused),
+        ("first of a leader", firsts),
+        ("that write chunks", moves),
+        ("of chunks", chunks),
+    ] {
+        assert!(count > 0, "no duplicates of settlements {what}: {:?}", run.duplicates());
+    }
     if faults >= ALL_KINDS_FROM && SmallDisk::is_allowed() {
         let made = |kind: &Kind| {
             let felt = run.shown.iter().flat_map(|shown| &shown.felt);

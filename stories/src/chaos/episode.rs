@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use super::fault::{Fault, Kind};
 use super::plan::Plan;
-use super::world::World;
+use super::world::{BROKEN_SHOP, SHOPS, World};
 use crate::cell::Cell;
 use crate::check::{Figures, check};
 use crate::exactly_once::{self, Once};
@@ -17,6 +17,7 @@ use crate::load::Load;
 use crate::receipt::Receipt;
 use crate::report::say;
 use crate::seed::chance;
+use crate::settlements::Duplicates;
 
 /// Connections that send.
 const SENDERS: u64 = 16;
@@ -56,6 +57,8 @@ pub struct Shown {
     pub produced: Option<Once>,
     /// Webhooks that the backend refused for good, each replayed and delivered in the end.
     pub poisoned: usize,
+    /// Settlements that were sent again.
+    pub duplicates: Duplicates,
     /// As many webhooks may have been repeated.
     pub repeats_max: usize,
     /// The largest resident memory, in bytes, by process.
@@ -81,10 +84,22 @@ pub async fn play(plan: Plan, cell: Cell) -> Shown {
     let load = Load {
         connections: SENDERS,
         resources: 64,
+        shops: Some(SHOPS),
         pause: Duration::from_millis(40),
         ..Load::steady(plan.seed)
     };
     let running = load.start(world.address(), &ledger);
+    // Nothing of these arrives before the episode ends: they are not looked at until then.
+    let broken = Arc::new(Ledger::default());
+    let of_broken_shop = Load {
+        connections: 2,
+        resources: 16,
+        first_resource: 10_000,
+        shops: Some(BROKEN_SHOP..BROKEN_SHOP + 1),
+        pause: Duration::from_millis(50),
+        ..Load::steady(plan.seed)
+    };
+    let failing = plan.parts.broken_shop.then(|| of_broken_shop.start(world.address(), &broken));
     let faults = plan.faults.clone();
     let mut episode =
         Episode { plan, world, ledger, felt: Vec::new(), looked_at: 0, missing: Vec::new() };
@@ -92,6 +107,11 @@ pub async fn play(plan: Plan, cell: Cell) -> Shown {
         episode.befall(number, fault).await;
     }
     running.stop().await;
+    if let Some(failing) = failing {
+        failing.stop().await;
+    }
+    episode.ledger.absorb(&broken);
+    episode.world.fix_shop();
     episode.end().await
 }
 
@@ -190,7 +210,10 @@ impl Episode {
             poison.iter().all(|event| backend.has_delivered(&event.webhook_id()))
         })
         .await;
+        // Whatever comes now comes too late.
+        self.world.repeat_all_settlements().await;
         self.quiet().await;
+        self.reach(&what, async |episode| episode.world.is_empty().await).await;
         self.world.expect_sound().await;
 
         // What was refused for good and came by a replay has no place in the order.
@@ -206,6 +229,7 @@ impl Episode {
             delivered,
             produced,
             poisoned,
+            duplicates: self.world.duplicates(),
             repeats_max: self.world.repeats_max(),
             memory: self.world.memory().clone(),
             ended: self.world.ended().to_vec(),
@@ -237,6 +261,9 @@ impl Shown {
         if let Some(produced) = &self.produced {
             produced.expect_exact();
         }
+        let Duplicates { sent, refused, applied_twice, .. } = self.duplicates;
+        assert_eq!(applied_twice, 0, "settlements applied twice: {:?}", self.duplicates);
+        assert!(sent > 0 && refused > 0, "duplicates of settlements: {:?}", self.duplicates);
         for (name, bytes) in &self.memory {
             assert!(*bytes < RESIDENT_BYTES_MAX, "{name} held {bytes} bytes: {:?}", self.memory);
         }

@@ -16,6 +16,8 @@ pub struct Parts {
     pub clocks: bool,
     /// Small disks of their own for Redis and for what is spilled.
     pub disks: bool,
+    /// A shop whose webhooks fail until the episode ends, so that its lane is never empty.
+    pub broken_shop: bool,
 }
 
 /// What a fault befalls. Two of the same are never made together.
@@ -41,6 +43,8 @@ pub enum Victim {
     Clocks,
     /// What is in the queue.
     Data,
+    /// What was sent to Redis before.
+    Duplicates,
     /// Everything at once.
     All,
 }
@@ -104,6 +108,9 @@ kinds! {
     RequestsCut: WayToRedis, 50..=500, "requests to Redis cut in the middle";
     RedisSlow: WayToRedis, 300..=1500, "each reply of Redis 20 ms late";
     AppendsHeld: WayToRedis, 100..=16_000, "appends held up on their way, to arrive late";
+    SettlementsHeld: WayToRedis, 100..=12_000, "settlements held up on their way, to arrive late";
+    SettlementRepliesLost: WayToRedis, 50..=1500, "Redis' replies to settlements lost after these were applied";
+    SettlementsRepeated: Duplicates, 500..=2500, "settlements from before sent to Redis again";
     RedisHalfOpen: WayToRedis, 50..=500, "connections to Redis that are gone for one end only";
     BackendSlow: Backend, 300..=1500, "a backend that takes 300 ms";
     BackendFails: Backend, 100..=1500, "a backend that answers 500, 502, 503";
@@ -112,6 +119,9 @@ kinds! {
     BackendHangs: Backend, 100..=1000, "a backend that never answers";
     BackendCutsShort: Backend, 100..=1500, "a backend that closes within its answer";
     BackendHalfOpen: Backend, 50..=500, "connections to the backend that are gone for one end only";
+    ShopFails: Backend, 1500..=4000, "a backend that answers 500 to one shop";
+    ShopHangs: Backend, 1500..=4000, "a backend that never answers one shop";
+    ShopPaused: Data, 1500..=4000, "an operator's pause of one shop";
     BackendRepliesLost: Backend, 50..=300, "the backend's answers lost after it took the webhooks";
     ClientsCut: Clients, 50..=500, "the receiver's answers lost after it stored the webhooks";
     ClientsHalfOpen: Clients, 50..=300, "connections of clients that are gone for one end only";

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::episode::{Felt, Shown};
 use super::fault::Kind;
 use crate::measure::percentile;
+use crate::settlements::Duplicates;
 
 /// All episodes of a run.
 #[derive(Debug, Default)]
@@ -21,6 +22,12 @@ impl Run {
         self.felt().map(|felt| felt.kinds.len()).sum()
     }
 
+    /// Settlements that were sent again.
+    pub fn duplicates(&self) -> Duplicates {
+        let all = self.shown.iter().map(|shown| shown.duplicates);
+        all.fold(Duplicates::default(), Duplicates::and)
+    }
+
     /// What a reader wants to know first.
     pub fn summary(&self) -> String {
         let sum = |of: fn(&Shown) -> usize| self.shown.iter().map(of).sum::<usize>();
@@ -30,12 +37,16 @@ impl Run {
         let produced = |of: fn(&crate::exactly_once::Once) -> usize| {
             self.shown.iter().filter_map(|shown| shown.produced.as_ref()).map(of).sum::<usize>()
         };
+        let duplicates = self.duplicates();
         format!(
             "{} faults in {} cells. {} webhooks sent in {} attempts of which {} had an unknown end; \
              {stored} answered 200. To the backend: {} lost, {} invented, {} altered, {} out of order; \
              {repeats} repeated ({} of a million), {} may have been. To Kafka: {} records; {} lost, \
              {} repeated, {} invented, {} altered, {} out of order. {} refused for good by the \
-             backend, each replayed. {} ends of a process that nobody brought about. Recovery: \
+             backend, each replayed. {} settlements sent again later ({} the first of a leader, {} \
+             that move webhooks into lanes, {} that settle webhooks in lanes): {} refused, {} known, {} \
+             applied for the first time, {} applied twice; {} settlements refused because they came \
+             late. {} ends of a process that nobody brought about. Recovery: \
              p50 {:.1?}, p99 {:.1?}, longest {:.1?}.",
             self.faults(),
             self.shown.len(),
@@ -55,6 +66,15 @@ impl Run {
             produced(|once| once.altered),
             produced(|once| once.disordered),
             sum(|shown| shown.poisoned),
+            duplicates.sent,
+            duplicates.firsts,
+            duplicates.moves,
+            duplicates.chunks,
+            duplicates.refused,
+            duplicates.known,
+            duplicates.applied,
+            duplicates.applied_twice,
+            duplicates.late,
             sum(|shown| shown.ended.len()),
             percentile(&recoveries, 0.5),
             percentile(&recoveries, 0.99),

@@ -24,8 +24,11 @@ use crate::port;
 use crate::redis_server::{RedisServer, socket_in};
 use crate::report::say;
 use crate::service::Service;
+use crate::settlements::{Duplicates, Recorder};
 use crate::way::Way;
 use mood::Mood;
+pub use mood::{BROKEN_SHOP, SHOPS};
+use tokio::task::JoinSet;
 
 const TOPIC: &str = "shopify-webhooks";
 const PARTITIONS: i32 = 6;
@@ -34,6 +37,8 @@ const REDIS_DISK_MIB: u32 = 1400;
 const SPILL_DISK_MIB: u32 = 64;
 /// Longer than a slow backend takes, shorter than a reader's patience.
 const DELIVERY_TIMEOUT: (&str, &str) = ("DELIVERY_TIMEOUT", "2s");
+/// The shortest, so that lanes are moved into within a fault.
+const PARK_AFTER: (&str, &str) = ("PARK_AFTER", "1s");
 /// The exit code of a process of ours that may be started again.
 const FAILED: i32 = 1;
 
@@ -52,6 +57,11 @@ pub struct World {
     redis: Kept<RedisServer>,
     ways: Ways,
     mood: Arc<Mood>,
+    /// Settlements of the consumers.
+    recorder: Arc<Recorder>,
+    /// Sends them again.
+    repeating: JoinSet<()>,
+    is_shop_paused: bool,
     clocks: Vec<Clock>,
     disks: Option<Disks>,
     /// The largest resident memory seen, in bytes, by process.
@@ -100,8 +110,9 @@ impl World {
         redis.ready().await;
 
         let socket = socket_in(directory);
-        let (to_receiver, to_drains) =
-            (Way::to_redis(&socket, "receivers"), Way::to_redis(&socket, "drains"));
+        let recorder = Arc::default();
+        let to_receiver = Way::to_redis(&socket, "receivers");
+        let to_drains = Way::of_consumers(&socket, "drains", &recorder);
         let (backend, mood) = (Backend::start().await, Arc::new(Mood::new(seed)));
         backend.behave({
             let mood = Arc::clone(&mood);
@@ -123,7 +134,7 @@ impl World {
 
         let of_drains = vec![("REDIS_URL", to_drains.url())];
         let owned = [of_drains.clone(), time(2)].concat();
-        let mut settings = [&[DELIVERY_TIMEOUT][..], &borrowed(&owned)].concat();
+        let mut settings = [&[DELIVERY_TIMEOUT, PARK_AFTER][..], &borrowed(&owned)].concat();
         // Where no topic shows what is in the queue, the backend has to see all of it.
         settings.extend((!parts.kafka).then_some(("DEDUP_WINDOW", "0")));
         let downstreamers = (0..1 + usize::from(parts.standby))
@@ -148,6 +159,9 @@ impl World {
                 backend: to_backend,
             },
             mood,
+            recorder,
+            repeating: JoinSet::new(),
+            is_shop_paused: false,
             clocks: clocks.into_iter().flatten().collect(),
             disks,
             memory: BTreeMap::new(),
@@ -217,6 +231,21 @@ impl World {
         }
         let waiting = self.receiver.process.metric("spillway_spill_webhooks").await;
         !self.parts.spill || waiting == Some(0.0)
+    }
+
+    /// From now on the backend takes the broken shop's webhooks.
+    pub fn fix_shop(&self) {
+        self.mood.fixes_shop();
+    }
+
+    /// Sends every recorded settlement to Redis again.
+    pub async fn repeat_all_settlements(&self) {
+        self.recorder.send_all_again(&socket_in(self.cell.directory())).await;
+    }
+
+    /// What came of the settlements that were sent again.
+    pub fn duplicates(&self) -> Duplicates {
+        self.recorder.duplicates()
     }
 
     /// Replays what the backend refused for good; it takes everything now.

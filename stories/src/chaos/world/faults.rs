@@ -1,15 +1,19 @@
 //! Each kind of fault: how it is made, and how it is undone.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt;
 use rand::rngs::StdRng;
 use tokio::time::{sleep, timeout};
 
+use super::mood::ONE_SHOP;
 use super::{TAKES_HOLD_WITHIN, World};
 use crate::chaos::fault::Kind;
 use crate::chaos::sync::Syncs;
 use crate::client::Connection;
+use crate::redis_server::socket_in;
+use crate::shop;
 use crate::until::until;
 use crate::way::Trouble;
 use crate::webhook::Webhook;
@@ -21,6 +25,8 @@ const REDIS_DELAY: Duration = Duration::from_millis(20);
 const ROOM_BYTES: u64 = 100_000;
 /// Clients that vanish at a time.
 const CLIENTS: usize = 20;
+/// Between two settlements that are sent again.
+const BETWEEN_DUPLICATES: Duration = Duration::from_millis(10);
 /// For a question to a Redis that may just have ended.
 const ANSWER: Duration = Duration::from_secs(2);
 
@@ -57,6 +63,11 @@ impl World {
             Kind::AppendsHeld => self.ways.receiver.suffers(Trouble::HoldsAppends),
             Kind::RepliesToReceiverLost => self.ways.receiver.suffers(Trouble::LosesReplies),
             Kind::RepliesToDrainsLost => self.ways.drains.suffers(Trouble::LosesReplies),
+            Kind::SettlementsHeld => self.ways.drains.suffers(Trouble::HoldsSettlements),
+            Kind::SettlementRepliesLost => {
+                self.ways.drains.suffers(Trouble::LosesSettlementReplies);
+            }
+            Kind::SettlementsRepeated => self.repeat_settlements(),
             Kind::RequestsCut => self.trouble_redis(Trouble::CutsRequests),
             Kind::RedisSlow => self.trouble_redis(Trouble::Delays(REDIS_DELAY)),
             Kind::RedisHalfOpen => self.trouble_redis(Trouble::Swallows),
@@ -67,7 +78,10 @@ impl World {
             | Kind::BackendBusy
             | Kind::BackendResets
             | Kind::BackendHangs
-            | Kind::BackendCutsShort => self.mood.suffers(Some(kind)),
+            | Kind::BackendCutsShort
+            | Kind::ShopFails
+            | Kind::ShopHangs => self.mood.suffers(Some(kind)),
+            Kind::ShopPaused => self.pause_shop().await,
             Kind::ClientsCut => self.ways.clients.suffers(Trouble::LosesReplies),
             Kind::ClientsHalfOpen => self.ways.clients.suffers(Trouble::Swallows),
             Kind::ClientsVanish => self.vanish(chance).await,
@@ -99,6 +113,11 @@ impl World {
         for way in [&self.ways.clients, &self.ways.receiver, &self.ways.drains, &self.ways.backend]
         {
             way.suffers(Trouble::None);
+        }
+        self.repeating.abort_all();
+        if std::mem::take(&mut self.is_shop_paused) {
+            let resumed = self.cell.spillway(&["resume", "--all"]).await;
+            assert!(resumed.status.success(), "{resumed:?}");
         }
         self.mood.suffers(None);
         self.mood.poisons(false);
@@ -176,6 +195,25 @@ impl World {
         })
         .await;
         self.receiver.kill9();
+    }
+
+    /// Sends settlements again until the fault ends, whoever leads meanwhile.
+    fn repeat_settlements(&mut self) {
+        let recorder = Arc::clone(&self.recorder);
+        let socket = socket_in(self.cell.directory());
+        self.repeating.spawn(async move {
+            loop {
+                recorder.send_one_again(&socket).await;
+                sleep(BETWEEN_DUPLICATES).await;
+            }
+        });
+    }
+
+    async fn pause_shop(&mut self) {
+        let domain = shop::domain(ONE_SHOP);
+        let paused = self.cell.spillway(&["pause", "--shop", &domain]).await;
+        assert!(paused.status.success(), "{paused:?}");
+        self.is_shop_paused = true;
     }
 
     fn trouble_redis(&self, trouble: Trouble) {

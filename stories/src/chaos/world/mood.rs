@@ -1,17 +1,26 @@
 //! What the backend is up to.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::behaviour::Behaviour;
 use crate::chaos::fault::Kind;
 use crate::receipt::{Receipt, hash};
+use crate::shop;
 
 /// Within the delivery's time-out.
 const SLOW: Duration = Duration::from_millis(300);
 /// One webhook of so many is poison.
 const POISON_ONE_OF: u8 = 8;
+
+/// Shops of the load.
+pub const SHOPS: Range<u64> = 0..8;
+/// The one of them that a fault of one shop befalls.
+pub const ONE_SHOP: u64 = 3;
+/// The shop whose webhooks fail until the episode ends.
+pub const BROKEN_SHOP: u64 = 100;
 
 /// Shared by the backend and whoever changes it.
 #[derive(Debug)]
@@ -25,6 +34,7 @@ struct State {
     trouble: Option<Kind>,
     poisons: bool,
     poisoned: HashSet<String>,
+    is_shop_fixed: bool,
 }
 
 impl Mood {
@@ -43,6 +53,11 @@ impl Mood {
         self.state().poisons = poisons;
     }
 
+    /// From now on the broken shop's webhooks are taken.
+    pub fn fixes_shop(&self) {
+        self.state().is_shop_fixed = true;
+    }
+
     /// Webhook ids that were refused for good.
     pub fn poisoned(&self) -> HashSet<String> {
         self.state().poisoned.clone()
@@ -57,7 +72,13 @@ impl Mood {
     pub fn answer(&self, receipt: &Receipt) -> Behaviour {
         let drawn = hash(format!("{}{}", self.seed, receipt.webhook_id()).as_bytes())[0];
         let mut state = self.state();
+        if !state.is_shop_fixed && receipt.shop() == shop::domain(BROKEN_SHOP) {
+            return Behaviour::status(500);
+        }
+        let is_one_shop = receipt.shop() == shop::domain(ONE_SHOP);
         match state.trouble {
+            Some(Kind::ShopFails) if is_one_shop => return Behaviour::status(500),
+            Some(Kind::ShopHangs) if is_one_shop => return Behaviour::Hang,
             Some(Kind::BackendSlow) => return Behaviour::slowly(SLOW),
             Some(Kind::BackendFails) => {
                 return Behaviour::status([500, 502, 503][usize::from(drawn) % 3]);
