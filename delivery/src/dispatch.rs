@@ -22,6 +22,9 @@ use crate::sorted::{Class, Content};
 /// Shops that are looked at for a lane that has not failed, for one probe.
 const PROBE_LOOKS: usize = 512;
 
+/// Probes under way of a backend that is down, slow ones included.
+const PROBES_MAX: usize = 4;
+
 /// Reason for which something is not sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocked {
@@ -159,12 +162,12 @@ impl<C: Content> Core<C> {
     fn has_slot(&mut self) -> Result<(), Blocked> {
         let now = self.session.now.at;
         let in_flight = self.attempts.len();
-        let may_more = in_flight > 0 && in_flight < self.config.bounds.concurrency_max;
-        let spare = if !may_more {
+        let most = self.config.bounds.concurrency_max;
+        let spare = if in_flight == 0 || in_flight >= most {
             0
         } else if self.backend.is_stopped() {
             // Probes that are slow.
-            in_flight - self.attempts.usual()
+            if in_flight < PROBES_MAX { in_flight - self.attempts.usual() } else { 0 }
         } else {
             let is_single = self.queue.shops.len() > 1 && self.limiter.concurrency(now) == 1;
             usize::from(is_single)

@@ -50,9 +50,9 @@ impl QueueGauges {
         }
     }
 
-    /// Whether nobody else reads the queue, as far as is known.
+    /// Whether nobody else reads the queue. Not before Redis has said so.
     pub fn is_only_consumer(&self) -> bool {
-        self.consumers.load(Ordering::Relaxed) <= 1
+        self.consumers.load(Ordering::Relaxed) == 1
     }
 
     /// What Redis says now.
