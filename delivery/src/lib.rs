@@ -31,6 +31,7 @@ mod retry;
 mod seen;
 mod settle;
 mod settlement;
+mod shares;
 mod shop;
 mod sorted;
 mod status;
@@ -51,6 +52,7 @@ pub use crate::seen::Seen;
 pub use crate::settlement::{
     ChunkWrite, DeadLetter, LaneChange, LaneRowChange, Outcome, SettledRecord, Settlement,
 };
+pub use crate::shares::{Shares, ShopShare};
 pub use crate::shop::ShopBounds;
 pub use crate::sorted::{Class, Content, Sorted};
 pub use crate::status::{BlockedLane, Counts, Status};
