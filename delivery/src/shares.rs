@@ -11,6 +11,9 @@ use crate::sorted::Content;
 
 /// A shop is listed with more than this part of all that waits.
 const LISTED_PART: u64 = 20;
+/// And with so many webhooks at least: fewer fill no Redis, and in calm whoever waits at a moment has
+/// a large share.
+const LISTED_LEAST: u64 = 16;
 /// Shops that are listed.
 const LISTED_MAX: usize = 16;
 
@@ -19,7 +22,8 @@ const LISTED_MAX: usize = 16;
 pub struct Shares {
     /// Unsettled webhooks of all shops.
     pub waiting: u64,
-    /// Shops with more than 5 % of them, at most 16, the largest first.
+    /// Shops with more than 5 % of them and 16 webhooks or more, at most 16 shops, the largest
+    /// first.
     pub shops: Vec<ShopShare>,
 }
 
@@ -39,7 +43,8 @@ impl<C: Content> Core<C> {
     pub fn shares(&self) -> Shares {
         let waiting = self.queue.shops.waiting();
         let large = self.queue.shops.iter().filter(|shop| {
-            u128::from(shop.waiting()) * u128::from(LISTED_PART) > u128::from(waiting)
+            let own = shop.waiting();
+            own >= LISTED_LEAST && u128::from(own) * u128::from(LISTED_PART) > u128::from(waiting)
         });
         let mut shops: Vec<ShopShare> = large.map(|shop| self.share(shop)).collect();
         shops.sort_unstable_by_key(|shop| (std::cmp::Reverse(shop.waiting), shop.hash));
