@@ -16,6 +16,7 @@ mod ownership;
 mod reader;
 mod settings;
 mod settling;
+mod shares;
 mod sort;
 mod status;
 mod worker;
