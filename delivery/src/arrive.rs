@@ -54,6 +54,9 @@ impl<C: Content> Core<C> {
         let shop = self.queue.shops.intern(sorted.shop);
         let active = self.active();
         let lane = self.queue.lane(sorted.lane, shop, active);
+        if replay.is_none() {
+            self.queue.shops.arrived(shop, 1);
+        }
         if self.controls.drops(position, replay) {
             self.drop_webhook(Dropped { lane, position, replay });
             self.lead_dropped(sorted.resource, position);

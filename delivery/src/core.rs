@@ -301,6 +301,7 @@ impl Queue {
         let shop = self.shops.intern(loaded.shop);
         let key = self.lane(loaded.lane, shop, Duration::ZERO);
         self.lanes.add_waiting(loaded.waiting);
+        self.shops.arrived(shop, loaded.waiting);
         if loaded.is_other_scheme
             && let Some(shop) = self.shops.get_mut(shop)
         {

@@ -404,13 +404,14 @@ impl Lanes {
         self.chunk_bytes += POSITION_BYTES * usize_of(count);
     }
 
-    /// Settles the webhook at `index` of a chunk. Returns whether nothing is left of the chunk.
-    pub fn settle_chunk(&mut self, key: LaneKey, number: u32, index: u32) -> Option<bool> {
-        let stored = self.lanes.get_mut(usize_of(key))?.stored.as_mut()?;
-        let chunk = stored.chunk(number)?;
-        let byte = chunk.bits.get_mut(usize_of(index) / 8)?;
+    /// Settles the webhook at `index` of a chunk. Returns whether it was not settled before.
+    pub fn settle_chunk(&mut self, key: LaneKey, number: u32, index: u32) -> bool {
+        let stored = self.lanes.get_mut(usize_of(key)).and_then(|lane| lane.stored.as_mut());
+        let Some(stored) = stored else { return false };
+        let Some(chunk) = stored.chunk(number) else { return false };
+        let Some(byte) = chunk.bits.get_mut(usize_of(index) / 8) else { return false };
         if *byte & (1 << (index % 8)) != 0 {
-            return Some(chunk.left == 0);
+            return false;
         }
         *byte |= 1 << (index % 8);
         chunk.left -= 1;
@@ -421,7 +422,7 @@ impl Lanes {
         if is_gone {
             self.drop_chunk(key, number);
         }
-        Some(is_gone)
+        true
     }
 
     /// Drops the row of a chunk that is settled or gone, and the lane's chunks with the last one.

@@ -33,6 +33,7 @@ mod seen;
 mod settle;
 mod settled;
 mod settlement;
+mod shares;
 mod shop;
 mod sorted;
 mod status;
@@ -54,6 +55,7 @@ pub use crate::settlement::{
     ChunkWrite, ControlsChange, DeadLetter, LaneChange, LaneRowChange, MainChange, Outcome,
     ReplayChange, SettledRecord, Settlement,
 };
+pub use crate::shares::{Shares, ShopShare};
 pub use crate::shop::ShopBounds;
 pub use crate::sorted::{Class, Content, Sorted};
 pub use crate::status::{BlockedLane, Counts, Status};

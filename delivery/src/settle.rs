@@ -162,22 +162,26 @@ impl<C: Content> Core<C> {
         let Dropped { lane, position, replay } = one;
         let Draft { settlement, settling, packs, chunks, .. } = &mut self.ledger.draft;
         settling.lanes.insert(lane);
+        let mut is_new = false;
         if let Some(id) = replay {
             settlement.replays.settled.push(id);
             self.reading.cache.remove(PackKey::Replay(id));
         } else if self.queue.main.is_after_cursor(position) {
-            self.queue.main.settle(position);
+            is_new = self.queue.main.settle(position);
             packs.insert(position.entry());
         } else if let Some((number, index)) =
             self.queue.lanes.get(lane).and_then(|lane| lane.locate(position))
         {
-            self.queue.lanes.settle_chunk(lane, number, index);
+            is_new = self.queue.lanes.settle_chunk(lane, number, index);
             chunks.insert((lane, number));
         }
         if self.queue.retries.remove(position) {
             settlement.lanes.retries.deleted.push(position);
         }
         let Some(shop) = self.queue.lanes.get(lane).map(|lane| lane.shop) else { return };
+        if is_new {
+            self.queue.shops.settled(shop);
+        }
         let barriers = self.queue.shops.get(shop).and_then(|shop| shop.barriers.as_ref());
         if replay.is_none()
             && barriers.is_some_and(|barriers| barriers.positions.contains(&position))

@@ -46,6 +46,8 @@ pub struct Shop {
     pub lanes: Vec<LaneKey>,
     /// Deliveries under way.
     pub in_flight: u32,
+    /// Unsettled webhooks that were read, replays aside.
+    waiting: u64,
     /// No turn before.
     pub paused_until: Duration,
     /// Whether an operator paused it.
@@ -82,6 +84,8 @@ pub struct Shops {
     stopped: HashSet<u64>,
     /// Duration of a usual delivery, in seconds.
     usual: f64,
+    /// Sum of [`Shop::waiting`].
+    waiting: u64,
 }
 
 /// Whether a shop may have a turn.
@@ -111,6 +115,7 @@ impl Shops {
             due: BinaryHeap::new(),
             stopped: HashSet::new(),
             usual: 0.0,
+            waiting: 0,
         }
     }
 
@@ -122,6 +127,7 @@ impl Shops {
                 hash,
                 lanes: Vec::new(),
                 in_flight: 0,
+                waiting: 0,
                 paused_until: Duration::ZERO,
                 is_stopped: stopped.contains(&hash),
                 is_starved: false,
@@ -150,6 +156,32 @@ impl Shops {
     /// Shops of which something waits.
     pub fn len(&self) -> usize {
         self.shops.len()
+    }
+
+    /// Every shop of which something waits.
+    pub fn iter(&self) -> impl Iterator<Item = &Shop> {
+        self.shops.iter().map(|(_, shop)| shop)
+    }
+
+    /// Unsettled webhooks of all shops.
+    pub fn waiting(&self) -> u64 {
+        self.waiting
+    }
+
+    /// Webhooks of a shop were read that are not settled.
+    pub fn arrived(&mut self, key: ShopKey, count: u64) {
+        if let Some(shop) = self.shops.get_mut(usize_of(key)) {
+            shop.waiting += count;
+            self.waiting += count;
+        }
+    }
+
+    /// A webhook of a shop is settled.
+    pub fn settled(&mut self, key: ShopKey) {
+        if let Some(shop) = self.shops.get_mut(usize_of(key)) {
+            shop.waiting -= 1;
+            self.waiting -= 1;
+        }
     }
 
     /// Duration of a usual delivery; zero before the first.
@@ -322,6 +354,8 @@ impl Shops {
             return;
         }
         let shop = self.shops.remove(usize_of(key));
+        debug_assert_eq!(shop.waiting, 0, "BUG: a shop without lanes has webhooks that wait");
+        self.waiting -= shop.waiting;
         self.by_hash.remove(&shop.hash);
         for (turns, had) in self.turns.iter_mut().zip(shop.has_turn) {
             if had {
@@ -346,6 +380,11 @@ fn gate(shop: &Shop, bounds: ShopBounds, now: Duration) -> ShopGate {
 }
 
 impl Shop {
+    /// Unsettled webhooks that were read, in the main stream and in lanes, indexed or not.
+    pub fn waiting(&self) -> u64 {
+        self.waiting
+    }
+
     /// Whether the shop has lanes of two key schemes.
     pub fn is_mixed(&self) -> bool {
         self.barriers.as_ref().is_some_and(|barriers| barriers.is_mixed)

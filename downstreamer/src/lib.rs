@@ -17,6 +17,7 @@ mod ownership;
 mod reader;
 mod settings;
 mod settling;
+mod shares;
 mod sort;
 mod status;
 mod worker;

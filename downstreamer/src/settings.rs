@@ -10,7 +10,7 @@ use rustls::pki_types::ServerName;
 use spillway_queue::lane::KeyScheme;
 use spillway_service::common::CommonChecked;
 use spillway_service::{Checker, Common};
-use spillway_webhook::shopify::{is_barrier, is_compliance};
+use spillway_webhook::shopify::{is_barrier, is_compliance, topic_list};
 
 use spillway_delivery::{Backoff, Config, ShopBounds, Tuning};
 use spillway_limiter::Bounds;
@@ -259,7 +259,7 @@ impl spillway_service::Written for Written {
             delivery_timeout,
             bounds: self.bounds(checker),
             shop_bounds: self.shop_bounds(checker),
-            priority_topics: topics(&self.priority_topics),
+            priority_topics: topic_list(&self.priority_topics),
             dedup,
             coalesce_topics: self.coalesce_topics(checker),
             coalesce_wait_max: checker.duration(
@@ -354,7 +354,7 @@ impl Written {
 
     fn coalesce_topics(&self, checker: &mut Checker) -> Vec<String> {
         const KEY: &str = "COALESCE_TOPICS";
-        let topics = topics(&self.coalesce_topics);
+        let topics = topic_list(&self.coalesce_topics);
         for topic in &topics {
             let (kind, event) = topic.split_once('/').unwrap_or((topic, ""));
             let problem = if is_compliance(topic.as_bytes()) || is_barrier(topic.as_bytes()) {
@@ -443,12 +443,6 @@ fn rate(checker: &mut Checker, key: &str, text: &str) -> f64 {
 fn memory(checker: &mut Checker, key: &str, text: &str) -> usize {
     let bytes = checker.size(key, text, MIB..=16 * 1024 * MIB);
     usize::try_from(bytes).expect("BUG: the range ends below 2^63")
-}
-
-/// A list with commas.
-fn topics(text: &str) -> Vec<String> {
-    let topics = text.split(',').map(str::trim).filter(|topic| !topic.is_empty());
-    topics.map(ToOwned::to_owned).collect()
 }
 
 fn dead_statuses(checker: &mut Checker, text: &str) -> Vec<u16> {

@@ -12,12 +12,13 @@ use spillway_drain::{End, Tenure};
 use spillway_queue::lane::LaneRow;
 use spillway_queue::orders::Orders;
 use spillway_queue::settle::{Dead, Settlement};
+use spillway_queue::shares::Shares;
 use spillway_queue::{QueueError, Redis};
 use spillway_service::clock::wall_clock_ms;
 use spillway_service::error::chain;
 use spillway_service::supervisor::Pulse;
 use spillway_webhook::WebhookId;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -31,6 +32,7 @@ use crate::metrics::Metrics;
 use crate::reader::{Rereader, Wanted};
 use crate::settings::Settings;
 use crate::settling::Translator;
+use crate::shares;
 use crate::sort::Sorter;
 use crate::status;
 
@@ -61,6 +63,7 @@ struct Channels {
     settled: mpsc::Receiver<Settled>,
     arrived: mpsc::Receiver<Event<PackBytes>>,
     controls: mpsc::Receiver<Orders>,
+    shares: watch::Sender<Shares>,
     reads: JoinSet<Event<PackBytes>>,
     deliveries: JoinSet<Delivery>,
     running: HashMap<AttemptId, AbortHandle>,
@@ -103,6 +106,7 @@ impl Worker {
             settled,
             arrived: intake::start(redis, consumer, cursor, sorter.clone(), metrics.clone()),
             controls: controls::start(redis.clone(), consumer, tenure.clone(), orders.version),
+            shares: shares::start(redis.clone(), consumer, &tenure.token),
             reads: JoinSet::new(),
             deliveries: JoinSet::new(),
             running: HashMap::new(),
@@ -320,6 +324,8 @@ impl Worker {
             let (trouble, note) = status::explain(&status, &self.translator);
             self.tenure.show_trouble(trouble.map(Into::into));
             self.tenure.show_note(note);
+            let shares = shares::named(&self.core.shares(), &self.translator);
+            self.channels.shares.send_replace(shares);
         }
     }
 

@@ -88,6 +88,7 @@ pub async fn forget(
         .key(keys.stream())
         .key(keys.counts())
         .key(keys.drains())
+        .key(keys.shares())
         .key(keys.owner(drain))
         .key(keys.done(drain))
         .key(keys.parked(drain))

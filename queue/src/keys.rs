@@ -37,6 +37,11 @@ impl Keys {
         format!("{}drains", self.prefix)
     }
 
+    /// Hash: consumer → shares of its shops, as [`crate::shares`] says.
+    pub fn shares(&self) -> String {
+        format!("{}shares", self.prefix)
+    }
+
     /// `<token>:<counter>` of a drain's owner.
     pub fn owner(&self, drain: &str) -> String {
         format!("{}{drain}:owner", self.prefix)

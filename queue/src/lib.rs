@@ -4,7 +4,8 @@
 //! cursor) → [`settle`] (one script records what is done, parks, dead-letters, advances the cursor
 //! and trims; what waits outside the stream lies in the [`lane`]s). Beside it: [`owner`] (one instance per drain), [`dead`] (dead letters), [`drains`]
 //! (who reads), [`orders`] (what an operator tells a drain), [`history`] (what became of a webhook),
-//! [`feed`] (what a receiver spilled to its disk), [`status`] and [`health`] (what an operator asks).
+//! [`feed`] (what a receiver spilled to its disk), [`shares`] (which shops take much of what waits),
+//! [`status`] and [`health`] (what an operator asks).
 //!
 //! Every write of a drain is one Lua script with `allow-oom`: atomic, fenced by the owner's token,
 //! and it works on a Redis that is full to the brim, because only draining can empty it.
@@ -24,6 +25,7 @@ pub mod owner;
 pub mod read;
 pub mod sentinel;
 pub mod settle;
+pub mod shares;
 pub mod status;
 
 pub use connect::{Connection, Redis};

@@ -18,6 +18,9 @@ pub struct Status {
     pub queue: QueueStatus,
     /// Each registered drain.
     pub drains: Vec<DrainStatus>,
+    /// Redis' clock, in milliseconds since the Unix epoch.
+    #[serde(skip)]
+    pub now_ms: u64,
 }
 
 /// The stream.
@@ -65,6 +68,10 @@ pub struct DrainStatus {
     pub pauses: Vec<Pause>,
     /// Webhooks dropped by an operator's order, ever.
     pub dropped: u64,
+    /// Shares of its shops as they are stored, for
+    /// [`large_shops`](crate::shares::large_shops); empty where no shop takes much.
+    #[serde(skip)]
+    pub shares: String,
 }
 
 type QueueRow = (u64, String, String, String, String, String);
@@ -80,7 +87,7 @@ type DrainRow = (
     String,
     u64,
     String,
-    HashMap<String, String>,
+    (HashMap<String, String>, String),
 );
 
 /// Reads the status.
@@ -95,6 +102,7 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Status, 
         .key(&stream)
         .key(keys.counts())
         .key(keys.drains())
+        .key(keys.shares())
         .arg(prefix)
         .invoke_async(connection)
         .await?;
@@ -104,6 +112,7 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Status, 
     let (packs, appended, trimmed, used, limit, now): QueueRow =
         redis::from_redis_value(first).map_err(unexpected)?;
     let appended = number(&appended);
+    let now_ms = number(&now);
     let queue = QueueStatus {
         packs,
         webhooks: appended.saturating_sub(number(&trimmed)),
@@ -112,15 +121,15 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Status, 
         accepted: appended,
     };
     let drains = rows
-        .map(|row| redis::from_redis_value(row).map(|row| drain(row, appended, number(&now))))
+        .map(|row| redis::from_redis_value(row).map(|row| drain(row, appended, now_ms)))
         .collect::<Result<_, _>>()
         .map_err(unexpected)?;
-    Ok(Status { queue, drains })
+    Ok(Status { queue, drains, now_ms })
 }
 
 fn drain(row: DrainRow, appended: u64, now_ms: u64) -> DrainStatus {
-    let (name, cursor, oldest, through, open, owner, seen, parked, aside, dead, bytes, orders) =
-        row;
+    let (name, cursor, oldest, through, open, owner, seen, parked, aside, dead, bytes, last) = row;
+    let (orders, shares) = last;
     let settled = number(&through) + number(&open);
     let main = oldest.parse::<StreamId>().ok().map(|id| id.ms);
     let set_aside = Some(number(&aside)).filter(|ms| *ms > 0);
@@ -140,6 +149,7 @@ fn drain(row: DrainRow, appended: u64, now_ms: u64) -> DrainStatus {
         cursor,
         pauses: orders::pauses(&orders),
         dropped: orders.get("dropped").map_or(0, |dropped| number(dropped)),
+        shares,
     }
 }
 

@@ -19,6 +19,7 @@ pub mod secrets;
 pub mod serve;
 pub mod settings;
 pub mod shard;
+pub mod shares;
 pub mod spill;
 pub mod stream;
 pub mod topics;
@@ -44,6 +45,7 @@ use crate::queue_state::QueueState;
 use crate::serve::Acceptor;
 use crate::settings::Settings;
 use crate::shard::{Shard, Shared};
+use crate::shares::{Judge, ShopShares};
 use crate::spill::Spill;
 
 /// How long who connects first may have to wait for what Redis says: a part of Shopify's 5 s.
@@ -63,7 +65,11 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let listener = Listener::bind(&settings.listen).await?;
     let stop_feeding = CancellationToken::new();
     let (state, mut feeding) = spill_or_not(&settings, &metrics, &stop_feeding).await?;
-    let watch = queue_state::Watch::new(&settings, state.clone(), readiness.clone(), &metrics);
+    let shares = Arc::new(ShopShares::new(settings.shop_limit.priority_topics.clone()));
+    let judge =
+        Judge::new(settings.shop_limit.clone(), shares.clone(), metrics.queue.shops_over.clone());
+    let watch =
+        queue_state::Watch::new(&settings, state.clone(), readiness.clone(), &metrics, judge);
     if settings.common.exit_if_unavailable {
         watch
             .look_once()
@@ -79,6 +85,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         admission: watched_admission(&settings, &metrics),
         settings: settings.clone(),
         state: state.clone(),
+        shares,
         metrics: metrics.clone(),
         watchdog: Watchdog::start(),
         closing: closing.clone(),

@@ -37,6 +37,8 @@ pub struct Metrics {
 pub struct QueueGauges {
     /// Each registered drain.
     pub drains: DrainGauges,
+    /// Shops over `SHOP_MAX_QUEUED`.
+    pub shops_over: IntGauge,
     durability: IntGauge,
     bytes: IntGauge,
     limit_bytes: IntGauge,
@@ -109,6 +111,10 @@ impl QueueGauges {
         );
         let gauges = Self {
             drains: DrainGauges::new(registry),
+            shops_over: gauge(
+                "spillway_shops_over_share",
+                "Shops over SHOP_MAX_QUEUED: their webhooks are answered 503 shop_queue_full.",
+            ),
             durability: gauge(
                 "spillway_durability",
                 "2 = Redis syncs before it answers, 1 = each second, 0 = not at all or unknown.",

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::{Metrics, QueueGauges};
 use crate::reply::Refusal;
 use crate::settings::Settings;
+use crate::shares::Judge;
 use crate::spill::Spill;
 use crate::spill::claim::Others;
 
@@ -74,6 +75,8 @@ pub struct Watch {
     gauges: QueueGauges,
     /// Receivers that spill, which this one does not.
     others: Others,
+    /// Shops that take too much.
+    shops: Judge,
 }
 
 impl Default for QueueState {
@@ -204,6 +207,7 @@ impl Watch {
         state: QueueState,
         readiness: Readiness,
         metrics: &Metrics,
+        shops: Judge,
     ) -> Self {
         Self {
             redis: settings.common.redis.clone(),
@@ -212,6 +216,7 @@ impl Watch {
             readiness,
             gauges: metrics.queue.clone(),
             others: Others::default(),
+            shops,
         }
     }
 
@@ -235,6 +240,7 @@ impl Watch {
                 Err(error) => {
                     connection = None;
                     self.gauges.unreachable();
+                    self.shops.look_failed();
                     self.unusable(
                         Health::Unavailable,
                         &format!("queue_unavailable: {}", chain(&error)),
@@ -283,10 +289,14 @@ impl Watch {
 
     /// Shown here too: when every drain is dead, nobody else can say what piles up. A Redis that does
     /// not tell is none the less usable.
-    async fn show_drains(&self, connection: &mut Connection) {
+    async fn show_drains(&mut self, connection: &mut Connection) {
         match status::read(&self.redis, connection).await {
-            Ok(status) => self.gauges.drains.show(&status.drains),
+            Ok(status) => {
+                self.gauges.drains.show(&status.drains);
+                self.shops.look(&status);
+            }
             Err(error) => {
+                self.shops.look_failed();
                 tracing::debug!(error = chain(&error), "the drains could not be looked at")
             }
         }

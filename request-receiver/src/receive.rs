@@ -23,6 +23,7 @@ use crate::reply::Refusal;
 use crate::secrets::Source;
 use crate::settings::BodyKinds;
 use crate::shard::Shared;
+use crate::shares::ShopShares;
 use crate::waiting::Waiting;
 
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
@@ -32,6 +33,7 @@ pub struct Receiver {
     admission: Admission,
     secrets: Arc<Source>,
     state: QueueState,
+    shares: Arc<ShopShares>,
     waiting: Arc<Waiting>,
     metrics: Metrics,
     window: Window,
@@ -44,11 +46,12 @@ pub struct Receiver {
 impl Receiver {
     /// Puts a receiver together.
     pub fn new(shared: Shared, state: QueueState, waiting: Arc<Waiting>) -> Self {
-        let Shared { settings, admission, metrics, .. } = shared;
+        let Shared { settings, admission, shares, metrics, .. } = shared;
         Self {
             admission,
             secrets: settings.secrets.clone(),
             state,
+            shares,
             waiting,
             metrics,
             window: settings.window,
@@ -78,6 +81,7 @@ impl Receiver {
         let waited_ms = u64::try_from(arrival.first_byte.elapsed().as_millis()).unwrap_or(0);
         let verified = self.authenticate(head, body, now_ms.saturating_sub(waited_ms))?;
         inspect(verified.get(), now_ms, self.body_kinds, &self.window)?;
+        self.shares.admit(&verified.get().headers)?;
         self.waiting.push(verified, permit, arrival.first_byte + self.ack_timeout).await
     }
 
@@ -183,10 +187,12 @@ fn announced_bytes(head: &Parts) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
     use axum::body::Body;
+    use spillway_webhook::stable_hash;
     use zeroize::Zeroizing;
 
     use super::*;
@@ -202,6 +208,7 @@ mod tests {
             admission: Admission::new(64 << 20),
             secrets,
             state: QueueState::usable_one(),
+            shares: Arc::default(),
             waiting: Arc::new(Waiting::new(Topics::new(metrics.topics.clone()))),
             metrics,
             window: Window {
@@ -242,5 +249,17 @@ mod tests {
             assert!(matches!(taken, Some(Poll::Ready(Err(Refusal::BadSignature)))));
             assert_eq!(allocated.count_total, 0, "{signature:?}: {allocated:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_stranger_is_not_told_that_a_shop_is_over_its_share() {
+        let receiver = receiver();
+        let arrival = Arrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
+        receiver.shares.show(HashSet::from([stable_hash::of(&[b""])]));
+        let forged = receiver.take(request("forged"), &arrival).await;
+        assert_eq!(forged, Err(Refusal::BadSignature));
+        let signature = spillway_webhook::Secrets::new(&[Zeroizing::new("hush".to_owned())]);
+        let own = receiver.take(request(&signature.sign(BODY)), &arrival).await;
+        assert_eq!(own, Err(Refusal::ShopQueueFull));
     }
 }

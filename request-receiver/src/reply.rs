@@ -25,6 +25,8 @@ pub enum Refusal {
     QueueUnavailable,
     /// Redis has no memory or disk left.
     QueueFull,
+    /// The webhook's shop takes too much of the queue.
+    ShopQueueFull,
     /// Not stored, or not known to be, in time.
     AckTimeout,
     /// The body is too long.
@@ -60,6 +62,9 @@ impl Refusal {
                 (S::SERVICE_UNAVAILABLE, "queue_unavailable", "not stored; try again")
             }
             Self::QueueFull => (S::SERVICE_UNAVAILABLE, "queue_full", "not stored; try again"),
+            Self::ShopQueueFull => {
+                (S::SERVICE_UNAVAILABLE, "shop_queue_full", "too much of the shop waits; try again")
+            }
             Self::AckTimeout => {
                 (S::SERVICE_UNAVAILABLE, "queue_unavailable", "not known to be stored; try again")
             }
@@ -115,7 +120,7 @@ impl Refusal {
 pub const NOT_HTTP: &str = "not_http";
 
 /// Every outcome's label.
-pub const OUTCOMES: [&str; 18] = [
+pub const OUTCOMES: [&str; 19] = [
     "accepted",
     NOT_HTTP,
     "not_post",
@@ -123,6 +128,7 @@ pub const OUTCOMES: [&str; 18] = [
     "overloaded",
     "queue_unavailable",
     "queue_full",
+    "shop_queue_full",
     "ack_timeout",
     "too_large",
     "timeout",
@@ -183,6 +189,7 @@ mod tests {
             Refusal::Overloaded,
             Refusal::QueueUnavailable,
             Refusal::QueueFull,
+            Refusal::ShopQueueFull,
             Refusal::AckTimeout,
             Refusal::TooLarge,
             Refusal::Slow,

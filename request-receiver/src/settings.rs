@@ -10,10 +10,12 @@ use spillway_service::common::CommonChecked;
 use spillway_service::listen::Address;
 use spillway_service::{Checker, Common};
 use spillway_webhook::freshness::Window;
+use spillway_webhook::shopify::topic_list;
 
 use crate::admit::OVERHEAD_BYTES;
 use crate::connection::HEADER_BYTES_MAX;
 use crate::secrets::Source;
+use crate::shares::ShopLimit;
 use crate::spill::SpillSettings;
 
 const MIB: u64 = 1 << 20;
@@ -109,6 +111,17 @@ pub struct Written {
     #[arg(long, env = "SPILL_MAX", default_value = "10GiB")]
     spill_max: String,
 
+    /// What one shop's webhooks that wait may take of Redis' maxmemory; past it, that shop's are
+    /// answered 503, except compliance topics, app/uninstalled and PRIORITY_TOPICS; 100: no bound
+    /// [percent, 1 to 100]
+    #[arg(long, env = "SHOP_MAX_QUEUED", default_value = "50")]
+    shop_max_queued: String,
+
+    /// Topics that are stored past SHOP_MAX_QUEUED, comma separated; orders/* means all of a kind.
+    /// The downstreamer's setting of the same name
+    #[arg(long, env = "PRIORITY_TOPICS", default_value = "orders/*")]
+    priority_topics: String,
+
     /// Time to finish what is under way after SIGTERM [1s to 5m]
     #[arg(long, env = "SHUTDOWN_TIMEOUT", default_value = "10s")]
     shutdown_timeout: String,
@@ -147,6 +160,8 @@ pub struct Settings {
     pub require_durable: bool,
     /// Where packs go while Redis takes none.
     pub spill: Option<SpillSettings>,
+    /// Bound of each shop.
+    pub shop_limit: ShopLimit,
     /// Time to finish what is under way.
     pub shutdown_timeout: Duration,
 }
@@ -212,6 +227,7 @@ impl spillway_service::Written for Written {
             ack_timeout: checker.duration("ACK_TIMEOUT", &self.ack_timeout, ms(100)..=s(60)),
             require_durable: checker.flag("REQUIRE_DURABLE", &self.require_durable),
             spill: self.spill(checker),
+            shop_limit: self.shop_limit(checker),
             shutdown_timeout: checker.duration(
                 "SHUTDOWN_TIMEOUT",
                 &self.shutdown_timeout,
@@ -247,6 +263,14 @@ impl Written {
             checker.mistake("SPILL_DIR", "must be an absolute path");
         }
         Some(SpillSettings { directory, bytes_max })
+    }
+
+    fn shop_limit(&self, checker: &mut Checker) -> ShopLimit {
+        let percent = self.shop_max_queued.trim().trim_end_matches('%');
+        ShopLimit {
+            queued_percent: checker.number("SHOP_MAX_QUEUED", percent, 1..=100),
+            priority_topics: topic_list(&self.priority_topics),
+        }
     }
 
     fn secrets(&self, checker: &mut Checker) -> Arc<Source> {

@@ -24,6 +24,7 @@ use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
 use crate::receive::Receiver;
 use crate::settings::Settings;
+use crate::shares::ShopShares;
 use crate::stream::Accepted;
 use crate::topics::Topics;
 use crate::waiting::Waiting;
@@ -67,6 +68,8 @@ pub struct Shared {
     pub admission: Admission,
     /// What is known of the queue.
     pub state: QueueState,
+    /// Shops that take too much of it.
+    pub shares: Arc<ShopShares>,
     /// What is counted.
     pub metrics: Metrics,
     /// Has the batchers answer to the supervisor.

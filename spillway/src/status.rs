@@ -8,12 +8,16 @@ use std::time::Duration;
 
 use clap::Args;
 use spillway_queue::orders::Pause;
+use spillway_queue::shares::large_shops;
 use spillway_queue::status::{DrainStatus, QueueStatus, Status, read};
 use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
 use crate::out::{age, count, line, size, table};
 use crate::place::Place;
+
+/// A shop is shown from this part of `maxmemory` on, in percent.
+const SHOWN_PERCENT: u64 = 10;
 
 /// Of `status`.
 #[derive(Debug, Args)]
@@ -101,7 +105,27 @@ fn drain_row(drain: &DrainStatus) -> [String; 8] {
 }
 
 fn text(status: &Status) -> String {
-    format!("{}\n\n{}", queue_text(&status.queue), drains_text(&status.drains))
+    let drains = drains_text(&status.drains);
+    format!("{}\n\n{drains}{}", queue_text(&status.queue), shops_text(status))
+}
+
+/// A line for each shop that takes much of Redis' memory.
+fn shops_text(status: &Status) -> String {
+    let mut text = String::new();
+    for drain in &status.drains {
+        for shop in large_shops(status, drain).unwrap_or_default() {
+            let percent = shop.bytes * 100 / status.queue.limit_bytes.max(1);
+            if status.queue.limit_bytes > 0 && percent >= SHOWN_PERCENT {
+                let (waiting, bytes) = (count(shop.share.waiting, "webhook"), size(shop.bytes));
+                let (drain, shop) = (&drain.name, shop.share.label());
+                text.push_str(&format!(
+                    "\n{drain}: {waiting} of shop {shop} take about {bytes}, {percent} % of redis' \
+                     maxmemory"
+                ));
+            }
+        }
+    }
+    text
 }
 
 fn queue_text(queue: &QueueStatus) -> String {
@@ -145,7 +169,7 @@ mod tests {
     fn it_is_read_at_a_glance() {
         let queue =
             QueueStatus { packs: 1, webhooks: 12, bytes: 512, limit_bytes: 1024, accepted: 99 };
-        let text = text(&Status { queue, drains: vec![drain()] });
+        let text = text(&Status { queue, drains: vec![drain()], now_ms: 0 });
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(
             lines[0],
@@ -155,6 +179,28 @@ mod tests {
         let expected =
             ["http", "12", "1m 1s", "0123456789abcdef", "0s ago", "2", "3 (2.0 KiB)", "5-0"];
         assert_eq!(cells, expected);
+    }
+
+    #[test]
+    fn a_shop_that_takes_much_is_named() {
+        let shares = r#"5 {"waiting":100,"shops":[{"hash":"00000000000000ab","shop":"a.example","waiting":80},{"hash":"00000000000000cd","waiting":19}]}"#;
+        let queue = QueueStatus {
+            webhooks: 100,
+            bytes: 50 << 20,
+            limit_bytes: 64 << 20,
+            ..QueueStatus::default()
+        };
+        let drain = DrainStatus { shares: shares.to_owned(), parked: 0, dead_bytes: 0, ..drain() };
+        let mut status = Status { queue, drains: vec![drain], now_ms: 5 };
+        assert_eq!(
+            shops_text(&status),
+            "\nhttp: 80 webhooks of shop a.example take about 40.0 MiB, 62 % of redis' maxmemory\
+             \nhttp: 19 webhooks of shop 00000000000000cd take about 9.5 MiB, 14 % of redis' maxmemory"
+        );
+        status.queue.limit_bytes = 1 << 30;
+        assert_eq!(shops_text(&status), "");
+        status.queue.limit_bytes = 0;
+        assert_eq!(shops_text(&status), "");
     }
 
     #[test]

@@ -107,7 +107,8 @@ async fn takeover_and_dead_letters_work_on_a_full_queue() {
     let redis = cell.redis(&SMALL).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::status(503));
-    let mut receiver = cell.receiver(&[]).await;
+    // All of it is one shop's.
+    let mut receiver = cell.receiver(&[("SHOP_MAX_QUEUED", "100")]).await;
     let ledger = fill(&receiver, seed).await;
     expect_quick_refusals(&mut receiver).await;
 

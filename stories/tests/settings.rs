@@ -32,12 +32,13 @@ async fn a_receiver_names_all_mistakes_at_once() {
         ("ACK_TIMEOUT", "3"),
         ("MAX_CONNECTIONS", "-1"),
         ("BODY_KINDS", "yaml"),
+        ("SHOP_MAX_QUEUED", "101"),
         ("SHOPIFY_CLIENT_SECRET", SECRET_VALUE),
     ];
     let output = cell.run("request-receiver", &[], &bad).await;
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(78), "{errors}");
-    for (key, _) in &bad[..7] {
+    for (key, _) in &bad[..8] {
         assert!(errors.contains(key), "no word of {key} in: {errors}");
     }
     assert!(!errors.contains(SECRET_VALUE), "{errors}");

@@ -70,7 +70,9 @@ impl Stage {
         let spill = cell.directory().join("spill");
         let socket = Arc::new(TcpListener::bind("127.0.0.1:0").expect("a socket"));
         let spill = spill.to_str().expect("a path of letters");
-        let receiver = cell.receiver_on(&socket, &[("SPILL_DIR", spill)]);
+        // All of it is one shop's.
+        let settings = [("SPILL_DIR", spill), ("SHOP_MAX_QUEUED", "100")];
+        let receiver = cell.receiver_on(&socket, &settings);
         receiver.ready().await;
         let backend = Backend::start().await;
         let downstreamer = cell.downstreamer(&backend, &[("DEDUP_WINDOW", "0")]).await;

@@ -61,6 +61,12 @@ pub fn is_topic_match(pattern: &str, topic: &[u8]) -> bool {
     }
 }
 
+/// Topics, or kinds such as `orders/*`, of a list with commas.
+pub fn topic_list(text: &str) -> Vec<String> {
+    let topics = text.split(',').map(str::trim).filter(|topic| !topic.is_empty());
+    topics.map(ToOwned::to_owned).collect()
+}
+
 /// The singular of a topic's first segment: `inventory_levels/update` is about an
 /// `inventory_level`.
 pub fn resource_kind(topic: &str) -> String {

@@ -13,7 +13,7 @@ use crate::backend::End;
 use crate::plan::Plan;
 use crate::redis::{Letter, Mark, Redis};
 use crate::truth::Violation;
-use crate::webhook::{Bytes, RAW_BYTES, Resource, Scheme, Webhook};
+use crate::webhook::{Bytes, RAW_BYTES, Resource, SHOPS, Scheme, Webhook, shop_hash};
 use crate::world::{Request, Task, World};
 
 /// Memory of the index over its bound that is allowed, beside what is read for empty windows.
@@ -46,6 +46,8 @@ pub struct Leader {
     settled: Mark,
     /// Settlement on its way.
     pub settling: Option<Rc<Letter>>,
+    /// What that leaves of each shop, and the newest pack that the core had got before it.
+    leaves: ([u64; SHOPS as usize], StreamId),
     number: u64,
     about: (Scheme, bool),
     /// Fingerprints of what was delivered, as far as the leader knows.
@@ -72,6 +74,7 @@ impl Leader {
             replays_to: StreamId::ZERO,
             settled: redis.mark,
             settling: None,
+            leaves: ([0; SHOPS as usize], StreamId::ZERO),
             number: 0,
             about: (scheme, plan.config.keeps_fingerprints),
             known: delivered.iter().map(|(fingerprint, _)| *fingerprint).collect(),
@@ -124,7 +127,53 @@ impl World {
         if bytes > self.plan.config.index_bytes + INDEX_SLACK + reads {
             return Err(format!("the index holds {bytes} bytes"));
         }
+        self.check_shares()
+    }
+
+    /// The core counts what waits of each shop: everything that it has read and not settled.
+    fn check_shares(&self) -> Result<(), Violation> {
+        if self.is_astray {
+            return Ok(());
+        }
+        let leader = &self.leader;
+        let under_way = leader.settling.as_ref().filter(|letter| letter.mark != self.redis.mark);
+        let expected = if under_way.is_some() {
+            let (left, read_to) = leader.leaves;
+            let new = self.redis.waiting(false, read_to, leader.read_to);
+            std::array::from_fn(|shop| left[shop] + new[shop])
+        } else {
+            self.redis.waiting(true, StreamId::ZERO, leader.read_to)
+        };
+        let counted = std::array::from_fn(|shop| {
+            let shop = u8::try_from(shop).expect("it is small");
+            leader.core.waiting_of(shop_hash(shop))
+        });
+        let shares = leader.core.shares();
+        let is_listed = |shop: usize| {
+            let hash = shop_hash(u8::try_from(shop).expect("it is small"));
+            let listed = shares.shops.iter().find(|share| share.hash == hash);
+            let is_large = expected[shop] >= 16 && expected[shop] * 20 > shares.waiting;
+            let is_only = expected.iter().filter(|waiting| **waiting > 0).count() == 1;
+            listed.map(|share| share.waiting) == is_large.then_some(expected[shop])
+                || (is_only && listed.is_none())
+        };
+        let sum: u64 = expected.iter().sum();
+        let is_right = counted == expected && shares.waiting == sum;
+        if !is_right || !(0..expected.len()).all(is_listed) {
+            return Err(format!(
+                "shares: {expected:?} wait of each shop, counted {counted:?}, {shares:?}"
+            ));
+        }
         Ok(())
+    }
+
+    /// What a settlement will leave of each shop.
+    fn foresee(&mut self, letter: &Letter) {
+        let mut after = self.redis.clone();
+        // One that does not follow is refused, and this leader gone with it.
+        after.apply(letter).ok();
+        let read_to = self.leader.read_to;
+        self.leader.leaves = (after.waiting(true, StreamId::ZERO, read_to), read_to);
     }
 
     fn note(&mut self, event: &Event<Bytes>) {
@@ -175,6 +224,7 @@ impl World {
                 });
                 self.log.add(self.now, || format!("settle {}", letter.describe()));
                 self.leader.settling = Some(letter.clone());
+                self.foresee(&letter);
                 if !self.environment.is_calm && self.random.chance(100) {
                     let late = self.random.ms(0, 5000);
                     self.later(late, Task::Apply(letter.clone(), false));
@@ -237,7 +287,7 @@ impl World {
     fn is_paused(&self, webhook: &Webhook) -> bool {
         let controls = &self.environment.controls;
         controls.is_all_paused
-            || controls.shops.contains(&crate::webhook::shop_hash(webhook.shop))
+            || controls.shops.contains(&shop_hash(webhook.shop))
             || controls.filters.contains(&webhook.resource())
     }
 

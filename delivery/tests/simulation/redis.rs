@@ -7,7 +7,7 @@ use spillway_delivery::{ChunkRead, LaneLoaded, LaneRowChange, Loaded, PackRead, 
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
-use crate::webhook::{Bytes, Scheme, Webhook};
+use crate::webhook::{Bytes, SHOPS, Scheme, Webhook};
 
 /// Token of the leader and number of a settlement.
 pub type Mark = (u64, u64);
@@ -199,6 +199,21 @@ impl Redis {
             }
         }
         Ok(all)
+    }
+
+    /// Unsettled webhooks of each shop in lanes, and in the main stream after `from` up to `to`.
+    pub fn waiting(&self, has_lanes: bool, from: StreamId, to: StreamId) -> [u64; SHOPS as usize] {
+        let mut waiting = [0; SHOPS as usize];
+        let none = Vec::new();
+        let main = self.main.range(from.next()..).take_while(|(entry, _)| **entry <= to);
+        let main = main.map(|(at, webhooks)| (webhooks, self.done.get(at).unwrap_or(&none)));
+        let chunks = self.chunks.values().filter(|_| has_lanes);
+        for (webhooks, bits) in main.chain(chunks.map(|chunk| (&chunk.webhooks, &chunk.bits))) {
+            for (index, webhook) in webhooks.iter().enumerate() {
+                waiting[usize::from(webhook.shop)] += u64::from(!is_set(bits, index));
+            }
+        }
+        waiting
     }
 
     /// Checks that rows and chunks agree.

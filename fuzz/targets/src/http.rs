@@ -65,6 +65,7 @@ impl Bench {
         let shared = Shared {
             admission: Admission::new(settings.in_flight_bytes_max),
             state: state.clone(),
+            shares: Arc::default(),
             metrics: metrics.clone(),
             watchdog: runtime.block_on(async { Watchdog::start() }),
             closing: Closing::default(),

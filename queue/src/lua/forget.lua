@@ -1,14 +1,15 @@
 #!lua flags=allow-oom
 -- Forgets a drain: its cursor, what it parked and its dead letters; frees what only it held back.
--- KEYS  1 stream  2 counts  3 drains  4... the drain's own keys
+-- KEYS  1 stream  2 counts  3 drains  4 shares  5... the drain's own keys
 -- ARGV  1 drain
 local gone = redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 for _, count in ipairs({'through:', 'open:', 'lanes:', 'oldest:'}) do
   redis.call('HDEL', KEYS[2], count .. ARGV[1])
 end
 redis.call('HDEL', KEYS[3], ARGV[1])
+redis.call('HDEL', KEYS[4], ARGV[1])
 -- Not DEL: dead letters may be a gigabyte, and Redis serves nobody while it frees them.
-redis.call('UNLINK', unpack(KEYS, 4))
+redis.call('UNLINK', unpack(KEYS, 5))
 local function parts(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   return tonumber(ms), tonumber(seq)

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
 -- What an operator asks: one row for the queue, one for each drain. Ids only, never a pack.
--- KEYS  1 stream  2 counts  3 drains  ARGV  1 prefix
+-- KEYS  1 stream  2 counts  3 drains  4 shares  ARGV  1 prefix
 local function info(reply)
   local about = {}
   for i = 1, #reply, 2 do about[reply[i]] = reply[i + 1] end
@@ -43,7 +43,7 @@ for _, reply in ipairs(groups) do
     aside,
     redis.call('XLEN', own .. ':dead'),
     redis.call('GET', own .. ':dead:bytes') or '0',
-    redis.call('HGETALL', own .. ':orders'),
+    {redis.call('HGETALL', own .. ':orders'), redis.call('HGET', KEYS[4], group.name) or ''},
   }
 end
 return rows

@@ -16,5 +16,6 @@ mod proxy;
 mod read;
 mod server;
 mod settle;
+mod shares;
 mod status;
 mod trim;

@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use spillway_queue::health::{self, Durability, Facts, Verdict};
-use spillway_queue::status::{self, DrainStatus};
+use spillway_queue::shares;
+use spillway_queue::status::{self, DrainStatus, Status};
 use spillway_queue::{Connection, QueueError, Redis};
 
 use super::finding::Finding;
@@ -17,6 +18,9 @@ const CLOCK_SKEW_WARNING_MS: u64 = 2_000;
 const CLOCK_SKEW_PROBLEM_MS: u64 = 3_600_000;
 /// What the receiver wants free on the disk beside the memory in use.
 const DISK_SPARE_BYTES: u64 = 1 << 30;
+/// Part of `maxmemory` in percent at which a shop is named: a little below the default of
+/// `SHOP_MAX_QUEUED`.
+const LARGE_SHOP_PERCENT: u128 = 45;
 /// Longer than any owner is silent while it lives.
 const SILENT_SECONDS: f64 = 10.0;
 
@@ -40,6 +44,7 @@ async fn examine_reachable(redis: &Redis) -> Result<(Vec<Finding>, Vec<DrainStat
     findings.push(clock(&mut connection).await?);
     let status = status::read(redis, &mut connection).await?;
     findings.extend(drains(&status.drains));
+    findings.extend(large_shops(&status));
     Ok((findings, status.drains))
 }
 
@@ -163,6 +168,25 @@ fn drain(drain: &DrainStatus) -> Vec<Finding> {
     findings
 }
 
+/// Shops that are, or soon will be, over a bound that nobody changed.
+fn large_shops(status: &Status) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for drain in &status.drains {
+        for shop in shares::large_shops(status, drain).unwrap_or_default() {
+            let percent =
+                u128::from(shop.bytes) * 100 / u128::from(status.queue.limit_bytes.max(1));
+            if status.queue.limit_bytes > 0 && percent >= LARGE_SHOP_PERCENT {
+                let (waiting, shop) = (count(shop.share.waiting, "webhook"), shop.share.label());
+                let what = format!("{waiting} of shop {shop} take {percent} % of the memory");
+                let fix = "spillway top --by shop, and what its endpoint answers; past \
+                           SHOP_MAX_QUEUED its webhooks are answered 503 shop_queue_full";
+                findings.push(Finding::warning(what, fix));
+            }
+        }
+    }
+    findings
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::finding::Level;
@@ -197,6 +221,20 @@ mod tests {
         assert_eq!(levels(&redis_findings(&full)), [Ok, Problem, Ok, Ok]);
         assert_eq!(disk(&facts(), true).level, Ok);
         assert_eq!(disk(&Facts::default(), true).level, Warning);
+    }
+
+    #[test]
+    fn a_shop_with_half_of_the_memory_is_a_warning() {
+        let shares = r#"5 {"waiting":100,"shops":[{"hash":"00000000000000ab","waiting":90}]}"#;
+        let drain = DrainStatus { shares: shares.to_owned(), ..DrainStatus::default() };
+        let mut status = Status { drains: vec![drain], now_ms: 5, ..Status::default() };
+        status.queue.bytes = 50 << 20;
+        status.queue.limit_bytes = 100 << 20;
+        assert_eq!(levels(&large_shops(&status)), [Level::Warning]);
+        status.queue.limit_bytes = 101 << 20;
+        assert_eq!(levels(&large_shops(&status)), []);
+        status.queue.limit_bytes = 0;
+        assert_eq!(levels(&large_shops(&status)), []);
     }
 
     #[test]

@@ -154,7 +154,7 @@ mod tests {
             ..DrainStatus::default()
         };
         let queue = QueueStatus { limit_bytes: 100, bytes: 50, ..QueueStatus::default() };
-        let mut status = Status { queue, drains: vec![drain] };
+        let mut status = Status { queue, drains: vec![drain], ..Status::default() };
         change(&mut status);
         let thresholds = Flags::parse_from(["x"]).thresholds;
         let (grade, text) = summary(&status, judge(&status, &thresholds));

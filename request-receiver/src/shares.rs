@@ -1,0 +1,361 @@
+//! Shops that take too much of the queue. Their webhooks are answered 503 until less of theirs waits,
+//! so that one failing or paused shop can't fill Redis for all.
+//!
+//! The leader of a consumer publishes which shops take much of what waits
+//! ([`spillway_queue::shares`]), and the watch over Redis reads it with each look. Nothing published
+//! lately means that nothing is delivered; then the queue fills for all shops alike, and none is
+//! refused for its share.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arc_swap::ArcSwap;
+use http::HeaderMap;
+use prometheus::IntGauge;
+use spillway_queue::QueueError;
+use spillway_queue::shares::{FRESH_FOR, large_shops};
+use spillway_queue::status::Status;
+use spillway_service::error::chain;
+use spillway_webhook::shopify::{Headers, is_barrier, is_compliance, is_topic_match};
+use spillway_webhook::stable_hash;
+use tokio::time::Instant;
+
+use crate::reply::Refusal;
+
+/// A shop that is over is taken again below this part of its bound, in percent: at the bound itself
+/// it would be refused and taken in turn.
+const UNDER_PERCENT: u64 = 90;
+
+/// Bound of a shop, and what is stored past it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShopLimit {
+    /// Part of Redis' `maxmemory` in percent; 100: no bound.
+    pub queued_percent: u64,
+    /// Topics, or kinds such as `orders/*`, that are stored past it.
+    pub priority_topics: Vec<String>,
+}
+
+/// Shops over their bound, as every connection sees them.
+#[derive(Debug)]
+pub struct ShopShares {
+    is_any_over: AtomicBool,
+    over: ArcSwap<HashSet<u64>>,
+    priority_topics: Vec<String>,
+}
+
+/// Finds out which shops are over their bound.
+pub struct Judge {
+    limit: ShopLimit,
+    /// Names of the shops that are over, as far as they are known, by hash.
+    over: BTreeMap<u64, String>,
+    shown: Arc<ShopShares>,
+    gauge: IntGauge,
+    judged_at: Instant,
+    /// Whether published shares could not be read the last time.
+    is_unreadable: bool,
+}
+
+impl Default for ShopShares {
+    fn default() -> Self {
+        Self::new(Vec::new())
+    }
+}
+
+impl ShopShares {
+    /// No shop is over. These topics are stored in any case.
+    pub fn new(priority_topics: Vec<String>) -> Self {
+        Self { is_any_over: AtomicBool::new(false), over: ArcSwap::default(), priority_topics }
+    }
+
+    /// Whether a verified webhook with these headers may be stored. Webhooks without a shop count as
+    /// those of one shop, as they do for the consumer.
+    ///
+    /// # Errors
+    /// [`Refusal::ShopQueueFull`] when its shop is over its bound.
+    pub fn admit(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        if !self.is_any_over.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let shop = stable_hash::of(&[headers.shop().unwrap_or_default()]);
+        if !self.over.load().contains(&shop) || self.is_excepted(headers) {
+            return Ok(());
+        }
+        Err(Refusal::ShopQueueFull)
+    }
+
+    fn is_excepted(&self, headers: &HeaderMap) -> bool {
+        let topic = headers.topic().unwrap_or_default();
+        is_compliance(topic)
+            || is_barrier(topic)
+            || self.priority_topics.iter().any(|pattern| is_topic_match(pattern, topic))
+    }
+
+    pub(crate) fn show(&self, over: HashSet<u64>) {
+        let is_any_over = !over.is_empty();
+        self.over.store(Arc::new(over));
+        self.is_any_over.store(is_any_over, Ordering::Relaxed);
+    }
+}
+
+impl Judge {
+    /// A judge that shows what it finds in `shown` and `gauge`.
+    pub fn new(limit: ShopLimit, shown: Arc<ShopShares>, gauge: IntGauge) -> Self {
+        Self {
+            limit,
+            over: BTreeMap::new(),
+            shown,
+            gauge,
+            judged_at: Instant::now(),
+            is_unreadable: false,
+        }
+    }
+
+    /// Takes what Redis says now.
+    pub fn look(&mut self, status: &Status) {
+        self.judged_at = Instant::now();
+        let mut over = BTreeMap::new();
+        let mut error = None;
+        for consumer in &status.drains {
+            match large_shops(status, consumer) {
+                Ok(shops) => {
+                    let limit_bytes = status.queue.limit_bytes;
+                    let shops = shops.into_iter();
+                    let shops =
+                        shops.filter(|shop| self.is_over(shop.share.hash, shop.bytes, limit_bytes));
+                    over.extend(shops.map(|shop| (shop.share.hash, shop.share.shop)));
+                }
+                Err(unreadable) => error = Some(unreadable),
+            }
+        }
+        self.report(error.as_ref());
+        self.found(over);
+    }
+
+    /// Redis did not say. After a while, what it said is forgotten.
+    pub fn look_failed(&mut self) {
+        if self.judged_at.elapsed() > FRESH_FOR {
+            self.found(BTreeMap::new());
+        }
+    }
+
+    /// Whether a shop is over its bound, or has not come far enough below it since. Without
+    /// `maxmemory` there is nothing to have a part of.
+    fn is_over(&self, shop: u64, bytes: u64, limit_bytes: u64) -> bool {
+        if limit_bytes == 0 || self.limit.queued_percent >= 100 {
+            return false;
+        }
+        let was_over = self.over.contains_key(&shop);
+        let part = self.limit.queued_percent * if was_over { UNDER_PERCENT } else { 100 };
+        u128::from(bytes) * 100 * 100 >= u128::from(limit_bytes) * u128::from(part)
+    }
+
+    /// Logs an error unless the last look had one, too. Returns whether it was logged.
+    fn report(&mut self, error: Option<&QueueError>) -> bool {
+        let was_unreadable = std::mem::replace(&mut self.is_unreadable, error.is_some());
+        match error {
+            Some(error) if !was_unreadable => {
+                tracing::warn!(error = chain(error), "shares of shops could not be read");
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn found(&mut self, over: BTreeMap<u64, String>) {
+        for (hash, shop) in over.iter().filter(|(hash, _)| !self.over.contains_key(hash)) {
+            let hash = format!("{hash:016x}");
+            tracing::warn!(shop, hash, "a shop is over SHOP_MAX_QUEUED: its webhooks are refused");
+        }
+        for (hash, shop) in self.over.iter().filter(|(hash, _)| !over.contains_key(hash)) {
+            let hash = format!("{hash:016x}");
+            tracing::info!(shop, hash, "a shop is below SHOP_MAX_QUEUED again");
+        }
+        if !over.keys().eq(self.over.keys()) {
+            self.shown.show(over.keys().copied().collect());
+        }
+        self.gauge.set(i64::try_from(over.len()).unwrap_or(i64::MAX));
+        self.over = over;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use spillway_queue::status::{DrainStatus, QueueStatus};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const NOW_MS: u64 = 1_000_000_000;
+    const SHOP: &str = "a.myshopify.com";
+
+    fn judge(queued_percent: u64) -> Judge {
+        let priority_topics = vec!["orders/*".to_owned()];
+        let shown = Arc::new(ShopShares::new(priority_topics.clone()));
+        let gauge = IntGauge::new("shops", "shops").expect("a valid name");
+        Judge::new(ShopLimit { queued_percent, priority_topics }, shown, gauge)
+    }
+
+    fn hash() -> u64 {
+        stable_hash::of(&[SHOP.as_bytes()])
+    }
+
+    /// A queue of 1,000 webhooks in 1,000 MiB, of which the shop has so many.
+    fn status(used_mib: u64, of_shop: u64) -> Status {
+        let json = format!(
+            r#"{{"waiting":1000,"shops":[{{"hash":"{:016x}","shop":"{SHOP}","waiting":{of_shop}}}]}}"#,
+            hash()
+        );
+        let queue = QueueStatus {
+            webhooks: 1000,
+            bytes: used_mib * MIB,
+            limit_bytes: 1000 * MIB,
+            ..QueueStatus::default()
+        };
+        let consumer = DrainStatus { shares: format!("{NOW_MS} {json}"), ..DrainStatus::default() };
+        Status { queue, drains: vec![consumer], now_ms: NOW_MS }
+    }
+
+    fn headers(shop: &str, topic: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert("x-shopify-shop-domain", shop.parse().expect("a header value"));
+        headers.insert("x-shopify-topic", topic.parse().expect("a header value"));
+        headers
+    }
+
+    fn is_refused(judge: &Judge, shop: &str, topic: &str) -> bool {
+        judge.shown.admit(&headers(shop, topic)) == Err(Refusal::ShopQueueFull)
+    }
+
+    fn is_over(judge: &Judge) -> bool {
+        let is_over = judge.over.contains_key(&hash());
+        assert_eq!(is_refused(judge, SHOP, "products/update"), is_over);
+        assert_eq!(judge.gauge.get(), i64::from(is_over));
+        is_over
+    }
+
+    #[test]
+    fn a_shop_is_over_at_its_part_of_the_memory_and_under_below_nine_tenths_of_it() {
+        let mut judge = judge(50);
+        for (used_mib, of_shop, expected) in [
+            (600, 800, false), // 48 %
+            (624, 800, false),
+            (625, 800, true), // 50 %
+            (600, 800, true),
+            (563, 800, true), // 45 %
+            (562, 800, false),
+            (600, 800, false),
+            (1000, 500, true),
+            (1000, 449, false),
+            (1000, 499, false),
+        ] {
+            judge.look(&status(used_mib, of_shop));
+            assert_eq!(is_over(&judge), expected, "{used_mib} MiB, {of_shop}");
+        }
+    }
+
+    #[test]
+    fn only_the_shop_itself_is_refused_and_what_must_not_wait_is_stored() {
+        let mut judge = judge(50);
+        judge.look(&status(900, 900));
+        assert!(is_over(&judge));
+        assert!(!is_refused(&judge, "b.myshopify.com", "products/update"));
+        assert!(is_refused(&judge, SHOP, "products/update"));
+        assert!(is_refused(&judge, SHOP, "customers/update"));
+        for topic in [
+            "customers/redact",
+            "customers/data_request",
+            "shop/redact",
+            "app/uninstalled",
+            "orders/create",
+        ] {
+            assert!(!is_refused(&judge, SHOP, topic), "{topic}");
+        }
+    }
+
+    #[test]
+    fn without_a_bound_or_maxmemory_nothing_is_refused() {
+        let full = status(1000, 1000);
+        let mut unbounded = judge(100);
+        unbounded.look(&full);
+        assert!(!is_over(&unbounded));
+        let mut judge = judge(50);
+        let queue = QueueStatus { limit_bytes: 0, ..full.queue.clone() };
+        judge.look(&Status { queue, ..full.clone() });
+        assert!(!is_over(&judge));
+        judge.look(&full);
+        assert!(is_over(&judge));
+    }
+
+    #[test]
+    fn what_else_fills_redis_is_not_the_shops() {
+        let mut judge = judge(50);
+        // Dead letters.
+        let mut dead = status(900, 1000);
+        dead.drains[0].dead_bytes = 500 * MIB;
+        judge.look(&dead);
+        assert!(!is_over(&judge));
+        // Another consumer that lags behind.
+        let mut lag = status(900, 1000);
+        lag.queue.webhooks = 100_000;
+        judge.look(&lag);
+        assert!(!is_over(&judge));
+        // What was moved into lanes counts as well.
+        let mut moved = status(900, 1000);
+        moved.drains[0].parked = 1000;
+        judge.look(&moved);
+        assert!(!is_over(&judge));
+        // Few webhooks are not taken for much memory.
+        let mut few = status(900, 400);
+        few.drains[0].shares = few.drains[0].shares.replace(":1000,", ":400,");
+        few.queue.webhooks = 400;
+        judge.look(&few);
+        assert!(!is_over(&judge));
+    }
+
+    #[test]
+    fn old_shares_are_ignored() {
+        let mut judge = judge(50);
+        let full = status(900, 900);
+        for (now_ms, expected) in [
+            (NOW_MS + 60_000, true),
+            (NOW_MS + 60_001, false),
+            (NOW_MS, true),
+            (NOW_MS - 60_001, false),
+        ] {
+            judge.look(&Status { now_ms, ..full.clone() });
+            assert_eq!(is_over(&judge), expected, "{now_ms}");
+        }
+    }
+
+    #[test]
+    fn shares_that_cannot_be_read_are_ignored_and_reported_once() {
+        let mut judge = judge(50);
+        let full = status(900, 900);
+        judge.look(&full);
+        assert!(is_over(&judge) && !judge.is_unreadable);
+        let mut bad = full.clone();
+        bad.drains[0].shares = format!("{NOW_MS} {{");
+        let error = large_shops(&bad, &bad.drains[0]).expect_err("it is no JSON");
+        judge.look(&bad);
+        assert!(!is_over(&judge) && judge.is_unreadable);
+        assert!(!judge.report(Some(&error)), "it was reported before");
+        judge.look(&full);
+        assert!(is_over(&judge) && !judge.is_unreadable);
+        assert!(judge.report(Some(&error)), "it is news again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_said_is_forgotten_while_redis_does_not_answer() {
+        let mut judge = judge(50);
+        judge.look(&status(900, 900));
+        tokio::time::advance(FRESH_FOR).await;
+        judge.look_failed();
+        assert!(is_over(&judge));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        judge.look_failed();
+        assert!(!is_over(&judge));
+    }
+}
