@@ -415,3 +415,29 @@ async fn many_lanes_of_one_webhook_each_cost_little_and_delay_no_other() {
     let lanes = size(5_000, 200_000);
     lives_through("many short lanes", lanes, lanes, &["--topic", TOPIC]).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_lane_of_a_paused_shop_is_dropped_whole_after_a_restart() {
+    let webhooks = size(30_000, 1_000_000);
+    let mut figures = Figures::new("one long lane, dropped");
+    let app = App::start(Cell::alone(), 1, webhooks).await;
+    let mut downstreamer = app.downstreamer().await;
+    let domain = shop::domain(0);
+    app.spillway(&["pause", "--shop", &domain]).await;
+    let is_read = async || gauge(&downstreamer, "spillway_pauses").await == 1.0;
+    until("the pause is read", SOON, is_read).await;
+    app.fill().await;
+    app.all_in_lanes().await;
+    restart(&mut downstreamer, false).await;
+    let began = Instant::now();
+    let drop = ["queue", "drop", "--shop", &domain, "--yes", "--json"];
+    let dropped = parsed(&app.spillway(&drop).await);
+    figures.note("the command took (s)", began.elapsed().as_secs_f64());
+    figures.note("the command said", dropped.to_string());
+    assert_eq!(dropped["matched"], webhooks, "{dropped}");
+    app.nothing_left().await;
+    figures.note("nothing left after (s)", began.elapsed().as_secs_f64());
+    note_slowest(&app, &mut figures, "until all is dropped").await;
+    assert_eq!(app.sink.attempts(), 0, "attempts of what is dropped");
+    figures.end();
+}
