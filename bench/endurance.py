@@ -94,11 +94,12 @@ def shops_page(directory, runs):
 
 
 def lanes_page(stories):
-    names = list(dict.fromkeys(name for story in stories.values() for name in story))
-    lines = [LANES, row(["figure", *stories]), "|" + "---|" * (len(stories) + 1)]
-    for name in names:
-        lines.append(row([name, *(shown(story.get(name, "")) for story in stories.values())]))
-    return "\n".join([*lines, ""])
+    lines = [LANES]
+    for name, story in stories.items():
+        lines += [f"## {name.capitalize()}", "", "| figure | |", "|---|---|"]
+        lines += [row([one["figure"], shown(one["value"])]) for one in story["figures"]]
+        lines += ["", "Promises broken: " + ("; ".join(story["broken"]) or "none") + ".", ""]
+    return "\n".join(lines)
 
 
 def shown(value):

@@ -67,19 +67,19 @@ struct App {
 /// One measurement: its figures, and the promises that it broke.
 struct Figures {
     story: &'static str,
-    all: Value,
+    all: Vec<Value>,
     broken: Vec<String>,
 }
 
 impl Figures {
     fn new(story: &'static str) -> Self {
-        Self { story, all: json!({}), broken: Vec::new() }
+        Self { story, all: Vec::new(), broken: Vec::new() }
     }
 
     fn note(&mut self, name: &str, value: impl Into<Value>) {
         let value = value.into();
         say(&format!("{}: {name} {value}", self.story));
-        self.all[name] = value;
+        self.all.push(json!({ "figure": name, "value": value }));
     }
 
     /// Notes a figure and whether it is as promised.
@@ -98,7 +98,8 @@ impl Figures {
     /// Writes them down first: what is not as promised is to be seen.
     #[track_caller]
     fn end(self) {
-        results::write("big-lanes", self.story, self.all);
+        let figures = json!({ "figures": self.all, "broken": self.broken });
+        results::write("big-lanes", self.story, figures);
         assert!(self.broken.is_empty(), "{}: {:?}", self.story, self.broken);
     }
 }
