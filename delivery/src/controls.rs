@@ -252,7 +252,7 @@ impl<C: Content> Core<C> {
         if keeps_names || controls.drops.is_empty() || !self.session.are_replays_loaded {
             return;
         }
-        if controls.is_untidy && self.queue.lanes.iter().all(|(_, lane)| lane.rest.is_none()) {
+        if controls.is_untidy && !self.queue.lanes.have_rest() {
             controls.is_untidy = false;
             let (mut entries, mut replays) = (HashSet::new(), HashSet::new());
             for (resource, _) in self.queue.index.resources() {

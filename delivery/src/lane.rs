@@ -147,6 +147,8 @@ pub struct Lanes {
     hungry: VecDeque<LaneKey>,
     /// Lanes to look at again.
     due: BinaryHeap<Reverse<(Duration, LaneKey)>>,
+    /// Where the last lane was found that is not indexed whole.
+    rest_at: usize,
     /// Positions and rows of chunks, in bytes.
     chunk_bytes: usize,
     /// Unsettled webhooks in chunks.
@@ -359,6 +361,16 @@ impl Lanes {
         let lane = self.lanes.remove(usize_of(key));
         self.by_hash.remove(&lane.hash);
         Some(lane.shop)
+    }
+
+    /// Whether a lane is not indexed whole. Goes on where it found the last one: asked for at each
+    /// settlement, it must not go over 200,000 lanes each time.
+    pub fn have_rest(&mut self) -> bool {
+        let end = self.lanes.capacity();
+        let has_rest = |at: &usize| self.lanes.get(*at).is_some_and(|lane| lane.rest.is_some());
+        let found = (self.rest_at..end).chain(0..self.rest_at.min(end)).find(has_rest);
+        self.rest_at = found.unwrap_or(0);
+        found.is_some()
     }
 
     /// Memory in use, in bytes.

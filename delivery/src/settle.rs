@@ -332,7 +332,7 @@ impl<C: Content> Core<C> {
         let is_read = |lead: &Position| self.queue.main.read_to >= lead.entry();
         if !self.queue.are_leads_old
             || !self.queue.leads.values().all(is_read)
-            || self.queue.lanes.iter().any(|(_, lane)| lane.rest.is_some())
+            || self.queue.lanes.have_rest()
         {
             return;
         }
