@@ -1,7 +1,7 @@
 //! Large lanes, and many of them: what waits outside the main stream costs neither memory nor time.
 //!
 //! The suite plays them small. `make endure-lanes` plays a million webhooks of one paused shop and
-//! 200,000 lanes of one webhook each.
+//! 200,000 lanes of one webhook each; `WEBHOOKS` and `LANES` are other numbers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,6 +41,9 @@ const READY_MAX: Duration = Duration::from_secs(2);
 /// After SIGKILL, a lease has to end first.
 const READY_AFTER_KILL_MAX: Duration = Duration::from_secs(15);
 const RATE_LEAST: f64 = 0.8;
+/// In the suite, both are over in a second, and binaries are not optimised.
+const RATE_LEAST_SMALL: f64 = 0.2;
+const SETTLEMENT_MAX_SMALL: Duration = Duration::from_millis(100);
 const SETTLEMENT_MAX: Duration = Duration::from_millis(5);
 const HEALTHY_P99: Duration = Duration::from_secs(1);
 const VERB_MAX: Duration = Duration::from_secs(5);
@@ -218,6 +221,12 @@ async fn restart(downstreamer: &mut Service, is_killed: bool) -> Duration {
     began.elapsed()
 }
 
+/// A number from the environment.
+fn number(name: &str, usual: u32, full: u32) -> u32 {
+    let given = std::env::var(name).ok();
+    given.map_or(size(usual, full), |text| text.parse().expect("a number"))
+}
+
 fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
@@ -332,11 +341,7 @@ async fn waits_in_lanes(
         let p99 = app.healthy_p99(settled);
         figures.at_most(&format!("healthy p99 after {name} (s)"), p99, HEALTHY_P99);
         let more = mebibytes(downstreamer.resident_bytes()) - before;
-        figures.judge(
-            &format!("resident more after {name} (MiB)"),
-            more,
-            more <= RESIDENT_MORE_MAX,
-        );
+        figures.judge(&format!("resident more after {name} (MiB)"), more, app.is_bounded(more));
     }
     flow.abort();
     note_slowest(app, figures, "while the lanes fill").await;
@@ -348,7 +353,7 @@ async fn note_slowest(app: &App, figures: &mut Figures, when: &str) {
     figures.at_most(
         &format!("longest settlement {when} (s)"),
         slowest.settlement(),
-        SETTLEMENT_MAX,
+        size(SETTLEMENT_MAX_SMALL, SETTLEMENT_MAX),
     );
     figures.note(&format!("settlements over a millisecond {when}"), slowest.settlements.len());
     figures.note(&format!("longest other command {when}"), format!("{took:?} {what}"));
@@ -401,25 +406,27 @@ async fn lives_through(story: &'static str, shops: u32, webhooks: u32, pause: &[
     verbs(&app, &mut figures, dropped).await;
     note_slowest(&app, &mut figures, "under the verbs").await;
     let rate = leaves_lanes(&app, &mut figures, dropped).await;
-    figures.judge("part of the rate without lanes", rate / direct, rate / direct >= RATE_LEAST);
+    let (part, least) = (rate / direct, size(RATE_LEAST_SMALL, RATE_LEAST));
+    figures.judge("part of the rate without lanes", part, part >= least);
     figures.end();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_lane_of_a_paused_shop_costs_little_and_empties_fast() {
     let domain = shop::domain(0);
-    lives_through("one long lane", 1, size(30_000, 1_000_000), &["--shop", &domain]).await;
+    lives_through("one long lane", 1, number("WEBHOOKS", 30_000, 1_000_000), &["--shop", &domain])
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_lanes_of_one_webhook_each_cost_little_and_delay_no_other() {
-    let lanes = size(5_000, 200_000);
+    let lanes = number("LANES", 5_000, 200_000);
     lives_through("many short lanes", lanes, lanes, &["--topic", TOPIC]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_lane_of_a_paused_shop_is_dropped_whole_after_a_restart() {
-    let webhooks = size(30_000, 1_000_000);
+    let webhooks = number("WEBHOOKS", 30_000, 1_000_000);
     let mut figures = Figures::new("one long lane, dropped");
     let app = App::start(Cell::alone(), 1, webhooks).await;
     let mut downstreamer = app.downstreamer().await;
