@@ -4,7 +4,7 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help run kafka test lint audit check endure endure-spill chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core deb deb-kafka package-test clean-run
+.PHONY: help run kafka test lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core deb deb-kafka package-test clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,8 +41,9 @@ endure: ## the stories that the suite plays small, at the size of the promise (7
 	ENDURE=1 cargo test --locked -p stories --test duplicates --test brake --test verbs \
 		--test kafka_exactly_once --test kafka_faults --test restart --test lanes \
 		--test spill --test spill_disk -- --nocapture --test-threads 1
+	@echo 'longer, each by itself: make endure-shops, make endure-lanes, make endure-spill'
 
-chaos endure-spill hostile fuzz timing: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
+chaos endure-spill endure-shops endure-lanes hostile fuzz timing: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
 
 chaos: ## 1,040 faults of every kind, then one a minute for half an hour; SEED=n, FAULTS=n (1 hour, as root)
 	ops/deps.sh test
@@ -54,6 +55,22 @@ endure-spill: ## minutes without Redis at half load, a release build that spills
 	cargo build --release --locked --workspace --bins
 	mkdir -p $(RESULTS)
 	ENDURE=1 RESULTS=$(RESULTS) cargo test --release --locked --workspace --test spill_load -- --nocapture --test-threads 1
+
+endure-shops: ## one shop in a hundred fails, hangs, is paused or over its rate; 1,000 and 20,000 shops at 2,000/s (DURATION=n seconds of each phase; 3.5 hours)
+	ops/deps.sh test
+	cargo build --release --locked -p request-receiver -p downstreamer -p spillway
+	mkdir -p $(RESULTS)
+	ENDURE=1 RESULTS=$(RESULTS) BINARIES=$(TARGET)/release \
+		cargo test --release --locked -p stories --test one_percent -- --nocapture --test-threads 1
+	bench/endurance.py $(RESULTS)
+
+endure-lanes: ## a million webhooks of a paused shop, and 200,000 lanes of one each (30 minutes)
+	ops/deps.sh test
+	cargo build --release --locked -p request-receiver -p downstreamer -p spillway
+	mkdir -p $(RESULTS)
+	ENDURE=1 RESULTS=$(RESULTS) BINARIES=$(TARGET)/release \
+		cargo test --release --locked -p stories --test big_lanes -- --nocapture --test-threads 1
+	bench/endurance.py $(RESULTS)
 
 hostile: ## good webhooks under eleven attacks, p99 and memory, and a hostile backend (13 minutes; ATTACKS='Idle Forged')
 	ops/deps.sh test

@@ -24,8 +24,12 @@ use crate::place::Place;
 
 /// Bytes read at a time.
 const PAGE_BYTES: usize = 4 << 20;
-/// Chunks of lanes read at a time, of up to a megabyte each before they are compressed.
-const CHUNKS_AT_ONCE: usize = 16;
+/// Chunks of lanes in the first page, of up to a megabyte each before they are compressed.
+const CHUNKS_AT_FIRST: usize = 16;
+/// Chunks in one page, however small: bounds how long one command holds Redis.
+const CHUNKS_MAX: usize = 512;
+/// Retry states read at a time, for the same reason.
+const RETRIES_AT_ONCE: usize = 1024;
 
 /// What waits for one drain.
 pub struct Waiting {
@@ -174,8 +178,16 @@ impl Waiting {
             (row.first_chunk..=row.last_chunk).map(|number| ChunkId { lane: row.lane, number })
         });
         let ids: Vec<ChunkId> = ids.collect();
-        for page in ids.chunks(CHUNKS_AT_ONCE) {
-            looks.begin(Fetched::Chunks(self.chunks(page).await?));
+        let (mut left, mut at_once) = (ids.as_slice(), CHUNKS_AT_FIRST);
+        while !left.is_empty() {
+            let (page, rest) = left.split_at(at_once.min(left.len()));
+            left = rest;
+            let chunks = self.chunks(page).await?;
+            // Many small ones in a page, or the round trips would take most of the time.
+            let bytes: usize = chunks.iter().map(|chunk| chunk.stored.bytes.len()).sum();
+            let fitting = page.len() * PAGE_BYTES / bytes.max(1);
+            at_once = fitting.clamp(1, CHUNKS_MAX.min(2 * page.len()));
+            looks.begin(Fetched::Chunks(chunks));
             if looks.tell(looks.cores, &mut each).await?.is_break() {
                 return Ok(());
             }
@@ -191,15 +203,21 @@ impl Waiting {
     /// Chunks that are still there, with the attempts of their webhooks.
     async fn chunks(&mut self, ids: &[ChunkId]) -> Result<Vec<LaneChunk>, Failure> {
         let stored = self.reader.chunks(&mut self.connection, ids).await?;
-        let mut chunks = Vec::new();
-        for stored in stored.into_iter().flatten() {
-            let positions = Chunk::decode(&stored.bytes).map(|chunk| chunk.positions);
-            let positions = positions.unwrap_or_default();
-            let retries = self.reader.retries(&mut self.connection, &positions).await?;
-            let attempts = retries.into_iter().map(|known| known.map_or(0, |(count, _)| count));
-            chunks.push(LaneChunk { stored, attempts: attempts.collect() });
+        let stored: Vec<_> = stored.into_iter().flatten().collect();
+        let positions = stored.iter().map(|stored| {
+            Chunk::decode(&stored.bytes).map(|chunk| chunk.positions).unwrap_or_default()
+        });
+        let positions: Vec<Vec<Position>> = positions.collect();
+        let mut retries = Vec::new();
+        for some in positions.concat().chunks(RETRIES_AT_ONCE) {
+            retries.extend(self.reader.retries(&mut self.connection, some).await?);
         }
-        Ok(chunks)
+        let mut attempts = retries.into_iter().map(|known| known.map_or(0, |(count, _)| count));
+        let chunks = stored.into_iter().zip(positions).map(|(stored, positions)| LaneChunk {
+            stored,
+            attempts: attempts.by_ref().take(positions.len()).collect(),
+        });
+        Ok(chunks.collect())
     }
 
     /// The same of the main stream.

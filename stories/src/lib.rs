@@ -18,6 +18,7 @@ pub mod check;
 pub mod client;
 pub mod clock;
 pub mod disk;
+pub mod endurance;
 pub mod exactly_once;
 pub mod feed;
 pub mod hostile;

@@ -76,7 +76,7 @@ impl Service {
 }
 
 /// The value of a line `name{labels} value` of this very name.
-fn sample(line: &str, name: &str) -> Option<f64> {
+pub(crate) fn sample(line: &str, name: &str) -> Option<f64> {
     let rest = line.strip_prefix(name)?;
     if !rest.starts_with(['{', ' ']) {
         return None;

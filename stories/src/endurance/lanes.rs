@@ -1,0 +1,39 @@
+//! What lies in Redis for the lanes of the downstreamer, and what is left of it.
+
+use crate::redis_server::RedisServer;
+use crate::service::Service;
+
+/// Keys that are there only while something waits outside the main stream, or is settled in part.
+const KEYS: [&str; 9] = [
+    "spillway:http:chunks",
+    "spillway:http:chunks:done",
+    "spillway:http:lanes",
+    "spillway:http:barriers",
+    "spillway:http:leads",
+    "spillway:http:retries",
+    "spillway:http:done",
+    "spillway:http:parked",
+    "spillway:http:tries",
+];
+
+/// Those of these keys that exist.
+pub async fn left_over(redis: &RedisServer) -> Vec<&'static str> {
+    let mut left = Vec::new();
+    for key in KEYS {
+        let count: u64 = redis.command(&["EXISTS", key]).await;
+        left.extend((count > 0).then_some(key));
+    }
+    left
+}
+
+/// Memory that Redis uses for all its data.
+pub async fn redis_bytes(redis: &RedisServer) -> u64 {
+    let info: String = redis.command(&["INFO", "memory"]).await;
+    let line = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
+    line.and_then(|bytes| bytes.trim().parse().ok()).expect("used_memory in INFO")
+}
+
+/// A gauge of the downstreamer, 0 where it is not shown.
+pub async fn gauge(downstreamer: &Service, name: &str) -> f64 {
+    downstreamer.metric(name).await.unwrap_or(0.0)
+}

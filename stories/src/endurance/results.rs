@@ -1,0 +1,19 @@
+//! Results pages: figures as JSON and a page of Markdown, where `RESULTS` names a directory.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::binaries::repository;
+
+/// Writes `<name>.json` into the directory that `RESULTS` names, if it names one: this value under
+/// this key, and what was under the others before.
+pub fn write(name: &str, key: &str, value: Value) {
+    let Some(directory) = std::env::var_os("RESULTS") else { return };
+    let path = repository().join(directory).join(format!("{name}.json"));
+    let before = fs::read_to_string(&path).unwrap_or_default();
+    let mut all: Value = serde_json::from_str(&before).unwrap_or_else(|_| serde_json::json!({}));
+    all[key] = value;
+    let json = serde_json::to_string_pretty(&all).expect("numbers and text");
+    fs::write(&path, json + "\n").unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+}
