@@ -18,6 +18,8 @@ const SLOW_LEAST: Duration = Duration::from_millis(100);
 const CUT_AFTER: Duration = Duration::from_millis(500);
 /// The same with a single slot: what else is slow can't be told from it.
 const CUT_AFTER_SINGLE: Duration = Duration::from_secs(2);
+/// When a leader ends, slow attempts are waited for so long: everything waits for the next one.
+const END_AFTER: Duration = Duration::from_secs(1);
 /// Part of the slots that slow and suspect lanes may hold.
 const ODD_PART: usize = 4;
 /// Without a delivery of another lane for so long, they may hold all.
@@ -138,6 +140,16 @@ impl Attempts {
     /// Whether no other lane had a success lately.
     pub fn is_alone(&self, lane: LaneKey, now: Duration) -> bool {
         !self.has_other_succeeded(lane, now.saturating_sub(ALONE_AFTER))
+    }
+
+    /// Slow attempts to cut off when a leader ends: the next one can't begin before them.
+    pub fn all_to_cut(&self, now: Duration) -> Vec<AttemptId> {
+        let is_long =
+            |attempt: &Attempt| attempt.is_slow && now.saturating_sub(attempt.began) >= END_AFTER;
+        let long = self.running.iter().filter(|(_, attempt)| is_long(attempt));
+        let mut ids: Vec<AttemptId> = long.map(|(id, _)| AttemptId(*id)).collect();
+        ids.sort_unstable();
+        ids
     }
 
     /// The slow attempt to cut off so that others get its slot: the longest one, when slow ones hold

@@ -47,6 +47,8 @@ pub struct Tuning {
     pub moved_bytes: usize,
     /// Webhooks in one settlement: bounds the time its script holds Redis.
     pub settled_webhooks: usize,
+    /// Lanes that one settlement changes, about: for the same reason.
+    pub settled_lanes: usize,
     /// Deliveries that may wait for their settlement, beside those under way: what a crash can
     /// repeat.
     pub unsettled: usize,
@@ -62,6 +64,7 @@ impl Default for Tuning {
             moved_packs: 8,
             moved_bytes: 512 << 10,
             settled_webhooks: 2048,
+            settled_lanes: 256,
             unsettled: 256,
             cache_bytes: 32 << 20,
         }

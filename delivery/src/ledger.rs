@@ -6,7 +6,7 @@ use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
-use crate::index::{LaneKey, NodeKey, ResourceKey};
+use crate::index::{ByHash, LaneKey, NodeKey, ResourceKey};
 use crate::seen::Seen;
 use crate::settlement::{DeadLetter, Settlement};
 use crate::shop::ShopKey;
@@ -68,6 +68,8 @@ pub(crate) struct Draft<C: Content> {
     pub chunks: BTreeSet<(LaneKey, u32)>,
     /// Raw bytes that it moves into lanes.
     pub moved_bytes: usize,
+    /// Index of the chunk that it writes of a lane.
+    pub chunk_of: ByHash<usize>,
 }
 
 /// What follows once a settlement is applied.
@@ -118,6 +120,7 @@ impl<C: Content> Default for Draft<C> {
             packs: BTreeSet::new(),
             chunks: BTreeSet::new(),
             moved_bytes: 0,
+            chunk_of: ByHash::default(),
         }
     }
 }

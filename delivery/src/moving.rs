@@ -108,6 +108,9 @@ impl<C: Content> Core<C> {
             return None;
         }
         let most = self.config.tuning.moved_bytes;
+        if self.ledger.draft.chunk_of.len() >= self.config.tuning.settled_lanes {
+            return None;
+        }
         let moved_bytes = &mut self.ledger.draft.moved_bytes;
         if *moved_bytes > 0 && *moved_bytes + share > most {
             return None;
@@ -202,11 +205,14 @@ impl<C: Content> Core<C> {
         };
         stored.next = number + 1;
         stored.pending = Some(number);
-        let chunks = &mut self.ledger.draft.settlement.lanes.chunks.written;
-        match chunks.iter_mut().rev().find(|chunk| (chunk.lane, chunk.number) == (hash, number)) {
-            Some(chunk) => chunk.positions.extend(positions.iter().copied()),
-            None => chunks.push(ChunkWrite { lane: hash, number, positions: positions.clone() }),
+        let draft = &mut self.ledger.draft;
+        let chunks = &mut draft.settlement.lanes.chunks.written;
+        let new = ChunkWrite { lane: hash, number, positions: Vec::new() };
+        let at = *draft.chunk_of.entry(hash).or_insert(chunks.len());
+        if at == chunks.len() {
+            chunks.push(new);
         }
+        chunks[at].positions.extend(positions.iter().copied());
         let row = stored.chunk(number);
         if let Some(row) = row {
             row.left += count;

@@ -68,8 +68,8 @@ pub(crate) struct Reading<C> {
     /// Webhooks that were read on demand.
     plucked: HashMap<ResourceKey, (Position, C)>,
     plucked_bytes: usize,
-    /// Reads for windows under way.
-    pub windows: usize,
+    /// Chunks that are being read for windows.
+    pub window_chunks: u32,
     budget: f64,
     earned_at: Duration,
     /// Whether the front of the stream may have moved since it was looked at.
@@ -85,7 +85,7 @@ impl<C: Content> Reading<C> {
             waiting: HashMap::new(),
             plucked: HashMap::new(),
             plucked_bytes: 0,
-            windows: 0,
+            window_chunks: 0,
             budget: BUDGET_MAX,
             earned_at: Duration::ZERO,
             is_front_new: true,

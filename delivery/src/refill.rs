@@ -19,8 +19,10 @@ use crate::resource::State;
 use crate::retry::RetryState;
 use crate::sorted::{Content, Sorted};
 
-/// Reads for windows under way at once.
-const READS_MAX: usize = 4;
+/// Chunks that are being read for windows at once: 32 of a megabyte at most, or a lane each.
+const CHUNKS_MAX: u32 = 32;
+/// A pack that is read for a lane's rest counts as so many.
+const REST_CHUNKS: u32 = 4;
 /// A healthy lane's window is cut only where it holds more than this part of the index.
 const LARGE_PART: usize = 16;
 /// Between two looks for windows to cut, and as much again for every [`CUT_LANES`] lanes: a look goes
@@ -45,7 +47,7 @@ impl<C: Content> Core<C> {
             return effects;
         }
         for _ in 0..self.queue.lanes.listed().min(LOOKS_MAX) {
-            if self.reading.windows >= READS_MAX {
+            if self.reading.window_chunks >= CHUNKS_MAX {
                 break;
             }
             let Some(key) = self.queue.lanes.next_listed() else { break };
@@ -89,7 +91,10 @@ impl<C: Content> Core<C> {
                 }
             },
         };
-        self.reading.windows += 1;
+        self.reading.window_chunks += match effect {
+            Effect::ReadChunks { count, .. } => count,
+            _ => REST_CHUNKS,
+        };
         self.queue.lanes.get_mut(key)?.reading = Some(match effect {
             Effect::ReadChunks { first, .. } => WindowRead::Chunks(first),
             _ => WindowRead::Rest,
@@ -117,7 +122,8 @@ impl<C: Content> Core<C> {
         lane: u64,
         chunks: Vec<Option<ChunkRead<C>>>,
     ) -> Option<Effect<C>> {
-        let (key, WindowRead::Chunks(first)) = self.window_read(lane)? else { return None };
+        let count = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
+        let (key, WindowRead::Chunks(first)) = self.window_read(lane, count)? else { return None };
         for (number, chunk) in (first..).zip(chunks) {
             match chunk {
                 Some(chunk) => self.chunk_read(key, chunk),
@@ -210,7 +216,7 @@ impl<C: Content> Core<C> {
         entry: StreamId,
         pack: Option<PackRead<C>>,
     ) -> Option<Effect<C>> {
-        let (key, _) = self.window_read(lane)?;
+        let (key, _) = self.window_read(lane, REST_CHUNKS)?;
         self.queue.lanes.list(key);
         let rest = **self.queue.lanes.get(key)?.rest.as_ref()?;
         if entry <= self.queue.main.cursor || self.next_of_rest(&rest) != Some(entry) {
@@ -233,8 +239,8 @@ impl<C: Content> Core<C> {
         None
     }
 
-    fn window_read(&mut self, lane: u64) -> Option<(LaneKey, WindowRead)> {
-        self.reading.windows -= 1;
+    fn window_read(&mut self, lane: u64, chunks: u32) -> Option<(LaneKey, WindowRead)> {
+        self.reading.window_chunks -= chunks;
         let key = self.queue.lanes.by_hash(lane)?;
         let read = self.queue.lanes.get_mut(key)?.reading.take()?;
         Some((key, read))

@@ -22,7 +22,7 @@ const OLDEST_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Between two looks for leads of a leader before: it takes a look at every lane.
 const LEADS_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Rows of lanes in one settlement.
-const ROWS_MAX: usize = 1024;
+const ROWS_MAX: usize = 256;
 
 impl<C: Content> Core<C> {
     /// A head is done with.
@@ -92,7 +92,10 @@ impl<C: Content> Core<C> {
                 settling.dead_bytes += bytes;
                 settlement.dead.push(*letter);
             }
-            if settling.nodes.len() >= most || settling.dead_bytes >= DEAD_BYTES_MAX {
+            if settling.nodes.len() >= most
+                || settling.dead_bytes >= DEAD_BYTES_MAX
+                || settling.lanes.len() >= self.config.tuning.settled_lanes
+            {
                 break;
             }
         }
@@ -137,9 +140,13 @@ impl<C: Content> Core<C> {
     }
 
     fn settle_dropped(&mut self) {
-        let count = self.ledger.dropped.len().min(self.config.tuning.settled_webhooks);
-        let dropped: Vec<Dropped> = self.ledger.dropped.drain(..count).collect();
-        for one in dropped {
+        let tuning = self.config.tuning;
+        let most = tuning.settled_lanes + self.ledger.draft.settling.lanes.len();
+        for _ in 0..tuning.settled_webhooks {
+            if self.ledger.draft.settling.lanes.len() >= most {
+                break;
+            }
+            let Some(one) = self.ledger.dropped.pop_front() else { break };
             if let Some(lane) = self.queue.lanes.get_mut(one.lane) {
                 lane.dropping -= 1;
             }

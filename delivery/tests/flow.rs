@@ -379,3 +379,14 @@ fn a_shop_is_left_alone_for_as_long_as_was_asked_for() {
     let longest = of_kind.iter().max().copied().unwrap_or_default();
     assert!(longest < pause + SECOND, "{longest:?}");
 }
+
+#[test]
+fn a_leader_that_ends_does_not_wait_for_what_hangs() {
+    let mut world = known(config(16), unwell(Answer::Hangs, Duration::MAX));
+    world.accept(SECOND, (0..8).map(|kind| (X, kind)));
+    world.run(3 * SECOND);
+    world.step(vec![Event::Drain]);
+    world.run(5 * SECOND);
+    assert!(world.core.is_quiet());
+    assert_eq!(world.waiting, 8);
+}

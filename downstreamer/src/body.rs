@@ -74,17 +74,17 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(5);
 
     /// A backend of one stream at a time, which answers when it is told to. Whole bodies come out.
-    async fn backend(answer: Arc<Notify>) -> (http::Uri, mpsc::UnboundedReceiver<Bytes>) {
+    async fn backend(answer: Arc<Notify>) -> (http::Uri, mpsc::Receiver<Bytes>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
-        let (bodies, received) = mpsc::unbounded_channel();
+        let (bodies, received) = mpsc::channel(8);
         tokio::spawn(async move {
             let (connection, _) = listener.accept().await.unwrap();
             let service = service_fn(move |request: Request<Incoming>| {
                 let (bodies, answer) = (bodies.clone(), answer.clone());
                 async move {
                     if let Ok(body) = request.into_body().collect().await {
-                        bodies.send(body.to_bytes()).ok();
+                        bodies.send(body.to_bytes()).await.ok();
                         answer.notified().await;
                     }
                     Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))

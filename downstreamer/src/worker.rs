@@ -190,7 +190,15 @@ impl Worker {
                 Ok(ended)
             }
             Some(read) = channels.reads.join_next() => match read {
-                Ok(event) => Ok(vec![event]),
+                Ok(event) => {
+                    let mut read = vec![event];
+                    while read.len() < BATCH_MAX
+                        && let Some(more) = channels.reads.try_join_next()
+                    {
+                        read.push(more.map_err(|_| gone("reading a pack again"))?);
+                    }
+                    Ok(read)
+                }
                 Err(_) => Err(gone("reading a pack again")),
             },
             arrived = channels.arrived.recv(), if self.core.takes_packs() => match arrived {

@@ -81,6 +81,7 @@ impl Plan {
         config.bounds.concurrency_max = random.pick(&[4, 16]);
         config.shop_bounds.concurrency_max = random.pick(&[2, 8]);
         config.tuning.settled_webhooks = random.pick(&[10, 2048]);
+        config.tuning.settled_lanes = random.pick(&[2, 256]);
         config.tuning.unsettled = 256;
     }
 
@@ -118,6 +119,7 @@ fn config(random: &mut Random) -> Config {
             moved_packs: random.pick(&[1, 2, 8]),
             moved_bytes: random.pick(&[1, 500, 2000, 512 << 10]),
             settled_webhooks: random.pick(&[1, 3, 10, 2048]),
+            settled_lanes: random.pick(&[1, 2, 256]),
             unsettled: random.pick(&[1, 4, 256]),
             cache_bytes: random.pick(&[0, 1000, 4000, 32 << 20]),
         },
