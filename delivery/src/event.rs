@@ -166,7 +166,8 @@ pub enum Event<C: Content> {
     Replay(ReplayRead<C>),
     /// An entry among the replays can't be decoded.
     CorruptReplay(StreamId),
-    /// All replays that were there at start have arrived.
+    /// All replays that were there at start have arrived. Until then only replays are read; those for
+    /// which there is no room are not waited for.
     ReplaysLoaded,
     /// A pack or chunk asked for by [`Effect::Read`]; `None` when it is not there.
     Read(PackKey, Option<C>),

@@ -17,7 +17,7 @@ use crate::shop::ShopKey;
 use crate::sorted::Class;
 
 /// Bytes of a lane's row.
-const LANE_BYTES: usize = 256;
+pub const LANE_BYTES: usize = 256;
 /// Bytes of a chunk's row, beside its positions.
 const CHUNK_BYTES: usize = 96;
 /// Bytes of a position in a chunk's row.

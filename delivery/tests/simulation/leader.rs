@@ -43,6 +43,8 @@ pub struct Leader {
     pub is_reading: bool,
     /// Newest replay that the core got.
     pub replays_to: StreamId,
+    /// Whether the core was told that it got all replays that were there at start.
+    pub are_replays_loaded: bool,
     settled: Mark,
     /// Settlement on its way.
     pub settling: Option<Rc<Letter>>,
@@ -70,6 +72,7 @@ impl Leader {
             read_to: redis.cursor,
             is_reading: false,
             replays_to: StreamId::ZERO,
+            are_replays_loaded: false,
             settled: redis.mark,
             settling: None,
             number: 0,
