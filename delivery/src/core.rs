@@ -108,12 +108,14 @@ impl<C: Content> Core<C> {
             are_leads_old: true,
         };
         loaded.lanes.iter().for_each(|lane| queue.load_lane(lane));
-        for (position, shop) in loaded.barriers {
-            queue.stored_barriers.insert(position);
-            queue.add_barrier(shop, position);
+        let barriers = loaded.barriers;
+        for (position, shop) in &barriers {
+            queue.stored_barriers.insert(*position);
+            queue.add_barrier(*shop, *position);
         }
         let session = Session { may_move: true, chance: config.seed, ..Session::default() };
-        Self {
+        let shops: HashSet<u64> = barriers.iter().map(|(_, shop)| *shop).collect();
+        let mut core = Self {
             config,
             session,
             queue,
@@ -126,7 +128,13 @@ impl<C: Content> Core<C> {
             controls: ControlState::default(),
             next: None,
             counts: Counts::default(),
+        };
+        // A shop may have no lane any more.
+        for shop in shops {
+            let shop = core.queue.shops.intern(shop);
+            core.look_at_barriers(shop);
         }
+        core
     }
 
     /// Takes events, and returns what is to be done.

@@ -89,6 +89,17 @@ pub struct ChunkRead<C> {
     pub content: C,
 }
 
+/// Answer to the reading of one chunk.
+#[derive(Debug, Clone)]
+pub enum ChunkFound<C> {
+    /// The chunk.
+    Read(ChunkRead<C>),
+    /// It can't be decoded.
+    Corrupt,
+    /// It is not there.
+    Missing,
+}
+
 /// A webhook that an operator replays.
 #[derive(Debug, Clone)]
 pub struct ReplayRead<C> {
@@ -173,12 +184,12 @@ pub enum Event<C: Content> {
     Read(PackKey, Option<C>),
     /// Packs asked for by [`Effect::ReadFront`], from the first up to one that is not there.
     FrontRead(Vec<PackRead<C>>),
-    /// Chunks asked for by [`Effect::ReadChunks`]; `None` for one that is not there.
+    /// Chunks asked for by [`Effect::ReadChunks`].
     ChunksRead {
         /// Hash of the lane.
         lane: u64,
         /// Chunks in order.
-        chunks: Vec<Option<ChunkRead<C>>>,
+        chunks: Vec<ChunkFound<C>>,
     },
     /// The pack asked for by [`Effect::ReadRest`]; `None` when it is not there.
     RestRead {

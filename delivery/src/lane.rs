@@ -431,6 +431,23 @@ impl Lanes {
         }
     }
 
+    /// Corrects the number of a lane's webhooks in chunks, if each chunk was read or is gone. Returns how
+    /// many are lost.
+    pub fn write_off(&mut self, key: LaneKey) -> u64 {
+        let Some(stored) = self.get_mut(key).and_then(|lane| lane.stored.as_mut()) else {
+            return 0;
+        };
+        if stored.unread_from < stored.next || stored.pending.is_some() {
+            return 0;
+        }
+        let left: u64 = stored.chunks.iter().map(|chunk| u64::from(chunk.left)).sum();
+        let lost = stored.waiting.saturating_sub(left);
+        stored.waiting -= lost;
+        stored.is_changed |= lost > 0;
+        self.waiting -= lost;
+        lost
+    }
+
     /// Drops the rows of the chunks of which nothing is indexed: they are read again. Redis must hold
     /// their bits.
     pub fn shed_rows(&mut self, key: LaneKey) {

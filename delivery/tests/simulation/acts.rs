@@ -79,6 +79,21 @@ impl World {
         self.later(delay, Task::Restart);
     }
 
+    /// Redis came back with a chunk that can't be decoded, or without it.
+    pub fn spoil(&mut self) {
+        if self.is_astray || self.redis.chunks.is_empty() || !self.random.chance(self.plan.spoils) {
+            return;
+        }
+        let at = self.random.index(self.redis.chunks.len());
+        let Some(key) = self.redis.chunks.keys().nth(at).copied() else { return };
+        let lost = self.redis.spoil(key, self.random.chance(500));
+        self.log.add(self.now, || format!("chunk {key:x?} is lost with {lost:?}"));
+        self.tally.spoiled += 1;
+        for position in lost {
+            self.truth.unsettled.remove(&position);
+        }
+    }
+
     fn some_resource(&mut self) -> Resource {
         let shop = self.small(u64::from(SHOPS));
         let kind = self.random.pick(&[ORDERS, ORDERS, PRODUCTS, PRODUCTS, PRODUCTS]);

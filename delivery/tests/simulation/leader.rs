@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use spillway_delivery::{AttemptEnd, AttemptId, Core, Dispatch, Effect, Event, ReplayRead};
+use spillway_delivery::{
+    AttemptEnd, AttemptId, ChunkFound, Core, Dispatch, Effect, Event, ReplayRead,
+};
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
@@ -281,6 +283,7 @@ impl World {
             };
             self.truth.scheme_changed();
         }
+        self.spoil();
         let scheme = self.scheme;
         self.log.add(self.now, || format!("takeover, order by {scheme:?}"));
         self.lead();
@@ -305,9 +308,8 @@ fn describe(event: &Event<Bytes>) -> String {
             let chunks: Vec<_> = chunks
                 .iter()
                 .map(|chunk| {
-                    chunk.as_ref().map(|one| {
-                        format!("{}: {} {:?}", one.number, names(&one.content.0), one.bits)
-                    })
+                    let ChunkFound::Read(one) = chunk else { return format!("{chunk:?}") };
+                    format!("{}: {} {:?}", one.number, names(&one.content.0), one.bits)
                 })
                 .collect();
             format!("chunks of {lane:x}: {chunks:?}")
