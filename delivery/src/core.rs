@@ -14,7 +14,7 @@ use crate::controls::ControlState;
 use crate::dispatch::Turn;
 use crate::event::{Effect, Event, LaneLoaded, Loaded, Now};
 use crate::index::{ByHash, Index, LaneKey, NONE, NodeKey, ResourceKey};
-use crate::lane::{Lanes, Rest, Stored};
+use crate::lane::{LANE_BYTES, Lanes, Rest, Stored};
 use crate::ledger::Ledger;
 use crate::main_stream::MainStream;
 use crate::moving::Mover;
@@ -28,6 +28,9 @@ use crate::status::Counts;
 
 /// Longest time between two events: timers are looked at with each.
 const TICK: Duration = Duration::from_millis(50);
+/// Part of the index that replays may take: they are never cut, and what they leave belongs to
+/// windows.
+const REPLAYS_PART: usize = 4;
 
 /// Time, lease and stage of the leader.
 #[derive(Debug, Default)]
@@ -37,6 +40,7 @@ pub(crate) struct Session {
     pub lease_until: Duration,
     pub dead_room: u64,
     pub may_move: bool,
+    /// Whether all replays that were there at start have arrived, or as many as fit.
     pub are_replays_loaded: bool,
     pub is_draining: bool,
     /// Whether the index had no room at the last look.
@@ -115,12 +119,14 @@ impl<C: Content> Core<C> {
             are_leads_old: true,
         };
         loaded.lanes.iter().for_each(|lane| queue.load_lane(lane));
-        for (position, shop) in loaded.barriers {
-            queue.stored_barriers.insert(position);
-            queue.add_barrier(shop, position);
+        let barriers = loaded.barriers;
+        for (position, shop) in &barriers {
+            queue.stored_barriers.insert(*position);
+            queue.add_barrier(*shop, *position);
         }
         let session = Session { may_move: true, chance: config.seed, ..Session::default() };
-        Self {
+        let shops: HashSet<u64> = barriers.iter().map(|(_, shop)| *shop).collect();
+        let mut core = Self {
             config,
             session,
             queue,
@@ -133,7 +139,13 @@ impl<C: Content> Core<C> {
             controls: ControlState::default(),
             next: None,
             counts: Counts::default(),
+        };
+        // A shop may have no lane any more.
+        for shop in shops {
+            let shop = core.queue.shops.intern(shop);
+            core.look_at_barriers(shop);
         }
+        core
     }
 
     /// Takes events, and returns what is to be done.
@@ -145,6 +157,8 @@ impl<C: Content> Core<C> {
         }
         self.drop_again();
         self.wake();
+        // Nothing waits for replays that do not fit.
+        self.session.are_replays_loaded |= !self.takes_replays();
         effects.extend(self.cut_off());
         effects.extend(self.dispatch());
         effects.extend(self.read());
@@ -174,9 +188,16 @@ impl<C: Content> Core<C> {
         self.ledger.seen.forgets_before_ms(self.session.now.wall_ms)
     }
 
-    /// Whether more of the main stream may be read.
+    /// Whether more of the main stream may be read: not before the replays that were there at start,
+    /// as far as they fit.
     pub fn takes_packs(&self) -> bool {
-        !self.session.is_index_full
+        self.session.are_replays_loaded && !self.session.is_index_full
+    }
+
+    /// Whether more replays may be read. The others are read as those are settled.
+    pub fn takes_replays(&self) -> bool {
+        let most = self.config.index_bytes / REPLAYS_PART;
+        !self.session.is_index_full && self.queue.replay_bytes() < most
     }
 
     /// Whether nothing is under way.
@@ -343,6 +364,11 @@ impl Queue {
     /// Memory in use, in bytes.
     pub fn bytes(&self) -> usize {
         self.index.bytes() + self.lanes.bytes() + self.main.bytes()
+    }
+
+    /// Memory that replays take at most, in bytes: each as if it had a resource and a lane of its own.
+    fn replay_bytes(&self) -> usize {
+        self.index.replay_bytes() + self.index.replays().len() * LANE_BYTES
     }
 
     /// State of a resource that is not at work, as far as its head decides.

@@ -28,7 +28,7 @@ const PROBES_MAX: usize = 4;
 /// Reason for which something is not sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocked {
-    /// The leader stops, or its lease is not confirmed, or replays are being loaded.
+    /// The leader stops, or its lease is not confirmed, or the first replays are being read.
     NotLeading,
     /// An operator paused everything.
     AllPaused,

@@ -89,6 +89,17 @@ pub struct ChunkRead<C> {
     pub content: C,
 }
 
+/// Answer to the reading of one chunk.
+#[derive(Debug, Clone)]
+pub enum ChunkFound<C> {
+    /// The chunk.
+    Read(ChunkRead<C>),
+    /// It can't be decoded.
+    Corrupt,
+    /// It is not there.
+    Missing,
+}
+
 /// A webhook that an operator replays.
 #[derive(Debug, Clone)]
 pub struct ReplayRead<C> {
@@ -166,18 +177,19 @@ pub enum Event<C: Content> {
     Replay(ReplayRead<C>),
     /// An entry among the replays can't be decoded.
     CorruptReplay(StreamId),
-    /// All replays that were there at start have arrived.
+    /// All replays that were there at start have arrived. Until then only replays are read; those for
+    /// which there is no room are not waited for.
     ReplaysLoaded,
     /// A pack or chunk asked for by [`Effect::Read`]; `None` when it is not there.
     Read(PackKey, Option<C>),
     /// Packs asked for by [`Effect::ReadFront`], from the first up to one that is not there.
     FrontRead(Vec<PackRead<C>>),
-    /// Chunks asked for by [`Effect::ReadChunks`]; `None` for one that is not there.
+    /// Chunks asked for by [`Effect::ReadChunks`].
     ChunksRead {
         /// Hash of the lane.
         lane: u64,
         /// Chunks in order.
-        chunks: Vec<Option<ChunkRead<C>>>,
+        chunks: Vec<ChunkFound<C>>,
     },
     /// The pack asked for by [`Effect::ReadRest`]; `None` when it is not there.
     RestRead {

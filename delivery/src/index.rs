@@ -29,6 +29,8 @@ const NODE_BYTES: usize = 48;
 const FINGERPRINT_BYTES: usize = 16;
 /// Bytes of a resource: its row, its place in a table between half and nearly full, a ready entry.
 const RESOURCE_BYTES: usize = 96;
+/// Bytes of a replay's entry, in a table between half and nearly full.
+const REPLAY_BYTES: usize = 48;
 /// Events that one stands for, at most: bounds the time of a choice.
 const RUN_MAX: u32 = 10_000;
 
@@ -201,8 +203,13 @@ impl Index {
         &self.nodes[usize_of(key)]
     }
 
+    /// Memory that replays take, in bytes, if each has a resource of its own.
+    pub fn replay_bytes(&self) -> usize {
+        self.replays.len() * (self.node_bytes() + RESOURCE_BYTES + REPLAY_BYTES)
+    }
+
     /// Every replay.
-    pub fn replays(&self) -> impl Iterator<Item = &Node> {
+    pub fn replays(&self) -> impl ExactSizeIterator<Item = &Node> {
         self.replays.keys().map(|key| self.node(*key))
     }
 
@@ -263,6 +270,7 @@ impl Index {
         }
         if let Some(id) = replay {
             self.replays.insert(node, id);
+            self.bytes += REPLAY_BYTES;
         }
         self.bytes += self.node_bytes();
         match replay {
@@ -423,6 +431,7 @@ impl Index {
         if node.is_replay {
             window.replays -= 1;
             self.replays.remove(&key);
+            self.bytes -= REPLAY_BYTES;
         } else {
             self.unlink_lane(window, &node);
         }

@@ -17,7 +17,7 @@ use crate::shop::ShopKey;
 use crate::sorted::Class;
 
 /// Bytes of a lane's row.
-const LANE_BYTES: usize = 256;
+pub const LANE_BYTES: usize = 256;
 /// Bytes of a chunk's row, beside its positions.
 const CHUNK_BYTES: usize = 96;
 /// Bytes of a position in a chunk's row.
@@ -434,6 +434,23 @@ impl Lanes {
         {
             self.chunk_bytes -= CHUNK_BYTES + POSITION_BYTES * chunk.positions.len();
         }
+    }
+
+    /// Corrects the number of a lane's webhooks in chunks, if each chunk was read or is gone. Returns how
+    /// many are lost.
+    pub fn write_off(&mut self, key: LaneKey) -> u64 {
+        let Some(stored) = self.get_mut(key).and_then(|lane| lane.stored.as_mut()) else {
+            return 0;
+        };
+        if stored.unread_from < stored.next || stored.pending.is_some() {
+            return 0;
+        }
+        let left: u64 = stored.chunks.iter().map(|chunk| u64::from(chunk.left)).sum();
+        let lost = stored.waiting.saturating_sub(left);
+        stored.waiting -= lost;
+        stored.is_changed |= lost > 0;
+        self.waiting -= lost;
+        lost
     }
 
     /// Drops the rows of the chunks of which nothing is indexed: they are read again. Redis must hold

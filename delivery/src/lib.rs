@@ -45,8 +45,8 @@ pub use crate::controls::{Controls, Drops};
 pub use crate::core::Core;
 pub use crate::dispatch::Blocked;
 pub use crate::event::{
-    AttemptEnd, ChunkRead, Dispatch, Effect, Event, LaneLoaded, Loaded, Now, PackRead, ReplayRead,
-    Scope, Verdict,
+    AttemptEnd, ChunkFound, ChunkRead, Dispatch, Effect, Event, LaneLoaded, Loaded, Now, PackRead,
+    ReplayRead, Scope, Verdict,
 };
 pub use crate::reading::PackKey;
 pub use crate::refusals::RefusalBreaker;

@@ -9,7 +9,7 @@ use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
 use crate::core::Core;
-use crate::event::{ChunkRead, Effect, PackRead};
+use crate::event::{ChunkFound, ChunkRead, Effect, PackRead};
 use crate::index::{Arrival, LaneKey, Resource};
 use crate::lane::{Chunk, Lane, Pending, Rest, WindowRead};
 use crate::ledger::Dropped;
@@ -86,6 +86,7 @@ impl<C: Content> Core<C> {
             Ok(None) => match self.next_of_rest(&rest) {
                 Some(entry) => Effect::ReadRest { lane: hash, entry },
                 None => {
+                    self.write_off(key);
                     self.window_grew(key, rest.last);
                     return None;
                 }
@@ -120,37 +121,58 @@ impl<C: Content> Core<C> {
     pub(crate) fn chunks_read(
         &mut self,
         lane: u64,
-        chunks: Vec<Option<ChunkRead<C>>>,
+        chunks: Vec<ChunkFound<C>>,
     ) -> Option<Effect<C>> {
         let count = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
         let (key, WindowRead::Chunks(first)) = self.window_read(lane, count)? else { return None };
         for (number, chunk) in (first..).zip(chunks) {
-            match chunk {
-                Some(chunk) => self.chunk_read(key, chunk),
-                None if self.is_chunk_lost(key, number) => {
-                    return Some(Effect::Restart("a chunk that waits is not in redis any more"));
-                }
-                None => {}
+            let is_corrupt = matches!(chunk, ChunkFound::Corrupt);
+            if let ChunkFound::Read(chunk) = chunk {
+                self.chunk_read(key, chunk);
+            } else if !self.pass_over(key, number, is_corrupt) {
+                return Some(Effect::Restart("a chunk that waits can't be read any more"));
             }
         }
+        self.write_off(key);
         self.queue.lanes.list(key);
         self.make_room();
         None
     }
 
-    /// Whether a chunk that is not there holds something. One of which nothing was read by this
-    /// leader was settled before and is passed over.
-    fn is_chunk_lost(&mut self, key: LaneKey, number: u32) -> bool {
-        let Some(lane) = self.queue.lanes.get_mut(key) else { return false };
+    /// Passes over a chunk that can't be read, unless this leader has read something of it: then it
+    /// begins again, and the next leader passes over it. One that is not there may have been settled.
+    /// Returns whether the lane goes on.
+    fn pass_over(&mut self, key: LaneKey, number: u32, is_corrupt: bool) -> bool {
+        let Some(lane) = self.queue.lanes.get_mut(key) else { return true };
+        let hash = lane.hash;
         if lane.next_chunk() != Ok(Some(number)) {
-            return false;
-        }
-        let Some(stored) = lane.stored.as_mut() else { return false };
-        if stored.chunk(number).is_some() {
             return true;
         }
+        let Some(stored) = lane.stored.as_mut() else { return true };
+        if stored.chunk(number).is_some() {
+            return false;
+        }
         stored.unread_from = number + 1;
-        false
+        stored.is_changed = true;
+        if is_corrupt {
+            self.counts.chunks_corrupt += 1;
+            self.ledger.draft.settlement.lanes.corrupt.push((hash, number));
+            self.ledger.draft.settling.lanes.insert(key);
+        }
+        true
+    }
+
+    /// Once every chunk of a lane was read or passed over: what its row counts beside them is lost.
+    fn write_off(&mut self, key: LaneKey) {
+        let lost = self.queue.lanes.write_off(key);
+        if lost > 0 {
+            if let Some(lane) = self.queue.lanes.get(key) {
+                self.queue.shops.settled(lane.shop, lost);
+            }
+            self.counts.lost += lost;
+            self.ledger.draft.settling.lanes.insert(key);
+            self.ledger.changed.push(key);
+        }
     }
 
     fn chunk_read(&mut self, key: LaneKey, read: ChunkRead<C>) {

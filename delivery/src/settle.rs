@@ -187,7 +187,7 @@ impl<C: Content> Core<C> {
         }
         let Some(shop) = self.queue.lanes.get(lane).map(|lane| lane.shop) else { return };
         if is_new {
-            self.queue.shops.settled(shop);
+            self.queue.shops.settled(shop, 1);
         }
         let barriers = self.queue.shops.get(shop).and_then(|shop| shop.barriers.as_ref());
         if replay.is_none()

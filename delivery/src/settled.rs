@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use spillway_webhook::position::Position;
+
 use crate::core::Core;
 use crate::index::LaneKey;
 use crate::ledger::Settling;
@@ -76,6 +78,9 @@ impl<C: Content> Core<C> {
         if barriers.is_mixed {
             self.look_at_scheme(shop);
         }
+        while let Some(position) = self.lost_barrier(shop) {
+            self.drop_barrier(shop, position);
+        }
         while let Some(resource) = self.queue.next_unheld(shop) {
             self.release(resource);
         }
@@ -83,6 +88,31 @@ impl<C: Content> Core<C> {
             && shop.barriers.as_ref().is_some_and(|barriers| barriers.is_empty())
         {
             shop.barriers = None;
+        }
+    }
+
+    /// The first barrier of a shop, if it lay in a chunk that is lost: every lane is indexed up to it,
+    /// and it is in none.
+    fn lost_barrier(&self, key: ShopKey) -> Option<Position> {
+        let shop = self.queue.shops.get(key)?;
+        let position = *shop.barriers.as_ref()?.positions.first()?;
+        if self.queue.main.is_after_cursor(position)
+            || !self.queue.stored_barriers.contains(&position)
+        {
+            return None;
+        }
+        let mut lanes = shop.lanes.iter().filter_map(|lane| self.queue.lanes.get(*lane));
+        let is_lost =
+            lanes.all(|lane| lane.is_known_up_to(position) && lane.locate(position).is_none());
+        is_lost.then_some(position)
+    }
+
+    fn drop_barrier(&mut self, shop: ShopKey, position: Position) {
+        self.queue.stored_barriers.remove(&position);
+        self.ledger.draft.settlement.lanes.barriers.deleted.push(position);
+        let shop = self.queue.shops.get_mut(shop);
+        if let Some(barriers) = shop.and_then(|shop| shop.barriers.as_mut()) {
+            barriers.positions.remove(&position);
         }
     }
 

@@ -123,6 +123,8 @@ pub struct LaneChange<C> {
     pub chunks: Changes<ChunkWrite, (u64, u32)>,
     /// Bytes of the packs that the webhooks of written chunks come from.
     pub moved: HashMap<StreamId, C>,
+    /// Chunks that can't be decoded, to set aside: lane and number.
+    pub corrupt: Vec<(u64, u32)>,
     /// Bits of settled webhooks in chunks.
     pub chunk_bits: Vec<(u64, u32, Vec<u8>)>,
     /// Rows to write, and lanes without chunks.
@@ -185,6 +187,7 @@ impl ReplayChange {
 impl<C> LaneChange<C> {
     fn is_empty(&self) -> bool {
         self.chunks.is_empty()
+            && self.corrupt.is_empty()
             && self.chunk_bits.is_empty()
             && self.rows.is_empty()
             && self.barriers.is_empty()
@@ -210,6 +213,7 @@ impl<C> Default for LaneChange<C> {
         Self {
             chunks: Changes::default(),
             moved: HashMap::new(),
+            corrupt: Vec::new(),
             chunk_bits: Vec::new(),
             rows: Changes::default(),
             barriers: Changes::default(),

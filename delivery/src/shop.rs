@@ -176,11 +176,11 @@ impl Shops {
         }
     }
 
-    /// A webhook of a shop is settled.
-    pub fn settled(&mut self, key: ShopKey) {
+    /// Webhooks of a shop are settled, or lost.
+    pub fn settled(&mut self, key: ShopKey, count: u64) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
-            shop.waiting -= 1;
-            self.waiting -= 1;
+            shop.waiting -= count;
+            self.waiting -= count;
         }
     }
 

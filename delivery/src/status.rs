@@ -27,6 +27,10 @@ pub struct Counts {
     pub refusals_opened: u64,
     /// Circuit breakers of lanes that opened.
     pub breakers_opened: u64,
+    /// Chunks that could not be decoded.
+    pub chunks_corrupt: u64,
+    /// Webhooks that were lost with their chunks.
+    pub lost: u64,
     /// Webhooks kept in retry for want of room for dead letters.
     pub kept_for_want_of_room: u64,
     /// Webhooks given up, by reason.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use spillway_delivery::{Event, PackRead, ReplayRead};
-use spillway_drain::intake::{self, Found};
+use spillway_drain::intake::{self, Found, Streams};
 use spillway_queue::Redis;
 use spillway_queue::read::{Entry, Parked};
 use spillway_service::error::chain;
@@ -16,22 +16,37 @@ use crate::content::PackBytes;
 use crate::metrics::Metrics;
 use crate::sort::Sorter;
 
+/// What was read ahead. Two channels, so that replays for which there is no room do not keep the main
+/// stream from being read.
+pub struct Arrivals {
+    /// Packs after the cursor.
+    pub packs: mpsc::Receiver<Event<PackBytes>>,
+    /// Replays.
+    pub replays: mpsc::Receiver<Event<PackBytes>>,
+}
+
 /// Decodes and sorts what was found.
+#[derive(Clone)]
 struct Decoder {
     sorter: Sorter,
     metrics: Arc<Metrics>,
 }
 
-/// Starts reading after `cursor`; ends when the receiver is dropped.
+/// Starts reading replays, and the main stream after `cursor`; ends when the receivers are dropped.
 pub fn start(
     redis: &Redis,
     consumer: &str,
     cursor: StreamId,
     sorter: Sorter,
     metrics: Arc<Metrics>,
-) -> mpsc::Receiver<Event<PackBytes>> {
+) -> Arrivals {
     let decoder = Decoder { sorter, metrics };
-    intake::start(redis, consumer, cursor, move |found| decoder.decode(found))
+    let start = |streams| {
+        let decoder = decoder.clone();
+        let decode = move |found| decoder.decode(found);
+        intake::start_with(redis, consumer, (streams, cursor), decode)
+    };
+    Arrivals { packs: start(Streams::Main), replays: start(Streams::Parked) }
 }
 
 impl Decoder {

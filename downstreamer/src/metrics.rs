@@ -183,6 +183,7 @@ impl Metrics {
         self.duplicates.inc_by(now.duplicates - before.duplicates);
         self.coalesced.inc_by(now.coalesced - before.coalesced);
         self.dropped.inc_by(now.dropped - before.dropped);
+        self.corrupt.inc_by(now.chunks_corrupt - before.chunks_corrupt);
         self.lanes.cuts.inc_by(now.cuts - before.cuts);
         self.lanes.cut_off.inc_by(now.cut_off - before.cut_off);
         for (reason, count) in &now.dead {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_delivery::{ChunkRead, Event, PackKey, PackRead};
+use spillway_delivery::{ChunkFound, ChunkRead, Event, PackKey, PackRead};
 use spillway_queue::lane::{ChunkId, StoredChunk};
 use spillway_queue::read::Reader;
 use spillway_queue::{Connection, QueueError, Redis};
@@ -134,17 +134,13 @@ impl Rereader {
         connection: &mut Connection,
         number: u32,
         stored: Option<StoredChunk>,
-    ) -> Result<Option<ChunkRead<PackBytes>>, QueueError> {
-        let Some(StoredChunk { bytes, bits }) = stored else { return Ok(None) };
+    ) -> Result<ChunkFound<PackBytes>, QueueError> {
+        let Some(StoredChunk { bytes, bits }) = stored else { return Ok(ChunkFound::Missing) };
         let Chunk { positions, pack } = match Chunk::decode(&bytes) {
             Ok(chunk) => chunk,
             Err(error) => {
-                tracing::error!(
-                    number,
-                    error = chain(&error),
-                    "corrupt chunk: left where it is; the rest flows"
-                );
-                return Ok(None);
+                tracing::error!(number, error = chain(&error), "a chunk can't be decoded");
+                return Ok(ChunkFound::Corrupt);
             }
         };
         let found = self.reader.retries(connection, &positions).await?;
@@ -157,7 +153,7 @@ impl Rereader {
                 (*position, self.sorter.sort(&pack.record(index), *position, false))
             })
             .collect();
-        Ok(Some(ChunkRead {
+        Ok(ChunkFound::Read(ChunkRead {
             number,
             records,
             bits,

@@ -87,6 +87,14 @@ impl Translator {
         let chunks: Option<_> = written.map(|write| self.chunk(write, &lanes.moved)).collect();
         let chunks = chunks?;
         let rows: Vec<LaneRow> = lanes.rows.written.iter().map(|row| self.row(row)).collect();
+        for (lane, number) in &lanes.corrupt {
+            let name = self.names.get(lane);
+            tracing::error!(
+                shop = name.map(|name| name.shop.as_str()), kind = name.map(|name| name.kind.as_str()),
+                chunk = %ChunkId { lane: *lane, number: *number },
+                "corrupt chunk of a lane: set aside whole; the rest flows"
+            );
+        }
         for lane in &lanes.rows.deleted {
             self.names.remove(lane);
         }
@@ -96,6 +104,7 @@ impl Translator {
                 written: chunks,
                 deleted: lanes.chunks.deleted.into_iter().map(id).collect(),
             },
+            corrupt: lanes.corrupt.into_iter().map(id).collect(),
             chunk_bits: lanes
                 .chunk_bits
                 .into_iter()

@@ -75,6 +75,13 @@ pub fn log(before: &Counts, now: &Counts) {
              attempt at a time probes, all others flow"
         );
     }
+    if now.lost > before.lost {
+        tracing::error!(
+            webhooks = now.lost - before.lost,
+            "webhooks are lost: redis does not hold their chunk any more, or it can't be decoded; \
+             reconcile with Shopify"
+        );
+    }
     if now.kept_for_want_of_room > 0 && before.kept_for_want_of_room == 0 {
         tracing::warn!(
             "no room for dead letters (DEAD_MAX, or redis is full): what would be one stays in retry"

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::content::{PackBytes, Pause};
 use crate::controls;
 use crate::deliver::{Delivery, Job, Sender};
-use crate::intake;
+use crate::intake::{self, Arrivals};
 use crate::judge::{self, result_label};
 use crate::metrics::Metrics;
 use crate::reader::{Rereader, Wanted};
@@ -61,7 +61,7 @@ pub struct Start {
 struct Channels {
     settlements: mpsc::Sender<Settlement>,
     settled: mpsc::Receiver<Settled>,
-    arrived: mpsc::Receiver<Event<PackBytes>>,
+    arrivals: Arrivals,
     controls: mpsc::Receiver<Orders>,
     shares: watch::Sender<Shares>,
     reads: JoinSet<Event<PackBytes>>,
@@ -104,7 +104,7 @@ impl Worker {
         let channels = Channels {
             settlements,
             settled,
-            arrived: intake::start(redis, consumer, cursor, sorter.clone(), metrics.clone()),
+            arrivals: intake::start(redis, consumer, cursor, sorter.clone(), metrics.clone()),
             controls: controls::start(redis.clone(), consumer, tenure.clone(), orders.version),
             shares: shares::start(redis.clone(), consumer, &tenure.token),
             reads: JoinSet::new(),
@@ -201,7 +201,11 @@ impl Worker {
                 }
                 Err(_) => Err(gone("reading a pack again")),
             },
-            arrived = channels.arrived.recv(), if self.core.takes_packs() => match arrived {
+            replay = channels.arrivals.replays.recv(), if self.core.takes_replays() => match replay {
+                Some(event) => Ok(vec![event]),
+                None => Err(gone("reading replays")),
+            },
+            pack = channels.arrivals.packs.recv(), if self.core.takes_packs() => match pack {
                 Some(event) => Ok(vec![event]),
                 None => Err(gone("intake")),
             },

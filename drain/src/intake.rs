@@ -24,6 +24,17 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Before Redis is asked again after it failed.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Streams that an intake reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Streams {
+    /// What was parked at start, then the main stream, and between its entries what is replayed.
+    Both,
+    /// The main stream.
+    Main,
+    /// What was parked at start, and what is replayed.
+    Parked,
+}
+
 /// What intake found.
 pub enum Found {
     /// An entry of the main stream, not yet decoded.
@@ -43,6 +54,7 @@ pub enum Found {
 struct Intake<T, F> {
     redis: Redis,
     reader: Reader,
+    streams: Streams,
     turn: F,
     arrived: mpsc::Sender<T>,
     main: StreamId,
@@ -57,8 +69,22 @@ struct Intake<T, F> {
 /// Nobody takes what is found any more, or there is nothing more to find.
 struct Closed;
 
-/// Starts reading behind `cursor`; ends when the receiver is dropped.
+/// Starts reading what was parked and what lies behind `cursor`; ends when the receiver is dropped.
 pub fn start<T, F>(redis: &Redis, drain: &str, cursor: StreamId, turn: F) -> mpsc::Receiver<T>
+where
+    T: Send + 'static,
+    F: FnMut(Found) -> T + Send + 'static,
+{
+    start_with(redis, drain, (Streams::Both, cursor), turn)
+}
+
+/// The same of some `streams` only, so that a user that takes no more of one goes on with the other.
+pub fn start_with<T, F>(
+    redis: &Redis,
+    drain: &str,
+    (streams, cursor): (Streams, StreamId),
+    turn: F,
+) -> mpsc::Receiver<T>
 where
     T: Send + 'static,
     F: FnMut(Found) -> T + Send + 'static,
@@ -67,6 +93,7 @@ where
     let intake = Intake {
         redis: redis.clone(),
         reader: Reader::new(redis.clone(), drain),
+        streams,
         turn,
         arrived: sender,
         main: cursor,
@@ -118,10 +145,25 @@ impl<T, F: FnMut(Found) -> T> Intake<T, F> {
         if self.catches_up_at.is_some_and(|at| at.ms == u64::MAX) {
             self.catches_up_at = Some(self.reader.last(connection).await?);
         }
-        if self.read_parked(connection).await?.is_err() {
+        if self.streams != Streams::Main && self.read_parked(connection).await?.is_err() {
             return Ok(Err(Closed));
         }
         let look_again_at = Instant::now() + PATIENCE;
+        if self.streams == Streams::Parked {
+            tokio::select! {
+                () = self.arrived.closed() => return Ok(Err(Closed)),
+                () = tokio::time::sleep_until(look_again_at) => return Ok(Ok(())),
+            }
+        }
+        self.read_main(connection, look_again_at).await
+    }
+
+    /// Reads the main stream until `look_again_at`.
+    async fn read_main(
+        &mut self,
+        connection: &mut Connection,
+        look_again_at: Instant,
+    ) -> Result<Result<(), Closed>, QueueError> {
         while Instant::now() < look_again_at {
             if self.catches_up_at.is_some_and(|at| self.main >= at) {
                 self.catches_up_at = None;

@@ -7,7 +7,7 @@ mod server;
 use std::time::Duration;
 
 use server::Server;
-use spillway_drain::intake::{self, Found};
+use spillway_drain::intake::{self, Found, Streams};
 use spillway_queue::drains::{StartAt, register};
 use spillway_webhook::StreamId;
 use tokio::sync::mpsc::Receiver;
@@ -91,4 +91,23 @@ async fn a_reconnect_to_the_same_data_reads_on() {
     cut_connections(&server).await;
     let second = server.append_as("110-0").await;
     assert_eq!(next(&mut finds).await, Some(Seen::Main(second)));
+}
+
+#[tokio::test]
+async fn replays_that_are_not_taken_do_not_keep_the_main_stream_from_being_read() {
+    let server = Server::start(&[]).await;
+    let entry = server.append_as("100-0").await;
+    for _ in 0..100 {
+        let fields = ["p", "x", "id", "00000000-100-0-0", "t", "0:0", "r", "1"];
+        let add = [&["XADD", "spillway:http:parked", "*"], &fields[..]].concat();
+        let _: String = server.command(&add).await;
+    }
+    let mut connection = server.connect().await;
+    let registered =
+        register(&server.redis(), &mut connection, Some("http"), StartAt::Oldest).await;
+    registered.expect("redis answers");
+    let start =
+        |streams| intake::start_with(&server.redis(), "http", (streams, StreamId::ZERO), seen);
+    let (_parked, mut main) = (start(Streams::Parked), start(Streams::Main));
+    assert_eq!(next(&mut main).await, Some(Seen::Main(entry)));
 }

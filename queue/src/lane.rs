@@ -86,6 +86,8 @@ pub struct LaneChanges {
     /// Chunks to write, as bytes of [`Chunk::encode`](spillway_webhook::Chunk::encode), and those to
     /// delete, with their bits.
     pub chunks: Changes<(ChunkId, Vec<u8>), ChunkId>,
+    /// Chunks that can't be decoded, to set aside under a key of their own.
+    pub corrupt: Vec<ChunkId>,
     /// Chunks with a bit for each settled webhook; they replace the bits from before.
     pub chunk_bits: Vec<(ChunkId, Vec<u8>)>,
     /// Rows to write, and lanes whose rows to delete.
@@ -125,6 +127,7 @@ impl LaneChanges {
     /// True when nothing is to be written or deleted.
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()
+            && self.corrupt.is_empty()
             && self.chunk_bits.is_empty()
             && self.rows.is_empty()
             && self.barriers.is_empty()
@@ -132,8 +135,12 @@ impl LaneChanges {
             && self.retries.is_empty()
     }
 
-    /// Adds the two lists of the settle script: fields to set, fields to delete.
+    /// Adds the lists of the settle script: corrupt chunks, fields to set, fields to delete.
     pub(crate) fn add_to(&self, call: &mut ScriptInvocation<'_>) {
+        call.arg(self.corrupt.len());
+        for id in &self.corrupt {
+            call.arg(id.to_string());
+        }
         let set = self.fields_to_set();
         call.arg(set.len());
         for (key, field, value) in set {

@@ -13,6 +13,8 @@ use crate::world::{Task, World};
 
 /// Webhooks that wait at most: more would only take longer.
 pub const WAITING_MAX: usize = 300;
+/// Replays ordered at once, at most: more than the smaller indexes hold.
+const REPLAYS_MAX: usize = 150;
 
 impl World {
     /// Does something, unless the calm has begun.
@@ -32,7 +34,9 @@ impl World {
             self.operate();
         }
         if self.random.chance(self.plan.operator) {
-            self.replay();
+            let is_flood = self.random.chance(250);
+            let count = if is_flood { REPLAYS_MAX } else { 1 };
+            (0..count).for_each(|_| self.replay(is_flood));
         }
         if self.plan.is_steady {
             return;
@@ -73,6 +77,21 @@ impl World {
         self.liveness.excuse_all(self.now + Duration::from_secs(5));
         let delay = self.delay();
         self.later(delay, Task::Restart);
+    }
+
+    /// Redis came back with a chunk that can't be decoded, or without it.
+    pub fn spoil(&mut self) {
+        if self.is_astray || self.redis.chunks.is_empty() || !self.random.chance(self.plan.spoils) {
+            return;
+        }
+        let at = self.random.index(self.redis.chunks.len());
+        let Some(key) = self.redis.chunks.keys().nth(at).copied() else { return };
+        let lost = self.redis.spoil(key, self.random.chance(500));
+        self.log.add(self.now, || format!("chunk {key:x?} is lost with {lost:?}"));
+        self.tally.spoiled += 1;
+        for position in lost {
+            self.truth.lost(position);
+        }
     }
 
     fn some_resource(&mut self) -> Resource {
@@ -187,14 +206,14 @@ impl World {
         }
     }
 
-    /// An operator replays dead letters, sometimes one twice.
-    fn replay(&mut self) {
+    /// An operator replays a dead letter, which may be replayed again then. Of a flood all are.
+    fn replay(&mut self, is_flood: bool) {
         if self.redis.dead.is_empty() {
             return;
         }
         let at = self.random.index(self.redis.dead.len());
         let webhook = self.redis.dead[at];
-        if self.random.chance(800) {
+        if !is_flood && self.random.chance(800) {
             self.redis.dead.swap_remove(at);
         }
         let last = self

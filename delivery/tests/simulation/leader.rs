@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use spillway_delivery::{AttemptEnd, AttemptId, Core, Dispatch, Effect, Event, ReplayRead};
+use spillway_delivery::{
+    AttemptEnd, AttemptId, ChunkFound, Core, Dispatch, Effect, Event, ReplayRead,
+};
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
@@ -19,7 +21,7 @@ use crate::world::{Request, Task, World};
 /// Memory of the index over its bound that is allowed, beside what is read for empty windows.
 const INDEX_SLACK: usize = 6000;
 /// Reads for windows under way at once.
-const WINDOW_READS: usize = 4;
+const WINDOW_CHUNKS: usize = 32;
 /// Bytes of an indexed webhook.
 const WEBHOOK_BYTES: usize = 160;
 
@@ -43,6 +45,8 @@ pub struct Leader {
     pub is_reading: bool,
     /// Newest replay that the core got.
     pub replays_to: StreamId,
+    /// Whether the core was told that it got all replays that were there at start.
+    pub are_replays_loaded: bool,
     settled: Mark,
     /// Settlement on its way.
     pub settling: Option<Rc<Letter>>,
@@ -72,6 +76,7 @@ impl Leader {
             read_to: redis.cursor,
             is_reading: false,
             replays_to: StreamId::ZERO,
+            are_replays_loaded: false,
             settled: redis.mark,
             settling: None,
             leaves: ([0; SHOPS as usize], StreamId::ZERO),
@@ -121,9 +126,8 @@ impl World {
             self.take_over()?;
         }
         let bytes = self.leader.core.status().index_bytes;
-        let tuning = self.plan.config.tuning;
-        let chunk = (tuning.moved_bytes / RAW_BYTES + 6).min(WAITING_MAX);
-        let reads = WINDOW_READS * tuning.chunks_at_once as usize * chunk * WEBHOOK_BYTES;
+        let chunk = (self.plan.config.tuning.moved_bytes / RAW_BYTES + 6).min(WAITING_MAX);
+        let reads = WINDOW_CHUNKS * chunk * WEBHOOK_BYTES;
         if bytes > self.plan.config.index_bytes + INDEX_SLACK + reads {
             return Err(format!("the index holds {bytes} bytes"));
         }
@@ -132,7 +136,8 @@ impl World {
 
     /// The core counts what waits of each shop: everything that it has read and not settled.
     fn check_shares(&self) -> Result<(), Violation> {
-        if self.is_astray {
+        // What a lost chunk held is counted until every chunk of its lane was read.
+        if self.is_astray || !self.redis.spoiled.is_empty() {
             return Ok(());
         }
         let leader = &self.leader;
@@ -328,6 +333,7 @@ impl World {
             };
             self.truth.scheme_changed();
         }
+        self.spoil();
         let scheme = self.scheme;
         self.log.add(self.now, || format!("takeover, order by {scheme:?}"));
         self.lead();
@@ -352,9 +358,8 @@ fn describe(event: &Event<Bytes>) -> String {
             let chunks: Vec<_> = chunks
                 .iter()
                 .map(|chunk| {
-                    chunk.as_ref().map(|one| {
-                        format!("{}: {} {:?}", one.number, names(&one.content.0), one.bits)
-                    })
+                    let ChunkFound::Read(one) = chunk else { return format!("{chunk:?}") };
+                    format!("{}: {} {:?}", one.number, names(&one.content.0), one.bits)
                 })
                 .collect();
             format!("chunks of {lane:x}: {chunks:?}")

@@ -113,6 +113,10 @@ impl World {
                 raise(&mut live.shops, resource.0, now + RECOVERY);
             }
         }
+        // Replays are older than what waits of their shop, and go first.
+        for webhook in self.redis.replays.values() {
+            raise(&mut live.shops, webhook.shop, now);
+        }
         for position in &self.truth.unsettled {
             let webhook = self.truth.fates[position].webhook;
             if webhook.kind == BARRIERS {

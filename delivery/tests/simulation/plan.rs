@@ -32,6 +32,8 @@ pub struct Plan {
     pub latency_ms: u64,
     /// Restores of older data in a thousand acts.
     pub restores: u64,
+    /// Chunks that are lost in a thousand takeovers.
+    pub spoils: u64,
     /// Whether only lanes fail: then every wait of a healthy one is checked.
     pub is_steady: bool,
 }
@@ -56,6 +58,7 @@ impl Plan {
             packs: random.pick(&[100, 250, 500, 700]),
             latency_ms: random.pick(&[2, 10, 40, 200]),
             restores: random.pick(&[0, 0, 0, 0, 0, 5, 20]),
+            spoils: random.pick(&[0, 0, 100, 500]),
             is_steady: false,
         };
         if random.chance(300) {

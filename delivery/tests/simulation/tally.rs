@@ -16,6 +16,8 @@ pub struct Tally {
     pub takeovers: u64,
     pub moved: u64,
     pub cuts: u64,
+    /// Chunks that were lost.
+    pub spoiled: u64,
     pub chunks_read: u64,
     pub leads: u64,
     pub barriers_moved: u64,
@@ -56,6 +58,7 @@ impl Tally {
         self.takeovers += other.takeovers;
         self.moved += other.moved;
         self.cuts += other.cuts;
+        self.spoiled += other.spoiled;
         self.chunks_read += other.chunks_read;
         self.leads += other.leads;
         self.barriers_moved += other.barriers_moved;
@@ -73,14 +76,14 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { steps, webhooks, sent, takeovers, moved, cuts, chunks_read, leads, .. } = self;
         let [delivered, duplicate, coalesced, dead, dropped] = self.outcomes;
-        let Self { barriers_moved, replays, waits, longest, virtual_time, .. } = self;
+        let Self { barriers_moved, replays, waits, longest, virtual_time, spoiled, .. } = self;
         write!(
             f,
             "{steps} steps, {virtual_time:.0?} of virtual time, {webhooks} webhooks, {sent} \
              attempts, {takeovers} takeovers, {moved} moved into lanes ({barriers_moved} \
              barriers), {cuts} cuts, {chunks_read} chunks read, {leads} leads, {delivered} \
              delivered, {duplicate} duplicates, {coalesced} coalesced, {dead} dead, {dropped} \
-             dropped, {replays} replays, {waits} waits checked, the longest {longest:.1?}"
+             dropped, {spoiled} chunks lost, {replays} replays, {waits} waits checked, the longest {longest:.1?}"
         )
     }
 }

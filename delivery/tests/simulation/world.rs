@@ -185,12 +185,6 @@ impl World {
             Leader::new(&self.redis, &self.plan, self.scheme, &self.truth.delivered, self.now);
         self.environment.lease_at = Duration::ZERO;
         self.push_controls();
-        for (id, webhook) in &self.redis.replays {
-            let replay = self.leader.replay(*id, webhook);
-            self.leader.inbox.push(Event::Replay(replay));
-        }
-        let delay = self.delay();
-        self.later(delay, Task::Deliver(self.leader.token, Event::ReplaysLoaded));
     }
 
     pub fn push_controls(&mut self) {
@@ -324,12 +318,25 @@ impl World {
             self.later(delay, Task::Execute(token, Request::Next));
         }
         if self.environment.is_calm || self.random.chance(300) {
-            let new = self.redis.replays.range(self.leader.replays_to.next()..);
-            let new: Vec<(StreamId, _)> = new.map(|(id, webhook)| (*id, *webhook)).collect();
-            for (id, webhook) in new {
-                let replay: ReplayRead<Bytes> = self.leader.replay(id, &webhook);
-                self.leader.inbox.push(Event::Replay(replay));
+            self.read_replays();
+        }
+    }
+
+    /// Reads replays in order while the core takes them, one at each step or some at once.
+    fn read_replays(&mut self) {
+        for _ in 0..self.random.pick(&[1, 1, 4]) {
+            if !self.leader.core.takes_replays() {
+                return;
             }
+            let mut new = self.redis.replays.range(self.leader.replays_to.next()..);
+            let Some((id, webhook)) = new.next().map(|(id, webhook)| (*id, *webhook)) else {
+                if !std::mem::replace(&mut self.leader.are_replays_loaded, true) {
+                    self.leader.inbox.push(Event::ReplaysLoaded);
+                }
+                return;
+            };
+            let replay: ReplayRead<Bytes> = self.leader.replay(id, &webhook);
+            self.leader.inbox.push(Event::Replay(replay));
         }
     }
 

@@ -16,6 +16,7 @@
 --       tries (parked id, tries)  park (pack, webhook id, tries, replayed)
 --       dead (pack, webhook id, shop, topic, resource, delivery id, reason, status, attempts,
 --       answer)
+--       corrupt chunks (id)
 --       fields to set (number of the key, field, value)  fields to delete (number of the key, field)
 local stream, counts, drain = KEYS[1], KEYS[2], ARGV[3]
 local owner = redis.call('GET', KEYS[3])
@@ -126,6 +127,12 @@ each(10, function(pack, id, ...)
   redis.call('XADD', KEYS[7], '*', unpack(fields))
   redis.call('INCRBY', KEYS[8], size)
 end)
+each(1, function(id)
+  local chunk = redis.call('HGET', KEYS[14], id)
+  if chunk then redis.call('SET', ARGV[4] .. 'chunk:' .. id, chunk, 'NX') end
+  redis.call('HDEL', KEYS[14], id)
+  redis.call('HDEL', KEYS[15], id)
+end)
 each(3, function(key, field, value) redis.call('HSET', KEYS[tonumber(key)], field, value) end)
 each(2, function(key, field) redis.call('HDEL', KEYS[tonumber(key)], field) end)
 
@@ -137,6 +144,9 @@ if ARGV[12] ~= '' then
 end
 if ARGV[13] ~= '0' then redis.call('HINCRBY', KEYS[12], 'dropped', ARGV[13]) end
 if ARGV[14] ~= '' then redis.call('HSET', KEYS[12], 'applied', ARGV[14]) end
+
+-- Nothing is left in chunks: what a lost chunk left beside it is nobody's.
+if ARGV[16] == '0' then redis.call('UNLINK', KEYS[14], KEYS[15], KEYS[19]) end
 
 redis.call('HSET', counts, 'open:' .. drain, ARGV[8], 'lanes:' .. drain, ARGV[16],
   'oldest:' .. drain, ARGV[17])

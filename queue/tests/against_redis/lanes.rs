@@ -68,6 +68,28 @@ fn stored(bytes: &'static [u8], bits: &[u8]) -> Option<StoredChunk> {
     Some(StoredChunk { bytes: bytes.into(), bits: bits.to_vec() })
 }
 
+#[tokio::test]
+async fn a_corrupt_chunk_is_set_aside_and_the_last_one_takes_its_retry_states_along() {
+    let server = Server::start(&[]).await;
+    let mut drain = Drain::start(&server, "http").await;
+    drain.settle(&of(written())).await.unwrap();
+    let lanes = LaneChanges { corrupt: vec![SECOND], waiting: 30, ..LaneChanges::default() };
+    drain.settle(&of(lanes)).await.unwrap();
+    let kept: String = server.command(&["GET", "spillway:corrupt:chunk:0000000000000007:2"]).await;
+    assert_eq!(kept, "two");
+    let chunks: Vec<String> = server.command(&["HKEYS", "spillway:http:chunks"]).await;
+    assert_eq!(chunks, [FIRST.to_string()]);
+    let left: u64 = server.command(&["HLEN", "spillway:http:retries"]).await;
+    assert_eq!(left, 1);
+    // A chunk that is not there is no error.
+    let lanes = LaneChanges { corrupt: vec![SECOND, FIRST], ..LaneChanges::default() };
+    drain.settle(&of(lanes)).await.unwrap();
+    for key in ["chunks", "chunks:done", "retries"] {
+        let is_there: u64 = server.command(&["EXISTS", &format!("spillway:http:{key}")]).await;
+        assert_eq!(is_there, 0, "{key}");
+    }
+}
+
 /// All that is stored, with the values: what a settlement must not change twice.
 async fn dump(server: &Server) -> Vec<String> {
     let mut keys: Vec<String> = server.command(&["KEYS", "*"]).await;
@@ -124,6 +146,7 @@ async fn a_row_and_bits_are_replaced_and_what_is_set_and_deleted_is_gone() {
         chunks: Changes::delete([FIRST]),
         rows: Changes::write([row(7, 29)]),
         barriers: Changes { written: vec![(at(4), 9)], deleted: vec![at(3)] },
+        waiting: 41,
         ..LaneChanges::default()
     };
     http.settle(&of(changes)).await.unwrap();
