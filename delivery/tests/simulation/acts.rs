@@ -89,9 +89,7 @@ impl World {
         let lost = self.redis.spoil(key, self.random.chance(500));
         self.log.add(self.now, || format!("chunk {key:x?} is lost with {lost:?}"));
         self.tally.spoiled += 1;
-        for position in lost {
-            self.truth.unsettled.remove(&position);
-        }
+        lost.into_iter().for_each(|position| self.truth.lost(position));
     }
 
     fn some_resource(&mut self) -> Resource {

@@ -60,6 +60,12 @@ impl Truth {
         }
     }
 
+    /// A webhook is known to be lost. Where it stood for older ones, those are sent.
+    pub fn lost(&mut self, position: Position) {
+        self.unsettled.remove(&position);
+        self.arrived.retain(|_, newest| *newest != position);
+    }
+
     /// Another unit of order: what arrived under the old one says nothing.
     pub fn scheme_changed(&mut self) {
         self.arrived.clear();
