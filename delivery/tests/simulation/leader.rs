@@ -123,6 +123,10 @@ impl World {
             self.take_over()?;
         }
         let bytes = self.leader.core.status().index_bytes;
+        let counted = self.leader.core.recount();
+        if bytes != counted {
+            return Err(format!("the index is said to hold {bytes} bytes, not {counted}"));
+        }
         let tuning = self.plan.config.tuning;
         let chunk = (tuning.moved_bytes / RAW_BYTES + 6).min(WAITING_MAX);
         let reads = WINDOW_READS * tuning.chunks_at_once as usize * chunk * WEBHOOK_BYTES;
