@@ -221,9 +221,11 @@ impl<C: Content> Core<C> {
                 is_gone = self.queue.index.remove(node, &mut lane.window);
             }
         }
-        if self.queue.leads.get(&hash).is_some_and(|lead| self.queue.is_run_read(head_lane, *lead))
-        {
-            self.tidy_lead(hash);
+        match self.queue.leads.get(&hash) {
+            Some(lead) if self.queue.is_run_read(head_lane, *lead) => self.tidy_lead(hash),
+            // Looked at once everything is indexed.
+            Some(_) => self.queue.are_leads_old = true,
+            None => {}
         }
         self.reading.forget(resource);
         let has_changed = is_gone || self.queue.index.head(resource) != Some(head);

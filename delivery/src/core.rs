@@ -32,6 +32,13 @@ const TICK: Duration = Duration::from_millis(50);
 /// windows.
 const REPLAYS_PART: usize = 4;
 
+/// Bytes of a barrier's position in its shop's tree, whose nodes are at least half full.
+const BARRIER_BYTES: usize = 24;
+/// Bytes of a barrier in the table of those that lie in lanes, between half and nearly full: 17 each.
+const STORED_BARRIER_BYTES: usize = 28;
+/// Bytes of a recorded lead in a table of the same kind: 25 each.
+const LEAD_BYTES: usize = 40;
+
 /// Time, lease and stage of the leader.
 #[derive(Debug, Default)]
 pub(crate) struct Session {
@@ -78,6 +85,8 @@ pub(crate) struct Queue {
     pub leads: ByHash<Position>,
     /// Settled webhooks of packs that have not been read yet.
     pub bits: HashMap<StreamId, Vec<u8>>,
+    /// Barriers that are not settled, of all shops.
+    pub barriers: usize,
     /// Barriers that lie in lanes, as Redis has them.
     pub stored_barriers: HashSet<Position>,
     /// Resources whose recorded lead is not indexed yet.
@@ -114,6 +123,7 @@ impl<C: Content> Core<C> {
             retries: Retries::default(),
             leads: loaded.leads.into_iter().collect(),
             bits: loaded.bits,
+            barriers: 0,
             stored_barriers: HashSet::new(),
             unread: Vec::new(),
             are_leads_old: true,
@@ -306,6 +316,20 @@ impl<C: Content> Core<C> {
         Some((PackKey::Chunk(lane.hash, number), index))
     }
 
+    /// Memory of the index in bytes, counted anew from everything in it: equal to
+    /// [`Status::index_bytes`](crate::Status), and slow. For tests.
+    pub fn recount(&self) -> usize {
+        let queue = &self.queue;
+        let barriers: usize = queue.shops.barriers().map(|barriers| barriers.positions.len()).sum();
+        queue.index.recount()
+            + queue.lanes.recount()
+            + queue.main.bytes()
+            + queue.retries.bytes()
+            + barriers * BARRIER_BYTES
+            + queue.stored_barriers.len() * STORED_BARRIER_BYTES
+            + queue.leads.len() * LEAD_BYTES
+    }
+
     /// A number that looks random, uniform in [0, 1).
     pub(crate) fn chance(&mut self) -> f64 {
         self.session.chance = self.session.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -357,13 +381,27 @@ impl Queue {
     pub fn add_barrier(&mut self, shop: u64, position: Position) {
         let shop = self.shops.intern(shop);
         if let Some(shop) = self.shops.get_mut(shop) {
-            shop.barriers.get_or_insert_default().positions.insert(position);
+            let is_new = shop.barriers.get_or_insert_default().positions.insert(position);
+            self.barriers += usize::from(is_new);
         }
+    }
+
+    /// A barrier is settled, or lost.
+    pub fn remove_barrier(&mut self, shop: ShopKey, position: Position) {
+        let barriers = self.shops.get_mut(shop).and_then(|shop| shop.barriers.as_mut());
+        let was_there = barriers.is_some_and(|barriers| barriers.positions.remove(&position));
+        self.barriers -= usize::from(was_there);
     }
 
     /// Memory in use, in bytes.
     pub fn bytes(&self) -> usize {
-        self.index.bytes() + self.lanes.bytes() + self.main.bytes()
+        self.index.bytes()
+            + self.lanes.bytes()
+            + self.main.bytes()
+            + self.retries.bytes()
+            + self.barriers * BARRIER_BYTES
+            + self.stored_barriers.len() * STORED_BARRIER_BYTES
+            + self.leads.len() * LEAD_BYTES
     }
 
     /// Memory that replays take at most, in bytes: each as if it had a resource and a lane of its own.

@@ -171,6 +171,14 @@ impl Index {
         self.bytes
     }
 
+    /// The same, counted anew.
+    pub fn recount(&self) -> usize {
+        let chains = self.resources.iter().map(|(_, resource)| self.chain(resource.head).count());
+        chains.sum::<usize>() * self.node_bytes()
+            + self.resources.len() * RESOURCE_BYTES
+            + self.replays.len() * REPLAY_BYTES
+    }
+
     /// A resource, if it is indexed.
     pub fn resource(&self, key: ResourceKey) -> Option<&Resource> {
         self.resources.get(usize_of(key))

@@ -370,6 +370,14 @@ impl Lanes {
         self.lanes.len() * LANE_BYTES + self.chunk_bytes
     }
 
+    /// The same, counted anew.
+    pub fn recount(&self) -> usize {
+        let stored = self.lanes.iter().filter_map(|(_, lane)| lane.stored.as_ref());
+        let chunks = stored.flat_map(|stored| &stored.chunks);
+        let chunks = chunks.map(|chunk| CHUNK_BYTES + POSITION_BYTES * chunk.positions.len());
+        self.lanes.len() * LANE_BYTES + chunks.sum::<usize>()
+    }
+
     /// Unsettled webhooks in chunks.
     pub fn waiting(&self) -> u64 {
         self.waiting

@@ -66,6 +66,8 @@ pub(crate) struct Draft<C: Content> {
     pub packs: BTreeSet<StreamId>,
     /// Chunks of which something is settled.
     pub chunks: BTreeSet<(LaneKey, u32)>,
+    /// Webhooks that it moves and that are not indexed.
+    pub unread: Vec<Position>,
     /// Raw bytes that it moves into lanes.
     pub moved_bytes: usize,
     /// Index of the chunk that it writes of a lane.
@@ -119,6 +121,7 @@ impl<C: Content> Default for Draft<C> {
             settling: Settling::default(),
             packs: BTreeSet::new(),
             chunks: BTreeSet::new(),
+            unread: Vec::new(),
             moved_bytes: 0,
             chunk_of: ByHash::default(),
         }

@@ -165,6 +165,10 @@ impl<C: Content> Core<C> {
         }
         for (lane, positions) in by_lane {
             self.ledger.draft.settling.lanes.insert(lane);
+            if let Some(lane) = self.queue.lanes.get(lane) {
+                let unread = positions.iter().filter(|position| !lane.is_known_up_to(**position));
+                self.ledger.draft.unread.extend(unread);
+            }
             self.write_chunk(lane, positions);
         }
         self.ledger.draft.settlement.lanes.moved.insert(front.entry, pack.content);

@@ -393,6 +393,10 @@ impl<C: Content> Core<C> {
         if let Some(lane) = self.queue.lanes.get_mut(key) {
             self.queue.index.remove(node, &mut lane.window);
         }
+        if !self.ledger.retries.contains(&about.position) {
+            // It comes again with the chunk.
+            self.queue.retries.shed(about.position);
+        }
         if is_head {
             // A replay that came amid an attempt waits after it.
             self.release(about.resource);

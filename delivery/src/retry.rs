@@ -8,6 +8,11 @@ use spillway_webhook::position::Position;
 
 use crate::index::ResourceKey;
 
+/// Bytes of a state: 73 in a table between half and nearly full.
+const STATE_BYTES: usize = 112;
+/// Bytes of a wait: 24 in a list that grows by doubling.
+const DUE_BYTES: usize = 36;
+
 /// Retry state of one webhook.
 #[derive(Debug, Clone, Copy)]
 pub struct RetryState {
@@ -46,6 +51,18 @@ impl Retries {
     /// The same, to change it.
     pub fn get_mut(&mut self, position: Position) -> Option<&mut RetryState> {
         self.states.get_mut(&position)
+    }
+
+    /// Memory in use, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.states.len() * STATE_BYTES + self.due.len() * DUE_BYTES
+    }
+
+    /// Forgets the state of a webhook that is not indexed any more, if Redis holds it.
+    pub fn shed(&mut self, position: Position) {
+        if self.states.get(&position).is_some_and(|state| state.is_stored) {
+            self.states.remove(&position);
+        }
     }
 
     /// Remembers a state.

@@ -337,5 +337,8 @@ impl<C: Content> Core<C> {
                 settlement.lanes.retries.written.push((position, retry.attempts, spent));
             }
         }
+        // They come again with their chunks.
+        let unread = std::mem::take(&mut self.ledger.draft.unread);
+        unread.into_iter().for_each(|position| self.queue.retries.shed(position));
     }
 }

@@ -42,10 +42,7 @@ impl<C: Content> Core<C> {
         }
         let mut shops: BTreeSet<ShopKey> = barriers.iter().map(|(shop, _)| *shop).collect();
         for (shop, position) in barriers {
-            let shop = self.queue.shops.get_mut(shop);
-            if let Some(barriers) = shop.and_then(|shop| shop.barriers.as_mut()) {
-                barriers.positions.remove(&position);
-            }
+            self.queue.remove_barrier(shop, position);
         }
         for lane in &lanes {
             shops.extend(self.lane_settled(*lane));
@@ -110,10 +107,7 @@ impl<C: Content> Core<C> {
     fn drop_barrier(&mut self, shop: ShopKey, position: Position) {
         self.queue.stored_barriers.remove(&position);
         self.ledger.draft.settlement.lanes.barriers.deleted.push(position);
-        let shop = self.queue.shops.get_mut(shop);
-        if let Some(barriers) = shop.and_then(|shop| shop.barriers.as_mut()) {
-            barriers.positions.remove(&position);
-        }
+        self.queue.remove_barrier(shop, position);
     }
 
     /// A shop goes by position only while it has lanes of another key scheme.

@@ -153,6 +153,11 @@ impl Shops {
         self.shops.get_mut(usize_of(key))
     }
 
+    /// Barriers of every shop that has some.
+    pub fn barriers(&self) -> impl Iterator<Item = &Barriers> {
+        self.shops.iter().filter_map(|(_, shop)| shop.barriers.as_deref())
+    }
+
     /// Shops of which something waits.
     pub fn len(&self) -> usize {
         self.shops.len()

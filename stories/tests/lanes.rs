@@ -395,6 +395,57 @@ async fn what_waits_for_a_failing_redaction_delays_no_other_and_follows_it() {
 }
 
 /// The only shop sends products, all of which fail, and customers.
+/// Shop/redact waits in a chunk; Redis comes back with that chunk as `loss` (a script of one field of
+/// the hash of chunks) leaves it. Everything else is delivered, and nothing is left of the lanes.
+async fn a_chunk_is_lost(loss: &str) {
+    let mut app = App::start(TIGHT).await;
+    app.fails(|| Behaviour::status(500), of_failing_shop);
+    let lost = Arc::default();
+    let redact = Event { resource: 500_000, sequence: 1 };
+    let redact = of(FAILING, "customers/redact", std::iter::once(redact));
+    app.feed(&lost).store_in_turn(redact).await;
+    app.flood("orders/create", 300).await;
+    app.main_stream_is_empty(SOON).await;
+    app.downstreamer.sigterm();
+    app.downstreamer.exit(SOON).await;
+    let rows: Vec<String> = app.redis.command(&["HVALS", "spillway:http:lanes"]).await;
+    let rows = rows.iter().map(|row| serde_json::from_str::<Value>(row).expect("a row"));
+    let row = rows.into_iter().find(|row| row["kind"] == "customer").expect("a lane of customers");
+    let lane = row["lane"].as_u64().expect("a hash");
+    let field = format!("{lane:016x}:{}", row["first_chunk"]);
+    let eval = ["EVAL", loss, "1", "spillway:http:chunks", &field];
+    assert_eq!(app.redis.command::<u64>(&eval).await, 1, "chunks that are lost");
+    app.heal();
+    app.downstreamer.restart();
+    app.failing.delivered_to(&app.backend, SOON).await;
+    let is_clean = async || {
+        let mut left = 0;
+        for key in ["lanes", "chunks", "chunks:done", "barriers", "retries", "leads"] {
+            left += app.redis.command::<u64>(&["EXISTS", &format!("spillway:http:{key}")]).await;
+        }
+        left == 0 && app.redis.in_lanes().await == 0
+    };
+    until("nothing is left of the lanes", SOON, is_clean).await;
+    app.spillway(&["doctor"]).await;
+    app.spillway(&["queue", "list"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_chunk_with_a_redaction_holds_nothing_back() {
+    a_chunk_is_lost(
+        "local chunk = redis.call('HGET', KEYS[1], ARGV[1])
+        local last = string.char((string.byte(chunk, -1) + 1) % 256)
+        redis.call('HSET', KEYS[1], ARGV[1], string.sub(chunk, 1, -2) .. last)
+        return 1",
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deleted_chunk_with_a_redaction_holds_nothing_back() {
+    a_chunk_is_lost("return redis.call('HDEL', KEYS[1], ARGV[1])").await;
+}
+
 async fn one_kind_fails(story: &str, every: Duration, lasts: Duration) {
     let app = App::start_shared(TIGHT).await;
     app.fails(|| Behaviour::status(500), |receipt| receipt.topic() == "products/update");

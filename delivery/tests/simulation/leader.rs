@@ -126,6 +126,10 @@ impl World {
             self.take_over()?;
         }
         let bytes = self.leader.core.status().index_bytes;
+        let counted = self.leader.core.recount();
+        if bytes != counted {
+            return Err(format!("the index is said to hold {bytes} bytes, not {counted}"));
+        }
         let chunk = (self.plan.config.tuning.moved_bytes / RAW_BYTES + 6).min(WAITING_MAX);
         let reads = WINDOW_CHUNKS * chunk * WEBHOOK_BYTES;
         if bytes > self.plan.config.index_bytes + INDEX_SLACK + reads {
