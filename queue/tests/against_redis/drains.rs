@@ -108,5 +108,6 @@ fn lanes_of_one() -> LaneChanges {
         retries: Changes::write([(Position::default(), 1, std::time::Duration::ZERO)]),
         waiting: 1,
         oldest_ms: 1,
+        ..LaneChanges::default()
     }
 }

@@ -50,6 +50,7 @@ fn written() -> LaneChanges {
         retries: Changes::write([(at(3), 4, Duration::from_millis(1_500))]),
         waiting: 42,
         oldest_ms: 1,
+        ..LaneChanges::default()
     }
 }
 
