@@ -43,7 +43,8 @@ pub struct Tuning {
     pub chunks_at_once: u32,
     /// Packs read for one look at the front of the main stream.
     pub moved_packs: usize,
-    /// Raw bytes moved by one settlement, at most, except for a single larger pack.
+    /// Raw bytes moved by one settlement, at most, except for a single larger pack: a chunk holds no
+    /// more than that, so it can be decoded.
     pub moved_bytes: usize,
     /// Webhooks in one settlement: bounds the time its script holds Redis.
     pub settled_webhooks: usize,

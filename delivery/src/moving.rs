@@ -11,7 +11,7 @@ use spillway_webhook::position::Position;
 
 use crate::core::Core;
 use crate::event::{Effect, PackRead};
-use crate::index::{LaneKey, key_of};
+use crate::index::{LaneKey, key_of, usize_of};
 use crate::lane::{Chunk, Stored};
 use crate::main_stream::{Advance, MainPack, bytes_for};
 use crate::resource::State;
@@ -99,14 +99,15 @@ impl<C: Content> Core<C> {
         }
         let pack = self.mover.at_hand.front()?;
         let front = self.queue.main.front()?;
-        let share = u32::try_from(pack.content.raw_bytes()).unwrap_or(u32::MAX);
-        let share = u64::from(share) * u64::from(front.left) / u64::from(front.count.max(1));
-        let share = usize::try_from(share).unwrap_or(usize::MAX);
-        if front.entry != pack.entry || !self.may_move(front, &pack.sorted) {
+        let is_same = front.entry == pack.entry && usize_of(front.count) == pack.sorted.len();
+        if !is_same || !self.may_move(front, &pack.sorted) {
             self.mover.at_hand.clear();
             self.mover.due = self.session.now.at + LOOK_EVERY;
             return None;
         }
+        // One chunk may get all of it, and must be decoded again: of their true sizes.
+        let left = (0..front.count).filter(|index| !front.is_settled(*index));
+        let share: usize = left.map(|index| pack.content.record_bytes(index)).sum();
         let most = self.config.tuning.moved_bytes;
         if self.ledger.draft.chunk_of.len() >= self.config.tuning.settled_lanes {
             return None;

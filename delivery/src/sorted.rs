@@ -51,6 +51,8 @@ pub trait Content: Clone + std::fmt::Debug {
 
     /// Decoded size in bytes.
     fn raw_bytes(&self) -> usize;
+    /// Decoded size of the record at `index` in bytes.
+    fn record_bytes(&self, index: u32) -> usize;
     /// The record at `index` as content of its own, at index 0.
     fn pluck(&self, index: u32) -> Self;
     /// Identity of the record at `index` for duplicates.

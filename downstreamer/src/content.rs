@@ -43,6 +43,10 @@ impl Content for PackBytes {
         self.0.raw_bytes()
     }
 
+    fn record_bytes(&self, index: u32) -> usize {
+        self.0.record_raw_bytes(index)
+    }
+
     fn pluck(&self, index: u32) -> Self {
         Self(Arc::new(self.0.pluck(index)))
     }

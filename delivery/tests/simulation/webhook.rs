@@ -112,6 +112,10 @@ impl Content for Bytes {
         self.0.len() * RAW_BYTES
     }
 
+    fn record_bytes(&self, _: u32) -> usize {
+        RAW_BYTES
+    }
+
     fn pluck(&self, index: u32) -> Self {
         Self::of(vec![self.0[index as usize]])
     }
