@@ -36,6 +36,10 @@ impl Content for Lanes {
         self.0.len() * 100
     }
 
+    fn record_bytes(&self, _: u32) -> usize {
+        100
+    }
+
     fn pluck(&self, index: u32) -> Self {
         Self(Rc::new(vec![self.0[index as usize]]))
     }
