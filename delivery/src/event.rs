@@ -89,6 +89,15 @@ pub struct ChunkRead<C> {
     pub content: C,
 }
 
+/// A pack or chunk that was read again.
+#[derive(Debug, Clone)]
+pub struct ReadAgain<C> {
+    /// Its bytes.
+    pub content: C,
+    /// Where the webhooks of a chunk were accepted; empty for anything else.
+    pub positions: Vec<Position>,
+}
+
 /// Answer to the reading of one chunk.
 #[derive(Debug, Clone)]
 pub enum ChunkFound<C> {
@@ -181,7 +190,7 @@ pub enum Event<C: Content> {
     /// which there is no room are not waited for.
     ReplaysLoaded,
     /// A pack or chunk asked for by [`Effect::Read`]; `None` when it is not there.
-    Read(PackKey, Option<C>),
+    Read(PackKey, Option<ReadAgain<C>>),
     /// Packs asked for by [`Effect::ReadFront`], from the first up to one that is not there.
     FrontRead(Vec<PackRead<C>>),
     /// Chunks asked for by [`Effect::ReadChunks`].

@@ -203,6 +203,13 @@ impl Lane {
         Some((chunk.number, key_of(index)))
     }
 
+    /// Where the webhooks of a chunk were accepted, if something of it is indexed.
+    pub fn positions(&self, number: u32) -> Option<&[Position]> {
+        let chunks = &self.stored.as_ref()?.chunks;
+        let at = chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()?;
+        Some(&chunks.get(at)?.positions)
+    }
+
     /// Whether something at `position` or later may be indexed.
     pub fn is_known_after(&self, position: Position) -> bool {
         self.rest.as_ref().is_none_or(|rest| rest.after >= position)

@@ -46,7 +46,7 @@ pub use crate::core::Core;
 pub use crate::dispatch::Blocked;
 pub use crate::event::{
     AttemptEnd, ChunkFound, ChunkRead, Dispatch, Effect, Event, LaneLoaded, Loaded, Now, PackRead,
-    ReplayRead, Scope, Verdict,
+    ReadAgain, ReplayRead, Scope, Verdict,
 };
 pub use crate::reading::PackKey;
 pub use crate::refusals::RefusalBreaker;

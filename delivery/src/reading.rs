@@ -15,7 +15,7 @@ use spillway_webhook::position::Position;
 use crate::cache::Cache;
 use crate::core::Core;
 use crate::dispatch::Turn;
-use crate::event::Effect;
+use crate::event::{Effect, ReadAgain};
 use crate::index::ResourceKey;
 use crate::main_stream::MainPack;
 use crate::resource::State;
@@ -216,7 +216,25 @@ impl<C: Content> Core<C> {
         waiting
     }
 
-    pub(crate) fn pack_read(&mut self, key: PackKey, content: Option<C>) -> Option<Effect<C>> {
+    /// A chunk is taken only if it holds what this leader read of it before: Redis may have come back
+    /// with another one of its number.
+    pub(crate) fn read_again(
+        &mut self,
+        key: PackKey,
+        found: Option<ReadAgain<C>>,
+    ) -> Option<Effect<C>> {
+        let found = found.filter(|found| match key {
+            PackKey::Main(_) | PackKey::Replay(_) => true,
+            PackKey::Chunk(lane, number) => {
+                let lane = self.queue.lanes.by_hash(lane).and_then(|key| self.queue.lanes.get(key));
+                let known = lane.and_then(|lane| lane.positions(number));
+                known == Some(&found.positions[..])
+            }
+        });
+        self.pack_read(key, found.map(|found| found.content))
+    }
+
+    fn pack_read(&mut self, key: PackKey, content: Option<C>) -> Option<Effect<C>> {
         self.reading.under_way.remove(&key);
         let is_ahead = !self.reading.waiting.contains_key(&key);
         let Some(content) = content else {

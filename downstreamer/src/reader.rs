@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use spillway_delivery::{ChunkFound, ChunkRead, Event, PackKey, PackRead};
+use spillway_delivery::{ChunkFound, ChunkRead, Event, PackKey, PackRead, ReadAgain};
 use spillway_queue::lane::{ChunkId, StoredChunk};
 use spillway_queue::read::Reader;
 use spillway_queue::{Connection, QueueError, Redis};
@@ -101,7 +101,8 @@ impl Rereader {
         &self,
         connection: &mut Connection,
         key: PackKey,
-    ) -> Result<Option<PackBytes>, QueueError> {
+    ) -> Result<Option<ReadAgain<PackBytes>>, QueueError> {
+        let mut positions = Vec::new();
         let pack = match key {
             PackKey::Main(entry) => {
                 let bytes = self.reader.main_entry(connection, entry).await?;
@@ -114,10 +115,14 @@ impl Rereader {
             PackKey::Chunk(lane, number) => {
                 let found = self.reader.chunks(connection, &[ChunkId { lane, number }]).await?;
                 let stored = found.into_iter().next().flatten();
-                stored.and_then(|stored| Some(Chunk::decode(&stored.bytes).ok()?.pack))
+                let chunk = stored.and_then(|stored| Chunk::decode(&stored.bytes).ok());
+                chunk.map(|chunk| {
+                    positions = chunk.positions;
+                    chunk.pack
+                })
             }
         };
-        Ok(pack.map(|pack| PackBytes(Arc::new(pack))))
+        Ok(pack.map(|pack| ReadAgain { content: PackBytes(Arc::new(pack)), positions }))
     }
 
     async fn main(

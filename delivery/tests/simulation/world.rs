@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use spillway_delivery::{AttemptId, Controls, Event, Now, PackKey, ReplayRead};
+use spillway_delivery::{AttemptId, Controls, Event, Now, PackKey, ReadAgain, ReplayRead};
 use spillway_webhook::StreamId;
 
 use crate::backend::Backends;
@@ -16,7 +16,7 @@ use crate::random::Random;
 use crate::redis::{Letter, Redis, Refused};
 use crate::tally::Tally;
 use crate::truth::{Truth, Violation};
-use crate::webhook::{Bytes, Scheme};
+use crate::webhook::{Bytes, Scheme, Webhook};
 
 /// Wall clock at the start, in milliseconds.
 const EPOCH_MS: u64 = 1_000_000;
@@ -244,15 +244,15 @@ impl World {
             }
             Request::Read(PackKey::Main(entry)) => Event::Read(
                 PackKey::Main(*entry),
-                redis.main.get(entry).map(|webhooks| Bytes::of(webhooks.clone())),
+                redis.main.get(entry).map(|webhooks| read_again(webhooks.clone(), false)),
             ),
             Request::Read(PackKey::Chunk(lane, number)) => {
                 let chunk = redis.chunks.get(&(*lane, *number));
-                let bytes = chunk.map(|chunk| Bytes::of(chunk.webhooks.clone()));
+                let bytes = chunk.map(|chunk| read_again(chunk.webhooks.clone(), true));
                 Event::Read(PackKey::Chunk(*lane, *number), bytes)
             }
             Request::Read(PackKey::Replay(id)) => {
-                let bytes = redis.replays.get(id).map(|webhook| Bytes::of(vec![*webhook]));
+                let bytes = redis.replays.get(id).map(|webhook| read_again(vec![*webhook], false));
                 Event::Read(PackKey::Replay(*id), bytes)
             }
             Request::Front(entries) => {
@@ -354,6 +354,11 @@ impl World {
     pub fn leader_now(&self) -> Now {
         Now { at: self.now - self.leader.began, wall_ms: self.wall_ms() }
     }
+}
+
+fn read_again(webhooks: Vec<Webhook>, is_chunk: bool) -> ReadAgain<Bytes> {
+    let positions = webhooks.iter().filter(|_| is_chunk).map(|webhook| webhook.position);
+    ReadAgain { positions: positions.collect(), content: Bytes::of(webhooks) }
 }
 
 impl PartialEq for Due {

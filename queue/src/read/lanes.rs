@@ -18,11 +18,19 @@ impl Reader {
     /// # Errors
     /// [`QueueError`] from Redis, or when a row can't be read.
     pub async fn lane_rows(&self, connection: &mut Connection) -> Result<Vec<LaneRow>, QueueError> {
-        let key = self.redis.keys.lanes(&self.drain);
+        let keys = &self.redis.keys;
+        let key = keys.lanes(&self.drain);
+        let (chunks, bits) = (keys.chunks(&self.drain), keys.chunks_done(&self.drain));
         let rows: BTreeMap<String, Bytes> = scan(connection, &key).await?;
         let row = |(lane, row): (String, Bytes)| {
-            serde_json::from_slice(&row)
-                .map_err(|error| QueueError::Unexpected(format!("row of lane {lane:?}: {error}")))
+            // Without it, the lane's chunks would be passed by later webhooks and written over.
+            serde_json::from_slice(&row).map_err(|error| {
+                QueueError::Unexpected(format!(
+                    "the row of lane {lane} in {key} can't be read ({error}), and until then nothing \
+                     is delivered: put it back from a backup, or give its webhooks up and delete the \
+                     field {lane} there and all fields {lane}:* of {chunks} and {bits}"
+                ))
+            })
         };
         rows.into_iter().map(row).collect()
     }
@@ -81,7 +89,8 @@ impl Reader {
         Ok(found.collect())
     }
 
-    /// Retry states: attempts and time spent; `None` for a webhook that was not tried.
+    /// Retry states: attempts and time spent; `None` for a webhook that was not tried, or whose state
+    /// can't be read: that is logged, and its retries begin again.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -93,12 +102,24 @@ impl Reader {
         if positions.is_empty() {
             return Ok(Vec::new());
         }
-        let found: Vec<Option<String>> = cmd("HMGET")
+        let found: Vec<Option<Vec<u8>>> = cmd("HMGET")
             .arg(self.redis.keys.retries(&self.drain))
             .arg(texts(positions))
             .query_async(connection)
             .await?;
-        found.into_iter().map(|state| state.map(|state| retry(&state)).transpose()).collect()
+        let read = |(position, state): (&Position, Option<Vec<u8>>)| {
+            let state = state?;
+            let parsed = str::from_utf8(&state).ok().and_then(retry);
+            if parsed.is_none() {
+                tracing::error!(
+                    %position,
+                    state = %state.escape_ascii(),
+                    "unreadable retry state: the webhook's retries begin again"
+                );
+            }
+            parsed
+        };
+        Ok(positions.iter().zip(found).map(read).collect())
     }
 }
 
@@ -114,9 +135,7 @@ fn hash(text: &str) -> Result<u64, QueueError> {
     lane::parse_hash(text).ok_or_else(|| QueueError::Unexpected(format!("hash {text:?}")))
 }
 
-fn retry(text: &str) -> Result<(u32, Duration), QueueError> {
-    let parsed = text.split_once(':').and_then(|(attempts, spent)| {
-        Some((attempts.parse().ok()?, Duration::from_millis(spent.parse().ok()?)))
-    });
-    parsed.ok_or_else(|| QueueError::Unexpected(format!("retry state {text:?}")))
+fn retry(text: &str) -> Option<(u32, Duration)> {
+    let (attempts, spent) = text.split_once(':')?;
+    Some((attempts.parse().ok()?, Duration::from_millis(spent.parse().ok()?)))
 }

@@ -91,6 +91,23 @@ async fn a_corrupt_chunk_is_set_aside_and_the_last_one_takes_its_retry_states_al
     }
 }
 
+#[tokio::test]
+async fn an_unreadable_retry_state_is_skipped_and_an_unreadable_row_is_named() {
+    let server = Server::start(&[]).await;
+    let mut http = Drain::start(&server, "http").await;
+    http.settle(&of(written())).await.unwrap();
+    let _: u64 =
+        server.command(&["HSET", "spillway:http:retries", &at(4).to_string(), "many:5"]).await;
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    let retries = reader.retries(connection, &[at(4), at(3)]).await.unwrap();
+    assert_eq!(retries, [None, Some((4, Duration::from_millis(1_500)))]);
+    let lane = "0000000000000007";
+    let _: u64 = server.command(&["HSET", "spillway:http:lanes", lane, "{"]).await;
+    let error = reader.lane_rows(connection).await.unwrap_err().to_string();
+    assert!(error.contains(&format!("the row of lane {lane} in spillway:http:lanes")), "{error}");
+    assert!(error.contains(&format!("{lane}:* of spillway:http:chunks and ")), "{error}");
+}
+
 /// All that is stored, with the values: what a settlement must not change twice.
 async fn dump(server: &Server) -> Vec<String> {
     let mut keys: Vec<String> = server.command(&["KEYS", "*"]).await;

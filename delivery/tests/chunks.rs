@@ -1,0 +1,196 @@
+//! Chunks: none holds more than can be decoded again, and none is taken for another.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use spillway_delivery::{
+    Backoff, ChunkFound, ChunkRead, Class, Config, Content, Core, Effect, Event, LaneLoaded,
+    Loaded, Now, PackKey, PackRead, ReadAgain, Seen, Settlement, ShopBounds, Sorted, Tuning,
+};
+use spillway_limiter::Bounds;
+use spillway_webhook::StreamId;
+use spillway_webhook::fingerprint::Fingerprint;
+use spillway_webhook::pack::RAW_BYTES_MAX;
+use spillway_webhook::position::Position;
+
+const SMALL: usize = 400;
+const LARGE: usize = 60 << 20;
+
+const SORTED: Sorted = Sorted {
+    resource: 1,
+    lane: 2,
+    shop: 3,
+    class: Class::Rest,
+    is_barrier: false,
+    coalesces: 0,
+    fingerprint: None,
+};
+
+/// The size of each webhook of a pack.
+#[derive(Debug, Clone)]
+struct Sizes(Rc<Vec<usize>>);
+
+impl Content for Sizes {
+    type Evidence = ();
+    type Filter = ();
+
+    fn raw_bytes(&self) -> usize {
+        self.0.iter().sum()
+    }
+
+    fn record_bytes(&self, index: u32) -> usize {
+        self.0[index as usize]
+    }
+
+    fn pluck(&self, index: u32) -> Self {
+        Self(Rc::new(vec![self.0[index as usize]]))
+    }
+
+    fn fingerprint(&self, _: u32) -> Option<Fingerprint> {
+        None
+    }
+
+    fn is_matched(&self, _: u32, _: Position, (): &()) -> bool {
+        false
+    }
+
+    fn dead_bytes(&self, _: u32, (): &()) -> u64 {
+        0
+    }
+}
+
+fn config() -> Config {
+    Config {
+        bounds: Bounds { concurrency_min: 1, concurrency_max: 1, rate_max: None },
+        shop_bounds: ShopBounds { concurrency_max: 1, spacing: Duration::ZERO },
+        backoff: Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(1) },
+        retry_for: Duration::from_secs(60),
+        retry_refused_for: Duration::from_secs(60),
+        coalesce_wait_max: Duration::ZERO,
+        park_after: Duration::ZERO,
+        index_bytes: 1 << 20,
+        keeps_fingerprints: false,
+        seed: 1,
+        tuning: Tuning::default(),
+    }
+}
+
+fn lease(until: Duration) -> Event<Sizes> {
+    Event::Lease { until, dead_room: 0, may_move: true }
+}
+
+fn entry(number: u64) -> StreamId {
+    StreamId { ms: number, seq: 0 }
+}
+
+/// Many small webhooks that are settled, and a large one at the end that is not.
+fn pack(number: u64) -> PackRead<Sizes> {
+    let mut sizes = vec![100; SMALL];
+    sizes.push(LARGE);
+    let sorted = vec![SORTED; sizes.len()];
+    PackRead { entry: entry(number), sorted, content: Sizes(Rc::new(sizes)) }
+}
+
+/// Raw bytes of each chunk that a settlement writes.
+fn chunks(settlement: &Settlement<Sizes>) -> Vec<usize> {
+    let lanes = &settlement.lanes;
+    let bytes = |at: &Position| lanes.moved[&at.entry()].record_bytes(at.index);
+    lanes.chunks.written.iter().map(|chunk| chunk.positions.iter().map(bytes).sum()).collect()
+}
+
+#[test]
+fn large_webhooks_among_small_ones_do_not_share_a_chunk() {
+    let bits: HashMap<_, _> = (1..4).map(|number| (entry(number), vec![255; SMALL / 8])).collect();
+    let mut core =
+        Core::new(config(), Loaded { bits, ..Loaded::default() }, Seen::new(Duration::ZERO, 0));
+    let mut events = vec![lease(Duration::ZERO), Event::ReplaysLoaded];
+    events.extend((1..4).map(|number| Event::Pack(pack(number))));
+    let mut found = Vec::new();
+    for step in 0..20 {
+        let now = Now { at: Duration::from_secs(step), wall_ms: step * 1000 };
+        for effect in core.on(std::mem::take(&mut events), now) {
+            match effect {
+                Effect::ReadFront(entries) => {
+                    events.push(Event::FrontRead(entries.iter().map(|one| pack(one.ms)).collect()));
+                }
+                Effect::Settle(settlement) => {
+                    found.extend(chunks(&settlement));
+                    events.push(Event::Settled);
+                }
+                _ => {}
+            }
+        }
+        events.push(lease(Duration::ZERO));
+    }
+    assert_eq!(found.iter().sum::<usize>(), 3 * LARGE, "bytes that move");
+    assert!(found.iter().all(|bytes| *bytes <= RAW_BYTES_MAX), "{found:?}");
+}
+
+/// Positions of the two webhooks of a chunk.
+fn pair(from: u64) -> Vec<Position> {
+    vec![Position::new(entry(from), 0), Position::new(entry(from + 1), 0)]
+}
+
+fn one_chunk(known: &[Position]) -> LaneLoaded {
+    LaneLoaded {
+        lane: SORTED.lane,
+        shop: SORTED.shop,
+        is_other_scheme: false,
+        first_chunk: 1,
+        last_chunk: 1,
+        waiting: 2,
+        first: known[0],
+        last: known[1],
+        failing: Duration::ZERO,
+        is_tripped: false,
+    }
+}
+
+/// What the core answers when it reads a chunk again, and finds one that holds `found`.
+fn reads_again(found: &[Position]) -> Vec<Effect<Sizes>> {
+    let known = pair(1);
+    let sizes = |positions: &[Position]| Sizes(Rc::new(vec![100; positions.len()]));
+    let mut config = config();
+    config.tuning.cache_bytes = 0;
+    let lanes = vec![one_chunk(&known)];
+    let loaded = Loaded { cursor: entry(9), lanes, ..Loaded::default() };
+    let mut core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
+    let mut events = vec![lease(Duration::from_secs(60)), Event::ReplaysLoaded];
+    for step in 0..10 {
+        let now = Now { at: Duration::from_secs(step), wall_ms: step * 1000 };
+        for effect in core.on(std::mem::take(&mut events), now) {
+            match effect {
+                Effect::ReadChunks { lane, .. } => {
+                    let chunk = ChunkFound::Read(ChunkRead {
+                        number: 1,
+                        records: known.iter().map(|at| (*at, SORTED)).collect(),
+                        bits: Vec::new(),
+                        retries: Vec::new(),
+                        content: sizes(&known),
+                    });
+                    events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
+                    // Another one takes its place among the bytes at hand.
+                    events.push(Event::Pack(pack(step + 10)));
+                }
+                Effect::Read(key @ PackKey::Chunk(..)) => {
+                    let again = ReadAgain { content: sizes(found), positions: found.to_vec() };
+                    return core.on(vec![Event::Read(key, Some(again))], now);
+                }
+                _ => {}
+            }
+        }
+    }
+    panic!("the chunk is not read again");
+}
+
+#[test]
+fn another_chunk_of_the_same_number_is_not_sent() {
+    let is_sent = |effect: &Effect<Sizes>| matches!(effect, Effect::Send(_));
+    let is_restart = |effect: &Effect<Sizes>| matches!(effect, Effect::Restart(_));
+    assert!(reads_again(&pair(1)).iter().any(is_sent));
+    for found in [&pair(3)[..], &pair(1)[..1], &[]] {
+        let effects = reads_again(found);
+        assert!(effects.iter().any(is_restart) && !effects.iter().any(is_sent), "{effects:?}");
+    }
+}
