@@ -324,7 +324,7 @@ impl World {
 
     /// Reads replays in order while the core takes them, one at each step or some at once.
     fn read_replays(&mut self) {
-        for _ in 0..self.random.pick(&[1, 1, 4]) {
+        for _ in 0..self.random.pick(&[1, 4, 64]) {
             if !self.leader.core.takes_replays() {
                 return;
             }
