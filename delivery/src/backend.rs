@@ -161,8 +161,9 @@ impl Backend {
         self.failing_shops.first == Some(shop) && !self.failing_shops.has_others
     }
 
-    /// A delivery for `lane` of `shop` failed; `is_first`: the first attempt of its webhook.
-    pub fn failed(&mut self, lane: u64, shop: u64, is_first: bool, now: Duration) {
+    /// A delivery for `lane` of `shop` failed; `is_first`: the first attempt of its webhook. Returns
+    /// whether the backend is down now and was not before.
+    pub fn failed(&mut self, lane: u64, shop: u64, is_first: bool, now: Duration) -> bool {
         self.failing_shops.add(shop);
         self.first_failures += usize::from(is_first);
         if self.failing.len() < LANES_DOWN {
@@ -172,8 +173,10 @@ impl Backend {
         let are_shops_several = self.failing_shops.has_others || !self.served.has_other(shop);
         let has_several =
             (self.failing.len() >= LANES_DOWN && are_shops_several) || self.is_unconnected;
-        if !self.is_down && has_several && (is_silent || self.first_failures >= FIRST_FAILURES_DOWN)
-        {
+        let goes_down = !self.is_down
+            && has_several
+            && (is_silent || self.first_failures >= FIRST_FAILURES_DOWN);
+        if goes_down {
             self.active = self.active(now);
             self.is_down = true;
         }
@@ -181,6 +184,7 @@ impl Backend {
             let pause = if self.is_refusing() { PROBE_REFUSING_EVERY } else { PROBE_EVERY };
             self.probe_at = self.probe_at.max(now + pause);
         }
+        goes_down
     }
 
     fn answered(&mut self, now: Duration) {

@@ -40,6 +40,10 @@ pub enum Blocked {
     BackendRefuses,
     /// An operator paused the shop.
     ShopPaused,
+    /// An operator paused what matches a filter, and nothing else of the lane is left.
+    FilterPaused,
+    /// A redaction or uninstall waits for what came before it, and holds back what came after.
+    Barrier,
     /// `SHOP_MAX_RATE`, or the backend asked to leave the shop alone.
     ShopRate,
     /// `SHOP_MAX_CONCURRENCY`.
@@ -90,6 +94,28 @@ impl<C: Content> Core<C> {
         self.may_begin()?;
         self.shop_gate(lane.shop)?;
         self.lane_gate(lane)
+    }
+
+    /// Why nothing of a blocked lane flows just now: what concerns everybody first.
+    pub(crate) fn blocked_by(&self, lane: &Lane) -> Blocked {
+        if self.backend.is_stopped() {
+            return self.stopped_by();
+        }
+        if let Err(blocked @ (Blocked::ShopPaused | Blocked::ShopRate)) = self.shop_gate(lane.shop)
+        {
+            return blocked;
+        }
+        if lane.breaker.is_open() {
+            Blocked::LaneBreaker
+        } else if lane.flow.suspect.is_some() {
+            Blocked::LaneSuspect
+        } else if lane.flow.stalled > 0 {
+            Blocked::LaneSlow
+        } else if lane.flow.paused > 0 {
+            Blocked::FilterPaused
+        } else {
+            Blocked::Barrier
+        }
     }
 
     /// Whether anything may begin.
@@ -396,8 +422,12 @@ impl<C: Content> Core<C> {
             is_suspect,
             is_slow: false,
         });
+        let lane = self.queue.lanes.get(lane).map_or(0, |lane| lane.hash);
+        let shop = self.queue.shops.get(shop).map_or(0, |shop| shop.hash);
         Some(Effect::Send(Box::new(Dispatch {
             id,
+            lane,
+            shop,
             position,
             content,
             record_index,

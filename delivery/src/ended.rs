@@ -122,6 +122,7 @@ impl<C: Content> Core<C> {
         let was_stopped = self.backend.is_stopped();
         self.backend.succeeded(shop, now);
         if was_stopped && !self.backend.is_stopped() {
+            self.counts.backend.came_back += 1;
             self.probe_all();
         }
         let active = self.active();
@@ -159,7 +160,7 @@ impl<C: Content> Core<C> {
     fn refused(&mut self, attempt: &Attempt) {
         let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
         if self.backend.refused(shop, self.session.now.at) {
-            self.counts.refusals_opened += 1;
+            self.counts.backend.refusals_opened += 1;
         }
     }
 
@@ -182,7 +183,8 @@ impl<C: Content> Core<C> {
         } else if !is_narrow {
             let lane = self.queue.lanes.get(attempt.lane).map_or(0, |lane| lane.hash);
             let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
-            self.backend.failed(lane, shop, is_first, now);
+            self.counts.backend.went_down +=
+                u64::from(self.backend.failed(lane, shop, is_first, now));
         }
         // A backend that is just full says nothing about one lane, unless others are well.
         let is_full = matches!(end.signal, Signal::Overloaded { .. } | Signal::Unavailable { .. });

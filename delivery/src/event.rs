@@ -238,6 +238,10 @@ pub enum Event<C: Content> {
 pub struct Dispatch<C> {
     /// The attempt.
     pub id: AttemptId,
+    /// Hash of its lane.
+    pub lane: u64,
+    /// Hash of its shop.
+    pub shop: u64,
     /// Where the webhook was accepted.
     pub position: Position,
     /// Bytes that hold it.

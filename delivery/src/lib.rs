@@ -58,4 +58,4 @@ pub use crate::settlement::{
 pub use crate::shares::{Shares, ShopShare};
 pub use crate::shop::ShopBounds;
 pub use crate::sorted::{Class, Content, Sorted};
-pub use crate::status::{BlockedLane, Counts, Status};
+pub use crate::status::{BackendCounts, BlockedLane, Counts, Status};

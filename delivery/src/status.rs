@@ -23,8 +23,8 @@ pub struct Counts {
     pub cuts: u64,
     /// Slow attempts cut off so that others got their slots.
     pub cut_off: u64,
-    /// Times that the refusals of most shops stopped everything.
-    pub refusals_opened: u64,
+    /// The backend as a whole.
+    pub backend: BackendCounts,
     /// Circuit breakers of lanes that opened.
     pub breakers_opened: u64,
     /// Chunks that could not be decoded.
@@ -37,11 +37,24 @@ pub struct Counts {
     pub dead: Vec<(&'static str, u64)>,
 }
 
+/// Counters of the backend as a whole.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BackendCounts {
+    /// Times that the refusals of most shops stopped everything.
+    pub refusals_opened: u64,
+    /// Times that it went down.
+    pub went_down: u64,
+    /// Times that a delivery succeeded after it was down or refused everything.
+    pub came_back: u64,
+}
+
 /// A lane of which nothing is sent.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockedLane {
     /// Hash of the lane.
     pub lane: u64,
+    /// Hash of its shop.
+    pub shop: u64,
     /// Reason.
     pub reason: Blocked,
     /// Webhooks of it that are indexed.
@@ -108,9 +121,10 @@ impl<C: Content> Core<C> {
             {
                 continue;
             }
-            let reason = self.may_send(lane).err().unwrap_or(Blocked::LaneBreaker);
+            let reason = self.blocked_by(lane);
+            let shop = self.queue.shops.get(lane.shop).map_or(0, |shop| shop.hash);
             let indexed = lane.window.count + lane.window.replays;
-            blocked.push(BlockedLane { lane: lane.hash, reason, indexed, stored });
+            blocked.push(BlockedLane { lane: lane.hash, shop, reason, indexed, stored });
         }
         let blocked_lanes = blocked.len();
         blocked.sort_unstable_by_key(|lane| {

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use spillway_delivery::{
-    AttemptEnd, AttemptId, Backoff, Class, Config, Content, Core, Effect, Event, Loaded, Now,
-    PackRead, Scope, Seen, ShopBounds, Sorted, Tuning, Verdict,
+    AttemptEnd, AttemptId, Backoff, Blocked, Class, Config, Content, Core, Effect, Event, Loaded,
+    Now, PackRead, Scope, Seen, ShopBounds, Sorted, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::StreamId;
@@ -393,4 +393,31 @@ fn a_leader_that_ends_does_not_wait_for_what_hangs() {
     world.run(5 * SECOND);
     assert!(world.core.is_quiet());
     assert_eq!(world.waiting, 8);
+}
+
+#[test]
+fn a_lane_that_hangs_is_said_to_hang_and_not_to_have_failed_sixteen_times() {
+    let mut world = known(config(16), unwell(Answer::Hangs, Duration::MAX));
+    world.accept(SECOND, [(X, 0)]);
+    world.run(40 * SECOND);
+    let status = world.core.status();
+    let reasons: Vec<_> = status.blocked.iter().map(|lane| lane.reason).collect();
+    assert_eq!(reasons, [Blocked::LaneSuspect]);
+}
+
+#[test]
+fn a_backend_that_goes_down_and_comes_back_is_counted() {
+    let answers =
+        |_, _, at: Duration| if at < 60 * SECOND { Answer::Resets(MS) } else { Answer::Takes(MS) };
+    let mut world = World::new(config(16), Box::new(answers));
+    for shop in 0..20 {
+        world.accept(SECOND, [(shop, 0)]);
+    }
+    world.run(59 * SECOND);
+    let status = world.core.status();
+    assert!(status.is_down);
+    assert!(status.blocked.iter().all(|lane| lane.reason == Blocked::BackendDown), "{status:?}");
+    assert_eq!(world.run(200 * SECOND), 0);
+    let counts = world.core.counts().backend;
+    assert_eq!((counts.went_down, counts.came_back), (1, 1));
 }

@@ -13,6 +13,7 @@ mod deliver;
 mod intake;
 pub mod judge;
 mod metrics;
+mod names;
 mod ownership;
 mod reader;
 mod settings;

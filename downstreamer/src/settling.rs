@@ -6,50 +6,30 @@ use spillway_delivery::{
     ChunkWrite, DeadLetter, LaneChange, LaneRowChange, Outcome, SettledRecord, Settlement,
 };
 use spillway_queue::history::{self, Past};
-use spillway_queue::lane::{ChunkId, KeyScheme, LaneChanges, LaneRow};
+use spillway_queue::lane::{ChunkId, LaneChanges, LaneRow};
 use spillway_queue::settle::{self, Dead};
 use spillway_webhook::fingerprint::key_of;
 use spillway_webhook::pack::{Pack, Packer};
 use spillway_webhook::resource::Resource;
-use spillway_webhook::shopify::{Headers, resource_kind};
+use spillway_webhook::shopify::Headers;
 use spillway_webhook::{Changes, Chunk, StreamId, WebhookId};
 
 use crate::content::PackBytes;
+use crate::names::Names;
 
 /// Turns settlements of one leader.
 pub struct Translator {
     cell: u32,
-    scheme: KeyScheme,
     keeps_history: bool,
-    /// Shop and kind of each lane that has a row.
-    names: HashMap<u64, Name>,
+    /// Names of lanes and shops.
+    pub names: Names,
     packer: Packer,
 }
 
-/// Shop and kind of a lane.
-#[derive(Debug, Clone)]
-pub struct Name {
-    /// Shop domain.
-    pub shop: String,
-    /// Kind of resource; empty for a lane of a whole shop.
-    pub kind: String,
-    /// Key scheme under which it was made.
-    pub scheme: KeyScheme,
-}
-
 impl Translator {
-    /// For the cell with this id, and lanes of this scheme.
-    pub fn new(cell: u32, scheme: KeyScheme, keeps_history: bool, rows: &[LaneRow]) -> Self {
-        let names = rows.iter().map(|row| {
-            let name = Name { shop: row.shop.clone(), kind: row.kind.clone(), scheme: row.scheme };
-            (row.lane, name)
-        });
-        Self { cell, scheme, keeps_history, names: names.collect(), packer: Packer::new() }
-    }
-
-    /// Name of a lane that has a row.
-    pub fn name(&self, lane: u64) -> Option<&Name> {
-        self.names.get(&lane)
+    /// For the cell with this id.
+    pub fn new(cell: u32, keeps_history: bool, names: Names) -> Self {
+        Self { cell, keeps_history, names, packer: Packer::new() }
     }
 
     /// The queue's settlement for one of the core's. `None`: it must not be applied, because bytes
@@ -86,9 +66,10 @@ impl Translator {
         let written = lanes.chunks.written.iter();
         let chunks: Option<_> = written.map(|write| self.chunk(write, &lanes.moved)).collect();
         let chunks = chunks?;
-        let rows: Vec<LaneRow> = lanes.rows.written.iter().map(|row| self.row(row)).collect();
+        let rows: Option<_> = lanes.rows.written.iter().map(|row| self.row(row)).collect();
+        let rows = rows?;
         for (lane, number) in &lanes.corrupt {
-            let name = self.names.get(lane);
+            let name = self.names.lane(*lane);
             tracing::error!(
                 shop = name.map(|name| name.shop.as_str()), kind = name.map(|name| name.kind.as_str()),
                 chunk = %ChunkId { lane: *lane, number: *number },
@@ -96,7 +77,7 @@ impl Translator {
             );
         }
         for lane in &lanes.rows.deleted {
-            self.names.remove(lane);
+            self.names.remove_row(*lane);
         }
         let id = |(lane, number)| ChunkId { lane, number };
         Some(LaneChanges {
@@ -135,24 +116,17 @@ impl Translator {
             return None;
         }
         let (pack, index) = *records.first()?;
-        let record = pack.record(index);
-        let text =
-            |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into_owned();
-        let kind = match self.scheme {
-            KeyScheme::Kind => resource_kind(&text(record.topic())),
-            KeyScheme::Shop => String::new(),
-        };
-        let name = Name { shop: text(record.shop()), kind, scheme: self.scheme };
-        self.names.entry(write.lane).or_insert(name);
+        self.names.add_row(write.lane, &pack.record(index));
         let bytes = Chunk::encode(&mut self.packer, &write.positions, &records);
         Some((ChunkId { lane: write.lane, number: write.number }, bytes))
     }
 
-    fn row(&self, row: &LaneRowChange) -> LaneRow {
-        let name = self.names.get(&row.lane).cloned();
-        let name =
-            name.unwrap_or(Name { shop: String::new(), kind: String::new(), scheme: self.scheme });
-        LaneRow {
+    fn row(&self, row: &LaneRowChange) -> Option<LaneRow> {
+        let Some(name) = self.names.lane(row.lane).cloned() else {
+            tracing::error!(lane = row.lane, "BUG: a row of a lane without a name");
+            return None;
+        };
+        Some(LaneRow {
             lane: row.lane,
             shop: name.shop,
             kind: name.kind,
@@ -164,7 +138,7 @@ impl Translator {
             last: row.last,
             failing_ms: u64::try_from(row.failing.as_millis()).unwrap_or(u64::MAX),
             tripped: row.is_tripped,
-        }
+        })
     }
 
     /// A webhook that is given up, with what an operator will want to know.

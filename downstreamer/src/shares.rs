@@ -9,7 +9,7 @@ use spillway_service::error::chain;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::settling::Translator;
+use crate::names::Names;
 
 /// Time between two publications of shares that change.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
@@ -30,10 +30,10 @@ struct Publisher {
 }
 
 /// The core's shares with the names of shops.
-pub fn named(shares: &spillway_delivery::Shares, names: &Translator) -> Shares {
+pub fn named(shares: &spillway_delivery::Shares, names: &Names) -> Shares {
     let shops = shares.shops.iter().map(|share| {
-        let name = share.lane.and_then(|lane| names.name(lane));
-        let shop = name.map(|name| name.shop.clone()).unwrap_or_default();
+        let of_lane = share.lane.and_then(|lane| names.lane(lane)).map(|name| name.shop.as_str());
+        let shop = of_lane.or_else(|| names.shop(share.hash)).unwrap_or_default().to_owned();
         ShopShare { hash: share.hash, shop, waiting: share.waiting }
     });
     Shares { waiting: shares.waiting, shops: shops.collect() }

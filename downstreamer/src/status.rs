@@ -2,11 +2,14 @@
 
 use spillway_delivery::{Blocked, BlockedLane, Counts, Status};
 
-use crate::settling::Translator;
+use crate::names::Names;
 
 /// `/readyz` while the backend refuses most of what it gets.
 const REFUSES: &str =
     "destination_refuses: the backend refuses most of what it gets, of every shop";
+/// `/readyz` while the backend is down.
+const DOWN: &str = "destination_down: no delivery succeeds; one attempt a second finds out when one \
+                    does, and the retry clock stands still";
 /// `/readyz` while nothing more is read and nothing is under way.
 const FULL: &str =
     "index_full: what waits fills INDEX_MEMORY, and nothing after it is read; raise INDEX_MEMORY";
@@ -14,7 +17,7 @@ const FULL: &str =
 const NAMED_MAX: usize = 3;
 
 /// Why nothing gets out, and which lanes wait while others flow.
-pub fn explain(status: &Status, names: &Translator) -> (Option<String>, Option<String>) {
+pub fn explain(status: &Status, names: &Names) -> (Option<String>, Option<String>) {
     let trouble = if status.is_refusing {
         Some(REFUSES.to_owned())
     } else if status.is_index_full && status.in_flight == 0 && !status.is_paused {
@@ -22,22 +25,35 @@ pub fn explain(status: &Status, names: &Translator) -> (Option<String>, Option<S
     } else {
         None
     };
-    if status.blocked.is_empty() {
-        return (trouble, None);
+    let mut note = Vec::new();
+    if status.is_down {
+        note.push(DOWN.to_owned());
     }
-    let mut note = vec![format!("{} lanes wait", status.blocked_lanes)];
+    match status.blocked_lanes {
+        0 => {}
+        1 => note.push("1 lane waits".to_owned()),
+        lanes => note.push(format!("{lanes} lanes wait")),
+    }
     note.extend(status.blocked.iter().take(NAMED_MAX).map(|lane| describe(lane, names)));
-    (trouble, Some(note.join("; ")))
+    (trouble, (!note.is_empty()).then(|| note.join("; ")))
 }
 
-fn describe(lane: &BlockedLane, names: &Translator) -> String {
-    let name = match names.name(lane.lane) {
-        Some(name) if name.kind.is_empty() => name.shop.clone(),
-        Some(name) => format!("{} {}", name.shop, name.kind),
-        None => format!("lane {:016x}", lane.lane),
+fn describe(lane: &BlockedLane, names: &Names) -> String {
+    let webhooks = match lane.stored.max(u64::from(lane.indexed)) {
+        1 => "1 webhook".to_owned(),
+        count => format!("{count} webhooks"),
     };
-    let waiting = lane.stored.max(u64::from(lane.indexed));
-    format!("{name}: {} ({waiting} webhooks)", reason(lane.reason))
+    format!("{}: {} ({webhooks})", name_of(lane, names), reason(lane.reason))
+}
+
+/// Shop and kind of a lane, as far as they are known.
+fn name_of(lane: &BlockedLane, names: &Names) -> String {
+    match (names.lane(lane.lane), names.shop(lane.shop)) {
+        (Some(name), _) if name.kind.is_empty() => name.shop.clone(),
+        (Some(name), _) => format!("{} {}", name.shop, name.kind),
+        (None, Some(shop)) => shop.to_owned(),
+        (None, None) => format!("lane {:016x}", lane.lane),
+    }
 }
 
 /// Text of a reason.
@@ -49,6 +65,8 @@ pub fn reason(blocked: Blocked) -> &'static str {
         Blocked::BackendDown => "the backend is down",
         Blocked::BackendRefuses => "the backend refuses everything",
         Blocked::ShopPaused => "the shop is paused",
+        Blocked::FilterPaused => "an operator paused what is left of it",
+        Blocked::Barrier => "waits behind a redaction or uninstall, or is one that waits",
         Blocked::ShopRate => "the shop is over its rate, or the backend asked for a pause",
         Blocked::ShopConcurrency => "the shop has as much under way as it may",
         Blocked::LaneBreaker => "circuit breaker open: its webhooks fail",
@@ -61,16 +79,28 @@ pub fn reason(blocked: Blocked) -> &'static str {
 }
 
 /// Logs what changed since `before`.
-pub fn log(before: &Counts, now: &Counts) {
-    if now.refusals_opened > before.refusals_opened {
+pub fn log(before: &Counts, now: &Counts, status: &Status, names: &Names) {
+    if now.backend.went_down > before.backend.went_down {
+        tracing::warn!(
+            "the backend is down: no delivery succeeds; one attempt a second finds out when one does, \
+             and the retry clock stands still"
+        );
+    }
+    if now.backend.came_back > before.backend.came_back {
+        tracing::info!("the backend is back: a delivery succeeded");
+    }
+    if now.backend.refusals_opened > before.backend.refusals_opened {
         tracing::error!(
             "the backend refuses most of what it gets, of every shop: nothing is given up, and one \
              delivery every 10 s finds out when it is well again"
         );
     }
     if now.breakers_opened > before.breakers_opened {
+        let open = status.blocked.iter().filter(|lane| lane.reason == Blocked::LaneBreaker);
+        let some: Vec<String> = open.take(NAMED_MAX).map(|lane| name_of(lane, names)).collect();
         tracing::warn!(
-            lanes = now.breakers_opened - before.breakers_opened,
+            opened = now.breakers_opened - before.breakers_opened,
+            lanes = some.join(", "),
             "circuit breaker opened: sixteen webhooks in a row of one shop and kind failed; one \
              attempt at a time probes, all others flow"
         );
@@ -86,5 +116,55 @@ pub fn log(before: &Counts, now: &Counts) {
         tracing::warn!(
             "no room for dead letters (DEAD_MAX, or redis is full): what would be one stays in retry"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_queue::lane::KeyScheme;
+
+    use super::*;
+    use crate::sort::shop_hash;
+
+    fn status(blocked: Vec<BlockedLane>) -> Status {
+        Status {
+            in_flight: 0,
+            limit: 1,
+            is_paused: false,
+            is_refusing: false,
+            is_down: false,
+            is_index_full: false,
+            index_bytes: 0,
+            lanes: blocked.len(),
+            stored: 0,
+            blocked_lanes: blocked.len(),
+            blocked,
+        }
+    }
+
+    fn paused(stored: u64) -> BlockedLane {
+        let shop = shop_hash(b"a.myshopify.com");
+        BlockedLane { lane: 7, shop, reason: Blocked::ShopPaused, indexed: 0, stored }
+    }
+
+    #[test]
+    fn a_shop_that_an_operator_named_is_named_before_its_lane_has_a_row() {
+        let mut names = Names::new(KeyScheme::Kind, &[]);
+        let told = |names: &Names, stored| explain(&status(vec![paused(stored)]), names).1;
+        let text = "1 lane waits; lane 0000000000000007: the shop is paused (1 webhook)";
+        assert_eq!(told(&names, 1).as_deref(), Some(text));
+        names.learn_shop("a.myshopify.com");
+        let text = "1 lane waits; a.myshopify.com: the shop is paused (12 webhooks)";
+        assert_eq!(told(&names, 12).as_deref(), Some(text));
+    }
+
+    #[test]
+    fn a_backend_that_is_down_is_told_of_and_no_reason_for_another_instance() {
+        let names = Names::new(KeyScheme::Kind, &[]);
+        let down = Status { is_down: true, ..status(Vec::new()) };
+        let (trouble, note) = explain(&down, &names);
+        assert!(trouble.is_none());
+        assert!(note.is_some_and(|note| note.starts_with("destination_down: ")));
+        assert_eq!(explain(&status(Vec::new()), &names), (None, None));
     }
 }

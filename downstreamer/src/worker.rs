@@ -29,6 +29,7 @@ use crate::deliver::{Delivery, Job, Sender};
 use crate::intake::{self, Arrivals};
 use crate::judge::{self, result_label};
 use crate::metrics::Metrics;
+use crate::names::Names;
 use crate::reader::{Rereader, Wanted};
 use crate::settings::Settings;
 use crate::settling::Translator;
@@ -69,6 +70,15 @@ struct Channels {
     running: HashMap<AttemptId, AbortHandle>,
 }
 
+/// What was shown of the core, and when.
+struct Shown {
+    at: Instant,
+    /// In the metrics.
+    counted: Counts,
+    /// In the log.
+    logged: Counts,
+}
+
 /// A leader at work.
 pub struct Worker {
     core: Core<PackBytes>,
@@ -80,7 +90,7 @@ pub struct Worker {
     settings: Arc<Settings>,
     metrics: Arc<Metrics>,
     started: Instant,
-    shown: (Instant, Counts),
+    shown: Shown,
     /// Bytes of dead letters in the settlement that is being applied.
     dead_bytes: u64,
     /// When it ends at the latest, once it was asked to.
@@ -112,7 +122,8 @@ impl Worker {
             running: HashMap::new(),
         };
         let scheme = settings.key_scheme();
-        let translator = Translator::new(tenure.cell, scheme, settings.dedup.is_on(), &rows);
+        let names = Names::new(scheme, &rows);
+        let translator = Translator::new(tenure.cell, settings.dedup.is_on(), names);
         let core = Core::new(settings.core(rand::random()), loaded, seen);
         let mut worker = Self {
             core,
@@ -124,7 +135,11 @@ impl Worker {
             settings,
             metrics,
             started: Instant::now(),
-            shown: (Instant::now(), Counts::default()),
+            shown: Shown {
+                at: Instant::now(),
+                counted: Counts::default(),
+                logged: Counts::default(),
+            },
             dead_bytes: 0,
             ends_at: None,
         };
@@ -257,6 +272,8 @@ impl Worker {
     }
 
     fn send(&mut self, job: Job) {
+        let (lane, shop) = (job.dispatch.lane, job.dispatch.shop);
+        self.translator.names.learn(lane, shop, &job.record);
         let (id, sender, tenure) = (job.dispatch.id, self.sender.clone(), self.tenure.clone());
         let running = self.channels.deliveries.spawn(async move {
             // The process may have been stopped since this was decided.
@@ -311,7 +328,7 @@ impl Worker {
         }
     }
 
-    fn controls(&self, orders: Orders) -> Controls<Pause> {
+    fn controls(&mut self, orders: Orders) -> Controls<Pause> {
         if orders.version > 0 {
             tracing::info!(
                 version = orders.version,
@@ -320,25 +337,29 @@ impl Worker {
                 "an operator's controls"
             );
         }
+        for shop in orders.pauses.iter().filter_map(|pause| pause.filter.only_shop()) {
+            self.translator.names.learn_shop(shop);
+        }
         self.metrics.pauses.set(i64::try_from(orders.pauses.len()).unwrap_or(i64::MAX));
         controls::of(orders, self.tenure.cell)
     }
 
     fn show(&mut self) {
         let counts = self.core.counts();
-        self.metrics.counted(&self.shown.1, counts);
-        status::log(&self.shown.1, counts);
-        self.shown.1.clone_from(counts);
-        if self.shown.0.elapsed() >= SHOW_EVERY {
-            self.shown.0 = Instant::now();
-            let status = self.core.status();
-            self.metrics.show(&status);
-            let (trouble, note) = status::explain(&status, &self.translator);
-            self.tenure.show_trouble(trouble.map(Into::into));
-            self.tenure.show_note(note);
-            let shares = shares::named(&self.core.shares(), &self.translator);
-            self.channels.shares.send_replace(shares);
+        self.metrics.counted(&self.shown.counted, counts);
+        self.shown.counted.clone_from(counts);
+        if self.shown.at.elapsed() < SHOW_EVERY {
+            return;
         }
+        let (status, names) = (self.core.status(), &self.translator.names);
+        self.metrics.show(&status);
+        status::log(&self.shown.logged, counts, &status, names);
+        let (trouble, note) = status::explain(&status, names);
+        self.tenure.show_trouble(trouble.map(Into::into));
+        self.tenure.show_note(note);
+        self.channels.shares.send_replace(shares::named(&self.core.shares(), names));
+        self.shown.logged.clone_from(counts);
+        self.shown.at = Instant::now();
     }
 
     fn now(&self) -> Now {

@@ -179,8 +179,11 @@ fn waits(met: &Met<'_>, pauses: &[Pause], lanes: &[LaneRow]) -> Fact {
     let place = match met.aside {
         Some(aside) if aside.replay.is_some() => "to be replayed".to_owned(),
         Some(aside) => format!("{}; {} attempts so far", lane(met, lanes), aside.attempts),
-        None => "in the main stream; attempts in its first minute are known to the drain alone"
-            .to_owned(),
+        None => {
+            "in the main stream; its attempts are known to the drain alone until it moves into a \
+                 lane"
+                .to_owned()
+        }
     };
     let paused = pauses.iter().filter(|pause| met.is_meant(&pause.filter));
     let paused: Vec<_> = paused.map(|pause| pause.filter.to_string()).collect();

@@ -136,7 +136,7 @@ fn queue_text(queue: &QueueStatus) -> String {
         }
     };
     format!(
-        "queue: {} in {}, redis uses {} ({limit}); {} accepted so far",
+        "main stream: {} in {}, redis uses {} ({limit}); {} accepted so far",
         count(queue.webhooks, "webhook"),
         count(queue.packs, "pack"),
         size(queue.bytes),
@@ -173,7 +173,7 @@ mod tests {
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(
             lines[0],
-            "queue: 12 webhooks in 1 pack, redis uses 512 B (50 % of 1.0 KiB); 99 accepted so far"
+            "main stream: 12 webhooks in 1 pack, redis uses 512 B (50 % of 1.0 KiB); 99 accepted so far"
         );
         let cells: Vec<_> = lines[3].split("  ").map(str::trim).filter(|c| !c.is_empty()).collect();
         let expected =
