@@ -22,7 +22,7 @@ const MARK_KEY: &[u8] = b":settled";
 /// Arguments of the script before its lists.
 const HEAD: usize = 17;
 /// Width of an element of each of its lists. The last two are fields to set and to delete.
-const LISTS: [usize; 10] = [1, 1, 2, 1, 1, 2, 4, 10, 3, 2];
+const LISTS: [usize; 11] = [1, 1, 2, 1, 1, 2, 4, 10, 1, 3, 2];
 /// Numbers of the keys that hold chunks and what of them is settled.
 const CHUNKS: &[u8] = b"14";
 const CHUNKS_DONE: &[u8] = b"15";
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn a_settlement_is_recognised_among_other_commands_and_in_pieces() {
-        let none = ["0"; 10];
+        let none = ["0"; LISTS.len()];
         let bytes = [
             encode(&["GET", "spillway:http:settled"]),
             settlement("token:6", &none),
@@ -375,13 +375,13 @@ mod tests {
     #[test]
     fn the_first_settlement_of_a_leader_names_another_leaders() {
         for (previous, is_first) in [("", true), ("other:6", true), ("token:6", false)] {
-            assert_eq!(recorded(&settlement(previous, &["0"; 10]))[0].is_first, is_first);
+            assert_eq!(recorded(&settlement(previous, &["0"; LISTS.len()]))[0].is_first, is_first);
         }
     }
 
     #[test]
     fn what_moves_and_what_settles_chunks_is_recognised() {
-        let before = ["0", "0", "1", "5-0", "14", "0", "0", "0", "0", "0"];
+        let before = ["0", "0", "1", "5-0", "14", "0", "0", "0", "0", "0", "0"];
         let set = [&before[..], &["1", "14", "00000000000000ab:1", "bytes", "0"]].concat();
         let bits = [&before[..], &["1", "15", "00000000000000ab:1", "bits", "0"]].concat();
         let gone = [&before[..], &["0", "1", "14", "00000000000000ab:1"]].concat();
