@@ -152,8 +152,8 @@ async fn a_shop_is_dropped_whole_and_nothing_else_also_over_a_crash() {
     assert_eq!(app.backend.count() as u64, 3 * each * (SHOPS - 2), "requests");
     let status = app.json(&["status"]).await;
     assert_eq!(status["drains"][0]["dropped"], 6 * each);
-    let left: u64 = app.redis.command(&["EXISTS", "spillway:http:dropping"]).await;
-    assert_eq!(left, 0, "orders are cleared away");
+    let left = async || app.redis.command::<u64>(&["EXISTS", "spillway:http:dropping"]).await;
+    until("orders are cleared away", SOON, async || left().await == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -305,8 +305,8 @@ async fn a_replay_that_is_to_be_dropped_is_not_delivered_by_the_next_owner() {
     app.empty().await;
     assert_eq!(app.delivered_of(1), 0);
     assert_eq!(app.backend.count() - refused, 3 * (SHOPS as usize - 1));
-    let left: u64 = app.redis.command(&["EXISTS", "spillway:http:dropping"]).await;
-    assert_eq!(left, 0, "orders are cleared away");
+    let left = async || app.redis.command::<u64>(&["EXISTS", "spillway:http:dropping"]).await;
+    until("orders are cleared away", SOON, async || left().await == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
