@@ -5,7 +5,8 @@ use std::time::Duration;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
-use crate::index::{ByHash, LaneKey, ResourceKey};
+use crate::by_hash::ByHash;
+use crate::index::{LaneKey, ResourceKey};
 use crate::shop::ShopKey;
 
 /// An attempt that took longer than so many usual ones is slow.

@@ -65,7 +65,7 @@ impl Several {
         self.has_others |= *self.first.get_or_insert(shop) != shop;
     }
 
-    /// Whether there is another one than `shop`.
+    /// True if there is another one than `shop`.
     fn has_other(&self, shop: u64) -> bool {
         self.has_others || self.first.is_some_and(|first| first != shop)
     }
@@ -151,12 +151,12 @@ impl Backend {
         self.is_unconnected = true;
     }
 
-    /// Whether a delivery of another shop than `shop` ever succeeded.
+    /// True once a delivery of another shop than `shop` has succeeded.
     pub fn has_served_other(&self, shop: u64) -> bool {
         self.served.has_other(shop)
     }
 
-    /// Whether `shop` failed since the last success, and no other.
+    /// True if `shop` has failed since the last success, and no other shop.
     pub fn is_only_failing(&self, shop: u64) -> bool {
         self.failing_shops.first == Some(shop) && !self.failing_shops.has_others
     }

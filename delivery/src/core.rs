@@ -1,28 +1,27 @@
 //! The core: all state of a leader, and the order in which it does its work.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
 use spillway_limiter::Limiter;
-use spillway_webhook::StreamId;
-use spillway_webhook::position::Position;
 
 use crate::attempts::Attempts;
 use crate::backend::Backend;
 use crate::config::Config;
 use crate::controls::ControlState;
 use crate::dispatch::Turn;
-use crate::event::{Effect, Event, LaneLoaded, Loaded, Now};
-use crate::index::{ByHash, Index, LaneKey, NONE, NodeKey, ResourceKey};
-use crate::lane::{LANE_BYTES, Lanes, Rest, Stored};
+use crate::event::{Effect, Event, Loaded, Now};
+use crate::index::{Index, NodeKey, ResourceKey};
+use crate::lane::Lanes;
 use crate::ledger::Ledger;
 use crate::main_stream::MainStream;
 use crate::moving::Mover;
+use crate::queue::{BARRIER_BYTES, LEAD_BYTES, Queue, STORED_BARRIER_BYTES};
 use crate::reading::{PackKey, Reading};
 use crate::resource::{State, Step};
 use crate::retry::Retries;
 use crate::seen::Seen;
-use crate::shop::{ShopKey, Shops};
+use crate::shop::Shops;
 use crate::sorted::Content;
 use crate::status::Counts;
 
@@ -32,13 +31,6 @@ const TICK: Duration = Duration::from_millis(50);
 /// windows.
 const REPLAYS_PART: usize = 4;
 
-/// Bytes of a barrier's position in its shop's tree, whose nodes are at least half full.
-const BARRIER_BYTES: usize = 24;
-/// Bytes of a barrier in the table of those that lie in lanes, between half and nearly full: 17 each.
-const STORED_BARRIER_BYTES: usize = 28;
-/// Bytes of a recorded lead in a table of the same kind: 25 each.
-const LEAD_BYTES: usize = 40;
-
 /// Time, lease and stage of the leader.
 #[derive(Debug, Default)]
 pub(crate) struct Session {
@@ -47,7 +39,7 @@ pub(crate) struct Session {
     pub lease_until: Duration,
     pub dead_room: u64,
     pub may_move: bool,
-    /// Whether all replays that were there at start have arrived, or as many as fit.
+    /// True once all replays that were there at start have arrived, or as many as fit.
     pub are_replays_loaded: bool,
     pub is_draining: bool,
     /// Whether the index had no room at the last look.
@@ -72,27 +64,6 @@ pub(crate) struct Looks {
     pub oldest_at: Duration,
     /// The index, for names of webhooks to drop that are settled.
     pub names_at: Duration,
-}
-
-/// Windows, lanes, and what was loaded at start.
-pub(crate) struct Queue {
-    pub index: Index,
-    pub lanes: Lanes,
-    pub shops: Shops,
-    pub main: MainStream,
-    pub retries: Retries,
-    /// Recorded leads by the hash of their resource.
-    pub leads: ByHash<Position>,
-    /// Settled webhooks of packs that have not been read yet.
-    pub bits: HashMap<StreamId, Vec<u8>>,
-    /// Barriers that are not settled, of all shops.
-    pub barriers: usize,
-    /// Barriers that lie in lanes, as Redis has them.
-    pub stored_barriers: HashSet<Position>,
-    /// Resources whose recorded lead is not indexed yet.
-    pub unread: Vec<ResourceKey>,
-    /// Whether leads of a leader before may be settled, or of another key scheme.
-    pub are_leads_old: bool,
 }
 
 /// All state of a leader.
@@ -198,13 +169,13 @@ impl<C: Content> Core<C> {
         self.ledger.seen.forgets_before_ms(self.session.now.wall_ms)
     }
 
-    /// Whether more of the main stream may be read: not before the replays that were there at start,
+    /// True if more of the main stream may be read: not before the replays that were there at start,
     /// as far as they fit.
     pub fn takes_packs(&self) -> bool {
         self.session.are_replays_loaded && !self.session.is_index_full
     }
 
-    /// Whether more replays may be read. The others are read as those are settled.
+    /// True if more replays may be read. The others are read as those are settled.
     pub fn takes_replays(&self) -> bool {
         let most = self.config.index_bytes / REPLAYS_PART;
         !self.session.is_index_full && self.queue.replay_bytes() < most
@@ -316,7 +287,7 @@ impl<C: Content> Core<C> {
         Some((PackKey::Chunk(lane.hash, number), index))
     }
 
-    /// Memory of the index in bytes, counted anew from everything in it: equal to
+    /// Memory of the index in bytes, counted again from everything in it: equal to
     /// [`Status::index_bytes`](crate::Status), and slow. For tests.
     pub fn recount(&self) -> usize {
         let queue = &self.queue;
@@ -338,168 +309,5 @@ impl<C: Content> Core<C> {
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let top = u32::try_from((mixed ^ (mixed >> 31)) >> 32).unwrap_or(0);
         f64::from(top) / (f64::from(u32::MAX) + 1.0)
-    }
-}
-
-impl Queue {
-    fn load_lane(&mut self, loaded: &LaneLoaded) {
-        let shop = self.shops.intern(loaded.shop);
-        let key = self.lane(loaded.lane, shop, Duration::ZERO);
-        self.lanes.add_waiting(loaded.waiting);
-        self.shops.arrived(shop, loaded.waiting);
-        if loaded.is_other_scheme
-            && let Some(shop) = self.shops.get_mut(shop)
-        {
-            shop.barriers.get_or_insert_default().is_mixed = true;
-        }
-        if let Some(lane) = self.lanes.get_mut(key) {
-            lane.breaker.restore(loaded.failing, loaded.is_tripped, Duration::ZERO);
-            lane.rest = Some(Box::new(Rest { after: Position::default(), last: loaded.last }));
-            lane.stored = Some(Box::new(Stored {
-                unread_from: loaded.first_chunk,
-                next: loaded.last_chunk + 1,
-                waiting: loaded.waiting,
-                last: loaded.last,
-                is_changed: false,
-                is_other_scheme: loaded.is_other_scheme,
-                ..Stored::new(loaded.first, loaded.first_chunk)
-            }));
-        }
-        self.lanes.list(key);
-    }
-
-    /// The lane with this hash, made if there is none.
-    pub fn lane(&mut self, hash: u64, shop: ShopKey, active: Duration) -> LaneKey {
-        let (key, is_new) = self.lanes.intern(hash, shop, active);
-        if is_new && let Some(shop) = self.shops.get_mut(shop) {
-            shop.lanes.push(key);
-        }
-        key
-    }
-
-    /// Notes a barrier that is not settled.
-    pub fn add_barrier(&mut self, shop: u64, position: Position) {
-        let shop = self.shops.intern(shop);
-        if let Some(shop) = self.shops.get_mut(shop) {
-            let is_new = shop.barriers.get_or_insert_default().positions.insert(position);
-            self.barriers += usize::from(is_new);
-        }
-    }
-
-    /// A barrier is settled, or lost.
-    pub fn remove_barrier(&mut self, shop: ShopKey, position: Position) {
-        let barriers = self.shops.get_mut(shop).and_then(|shop| shop.barriers.as_mut());
-        let was_there = barriers.is_some_and(|barriers| barriers.positions.remove(&position));
-        self.barriers -= usize::from(was_there);
-    }
-
-    /// Memory in use, in bytes.
-    pub fn bytes(&self) -> usize {
-        self.index.bytes()
-            + self.lanes.bytes()
-            + self.main.bytes()
-            + self.retries.bytes()
-            + self.barriers * BARRIER_BYTES
-            + self.stored_barriers.len() * STORED_BARRIER_BYTES
-            + self.leads.len() * LEAD_BYTES
-    }
-
-    /// Memory that replays take at most, in bytes: each as if it had a resource and a lane of its own.
-    fn replay_bytes(&self) -> usize {
-        self.index.replay_bytes() + self.index.replays().len() * LANE_BYTES
-    }
-
-    /// State of a resource that is not at work, as far as its head decides.
-    fn state_of(&self, resource: ResourceKey, head: Position, now: Duration) -> State {
-        if self.retries.get(head).is_some_and(|retry| retry.due > now) {
-            return State::Retrying;
-        }
-        let (Some(about), Some(lane)) = (self.index.resource(resource), self.index.lane(resource))
-        else {
-            return State::Ready;
-        };
-        let is_replay = self.index.replay(about.head).is_some();
-        if let Some(lead) = self.leads.get(&about.hash)
-            && !is_replay
-            && !self.is_run_read(lane, *lead)
-        {
-            return State::Unread;
-        }
-        let shop = self.lanes.get(lane).map_or(NONE, |lane| lane.shop);
-        if is_replay || self.is_open(shop, head) { State::Ready } else { State::Held }
-    }
-
-    /// Whether everything that may be of one run with `lead` is indexed: of its lane, or of every
-    /// lane of a shop with two key schemes.
-    pub fn is_run_read(&self, lane: LaneKey, lead: Position) -> bool {
-        let is_known =
-            |lane: LaneKey| self.lanes.get(lane).is_none_or(|lane| lane.is_known_up_to(lead));
-        let shop = self.lanes.get(lane).and_then(|lane| self.shops.get(lane.shop));
-        let mixed = shop.filter(|shop| shop.is_mixed());
-        self.main.read_to >= lead.entry()
-            && mixed.map_or(is_known(lane), |shop| shop.lanes.iter().all(|lane| is_known(*lane)))
-    }
-
-    /// Whether a webhook may go before or after the barriers of its shop.
-    pub fn is_open(&self, shop: ShopKey, position: Position) -> bool {
-        let barriers = self.shops.get(shop).and_then(|shop| shop.barriers.as_ref());
-        let Some(barriers) = barriers else { return true };
-        if !barriers.is_free(position) {
-            return false;
-        }
-        let is_barrier = barriers.positions.first() == Some(&position);
-        !(is_barrier || barriers.is_mixed) || self.is_first_of_shop(shop, position)
-    }
-
-    /// Whether nothing unsettled of a shop is before `position`.
-    fn is_first_of_shop(&self, shop: ShopKey, position: Position) -> bool {
-        let Some(shop) = self.shops.get(shop) else { return true };
-        shop.lanes.iter().filter_map(|lane| self.lanes.get(*lane)).all(|lane| {
-            let front = self.index.front(&lane.window);
-            front.is_none_or(|front| front >= position) && lane.is_known_up_to(position)
-        })
-    }
-
-    fn hold(&mut self, resource: ResourceKey, head: Position) {
-        let shop = self.index.lane(resource).and_then(|lane| self.lanes.get(lane));
-        let Some(shop) = shop.map(|lane| lane.shop) else { return };
-        if let Some(shop) = self.shops.get_mut(shop) {
-            shop.barriers.get_or_insert_default().held.insert(head, resource);
-        }
-    }
-
-    /// A resource that was held back has another head, or is gone.
-    pub fn unhold(&mut self, lane: LaneKey, head: Position) {
-        let Some(shop) = self.lanes.get(lane).map(|lane| lane.shop) else { return };
-        if let Some(barriers) = self.shops.get_mut(shop).and_then(|shop| shop.barriers.as_mut()) {
-            barriers.held.remove(&head);
-        }
-    }
-
-    fn push_ready(&mut self, resource: ResourceKey) {
-        let Some(node) = self.index.lead(resource) else { return };
-        let (Some(lane), Some(class)) = (self.index.lane(resource), self.index.class(resource))
-        else {
-            return;
-        };
-        let head = self.index.head(resource).unwrap_or_default();
-        let was_tried = self.retries.get(head).is_some();
-        let position = self.index.node(node).position;
-        if let Some(lane) = self.lanes.get_mut(lane) {
-            lane.ready.push(class, was_tried, position, resource);
-            self.shops.give_turn(lane.shop, class);
-        }
-    }
-
-    /// Takes the next held resource of a shop that may go now.
-    pub fn next_unheld(&mut self, shop: ShopKey) -> Option<ResourceKey> {
-        let barriers = self.shops.get(shop)?.barriers.as_ref()?;
-        let (position, resource) = barriers.held.first_key_value()?;
-        let (position, resource) = (*position, *resource);
-        if !self.is_open(shop, position) {
-            return None;
-        }
-        self.shops.get_mut(shop)?.barriers.as_mut()?.held.remove(&position);
-        Some(resource)
     }
 }

@@ -103,7 +103,8 @@ impl<C: Content> Core<C> {
         self.limiter.ended(&sample, self.session.now.at, chance);
     }
 
-    /// Whether a shop fails again that is the only one to fail, of a backend that serves others.
+    /// True for a further failure of the only shop that fails, of a backend that serves others: it says
+    /// nothing about what the backend can bear.
     fn is_alone_in_failing(&self, attempt: &Attempt, signal: Signal) -> bool {
         let is_failure = match signal {
             Signal::Done | Signal::Failed => false,

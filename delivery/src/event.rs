@@ -92,7 +92,7 @@ pub struct ChunkRead<C> {
 /// A pack or chunk that was read again.
 #[derive(Debug, Clone)]
 pub struct ReadAgain<C> {
-    /// Its bytes.
+    /// Bytes of the pack or chunk.
     pub content: C,
     /// Where the webhooks of a chunk were accepted; empty for anything else.
     pub positions: Vec<Position>,

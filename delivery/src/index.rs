@@ -3,14 +3,16 @@
 //! Two lists run through each node: its resource's, whose head alone is ever sent, and its lane's
 //! window, which is cut from the end and filled again from Redis. Bounded in bytes.
 
+mod links;
+
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasherDefault, Hasher};
 
 use slab::Slab;
 use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
+use crate::by_hash::ByHash;
 use crate::resource::State;
 use crate::sorted::{Class, Sorted};
 
@@ -33,29 +35,6 @@ const RESOURCE_BYTES: usize = 96;
 const REPLAY_BYTES: usize = 48;
 /// Events that one stands for, at most: bounds the time of a choice.
 const RUN_MAX: u32 = 10_000;
-
-/// Takes a hash as it is.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct Folded(u64);
-
-/// Table keyed by hashes.
-pub type ByHash<V> = HashMap<u64, V, BuildHasherDefault<Folded>>;
-
-impl Hasher for Folded {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
 
 /// A webhook that waits.
 #[derive(Debug, Clone, Copy)]
@@ -171,7 +150,7 @@ impl Index {
         self.bytes
     }
 
-    /// The same, counted anew.
+    /// Memory in use in bytes, counted again from all nodes and resources.
     pub fn recount(&self) -> usize {
         let chains = self.resources.iter().map(|(_, resource)| self.chain(resource.head).count());
         chains.sum::<usize>() * self.node_bytes()
@@ -488,94 +467,6 @@ impl Index {
         if let Some(resource) = self.resources.get_mut(usize_of(key)) {
             resource.lead = lead;
         }
-    }
-
-    fn chain(&self, first: NodeKey) -> impl Iterator<Item = (NodeKey, &Node)> {
-        let mut next = first;
-        std::iter::from_fn(move || {
-            let node = self.nodes.get(usize_of(next))?;
-            let key = std::mem::replace(&mut next, node.next);
-            Some((key, node))
-        })
-    }
-
-    /// The node of the window after which `position` belongs; `None` when it is there already.
-    fn place_in_lane(&self, window: &Window, position: Position) -> Option<NodeKey> {
-        let mut before = window.last;
-        while let Some(node) = self.nodes.get(usize_of(before))
-            && node.position >= position
-        {
-            if node.position == position {
-                return None;
-            }
-            before = node.lane_previous;
-        }
-        Some(before)
-    }
-
-    fn link_lane(&mut self, window: &mut Window, key: NodeKey, before: NodeKey) {
-        let after = match before {
-            NONE => std::mem::replace(&mut window.first, key),
-            before => {
-                let next = &mut self.nodes[usize_of(before)].lane_next;
-                std::mem::replace(next, key)
-            }
-        };
-        match after {
-            NONE => window.last = key,
-            after => self.nodes[usize_of(after)].lane_previous = key,
-        }
-        let node = &mut self.nodes[usize_of(key)];
-        node.lane_previous = before;
-        node.lane_next = after;
-        window.count += 1;
-    }
-
-    fn unlink_lane(&mut self, window: &mut Window, node: &Node) {
-        match node.lane_previous {
-            NONE => window.first = node.lane_next,
-            previous => self.nodes[usize_of(previous)].lane_next = node.lane_next,
-        }
-        match node.lane_next {
-            NONE => window.last = node.lane_previous,
-            next => self.nodes[usize_of(next)].lane_previous = node.lane_previous,
-        }
-        window.count -= 1;
-    }
-
-    /// Puts a node into its resource's chain by position, but never before a head that is at work,
-    /// nor among what that speaks for. Returns whether it is the head now.
-    fn link_resource(&mut self, key: ResourceKey, node: NodeKey) -> bool {
-        let resource = self.resources[usize_of(key)];
-        let position = self.node(node).position;
-        let speaks_for_others = resource.lead != NONE && resource.lead != resource.head;
-        let is_fixed = resource.state.is_at_work() || speaks_for_others;
-        let fixed = match (is_fixed, resource.lead) {
-            (false, _) => NONE,
-            (true, NONE) => resource.head,
-            (true, lead) => lead,
-        };
-        let mut before = resource.tail;
-        while before != NONE && before != fixed && self.node(before).position > position {
-            before = self.node(before).previous;
-        }
-        let after = if before == NONE { resource.head } else { self.node(before).next };
-        let linked = &mut self.nodes[usize_of(node)];
-        (linked.previous, linked.next) = (before, after);
-        if before != NONE {
-            self.nodes[usize_of(before)].next = node;
-        }
-        if after != NONE {
-            self.nodes[usize_of(after)].previous = node;
-        }
-        let resource = &mut self.resources[usize_of(key)];
-        if after == NONE {
-            resource.tail = node;
-        }
-        if before == NONE {
-            (resource.head, resource.lead) = (node, NONE);
-        }
-        before == NONE
     }
 
     fn allocate(&mut self, node: &Node) -> NodeKey {

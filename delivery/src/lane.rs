@@ -12,9 +12,10 @@ use slab::Slab;
 use spillway_webhook::position::Position;
 
 use crate::breaker::LaneBreaker;
-use crate::index::{ByHash, LaneKey, ResourceKey, Window, key_of, usize_of};
+use crate::by_hash::ByHash;
+use crate::index::{LaneKey, Window, key_of, usize_of};
+use crate::ready::Ready;
 use crate::shop::ShopKey;
-use crate::sorted::Class;
 
 /// Bytes of a lane's row.
 pub const LANE_BYTES: usize = 256;
@@ -103,16 +104,6 @@ pub struct Suspect {
     pub wait: Duration,
     /// Active time since which it is suspect.
     pub since: Duration,
-}
-
-/// Resources by the position of what is sent of them, oldest first.
-type OldestFirst = BinaryHeap<Reverse<(Position, ResourceKey)>>;
-
-/// Resources of a lane whose heads wait for their turn, in stream order.
-#[derive(Debug, Default)]
-pub struct Ready {
-    /// By class, and by whether the head was tried before.
-    heaps: [[OldestFirst; 2]; 2],
 }
 
 /// A lane.
@@ -279,52 +270,6 @@ impl Stored {
     }
 }
 
-impl Ready {
-    /// Adds a resource.
-    pub fn push(&mut self, class: Class, was_tried: bool, at: Position, resource: ResourceKey) {
-        self.heaps[class.index()][usize::from(was_tried)].push(Reverse((at, resource)));
-    }
-
-    /// The oldest resource of a class that `is_ready`; those that are not any more are dropped.
-    /// `fresh_first`: whether one that was never tried goes first, or one that was.
-    pub fn peek(
-        &mut self,
-        class: Class,
-        fresh_first: Option<bool>,
-        is_ready: impl Fn(Position, ResourceKey) -> bool,
-    ) -> Option<(Position, bool)> {
-        let mut tops = [None, None];
-        for (top, heap) in tops.iter_mut().zip(&mut self.heaps[class.index()]) {
-            while let Some(Reverse((position, resource))) = heap.peek().copied() {
-                if is_ready(position, resource) {
-                    *top = Some(position);
-                    break;
-                }
-                heap.pop();
-            }
-        }
-        match (tops[0], tops[1], fresh_first) {
-            (None, None, _) => None,
-            (Some(fresh), None, _) => Some((fresh, false)),
-            (None, Some(tried), _) => Some((tried, true)),
-            (Some(fresh), Some(_), Some(true)) => Some((fresh, false)),
-            (Some(_), Some(tried), Some(false)) => Some((tried, true)),
-            (Some(fresh), Some(tried), None) => Some((fresh.min(tried), tried < fresh)),
-        }
-    }
-
-    /// Whether nothing waits for its turn.
-    pub fn is_empty(&self) -> bool {
-        self.heaps.iter().flatten().all(BinaryHeap::is_empty)
-    }
-
-    /// Takes what [`Ready::peek`] showed.
-    pub fn pop(&mut self, class: Class, was_tried: bool) -> Option<ResourceKey> {
-        let Reverse((_, resource)) = self.heaps[class.index()][usize::from(was_tried)].pop()?;
-        Some(resource)
-    }
-}
-
 impl Lanes {
     /// The lane with this hash, made if there is none. Returns whether it is new.
     pub fn intern(&mut self, hash: u64, shop: ShopKey, active: Duration) -> (LaneKey, bool) {
@@ -377,7 +322,7 @@ impl Lanes {
         self.lanes.len() * LANE_BYTES + self.chunk_bytes
     }
 
-    /// The same, counted anew.
+    /// Memory in use in bytes, counted again from all lanes.
     pub fn recount(&self) -> usize {
         let stored = self.lanes.iter().filter_map(|(_, lane)| lane.stored.as_ref());
         let chunks = stored.flat_map(|stored| &stored.chunks);

@@ -6,7 +6,8 @@ use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
-use crate::index::{ByHash, LaneKey, NodeKey, ResourceKey};
+use crate::by_hash::ByHash;
+use crate::index::{LaneKey, NodeKey, ResourceKey};
 use crate::seen::Seen;
 use crate::settlement::{DeadLetter, Settlement};
 use crate::shop::ShopKey;

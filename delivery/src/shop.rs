@@ -13,7 +13,8 @@ use std::time::Duration;
 use slab::Slab;
 use spillway_webhook::position::Position;
 
-use crate::index::{ByHash, LaneKey, ResourceKey, key_of, usize_of};
+use crate::by_hash::ByHash;
+use crate::index::{LaneKey, ResourceKey, key_of, usize_of};
 use crate::sorted::Class;
 
 /// Turns of the priority topics before the rest has one.

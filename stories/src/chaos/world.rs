@@ -120,10 +120,8 @@ impl World {
         });
         let to_backend = Way::to(backend.address()).await;
 
-        let spill = match &disks {
-            Some(disks) => disks.spill.path().join("spill"),
-            None => directory.join("spill"),
-        };
+        let spill_disk = disks.as_ref().map_or(directory, |disks| disks.spill.path());
+        let spill = spill_disk.join("spill");
         let mut settings = vec![("REDIS_URL", to_receiver.url())];
         settings.extend(parts.spill.then(|| ("SPILL_DIR", spill.display().to_string())));
         // Held here as systemd holds it: what comes while the receiver is down waits for the next.

@@ -1,0 +1,27 @@
+//! Tables whose keys are hashes already.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Takes a hash as it is.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Folded(u64);
+
+/// Table keyed by hashes.
+pub type ByHash<V> = HashMap<u64, V, BuildHasherDefault<Folded>>;
+
+impl Hasher for Folded {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

@@ -1,0 +1,207 @@
+//! State of the queue as a leader knows it: index, lanes, shops, main stream.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use spillway_webhook::StreamId;
+use spillway_webhook::position::Position;
+
+use crate::by_hash::ByHash;
+use crate::event::LaneLoaded;
+use crate::index::{Index, LaneKey, NONE, ResourceKey};
+use crate::lane::{LANE_BYTES, Lanes, Rest, Stored};
+use crate::main_stream::MainStream;
+use crate::resource::State;
+use crate::retry::Retries;
+use crate::shop::{ShopKey, Shops};
+
+/// Bytes of a barrier's position in its shop's tree, whose nodes are at least half full.
+pub(crate) const BARRIER_BYTES: usize = 24;
+/// Bytes of a barrier in the table of those that lie in lanes, between half and nearly full: 17 each.
+pub(crate) const STORED_BARRIER_BYTES: usize = 28;
+/// Bytes of a recorded lead in a table of the same kind: 25 each.
+pub(crate) const LEAD_BYTES: usize = 40;
+
+/// Windows, lanes, and what was loaded at start.
+pub(crate) struct Queue {
+    pub index: Index,
+    pub lanes: Lanes,
+    pub shops: Shops,
+    pub main: MainStream,
+    pub retries: Retries,
+    /// Recorded leads by the hash of their resource.
+    pub leads: ByHash<Position>,
+    /// Settled webhooks of packs that have not been read yet.
+    pub bits: HashMap<StreamId, Vec<u8>>,
+    /// Barriers that are not settled, of all shops.
+    pub barriers: usize,
+    /// Barriers that lie in lanes, as Redis has them.
+    pub stored_barriers: HashSet<Position>,
+    /// Resources whose recorded lead is not indexed yet.
+    pub unread: Vec<ResourceKey>,
+    /// Whether leads of a leader before may be settled, or of another key scheme.
+    pub are_leads_old: bool,
+}
+
+impl Queue {
+    pub(crate) fn load_lane(&mut self, loaded: &LaneLoaded) {
+        let shop = self.shops.intern(loaded.shop);
+        let key = self.lane(loaded.lane, shop, Duration::ZERO);
+        self.lanes.add_waiting(loaded.waiting);
+        self.shops.arrived(shop, loaded.waiting);
+        if loaded.is_other_scheme
+            && let Some(shop) = self.shops.get_mut(shop)
+        {
+            shop.barriers.get_or_insert_default().is_mixed = true;
+        }
+        if let Some(lane) = self.lanes.get_mut(key) {
+            lane.breaker.restore(loaded.failing, loaded.is_tripped, Duration::ZERO);
+            lane.rest = Some(Box::new(Rest { after: Position::default(), last: loaded.last }));
+            lane.stored = Some(Box::new(Stored {
+                unread_from: loaded.first_chunk,
+                next: loaded.last_chunk + 1,
+                waiting: loaded.waiting,
+                last: loaded.last,
+                is_changed: false,
+                is_other_scheme: loaded.is_other_scheme,
+                ..Stored::new(loaded.first, loaded.first_chunk)
+            }));
+        }
+        self.lanes.list(key);
+    }
+
+    /// The lane with this hash, made if there is none.
+    pub fn lane(&mut self, hash: u64, shop: ShopKey, active: Duration) -> LaneKey {
+        let (key, is_new) = self.lanes.intern(hash, shop, active);
+        if is_new && let Some(shop) = self.shops.get_mut(shop) {
+            shop.lanes.push(key);
+        }
+        key
+    }
+
+    /// Notes a barrier that is not settled.
+    pub fn add_barrier(&mut self, shop: u64, position: Position) {
+        let shop = self.shops.intern(shop);
+        if let Some(shop) = self.shops.get_mut(shop) {
+            let is_new = shop.barriers.get_or_insert_default().positions.insert(position);
+            self.barriers += usize::from(is_new);
+        }
+    }
+
+    /// A barrier is settled, or lost.
+    pub fn remove_barrier(&mut self, shop: ShopKey, position: Position) {
+        let barriers = self.shops.get_mut(shop).and_then(|shop| shop.barriers.as_mut());
+        let was_there = barriers.is_some_and(|barriers| barriers.positions.remove(&position));
+        self.barriers -= usize::from(was_there);
+    }
+
+    /// Memory in use, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.index.bytes()
+            + self.lanes.bytes()
+            + self.main.bytes()
+            + self.retries.bytes()
+            + self.barriers * BARRIER_BYTES
+            + self.stored_barriers.len() * STORED_BARRIER_BYTES
+            + self.leads.len() * LEAD_BYTES
+    }
+
+    /// Memory that replays take at most, in bytes: each as if it had a resource and a lane of its own.
+    pub(crate) fn replay_bytes(&self) -> usize {
+        self.index.replay_bytes() + self.index.replays().len() * LANE_BYTES
+    }
+
+    /// State of a resource that is not at work, as far as its head decides.
+    pub(crate) fn state_of(&self, resource: ResourceKey, head: Position, now: Duration) -> State {
+        if self.retries.get(head).is_some_and(|retry| retry.due > now) {
+            return State::Retrying;
+        }
+        let (Some(about), Some(lane)) = (self.index.resource(resource), self.index.lane(resource))
+        else {
+            return State::Ready;
+        };
+        let is_replay = self.index.replay(about.head).is_some();
+        if let Some(lead) = self.leads.get(&about.hash)
+            && !is_replay
+            && !self.is_run_read(lane, *lead)
+        {
+            return State::Unread;
+        }
+        let shop = self.lanes.get(lane).map_or(NONE, |lane| lane.shop);
+        if is_replay || self.is_open(shop, head) { State::Ready } else { State::Held }
+    }
+
+    /// Whether everything that may be of one run with `lead` is indexed: of its lane, or of every
+    /// lane of a shop with two key schemes.
+    pub fn is_run_read(&self, lane: LaneKey, lead: Position) -> bool {
+        let is_known =
+            |lane: LaneKey| self.lanes.get(lane).is_none_or(|lane| lane.is_known_up_to(lead));
+        let shop = self.lanes.get(lane).and_then(|lane| self.shops.get(lane.shop));
+        let mixed = shop.filter(|shop| shop.is_mixed());
+        self.main.read_to >= lead.entry()
+            && mixed.map_or(is_known(lane), |shop| shop.lanes.iter().all(|lane| is_known(*lane)))
+    }
+
+    /// Whether a webhook may go before or after the barriers of its shop.
+    pub fn is_open(&self, shop: ShopKey, position: Position) -> bool {
+        let barriers = self.shops.get(shop).and_then(|shop| shop.barriers.as_ref());
+        let Some(barriers) = barriers else { return true };
+        if !barriers.is_free(position) {
+            return false;
+        }
+        let is_barrier = barriers.positions.first() == Some(&position);
+        !(is_barrier || barriers.is_mixed) || self.is_first_of_shop(shop, position)
+    }
+
+    /// Whether nothing unsettled of a shop is before `position`.
+    pub(crate) fn is_first_of_shop(&self, shop: ShopKey, position: Position) -> bool {
+        let Some(shop) = self.shops.get(shop) else { return true };
+        shop.lanes.iter().filter_map(|lane| self.lanes.get(*lane)).all(|lane| {
+            let front = self.index.front(&lane.window);
+            front.is_none_or(|front| front >= position) && lane.is_known_up_to(position)
+        })
+    }
+
+    pub(crate) fn hold(&mut self, resource: ResourceKey, head: Position) {
+        let shop = self.index.lane(resource).and_then(|lane| self.lanes.get(lane));
+        let Some(shop) = shop.map(|lane| lane.shop) else { return };
+        if let Some(shop) = self.shops.get_mut(shop) {
+            shop.barriers.get_or_insert_default().held.insert(head, resource);
+        }
+    }
+
+    /// A resource that was held back has another head, or is gone.
+    pub fn unhold(&mut self, lane: LaneKey, head: Position) {
+        let Some(shop) = self.lanes.get(lane).map(|lane| lane.shop) else { return };
+        if let Some(barriers) = self.shops.get_mut(shop).and_then(|shop| shop.barriers.as_mut()) {
+            barriers.held.remove(&head);
+        }
+    }
+
+    pub(crate) fn push_ready(&mut self, resource: ResourceKey) {
+        let Some(node) = self.index.lead(resource) else { return };
+        let (Some(lane), Some(class)) = (self.index.lane(resource), self.index.class(resource))
+        else {
+            return;
+        };
+        let head = self.index.head(resource).unwrap_or_default();
+        let was_tried = self.retries.get(head).is_some();
+        let position = self.index.node(node).position;
+        if let Some(lane) = self.lanes.get_mut(lane) {
+            lane.ready.push(class, was_tried, position, resource);
+            self.shops.give_turn(lane.shop, class);
+        }
+    }
+
+    /// Takes the next held resource of a shop that may go now.
+    pub fn next_unheld(&mut self, shop: ShopKey) -> Option<ResourceKey> {
+        let barriers = self.shops.get(shop)?.barriers.as_ref()?;
+        let (position, resource) = barriers.held.first_key_value()?;
+        let (position, resource) = (*position, *resource);
+        if !self.is_open(shop, position) {
+            return None;
+        }
+        self.shops.get_mut(shop)?.barriers.as_mut()?.held.remove(&position);
+        Some(resource)
+    }
+}

@@ -1,0 +1,53 @@
+//! Slow attempts: marked, and cut off where others wait for their slots.
+
+use std::time::Duration;
+
+use crate::attempts::{Attempt, AttemptId};
+use crate::core::Core;
+use crate::event::Effect;
+use crate::sorted::Content;
+
+impl<C: Content> Core<C> {
+    /// Cuts slow attempts off where others wait for their slots: one, or all where everything waits
+    /// for the next leader.
+    pub(crate) fn cut_off(&mut self) -> Vec<Effect<C>> {
+        let now = self.session.now.at;
+        if now < self.session.looks.slow_at {
+            return Vec::new();
+        }
+        self.session.looks.slow_at = now + Duration::from_millis(50);
+        for slow in self.attempts.mark_slow(now, self.queue.shops.usual()) {
+            if let Some(lane) = self.queue.lanes.get_mut(slow.lane)
+                && lane.flow.succeeded_at.is_none_or(|at| at < slow.began)
+            {
+                lane.flow.stalled += 1;
+            }
+        }
+        let ids: Vec<_> = if self.session.is_draining {
+            self.attempts.all_to_cut(now)
+        } else {
+            self.one_to_cut().into_iter().collect()
+        };
+        ids.iter().for_each(|id| self.was_cut_off(*id));
+        ids.into_iter().map(Effect::Cancel).collect()
+    }
+
+    /// The attempt to cut off for a lane that waits for a slot.
+    fn one_to_cut(&self) -> Option<AttemptId> {
+        let now = self.session.now.at;
+        let waiting = self.next.filter(|turn| {
+            let lane = self.queue.lanes.get(turn.lane);
+            lane.is_some_and(|lane| lane.flow.suspect.is_none() && lane.flow.stalled == 0)
+        })?;
+        let lanes = &self.queue.lanes;
+        let may_cut = |attempt: &Attempt| {
+            attempt.lane != waiting.lane
+                && lanes
+                    .get(attempt.lane)
+                    .is_some_and(|lane| lane.flow.succeeded_at.is_none_or(|at| at < attempt.began))
+        };
+        // Two at least are allowed while two shops send.
+        let limit = self.limiter.concurrency(now).max(2.min(self.config.bounds.concurrency_max));
+        self.attempts.to_cut(limit, now, may_cut)
+    }
+}
