@@ -5,7 +5,7 @@
 //! "not known to be stored", never silence; only a [`Verified`] webhook gets in. Bounded by the
 //! permits that the batches hold.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -59,6 +59,8 @@ struct FateInner {
     answer: Option<Answer>,
     /// By the webhook's place in its batch.
     waiters: Vec<Waiter>,
+    /// Places whose records were taken out of the batch before it was sent: its answer is not theirs.
+    without_record: BTreeSet<usize>,
 }
 
 struct Waiter {
@@ -237,12 +239,17 @@ impl Batch {
     pub fn drop_expired(&mut self, now: Instant) -> bool {
         self.fate.tell_expired(now);
         let mut fate = self.fate.lock();
-        let is_void = |waiter: &&mut Waiter| waiter.has_record && waiter.waker.is_none();
-        if fate.waiters.iter_mut().any(|waiter| is_void(&waiter)) {
-            let mut with_record = fate.waiters.iter_mut().filter(|waiter| waiter.has_record);
+        let FateInner { waiters, without_record, .. } = &mut *fate;
+        let is_void = |waiter: &Waiter| waiter.has_record && waiter.waker.is_none();
+        if waiters.iter().any(is_void) {
+            let all = waiters.iter_mut().enumerate();
+            let mut with_record = all.filter(|(_, waiter)| waiter.has_record);
             self.records.retain(|_| {
-                let waiter = with_record.next().expect("BUG: every record has a waiter");
+                let (place, waiter) = with_record.next().expect("BUG: every record has a waiter");
                 waiter.has_record = waiter.waker.is_some();
+                if !waiter.has_record {
+                    without_record.insert(place);
+                }
                 waiter.has_record
             });
         }
@@ -291,10 +298,11 @@ impl Fate {
 impl Place {
     fn poll(&self, cx: &mut Context<'_>) -> Poll<Answer> {
         let mut inner = self.fate.lock();
-        if let Some(answer) = inner.answer {
+        let is_out = inner.without_record.contains(&self.index);
+        if let Some(answer) = inner.answer.filter(|_| !is_out) {
             return Poll::Ready(answer);
         }
-        if Instant::now() >= self.deadline {
+        if is_out || Instant::now() >= self.deadline {
             return Poll::Ready(Err(Refusal::AckTimeout));
         }
         if let Some(waker) = &mut inner.waiters[self.index].waker {
@@ -399,6 +407,20 @@ mod tests {
         assert_eq!(poll(&mut later), Poll::Ready(Err(Refusal::AckTimeout)));
         waiting.resolve(batch, Ok(()));
         assert_eq!(poll(&mut last), Poll::Ready(Ok(())));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_taken_out_of_a_batch_is_not_answered_as_the_batch_is() {
+        let (waiting, admission) = waiting();
+        let mut soon = push(&waiting, &admission, b"{\"soon\":1}", SECOND);
+        let mut later = push(&waiting, &admission, b"{}", 3 * SECOND);
+        tokio::time::advance(2 * SECOND).await;
+        // It is woken, and polled only after the batch is stored without it.
+        let batch = waiting.take().unwrap();
+        assert_eq!(batch.records().count(), 1);
+        waiting.resolve(batch, Ok(()));
+        assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
+        assert_eq!(poll(&mut later), Poll::Ready(Ok(())));
     }
 
     #[tokio::test]
