@@ -56,7 +56,7 @@ endure-spill: ## minutes without Redis at half load, a release build that spills
 	mkdir -p $(RESULTS)
 	ENDURE=1 RESULTS=$(RESULTS) cargo test --release --locked --workspace --test spill_load -- --nocapture --test-threads 1
 
-endure-shops: ## one shop in a hundred fails, hangs, is paused or over its rate; 1,000 and 20,000 shops at 2,000/s (DURATION=n seconds of each phase; 3.5 hours)
+endure-shops: ## one shop in a hundred fails, hangs, is paused or over its rate; 1,000 and 20,000 shops at 2,000/s (DURATION=n seconds of it; 90 minutes)
 	ops/deps.sh test
 	cargo build --release --locked -p request-receiver -p downstreamer -p spillway
 	mkdir -p $(RESULTS)
@@ -113,8 +113,9 @@ simulate: ## the limiter beside others in virtual time: every scenario, a table 
 	$(TARGET)/release/simulate --out $(TARGET)/simulate
 	bench/simulate.py $(TARGET)/simulate
 
-simulate-core: ## the delivery core in virtual time against a model of Redis, with faults (15 minutes; SEEDS=n STEPS=n FIRST=n, SEED=n for one schedule)
+simulate-core: ## the delivery core in virtual time against a model of Redis, with faults, and two hours of load (20 minutes; SEEDS=n STEPS=n FIRST=n, SEED=n for one schedule, MINUTES=n of load)
 	SEEDS=$(or $(SEEDS),50000) STEPS=$(or $(STEPS),1000) cargo test --release --locked -p spillway-delivery --test simulation -- --nocapture
+	MINUTES=$(or $(MINUTES),60) RATE=2000 cargo test --release --locked -p spillway-delivery --test hour -- --nocapture
 
 deb: ## the Debian package: binaries, units, settings, man pages, completions
 	ops/deps.sh run

@@ -20,8 +20,8 @@ impl<C: Content> Core<C> {
         }
         let bits = self.queue.bits.remove(&entry);
         let count = u32::try_from(sorted.len()).unwrap_or(u32::MAX);
-        let active = self.active();
-        self.queue.main.push(entry, count, bits, active);
+        let due_at = self.moves_at(entry);
+        self.queue.main.push(entry, count, bits, due_at);
         self.reading.cache.pass(PackKey::Main(entry), content);
         for (index, sorted) in (0..).zip(sorted) {
             let is_settled = self.queue.main.get(entry).is_some_and(|pack| pack.is_settled(index));
@@ -34,8 +34,8 @@ impl<C: Content> Core<C> {
     }
 
     pub(crate) fn corrupt_arrived(&mut self, entry: StreamId) {
-        let active = self.active();
-        self.queue.main.push(entry, 0, None, active);
+        let due_at = self.moves_at(entry);
+        self.queue.main.push(entry, 0, None, due_at);
         self.ledger.draft.settlement.main.corrupt.push(entry);
     }
 
@@ -52,10 +52,14 @@ impl<C: Content> Core<C> {
 
     fn arrive(&mut self, position: Position, sorted: Sorted, replay: Option<StreamId>) {
         let shop = self.queue.shops.intern(sorted.shop);
-        let active = self.active();
-        let lane = self.queue.lane(sorted.lane, shop, active);
+        let lane = self.queue.lane(sorted.lane, shop);
         if replay.is_none() {
             self.queue.shops.arrived(shop, 1);
+            if position.entry() <= self.queue.main.known_to
+                && let Some(lane) = self.queue.lanes.get_mut(lane)
+            {
+                lane.flow.is_left = true;
+            }
         }
         if self.controls.drops(position, replay) {
             self.drop_webhook(Dropped { lane, position, replay });

@@ -15,7 +15,8 @@ const SLOW_TIMES: u32 = 8;
 const SLOW_LEAST: Duration = Duration::from_millis(100);
 /// A slow attempt that takes the place of others may be cut off after so long: a healthy webhook
 /// does not wait a second for its slot. Twice as long with each one that was cut off since a quick
-/// success: where everything is slow, everything gets its time.
+/// success: where everything is slow, everything gets its time. One that a quick success has
+/// overtaken is slow by itself, and does not count.
 const CUT_AFTER: Duration = Duration::from_millis(500);
 /// The same with a single slot: what else is slow can't be told from it.
 const CUT_AFTER_SINGLE: Duration = Duration::from_secs(2);
@@ -23,6 +24,8 @@ const CUT_AFTER_SINGLE: Duration = Duration::from_secs(2);
 const END_AFTER: Duration = Duration::from_secs(1);
 /// Part of the slots that slow and suspect lanes may hold.
 const ODD_PART: usize = 4;
+/// Part of the slots whose attempts are cut off at once, where quick ones have overtaken them.
+const CUT_PART: usize = 8;
 /// Without a delivery of another lane for so long, they may hold all.
 const ALONE_AFTER: Duration = Duration::from_secs(10);
 
@@ -66,8 +69,10 @@ pub struct Attempts {
     next: u64,
     /// Slow and suspect ones.
     odd: usize,
-    /// Attempts cut off since a delivery succeeded that was not slow.
+    /// Attempts cut off since a delivery succeeded that was not slow, overtaken ones aside.
     cuts: u32,
+    /// Latest beginning of a delivery that succeeded and was not slow.
+    quick_began: Option<Duration>,
     /// The last two lanes of which a delivery succeeded, and when.
     succeeded: [Option<(LaneKey, Duration)>; 2],
 }
@@ -113,14 +118,22 @@ impl Attempts {
     }
 
     /// An attempt was cut off.
-    pub fn was_cut(&mut self) {
-        self.cuts += 1;
+    pub fn was_cut(&mut self, attempt: &Attempt) {
+        self.cuts += u32::from(!self.is_overtaken(attempt));
     }
 
-    /// A delivery of `lane` succeeded.
-    pub fn succeeded(&mut self, lane: LaneKey, is_slow: bool, now: Duration) {
-        if !is_slow {
+    /// True if a delivery that began later succeeded, and was not slow: so much later that the same
+    /// stall can't have caught both.
+    fn is_overtaken(&self, attempt: &Attempt) -> bool {
+        self.quick_began.is_some_and(|began| began > attempt.began + SLOW_LEAST)
+    }
+
+    /// A delivery succeeded.
+    pub fn succeeded(&mut self, attempt: &Attempt, now: Duration) {
+        let lane = attempt.lane;
+        if !attempt.is_slow {
             self.cuts = 0;
+            self.quick_began = self.quick_began.max(Some(attempt.began));
         }
         if self.succeeded[0].is_none_or(|(last, _)| last != lane) {
             self.succeeded[1] = self.succeeded[0];
@@ -153,26 +166,37 @@ impl Attempts {
         ids
     }
 
-    /// The slow attempt to cut off so that others get its slot: the longest one, when slow ones hold
-    /// more than their part, of a lane for which `may_cut` holds.
+    /// Slow attempts to cut off so that others get their slots, when slow ones hold more than their
+    /// part, of lanes for which `may_cut` holds: the longest ones that quick ones have overtaken,
+    /// or else the longest one.
     pub fn to_cut(
         &self,
         limit: usize,
         now: Duration,
         may_cut: impl Fn(&Attempt) -> bool,
-    ) -> Option<AttemptId> {
+    ) -> Vec<AttemptId> {
         // Of a single slot, the part is none.
         let (part, least) =
             if limit == 1 { (0, CUT_AFTER_SINGLE) } else { ((limit / ODD_PART).max(1), CUT_AFTER) };
-        if self.odd <= part {
-            return None;
+        let too_many = self.odd.saturating_sub(part);
+        if too_many == 0 {
+            return Vec::new();
         }
+        let most = (limit / CUT_PART).clamp(1, too_many);
         let after = least.saturating_mul(1 << self.cuts.min(16));
-        let is_long =
-            |attempt: &&Attempt| attempt.is_slow && now.saturating_sub(attempt.began) >= after;
-        let slow = self.running.iter().filter(|(_, attempt)| is_long(attempt));
-        let longest = slow.filter(|(_, attempt)| may_cut(attempt));
-        let longest = longest.min_by_key(|(id, attempt)| (attempt.began, **id));
-        longest.map(|(id, _)| AttemptId(*id))
+        let is_long = |attempt: &Attempt, after: Duration| {
+            attempt.is_slow && now.saturating_sub(attempt.began) >= after && may_cut(attempt)
+        };
+        let running = self.running.iter().filter(|(_, attempt)| is_long(attempt, least));
+        let mut long: Vec<(Duration, u64, bool)> =
+            running.map(|(id, attempt)| (attempt.began, *id, self.is_overtaken(attempt))).collect();
+        long.sort_unstable();
+        let overtaken = long.iter().filter(|(_, _, is_overtaken)| *is_overtaken).take(most);
+        let ids: Vec<AttemptId> = overtaken.map(|(_, id, _)| AttemptId(*id)).collect();
+        if !ids.is_empty() {
+            return ids;
+        }
+        let longest = long.first().filter(|(began, _, _)| now.saturating_sub(*began) >= after);
+        longest.map(|(_, id, _)| AttemptId(*id)).into_iter().collect()
     }
 }

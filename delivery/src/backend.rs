@@ -1,7 +1,7 @@
 //! The backend as a whole: up, down, or refusing everything.
 //!
 //! It counts as down when no connection can be made, or nothing succeeds while several lanes fail:
-//! ten webhooks in a row that failed at their first attempt, or whatever fails for half a minute.
+//! for a second and ten webhooks failed at their first attempt, or whatever fails for half a minute.
 //! One lane that fails is that lane's own matter, and so is one shop of a backend that has served
 //! others. While the backend is down or refuses, the retry
 //! clock stands still and one attempt at a time probes. Pure: time is an argument.
@@ -13,6 +13,9 @@ use crate::refusals::RefusalBreaker;
 
 /// First failures in a row that count as down.
 const FIRST_FAILURES_DOWN: usize = 10;
+/// They count only after so long without a success: amid a flow of successes, ten shops that fail can
+/// have their turns in a row.
+const FIRST_FAILURES_AFTER: Duration = Duration::from_secs(1);
 /// Failures of any kind for so long, without a success, count as down.
 const SILENCE_DOWN: Duration = Duration::from_secs(30);
 /// Lanes that must fail.
@@ -169,13 +172,14 @@ impl Backend {
         if self.failing.len() < LANES_DOWN {
             self.failing.insert(lane);
         }
-        let is_silent = now.saturating_sub(self.succeeded_at) >= SILENCE_DOWN;
+        let silence = now.saturating_sub(self.succeeded_at);
+        let is_silent = silence >= SILENCE_DOWN;
+        let are_failures_many =
+            self.first_failures >= FIRST_FAILURES_DOWN && silence >= FIRST_FAILURES_AFTER;
         let are_shops_several = self.failing_shops.has_others || !self.served.has_other(shop);
         let has_several =
             (self.failing.len() >= LANES_DOWN && are_shops_several) || self.is_unconnected;
-        let goes_down = !self.is_down
-            && has_several
-            && (is_silent || self.first_failures >= FIRST_FAILURES_DOWN);
+        let goes_down = !self.is_down && has_several && (is_silent || are_failures_many);
         if goes_down {
             self.active = self.active(now);
             self.is_down = true;

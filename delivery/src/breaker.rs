@@ -47,25 +47,22 @@ enum State {
 #[derive(Debug, Clone, Copy)]
 pub struct LaneBreaker {
     state: State,
-    /// Active time at the last success, or when the lane was first seen.
-    failing_since: Duration,
+    /// Active time at the first failure since the last success.
+    failing_since: Option<Duration>,
     /// Failing time before this leader.
     carried: Duration,
 }
 
 impl LaneBreaker {
-    /// A closed breaker, at this active time.
-    pub fn new(active: Duration) -> Self {
-        Self {
-            state: State::Closed { failures: 0 },
-            failing_since: active,
-            carried: Duration::ZERO,
-        }
+    /// A closed breaker of a lane that has not failed.
+    pub fn new() -> Self {
+        Self { state: State::Closed { failures: 0 }, failing_since: None, carried: Duration::ZERO }
     }
 
-    /// Takes over what the leader before knew.
+    /// Takes over what the leader before knew, at the start of this one.
     pub fn restore(&mut self, failing: Duration, was_open: bool, now: Duration) {
         self.carried = failing;
+        self.failing_since = (!failing.is_zero()).then_some(Duration::ZERO);
         if was_open {
             self.open(now, now);
         }
@@ -104,20 +101,27 @@ impl LaneBreaker {
         }
     }
 
-    /// Time in which nothing of the lane succeeded, at this active time.
+    /// Time from the first failure on in which nothing of the lane succeeded, at this active time.
     pub fn failing(&self, active: Duration) -> Duration {
-        self.carried + active.saturating_sub(self.failing_since)
+        self.carried + self.failing_since.map_or(Duration::ZERO, |at| active.saturating_sub(at))
     }
 
-    /// So much of the active time does not count.
-    pub fn forgive(&mut self, active: Duration) {
-        self.failing_since += active;
+    /// The active time from `since` to `active` does not count.
+    pub fn forgive(&mut self, since: Duration, active: Duration) {
+        if let Some(at) = &mut self.failing_since {
+            *at += active.saturating_sub(since.max(*at));
+        }
+    }
+
+    /// An attempt failed, or did not end in time, at this active time.
+    pub fn fails(&mut self, active: Duration) {
+        self.failing_since.get_or_insert(active);
     }
 
     /// A delivery succeeded. Returns whether that closes it.
-    pub fn succeeded(&mut self, active: Duration) -> bool {
+    pub fn succeeded(&mut self) -> bool {
         let was_open = self.is_open();
-        *self = Self::new(active);
+        *self = Self::new();
         was_open
     }
 
@@ -153,10 +157,10 @@ impl LaneBreaker {
         was_closed
     }
 
-    /// A webhook of the lane was given up.
+    /// A webhook of the lane was given up, after an attempt that failed and doubled the wait.
     pub fn gave_up(&mut self, now: Duration) {
         if let State::Open { probe_at, wait, .. } = &mut self.state {
-            *wait = (*wait / 2).max(WAIT_LEAST);
+            *wait = (*wait / 4).max(WAIT_LEAST);
             *probe_at = now + *wait;
         }
     }
@@ -174,22 +178,22 @@ mod tests {
 
     #[test]
     fn sixteen_first_failures_in_a_row_open_it_and_a_success_closes_it() {
-        let mut breaker = LaneBreaker::new(Duration::ZERO);
+        let mut breaker = LaneBreaker::new();
         for _ in 0..15 {
             assert!(!breaker.failed(true, SECOND, SECOND));
         }
         assert!(!breaker.failed(false, SECOND, SECOND));
-        breaker.succeeded(SECOND);
+        breaker.succeeded();
         for _ in 0..15 {
             assert!(!breaker.failed(true, SECOND, SECOND));
         }
         assert!(breaker.failed(true, SECOND, SECOND) && breaker.is_open());
-        assert!(breaker.succeeded(2 * SECOND) && !breaker.is_open());
+        assert!(breaker.succeeded() && !breaker.is_open());
     }
 
     #[test]
     fn waits_double_up_to_a_minute_and_halve_with_each_give_up() {
-        let mut breaker = LaneBreaker::new(Duration::ZERO);
+        let mut breaker = LaneBreaker::new();
         let opened = (0..16).filter(|_| breaker.failed(true, SECOND, SECOND)).count();
         assert_eq!(opened, 1);
         let mut now = SECOND;
@@ -198,16 +202,35 @@ mod tests {
             breaker.failed(false, now, now);
         }
         assert_eq!(breaker.probe_at(), Some(now + WAIT_LONGEST));
-        (0..20).for_each(|_| breaker.gave_up(now));
+        for _ in 0..20 {
+            breaker.failed(false, now, now);
+            breaker.gave_up(now);
+        }
         assert_eq!(breaker.probe_at(), Some(now + WAIT_LEAST));
     }
 
     #[test]
     fn the_failing_time_goes_on_over_leaders_and_ends_with_a_success() {
-        let mut breaker = LaneBreaker::new(3 * SECOND);
+        let mut breaker = LaneBreaker::new();
         breaker.restore(10 * SECOND, true, SECOND);
-        assert_eq!(breaker.failing(5 * SECOND), 12 * SECOND);
-        breaker.succeeded(6 * SECOND);
-        assert_eq!(breaker.failing(7 * SECOND), SECOND);
+        assert_eq!(breaker.failing(5 * SECOND), 15 * SECOND);
+        breaker.succeeded();
+        assert_eq!(breaker.failing(7 * SECOND), Duration::ZERO);
+        breaker.fails(8 * SECOND);
+        breaker.fails(9 * SECOND);
+        assert_eq!(breaker.failing(12 * SECOND), 4 * SECOND);
+    }
+
+    #[test]
+    fn a_pause_does_not_count() {
+        let mut breaker = LaneBreaker::new();
+        breaker.forgive(Duration::ZERO, 5 * SECOND);
+        assert_eq!(breaker.failing(6 * SECOND), Duration::ZERO);
+        breaker.fails(10 * SECOND);
+        // It began before the first failure, and then amid the failing time.
+        breaker.forgive(8 * SECOND, 13 * SECOND);
+        assert_eq!(breaker.failing(13 * SECOND), Duration::ZERO);
+        breaker.forgive(14 * SECOND, 20 * SECOND);
+        assert_eq!(breaker.failing(21 * SECOND), 2 * SECOND);
     }
 }

@@ -4,7 +4,7 @@
 //! recently used goes first, and packs that passed by, on their way into the index or for a single
 //! webhook of theirs, which are used soon or not at all.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::reading::PackKey;
 use crate::sorted::Content;
@@ -22,6 +22,8 @@ pub struct Cache<C> {
 #[derive(Debug)]
 struct Part<C> {
     packs: HashMap<PackKey, (C, u64)>,
+    /// By their last use.
+    by_use: BTreeMap<u64, PackKey>,
     bytes: usize,
     bytes_max: usize,
     uses: u64,
@@ -67,12 +69,14 @@ impl<C: Content> Cache<C> {
 
 impl<C: Content> Part<C> {
     fn new(bytes_max: usize) -> Self {
-        Self { packs: HashMap::new(), bytes: 0, bytes_max, uses: 0 }
+        Self { packs: HashMap::new(), by_use: BTreeMap::new(), bytes: 0, bytes_max, uses: 0 }
     }
 
     fn get(&mut self, key: PackKey) -> Option<C> {
         self.uses += 1;
         let (pack, used) = self.packs.get_mut(&key)?;
+        self.by_use.remove(used);
+        self.by_use.insert(self.uses, key);
         *used = self.uses;
         Some(pack.clone())
     }
@@ -81,19 +85,20 @@ impl<C: Content> Part<C> {
         self.remove(key);
         let before = self.packs.len();
         while self.bytes + pack.raw_bytes() > self.bytes_max {
-            let oldest = self.packs.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| *key);
-            let Some(oldest) = oldest else { break };
+            let Some((_, oldest)) = self.by_use.pop_first() else { break };
             self.remove(oldest);
         }
         self.uses += 1;
         self.bytes += pack.raw_bytes();
         let is_dear = self.packs.len() < before;
         self.packs.insert(key, (pack, self.uses));
+        self.by_use.insert(self.uses, key);
         is_dear
     }
 
     fn remove(&mut self, key: PackKey) {
-        if let Some((pack, _)) = self.packs.remove(&key) {
+        if let Some((pack, used)) = self.packs.remove(&key) {
+            self.by_use.remove(&used);
             self.bytes -= pack.raw_bytes();
         }
     }

@@ -5,7 +5,7 @@
 //! once and are settled like everything else; one under way is left to its delivery, and dropped if
 //! that fails.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use spillway_webhook::StreamId;
@@ -54,7 +54,9 @@ pub(crate) struct ControlState<F> {
     drops: Drops,
     /// Resources whose head is paused.
     pub paused: Vec<ResourceKey>,
-    /// Resources that may hold something to drop, now that they are not at work.
+    /// Resources that were at work when webhooks were to be dropped.
+    at_work: HashSet<ResourceKey>,
+    /// Resources that are not at work any more.
     pub look_again: Vec<ResourceKey>,
     /// Newest replay that was read.
     pub replays_to: StreamId,
@@ -67,7 +69,20 @@ pub(crate) struct ControlState<F> {
     /// Whether the settlement that is composed passes entries whose names are kept.
     keeps_names: bool,
     /// Names to clear away.
-    gone: (Vec<StreamId>, Vec<StreamId>),
+    gone: Gone,
+}
+
+/// Names of webhooks that were dropped and are settled.
+#[derive(Debug, Default)]
+struct Gone {
+    entries: BTreeSet<StreamId>,
+    replays: BTreeSet<StreamId>,
+}
+
+impl Gone {
+    fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.replays.is_empty()
+    }
 }
 
 impl Drops {
@@ -83,6 +98,7 @@ impl<F> Default for ControlState<F> {
             filters: Vec::new(),
             drops: Drops::default(),
             paused: Vec::new(),
+            at_work: HashSet::new(),
             look_again: Vec::new(),
             replays_to: StreamId::default(),
             since: Duration::ZERO,
@@ -90,7 +106,7 @@ impl<F> Default for ControlState<F> {
             carrying_out: None,
             is_untidy: false,
             keeps_names: false,
-            gone: (Vec::new(), Vec::new()),
+            gone: Gone::default(),
         }
     }
 }
@@ -114,6 +130,11 @@ impl<F> ControlState<F> {
                 bits.is_some_and(|bits| is_set(bits, position.index))
             }
         }
+    }
+
+    /// True while webhooks are to be dropped that may not be settled.
+    pub fn has_drops(&self) -> bool {
+        !self.drops.is_empty()
     }
 
     /// Whether a filter pauses a webhook.
@@ -152,27 +173,48 @@ impl<C: Content> Core<C> {
         }
     }
 
+    /// Active time since which nothing of a lane could be sent for an operator's pause.
+    fn paused_since(&self, key: LaneKey) -> Option<Duration> {
+        if self.is_shop_paused(key) {
+            return Some(self.controls.since);
+        }
+        // What a filter does not match may have been tried meanwhile.
+        let lane = self.queue.lanes.get(key)?;
+        let is_filtered = lane.flow.paused > 0 && lane.ready.is_empty();
+        is_filtered.then_some(self.controls.since.max(lane.flow.tried_at))
+    }
+
+    fn is_shop_paused(&self, key: LaneKey) -> bool {
+        let shop = self.queue.lanes.get(key).and_then(|lane| self.queue.shops.get(lane.shop));
+        self.controls.is_all_paused || shop.is_some_and(|shop| shop.is_stopped)
+    }
+
+    /// Active time up to which a lane's time for retries goes: now, or when its pause began.
+    pub(crate) fn retry_clock(&self, key: LaneKey) -> Duration {
+        self.paused_since(key).unwrap_or_else(|| self.active())
+    }
+
     /// Time in which a webhook was paused is not spent on its retries.
     fn forgive_pause(&mut self) {
         let now = self.active();
-        let since = std::mem::replace(&mut self.controls.since, now);
-        let mut positions = Vec::new();
-        for (_, lane) in self.queue.lanes.iter_mut() {
-            let shop = self.queue.shops.get(lane.shop);
-            if self.controls.is_all_paused || shop.is_some_and(|shop| shop.is_stopped) {
-                lane.breaker.forgive(now.saturating_sub(since));
+        // Each counts once: a head that a filter pauses may be one of a paused shop.
+        let mut positions = BTreeSet::new();
+        let lanes: Vec<LaneKey> = self.queue.lanes.iter().map(|(key, _)| key).collect();
+        for key in lanes {
+            let Some(since) = self.paused_since(key) else { continue };
+            let is_shop_paused = self.is_shop_paused(key);
+            let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
+            lane.breaker.forgive(since, now);
+            if is_shop_paused {
                 let window = self.queue.index.window(&lane.window);
                 positions.extend(window.map(|(_, node)| node.position));
             }
         }
-        let replays = self.queue.index.replays().filter(|node| {
-            let lane = self.queue.lanes.get(node.lane);
-            let shop = lane.and_then(|lane| self.queue.shops.get(lane.shop));
-            self.controls.is_all_paused || shop.is_some_and(|shop| shop.is_stopped)
-        });
+        let replays = self.queue.index.replays().filter(|node| self.is_shop_paused(node.lane));
         positions.extend(replays.map(|node| node.position));
         let paused = self.controls.paused.iter();
         positions.extend(paused.filter_map(|resource| self.queue.index.head(*resource)));
+        let since = std::mem::replace(&mut self.controls.since, now);
         for position in positions {
             if let Some(retry) = self.queue.retries.get_mut(position) {
                 retry.since += now.saturating_sub(since.max(retry.since));
@@ -183,7 +225,7 @@ impl<C: Content> Core<C> {
     /// Drops what was at work when that was ordered, and was not delivered.
     pub(crate) fn drop_again(&mut self) {
         for resource in std::mem::take(&mut self.controls.look_again) {
-            if !self.controls.drops.is_empty() {
+            if self.controls.at_work.remove(&resource) {
                 self.drop_of(resource);
             }
         }
@@ -192,6 +234,7 @@ impl<C: Content> Core<C> {
     fn drop_of(&mut self, resource: ResourceKey) {
         let Some(state) = self.queue.index.state(resource) else { return };
         if state.is_at_work() {
+            self.controls.at_work.insert(resource);
             return;
         }
         let (Some(head), Some(head_lane)) =
@@ -249,7 +292,8 @@ impl<C: Content> Core<C> {
             return;
         }
         settlement.controls.carried_out = controls.carrying_out.take();
-        if keeps_names || controls.drops.is_empty() || !self.session.are_replays_loaded {
+        let has_names = !controls.drops.is_empty() || !controls.gone.is_empty();
+        if keeps_names || !has_names || !self.session.are_replays_loaded {
             return;
         }
         let now = self.session.now.at;
@@ -271,13 +315,18 @@ impl<C: Content> Core<C> {
             let is_passed = |id: &StreamId| {
                 *id <= main.read_to && main.get(*id).is_none() && !entries.contains(id)
             };
-            controls.gone.0 = named.filter(is_passed).collect();
+            controls.gone.entries.extend(named.filter(is_passed));
             let named = controls.drops.replays.iter().copied();
             let is_gone = |id: &StreamId| *id <= controls.replays_to && !replays.contains(id);
-            controls.gone.1 = named.filter(is_gone).collect();
+            controls.gone.replays.extend(named.filter(is_gone));
+            let Gone { entries, replays } = &controls.gone;
+            controls.drops.main.retain(|id, _| !entries.contains(id));
+            controls.drops.replays.retain(|id| !replays.contains(id));
         }
-        let (entries, replays) = &mut controls.gone;
-        settlement.main.whole.extend(entries.drain(..entries.len().min(NAMES_MAX)));
-        settlement.replays.settled.extend(replays.drain(..replays.len().min(NAMES_MAX)));
+        let Gone { entries, replays } = &mut controls.gone;
+        for _ in 0..NAMES_MAX {
+            settlement.main.whole.extend(entries.pop_first());
+            settlement.replays.settled.extend(replays.pop_first());
+        }
     }
 }

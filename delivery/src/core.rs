@@ -12,7 +12,7 @@ use crate::controls::ControlState;
 use crate::dispatch::Turn;
 use crate::event::{Effect, Event, Loaded, Now};
 use crate::index::{Index, NodeKey, ResourceKey};
-use crate::lane::Lanes;
+use crate::lanes::Lanes;
 use crate::ledger::Ledger;
 use crate::main_stream::MainStream;
 use crate::moving::Mover;
@@ -60,6 +60,8 @@ pub(crate) struct Looks {
     pub slow_at: Duration,
     /// Lanes, for leads of a leader before.
     pub leads_at: Duration,
+    /// Turns, for lanes of which the leader before left nothing behind.
+    pub fresh_at: Duration,
     /// Lanes, for the oldest webhook.
     pub oldest_at: Duration,
     /// The index, for names of webhooks to drop that are settled.
@@ -86,11 +88,12 @@ pub struct Core<C: Content> {
 impl<C: Content> Core<C> {
     /// A leader that begins with what Redis holds, and with what was delivered lately.
     pub fn new(config: Config, loaded: Loaded, seen: Seen) -> Self {
+        let known_to = loaded.bits.keys().max().copied().unwrap_or_default();
         let mut queue = Queue {
             index: Index::new(config.keeps_fingerprints),
             lanes: Lanes::default(),
             shops: Shops::new(config.shop_bounds),
-            main: MainStream::new(loaded.cursor),
+            main: MainStream::new(loaded.cursor, known_to),
             retries: Retries::default(),
             leads: loaded.leads.into_iter().collect(),
             bits: loaded.bits,

@@ -6,8 +6,6 @@
 
 use std::time::Duration;
 
-use spillway_webhook::position::Position;
-
 use crate::attempts::Attempt;
 use crate::backend::Allowed;
 use crate::core::Core;
@@ -17,10 +15,14 @@ use crate::lane::Lane;
 use crate::ledger::{Ended, Finished};
 use crate::resource::{State, Step};
 use crate::shop::{ShopGate, ShopKey};
-use crate::sorted::{Class, Content};
+use crate::sorted::Content;
 
-/// Shops that are looked at for a lane that has not failed, for one probe.
-const PROBE_LOOKS: usize = 512;
+/// Lanes of which the leader before left something behind get no turn up to this time: they had one,
+/// and may hang.
+pub(crate) const LEFT_AFTER: Duration = Duration::from_secs(1);
+
+/// Leads recorded by one settlement.
+const LEADS_MAX: usize = 256;
 
 /// Probes under way of a backend that is down, slow ones included.
 const PROBES_MAX: usize = 4;
@@ -28,7 +30,8 @@ const PROBES_MAX: usize = 4;
 /// Reason for which something is not sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blocked {
-    /// The leader stops, or its lease is not confirmed, or the first replays are being read.
+    /// The leader stops, or its lease is not confirmed, or the first replays are being read, or it
+    /// has just begun, and the leader before left the lane behind.
     NotLeading,
     /// An operator paused everything.
     AllPaused,
@@ -131,7 +134,9 @@ impl<C: Content> Core<C> {
             return Err(Blocked::AllPaused);
         }
         let at_risk = self.attempts.len() + self.ledger.unsettled();
-        if at_risk >= self.config.bounds.concurrency_max + self.config.tuning.unsettled {
+        if at_risk >= self.config.bounds.concurrency_max + self.config.tuning.unsettled
+            || self.ledger.new_leads.len() >= LEADS_MAX
+        {
             return Err(Blocked::Unsettled);
         }
         match self.backend.allows(session.now.at) {
@@ -146,7 +151,7 @@ impl<C: Content> Core<C> {
         if self.backend.is_refusing() { Blocked::BackendRefuses } else { Blocked::BackendDown }
     }
 
-    fn shop_gate(&self, shop: ShopKey) -> Result<(), Blocked> {
+    pub(crate) fn shop_gate(&self, shop: ShopKey) -> Result<(), Blocked> {
         match self.queue.shops.gate(shop, self.session.now.at) {
             ShopGate::Open => Ok(()),
             ShopGate::Stopped => Err(Blocked::ShopPaused),
@@ -157,20 +162,23 @@ impl<C: Content> Core<C> {
     }
 
     /// Whether the lane's own attempts allow another one.
-    fn lane_gate(&self, lane: &Lane) -> Result<(), Blocked> {
+    pub(crate) fn lane_gate(&self, lane: &Lane) -> Result<(), Blocked> {
         let now = self.session.now.at;
+        if lane.flow.is_left && now < LEFT_AFTER {
+            return Err(Blocked::NotLeading);
+        }
         if self.backend.is_stopped() {
             // The backend itself is probed, one attempt at a time.
             return Ok(());
         }
         if let Some(probe_at) = lane.breaker.probe_at()
-            && (lane.flow.in_flight > 0 || now < probe_at)
+            && (lane.flow.is_at_work() || now < probe_at)
         {
             return Err(Blocked::LaneBreaker);
         }
         let Some(key) = self.queue.lanes.by_hash(lane.hash) else { return Ok(()) };
         if let Some(suspect) = lane.flow.suspect {
-            if lane.flow.in_flight > 0 || now < suspect.until {
+            if lane.flow.is_at_work() || now < suspect.until {
                 return Err(Blocked::LaneSuspect);
             }
             if !self.attempts.has_odd_slot(key, self.limiter.concurrency(now), now) {
@@ -201,121 +209,6 @@ impl<C: Content> Core<C> {
         if self.limiter.admit(in_flight - spare, now) { Ok(()) } else { Err(Blocked::Limit) }
     }
 
-    /// The next turn; while the backend is stopped, of a lane that has not failed, if there is one.
-    fn next_turn(&mut self) -> Option<Turn> {
-        if let Some(turn) = self.next.take() {
-            if self.is_still_due(&turn) {
-                return Some(turn);
-            }
-            if self.queue.index.state(turn.resource) == Some(State::Ready) {
-                self.release(turn.resource);
-            }
-        }
-        if self.backend.is_stopped() {
-            let turn = self.pick(true);
-            if turn.is_some() || self.attempts.len() > 0 {
-                return turn;
-            }
-        }
-        self.pick(false)
-    }
-
-    fn is_still_due(&self, turn: &Turn) -> bool {
-        let Some(lane) = self.queue.lanes.get(turn.lane) else { return false };
-        self.queue.index.state(turn.resource) == Some(State::Ready)
-            && self.queue.index.lane(turn.resource) == Some(turn.lane)
-            && self.may_send(lane).is_ok()
-            && self.is_open(turn)
-    }
-
-    fn is_open(&self, turn: &Turn) -> bool {
-        let head = self.queue.index.head(turn.resource);
-        self.queue.index.is_replay(turn.resource)
-            || head.is_some_and(|head| self.queue.is_open(turn.shop, head))
-    }
-
-    /// Picks by turns of shops, and within a shop in stream order.
-    fn pick(&mut self, only_healthy: bool) -> Option<Turn> {
-        let now = self.session.now.at;
-        for class in self.queue.shops.first_class() {
-            let (mut set_aside, mut found) = (Vec::new(), None);
-            while let Some(shop) = self.queue.shops.next(class, now) {
-                if let Some(turn) = self.pick_of(shop, class, only_healthy) {
-                    self.queue.shops.keep_turn(shop, class);
-                    found = Some(turn);
-                    break;
-                }
-                if only_healthy {
-                    set_aside.push(shop);
-                    if set_aside.len() == PROBE_LOOKS {
-                        break;
-                    }
-                }
-            }
-            set_aside.into_iter().for_each(|shop| self.queue.shops.give_turn(shop, class));
-            if let Some(turn) = found {
-                self.queue.shops.used(class);
-                return Some(turn);
-            }
-        }
-        None
-    }
-
-    /// The oldest ready resource of a shop's lanes that are open.
-    fn pick_of(&mut self, shop: ShopKey, class: Class, only_healthy: bool) -> Option<Turn> {
-        loop {
-            let (lane, was_tried) = self.oldest_ready(shop, class, only_healthy)?;
-            let lane_row = self.queue.lanes.get_mut(lane)?;
-            let resource = lane_row.ready.pop(class, was_tried)?;
-            let turn = Turn { shop, lane, resource };
-            if self.is_open(&turn) {
-                return Some(turn);
-            }
-            // A barrier came before it.
-            self.release(resource);
-        }
-    }
-
-    fn oldest_ready(
-        &mut self,
-        shop: ShopKey,
-        class: Class,
-        only_healthy: bool,
-    ) -> Option<(LaneKey, bool)> {
-        let mut oldest: Option<(Position, LaneKey, bool)> = None;
-        for at in 0.. {
-            let Some(key) = self.queue.shops.get(shop)?.lanes.get(at).copied() else { break };
-            let index = &self.queue.index;
-            let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
-            if only_healthy && lane.breaker.has_failed() {
-                continue;
-            }
-            let fresh_first = lane.breaker.prefers_fresh();
-            let is_ready = |position, resource| {
-                index.resource(resource).is_some_and(|about| about.state == State::Ready)
-                    && index.lane(resource) == Some(key)
-                    && index
-                        .lead(resource)
-                        .is_some_and(|lead| index.node(lead).position == position)
-            };
-            let Some((position, was_tried)) = lane.ready.peek(class, fresh_first, is_ready) else {
-                if lane.rest.is_some() {
-                    self.queue.lanes.list(key);
-                }
-                continue;
-            };
-            if oldest.is_some_and(|(before, _, _)| before <= position) {
-                continue;
-            }
-            let Some(lane) = self.queue.lanes.get(key) else { continue };
-            match self.lane_gate(lane) {
-                Ok(()) => oldest = Some((position, key, was_tried)),
-                Err(blocked) => self.wait_for_lane(key, blocked),
-            }
-        }
-        oldest.map(|(_, lane, was_tried)| (lane, was_tried))
-    }
-
     /// Sends what has its turn, unless it waits for its bytes or is not to be sent at all.
     fn begin(&mut self, turn: Turn) -> Option<Effect<C>> {
         let node = self.choose(turn)?;
@@ -339,7 +232,7 @@ impl<C: Content> Core<C> {
     /// Decides what is sent of a resource: the newest event that may stand for its head. Where it
     /// stands for others, that is recorded first.
     fn choose(&mut self, turn: Turn) -> Option<NodeKey> {
-        let Turn { shop, resource, .. } = turn;
+        let Turn { shop, lane, resource } = turn;
         let about = *self.queue.index.resource(resource)?;
         let is_replay = self.queue.index.replay(about.head).is_some();
         if !is_replay && let Some(lead) = self.queue.leads.get(&about.hash).copied() {
@@ -371,6 +264,9 @@ impl<C: Content> Core<C> {
             let position = self.queue.index.node(lead).position;
             self.ledger.new_leads.push((resource, about.hash, position));
             self.step(resource, Step::Blocked(State::Recording));
+            if let Some(lane) = self.queue.lanes.get_mut(lane) {
+                lane.flow.recording += 1;
+            }
             return None;
         }
         Some(lead)
@@ -405,8 +301,10 @@ impl<C: Content> Core<C> {
         self.step(resource, Step::Sent);
         self.ledger.sent.insert(resource, (content.clone(), record_index));
         self.queue.shops.began(shop, now);
+        let active = self.active();
         let row = self.queue.lanes.get_mut(lane)?;
         row.flow.in_flight += 1;
+        row.flow.tried_at = active;
         let is_suspect = row.flow.suspect.is_some();
         let id = self.attempts.begin(Attempt {
             resource,
@@ -415,7 +313,7 @@ impl<C: Content> Core<C> {
             position,
             number: attempts + 1,
             began: now,
-            began_active: self.backend.active(now),
+            began_active: active,
             in_flight: self.attempts.len() + 1,
             fingerprint: own,
             older,
@@ -436,31 +334,5 @@ impl<C: Content> Core<C> {
             is_replay,
             fingerprint: own,
         })))
-    }
-
-    /// Notes when a blocked lane is to be looked at again.
-    fn wait_for_lane(&mut self, key: LaneKey, blocked: Blocked) {
-        let now = self.session.now.at;
-        let Some(lane) = self.queue.lanes.get(key) else { return };
-        let at = match blocked {
-            Blocked::LaneBreaker => lane.breaker.probe_at(),
-            Blocked::LaneSuspect => lane.flow.suspect.map(|suspect| suspect.until),
-            _ => Some(now + Duration::from_millis(50)),
-        };
-        // With an attempt under way, its end gives turns again.
-        let at = at.filter(|at| *at > now);
-        if let Some(at) = at {
-            self.queue.lanes.wake_at(key, at);
-        }
-    }
-
-    /// Lanes whose wait is over have turns again.
-    pub(crate) fn wake_lanes(&mut self) {
-        let now = self.session.now.at;
-        while let Some(key) = self.queue.lanes.next_awake(now) {
-            if let Some(lane) = self.queue.lanes.get(key) {
-                self.queue.shops.give_turns(lane.shop);
-            }
-        }
     }
 }

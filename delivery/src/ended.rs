@@ -70,7 +70,7 @@ impl<C: Content> Core<C> {
         let Some(attempt) = self.attempts.end(id) else { return };
         let took = self.session.now.at.saturating_sub(attempt.began);
         self.freed(&attempt, took, false);
-        self.attempts.was_cut();
+        self.attempts.was_cut(&attempt);
         self.suspect(&attempt);
         self.retry(&attempt, attempt.number, Duration::ZERO);
         self.counts.cut_off += 1;
@@ -126,14 +126,14 @@ impl<C: Content> Core<C> {
             self.counts.backend.came_back += 1;
             self.probe_all();
         }
-        let active = self.active();
-        self.attempts.succeeded(attempt.lane, attempt.is_slow, now);
+        self.attempts.succeeded(attempt, now);
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
-            let was_open = lane.breaker.succeeded(active);
+            let was_open = lane.breaker.succeeded();
             lane.flow.succeeded_at = Some(now);
             lane.flow.stalled = 0;
-            lane.flow.suspect = None;
-            if was_open {
+            lane.flow.is_left = false;
+            let was_suspect = lane.flow.suspect.take().is_some();
+            if was_open || was_suspect {
                 self.ledger.changed.push(attempt.lane);
             }
         }
@@ -191,9 +191,11 @@ impl<C: Content> Core<C> {
         let is_full = matches!(end.signal, Signal::Overloaded { .. } | Signal::Unavailable { .. });
         let is_lanes = !is_full || self.attempts.has_other_succeeded(attempt.lane, attempt.began);
         if scope.is_none() && is_lanes && !end.is_unconnected {
-            let lane = self.queue.lanes.get_mut(attempt.lane);
-            if lane.is_some_and(|lane| lane.breaker.failed(is_first, attempt.began, now)) {
-                self.counts.breakers_opened += 1;
+            let active = self.active();
+            if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
+                lane.breaker.fails(active);
+                let opens = lane.breaker.failed(is_first, attempt.began, now);
+                self.counts.breakers_opened += u64::from(opens);
             }
             self.ledger.changed.push(attempt.lane);
         }
@@ -213,13 +215,16 @@ impl<C: Content> Core<C> {
         if lane.flow.succeeded_at.is_some_and(|at| at >= attempt.began) {
             return;
         }
-        let wait = before.map_or(backoff.first, |suspect| suspect.wait).min(SUSPECT_LONGEST);
+        lane.breaker.fails(active);
+        let wait = before.map_or(backoff.first, |suspect| suspect.wait.max(backoff.first));
+        let wait = wait.min(SUSPECT_LONGEST);
         let until = now + wait.mul_f64(0.5 + chance / 2.0);
         let wait = (wait * 2).min(backoff.longest).min(SUSPECT_LONGEST);
         let since = before.map_or(active, |suspect| suspect.since);
         lane.flow.suspect = Some(Suspect { until, wait, since });
-        if active.saturating_sub(since) >= SUSPECT_OPENS && lane.breaker.trip(now) {
-            self.counts.breakers_opened += 1;
+        let opens = active.saturating_sub(since) >= SUSPECT_OPENS && lane.breaker.trip(now);
+        self.counts.breakers_opened += u64::from(opens);
+        if opens || before.is_none() {
             self.ledger.changed.push(attempt.lane);
         }
     }
@@ -281,7 +286,7 @@ impl<C: Content> Core<C> {
         }
         let is_replay = self.queue.index.is_replay(attempt.resource);
         if !is_replay && !self.queue.main.is_after_cursor(head) {
-            self.ledger.retries.push(head);
+            self.ledger.retries.insert(head, attempt.lane);
         }
         wait
     }

@@ -61,6 +61,8 @@ pub struct LaneLoaded {
     pub failing: Duration,
     /// Whether its circuit breaker was open.
     pub is_tripped: bool,
+    /// Set where the last attempt timed out or was cut off.
+    pub is_suspect: bool,
 }
 
 /// A pack of the main stream, read and sorted.

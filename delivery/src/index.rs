@@ -3,9 +3,10 @@
 //! Two lists run through each node: its resource's, whose head alone is ever sent, and its lane's
 //! window, which is cut from the end and filled again from Redis. Bounded in bytes.
 
+mod leads;
 mod links;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use slab::Slab;
 use spillway_webhook::StreamId;
@@ -33,9 +34,6 @@ const FINGERPRINT_BYTES: usize = 16;
 const RESOURCE_BYTES: usize = 96;
 /// Bytes of a replay's entry, in a table between half and nearly full.
 const REPLAY_BYTES: usize = 48;
-/// Events that one stands for, at most: bounds the time of a choice.
-const RUN_MAX: u32 = 10_000;
-
 /// A webhook that waits.
 #[derive(Debug, Clone, Copy)]
 pub struct Node {
@@ -311,53 +309,6 @@ impl Index {
         Some(if resource.lead == NONE { resource.head } else { resource.lead })
     }
 
-    /// Decides what is sent for a resource, unless that is decided: the newest event that may stand
-    /// for its head. Returns how many it stands for, itself included.
-    pub fn choose_lead(
-        &mut self,
-        key: ResourceKey,
-        may_lead: impl Fn(Position, Option<Fingerprint>) -> Lead,
-    ) -> u32 {
-        let Some(resource) = self.resource(key).copied() else { return 0 };
-        if resource.lead != NONE {
-            return self.run_length(key);
-        }
-        let (mut lead, mut length) = (resource.head, 1);
-        let coalesces = self.node(resource.head).coalesces;
-        if coalesces != 0 {
-            let mut known: HashSet<Fingerprint> =
-                self.fingerprint(resource.head).into_iter().collect();
-            let rest = self.chain(resource.head).skip(1);
-            for (passed, (node, candidate)) in (2..=RUN_MAX).zip(rest) {
-                if candidate.coalesces != coalesces || candidate.is_replay {
-                    break;
-                }
-                let fingerprint = self.fingerprint(node);
-                // A late copy of an older event is not the newest.
-                let is_copy = fingerprint.is_some_and(|fingerprint| !known.insert(fingerprint));
-                match may_lead(candidate.position, fingerprint) {
-                    Lead::Yes if is_copy => {}
-                    Lead::Yes => (lead, length) = (node, passed),
-                    Lead::Skip => {}
-                    Lead::End => break,
-                }
-            }
-        }
-        self.set_lead(key, lead);
-        length
-    }
-
-    /// Decides that the last event up to `position` is sent. Returns how many it stands for; 0 when
-    /// all events are later.
-    pub fn lead_up_to(&mut self, key: ResourceKey, position: Position) -> u32 {
-        let Some(resource) = self.resource(key).copied() else { return 0 };
-        let run = self.chain(resource.head).take_while(|(_, node)| node.position <= position);
-        let run: Vec<NodeKey> = run.map(|(node, _)| node).collect();
-        let Some(last) = run.last() else { return 0 };
-        self.set_lead(key, *last);
-        u32::try_from(run.len()).unwrap_or(u32::MAX)
-    }
-
     /// Whether a webhook of a resource up to `position` is indexed, replays aside.
     pub fn has_up_to(&self, key: ResourceKey, position: Position) -> bool {
         let head = self.resource(key).map_or(NONE, |resource| resource.head);
@@ -367,10 +318,16 @@ impl Index {
     /// Puts the webhooks of a resource into the order of their positions, after an attempt amid which
     /// replays came. Returns whether another one is the head now.
     pub fn reorder(&mut self, key: ResourceKey) -> bool {
-        let mut chain = self.all_of(key);
-        if chain.is_sorted_by_key(|node| self.node(*node).position) {
+        // Such replays stand just after what was sent.
+        let sent = self.lead(key).unwrap_or(NONE);
+        let is_after = |sent: &Node| {
+            let next = self.nodes.get(usize_of(sent.next));
+            next.is_none_or(|next| next.position > sent.position)
+        };
+        if self.nodes.get(usize_of(sent)).is_none_or(is_after) {
             return false;
         }
+        let mut chain = self.all_of(key);
         chain.sort_by_key(|node| self.node(*node).position);
         let befores = std::iter::once(NONE).chain(chain.iter().copied());
         let afters = chain.iter().copied().skip(1).chain(std::iter::once(NONE));
@@ -384,26 +341,6 @@ impl Index {
         resource.tail = chain[chain.len() - 1];
         resource.lead = NONE;
         before != resource.head
-    }
-
-    /// Leaves it undecided again what is sent.
-    pub fn clear_lead(&mut self, key: ResourceKey) {
-        self.set_lead(key, NONE);
-    }
-
-    /// The webhooks that the head speaks for, itself first, its lead last.
-    pub fn run(&self, key: ResourceKey) -> Vec<NodeKey> {
-        let (Some(resource), Some(lead)) = (self.resource(key), self.lead(key)) else {
-            return Vec::new();
-        };
-        let mut run = Vec::with_capacity(1);
-        for (node, _) in self.chain(resource.head) {
-            run.push(node);
-            if node == lead {
-                break;
-            }
-        }
-        run
     }
 
     /// Every webhook of a resource, oldest first.
@@ -451,22 +388,16 @@ impl Index {
     }
 
     /// The newest webhook of a window, unless it must stay indexed: one of a resource that is at
-    /// work.
-    pub fn loose_end(&self, window: &Window, holds: impl Fn(&Resource) -> bool) -> Option<NodeKey> {
+    /// work, or one for which a recorded lead stands, and that lead.
+    pub fn loose_end(
+        &self,
+        window: &Window,
+        holds: impl Fn(&Resource, Position) -> bool,
+    ) -> Option<NodeKey> {
         let node = self.nodes.get(usize_of(window.last))?;
         let resource = self.resource(node.resource)?;
-        let is_fixed = resource.state.is_at_work() || holds(resource);
+        let is_fixed = resource.state.is_at_work() || holds(resource, node.position);
         (!is_fixed).then_some(window.last)
-    }
-
-    fn run_length(&self, key: ResourceKey) -> u32 {
-        u32::try_from(self.run(key).len()).unwrap_or(u32::MAX)
-    }
-
-    fn set_lead(&mut self, key: ResourceKey, lead: NodeKey) {
-        if let Some(resource) = self.resources.get_mut(usize_of(key)) {
-            resource.lead = lead;
-        }
     }
 
     fn allocate(&mut self, node: &Node) -> NodeKey {

@@ -4,25 +4,15 @@
 //! Of a lane, everything unsettled up to a position is indexed (its window) and nothing after it
 //! (its rest). What was moved lies in numbered chunks in Redis, in the order of its positions.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use slab::Slab;
 use spillway_webhook::position::Position;
 
 use crate::breaker::LaneBreaker;
-use crate::by_hash::ByHash;
-use crate::index::{LaneKey, Window, key_of, usize_of};
+use crate::index::{Window, key_of};
 use crate::ready::Ready;
 use crate::shop::ShopKey;
-
-/// Bytes of a lane's row.
-pub const LANE_BYTES: usize = 256;
-/// Bytes of a chunk's row, beside its positions.
-const CHUNK_BYTES: usize = 96;
-/// Bytes of a position in a chunk's row.
-const POSITION_BYTES: usize = 16;
 
 /// The part of a lane that is not indexed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +54,10 @@ pub struct Stored {
     pub unread_from: u32,
     /// Number of the next chunk.
     pub next: u32,
+    /// Chunks below this number were there when the leader began.
+    pub loaded_to: u32,
+    /// Set once a chunk from that number on was looked for in vain.
+    pub misses_own: bool,
     /// Chunk that a settlement writes just now, and that can't be read yet.
     pub pending: Option<u32>,
     /// Unsettled webhooks in chunks.
@@ -83,10 +77,16 @@ pub struct Stored {
 pub struct Flow {
     /// Under way.
     pub in_flight: u32,
+    /// Resources whose leads are being recorded.
+    pub recording: u32,
     /// Resources that a filter of an operator's pause holds back.
     pub paused: u32,
     /// Slow attempts since whose beginning nothing of the lane succeeded.
     pub stalled: u32,
+    /// Set where the leader before left something of it behind, until a delivery succeeds.
+    pub is_left: bool,
+    /// Active time at which its last attempt began.
+    pub tried_at: Duration,
     /// When the lane's last delivery succeeded.
     pub succeeded_at: Option<Duration>,
     /// When the lane is to be looked at again.
@@ -95,8 +95,20 @@ pub struct Flow {
     pub suspect: Option<Suspect>,
 }
 
+impl Flow {
+    /// True if the last attempt did not end in time, or one takes longer than usual.
+    pub fn is_slow(&self) -> bool {
+        self.suspect.is_some() || self.stalled > 0
+    }
+
+    /// True while something of the lane is sent, or recorded to be sent.
+    pub fn is_at_work(&self) -> bool {
+        self.in_flight + self.recording > 0
+    }
+}
+
 /// The state of a lane whose last attempt timed out.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Suspect {
     /// No attempt before.
     pub until: Duration,
@@ -133,26 +145,9 @@ pub struct Lane {
     pub is_listed: bool,
 }
 
-/// All lanes of which something waits.
-#[derive(Debug, Default)]
-pub struct Lanes {
-    lanes: Slab<Lane>,
-    by_hash: ByHash<LaneKey>,
-    /// Lanes to read more of.
-    hungry: VecDeque<LaneKey>,
-    /// Lanes to look at again.
-    due: BinaryHeap<Reverse<(Duration, LaneKey)>>,
-    /// Positions and rows of chunks, in bytes.
-    chunk_bytes: usize,
-    /// Unsettled webhooks in chunks.
-    waiting: u64,
-    /// Number of the first chunk of a lane that has none: no number is used twice, so that late
-    /// bytes of another chunk are never taken for those of this one.
-    first_number: u32,
-}
-
 impl Lane {
-    fn new(hash: u64, shop: ShopKey, active: Duration) -> Self {
+    /// A lane of which nothing waits yet.
+    pub fn new(hash: u64, shop: ShopKey) -> Self {
         Self {
             hash,
             shop,
@@ -160,7 +155,7 @@ impl Lane {
             rest: None,
             stored: None,
             ready: Ready::default(),
-            breaker: LaneBreaker::new(active),
+            breaker: LaneBreaker::new(),
             flow: Flow::default(),
             dropping: 0,
             reading: None,
@@ -249,6 +244,8 @@ impl Stored {
             chunks: VecDeque::new(),
             unread_from: number,
             next: number,
+            loaded_to: number,
+            misses_own: false,
             pending: None,
             waiting: 0,
             first,
@@ -267,216 +264,5 @@ impl Stored {
     /// Number of the oldest chunk.
     pub fn oldest(&self) -> u32 {
         self.chunks.front().map_or(self.unread_from, |chunk| chunk.number)
-    }
-}
-
-impl Lanes {
-    /// The lane with this hash, made if there is none. Returns whether it is new.
-    pub fn intern(&mut self, hash: u64, shop: ShopKey, active: Duration) -> (LaneKey, bool) {
-        if let Some(key) = self.by_hash.get(&hash) {
-            return (*key, false);
-        }
-        let key = key_of(self.lanes.insert(Lane::new(hash, shop, active)));
-        self.by_hash.insert(hash, key);
-        (key, true)
-    }
-
-    /// The lane with this hash.
-    pub fn by_hash(&self, hash: u64) -> Option<LaneKey> {
-        self.by_hash.get(&hash).copied()
-    }
-
-    /// A lane.
-    pub fn get(&self, key: LaneKey) -> Option<&Lane> {
-        self.lanes.get(usize_of(key))
-    }
-
-    /// A lane, to change it.
-    pub fn get_mut(&mut self, key: LaneKey) -> Option<&mut Lane> {
-        self.lanes.get_mut(usize_of(key))
-    }
-
-    /// Every lane.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = (LaneKey, &Lane)> {
-        self.lanes.iter().map(|(key, lane)| (key_of(key), lane))
-    }
-
-    /// Every lane, to change it.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (LaneKey, &mut Lane)> {
-        self.lanes.iter_mut().map(|(key, lane)| (key_of(key), lane))
-    }
-
-    /// Lets go of a lane of which nothing waits. Returns its shop.
-    pub fn forget(&mut self, key: LaneKey) -> Option<ShopKey> {
-        let lane = self.get(key)?;
-        if !lane.is_empty() {
-            return None;
-        }
-        let lane = self.lanes.remove(usize_of(key));
-        self.by_hash.remove(&lane.hash);
-        Some(lane.shop)
-    }
-
-    /// Memory in use, in bytes.
-    pub fn bytes(&self) -> usize {
-        self.lanes.len() * LANE_BYTES + self.chunk_bytes
-    }
-
-    /// Memory in use in bytes, counted again from all lanes.
-    pub fn recount(&self) -> usize {
-        let stored = self.lanes.iter().filter_map(|(_, lane)| lane.stored.as_ref());
-        let chunks = stored.flat_map(|stored| &stored.chunks);
-        let chunks = chunks.map(|chunk| CHUNK_BYTES + POSITION_BYTES * chunk.positions.len());
-        self.lanes.len() * LANE_BYTES + chunks.sum::<usize>()
-    }
-
-    /// Unsettled webhooks in chunks.
-    pub fn waiting(&self) -> u64 {
-        self.waiting
-    }
-
-    /// Number of the first chunk of a lane that has none.
-    pub fn first_number(&self) -> u32 {
-        self.first_number
-    }
-
-    /// Numbers below `next` were used.
-    pub fn used_up_to(&mut self, next: u32) {
-        self.first_number = self.first_number.max(next);
-    }
-
-    /// Adds webhooks in chunks.
-    pub fn add_waiting(&mut self, count: u64) {
-        self.waiting += count;
-    }
-
-    /// Adds a chunk to those of which something is indexed.
-    pub fn add_chunk(&mut self, key: LaneKey, chunk: Chunk) {
-        self.chunk_bytes += CHUNK_BYTES + POSITION_BYTES * chunk.positions.len();
-        if let Some(stored) = self.get_mut(key).and_then(|lane| lane.stored.as_mut()) {
-            stored.unread_from = stored.unread_from.max(chunk.number + 1);
-            stored.chunks.push_back(chunk);
-        }
-    }
-
-    /// Notes that a chunk's row got so many positions more.
-    pub fn grew(&mut self, count: u32) {
-        self.chunk_bytes += POSITION_BYTES * usize_of(count);
-    }
-
-    /// Settles the webhook at `index` of a chunk. Returns whether it was not settled before.
-    pub fn settle_chunk(&mut self, key: LaneKey, number: u32, index: u32) -> bool {
-        let stored = self.lanes.get_mut(usize_of(key)).and_then(|lane| lane.stored.as_mut());
-        let Some(stored) = stored else { return false };
-        let Some(chunk) = stored.chunk(number) else { return false };
-        let Some(byte) = chunk.bits.get_mut(usize_of(index) / 8) else { return false };
-        if *byte & (1 << (index % 8)) != 0 {
-            return false;
-        }
-        *byte |= 1 << (index % 8);
-        chunk.left -= 1;
-        let is_gone = chunk.left == 0;
-        stored.waiting -= 1;
-        stored.is_changed = true;
-        self.waiting -= 1;
-        if is_gone {
-            self.drop_chunk(key, number);
-        }
-        true
-    }
-
-    /// Drops the row of a chunk that is settled or gone, and the lane's chunks with the last one.
-    pub fn drop_chunk(&mut self, key: LaneKey, number: u32) {
-        let Some(lane) = self.lanes.get_mut(usize_of(key)) else { return };
-        let Some(stored) = lane.stored.as_mut() else { return };
-        if let Ok(at) = stored.chunks.binary_search_by_key(&number, |chunk| chunk.number)
-            && let Some(chunk) = stored.chunks.remove(at)
-        {
-            self.chunk_bytes -= CHUNK_BYTES + POSITION_BYTES * chunk.positions.len();
-        }
-    }
-
-    /// Corrects the number of a lane's webhooks in chunks, if each chunk was read or is gone. Returns how
-    /// many are lost.
-    pub fn write_off(&mut self, key: LaneKey) -> u64 {
-        let Some(stored) = self.get_mut(key).and_then(|lane| lane.stored.as_mut()) else {
-            return 0;
-        };
-        if stored.unread_from < stored.next || stored.pending.is_some() {
-            return 0;
-        }
-        let left: u64 = stored.chunks.iter().map(|chunk| u64::from(chunk.left)).sum();
-        let lost = stored.waiting.saturating_sub(left);
-        stored.waiting -= lost;
-        stored.is_changed |= lost > 0;
-        self.waiting -= lost;
-        lost
-    }
-
-    /// Drops the rows of the chunks of which nothing is indexed: they are read again. Redis must hold
-    /// their bits.
-    pub fn shed_rows(&mut self, key: LaneKey) {
-        let Some(lane) = self.lanes.get_mut(usize_of(key)) else { return };
-        let (Some(rest), Some(stored)) = (&lane.rest, lane.stored.as_mut()) else { return };
-        let after = rest.after;
-        while let Some(chunk) = stored.chunks.back()
-            && chunk.positions.first().is_some_and(|first| *first > after)
-        {
-            self.chunk_bytes -= CHUNK_BYTES + POSITION_BYTES * chunk.positions.len();
-            stored.unread_from = chunk.number;
-            stored.chunks.pop_back();
-        }
-    }
-
-    /// Has a lane be looked at again at `at`.
-    pub fn wake_at(&mut self, key: LaneKey, at: Duration) {
-        let Some(lane) = self.lanes.get_mut(usize_of(key)) else { return };
-        if lane.flow.wakes_at.is_none_or(|before| at < before) {
-            lane.flow.wakes_at = Some(at);
-            self.due.push(Reverse((at, key)));
-        }
-    }
-
-    /// The next lane to look at again.
-    pub fn next_awake(&mut self, now: Duration) -> Option<LaneKey> {
-        let Reverse((at, key)) = self.due.peek().copied()?;
-        if at > now {
-            return None;
-        }
-        self.due.pop();
-        if let Some(lane) = self.lanes.get_mut(usize_of(key))
-            && lane.flow.wakes_at.is_some_and(|wakes_at| wakes_at <= at)
-        {
-            lane.flow.wakes_at = None;
-        }
-        Some(key)
-    }
-
-    /// When the next lane is to be looked at again.
-    pub fn wakes_at(&self) -> Option<Duration> {
-        self.due.peek().map(|Reverse((at, _))| *at)
-    }
-
-    /// Lists a lane among those to read more of.
-    pub fn list(&mut self, key: LaneKey) {
-        if let Some(lane) = self.lanes.get_mut(usize_of(key))
-            && !std::mem::replace(&mut lane.is_listed, true)
-        {
-            self.hungry.push_back(key);
-        }
-    }
-
-    /// The next lane to read more of.
-    pub fn next_listed(&mut self) -> Option<LaneKey> {
-        let key = self.hungry.pop_front()?;
-        if let Some(lane) = self.lanes.get_mut(usize_of(key)) {
-            lane.is_listed = false;
-        }
-        Some(key)
-    }
-
-    /// Lanes that are listed.
-    pub fn listed(&self) -> usize {
-        self.hungry.len()
     }
 }

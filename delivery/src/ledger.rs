@@ -1,6 +1,6 @@
 //! What waits for its settlement, the settlement that is being composed, and the one under way.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
@@ -47,8 +47,8 @@ pub(crate) struct Ledger<C: Content> {
     pub new_leads: Vec<(ResourceKey, u64, Position)>,
     /// Lanes whose row may have changed.
     pub changed: Vec<LaneKey>,
-    /// Webhooks in lanes whose retry state changed.
-    pub retries: Vec<Position>,
+    /// Webhooks in lanes whose retry state changed, and their lanes.
+    pub retries: BTreeMap<Position, LaneKey>,
     /// Bytes of what is being sent, for a dead letter.
     pub sent: HashMap<ResourceKey, (C, u32)>,
     /// The next settlement.
@@ -95,7 +95,7 @@ impl<C: Content> Ledger<C> {
             dropped: VecDeque::new(),
             new_leads: Vec::new(),
             changed: Vec::new(),
-            retries: Vec::new(),
+            retries: BTreeMap::new(),
             sent: HashMap::new(),
             draft: Draft::default(),
             settling: None,

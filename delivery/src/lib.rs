@@ -1,7 +1,7 @@
 //! The delivery core: which webhook is sent next, and what is settled. Pure: no clock, socket or
 //! channel inside.
 //!
-//! A webhook's way: `arrive` → `lane` and `index` → `dispatch` (one gate) → `ended` →
+//! A webhook's way: `arrive` → `lane` and `index` → `turns` → `dispatch` (one gate) → `ended` →
 //! `settle` and `settled`. Beside it: `refill` (the part of a lane that is not indexed), `moving` (the front
 //! of the main stream into lanes), `reading` (bytes at hand), `controls` (an operator's).
 //!
@@ -22,6 +22,7 @@ mod ended;
 mod event;
 mod index;
 mod lane;
+mod lanes;
 mod ledger;
 mod main_stream;
 mod moving;
@@ -41,6 +42,7 @@ mod shop;
 mod slow;
 mod sorted;
 mod status;
+mod turns;
 
 pub use crate::attempts::AttemptId;
 pub use crate::backoff::Backoff;

@@ -24,8 +24,8 @@ pub struct MainPack {
     bits: Vec<u8>,
     /// Whether Redis holds the bits.
     pub are_bits_stored: bool,
-    /// Active time at which it was read.
-    pub read_at: Duration,
+    /// Active time from which it may move.
+    pub due_at: Duration,
     /// Webhooks settled in all when one of it was last.
     pub moved_at: u64,
 }
@@ -49,6 +49,8 @@ pub struct MainStream {
     pub cursor: StreamId,
     /// Everything up to here was read.
     pub read_to: StreamId,
+    /// The leader before had read up to here at least.
+    pub known_to: StreamId,
     /// Settled webhooks in packs after the cursor.
     pub settled_open: u64,
     /// Webhooks settled in all.
@@ -70,13 +72,15 @@ impl MainPack {
 }
 
 impl MainStream {
-    /// The stream after `cursor`, of which nothing was read.
-    pub fn new(cursor: StreamId) -> Self {
-        Self { packs: VecDeque::new(), cursor, read_to: cursor, settled_open: 0, settled: 0 }
+    /// The stream after `cursor`, of which nothing was read, and the leader before up to `known_to`.
+    pub fn new(cursor: StreamId, known_to: StreamId) -> Self {
+        let packs = VecDeque::new();
+        Self { packs, cursor, read_to: cursor, known_to, settled_open: 0, settled: 0 }
     }
 
-    /// Adds the pack that was read next; `bits` are those that Redis holds.
-    pub fn push(&mut self, entry: StreamId, count: u32, bits: Option<Vec<u8>>, active: Duration) {
+    /// Adds the pack that was read next; `bits` are those that Redis holds, `due_at` is the active
+    /// time from which it may move.
+    pub fn push(&mut self, entry: StreamId, count: u32, bits: Option<Vec<u8>>, due_at: Duration) {
         self.read_to = entry;
         let are_bits_stored = bits.is_some();
         let bits = bits.unwrap_or_default();
@@ -90,7 +94,7 @@ impl MainStream {
             left,
             bits,
             are_bits_stored,
-            read_at: active,
+            due_at,
             moved_at,
         });
     }

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
 use crate::core::Core;
@@ -22,6 +23,9 @@ use crate::sorted::{Content, Sorted};
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// A pack of which so little is left moves without another reason.
 const LEFT_PART: u32 = 4;
+/// Part of `PARK_AFTER` after which a pack moves that the leader before had read: it waited for that
+/// one, too.
+const AGAIN_PART: u32 = 4;
 /// Part of the index that rows of packs may take.
 const ROWS_PART: usize = 8;
 
@@ -84,8 +88,15 @@ impl<C: Content> Core<C> {
             && !self.backend.is_stopped()
     }
 
+    /// Active time from which a pack may move that is read now.
+    pub(crate) fn moves_at(&self, entry: StreamId) -> Duration {
+        let (park_after, was_read) = (self.config.park_after, entry <= self.queue.main.known_to);
+        let after = if was_read { park_after / AGAIN_PART } else { park_after };
+        self.active().saturating_add(after)
+    }
+
     fn is_due(&self, pack: &MainPack) -> bool {
-        self.are_rows_many() || self.active().saturating_sub(pack.read_at) >= self.config.park_after
+        self.are_rows_many() || self.active() >= pack.due_at
     }
 
     fn are_rows_many(&self) -> bool {
@@ -153,16 +164,15 @@ impl<C: Content> Core<C> {
     /// Writes everything unsettled of a pack into the chunks of its lanes.
     fn move_pack(&mut self, front: &MainPack, pack: PackRead<C>) {
         let mut by_lane: BTreeMap<LaneKey, Vec<Position>> = BTreeMap::new();
-        let active = self.active();
         for (index, sorted) in (0..front.count).zip(&pack.sorted) {
             if front.is_settled(index) {
                 continue;
             }
             let shop = self.queue.shops.intern(sorted.shop);
-            let lane = self.queue.lane(sorted.lane, shop, active);
+            let lane = self.queue.lane(sorted.lane, shop);
             let position = Position::new(front.entry, index);
             by_lane.entry(lane).or_default().push(position);
-            self.move_row(position, sorted.shop);
+            self.move_row(lane, position, sorted.shop);
         }
         for (lane, positions) in by_lane {
             self.ledger.draft.settling.lanes.insert(lane);
@@ -176,9 +186,9 @@ impl<C: Content> Core<C> {
     }
 
     /// Notes what Redis must know about a webhook that moves.
-    fn move_row(&mut self, position: Position, shop: u64) {
+    fn move_row(&mut self, lane: LaneKey, position: Position, shop: u64) {
         if self.queue.retries.get(position).is_some() {
-            self.ledger.retries.push(position);
+            self.ledger.retries.insert(position, lane);
         }
         let barriers = self.queue.shops.by_hash(shop).and_then(|key| self.queue.shops.get(key));
         let barriers = barriers.and_then(|shop| shop.barriers.as_ref());

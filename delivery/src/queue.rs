@@ -9,7 +9,8 @@ use spillway_webhook::position::Position;
 use crate::by_hash::ByHash;
 use crate::event::LaneLoaded;
 use crate::index::{Index, LaneKey, NONE, ResourceKey};
-use crate::lane::{LANE_BYTES, Lanes, Rest, Stored};
+use crate::lane::{Rest, Stored, Suspect};
+use crate::lanes::{LANE_BYTES, Lanes};
 use crate::main_stream::MainStream;
 use crate::resource::State;
 use crate::retry::Retries;
@@ -46,7 +47,7 @@ pub(crate) struct Queue {
 impl Queue {
     pub(crate) fn load_lane(&mut self, loaded: &LaneLoaded) {
         let shop = self.shops.intern(loaded.shop);
-        let key = self.lane(loaded.lane, shop, Duration::ZERO);
+        let key = self.lane(loaded.lane, shop);
         self.lanes.add_waiting(loaded.waiting);
         self.shops.arrived(shop, loaded.waiting);
         if loaded.is_other_scheme
@@ -56,10 +57,14 @@ impl Queue {
         }
         if let Some(lane) = self.lanes.get_mut(key) {
             lane.breaker.restore(loaded.failing, loaded.is_tripped, Duration::ZERO);
+            // It has its next attempt at once, and among those of its kind.
+            lane.flow.is_left = true;
+            lane.flow.suspect = loaded.is_suspect.then(Suspect::default);
             lane.rest = Some(Box::new(Rest { after: Position::default(), last: loaded.last }));
             lane.stored = Some(Box::new(Stored {
                 unread_from: loaded.first_chunk,
                 next: loaded.last_chunk + 1,
+                loaded_to: loaded.last_chunk + 1,
                 waiting: loaded.waiting,
                 last: loaded.last,
                 is_changed: false,
@@ -71,8 +76,8 @@ impl Queue {
     }
 
     /// The lane with this hash, made if there is none.
-    pub fn lane(&mut self, hash: u64, shop: ShopKey, active: Duration) -> LaneKey {
-        let (key, is_new) = self.lanes.intern(hash, shop, active);
+    pub fn lane(&mut self, hash: u64, shop: ShopKey) -> LaneKey {
+        let (key, is_new) = self.lanes.intern(hash, shop);
         if is_new && let Some(shop) = self.shops.get_mut(shop) {
             shop.lanes.push(key);
         }

@@ -5,7 +5,7 @@
 //! whole pack. Such reads have a budget: never felt where the backend is slow; where it is fast,
 //! what is at hand goes first. A webhook that was read on demand is kept by itself until its turn.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use spillway_webhook::StreamId;
@@ -31,13 +31,17 @@ const FRONT_LOOKED_AT: usize = 512;
 /// hand: the rest waits for a retry.
 const STUCK_AFTER: u64 = 8192;
 const STUCK_PART: u32 = 16;
-/// Reads under way at once, and how many of them ahead of their turn.
-const READS_MAX: usize = 4;
-const FRONT_READS_MAX: usize = 3;
+/// Load of the reads under way at once, and of those ahead of their turn: four packs, and three.
+const READS_MAX: u32 = 4 * LARGE_LOAD;
+const FRONT_READS_MAX: u32 = 3 * LARGE_LOAD;
+/// Load of one read; of a pack as small as those of a quiet receiver, 1.
+const LARGE_LOAD: u32 = 8;
+/// Webhooks in a small pack.
+const SMALL: u32 = 16;
 /// Reads on demand per second, of a pack of usual size: with a millisecond each, a third of a core.
 const READS_PER_SECOND: f64 = 300.0;
 /// Cost of a read beside its bytes.
-const LEAST_COST: f64 = 0.1;
+const LEAST_COST: f64 = 0.03;
 /// And one more for so many deliveries.
 const DELIVERIES_PER_READ: f64 = 48.0;
 /// Webhooks read on demand that wait for their turn, in bytes.
@@ -61,7 +65,9 @@ pub enum PackKey {
 pub(crate) struct Reading<C> {
     /// Decoded packs at hand.
     pub cache: Cache<C>,
-    under_way: HashSet<PackKey>,
+    under_way: HashMap<PackKey, u32>,
+    /// Sum of their loads.
+    load: u32,
     /// Packs to read on demand, in the order asked for.
     wanted: VecDeque<PackKey>,
     waiting: HashMap<PackKey, Vec<Turn>>,
@@ -80,7 +86,8 @@ impl<C: Content> Reading<C> {
     pub fn new(cache_bytes: usize) -> Self {
         Self {
             cache: Cache::new(cache_bytes),
-            under_way: HashSet::new(),
+            under_way: HashMap::new(),
+            load: 0,
             wanted: VecDeque::new(),
             waiting: HashMap::new(),
             plucked: HashMap::new(),
@@ -102,16 +109,30 @@ impl<C: Content> Reading<C> {
     /// When there is budget for another read that is wanted.
     pub fn wakes_at(&self) -> Option<Duration> {
         let has_room = self.plucked_bytes < PLUCKED_BYTES;
-        let is_wanted = has_room && !self.wanted.is_empty() && self.under_way.len() < READS_MAX;
+        let is_wanted = has_room && !self.wanted.is_empty() && self.load < READS_MAX;
         let missing =
             Duration::from_secs_f64((LEAST_COST - self.budget).max(0.0) / READS_PER_SECOND);
         is_wanted.then(|| self.earned_at + missing)
+    }
+
+    fn begin(&mut self, key: PackKey, load: u32) {
+        let before = self.under_way.insert(key, load);
+        self.load = self.load + load - before.unwrap_or(0);
+    }
+
+    fn ended(&mut self, key: PackKey) {
+        self.load -= self.under_way.remove(&key).unwrap_or(0);
     }
 
     /// The cursor moved, or a pack was settled in part.
     pub fn front_moved(&mut self) {
         self.is_front_new = true;
     }
+}
+
+/// Load of reading a pack of so many webhooks.
+fn load(count: u32) -> u32 {
+    if count <= SMALL { 1 } else { LARGE_LOAD }
 }
 
 impl<C: Content> Core<C> {
@@ -138,7 +159,7 @@ impl<C: Content> Core<C> {
         self.release(turn.resource);
         self.queue.shops.starve(turn.shop);
         let waiting = self.reading.waiting.entry(key).or_default();
-        if waiting.is_empty() && !self.reading.under_way.contains(&key) {
+        if waiting.is_empty() && !self.reading.under_way.contains_key(&key) {
             self.reading.wanted.push_back(key);
         }
         waiting.push(turn);
@@ -150,7 +171,7 @@ impl<C: Content> Core<C> {
         if self.session.is_draining {
             return effects;
         }
-        if self.reading.is_front_new && self.reading.under_way.len() < FRONT_READS_MAX {
+        if self.reading.is_front_new && self.reading.load < FRONT_READS_MAX {
             self.read_front(&mut effects);
         }
         if self.reading.plucked_bytes >= PLUCKED_BYTES {
@@ -163,20 +184,23 @@ impl<C: Content> Core<C> {
         reading.budget = reading.budget.min(BUDGET_MAX);
         // Bytes read on demand go out before more are read, as long as anything goes out.
         let has_room = reading.plucked_bytes < PLUCKED_BYTES || self.attempts.len() == 0;
-        while has_room
-            && self.reading.budget >= LEAST_COST
-            && self.reading.under_way.len() < READS_MAX
-        {
+        while has_room && self.reading.budget >= LEAST_COST && self.reading.load < READS_MAX {
             let Some(wanted) = self.reading.wanted.pop_front() else { break };
             if self.is_wanted(wanted) {
                 self.reading.budget -= LEAST_COST;
-                self.reading.under_way.insert(wanted);
+                let load = self.load_of(wanted);
+                self.reading.begin(wanted, load);
                 effects.push(Effect::Read(wanted));
             } else {
                 self.feed(wanted);
             }
         }
         effects
+    }
+
+    fn load_of(&self, key: PackKey) -> u32 {
+        let PackKey::Main(entry) = key else { return LARGE_LOAD };
+        self.queue.main.get(entry).map_or(LARGE_LOAD, |pack| load(pack.count))
     }
 
     /// Lets go of bytes whose webhook can't go now: they would leave no room for those that can.
@@ -197,7 +221,7 @@ impl<C: Content> Core<C> {
         let waiting = self.reading.waiting.get(&key).into_iter().flatten();
         let mut keys =
             waiting.filter_map(|turn| self.locate(self.queue.index.lead(turn.resource)?));
-        !self.reading.under_way.contains(&key)
+        !self.reading.under_way.contains_key(&key)
             && !self.is_being_written(key)
             && keys.any(|(wanted, _)| wanted == key)
     }
@@ -235,7 +259,7 @@ impl<C: Content> Core<C> {
     }
 
     fn pack_read(&mut self, key: PackKey, content: Option<C>) -> Option<Effect<C>> {
-        self.reading.under_way.remove(&key);
+        self.reading.ended(key);
         let is_ahead = !self.reading.waiting.contains_key(&key);
         let Some(content) = content else {
             let is_lost = self.is_needed(key) && self.ledger.settling.is_none();
@@ -290,7 +314,7 @@ impl<C: Content> Core<C> {
     /// Keeps the front of the stream at hand.
     fn read_front(&mut self, effects: &mut Vec<Effect<C>>) {
         self.reading.is_front_new = false;
-        let (mut bytes, mut missing) = (0, Vec::new());
+        let (mut bytes, mut added, mut missing) = (0, 0, Vec::new());
         let settled = self.queue.main.settled;
         let is_needed = |pack: &&MainPack| {
             let is_stuck = settled - pack.moved_at > STUCK_AFTER;
@@ -301,17 +325,20 @@ impl<C: Content> Core<C> {
             let key = PackKey::Main(pack.entry);
             match self.reading.cache.holds(key) {
                 Some(held) => bytes += held,
-                None if !self.reading.under_way.contains(&key) => missing.push(key),
+                None if !self.reading.under_way.contains_key(&key) => {
+                    added += load(pack.count);
+                    missing.push((key, load(pack.count)));
+                }
                 None => {}
             }
             if bytes >= self.config.tuning.cache_bytes / FRONT_PART
-                || missing.len() + self.reading.under_way.len() >= FRONT_READS_MAX
+                || added + self.reading.load >= FRONT_READS_MAX
             {
                 break;
             }
         }
-        for key in missing {
-            self.reading.under_way.insert(key);
+        for (key, load) in missing {
+            self.reading.begin(key, load);
             effects.push(Effect::Read(key));
         }
     }

@@ -9,6 +9,7 @@ use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
 use crate::core::Core;
+use crate::dispatch::Blocked;
 use crate::event::{ChunkFound, ChunkRead, Effect, PackRead};
 use crate::index::{Arrival, LaneKey, Resource};
 use crate::lane::{Chunk, Lane, Pending, Rest, WindowRead};
@@ -31,11 +32,13 @@ const CUT_EVERY: Duration = Duration::from_millis(20);
 const CUT_LANES: u32 = 10_000;
 /// Lanes that are looked at for their windows at each event.
 const LOOKS_MAX: usize = 64;
+/// Reason to begin again.
+const CHUNK_GONE: &str = "a chunk that waits can't be read any more";
 /// Bytes that one indexed webhook takes, about.
 const WEBHOOK_BYTES: usize = 150;
 
 impl<C: Content> Core<C> {
-    /// Whether there is room to fill windows.
+    /// Whether there is room to fill windows: more than is left by a cut, less than leads to one.
     fn has_room(&self) -> bool {
         self.index_bytes() < self.config.index_bytes / 8 * 7
     }
@@ -57,7 +60,10 @@ impl<C: Content> Core<C> {
             if lane.reading.is_some() || lane.rest.is_none() || !is_low {
                 continue;
             }
-            if lane.window.count > 0 && !self.has_room() {
+            // Something of the rest may be to be dropped.
+            let is_paused =
+                !self.controls.has_drops() && self.shop_gate(lane.shop) == Err(Blocked::ShopPaused);
+            if lane.window.count > 0 && (is_paused || !self.has_room()) {
                 self.queue.lanes.list(key);
                 continue;
             }
@@ -86,7 +92,9 @@ impl<C: Content> Core<C> {
             Ok(None) => match self.next_of_rest(&rest) {
                 Some(entry) => Effect::ReadRest { lane: hash, entry },
                 None => {
-                    self.write_off(key);
+                    if !self.write_off(key) {
+                        return Some(Effect::Restart(CHUNK_GONE));
+                    }
                     self.window_grew(key, rest.last);
                     return None;
                 }
@@ -130,10 +138,12 @@ impl<C: Content> Core<C> {
             if let ChunkFound::Read(chunk) = chunk {
                 self.chunk_read(key, chunk);
             } else if !self.pass_over(key, number, is_corrupt) {
-                return Some(Effect::Restart("a chunk that waits can't be read any more"));
+                return Some(Effect::Restart(CHUNK_GONE));
             }
         }
-        self.write_off(key);
+        if !self.write_off(key) {
+            return Some(Effect::Restart(CHUNK_GONE));
+        }
         self.queue.lanes.list(key);
         self.make_room();
         None
@@ -152,6 +162,7 @@ impl<C: Content> Core<C> {
         if stored.chunk(number).is_some() {
             return false;
         }
+        stored.misses_own |= !is_corrupt && number >= stored.loaded_to;
         stored.unread_from = number + 1;
         stored.is_changed = true;
         if is_corrupt {
@@ -162,9 +173,16 @@ impl<C: Content> Core<C> {
         true
     }
 
-    /// Once every chunk of a lane was read or passed over: what its row counts beside them is lost.
-    fn write_off(&mut self, key: LaneKey) {
+    /// Once every chunk of a lane was read or passed over: what its row counts beside them is lost. If
+    /// this leader wrote it, it may have been looked for in an older Redis: the next leader looks
+    /// again. Returns whether the lane goes on.
+    fn write_off(&mut self, key: LaneKey) -> bool {
+        let lane = self.queue.lanes.get(key);
+        let misses_own = lane.and_then(|lane| lane.stored.as_ref()).is_some_and(|it| it.misses_own);
         let lost = self.queue.lanes.write_off(key);
+        if lost > 0 && misses_own {
+            return false;
+        }
         if lost > 0 {
             if let Some(lane) = self.queue.lanes.get(key) {
                 self.queue.shops.settled(lane.shop, lost);
@@ -173,6 +191,7 @@ impl<C: Content> Core<C> {
             self.ledger.draft.settling.lanes.insert(key);
             self.ledger.changed.push(key);
         }
+        true
     }
 
     fn chunk_read(&mut self, key: LaneKey, read: ChunkRead<C>) {
@@ -184,8 +203,10 @@ impl<C: Content> Core<C> {
         }
         let active = self.active();
         for (position, attempts, spent_before) in retries {
-            if self.queue.retries.get(position).is_none() {
-                let due = self.session.now.at;
+            if self.is_rest(key, position) && self.queue.retries.get(position).is_none() {
+                // Somewhere in its wait: all at once would be a burst.
+                let wait = self.config.backoff.wait(attempts, 1.0);
+                let due = self.session.now.at + wait.mul_f64(self.chance());
                 let (since, is_stored) = (active, true);
                 let state = RetryState { attempts, spent_before, since, due, is_stored };
                 self.queue.retries.insert(position, state);
@@ -205,6 +226,12 @@ impl<C: Content> Core<C> {
             }
         }
         self.window_grew(key, last);
+    }
+
+    /// Whether a webhook of a lane is not indexed.
+    fn is_rest(&self, key: LaneKey, position: Position) -> bool {
+        let rest = self.queue.lanes.get(key).and_then(|lane| lane.rest.as_ref());
+        rest.is_some_and(|rest| position > rest.after)
     }
 
     /// Keeps a row of a chunk of which something is indexed.
@@ -319,7 +346,7 @@ impl<C: Content> Core<C> {
         candidates.sort_unstable_by(|a, b| b.cmp(a));
         self.shed_rows();
         for (_, _, key) in candidates {
-            while self.index_bytes() > most / 8 * 7 && self.cut(key) {}
+            while self.index_bytes() > most / 4 * 3 && self.cut(key) {}
         }
         self.shed_rows();
         self.session.is_index_full = self.index_bytes() >= most;
@@ -380,7 +407,9 @@ impl<C: Content> Core<C> {
             return false;
         };
         let leads = &self.queue.leads;
-        let holds = |resource: &Resource| leads.contains_key(&resource.hash);
+        let holds = |resource: &Resource, position: Position| {
+            leads.get(&resource.hash).is_some_and(|lead| position <= *lead)
+        };
         let Some(node) = self.queue.index.loose_end(&lane.window, holds) else { return false };
         let about = *self.queue.index.node(node);
         let is_head = self.queue.index.head(about.resource) == Some(about.position);
@@ -393,7 +422,7 @@ impl<C: Content> Core<C> {
         if let Some(lane) = self.queue.lanes.get_mut(key) {
             self.queue.index.remove(node, &mut lane.window);
         }
-        if !self.ledger.retries.contains(&about.position) {
+        if !self.ledger.retries.contains_key(&about.position) {
             // It comes again with the chunk.
             self.queue.retries.shed(about.position);
         }

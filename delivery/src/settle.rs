@@ -300,13 +300,16 @@ impl<C: Content> Core<C> {
     }
 
     fn settle_rows(&mut self) {
-        let active = self.active();
-        let Draft { settlement, settling, .. } = &mut self.ledger.draft;
         let count = self.ledger.changed.len().min(ROWS_MAX);
         let changed: BTreeSet<LaneKey> = self.ledger.changed.drain(..count).collect();
-        for key in changed.iter().chain(settling.lanes.iter()) {
-            let Some(lane) = self.queue.lanes.get_mut(*key) else { continue };
+        let settling = self.ledger.draft.settling.lanes.iter();
+        let lanes: BTreeSet<LaneKey> = changed.iter().chain(settling).copied().collect();
+        for key in lanes {
+            let clock = self.retry_clock(key);
+            let settlement = &mut self.ledger.draft.settlement;
+            let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
             let (hash, breaker) = (lane.hash, lane.breaker);
+            let is_suspect = lane.flow.suspect.is_some();
             let front = self.queue.index.front(&lane.window);
             let Some(stored) = lane.stored.as_mut() else { continue };
             if stored.waiting == 0 {
@@ -316,7 +319,7 @@ impl<C: Content> Core<C> {
                 self.queue.lanes.used_up_to(next);
                 continue;
             }
-            stored.is_changed |= changed.contains(key);
+            stored.is_changed |= changed.contains(&key);
             if std::mem::take(&mut stored.is_changed) {
                 settlement.lanes.rows.written.push(LaneRowChange {
                     lane: hash,
@@ -325,16 +328,19 @@ impl<C: Content> Core<C> {
                     waiting: stored.waiting,
                     first: front.unwrap_or(stored.first),
                     last: stored.last,
-                    failing: breaker.failing(active),
+                    failing: breaker.failing(clock),
                     is_tripped: breaker.is_open(),
+                    is_suspect,
                 });
             }
         }
-        for position in std::mem::take(&mut self.ledger.retries) {
+        for (position, lane) in std::mem::take(&mut self.ledger.retries) {
+            let clock = self.retry_clock(lane);
             if let Some(retry) = self.queue.retries.get_mut(position) {
                 retry.is_stored = true;
-                let spent = retry.spent(active);
-                settlement.lanes.retries.written.push((position, retry.attempts, spent));
+                let (attempts, spent) = (retry.attempts, retry.spent(clock));
+                let retries = &mut self.ledger.draft.settlement.lanes.retries;
+                retries.written.push((position, attempts, spent));
             }
         }
         // They come again with their chunks.

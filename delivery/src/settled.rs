@@ -36,6 +36,11 @@ impl<C: Content> Core<C> {
         }
         for (resource, hash, position) in leads {
             self.queue.leads.insert(hash, position);
+            let lane = self.queue.index.lane(resource);
+            if let Some(lane) = lane.and_then(|lane| self.queue.lanes.get_mut(lane)) {
+                lane.flow.recording = lane.flow.recording.saturating_sub(1);
+                self.queue.shops.give_turns(lane.shop);
+            }
             if self.queue.index.state(resource) == Some(State::Recording) {
                 self.release(resource);
             }

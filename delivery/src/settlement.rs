@@ -86,6 +86,8 @@ pub struct LaneRowChange {
     pub failing: Duration,
     /// Whether its circuit breaker is open.
     pub is_tripped: bool,
+    /// Set where the last attempt timed out or was cut off.
+    pub is_suspect: bool,
 }
 
 /// Changes to the main stream.

@@ -58,7 +58,11 @@ pub struct Shop {
     /// Barriers, and what they hold back.
     pub barriers: Option<Box<Barriers>>,
     has_turn: [bool; 2],
+    /// Whether it is to be looked at when its pause ends.
+    is_due: bool,
     debt: f64,
+    /// Tells it from one that had its key before.
+    born: u32,
 }
 
 /// Barriers of one shop.
@@ -78,7 +82,10 @@ pub struct Shops {
     bounds: ShopBounds,
     shops: Slab<Shop>,
     by_hash: ByHash<ShopKey>,
-    turns: [VecDeque<ShopKey>; 2],
+    /// Keys of shops and when they were born; those of shops that are gone are passed over.
+    turns: [VecDeque<(ShopKey, u32)>; 2],
+    /// Goes up with each new shop.
+    births: u32,
     priority_turns: u32,
     /// Shops to look at again when their pause ends.
     due: BinaryHeap<Reverse<(Duration, ShopKey)>>,
@@ -112,6 +119,7 @@ impl Shops {
             shops: Slab::new(),
             by_hash: ByHash::default(),
             turns: [VecDeque::new(), VecDeque::new()],
+            births: 0,
             priority_turns: 0,
             due: BinaryHeap::new(),
             stopped: HashSet::new(),
@@ -122,8 +130,9 @@ impl Shops {
 
     /// The shop with this hash, made if there is none.
     pub fn intern(&mut self, hash: u64) -> ShopKey {
-        let (shops, stopped) = (&mut self.shops, &self.stopped);
+        let (shops, stopped, births) = (&mut self.shops, &self.stopped, &mut self.births);
         *self.by_hash.entry(hash).or_insert_with(|| {
+            *births = births.wrapping_add(1);
             key_of(shops.insert(Shop {
                 hash,
                 lanes: Vec::new(),
@@ -134,7 +143,9 @@ impl Shops {
                 is_starved: false,
                 barriers: None,
                 has_turn: [false; 2],
+                is_due: false,
                 debt: 0.0,
+                born: *births,
             }))
         })
     }
@@ -215,22 +226,25 @@ impl Shops {
     /// The next shop that may have a turn of this class.
     pub fn next(&mut self, class: Class, now: Duration) -> Option<ShopKey> {
         let turns = &mut self.turns[class.index()];
-        while let Some(key) = turns.pop_front() {
-            let Some(shop) = self.shops.get_mut(usize_of(key)) else { continue };
+        while let Some((key, born)) = turns.pop_front() {
+            let shop = self.shops.get_mut(usize_of(key));
+            let Some(shop) = shop.filter(|shop| shop.born == born) else { continue };
             shop.has_turn[class.index()] = false;
             match gate(shop, self.bounds, now) {
                 ShopGate::Open => {}
                 // It has turns again when it is resumed, or read, or a delivery ends.
                 ShopGate::Stopped | ShopGate::Starved | ShopGate::Full => continue,
                 ShopGate::PausedUntil(until) => {
-                    self.due.push(Reverse((until, key)));
+                    if !std::mem::replace(&mut shop.is_due, true) {
+                        self.due.push(Reverse((until, key)));
+                    }
                     continue;
                 }
             }
             if shop.debt >= 1.0 && !turns.is_empty() {
                 shop.debt -= 1.0;
                 shop.has_turn[class.index()] = true;
-                turns.push_back(key);
+                turns.push_back((key, born));
                 continue;
             }
             return Some(key);
@@ -246,9 +260,9 @@ impl Shops {
         }
         if shop.debt <= -1.0 {
             shop.debt += 1.0;
-            self.turns[class.index()].push_front(key);
+            self.turns[class.index()].push_front((key, shop.born));
         } else {
-            self.turns[class.index()].push_back(key);
+            self.turns[class.index()].push_back((key, shop.born));
         }
     }
 
@@ -258,7 +272,7 @@ impl Shops {
         let is_closed =
             shop.is_stopped || shop.is_starved || shop.in_flight >= self.bounds.concurrency_max;
         if !is_closed && !std::mem::replace(&mut shop.has_turn[class.index()], true) {
-            self.turns[class.index()].push_back(key);
+            self.turns[class.index()].push_back((key, shop.born));
         }
     }
 
@@ -343,6 +357,9 @@ impl Shops {
             && at <= now
         {
             self.due.pop();
+            if let Some(shop) = self.get_mut(key) {
+                shop.is_due = false;
+            }
             self.give_turns(key);
             self.forget(key, now);
         }
@@ -355,19 +372,19 @@ impl Shops {
         if !shop.lanes.is_empty() || shop.in_flight > 0 || has_barriers {
             return;
         }
-        if shop.paused_until > now {
-            self.due.push(Reverse((shop.paused_until, key)));
+        let until = shop.paused_until;
+        if until > now {
+            if let Some(shop) = self.get_mut(key)
+                && !std::mem::replace(&mut shop.is_due, true)
+            {
+                self.due.push(Reverse((until, key)));
+            }
             return;
         }
         let shop = self.shops.remove(usize_of(key));
         debug_assert_eq!(shop.waiting, 0, "BUG: a shop without lanes has webhooks that wait");
         self.waiting -= shop.waiting;
         self.by_hash.remove(&shop.hash);
-        for (turns, had) in self.turns.iter_mut().zip(shop.has_turn) {
-            if had {
-                turns.retain(|turn| *turn != key);
-            }
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use crate::event::Effect;
 use crate::sorted::Content;
 
 impl<C: Content> Core<C> {
-    /// Cuts slow attempts off where others wait for their slots: one, or all where everything waits
+    /// Cuts slow attempts off where others wait for their slots; all of them, where everything waits
     /// for the next leader.
     pub(crate) fn cut_off(&mut self) -> Vec<Effect<C>> {
         let now = self.session.now.at;
@@ -26,19 +26,20 @@ impl<C: Content> Core<C> {
         let ids: Vec<_> = if self.session.is_draining {
             self.attempts.all_to_cut(now)
         } else {
-            self.one_to_cut().into_iter().collect()
+            self.some_to_cut()
         };
         ids.iter().for_each(|id| self.was_cut_off(*id));
         ids.into_iter().map(Effect::Cancel).collect()
     }
 
-    /// The attempt to cut off for a lane that waits for a slot.
-    fn one_to_cut(&self) -> Option<AttemptId> {
+    /// The attempts to cut off for a lane that waits for a slot.
+    fn some_to_cut(&self) -> Vec<AttemptId> {
         let now = self.session.now.at;
         let waiting = self.next.filter(|turn| {
             let lane = self.queue.lanes.get(turn.lane);
             lane.is_some_and(|lane| lane.flow.suspect.is_none() && lane.flow.stalled == 0)
-        })?;
+        });
+        let Some(waiting) = waiting else { return Vec::new() };
         let lanes = &self.queue.lanes;
         let may_cut = |attempt: &Attempt| {
             attempt.lane != waiting.lane

@@ -144,6 +144,7 @@ fn one_chunk(known: &[Position]) -> LaneLoaded {
         last: known[1],
         failing: Duration::ZERO,
         is_tripped: false,
+        is_suspect: false,
     }
 }
 
@@ -193,4 +194,58 @@ fn another_chunk_of_the_same_number_is_not_sent() {
         let effects = reads_again(found);
         assert!(effects.iter().any(is_restart) && !effects.iter().any(is_sent), "{effects:?}");
     }
+}
+
+/// What the core answers to a lane whose first chunk is not there, and the chunk that the core wrote
+/// neither, if `is_written_lost`.
+fn misses_chunks(is_written_lost: bool) -> (bool, u64) {
+    let lanes = vec![one_chunk(&pair(1))];
+    let loaded = Loaded { cursor: entry(9), lanes, ..Loaded::default() };
+    let mut core = Core::new(config(), loaded, Seen::new(Duration::ZERO, 0));
+    let mut events = vec![lease(Duration::ZERO), Event::ReplaysLoaded, Event::Pack(pack(10))];
+    let mut written = Vec::new();
+    let mut asked = None;
+    for step in 0..20 {
+        let now = Now { at: Duration::from_secs(step), wall_ms: step * 1000 };
+        for effect in core.on(std::mem::take(&mut events), now) {
+            match effect {
+                Effect::ReadChunks { lane, first, .. } => asked = Some((lane, first)),
+                Effect::ReadFront(entries) => {
+                    events.push(Event::FrontRead(entries.iter().map(|one| pack(one.ms)).collect()));
+                }
+                Effect::Settle(settlement) => {
+                    let chunks = &settlement.lanes.chunks.written;
+                    written.extend(chunks.iter().flat_map(|chunk| chunk.positions.clone()));
+                    events.push(Event::Settled);
+                }
+                Effect::Restart(_) => return (true, core.counts().lost),
+                _ => {}
+            }
+        }
+        if !written.is_empty()
+            && let Some((lane, number)) = asked.take()
+        {
+            let is_lost = number == 1 || is_written_lost;
+            let chunk = if is_lost {
+                ChunkFound::Missing
+            } else {
+                ChunkFound::Read(ChunkRead {
+                    number,
+                    records: written.iter().map(|at| (*at, SORTED)).collect(),
+                    bits: Vec::new(),
+                    retries: Vec::new(),
+                    content: Sizes(Rc::new(vec![100; written.len()])),
+                })
+            };
+            events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
+        }
+        events.push(lease(Duration::ZERO));
+    }
+    (false, core.counts().lost)
+}
+
+#[test]
+fn a_chunk_that_this_leader_wrote_is_looked_for_by_the_next_one_before_it_is_given_up() {
+    assert_eq!(misses_chunks(false), (false, 2), "what was loaded is lost");
+    assert!(misses_chunks(true).0);
 }

@@ -1,13 +1,14 @@
 //! How soon webhooks are delivered, in virtual time: one core, a backend that is a function of the
 //! shop, nothing moved and nothing lost.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
 use spillway_delivery::{
-    AttemptEnd, AttemptId, Backoff, Blocked, Class, Config, Content, Core, Effect, Event, Loaded,
-    Now, PackRead, Scope, Seen, ShopBounds, Sorted, Tuning, Verdict,
+    AttemptEnd, AttemptId, Backoff, Blocked, ChunkFound, ChunkRead, Class, Config, Content,
+    Controls, Core, Drops, Effect, Event, LaneLoaded, Loaded, Now, PackKey, PackRead, ReadAgain,
+    Scope, Seen, ShopBounds, Sorted, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::StreamId;
@@ -30,7 +31,8 @@ struct Lanes(Rc<Vec<(u32, u8)>>);
 
 impl Content for Lanes {
     type Evidence = ();
-    type Filter = ();
+    /// A kind.
+    type Filter = u8;
 
     fn raw_bytes(&self) -> usize {
         self.0.len() * 100
@@ -48,8 +50,8 @@ impl Content for Lanes {
         None
     }
 
-    fn is_matched(&self, _: u32, _: Position, _: &()) -> bool {
-        false
+    fn is_matched(&self, index: u32, _: Position, kind: &u8) -> bool {
+        self.0[index as usize].1 == *kind
     }
 
     fn dead_bytes(&self, _: u32, _: &()) -> u64 {
@@ -63,6 +65,7 @@ type Answers = dyn Fn(u32, u8, Duration) -> Answer;
 #[derive(Debug, Clone, Copy)]
 enum Answer {
     Takes(Duration),
+    Fails(Duration),
     Resets(Duration),
     /// 503, and the shop to be left alone for so long.
     PausesShop(Duration),
@@ -72,7 +75,7 @@ enum Answer {
 enum Task {
     Accept(Vec<(u32, u8)>),
     End(AttemptId, Answer),
-    Settled,
+    Event(Box<Event<Lanes>>),
 }
 
 struct World {
@@ -81,12 +84,21 @@ struct World {
     tasks: BTreeMap<(Duration, u64), Task>,
     answers: Box<Answers>,
     number: u64,
+    /// Number of the newest pack.
+    last: u64,
     cancelled: HashSet<AttemptId>,
     /// Time from accepted to delivered, by shop and kind.
     took: BTreeMap<(u32, u8), Vec<Duration>>,
     dead: u64,
     waiting: usize,
+    version: u64,
+    sent: HashMap<(u32, u8), u64>,
+    /// Most leads that one settlement recorded.
+    leads_max: usize,
 }
+
+/// Kinds from this one on are resources of one lane, whose events stand for each other.
+const COALESCED: u8 = 200;
 
 fn config(concurrency_max: usize) -> Config {
     Config {
@@ -106,30 +118,47 @@ fn config(concurrency_max: usize) -> Config {
 
 fn sorted(shop: u32, kind: u8, entry: u64, index: usize) -> Sorted {
     let shop = u64::from(shop) + 1;
+    let coalesces = u8::from(kind >= COALESCED);
+    let own = (entry << 24) + index as u64;
     Sorted {
-        resource: (entry << 24) + index as u64,
-        lane: shop << 8 | u64::from(kind),
+        resource: if coalesces > 0 { u64::MAX - (shop << 8 | u64::from(kind)) } else { own },
+        lane: shop << 8 | u64::from(kind.min(COALESCED)),
         shop,
         class: Class::Rest,
         is_barrier: false,
-        coalesces: 0,
+        coalesces,
         fingerprint: None,
     }
 }
 
+fn pack(entry: StreamId, lanes: &[(u32, u8)]) -> PackRead<Lanes> {
+    let all = lanes.iter().enumerate();
+    let sorted = all.map(|(index, (shop, kind))| sorted(*shop, *kind, entry.seq, index));
+    PackRead { entry, sorted: sorted.collect(), content: Lanes(Rc::new(lanes.to_vec())) }
+}
+
 impl World {
     fn new(config: Config, answers: Box<Answers>) -> Self {
-        let core = Core::new(config, Loaded::default(), Seen::new(Duration::ZERO, 0));
+        Self::load(config, answers, Loaded::default())
+    }
+
+    /// A leader that begins with what is in Redis.
+    fn load(config: Config, answers: Box<Answers>, loaded: Loaded) -> Self {
+        let core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
         let mut world = Self {
             core,
             now: Duration::ZERO,
             tasks: BTreeMap::new(),
             answers,
             number: 0,
+            last: 0,
             cancelled: HashSet::new(),
             took: BTreeMap::new(),
             dead: 0,
             waiting: 0,
+            version: 0,
+            sent: HashMap::new(),
+            leads_max: 0,
         };
         world.step(vec![Event::ReplaysLoaded]);
         world
@@ -138,6 +167,24 @@ impl World {
     fn later(&mut self, at: Duration, task: Task) {
         self.number += 1;
         self.tasks.insert((at, self.number), task);
+    }
+
+    /// Redis answers.
+    fn happens(&mut self, event: Event<Lanes>) {
+        self.later(self.now + SETTLING, Task::Event(Box::new(event)));
+    }
+
+    /// An operator pauses what is of a kind, or nothing any more.
+    fn pause(&mut self, kind: Option<u8>) {
+        self.version += 1;
+        let controls = Controls {
+            version: self.version,
+            is_all_paused: false,
+            shops: HashSet::new(),
+            filters: kind.into_iter().collect(),
+            drops: Drops::default(),
+        };
+        self.step(vec![Event::Controls(controls)]);
     }
 
     /// One webhook for each of `lanes` is accepted at `at`.
@@ -155,9 +202,10 @@ impl World {
             match effect {
                 Effect::Send(dispatch) => {
                     let (shop, kind) = dispatch.content.0[dispatch.record_index as usize];
+                    *self.sent.entry((shop, kind)).or_default() += 1;
                     let answer = (self.answers)(shop, kind, self.now);
                     let took = match answer {
-                        Answer::Takes(took) | Answer::Resets(took) => took,
+                        Answer::Takes(took) | Answer::Resets(took) | Answer::Fails(took) => took,
                         Answer::PausesShop(_) => MS,
                         Answer::Hangs => TIMEOUT,
                     };
@@ -172,7 +220,21 @@ impl World {
                         self.waiting -= 1;
                     }
                     self.dead += settlement.dead.len() as u64;
-                    self.later(self.now + SETTLING, Task::Settled);
+                    self.leads_max = self.leads_max.max(settlement.lanes.leads.written.len());
+                    self.happens(Event::Settled);
+                }
+                Effect::ReadRest { lane, entry } => {
+                    let pack = PACKS.with_borrow(|packs| Some(pack(entry, &packs[&entry])));
+                    self.happens(Event::RestRead { lane, entry, pack });
+                }
+                Effect::ReadChunks { lane, first, .. } => {
+                    let chunks = vec![ChunkFound::Read(stored_chunk(lane, first))];
+                    self.happens(Event::ChunksRead { lane, chunks });
+                }
+                Effect::Read(key @ PackKey::Main(entry)) => {
+                    let content = PACKS.with_borrow(|packs| Lanes(Rc::new(packs[&entry].clone())));
+                    let again = ReadAgain { content, positions: Vec::new() };
+                    self.happens(Event::Read(key, Some(again)));
                 }
                 other => panic!("{other:?}"),
             }
@@ -186,7 +248,6 @@ impl World {
 
     /// Runs until everything is settled, or until `end`. Returns what is left.
     fn run(&mut self, end: Duration) -> usize {
-        let mut last = 0;
         while self.waiting > 0 && self.now < end {
             let wakes_at = self.core.wakes_at().max(self.now + MS);
             let next = self.tasks.first_key_value().map_or(wakes_at, |((at, _), _)| *at);
@@ -197,23 +258,16 @@ impl World {
             {
                 events.extend(match entry.remove() {
                     Task::Accept(lanes) => {
-                        last += 1;
                         let ms = EPOCH_MS + self.now.as_millis() as u64;
-                        let entry = StreamId { ms, seq: last };
-                        let all = lanes.iter().enumerate();
-                        let sorted =
-                            all.map(|(index, (shop, kind))| sorted(*shop, *kind, last, index));
-                        let sorted = sorted.collect();
-                        PACKS.with_borrow_mut(|packs| packs.insert(entry, lanes.clone()));
-                        Some(Event::Pack(PackRead {
-                            entry,
-                            sorted,
-                            content: Lanes(Rc::new(lanes)),
-                        }))
+                        self.last += 1;
+                        let entry = StreamId { ms, seq: self.last };
+                        let read = pack(entry, &lanes);
+                        PACKS.with_borrow_mut(|packs| packs.insert(entry, lanes));
+                        Some(Event::Pack(read))
                     }
                     Task::End(id, _) if self.cancelled.contains(&id) => None,
                     Task::End(id, answer) => Some(Event::Ended(end_of(id, answer))),
-                    Task::Settled => Some(Event::Settled),
+                    Task::Event(event) => Some(*event),
                 });
             }
             if events.is_empty() {
@@ -241,6 +295,7 @@ fn end_of(id: AttemptId, answer: Answer) -> AttemptEnd<()> {
     let retry = Verdict::Retry { pause: Duration::ZERO, scope: None, is_refusal: false };
     let (verdict, signal, took) = match answer {
         Answer::Takes(took) => (Verdict::Delivered, Signal::Done, took),
+        Answer::Fails(took) => (retry, Signal::Failed, took),
         Answer::Resets(took) => (retry, Signal::Broken, took),
         Answer::PausesShop(pause) => {
             let scope = Some(Scope::Shop);
@@ -420,4 +475,184 @@ fn a_backend_that_goes_down_and_comes_back_is_counted() {
     assert_eq!(world.run(200 * SECOND), 0);
     let counts = world.core.counts().backend;
     assert_eq!((counts.went_down, counts.came_back), (1, 1));
+}
+
+#[test]
+fn a_failing_shop_whose_events_stand_for_each_other_leaves_room_for_others() {
+    let config = Config { index_bytes: 128 << 10, ..config(16) };
+    let mut world = known(config, unwell(Answer::Fails(MS), Duration::MAX));
+    // 55 resources, about 5,000 events: more than the index holds.
+    for tick in 0..100 {
+        world.accept(SECOND + 20 * MS * tick, (COALESCED..=u8::MAX - 1).map(|kind| (X, kind)));
+    }
+    for second in 4..60 {
+        world.accept(second * SECOND, [(Y, 0)]);
+    }
+    world.run(62 * SECOND);
+    assert!(world.core.counts().cuts > 0);
+    assert!(world.longest(Y) < SECOND, "{:?}", world.longest(Y));
+    assert_eq!(world.took[&(Y, 0)].len(), 57);
+    // While its circuit breaker is open, what is probed is recorded, and nothing else.
+    assert!(world.leads_max <= 2, "{} leads in one settlement", world.leads_max);
+}
+
+#[test]
+fn time_in_which_nothing_was_tried_is_not_spent_on_retries() {
+    let retry_for = 3600 * SECOND;
+    let config = Config { retry_for, retry_refused_for: retry_for, ..config(16) };
+    let mut world = known(config, unwell(Answer::Fails(MS), Duration::MAX));
+    world.accept(SECOND, (0..20).map(|_| (X, 1)));
+    world.accept(SECOND, [(Y, 0)]);
+    world.pause(Some(1));
+    world.run(2 * retry_for);
+    assert_eq!(world.sent.get(&(X, 1)), None);
+    world.pause(None);
+    world.run(3 * retry_for - 120 * SECOND);
+    assert_eq!(world.dead, 0, "after an hour at most");
+    assert!(world.sent[&(X, 1)] > 60, "{:?}", world.sent);
+    world.run(3 * retry_for + 180 * SECOND);
+    assert_eq!(world.dead, 20, "after an hour");
+}
+
+#[test]
+fn a_pause_amid_the_retries_is_not_spent_on_them() {
+    let retry_for = 3600 * SECOND;
+    let mut world =
+        known(Config { retry_for, ..config(16) }, unwell(Answer::Fails(MS), Duration::MAX));
+    world.accept(SECOND, (0..20).map(|_| (X, 1)));
+    world.accept(SECOND, [(Y, 0)]);
+    world.run(retry_for / 2);
+    world.pause(Some(1));
+    world.run(2 * retry_for);
+    world.pause(None);
+    world.run(2 * retry_for + retry_for / 3);
+    assert_eq!(world.dead, 0, "half an hour was spent, and twenty minutes");
+    world.run(2 * retry_for + retry_for / 2 + 180 * SECOND);
+    assert_eq!(world.dead, 20);
+}
+
+#[test]
+fn a_pause_is_not_taken_off_the_time_for_retries_twice() {
+    let retry_for = 3600 * SECOND;
+    let mut world =
+        known(Config { retry_for, ..config(16) }, unwell(Answer::Fails(MS), Duration::MAX));
+    // Too few for the circuit breaker.
+    world.accept(SECOND, (0..3).map(|_| (X, 1)));
+    world.accept(SECOND, [(Y, 0)]);
+    world.run(retry_for / 2);
+    for hour in 1..4 {
+        world.pause(Some(1));
+        world.run(hour * retry_for);
+    }
+    world.pause(None);
+    world.run(3 * retry_for + retry_for / 3);
+    assert_eq!(world.dead, 0, "half an hour was spent, and twenty minutes");
+    world.run(3 * retry_for + retry_for / 2 + 180 * SECOND);
+    assert_eq!(world.dead, 3);
+}
+
+#[test]
+fn a_paused_webhook_does_not_stop_the_time_of_others_of_its_lane() {
+    let retry_for = 3600 * SECOND;
+    let mut world =
+        known(Config { retry_for, ..config(16) }, unwell(Answer::Fails(MS), Duration::MAX));
+    // Resources of one lane.
+    world.accept(SECOND, (0..3).map(|one| (X, COALESCED + one)));
+    world.accept(SECOND, [(Y, 0)]);
+    for part in 1..5 {
+        world.pause(Some(COALESCED));
+        world.run(part * retry_for * 2 / 5);
+    }
+    assert_eq!(world.dead, 2);
+    assert!(world.waiting > 0);
+}
+
+#[test]
+fn a_stall_of_the_whole_backend_cuts_hardly_anything_off() {
+    let answers = |shop: u32, _, at: Duration| {
+        let took = MS + MS * (shop * 7 % 9);
+        let is_stalled = at + took >= 10 * SECOND && at < 11 * SECOND;
+        Answer::Takes(if is_stalled { 11 * SECOND - at + took } else { took })
+    };
+    let mut world = World::new(config(64), Box::new(answers));
+    for tick in 0..1_500 {
+        world.accept(10 * MS * tick, (0..40).map(|one| ((tick * 40 + one) % 500, 0)));
+    }
+    world.run(30 * SECOND);
+    assert_eq!(world.waiting, 0);
+    let cut_off = world.core.counts().cut_off;
+    assert!(cut_off <= 2, "{cut_off} cut off");
+}
+
+#[test]
+fn hundreds_of_shops_that_begin_to_hang_leave_slots_to_the_others() {
+    let answers = |shop: u32, _, _: Duration| {
+        if shop.is_multiple_of(4) { Answer::Hangs } else { Answer::Takes(5 * MS) }
+    };
+    let mut world = World::new(config(64), Box::new(answers));
+    for tick in 0..600 {
+        // A shop sends each eight seconds.
+        world.accept(100 * MS * tick, (0..10).map(|one| ((tick * 10 + one) % 800, 0)));
+    }
+    world.run(62 * SECOND);
+    let healthy = world.took.iter().filter(|((shop, _), _)| !shop.is_multiple_of(4));
+    let mut took: Vec<Duration> = healthy.flat_map(|(_, took)| took).copied().collect();
+    took.sort_unstable();
+    let (count, p99) = (took.len(), took[took.len() * 99 / 100]);
+    assert_eq!(count, 4_500);
+    assert!(p99 < SECOND, "{p99:?}");
+}
+
+/// Where the only webhook of a lane lies that a leader finds in a chunk; the lane's hash tells the shop.
+fn stored_at(lane: u64) -> Position {
+    Position::new(StreamId { ms: EPOCH_MS - 1, seq: lane }, 0)
+}
+
+fn stored_chunk(lane: u64, number: u32) -> ChunkRead<Lanes> {
+    let shop = u32::try_from((lane >> 8) - 1).expect("it is small");
+    ChunkRead {
+        number,
+        records: vec![(stored_at(lane), sorted(shop, 0, lane, 0))],
+        bits: Vec::new(),
+        retries: Vec::new(),
+        content: Lanes(Rc::new(vec![(shop, 0)])),
+    }
+}
+
+#[test]
+fn lanes_that_hung_under_the_last_leader_hold_a_part_of_the_slots_only() {
+    const HANGING: u32 = 1_000;
+    let lanes = (HANGING..HANGING + 60).map(|shop| {
+        let Sorted { lane, shop, .. } = sorted(shop, 0, 0, 0);
+        LaneLoaded {
+            lane,
+            shop,
+            is_other_scheme: false,
+            first_chunk: 0,
+            last_chunk: 0,
+            waiting: 1,
+            first: stored_at(lane),
+            last: stored_at(lane),
+            failing: SECOND,
+            is_tripped: false,
+            is_suspect: true,
+        }
+    });
+    let cursor = StreamId { ms: EPOCH_MS, seq: 0 };
+    let loaded = Loaded { cursor, lanes: lanes.collect(), ..Loaded::default() };
+    let answers = |shop, _, _: Duration| {
+        if shop >= HANGING { Answer::Hangs } else { Answer::Takes(5 * MS) }
+    };
+    let mut world = World::load(config(64), Box::new(answers), loaded);
+    for tick in 0..2_000 {
+        world.accept(10 * MS * tick, (0..10).map(|shop| (shop, 0)));
+    }
+    for second in [2, 5, 12, 15] {
+        world.run(second * SECOND);
+        let hanging: u64 =
+            world.sent.iter().filter(|((shop, _), _)| *shop >= HANGING).map(|(_, sent)| sent).sum();
+        let in_flight = world.core.status().in_flight;
+        assert!(hanging > 0 && in_flight <= 16 + 10, "{in_flight} at {second} s, {hanging} sent");
+    }
+    assert_eq!(world.core.counts().cut_off, 0, "there was room for all others");
 }

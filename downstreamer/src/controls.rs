@@ -80,6 +80,6 @@ pub fn of(orders: Orders, cell: u32) -> Controls<Pause> {
             .filter(others)
             .map(|filter| Pause { filter: filter.clone(), cell })
             .collect(),
-        drops: Drops { main: orders.dropping.main, replays: orders.dropping.parked },
+        drops: Drops { main: orders.dropping.main, replays: orders.dropping.replays },
     }
 }

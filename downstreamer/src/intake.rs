@@ -6,7 +6,7 @@ use std::sync::Arc;
 use spillway_delivery::{Event, PackRead, ReplayRead};
 use spillway_drain::intake::{self, Found, Streams};
 use spillway_queue::Redis;
-use spillway_queue::read::{Entry, Parked};
+use spillway_queue::read::{Entry, Replay};
 use spillway_service::error::chain;
 use spillway_webhook::pack::{Corrupt, Pack};
 use spillway_webhook::{Position, StreamId};
@@ -46,15 +46,15 @@ pub fn start(
         let decode = move |found| decoder.decode(found);
         intake::start_with(redis, consumer, (streams, cursor), decode)
     };
-    Arrivals { packs: start(Streams::Main), replays: start(Streams::Parked) }
+    Arrivals { packs: start(Streams::Main), replays: start(Streams::Replays) }
 }
 
 impl Decoder {
     fn decode(&self, found: Found) -> Event<PackBytes> {
         match found {
             Found::Main(entry) => self.main(&entry),
-            Found::Parked(parked) => self.replay(&parked),
-            Found::ParkedLoaded => Event::ReplaysLoaded,
+            Found::Replay(replay) => self.replay(&replay),
+            Found::ReplaysLoaded => Event::ReplaysLoaded,
             Found::CaughtUp => Event::Tick,
             Found::OlderData => Event::OlderData,
         }
@@ -70,21 +70,21 @@ impl Decoder {
         }
     }
 
-    fn replay(&self, parked: &Parked) -> Event<PackBytes> {
-        match Pack::decode(&parked.pack) {
+    fn replay(&self, replay: &Replay) -> Event<PackBytes> {
+        match Pack::decode(&replay.pack) {
             Ok(pack) if pack.count() == 1 => {
-                let position = Position::new(parked.webhook.entry, parked.webhook.index);
+                let position = Position::new(replay.webhook.entry, replay.webhook.index);
                 let sorted = self.sorter.sort(&pack.record(0), position, false);
                 let content = PackBytes(Arc::new(pack));
-                Event::Replay(ReplayRead { id: parked.id, position, sorted, content })
+                Event::Replay(ReplayRead { id: replay.id, position, sorted, content })
             }
             Ok(_) => {
-                self.corrupt(parked.id, &Corrupt::Malformed("a replay holds one webhook"));
-                Event::CorruptReplay(parked.id)
+                self.corrupt(replay.id, &Corrupt::Malformed("a replay holds one webhook"));
+                Event::CorruptReplay(replay.id)
             }
             Err(error) => {
-                self.corrupt(parked.id, &error);
-                Event::CorruptReplay(parked.id)
+                self.corrupt(replay.id, &error);
+                Event::CorruptReplay(replay.id)
             }
         }
     }

@@ -110,6 +110,7 @@ fn lane(row: &LaneRow, scheme: KeyScheme) -> LaneLoaded {
         last: row.last,
         failing: Duration::from_millis(row.failing_ms),
         is_tripped: row.tripped,
+        is_suspect: row.suspect,
     }
 }
 

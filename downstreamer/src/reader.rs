@@ -109,7 +109,7 @@ impl Rereader {
                 bytes.and_then(|bytes| Pack::decode(&bytes).ok())
             }
             PackKey::Replay(id) => {
-                let bytes = self.reader.parked_entry(connection, id).await?;
+                let bytes = self.reader.replay_entry(connection, id).await?;
                 bytes.and_then(|bytes| Pack::decode(&bytes).ok())
             }
             PackKey::Chunk(lane, number) => {

@@ -7,7 +7,7 @@ use spillway_delivery::{
 };
 use spillway_queue::history::{self, Past};
 use spillway_queue::lane::{ChunkId, LaneChanges, LaneRow};
-use spillway_queue::settle::{self, Dead};
+use spillway_queue::settle::{self, CorruptEntries, Dead, OrdersProgress, Passed, Remembered};
 use spillway_webhook::fingerprint::key_of;
 use spillway_webhook::pack::{Pack, Packer};
 use spillway_webhook::resource::Resource;
@@ -42,23 +42,28 @@ impl Translator {
         }
         let seen = settlement.records.iter().filter(|record| record.is_remembered);
         Some(settle::Settlement {
-            cursor: main.cursor,
-            entries_passed: main.entries_passed,
-            webhooks_passed: main.webhooks_passed,
+            passed: main.cursor.map(|cursor| Passed {
+                cursor,
+                entries: main.entries_passed,
+                webhooks: main.webhooks_passed,
+            }),
             open: main.open,
-            corrupt: main.corrupt,
-            corrupt_parked: replays.corrupt,
+            corrupt: CorruptEntries { packs: main.corrupt, replays: replays.corrupt },
             bits: main.bits,
             whole: main.whole,
-            unparked: replays.settled,
+            replays: replays.settled,
             dead: settlement.dead.into_iter().map(|letter| self.dead(letter)).collect(),
-            seen: seen.filter_map(|record| record.fingerprint).collect(),
-            history,
-            dropped: controls.dropped,
-            orders_done: controls.carried_out,
-            orders_known: controls.known,
+            remembered: Remembered {
+                seen: seen.filter_map(|record| record.fingerprint).collect(),
+                history,
+                from_ms: 0,
+            },
+            orders: OrdersProgress {
+                known: controls.known,
+                done: controls.carried_out,
+                dropped: controls.dropped,
+            },
             lanes: self.lanes(settlement.lanes)?,
-            ..settle::Settlement::default()
         })
     }
 
@@ -138,6 +143,7 @@ impl Translator {
             last: row.last,
             failing_ms: u64::try_from(row.failing.as_millis()).unwrap_or(u64::MAX),
             tripped: row.is_tripped,
+            suspect: row.is_suspect,
         })
     }
 

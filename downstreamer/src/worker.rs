@@ -185,7 +185,7 @@ impl Worker {
             biased;
             () = self.tenure.lost.cancelled() => Err(End::Lost),
             settled = channels.settled.recv() => match settled {
-                Some(Ok(_)) => {
+                Some(Ok(())) => {
                     self.tenure.wrote_dead(std::mem::take(&mut self.dead_bytes));
                     Ok(vec![Event::Settled])
                 }
@@ -195,6 +195,13 @@ impl Worker {
                 }
                 None => Err(gone("settling")),
             },
+            Some(orders) = channels.controls.recv() => {
+                Ok(vec![Event::Controls(self.controls(orders))])
+            }
+            () = shutdown.cancelled(), if self.ends_at.is_none() => {
+                self.ends_at = Some(Instant::now() + self.settings.shutdown_timeout);
+                Ok(vec![Event::Drain])
+            }
             Some(delivery) = channels.deliveries.join_next() => {
                 let mut ended: Vec<_> = self.ended(delivery)?.into_iter().collect();
                 while ended.len() < BATCH_MAX
@@ -224,13 +231,6 @@ impl Worker {
                 Some(event) => Ok(vec![event]),
                 None => Err(gone("intake")),
             },
-            Some(orders) = channels.controls.recv() => {
-                Ok(vec![Event::Controls(self.controls(orders))])
-            }
-            () = shutdown.cancelled(), if self.ends_at.is_none() => {
-                self.ends_at = Some(Instant::now() + self.settings.shutdown_timeout);
-                Ok(vec![Event::Drain])
-            }
             () = tokio::time::sleep_until(wakes_at) => Ok(vec![Event::Tick]),
         }
     }
@@ -256,7 +256,7 @@ impl Worker {
                         return Some(End::Stale);
                     };
                     self.dead_bytes = settlement.dead.iter().map(Dead::size_bytes).sum();
-                    settlement.seen_from_ms = self.core.remembers_from_ms();
+                    settlement.remembered.from_ms = self.core.remembers_from_ms();
                     // The channel holds one settlement, and none is under way.
                     if self.channels.settlements.try_send(settlement).is_err() {
                         return Some(gone("settling"));
@@ -333,7 +333,7 @@ impl Worker {
             tracing::info!(
                 version = orders.version,
                 pauses = orders.pauses.len(),
-                entries_with_drops = orders.dropping.main.len() + orders.dropping.parked.len(),
+                entries_with_drops = orders.dropping.main.len() + orders.dropping.replays.len(),
                 "an operator's controls"
             );
         }

@@ -1,12 +1,11 @@
-//! Reads ahead of what lets the webhooks out: what was parked first, then the main stream behind
-//! the cursor.
+//! Reads ahead of what lets the webhooks out: replays first, then the main stream after the cursor.
 //!
 //! Bounded: a few packs wait in the channel to the reader's user, and while it is full nothing is
 //! read. What becomes of an entry is the user's: it is handed each as it was read.
 
 use std::time::Duration;
 
-use spillway_queue::read::{Entry, LastRead, Parked, Reader};
+use spillway_queue::read::{Entry, LastRead, Reader, Replay};
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_service::error::chain;
 use spillway_webhook::StreamId;
@@ -27,22 +26,22 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Streams that an intake reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Streams {
-    /// What was parked at start, then the main stream, and between its entries what is replayed.
+    /// Replays that wait at start, then the main stream, and between its entries what is replayed.
     Both,
     /// The main stream.
     Main,
-    /// What was parked at start, and what is replayed.
-    Parked,
+    /// Replays that wait at start, and what is replayed later.
+    Replays,
 }
 
 /// What intake found.
 pub enum Found {
     /// An entry of the main stream, not yet decoded.
     Main(Entry),
-    /// A parked webhook, not yet decoded.
-    Parked(Parked),
-    /// Everything that was parked at start has been found.
-    ParkedLoaded,
+    /// A replay, not yet decoded.
+    Replay(Replay),
+    /// Every replay that waited at start has been found.
+    ReplaysLoaded,
     /// Everything of the main stream that was there at start has been found.
     CaughtUp,
     /// Redis came back with older data: what was read is not there any more. The last find; the
@@ -60,8 +59,9 @@ struct Intake<T, F> {
     main: StreamId,
     /// Newest entry of the main stream that was read, to be compared after a reconnect.
     last_read: Option<LastRead>,
-    parked: StreamId,
-    is_parked_loaded: bool,
+    /// Newest replay that was read.
+    replay: StreamId,
+    are_replays_loaded: bool,
     /// Up to where the main stream went at start; `None` once that is reached.
     catches_up_at: Option<StreamId>,
 }
@@ -69,7 +69,7 @@ struct Intake<T, F> {
 /// Nobody takes what is found any more, or there is nothing more to find.
 struct Closed;
 
-/// Starts reading what was parked and what lies behind `cursor`; ends when the receiver is dropped.
+/// Starts reading replays and what lies behind `cursor`; ends when the receiver is dropped.
 pub fn start<T, F>(redis: &Redis, drain: &str, cursor: StreamId, turn: F) -> mpsc::Receiver<T>
 where
     T: Send + 'static,
@@ -98,8 +98,8 @@ where
         arrived: sender,
         main: cursor,
         last_read: None,
-        parked: StreamId::ZERO,
-        is_parked_loaded: false,
+        replay: StreamId::ZERO,
+        are_replays_loaded: false,
         catches_up_at: Some(StreamId { ms: u64::MAX, seq: 0 }),
     };
     tokio::spawn(intake.run());
@@ -145,11 +145,11 @@ impl<T, F: FnMut(Found) -> T> Intake<T, F> {
         if self.catches_up_at.is_some_and(|at| at.ms == u64::MAX) {
             self.catches_up_at = Some(self.reader.last(connection).await?);
         }
-        if self.streams != Streams::Main && self.read_parked(connection).await?.is_err() {
+        if self.streams != Streams::Main && self.read_replays(connection).await?.is_err() {
             return Ok(Err(Closed));
         }
         let look_again_at = Instant::now() + PATIENCE;
-        if self.streams == Streams::Parked {
+        if self.streams == Streams::Replays {
             tokio::select! {
                 () = self.arrived.closed() => return Ok(Err(Closed)),
                 () = tokio::time::sleep_until(look_again_at) => return Ok(Ok(())),
@@ -202,30 +202,26 @@ impl<T, F: FnMut(Found) -> T> Intake<T, F> {
         }
     }
 
-    /// All of them at start; later only those that an operator replays, since the others are this
-    /// owner's own.
-    async fn read_parked(
+    /// Reads all replays that were not read before.
+    async fn read_replays(
         &mut self,
         connection: &mut Connection,
     ) -> Result<Result<(), Closed>, QueueError> {
         loop {
-            let found = self.reader.parked_after(connection, self.parked, READ_BYTES).await?;
+            let found = self.reader.replays_after(connection, self.replay, READ_BYTES).await?;
             if found.is_empty() {
                 break;
             }
-            for parked in found {
-                self.parked = parked.id;
-                if self.is_parked_loaded && !parked.replayed {
-                    continue;
-                }
-                if self.send(Found::Parked(parked)).await.is_err() {
+            for replay in found {
+                self.replay = replay.id;
+                if self.send(Found::Replay(replay)).await.is_err() {
                     return Ok(Err(Closed));
                 }
             }
         }
-        if !self.is_parked_loaded {
-            self.is_parked_loaded = true;
-            return Ok(self.send(Found::ParkedLoaded).await);
+        if !self.are_replays_loaded {
+            self.are_replays_loaded = true;
+            return Ok(self.send(Found::ReplaysLoaded).await);
         }
         Ok(Ok(()))
     }

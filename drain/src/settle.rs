@@ -6,7 +6,6 @@ use std::time::Duration;
 use spillway_queue::settle::{Settlement, Settler};
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_service::error::chain;
-use spillway_webhook::StreamId;
 use tokio::sync::mpsc;
 
 /// Time for Redis' answer: longer than a slow fsync, shorter than a standby's patience.
@@ -14,8 +13,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Before Redis is asked again after it failed.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What came of a settlement: the ids of what was parked, in the order it was ordered.
-pub type Settled = Result<Vec<StreamId>, QueueError>;
+/// Result of a settlement.
+pub type Settled = Result<(), QueueError>;
 
 /// Starts applying what comes in, after the settlement whose mark is `previous`; a result comes out
 /// for each. Ends when either side is dropped.
@@ -44,7 +43,7 @@ async fn run(
         let mut is_failing = false;
         let settled = loop {
             match apply(&redis, &mut settler, &mut connection, &settlement).await {
-                Ok(ids) => break Ok(ids),
+                Ok(()) => break Ok(()),
                 Err(error @ (QueueError::Fenced | QueueError::Unregistered)) => break Err(error),
                 Err(error) => {
                     if !std::mem::replace(&mut is_failing, true) {

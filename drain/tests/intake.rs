@@ -25,7 +25,7 @@ fn seen(found: Found) -> Seen {
     match found {
         Found::Main(entry) => Seen::Main(entry.id),
         Found::OlderData => Seen::OlderData,
-        Found::Parked(_) | Found::ParkedLoaded | Found::CaughtUp => Seen::Other,
+        Found::Replay(_) | Found::ReplaysLoaded | Found::CaughtUp => Seen::Other,
     }
 }
 
@@ -98,8 +98,8 @@ async fn replays_that_are_not_taken_do_not_keep_the_main_stream_from_being_read(
     let server = Server::start(&[]).await;
     let entry = server.append_as("100-0").await;
     for _ in 0..100 {
-        let fields = ["p", "x", "id", "00000000-100-0-0", "t", "0:0", "r", "1"];
-        let add = [&["XADD", "spillway:http:parked", "*"], &fields[..]].concat();
+        let fields = ["p", "x", "id", "00000000-100-0-0"];
+        let add = [&["XADD", "spillway:http:replays", "*"], &fields[..]].concat();
         let _: String = server.command(&add).await;
     }
     let mut connection = server.connect().await;
@@ -108,6 +108,6 @@ async fn replays_that_are_not_taken_do_not_keep_the_main_stream_from_being_read(
     registered.expect("redis answers");
     let start =
         |streams| intake::start_with(&server.redis(), "http", (streams, StreamId::ZERO), seen);
-    let (_parked, mut main) = (start(Streams::Parked), start(Streams::Main));
+    let (_replays, mut main) = (start(Streams::Replays), start(Streams::Main));
     assert_eq!(next(&mut main).await, Some(Seen::Main(entry)));
 }

@@ -16,12 +16,12 @@ use crate::metrics::Metrics;
 pub enum Arrived {
     /// A pack of the main stream.
     Pack(StreamId, Arc<Pack>),
-    /// A replayed webhook: its entry in the parked stream, which one it is, its pack of one.
+    /// A replayed webhook: its entry in the stream of replays, which one it is, its pack of one.
     Replayed(StreamId, WebhookId, Arc<Pack>),
     /// An entry of the main stream that can't be decoded.
     Corrupt(StreamId),
-    /// A parked entry that can't be decoded.
-    CorruptParked(StreamId),
+    /// A replay that can't be decoded.
+    CorruptReplay(StreamId),
     /// Something that only a schedule needs to know.
     Mark,
     /// Redis came back with older data: what has arrived may not be there any more.
@@ -42,21 +42,21 @@ fn decode(found: Found, metrics: &Metrics) -> Arrived {
                 Arrived::Corrupt(entry.id)
             }
         },
-        Found::Parked(parked) => match Pack::decode(&parked.pack) {
+        Found::Replay(replay) => match Pack::decode(&replay.pack) {
             Ok(pack) if pack.count() == 1 => {
-                Arrived::Replayed(parked.id, parked.webhook, Arc::new(pack))
+                Arrived::Replayed(replay.id, replay.webhook, Arc::new(pack))
             }
             Ok(_) => {
-                let error = Corrupt::Malformed("a parked pack holds one webhook");
-                corrupt(parked.id, &error, metrics);
-                Arrived::CorruptParked(parked.id)
+                let error = Corrupt::Malformed("a replay holds one webhook");
+                corrupt(replay.id, &error, metrics);
+                Arrived::CorruptReplay(replay.id)
             }
             Err(error) => {
-                corrupt(parked.id, &error, metrics);
-                Arrived::CorruptParked(parked.id)
+                corrupt(replay.id, &error, metrics);
+                Arrived::CorruptReplay(replay.id)
             }
         },
-        Found::ParkedLoaded | Found::CaughtUp => Arrived::Mark,
+        Found::ReplaysLoaded | Found::CaughtUp => Arrived::Mark,
         Found::OlderData => Arrived::OlderData,
     }
 }

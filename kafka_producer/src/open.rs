@@ -25,8 +25,8 @@ pub const BYTES_MIN: usize = 1 << 20;
 pub enum Place {
     /// In a pack of the main stream.
     Main(StreamId, u32),
-    /// In the parked stream.
-    Parked(StreamId),
+    /// In the stream of replays.
+    Replay(StreamId),
 }
 
 /// One record that is sent by itself, because it may be one that Kafka refuses.
@@ -105,8 +105,8 @@ impl Open {
             Place::Main(id, index) => {
                 Some(Place::Main(id, index + u32::try_from(number - first).unwrap_or(u32::MAX)))
             }
-            Place::Parked(_) if number > first => None,
-            Place::Parked(_) => Some(place),
+            Place::Replay(_) if number > first => None,
+            Place::Replay(_) => Some(place),
         }
     }
 
@@ -114,9 +114,10 @@ impl Open {
     pub fn pass(&mut self, id: StreamId, webhooks: u64, now: Instant) {
         self.position.entry = id;
         self.position.part = None;
-        self.settlement.cursor = Some(id);
-        self.settlement.entries_passed += 1;
-        self.settlement.webhooks_passed += webhooks;
+        let passed = self.settlement.passed.get_or_insert_default();
+        passed.cursor = id;
+        passed.entries += 1;
+        passed.webhooks += webhooks;
         self.first_at.get_or_insert(now);
     }
 
@@ -133,6 +134,8 @@ impl Open {
 
 #[cfg(test)]
 mod tests {
+    use spillway_queue::settle::Passed;
+
     use super::*;
 
     const fn id(ms: u64) -> StreamId {
@@ -144,8 +147,8 @@ mod tests {
         let now = Instant::now();
         let mut open = Open::at(Position::default(), BYTES_MAX);
         let places = [
-            Place::Parked(id(1)),
-            Place::Parked(id(2)),
+            Place::Replay(id(1)),
+            Place::Replay(id(2)),
             Place::Main(id(5), 0),
             Place::Main(id(5), 1),
             Place::Main(id(5), 4),
@@ -180,8 +183,7 @@ mod tests {
         open.position.part = Some((id(5), 3));
         open.pass(id(5), 8, now);
         assert_eq!(open.position, Position::after(id(5)));
-        assert_eq!(open.settlement.cursor, Some(id(5)));
-        assert_eq!((open.settlement.entries_passed, open.settlement.webhooks_passed), (1, 8));
+        assert_eq!(open.settlement.passed, Some(Passed { cursor: id(5), entries: 1, webhooks: 8 }));
         assert!(open.closes_in(now, false).is_some());
     }
 }

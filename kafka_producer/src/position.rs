@@ -16,7 +16,7 @@ pub struct Position {
     /// An entry behind that, of which so many webhooks are done.
     pub part: Option<(StreamId, u32)>,
     /// Every replayed webhook up to here is done.
-    pub parked: StreamId,
+    pub replay: StreamId,
 }
 
 /// Text that is not a position: somebody else committed to our group.
@@ -51,7 +51,7 @@ impl Position {
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (part, done) = self.part.unwrap_or_default();
-        write!(f, "{FORM} {} {part}/{done} {}", self.entry, self.parked)
+        write!(f, "{FORM} {} {part}/{done} {}", self.entry, self.replay)
     }
 }
 
@@ -69,9 +69,9 @@ fn parse(text: &str) -> Option<Position> {
     let entry = words.next()?.parse().ok()?;
     let (part, done) = words.next()?.split_once('/')?;
     let (part, done): (StreamId, u32) = (part.parse().ok()?, done.parse().ok()?);
-    let parked = words.next()?.parse().ok()?;
+    let replay = words.next()?.parse().ok()?;
     let part = (done > 0).then_some((part, done));
-    words.next().is_none().then_some(Position { entry, part, parked })
+    words.next().is_none().then_some(Position { entry, part, replay })
 }
 
 #[cfg(test)]
@@ -87,7 +87,7 @@ mod tests {
         let whole = Position::after(id(5, 1));
         assert_eq!(whole.to_string(), "1 5-1 0-0/0 0-0");
         assert_eq!(whole.to_string().parse(), Ok(whole));
-        let part = Position { part: Some((id(5, 2), 7)), parked: id(9, 0), ..whole };
+        let part = Position { part: Some((id(5, 2), 7)), replay: id(9, 0), ..whole };
         assert_eq!(part.to_string(), "1 5-1 5-2/7 9-0");
         assert_eq!(part.to_string().parse(), Ok(part));
         for text in ["", "5-1", "2 5-1 0-0/0 0-0", "1 5-1 0-0 0-0", "1 5-1 0-0/0 0-0 x"] {

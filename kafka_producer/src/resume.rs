@@ -68,7 +68,7 @@ pub fn decide(kafka: Option<Committed>, redis: StreamId, span: &Span) -> (Positi
     }
     if cursor < redis {
         let gap = Gap::Behind { cursor, redis };
-        return (Position { parked: position.parked, ..from_redis }, Some(gap));
+        return (Position { replay: position.replay, ..from_redis }, Some(gap));
     }
     if position.entry > redis && span.trimmed > through {
         let oldest = span.oldest.unwrap_or(last);

@@ -1,4 +1,4 @@
-//! Dead letters of one drain: listed, replayed through the parked stream, dropped, aged out.
+//! Dead letters of one drain: listed, replayed through the stream of replays, dropped, aged out.
 //!
 //! Never aged out: the compliance topics, which are a legal duty to someone.
 
@@ -108,7 +108,7 @@ pub async fn take(
     let (mut taken, mut rest) = (0, ids);
     while !rest.is_empty() {
         let mut call = script.key(keys.dead(drain));
-        call.key(keys.dead_bytes(drain)).key(keys.parked(drain));
+        call.key(keys.dead_bytes(drain)).key(keys.replays(drain));
         call.arg(how).arg(TAKE_BYTES_MAX);
         for id in &rest[..rest.len().min(TAKE_MAX)] {
             call.arg(id.to_string());

@@ -73,7 +73,7 @@ fn parse_cell(cell: &str) -> Result<u32, QueueError> {
     u32::from_str_radix(cell, 16).map_err(|_| QueueError::Unexpected(format!("cell id {cell:?}")))
 }
 
-/// Forgets `drain` with all it parked and dead-lettered, and frees what only it held back. Says
+/// Forgets `drain` with its replays, lanes and dead letters, and frees what only it held back. Says
 /// whether it was known.
 ///
 /// # Errors
@@ -91,8 +91,7 @@ pub async fn forget(
         .key(keys.shares())
         .key(keys.owner(drain))
         .key(keys.done(drain))
-        .key(keys.parked(drain))
-        .key(keys.tries(drain))
+        .key(keys.replays(drain))
         .key(keys.dead(drain))
         .key(keys.dead_bytes(drain))
         .key(keys.settled(drain))

@@ -52,14 +52,9 @@ impl Keys {
         format!("{}{drain}:done", self.prefix)
     }
 
-    /// Stream of webhooks that were moved out of the way or are to be replayed.
-    pub fn parked(&self, drain: &str) -> String {
-        format!("{}{drain}:parked", self.prefix)
-    }
-
-    /// Hash: parked id → `<attempts>:<spent ms>` so far.
-    pub fn tries(&self, drain: &str) -> String {
-        format!("{}{drain}:tries", self.prefix)
+    /// Stream of dead letters that are replayed: field `p` holds a pack of one, `id` the webhook's id.
+    pub fn replays(&self, drain: &str) -> String {
+        format!("{}{drain}:replays", self.prefix)
     }
 
     /// Hash: chunk id → a chunk of a lane's webhooks.
@@ -117,7 +112,7 @@ impl Keys {
         format!("{}{drain}:orders", self.prefix)
     }
 
-    /// Hash of webhooks to drop: stream id → a bit for each, and `parked:<id>`.
+    /// Hash of webhooks to drop: stream id → a bit for each, and `replay:<id>`.
     pub fn dropping(&self, drain: &str) -> String {
         format!("{}{drain}:dropping", self.prefix)
     }

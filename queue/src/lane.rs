@@ -17,12 +17,12 @@ use crate::error::QueueError;
 use crate::keys::Keys;
 
 // Numbers of the keys in the settle script.
-const CHUNKS: u8 = 14;
-const CHUNKS_DONE: u8 = 15;
-const LANES: u8 = 16;
-const BARRIERS: u8 = 17;
-const LEADS: u8 = 18;
-const RETRIES: u8 = 19;
+const CHUNKS: u8 = 13;
+const CHUNKS_DONE: u8 = 14;
+const LANES: u8 = 15;
+const BARRIERS: u8 = 16;
+const LEADS: u8 = 17;
+const RETRIES: u8 = 18;
 
 /// Id of a chunk. Its text is `<lane as 16 hex digits>:<number>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -68,6 +68,9 @@ pub struct LaneRow {
     pub failing_ms: u64,
     /// True while the lane's circuit breaker is open.
     pub tripped: bool,
+    /// True while the lane's last attempt timed out or was cut off.
+    #[serde(default)]
+    pub suspect: bool,
 }
 
 /// A chunk as stored, not yet decoded.
@@ -241,13 +244,14 @@ mod tests {
             last: Position { ms: 7, seq: 8, index: 9 },
             failing_ms: 0,
             tripped: true,
+            suspect: false,
         };
         let json = serde_json::to_string(&row).unwrap();
         assert_eq!(
             json,
             "{\"lane\":18446744073709551615,\"shop\":\"a.myshopify.com\",\"kind\":\"product\",\
              \"scheme\":\"kind\",\"first_chunk\":1,\"last_chunk\":2,\"waiting\":3,\
-             \"first\":\"4-5-6\",\"last\":\"7-8-9\",\"failing_ms\":0,\"tripped\":true}"
+             \"first\":\"4-5-6\",\"last\":\"7-8-9\",\"failing_ms\":0,\"tripped\":true,\"suspect\":false}"
         );
         assert_eq!(serde_json::from_str::<LaneRow>(&json).unwrap(), row);
     }

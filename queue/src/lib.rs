@@ -1,9 +1,9 @@
 //! The queue in Redis: the only crate that names a Redis command.
 //!
 //! The path of a pack: [`append`] (receiver writes it) → [`read`] (a drain reads it behind its
-//! cursor) → [`settle`] (one script records what is done, parks, dead-letters, advances the cursor
-//! and trims; what waits outside the stream lies in the [`lane`]s). Beside it: [`owner`] (one instance per drain), [`dead`] (dead letters), [`drains`]
-//! (who reads), [`orders`] (what an operator tells a drain), [`history`] (what became of a webhook),
+//! cursor) → [`settle`] (one script records what is done, dead-letters, changes the [`lane`]s in
+//! which the rest waits, advances the cursor and trims). Beside it: [`owner`] (one instance per
+//! drain), [`dead`] (dead letters), [`drains`] (who reads), [`orders`] (what an operator tells a drain), [`history`] (what became of a webhook),
 //! [`feed`] (what a receiver spilled to its disk), [`shares`] (which shops take much of what waits),
 //! [`status`] and [`health`] (what an operator asks).
 //!

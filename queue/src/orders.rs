@@ -64,8 +64,8 @@ pub struct Pause {
 pub struct Dropping {
     /// By entry of the main stream, a bit each.
     pub main: HashMap<StreamId, Vec<u8>>,
-    /// Entries of the parked stream.
-    pub parked: HashSet<StreamId>,
+    /// Entries of the stream of replays.
+    pub replays: HashSet<StreamId>,
 }
 
 /// All orders to a drain that are in force.
@@ -136,7 +136,7 @@ fn is_topic(pattern: &str, topic: &str) -> bool {
 impl Dropping {
     /// Whether nothing is to be dropped.
     pub fn is_empty(&self) -> bool {
-        self.main.is_empty() && self.parked.is_empty()
+        self.main.is_empty() && self.replays.is_empty()
     }
 
     /// Names a webhook of the main stream.
@@ -177,9 +177,9 @@ pub async fn read(
             .await?;
     let mut dropping = Dropping::default();
     for (name, bits) in named {
-        match name.strip_prefix(PARKED) {
+        match name.strip_prefix(REPLAY) {
             Some(id) => {
-                dropping.parked.insert(stream_id(id)?);
+                dropping.replays.insert(stream_id(id)?);
             }
             None => {
                 dropping.main.insert(stream_id(&name)?, bits);
@@ -252,8 +252,8 @@ pub async fn drop(
     history: &[u8],
 ) -> Result<u64, QueueError> {
     let main = dropping.main.iter().map(|(id, bits)| (id.to_string(), bits.clone()));
-    let parked = dropping.parked.iter().map(|id| (format!("{PARKED}{id}"), vec![1]));
-    let named: Vec<(String, Vec<u8>)> = main.chain(parked).collect();
+    let replays = dropping.replays.iter().map(|id| (format!("{REPLAY}{id}"), vec![1]));
+    let named: Vec<(String, Vec<u8>)> = main.chain(replays).collect();
     let mut version = 0;
     for (number, part) in named.chunks(NAMED_MAX).enumerate() {
         let history = if number == 0 { history } else { &[] };
@@ -262,8 +262,8 @@ pub async fn drop(
     Ok(version)
 }
 
-/// What a parked entry's id stands behind, among those to drop.
-const PARKED: &str = "parked:";
+/// Prefix of a replay's id among those to drop.
+const REPLAY: &str = "replay:";
 /// What a pause stands behind, among the orders.
 const PAUSE: &str = "pause:";
 

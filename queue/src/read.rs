@@ -35,21 +35,15 @@ pub struct Entry {
     pub pack: Bytes,
 }
 
-/// One webhook that was parked: set aside while it is retried, or to be replayed.
+/// One dead letter that is replayed.
 #[derive(Debug, Clone)]
-pub struct Parked {
-    /// Id in the parked stream.
+pub struct Replay {
+    /// Id in the stream of replays.
     pub id: StreamId,
     /// Which webhook it is.
     pub webhook: WebhookId,
     /// A pack of one.
     pub pack: Bytes,
-    /// Deliveries tried so far.
-    pub attempts: u32,
-    /// How much of its time for retries is spent.
-    pub spent: Duration,
-    /// Whether an operator replayed it from the dead letters.
-    pub replayed: bool,
 }
 
 /// Reads the streams of one drain.
@@ -102,32 +96,19 @@ impl Reader {
         Ok(found.into_iter().map(|(id, fields)| Entry { id, pack: field(&fields, "p") }).collect())
     }
 
-    /// The same for parked webhooks.
+    /// The same for replays.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
-    pub async fn parked_after(
+    pub async fn replays_after(
         &self,
         connection: &mut Connection,
         after: StreamId,
         bytes: usize,
-    ) -> Result<Vec<Parked>, QueueError> {
-        let stream = self.redis.keys.parked(&self.drain);
+    ) -> Result<Vec<Replay>, QueueError> {
+        let stream = self.redis.keys.replays(&self.drain);
         let found = self.behind(connection, &stream, after, bytes).await?;
-        if found.is_empty() {
-            return Ok(Vec::new());
-        }
-        let ids: Vec<String> = found.iter().map(|(id, _)| id.to_string()).collect();
-        let tries: Vec<Option<String>> = cmd("HMGET")
-            .arg(self.redis.keys.tries(&self.drain))
-            .arg(ids)
-            .query_async(connection)
-            .await?;
-        found
-            .into_iter()
-            .zip(tries)
-            .map(|((id, fields), tries)| parked(id, &fields, tries.as_deref()))
-            .collect()
+        found.into_iter().map(|(id, fields)| replay(id, &fields)).collect()
     }
 
     /// Waits up to `patience` for a main entry behind `after`. Blocks its connection, which must
@@ -187,16 +168,16 @@ impl Reader {
         self.entry(connection, &self.redis.keys.stream(), id).await
     }
 
-    /// Reads the pack of one parked webhook again.
+    /// Reads the pack of one replay again; `None` when it is not there any more.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
-    pub async fn parked_entry(
+    pub async fn replay_entry(
         &self,
         connection: &mut Connection,
         id: StreamId,
     ) -> Result<Option<Bytes>, QueueError> {
-        self.entry(connection, &self.redis.keys.parked(&self.drain), id).await
+        self.entry(connection, &self.redis.keys.replays(&self.drain), id).await
     }
 
     async fn entry(
@@ -277,19 +258,10 @@ fn fingerprints(fields: &Fields) -> Vec<Fingerprint> {
     whole.map(|one| Fingerprint::from_le_bytes(one.try_into().expect("BUG: exact"))).collect()
 }
 
-fn parked(id: StreamId, fields: &Fields, tries: Option<&str>) -> Result<Parked, QueueError> {
+fn replay(id: StreamId, fields: &Fields) -> Result<Replay, QueueError> {
     let webhook = field_text(fields, "id");
     let webhook = webhook
         .parse()
-        .map_err(|_| QueueError::Unexpected(format!("webhook id {webhook:?} in parked {id}")))?;
-    let tried = tries.map_or_else(|| field_text(fields, "t"), str::to_owned);
-    let (attempts, spent) = tried.split_once(':').unwrap_or(("0", "0"));
-    Ok(Parked {
-        id,
-        webhook,
-        pack: field(fields, "p"),
-        attempts: attempts.parse().unwrap_or(0),
-        spent: Duration::from_millis(spent.parse().unwrap_or(0)),
-        replayed: field_text(fields, "r") == "1",
-    })
+        .map_err(|_| QueueError::Unexpected(format!("webhook id {webhook:?} in replay {id}")))?;
+    Ok(Replay { id, webhook, pack: field(fields, "p") })
 }

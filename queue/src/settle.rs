@@ -3,8 +3,6 @@
 //! Invariant: one [`Settlement`] is applied whole or not at all, by the drain's owner only, and not
 //! twice: sent again after a lost reply it changes nothing.
 
-use std::time::Duration;
-
 use rand::RngExt;
 use redis::{Script, ScriptInvocation};
 use spillway_webhook::fingerprint::Fingerprint;
@@ -21,62 +19,71 @@ pub const DEAD_BYTES_MAX: u64 = 8 << 20;
 /// Everything a drain is done with since its last settlement.
 #[derive(Debug, Clone, Default)]
 pub struct Settlement {
-    /// The new cursor: every entry up to it is settled. It is the id of an entry that was read; if
-    /// that is not in the stream, the settlement is refused. `None`: it stays.
-    pub cursor: Option<StreamId>,
-    /// Entries between the old cursor and the new one.
-    pub entries_passed: u64,
-    /// Webhooks in those entries.
-    pub webhooks_passed: u64,
+    /// Entries that the cursor passes. `None`: it stays.
+    pub passed: Option<Passed>,
     /// Webhooks settled in packs behind the cursor.
     pub open: u64,
-    /// Entries to set aside under a key of their own, because they can't be decoded.
-    pub corrupt: Vec<StreamId>,
-    /// The same for parked entries.
-    pub corrupt_parked: Vec<StreamId>,
+    /// Entries to set aside, each under a key of its own.
+    pub corrupt: CorruptEntries,
     /// Packs behind the cursor, with a bit for each settled webhook.
     pub bits: Vec<(StreamId, Vec<u8>)>,
     /// Packs whose bits, settled or to be dropped, are not needed any more.
     pub whole: Vec<StreamId>,
-    /// Parked webhooks that are settled.
-    pub unparked: Vec<StreamId>,
-    /// Parked webhooks that were tried again: id, attempts, time spent.
-    pub tries: Vec<(StreamId, u32, Duration)>,
-    /// Webhooks to park.
-    pub park: Vec<Park>,
+    /// Replays that are settled, by their ids in the stream of replays.
+    pub replays: Vec<StreamId>,
     /// Webhooks to dead-letter.
     pub dead: Vec<Dead>,
-    /// Fingerprints of what was delivered, so that a duplicate is known.
-    pub seen: Vec<Fingerprint>,
-    /// Before this time, in milliseconds since the Unix epoch, fingerprints and history may be
-    /// forgotten.
-    pub seen_from_ms: u64,
-    /// What became of webhooks, as records of [`crate::history`].
-    pub history: Vec<u8>,
-    /// Webhooks that were dropped by order, of those that are settled here.
-    pub dropped: u64,
-    /// The operator's orders up to this version are carried out.
-    pub orders_done: Option<u64>,
-    /// The operator's orders up to this version are known. Names of a pack that is passed are kept
-    /// while there are newer ones: something of it may have been parked.
-    pub orders_known: u64,
+    /// Records of what became of webhooks.
+    pub remembered: Remembered,
+    /// Progress with the operator's orders.
+    pub orders: OrdersProgress,
     /// Changes of the lanes and of what waits in them.
     pub lanes: LaneChanges,
 }
 
-/// A webhook on its way out of the main stream.
-#[derive(Debug, Clone)]
-pub struct Park {
-    /// A pack of one.
-    pub pack: Vec<u8>,
-    /// Which webhook it is.
-    pub webhook: WebhookId,
-    /// Deliveries tried so far.
-    pub attempts: u32,
-    /// How much of its time for retries is spent.
-    pub spent: Duration,
-    /// Whether it was replayed.
-    pub replayed: bool,
+/// Entries of the main stream between the old cursor and the new one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Passed {
+    /// The new cursor: every entry up to it is settled. It is the id of an entry that was read; if
+    /// that is not in the stream, the settlement is refused.
+    pub cursor: StreamId,
+    /// Number of these entries.
+    pub entries: u64,
+    /// Webhooks in them.
+    pub webhooks: u64,
+}
+
+/// Entries that can't be decoded.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CorruptEntries {
+    /// Those of the main stream.
+    pub packs: Vec<StreamId>,
+    /// Those of the stream of replays.
+    pub replays: Vec<StreamId>,
+}
+
+/// Records that are kept of settled webhooks for a time.
+#[derive(Debug, Clone, Default)]
+pub struct Remembered {
+    /// Fingerprints of what was delivered, so that a duplicate is known.
+    pub seen: Vec<Fingerprint>,
+    /// Outcomes, as records of [`crate::history`].
+    pub history: Vec<u8>,
+    /// Before this time, in milliseconds since the Unix epoch, fingerprints and history may be
+    /// forgotten.
+    pub from_ms: u64,
+}
+
+/// Progress of a drain with its operator's orders.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OrdersProgress {
+    /// Orders up to this version are known. Names of a pack that is passed are kept while there are
+    /// newer ones: something of it may have moved into a lane.
+    pub known: u64,
+    /// Orders up to this version are carried out; `None`: no more than before.
+    pub done: Option<u64>,
+    /// Webhooks that were dropped by order, of those that are settled here.
+    pub dropped: u64,
 }
 
 /// A webhook that is given up, exactly as it was received, and why.
@@ -120,17 +127,15 @@ pub struct Settler {
 impl Settlement {
     /// Whether there is nothing to record.
     pub fn is_empty(&self) -> bool {
-        self.cursor.is_none()
-            && self.corrupt.is_empty()
-            && self.corrupt_parked.is_empty()
+        self.passed.is_none()
+            && self.corrupt.packs.is_empty()
+            && self.corrupt.replays.is_empty()
             && self.bits.is_empty()
             && self.whole.is_empty()
-            && self.unparked.is_empty()
-            && self.tries.is_empty()
-            && self.park.is_empty()
+            && self.replays.is_empty()
             && self.dead.is_empty()
-            && self.seen.is_empty()
-            && self.orders_done.is_none()
+            && self.remembered.seen.is_empty()
+            && self.orders.done.is_none()
             && self.lanes.is_empty()
     }
 }
@@ -152,66 +157,56 @@ impl Settler {
         self.number += 1;
     }
 
-    /// Applies the current settlement; safe to repeat after an error. Returns the parked ids of
-    /// [`Settlement::park`], in its order, also when it turns out to have been applied before.
+    /// Applies the current settlement; safe to repeat after an error.
     ///
     /// # Errors
     /// [`QueueError::Fenced`] when another instance owns the drain, [`QueueError::Unregistered`]
     /// when Redis lost its cursor, or when another settlement stands there than the one before this
-    /// one, or the entry of the new cursor is gone: what was parked or dead-lettered may be gone
-    /// too, so the drain must begin again from what Redis holds. Nothing was changed in either case.
+    /// one, or the entry of the new cursor is gone: what was moved or dead-lettered may be gone too,
+    /// so the drain must begin again from what Redis holds. Nothing was changed in either case.
     pub async fn apply(
         &mut self,
         connection: &mut Connection,
         settlement: &Settlement,
-    ) -> Result<Vec<StreamId>, QueueError> {
+    ) -> Result<(), QueueError> {
         let mut call = self.script.prepare_invoke();
         self.arguments(&mut call, settlement);
-        let parked: Vec<String> = call.invoke_async(connection).await?;
+        let () = call.invoke_async(connection).await?;
         self.previous = Some(format!("{}:{}", self.token, self.number));
-        parked.iter().map(|id| crate::read::stream_id(id)).collect()
+        Ok(())
     }
 
     fn arguments(&self, call: &mut ScriptInvocation<'_>, settlement: &Settlement) {
         let (keys, drain) = (&self.redis.keys, &self.drain);
         call.key(keys.stream()).key(keys.counts()).key(keys.owner(drain)).key(keys.done(drain));
-        call.key(keys.parked(drain)).key(keys.tries(drain)).key(keys.dead(drain));
+        call.key(keys.replays(drain)).key(keys.dead(drain));
         call.key(keys.dead_bytes(drain)).key(keys.settled(drain)).key(keys.seen(drain));
         call.key(keys.history(drain)).key(keys.orders(drain)).key(keys.dropping(drain));
         lane::add_keys(call, keys, drain);
         call.arg(&self.token).arg(self.number).arg(drain).arg(keys.corrupt_prefix());
-        let cursor = settlement.cursor.map(|cursor| cursor.to_string()).unwrap_or_default();
-        call.arg(cursor).arg(settlement.entries_passed);
-        call.arg(settlement.webhooks_passed).arg(settlement.open);
+        let Settlement { passed, remembered, orders, .. } = settlement;
+        let cursor = passed.map(|passed| passed.cursor.to_string()).unwrap_or_default();
+        let Passed { entries, webhooks, .. } = passed.unwrap_or_default();
+        call.arg(cursor).arg(entries).arg(webhooks).arg(settlement.open);
         call.arg(self.previous.as_deref().unwrap_or_default());
-        let seen: Vec<u8> = settlement.seen.iter().flat_map(|one| one.to_le_bytes()).collect();
-        call.arg(seen).arg(settlement.seen_from_ms).arg(&settlement.history[..]);
-        let orders_done = settlement.orders_done.map(|version| version.to_string());
-        call.arg(settlement.dropped).arg(orders_done.unwrap_or_default());
-        call.arg(settlement.orders_known);
+        let seen: Vec<u8> = remembered.seen.iter().flat_map(|one| one.to_le_bytes()).collect();
+        call.arg(seen).arg(remembered.from_ms).arg(&remembered.history[..]);
+        let done = orders.done.map(|version| version.to_string()).unwrap_or_default();
+        call.arg(orders.dropped).arg(done).arg(orders.known);
         call.arg(settlement.lanes.waiting).arg(settlement.lanes.oldest_ms);
         lists(call, settlement);
     }
 }
 
 fn lists(call: &mut ScriptInvocation<'_>, settlement: &Settlement) {
-    ids(call, &settlement.corrupt);
-    ids(call, &settlement.corrupt_parked);
+    ids(call, &settlement.corrupt.packs);
+    ids(call, &settlement.corrupt.replays);
     call.arg(settlement.bits.len());
     for (id, bits) in &settlement.bits {
         call.arg(id.to_string()).arg(&bits[..]);
     }
     ids(call, &settlement.whole);
-    ids(call, &settlement.unparked);
-    call.arg(settlement.tries.len());
-    for (id, attempts, spent) in &settlement.tries {
-        call.arg(id.to_string()).arg(tries(*attempts, *spent));
-    }
-    call.arg(settlement.park.len());
-    for park in &settlement.park {
-        call.arg(&park.pack[..]).arg(park.webhook.to_string());
-        call.arg(tries(park.attempts, park.spent)).arg(u8::from(park.replayed));
-    }
+    ids(call, &settlement.replays);
     call.arg(settlement.dead.len());
     for dead in &settlement.dead {
         call.arg(&dead.pack[..]).arg(dead.webhook.to_string());
@@ -228,8 +223,4 @@ fn ids(call: &mut ScriptInvocation<'_>, ids: &[StreamId]) {
     for id in ids {
         call.arg(id.to_string());
     }
-}
-
-fn tries(attempts: u32, spent: Duration) -> String {
-    format!("{attempts}:{}", spent.as_millis())
 }

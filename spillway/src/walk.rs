@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use spillway_queue::lane::{ChunkId, LaneRow, StoredChunk};
 use spillway_queue::orders::{self, Asked, Dropping, Filter, is_set};
-use spillway_queue::read::{Entry, Parked, Progress, Reader};
+use spillway_queue::read::{Entry, Progress, Reader, Replay};
 use spillway_queue::{Connection, QueueError, Redis, drains, status};
 use spillway_webhook::pack::{Pack, View};
 use spillway_webhook::resource::Resource;
@@ -90,7 +90,7 @@ pub struct Look<'a> {
 #[derive(Clone, Copy)]
 enum From<'a> {
     Main(StreamId),
-    Replay(&'a Parked),
+    Replay(&'a Replay),
     Lane(&'a LaneChunk, &'a [Position]),
 }
 
@@ -99,7 +99,7 @@ pub enum Fetched {
     /// Of the main stream.
     Main(Vec<Entry>),
     /// Of the replays.
-    Replays(Vec<Parked>),
+    Replays(Vec<Replay>),
     /// Of lanes.
     Chunks(Vec<LaneChunk>),
 }
@@ -165,7 +165,7 @@ impl Waiting {
         let (mut looks, mut after) = (self.looks(look), StreamId::ZERO);
         loop {
             let (reader, connection) = (&self.reader, &mut self.connection);
-            let page = reader.parked_after(connection, after, PAGE_BYTES).await?;
+            let page = reader.replays_after(connection, after, PAGE_BYTES).await?;
             let Some(last) = page.last() else { break };
             after = last.id;
             looks.begin(Fetched::Replays(page));
@@ -347,8 +347,8 @@ impl<'a> Look<'a> {
             let (entry, index, aside, waits) = match from {
                 From::Main(entry) => (entry, place, None, !facts.is_settled(entry, place)),
                 From::Replay(replay) => {
-                    let waits = !facts.dropping.parked.contains(&replay.id);
-                    let aside = Aside { attempts: replay.attempts, replay: Some(replay.id) };
+                    let waits = !facts.dropping.replays.contains(&replay.id);
+                    let aside = Aside { attempts: 0, replay: Some(replay.id) };
                     (replay.webhook.entry, replay.webhook.index, Some(aside), waits)
                 }
                 From::Lane(chunk, positions) => {

@@ -49,7 +49,7 @@ impl Stock {
         Self::take(cell, backend).await
     }
 
-    /// Takes stock while nobody delivers. Not for queues with dead or parked letters: those are
+    /// Takes stock while nobody delivers. Not for queues with dead letters or replays: those are
     /// settled in two places.
     pub async fn take(cell: &Cell, backend: &Backend) -> Self {
         let socket = socket_in(cell.directory());

@@ -22,10 +22,10 @@ const MARK_KEY: &[u8] = b":settled";
 /// Arguments of the script before its lists.
 const HEAD: usize = 17;
 /// Width of an element of each of its lists. The last two are fields to set and to delete.
-const LISTS: [usize; 11] = [1, 1, 2, 1, 1, 2, 4, 10, 1, 3, 2];
+const LISTS: [usize; 9] = [1, 1, 2, 1, 1, 10, 1, 3, 2];
 /// Numbers of the keys that hold chunks and what of them is settled.
-const CHUNKS: &[u8] = b"14";
-const CHUNKS_DONE: &[u8] = b"15";
+const CHUNKS: &[u8] = b"13";
+const CHUNKS_DONE: &[u8] = b"14";
 /// Settlements of each kind that are kept: more than an episode has of the rare ones.
 const KEPT_MAX: usize = 200;
 /// One exchange with a Redis that may just have ended.
@@ -293,7 +293,7 @@ impl Watched {
         let Some(settlement) = self.asked.take() else { return false };
         let is_refused = [&b"-FENCED"[..], b"-NOGROUP"].iter().any(|no| reply.starts_with(no));
         add(&self.recorder.late, is_refused);
-        settlement.is_confirmed.fetch_or(reply.starts_with(b"*"), Ordering::Relaxed);
+        settlement.is_confirmed.fetch_or(reply.starts_with(b"+"), Ordering::Relaxed);
         true
     }
 }
@@ -381,10 +381,10 @@ mod tests {
 
     #[test]
     fn what_moves_and_what_settles_chunks_is_recognised() {
-        let before = ["0", "0", "1", "5-0", "14", "0", "0", "0", "0", "0", "0"];
-        let set = [&before[..], &["1", "14", "00000000000000ab:1", "bytes", "0"]].concat();
-        let bits = [&before[..], &["1", "15", "00000000000000ab:1", "bits", "0"]].concat();
-        let gone = [&before[..], &["0", "1", "14", "00000000000000ab:1"]].concat();
+        let before = ["0", "0", "1", "5-0", "13", "0", "0", "0", "0"];
+        let set = [&before[..], &["1", "13", "00000000000000ab:1", "bytes", "0"]].concat();
+        let bits = [&before[..], &["1", "14", "00000000000000ab:1", "bits", "0"]].concat();
+        let gone = [&before[..], &["0", "1", "13", "00000000000000ab:1"]].concat();
         for (lists, is_move, settles) in
             [(set, true, false), (bits, false, true), (gone, false, true)]
         {

@@ -35,8 +35,11 @@ const HEALTHY_WEBHOOKS: u32 = 360_000;
 const AT_HAND: u64 = 20;
 
 /// The promises.
-/// Memory of the downstreamer for a lane of any length, beyond what its index may take.
+/// Memory of the downstreamer for a lane of any length, beyond what the same webhooks take that come
+/// and go by the main stream.
 const RESIDENT_MORE_MAX: f64 = 16.0;
+/// Memory for each of many lanes: names, row, window. docs/sizing.md says so, too.
+const ROW_MEBIBYTES: f64 = 1_536.0 / 1_048_576.0;
 const READY_MAX: Duration = Duration::from_secs(2);
 /// After SIGKILL, a lease has to end first.
 const READY_AFTER_KILL_MAX: Duration = Duration::from_secs(15);
@@ -114,6 +117,10 @@ impl App {
         let healthy = Crowd::new("orders/create", shops..shops + HEALTHY_SHOPS, numbers);
         let record = Arc::new(Record::new(webhooks + HEALTHY_WEBHOOKS));
         let redis = cell.redis(&LOGGED).await;
+        // How long a script takes is asked for, not what else is busy on the machine.
+        if size(false, true) && !redis.put_first() {
+            say("not root: what Redis takes includes waiting for a core");
+        }
         let receiver = cell.receiver(&[]).await;
         let sink = Sink::start(vec![many.clone(), healthy.clone()], &record).await;
         sink.behave(|_| Reply::After(Duration::ZERO));
@@ -162,9 +169,10 @@ impl App {
         u64::from(self.many.numbers().end)
     }
 
-    /// Whether a lane costs no more memory than it may; of many, each has a window of its own.
+    /// Whether a lane costs no more memory than it may; many have a row each.
     fn is_bounded(&self, more: f64) -> bool {
-        self.many.shops() > 1 || more <= RESIDENT_MORE_MAX
+        let rows = if self.many.shops() > 1 { self.many.shops() as f64 } else { 0.0 };
+        more <= RESIDENT_MORE_MAX + rows * ROW_MEBIBYTES
     }
 
     /// Waits until everything that is paused lies in lanes.
@@ -299,6 +307,7 @@ async fn waits_in_lanes(
     figures: &mut Figures,
     downstreamer: &mut Service,
     pause: &[&str],
+    direct: &Direct,
 ) {
     let flow = app.healthy_flow();
     let flows = async || app.sink.delivered() >= 500;
@@ -317,7 +326,8 @@ async fn waits_in_lanes(
     let index = gauge(downstreamer, "spillway_index_bytes").await / f64::from(1 << 20);
     figures.note("downstreamer resident more (MiB)", more);
     figures.note("index (MiB)", index);
-    figures.judge("the same without the index (MiB)", more - index, app.is_bounded(more - index));
+    let beyond = before + more - direct.resident;
+    figures.judge("beyond that without lanes (MiB)", beyond, app.is_bounded(beyond));
     figures.note("lanes", gauge(downstreamer, "spillway_lanes").await);
     let each = (redis_bytes(&app.redis).await - redis_before) as f64 / app.webhooks() as f64;
     figures.note("Redis bytes for each webhook", each);
@@ -376,14 +386,22 @@ async fn leaves_lanes(app: &App, figures: &mut Figures, dropped: u32) -> f64 {
     rate
 }
 
-/// Deliveries a second of the same webhooks from the main stream.
-async fn rate_without_lanes(shops: u32, webhooks: u32) -> f64 {
+/// The same webhooks, delivered from the main stream.
+struct Direct {
+    /// Deliveries a second.
+    rate: f64,
+    /// Memory of the downstreamer at the end, in mebibytes.
+    resident: f64,
+}
+
+async fn without_lanes(shops: u32, webhooks: u32) -> Direct {
     let app = App::start(Cell::beside(), shops, webhooks).await;
     app.fill().await;
-    let _downstreamer = app.downstreamer().await;
+    let downstreamer = app.downstreamer().await;
     app.delivered(0).await;
     app.record.expect_sound("without lanes", app.many.numbers(), 0);
-    app.record.rate(app.many.numbers())
+    let resident = mebibytes(downstreamer.resident_bytes());
+    Direct { rate: app.record.rate(app.many.numbers()), resident }
 }
 
 /// A webhook that is the only one of its resource: see [`Crowd::before`].
@@ -397,16 +415,17 @@ async fn lives_through(story: &'static str, shops: u32, webhooks: u32, pause: &[
     let mut figures = Figures::new(story);
     figures.note("shops", shops);
     figures.note("webhooks", webhooks);
-    let direct = rate_without_lanes(shops, webhooks).await;
-    figures.note("delivered a second without lanes", direct);
+    let direct = without_lanes(shops, webhooks).await;
+    figures.note("delivered a second without lanes", direct.rate);
+    figures.note("downstreamer resident without lanes (MiB)", direct.resident);
     let app = App::start(cell, shops, webhooks).await;
     let mut downstreamer = app.downstreamer().await;
-    waits_in_lanes(&app, &mut figures, &mut downstreamer, pause).await;
+    waits_in_lanes(&app, &mut figures, &mut downstreamer, pause, &direct).await;
     let dropped = alone(&app.many);
     verbs(&app, &mut figures, dropped).await;
     note_slowest(&app, &mut figures, "under the verbs").await;
     let rate = leaves_lanes(&app, &mut figures, dropped).await;
-    let (part, least) = (rate / direct, size(RATE_LEAST_SMALL, RATE_LEAST));
+    let (part, least) = (rate / direct.rate, size(RATE_LEAST_SMALL, RATE_LEAST));
     figures.judge("part of the rate without lanes", part, part >= least);
     figures.end();
 }

@@ -98,8 +98,8 @@ async fn a_record_that_is_too_large_is_a_dead_letter_and_the_rest_flows() {
     let replayed = cell.spillway(&["dead", "replay", "--drain", "kafka", "--all"]).await;
     assert!(replayed.status.success(), "{replayed:?}");
     topic.reaches(200, SOON).await;
-    until("nothing is parked", SOON, async || redis.stream_len("spillway:kafka:parked").await == 0)
-        .await;
+    let replays = async || redis.stream_len("spillway:kafka:replays").await;
+    until("no replay is left", SOON, async || replays().await == 0).await;
     check(&ledger, topic.all(), &HashSet::new()).expect_exact();
 }
 

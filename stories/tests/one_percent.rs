@@ -2,8 +2,8 @@
 //! ones do not notice, for half an hour.
 //!
 //! The suite plays it small. `make endure-shops` plays it with 1,000 and 20,000 shops at 2,000 webhooks
-//! a second, each for half an hour between two calm ones. `DURATION` is the seconds of each of the three
-//! phases, `RATE` the webhooks a second.
+//! a second, for half an hour between two calm phases of five minutes. `DURATION` is the seconds of the
+//! bad phase, `CALM` those of each calm one, `RATE` the webhooks a second.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -112,9 +112,14 @@ fn given(name: &str, usual: u32, full: u32) -> u32 {
     given.map_or(size(usual, full), |text| text.parse().expect("a number"))
 }
 
-/// Length of each phase.
-fn duration() -> Duration {
+/// Length of the bad phase.
+fn bad_duration() -> Duration {
     Duration::from_secs(given("DURATION", 40, 1_800).into())
+}
+
+/// Length of each calm phase.
+fn calm_duration() -> Duration {
+    Duration::from_secs(given("CALM", 40, 300).into())
 }
 
 /// Webhooks a second of all shops together.
@@ -122,9 +127,9 @@ fn rate() -> u32 {
     given("RATE", 500, 2_000)
 }
 
-/// Webhooks of one phase: each connection sends as many.
-fn webhooks() -> u32 {
-    (rate() * duration().as_secs() as u32).next_multiple_of(CONNECTIONS)
+/// Webhooks of a phase: each connection sends as many.
+fn webhooks(duration: Duration) -> u32 {
+    (rate() * duration.as_secs() as u32).next_multiple_of(CONNECTIONS)
 }
 
 impl Scale {
@@ -147,11 +152,11 @@ fn park_after() -> Duration {
 
 impl App {
     async fn start(scale: Scale) -> Self {
-        let phase = webhooks();
+        let webhooks = webhooks(bad_duration()) + 2 * webhooks(calm_duration());
         let cell = Cell::alone();
         let redis = cell.redis(&[]).await;
-        let record = Arc::new(Record::new(3 * phase));
-        let crowd = Crowd::new(TOPIC, 0..scale.shops, 0..3 * phase)
+        let record = Arc::new(Record::new(webhooks));
+        let crowd = Crowd::new(TOPIC, 0..scale.shops, 0..webhooks)
             .with_busy(Ill::is_over_rate, scale.busy_turns);
         let sink = Sink::start(vec![crowd.clone()], &record).await;
         let receiver = cell.receiver(&[]).await;
@@ -199,7 +204,8 @@ impl App {
 
     /// Sends for a while, and does this meanwhile.
     async fn phase(&mut self, name: &'static str, is_ill: bool) -> Phase {
-        let numbers = self.sent..self.sent + webhooks();
+        let duration = if is_ill { bad_duration() } else { calm_duration() };
+        let numbers = self.sent..self.sent + webhooks(duration);
         self.sent = numbers.end;
         let socket = socket_in(self.cell.directory());
         let admin = self.downstreamer.admin_address();
@@ -227,7 +233,7 @@ impl App {
     async fn restarts(&mut self, numbers: &Range<u32>) -> Vec<Range<Duration>> {
         let mut away = Vec::new();
         for is_killed in [false, true] {
-            sleep(duration() / 3).await;
+            sleep(bad_duration() / 3).await;
             let from = self.record.elapsed();
             if is_killed {
                 self.downstreamer.kill9();

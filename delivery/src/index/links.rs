@@ -61,7 +61,10 @@ impl Index {
             (true, NONE) => resource.head,
             (true, lead) => lead,
         };
-        let mut before = resource.tail;
+        // A replay is older than most: it need not be looked for from the newest on.
+        let first = if fixed == NONE { resource.head } else { self.node(fixed).next };
+        let is_first = first == NONE || self.node(first).position > position;
+        let mut before = if is_first { fixed } else { resource.tail };
         while before != NONE && before != fixed && self.node(before).position > position {
             before = self.node(before).previous;
         }

@@ -242,7 +242,10 @@ impl World {
                 self.later(delay, Task::Apply(letter, true));
                 return Ok(());
             }
-            Effect::Restart(_) if self.is_astray => return self.take_over(),
+            // What is lost is written off by the next leader, where this one wrote of the lane, too.
+            Effect::Restart(_) if self.is_astray || !self.redis.spoiled.is_empty() => {
+                return self.take_over();
+            }
             Effect::Restart(reason) => return Err(format!("restart: {reason}")),
             Effect::Read(key) => Request::Read(key),
             Effect::ReadFront(entries) => Request::Front(entries),

@@ -87,6 +87,7 @@ impl Redis {
             last: row.change.last,
             failing: row.change.failing,
             is_tripped: row.change.is_tripped,
+            is_suspect: row.change.is_suspect,
         });
         Loaded {
             cursor: self.cursor,

@@ -82,7 +82,7 @@ impl Bench {
             }
             3 => drop(reader.progress(connection).await),
             4 => drop(reader.main_after(connection, after, bytes).await),
-            5 => drop(reader.parked_after(connection, after, bytes).await),
+            5 => drop(reader.replays_after(connection, after, bytes).await),
             6 => drop(reader.seen_after(connection, after).await),
             _ => {
                 reader.span(connection).await.ok();

@@ -62,7 +62,7 @@ impl Drain {
         }
         let mut owed = Owed::after(progress.cursor);
         // They are in force from here on, whoever read them first.
-        owed.settlement.orders_done = (orders.version > 0).then_some(orders.version);
+        owed.settlement.orders.done = (orders.version > 0).then_some(orders.version);
         Ok(Session {
             link,
             arrived: self.intake(progress.cursor),

@@ -27,7 +27,7 @@ impl Drain {
     pub(super) fn commit(&mut self, session: &mut Session, open: &mut Open) -> Result<(), Stop> {
         self.begin_transaction(session, open)?;
         self.await_delivery(session)?;
-        let through = session.through + open.settlement.webhooks_passed;
+        let through = session.through + open.settlement.passed.map_or(0, |passed| passed.webhooks);
         self.move_cursor(session, open, through)?;
         let link = &session.link;
         link.commit().map_err(|error| self.stop(link, Call::Commit, &error))?;

@@ -48,7 +48,7 @@ impl Drain {
                 bits[index as usize / 8] |= 1 << (index % 8);
                 settlement.bits.push((id, bits.clone()));
             }
-            Place::Parked(id) => settlement.unparked.push(id),
+            Place::Replay(id) => settlement.replays.push(id),
         }
         settlement.open = session.open_webhooks();
         self.settle_now(settlement)?;

@@ -34,7 +34,7 @@ enum Source {
     /// An entry of the main stream.
     Main(StreamId),
     /// A replayed webhook.
-    Parked(StreamId, WebhookId),
+    Replay(StreamId, WebhookId),
 }
 
 /// How far a pack was sent.
@@ -120,7 +120,7 @@ impl Drain {
                 continue;
             }
             if session.is_to_drop(place) {
-                open.settlement.dropped += 1;
+                open.settlement.orders.dropped += 1;
                 current.step(open);
                 continue;
             }
@@ -141,9 +141,9 @@ impl Drain {
         }
         match current.source {
             Source::Main(id) => open.pass(id, u64::from(count), Instant::now()),
-            Source::Parked(id, _) => {
-                open.position.parked = id;
-                open.settlement.unparked.push(id);
+            Source::Replay(id, _) => {
+                open.position.replay = id;
+                open.settlement.replays.push(id);
             }
         }
         Ok(Sent::Whole)
@@ -211,14 +211,14 @@ impl Current {
     fn place(&self) -> Place {
         match self.source {
             Source::Main(id) => Place::Main(id, self.next),
-            Source::Parked(id, _) => Place::Parked(id),
+            Source::Replay(id, _) => Place::Replay(id),
         }
     }
 
     fn webhook(&self, cell: u32, index: u32) -> WebhookId {
         match self.source {
             Source::Main(entry) => WebhookId { cell, entry, index },
-            Source::Parked(_, webhook) => webhook,
+            Source::Replay(_, webhook) => webhook,
         }
     }
 
@@ -244,26 +244,26 @@ fn take(session: &mut Session, open: &mut Open, arrived: Arrived) -> Result<(), 
             session.current = Some(Current { source: Source::Main(id), pack, next });
         }
         Arrived::Corrupt(id) if id <= committed.entry => {
-            session.owed.settlement.corrupt.push(id);
+            session.owed.settlement.corrupt.packs.push(id);
             session.owe_passed(id, 0);
         }
         Arrived::Corrupt(id) => {
-            open.settlement.corrupt.push(id);
+            open.settlement.corrupt.packs.push(id);
             open.pass(id, 0, Instant::now());
         }
-        Arrived::Replayed(id, _, _) if id <= committed.parked => {
-            session.owed.settlement.unparked.push(id)
+        Arrived::Replayed(id, _, _) if id <= committed.replay => {
+            session.owed.settlement.replays.push(id)
         }
         Arrived::Replayed(id, webhook, pack) => {
-            let source = Source::Parked(id, webhook);
+            let source = Source::Replay(id, webhook);
             session.current = Some(Current { source, pack, next: 0 });
         }
-        Arrived::CorruptParked(id) if id <= committed.parked => {
-            session.owed.settlement.corrupt_parked.push(id);
+        Arrived::CorruptReplay(id) if id <= committed.replay => {
+            session.owed.settlement.corrupt.replays.push(id);
         }
-        Arrived::CorruptParked(id) => {
-            open.settlement.corrupt_parked.push(id);
-            open.position.parked = open.position.parked.max(id);
+        Arrived::CorruptReplay(id) => {
+            open.settlement.corrupt.replays.push(id);
+            open.position.replay = open.position.replay.max(id);
         }
         Arrived::Mark => {}
         Arrived::OlderData => return Err(Stop::End(End::Stale)),

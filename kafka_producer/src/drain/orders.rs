@@ -33,7 +33,7 @@ impl Drain {
             Ok(orders) => {
                 session.orders_looked_at = bumped;
                 tracing::info!(version = orders.version, "an operator's orders");
-                session.owed.settlement.orders_done = Some(orders.version);
+                session.owed.settlement.orders.done = Some(orders.version);
                 session.orders = orders;
                 self.show_pauses(&session.orders);
             }
@@ -75,7 +75,7 @@ impl Session {
         let dropping = &self.orders.dropping;
         match place {
             Place::Main(id, index) => dropping.is_named(id, index),
-            Place::Parked(id) => dropping.parked.contains(&id),
+            Place::Replay(id) => dropping.replays.contains(&id),
         }
     }
 }

@@ -4,7 +4,7 @@
 use spillway_drain::End;
 use spillway_drain::settle::Settled;
 use spillway_queue::QueueError;
-use spillway_queue::settle::Settlement;
+use spillway_queue::settle::{Passed, Settlement};
 use spillway_service::error::chain;
 use spillway_webhook::StreamId;
 use tokio::sync::mpsc::error::TryRecvError;
@@ -31,36 +31,34 @@ impl Owed {
     }
 
     fn add(&mut self, more: Settlement) {
-        self.up_to = more.cursor.unwrap_or(self.up_to);
         let owed = &mut self.settlement;
-        owed.cursor = more.cursor.or(owed.cursor);
-        owed.entries_passed += more.entries_passed;
-        owed.webhooks_passed += more.webhooks_passed;
-        owed.corrupt.extend(more.corrupt);
-        owed.corrupt_parked.extend(more.corrupt_parked);
-        owed.unparked.extend(more.unparked);
-        owed.dropped += more.dropped;
+        if let Some(more) = more.passed {
+            self.up_to = more.cursor;
+            let passed = owed.passed.get_or_insert_default();
+            passed.cursor = more.cursor;
+            passed.entries += more.entries;
+            passed.webhooks += more.webhooks;
+        }
+        owed.corrupt.packs.extend(more.corrupt.packs);
+        owed.corrupt.replays.extend(more.corrupt.replays);
+        owed.replays.extend(more.replays);
+        owed.orders.dropped += more.orders.dropped;
     }
 }
 
 impl Session {
     /// The entry `id` with `webhooks` in it is in Kafka.
     pub(super) fn owe_passed(&mut self, id: StreamId, webhooks: u64) {
-        let passed = Settlement {
-            cursor: Some(id),
-            entries_passed: 1,
-            webhooks_passed: webhooks,
-            ..Settlement::default()
-        };
+        let passed = Some(Passed { cursor: id, entries: 1, webhooks });
         self.through += webhooks;
-        self.owe(passed);
+        self.owe(Settlement { passed, ..Settlement::default() });
     }
 
     /// What is committed joins what Redis has not been told yet.
     pub(super) fn owe(&mut self, more: Settlement) {
         self.owed.add(more);
         let owed = &mut self.owed.settlement;
-        if let Some(cursor) = owed.cursor {
+        if let Some(Passed { cursor, .. }) = owed.passed {
             let is_passed = |id: &StreamId| *id <= cursor;
             owed.whole.extend(self.given_up.keys().copied().filter(is_passed));
             self.given_up.retain(|id, _| !is_passed(id));
@@ -90,7 +88,7 @@ impl Drain {
         if !session.owed.settlement.is_empty() {
             let mut settlement = std::mem::take(&mut session.owed.settlement);
             settlement.open = session.open_webhooks();
-            settlement.orders_known = session.orders.version;
+            settlement.orders.known = session.orders.version;
             // The channel holds one order, and none is under way.
             self.orders.try_send(settlement).map_err(|_| gone())?;
             self.is_settling = true;
@@ -135,7 +133,7 @@ impl Drain {
     fn settled(&mut self, settled: Settled) -> Result<(), Stop> {
         self.is_settling = false;
         match settled {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(error) => {
                 tracing::warn!(error = chain(&error), "settling ended");
                 Err(Stop::End(match error {
@@ -164,20 +162,15 @@ mod tests {
     #[test]
     fn entries_between_both_cursors_are_read_again_after_a_redo_until_redis_is_owed_them() {
         let mut owed = Owed::after(id(5));
-        owed.add(Settlement { unparked: vec![id(1)], ..Settlement::default() });
+        owed.add(Settlement { replays: vec![id(1)], ..Settlement::default() });
         assert_eq!(owed.reads_after(), id(5));
         for (ms, webhooks) in [(6, 3), (7, 4)] {
-            let passed = Settlement {
-                cursor: Some(id(ms)),
-                entries_passed: 1,
-                webhooks_passed: webhooks,
-                ..Settlement::default()
-            };
-            owed.add(passed);
+            let passed = Some(Passed { cursor: id(ms), entries: 1, webhooks });
+            owed.add(Settlement { passed, ..Settlement::default() });
         }
         assert_eq!(owed.reads_after(), id(7));
         let told = std::mem::take(&mut owed.settlement);
-        assert_eq!((told.cursor, told.entries_passed, told.webhooks_passed), (Some(id(7)), 2, 7));
+        assert_eq!(told.passed, Some(Passed { cursor: id(7), entries: 2, webhooks: 7 }));
         assert_eq!(owed.reads_after(), id(7));
     }
 }

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- Takes dead letters away: dropped, or replayed through the parked stream in the order given. Stops
--- after so many bytes. Returns how many were there, and how many it looked at.
--- KEYS  1 dead  2 dead bytes  3 parked  ARGV  1 drop | replay  2 bytes  3... dead ids
+-- Takes dead letters away: dropped, or replayed through the stream of replays in the order given.
+-- Stops after so many bytes. Returns how many were there, and how many it looked at.
+-- KEYS  1 dead  2 dead bytes  3 replays  ARGV  1 drop | replay  2 bytes  3... dead ids
 local taken, looked_at, left = 0, 0, tonumber(ARGV[2])
 for i = 3, #ARGV do
   local entry = redis.call('XRANGE', KEYS[1], ARGV[i], ARGV[i])[1]
@@ -12,7 +12,7 @@ for i = 3, #ARGV do
       left = left - #entry[2][f + 1]
     end
     if ARGV[1] == 'replay' then
-      redis.call('XADD', KEYS[3], '*', 'p', fields.p, 'id', fields.id, 't', '0:0', 'r', '1')
+      redis.call('XADD', KEYS[3], '*', 'p', fields.p, 'id', fields.id)
     end
     redis.call('XDEL', KEYS[1], ARGV[i])
     redis.call('DECRBY', KEYS[2], fields.n or 0)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Forgets a drain: its cursor, what it parked and its dead letters; frees what only it held back.
+-- Forgets a drain: its cursor, its replays, lanes and dead letters; frees what only it held back.
 -- KEYS  1 stream  2 counts  3 drains  4 shares  5... the drain's own keys
 -- ARGV  1 drain
 local gone = redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- Records what one drain is done with, all of it or nothing, and only for the drain's owner.
--- KEYS  1 stream  2 counts  3 owner  4 done  5 parked  6 tries  7 dead  8 dead bytes  9 settled
---       10 seen  11 history  12 orders  13 dropping
---       14 chunks  15 chunks done  16 lanes  17 barriers  18 leads  19 retries
+-- KEYS  1 stream  2 counts  3 owner  4 done  5 replays  6 dead  7 dead bytes  8 settled
+--       9 seen  10 history  11 orders  12 dropping
+--       13 chunks  14 chunks done  15 lanes  16 barriers  17 leads  18 retries
 -- ARGV  1 token  2 number  3 drain  4 corrupt prefix
 --       5 cursor ('' = stays)  6 entries passed  7 webhooks passed  8 settled behind the cursor
 --       9 mark of the settlement before this one ('' = there was none yet)
@@ -11,9 +11,7 @@
 --       14 version of the orders that are carried out ('' = none new)  15 of those that are known
 --       16 webhooks that wait in chunks  17 when the oldest of them was accepted, in ms (0 = none)
 --       then lists, each led by its length:
---       corrupt (id)  corrupt parked (parked id)  bits (id, bits)  whole (id)
---       unparked (parked id)
---       tries (parked id, tries)  park (pack, webhook id, tries, replayed)
+--       corrupt (id)  corrupt replays (id)  bits (id, bits)  whole (id)  settled replays (id)
 --       dead (pack, webhook id, shop, topic, resource, delivery id, reason, status, attempts,
 --       answer)
 --       corrupt chunks (id)
@@ -24,16 +22,12 @@ if not owner or string.match(owner, '^[^:]*') ~= ARGV[1] then
   return redis.error_reply('FENCED another instance owns this drain')
 end
 -- The same settlement again, because its reply was lost: it is already applied.
-local mark = ARGV[1] .. ':' .. ARGV[2] .. ' '
-local last = redis.call('GET', KEYS[9]) or ''
-if string.sub(last, 1, #mark) == mark then
-  local parked = {}
-  for id in string.gmatch(string.sub(last, #mark + 1), '%S+') do parked[#parked + 1] = id end
-  return parked
-end
+local mark = ARGV[1] .. ':' .. ARGV[2]
+local last = redis.call('GET', KEYS[8]) or ''
+if last == mark then return redis.status_reply('OK') end
 -- Another one before it than it names: this is a late copy, or Redis came back without what it had
 -- confirmed.
-if string.match(last, '^%S*') ~= ARGV[9] then
+if last ~= ARGV[9] then
   return redis.error_reply('NOGROUP redis came back with older data')
 end
 
@@ -88,29 +82,21 @@ each(1, function(id)
 end)
 each(1, function(id)
   local entry = redis.call('XRANGE', KEYS[5], id, id)[1]
-  if entry then redis.call('SET', ARGV[4] .. 'parked:' .. id, entry[2][2] or '', 'NX') end
+  if entry then redis.call('SET', ARGV[4] .. 'replay:' .. id, entry[2][2] or '', 'NX') end
   redis.call('XDEL', KEYS[5], id)
-  redis.call('HDEL', KEYS[6], id)
 end)
 each(2, function(id, bits) redis.call('HSET', KEYS[4], id, bits) end)
-local is_dropping = redis.call('EXISTS', KEYS[13]) == 1
--- An order that the drain has not read yet may name what is parked here as a webhook of its pack.
+local is_dropping = redis.call('EXISTS', KEYS[12]) == 1
+-- An order that the drain has not read yet may name what moved into a lane by its pack.
 local are_names_known = is_dropping
-  and (redis.call('HGET', KEYS[12], 'version') or '0') == ARGV[15]
+  and (redis.call('HGET', KEYS[11], 'version') or '0') == ARGV[15]
 each(1, function(id)
   redis.call('HDEL', KEYS[4], id)
-  if are_names_known then redis.call('HDEL', KEYS[13], id) end
+  if are_names_known then redis.call('HDEL', KEYS[12], id) end
 end)
 each(1, function(id)
   redis.call('XDEL', KEYS[5], id)
-  redis.call('HDEL', KEYS[6], id)
-  if is_dropping then redis.call('HDEL', KEYS[13], 'parked:' .. id) end
-end)
-each(2, function(id, tries) redis.call('HSET', KEYS[6], id, tries) end)
-local parked = {}
-each(4, function(pack, id, tries, replayed)
-  parked[#parked + 1] =
-    redis.call('XADD', KEYS[5], '*', 'p', pack, 'id', id, 't', tries, 'r', replayed)
+  if is_dropping then redis.call('HDEL', KEYS[12], 'replay:' .. id) end
 end)
 local dead = {'shop', 'topic', 'res', 'wid', 'reason', 'status', 'attempts', 'answer'}
 each(10, function(pack, id, ...)
@@ -124,29 +110,29 @@ each(10, function(pack, id, ...)
   end
   fields[#fields + 1] = 'n'
   fields[#fields + 1] = size
-  redis.call('XADD', KEYS[7], '*', unpack(fields))
-  redis.call('INCRBY', KEYS[8], size)
+  redis.call('XADD', KEYS[6], '*', unpack(fields))
+  redis.call('INCRBY', KEYS[7], size)
 end)
 each(1, function(id)
-  local chunk = redis.call('HGET', KEYS[14], id)
+  local chunk = redis.call('HGET', KEYS[13], id)
   if chunk then redis.call('SET', ARGV[4] .. 'chunk:' .. id, chunk, 'NX') end
+  redis.call('HDEL', KEYS[13], id)
   redis.call('HDEL', KEYS[14], id)
-  redis.call('HDEL', KEYS[15], id)
 end)
 each(3, function(key, field, value) redis.call('HSET', KEYS[tonumber(key)], field, value) end)
 each(2, function(key, field) redis.call('HDEL', KEYS[tonumber(key)], field) end)
 
 if ARGV[10] ~= '' then
-  redis.call('XADD', KEYS[10], 'MINID', '~', ARGV[11], '*', 'd', ARGV[10])
+  redis.call('XADD', KEYS[9], 'MINID', '~', ARGV[11], '*', 'd', ARGV[10])
 end
 if ARGV[12] ~= '' then
-  redis.call('XADD', KEYS[11], 'MINID', '~', ARGV[11], '*', 'h', ARGV[12])
+  redis.call('XADD', KEYS[10], 'MINID', '~', ARGV[11], '*', 'h', ARGV[12])
 end
-if ARGV[13] ~= '0' then redis.call('HINCRBY', KEYS[12], 'dropped', ARGV[13]) end
-if ARGV[14] ~= '' then redis.call('HSET', KEYS[12], 'applied', ARGV[14]) end
+if ARGV[13] ~= '0' then redis.call('HINCRBY', KEYS[11], 'dropped', ARGV[13]) end
+if ARGV[14] ~= '' then redis.call('HSET', KEYS[11], 'applied', ARGV[14]) end
 
 -- Nothing is left in chunks: what a lost chunk left beside it is nobody's.
-if ARGV[16] == '0' then redis.call('UNLINK', KEYS[14], KEYS[15], KEYS[19]) end
+if ARGV[16] == '0' then redis.call('UNLINK', KEYS[13], KEYS[14], KEYS[18]) end
 
 redis.call('HSET', counts, 'open:' .. drain, ARGV[8], 'lanes:' .. drain, ARGV[16],
   'oldest:' .. drain, ARGV[17])
@@ -165,5 +151,5 @@ if ARGV[5] ~= '' and redis.call('XLEN', stream) == 0 then
     redis.call('HSET', counts, 'through:' .. reply[2], appended, 'trimmed', appended)
   end
 end
-redis.call('SET', KEYS[9], mark .. table.concat(parked, ' '))
-return parked
+redis.call('SET', KEYS[8], mark)
+return redis.status_reply('OK')

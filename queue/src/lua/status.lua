@@ -22,11 +22,11 @@ for _, reply in ipairs(groups) do
   local group = info(reply)
   local own = ARGV[1] .. group.name
   local oldest = redis.call('XRANGE', KEYS[1], '(' .. group['last-delivered-id'], '+', 'COUNT', 1)[1]
-  local parked = redis.call('XRANGE', own .. ':parked', '-', '+', 'COUNT', 1)[1]
+  local replay = redis.call('XRANGE', own .. ':replays', '-', '+', 'COUNT', 1)[1]
   local aside = redis.call('HGET', KEYS[2], 'oldest:' .. group.name) or '0'
-  if parked then
-    for i = 1, #parked[2], 2 do
-      local ms = parked[2][i] == 'id' and string.match(parked[2][i + 1], '^%x+%-(%d+)%-')
+  if replay then
+    for i = 1, #replay[2], 2 do
+      local ms = replay[2][i] == 'id' and string.match(replay[2][i + 1], '^%x+%-(%d+)%-')
       if ms and (tonumber(aside) == 0 or tonumber(ms) < tonumber(aside)) then aside = ms end
     end
   end
@@ -38,7 +38,7 @@ for _, reply in ipairs(groups) do
     redis.call('HGET', KEYS[2], 'open:' .. group.name) or '0',
     redis.call('GET', own .. ':owner') or '',
     redis.call('HGET', KEYS[3], group.name) or '0',
-    redis.call('XLEN', own .. ':parked')
+    redis.call('XLEN', own .. ':replays')
       + tonumber(redis.call('HGET', KEYS[2], 'lanes:' .. group.name) or 0),
     aside,
     redis.call('XLEN', own .. ':dead'),

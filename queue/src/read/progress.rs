@@ -77,10 +77,8 @@ impl Reader {
     /// # Errors
     /// [`QueueError`] from Redis.
     pub async fn mark(&self, connection: &mut Connection) -> Result<Option<String>, QueueError> {
-        let settled: Option<String> =
-            cmd("GET").arg(self.redis.keys.settled(&self.drain)).query_async(connection).await?;
-        // The ids of what was parked follow.
-        Ok(settled.and_then(|settled| settled.split(' ').next().map(str::to_owned)))
+        let key = self.redis.keys.settled(&self.drain);
+        Ok(cmd("GET").arg(key).query_async(connection).await?)
     }
 
     /// The drain's cursor: every entry up to it is settled.

@@ -64,11 +64,11 @@ async fn dropped_dead_letters_are_gone_with_their_bytes() {
     let rest = [letters[1].id];
     take(&http.redis, &mut http.connection, "http", Take::Drop, &rest).await.unwrap();
     assert_eq!(bytes(&server).await, 0);
-    assert!(server.ids("spillway:http:parked").await.is_empty());
+    assert!(server.ids("spillway:http:replays").await.is_empty());
 }
 
 #[tokio::test]
-async fn replayed_dead_letters_are_parked_in_the_order_given() {
+async fn replayed_dead_letters_are_read_in_the_order_given() {
     let server = Server::start(&[]).await;
     let given_up = (1..=3).map(|ms| dead(ms, "orders/create")).collect();
     let (mut http, letters) = having_given_up(&server, given_up).await;
@@ -77,13 +77,11 @@ async fn replayed_dead_letters_are_parked_in_the_order_given() {
     assert_eq!(taken.unwrap(), 3);
     assert!(all(&mut http).await.is_empty());
     assert_eq!(bytes(&server).await, 0);
-    let parked =
-        http.reader.parked_after(&mut http.connection, StreamId::ZERO, 1 << 20).await.unwrap();
-    let order: Vec<_> = parked.iter().map(|parked| parked.webhook.entry.ms).collect();
+    let replays =
+        http.reader.replays_after(&mut http.connection, StreamId::ZERO, 1 << 20).await.unwrap();
+    let order: Vec<_> = replays.iter().map(|replay| replay.webhook.entry.ms).collect();
     assert_eq!(order, [3, 1, 2]);
-    assert!(parked.iter().all(|parked| parked.replayed));
-    assert!(parked.iter().all(|parked| parked.attempts == 0 && parked.spent.is_zero()));
-    assert_eq!(&parked[0].pack[..], b"pack of 3");
+    assert_eq!(&replays[0].pack[..], b"pack of 3");
 }
 
 #[tokio::test]
@@ -100,9 +98,9 @@ async fn many_and_large_dead_letters_are_taken_in_the_order_given() {
     // Four of at most 64, and those that are large three at a time.
     let calls: String = server.command(&["INFO", "commandstats"]).await;
     assert!(calls.contains("cmdstat_evalsha:calls=7,"), "{calls}");
-    let parked: Vec<(String, Vec<Vec<u8>>)> =
-        server.command(&["XRANGE", "spillway:http:parked", "-", "+"]).await;
-    let order: Vec<_> = parked.iter().map(|(_, fields)| fields[3].clone()).collect();
+    let replays: Vec<(String, Vec<Vec<u8>>)> =
+        server.command(&["XRANGE", "spillway:http:replays", "-", "+"]).await;
+    let order: Vec<_> = replays.iter().map(|(_, fields)| fields[3].clone()).collect();
     let expected: Vec<_> = (1..=200).rev().map(|ms| webhook(ms).to_string().into_bytes()).collect();
     assert_eq!(order, expected);
 }

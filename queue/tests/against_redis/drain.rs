@@ -1,9 +1,10 @@
-//! A drain that is registered and owned, and webhooks for it to park and to give up.
+//! A drain that is registered and owned, and webhooks for it to give up and to replay.
 
+use spillway_queue::dead::{self, Take};
 use spillway_queue::drains::{self, StartAt};
 use spillway_queue::owner::Claim;
 use spillway_queue::read::{Progress, Reader};
-use spillway_queue::settle::{Dead, Park, Settlement, Settler};
+use spillway_queue::settle::{Dead, Passed, Settlement, Settler};
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_webhook::{StreamId, WebhookId};
 
@@ -42,22 +43,33 @@ impl Drain {
     }
 
     /// Settles under the next number.
-    pub async fn settle(&mut self, settlement: &Settlement) -> Result<Vec<StreamId>, QueueError> {
+    pub async fn settle(&mut self, settlement: &Settlement) -> Result<(), QueueError> {
         self.settler.begin();
         self.settle_again(settlement).await
     }
 
     /// Settles under the same number as before.
-    pub async fn settle_again(
-        &mut self,
-        settlement: &Settlement,
-    ) -> Result<Vec<StreamId>, QueueError> {
+    pub async fn settle_again(&mut self, settlement: &Settlement) -> Result<(), QueueError> {
         self.settler.apply(&mut self.connection, settlement).await
     }
 
     /// Settles one entry of one webhook by moving the cursor over it.
     pub async fn pass(&mut self, entry: StreamId) {
         self.settle(&up_to(entry, 1, 1)).await.expect("it is settled");
+    }
+
+    /// Gives webhooks up and replays all dead letters. Returns the ids of all replays.
+    pub async fn replay(&mut self, ms: impl IntoIterator<Item = u64>) -> Vec<StreamId> {
+        let letters = ms.into_iter().map(|ms| dead(ms, "orders/create")).collect();
+        self.settle(&Settlement { dead: letters, ..Settlement::default() })
+            .await
+            .expect("given up");
+        let (redis, connection) = (&self.redis, &mut self.connection);
+        let letters = dead::list(redis, connection, self.name, StreamId::ZERO, 1_000).await;
+        let ids: Vec<_> = letters.expect("redis answers").iter().map(|one| one.id).collect();
+        dead::take(redis, connection, self.name, Take::Replay, &ids).await.expect("redis answers");
+        let replays = self.reader.replays_after(connection, StreamId::ZERO, 1 << 20).await;
+        replays.expect("redis answers").iter().map(|replay| replay.id).collect()
     }
 
     pub async fn progress(&mut self) -> Progress {
@@ -67,28 +79,13 @@ impl Drain {
 
 /// A settlement that moves the cursor.
 pub fn up_to(cursor: StreamId, entries: u64, webhooks: u64) -> Settlement {
-    Settlement {
-        cursor: Some(cursor),
-        entries_passed: entries,
-        webhooks_passed: webhooks,
-        ..Settlement::default()
-    }
+    let passed = Some(Passed { cursor, entries, webhooks });
+    Settlement { passed, ..Settlement::default() }
 }
 
 /// The first webhook of an entry of some cell.
 pub fn webhook(ms: u64) -> WebhookId {
     WebhookId { cell: 7, entry: StreamId { ms, seq: 0 }, index: 0 }
-}
-
-/// A webhook to park.
-pub fn park(ms: u64) -> Park {
-    Park {
-        pack: format!("pack of {ms}").into_bytes(),
-        webhook: webhook(ms),
-        attempts: 3,
-        spent: std::time::Duration::from_millis(1_500),
-        replayed: false,
-    }
 }
 
 /// A webhook to give up.

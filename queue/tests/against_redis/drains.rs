@@ -7,7 +7,7 @@ use spillway_queue::read::Reader;
 use spillway_queue::settle::Settlement;
 use spillway_webhook::{Changes, Position, StreamId};
 
-use crate::drain::{Drain, dead, park};
+use crate::drain::{Drain, dead};
 use crate::server::Server;
 
 async fn registered(server: &Server, drain: Option<&str>, start_at: StartAt) -> Registered {
@@ -73,9 +73,9 @@ async fn a_forgotten_drain_leaves_nothing_behind_and_may_come_again() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one"]).await;
     let mut http = Drain::start(&server, "http").await;
+    http.replay([1]).await;
     let settlement = Settlement {
         bits: vec![(ids[0], vec![1])],
-        park: vec![park(1)],
         dead: vec![dead(2, "orders/create")],
         lanes: lanes_of_one(),
         ..Settlement::default()

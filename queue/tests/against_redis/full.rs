@@ -3,11 +3,11 @@
 use spillway_queue::append::{AppendError, Appender};
 use spillway_queue::dead::{Take, list, take};
 use spillway_queue::drains::{StartAt, forget, register};
-use spillway_queue::settle::Settlement;
+use spillway_queue::settle::{CorruptEntries, Settlement};
 use spillway_queue::{QueueError, status};
 use spillway_webhook::StreamId;
 
-use crate::drain::{Drain, dead, park, up_to};
+use crate::drain::{Drain, dead, up_to};
 use crate::server::Server;
 
 #[tokio::test]
@@ -20,26 +20,26 @@ async fn a_drain_registers_takes_settles_and_is_forgotten_on_a_full_redis() {
     assert!(confirmed.is_full);
 
     let settlement = Settlement {
-        corrupt: vec![ids[0]],
+        corrupt: CorruptEntries { packs: vec![ids[0]], replays: Vec::new() },
         bits: vec![(ids[2], vec![1])],
-        park: vec![park(1), park(2)],
-        dead: vec![dead(3, "orders/create")],
+        dead: vec![dead(3, "orders/create"), dead(4, "orders/create")],
         open: 1,
         ..up_to(ids[1], 2, 2)
     };
-    let parked = http.settle(&settlement).await.unwrap();
+    http.settle(&settlement).await.unwrap();
     assert_eq!(server.ids("spillway:in").await, [ids[2].to_string()]);
-    let tries = vec![(parked[0], 9, std::time::Duration::from_secs(9))];
-    let unparked = vec![parked[1]];
-    http.settle(&Settlement { tries, unparked, ..Settlement::default() }).await.unwrap();
 
     let letters =
         list(&http.redis, &mut http.connection, "http", StreamId::ZERO, 10).await.unwrap();
-    let replayed = [letters[0].id];
+    let replayed = [letters[0].id, letters[1].id];
     let taken = take(&http.redis, &mut http.connection, "http", Take::Replay, &replayed).await;
-    assert_eq!(taken.unwrap(), 1);
+    assert_eq!(taken.unwrap(), 2);
+    let replays =
+        http.reader.replays_after(&mut http.connection, StreamId::ZERO, 1 << 20).await.unwrap();
+    let first = vec![replays[0].id];
+    http.settle(&Settlement { replays: first, ..Settlement::default() }).await.unwrap();
     let status = status::read(&http.redis, &mut http.connection).await.unwrap();
-    assert_eq!(status.drains[0].parked, 2);
+    assert_eq!(status.drains[0].parked, 1);
     assert_eq!(status.queue.limit_bytes, 1);
 
     register(&http.redis, &mut http.connection, Some("kafka"), StartAt::Now).await.unwrap();

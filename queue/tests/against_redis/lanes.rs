@@ -32,6 +32,7 @@ pub fn row(lane: u64, waiting: u64) -> LaneRow {
         last: at(9),
         failing_ms: 5,
         tripped: true,
+        suspect: true,
     }
 }
 
@@ -219,8 +220,8 @@ async fn what_waits_in_lanes_is_in_the_status() {
     let mut http = Drain::start(&server, "http").await;
     let oldest_ms = ids[0].ms - 3_600_000;
     let lanes = LaneChanges { waiting: 2, oldest_ms, ..LaneChanges::default() };
-    let park = vec![crate::drain::park(ids[0].ms)];
-    http.settle(&Settlement { lanes, park, ..up_to(ids[2], 3, 3) }).await.unwrap();
+    http.replay([ids[0].ms]).await;
+    http.settle(&Settlement { lanes, ..up_to(ids[2], 3, 3) }).await.unwrap();
     let seen = status::read(&http.redis, &mut http.connection).await.unwrap();
     assert_eq!((seen.drains[0].parked, seen.drains[0].waiting), (3, 3));
     let age = seen.drains[0].oldest_age_seconds.unwrap();

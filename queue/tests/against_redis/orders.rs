@@ -2,11 +2,11 @@
 
 use spillway_queue::history::{self, Outcome, Past};
 use spillway_queue::orders::{self, CarriedOut, Dropping, Filter};
-use spillway_queue::settle::Settlement;
+use spillway_queue::settle::{OrdersProgress, Remembered, Settlement};
 use spillway_queue::{QueueError, status};
 use spillway_webhook::StreamId;
 
-use crate::drain::{Drain, park, up_to};
+use crate::drain::{Drain, up_to};
 use crate::server::Server;
 
 fn shop() -> Filter {
@@ -49,11 +49,10 @@ async fn a_drop_is_named_bit_by_bit_and_cleared_away_when_it_is_settled() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two"]).await;
     let mut http = Drain::start(&server, "http").await;
-    let settlement = Settlement { park: vec![park(1)], ..Settlement::default() };
-    let parked = http.settle(&settlement).await.unwrap();
+    let replays = http.replay([1]).await;
     let (redis, mut named) = (http.redis.clone(), Dropping::default());
     named.name(ids[0], 0);
-    named.parked.insert(parked[0]);
+    named.replays.insert(replays[0]);
     let record = past(ids[0], Outcome::Dropped);
     orders::drop(&redis, &mut http.connection, "http", &named, &record).await.unwrap();
     let mut more = Dropping::default();
@@ -62,7 +61,7 @@ async fn a_drop_is_named_bit_by_bit_and_cleared_away_when_it_is_settled() {
     assert_eq!(version, 2);
     let dropping = orders::read(&redis, &mut http.connection, "http").await.unwrap().dropping;
     assert!(dropping.is_named(ids[0], 0) && dropping.is_named(ids[0], 9));
-    assert!(dropping.parked.contains(&parked[0]));
+    assert!(dropping.replays.contains(&replays[0]));
 
     // A drain that passes the pack before it has read the order leaves the names where they are.
     http.settle(&Settlement { whole: vec![ids[0]], ..Settlement::default() }).await.unwrap();
@@ -71,11 +70,12 @@ async fn a_drop_is_named_bit_by_bit_and_cleared_away_when_it_is_settled() {
 
     let done = Settlement {
         whole: vec![ids[0]],
-        unparked: vec![parked[0]],
-        dropped: 3,
-        orders_done: Some(version),
-        orders_known: version,
-        history: past(ids[1], Outcome::Delivered),
+        replays,
+        orders: OrdersProgress { known: version, done: Some(version), dropped: 3 },
+        remembered: Remembered {
+            history: past(ids[1], Outcome::Delivered),
+            ..Remembered::default()
+        },
         ..up_to(ids[0], 1, 1)
     };
     http.settle(&done).await.unwrap();

@@ -8,7 +8,7 @@ use spillway_queue::read::{Entry, LastRead, Reader};
 use spillway_queue::settle::Settlement;
 use spillway_webhook::StreamId;
 
-use crate::drain::{Drain, park, webhook};
+use crate::drain::{Drain, webhook};
 use crate::server::Server;
 
 #[tokio::test]
@@ -75,28 +75,24 @@ async fn waiting_ends_with_an_entry_or_with_patience() {
 }
 
 #[tokio::test]
-async fn parked_webhooks_are_read_with_the_latest_tries() {
+async fn replays_are_read_until_they_are_settled() {
     let server = Server::start(&[]).await;
     let mut http = Drain::start(&server, "http").await;
-    let settlement = Settlement { park: vec![park(5), park(6)], ..Settlement::default() };
-    let ids = http.settle(&settlement).await.unwrap();
-    let tries = vec![(ids[1], 4, Duration::from_millis(2_500))];
-    http.settle(&Settlement { tries, ..Settlement::default() }).await.unwrap();
-
-    let found =
-        http.reader.parked_after(&mut http.connection, StreamId::ZERO, 1 << 20).await.unwrap();
-    assert_eq!(found.iter().map(|parked| parked.id).collect::<Vec<_>>(), ids);
-    assert_eq!((found[0].webhook, &found[0].pack[..]), (webhook(5), &b"pack of 5"[..]));
-    assert_eq!((found[0].attempts, found[0].spent), (3, Duration::from_millis(1_500)));
-    assert_eq!((found[1].attempts, found[1].spent), (4, Duration::from_millis(2_500)));
-    assert!(!found[0].replayed);
-    let again = http.reader.parked_entry(&mut http.connection, ids[1]).await.unwrap();
+    let ids = http.replay([5, 6]).await;
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    let found = reader.replays_after(connection, StreamId::ZERO, 1 << 20).await.unwrap();
+    let webhooks: Vec<_> = found.iter().map(|replay| replay.webhook).collect();
+    assert_eq!(webhooks, [webhook(5), webhook(6)]);
+    assert_eq!(&found[0].pack[..], b"pack of 5");
+    let rest = reader.replays_after(connection, ids[0], 1 << 20).await.unwrap();
+    assert_eq!(rest.iter().map(|replay| replay.id).collect::<Vec<_>>(), [ids[1]]);
+    let again = reader.replay_entry(connection, ids[1]).await.unwrap();
     assert_eq!(again.unwrap(), "pack of 6");
 
-    http.settle(&Settlement { unparked: ids, ..Settlement::default() }).await.unwrap();
-    let none = http.reader.parked_after(&mut http.connection, StreamId::ZERO, 1).await.unwrap();
-    assert!(none.is_empty());
-    assert_eq!(server.command::<u64>(&["HLEN", "spillway:http:tries"]).await, 0);
+    http.settle(&Settlement { replays: ids.clone(), ..Settlement::default() }).await.unwrap();
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    assert!(reader.replays_after(connection, StreamId::ZERO, 1).await.unwrap().is_empty());
+    assert_eq!(reader.replay_entry(connection, ids[1]).await.unwrap(), None);
 }
 
 #[tokio::test]

@@ -1,10 +1,11 @@
 //! Settling: whole or not at all, once, by the owner only.
 
 use spillway_queue::QueueError;
-use spillway_queue::settle::{Settlement, Settler};
+use spillway_queue::dead::list;
+use spillway_queue::settle::{CorruptEntries, Settlement, Settler};
 use spillway_webhook::StreamId;
 
-use crate::drain::{Drain, dead, park, up_to};
+use crate::drain::{Drain, dead, up_to};
 use crate::proxy::{Fault, Proxy};
 use crate::server::Server;
 
@@ -56,31 +57,31 @@ async fn a_settlement_that_is_sent_again_changes_nothing() {
     let ids = server.append(&[b"one", b"two"]).await;
     let mut http = Drain::start(&server, "http").await;
     let settlement = Settlement {
-        park: vec![park(1), park(2)],
-        dead: vec![dead(3, "orders/create")],
+        dead: vec![dead(3, "orders/create"), dead(4, "orders/create")],
         ..up_to(ids[0], 1, 1)
     };
-    let parked = http.settle(&settlement).await.unwrap();
-    assert_eq!(parked.len(), 2);
+    http.settle(&settlement).await.unwrap();
+    let dead = server.ids("spillway:http:dead").await;
+    assert_eq!(dead.len(), 2);
     let bytes: u64 = server.command(&["GET", "spillway:http:dead:bytes"]).await;
-    assert_eq!(http.settle_again(&settlement).await.unwrap(), parked);
-    assert_eq!(server.ids("spillway:http:parked").await.len(), 2);
-    assert_eq!(server.ids("spillway:http:dead").await.len(), 1);
+    http.settle_again(&settlement).await.unwrap();
+    assert_eq!(server.ids("spillway:http:dead").await, dead);
     assert_eq!(server.command::<u64>(&["GET", "spillway:http:dead:bytes"]).await, bytes);
     // The next number is another settlement, however alike.
-    assert_eq!(http.settle(&Settlement::default()).await.unwrap(), []);
+    http.settle(&settlement).await.unwrap();
+    assert_eq!(server.ids("spillway:http:dead").await.len(), 4);
 }
 
 #[tokio::test]
 async fn a_settler_made_anew_under_the_same_token_does_not_seem_to_repeat_the_first() {
     let server = Server::start(&[]).await;
     let mut http = Drain::start(&server, "http").await;
-    let settlement = Settlement { park: vec![park(1)], ..Settlement::default() };
+    let settlement = Settlement { dead: vec![dead(1, "orders/create")], ..Settlement::default() };
     http.settle(&settlement).await.unwrap();
     let mark = http.progress().await.mark;
     http.settler = Settler::new(http.redis.clone(), "http", http.claim.token(), mark);
     http.settle(&settlement).await.unwrap();
-    assert_eq!(server.ids("spillway:http:parked").await.len(), 2);
+    assert_eq!(server.ids("spillway:http:dead").await.len(), 2);
 }
 
 #[tokio::test]
@@ -93,12 +94,12 @@ async fn a_settlement_whose_reply_is_lost_is_sent_again_on_another_connection() 
     http.settle(&Settlement::default()).await.unwrap();
     http.connection = proxy.redis().connect(None).await.unwrap();
     proxy.harm_next_request(Fault::CutBeforeReply);
-    let settlement = Settlement { park: vec![park(1)], ..up_to(ids[0], 1, 1) };
+    let settlement = Settlement { dead: vec![dead(1, "orders/create")], ..up_to(ids[0], 1, 1) };
     let lost = http.settle(&settlement).await;
     assert!(matches!(lost, Err(QueueError::Unreachable(_))), "{lost:?}");
     http.connection = server.connect().await;
-    assert_eq!(http.settle_again(&settlement).await.unwrap().len(), 1);
-    assert_eq!(server.ids("spillway:http:parked").await.len(), 1);
+    http.settle_again(&settlement).await.unwrap();
+    assert_eq!(server.ids("spillway:http:dead").await.len(), 1);
     assert_eq!(http.progress().await.cursor, ids[0]);
 }
 
@@ -107,11 +108,12 @@ async fn a_settlement_of_an_owner_of_the_past_is_fenced_and_changes_nothing() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one"]).await;
     let mut late = Drain::start(&server, "http").await;
+    let replays = late.replay([1]).await;
     let _new = Drain::own(&server, "http").await;
     let settlement = Settlement {
-        corrupt: vec![ids[0]],
+        corrupt: CorruptEntries { packs: vec![ids[0]], replays: Vec::new() },
         bits: vec![(ids[0], vec![1])],
-        park: vec![park(1)],
+        replays,
         dead: vec![dead(2, "orders/create")],
         open: 7,
         ..up_to(ids[0], 1, 1)
@@ -121,6 +123,8 @@ async fn a_settlement_of_an_owner_of_the_past_is_fenced_and_changes_nothing() {
     assert!(matches!(fenced, Err(QueueError::Fenced)), "{fenced:?}");
     assert_eq!(keys(&server).await, before);
     assert_eq!(server.command::<u64>(&["HGET", "spillway:counts", "open:http"]).await, 0);
+    assert_eq!(server.ids("spillway:http:replays").await.len(), 1);
+    assert!(server.ids("spillway:http:dead").await.is_empty());
     assert_eq!(late.progress().await.cursor, StreamId::ZERO);
     assert_eq!(server.ids("spillway:in").await.len(), 1);
 }
@@ -131,7 +135,8 @@ async fn a_drain_without_a_cursor_is_unregistered_and_nothing_changes() {
     let ids = server.append(&[b"one"]).await;
     let mut stray = Drain::own(&server, "http").await;
     let before = keys(&server).await;
-    let refused = stray.settle(&Settlement { park: vec![park(1)], ..up_to(ids[0], 1, 1) }).await;
+    let dead = vec![dead(1, "orders/create")];
+    let refused = stray.settle(&Settlement { dead, ..up_to(ids[0], 1, 1) }).await;
     assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
     assert_eq!(keys(&server).await, before);
 }
@@ -141,7 +146,8 @@ async fn an_entry_that_cannot_be_decoded_is_set_aside_under_its_own_key() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"\x00\xffnot a pack"]).await;
     let mut http = Drain::start(&server, "http").await;
-    let corrupt = vec![ids[0], StreamId { ms: 1, seq: 1 }];
+    let packs = vec![ids[0], StreamId { ms: 1, seq: 1 }];
+    let corrupt = CorruptEntries { packs, replays: Vec::new() };
     http.settle(&Settlement { corrupt, ..up_to(ids[0], 1, 1) }).await.unwrap();
     assert!(server.ids("spillway:in").await.is_empty());
     let key = server.redis().keys.corrupt(ids[0]);
@@ -152,15 +158,15 @@ async fn an_entry_that_cannot_be_decoded_is_set_aside_under_its_own_key() {
 }
 
 #[tokio::test]
-async fn a_parked_webhook_that_cannot_be_decoded_is_set_aside_too() {
+async fn a_replay_that_cannot_be_decoded_is_set_aside_too() {
     let server = Server::start(&[]).await;
     let mut http = Drain::start(&server, "http").await;
-    let spoilt = Settlement { park: vec![park(1)], ..Settlement::default() };
-    let corrupt_parked = http.settle(&spoilt).await.unwrap();
-    let key = format!("spillway:corrupt:parked:{}", corrupt_parked[0]);
-    http.settle(&Settlement { corrupt_parked, ..Settlement::default() }).await.unwrap();
-    assert!(server.ids("spillway:http:parked").await.is_empty());
-    assert_eq!(server.command::<Vec<u8>>(&["GET", &key]).await, park(1).pack);
+    let replays = http.replay([1]).await;
+    let key = format!("spillway:corrupt:replay:{}", replays[0]);
+    let corrupt = CorruptEntries { packs: Vec::new(), replays };
+    http.settle(&Settlement { corrupt, ..Settlement::default() }).await.unwrap();
+    assert!(server.ids("spillway:http:replays").await.is_empty());
+    assert_eq!(server.command::<Vec<u8>>(&["GET", &key]).await, dead(1, "orders/create").pack);
 }
 
 #[tokio::test]
@@ -168,7 +174,8 @@ async fn a_redis_that_came_back_with_older_data_is_noticed_before_anything_is_se
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two"]).await;
     let mut http = Drain::start(&server, "http").await;
-    http.settle(&Settlement { park: vec![park(1)], ..Settlement::default() }).await.unwrap();
+    let dead_one = vec![dead(1, "orders/create")];
+    http.settle(&Settlement { dead: dead_one, ..Settlement::default() }).await.unwrap();
     let older: Vec<u8> = server.command(&["GET", "spillway:http:settled"]).await;
     let older = String::from_utf8(older).unwrap();
     http.settle(&Settlement { dead: vec![dead(2, "orders/create")], ..up_to(ids[0], 1, 1) })
@@ -231,7 +238,8 @@ async fn a_cursor_after_everything_that_redis_knows_is_refused() {
     let lost = server.append_as("200-0").await;
     server.restore("spillway:in", &older).await;
     let before = keys(&server).await;
-    let refused = http.settle(&Settlement { park: vec![park(1)], ..up_to(lost, 2, 2) }).await;
+    let dead = vec![dead(1, "orders/create")];
+    let refused = http.settle(&Settlement { dead, ..up_to(lost, 2, 2) }).await;
     assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
     assert_eq!(keys(&server).await, before);
     http.settle(&up_to(first, 1, 1)).await.unwrap();
@@ -261,12 +269,13 @@ async fn a_settlement_of_thousands_is_one_step() {
     let settlement = Settlement {
         bits: ids.iter().map(|id| (*id, vec![1])).collect(),
         whole: ids[1..].to_vec(),
-        park: (1..=5_000).map(park).collect(),
+        dead: (1..=5_000).map(|ms| dead(ms, "orders/create")).collect(),
         ..Settlement::default()
     };
-    let parked = http.settle(&settlement).await.unwrap();
-    assert_eq!(parked.len(), 5_000);
-    assert!(parked.is_sorted());
+    http.settle(&settlement).await.unwrap();
+    let letters = list(&http.redis, &mut http.connection, "http", StreamId::ZERO, 9_999).await;
+    let order: Vec<_> = letters.unwrap().iter().map(|letter| letter.webhook.entry.ms).collect();
+    assert_eq!(order, (1..=5_000).collect::<Vec<_>>());
     assert_eq!(http.progress().await.done.len(), 1);
 }
 

@@ -4,7 +4,7 @@ use spillway_queue::drains::{StartAt, register};
 use spillway_queue::settle::Settlement;
 use spillway_queue::status::{Status, read};
 
-use crate::drain::{Drain, dead, park, up_to};
+use crate::drain::{Drain, dead, up_to};
 use crate::server::Server;
 
 async fn status(server: &Server) -> Status {
@@ -37,17 +37,14 @@ async fn a_drain_that_never_ran_is_seen_with_all_that_waits_for_it() {
 }
 
 #[tokio::test]
-async fn parked_webhooks_and_dead_letters_are_seen_beside_the_main_stream() {
+async fn replays_and_dead_letters_are_seen_beside_the_main_stream() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two", b"three"]).await;
     let mut http = Drain::start(&server, "http").await;
     let hour_ago = ids[0].ms - 3_600_000;
-    let settlement = Settlement {
-        park: vec![park(hour_ago), park(hour_ago + 1)],
-        dead: vec![dead(2, "orders/create")],
-        ..up_to(ids[2], 3, 3)
-    };
-    http.settle(&settlement).await.unwrap();
+    http.replay([hour_ago, hour_ago + 1]).await;
+    let dead = vec![dead(2, "orders/create")];
+    http.settle(&Settlement { dead, ..up_to(ids[2], 3, 3) }).await.unwrap();
     let status = status(&server).await;
     assert_eq!((status.queue.packs, status.queue.webhooks, status.queue.accepted), (0, 0, 3));
     let [http_status] = &status.drains[..] else { panic!("{status:?}") };

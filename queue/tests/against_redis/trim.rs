@@ -1,10 +1,11 @@
 //! An entry is freed when every drain is past it, and the counts say so.
 
 use spillway_queue::drains::forget;
+use spillway_queue::lane::LaneChanges;
 use spillway_queue::settle::Settlement;
 use spillway_queue::status;
 
-use crate::drain::{Drain, park, up_to};
+use crate::drain::{Drain, up_to};
 use crate::server::Server;
 
 /// Webhooks in the queue, and those that wait for each drain in the order of their names.
@@ -87,11 +88,11 @@ async fn the_counts_of_what_waits_add_up() {
     kafka.settle(&up_to(ids[1], 2, 30)).await.unwrap();
     assert_eq!(waiting(&server).await, (50, vec![46, 30]));
 
-    // What is parked is settled in the main stream and waits beside it.
-    let aside = Settlement { park: vec![park(1)], open: 5, ..Settlement::default() };
-    let parked = http.settle(&aside).await.unwrap();
+    // A webhook that moves into a lane is settled in the main stream and waits beside it.
+    let lanes = LaneChanges { waiting: 1, oldest_ms: 1, ..LaneChanges::default() };
+    http.settle(&Settlement { lanes, open: 5, ..Settlement::default() }).await.unwrap();
     assert_eq!(waiting(&server).await, (50, vec![46, 30]));
-    http.settle(&Settlement { unparked: parked, open: 5, ..Settlement::default() }).await.unwrap();
+    http.settle(&Settlement { open: 5, ..Settlement::default() }).await.unwrap();
     assert_eq!(waiting(&server).await, (50, vec![45, 30]));
 
     http.settle(&up_to(ids[2], 2, 50)).await.unwrap();

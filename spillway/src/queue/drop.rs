@@ -130,14 +130,14 @@ impl Named {
             }
             if self.dropping.is_named(past.entry, past.index) {
                 // It left the main stream since it was found there.
-                self.dropping.parked.extend(replay);
+                self.dropping.replays.extend(replay);
                 continue;
             }
             self.webhooks += 1;
             match replay {
                 None => self.dropping.name(past.entry, past.index),
                 Some(id) => {
-                    self.dropping.parked.insert(id);
+                    self.dropping.replays.insert(id);
                 }
             }
             if self.webhooks as usize <= RECORDED_MAX {

@@ -11,7 +11,7 @@ use spillway_queue::append::Appender;
 use spillway_queue::drains::{HTTP, StartAt, register};
 use spillway_queue::owner::Claim;
 use spillway_queue::read::Reader;
-use spillway_queue::settle::{Dead, Settlement, Settler};
+use spillway_queue::settle::{Dead, Passed, Settlement, Settler};
 use spillway_queue::{Connection, Redis};
 use spillway_webhook::pack::{Packer, Records};
 use spillway_webhook::{StreamId, Webhook, WebhookId};
@@ -105,13 +105,10 @@ impl Cell {
         let mut settler = Settler::new(redis, HTTP, claim.token(), mark);
         settler.begin();
         let dead = died.iter().map(|index| dead(&letters[*index], id(entries[*index]))).collect();
-        let settlement = Settlement {
-            cursor: entries.last().copied(),
-            entries_passed: entries.len() as u64,
-            webhooks_passed: entries.len() as u64,
-            dead,
-            ..Settlement::default()
-        };
+        let count = entries.len() as u64;
+        let passed =
+            entries.last().map(|last| Passed { cursor: *last, entries: count, webhooks: count });
+        let settlement = Settlement { passed, dead, ..Settlement::default() };
         settler.apply(&mut connection, &settlement).await.unwrap();
         claim.release(&mut connection).await.unwrap();
         entries.into_iter().map(id).collect()

@@ -85,10 +85,9 @@ async fn they_are_replayed_in_the_order_accepted() {
     assert_eq!(cell.told(&["dead", "list"]), "no dead letter matches\n");
     let (redis, mut connection) = cell.connect().await;
     let reader = Reader::new(redis, "http");
-    let parked = reader.parked_after(&mut connection, StreamId::ZERO, 1 << 20).await.unwrap();
-    let order: Vec<_> = parked.iter().map(|parked| parked.webhook.to_string()).collect();
+    let replays = reader.replays_after(&mut connection, StreamId::ZERO, 1 << 20).await.unwrap();
+    let order: Vec<_> = replays.iter().map(|replay| replay.webhook.to_string()).collect();
     assert_eq!(order, all);
-    assert!(parked.iter().all(|parked| parked.replayed && parked.attempts == 0));
 }
 
 #[tokio::test]
@@ -103,10 +102,10 @@ async fn more_than_a_page_and_a_batch_are_replayed_in_order() {
     let mut order = Vec::new();
     let mut after = StreamId::ZERO;
     loop {
-        let page = reader.parked_after(&mut connection, after, 1 << 20).await.unwrap();
+        let page = reader.replays_after(&mut connection, after, 1 << 20).await.unwrap();
         let Some(last) = page.last() else { break };
         after = last.id;
-        order.extend(page.iter().map(|parked| parked.webhook));
+        order.extend(page.iter().map(|replay| replay.webhook));
     }
     assert_eq!(order, all);
 }

@@ -217,7 +217,7 @@ impl World {
                 self.redis.process.try_command(&["XLEN", key]).await;
             length.ok()
         };
-        for key in ["spillway:in", "spillway:http:parked", "spillway:kafka:parked"] {
+        for key in ["spillway:in", "spillway:http:replays", "spillway:kafka:replays"] {
             if length(key).await != Some(0) {
                 return false;
             }

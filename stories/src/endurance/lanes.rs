@@ -4,7 +4,7 @@ use crate::redis_server::RedisServer;
 use crate::service::Service;
 
 /// Keys that are there only while something waits outside the main stream, or is settled in part.
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 8] = [
     "spillway:http:chunks",
     "spillway:http:chunks:done",
     "spillway:http:lanes",
@@ -12,8 +12,7 @@ const KEYS: [&str; 9] = [
     "spillway:http:leads",
     "spillway:http:retries",
     "spillway:http:done",
-    "spillway:http:parked",
-    "spillway:http:tries",
+    "spillway:http:replays",
 ];
 
 /// Those of these keys that exist.

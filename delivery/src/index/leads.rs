@@ -1,0 +1,90 @@
+//! Leads: which event of a resource is sent for its head, and for which others it stands.
+
+use std::collections::HashSet;
+
+use spillway_webhook::fingerprint::Fingerprint;
+use spillway_webhook::position::Position;
+
+use super::{Index, Lead, NONE, NodeKey, ResourceKey, usize_of};
+
+/// Events that one stands for, at most: bounds the time of a choice.
+const RUN_MAX: u32 = 10_000;
+
+impl Index {
+    /// Decides what is sent for a resource, unless that is decided: the newest event that may stand
+    /// for its head. Returns how many it stands for, itself included.
+    pub fn choose_lead(
+        &mut self,
+        key: ResourceKey,
+        may_lead: impl Fn(Position, Option<Fingerprint>) -> Lead,
+    ) -> u32 {
+        let Some(resource) = self.resource(key).copied() else { return 0 };
+        if resource.lead != NONE {
+            return self.run_length(key);
+        }
+        let (mut lead, mut length) = (resource.head, 1);
+        let coalesces = self.node(resource.head).coalesces;
+        if coalesces != 0 {
+            let mut known: HashSet<Fingerprint> =
+                self.fingerprint(resource.head).into_iter().collect();
+            let rest = self.chain(resource.head).skip(1);
+            for (passed, (node, candidate)) in (2..=RUN_MAX).zip(rest) {
+                if candidate.coalesces != coalesces || candidate.is_replay {
+                    break;
+                }
+                let fingerprint = self.fingerprint(node);
+                // A late copy of an older event is not the newest.
+                let is_copy = fingerprint.is_some_and(|fingerprint| !known.insert(fingerprint));
+                match may_lead(candidate.position, fingerprint) {
+                    Lead::Yes if is_copy => {}
+                    Lead::Yes => (lead, length) = (node, passed),
+                    Lead::Skip => {}
+                    Lead::End => break,
+                }
+            }
+        }
+        self.set_lead(key, lead);
+        length
+    }
+
+    /// Decides that the last event up to `position` is sent. Returns how many it stands for; 0 when
+    /// all events are later.
+    pub fn lead_up_to(&mut self, key: ResourceKey, position: Position) -> u32 {
+        let Some(resource) = self.resource(key).copied() else { return 0 };
+        let run = self.chain(resource.head).take_while(|(_, node)| node.position <= position);
+        let run: Vec<NodeKey> = run.map(|(node, _)| node).collect();
+        let Some(last) = run.last() else { return 0 };
+        self.set_lead(key, *last);
+        u32::try_from(run.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Leaves it undecided again what is sent.
+    pub fn clear_lead(&mut self, key: ResourceKey) {
+        self.set_lead(key, NONE);
+    }
+
+    /// The webhooks that the head speaks for, itself first, its lead last.
+    pub fn run(&self, key: ResourceKey) -> Vec<NodeKey> {
+        let (Some(resource), Some(lead)) = (self.resource(key), self.lead(key)) else {
+            return Vec::new();
+        };
+        let mut run = Vec::with_capacity(1);
+        for (node, _) in self.chain(resource.head) {
+            run.push(node);
+            if node == lead {
+                break;
+            }
+        }
+        run
+    }
+
+    fn run_length(&self, key: ResourceKey) -> u32 {
+        u32::try_from(self.run(key).len()).unwrap_or(u32::MAX)
+    }
+
+    fn set_lead(&mut self, key: ResourceKey, lead: NodeKey) {
+        if let Some(resource) = self.resources.get_mut(usize_of(key)) {
+            resource.lead = lead;
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Turns: which shop, lane and resource is next, and when a blocked lane is looked at again.
+
+use std::time::Duration;
+
+use spillway_webhook::position::Position;
+
+use crate::core::Core;
+use crate::dispatch::{Blocked, LEFT_AFTER, Turn};
+use crate::index::LaneKey;
+use crate::resource::State;
+use crate::shop::ShopKey;
+use crate::sorted::{Class, Content};
+
+/// Shops that are looked at for a lane that is preferred.
+const PROBE_LOOKS: usize = 512;
+/// Between two looks for others, where there were none.
+const FRESH_LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Between two looks whether a slow or suspect lane may have a slot, and as much again for so many
+/// lanes that wait.
+const SLOT_LOOK_EVERY: Duration = Duration::from_millis(50);
+const SLOT_LOOKS: u32 = 64;
+/// Up to this time, all other lanes go first.
+const LEFT_LAST: Duration = Duration::from_secs(10);
+
+/// Lanes that are picked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Preferred {
+    /// Any.
+    Any,
+    /// Those that have not failed, and are not slow.
+    Unfailed,
+    /// Those of which the leader before left nothing behind.
+    Fresh,
+}
+
+impl<C: Content> Core<C> {
+    /// The next turn; while the backend is stopped, of a lane that has not failed, if there is one.
+    pub(crate) fn next_turn(&mut self) -> Option<Turn> {
+        if let Some(turn) = self.next.take() {
+            if self.is_still_due(&turn) {
+                return Some(turn);
+            }
+            if self.queue.index.state(turn.resource) == Some(State::Ready) {
+                self.release(turn.resource);
+            }
+        }
+        let now = self.session.now.at;
+        if self.backend.is_stopped() {
+            let turn = self.pick(Preferred::Unfailed);
+            if turn.is_some() || self.attempts.len() > 0 {
+                return turn;
+            }
+        } else if now < LEFT_LAST && now >= self.session.looks.fresh_at {
+            let turn = self.pick(Preferred::Fresh);
+            if turn.is_some() {
+                return turn;
+            }
+            self.session.looks.fresh_at = now + FRESH_LOOK_EVERY;
+        }
+        self.pick(Preferred::Any)
+    }
+
+    fn is_still_due(&self, turn: &Turn) -> bool {
+        let Some(lane) = self.queue.lanes.get(turn.lane) else { return false };
+        self.queue.index.state(turn.resource) == Some(State::Ready)
+            && self.queue.index.lane(turn.resource) == Some(turn.lane)
+            && self.may_send(lane).is_ok()
+            && self.is_open(turn)
+    }
+
+    pub(crate) fn is_open(&self, turn: &Turn) -> bool {
+        let head = self.queue.index.head(turn.resource);
+        self.queue.index.is_replay(turn.resource)
+            || head.is_some_and(|head| self.queue.is_open(turn.shop, head))
+    }
+
+    /// Picks by turns of shops, and within a shop in stream order.
+    fn pick(&mut self, preferred: Preferred) -> Option<Turn> {
+        let now = self.session.now.at;
+        for class in self.queue.shops.first_class() {
+            let (mut set_aside, mut found) = (Vec::new(), None);
+            while let Some(shop) = self.queue.shops.next(class, now) {
+                if let Some(turn) = self.pick_of(shop, class, preferred) {
+                    self.queue.shops.keep_turn(shop, class);
+                    found = Some(turn);
+                    break;
+                }
+                if preferred != Preferred::Any {
+                    set_aside.push(shop);
+                    if set_aside.len() == PROBE_LOOKS {
+                        break;
+                    }
+                }
+            }
+            set_aside.into_iter().for_each(|shop| self.queue.shops.give_turn(shop, class));
+            if let Some(turn) = found {
+                self.queue.shops.used(class);
+                return Some(turn);
+            }
+        }
+        None
+    }
+
+    /// The oldest ready resource of a shop's lanes that are open.
+    fn pick_of(&mut self, shop: ShopKey, class: Class, preferred: Preferred) -> Option<Turn> {
+        loop {
+            let (lane, was_tried) = self.oldest_ready(shop, class, preferred)?;
+            let lane_row = self.queue.lanes.get_mut(lane)?;
+            let resource = lane_row.ready.pop(class, was_tried)?;
+            let turn = Turn { shop, lane, resource };
+            if self.is_open(&turn) {
+                return Some(turn);
+            }
+            // A barrier came before it.
+            self.release(resource);
+        }
+    }
+
+    fn oldest_ready(
+        &mut self,
+        shop: ShopKey,
+        class: Class,
+        preferred: Preferred,
+    ) -> Option<(LaneKey, bool)> {
+        let mut oldest: Option<(Position, LaneKey, bool)> = None;
+        for at in 0.. {
+            let Some(key) = self.queue.shops.get(shop)?.lanes.get(at).copied() else { break };
+            let index = &self.queue.index;
+            let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
+            let is_preferred = match preferred {
+                Preferred::Any => true,
+                Preferred::Unfailed => !lane.breaker.has_failed() && !lane.flow.is_slow(),
+                Preferred::Fresh => !lane.flow.is_left,
+            };
+            if !is_preferred {
+                continue;
+            }
+            let fresh_first = lane.breaker.prefers_fresh();
+            let is_ready = |position, resource| {
+                index.resource(resource).is_some_and(|about| about.state == State::Ready)
+                    && index.lane(resource) == Some(key)
+                    && index
+                        .lead(resource)
+                        .is_some_and(|lead| index.node(lead).position == position)
+            };
+            let Some((position, was_tried)) = lane.ready.peek(class, fresh_first, is_ready) else {
+                if lane.rest.is_some() {
+                    self.queue.lanes.list(key);
+                }
+                continue;
+            };
+            if oldest.is_some_and(|(before, _, _)| before <= position) {
+                continue;
+            }
+            let Some(lane) = self.queue.lanes.get(key) else { continue };
+            match self.lane_gate(lane) {
+                Ok(()) => oldest = Some((position, key, was_tried)),
+                Err(blocked) => self.wait_for_lane(key, blocked),
+            }
+        }
+        oldest.map(|(_, lane, was_tried)| (lane, was_tried))
+    }
+
+    /// Notes when a blocked lane is to be looked at again.
+    fn wait_for_lane(&mut self, key: LaneKey, blocked: Blocked) {
+        let now = self.session.now.at;
+        let Some(lane) = self.queue.lanes.get(key) else { return };
+        let at = match blocked {
+            Blocked::LaneBreaker => lane.breaker.probe_at(),
+            Blocked::LaneSuspect => lane.flow.suspect.map(|suspect| suspect.until),
+            Blocked::NotLeading => Some(LEFT_AFTER),
+            // The more of them wait for a slot, the less often each is looked at.
+            _ => Some(now + SLOT_LOOK_EVERY * (1 + self.queue.lanes.due() / SLOT_LOOKS)),
+        };
+        // With an attempt under way, its end gives turns again.
+        let at = at.filter(|at| *at > now);
+        if let Some(at) = at {
+            self.queue.lanes.wake_at(key, at);
+        }
+    }
+
+    /// Lanes whose wait is over have turns again.
+    pub(crate) fn wake_lanes(&mut self) {
+        let now = self.session.now.at;
+        while let Some(key) = self.queue.lanes.next_awake(now) {
+            if let Some(lane) = self.queue.lanes.get(key) {
+                self.queue.shops.give_turns(lane.shop);
+            }
+        }
+    }
+}

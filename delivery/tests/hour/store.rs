@@ -1,0 +1,153 @@
+//! What Redis holds: the main stream and the lanes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+use std::time::Duration;
+
+use spillway_delivery::{
+    ChunkFound, ChunkRead, LaneLoaded, LaneRowChange, Loaded, PackKey, PackRead, ReadAgain,
+    Settlement,
+};
+use spillway_webhook::StreamId;
+use spillway_webhook::position::Position;
+
+use crate::load::{Webhook, Webhooks};
+
+/// Webhooks of a chunk, and a bit for each that is settled.
+type Chunk = (Rc<Vec<Webhook>>, Vec<u8>);
+
+#[derive(Default)]
+pub struct Store {
+    pub main: BTreeMap<StreamId, Rc<Vec<Webhook>>>,
+    cursor: StreamId,
+    bits: HashMap<StreamId, Vec<u8>>,
+    chunks: HashMap<(u64, u32), Chunk>,
+    rows: HashMap<u64, LaneRowChange>,
+    retries: HashMap<Position, (u32, Duration)>,
+}
+
+impl Store {
+    /// State with which a leader begins.
+    pub fn load(&self) -> Loaded {
+        let lanes = self.rows.values().map(|row| LaneLoaded {
+            lane: row.lane,
+            shop: row.lane,
+            is_other_scheme: false,
+            first_chunk: row.first_chunk,
+            last_chunk: row.last_chunk,
+            waiting: row.waiting,
+            first: row.first,
+            last: row.last,
+            failing: row.failing,
+            is_tripped: row.is_tripped,
+            is_suspect: row.is_suspect,
+        });
+        Loaded {
+            cursor: self.cursor,
+            bits: self.bits.clone(),
+            lanes: lanes.collect(),
+            ..Loaded::default()
+        }
+    }
+
+    /// Where a leader begins to read.
+    pub fn cursor(&self) -> StreamId {
+        self.cursor
+    }
+
+    /// The first pack after an entry.
+    pub fn pack_after(&self, entry: StreamId) -> Option<PackRead<Webhooks>> {
+        let (entry, webhooks) = self.main.range(entry.next()..).next()?;
+        Some(pack(*entry, webhooks))
+    }
+
+    pub fn pack(&self, entry: StreamId) -> Option<PackRead<Webhooks>> {
+        self.main.get(&entry).map(|webhooks| pack(entry, webhooks))
+    }
+
+    pub fn chunk(&self, lane: u64, number: u32) -> ChunkFound<Webhooks> {
+        let Some((webhooks, bits)) = self.chunks.get(&(lane, number)) else {
+            return ChunkFound::Missing;
+        };
+        let retries = webhooks.iter().filter_map(|webhook| {
+            let (attempts, spent) = self.retries.get(&webhook.position)?;
+            Some((webhook.position, *attempts, *spent))
+        });
+        ChunkFound::Read(ChunkRead {
+            number,
+            records: webhooks.iter().map(|one| (one.position, one.sorted())).collect(),
+            bits: bits.clone(),
+            retries: retries.collect(),
+            content: Webhooks(webhooks.clone()),
+        })
+    }
+
+    /// A pack or chunk, read again.
+    pub fn again(&self, key: PackKey) -> Option<ReadAgain<Webhooks>> {
+        match key {
+            PackKey::Main(entry) => {
+                let content = Webhooks(self.main.get(&entry)?.clone());
+                Some(ReadAgain { content, positions: Vec::new() })
+            }
+            PackKey::Chunk(lane, number) => {
+                let (webhooks, _) = self.chunks.get(&(lane, number))?;
+                let positions = webhooks.iter().map(|webhook| webhook.position).collect();
+                Some(ReadAgain { content: Webhooks(webhooks.clone()), positions })
+            }
+            PackKey::Replay(_) => None,
+        }
+    }
+
+    /// Applies a settlement.
+    pub fn apply(&mut self, settlement: &Settlement<Webhooks>) {
+        let lanes = &settlement.lanes;
+        for write in &lanes.chunks.written {
+            let of = |at: &Position| lanes.moved[&at.entry()].0[at.index as usize];
+            let webhooks = Rc::new(write.positions.iter().map(of).collect());
+            let before = self.chunks.insert((write.lane, write.number), (webhooks, Vec::new()));
+            assert!(before.is_none(), "chunk {} of {} is written twice", write.number, write.lane);
+        }
+        for (lane, number, bits) in &lanes.chunk_bits {
+            let chunk = self.chunks.get_mut(&(*lane, *number));
+            chunk.expect("bits are of a chunk that is there").1.clone_from(bits);
+        }
+        for key in &lanes.chunks.deleted {
+            self.chunks.remove(key);
+        }
+        self.rows.extend(lanes.rows.written.iter().map(|row| (row.lane, *row)));
+        for lane in &lanes.rows.deleted {
+            self.rows.remove(lane);
+        }
+        for (position, attempts, spent) in &lanes.retries.written {
+            self.retries.insert(*position, (*attempts, *spent));
+        }
+        for position in &lanes.retries.deleted {
+            self.retries.remove(position);
+        }
+        self.bits.extend(settlement.main.bits.iter().cloned());
+        for entry in &settlement.main.whole {
+            self.bits.remove(entry);
+        }
+        if let Some(cursor) = settlement.main.cursor {
+            self.cursor = self.cursor.max(cursor);
+            self.main = self.main.split_off(&self.cursor.next());
+        }
+    }
+
+    /// Whether nothing is left of the main stream and the lanes.
+    pub fn is_empty(&self) -> bool {
+        self.main.is_empty()
+            && self.bits.is_empty()
+            && self.chunks.is_empty()
+            && self.rows.is_empty()
+            && self.retries.is_empty()
+    }
+}
+
+fn pack(entry: StreamId, webhooks: &Rc<Vec<Webhook>>) -> PackRead<Webhooks> {
+    PackRead {
+        entry,
+        sorted: webhooks.iter().map(Webhook::sorted).collect(),
+        content: Webhooks(webhooks.clone()),
+    }
+}
