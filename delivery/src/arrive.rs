@@ -1,6 +1,8 @@
 //! The first step: a webhook that was read begins to wait, is dropped by an operator's order, or
 //! belongs to the part of its lane that is not indexed.
 
+use std::time::Duration;
+
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
@@ -11,6 +13,11 @@ use crate::ledger::Dropped;
 use crate::reading::PackKey;
 use crate::resource::State;
 use crate::sorted::{Content, Sorted};
+
+/// Resources that wait for their recorded lead, of which each is looked at whenever more was read.
+pub(crate) const UNREAD_FEW: usize = 64;
+/// Between two looks at more of them.
+const UNREAD_LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl<C: Content> Core<C> {
     pub(crate) fn pack_arrived(&mut self, pack: PackRead<C>) {
@@ -26,6 +33,7 @@ impl<C: Content> Core<C> {
         for (index, sorted) in (0..).zip(sorted) {
             let is_settled = self.queue.main.get(entry).is_some_and(|pack| pack.is_settled(index));
             if !is_settled {
+                self.queue.main.holds(sorted.lane);
                 self.arrive(Position::new(entry, index), sorted, None);
             }
         }
@@ -110,7 +118,17 @@ impl<C: Content> Core<C> {
 
     /// Resources whose recorded lead may be indexed by now.
     pub(crate) fn release_unread(&mut self) {
-        for resource in std::mem::take(&mut self.queue.unread) {
+        let now = self.session.now.at;
+        if self.queue.unread.len() > UNREAD_FEW {
+            if now < self.session.looks.unread_at {
+                return;
+            }
+            self.session.looks.unread_at = now + UNREAD_LOOK_EVERY;
+        }
+        let mut unread = std::mem::take(&mut self.queue.unread);
+        unread.sort_unstable();
+        unread.dedup();
+        for resource in unread {
             if self.queue.index.state(resource) == Some(State::Unread) {
                 self.release(resource);
             }

@@ -1,9 +1,9 @@
 //! The backend as a whole: up, down, or refusing everything.
 //!
-//! It counts as down when no connection can be made, or nothing succeeds while several lanes fail:
-//! for a second and ten webhooks failed at their first attempt, or whatever fails for half a minute.
-//! One lane that fails is that lane's own matter, and so is one shop of a backend that has served
-//! others. While the backend is down or refuses, the retry
+//! It counts as down when no connection can be made, or nothing succeeds while several lanes fail at
+//! first attempts: for a second and ten of them, or for half a minute. What failed before says nothing
+//! new: retries alone may be of a few webhooks that never succeed. One lane that fails is that lane's
+//! own matter, and so is one shop of a backend that has served others. While the backend is down or refuses, the retry
 //! clock stands still and one attempt at a time probes. Pure: time is an argument.
 
 use std::collections::HashSet;
@@ -41,7 +41,7 @@ pub enum Allowed {
 pub struct Backend {
     refusals: RefusalBreaker,
     first_failures: usize,
-    /// Some of the lanes that failed since the last success.
+    /// Some of the lanes of which a first attempt failed since the last success.
     failing: HashSet<u64>,
     /// Shops that failed since then.
     failing_shops: Several,
@@ -169,7 +169,8 @@ impl Backend {
     pub fn failed(&mut self, lane: u64, shop: u64, is_first: bool, now: Duration) -> bool {
         self.failing_shops.add(shop);
         self.first_failures += usize::from(is_first);
-        if self.failing.len() < LANES_DOWN {
+        // A webhook that failed before says nothing new.
+        if is_first && self.failing.len() < LANES_DOWN {
             self.failing.insert(lane);
         }
         let silence = now.saturating_sub(self.succeeded_at);

@@ -12,16 +12,20 @@ use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
 use crate::core::Core;
+use crate::dispatch::Turn;
 use crate::index::{LaneKey, ResourceKey};
 use crate::ledger::Dropped;
 use crate::main_stream::is_set;
-use crate::resource::State;
+use crate::resource::{State, Step};
 use crate::sorted::Content;
 
 /// Between two looks for names that are not needed any more: it takes a look at the whole index.
 const NAMES_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Names cleared away by one settlement.
 const NAMES_MAX: usize = 2048;
+
+/// Paused resources that are listed before those are looked for that are not paused any more.
+const PAUSED_FEW: usize = 1024;
 
 /// Webhooks to drop.
 #[derive(Debug, Clone, Default)]
@@ -170,6 +174,22 @@ impl<C: Content> Core<C> {
             self.controls.is_untidy = true;
             let all: Vec<ResourceKey> = self.queue.index.resources().map(|(key, _)| key).collect();
             all.into_iter().for_each(|resource| self.drop_of(resource));
+        }
+    }
+
+    /// Sets a resource aside whose head a filter pauses.
+    pub(crate) fn pause_resource(&mut self, turn: Turn) {
+        self.step(turn.resource, Step::Blocked(State::Paused));
+        let paused = &mut self.controls.paused;
+        paused.push(turn.resource);
+        // Those of windows that were cut come again.
+        if paused.len() > 2 * self.queue.index.len() + PAUSED_FEW {
+            paused.retain(|one| self.queue.index.state(*one) == Some(State::Paused));
+            paused.sort_unstable();
+            paused.dedup();
+        }
+        if let Some(lane) = self.queue.lanes.get_mut(turn.lane) {
+            lane.flow.paused += 1;
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use spillway_limiter::Limiter;
 
+use crate::arrive::UNREAD_FEW;
 use crate::attempts::Attempts;
 use crate::backend::Backend;
 use crate::config::Config;
@@ -44,6 +45,8 @@ pub(crate) struct Session {
     pub is_draining: bool,
     /// Whether the index had no room at the last look.
     pub is_index_full: bool,
+    /// Whether a lane that could flow waits for room to be read.
+    pub is_refill_due: bool,
     /// Seed of the next chance.
     pub chance: u64,
     /// Time at which the oldest webhook in a lane was accepted, in ms since the Unix epoch.
@@ -56,12 +59,16 @@ pub(crate) struct Session {
 pub(crate) struct Looks {
     /// Lanes, for windows to cut.
     pub cut_at: Duration,
+    /// Lanes, for windows of which most waits for retries.
+    pub stuck_at: Duration,
     /// Attempts, for slow ones.
     pub slow_at: Duration,
     /// Lanes, for leads of a leader before.
     pub leads_at: Duration,
     /// Turns, for lanes of which the leader before left nothing behind.
     pub fresh_at: Duration,
+    /// Resources that wait for their recorded lead.
+    pub unread_at: Duration,
     /// Lanes, for the oldest webhook.
     pub oldest_at: Duration,
     /// The index, for names of webhooks to drop that are settled.
@@ -211,10 +218,28 @@ impl<C: Content> Core<C> {
             Event::OlderData => {
                 return Some(Effect::Restart("redis came back with older data"));
             }
-            Event::Drain => self.session.is_draining = true,
+            Event::Drain => self.drain(),
             Event::Tick => {}
         }
         None
+    }
+
+    /// Nothing begins any more. Redis learns the time that was spent on retries up to now: the next
+    /// leader goes on from there.
+    fn drain(&mut self) {
+        self.session.is_draining = true;
+        let active = self.active();
+        let Queue { lanes, index, retries, main, .. } = &self.queue;
+        for (key, lane) in lanes.iter().filter(|(_, lane)| lane.stored.is_some()) {
+            let positions = index.window(&lane.window).map(|(_, node)| node.position);
+            let tried = positions.filter(|position| {
+                !main.is_after_cursor(*position) && retries.get(*position).is_some()
+            });
+            self.ledger.retries.extend(tried.map(|position| (position, key)));
+            if !lane.breaker.failing(active).is_zero() {
+                self.ledger.changed.push(key);
+            }
+        }
     }
 
     /// Resources and shops whose wait is over have turns again.
@@ -227,6 +252,9 @@ impl<C: Content> Core<C> {
             }
         }
         self.wake_lanes();
+        if self.queue.unread.len() > UNREAD_FEW {
+            self.release_unread();
+        }
         if self.session.is_index_full {
             self.make_room();
         }

@@ -219,11 +219,7 @@ impl<C: Content> Core<C> {
             return None;
         };
         if self.controls.pauses(&content, record_index, position) {
-            self.step(turn.resource, Step::Blocked(State::Paused));
-            self.controls.paused.push(turn.resource);
-            if let Some(lane) = self.queue.lanes.get_mut(turn.lane) {
-                lane.flow.paused += 1;
-            }
+            self.pause_resource(turn);
             return None;
         }
         self.send(turn, node, content, record_index)

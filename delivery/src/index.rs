@@ -171,9 +171,22 @@ impl Index {
         self.resources.iter().map(|(key, resource)| (key_of(key), resource))
     }
 
+    /// Resources that are indexed.
+    pub fn len(&self) -> usize {
+        self.resources.len()
+    }
+
     /// The state of a resource.
     pub fn state(&self, key: ResourceKey) -> Option<State> {
         self.resource(key).map(|resource| resource.state)
+    }
+
+    /// Whether a resource waits for its turn in a lane, to send the webhook at `position`.
+    pub fn is_ready(&self, lane: LaneKey, resource: ResourceKey, position: Position) -> bool {
+        let lead = self.lead(resource).map(|lead| self.node(lead).position);
+        self.state(resource) == Some(State::Ready)
+            && self.lane(resource) == Some(lane)
+            && lead == Some(position)
     }
 
     /// Changes the state of a resource.

@@ -21,6 +21,8 @@ pub struct Rest {
     pub after: Position,
     /// Newest webhook of the lane that was read.
     pub last: Position,
+    /// No more of it is indexed before, while something is.
+    pub refill_at: Duration,
 }
 
 /// A chunk whose webhooks are indexed, or some of them.

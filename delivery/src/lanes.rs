@@ -121,6 +121,10 @@ impl Lanes {
         self.chunk_bytes += CHUNK_BYTES + POSITION_BYTES * chunk.positions.len();
         if let Some(stored) = self.get_mut(key).and_then(|lane| lane.stored.as_mut()) {
             stored.unread_from = stored.unread_from.max(chunk.number + 1);
+            // Most lanes of many have one.
+            if stored.chunks.capacity() == 0 {
+                stored.chunks.reserve_exact(1);
+            }
             stored.chunks.push_back(chunk);
         }
     }

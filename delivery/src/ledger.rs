@@ -104,9 +104,10 @@ impl<C: Content> Ledger<C> {
         }
     }
 
-    /// Whether nothing waits for its settlement.
+    /// Whether nothing waits for a settlement.
     pub fn is_quiet(&self) -> bool {
-        self.finished.is_empty() && self.settling.is_none()
+        let is_written = self.changed.is_empty() && self.retries.is_empty();
+        self.finished.is_empty() && self.settling.is_none() && is_written
     }
 
     /// Heads that are done with and not settled.

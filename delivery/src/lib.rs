@@ -17,6 +17,7 @@ mod cache;
 mod config;
 mod controls;
 mod core;
+mod cut;
 mod dispatch;
 mod ended;
 mod event;

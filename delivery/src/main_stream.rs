@@ -9,7 +9,30 @@ use spillway_webhook::position::Position;
 use crate::index::usize_of;
 
 /// Bytes of a pack's row.
-pub const PACK_BYTES: usize = 72;
+pub const PACK_BYTES: usize = 104;
+
+/// Lanes of a pack, told apart by eight bits of their hashes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PackLanes([u64; 4]);
+
+impl PackLanes {
+    /// Adds a lane.
+    pub fn add(&mut self, lane: u64) {
+        let (word, bit) = place(lane);
+        self.0[word] |= bit;
+    }
+
+    /// False if the lane was not added.
+    pub fn may_hold(&self, lane: u64) -> bool {
+        let (word, bit) = place(lane);
+        self.0[word] & bit != 0
+    }
+}
+
+fn place(lane: u64) -> (usize, u64) {
+    let mixed = lane.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+    ((mixed >> 6) as usize, 1 << (mixed & 63))
+}
 
 /// A pack after the cursor.
 #[derive(Debug)]
@@ -20,6 +43,8 @@ pub struct MainPack {
     pub count: u32,
     /// Of these, not settled.
     pub left: u32,
+    /// Lanes of those that were not settled when it was read.
+    pub lanes: PackLanes,
     /// A bit for each that is settled; empty while none is.
     bits: Vec<u8>,
     /// Whether Redis holds the bits.
@@ -92,6 +117,7 @@ impl MainStream {
             entry,
             count,
             left,
+            lanes: PackLanes::default(),
             bits,
             are_bits_stored,
             due_at,
@@ -120,9 +146,16 @@ impl MainStream {
         self.packs.get(at)
     }
 
-    /// The first pack at or after `entry`.
-    pub fn at_or_after(&self, entry: StreamId) -> Option<&MainPack> {
-        self.packs.get(self.packs.partition_point(|pack| pack.entry < entry))
+    /// Packs at or after `entry`, in stream order.
+    pub fn packs_from(&self, entry: StreamId) -> impl Iterator<Item = &MainPack> {
+        self.packs.range(self.packs.partition_point(|pack| pack.entry < entry)..)
+    }
+
+    /// Notes that the newest pack holds something of a lane.
+    pub fn holds(&mut self, lane: u64) {
+        if let Some(pack) = self.packs.back_mut() {
+            pack.lanes.add(lane);
+        }
     }
 
     /// Whether a webhook lies after the cursor.

@@ -60,7 +60,8 @@ impl Queue {
             // It has its next attempt at once, and among those of its kind.
             lane.flow.is_left = true;
             lane.flow.suspect = loaded.is_suspect.then(Suspect::default);
-            lane.rest = Some(Box::new(Rest { after: Position::default(), last: loaded.last }));
+            let (after, last) = (Position::default(), loaded.last);
+            lane.rest = Some(Box::new(Rest { after, last, refill_at: Duration::ZERO }));
             lane.stored = Some(Box::new(Stored {
                 unread_from: loaded.first_chunk,
                 next: loaded.last_chunk + 1,

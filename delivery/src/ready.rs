@@ -21,7 +21,12 @@ pub struct Ready {
 impl Ready {
     /// Adds a resource.
     pub fn push(&mut self, class: Class, was_tried: bool, at: Position, resource: ResourceKey) {
-        self.heaps[class.index()][usize::from(was_tried)].push(Reverse((at, resource)));
+        let heap = &mut self.heaps[class.index()][usize::from(was_tried)];
+        // Of most lanes, one waits.
+        if heap.capacity() == 0 {
+            heap.reserve_exact(1);
+        }
+        heap.push(Reverse((at, resource)));
     }
 
     /// The oldest resource of a class that `is_ready`; those that are not any more are dropped.
@@ -49,6 +54,13 @@ impl Ready {
             (Some(fresh), Some(_), Some(true)) => Some((fresh, false)),
             (Some(_), Some(tried), Some(false)) => Some((tried, true)),
             (Some(fresh), Some(tried), None) => Some((fresh.min(tried), tried < fresh)),
+        }
+    }
+
+    /// Keeps those that are ready.
+    pub fn retain(&mut self, is_ready: impl Fn(Position, ResourceKey) -> bool) {
+        for heap in self.heaps.iter_mut().flatten() {
+            heap.retain(|Reverse((position, resource))| is_ready(*position, *resource));
         }
     }
 

@@ -1,9 +1,9 @@
-//! Windows: cut from the end where the index is full, and filled again from Redis.
+//! Windows are filled from Redis.
 //!
 //! A lane's rest is read from its chunks first, then from the main stream. What was read for a
 //! window that was cut meanwhile, or from a pack that was moved meanwhile, is read again.
 
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
 
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
@@ -11,12 +11,11 @@ use spillway_webhook::position::Position;
 use crate::core::Core;
 use crate::dispatch::Blocked;
 use crate::event::{ChunkFound, ChunkRead, Effect, PackRead};
-use crate::index::{Arrival, LaneKey, Resource};
-use crate::lane::{Chunk, Lane, Pending, Rest, WindowRead};
+use crate::index::{Arrival, LaneKey};
+use crate::lane::{Chunk, Pending, Rest, WindowRead};
 use crate::ledger::Dropped;
 use crate::main_stream::{bytes_for, is_set};
 use crate::reading::PackKey;
-use crate::resource::State;
 use crate::retry::RetryState;
 use crate::sorted::{Content, Sorted};
 
@@ -24,25 +23,12 @@ use crate::sorted::{Content, Sorted};
 const CHUNKS_MAX: u32 = 32;
 /// A pack that is read for a lane's rest counts as so many.
 const REST_CHUNKS: u32 = 4;
-/// A healthy lane's window is cut only where it holds more than this part of the index.
-const LARGE_PART: usize = 16;
-/// Between two looks for windows to cut, and as much again for every [`CUT_LANES`] lanes: a look goes
-/// through all of them.
-const CUT_EVERY: Duration = Duration::from_millis(20);
-const CUT_LANES: u32 = 10_000;
 /// Lanes that are looked at for their windows at each event.
 const LOOKS_MAX: usize = 64;
 /// Reason to begin again.
 const CHUNK_GONE: &str = "a chunk that waits can't be read any more";
-/// Bytes that one indexed webhook takes, about.
-const WEBHOOK_BYTES: usize = 150;
 
 impl<C: Content> Core<C> {
-    /// Whether there is room to fill windows: more than is left by a cut, less than leads to one.
-    fn has_room(&self) -> bool {
-        self.index_bytes() < self.config.index_bytes / 8 * 7
-    }
-
     /// Asks for more of the lanes whose windows are low.
     pub(crate) fn refill(&mut self) -> Vec<Effect<C>> {
         let mut effects = Vec::new();
@@ -63,7 +49,10 @@ impl<C: Content> Core<C> {
             // Something of the rest may be to be dropped.
             let is_paused =
                 !self.controls.has_drops() && self.shop_gate(lane.shop) == Err(Blocked::ShopPaused);
-            if lane.window.count > 0 && (is_paused || !self.has_room()) {
+            let has_time =
+                lane.rest.as_ref().is_none_or(|rest| rest.refill_at <= self.session.now.at);
+            if lane.window.count > 0 && (is_paused || !has_time || !self.has_room()) {
+                self.session.is_refill_due |= !is_paused && has_time && !self.is_blocked(lane);
                 self.queue.lanes.list(key);
                 continue;
             }
@@ -82,14 +71,14 @@ impl<C: Content> Core<C> {
                 let stored = lane.stored.as_ref()?;
                 let end = stored.pending.unwrap_or(stored.next).min(stored.next);
                 let is_straddling = stored.unread_from > first;
-                let count = if is_straddling {
+                let count = if is_straddling || !self.has_room() {
                     1
                 } else {
                     self.config.tuning.chunks_at_once.min(end - first)
                 };
                 Effect::ReadChunks { lane: hash, first, count }
             }
-            Ok(None) => match self.next_of_rest(&rest) {
+            Ok(None) => match self.next_of_rest(hash, &rest) {
                 Some(entry) => Effect::ReadRest { lane: hash, entry },
                 None => {
                     if !self.write_off(key) {
@@ -111,19 +100,16 @@ impl<C: Content> Core<C> {
         Some(effect)
     }
 
-    /// The next pack of the main stream that may hold something of a rest.
-    fn next_of_rest(&self, rest: &Rest) -> Option<StreamId> {
-        let after = rest.after.entry().max(self.queue.main.cursor);
-        let pack = self.queue.main.at_or_after(after)?;
+    /// The next pack of the main stream that may hold something of a lane's rest.
+    fn next_of_rest(&self, lane: u64, rest: &Rest) -> Option<StreamId> {
+        let from = rest.after.entry().max(self.queue.main.cursor);
         // The rest of a pack of which a part is indexed comes before the next pack.
-        let is_read_whole = pack.entry == after && rest.after.index == u32::MAX;
-        let next = if is_read_whole {
-            let following = StreamId { ms: after.ms, seq: after.seq + 1 };
-            self.queue.main.at_or_after(following)?
-        } else {
-            pack
-        };
-        (next.entry <= rest.last.entry()).then_some(next.entry)
+        let is_read_whole = |entry| entry == from && rest.after.index == u32::MAX;
+        let packs = self.queue.main.packs_from(from);
+        let mut packs = packs.take_while(|pack| pack.entry <= rest.last.entry());
+        let next = packs
+            .find(|pack| pack.left > 0 && pack.lanes.may_hold(lane) && !is_read_whole(pack.entry));
+        next.map(|pack| pack.entry)
     }
 
     pub(crate) fn chunks_read(
@@ -268,7 +254,7 @@ impl<C: Content> Core<C> {
         let (key, _) = self.window_read(lane, REST_CHUNKS)?;
         self.queue.lanes.list(key);
         let rest = **self.queue.lanes.get(key)?.rest.as_ref()?;
-        if entry <= self.queue.main.cursor || self.next_of_rest(&rest) != Some(entry) {
+        if entry <= self.queue.main.cursor || self.next_of_rest(lane, &rest) != Some(entry) {
             return None;
         }
         let Some(PackRead { sorted, content, .. }) = pack else {
@@ -277,15 +263,36 @@ impl<C: Content> Core<C> {
                 .then_some(Effect::Restart("a pack that waits is not in redis any more"));
         };
         self.reading.cache.pass(PackKey::Main(entry), content);
+        let mut lanes =
+            if self.has_room() { self.others_next(entry, &sorted) } else { BTreeMap::new() };
+        lanes.insert(lane, key);
         for (index, sorted) in (0..).zip(sorted) {
             let is_settled = self.queue.main.get(entry).is_none_or(|pack| pack.is_settled(index));
-            if sorted.lane == lane && !is_settled {
-                self.fill(key, Position::new(entry, index), sorted);
+            if let Some(key) = lanes.get(&sorted.lane)
+                && !is_settled
+            {
+                self.fill(*key, Position::new(entry, index), sorted);
             }
         }
-        self.window_grew(key, Position::new(entry, u32::MAX));
+        for key in lanes.into_values() {
+            self.window_grew(key, Position::new(entry, u32::MAX));
+        }
         self.make_room();
         None
+    }
+
+    /// Lanes of a pack that would be read next for their rests, too.
+    fn others_next(&self, entry: StreamId, sorted: &[Sorted]) -> BTreeMap<u64, LaneKey> {
+        let hashes: BTreeSet<u64> = sorted.iter().map(|sorted| sorted.lane).collect();
+        let next = hashes.into_iter().filter_map(|hash| {
+            let key = self.queue.lanes.by_hash(hash)?;
+            let lane = self.queue.lanes.get(key).filter(|lane| lane.reading.is_none())?;
+            let rest = lane.rest.as_ref()?;
+            let is_next =
+                lane.next_chunk() == Ok(None) && self.next_of_rest(hash, rest) == Some(entry);
+            is_next.then_some((hash, key))
+        });
+        next.collect()
     }
 
     fn window_read(&mut self, lane: u64, chunks: u32) -> Option<(LaneKey, WindowRead)> {
@@ -317,119 +324,5 @@ impl<C: Content> Core<C> {
         self.look_at_barriers(shop);
         self.release_unread();
         self.forget_if_empty(key);
-    }
-
-    /// Cuts windows where the index is full: those of blocked lanes first, then those that hold much
-    /// of it. Where nothing can be cut, no more is read until something is settled.
-    pub(crate) fn make_room(&mut self) {
-        let (bytes, most) = (self.index_bytes(), self.config.index_bytes);
-        let now = self.session.now.at;
-        if bytes < most {
-            self.session.is_index_full = false;
-            return;
-        }
-        self.session.is_index_full = true;
-        if self.backend.is_stopped() || now < self.session.looks.cut_at {
-            return;
-        }
-        let lanes = u32::try_from(self.queue.lanes.iter().len()).unwrap_or(u32::MAX);
-        self.session.looks.cut_at = now + CUT_EVERY + CUT_EVERY * (lanes / CUT_LANES);
-        let large = u32::try_from(most / WEBHOOK_BYTES / LARGE_PART).unwrap_or(u32::MAX);
-        let mut candidates: Vec<(bool, u32, LaneKey)> = Vec::new();
-        for (key, lane) in self.queue.lanes.iter() {
-            let count = lane.window.count;
-            let is_blocked = count > 1 && self.is_blocked(lane);
-            if is_blocked || count > large {
-                candidates.push((is_blocked, count, key));
-            }
-        }
-        candidates.sort_unstable_by(|a, b| b.cmp(a));
-        self.shed_rows();
-        for (_, _, key) in candidates {
-            while self.index_bytes() > most / 4 * 3 && self.cut(key) {}
-        }
-        self.shed_rows();
-        self.session.is_index_full = self.index_bytes() >= most;
-    }
-
-    /// Drops the rows of chunks of which nothing is indexed, where Redis holds their bits and no
-    /// older ones are on their way here.
-    fn shed_rows(&mut self) {
-        let settling = self.ledger.settling.as_ref();
-        let is_settling = |key: &LaneKey| settling.is_some_and(|one| one.lanes.contains(key));
-        let lanes = self.queue.lanes.iter();
-        let is_still = |lane: &Lane| lane.reading.is_none() && lane.dropping == 0;
-        let cut = lanes.filter(|(_, lane)| lane.rest.is_some() && is_still(lane));
-        let keys: Vec<LaneKey> = cut.map(|(key, _)| key).filter(|key| !is_settling(key)).collect();
-        keys.into_iter().for_each(|key| self.queue.lanes.shed_rows(key));
-    }
-
-    /// Whether nothing of a lane flows just now.
-    pub(crate) fn is_blocked(&self, lane: &Lane) -> bool {
-        let is_shop_blocked = self.queue.shops.get(lane.shop).is_some_and(|shop| {
-            shop.is_stopped
-                || shop.paused_until > self.session.now.at
-                || shop.barriers.as_ref().is_some_and(|barriers| !barriers.held.is_empty())
-        });
-        is_shop_blocked
-            || lane.breaker.is_open()
-            || lane.flow.suspect.is_some()
-            || lane.flow.stalled > 0
-            || (lane.flow.paused > 0 && lane.ready.is_empty())
-    }
-
-    /// Cuts the newer half of a window off. Returns whether that made room.
-    fn cut(&mut self, key: LaneKey) -> bool {
-        let Some(lane) = self.queue.lanes.get(key) else { return false };
-        if lane.reading.is_some() || lane.window.count < 2 {
-            return false;
-        }
-        let (keep, newest) = (lane.window.count / 2, self.queue.index.back(&lane.window));
-        let mut removed = 0;
-        while self.drop_newest(key, keep) {
-            removed += 1;
-        }
-        if removed == 0 {
-            return false;
-        }
-        let Some(lane) = self.queue.lanes.get_mut(key) else { return false };
-        let after = self.queue.index.back(&lane.window).unwrap_or_default();
-        let last = lane.rest.as_ref().map(|rest| rest.last).max(newest).unwrap_or_default();
-        lane.rest = Some(Box::new(Rest { after, last }));
-        self.counts.cuts += 1;
-        self.queue.lanes.list(key);
-        true
-    }
-
-    /// Takes the newest webhook out of a window that holds more than `keep`. Returns whether it could.
-    fn drop_newest(&mut self, key: LaneKey, keep: u32) -> bool {
-        let Some(lane) = self.queue.lanes.get(key).filter(|lane| lane.window.count > keep) else {
-            return false;
-        };
-        let leads = &self.queue.leads;
-        let holds = |resource: &Resource, position: Position| {
-            leads.get(&resource.hash).is_some_and(|lead| position <= *lead)
-        };
-        let Some(node) = self.queue.index.loose_end(&lane.window, holds) else { return false };
-        let about = *self.queue.index.node(node);
-        let is_head = self.queue.index.head(about.resource) == Some(about.position);
-        if is_head {
-            self.reading.forget(about.resource);
-            if self.queue.index.state(about.resource) == Some(State::Held) {
-                self.queue.unhold(key, about.position);
-            }
-        }
-        if let Some(lane) = self.queue.lanes.get_mut(key) {
-            self.queue.index.remove(node, &mut lane.window);
-        }
-        if !self.ledger.retries.contains_key(&about.position) {
-            // It comes again with the chunk.
-            self.queue.retries.shed(about.position);
-        }
-        if is_head {
-            // A replay that came amid an attempt waits after it.
-            self.release(about.resource);
-        }
-        true
     }
 }

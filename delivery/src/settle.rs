@@ -23,6 +23,8 @@ const OLDEST_LOOK_EVERY: Duration = Duration::from_secs(1);
 const LEADS_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Rows of lanes in one settlement.
 const ROWS_MAX: usize = 256;
+/// Retry states in one settlement.
+const RETRIES_MAX: usize = 4096;
 
 impl<C: Content> Core<C> {
     /// A head is done with.
@@ -334,7 +336,8 @@ impl<C: Content> Core<C> {
                 });
             }
         }
-        for (position, lane) in std::mem::take(&mut self.ledger.retries) {
+        for _ in 0..RETRIES_MAX {
+            let Some((position, lane)) = self.ledger.retries.pop_first() else { break };
             let clock = self.retry_clock(lane);
             if let Some(retry) = self.queue.retries.get_mut(position) {
                 retry.is_stored = true;

@@ -136,13 +136,7 @@ impl<C: Content> Core<C> {
                 continue;
             }
             let fresh_first = lane.breaker.prefers_fresh();
-            let is_ready = |position, resource| {
-                index.resource(resource).is_some_and(|about| about.state == State::Ready)
-                    && index.lane(resource) == Some(key)
-                    && index
-                        .lead(resource)
-                        .is_some_and(|lead| index.node(lead).position == position)
-            };
+            let is_ready = |position, resource| index.is_ready(key, resource, position);
             let Some((position, was_tried)) = lane.ready.peek(class, fresh_first, is_ready) else {
                 if lane.rest.is_some() {
                     self.queue.lanes.list(key);

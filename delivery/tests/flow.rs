@@ -95,6 +95,10 @@ struct World {
     sent: HashMap<(u32, u8), u64>,
     /// Most leads that one settlement recorded.
     leads_max: usize,
+    /// Whether as many webhooks are accepted as the core takes.
+    has_backlog: bool,
+    /// Time spent on retries, as it was written last.
+    spent: HashMap<Position, Duration>,
 }
 
 /// Kinds from this one on are resources of one lane, whose events stand for each other.
@@ -159,6 +163,8 @@ impl World {
             version: 0,
             sent: HashMap::new(),
             leads_max: 0,
+            has_backlog: false,
+            spent: HashMap::new(),
         };
         world.step(vec![Event::ReplaysLoaded]);
         world
@@ -215,16 +221,18 @@ impl World {
                 Effect::Settle(settlement) => {
                     for record in &settlement.records {
                         let lane = self.lane_of(record.position);
-                        let at = Duration::from_millis(record.position.ms - EPOCH_MS);
-                        self.took.entry(lane).or_default().push(self.now - at);
+                        let at = Duration::from_millis(record.position.ms.saturating_sub(EPOCH_MS));
+                        self.took.entry(lane).or_default().push(self.now.saturating_sub(at));
                         self.waiting -= 1;
                     }
                     self.dead += settlement.dead.len() as u64;
+                    let written = settlement.lanes.retries.written.iter();
+                    self.spent.extend(written.map(|(position, _, spent)| (*position, *spent)));
                     self.leads_max = self.leads_max.max(settlement.lanes.leads.written.len());
                     self.happens(Event::Settled);
                 }
                 Effect::ReadRest { lane, entry } => {
-                    let pack = PACKS.with_borrow(|packs| Some(pack(entry, &packs[&entry])));
+                    let pack = PACKS.with_borrow(|packs| Some(pack(entry, packs.get(&entry)?)));
                     self.happens(Event::RestRead { lane, entry, pack });
                 }
                 Effect::ReadChunks { lane, first, .. } => {
@@ -243,6 +251,9 @@ impl World {
 
     /// Accepted packs are named by the time at which they were accepted; see [`World::run`].
     fn lane_of(&self, position: Position) -> (u32, u8) {
+        if position.ms < EPOCH_MS {
+            return lane_of_stored(position);
+        }
         PACKS.with_borrow(|packs| packs[&position.entry()][position.index as usize])
     }
 
@@ -252,6 +263,9 @@ impl World {
             let wakes_at = self.core.wakes_at().max(self.now + MS);
             let next = self.tasks.first_key_value().map_or(wakes_at, |((at, _), _)| *at);
             self.now = self.now.max(next.min(wakes_at));
+            if self.has_backlog && self.core.takes_packs() {
+                self.accept(self.now, (0..20).map(|shop| (shop, 0)));
+            }
             let mut events = Vec::new();
             while let Some(entry) = self.tasks.first_entry()
                 && entry.key().0 <= self.now
@@ -603,40 +617,115 @@ fn hundreds_of_shops_that_begin_to_hang_leave_slots_to_the_others() {
     assert!(p99 < SECOND, "{p99:?}");
 }
 
-/// Where the only webhook of a lane lies that a leader finds in a chunk; the lane's hash tells the shop.
-fn stored_at(lane: u64) -> Position {
-    Position::new(StreamId { ms: EPOCH_MS - 1, seq: lane }, 0)
+/// Chunks of a lane at most.
+const CHUNKS: u32 = 100;
+
+/// Where the only webhook of a chunk lies that a leader finds; the lane's hash tells shop and kind.
+fn stored_at(lane: u64, number: u32) -> Position {
+    Position::new(StreamId { ms: EPOCH_MS - u64::from(CHUNKS - number), seq: lane }, 0)
 }
 
+/// Shop and kind of a webhook that a leader finds in a chunk. Of lanes of several chunks, the first
+/// one is of kind 1.
+fn lane_of_stored(position: Position) -> (u32, u8) {
+    let shop = u32::try_from((position.seq >> 8) - 1).expect("it is small");
+    let is_first = position.ms == EPOCH_MS - u64::from(CHUNKS) && shop < FIRST_OF_ONE;
+    (shop, u8::from(is_first))
+}
+
+/// From this shop on, lanes have one chunk.
+const FIRST_OF_ONE: u32 = 1_000;
+
 fn stored_chunk(lane: u64, number: u32) -> ChunkRead<Lanes> {
-    let shop = u32::try_from((lane >> 8) - 1).expect("it is small");
+    let position = stored_at(lane, number);
+    let (shop, kind) = lane_of_stored(position);
+    let sorted = Sorted { lane, ..sorted(shop, 0, lane + u64::from(number), 0) };
     ChunkRead {
         number,
-        records: vec![(stored_at(lane), sorted(shop, 0, lane, 0))],
+        records: vec![(position, sorted)],
         bits: Vec::new(),
         retries: Vec::new(),
-        content: Lanes(Rc::new(vec![(shop, 0)])),
+        content: Lanes(Rc::new(vec![(shop, kind)])),
     }
+}
+
+/// A lane of a shop with so many chunks of one webhook each.
+fn stored_lane(shop: u32, chunks: u32) -> LaneLoaded {
+    let Sorted { lane, shop, .. } = sorted(shop, 0, 0, 0);
+    LaneLoaded {
+        lane,
+        shop,
+        is_other_scheme: false,
+        first_chunk: 0,
+        last_chunk: chunks - 1,
+        waiting: u64::from(chunks),
+        first: stored_at(lane, 0),
+        last: stored_at(lane, chunks - 1),
+        failing: Duration::ZERO,
+        is_tripped: false,
+        is_suspect: false,
+    }
+}
+
+/// A leader that begins with a lane of a shop, of which the first webhook always fails.
+fn with_lane(config: Config, shop: u32, chunks: u32) -> World {
+    let cursor = StreamId { ms: EPOCH_MS, seq: 0 };
+    let loaded = Loaded { cursor, lanes: vec![stored_lane(shop, chunks)], ..Loaded::default() };
+    let answers = |_, kind, _: Duration| {
+        if kind == 1 { Answer::Fails(MS) } else { Answer::Takes(20 * MS) }
+    };
+    let mut world = World::load(config, Box::new(answers), loaded);
+    world.waiting = chunks as usize;
+    world
+}
+
+#[test]
+fn a_lane_with_a_webhook_that_fails_is_read_while_a_backlog_fills_the_index() {
+    let mut config = config(4);
+    config.index_bytes = 96 << 10;
+    config.tuning.chunks_at_once = 1;
+    let mut world = with_lane(config, 500, 40);
+    world.has_backlog = true;
+    world.run(60 * SECOND);
+    let delivered = world.took.get(&(500, 0)).map_or(0, Vec::len);
+    assert_eq!(delivered, 39, "of 40 webhooks, of which one fails");
+}
+
+#[test]
+fn a_corrupt_pack_in_the_part_of_a_lane_that_is_not_indexed_is_passed_over() {
+    let mut world = with_lane(config(4), 500, 2);
+    // It fails, and so the cursor stays before it.
+    world.accept(MS, [(1, 1), (2, 0)]);
+    let corrupt = StreamId { ms: EPOCH_MS + 2, seq: 1 };
+    world.later(2 * MS, Task::Event(Box::new(Event::Corrupt(corrupt))));
+    world.accept(3 * MS, [(500, 0)]);
+    world.accept(4 * MS, [(3, 0)]);
+    world.run(10 * SECOND);
+    let delivered: usize = world.took.values().map(Vec::len).sum();
+    assert_eq!((delivered, world.waiting), (4, 2), "all but those that fail");
+}
+
+#[test]
+fn time_spent_on_retries_goes_on_after_a_restart() {
+    let mut world = with_lane(config(4), 500, 2);
+    world.run(1_000 * SECOND);
+    let position = stored_at(sorted(500, 0, 0, 0).lane, 0);
+    let before = world.spent[&position];
+    world.step(vec![Event::Drain]);
+    world.run(1_001 * SECOND);
+    let spent = world.spent[&position];
+    assert!(before < spent, "{before:?}, then {spent:?}");
+    // It began after the chunk was read.
+    assert!(spent >= 995 * SECOND && spent <= 1_001 * SECOND, "{spent:?}");
 }
 
 #[test]
 fn lanes_that_hung_under_the_last_leader_hold_a_part_of_the_slots_only() {
-    const HANGING: u32 = 1_000;
-    let lanes = (HANGING..HANGING + 60).map(|shop| {
-        let Sorted { lane, shop, .. } = sorted(shop, 0, 0, 0);
-        LaneLoaded {
-            lane,
-            shop,
-            is_other_scheme: false,
-            first_chunk: 0,
-            last_chunk: 0,
-            waiting: 1,
-            first: stored_at(lane),
-            last: stored_at(lane),
-            failing: SECOND,
-            is_tripped: false,
-            is_suspect: true,
-        }
+    const HANGING: u32 = FIRST_OF_ONE;
+    let lanes = (HANGING..HANGING + 60).map(|shop| LaneLoaded {
+        failing: SECOND,
+        is_suspect: true,
+        ..stored_lane(shop, 1)
     });
     let cursor = StreamId { ms: EPOCH_MS, seq: 0 };
     let loaded = Loaded { cursor, lanes: lanes.collect(), ..Loaded::default() };

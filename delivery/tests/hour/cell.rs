@@ -13,8 +13,7 @@ use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
-use crate::INDEX_BYTES;
-use crate::load::{Health, Load, PACKS_PER_SECOND, Webhook, Webhooks, mixed};
+use crate::load::{Health, Ills, Load, PACKS_PER_SECOND, Webhook, Webhooks, mixed};
 use crate::store::Store;
 
 const MS: Duration = Duration::from_millis(1);
@@ -60,6 +59,10 @@ pub struct Played {
     tallies: HashMap<u8, Tally>,
     /// Waits of the healthy shops, counted by bucket.
     waits: BTreeMap<u32, u64>,
+    /// Longest wait of a shop that has recovered, of what was accepted in the last sixth of the load.
+    pub recovered_wait: Duration,
+    /// Packs of the main stream that were read again for parts of lanes that are not indexed.
+    pub rest_reads: u64,
     /// Most that the index held, in bytes.
     pub index_bytes: usize,
     /// Most packs in the main stream.
@@ -91,7 +94,16 @@ impl Played {
         Duration::MAX
     }
 
-    fn waited(&mut self, wait: Duration) {
+    fn waited(&mut self, webhook: &Webhook, load: &Load, wait: Duration) {
+        let since = webhook.position.ms - EPOCH_MS;
+        if load.health(webhook.shop) == Health::Recovers
+            && Duration::from_millis(since) > load.length * 5 / 6
+        {
+            self.recovered_wait = self.recovered_wait.max(wait);
+        }
+        if !load.is_compared(webhook.shop) {
+            return;
+        }
         let bucket = (wait.as_secs_f64() * 1e6).max(1.0).log(BUCKET) as u32;
         *self.waits.entry(bucket).or_default() += 1;
     }
@@ -104,11 +116,14 @@ impl fmt::Display for Played {
         write!(
             f,
             "p50 {half:.1?}, p99 {most:.1?}; index {mebibytes:.1} MiB, {} packs in the main stream, \
-             {} webhooks in lanes at most; empty {:.0?} after the load",
-            self.main_packs, self.lane_webhooks, self.emptied_in
+             {} webhooks in lanes at most, {} packs read again; empty {:.0?} after the load",
+            self.main_packs, self.lane_webhooks, self.rest_reads, self.emptied_in
         )?;
         for health in Health::ALL {
             let Tally { accepted, delivered, dead } = self.of(health);
+            if accepted == 0 {
+                continue;
+            }
             write!(f, "; {health:?}: {accepted} accepted, {delivered} delivered, {dead} dead")?;
         }
         Ok(())
@@ -183,7 +198,7 @@ impl<'a> Cell<'a> {
     }
 
     fn config(&self) -> Config {
-        let is_held_back = self.load.has_ill && !self.is_over();
+        let is_held_back = self.load.ills == Ills::Hundredth && !self.is_over();
         Config {
             bounds: Bounds { concurrency_min: 1, concurrency_max: 64, rate_max: None },
             shop_bounds: ShopBounds {
@@ -191,11 +206,11 @@ impl<'a> Cell<'a> {
                 spacing: if is_held_back { self.load.spacing() } else { Duration::ZERO },
             },
             backoff: Backoff { first: SECOND, longest: LONGEST },
-            retry_for: self.load.length / 3,
-            retry_refused_for: self.load.length / 3,
+            retry_for: self.load.retry_for,
+            retry_refused_for: self.load.retry_for,
             coalesce_wait_max: 300 * SECOND,
             park_after: self.load.park_after,
-            index_bytes: INDEX_BYTES,
+            index_bytes: self.load.index_bytes,
             keeps_fingerprints: false,
             seed: 7 + self.term,
             tuning: Tuning::default(),
@@ -384,6 +399,7 @@ impl<'a> Cell<'a> {
                 Event::ChunksRead { lane, chunks }
             }
             Effect::ReadRest { lane, entry } => {
+                self.played.rest_reads += 1;
                 Event::RestRead { lane, entry, pack: self.store.pack(entry) }
             }
             Effect::Restart(reason) => panic!("restart: {reason}"),
@@ -411,8 +427,14 @@ impl<'a> Cell<'a> {
         let attempt = self.leader.as_mut()?.attempts.remove(&id)?;
         let InFlight { webhook, health, began } = attempt;
         let retry = Verdict::Retry { pause: Duration::ZERO, scope: None, is_refusal: false };
+        let fails = match health {
+            Health::Fails => true,
+            Health::FailsInPart => webhook.is_failing_part(),
+            Health::Recovers => began < self.load.recovers_at(),
+            _ => false,
+        };
         let (verdict, signal) = match health {
-            Health::Fails => (retry, Signal::Failed),
+            _ if fails => (retry, Signal::Failed),
             Health::Hangs => (retry, Signal::TimedOut),
             _ => (Verdict::Delivered, Signal::Done),
         };
@@ -423,8 +445,8 @@ impl<'a> Cell<'a> {
                 newest.is_none_or(|(newest, term)| newest < webhook.position || term < self.term);
             assert!(is_after, "{webhook:?} after {newest:?}");
             let accepted_at = Duration::from_millis(webhook.position.ms - EPOCH_MS);
-            if Load::is_compared(webhook.shop) && accepted_at >= self.away_until {
-                self.played.waited(self.now - accepted_at);
+            if accepted_at >= self.away_until {
+                self.played.waited(&webhook, self.load, self.now - accepted_at);
             }
         }
         let took = self.now - began;

@@ -13,6 +13,8 @@ pub const PACKS_PER_SECOND: f64 = 100.0;
 const RESOURCES: u64 = 50;
 /// Turns that a shop over its rate has beside its own.
 const MORE_TURNS: u32 = 9;
+/// Of ten webhooks of a shop that fails in part, so many fail.
+const FAILING_PART: u64 = 4;
 /// A webhook's size, in bytes.
 pub const RAW_BYTES: usize = 500;
 
@@ -25,7 +27,24 @@ pub struct Load {
     pub length: Duration,
     /// `PARK_AFTER`.
     pub park_after: Duration,
-    pub has_ill: bool,
+    /// `RETRY_FOR`.
+    pub retry_for: Duration,
+    /// `INDEX_MEMORY`.
+    pub index_bytes: usize,
+    pub ills: Ills,
+}
+
+/// Shops that are unwell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ills {
+    /// None.
+    None,
+    /// One in a hundred of each kind.
+    Hundredth,
+    /// The first so many fail in part.
+    InPart(u32),
+    /// The first so many fail until shortly before the second takeover.
+    Recovering(u32),
 }
 
 /// State of a shop.
@@ -36,14 +55,26 @@ pub enum Health {
     Hangs,
     Paused,
     OverRate,
+    /// Some of its webhooks fail, again and again.
+    FailsInPart,
+    /// It fails up to a time.
+    Recovers,
 }
 
 impl Health {
-    pub const ALL: [Self; 5] = [Self::Well, Self::Fails, Self::Hangs, Self::Paused, Self::OverRate];
+    pub const ALL: [Self; 7] = [
+        Self::Well,
+        Self::Fails,
+        Self::Hangs,
+        Self::Paused,
+        Self::OverRate,
+        Self::FailsInPart,
+        Self::Recovers,
+    ];
 
     /// What fails or hangs for longer than `RETRY_FOR` is given up.
     pub fn may_die(self) -> bool {
-        matches!(self, Self::Fails | Self::Hangs)
+        matches!(self, Self::Fails | Self::Hangs | Self::FailsInPart)
     }
 }
 
@@ -62,16 +93,25 @@ impl Load {
     }
 
     pub fn health(&self, shop: u32) -> Health {
-        if !self.has_ill {
-            return Health::Well;
-        }
-        match shop % 100 {
-            1 => Health::Fails,
-            2 => Health::Hangs,
-            3 => Health::Paused,
-            4 => Health::OverRate,
+        match (self.ills, shop % 100) {
+            (Ills::InPart(shops), _) if shop < shops => Health::FailsInPart,
+            (Ills::Recovering(shops), _) if shop < shops => Health::Recovers,
+            (Ills::Hundredth, 1) => Health::Fails,
+            (Ills::Hundredth, 2) => Health::Hangs,
+            (Ills::Hundredth, 3) => Health::Paused,
+            (Ills::Hundredth, 4) => Health::OverRate,
             _ => Health::Well,
         }
+    }
+
+    /// Whether there are shops of this kind.
+    pub fn has(&self, health: Health) -> bool {
+        (0..self.shops).any(|shop| self.health(shop) == health)
+    }
+
+    /// Until when shops fail that recover: some seconds before the leader is killed again.
+    pub fn recovers_at(&self) -> Duration {
+        self.length * 2 / 3 - Duration::from_secs(5)
     }
 
     /// Least time between two deliveries to one shop: twice as long as those over their rate would
@@ -89,12 +129,17 @@ impl Load {
             None => turn,
             Some(more) => more / MORE_TURNS * 100 + 4,
         };
-        (shop, (u64::from(shop) << 16) + mixed(number) % RESOURCES)
+        let resource = match self.ills {
+            // One that fails does not hold others up.
+            Ills::InPart(_) | Ills::Recovering(_) => (1 << 40) + number,
+            _ => (u64::from(shop) << 16) + mixed(number) % RESOURCES,
+        };
+        (shop, resource)
     }
 
-    /// Whether the webhook is of a shop that is asked for and is well in both hours.
-    pub fn is_compared(shop: u32) -> bool {
-        !(1..=4).contains(&(shop % 100))
+    /// Whether the webhook is of a shop that is well in both hours.
+    pub fn is_compared(&self, shop: u32) -> bool {
+        !(1..=4).contains(&(shop % 100)) && self.health(shop) == Health::Well
     }
 }
 
@@ -107,6 +152,11 @@ pub struct Webhook {
 }
 
 impl Webhook {
+    /// Whether it fails, if its shop fails in part.
+    pub fn is_failing_part(&self) -> bool {
+        mixed(self.resource) % 10 < FAILING_PART
+    }
+
     pub fn sorted(&self) -> Sorted {
         let shop = u64::from(self.shop) + 1;
         Sorted {

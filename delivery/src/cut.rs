@@ -1,0 +1,198 @@
+//! Windows are cut from the end where the index is full.
+
+use std::time::Duration;
+
+use spillway_webhook::position::Position;
+
+use crate::core::Core;
+use crate::index::{LaneKey, Resource, usize_of};
+use crate::lane::{Lane, Rest};
+use crate::resource::State;
+use crate::sorted::Content;
+
+/// A healthy lane's window is cut only where it holds more than this part of the index.
+const LARGE_PART: usize = 16;
+/// Between two looks for windows to cut, and as much again for every [`CUT_LANES`] lanes: a look goes
+/// through all of them.
+const CUT_EVERY: Duration = Duration::from_millis(20);
+const CUT_LANES: u32 = 10_000;
+/// Bytes that one indexed webhook takes, about.
+const WEBHOOK_BYTES: usize = 150;
+/// Between two looks for windows of which most waits for retries: a look goes through all of them.
+const STUCK_EVERY: Duration = Duration::from_secs(1);
+/// Such a window is filled again after this time: what follows may be retries, too.
+const REFILL_AFTER: Duration = Duration::from_secs(10);
+
+impl<C: Content> Core<C> {
+    /// Whether there is room to fill windows: more than is left by a cut, less than leads to one.
+    pub(crate) fn has_room(&self) -> bool {
+        self.index_bytes() < self.config.index_bytes / 8 * 7
+    }
+
+    /// Cuts windows where the index is full: those of blocked lanes first, then those that hold much
+    /// of it, and then those that hold hardly anything but retries. Where nothing can be cut, no more
+    /// is read until something is settled.
+    pub(crate) fn make_room(&mut self) {
+        let most = self.config.index_bytes;
+        let is_refill_first = self.session.is_index_full && self.session.is_refill_due;
+        if self.index_bytes() < if is_refill_first { most / 8 * 7 } else { most } {
+            self.session.is_index_full = false;
+            self.session.is_refill_due = false;
+            return;
+        }
+        self.session.is_index_full = true;
+        self.cut_blocked();
+        if self.index_bytes() >= most {
+            self.cut_stuck();
+        }
+        let is_refill_first = self.session.is_refill_due && !self.has_room();
+        self.session.is_index_full = is_refill_first || self.index_bytes() >= most;
+    }
+
+    /// Cuts windows of blocked lanes, and large ones; none while the backend is stopped: everything is
+    /// blocked then.
+    fn cut_blocked(&mut self) {
+        let (most, now) = (self.config.index_bytes, self.session.now.at);
+        if self.backend.is_stopped() || now < self.session.looks.cut_at {
+            return;
+        }
+        let lanes = u32::try_from(self.queue.lanes.iter().len()).unwrap_or(u32::MAX);
+        self.session.looks.cut_at = now + CUT_EVERY + CUT_EVERY * (lanes / CUT_LANES);
+        let large = u32::try_from(most / WEBHOOK_BYTES / LARGE_PART).unwrap_or(u32::MAX);
+        let mut candidates: Vec<(bool, u32, LaneKey)> = Vec::new();
+        for (key, lane) in self.queue.lanes.iter() {
+            let count = lane.window.count;
+            let is_blocked = count > 1 && self.is_blocked(lane);
+            if is_blocked || count > large {
+                candidates.push((is_blocked, count, key));
+            }
+        }
+        candidates.sort_unstable_by(|a, b| b.cmp(a));
+        self.shed_rows();
+        for (_, _, key) in candidates {
+            while self.is_over_cut() && self.cut(key, Duration::ZERO) {}
+        }
+        self.shed_rows();
+    }
+
+    /// Cuts windows of which most waits for retries, though some of their lanes' webhooks succeed.
+    fn cut_stuck(&mut self) {
+        let now = self.session.now.at;
+        if now < self.session.looks.stuck_at {
+            return;
+        }
+        self.session.looks.stuck_at = now + STUCK_EVERY;
+        let index = &self.queue.index;
+        let is_stuck = |lane: &Lane| {
+            let nodes = index.window(&lane.window);
+            let waits =
+                nodes.filter(|(_, node)| index.state(node.resource) == Some(State::Retrying));
+            lane.window.count > 1 && waits.count() > usize_of(lane.window.count) / 2
+        };
+        let stuck = self.queue.lanes.iter().filter(|(_, lane)| is_stuck(lane));
+        let stuck: Vec<LaneKey> = stuck.map(|(key, _)| key).collect();
+        let mut has_cut = true;
+        while has_cut {
+            has_cut = false;
+            for key in &stuck {
+                has_cut |= self.is_over_cut() && self.cut(*key, now + REFILL_AFTER);
+            }
+        }
+        self.shed_rows();
+    }
+
+    /// Whether the index holds more than a cut leaves.
+    fn is_over_cut(&self) -> bool {
+        self.index_bytes() > self.config.index_bytes / 4 * 3
+    }
+
+    /// Drops the rows of chunks of which nothing is indexed, where Redis holds their bits and no
+    /// older ones are on their way here.
+    fn shed_rows(&mut self) {
+        let settling = self.ledger.settling.as_ref();
+        let is_settling = |key: &LaneKey| settling.is_some_and(|one| one.lanes.contains(key));
+        let lanes = self.queue.lanes.iter();
+        let is_still = |lane: &Lane| lane.reading.is_none() && lane.dropping == 0;
+        let cut = lanes.filter(|(_, lane)| lane.rest.is_some() && is_still(lane));
+        let keys: Vec<LaneKey> = cut.map(|(key, _)| key).filter(|key| !is_settling(key)).collect();
+        keys.into_iter().for_each(|key| self.queue.lanes.shed_rows(key));
+    }
+
+    /// Whether nothing of a lane flows just now.
+    pub(crate) fn is_blocked(&self, lane: &Lane) -> bool {
+        let is_shop_blocked = self.queue.shops.get(lane.shop).is_some_and(|shop| {
+            shop.is_stopped
+                || shop.paused_until > self.session.now.at
+                || shop.barriers.as_ref().is_some_and(|barriers| !barriers.held.is_empty())
+        });
+        is_shop_blocked
+            || lane.breaker.is_open()
+            || lane.flow.suspect.is_some()
+            || lane.flow.stalled > 0
+            || (lane.flow.paused > 0 && lane.ready.is_empty())
+    }
+
+    /// Cuts the newer half of a window off, which is filled again at `refill_at` or when it is empty.
+    /// Returns whether that made room.
+    fn cut(&mut self, key: LaneKey, refill_at: Duration) -> bool {
+        let Some(lane) = self.queue.lanes.get(key) else { return false };
+        if lane.reading.is_some() || lane.window.count < 2 {
+            return false;
+        }
+        let (keep, newest) = (lane.window.count / 2, self.queue.index.back(&lane.window));
+        let mut removed = 0;
+        while self.drop_newest(key, keep) {
+            removed += 1;
+        }
+        if removed == 0 {
+            return false;
+        }
+        let Some(lane) = self.queue.lanes.get_mut(key) else { return false };
+        let after = self.queue.index.back(&lane.window).unwrap_or_default();
+        let last = lane.rest.as_ref().map(|rest| rest.last).max(newest).unwrap_or_default();
+        lane.rest = Some(Box::new(Rest { after, last, refill_at }));
+        let index = &self.queue.index;
+        lane.ready.retain(|position, resource| index.is_ready(key, resource, position));
+        self.counts.cuts += 1;
+        self.queue.lanes.list(key);
+        true
+    }
+
+    /// Takes the newest webhook out of a window that holds more than `keep`. Returns whether it could.
+    fn drop_newest(&mut self, key: LaneKey, keep: u32) -> bool {
+        let Some(lane) = self.queue.lanes.get(key).filter(|lane| lane.window.count > keep) else {
+            return false;
+        };
+        let leads = &self.queue.leads;
+        let holds = |resource: &Resource, position: Position| {
+            leads.get(&resource.hash).is_some_and(|lead| position <= *lead)
+        };
+        let Some(node) = self.queue.index.loose_end(&lane.window, holds) else { return false };
+        let about = *self.queue.index.node(node);
+        let is_head = self.queue.index.head(about.resource) == Some(about.position);
+        if is_head {
+            self.reading.forget(about.resource);
+            let state = self.queue.index.state(about.resource);
+            if state == Some(State::Held) {
+                self.queue.unhold(key, about.position);
+            }
+            if state == Some(State::Paused)
+                && let Some(lane) = self.queue.lanes.get_mut(key)
+            {
+                lane.flow.paused = lane.flow.paused.saturating_sub(1);
+            }
+        }
+        if let Some(lane) = self.queue.lanes.get_mut(key) {
+            self.queue.index.remove(node, &mut lane.window);
+        }
+        if !self.ledger.retries.contains_key(&about.position) {
+            // It comes again with the chunk.
+            self.queue.retries.shed(about.position);
+        }
+        if is_head {
+            // A replay that came amid an attempt waits after it.
+            self.release(about.resource);
+        }
+        true
+    }
+}
