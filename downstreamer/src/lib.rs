@@ -30,6 +30,7 @@ use std::sync::Arc;
 use spillway_drain::watch::{self, Watched};
 use spillway_queue::drains::HTTP;
 use spillway_queue::health;
+use spillway_service::Background;
 use spillway_service::admin;
 use spillway_service::error::chain;
 use spillway_service::start::Unavailable;
@@ -43,11 +44,14 @@ use crate::ownership::Instance;
 /// Runs a downstreamer until `shutdown`.
 ///
 /// # Errors
-/// When the admin address can't be bound, or Redis is absent and the settings say to give up then.
+/// When the admin address can't be bound, when Redis is absent and the settings say to give up then, and
+/// when a background task ends before `shutdown`.
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let metrics = Arc::new(Metrics::new());
-    let (readiness, after_all) = admin::start(settings.admin_listen, &metrics.registry).await?;
+    let background = Background::default();
+    let (readiness, after_all) =
+        admin::start(settings.admin_listen, &metrics.registry, &background).await?;
     if settings.common.exit_if_unavailable {
         let reached = health::reach(&settings.common.redis).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
@@ -58,7 +62,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         gauges: metrics.queue.clone(),
         dead_keep: settings.dead_keep,
     };
-    tokio::spawn(watch::run(watched, after_all.clone()));
+    background.spawn("the watch of the queue", watch::run(watched, after_all.clone()));
     let sender = Arc::new(Sender::new(&settings)?);
     tracing::info!(
         backend = ?settings.backend, version = env!("CARGO_PKG_VERSION"), "delivering"
@@ -67,7 +71,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     readiness.stops_with(&shutdown);
     let watchdog = Watchdog::start();
     let instance = Instance { settings, metrics, sender, readiness, watchdog };
-    ownership::run(&instance, &shutdown).await;
+    let ended = background.supervise(&shutdown, ownership::run(&instance, &shutdown)).await;
     after_all.cancel();
-    Ok(())
+    Ok(ended?)
 }

@@ -39,8 +39,8 @@ pub fn named(shares: &spillway_delivery::Shares, names: &Names) -> Shares {
     Shares { waiting: shares.waiting, shops: shops.collect() }
 }
 
-/// Starts publishing what is sent, as the leader with this token; ends when the sender is dropped or
-/// another instance leads.
+/// Starts publishing what is sent, as the leader with this token; ends when the sender is dropped.
+/// Publishes nothing more once another instance leads.
 pub fn start(redis: Redis, consumer: &str, token: &str) -> watch::Sender<Shares> {
     let (sender, mut latest) = watch::channel(Shares::default());
     let mut publisher = Publisher {
@@ -58,7 +58,8 @@ pub fn start(redis: Redis, consumer: &str, token: &str) -> watch::Sender<Shares>
             if publisher.is_due(&shares, Instant::now()) {
                 match publisher.publish(shares).await {
                     Ok(()) => {}
-                    Err(QueueError::Fenced) => return,
+                    // Another instance leads; the end of this task would be taken for a fault.
+                    Err(QueueError::Fenced) => break,
                     Err(error) => {
                         publisher.connection = None;
                         tracing::debug!(error = chain(&error), "shares of shops not published");
@@ -66,6 +67,7 @@ pub fn start(redis: Redis, consumer: &str, token: &str) -> watch::Sender<Shares>
                 }
             }
         }
+        while latest.changed().await.is_ok() {}
     });
     sender
 }

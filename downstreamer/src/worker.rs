@@ -195,9 +195,11 @@ impl Worker {
                 }
                 None => Err(gone("settling")),
             },
-            Some(orders) = channels.controls.recv() => {
-                Ok(vec![Event::Controls(self.controls(orders))])
-            }
+            orders = channels.controls.recv() => match orders {
+                Some(orders) => Ok(vec![Event::Controls(self.controls(orders))]),
+                None => Err(gone("reading controls")),
+            },
+            () = channels.shares.closed() => Err(gone("publishing shares")),
             () = shutdown.cancelled(), if self.ends_at.is_none() => {
                 self.ends_at = Some(Instant::now() + self.settings.shutdown_timeout);
                 Ok(vec![Event::Drain])

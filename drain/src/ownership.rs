@@ -318,6 +318,8 @@ impl Seat {
 /// Confirms the ownership again and again; says when it is lost.
 async fn keep(place: Place, claim: Arc<Claim>, tenure: Tenure, connection: Connection) {
     let redis = &place.redis;
+    // However this ends: without it the lease runs out, and the instance would own and do nothing.
+    let _lost = tenure.lost.clone().drop_guard();
     let mut connection = Some(connection);
     loop {
         let next_bump = Instant::now() + BUMP_EVERY;
@@ -337,7 +339,6 @@ async fn keep(place: Place, claim: Arc<Claim>, tenure: Tenure, connection: Conne
             }
             Err(QueueError::Fenced) => {
                 tracing::warn!("another instance took the drain");
-                tenure.lost.cancel();
                 return;
             }
             Err(error) => {

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use spillway_drain::watch::{self, Watched};
 use spillway_queue::drains::KAFKA;
 use spillway_queue::health;
+use spillway_service::Background;
 use spillway_service::admin;
 use spillway_service::error::chain;
 use spillway_service::start::Unavailable;
@@ -43,12 +44,14 @@ use crate::settings::Settings;
 /// Runs a Kafka producer until `shutdown`.
 ///
 /// # Errors
-/// When the admin address can't be bound, or Redis or Kafka is absent and the settings say to give
-/// up then.
+/// When the admin address can't be bound, when Redis or Kafka is absent and the settings say to give
+/// up then, and when a background task ends before `shutdown`.
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let metrics = Arc::new(Metrics::new());
-    let (readiness, after_all) = admin::start(settings.admin_listen, &metrics.registry).await?;
+    let background = Background::default();
+    let (readiness, after_all) =
+        admin::start(settings.admin_listen, &metrics.registry, &background).await?;
     if settings.common.exit_if_unavailable {
         let reached = health::reach(&settings.common.redis).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
@@ -60,7 +63,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         gauges: metrics.queue.clone(),
         dead_keep: settings.dead_keep,
     };
-    tokio::spawn(watch::run(watched, after_all.clone()));
+    background.spawn("the watch of the queue", watch::run(watched, after_all.clone()));
     tracing::info!(
         kafka = settings.servers,
         topic = settings.topic,
@@ -73,9 +76,9 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     Watchdog::start();
     readiness.stops_with(&shutdown);
     let instance = Instance::new(settings, metrics, readiness);
-    let ended = ownership::run(&instance, &shutdown).await;
+    let ended = background.supervise(&shutdown, ownership::run(&instance, &shutdown)).await;
     after_all.cancel();
-    Ok(ended?)
+    Ok(ended??)
 }
 
 /// Whether Kafka is there and has the topic.

@@ -17,6 +17,7 @@ use spillway_service::error::chain;
 use spillway_service::supervisor::Pulse;
 use spillway_webhook::StreamId;
 use spillway_webhook::pack::{Packer, RAW_BYTES_TARGET, Records};
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::metrics::Metrics;
@@ -50,6 +51,8 @@ pub struct Batcher {
     metrics: Metrics,
     ack_timeout: Duration,
     generation: u64,
+    /// Appends that hang, left behind with their batches (`routed`).
+    late: JoinSet<()>,
     pulse: Pulse,
 }
 
@@ -73,6 +76,7 @@ impl Batcher {
             metrics: metrics.clone(),
             ack_timeout: settings.ack_timeout,
             generation: 0,
+            late: JoinSet::new(),
             pulse,
         }
     }
@@ -94,10 +98,11 @@ impl Batcher {
     }
 
     /// Waits for something to store; `false` once there will be nothing more.
-    async fn arrived(&self) -> bool {
+    async fn arrived(&mut self) -> bool {
         loop {
             tokio::select! {
                 biased;
+                Some(settled) = self.late.join_next() => end_with(settled),
                 is_more = self.waiting.arrived() => return is_more,
                 () = self.pulse.asked() => self.pulse.answer(),
             }
@@ -154,6 +159,15 @@ impl Batcher {
         if generation != std::mem::replace(&mut self.generation, generation) {
             self.appender.disconnect();
         }
+    }
+}
+
+/// Ends this task too if another panicked: nothing is fed before each append that hangs is settled.
+fn end_with(settled: Result<(), JoinError>) {
+    if let Err(error) = settled
+        && let Ok(panic) = error.try_into_panic()
+    {
+        std::panic::resume_unwind(panic);
     }
 }
 

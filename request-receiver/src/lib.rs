@@ -29,13 +29,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
+use spillway_service::Background;
 use spillway_service::admin;
 use spillway_service::error::chain;
 use spillway_service::listen::Listener;
 use spillway_service::start::Unavailable;
 use spillway_service::supervisor::{self, Watchdog};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::admit::Admission;
@@ -57,14 +58,17 @@ const FEEDER_STOPS_WITHIN: Duration = Duration::from_millis(500);
 /// Runs a receiver until `shutdown`.
 ///
 /// # Errors
-/// When an address can't be bound, or Redis is absent and the settings say to give up then.
+/// When an address can't be bound, when Redis is absent and the settings say to give up then, and when
+/// a shard or a background task ends before `shutdown`.
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let metrics = Metrics::new(settings.secrets.matches());
-    let (readiness, after_all) = admin::start(settings.admin_listen, &metrics.registry).await?;
+    let background = Background::default();
+    let (readiness, after_all) =
+        admin::start(settings.admin_listen, &metrics.registry, &background).await?;
     let listener = Listener::bind(&settings.listen).await?;
     let stop_feeding = CancellationToken::new();
-    let (state, mut feeding) = spill_or_not(&settings, &metrics, &stop_feeding).await?;
+    let (state, feeding) = spill_or_not(&settings, &metrics, &background, &stop_feeding).await?;
     let shares = Arc::new(ShopShares::new(settings.shop_limit.priority_topics.clone()));
     let judge =
         Judge::new(settings.shop_limit.clone(), shares.clone(), metrics.queue.shops_over.clone());
@@ -76,11 +80,12 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
             .await
             .map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
-    tokio::spawn(watch.run(after_all.clone()));
-    tokio::spawn(secrets::reload_on_hangup(settings.secrets.clone()));
+    background.spawn("the watch of the queue", watch.run(after_all.clone()));
+    let reloading = secrets::reload_on_hangup(settings.secrets.clone())?;
+    background.spawn("reading the secrets again", reloading);
 
     tracing::info!(address = ?settings.listen, version = env!("CARGO_PKG_VERSION"), "receiving");
-    let (closing, shard_ended) = (Closing::default(), CancellationToken::new());
+    let closing = Closing::default();
     let shards = start_shards(Shared {
         admission: watched_admission(&settings, &metrics),
         settings: settings.clone(),
@@ -89,16 +94,12 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         metrics: metrics.clone(),
         watchdog: Watchdog::start(),
         closing: closing.clone(),
-        ended: shard_ended.clone(),
+        background: background.clone(),
     })?;
     let mut acceptor =
-        Acceptor::new(listener, shards, shard_ended, settings.connections_max, metrics);
+        Acceptor::new(listener, shards, background, settings.connections_max, metrics);
     // Until it is known that the queue is usable, webhooks would be refused that could be stored.
-    tokio::select! {
-        () = looked(&state) => {}
-        () = tokio::time::sleep(FIRST_LOOK) => {}
-        () = shutdown.cancelled() => {}
-    }
+    shutdown.run_until_cancelled(timeout(FIRST_LOOK, looked(&state))).await;
     supervisor::ready();
     let mut accepted = acceptor.accept_until(&shutdown).await;
     readiness.stopping();
@@ -112,7 +113,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     }
     acceptor.finish(stop_by).await;
     stop_feeding.cancel();
-    if let Some(feeding) = &mut feeding {
+    if let Some(feeding) = feeding {
         timeout_at(stop_by + FEEDER_STOPS_WITHIN, feeding).await.ok();
     }
     after_all.cancel();
@@ -124,6 +125,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
 async fn spill_or_not(
     settings: &Settings,
     metrics: &Metrics,
+    background: &Background,
     stop: &CancellationToken,
 ) -> anyhow::Result<(QueueState, Option<JoinHandle<()>>)> {
     let redis = &settings.common.redis;
@@ -132,15 +134,17 @@ async fn spill_or_not(
         metrics.watch_spill(None);
         return Ok((QueueState::new(None), None));
     };
-    let (spill, log_id) = Spill::open(spill_settings, settings.ack_timeout)?;
+    let (spill, log_id) = Spill::open(spill_settings, settings.ack_timeout, background)?;
     let feeder = spill::feeder(&spill, log_id, redis).await?;
     metrics.watch_spill(Some(spill.clone()));
-    tokio::spawn({
+    background.spawn("trying the disk of the spill again", {
         let (spill, stop) = (spill.clone(), stop.clone());
-        async move { stop.run_until_cancelled(spill.try_again()).await }
+        async move {
+            stop.run_until_cancelled(spill.try_again()).await;
+        }
     });
     let state = QueueState::new(Some(spill));
-    let feeding = tokio::spawn(feeder.run(state.clone(), stop.clone()));
+    let feeding = background.spawn("the spill's feeder", feeder.run(state.clone(), stop.clone()));
     Ok((state, Some(feeding)))
 }
 

@@ -85,20 +85,18 @@ impl InForce {
     }
 }
 
-/// Reads the file again on each SIGHUP. Listened to from the call on, not from the first poll: a signal
-/// in between would be lost, or end the process.
-pub fn reload_on_hangup(source: Arc<Source>) -> impl Future<Output = ()> + Send {
-    let hangup = signal(SignalKind::hangup());
-    async move {
-        match hangup {
-            Ok(mut hangup) => {
-                while hangup.recv().await.is_some() {
-                    source.reload();
-                }
-            }
-            Err(error) => {
-                tracing::error!(%error, "the signal to read the secrets again can not be listened to")
-            }
+/// Reads the file again on each SIGHUP. Listens from the call on, not from the first poll: a signal in
+/// between would be lost, or end the process.
+///
+/// # Errors
+/// When the signal handler can't be installed.
+pub fn reload_on_hangup(
+    source: Arc<Source>,
+) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        while hangup.recv().await.is_some() {
+            source.reload();
         }
-    }
+    })
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{join_all, select_all};
+use spillway_service::background::{Background, TaskEnded};
 use spillway_service::listen::Listener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -30,19 +31,14 @@ const BACKLOG_MAX: usize = 4096;
 /// `Connection: close`. A second more is the shards': one that is used every 5 s is never cut off.
 const LAST_CALL: Duration = Duration::from_secs(4);
 
-/// A shard's thread or its batcher ended while connections were still accepted.
-#[derive(Debug, thiserror::Error)]
-#[error("BUG: a shard ended before its acceptor")]
-pub struct ShardEnded;
-
 /// What accepted connections are handed to.
 pub struct Acceptor {
     listener: Listener,
     /// Accepted, and not handed over yet: kept here when the process is told to stop meanwhile.
     in_hand: Option<Accepted>,
     shards: Vec<Shard>,
-    /// Cancelled when any of the shards ends.
-    shard_ended: CancellationToken,
+    /// The shards and everything else that must not end before the process.
+    background: Background,
     next: usize,
     slots: Arc<Semaphore>,
     /// Connections that are not over, refused ones excepted.
@@ -53,11 +49,11 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    /// Puts an acceptor together; `shard_ended` is what its shards were started with.
+    /// Puts an acceptor together; `background` is the one that its shards were started with.
     pub fn new(
         listener: Listener,
         shards: Vec<Shard>,
-        shard_ended: CancellationToken,
+        background: Background,
         connections_max: usize,
         metrics: Metrics,
     ) -> Self {
@@ -65,7 +61,7 @@ impl Acceptor {
             listener,
             in_hand: None,
             shards,
-            shard_ended,
+            background,
             next: 0,
             slots: Arc::new(Semaphore::new(connections_max)),
             live: TaskTracker::new(),
@@ -78,13 +74,14 @@ impl Acceptor {
     /// Accepts until `shutdown`.
     ///
     /// # Errors
-    /// When a shard ends first: without it, connections would be taken and never served.
-    pub async fn accept_until(&mut self, shutdown: &CancellationToken) -> Result<(), ShardEnded> {
-        let shard_ended = self.shard_ended.clone();
+    /// When a shard or a background task ends first: without it, connections would be taken and not
+    /// served, or webhooks refused for ever.
+    pub async fn accept_until(&mut self, shutdown: &CancellationToken) -> Result<(), TaskEnded> {
+        let background = self.background.clone();
         tokio::select! {
             biased;
             () = shutdown.cancelled() => Ok(()),
-            () = shard_ended.cancelled() => Err(ShardEnded),
+            ended = background.ended() => Err(ended),
             never = self.accept_all() => match never {},
         }
     }
@@ -94,8 +91,8 @@ impl Acceptor {
     /// meanwhile would wait for connections that are idle.
     ///
     /// # Errors
-    /// When a shard ends first.
-    pub async fn last_call(&mut self, time_left: Duration) -> Result<(), ShardEnded> {
+    /// When a shard or a background task ends first.
+    pub async fn last_call(&mut self, time_left: Duration) -> Result<(), TaskEnded> {
         let older = std::mem::take(&mut self.live);
         older.close();
         let over = CancellationToken::new();
@@ -219,21 +216,33 @@ mod tests {
     use super::*;
     use crate::secrets::Source;
 
-    async fn without_shards(shard_ended: &CancellationToken) -> Acceptor {
+    async fn without_shards(background: &Background) -> Acceptor {
         let address = Address::Tcp(([127, 0, 0, 1], 0).into());
         let listener = Listener::bind(&address).await.unwrap();
         let metrics = Metrics::new(Source::new(&[], None).matches());
-        Acceptor::new(listener, Vec::new(), shard_ended.clone(), 1, metrics)
+        Acceptor::new(listener, Vec::new(), background.clone(), 1, metrics)
     }
 
     #[tokio::test]
     async fn a_shard_that_ends_early_ends_the_process_with_an_error() {
-        let (shard_ended, shutdown) = (CancellationToken::new(), CancellationToken::new());
-        shard_ended.cancel();
-        let mut acceptor = without_shards(&shard_ended).await;
+        let (background, shutdown) = (Background::default(), CancellationToken::new());
+        drop(background.guard("a shard"));
+        let mut acceptor = without_shards(&background).await;
         assert!(acceptor.accept_until(&shutdown).await.is_err());
         // Once the process was told to stop, shards are expected to end.
         shutdown.cancel();
         assert!(acceptor.accept_until(&shutdown).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_background_task_that_panics_ends_the_process_with_an_error() {
+        let background = Background::default();
+        let mut acceptor = without_shards(&background).await;
+        background.spawn("the watch", async { panic!("as a test asks for") });
+        let ended = acceptor.accept_until(&CancellationToken::new()).await;
+        assert_eq!(
+            ended.unwrap_err().to_string(),
+            "BUG: the watch ended before the process was told to stop"
+        );
     }
 }

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
+use spillway_service::Background;
 use spillway_service::supervisor::Watchdog;
 use tokio::sync::mpsc::error::{SendError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, timeout_at};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::admit::Admission;
@@ -76,8 +76,8 @@ pub struct Shared {
     pub watchdog: Watchdog,
     /// Whether and until when the process stops.
     pub closing: Closing,
-    /// Cancelled when a shard ends, for whatever reason.
-    pub ended: CancellationToken,
+    /// Ends the process when a shard ends, for whatever reason.
+    pub background: Background,
 }
 
 /// All live connections, for the sweep.
@@ -93,7 +93,7 @@ impl Shard {
         let (sender, incoming) = mpsc::channel(INCOMING_MAX);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = tokio::task::spawn_blocking(move || {
-            let _ended = shared.ended.clone().drop_guard();
+            let _guard = shared.background.guard("a shard");
             core.inspect(|core| stay_on(*core));
             runtime.block_on(run(shared, incoming));
             // A name that is still being resolved must not hold up the end.
@@ -159,7 +159,7 @@ async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
         receiver: Arc::new(Receiver::new(shared, state, waiting.clone())),
     });
     let connections = Arc::new(Connections::default());
-    let sweep = tokio::spawn(connections.clone().sweep(serving.clone()));
+    let mut sweep = tokio::spawn(connections.clone().sweep(serving.clone()));
     let mut tasks = JoinSet::new();
     loop {
         tokio::select! {
@@ -174,6 +174,10 @@ async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
             }
             ended = &mut keeper => {
                 tracing::error!(?ended, "BUG: a shard's deadlines are not kept any more");
+                return;
+            }
+            ended = &mut sweep => {
+                tracing::error!(?ended, "BUG: a shard's connections are not swept any more");
                 return;
             }
         }

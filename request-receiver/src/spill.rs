@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use spillway_queue::Redis;
+use spillway_service::Background;
 use spillway_service::clock::wall_clock_ms;
 use spillway_service::error::chain;
 use spillway_service::start::Misconfigured;
@@ -95,6 +96,7 @@ impl Spill {
     pub fn open(
         settings: &SpillSettings,
         ack_timeout: Duration,
+        background: &Background,
     ) -> anyhow::Result<(Arc<Self>, u64)> {
         let bytes_max = settings.bytes_max;
         let segment_bytes = (bytes_max / SEGMENTS).min(SEGMENT_BYTES_MAX);
@@ -127,7 +129,7 @@ impl Spill {
         }
         let spill = Self {
             route: Arc::default(),
-            writing: Writing::start(writer)?,
+            writing: Writing::start(writer, background.guard("the spill's writer"))?,
             index,
             limits,
             stall_after: (ack_timeout / STALL_PART).min(STALL_MAX),

@@ -11,6 +11,7 @@ use prometheus::Registry;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::background::Background;
 use crate::metrics::encode;
 
 /// Whether this process does its work, and if not, why.
@@ -94,20 +95,22 @@ impl Readiness {
 }
 
 /// Starts serving at `address`, before Redis is even asked, so that /readyz can say what is awaited.
-/// Serves until the token is cancelled.
+/// Serves until the token is cancelled, as one of the tasks of `background`.
 ///
 /// # Errors
 /// When the address is taken or not ours.
 pub async fn start(
     address: SocketAddr,
     registry: &Registry,
+    background: &Background,
 ) -> anyhow::Result<(Readiness, CancellationToken)> {
     let listener = TcpListener::bind(address).await.map_err(|error| {
         anyhow::anyhow!("ADMIN_LISTEN: cannot listen on {address}: {error}; set another address")
     })?;
     let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
     let after_all = CancellationToken::new();
-    tokio::spawn(serve(listener, registry.clone(), readiness.clone(), after_all.clone()));
+    let serving = serve(listener, registry.clone(), readiness.clone(), after_all.clone());
+    background.spawn("the admin endpoint", serving);
     Ok((readiness, after_all))
 }
 

@@ -4,6 +4,7 @@
 //! in one process.
 
 pub mod admin;
+pub mod background;
 pub mod clock;
 pub mod common;
 pub mod drain_gauges;
@@ -19,6 +20,7 @@ pub mod supervisor;
 pub mod telemetry;
 
 pub use admin::Readiness;
+pub use background::Background;
 pub use common::Common;
 pub use settings::Checker;
 pub use start::{Written, start};

@@ -1,6 +1,8 @@
 //! From the command line to a running process: parse, check, log, run, exit.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -52,7 +54,7 @@ where
     let checked = match check(&written) {
         Ok(checked) => checked,
         Err(mistakes) => {
-            eprintln!("{mistakes}");
+            print_error(&mistakes);
             return ExitCode::from(exit::CONFIG);
         }
     };
@@ -64,18 +66,24 @@ where
     match block_on(run, checked) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<Unavailable>() => {
-            eprintln!("{error:#}");
+            print_error(&format_args!("{error:#}"));
             ExitCode::from(exit::UNAVAILABLE)
         }
         Err(error) if error.is::<Misconfigured>() => {
-            eprintln!("{error:#}");
+            print_error(&format_args!("{error:#}"));
             ExitCode::from(exit::CONFIG)
         }
         Err(error) => {
-            eprintln!("{error:#}");
+            print_error(&format_args!("{error:#}"));
             ExitCode::from(exit::FAILED)
         }
     }
+}
+
+/// Writes to standard error. Unlike `eprintln!`, which panics, it keeps the exit code where standard
+/// error can't be written.
+fn print_error(error: &dyn Display) {
+    writeln!(std::io::stderr(), "{error}").ok();
 }
 
 /// Reads the env file that `--env-file` names, then flags and environment. The error is the exit
@@ -84,7 +92,7 @@ fn parse<W: Written>() -> Result<W, ExitCode> {
     if let Some(file) = env_file(std::env::args_os())
         && let Err(problem) = read_env_file(Path::new(&file))
     {
-        eprintln!("--env-file: {problem}");
+        print_error(&format_args!("--env-file: {problem}"));
         return Err(ExitCode::from(exit::CONFIG));
     }
     parse_flags()

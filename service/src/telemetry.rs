@@ -16,7 +16,11 @@ pub enum LogFormat {
 pub fn init(format: LogFormat) {
     let filter =
         EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        // A line that cannot be written is lost: reporting that on stderr would panic.
+        .log_internal_errors(false);
     let started = match format {
         LogFormat::Text => subscriber.with_ansi(false).try_init(),
         LogFormat::Json => subscriber.json().try_init(),

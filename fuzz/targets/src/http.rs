@@ -20,12 +20,11 @@ use request_receiver::stream::Stream;
 use request_receiver::topics::Topics;
 use request_receiver::waiting::Waiting;
 use spillway_service::supervisor::Watchdog;
-use spillway_service::{Checker, Written as _};
+use spillway_service::{Background, Checker, Written as _};
 use spillway_webhook::pack::{Pack, Record, Records};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
-use tokio_util::sync::CancellationToken;
 
 use crate::packed;
 use crate::signed::{SECRET, filled, sign};
@@ -69,7 +68,7 @@ impl Bench {
             metrics: metrics.clone(),
             watchdog: runtime.block_on(async { Watchdog::start() }),
             closing: Closing::default(),
-            ended: CancellationToken::new(),
+            background: Background::default(),
             settings,
         };
         let serving = Arc::new(Serving {

@@ -85,7 +85,7 @@ impl Batcher {
                 let way = ManuallyDrop::new(way);
                 let late =
                     Late { append, fence, batch, bytes, way, spill, waiting, state, metrics };
-                tokio::spawn(late.settle());
+                self.late.spawn(late.settle());
             }
         }
     }

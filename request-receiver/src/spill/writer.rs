@@ -2,6 +2,7 @@
 
 use std::io;
 
+use spillway_service::background::EndGuard;
 use spillway_spill::{WriteError, Writer};
 use tokio::sync::{mpsc, oneshot};
 
@@ -21,13 +22,16 @@ type Waiter = oneshot::Sender<Result<(), WriteError>>;
 type Outcome = oneshot::Receiver<Result<(), WriteError>>;
 
 impl Writing {
-    /// Starts the thread.
+    /// Starts the thread, which owns `guard`.
     ///
     /// # Errors
     /// When there is none to be had.
-    pub fn start(writer: Writer) -> io::Result<Self> {
+    pub fn start(writer: Writer, guard: EndGuard) -> io::Result<Self> {
         let (sender, jobs) = mpsc::channel(JOBS_MAX);
-        std::thread::Builder::new().name("spill".to_owned()).spawn(move || run(writer, jobs))?;
+        std::thread::Builder::new().name("spill".to_owned()).spawn(move || {
+            let _guard = guard;
+            run(writer, jobs);
+        })?;
         Ok(Self(sender))
     }
 

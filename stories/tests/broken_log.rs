@@ -1,0 +1,77 @@
+//! A log that can't be written any more, as a pipe whose reader ended: its lines are lost, and nothing else.
+
+use std::fs::{self, File};
+use std::process::Command;
+use std::time::Duration;
+
+use stories::cell::{Cell, Settings};
+use stories::client::post;
+use stories::redis_server::RedisServer;
+use stories::service::Service;
+use stories::until::until;
+use stories::webhook::Webhook;
+
+const WITHIN: Duration = Duration::from_secs(20);
+
+/// A receiver whose standard error is a pipe that nobody reads.
+async fn receiver_with_broken_log(cell: &Cell, settings: Settings<'_>) -> Service {
+    // Where the log of the cell's first process is written.
+    let log = cell.directory().join("request-receiver-0.log");
+    let made = Command::new("mkfifo").arg(&log).status().expect("run mkfifo");
+    assert!(made.success(), "mkfifo fails");
+    // For writing as well: opening it for reading alone waits for a writer.
+    let reader = File::options().read(true).write(true).open(&log).expect("open the pipe");
+    let receiver = cell.receiver(settings).await;
+    drop(reader);
+    // The log of a test that fails is read, and that would wait for a writer.
+    fs::remove_file(&log).expect("remove the pipe");
+    receiver
+}
+
+async fn stop(redis: &mut RedisServer) {
+    redis.sigterm();
+    redis.exit(WITHIN).await;
+}
+
+async fn start(redis: &mut RedisServer) {
+    redis.restart();
+    redis.ready().await;
+}
+
+#[tokio::test]
+async fn a_receiver_whose_log_is_broken_stores_webhooks_again_once_redis_is_back() {
+    let cell = Cell::shared();
+    let mut redis = cell.redis(&[]).await;
+    let mut receiver = receiver_with_broken_log(&cell, &[]).await;
+    post(receiver.address(), &Webhook::any()).await.expect_stored();
+    for _ in 0..2 {
+        stop(&mut redis).await;
+        receiver.unready("queue_unavailable").await;
+        post(receiver.address(), &Webhook::any()).await.expect_later("queue_unavailable");
+        start(&mut redis).await;
+        receiver.ready().await;
+        post(receiver.address(), &Webhook::any()).await.expect_stored();
+    }
+    receiver.sigterm();
+    assert_eq!(receiver.exit(WITHIN).await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn a_receiver_whose_log_is_broken_feeds_what_it_spilled_once_redis_is_back() {
+    let cell = Cell::shared();
+    let mut redis = cell.redis(&[]).await;
+    let directory = cell.directory().join("spill").display().to_string();
+    let receiver = receiver_with_broken_log(&cell, &[("SPILL_DIR", &directory)]).await;
+    stop(&mut redis).await;
+    until("a webhook is spilled", WITHIN, async || {
+        post(receiver.address(), &Webhook::any()).await.status == 200
+    })
+    .await;
+    start(&mut redis).await;
+    until("what was spilled is fed", WITHIN, async || {
+        receiver.metric("spillway_spilling").await == Some(0.0)
+            && receiver.metric("spillway_spill_webhooks").await == Some(0.0)
+    })
+    .await;
+    assert!(redis.stream_len("spillway:in").await >= 1);
+}
