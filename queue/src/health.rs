@@ -18,14 +18,6 @@ pub const VERSION_MIN: (u32, u32) = (7, 0);
 const DISK_RESERVE_BYTES: u64 = 1 << 30;
 /// One that was full must have this part of its memory free before it is used again.
 const FULL_SPARE: u64 = 32;
-/// An AOF smaller than this is not worth rewriting.
-const REWRITE_WORTH_BYTES: u64 = 256 << 20;
-/// Past `4 × used memory + 4 GiB` the AOF is rewritten whatever it costs.
-const REWRITE_FACTOR: u64 = 4;
-const REWRITE_SLACK_BYTES: u64 = 4 << 30;
-/// What a rewrite must give back at least to be worth it on a disk that is full.
-const REWRITE_GAIN_BYTES: u64 = 64 << 20;
-
 /// What was read from Redis and from the disk below it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
@@ -45,6 +37,8 @@ pub struct Facts {
     pub aof_bytes: u64,
     /// Whether an AOF rewrite is under way or scheduled.
     pub is_rewriting: bool,
+    /// AOF rewrites that failed since the last one that succeeded.
+    pub rewrite_failures: u32,
     /// Whether the last write to the AOF failed.
     pub aof_write_failed: bool,
     /// Free bytes where the AOF lies; `None` where it isn't on this machine or can't be seen.
@@ -98,6 +92,7 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Facts, Q
     };
     let number = |name: &str| info.get(name).and_then(|value| value.parse().ok()).unwrap_or(0);
     let flag = |name: &str| info.get(name).is_some_and(|value| *value == "1");
+    let is_not_ok = |name: &str| info.get(name).is_some_and(|status| *status != "ok");
     let fsync = config(connection, "appendfsync").await?;
     let directory = config(connection, "dir").await?;
     Ok(Facts {
@@ -109,7 +104,11 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Facts, Q
         fsync,
         aof_bytes: number("aof_current_size"),
         is_rewriting: flag("aof_rewrite_in_progress") || flag("aof_rewrite_scheduled"),
-        aof_write_failed: info.get("aof_last_write_status").is_some_and(|status| *status != "ok"),
+        // The count has none that could not be forked for; the status has.
+        rewrite_failures: u32::try_from(number("aof_rewrites_consecutive_failures"))
+            .unwrap_or(u32::MAX)
+            .max(is_not_ok("aof_last_bgrewrite_status").into()),
+        aof_write_failed: is_not_ok("aof_last_write_status"),
         disk_free_bytes: directory
             .filter(|_| redis.is_local())
             .and_then(|directory| disk_free_bytes(Path::new(&directory))),
@@ -140,14 +139,6 @@ pub async fn ping(connection: &mut Connection) -> Result<(), QueueError> {
 /// As of [`Redis::connect`] and [`ping`].
 pub async fn reach(redis: &Redis) -> Result<(), QueueError> {
     ping(&mut redis.connect(Some(CONNECT_TIMEOUT)).await?).await
-}
-
-/// Asks Redis to rewrite its AOF in the background.
-///
-/// # Errors
-/// [`QueueError`] from Redis, also when it is busy with another.
-pub async fn rewrite_aof(connection: &mut Connection) -> Result<(), QueueError> {
-    Ok(cmd("BGREWRITEAOF").query_async(connection).await?)
 }
 
 /// What follows from the facts. A Redis that `was_full` is usable again once it has room to spare:
@@ -218,24 +209,8 @@ fn refusal(facts: &Facts, require_durable: bool) -> Option<String> {
     None
 }
 
-/// Whether the AOF should be rewritten now: cheap as the queue is nearly empty, or due as the AOF
-/// outgrew the data, or all that gives a full disk room again. Webhooks are refused then, so nothing
-/// else would ever make the AOF smaller, however empty the queue becomes.
-pub fn should_rewrite(facts: &Facts) -> bool {
-    if !facts.aof_enabled || facts.is_rewriting {
-        return false;
-    }
-    let fits = facts.disk_free_bytes.is_some_and(|free| free > facts.used_bytes);
-    if is_disk_short(facts) && fits && facts.aof_bytes > facts.used_bytes + REWRITE_GAIN_BYTES {
-        return true;
-    }
-    let is_nearly_empty = facts.used_bytes < facts.aof_bytes / 8;
-    let has_outgrown =
-        facts.aof_bytes > facts.used_bytes.saturating_mul(REWRITE_FACTOR) + REWRITE_SLACK_BYTES;
-    facts.aof_bytes >= REWRITE_WORTH_BYTES && (is_nearly_empty || has_outgrown)
-}
-
-fn is_disk_short(facts: &Facts) -> bool {
+/// True if less is free below the AOF than [`disk_needed_bytes`].
+pub(crate) fn is_disk_short(facts: &Facts) -> bool {
     let needed = disk_needed_bytes(facts);
     facts.aof_enabled && facts.disk_free_bytes.is_some_and(|free| free < needed)
 }
@@ -246,10 +221,10 @@ fn disk_free_bytes(directory: &Path) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn good() -> Facts {
+    pub(crate) fn good() -> Facts {
         Facts {
             version: "7.0.15".to_owned(),
             used_bytes: 10 << 20,
@@ -311,34 +286,5 @@ mod tests {
         assert!(matches!(judge(&disk, false, false), Verdict::Full(_)));
         let broken = Facts { aof_write_failed: true, ..good() };
         assert!(matches!(judge(&broken, false, false), Verdict::Full(_)));
-    }
-
-    #[test]
-    fn the_aof_is_rewritten_when_cheap_and_when_due() {
-        let cheap = Facts { aof_bytes: 300 << 20, ..good() };
-        assert!(should_rewrite(&cheap));
-        let busy = Facts { is_rewriting: true, ..cheap };
-        assert!(!should_rewrite(&busy));
-        let held = Facts { used_bytes: 900 << 20, aof_bytes: 4 << 30, ..good() };
-        assert!(!should_rewrite(&held));
-        let outgrown = Facts { aof_bytes: 8 << 30, limit_bytes: 2 << 30, ..held };
-        assert!(should_rewrite(&outgrown));
-    }
-
-    #[test]
-    fn the_aof_is_rewritten_where_only_that_gives_the_disk_room() {
-        let full = Facts {
-            used_bytes: 43 << 20,
-            aof_bytes: 330 << 20,
-            disk_free_bytes: Some(1066 << 20),
-            ..good()
-        };
-        assert!(matches!(judge(&full, false, false), Verdict::Full(_)));
-        assert!(should_rewrite(&full));
-        // It would gain nothing, or not fit.
-        let waiting = Facts { used_bytes: 300 << 20, ..full.clone() };
-        assert!(!should_rewrite(&waiting));
-        let brim = Facts { disk_free_bytes: Some(40 << 20), ..full };
-        assert!(!should_rewrite(&brim));
     }
 }

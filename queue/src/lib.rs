@@ -5,7 +5,7 @@
 //! which the rest waits, advances the cursor and trims). Beside it: [`owner`] (one instance per
 //! drain), [`dead`] (dead letters), [`drains`] (who reads), [`orders`] (what an operator tells a drain), [`history`] (what became of a webhook),
 //! [`feed`] (what a receiver spilled to its disk), [`shares`] (which shops take much of what waits),
-//! [`status`] and [`health`] (what an operator asks).
+//! [`status`] and [`health`] (what an operator asks), [`rewrite`] (when the AOF is rewritten).
 //!
 //! Every write of a drain is one Lua script with `allow-oom`: atomic, fenced by the owner's token,
 //! and it works on a Redis that is full to the brim, because only draining can empty it.
@@ -23,6 +23,7 @@ pub mod lane;
 pub mod orders;
 pub mod owner;
 pub mod read;
+pub mod rewrite;
 pub mod sentinel;
 pub mod settle;
 pub mod shares;

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use spillway_queue::append::AppendError;
 use spillway_queue::drains::{self, StartAt};
 use spillway_queue::health::{self, Durability, Facts, Verdict};
+use spillway_queue::rewrite::{self, RewriteBackoff};
 use spillway_queue::{Connection, QueueError, Redis, feed, status};
 use spillway_service::Readiness;
 use spillway_service::error::chain;
@@ -77,6 +78,8 @@ pub struct Watch {
     others: Others,
     /// Shops that take too much.
     shops: Judge,
+    /// Spaces rewrites of the AOF.
+    rewrites: RewriteBackoff,
 }
 
 impl Default for QueueState {
@@ -217,6 +220,7 @@ impl Watch {
             gauges: metrics.queue.clone(),
             others: Others::default(),
             shops,
+            rewrites: RewriteBackoff::default(),
         }
     }
 
@@ -303,17 +307,17 @@ impl Watch {
     }
 
     async fn found(
-        &self,
+        &mut self,
         facts: &Facts,
         verdict: Verdict,
         connection: Option<&mut Connection>,
     ) -> bool {
         self.gauges.show(facts);
         if !matches!(verdict, Verdict::Refused(_))
-            && health::should_rewrite(facts)
             && let Some(connection) = connection
+            && self.rewrites.is_due(facts, Instant::now())
         {
-            rewrite(facts, connection).await;
+            self.rewrites.on_answer(rewrite(facts, connection).await);
         }
         match verdict {
             Verdict::Usable { durability, warnings } => {
@@ -367,9 +371,13 @@ impl Watch {
     }
 }
 
-async fn rewrite(facts: &Facts, connection: &mut Connection) {
-    match health::rewrite_aof(connection).await {
-        Ok(()) => tracing::info!(bytes = facts.aof_bytes, "aof rewrite started"),
-        Err(error) => tracing::warn!(error = chain(&error), "the aof could not be rewritten"),
+/// Asks for a rewrite of the AOF; says whether Redis accepted that.
+async fn rewrite(facts: &Facts, connection: &mut Connection) -> bool {
+    let failures = facts.rewrite_failures;
+    let started = rewrite::start(connection).await;
+    match &started {
+        Ok(()) => tracing::info!(bytes = facts.aof_bytes, failures, "aof rewrite started"),
+        Err(error) => tracing::warn!(error = chain(error), "the aof could not be rewritten"),
     }
+    started.is_ok()
 }

@@ -1,0 +1,183 @@
+//! Rewrites of the AOF: when one is asked for, and how soon another after a failure.
+//!
+//! Redis rewrites by itself as the AOF grows, and limits those attempts. What is asked for here is not
+//! limited by Redis: each attempt forks, and one that fails leaves one more file in the AOF's directory.
+
+use std::time::{Duration, Instant};
+
+use redis::cmd;
+
+use crate::connect::Connection;
+use crate::error::QueueError;
+use crate::health::{Facts, is_disk_short};
+
+/// An AOF smaller than this is not worth rewriting.
+const WORTH_BYTES: u64 = 256 << 20;
+/// From `4 × used memory + 4 GiB` on the AOF is rewritten whatever it costs.
+const OUTGROWN_FACTOR: u64 = 4;
+const OUTGROWN_SLACK_BYTES: u64 = 4 << 30;
+/// A rewrite on a disk that is short must give back at least this.
+const GAIN_BYTES: u64 = 64 << 20;
+/// Pause after the first failure; it doubles with each further one.
+const PAUSE_FIRST: Duration = Duration::from_secs(1);
+/// Longest pause: 24 attempts a day at most while every one fails.
+const PAUSE_LONGEST: Duration = Duration::from_secs(3600);
+
+/// Spaces rewrites after failures: of Redis' child process, or of the request itself.
+#[derive(Debug, Default)]
+pub struct RewriteBackoff {
+    /// Requests that Redis refused since the last one that it accepted.
+    refused: u32,
+    /// Failures, and when their number changed last.
+    failed: Option<(u32, Instant)>,
+}
+
+impl RewriteBackoff {
+    /// True if a rewrite is to be asked for at `now`.
+    pub fn is_due(&mut self, facts: &Facts, now: Instant) -> bool {
+        let failures = facts.rewrite_failures.saturating_add(self.refused);
+        if failures == 0 {
+            self.failed = None;
+            return should_rewrite(facts);
+        }
+        let failed_at = match self.failed {
+            Some((before, at)) if before == failures => at,
+            _ => {
+                self.failed = Some((failures, now));
+                now
+            }
+        };
+        should_rewrite(facts) && now.duration_since(failed_at) >= pause_after(failures)
+    }
+
+    /// Notes the answer to a request for a rewrite.
+    pub fn on_answer(&mut self, is_accepted: bool) {
+        self.refused = if is_accepted { 0 } else { self.refused.saturating_add(1) };
+    }
+}
+
+/// The pause after so many failures in a row; at least one.
+fn pause_after(failures: u32) -> Duration {
+    let doubled = 2_u32.checked_pow(failures.saturating_sub(1));
+    let pause = doubled.and_then(|times| PAUSE_FIRST.checked_mul(times));
+    pause.unwrap_or(PAUSE_LONGEST).min(PAUSE_LONGEST)
+}
+
+/// True if a rewrite of the AOF fits on its disk and is worth it: cheap as the queue is nearly empty, or
+/// due as the AOF outgrew the data, or all that gives a full disk room again. In the last case webhooks are
+/// refused, so nothing else would ever make the AOF smaller, however empty the queue becomes.
+pub fn should_rewrite(facts: &Facts) -> bool {
+    if !facts.aof_enabled || facts.is_rewriting || !fits(facts) {
+        return false;
+    }
+    if is_disk_short(facts) && facts.aof_bytes > facts.used_bytes + GAIN_BYTES {
+        return true;
+    }
+    let is_nearly_empty = facts.used_bytes < facts.aof_bytes / 8;
+    let has_outgrown =
+        facts.aof_bytes > facts.used_bytes.saturating_mul(OUTGROWN_FACTOR) + OUTGROWN_SLACK_BYTES;
+    facts.aof_bytes >= WORTH_BYTES && (is_nearly_empty || has_outgrown)
+}
+
+/// True if the new AOF fits beside the old one, as far as is known. One that does not fills the disk to
+/// its last byte, and an append that meets that moment ends Redis.
+fn fits(facts: &Facts) -> bool {
+    facts.disk_free_bytes.is_none_or(|free| free > facts.used_bytes)
+}
+
+/// Asks Redis to rewrite its AOF in the background.
+///
+/// # Errors
+/// [`QueueError`] from Redis, also when it is busy with another.
+pub async fn start(connection: &mut Connection) -> Result<(), QueueError> {
+    Ok(cmd("BGREWRITEAOF").query_async(connection).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::health::tests::good;
+    use crate::health::{Verdict, judge};
+
+    fn after(start: Instant, seconds: u64) -> Instant {
+        start + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_aof_is_rewritten_when_cheap_and_when_due() {
+        let cheap = Facts { aof_bytes: 300 << 20, ..good() };
+        assert!(should_rewrite(&cheap));
+        let busy = Facts { is_rewriting: true, ..cheap };
+        assert!(!should_rewrite(&busy));
+        let held = Facts { used_bytes: 900 << 20, aof_bytes: 4 << 30, ..good() };
+        assert!(!should_rewrite(&held));
+        let outgrown = Facts { aof_bytes: 8 << 30, limit_bytes: 2 << 30, ..held };
+        assert!(should_rewrite(&outgrown));
+    }
+
+    #[test]
+    fn the_aof_is_rewritten_where_only_that_gives_the_disk_room() {
+        let full = Facts {
+            used_bytes: 43 << 20,
+            aof_bytes: 330 << 20,
+            disk_free_bytes: Some(1066 << 20),
+            ..good()
+        };
+        assert!(matches!(judge(&full, false, false), Verdict::Full(_)));
+        assert!(should_rewrite(&full));
+        // It would gain nothing, or not fit.
+        let waiting = Facts { used_bytes: 300 << 20, ..full.clone() };
+        assert!(!should_rewrite(&waiting));
+        let brim = Facts { disk_free_bytes: Some(40 << 20), ..full };
+        assert!(!should_rewrite(&brim));
+    }
+
+    #[test]
+    fn a_rewrite_that_does_not_fit_is_never_asked_for() {
+        let free = Some(300 << 20);
+        let nearly_empty =
+            Facts { used_bytes: 500 << 20, aof_bytes: 7 << 30, disk_free_bytes: free, ..good() };
+        assert!(!should_rewrite(&nearly_empty));
+        let outgrown = Facts { used_bytes: 2 << 30, aof_bytes: 13 << 30, ..nearly_empty.clone() };
+        assert!(!should_rewrite(&outgrown));
+        // Where Redis is on another machine, its disk is not known.
+        let unknown = Facts { disk_free_bytes: None, ..nearly_empty };
+        assert!(should_rewrite(&unknown));
+    }
+
+    #[test]
+    fn after_failures_the_pause_doubles_up_to_an_hour_and_a_success_ends_it() {
+        let start = Instant::now();
+        let due = |failures| Facts { aof_bytes: 300 << 20, rewrite_failures: failures, ..good() };
+        let mut backoff = RewriteBackoff::default();
+        assert!(backoff.is_due(&due(0), start));
+        assert!(!backoff.is_due(&due(1), after(start, 1)));
+        assert!(backoff.is_due(&due(1), after(start, 2)));
+        assert!(!backoff.is_due(&due(2), after(start, 3)));
+        assert!(!backoff.is_due(&due(2), after(start, 4)));
+        assert!(backoff.is_due(&due(2), after(start, 5)));
+        assert!(!backoff.is_due(&due(40), after(start, 6)));
+        assert!(!backoff.is_due(&due(40), after(start, 6 + 3599)));
+        assert!(backoff.is_due(&due(40), after(start, 6 + 3600)));
+        assert!(backoff.is_due(&due(0), after(start, 6 + 3601)), "it succeeded meanwhile");
+        assert!(!backoff.is_due(&due(1), after(start, 6 + 3602)));
+        assert!(backoff.is_due(&due(1), after(start, 6 + 3603)), "the pause begins with 1 s again");
+    }
+
+    #[test]
+    fn a_redis_that_refuses_the_request_is_asked_ever_more_rarely() {
+        let start = Instant::now();
+        let facts = Facts { aof_bytes: 300 << 20, ..good() };
+        let mut backoff = RewriteBackoff::default();
+        let mut asked = 0;
+        for second in 0..3600 {
+            if backoff.is_due(&facts, after(start, second)) {
+                asked += 1;
+                backoff.on_answer(false);
+            }
+        }
+        assert!((8..=12).contains(&asked), "{asked} requests in an hour");
+        backoff.on_answer(true);
+        assert!(backoff.is_due(&facts, after(start, 3600)));
+    }
+}
