@@ -133,7 +133,7 @@ pub async fn receive(
         Ok(()) => StatusCode::OK.into_response(),
         Err(refusal) => {
             tracing::debug!(outcome, "refused");
-            receiver.metrics.topics.refused(claim);
+            receiver.metrics.topics.refused(claim, refusal);
             let mut response = refusal.into_response();
             if !arrival.connection.is_body_read() {
                 // Said rather than done in silence: the sender would use the connection again.
@@ -192,6 +192,8 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     use axum::body::Body;
+    use futures_util::FutureExt;
+    use spillway_service::metrics::encode;
     use spillway_webhook::stable_hash;
     use zeroize::Zeroizing;
 
@@ -249,6 +251,41 @@ mod tests {
             assert!(matches!(taken, Some(Poll::Ready(Err(Refusal::BadSignature)))));
             assert_eq!(allocated.count_total, 0, "{signature:?}: {allocated:?}");
         }
+    }
+
+    /// Requests refused under a topic, as shown in the metrics.
+    fn refused(receiver: &Receiver, topic: &str) -> u64 {
+        let page = encode(&receiver.metrics.registry);
+        let sample = format!("spillway_refused_total{{topic=\"{topic}\"}} ");
+        let value = page.lines().find_map(|line| line.strip_prefix(&sample));
+        value.map_or(0, |value| value.parse().expect("a count"))
+    }
+
+    #[tokio::test]
+    async fn forged_requests_count_under_no_topic_that_they_name() {
+        let receiver = Arc::new(receiver());
+        let around = || Around {
+            receiver: receiver.clone(),
+            arrival: Arrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() },
+        };
+        let hush = spillway_webhook::Secrets::new(&[Zeroizing::new("hush".to_owned())]);
+        // Its topic is known from then on; nobody stores it here.
+        let signed = receive(State(around()), request(&hush.sign(BODY))).now_or_never();
+        assert!(signed.is_none());
+        for _ in 0..5 {
+            let answer = receive(State(around()), request("forged")).await;
+            assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
+        }
+        assert_eq!(refused(&receiver, "products/update"), 0);
+        assert_eq!(refused(&receiver, "other"), 5);
+        // Signed and refused, or refused for a reason of ours before anybody could know.
+        receiver.shares.show(HashSet::from([stable_hash::of(&[b""])]));
+        let over = receive(State(around()), request(&hush.sign(BODY))).await;
+        assert_eq!(over.status(), StatusCode::SERVICE_UNAVAILABLE);
+        receiver.state.set_stalled(true);
+        receive(State(around()), request(&hush.sign(BODY))).await;
+        assert_eq!(refused(&receiver, "products/update"), 2);
+        assert_eq!(refused(&receiver, "other"), 5);
     }
 
     #[tokio::test]

@@ -96,6 +96,29 @@ impl Refusal {
         }
     }
 
+    /// True if this counts under the topic that the request names. Until its signature is checked, that
+    /// topic is a stranger's claim; then only refusals for a reason of ours count, all of them 503.
+    pub fn counts_under_topic(self) -> bool {
+        match self {
+            Self::NotPost
+            | Self::DotSegment
+            | Self::Malformed
+            | Self::TooLarge
+            | Self::Slow
+            | Self::BrokenBody
+            | Self::BadSignature => false,
+            Self::Overloaded
+            | Self::QueueUnavailable
+            | Self::QueueFull
+            | Self::ShopQueueFull
+            | Self::AckTimeout
+            | Self::Loop
+            | Self::NotAWebhook
+            | Self::NoTopic
+            | Self::NotFresh(_) => true,
+        }
+    }
+
     /// Label of this refusal in the metrics, from a closed set.
     pub fn outcome(self) -> &'static str {
         match self {

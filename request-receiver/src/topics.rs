@@ -2,7 +2,8 @@
 //!
 //! Only a verified webhook makes a topic known: before its signature is checked, a topic is a
 //! stranger's claim, and a stranger may claim a new one with every request. What is refused is
-//! counted under a topic known already, else under `other`.
+//! counted under a topic known already, if it was verified or refused for a reason of ours; else under
+//! `other`. So a stranger can't make a subscription look as if it failed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +17,7 @@ use spillway_webhook::Webhook;
 use spillway_webhook::shopify::Headers;
 
 use crate::metrics::{add, vec};
+use crate::reply::Refusal;
 
 /// Topics with a label of their own; the rest is `other`.
 const TOPICS_MAX: usize = 100;
@@ -79,7 +81,7 @@ impl TopicMetrics {
         let refused = vec(
             registry,
             "spillway_refused_total",
-            "Requests not answered 200, by a topic that was verified before, else other.",
+            "Requests not answered 200, by topic; other: a topic never verified, or a 4xx before the signature was.",
             "topic",
         );
         Self {
@@ -99,12 +101,14 @@ impl TopicMetrics {
         self.known.load().indices.get(topic).map_or(Claim::Other, |index| Claim::Known(*index))
     }
 
-    /// A request was not answered 200.
-    pub fn refused(&self, claim: Claim) {
+    /// Counts a request that was not answered 200.
+    pub fn refused(&self, claim: Claim, refusal: Refusal) {
         match claim {
             Claim::Missing => {}
-            Claim::Known(index) => self.known.load().refused[index].inc(),
-            Claim::Other => self.refused_other.inc(),
+            Claim::Known(index) if refusal.counts_under_topic() => {
+                self.known.load().refused[index].inc();
+            }
+            Claim::Known(_) | Claim::Other => self.refused_other.inc(),
         }
     }
 
@@ -185,9 +189,9 @@ mod tests {
         metrics.learn(b"products/update");
         let claim = metrics.claim(&headers("products/update"));
         assert_eq!(claim, Claim::Known(0));
-        metrics.refused(claim);
-        metrics.refused(metrics.claim(&headers("orders/create")));
-        metrics.refused(Claim::Missing);
+        metrics.refused(claim, Refusal::Overloaded);
+        metrics.refused(metrics.claim(&headers("orders/create")), Refusal::Overloaded);
+        metrics.refused(Claim::Missing, Refusal::Overloaded);
         let count = |topic: &str| metrics.refused.with_label_values(&[topic]).get();
         assert_eq!((count("products/update"), count("other")), (1, 1));
     }
