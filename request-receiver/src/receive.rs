@@ -7,8 +7,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::request::Parts;
-use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use spillway_service::clock::wall_clock_ms;
 use spillway_webhook::freshness::Window;
 use spillway_webhook::{Verified, Webhook, target};
@@ -104,8 +103,7 @@ impl Receiver {
         body: Bytes,
         received_at_ms: u64,
     ) -> Result<Verified<Webhook>, Refusal> {
-        let target = head.uri.into_parts().path_and_query;
-        let target = target.unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let target = head.uri.into_parts().path_and_query.ok_or(Refusal::Malformed)?;
         let webhook = Webhook { received_at_ms, target, headers: head.headers, body };
         self.secrets.verify(webhook).map_err(|_| Refusal::BadSignature)
     }
@@ -146,11 +144,14 @@ pub async fn receive(
 }
 
 fn check_head(head: &Parts) -> Result<(), Refusal> {
-    let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
-    // `*` is for OPTIONS alone (RFC 9112, section 3.2.4).
-    if is_ambiguous(&head.headers) || !target.starts_with('/') {
+    if is_ambiguous(&head.headers) {
         return Err(Refusal::Malformed);
     }
+    let Some(target) = target_with_path(&head.uri) else {
+        // CONNECT names an authority, and nothing else.
+        let is_connect = head.method == Method::CONNECT;
+        return Err(if is_connect { Refusal::NotPost } else { Refusal::Malformed });
+    };
     if target::has_dot_segment(target.as_bytes()) {
         return Err(Refusal::DotSegment);
     }
@@ -158,6 +159,18 @@ fn check_head(head: &Parts) -> Result<(), Refusal> {
         return Err(Refusal::NotPost);
     }
     Ok(())
+}
+
+/// The target from its path on; `None` where it has no path, as `*`, `host:80` or `http://host`.
+fn target_with_path(uri: &Uri) -> Option<&str> {
+    let target = uri.path_and_query()?.as_str();
+    // Of `http://host`, `http` makes the same value as of `http://host/`. But a path that was received
+    // stands right behind the authority, in one buffer.
+    let is_received = uri.authority().is_none_or(|authority| {
+        authority.as_str().as_bytes().as_ptr_range().end == target.as_ptr()
+    });
+    // `*` is for OPTIONS alone (RFC 9112, section 3.2.4).
+    (is_received && target.starts_with('/')).then_some(target)
 }
 
 /// Whether a proxy in front may have read the head otherwise than hyper does: with transfer codings
@@ -251,6 +264,34 @@ mod tests {
             assert!(matches!(taken, Some(Poll::Ready(Err(Refusal::BadSignature)))));
             assert_eq!(allocated.count_total, 0, "{signature:?}: {allocated:?}");
         }
+    }
+
+    #[test]
+    fn a_target_is_taken_by_its_path_and_refused_without_one() {
+        let checked = |method: &str, target: &'static str| {
+            // As hyper makes it, from a piece of its buffer.
+            let uri = Uri::from_maybe_shared(Bytes::from_static(target.as_bytes()));
+            let request = Request::builder().method(method).uri(uri.expect("a target"));
+            let (head, _) = request.body(Body::empty()).expect("a request").into_parts();
+            check_head(&head).map(|()| head.uri.path_and_query().map(ToString::to_string))
+        };
+        for (target, path) in [
+            ("/", "/"),
+            ("/webhooks?shop=1", "/webhooks?shop=1"),
+            ("http://other.example/", "/"),
+            ("http://other.example:80/a?b", "/a?b"),
+            ("https://other.example/a", "/a"),
+        ] {
+            assert_eq!(checked("POST", target), Ok(Some(path.to_owned())), "{target}");
+        }
+        for target in ["*", "other.example:80", "other.example", "http://other.example"] {
+            assert_eq!(checked("POST", target), Err(Refusal::Malformed), "{target}");
+        }
+        for target in ["http://other.example?a=/b", "http://other.example#a"] {
+            assert_eq!(checked("POST", target), Err(Refusal::Malformed), "{target}");
+        }
+        assert_eq!(checked("CONNECT", "other.example:80"), Err(Refusal::NotPost));
+        assert_eq!(checked("GET", "http://other.example/"), Err(Refusal::NotPost));
     }
 
     /// Requests refused under a topic, as shown in the metrics.
