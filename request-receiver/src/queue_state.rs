@@ -1,6 +1,8 @@
 //! Whether the queue is known to be unusable, so that a request can be refused before its body is
 //! read; and the watch that finds out.
 
+mod safety;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,6 +19,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::{Metrics, QueueGauges};
+use crate::queue_state::safety::SafetyLog;
 use crate::reply::Refusal;
 use crate::settings::Settings;
 use crate::shares::Judge;
@@ -80,6 +83,7 @@ pub struct Watch {
     shops: Judge,
     /// Spaces rewrites of the AOF.
     rewrites: RewriteBackoff,
+    safety: SafetyLog,
 }
 
 impl Default for QueueState {
@@ -221,6 +225,7 @@ impl Watch {
             others: Others::default(),
             shops,
             rewrites: RewriteBackoff::default(),
+            safety: SafetyLog::default(),
         }
     }
 
@@ -331,22 +336,25 @@ impl Watch {
         }
     }
 
-    async fn usable(&self, durability: Durability, warnings: &[&'static str]) {
+    async fn usable(&mut self, durability: Durability, warnings: &[&'static str]) {
         self.state.set(Health::Usable);
         self.state.shared.looked.cancel();
         if let Some(spill) = self.state.spill() {
             // At a start with nothing on disk, spilling ends before it is worth a word.
             timeout(LOOK_AGAIN, spill.settled()).await.ok();
         }
-        if let Some(spill) = self.state.spill().filter(|spill| spill.is_spilling()) {
-            return self.spilling(spill, "catching up: what was spilled is fed to redis first");
-        }
-        if self.readiness.ready() {
-            tracing::info!(durability = durability as u8, "the queue is usable");
-            for warning in warnings {
-                tracing::warn!(warning, "the queue could be safer");
+        let is_spilling = self.state.spill().filter(|spill| spill.is_spilling());
+        let is_news = match is_spilling {
+            Some(spill) => {
+                self.spilling(spill, "catching up: what was spilled is fed to redis first");
+                false
             }
+            None => self.readiness.ready(),
+        };
+        if is_news {
+            tracing::info!(durability = durability as u8, "the queue is usable");
         }
+        self.safety.show(durability, warnings, is_news);
     }
 
     fn unusable(&self, health: Health, reason: &str) -> bool {

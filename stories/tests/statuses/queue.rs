@@ -64,6 +64,21 @@ async fn a_queue_that_is_not_durable_is_refused_where_durability_is_required() {
 }
 
 #[tokio::test]
+async fn durability_that_a_running_redis_loses_is_logged_while_the_receiver_stays_ready() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&["--maxmemory", "100mb"]).await;
+    let receiver = cell.receiver(&[]).await;
+    let is_logged = |words: &str| receiver.output().contains(words);
+    assert!(!is_logged("appendfsync always"));
+    redis.command::<String>(&["CONFIG", "SET", "appendfsync", "everysec"]).await;
+    let within = Duration::from_secs(20);
+    until("it is warned of", within, async || is_logged("appendfsync always")).await;
+    assert!(receiver.is_ready().await);
+    redis.command::<String>(&["CONFIG", "SET", "appendfsync", "always"]).await;
+    until("its end is logged", within, async || is_logged("as safe as it should be")).await;
+}
+
+#[tokio::test]
 async fn a_refusal_keeps_the_connection_if_the_body_came_and_says_close_if_it_did_not() {
     let cell = Cell::shared();
     let receiver = cell.receiver_starting(&[]);
