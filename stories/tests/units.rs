@@ -76,6 +76,21 @@ fn what_is_always_started_again_is_so_without_end() {
     assert_eq!(endless, 4, "services that are always started again");
 }
 
+/// The ids of webhooks, the age of events and what is waited for go by the clock.
+#[test]
+fn every_service_of_a_cell_starts_after_the_clock_is_right() {
+    let (_directory, units) = units();
+    let mut ordered = 0;
+    for unit in units.iter().filter(|unit| is_service(unit)) {
+        let text = fs::read_to_string(unit).expect("a unit");
+        let after = text.lines().filter_map(|line| line.strip_prefix("After="));
+        let is_ordered = after.flat_map(str::split_whitespace).any(|one| one == "time-sync.target");
+        assert!(is_ordered, "{} may start before the clock is right", unit.display());
+        ordered += 1;
+    }
+    assert_eq!(ordered, 4, "services");
+}
+
 /// A directory that a service makes is gone when it stops, and nginx may enter none of Redis'.
 #[test]
 fn a_unix_socket_for_nginx_is_advised_where_it_lasts_and_nginx_reaches_it() {
