@@ -25,6 +25,10 @@ use crate::shard::Shared;
 use crate::shares::ShopShares;
 use crate::waiting::Waiting;
 
+/// Up to this size a body is hashed in one go: 0.7 ms with the processor's SHA instructions, 3 ms
+/// without. During that time its shard serves nobody else.
+const HASHED_AT_ONCE_BYTES_MAX: usize = 1 << 20;
+
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 /// Everything a request needs.
@@ -78,7 +82,7 @@ impl Receiver {
         arrival.connection.body_is_read();
         let now_ms = wall_clock_ms();
         let waited_ms = u64::try_from(arrival.first_byte.elapsed().as_millis()).unwrap_or(0);
-        let verified = self.authenticate(head, body, now_ms.saturating_sub(waited_ms))?;
+        let verified = self.authenticate(head, body, now_ms.saturating_sub(waited_ms)).await?;
         inspect(verified.get(), now_ms, self.body_kinds, &self.window)?;
         self.shares.admit(&verified.get().headers)?;
         self.waiting.push(verified, permit, arrival.first_byte + self.ack_timeout).await
@@ -97,7 +101,7 @@ impl Receiver {
         self.admission.admit(head_bytes, announced)
     }
 
-    fn authenticate(
+    async fn authenticate(
         &self,
         head: Parts,
         body: Bytes,
@@ -105,7 +109,13 @@ impl Receiver {
     ) -> Result<Verified<Webhook>, Refusal> {
         let target = head.uri.into_parts().path_and_query.ok_or(Refusal::Malformed)?;
         let webhook = Webhook { received_at_ms, target, headers: head.headers, body };
-        self.secrets.verify(webhook).map_err(|_| Refusal::BadSignature)
+        let verified = if webhook.body.len() <= HASHED_AT_ONCE_BYTES_MAX {
+            self.secrets.verify(webhook)
+        } else {
+            // Boxed, so that the many small ones carry nothing of it.
+            Box::pin(self.secrets.verify_in_pieces(webhook)).await
+        };
+        verified.map_err(|_| Refusal::BadSignature)
     }
 }
 
@@ -327,6 +337,27 @@ mod tests {
         receive(State(around()), request(&hush.sign(BODY))).await;
         assert_eq!(refused(&receiver, "products/update"), 2);
         assert_eq!(refused(&receiver, "other"), 5);
+    }
+
+    #[tokio::test]
+    async fn a_large_forged_body_lets_others_run_while_it_is_hashed() {
+        let receiver = receiver();
+        let arrival = Arrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
+        for (bytes, pauses) in [(HASHED_AT_ONCE_BYTES_MAX, 0), (3 << 20, 11)] {
+            let forged = Request::post("/")
+                .header("x-shopify-hmac-sha256", "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
+                .body(Body::from(vec![b' '; bytes]))
+                .expect("it is well formed");
+            let mut take = pin!(receiver.take(forged, &arrival));
+            let mut paused = 0;
+            let refused = loop {
+                match take.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(refused) => break refused,
+                    Poll::Pending => paused += 1,
+                }
+            };
+            assert_eq!((refused, paused), (Err(Refusal::BadSignature), pauses), "{bytes}");
+        }
     }
 
     #[tokio::test]

@@ -12,6 +12,7 @@ use spillway_service::settings::read_secrets;
 use spillway_webhook::signature::BadSignature;
 use spillway_webhook::{Secrets, Verified, Webhook};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::yield_now;
 use zeroize::Zeroizing;
 
 /// The secrets in force and the file they can be read from again.
@@ -52,6 +53,21 @@ impl Source {
     pub fn verify(&self, webhook: Webhook) -> Result<Verified<Webhook>, BadSignature> {
         let in_force = self.in_force.load();
         let verified = in_force.secrets.verify(webhook)?;
+        in_force.matches[verified.secret()].inc();
+        Ok(verified)
+    }
+
+    /// The same for a large body, while others on this thread have their turns.
+    ///
+    /// # Errors
+    /// [`BadSignature`] when none of the secrets made it that were in force at the beginning.
+    pub async fn verify_in_pieces(
+        &self,
+        webhook: Webhook,
+    ) -> Result<Verified<Webhook>, BadSignature> {
+        // Not borrowed: a reload would wait for it.
+        let in_force = self.in_force.load_full();
+        let verified = in_force.secrets.verify_in_pieces(webhook, yield_now).await?;
         in_force.matches[verified.secret()].inc();
         Ok(verified)
     }
