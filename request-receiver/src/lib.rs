@@ -66,7 +66,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let background = Background::default();
     let (readiness, after_all) =
         admin::start(settings.admin_listen, &metrics.registry, &background).await?;
-    let listener = Listener::bind(&settings.listen).await?;
+    let listeners = Listener::all(&settings.listen).await?;
     let stop_feeding = CancellationToken::new();
     let (state, feeding) = spill_or_not(&settings, &metrics, &background, &stop_feeding).await?;
     let shares = Arc::new(ShopShares::new(settings.shop_limit.priority_topics.clone()));
@@ -84,7 +84,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let reloading = secrets::reload_on_hangup(settings.secrets.clone())?;
     background.spawn("reading the secrets again", reloading);
 
-    tracing::info!(address = ?settings.listen, version = env!("CARGO_PKG_VERSION"), "receiving");
+    log_start(&listeners);
     let closing = Closing::default();
     let shards = start_shards(Shared {
         admission: watched_admission(&settings, &metrics),
@@ -97,9 +97,8 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         background: background.clone(),
     })?;
     let mut acceptor =
-        Acceptor::new(listener, shards, background, settings.connections_max, metrics);
-    // Until it is known that the queue is usable, webhooks would be refused that could be stored.
-    shutdown.run_until_cancelled(timeout(FIRST_LOOK, looked(&state))).await;
+        Acceptor::new(listeners, shards, background, settings.connections_max, metrics);
+    first_look(&state, &shutdown).await;
     supervisor::ready();
     let mut accepted = acceptor.accept_until(&shutdown).await;
     readiness.stopping();
@@ -118,6 +117,22 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     }
     after_all.cancel();
     Ok(accepted?)
+}
+
+fn log_start(listeners: &[Listener]) {
+    let addresses: Vec<_> = listeners.iter().map(Listener::to_string).collect();
+    let address = addresses.join(", ");
+    tracing::info!(%address, version = env!("CARGO_PKG_VERSION"), "receiving");
+}
+
+/// Waits for the first look at Redis, for a second at most: until it is known that the queue is usable,
+/// webhooks would be refused that could be stored.
+async fn first_look(state: &QueueState, shutdown: &CancellationToken) {
+    tokio::select! {
+        () = looked(state) => {}
+        () = tokio::time::sleep(FIRST_LOOK) => {}
+        () = shutdown.cancelled() => {}
+    }
 }
 
 /// What is known of the queue, with the way around it if there is one; a second receiver beside one

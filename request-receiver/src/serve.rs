@@ -1,8 +1,10 @@
 //! Accepts connections, bounds their number, and spreads them over the shards.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -33,7 +35,9 @@ const LAST_CALL: Duration = Duration::from_secs(4);
 
 /// What accepted connections are handed to.
 pub struct Acceptor {
-    listener: Listener,
+    listeners: Vec<Listener>,
+    /// The listener that is asked first for the next connection.
+    turn: usize,
     /// Accepted, and not handed over yet: kept here when the process is told to stop meanwhile.
     in_hand: Option<Accepted>,
     shards: Vec<Shard>,
@@ -51,14 +55,15 @@ pub struct Acceptor {
 impl Acceptor {
     /// Puts an acceptor together; `background` is the one that its shards were started with.
     pub fn new(
-        listener: Listener,
+        listeners: Vec<Listener>,
         shards: Vec<Shard>,
         background: Background,
         connections_max: usize,
         metrics: Metrics,
     ) -> Self {
         Self {
-            listener,
+            listeners,
+            turn: 0,
             in_hand: None,
             shards,
             background,
@@ -106,11 +111,11 @@ impl Acceptor {
     /// Serves what the kernel has accepted for us, waits for the shards to finish, and cuts off
     /// what is left at `stop_by`.
     pub async fn finish(mut self, stop_by: Instant) {
-        // Closing the listener at once would reset those connections.
+        // Closing the listeners at once would reset those connections.
         if timeout_at(stop_by, self.take_backlog()).await.is_err() {
             tracing::warn!("connections that were not taken yet are reset");
         }
-        drop(self.listener);
+        drop(self.listeners);
         join_all(self.shards.into_iter().map(|shard| shard.finish(stop_by))).await;
         self.refusing.close();
         timeout_at(stop_by, self.refusing.wait()).await.ok();
@@ -118,7 +123,7 @@ impl Acceptor {
 
     async fn accept_all(&mut self) -> Infallible {
         loop {
-            let accepted = accept(&self.listener).await;
+            let accepted = accept(&self.listeners, &mut self.turn).await;
             self.take(accepted).await;
         }
     }
@@ -127,10 +132,11 @@ impl Acceptor {
         if self.in_hand.is_some() {
             self.place().await;
         }
-        for _ in 0..BACKLOG_MAX {
+        for _ in 0..BACKLOG_MAX * self.listeners.len() {
             // Unconstrained: a task that has done much is told to yield by a listener that seems
             // to have nothing.
-            match tokio::task::unconstrained(accept(&self.listener)).now_or_never() {
+            let next = accept(&self.listeners, &mut self.turn);
+            match tokio::task::unconstrained(next).now_or_never() {
                 Some(accepted) => self.take(accepted).await,
                 None => return,
             }
@@ -197,30 +203,68 @@ impl Acceptor {
     }
 }
 
-async fn accept(listener: &Listener) -> io::Result<Accepted> {
+/// Accepts from the first listener, from `turn` on, that has a connection; the one after it has the
+/// next turn. A crowd at one listener can't keep the others waiting.
+async fn accept(listeners: &[Listener], turn: &mut usize) -> io::Result<Accepted> {
+    poll_fn(|cx| {
+        for offset in 0..listeners.len() {
+            let place = (*turn + offset) % listeners.len();
+            if let Poll::Ready(accepted) = poll_accept(&listeners[place], cx) {
+                *turn = (place + 1) % listeners.len();
+                return Poll::Ready(accepted);
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+fn poll_accept(listener: &Listener, cx: &mut Context<'_>) -> Poll<io::Result<Accepted>> {
     match listener {
-        Listener::Tcp(listener) => {
-            let (stream, _) = listener.accept().await?;
+        Listener::Tcp(listener) => listener.poll_accept(cx).map(|accepted| {
+            let (stream, _) = accepted?;
             // Answers are small: waiting to fill a segment would only delay them.
             stream.set_nodelay(true)?;
             Ok(Accepted::Tcp(stream.into_std()?))
+        }),
+        Listener::Unix(listener) => {
+            listener.poll_accept(cx).map(|accepted| Ok(Accepted::Unix(accepted?.0.into_std()?)))
         }
-        Listener::Unix(listener) => Ok(Accepted::Unix(listener.accept().await?.0.into_std()?)),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpStream;
+
     use spillway_service::listen::Address;
 
     use super::*;
     use crate::secrets::Source;
 
     async fn without_shards(background: &Background) -> Acceptor {
-        let address = Address::Tcp(([127, 0, 0, 1], 0).into());
-        let listener = Listener::bind(&address).await.unwrap();
         let metrics = Metrics::new(Source::new(&[], None).matches());
-        Acceptor::new(listener, Vec::new(), background.clone(), 1, metrics)
+        Acceptor::new(listening().await, Vec::new(), background.clone(), 1, metrics)
+    }
+
+    async fn listening() -> Vec<Listener> {
+        let address = Address::Tcp(([127, 0, 0, 1], 0).into());
+        Listener::all(&address).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_crowd_at_one_listener_does_not_keep_another_waiting() {
+        let mut listeners = listening().await;
+        listeners.extend(listening().await);
+        let [busy, quiet] = [0, 1].map(|place: usize| listeners[place].to_string());
+        let _crowd = [&busy, &busy, &busy, &quiet].map(|at| TcpStream::connect(at).unwrap());
+        let (mut turn, mut accepted_at) = (0, Vec::new());
+        for _ in 0..4 {
+            let accepted = accept(&listeners, &mut turn).await.unwrap();
+            let Accepted::Tcp(stream) = accepted else { panic!("not TCP") };
+            accepted_at.push(stream.local_addr().unwrap().to_string());
+        }
+        assert_eq!(accepted_at, [&busy, &quiet, &busy, &busy].map(String::clone));
     }
 
     #[tokio::test]

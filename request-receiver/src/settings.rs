@@ -34,7 +34,7 @@ pub struct Written {
     #[command(flatten)]
     common: Common,
 
-    /// Where to receive: 127.0.0.1:8080 or unix:/path; a socket passed by systemd wins
+    /// Where to receive: 127.0.0.1:8080 or unix:/path; the sockets passed by systemd win
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8080")]
     listen: String,
 

@@ -1,5 +1,6 @@
 //! Where to listen: a TCP address, a unix socket, or what systemd passed.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -7,6 +8,8 @@ use std::str::FromStr;
 
 use listenfd::ListenFd;
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
+
+use crate::start::Misconfigured;
 
 /// Connections that wait to be accepted, as many as the kernel allows one listener
 /// (net.core.somaxconn's default). Where a crowd fills this, whoever connects hears nothing for a
@@ -50,14 +53,16 @@ impl FromStr for Address {
 }
 
 impl Listener {
-    /// Takes the socket that systemd passed, else binds `address`.
+    /// Takes every socket that systemd passed; binds `address` if it passed none.
     ///
     /// # Errors
     /// When it can't be bound; the text says what to set.
-    pub async fn bind(address: &Address) -> anyhow::Result<Self> {
-        if let Some(passed) = from_systemd()? {
-            return Ok(passed);
-        }
+    pub async fn all(address: &Address) -> anyhow::Result<Vec<Self>> {
+        let passed = from_systemd()?;
+        if passed.is_empty() { Ok(vec![Self::bind(address)?]) } else { Ok(passed) }
+    }
+
+    fn bind(address: &Address) -> anyhow::Result<Self> {
         match address {
             Address::Tcp(address) => match listen(*address) {
                 Ok(listener) => Ok(Self::Tcp(listener)),
@@ -76,6 +81,25 @@ impl Listener {
     }
 }
 
+/// The address it listens on, as the kernel knows it.
+impl fmt::Display for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(listener) => match listener.local_addr() {
+                Ok(address) => address.fmt(f),
+                Err(_) => f.write_str("a TCP socket without an address"),
+            },
+            Self::Unix(listener) => {
+                let address = listener.local_addr().ok();
+                match address.as_ref().and_then(|address| address.as_pathname()) {
+                    Some(path) => write!(f, "unix:{}", path.display()),
+                    None => f.write_str("a unix socket without a path"),
+                }
+            }
+        }
+    }
+}
+
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     // As tokio's own bind does: a port whose last connections are not forgotten yet is free.
@@ -84,20 +108,23 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-fn from_systemd() -> anyhow::Result<Option<Listener>> {
+fn from_systemd() -> anyhow::Result<Vec<Listener>> {
     let mut passed = ListenFd::from_env();
-    if passed.len() == 0 {
-        return Ok(None);
-    }
-    if let Ok(Some(listener)) = passed.take_tcp_listener(0) {
+    (0..passed.len()).map(|place| take(&mut passed, place)).collect()
+}
+
+fn take(passed: &mut ListenFd, place: usize) -> anyhow::Result<Listener> {
+    if let Ok(Some(listener)) = passed.take_tcp_listener(place) {
         listener.set_nonblocking(true)?;
-        return Ok(Some(Listener::Tcp(TcpListener::from_std(listener)?)));
+        return Ok(Listener::Tcp(TcpListener::from_std(listener)?));
     }
-    if let Ok(Some(listener)) = passed.take_unix_listener(0) {
+    if let Ok(Some(listener)) = passed.take_unix_listener(place) {
         listener.set_nonblocking(true)?;
-        return Ok(Some(Listener::Unix(UnixListener::from_std(listener)?)));
+        return Ok(Listener::Unix(UnixListener::from_std(listener)?));
     }
-    anyhow::bail!("the socket that systemd passed is neither TCP nor a unix stream socket")
+    let (number, count) = (place + 1, passed.len());
+    let problem = "is neither TCP nor a unix stream socket";
+    Err(Misconfigured(format!("socket {number} of {count} that systemd passed {problem}")).into())
 }
 
 /// A socket file that nobody answers on was left by a process that was killed.
@@ -111,6 +138,8 @@ fn remove_stale(path: &std::path::Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use super::*;
 
     #[test]
@@ -121,5 +150,51 @@ mod tests {
         for text in ["", "localhost:80", "unix:rel", "127.0.0.1"] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_listener_names_the_address_that_it_really_has() {
+        let any_port = Address::Tcp(([127, 0, 0, 1], 0).into());
+        let [listener] = &Listener::all(&any_port).await.unwrap()[..] else { panic!("not one") };
+        let name: SocketAddr = listener.to_string().parse().unwrap();
+        assert_ne!(name.port(), 0);
+        let directory = tempfile::tempdir().unwrap();
+        let text = format!("unix:{}/socket", directory.path().display());
+        let [listener] = &Listener::all(&text.parse().unwrap()).await.unwrap()[..] else {
+            panic!("not one")
+        };
+        assert_eq!(listener.to_string(), text);
+    }
+
+    /// Names the file that the child writes what it took to.
+    const NAMES: &str = "SPILLWAY_TEST_NAMES";
+
+    /// Only a process that was started so is passed sockets: this test starts itself again.
+    #[tokio::test]
+    async fn every_socket_that_is_passed_is_taken() {
+        const TAKE: &str = "exec 3<&0 4>&1 </dev/null >&2; LISTEN_FDS=2 LISTEN_PID=$$; \
+                            export LISTEN_FDS LISTEN_PID; exec \"$0\" \"$@\"";
+        if let Some(file) = std::env::var_os(NAMES) {
+            let address = Address::Unix("/nonexistent/socket".into());
+            let taken = Listener::all(&address).await.unwrap();
+            let names: Vec<_> = taken.iter().map(Listener::to_string).collect();
+            return std::fs::write(file, names.join(", ")).unwrap();
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let [path, names] = ["socket", "names"].map(|name| directory.path().join(name));
+        let first = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let second = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let expected = format!("{}, unix:{}", first.local_addr().unwrap(), path.display());
+        let child = std::process::Command::new("/bin/sh")
+            .args(["-c", TAKE])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "listen::tests::every_socket_that_is_passed_is_taken"])
+            .env(NAMES, &names)
+            .stdin(OwnedFd::from(first))
+            .stdout(OwnedFd::from(second))
+            .output()
+            .unwrap();
+        assert!(child.status.success(), "{child:?}");
+        assert_eq!(std::fs::read_to_string(&names).unwrap(), expected);
     }
 }

@@ -65,7 +65,7 @@ impl App {
             ("BUSY_FILE", text("busy")),
         ];
         let recipe = Recipe {
-            socket: None,
+            sockets: Vec::new(),
             name: "app".to_owned(),
             program: node(),
             arguments: vec!["server.mjs".into()],

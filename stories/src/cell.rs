@@ -9,6 +9,7 @@
 //! ```
 
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Output;
 use std::sync::Arc;
@@ -107,10 +108,33 @@ impl Cell {
     }
 
     /// A receiver that was just started, on a socket that it is passed as systemd passes one.
-    pub fn receiver_on(&self, socket: &Arc<TcpListener>, settings: Settings<'_>) -> Service {
+    pub fn receiver_on(&self, socket: &TcpListener, settings: Settings<'_>) -> Service {
+        self.receiver_on_sockets(socket, None, settings)
+    }
+
+    /// The same with a unix socket as the second one.
+    pub fn receiver_on_both(
+        &self,
+        socket: &TcpListener,
+        second: &UnixListener,
+        settings: Settings<'_>,
+    ) -> Service {
+        self.receiver_on_sockets(socket, Some(second), settings)
+    }
+
+    fn receiver_on_sockets(
+        &self,
+        socket: &TcpListener,
+        second: Option<&UnixListener>,
+        settings: Settings<'_>,
+    ) -> Service {
         let listen = socket.local_addr().expect("the address of a listener");
+        let first = socket.try_clone().expect("a copy of a socket").into();
+        let second = second.map(|second| second.try_clone().expect("a copy of a socket").into());
         let own = [("SHOPIFY_CLIENT_SECRET", SECRET)];
-        self.service_on("request-receiver", Some((listen, Some(socket))), &own, settings)
+        self.service_with("request-receiver", Some(listen), &own, settings, |recipe| {
+            recipe.sockets = std::iter::once(first).chain(second).map(Arc::new).collect();
+        })
     }
 
     /// A downstreamer that is ready; or, where another owns the queue, stands by.
@@ -184,15 +208,16 @@ impl Cell {
         own: Settings<'_>,
         settings: Settings<'_>,
     ) -> Service {
-        self.service_on(name, listen.map(|address| (address, None)), own, settings)
+        self.service_with(name, listen, own, settings, |_| {})
     }
 
-    fn service_on(
+    fn service_with(
         &self,
         name: &str,
-        listen: Option<(SocketAddr, Option<&Arc<TcpListener>>)>,
+        listen: Option<SocketAddr>,
         own: Settings<'_>,
         settings: Settings<'_>,
+        adapt: impl FnOnce(&mut Recipe),
     ) -> Service {
         let admin = port::free();
         let (redis, admin_text) = (self.redis_url(), admin.to_string());
@@ -200,8 +225,8 @@ impl Cell {
         all.extend_from_slice(own);
         let mut recipe = self.recipe(name, &all, settings);
         recipe.name = format!("{name}-{}", self.started.fetch_add(1, Ordering::Relaxed));
-        recipe.socket = listen.and_then(|(_, socket)| socket.cloned());
-        Service::new(recipe.start(), admin, listen.map(|(address, _)| address))
+        adapt(&mut recipe);
+        Service::new(recipe.start(), admin, listen)
     }
 
     /// A setting of `settings` replaces the same one of `own`; an empty value takes it away.
@@ -216,7 +241,7 @@ impl Cell {
             arguments: Vec::new(),
             environment: own.chain(given).map(pair).collect(),
             directory: self.directory().to_path_buf(),
-            socket: None,
+            sockets: Vec::new(),
         }
     }
 }

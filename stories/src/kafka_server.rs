@@ -68,7 +68,7 @@ impl KafkaServer {
             .filter(|(_, value)| !value.is_empty())
             .collect(),
             directory,
-            socket: None,
+            sockets: Vec::new(),
         };
         let mut clients = ClientConfig::new();
         // A certificate may be for this name.

@@ -74,7 +74,7 @@ impl Nginx {
             arguments: FILES.map(OsString::from).to_vec(),
             environment: Vec::new(),
             directory: directory.to_path_buf(),
-            socket: None,
+            sockets: Vec::new(),
         };
         let nginx =
             Self { process: recipe.start(), directory: directory.to_path_buf(), has_workers };

@@ -5,7 +5,6 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -18,7 +17,14 @@ use crate::report::show_log;
 use crate::until::until_some;
 
 /// Makes standard input the first socket that is passed. Source: sd_listen_fds(3).
-const TAKE_SOCKET: &str = r#"exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$; export LISTEN_FDS LISTEN_PID; exec "$0" "$@""#;
+const TAKE_SOCKET: &str =
+    "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$; export LISTEN_FDS LISTEN_PID; ";
+/// The same, and standard output the second one; what is written to it goes to standard error.
+const TAKE_SOCKETS: &str =
+    "exec 3<&0 4>&1 </dev/null >&2; LISTEN_FDS=2 LISTEN_PID=$$; export LISTEN_FDS LISTEN_PID; ";
+
+/// Ends a shell's commands: it becomes the program of its arguments.
+const BECOME_PROGRAM: &str = r#"exec "$0" "$@""#;
 
 /// How to start a process, kept for starting it again.
 #[derive(Clone, Debug)]
@@ -33,8 +39,8 @@ pub struct Recipe {
     pub environment: Vec<(String, String)>,
     /// Working directory, and where its log is written.
     pub directory: PathBuf,
-    /// A listening socket that it is passed, as systemd passes one.
-    pub socket: Option<Arc<TcpListener>>,
+    /// Listening sockets that it is passed, two at most, as systemd passes them.
+    pub sockets: Vec<Arc<OwnedFd>>,
 }
 
 /// A started process.
@@ -61,17 +67,25 @@ impl Recipe {
     }
 
     fn program(&self) -> Command {
-        let Some(socket) = &self.socket else {
-            let mut command = Command::new(&self.program);
-            command.stdin(Stdio::null());
-            return command;
+        let take = match self.sockets.len() {
+            0 => {
+                let mut command = Command::new(&self.program);
+                command.stdin(Stdio::null());
+                return command;
+            }
+            1 => TAKE_SOCKET,
+            _ => TAKE_SOCKETS,
         };
         // The number of the socket and the id of the process are known once there is one: a shell
         // puts both in place and becomes the program.
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", TAKE_SOCKET]).arg(&self.program);
-        command.stdin(OwnedFd::from(socket.try_clone().expect("a copy of a socket")));
+        command.arg("-c").arg(format!("{take}{BECOME_PROGRAM}")).arg(&self.program);
+        command.stdin(self.copy_of_socket(0));
         command
+    }
+
+    fn copy_of_socket(&self, place: usize) -> OwnedFd {
+        self.sockets[place].try_clone().expect("a copy of a socket")
     }
 
     /// Starts it. Its output goes to `<name>.log`, appended over restarts.
@@ -83,8 +97,12 @@ impl Recipe {
 
     fn spawn(&self, log: &Path) -> Child {
         let open = || File::options().create(true).append(true).open(log).expect("open a log file");
-        self.command()
-            .stdout(open())
+        let mut command = self.command();
+        match self.sockets.len() {
+            0 | 1 => command.stdout(open()),
+            _ => command.stdout(self.copy_of_socket(1)),
+        };
+        command
             .stderr(open())
             .spawn()
             .unwrap_or_else(|error| panic!("cannot start {}: {error}", self.program.display()))

@@ -34,7 +34,7 @@ impl Prometheus {
             "--log.level=warn".to_owned(),
         ];
         let recipe = Recipe {
-            socket: None,
+            sockets: Vec::new(),
             name: "prometheus".into(),
             program: program("prometheus"),
             arguments: arguments.map(OsString::from).to_vec(),

@@ -60,7 +60,7 @@ impl RedisServer {
             arguments,
             environment,
             directory: directory.to_path_buf(),
-            socket: None,
+            sockets: Vec::new(),
         };
         Self { process: recipe.start(), socket }
     }

@@ -354,7 +354,7 @@ impl Watched {
         fs::create_dir(cell.directory().join("small")).expect("make a directory");
         let arguments = ["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", &script];
         let recipe = Recipe {
-            socket: None,
+            sockets: Vec::new(),
             name: "small-disk".into(),
             program: "unshare".into(),
             arguments: arguments.map(Into::into).to_vec(),

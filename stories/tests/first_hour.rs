@@ -55,7 +55,7 @@ impl Checkout {
             arguments: vec!["run".into(), "PREBUILT=1".into()],
             environment: environment(),
             directory: self.path.clone(),
-            socket: None,
+            sockets: Vec::new(),
         };
         recipe.start()
     }

@@ -37,7 +37,7 @@ fn sentinel(cell: &Cell, port: u16, master: u16) -> Process {
         arguments: vec![conf.into(), "--sentinel".into()],
         environment: Vec::new(),
         directory,
-        socket: None,
+        sockets: Vec::new(),
     };
     recipe.start()
 }
