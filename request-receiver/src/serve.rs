@@ -237,7 +237,7 @@ fn poll_accept(listener: &Listener, cx: &mut Context<'_>) -> Poll<io::Result<Acc
 mod tests {
     use std::net::TcpStream;
 
-    use spillway_service::listen::Address;
+    use spillway_service::listen::{Address, Endpoint, SocketAccess};
 
     use super::*;
     use crate::secrets::Source;
@@ -249,7 +249,7 @@ mod tests {
 
     async fn listening() -> Vec<Listener> {
         let address = Address::Tcp(([127, 0, 0, 1], 0).into());
-        Listener::all(&address).await.unwrap()
+        Listener::all(&Endpoint { address, access: SocketAccess::default() }).await.unwrap()
     }
 
     #[tokio::test]

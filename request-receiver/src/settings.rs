@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use spillway_service::common::CommonChecked;
-use spillway_service::listen::Address;
+use spillway_service::listen::Endpoint;
 use spillway_service::{Checker, Common};
 use spillway_webhook::freshness::Window;
 use spillway_webhook::shopify::topic_list;
@@ -37,6 +37,16 @@ pub struct Written {
     /// Where to receive: 127.0.0.1:8080 or unix:/path; the sockets passed by systemd win
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8080")]
     listen: String,
+
+    /// Mode of the unix socket that LISTEN names, such as 0660: who may write may connect. Not set: as
+    /// the umask leaves it [octal, 0 to 0777]
+    #[arg(long, env = "LISTEN_MODE")]
+    listen_mode: Option<String>,
+
+    /// Group of that socket, which the process must be a member of: a name of /etc/group, or a number.
+    /// Not set: its own
+    #[arg(long, env = "LISTEN_GROUP")]
+    listen_group: Option<String>,
 
     /// Address of /livez, /readyz and /metrics
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:9811")]
@@ -133,7 +143,7 @@ pub struct Settings {
     /// Settings that every process has.
     pub common: CommonChecked,
     /// Where to receive.
-    pub listen: Address,
+    pub listen: Endpoint,
     /// Where the admin endpoint is.
     pub admin_listen: SocketAddr,
     /// The client secrets, and where they can be read again.
@@ -187,13 +197,9 @@ impl spillway_service::Written for Written {
     fn check(&self, checker: &mut Checker) -> Settings {
         let (ms, s) = (Duration::from_millis, Duration::from_secs);
         let (hour, day) = (s(3600), s(24 * 3600));
-        let listen = self.listen.parse().unwrap_or_else(|problem: String| {
-            checker.mistake("LISTEN", problem);
-            Address::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)))
-        });
         let settings = Settings {
             common: self.common.check(checker),
-            listen,
+            listen: self.endpoint(checker),
             admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
             secrets: self.secrets(checker),
             window: Window {
@@ -256,6 +262,11 @@ impl spillway_service::Written for Written {
 }
 
 impl Written {
+    fn endpoint(&self, checker: &mut Checker) -> Endpoint {
+        let (mode, group) = (self.listen_mode.as_deref(), self.listen_group.as_deref());
+        Endpoint::check(checker, &self.listen, mode, group)
+    }
+
     fn spill(&self, checker: &mut Checker) -> Option<SpillSettings> {
         let bytes_max = checker.size("SPILL_MAX", &self.spill_max, MIB..=16 * 1024 * 1024 * MIB);
         let directory = self.spill_dir.clone().filter(|path| !path.as_os_str().is_empty())?;

@@ -1,15 +1,22 @@
 //! Where to listen: a TCP address, a unix socket, or what systemd passed.
 
 use std::fmt;
+use std::fs::Permissions;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use listenfd::ListenFd;
-use tokio::net::{TcpListener, TcpSocket, UnixListener};
+use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket};
 
 use crate::start::Misconfigured;
+
+mod endpoint;
+
+pub use endpoint::{Endpoint, SocketAccess};
 
 /// Connections that wait to be accepted, as many as the kernel allows one listener
 /// (net.core.somaxconn's default). Where a crowd fills this, whoever connects hears nothing for a
@@ -53,24 +60,24 @@ impl FromStr for Address {
 }
 
 impl Listener {
-    /// Takes every socket that systemd passed; binds `address` if it passed none.
+    /// Takes every socket that systemd passed; binds `endpoint` if it passed none.
     ///
     /// # Errors
     /// When it can't be bound; the text says what to set.
-    pub async fn all(address: &Address) -> anyhow::Result<Vec<Self>> {
+    pub async fn all(endpoint: &Endpoint) -> anyhow::Result<Vec<Self>> {
         let passed = from_systemd()?;
-        if passed.is_empty() { Ok(vec![Self::bind(address)?]) } else { Ok(passed) }
+        if passed.is_empty() { Ok(vec![Self::bind(endpoint)?]) } else { Ok(passed) }
     }
 
-    fn bind(address: &Address) -> anyhow::Result<Self> {
-        match address {
+    fn bind(endpoint: &Endpoint) -> anyhow::Result<Self> {
+        match &endpoint.address {
             Address::Tcp(address) => match listen(*address) {
                 Ok(listener) => Ok(Self::Tcp(listener)),
                 Err(error) => Err(anyhow::anyhow!("LISTEN: cannot listen on {address}: {error}")),
             },
             Address::Unix(path) => {
-                remove_stale(path);
-                match UnixListener::bind(path) {
+                make_way(path)?;
+                match listen_at(path, endpoint.access) {
                     Ok(listener) => Ok(Self::Unix(listener)),
                     Err(error) => {
                         Err(anyhow::anyhow!("LISTEN: cannot listen on {}: {error}", path.display()))
@@ -108,6 +115,31 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// Binds a unix socket and listens. In between it gets its mode and group: nobody can connect yet.
+fn listen_at(path: &Path, access: SocketAccess) -> io::Result<UnixListener> {
+    let socket = UnixSocket::new_stream()?;
+    socket.bind(path)?;
+    let listening = set_access(path, access).and_then(|()| socket.listen(BACKLOG));
+    if listening.is_err() {
+        // It was made here, and nobody listens on it.
+        std::fs::remove_file(path).ok();
+    }
+    listening
+}
+
+fn set_access(path: &Path, access: SocketAccess) -> io::Result<()> {
+    if access.group.is_some() {
+        let named = |error: io::Error| {
+            io::Error::new(error.kind(), format!("LISTEN_GROUP cannot be set: {error}"))
+        };
+        std::os::unix::fs::chown(path, None, access.group).map_err(named)?;
+    }
+    match access.mode {
+        Some(mode) => std::fs::set_permissions(path, Permissions::from_mode(mode)),
+        None => Ok(()),
+    }
+}
+
 fn from_systemd() -> anyhow::Result<Vec<Listener>> {
     let mut passed = ListenFd::from_env();
     (0..passed.len()).map(|place| take(&mut passed, place)).collect()
@@ -127,13 +159,21 @@ fn take(passed: &mut ListenFd, place: usize) -> anyhow::Result<Listener> {
     Err(Misconfigured(format!("socket {number} of {count} that systemd passed {problem}")).into())
 }
 
-/// A socket file that nobody answers on was left by a process that was killed.
-fn remove_stale(path: &std::path::Path) {
-    let is_stale = std::os::unix::net::UnixStream::connect(path)
-        .is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused);
+/// Removes a socket that nobody answers on: a process that was killed left it. Nothing else at this
+/// path is ever removed.
+fn make_way(path: &Path) -> anyhow::Result<()> {
+    // Of the path itself: a link is no socket, whatever it leads to.
+    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        let problem = "exists and is not a socket; move it away, or set another path";
+        return Err(Misconfigured(format!("LISTEN: {} {problem}", path.display())).into());
+    }
+    let is_stale = UnixStream::connect(path)
+        .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
     if is_stale && let Err(error) = std::fs::remove_file(path) {
         tracing::warn!(path = %path.display(), %error, "a stale socket could not be removed");
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -152,18 +192,26 @@ mod tests {
         }
     }
 
+    async fn bound(address: Address, access: SocketAccess) -> anyhow::Result<Listener> {
+        let mut listeners = Listener::all(&Endpoint { address, access }).await?;
+        assert_eq!(listeners.len(), 1);
+        Ok(listeners.remove(0))
+    }
+
+    async fn bound_at(path: &Path) -> anyhow::Result<Listener> {
+        bound(Address::Unix(path.to_owned()), SocketAccess::default()).await
+    }
+
     #[tokio::test]
     async fn a_listener_names_the_address_that_it_really_has() {
         let any_port = Address::Tcp(([127, 0, 0, 1], 0).into());
-        let [listener] = &Listener::all(&any_port).await.unwrap()[..] else { panic!("not one") };
+        let listener = bound(any_port, SocketAccess::default()).await.unwrap();
         let name: SocketAddr = listener.to_string().parse().unwrap();
         assert_ne!(name.port(), 0);
         let directory = tempfile::tempdir().unwrap();
-        let text = format!("unix:{}/socket", directory.path().display());
-        let [listener] = &Listener::all(&text.parse().unwrap()).await.unwrap()[..] else {
-            panic!("not one")
-        };
-        assert_eq!(listener.to_string(), text);
+        let path = directory.path().join("socket");
+        let listener = bound_at(&path).await.unwrap();
+        assert_eq!(listener.to_string(), format!("unix:{}", path.display()));
     }
 
     /// Names the file that the child writes what it took to.
@@ -176,7 +224,8 @@ mod tests {
                             export LISTEN_FDS LISTEN_PID; exec \"$0\" \"$@\"";
         if let Some(file) = std::env::var_os(NAMES) {
             let address = Address::Unix("/nonexistent/socket".into());
-            let taken = Listener::all(&address).await.unwrap();
+            let endpoint = Endpoint { address, access: SocketAccess::default() };
+            let taken = Listener::all(&endpoint).await.unwrap();
             let names: Vec<_> = taken.iter().map(Listener::to_string).collect();
             return std::fs::write(file, names.join(", ")).unwrap();
         }
@@ -196,5 +245,43 @@ mod tests {
             .unwrap();
         assert!(child.status.success(), "{child:?}");
         assert_eq!(std::fs::read_to_string(&names).unwrap(), expected);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_socket_is_refused_and_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let [file, link, socket] =
+            ["file", "link", "socket"].map(|name| directory.path().join(name));
+        std::fs::write(&file, "precious").unwrap();
+        drop(bound_at(&socket).await.unwrap());
+        std::os::unix::fs::symlink(&socket, &link).unwrap();
+        for path in [&file, &link, &directory.path().to_owned()] {
+            let refused = bound_at(path).await.unwrap_err();
+            assert!(refused.is::<Misconfigured>(), "{refused}");
+            let told = refused.to_string();
+            assert!(told.starts_with("LISTEN: ") && told.contains("not a socket"), "{told}");
+            assert!(std::fs::symlink_metadata(path).is_ok(), "{} is gone", path.display());
+        }
+        assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+        // Left by a process that ended, and no longer in the way; then another listens on it.
+        let _listening = bound_at(&socket).await.unwrap();
+        let taken = bound_at(&socket).await.unwrap_err();
+        assert!(taken.to_string().contains("in use"), "{taken}");
+        assert!(UnixStream::connect(&socket).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_socket_has_the_mode_and_the_group_that_are_set() {
+        use std::os::unix::fs::MetadataExt;
+
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let own_group = std::fs::metadata(directory.path()).unwrap().gid();
+        for mode in [0o600, 0o660, 0o666] {
+            let access = SocketAccess { mode: Some(mode), group: Some(own_group) };
+            let _listening = bound(Address::Unix(path.clone()), access).await.unwrap();
+            let found = std::fs::metadata(&path).unwrap();
+            assert_eq!((found.mode() & 0o7777, found.gid()), (mode, own_group));
+        }
     }
 }

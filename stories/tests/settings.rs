@@ -26,6 +26,8 @@ async fn a_receiver_names_all_mistakes_at_once() {
     let cell = Cell::shared();
     let bad = [
         ("LISTEN", "nonsense"),
+        ("LISTEN_MODE", "rw-rw----"),
+        ("LISTEN_GROUP", "no such group"),
         ("ADMIN_LISTEN", "127.0.0.1:99999"),
         ("MAX_BODY", "16"),
         ("MAX_EVENT_AGE", "banana"),
@@ -38,7 +40,7 @@ async fn a_receiver_names_all_mistakes_at_once() {
     let output = cell.run("request-receiver", &[], &bad).await;
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(78), "{errors}");
-    for (key, _) in &bad[..8] {
+    for (key, _) in &bad[..10] {
         assert!(errors.contains(key), "no word of {key} in: {errors}");
     }
     assert!(!errors.contains(SECRET_VALUE), "{errors}");
