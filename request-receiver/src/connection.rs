@@ -1,6 +1,6 @@
 //! One connection: its time-outs, its requests, its end.
 //!
-//! A connection is idle, in a request's headers, in a request, or not done with an answer. All but
+//! A connection is new, idle, in a request's headers, in a request, or not done with an answer. All but
 //! a request have a deadline here (a request keeps its own); a sweep over all connections finds
 //! those past it, so that no timer is armed for each request. Invariant: a request whose headers
 //! were read whole is answered before its connection is closed, unless the process stops first.
@@ -51,6 +51,9 @@ const REQUEST: u8 = 2;
 const BODY_READ: u8 = 3;
 /// It stays so only while the answer can't be written: its reader does not read.
 const ANSWERED: u8 = 4;
+/// Not a byte has come. It has the time of headers: senders connect to send, and a crowd that only
+/// connects would else hold all connections for `IDLE_TIMEOUT`.
+const NEW: u8 = 5;
 
 /// Where a connection is, shared with the sweep.
 #[derive(Debug)]
@@ -82,9 +85,9 @@ pub struct Serving {
     pub metrics: Metrics,
     /// Once it has begun, no connection should outlive its next answer.
     pub closing: Closing,
-    /// Time for a request's headers.
+    /// Time for a request's headers, and for the first byte of a new connection.
     pub header_timeout: Duration,
-    /// How long a connection may be idle.
+    /// How long a connection may be idle after an answer.
     pub idle_timeout: Duration,
 }
 
@@ -93,7 +96,7 @@ impl Phase {
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             opened: Instant::now(),
-            now: AtomicU8::new(IDLE),
+            now: AtomicU8::new(NEW),
             since_ms: AtomicU64::new(0),
             is_body_unread: AtomicBool::new(false),
             has_read_ahead: AtomicBool::new(false),
@@ -104,7 +107,7 @@ impl Phase {
     /// Bytes were read: the first of a request starts its headers.
     pub fn bytes_arrived(&self) {
         match self.now.load(Ordering::Relaxed) {
-            IDLE | ANSWERED => self.enter(HEADERS),
+            NEW | IDLE | ANSWERED => self.enter(HEADERS),
             BODY_READ => self.has_read_ahead.store(true, Ordering::Relaxed),
             _ => {}
         }
@@ -135,7 +138,7 @@ impl Phase {
 
     /// Wakes the connection if it is past its deadline, or in no request while `close_idle` is set.
     pub fn sweep(&self, serving: &Serving, close_idle: bool) {
-        let is_between = matches!(self.now.load(Ordering::Relaxed), IDLE | ANSWERED);
+        let is_between = matches!(self.now.load(Ordering::Relaxed), NEW | IDLE | ANSWERED);
         if self.is_past_deadline(serving) || (close_idle && is_between) {
             self.kick.notify_one();
         }
@@ -143,7 +146,7 @@ impl Phase {
 
     fn is_past_deadline(&self, serving: &Serving) -> bool {
         let time = match self.now.load(Ordering::Relaxed) {
-            HEADERS => serving.header_timeout,
+            NEW | HEADERS => serving.header_timeout,
             IDLE | ANSWERED => serving.idle_timeout,
             _ => return false,
         };
@@ -226,7 +229,7 @@ async fn talk(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
                 ANSWERED if phase.is_past_deadline(&serving) || serving.closing.has_begun() => {
                     break None;
                 }
-                IDLE => break None,
+                NEW | IDLE => break None,
                 _ => {}
             }
         }
@@ -298,4 +301,43 @@ async fn close(mut stream: Watched, phase: &Phase) {
     };
     // Whoever still sends after this is cut off.
     tokio::time::timeout(LINGER, drain).await.ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::receive::tests::receiver;
+    use crate::secrets::Source;
+
+    fn serving() -> Serving {
+        Serving {
+            receiver: Arc::new(receiver()),
+            metrics: Metrics::new(Source::new(&[], None).matches()),
+            closing: Closing::default(),
+            header_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(75),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_connection_has_the_time_of_headers_and_a_used_one_may_be_idle() {
+        let (serving, phase) = (serving(), Phase::new());
+        let is_late_after = async |seconds| {
+            advance(Duration::from_secs(seconds)).await;
+            phase.is_past_deadline(&serving)
+        };
+        assert!(!is_late_after(4).await);
+        assert!(is_late_after(2).await, "not a byte has come");
+        phase.bytes_arrived();
+        assert!(!is_late_after(4).await);
+        assert!(is_late_after(2).await, "the headers are not whole");
+        phase.begin_request();
+        assert!(!is_late_after(100).await, "a request keeps its own deadline");
+        phase.answered();
+        phase.waits_for_bytes();
+        assert!(!is_late_after(70).await, "it is idle");
+        assert!(is_late_after(6).await);
+    }
 }

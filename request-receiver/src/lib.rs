@@ -9,6 +9,7 @@ pub mod admit;
 pub mod body;
 pub mod closing;
 pub mod connection;
+pub mod descriptors;
 pub mod enqueue;
 pub mod inspect;
 pub mod metrics;
@@ -41,6 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admit::Admission;
 use crate::closing::Closing;
+use crate::descriptors::connection_limits;
 use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
 use crate::serve::Acceptor;
@@ -58,9 +60,10 @@ const FEEDER_STOPS_WITHIN: Duration = Duration::from_millis(500);
 /// Runs a receiver until `shutdown`.
 ///
 /// # Errors
-/// When an address can't be bound, when Redis is absent and the settings say to give up then, and when
-/// a shard or a background task ends before `shutdown`.
+/// When an address can't be bound, when too few files may be open, when Redis is absent and the settings
+/// say to give up then, and when a shard or a background task ends before `shutdown`.
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let limits = connection_limits(settings.connections_max, shard_count())?;
     let settings = Arc::new(settings);
     let metrics = Metrics::new(settings.secrets.matches());
     let background = Background::default();
@@ -96,8 +99,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         closing: closing.clone(),
         background: background.clone(),
     })?;
-    let mut acceptor =
-        Acceptor::new(listeners, shards, background, settings.connections_max, metrics);
+    let mut acceptor = Acceptor::new(listeners, shards, background, limits, metrics);
     first_look(&state, &shutdown).await;
     supervisor::ready();
     let mut accepted = acceptor.accept_until(&shutdown).await;
@@ -173,9 +175,13 @@ async fn looked(state: &QueueState) {
 
 /// A shard for each core.
 fn start_shards(shared: Shared) -> std::io::Result<Vec<Shard>> {
-    let shards = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let shards = shard_count();
     let cores = cores_for(shards);
     (0..shards).map(|shard| Shard::start(shared.clone(), cores.get(shard).copied())).collect()
+}
+
+fn shard_count() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// A core for each shard, or none at all: where a quota grants less than the cores we may run on,

@@ -209,7 +209,7 @@ fn announced_bytes(head: &Parts) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::HashSet;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
@@ -226,7 +226,7 @@ mod tests {
 
     const BODY: &[u8] = br#"{"id":1}"#;
 
-    fn receiver() -> Receiver {
+    pub(crate) fn receiver() -> Receiver {
         let secrets = Arc::new(Source::new(&[Zeroizing::new("hush".to_owned())], None));
         let metrics = Metrics::new(secrets.matches());
         Receiver {

@@ -17,13 +17,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::connection;
+use crate::descriptors::ConnectionLimits;
 use crate::metrics::Metrics;
 use crate::reply::Refusal;
 use crate::shard::{Shard, Slot};
 use crate::stream::Accepted;
 
-/// Connections over the limit that are told so, at once; further ones wait to be accepted.
-const REFUSED_AT_ONCE: usize = 256;
 /// Out of file descriptors: accepting again at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The kernel holds no more than this for one listener (net.core.somaxconn's default).
@@ -58,7 +57,7 @@ impl Acceptor {
         listeners: Vec<Listener>,
         shards: Vec<Shard>,
         background: Background,
-        connections_max: usize,
+        limits: ConnectionLimits,
         metrics: Metrics,
     ) -> Self {
         Self {
@@ -68,9 +67,9 @@ impl Acceptor {
             shards,
             background,
             next: 0,
-            slots: Arc::new(Semaphore::new(connections_max)),
+            slots: Arc::new(Semaphore::new(limits.served)),
             live: TaskTracker::new(),
-            refusals: Arc::new(Semaphore::new(REFUSED_AT_ONCE)),
+            refusals: Arc::new(Semaphore::new(limits.refused)),
             refusing: TaskTracker::new(),
             metrics,
         }
@@ -244,7 +243,8 @@ mod tests {
 
     async fn without_shards(background: &Background) -> Acceptor {
         let metrics = Metrics::new(Source::new(&[], None).matches());
-        Acceptor::new(listening().await, Vec::new(), background.clone(), 1, metrics)
+        let limits = ConnectionLimits { served: 1, refused: 1 };
+        Acceptor::new(listening().await, Vec::new(), background.clone(), limits, metrics)
     }
 
     async fn listening() -> Vec<Listener> {

@@ -86,11 +86,13 @@ pub struct Written {
     #[arg(long, env = "MAX_IN_FLIGHT", default_value = "256MiB")]
     max_in_flight: String,
 
-    /// Connections at once [1 to 1000000]
+    /// Connections at once; fewer where the limit of open files, less 64 and 8 for each core, is lower
+    /// [1 to 1000000]
     #[arg(long, env = "MAX_CONNECTIONS", default_value = "10000")]
     max_connections: String,
 
-    /// Time for a request's headers, from its first byte [100ms to 60s]
+    /// Time for a request's headers, from its first byte, and for the first byte of a new connection
+    /// [100ms to 60s]
     #[arg(long, env = "HEADER_TIMEOUT", default_value = "5s")]
     header_timeout: String,
 
@@ -98,7 +100,7 @@ pub struct Written {
     #[arg(long, env = "BODY_TIMEOUT", default_value = "3s")]
     body_timeout: String,
 
-    /// How long a connection may be idle [1s to 1h]
+    /// How long a connection may be idle after an answer [1s to 1h]
     #[arg(long, env = "IDLE_TIMEOUT", default_value = "75s")]
     idle_timeout: String,
 

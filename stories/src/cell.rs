@@ -96,6 +96,19 @@ impl Cell {
         self.service("request-receiver", Some(listen), &own, settings)
     }
 
+    /// A receiver that was just started and may open so many files: at first, and at most.
+    pub fn receiver_with_files(&self, files: [u64; 2], settings: Settings<'_>) -> Service {
+        let listen = port::free();
+        let listen_text = listen.to_string();
+        let own = [("LISTEN", listen_text.as_str()), ("SHOPIFY_CLIENT_SECRET", SECRET)];
+        self.service_with("request-receiver", Some(listen), &own, settings, |recipe| {
+            let [soft, hard] = files;
+            let commands = format!("ulimit -Sn {soft}; ulimit -Hn {hard}; exec \"$0\"");
+            let receiver = std::mem::replace(&mut recipe.program, "/bin/sh".into());
+            recipe.arguments = vec!["-c".into(), commands.into(), receiver.into()];
+        })
+    }
+
     /// The bare server that `make bench` compares a receiver with, once it takes connections.
     pub async fn bare_server(&self, settings: Settings<'_>) -> Service {
         let listen = port::free();

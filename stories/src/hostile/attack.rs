@@ -95,7 +95,8 @@ impl Attack {
     pub fn settles_after(self) -> Duration {
         Duration::from_millis(match self {
             Self::Nothing => 0,
-            Self::SlowHeads | Self::SlowBodies => 2200,
+            Self::SlowHeads => 6200,
+            Self::SlowBodies => 2200,
             _ => 1000,
         })
     }

@@ -88,6 +88,21 @@ async fn an_idle_connection_is_closed_and_a_new_one_welcome() {
 }
 
 #[tokio::test]
+async fn a_connection_that_never_sent_a_byte_has_the_time_of_headers() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let receiver = cell.receiver(&[("HEADER_TIMEOUT", "1s"), ("IDLE_TIMEOUT", "1h")]).await;
+    let mut used = Connection::to(receiver.address()).await;
+    used.post(&Webhook::any()).await.expect_stored();
+    let mut new = Connection::to(receiver.address()).await;
+    let began = Instant::now();
+    new.closed().await;
+    assert!(began.elapsed() > Duration::from_millis(900), "{:?}", began.elapsed());
+    // One that was used is idle for longer.
+    used.post(&Webhook::any()).await.expect_stored();
+}
+
+#[tokio::test]
 async fn more_bytes_in_flight_than_allowed_are_503_before_the_body() {
     let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
@@ -149,4 +164,33 @@ async fn more_connections_than_allowed_are_503() {
         post(receiver.address(), &Webhook::any()).await.status == 200
     })
     .await;
+}
+
+#[tokio::test]
+async fn connections_leave_descriptors_for_redis_and_the_admin_port() {
+    let cell = Cell::shared();
+    let mut redis = cell.redis(&[]).await;
+    let settings = [("HEADER_TIMEOUT", "60s"), ("MAX_CONNECTIONS", "10000")];
+    let receiver = cell.receiver_with_files([256, 512], &settings);
+    receiver.ready().await;
+    assert_eq!(receiver.metric("process_max_fds").await, Some(512.0));
+    let log = receiver.output();
+    assert!(log.contains("WARN") && log.contains("max_connections=10000"), "{log}");
+    let mut strangers = Vec::new();
+    for _ in 0..520 {
+        strangers.push(Connection::to(receiver.address()).await);
+    }
+    redis.kill9();
+    receiver.unready("queue_unavailable").await;
+    redis.restart();
+    receiver.ready().await;
+    assert!(!receiver.output().contains("could not be accepted"), "{}", receiver.output());
+}
+
+#[tokio::test]
+async fn too_few_open_files_for_any_connections_are_a_bad_setting() {
+    let cell = Cell::shared();
+    let mut receiver = cell.receiver_with_files([100, 100], &[]);
+    assert_eq!(receiver.exit(SOON).await.code(), Some(78));
+    assert!(receiver.output().contains("MAX_CONNECTIONS"), "{}", receiver.output());
 }
