@@ -36,7 +36,8 @@ pub struct Common {
     #[arg(long, env = "EXIT_IF_UNAVAILABLE", default_value = "false")]
     pub exit_if_unavailable: String,
 
-    /// Read settings from this file (KEY=value lines) where flags and the environment set none
+    /// Read settings from this file where flags and the environment set none: KEY=value lines, as
+    /// systemd's EnvironmentFile= reads them
     #[arg(long)]
     pub env_file: Option<PathBuf>,
 

@@ -119,16 +119,12 @@ pub fn parse_flags<P: Parser>() -> Result<P, ExitCode> {
 /// # Errors
 /// A sentence that names the file, not its content.
 pub fn read_env_file(file: &Path) -> Result<(), String> {
-    dotenvy::from_path(file).map_err(|error| {
-        let problem = match error {
-            // It repeats the line, and a line may hold a secret.
-            dotenvy::Error::LineParse(_, _) => {
-                "a line is not of the form KEY=value (quote values with spaces)".to_owned()
-            }
-            other => other.to_string(),
-        };
-        format!("cannot read {}: {problem}", file.display())
-    })
+    for line in spillway_env_file::load(file)? {
+        // Its number only: a line may hold a secret.
+        let file = file.display();
+        eprintln!("{file}, line {line}: not of the form KEY=value; ignored, as systemd does");
+    }
+    Ok(())
 }
 
 fn check<W: Written>(written: &W) -> Result<W::Checked, Mistakes> {

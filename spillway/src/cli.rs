@@ -16,7 +16,8 @@ const DEV_ENV_FILE: &str = ".env";
 #[derive(Debug, Parser)]
 #[command(name = "spillway", version, max_term_width = 100)]
 struct Cli {
-    /// Read settings from this file (KEY=value lines) where flags and the environment set none
+    /// Read settings from this file where flags and the environment set none: KEY=value lines, as
+    /// systemd's EnvironmentFile= reads them
     #[arg(long, global = true)]
     env_file: Option<PathBuf>,
 

@@ -174,6 +174,25 @@ async fn a_secret_and_its_file_at_once_are_a_bad_setting() {
 }
 
 #[tokio::test]
+async fn an_env_file_is_read_as_systemd_reads_it() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let file = cell.directory().join("receiver.env");
+    let text = "; a comment\nMAX_BODY=nonsense\nMAX_BODY=\"1\\\nMiB\"\nSHOPIFY_CLIENT_SECRET=ab$cd\nhush\n";
+    std::fs::write(&file, text).unwrap();
+    // Without the file it has no secret.
+    let mut receiver = cell.receiver_starting(&[("SHOPIFY_CLIENT_SECRET", "")]);
+    assert_eq!(receiver.exit(Duration::from_secs(20)).await.code(), Some(78));
+    receiver.add_arguments(&["--env-file", file.to_str().unwrap()]);
+    receiver.restart();
+    receiver.ready().await;
+    post(receiver.address(), &Webhook::any().signed_with("ab$cd")).await.expect_stored();
+    post(receiver.address(), &Webhook::any().signed_with("ab")).await.expect(401, "bad_signature");
+    let log = receiver.output();
+    assert!(log.contains("line 6") && !log.contains("hush"), "{log}");
+}
+
+#[tokio::test]
 async fn help_names_every_setting_with_its_default() {
     let cell = Cell::shared();
     let output = cell.run("request-receiver", &["--help"], &[]).await;

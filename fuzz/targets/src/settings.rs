@@ -22,7 +22,7 @@ pub fn run(data: &[u8]) {
             flags::<request_receiver::settings::Written>(&["--shopify-client-secret", SECRET], text)
         }
         1 => flags::<downstreamer::Written>(&["--downstream-app-url", "discard:"], text),
-        2 => env_file(rest),
+        2 => env_file(text),
         3 => properties_file(text),
         _ => values(text),
     }
@@ -41,8 +41,19 @@ fn flags<W: Written + Parser>(given: &[&str], text: &str) {
     }
 }
 
-fn env_file(bytes: &[u8]) {
-    dotenvy::from_read_iter(bytes).take_while(Result::is_ok).for_each(drop);
+/// Every name and value can be set; a value that is written in quotes is read again as it was.
+fn env_file(text: &str) {
+    let found = spillway_env_file::parse(text);
+    for (name, value) in &found.settings {
+        assert!(!name.is_empty() && !name.contains(['=', '\0']) && !value.contains('\0'));
+    }
+    let is_quotable = |(_, value): &&(String, String)| !value.contains('\'');
+    let settings: Vec<_> = found.settings.iter().filter(is_quotable).cloned().collect();
+    let mut written = String::new();
+    for (name, value) in &settings {
+        writeln!(written, "{name}='{value}'").expect("a string");
+    }
+    assert_eq!(spillway_env_file::parse(&written).settings, settings, "{written:?}");
 }
 
 fn properties_file(text: &str) {
