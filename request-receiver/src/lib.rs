@@ -130,11 +130,7 @@ fn log_start(listeners: &[Listener]) {
 /// Waits for the first look at Redis, for a second at most: until it is known that the queue is usable,
 /// webhooks would be refused that could be stored.
 async fn first_look(state: &QueueState, shutdown: &CancellationToken) {
-    tokio::select! {
-        () = looked(state) => {}
-        () = tokio::time::sleep(FIRST_LOOK) => {}
-        () = shutdown.cancelled() => {}
-    }
+    shutdown.run_until_cancelled(timeout(FIRST_LOOK, looked(state))).await;
 }
 
 /// What is known of the queue, with the way around it if there is one; a second receiver beside one
