@@ -125,11 +125,12 @@ impl<C: Content> Core<C> {
                 || shop.paused_until > self.session.now.at
                 || shop.barriers.as_ref().is_some_and(|barriers| !barriers.held.is_empty())
         });
-        is_shop_blocked
-            || lane.breaker.is_open()
-            || lane.flow.suspect.is_some()
-            || lane.flow.stalled > 0
-            || (lane.flow.paused > 0 && lane.ready.is_empty())
+        is_shop_blocked || self.is_failing(lane) || (lane.flow.paused > 0 && lane.ready.is_empty())
+    }
+
+    /// Whether a lane keeps itself from flowing.
+    pub(crate) fn is_failing(&self, lane: &Lane) -> bool {
+        lane.breaker.is_open() || lane.flow.suspect.is_some() || lane.flow.stalled > 0
     }
 
     /// Cuts the newer half of a window off, which is filled again at `refill_at` or when it is empty.

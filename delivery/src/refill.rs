@@ -51,7 +51,8 @@ impl<C: Content> Core<C> {
                 !self.controls.has_drops() && self.shop_gate(lane.shop) == Err(Blocked::ShopPaused);
             let has_time =
                 lane.rest.as_ref().is_none_or(|rest| rest.refill_at <= self.session.now.at);
-            if lane.window.count > 0 && (is_paused || !has_time || !self.has_room()) {
+            let waits = lane.window.count > 0 && (is_paused || !has_time || !self.has_room());
+            if waits && (is_paused || !self.must_know_more(key)) {
                 self.session.is_refill_due |= !is_paused && has_time && !self.is_blocked(lane);
                 self.queue.lanes.list(key);
                 continue;
@@ -59,6 +60,20 @@ impl<C: Content> Core<C> {
             effects.extend(self.read_window(key));
         }
         effects
+    }
+
+    /// Whether more of a lane has to be indexed before anything of it, or of its shop, can go on: up to
+    /// a recorded lead, or up to a barrier. That can't wait for room, or there may never be any.
+    fn must_know_more(&self, key: LaneKey) -> bool {
+        let Some(lane) = self.queue.lanes.get(key) else { return false };
+        if !lane.ready.is_empty() || lane.flow.is_at_work() || self.is_failing(lane) {
+            return false;
+        }
+        let barriers = self.queue.shops.get(lane.shop).and_then(|shop| shop.barriers.as_ref());
+        let first = barriers.and_then(|barriers| barriers.positions.first());
+        let is_barrier_after = first.is_some_and(|first| !lane.is_known_up_to(*first));
+        let mut unread = self.queue.unread.iter();
+        is_barrier_after || unread.any(|resource| self.queue.index.lane(*resource) == Some(key))
     }
 
     fn read_window(&mut self, key: LaneKey) -> Option<Effect<C>> {

@@ -59,7 +59,8 @@ pub struct Played {
     tallies: HashMap<u8, Tally>,
     /// Waits of the healthy shops, counted by bucket.
     waits: BTreeMap<u32, u64>,
-    /// Longest wait of a shop that has recovered, of what was accepted in the last sixth of the load.
+    /// Longest wait of a shop that has recovered, of what was accepted in the last sixth of the load but for
+    /// its last second.
     pub recovered_wait: Duration,
     /// Packs of the main stream that were read again for parts of lanes that are not indexed.
     pub rest_reads: u64,
@@ -98,6 +99,8 @@ impl Played {
         let since = webhook.position.ms - EPOCH_MS;
         if load.health(webhook.shop) == Health::Recovers
             && Duration::from_millis(since) > load.length * 5 / 6
+            // The last ones are delivered by the leader that begins after the load.
+            && Duration::from_millis(since) + SECOND < load.length
         {
             self.recovered_wait = self.recovered_wait.max(wait);
         }
