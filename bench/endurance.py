@@ -82,9 +82,9 @@ def shops_page(directory, runs):
     for name, run in runs.items():
         shops_charts(directory, name, run)
         stem = f"one-percent-{name.split()[0].replace(',', '')}"
-        seconds = run["phases"][1]["seconds"]
+        calm, bad, _ = (phase["seconds"] for phase in run["phases"])
         lines += [f"## {name}", "", *phase_table(run["phases"]), "",
-                  f"Each phase took {seconds:,.0f} s, `PARK_AFTER` was {run['park_after_seconds']:.0f} s. "
+                  f"The bad phase took {bad:,.0f} s, a calm one {calm:,.0f} s, `PARK_AFTER` was {run['park_after_seconds']:.0f} s. "
                   f"Of {run['accepted']:,} webhooks {run['delivered']:,} were delivered, "
                   f"{run['repeats']} of them again, in order per resource; all were "
                   f"{run['healed_seconds']:.0f} s after the shops were healed, and no key of a lane was "
