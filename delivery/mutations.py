@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Puts mistakes into the delivery core, one at a time, and says which test finds each.
+
+  delivery/mutations.py [WORD ...]    only those whose names hold one of the words
+
+Works on a copy of what is committed, in a target folder of its own: two minutes for each that only the
+simulator finds, seconds for the others. Exit code 1 if one is not found, or does not fit the code any more.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+# Name, file in delivery/src, what stands there, and the mistake.
+MUTATIONS = [
+    ('what a lead waits for is not read without room', 'refill.rs',
+     'if waits && (is_paused || !self.must_know_more(key)) {',
+     'if waits {'),
+    ('stuck windows not cut', 'cut.rs',
+     'if self.index_bytes() >= most {\n            self.cut_stuck();',
+     'if self.index_bytes() >= most && most == 0 {\n            self.cut_stuck();'),
+    ('settled packs read again', 'refill.rs',
+     'pack.left > 0 && pack.lanes',
+     'pack.left < u32::MAX && pack.lanes'),
+    ('packs read for every lane', 'main_stream.rs',
+     'self.0[word] & bit != 0',
+     'self.0[word] & bit != 0 || true'),
+    ('intake before refill', 'refill.rs',
+     'self.session.is_refill_due |= ',
+     'self.session.is_refill_due |= false && '),
+    ('drain writes no retries', 'core.rs',
+     'self.ledger.retries.extend(tried.map(|position| (position, key)));',
+     'let _ = (tried.count(), key);'),
+    ('drain writes no rows', 'core.rs',
+     'self.ledger.changed.push(key);\n            }\n        }\n    }',
+     '}\n        }\n    }'),
+    ('retries take the backend down', 'backend.rs',
+     'if is_first && self.failing.len() < LANES_DOWN {',
+     'if self.failing.len() < LANES_DOWN {'),
+    ('reads without room', 'refill.rs',
+     'is_straddling || !self.has_room()',
+     'is_straddling'),
+    ('unread ones not looked at again', 'core.rs',
+     'if self.queue.unread.len() > UNREAD_FEW {',
+     'if self.queue.unread.len() > usize::MAX - 1 {'),
+    ('a lane not noted', 'arrive.rs',
+     'self.queue.main.holds(sorted.lane);',
+     'if index > 0 { self.queue.main.holds(sorted.lane); }'),
+    ('no sharing of reads', 'refill.rs',
+     'if self.has_room() { self.others_next(entry, &sorted) } else { BTreeMap::new() }',
+     'BTreeMap::new()'),
+    ('shared reads do not grow windows', 'refill.rs',
+     'for key in lanes.into_values() {',
+     'for key in lanes.into_values().filter(|one| *one == key).collect::<Vec<_>>() {'),
+    ('ends before retries are written', 'ledger.rs',
+     'let is_written = self.changed.is_empty() && self.retries.is_empty();',
+     'let is_written = true;'),
+    ('ready forgets replays', 'index.rs',
+     'lead == Some(position)',
+     'lead == Some(position) && !self.is_replay(resource)'),
+    ('suspects not written', 'settle.rs',
+     'let is_suspect = lane.flow.suspect.is_some();',
+     'let is_suspect = false;'),
+    ('overtaken ones count', 'attempts.rs',
+     'self.cuts += u32::from(!self.is_overtaken(attempt));',
+     'self.cuts += 1; let _ = attempt;'),
+    ('failing from the start', 'breaker.rs',
+     'failing_since: None, carried: Duration::ZERO }',
+     'failing_since: Some(Duration::ZERO), carried: Duration::ZERO }'),
+    ('pause spent on retries', 'controls.rs',
+     'retry.since += now.saturating_sub(since.max(retry.since));',
+     'let _ = (&retry, since);'),
+    ('pause spent by breaker', 'controls.rs',
+     'lane.breaker.forgive(since, now);',
+     'let _ = (since, &lane.breaker);'),
+    ('filter pause not forgiven', 'controls.rs',
+     'is_filtered.then_some(self.controls.since.max(lane.flow.tried_at))',
+     '(is_filtered && false).then_some(self.controls.since.max(lane.flow.tried_at))'),
+    ('retry clock runs in a pause', 'controls.rs',
+     'self.paused_since(key).unwrap_or_else(|| self.active())',
+     '{ let _ = key; self.active() }'),
+    ('recording does not hold the breaker', 'lane.rs',
+     'self.in_flight + self.recording > 0',
+     'self.in_flight > 0'),
+    ('leads hold all that is newer', 'cut.rs',
+     '.is_some_and(|lead| position <= *lead)',
+     '.is_some_and(|lead| { let _ = (position, lead); true })'),
+    ('give-ups do not quicken', 'breaker.rs',
+     '*wait = (*wait / 4).max(WAIT_LEAST);',
+     '*wait = (*wait).max(WAIT_LEAST);'),
+    ('known packs move late', 'moving.rs',
+     'if was_read { park_after / AGAIN_PART } else { park_after }',
+     'if was_read { park_after } else { park_after }'),
+    ('own chunk written off', 'refill.rs',
+     'stored.misses_own |= !is_corrupt && number >= stored.loaded_to;',
+     ''),
+    ('gone shop keeps turns', 'shop.rs',
+     'shop.filter(|shop| shop.born == born)',
+     'shop.filter(|_| born > 0)'),
+    ('paused shop not woken', 'shop.rs',
+     'self.due.push(Reverse((until, key)));\n                    }\n                    continue;',
+     '}\n                    continue;'),
+    ('drops of what is at work forgotten', 'controls.rs',
+     'self.controls.at_work.insert(resource);\n            return;',
+     'return;'),
+    ('replay linked before what is at work', 'index/links.rs',
+     'resource.state.is_at_work() || speaks_for_others',
+     'speaks_for_others'),
+    ('replays not reordered', 'ended.rs',
+     'if self.queue.index.reorder(attempt.resource) {',
+     'if false && self.queue.index.reorder(attempt.resource) {'),
+    ('left lanes not held back', 'dispatch.rs',
+     'lane.flow.is_left && now < LEFT_AFTER',
+     'lane.flow.is_left && now > now + LEFT_AFTER'),
+    ('left lanes not last', 'turns.rs',
+     'now < LEFT_LAST &&',
+     'now > now + LEFT_LAST &&'),
+    ('first failures count at once', 'backend.rs',
+     'self.first_failures >= FIRST_FAILURES_DOWN && silence >= FIRST_FAILURES_AFTER',
+     'self.first_failures >= FIRST_FAILURES_DOWN && silence + FIRST_FAILURES_AFTER > silence'),
+    ('lead deleted with its writing', 'settle.rs',
+     'changes.deleted.retain(|gone| !changes.written.iter().any(|(hash, _)| hash == gone));',
+     ''),
+    ('not sent counts as an attempt', 'ended.rs',
+     'self.retry(&attempt, attempt.number - 1, Duration::ZERO)',
+     'self.retry(&attempt, attempt.number, Duration::ZERO)'),
+    ('retry state shed unwritten', 'cut.rs',
+     'if !self.ledger.retries.contains_key(&about.position) {',
+     '{'),
+    ('names cleared too early', 'controls.rs',
+     'let keeps_names = std::mem::take(&mut controls.keeps_names);',
+     'let keeps_names = std::mem::take(&mut controls.keeps_names) && false;'),
+    ('two slots at once of a suspect lane', 'dispatch.rs',
+     'if lane.flow.is_at_work() || now < suspect.until {',
+     'if now < suspect.until {'),
+]
+# From the quickest on.
+TESTS = [["--lib", "--test", "flow", "--test", "chunks"], ["--test", "hour"], ["--test", "simulation"]]
+
+
+def finder(tree, target):
+    """Tests that fail, None if all pass."""
+    for arguments in TESTS:
+        run = subprocess.run(["cargo", "test", "--locked", "-p", "spillway-delivery", "--no-fail-fast", *arguments],
+                             cwd=tree, env={**os.environ, "CARGO_TARGET_DIR": target},
+                             stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if "could not compile" in run.stderr:
+            return "does not compile: " + run.stderr[-400:]
+        if run.returncode:
+            failed = [line.split()[1] for line in run.stdout.splitlines()
+                      if line.startswith("test ") and line.endswith("FAILED")]
+            return ", ".join(failed) or "a test binary ended"
+    return None
+
+
+def main():
+    words = sys.argv[1:]
+    repository = Path(__file__).resolve().parent.parent
+    failures = 0
+    with tempfile.TemporaryDirectory(prefix="mutations-") as directory:
+        tree = Path(directory) / "tree"
+        subprocess.run(["git", "clone", "--quiet", repository, tree], check=True)
+        for name, file, stands, mistake in MUTATIONS:
+            if words and not any(word in name for word in words):
+                continue
+            path, began = tree / "delivery/src" / file, time.monotonic()
+            text = path.read_text()
+            if text.count(stands) != 1:
+                found = None
+                print(f"{name}: does not fit: {file} holds it {text.count(stands)} times", flush=True)
+            else:
+                path.write_text(text.replace(stands, mistake))
+                found = finder(tree, str(Path(directory) / "target"))
+                path.write_text(text)
+                print(f"{name}: {found or 'NOT FOUND'} ({time.monotonic() - began:.0f} s)", flush=True)
+            failures += found is None or found.startswith("does not compile")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
