@@ -45,7 +45,7 @@ pub(crate) struct Session {
     pub is_draining: bool,
     /// Whether the index had no room at the last look.
     pub is_index_full: bool,
-    /// Whether a lane that could flow waits for room to be read.
+    /// Set while a lane that could flow waits for room to be read.
     pub is_refill_due: bool,
     /// Seed of the next chance.
     pub chance: u64,

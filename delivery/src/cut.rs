@@ -24,7 +24,7 @@ const STUCK_EVERY: Duration = Duration::from_secs(1);
 const REFILL_AFTER: Duration = Duration::from_secs(10);
 
 impl<C: Content> Core<C> {
-    /// Whether there is room to fill windows: more than is left by a cut, less than leads to one.
+    /// True if there is room to fill windows: more than is left by a cut, less than leads to one.
     pub(crate) fn has_room(&self) -> bool {
         self.index_bytes() < self.config.index_bytes / 8 * 7
     }
@@ -101,7 +101,7 @@ impl<C: Content> Core<C> {
         self.shed_rows();
     }
 
-    /// Whether the index holds more than a cut leaves.
+    /// True if the index holds more than a cut leaves.
     fn is_over_cut(&self) -> bool {
         self.index_bytes() > self.config.index_bytes / 4 * 3
     }
@@ -118,7 +118,7 @@ impl<C: Content> Core<C> {
         keys.into_iter().for_each(|key| self.queue.lanes.shed_rows(key));
     }
 
-    /// Whether nothing of a lane flows just now.
+    /// True if nothing of a lane flows just now.
     pub(crate) fn is_blocked(&self, lane: &Lane) -> bool {
         let is_shop_blocked = self.queue.shops.get(lane.shop).is_some_and(|shop| {
             shop.is_stopped
@@ -128,7 +128,7 @@ impl<C: Content> Core<C> {
         is_shop_blocked || self.is_failing(lane) || (lane.flow.paused > 0 && lane.ready.is_empty())
     }
 
-    /// Whether a lane keeps itself from flowing.
+    /// True if a lane keeps itself from flowing.
     pub(crate) fn is_failing(&self, lane: &Lane) -> bool {
         lane.breaker.is_open() || lane.flow.suspect.is_some() || lane.flow.stalled > 0
     }

@@ -181,7 +181,7 @@ impl Index {
         self.resource(key).map(|resource| resource.state)
     }
 
-    /// Whether a resource waits for its turn in a lane, to send the webhook at `position`.
+    /// True if a resource waits for its turn in a lane, to send the webhook at `position`.
     pub fn is_ready(&self, lane: LaneKey, resource: ResourceKey, position: Position) -> bool {
         let lead = self.lead(resource).map(|lead| self.node(lead).position);
         self.state(resource) == Some(State::Ready)

@@ -104,7 +104,7 @@ impl<C: Content> Ledger<C> {
         }
     }
 
-    /// Whether nothing waits for a settlement.
+    /// True if nothing waits for a settlement.
     pub fn is_quiet(&self) -> bool {
         let is_written = self.changed.is_empty() && self.retries.is_empty();
         self.finished.is_empty() && self.settling.is_none() && is_written

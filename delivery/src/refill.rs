@@ -62,7 +62,7 @@ impl<C: Content> Core<C> {
         effects
     }
 
-    /// Whether more of a lane has to be indexed before anything of it, or of its shop, can go on: up to
+    /// True if more of a lane has to be indexed before anything of it, or of its shop, can go on: up to
     /// a recorded lead, or up to a barrier. That can't wait for room, or there may never be any.
     fn must_know_more(&self, key: LaneKey) -> bool {
         let Some(lane) = self.queue.lanes.get(key) else { return false };
@@ -229,7 +229,7 @@ impl<C: Content> Core<C> {
         self.window_grew(key, last);
     }
 
-    /// Whether a webhook of a lane is not indexed.
+    /// True if a webhook of a lane is not indexed.
     fn is_rest(&self, key: LaneKey, position: Position) -> bool {
         let rest = self.queue.lanes.get(key).and_then(|lane| lane.rest.as_ref());
         rest.is_some_and(|rest| position > rest.after)

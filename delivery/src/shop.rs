@@ -58,7 +58,7 @@ pub struct Shop {
     /// Barriers, and what they hold back.
     pub barriers: Option<Box<Barriers>>,
     has_turn: [bool; 2],
-    /// Whether it is to be looked at when its pause ends.
+    /// Set if it is to be looked at when its pause ends.
     is_due: bool,
     debt: f64,
     /// Tells it from one that had its key before.

@@ -196,7 +196,7 @@ fn another_chunk_of_the_same_number_is_not_sent() {
     }
 }
 
-/// What the core answers to a lane whose first chunk is not there, and the chunk that the core wrote
+/// The core's answer to a lane whose first chunk is not there, and the chunk that the core wrote
 /// neither, if `is_written_lost`.
 fn misses_chunks(is_written_lost: bool) -> (bool, u64) {
     let lanes = vec![one_chunk(&pair(1))];

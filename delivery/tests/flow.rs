@@ -95,7 +95,7 @@ struct World {
     sent: HashMap<(u32, u8), u64>,
     /// Most leads that one settlement recorded.
     leads_max: usize,
-    /// Whether as many webhooks are accepted as the core takes.
+    /// Set if as many webhooks are accepted as the core takes.
     has_backlog: bool,
     /// Time spent on retries, as it was written last.
     spent: HashMap<Position, Duration>,
@@ -620,7 +620,7 @@ fn hundreds_of_shops_that_begin_to_hang_leave_slots_to_the_others() {
 /// Chunks of a lane at most.
 const CHUNKS: u32 = 100;
 
-/// Where the only webhook of a chunk lies that a leader finds; the lane's hash tells shop and kind.
+/// Position of the only webhook of a chunk that a leader finds; the lane's hash tells shop and kind.
 fn stored_at(lane: u64, number: u32) -> Position {
     Position::new(StreamId { ms: EPOCH_MS - u64::from(CHUNKS - number), seq: lane }, 0)
 }

@@ -25,11 +25,12 @@ use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::Record;
 use tokio::time::Instant;
 
+use crate::backend::Backend;
 use crate::body::LeasedBody;
 use crate::connect::{CONNECT_MAX, LeaseCheck, LeaseLost, LeasedConnector};
 use crate::content::PackBytes;
 use crate::judge::{Outcome, parse_scope};
-use crate::settings::{Backend, Settings};
+use crate::settings::Settings;
 
 /// What an answer of 429 or 503 may say how much is to be left alone by.
 const PAUSE: HeaderName = HeaderName::from_static("spillway-pause");

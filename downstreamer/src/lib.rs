@@ -5,6 +5,7 @@
 //! `judge` → core → `settling`. Beside them: `reader` (packs and chunks read again),
 //! `controls` (an operator's) and `status`.
 
+mod backend;
 mod body;
 mod connect;
 pub mod content;

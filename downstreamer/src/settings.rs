@@ -4,9 +4,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Parser;
-use http::Uri;
-use http::uri::{Authority, Scheme};
-use rustls::pki_types::ServerName;
 use spillway_queue::lane::KeyScheme;
 use spillway_service::common::CommonChecked;
 use spillway_service::{Checker, Common};
@@ -15,9 +12,9 @@ use spillway_webhook::shopify::{is_barrier, is_compliance, topic_list};
 use spillway_delivery::{Backoff, Config, ShopBounds, Tuning};
 use spillway_limiter::Bounds;
 
+use crate::backend::Backend;
+
 const MIB: u64 = 1 << 20;
-/// The longest base path.
-const PATH_BYTES_MAX: usize = 1024;
 /// What a delivery that began just before SIGTERM may still take, beside its time-out.
 const SHUTDOWN_SLACK: Duration = Duration::from_secs(5);
 
@@ -189,26 +186,6 @@ pub struct Dedup {
     pub window: Duration,
     /// Bytes.
     pub bytes: usize,
-}
-
-/// Where webhooks go.
-#[derive(Debug, Clone)]
-pub enum Backend {
-    /// Nowhere: accepted, counted, dropped.
-    Discard,
-    /// To a server.
-    Http {
-        /// http or https.
-        scheme: Scheme,
-        /// Host and port.
-        authority: Authority,
-        /// What stands before every path; without a slash at its end.
-        path: String,
-        /// The Host header.
-        host: String,
-        /// The TLS server name.
-        server_name: ServerName<'static>,
-    },
 }
 
 /// What is kept in order.
@@ -399,7 +376,7 @@ impl Written {
         if url == "discard:" {
             return Backend::Discard;
         }
-        match http_backend(url, self.downstream_host.as_deref()) {
+        match Backend::http(url, self.downstream_host.as_deref()) {
             Ok(backend) => backend,
             Err(problem) => {
                 checker.mistake("DOWNSTREAM_APP_URL", problem);
@@ -407,33 +384,6 @@ impl Written {
             }
         }
     }
-}
-
-fn http_backend(url: &str, host: Option<&str>) -> Result<Backend, &'static str> {
-    const FORM: &str = "must be http://host:port/base, https://host/base or discard:";
-    // http::Uri keeps the path as it stands; URL crates would rewrite it.
-    let uri: Uri = url.parse().map_err(|_| FORM)?;
-    let scheme = uri.scheme().ok_or(FORM)?.clone();
-    if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
-        return Err(FORM);
-    }
-    let authority = uri.authority().ok_or(FORM)?.clone();
-    if authority.as_str().contains('@') {
-        return Err("must not hold a user or password: they would show in logs");
-    }
-    if uri.query().is_some() {
-        return Err("must not have a query: a webhook's own is appended");
-    }
-    let host = host.unwrap_or(authority.as_str()).to_owned();
-    let named: Authority =
-        host.parse().map_err(|_| "DOWNSTREAM_HOST must be a host name, with a port if need be")?;
-    let server_name = ServerName::try_from(named.host().trim_matches(['[', ']']).to_owned())
-        .map_err(|_| "the host (or DOWNSTREAM_HOST) is neither a DNS name nor an address")?;
-    let path = uri.path().trim_end_matches('/').to_owned();
-    if path.len() > PATH_BYTES_MAX {
-        return Err("the base path is too long: with a webhook's own it would be no path any more");
-    }
-    Ok(Backend::Http { scheme, authority, path, host, server_name })
 }
 
 fn rate(checker: &mut Checker, key: &str, text: &str) -> f64 {
@@ -487,23 +437,5 @@ mod tests {
         assert!(mistakes(&bounds).contains("MIN_CONCURRENCY"));
         assert_eq!(mistakes(&["--shop-max-rate", "5", "--max-rate", "50"]), "");
         assert!(mistakes(&["--max-rate", "0"]).contains("MAX_RATE"));
-    }
-
-    #[test]
-    fn a_backend_is_a_base_that_paths_are_appended_to() {
-        let parts = |url, host| match http_backend(url, host) {
-            Ok(Backend::Http { authority, path, host, .. }) => {
-                Ok(format!("{authority} {path} {host}"))
-            }
-            Ok(Backend::Discard) => Ok("discard".to_owned()),
-            Err(problem) => Err(problem),
-        };
-        assert_eq!(parts("http://a:80", None).unwrap(), "a:80  a:80");
-        assert_eq!(parts("https://a/base/", Some("b")).unwrap(), "a /base b");
-        assert_eq!(parts("http://[::1]", None).unwrap(), "[::1]  [::1]");
-        assert_eq!(parts("http://[::1]:80", Some("c:81")).unwrap(), "[::1]:80  c:81");
-        for url in ["a:80", "ftp://a", "http://", "http://u:p@a", "http://a/?q", "/x", ""] {
-            assert!(parts(url, None).is_err(), "{url}");
-        }
     }
 }

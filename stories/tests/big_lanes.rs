@@ -38,7 +38,7 @@ const AT_HAND: u64 = 20;
 /// Memory of the downstreamer for a lane of any length, beyond what the same webhooks take that come
 /// and go by the main stream.
 const RESIDENT_MORE_MAX: f64 = 16.0;
-/// What the allocator keeps for a while of what was freed shows where there are few lanes.
+/// Freed memory, in MiB, that the allocator keeps for a while: it shows where there are few lanes.
 const KEPT_SMALL: f64 = 12.0;
 /// Memory for each of many lanes: names, row, window. docs/sizing.md says so, too.
 const ROW_MEBIBYTES: f64 = 1_536.0 / 1_048_576.0;
@@ -171,7 +171,7 @@ impl App {
         u64::from(self.many.numbers().end)
     }
 
-    /// Whether a lane costs no more memory than it may; many have a row each.
+    /// True if a lane costs no more memory than it may; many have a row each.
     fn is_bounded(&self, more: f64) -> bool {
         let rows = if self.many.shops() > 1 { self.many.shops() as f64 } else { 0.0 };
         more <= RESIDENT_MORE_MAX + size(KEPT_SMALL, 0.0) + rows * ROW_MEBIBYTES

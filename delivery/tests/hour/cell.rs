@@ -45,7 +45,7 @@ enum Task {
     Lead,
 }
 
-/// What became of the webhooks of the shops of one kind.
+/// Fate of the webhooks of the shops of one kind.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
     pub accepted: u64,
@@ -53,7 +53,7 @@ pub struct Tally {
     pub dead: u64,
 }
 
-/// What an hour showed.
+/// Figures of an hour.
 #[derive(Default)]
 pub struct Played {
     tallies: HashMap<u8, Tally>,
@@ -220,7 +220,7 @@ impl<'a> Cell<'a> {
         }
     }
 
-    /// Whether the load has ended, and with it all illness.
+    /// True if the load has ended, and with it all illness.
     fn is_over(&self) -> bool {
         self.now >= self.load.length
     }

@@ -18,7 +18,7 @@ const FAILING_PART: u64 = 4;
 /// A webhook's size, in bytes.
 pub const RAW_BYTES: usize = 500;
 
-/// What an hour is like.
+/// Load of an hour.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
     pub shops: u32,
@@ -72,7 +72,7 @@ impl Health {
         Self::Recovers,
     ];
 
-    /// What fails or hangs for longer than `RETRY_FOR` is given up.
+    /// True if webhooks may be given up: they fail or hang for longer than `RETRY_FOR`.
     pub fn may_die(self) -> bool {
         matches!(self, Self::Fails | Self::Hangs | Self::FailsInPart)
     }
@@ -104,7 +104,7 @@ impl Load {
         }
     }
 
-    /// Whether there are shops of this kind.
+    /// True if there are shops of this kind.
     pub fn has(&self, health: Health) -> bool {
         (0..self.shops).any(|shop| self.health(shop) == health)
     }
@@ -137,7 +137,7 @@ impl Load {
         (shop, resource)
     }
 
-    /// Whether the webhook is of a shop that is well in both hours.
+    /// True if the webhook is of a shop that is well in both hours.
     pub fn is_compared(&self, shop: u32) -> bool {
         !(1..=4).contains(&(shop % 100)) && self.health(shop) == Health::Well
     }
@@ -152,7 +152,7 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    /// Whether it fails, if its shop fails in part.
+    /// True if it fails when its shop fails in part.
     pub fn is_failing_part(&self) -> bool {
         mixed(self.resource) % 10 < FAILING_PART
     }

@@ -50,7 +50,7 @@ impl Store {
         }
     }
 
-    /// Where a leader begins to read.
+    /// Entry after which a leader begins to read.
     pub fn cursor(&self) -> StreamId {
         self.cursor
     }
@@ -134,7 +134,7 @@ impl Store {
         }
     }
 
-    /// Whether nothing is left of the main stream and the lanes.
+    /// True if nothing is left of the main stream and the lanes.
     pub fn is_empty(&self) -> bool {
         self.main.is_empty()
             && self.bits.is_empty()
