@@ -47,6 +47,8 @@ pub(crate) struct Session {
     pub is_index_full: bool,
     /// Set while a lane that could flow waits for room to be read.
     pub is_refill_due: bool,
+    /// Least memory of the index since it was full, in bytes, and when it became that.
+    pub shrunk: (usize, Duration),
     /// Seed of the next chance.
     pub chance: u64,
     /// Time at which the oldest webhook in a lane was accepted, in ms since the Unix epoch.

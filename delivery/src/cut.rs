@@ -18,6 +18,8 @@ const CUT_EVERY: Duration = Duration::from_millis(20);
 const CUT_LANES: u32 = 10_000;
 /// Bytes that one indexed webhook takes, about.
 const WEBHOOK_BYTES: usize = 150;
+/// A full index that has not become emptier for so long is read into again as soon as it is not full.
+const SHRINKS_WITHIN: Duration = Duration::from_secs(1);
 /// Between two looks for windows of which most waits for retries: a look goes through all of them.
 const STUCK_EVERY: Duration = Duration::from_secs(1);
 /// Such a window is filled again after this time: what follows may be retries, too.
@@ -33,20 +35,32 @@ impl<C: Content> Core<C> {
     /// of it, and then those that hold hardly anything but retries. Where nothing can be cut, no more
     /// is read until something is settled.
     pub(crate) fn make_room(&mut self) {
-        let most = self.config.index_bytes;
-        let is_refill_first = self.session.is_index_full && self.session.is_refill_due;
-        if self.index_bytes() < if is_refill_first { most / 8 * 7 } else { most } {
+        let (bytes, most) = (self.index_bytes(), self.config.index_bytes);
+        if !self.session.is_index_full {
+            self.session.shrunk = (bytes, self.session.now.at);
+        }
+        let is_refill_first = self.session.is_refill_due && self.shrinks(bytes);
+        if bytes < if self.session.is_index_full && is_refill_first { most / 8 * 7 } else { most } {
             self.session.is_index_full = false;
             self.session.is_refill_due = false;
             return;
         }
         self.session.is_index_full = true;
         self.cut_blocked();
-        if self.index_bytes() >= most {
+        if !self.has_room() {
             self.cut_stuck();
         }
-        let is_refill_first = self.session.is_refill_due && !self.has_room();
+        let is_refill_first = is_refill_first && !self.has_room();
         self.session.is_index_full = is_refill_first || self.index_bytes() >= most;
+    }
+
+    /// True while a full index gets emptier, or did so lately: else nothing is gained by waiting.
+    fn shrinks(&mut self, bytes: usize) -> bool {
+        let now = self.session.now.at;
+        if bytes < self.session.shrunk.0 {
+            self.session.shrunk = (bytes, now);
+        }
+        now < self.session.shrunk.1 + SHRINKS_WITHIN
     }
 
     /// Cuts windows of blocked lanes, and large ones; none while the backend is stopped: everything is
@@ -99,6 +113,12 @@ impl<C: Content> Core<C> {
             }
         }
         self.shed_rows();
+        // Those of windows that were cut come again.
+        let index = &self.queue.index;
+        self.queue.retries.tidy_due(|resource| {
+            let is_retrying = index.state(resource) == Some(State::Retrying);
+            index.head(resource).filter(|_| is_retrying)
+        });
     }
 
     /// True if the index holds more than a cut leaves.

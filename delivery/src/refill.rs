@@ -3,7 +3,7 @@
 //! A lane's rest is read from its chunks first, then from the main stream. What was read for a
 //! window that was cut meanwhile, or from a pack that was moved meanwhile, is read again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
@@ -11,7 +11,7 @@ use spillway_webhook::position::Position;
 use crate::core::Core;
 use crate::dispatch::Blocked;
 use crate::event::{ChunkFound, ChunkRead, Effect, PackRead};
-use crate::index::{Arrival, LaneKey};
+use crate::index::{Arrival, LaneKey, ResourceKey};
 use crate::lane::{Chunk, Pending, Rest, WindowRead};
 use crate::ledger::Dropped;
 use crate::main_stream::{bytes_for, is_set};
@@ -35,6 +35,7 @@ impl<C: Content> Core<C> {
         if self.session.is_draining {
             return effects;
         }
+        let unread = self.lanes_unread();
         for _ in 0..self.queue.lanes.listed().min(LOOKS_MAX) {
             if self.reading.window_chunks >= CHUNKS_MAX {
                 break;
@@ -52,7 +53,7 @@ impl<C: Content> Core<C> {
             let has_time =
                 lane.rest.as_ref().is_none_or(|rest| rest.refill_at <= self.session.now.at);
             let waits = lane.window.count > 0 && (is_paused || !has_time || !self.has_room());
-            if waits && (is_paused || !self.must_know_more(key)) {
+            if waits && (is_paused || !has_time || !self.must_know_more(key, &unread)) {
                 self.session.is_refill_due |= !is_paused && has_time && !self.is_blocked(lane);
                 self.queue.lanes.list(key);
                 continue;
@@ -62,9 +63,16 @@ impl<C: Content> Core<C> {
         effects
     }
 
+    /// Lanes of which something waits for a recorded lead that is not indexed; none while there is room,
+    /// as nobody asks then.
+    fn lanes_unread(&self) -> HashSet<LaneKey> {
+        let unread: &[ResourceKey] = if self.has_room() { &[] } else { &self.queue.unread };
+        unread.iter().filter_map(|resource| self.queue.index.lane(*resource)).collect()
+    }
+
     /// True if more of a lane has to be indexed before anything of it, or of its shop, can go on: up to
     /// a recorded lead, or up to a barrier. That can't wait for room, or there may never be any.
-    fn must_know_more(&self, key: LaneKey) -> bool {
+    fn must_know_more(&self, key: LaneKey, unread: &HashSet<LaneKey>) -> bool {
         let Some(lane) = self.queue.lanes.get(key) else { return false };
         if !lane.ready.is_empty() || lane.flow.is_at_work() || self.is_failing(lane) {
             return false;
@@ -72,8 +80,7 @@ impl<C: Content> Core<C> {
         let barriers = self.queue.shops.get(lane.shop).and_then(|shop| shop.barriers.as_ref());
         let first = barriers.and_then(|barriers| barriers.positions.first());
         let is_barrier_after = first.is_some_and(|first| !lane.is_known_up_to(*first));
-        let mut unread = self.queue.unread.iter();
-        is_barrier_after || unread.any(|resource| self.queue.index.lane(*resource) == Some(key))
+        is_barrier_after || unread.contains(&key)
     }
 
     fn read_window(&mut self, key: LaneKey) -> Option<Effect<C>> {

@@ -80,6 +80,17 @@ impl Retries {
         self.due.push(Reverse((due, resource)));
     }
 
+    /// Drops waits that are none any more, if they are many. `head`: the webhook that a resource waits with.
+    pub fn tidy_due(&mut self, head: impl Fn(ResourceKey) -> Option<Position>) {
+        if self.due.len() <= 2 * self.states.len() {
+            return;
+        }
+        let states = &self.states;
+        self.due.retain(|Reverse((due, resource))| {
+            head(*resource).and_then(|head| states.get(&head)).is_some_and(|one| one.due == *due)
+        });
+    }
+
     /// The next resource whose wait is over.
     pub fn pop_due(&mut self, now: Duration) -> Option<ResourceKey> {
         let Reverse((due, resource)) = self.due.peek().copied()?;
@@ -93,5 +104,38 @@ impl Retries {
     /// When the next wait is over.
     pub fn wakes_at(&self) -> Option<Duration> {
         self.due.peek().map(|Reverse((due, _))| *due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spillway_webhook::StreamId;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn waits_of_what_was_cut_and_read_again_do_not_pile_up() {
+        let mut retries = Retries::default();
+        let position = Position::new(StreamId { ms: 1, seq: 0 }, 0);
+        let resource = ResourceKey::default();
+        let state = |due| RetryState {
+            attempts: 1,
+            spent_before: Duration::ZERO,
+            since: Duration::ZERO,
+            due,
+            is_stored: true,
+        };
+        for again in 1..=100 {
+            retries.insert(position, state(again * SECOND));
+            retries.schedule(again * SECOND, resource);
+        }
+        retries.tidy_due(|_| Some(position));
+        assert_eq!(retries.bytes(), STATE_BYTES + DUE_BYTES);
+        assert_eq!(retries.wakes_at(), Some(100 * SECOND));
+        // It does not wait any more.
+        retries.shed(position);
+        retries.tidy_due(|_| None);
+        assert_eq!(retries.bytes(), 0);
     }
 }

@@ -99,6 +99,8 @@ struct World {
     has_backlog: bool,
     /// Time spent on retries, as it was written last.
     spent: HashMap<Position, Duration>,
+    /// Time in which nothing of a lane succeeded, as it was written last.
+    failing: HashMap<u64, Duration>,
 }
 
 /// Kinds from this one on are resources of one lane, whose events stand for each other.
@@ -165,6 +167,7 @@ impl World {
             leads_max: 0,
             has_backlog: false,
             spent: HashMap::new(),
+            failing: HashMap::new(),
         };
         world.step(vec![Event::ReplaysLoaded]);
         world
@@ -228,6 +231,8 @@ impl World {
                     self.dead += settlement.dead.len() as u64;
                     let written = settlement.lanes.retries.written.iter();
                     self.spent.extend(written.map(|(position, _, spent)| (*position, *spent)));
+                    let rows = settlement.lanes.rows.written.iter();
+                    self.failing.extend(rows.map(|row| (row.lane, row.failing)));
                     self.leads_max = self.leads_max.max(settlement.lanes.leads.written.len());
                     self.happens(Event::Settled);
                 }
@@ -692,6 +697,44 @@ fn a_lane_with_a_webhook_that_fails_is_read_while_a_backlog_fills_the_index() {
 }
 
 #[test]
+fn an_index_full_of_what_can_not_be_cut_is_read_into_as_soon_as_there_is_room() {
+    const BYTES: usize = 96 << 10;
+    let mut config = config(4);
+    config.index_bytes = BYTES;
+    config.tuning.chunks_at_once = 1;
+    // It would flow if there was room for its rest.
+    let mut world = with_lane(config, 500, CHUNKS);
+    // One webhook each, which fails: there is nothing to cut.
+    let mut failing = 600..FIRST_OF_ONE;
+    while world.core.status().index_bytes < BYTES / 100 * 79 {
+        world.accept(world.now, failing.by_ref().take(5).map(|shop| (shop, 1)));
+        world.run(world.now + MS);
+    }
+    world.has_backlog = true;
+    world.run(10 * SECOND);
+    let bytes = world.core.status().index_bytes;
+    assert!(bytes > BYTES / 8 * 7, "{bytes} of {BYTES}");
+    let delivered = |world: &World| world.took.values().map(Vec::len).sum::<usize>();
+    let before = delivered(&world);
+    assert_eq!(world.core.counts().backend.went_down, 0);
+    world.run(30 * SECOND);
+    let since = delivered(&world) - before;
+    assert!(since >= 300, "{since} delivered in 20 s");
+}
+
+#[test]
+fn webhooks_that_fail_again_do_not_take_a_quiet_backend_down() {
+    let answers =
+        |_, kind, _: Duration| if kind == 1 { Answer::Fails(MS) } else { Answer::Takes(MS) };
+    let mut world = known(config(16), Box::new(answers));
+    world.accept(SECOND, (0..8).map(|shop| (shop, 1)));
+    world.accept(SECOND + 500 * MS, [(Y, 0)]);
+    world.run(600 * SECOND);
+    assert_eq!(world.waiting, 8);
+    assert_eq!(world.core.counts().backend.went_down, 0);
+}
+
+#[test]
 fn a_corrupt_pack_in_the_part_of_a_lane_that_is_not_indexed_is_passed_over() {
     let mut world = with_lane(config(4), 500, 2);
     // It fails, and so the cursor stays before it.
@@ -717,6 +760,8 @@ fn time_spent_on_retries_goes_on_after_a_restart() {
     assert!(before < spent, "{before:?}, then {spent:?}");
     // It began after the chunk was read.
     assert!(spent >= 995 * SECOND && spent <= 1_001 * SECOND, "{spent:?}");
+    let failing = world.failing[&sorted(500, 0, 0, 0).lane];
+    assert!(failing >= 995 * SECOND && failing <= 1_001 * SECOND, "{failing:?}");
 }
 
 #[test]

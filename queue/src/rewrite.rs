@@ -30,6 +30,7 @@ pub struct RewriteBackoff {
     refused: u32,
     /// Failures, and when their number changed last.
     failed: Option<(u32, Instant)>,
+    has_looked: bool,
 }
 
 impl RewriteBackoff {
@@ -37,9 +38,11 @@ impl RewriteBackoff {
     pub fn is_due(&mut self, facts: &Facts, now: Instant) -> bool {
         let failures = facts.rewrite_failures.saturating_add(self.refused);
         if failures == 0 {
+            self.has_looked = true;
             self.failed = None;
             return should_rewrite(facts);
         }
+        let is_first_look = !std::mem::replace(&mut self.has_looked, true);
         let failed_at = match self.failed {
             Some((before, at)) if before == failures => at,
             _ => {
@@ -47,7 +50,10 @@ impl RewriteBackoff {
                 now
             }
         };
-        should_rewrite(facts) && now.duration_since(failed_at) >= pause_after(failures)
+        // How long ago the last failure was is not known yet, and webhooks are refused meanwhile.
+        let is_urgent = is_first_look && is_disk_short(facts);
+        let is_over = now.duration_since(failed_at) >= pause_after(failures);
+        should_rewrite(facts) && (is_urgent || is_over)
     }
 
     /// Notes the answer to a request for a rewrite.
@@ -179,5 +185,23 @@ mod tests {
         assert!((8..=12).contains(&asked), "{asked} requests in an hour");
         backoff.on_answer(true);
         assert!(backoff.is_due(&facts, after(start, 3600)));
+    }
+
+    #[test]
+    fn a_process_that_begins_amid_failures_and_a_full_disk_asks_once_at_once() {
+        let start = Instant::now();
+        let full = Facts {
+            used_bytes: 43 << 20,
+            aof_bytes: 330 << 20,
+            disk_free_bytes: Some(1066 << 20),
+            rewrite_failures: 40,
+            ..good()
+        };
+        let mut backoff = RewriteBackoff::default();
+        assert!(backoff.is_due(&full, start));
+        assert!(!backoff.is_due(&full, after(start, 1)));
+        let mut backoff = RewriteBackoff::default();
+        let roomy = Facts { aof_bytes: 300 << 20, disk_free_bytes: None, ..full };
+        assert!(!backoff.is_due(&roomy, start), "nobody waits for it");
     }
 }

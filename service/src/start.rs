@@ -122,7 +122,9 @@ pub fn read_env_file(file: &Path) -> Result<(), String> {
     for line in spillway_env_file::load(file)? {
         // Its number only: a line may hold a secret.
         let file = file.display();
-        eprintln!("{file}, line {line}: not of the form KEY=value; ignored, as systemd does");
+        print_error(&format_args!(
+            "{file}, line {line}: not of the form KEY=value; ignored, as systemd does"
+        ));
     }
     Ok(())
 }
