@@ -65,7 +65,7 @@ impl Default for Tuning {
             moved_packs: 8,
             moved_bytes: 512 << 10,
             settled_webhooks: 2048,
-            settled_lanes: 256,
+            settled_lanes: 128,
             unsettled: 256,
             cache_bytes: 32 << 20,
         }

@@ -44,6 +44,13 @@ const READS_PER_SECOND: f64 = 300.0;
 const LEAST_COST: f64 = 0.03;
 /// And one more for so many deliveries.
 const DELIVERIES_PER_READ: f64 = 48.0;
+/// Chunks that are read for windows at once, a megabyte at most each. Of small ones more: each read waits
+/// for a settlement's script, and between two of those as many lanes of one webhook go on as were read.
+const WINDOW_CHUNKS_MAX: usize = 32;
+const CHUNK_BYTES_MAX: usize = 1 << 20;
+const SMALL_CHUNKS_MAX: usize = 256;
+/// What is taken for the size of a chunk falls by such a part with each smaller one.
+const CHUNK_BYTES_DECAY: usize = 16;
 /// Webhooks read on demand that wait for their turn, in bytes.
 const PLUCKED_BYTES: usize = 16 << 20;
 /// Reads that may be saved up.
@@ -76,6 +83,8 @@ pub(crate) struct Reading<C> {
     plucked_bytes: usize,
     /// Chunks that are being read for windows.
     pub window_chunks: u32,
+    /// Raw bytes of a chunk: the largest of late.
+    chunk_bytes: usize,
     budget: f64,
     earned_at: Duration,
     /// Whether the front of the stream may have moved since it was looked at.
@@ -93,10 +102,24 @@ impl<C: Content> Reading<C> {
             plucked: HashMap::new(),
             plucked_bytes: 0,
             window_chunks: 0,
+            chunk_bytes: CHUNK_BYTES_MAX,
             budget: BUDGET_MAX,
             earned_at: Duration::ZERO,
             is_front_new: true,
         }
+    }
+
+    /// True if another chunk may be read for a window: as many small ones as would be in a few large
+    /// ones.
+    pub fn may_read_chunk(&self) -> bool {
+        let most = (WINDOW_CHUNKS_MAX * CHUNK_BYTES_MAX / self.chunk_bytes.max(1))
+            .clamp(WINDOW_CHUNKS_MAX, SMALL_CHUNKS_MAX);
+        (self.window_chunks as usize) < most
+    }
+
+    /// Notes the raw bytes of a chunk that was read.
+    pub fn chunk_was(&mut self, raw_bytes: usize) {
+        self.chunk_bytes = raw_bytes.max(self.chunk_bytes - self.chunk_bytes / CHUNK_BYTES_DECAY);
     }
 
     /// A resource has another head, or none.
@@ -199,8 +222,16 @@ impl<C: Content> Core<C> {
     }
 
     fn load_of(&self, key: PackKey) -> u32 {
-        let PackKey::Main(entry) = key else { return LARGE_LOAD };
-        self.queue.main.get(entry).map_or(LARGE_LOAD, |pack| load(pack.count))
+        let count = match key {
+            PackKey::Main(entry) => self.queue.main.get(entry).map(|pack| pack.count),
+            PackKey::Chunk(lane, number) => {
+                let lane = self.queue.lanes.by_hash(lane).and_then(|key| self.queue.lanes.get(key));
+                let positions = lane.and_then(|lane| lane.positions(number));
+                positions.map(|positions| u32::try_from(positions.len()).unwrap_or(u32::MAX))
+            }
+            PackKey::Replay(_) => None,
+        };
+        count.map_or(LARGE_LOAD, load)
     }
 
     /// Lets go of bytes whose webhook can't go now: they would leave no room for those that can.
@@ -341,5 +372,64 @@ impl<C: Content> Core<C> {
             self.reading.begin(key, load);
             effects.push(Effect::Read(key));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Clone)]
+    struct Nothing;
+
+    impl Content for Nothing {
+        type Evidence = ();
+        type Filter = ();
+
+        fn raw_bytes(&self) -> usize {
+            0
+        }
+
+        fn record_bytes(&self, _: u32) -> usize {
+            0
+        }
+
+        fn pluck(&self, _: u32) -> Self {
+            Self
+        }
+
+        fn fingerprint(&self, _: u32) -> Option<spillway_webhook::fingerprint::Fingerprint> {
+            None
+        }
+
+        fn is_matched(&self, _: u32, _: Position, (): &()) -> bool {
+            false
+        }
+
+        fn dead_bytes(&self, _: u32, (): &()) -> u64 {
+            0
+        }
+    }
+
+    fn most(reading: &mut Reading<Nothing>) -> u32 {
+        reading.window_chunks = 0;
+        while reading.may_read_chunk() {
+            reading.window_chunks += 1;
+        }
+        reading.window_chunks
+    }
+
+    #[test]
+    fn more_small_chunks_are_read_at_once_than_large_ones() {
+        let mut reading = Reading::<Nothing>::new(1 << 20);
+        assert_eq!(most(&mut reading), 32, "nothing is known of their sizes");
+        for _ in 0..100 {
+            reading.chunk_was(5 << 10);
+        }
+        assert_eq!(most(&mut reading), 256);
+        reading.chunk_was(512 << 10);
+        assert_eq!(most(&mut reading), 64);
+        reading.chunk_was(20 << 20);
+        assert_eq!(most(&mut reading), 32);
     }
 }

@@ -19,8 +19,6 @@ use crate::reading::PackKey;
 use crate::retry::RetryState;
 use crate::sorted::{Content, Sorted};
 
-/// Chunks that are being read for windows at once: 32 of a megabyte at most, or a lane each.
-const CHUNKS_MAX: u32 = 32;
 /// A pack that is read for a lane's rest counts as so many.
 const REST_CHUNKS: u32 = 4;
 /// Lanes that are looked at for their windows at each event.
@@ -37,7 +35,7 @@ impl<C: Content> Core<C> {
         }
         let unread = self.lanes_unread();
         for _ in 0..self.queue.lanes.listed().min(LOOKS_MAX) {
-            if self.reading.window_chunks >= CHUNKS_MAX {
+            if !self.reading.may_read_chunk() {
                 break;
             }
             let Some(key) = self.queue.lanes.next_listed() else { break };
@@ -144,6 +142,7 @@ impl<C: Content> Core<C> {
         for (number, chunk) in (first..).zip(chunks) {
             let is_corrupt = matches!(chunk, ChunkFound::Corrupt);
             if let ChunkFound::Read(chunk) = chunk {
+                self.reading.chunk_was(chunk.content.raw_bytes());
                 self.chunk_read(key, chunk);
             } else if !self.pass_over(key, number, is_corrupt) {
                 return Some(Effect::Restart(CHUNK_GONE));

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use spillway_delivery::{ChunkFound, ChunkRead, Event, PackKey, PackRead, ReadAgain};
 use spillway_queue::lane::{ChunkId, StoredChunk};
 use spillway_queue::read::Reader;
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_service::error::chain;
 use spillway_webhook::pack::Pack;
-use spillway_webhook::{Chunk, StreamId};
+use spillway_webhook::{Chunk, Position, StreamId};
 
 use crate::content::PackBytes;
 use crate::intake::decode_pack;
@@ -23,14 +24,29 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Something to read.
 #[derive(Debug, Clone)]
 pub enum Wanted {
-    /// A pack or chunk.
-    Pack(PackKey),
+    /// A pack of the main stream.
+    Main(StreamId),
+    /// A replay.
+    Replay(StreamId),
+    /// Chunks whose webhooks have their turn.
+    ChunksAgain(Vec<ChunkId>),
     /// Packs at the front of the main stream.
     Front(Vec<StreamId>),
-    /// Chunks of a lane, by the hash of the lane, the first number and how many.
-    Chunks(u64, u32, u32),
+    /// Chunks of some lanes.
+    Chunks(Vec<ChunkRange>),
     /// A pack of the main stream, for a lane.
     Rest(u64, StreamId),
+}
+
+/// Chunks of one lane.
+#[derive(Debug, Clone, Copy)]
+pub struct ChunkRange {
+    /// Hash of the lane.
+    pub lane: u64,
+    /// Number of the first one.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
 }
 
 /// Reads over one connection that all readers share.
@@ -48,11 +64,12 @@ impl Rereader {
         Self { redis, reader, sorter, connection: tokio::sync::Mutex::new(None) }
     }
 
-    /// Reads what is wanted, trying until Redis answers.
-    pub async fn read(&self, wanted: Wanted) -> Event<PackBytes> {
+    /// Reads what is wanted, trying until Redis answers: an event for each range of chunks, and one for
+    /// anything else.
+    pub async fn read(&self, wanted: Wanted) -> Vec<Event<PackBytes>> {
         loop {
             match self.try_read(&wanted).await {
-                Ok(event) => return event,
+                Ok(events) => return events,
                 Err(error) => {
                     tracing::debug!(
                         error = chain(&error),
@@ -65,12 +82,20 @@ impl Rereader {
         }
     }
 
-    async fn try_read(&self, wanted: &Wanted) -> Result<Event<PackBytes>, QueueError> {
+    async fn try_read(&self, wanted: &Wanted) -> Result<Vec<Event<PackBytes>>, QueueError> {
         let mut connection = self.connected().await?;
         match wanted {
-            Wanted::Pack(key) => {
-                let content = self.pack(&mut connection, *key).await?;
-                Ok(Event::Read(*key, content))
+            Wanted::Main(entry) => {
+                let bytes = self.reader.main_entry(&mut connection, *entry).await?;
+                Ok(vec![Event::Read(PackKey::Main(*entry), decode_again(bytes))])
+            }
+            Wanted::Replay(id) => {
+                let bytes = self.reader.replay_entry(&mut connection, *id).await?;
+                Ok(vec![Event::Read(PackKey::Replay(*id), decode_again(bytes))])
+            }
+            Wanted::ChunksAgain(ids) => {
+                let stored = self.reader.chunks(&mut connection, ids).await?;
+                Ok(ids.iter().zip(stored).map(|(id, stored)| read_again(*id, stored)).collect())
             }
             Wanted::Front(entries) => {
                 let mut packs = Vec::new();
@@ -78,51 +103,14 @@ impl Rereader {
                     let Some(pack) = self.main(&mut connection, *entry).await? else { break };
                     packs.push(pack);
                 }
-                Ok(Event::FrontRead(packs))
+                Ok(vec![Event::FrontRead(packs)])
             }
-            Wanted::Chunks(lane, first, count) => {
-                let ids = (*first..first + count).map(|number| ChunkId { lane: *lane, number });
-                let ids: Vec<ChunkId> = ids.collect();
-                let stored = self.reader.chunks(&mut connection, &ids).await?;
-                let mut chunks = Vec::new();
-                for (id, stored) in ids.iter().zip(stored) {
-                    chunks.push(self.chunk(&mut connection, id.number, stored).await?);
-                }
-                Ok(Event::ChunksRead { lane: *lane, chunks })
-            }
+            Wanted::Chunks(ranges) => self.chunks(&mut connection, ranges).await,
             Wanted::Rest(lane, entry) => {
                 let pack = self.main(&mut connection, *entry).await?;
-                Ok(Event::RestRead { lane: *lane, entry: *entry, pack })
+                Ok(vec![Event::RestRead { lane: *lane, entry: *entry, pack }])
             }
         }
-    }
-
-    async fn pack(
-        &self,
-        connection: &mut Connection,
-        key: PackKey,
-    ) -> Result<Option<ReadAgain<PackBytes>>, QueueError> {
-        let mut positions = Vec::new();
-        let pack = match key {
-            PackKey::Main(entry) => {
-                let bytes = self.reader.main_entry(connection, entry).await?;
-                bytes.and_then(|bytes| Pack::decode(&bytes).ok())
-            }
-            PackKey::Replay(id) => {
-                let bytes = self.reader.replay_entry(connection, id).await?;
-                bytes.and_then(|bytes| Pack::decode(&bytes).ok())
-            }
-            PackKey::Chunk(lane, number) => {
-                let found = self.reader.chunks(connection, &[ChunkId { lane, number }]).await?;
-                let stored = found.into_iter().next().flatten();
-                let chunk = stored.and_then(|stored| Chunk::decode(&stored.bytes).ok());
-                chunk.map(|chunk| {
-                    positions = chunk.positions;
-                    chunk.pack
-                })
-            }
-        };
-        Ok(pack.map(|pack| ReadAgain { content: PackBytes(Arc::new(pack)), positions }))
     }
 
     async fn main(
@@ -134,40 +122,52 @@ impl Rereader {
         Ok(bytes.and_then(|bytes| decode_pack(&self.sorter, entry, &bytes, false).ok()))
     }
 
-    async fn chunk(
+    /// The chunks of all ranges, in two round trips.
+    async fn chunks(
         &self,
         connection: &mut Connection,
-        number: u32,
-        stored: Option<StoredChunk>,
-    ) -> Result<ChunkFound<PackBytes>, QueueError> {
-        let Some(StoredChunk { bytes, bits }) = stored else { return Ok(ChunkFound::Missing) };
-        let Chunk { positions, pack } = match Chunk::decode(&bytes) {
-            Ok(chunk) => chunk,
-            Err(error) => {
-                tracing::error!(number, error = chain(&error), "a chunk can't be decoded");
-                return Ok(ChunkFound::Corrupt);
+        ranges: &[ChunkRange],
+    ) -> Result<Vec<Event<PackBytes>>, QueueError> {
+        let ids: Vec<ChunkId> = ranges.iter().flat_map(ChunkRange::ids).collect();
+        let stored = self.reader.chunks(connection, &ids).await?;
+        let decoded: Vec<_> =
+            ids.iter().zip(stored).map(|(id, stored)| decode_chunk(*id, stored)).collect();
+        let positions: Vec<Position> =
+            decoded.iter().flatten().flat_map(|(chunk, _)| &chunk.positions).copied().collect();
+        let mut retries = self.reader.retries(connection, &positions).await?.into_iter();
+        let mut found = ids.iter().zip(decoded).map(|(id, decoded)| match decoded {
+            Ok((chunk, bits)) => {
+                let retries = retries.by_ref().take(chunk.positions.len());
+                ChunkFound::Read(self.chunk(id.number, chunk, bits, retries))
             }
-        };
-        let found = self.reader.retries(connection, &positions).await?;
-        let retries = positions.iter().zip(found);
-        let retries =
-            retries.filter_map(|(position, found)| Some((*position, found?))).collect::<Vec<_>>();
+            Err(unread) => unread,
+        });
+        let events = ranges.iter().map(|range| Event::ChunksRead {
+            lane: range.lane,
+            chunks: found.by_ref().take(range.count as usize).collect(),
+        });
+        Ok(events.collect())
+    }
+
+    fn chunk(
+        &self,
+        number: u32,
+        Chunk { positions, pack }: Chunk,
+        bits: Vec<u8>,
+        retries: impl Iterator<Item = Option<(u32, Duration)>>,
+    ) -> ChunkRead<PackBytes> {
+        let retries = positions
+            .iter()
+            .zip(retries)
+            .filter_map(|(position, found)| found.map(|(number, spent)| (*position, number, spent)))
+            .collect();
         let records = (0..)
             .zip(&positions)
             .map(|(index, position)| {
                 (*position, self.sorter.sort(&pack.record(index), *position, false))
             })
             .collect();
-        Ok(ChunkFound::Read(ChunkRead {
-            number,
-            records,
-            bits,
-            retries: retries
-                .into_iter()
-                .map(|(position, (attempts, spent))| (position, attempts, spent))
-                .collect(),
-            content: PackBytes(Arc::new(pack)),
-        }))
+        ChunkRead { number, records, bits, retries, content: PackBytes(Arc::new(pack)) }
     }
 
     /// A handle on the shared connection: requests on it are pipelined.
@@ -178,5 +178,41 @@ impl Rereader {
         }
         let connected = self.redis.connect(Some(ANSWER_TIMEOUT)).await?;
         Ok(connection.insert(connected).clone())
+    }
+}
+
+impl ChunkRange {
+    fn ids(&self) -> impl Iterator<Item = ChunkId> + use<> {
+        let lane = self.lane;
+        (self.first..self.first + self.count).map(move |number| ChunkId { lane, number })
+    }
+}
+
+fn decode_again(bytes: Option<Bytes>) -> Option<ReadAgain<PackBytes>> {
+    let pack = bytes.and_then(|bytes| Pack::decode(&bytes).ok())?;
+    Some(ReadAgain { content: PackBytes(Arc::new(pack)), positions: Vec::new() })
+}
+
+fn read_again(id: ChunkId, stored: Option<StoredChunk>) -> Event<PackBytes> {
+    let chunk = stored.and_then(|stored| Chunk::decode(&stored.bytes).ok());
+    let again = chunk.map(|Chunk { positions, pack }| ReadAgain {
+        content: PackBytes(Arc::new(pack)),
+        positions,
+    });
+    Event::Read(PackKey::Chunk(id.lane, id.number), again)
+}
+
+/// A chunk with its bits, or why there is none.
+fn decode_chunk(
+    id: ChunkId,
+    stored: Option<StoredChunk>,
+) -> Result<(Chunk, Vec<u8>), ChunkFound<PackBytes>> {
+    let Some(StoredChunk { bytes, bits }) = stored else { return Err(ChunkFound::Missing) };
+    match Chunk::decode(&bytes) {
+        Ok(chunk) => Ok((chunk, bits)),
+        Err(error) => {
+            tracing::error!(chunk = %id, error = chain(&error), "a chunk can't be decoded");
+            Err(ChunkFound::Corrupt)
+        }
     }
 }

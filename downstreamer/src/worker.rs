@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use spillway_delivery::{
-    AttemptEnd, AttemptId, Controls, Core, Counts, Effect, Event, Loaded, Now, Seen, Verdict,
+    AttemptEnd, AttemptId, Controls, Core, Counts, Effect, Event, Loaded, Now, PackKey, Seen,
+    Verdict,
 };
 use spillway_drain::settle::{self, Settled};
 use spillway_drain::{End, Tenure};
+use spillway_queue::lane::ChunkId;
 use spillway_queue::lane::LaneRow;
 use spillway_queue::orders::Orders;
 use spillway_queue::settle::{Dead, Settlement};
@@ -30,7 +32,7 @@ use crate::intake::{self, Arrivals};
 use crate::judge::{self, result_label};
 use crate::metrics::Metrics;
 use crate::names::Names;
-use crate::reader::{Rereader, Wanted};
+use crate::reader::{ChunkRange, Rereader, Wanted};
 use crate::settings::Settings;
 use crate::settling::Translator;
 use crate::shares;
@@ -41,6 +43,8 @@ use crate::status;
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 /// Deliveries and packs that are taken in at once.
 const BATCH_MAX: usize = 64;
+/// Chunks in one read: a large one is a megabyte, and none is indexed before all are decoded.
+const CHUNKS_TOGETHER: u32 = 16;
 
 /// State in Redis with which a leader begins.
 pub struct Start {
@@ -65,7 +69,7 @@ struct Channels {
     arrivals: Arrivals,
     controls: mpsc::Receiver<Orders>,
     shares: watch::Sender<Shares>,
-    reads: JoinSet<Event<PackBytes>>,
+    reads: JoinSet<Vec<Event<PackBytes>>>,
     deliveries: JoinSet<Delivery>,
     running: HashMap<AttemptId, AbortHandle>,
 }
@@ -214,12 +218,11 @@ impl Worker {
                 Ok(ended)
             }
             Some(read) = channels.reads.join_next() => match read {
-                Ok(event) => {
-                    let mut read = vec![event];
+                Ok(mut read) => {
                     while read.len() < BATCH_MAX
                         && let Some(more) = channels.reads.try_join_next()
                     {
-                        read.push(more.map_err(|_| gone("reading a pack again"))?);
+                        read.extend(more.map_err(|_| gone("reading a pack again"))?);
                     }
                     Ok(read)
                 }
@@ -239,6 +242,7 @@ impl Worker {
 
     /// Carries effects out. Returns why the leader ends, if it does.
     fn carry_out(&mut self, effects: Vec<Effect<PackBytes>>) -> Option<End> {
+        let (mut chunks, mut again) = (Vec::new(), Vec::new());
         for effect in effects {
             match effect {
                 Effect::Send(dispatch) => self.send(Job::new(*dispatch, self.tenure.cell)),
@@ -247,10 +251,12 @@ impl Worker {
                         running.abort();
                     }
                 }
-                Effect::Read(key) => self.read(Wanted::Pack(key)),
+                Effect::Read(PackKey::Chunk(lane, number)) => again.push(ChunkId { lane, number }),
+                Effect::Read(PackKey::Main(entry)) => self.read(Wanted::Main(entry)),
+                Effect::Read(PackKey::Replay(id)) => self.read(Wanted::Replay(id)),
                 Effect::ReadFront(entries) => self.read(Wanted::Front(entries)),
                 Effect::ReadChunks { lane, first, count } => {
-                    self.read(Wanted::Chunks(lane, first, count));
+                    chunks.push(ChunkRange { lane, first, count });
                 }
                 Effect::ReadRest { lane, entry } => self.read(Wanted::Rest(lane, entry)),
                 Effect::Settle(settlement) => {
@@ -269,6 +275,12 @@ impl Worker {
                     return Some(End::Stale);
                 }
             }
+        }
+        for together in together(chunks) {
+            self.read(Wanted::Chunks(together));
+        }
+        for together in again.chunks(CHUNKS_TOGETHER as usize) {
+            self.read(Wanted::ChunksAgain(together.to_vec()));
         }
         None
     }
@@ -367,6 +379,22 @@ impl Worker {
     fn now(&self) -> Now {
         Now { at: self.started.elapsed(), wall_ms: wall_clock_ms() }
     }
+}
+
+/// Ranges that are read in one go: lanes of a chunk each would else cost two round trips each.
+fn together(ranges: Vec<ChunkRange>) -> Vec<Vec<ChunkRange>> {
+    let (mut all, mut count) = (Vec::<Vec<ChunkRange>>::new(), 0);
+    for range in ranges {
+        count += range.count;
+        match all.last_mut().filter(|_| count <= CHUNKS_TOGETHER) {
+            Some(last) => last.push(range),
+            None => {
+                count = range.count;
+                all.push(vec![range]);
+            }
+        }
+    }
+    all
 }
 
 impl Job {

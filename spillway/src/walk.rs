@@ -204,9 +204,8 @@ impl Waiting {
     async fn chunks(&mut self, ids: &[ChunkId]) -> Result<Vec<LaneChunk>, Failure> {
         let stored = self.reader.chunks(&mut self.connection, ids).await?;
         let stored: Vec<_> = stored.into_iter().flatten().collect();
-        let positions = stored.iter().map(|stored| {
-            Chunk::decode(&stored.bytes).map(|chunk| chunk.positions).unwrap_or_default()
-        });
+        let positions =
+            stored.iter().map(|stored| Chunk::decode_positions(&stored.bytes).unwrap_or_default());
         let positions: Vec<Vec<Position>> = positions.collect();
         let mut retries = Vec::new();
         for some in positions.concat().chunks(RETRIES_AT_ONCE) {

@@ -53,12 +53,14 @@ const SETTLEMENT_MAX: Duration = Duration::from_millis(5);
 const HEALTHY_P99: Duration = Duration::from_secs(1);
 const VERB_MAX: Duration = Duration::from_secs(5);
 
-/// The usual settings, except that what is blocked leaves the main stream soon.
+/// The usual settings, except that what is blocked leaves the main stream soon, and that as many are
+/// under way at once with lanes as without: a backend that takes no time gives the limit nothing to go by.
 const USUAL: Settings<'static> = &[
     ("PARK_AFTER", "2s"),
     ("DELIVERY_TIMEOUT", "4s"),
     ("RETRY_FIRST", ""),
     ("RETRY_LONGEST", "10s"),
+    ("MIN_CONCURRENCY", "64"),
 ];
 
 /// A cell, and the two crowds that send to it.
@@ -427,7 +429,13 @@ async fn lives_through(story: &'static str, shops: u32, webhooks: u32, pause: &[
     verbs(&app, &mut figures, dropped).await;
     note_slowest(&app, &mut figures, "under the verbs").await;
     let rate = leaves_lanes(&app, &mut figures, dropped).await;
-    let (part, least) = (rate / direct.rate, size(RATE_LEAST_SMALL, RATE_LEAST));
+    drop((app, downstreamer));
+    // Before and after: what else runs on the machine comes and goes.
+    let again =
+        if size(false, true) { without_lanes(shops, webhooks).await.rate } else { direct.rate };
+    figures.note("delivered a second without lanes, again", again);
+    let part = 2.0 * rate / (direct.rate + again);
+    let least = size(RATE_LEAST_SMALL, RATE_LEAST);
     figures.judge("part of the rate without lanes", part, part >= least);
     figures.end();
 }

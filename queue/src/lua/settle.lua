@@ -119,8 +119,26 @@ each(1, function(id)
   redis.call('HDEL', KEYS[13], id)
   redis.call('HDEL', KEYS[14], id)
 end)
-each(3, function(key, field, value) redis.call('HSET', KEYS[tonumber(key)], field, value) end)
-each(2, function(key, field) redis.call('HDEL', KEYS[tonumber(key)], field) end)
+-- One call for many fields of a key: lanes of a webhook each have a few fields each.
+local function all_of_each_key(command, width)
+  local fields_of = {}
+  local count = tonumber(ARGV[at])
+  at = at + 1
+  for _ = 1, count do
+    local fields = fields_of[ARGV[at]] or {}
+    fields_of[ARGV[at]] = fields
+    for i = 1, width do fields[#fields + 1] = ARGV[at + i] end
+    at = at + 1 + width
+  end
+  for key, fields in pairs(fields_of) do
+    for from = 1, #fields, 1000 do
+      redis.call(command, KEYS[tonumber(key)],
+        unpack(fields, from, math.min(from + 999, #fields)))
+    end
+  end
+end
+all_of_each_key('HSET', 2)
+all_of_each_key('HDEL', 1)
 
 if ARGV[10] ~= '' then
   redis.call('XADD', KEYS[9], 'MINID', '~', ARGV[11], '*', 'd', ARGV[10])
