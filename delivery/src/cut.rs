@@ -1,5 +1,6 @@
 //! Windows are cut from the end where the index is full.
 
+use std::cell::OnceCell;
 use std::time::Duration;
 
 use spillway_webhook::position::Position;
@@ -105,11 +106,18 @@ impl<C: Content> Core<C> {
         };
         let stuck = self.queue.lanes.iter().filter(|(_, lane)| is_stuck(lane));
         let stuck: Vec<LaneKey> = stuck.map(|(key, _)| key).collect();
+        let unread = OnceCell::new();
+        let stuck = stuck.into_iter().map(|key| {
+            // Others wait for what is to be known of it.
+            let is_awaited = self.must_know_more(key, &unread);
+            (key, now + if is_awaited { STUCK_EVERY } else { REFILL_AFTER })
+        });
+        let stuck: Vec<_> = stuck.collect();
         let mut has_cut = true;
         while has_cut {
             has_cut = false;
-            for key in &stuck {
-                has_cut |= self.is_over_cut() && self.cut(*key, now + REFILL_AFTER);
+            for (key, refill_at) in &stuck {
+                has_cut |= self.is_over_cut() && self.cut(*key, *refill_at);
             }
         }
         self.shed_rows();

@@ -5,7 +5,7 @@
 //! whole pack. Such reads have a budget: never felt where the backend is slow; where it is fast,
 //! what is at hand goes first. A webhook that was read on demand is kept by itself until its turn.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use spillway_webhook::StreamId;
@@ -49,6 +49,10 @@ const DELIVERIES_PER_READ: f64 = 48.0;
 const WINDOW_CHUNKS_MAX: usize = 32;
 const CHUNK_BYTES_MAX: usize = 1 << 20;
 const SMALL_CHUNKS_MAX: usize = 256;
+/// A chunk of few webhooks counts as small while those of late were no larger.
+const SMALL_CHUNK_BYTES: usize = 128 << 10;
+/// Packs of the main stream that are read at once for rests of lanes.
+const RESTS_MAX: usize = 8;
 /// What is taken for the size of a chunk falls by such a part with each smaller one.
 const CHUNK_BYTES_DECAY: usize = 16;
 /// Webhooks read on demand that wait for their turn, in bytes.
@@ -83,6 +87,8 @@ pub(crate) struct Reading<C> {
     plucked_bytes: usize,
     /// Chunks that are being read for windows.
     pub window_chunks: u32,
+    /// Packs that are being read for rests of lanes.
+    pub rests: BTreeSet<StreamId>,
     /// Raw bytes of a chunk: the largest of late.
     chunk_bytes: usize,
     budget: f64,
@@ -102,6 +108,7 @@ impl<C: Content> Reading<C> {
             plucked: HashMap::new(),
             plucked_bytes: 0,
             window_chunks: 0,
+            rests: BTreeSet::new(),
             chunk_bytes: CHUNK_BYTES_MAX,
             budget: BUDGET_MAX,
             earned_at: Duration::ZERO,
@@ -109,12 +116,17 @@ impl<C: Content> Reading<C> {
         }
     }
 
-    /// True if another chunk may be read for a window: as many small ones as would be in a few large
-    /// ones.
-    pub fn may_read_chunk(&self) -> bool {
+    /// True if another chunk may be read for a window: of lanes with few webhooks, as many small ones
+    /// as would be in a few large ones.
+    pub fn may_read_chunk(&self, has_few: bool) -> bool {
         let most = (WINDOW_CHUNKS_MAX * CHUNK_BYTES_MAX / self.chunk_bytes.max(1))
             .clamp(WINDOW_CHUNKS_MAX, SMALL_CHUNKS_MAX);
-        (self.window_chunks as usize) < most
+        (self.window_chunks as usize) < if has_few { most } else { WINDOW_CHUNKS_MAX }
+    }
+
+    /// True if a pack may be read for the rest of a lane. It is read once for all of them.
+    pub fn may_read_rest(&self, entry: StreamId) -> bool {
+        self.rests.len() < RESTS_MAX && !self.rests.contains(&entry)
     }
 
     /// Notes the raw bytes of a chunk that was read.
@@ -227,7 +239,9 @@ impl<C: Content> Core<C> {
             PackKey::Chunk(lane, number) => {
                 let lane = self.queue.lanes.by_hash(lane).and_then(|key| self.queue.lanes.get(key));
                 let positions = lane.and_then(|lane| lane.positions(number));
-                positions.map(|positions| u32::try_from(positions.len()).unwrap_or(u32::MAX))
+                positions
+                    .filter(|_| self.reading.chunk_bytes <= SMALL_CHUNK_BYTES)
+                    .map(|positions| u32::try_from(positions.len()).unwrap_or(u32::MAX))
             }
             PackKey::Replay(_) => None,
         };
@@ -286,6 +300,9 @@ impl<C: Content> Core<C> {
                 known == Some(&found.positions[..])
             }
         });
+        if let (PackKey::Chunk(..), Some(found)) = (key, &found) {
+            self.reading.chunk_was(found.content.raw_bytes());
+        }
         self.pack_read(key, found.map(|found| found.content))
     }
 
@@ -413,7 +430,7 @@ mod tests {
 
     fn most(reading: &mut Reading<Nothing>) -> u32 {
         reading.window_chunks = 0;
-        while reading.may_read_chunk() {
+        while reading.may_read_chunk(true) {
             reading.window_chunks += 1;
         }
         reading.window_chunks
@@ -429,6 +446,7 @@ mod tests {
         assert_eq!(most(&mut reading), 256);
         reading.chunk_was(512 << 10);
         assert_eq!(most(&mut reading), 64);
+        assert!(!reading.may_read_chunk(false), "of a lane with many webhooks 32 at most");
         reading.chunk_was(20 << 20);
         assert_eq!(most(&mut reading), 32);
     }

@@ -3,6 +3,7 @@
 //! A lane's rest is read from its chunks first, then from the main stream. What was read for a
 //! window that was cut meanwhile, or from a pack that was moved meanwhile, is read again.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use spillway_webhook::StreamId;
@@ -19,8 +20,8 @@ use crate::reading::PackKey;
 use crate::retry::RetryState;
 use crate::sorted::{Content, Sorted};
 
-/// A pack that is read for a lane's rest counts as so many.
-const REST_CHUNKS: u32 = 4;
+/// Webhooks of a lane whose chunks are taken to be small if those of others are.
+const FEW: u64 = 16;
 /// Lanes that are looked at for their windows at each event.
 const LOOKS_MAX: usize = 64;
 /// Reason to begin again.
@@ -33,9 +34,9 @@ impl<C: Content> Core<C> {
         if self.session.is_draining {
             return effects;
         }
-        let unread = self.lanes_unread();
+        let unread = OnceCell::new();
         for _ in 0..self.queue.lanes.listed().min(LOOKS_MAX) {
-            if !self.reading.may_read_chunk() {
+            if !self.reading.may_read_chunk(true) {
                 break;
             }
             let Some(key) = self.queue.lanes.next_listed() else { break };
@@ -63,14 +64,15 @@ impl<C: Content> Core<C> {
 
     /// Lanes of which something waits for a recorded lead that is not indexed; none while there is room,
     /// as nobody asks then.
-    fn lanes_unread(&self) -> HashSet<LaneKey> {
+    pub(crate) fn lanes_unread(&self) -> HashSet<LaneKey> {
         let unread: &[ResourceKey] = if self.has_room() { &[] } else { &self.queue.unread };
         unread.iter().filter_map(|resource| self.queue.index.lane(*resource)).collect()
     }
 
     /// True if more of a lane has to be indexed before anything of it, or of its shop, can go on: up to
     /// a recorded lead, or up to a barrier. That can't wait for room, or there may never be any.
-    fn must_know_more(&self, key: LaneKey, unread: &HashSet<LaneKey>) -> bool {
+    /// `unread`: see [`Core::lanes_unread`], once that is asked for.
+    pub(crate) fn must_know_more(&self, key: LaneKey, unread: &OnceCell<HashSet<LaneKey>>) -> bool {
         let Some(lane) = self.queue.lanes.get(key) else { return false };
         if !lane.ready.is_empty() || lane.flow.is_at_work() || self.is_failing(lane) {
             return false;
@@ -78,7 +80,7 @@ impl<C: Content> Core<C> {
         let barriers = self.queue.shops.get(lane.shop).and_then(|shop| shop.barriers.as_ref());
         let first = barriers.and_then(|barriers| barriers.positions.first());
         let is_barrier_after = first.is_some_and(|first| !lane.is_known_up_to(*first));
-        is_barrier_after || unread.contains(&key)
+        is_barrier_after || unread.get_or_init(|| self.lanes_unread()).contains(&key)
     }
 
     fn read_window(&mut self, key: LaneKey) -> Option<Effect<C>> {
@@ -89,6 +91,10 @@ impl<C: Content> Core<C> {
             Err(Pending) => return None,
             Ok(Some(first)) => {
                 let stored = lane.stored.as_ref()?;
+                if !self.reading.may_read_chunk(stored.waiting <= FEW) {
+                    self.queue.lanes.list(key);
+                    return None;
+                }
                 let end = stored.pending.unwrap_or(stored.next).min(stored.next);
                 let is_straddling = stored.unread_from > first;
                 let count = if is_straddling || !self.has_room() {
@@ -99,6 +105,11 @@ impl<C: Content> Core<C> {
                 Effect::ReadChunks { lane: hash, first, count }
             }
             Ok(None) => match self.next_of_rest(hash, &rest) {
+                // One read serves all lanes whose next pack it is.
+                Some(entry) if !self.reading.may_read_rest(entry) => {
+                    self.queue.lanes.list(key);
+                    return None;
+                }
                 Some(entry) => Effect::ReadRest { lane: hash, entry },
                 None => {
                     if !self.write_off(key) {
@@ -109,14 +120,17 @@ impl<C: Content> Core<C> {
                 }
             },
         };
-        self.reading.window_chunks += match effect {
-            Effect::ReadChunks { count, .. } => count,
-            _ => REST_CHUNKS,
-        };
-        self.queue.lanes.get_mut(key)?.reading = Some(match effect {
-            Effect::ReadChunks { first, .. } => WindowRead::Chunks(first),
+        let reading = match effect {
+            Effect::ReadChunks { first, count, .. } => {
+                self.reading.window_chunks += count;
+                WindowRead::Chunks(first)
+            }
             _ => WindowRead::Rest,
-        });
+        };
+        if let Effect::ReadRest { entry, .. } = effect {
+            self.reading.rests.insert(entry);
+        }
+        self.queue.lanes.get_mut(key)?.reading = Some(reading);
         Some(effect)
     }
 
@@ -138,7 +152,8 @@ impl<C: Content> Core<C> {
         chunks: Vec<ChunkFound<C>>,
     ) -> Option<Effect<C>> {
         let count = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
-        let (key, WindowRead::Chunks(first)) = self.window_read(lane, count)? else { return None };
+        self.reading.window_chunks -= count;
+        let (key, WindowRead::Chunks(first)) = self.window_read(lane)? else { return None };
         for (number, chunk) in (first..).zip(chunks) {
             let is_corrupt = matches!(chunk, ChunkFound::Corrupt);
             if let ChunkFound::Read(chunk) = chunk {
@@ -272,7 +287,8 @@ impl<C: Content> Core<C> {
         entry: StreamId,
         pack: Option<PackRead<C>>,
     ) -> Option<Effect<C>> {
-        let (key, _) = self.window_read(lane, REST_CHUNKS)?;
+        self.reading.rests.remove(&entry);
+        let (key, _) = self.window_read(lane)?;
         self.queue.lanes.list(key);
         let rest = **self.queue.lanes.get(key)?.rest.as_ref()?;
         if entry <= self.queue.main.cursor || self.next_of_rest(lane, &rest) != Some(entry) {
@@ -316,8 +332,7 @@ impl<C: Content> Core<C> {
         next.collect()
     }
 
-    fn window_read(&mut self, lane: u64, chunks: u32) -> Option<(LaneKey, WindowRead)> {
-        self.reading.window_chunks -= chunks;
+    fn window_read(&mut self, lane: u64) -> Option<(LaneKey, WindowRead)> {
         let key = self.queue.lanes.by_hash(lane)?;
         let read = self.queue.lanes.get_mut(key)?.reading.take()?;
         Some((key, read))

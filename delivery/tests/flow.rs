@@ -99,6 +99,8 @@ struct World {
     has_backlog: bool,
     /// Time spent on retries, as it was written last.
     spent: HashMap<Position, Duration>,
+    /// Packs that are being read for rests of lanes: each once, for all of them.
+    rests: HashSet<StreamId>,
     /// Time in which nothing of a lane succeeded, as it was written last.
     failing: HashMap<u64, Duration>,
 }
@@ -168,6 +170,7 @@ impl World {
             has_backlog: false,
             spent: HashMap::new(),
             failing: HashMap::new(),
+            rests: HashSet::new(),
         };
         world.step(vec![Event::ReplaysLoaded]);
         world
@@ -237,6 +240,7 @@ impl World {
                     self.happens(Event::Settled);
                 }
                 Effect::ReadRest { lane, entry } => {
+                    assert!(self.rests.insert(entry), "{entry} is being read already");
                     let pack = PACKS.with_borrow(|packs| Some(pack(entry, packs.get(&entry)?)));
                     self.happens(Event::RestRead { lane, entry, pack });
                 }
@@ -286,7 +290,12 @@ impl World {
                     }
                     Task::End(id, _) if self.cancelled.contains(&id) => None,
                     Task::End(id, answer) => Some(Event::Ended(end_of(id, answer))),
-                    Task::Event(event) => Some(*event),
+                    Task::Event(event) => {
+                        if let Event::RestRead { entry, .. } = &*event {
+                            self.rests.remove(entry);
+                        }
+                        Some(*event)
+                    }
                 });
             }
             if events.is_empty() {

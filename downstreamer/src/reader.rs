@@ -20,6 +20,8 @@ use crate::sort::Sorter;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Before Redis is asked again after it failed.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Retry states that are asked for in one command: it holds Redis for as long as it takes.
+const RETRIES_AT_ONCE: usize = 1_024;
 
 /// Something to read.
 #[derive(Debug, Clone)]
@@ -49,6 +51,14 @@ pub struct ChunkRange {
     pub count: u32,
 }
 
+/// What came of reading.
+pub struct Read {
+    /// What was read.
+    pub events: Vec<Event<PackBytes>>,
+    /// What is to be tried again, each by itself.
+    pub left: Vec<Wanted>,
+}
+
 /// Reads over one connection that all readers share.
 pub struct Rereader {
     redis: Redis,
@@ -64,20 +74,17 @@ impl Rereader {
         Self { redis, reader, sorter, connection: tokio::sync::Mutex::new(None) }
     }
 
-    /// Reads what is wanted, trying until Redis answers: an event for each range of chunks, and one for
-    /// anything else.
-    pub async fn read(&self, wanted: Wanted) -> Vec<Event<PackBytes>> {
-        loop {
-            match self.try_read(&wanted).await {
-                Ok(events) => return events,
-                Err(error) => {
-                    tracing::debug!(
-                        error = chain(&error),
-                        "reading a pack again failed; trying again"
-                    );
-                    self.connection.lock().await.take();
-                    tokio::time::sleep(PAUSE).await;
-                }
+    /// Reads what is wanted, if Redis answers: an event for each range of chunks, for each chunk that is
+    /// read again, and for anything else.
+    pub async fn read(&self, wanted: Wanted) -> Read {
+        match self.try_read(&wanted).await {
+            Ok(events) => Read { events, left: Vec::new() },
+            Err(error) => {
+                tracing::debug!(error = chain(&error), "reading a pack again failed; trying again");
+                self.connection.lock().await.take();
+                tokio::time::sleep(PAUSE).await;
+                // It may have been too much for one answer in time.
+                Read { events: Vec::new(), left: wanted.halves() }
             }
         }
     }
@@ -130,11 +137,19 @@ impl Rereader {
     ) -> Result<Vec<Event<PackBytes>>, QueueError> {
         let ids: Vec<ChunkId> = ranges.iter().flat_map(ChunkRange::ids).collect();
         let stored = self.reader.chunks(connection, &ids).await?;
-        let decoded: Vec<_> =
-            ids.iter().zip(stored).map(|(id, stored)| decode_chunk(*id, stored)).collect();
+        let mut decoded = Vec::new();
+        for (id, stored) in ids.iter().zip(stored) {
+            decoded.push(decode_chunk(*id, stored));
+            // A large one takes a millisecond.
+            tokio::task::yield_now().await;
+        }
         let positions: Vec<Position> =
             decoded.iter().flatten().flat_map(|(chunk, _)| &chunk.positions).copied().collect();
-        let mut retries = self.reader.retries(connection, &positions).await?.into_iter();
+        let mut retries = Vec::new();
+        for some in positions.chunks(RETRIES_AT_ONCE) {
+            retries.extend(self.reader.retries(connection, some).await?);
+        }
+        let mut retries = retries.into_iter();
         let mut found = ids.iter().zip(decoded).map(|(id, decoded)| match decoded {
             Ok((chunk, bits)) => {
                 let retries = retries.by_ref().take(chunk.positions.len());
@@ -178,6 +193,23 @@ impl Rereader {
         }
         let connected = self.redis.connect(Some(ANSWER_TIMEOUT)).await?;
         Ok(connection.insert(connected).clone())
+    }
+}
+
+impl Wanted {
+    /// The same in two parts, if it is of several chunks.
+    fn halves(self) -> Vec<Self> {
+        match self {
+            Self::Chunks(ranges) if ranges.len() > 1 => {
+                let (first, second) = ranges.split_at(ranges.len() / 2);
+                vec![Self::Chunks(first.to_vec()), Self::Chunks(second.to_vec())]
+            }
+            Self::ChunksAgain(ids) if ids.len() > 1 => {
+                let (first, second) = ids.split_at(ids.len() / 2);
+                vec![Self::ChunksAgain(first.to_vec()), Self::ChunksAgain(second.to_vec())]
+            }
+            other => vec![other],
+        }
     }
 }
 

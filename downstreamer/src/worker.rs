@@ -21,7 +21,7 @@ use spillway_service::error::chain;
 use spillway_service::supervisor::Pulse;
 use spillway_webhook::WebhookId;
 use tokio::sync::{mpsc, watch};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -32,7 +32,7 @@ use crate::intake::{self, Arrivals};
 use crate::judge::{self, result_label};
 use crate::metrics::Metrics;
 use crate::names::Names;
-use crate::reader::{ChunkRange, Rereader, Wanted};
+use crate::reader::{ChunkRange, Read, Rereader, Wanted};
 use crate::settings::Settings;
 use crate::settling::Translator;
 use crate::shares;
@@ -69,7 +69,7 @@ struct Channels {
     arrivals: Arrivals,
     controls: mpsc::Receiver<Orders>,
     shares: watch::Sender<Shares>,
-    reads: JoinSet<Vec<Event<PackBytes>>>,
+    reads: JoinSet<Read>,
     deliveries: JoinSet<Delivery>,
     running: HashMap<AttemptId, AbortHandle>,
 }
@@ -217,17 +217,15 @@ impl Worker {
                 }
                 Ok(ended)
             }
-            Some(read) = channels.reads.join_next() => match read {
-                Ok(mut read) => {
-                    while read.len() < BATCH_MAX
-                        && let Some(more) = channels.reads.try_join_next()
-                    {
-                        read.extend(more.map_err(|_| gone("reading a pack again"))?);
-                    }
-                    Ok(read)
+            Some(read) = channels.reads.join_next() => {
+                let mut events = self.took(read)?;
+                while events.len() < BATCH_MAX
+                    && let Some(more) = self.channels.reads.try_join_next()
+                {
+                    events.extend(self.took(more)?);
                 }
-                Err(_) => Err(gone("reading a pack again")),
-            },
+                Ok(events)
+            }
             replay = channels.arrivals.replays.recv(), if self.core.takes_replays() => match replay {
                 Some(event) => Ok(vec![event]),
                 None => Err(gone("reading replays")),
@@ -304,10 +302,17 @@ impl Worker {
         self.channels.reads.spawn(async move { rereader.read(wanted).await });
     }
 
+    /// Events of what was read; the rest is read again.
+    fn took(&mut self, read: Result<Read, JoinError>) -> Result<Vec<Event<PackBytes>>, End> {
+        let Read { events, left } = read.map_err(|_| gone("reading a pack again"))?;
+        left.into_iter().for_each(|wanted| self.read(wanted));
+        Ok(events)
+    }
+
     /// The event of a delivery that ended; `None` for one that was cut off.
     fn ended(
         &mut self,
-        delivery: Result<Delivery, tokio::task::JoinError>,
+        delivery: Result<Delivery, JoinError>,
     ) -> Result<Option<Event<PackBytes>>, End> {
         let Delivery { job, outcome, answer, took } = match delivery {
             Ok(delivery) => delivery,

@@ -30,7 +30,8 @@ pub struct RewriteBackoff {
     refused: u32,
     /// Failures, and when their number changed last.
     failed: Option<(u32, Instant)>,
-    has_looked: bool,
+    /// Set once a rewrite was asked for, or none was urgent.
+    has_begun: bool,
 }
 
 impl RewriteBackoff {
@@ -38,11 +39,10 @@ impl RewriteBackoff {
     pub fn is_due(&mut self, facts: &Facts, now: Instant) -> bool {
         let failures = facts.rewrite_failures.saturating_add(self.refused);
         if failures == 0 {
-            self.has_looked = true;
+            self.has_begun = true;
             self.failed = None;
             return should_rewrite(facts);
         }
-        let is_first_look = !std::mem::replace(&mut self.has_looked, true);
         let failed_at = match self.failed {
             Some((before, at)) if before == failures => at,
             _ => {
@@ -51,9 +51,11 @@ impl RewriteBackoff {
             }
         };
         // How long ago the last failure was is not known yet, and webhooks are refused meanwhile.
-        let is_urgent = is_first_look && is_disk_short(facts);
+        let is_urgent = !self.has_begun && is_disk_short(facts);
         let is_over = now.duration_since(failed_at) >= pause_after(failures);
-        should_rewrite(facts) && (is_urgent || is_over)
+        let is_due = should_rewrite(facts) && (is_urgent || is_over);
+        self.has_begun |= is_due || (facts.disk_free_bytes.is_some() && !is_urgent);
+        is_due
     }
 
     /// Notes the answer to a request for a rewrite.
@@ -198,6 +200,8 @@ mod tests {
             ..good()
         };
         let mut backoff = RewriteBackoff::default();
+        let busy = Facts { is_rewriting: true, ..full.clone() };
+        assert!(!backoff.is_due(&busy, start));
         assert!(backoff.is_due(&full, start));
         assert!(!backoff.is_due(&full, after(start, 1)));
         let mut backoff = RewriteBackoff::default();
