@@ -36,7 +36,8 @@ impl<C: Content> Core<C> {
     /// of it, and then those that hold hardly anything but retries. Where nothing can be cut, no more
     /// is read until something is settled.
     pub(crate) fn make_room(&mut self) {
-        let (bytes, most) = (self.index_bytes(), self.config.index_bytes);
+        let bytes = self.index_bytes();
+        let most = self.config.index_bytes;
         if !self.session.is_index_full {
             self.session.shrunk = (bytes, self.session.now.at);
         }
@@ -105,9 +106,8 @@ impl<C: Content> Core<C> {
             lane.window.count > 1 && waits.count() > usize_of(lane.window.count) / 2
         };
         let stuck = self.queue.lanes.iter().filter(|(_, lane)| is_stuck(lane));
-        let stuck: Vec<LaneKey> = stuck.map(|(key, _)| key).collect();
         let unread = OnceCell::new();
-        let stuck = stuck.into_iter().map(|key| {
+        let stuck = stuck.map(|(key, _)| {
             // Others wait for what is to be known of it.
             let is_awaited = self.must_know_more(key, &unread);
             (key, now + if is_awaited { STUCK_EVERY } else { REFILL_AFTER })

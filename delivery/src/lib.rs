@@ -14,6 +14,7 @@ mod backoff;
 mod breaker;
 mod by_hash;
 mod cache;
+mod chunk_reads;
 mod config;
 mod controls;
 mod core;

@@ -13,6 +13,7 @@ use spillway_webhook::pack::RAW_BYTES_TARGET;
 use spillway_webhook::position::Position;
 
 use crate::cache::Cache;
+use crate::chunk_reads::ChunkReads;
 use crate::core::Core;
 use crate::dispatch::Turn;
 use crate::event::{Effect, ReadAgain};
@@ -44,17 +45,8 @@ const READS_PER_SECOND: f64 = 300.0;
 const LEAST_COST: f64 = 0.03;
 /// And one more for so many deliveries.
 const DELIVERIES_PER_READ: f64 = 48.0;
-/// Chunks that are read for windows at once, a megabyte at most each. Of small ones more: each read waits
-/// for a settlement's script, and between two of those as many lanes of one webhook go on as were read.
-const WINDOW_CHUNKS_MAX: usize = 32;
-const CHUNK_BYTES_MAX: usize = 1 << 20;
-const SMALL_CHUNKS_MAX: usize = 256;
-/// A chunk of few webhooks counts as small while those of late were no larger.
-const SMALL_CHUNK_BYTES: usize = 128 << 10;
 /// Packs of the main stream that are read at once for rests of lanes.
 const RESTS_MAX: usize = 8;
-/// What is taken for the size of a chunk falls by such a part with each smaller one.
-const CHUNK_BYTES_DECAY: usize = 16;
 /// Webhooks read on demand that wait for their turn, in bytes.
 const PLUCKED_BYTES: usize = 16 << 20;
 /// Reads that may be saved up.
@@ -86,11 +78,9 @@ pub(crate) struct Reading<C> {
     plucked: HashMap<ResourceKey, (Position, C)>,
     plucked_bytes: usize,
     /// Chunks that are being read for windows.
-    pub window_chunks: u32,
+    pub chunks: ChunkReads,
     /// Packs that are being read for rests of lanes.
     pub rests: BTreeSet<StreamId>,
-    /// Raw bytes of a chunk: the largest of late.
-    chunk_bytes: usize,
     budget: f64,
     earned_at: Duration,
     /// Whether the front of the stream may have moved since it was looked at.
@@ -107,31 +97,17 @@ impl<C: Content> Reading<C> {
             waiting: HashMap::new(),
             plucked: HashMap::new(),
             plucked_bytes: 0,
-            window_chunks: 0,
+            chunks: ChunkReads::default(),
             rests: BTreeSet::new(),
-            chunk_bytes: CHUNK_BYTES_MAX,
             budget: BUDGET_MAX,
             earned_at: Duration::ZERO,
             is_front_new: true,
         }
     }
 
-    /// True if another chunk may be read for a window: of lanes with few webhooks, as many small ones
-    /// as would be in a few large ones.
-    pub fn may_read_chunk(&self, has_few: bool) -> bool {
-        let most = (WINDOW_CHUNKS_MAX * CHUNK_BYTES_MAX / self.chunk_bytes.max(1))
-            .clamp(WINDOW_CHUNKS_MAX, SMALL_CHUNKS_MAX);
-        (self.window_chunks as usize) < if has_few { most } else { WINDOW_CHUNKS_MAX }
-    }
-
     /// True if a pack may be read for the rest of a lane. It is read once for all of them.
     pub fn may_read_rest(&self, entry: StreamId) -> bool {
         self.rests.len() < RESTS_MAX && !self.rests.contains(&entry)
-    }
-
-    /// Notes the raw bytes of a chunk that was read.
-    pub fn chunk_was(&mut self, raw_bytes: usize) {
-        self.chunk_bytes = raw_bytes.max(self.chunk_bytes - self.chunk_bytes / CHUNK_BYTES_DECAY);
     }
 
     /// A resource has another head, or none.
@@ -240,7 +216,7 @@ impl<C: Content> Core<C> {
                 let lane = self.queue.lanes.by_hash(lane).and_then(|key| self.queue.lanes.get(key));
                 let positions = lane.and_then(|lane| lane.positions(number));
                 positions
-                    .filter(|_| self.reading.chunk_bytes <= SMALL_CHUNK_BYTES)
+                    .filter(|_| self.reading.chunks.are_small())
                     .map(|positions| u32::try_from(positions.len()).unwrap_or(u32::MAX))
             }
             PackKey::Replay(_) => None,
@@ -301,7 +277,7 @@ impl<C: Content> Core<C> {
             }
         });
         if let (PackKey::Chunk(..), Some(found)) = (key, &found) {
-            self.reading.chunk_was(found.content.raw_bytes());
+            self.reading.chunks.note_bytes(found.content.raw_bytes());
         }
         self.pack_read(key, found.map(|found| found.content))
     }
@@ -389,65 +365,5 @@ impl<C: Content> Core<C> {
             self.reading.begin(key, load);
             effects.push(Effect::Read(key));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Debug, Clone)]
-    struct Nothing;
-
-    impl Content for Nothing {
-        type Evidence = ();
-        type Filter = ();
-
-        fn raw_bytes(&self) -> usize {
-            0
-        }
-
-        fn record_bytes(&self, _: u32) -> usize {
-            0
-        }
-
-        fn pluck(&self, _: u32) -> Self {
-            Self
-        }
-
-        fn fingerprint(&self, _: u32) -> Option<spillway_webhook::fingerprint::Fingerprint> {
-            None
-        }
-
-        fn is_matched(&self, _: u32, _: Position, (): &()) -> bool {
-            false
-        }
-
-        fn dead_bytes(&self, _: u32, (): &()) -> u64 {
-            0
-        }
-    }
-
-    fn most(reading: &mut Reading<Nothing>) -> u32 {
-        reading.window_chunks = 0;
-        while reading.may_read_chunk(true) {
-            reading.window_chunks += 1;
-        }
-        reading.window_chunks
-    }
-
-    #[test]
-    fn more_small_chunks_are_read_at_once_than_large_ones() {
-        let mut reading = Reading::<Nothing>::new(1 << 20);
-        assert_eq!(most(&mut reading), 32, "nothing is known of their sizes");
-        for _ in 0..100 {
-            reading.chunk_was(5 << 10);
-        }
-        assert_eq!(most(&mut reading), 256);
-        reading.chunk_was(512 << 10);
-        assert_eq!(most(&mut reading), 64);
-        assert!(!reading.may_read_chunk(false), "of a lane with many webhooks 32 at most");
-        reading.chunk_was(20 << 20);
-        assert_eq!(most(&mut reading), 32);
     }
 }

@@ -36,7 +36,7 @@ impl<C: Content> Core<C> {
         }
         let unread = OnceCell::new();
         for _ in 0..self.queue.lanes.listed().min(LOOKS_MAX) {
-            if !self.reading.may_read_chunk(true) {
+            if !self.reading.chunks.may_begin(true) {
                 break;
             }
             let Some(key) = self.queue.lanes.next_listed() else { break };
@@ -91,7 +91,7 @@ impl<C: Content> Core<C> {
             Err(Pending) => return None,
             Ok(Some(first)) => {
                 let stored = lane.stored.as_ref()?;
-                if !self.reading.may_read_chunk(stored.waiting <= FEW) {
+                if !self.reading.chunks.may_begin(stored.waiting <= FEW) {
                     self.queue.lanes.list(key);
                     return None;
                 }
@@ -122,7 +122,7 @@ impl<C: Content> Core<C> {
         };
         let reading = match effect {
             Effect::ReadChunks { first, count, .. } => {
-                self.reading.window_chunks += count;
+                self.reading.chunks.begin(count);
                 WindowRead::Chunks(first)
             }
             _ => WindowRead::Rest,
@@ -152,12 +152,12 @@ impl<C: Content> Core<C> {
         chunks: Vec<ChunkFound<C>>,
     ) -> Option<Effect<C>> {
         let count = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
-        self.reading.window_chunks -= count;
+        self.reading.chunks.end(count);
         let (key, WindowRead::Chunks(first)) = self.window_read(lane)? else { return None };
         for (number, chunk) in (first..).zip(chunks) {
             let is_corrupt = matches!(chunk, ChunkFound::Corrupt);
             if let ChunkFound::Read(chunk) = chunk {
-                self.reading.chunk_was(chunk.content.raw_bytes());
+                self.reading.chunks.note_bytes(chunk.content.raw_bytes());
                 self.chunk_read(key, chunk);
             } else if !self.pass_over(key, number, is_corrupt) {
                 return Some(Effect::Restart(CHUNK_GONE));

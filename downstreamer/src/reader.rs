@@ -22,6 +22,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 /// Retry states that are asked for in one command: it holds Redis for as long as it takes.
 const RETRIES_AT_ONCE: usize = 1_024;
+/// Compressed bytes that are decoded before other tasks have their turn: about a millisecond.
+const BYTES_AT_ONCE: usize = 128 << 10;
 
 /// Something to read.
 #[derive(Debug, Clone)]
@@ -47,17 +49,20 @@ pub struct ChunkRange {
     pub lane: u64,
     /// Number of the first one.
     pub first: u32,
-    /// How many.
+    /// Number of chunks.
     pub count: u32,
 }
 
-/// What came of reading.
+/// Result of a read.
 pub struct Read {
-    /// What was read.
+    /// Events of everything that was read.
     pub events: Vec<Event<PackBytes>>,
-    /// What is to be tried again, each by itself.
+    /// Parts that failed: to be read again, each by itself.
     pub left: Vec<Wanted>,
 }
+
+/// A chunk with its bits, or why there is none.
+type Decoded = Result<(Chunk, Vec<u8>), ChunkFound<PackBytes>>;
 
 /// Reads over one connection that all readers share.
 pub struct Rereader {
@@ -94,15 +99,22 @@ impl Rereader {
         match wanted {
             Wanted::Main(entry) => {
                 let bytes = self.reader.main_entry(&mut connection, *entry).await?;
-                Ok(vec![Event::Read(PackKey::Main(*entry), decode_again(bytes))])
+                Ok(vec![Event::Read(PackKey::Main(*entry), pack_again(bytes))])
             }
             Wanted::Replay(id) => {
                 let bytes = self.reader.replay_entry(&mut connection, *id).await?;
-                Ok(vec![Event::Read(PackKey::Replay(*id), decode_again(bytes))])
+                Ok(vec![Event::Read(PackKey::Replay(*id), pack_again(bytes))])
             }
             Wanted::ChunksAgain(ids) => {
-                let stored = self.reader.chunks(&mut connection, ids).await?;
-                Ok(ids.iter().zip(stored).map(|(id, stored)| read_again(*id, stored)).collect())
+                let decoded = self.decoded(&mut connection, ids).await?;
+                let again = ids.iter().zip(decoded).map(|(id, decoded)| {
+                    let again = decoded.ok().map(|(Chunk { positions, pack }, _)| ReadAgain {
+                        content: PackBytes(Arc::new(pack)),
+                        positions,
+                    });
+                    Event::Read(PackKey::Chunk(id.lane, id.number), again)
+                });
+                Ok(again.collect())
             }
             Wanted::Front(entries) => {
                 let mut packs = Vec::new();
@@ -129,6 +141,25 @@ impl Rereader {
         Ok(bytes.and_then(|bytes| decode_pack(&self.sorter, entry, &bytes, false).ok()))
     }
 
+    /// Chunks with their bits, or why there is none, in one round trip.
+    async fn decoded(
+        &self,
+        connection: &mut Connection,
+        ids: &[ChunkId],
+    ) -> Result<Vec<Decoded>, QueueError> {
+        let stored = self.reader.chunks(connection, ids).await?;
+        let (mut decoded, mut since) = (Vec::new(), 0);
+        for (id, stored) in ids.iter().zip(stored) {
+            since += stored.as_ref().map_or(0, |stored| stored.bytes.len());
+            decoded.push(decode_chunk(*id, stored));
+            if since >= BYTES_AT_ONCE {
+                since = 0;
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(decoded)
+    }
+
     /// The chunks of all ranges, in two round trips.
     async fn chunks(
         &self,
@@ -136,13 +167,7 @@ impl Rereader {
         ranges: &[ChunkRange],
     ) -> Result<Vec<Event<PackBytes>>, QueueError> {
         let ids: Vec<ChunkId> = ranges.iter().flat_map(ChunkRange::ids).collect();
-        let stored = self.reader.chunks(connection, &ids).await?;
-        let mut decoded = Vec::new();
-        for (id, stored) in ids.iter().zip(stored) {
-            decoded.push(decode_chunk(*id, stored));
-            // A large one takes a millisecond.
-            tokio::task::yield_now().await;
-        }
+        let decoded = self.decoded(connection, &ids).await?;
         let positions: Vec<Position> =
             decoded.iter().flatten().flat_map(|(chunk, _)| &chunk.positions).copied().collect();
         let mut retries = Vec::new();
@@ -220,25 +245,12 @@ impl ChunkRange {
     }
 }
 
-fn decode_again(bytes: Option<Bytes>) -> Option<ReadAgain<PackBytes>> {
+fn pack_again(bytes: Option<Bytes>) -> Option<ReadAgain<PackBytes>> {
     let pack = bytes.and_then(|bytes| Pack::decode(&bytes).ok())?;
     Some(ReadAgain { content: PackBytes(Arc::new(pack)), positions: Vec::new() })
 }
 
-fn read_again(id: ChunkId, stored: Option<StoredChunk>) -> Event<PackBytes> {
-    let chunk = stored.and_then(|stored| Chunk::decode(&stored.bytes).ok());
-    let again = chunk.map(|Chunk { positions, pack }| ReadAgain {
-        content: PackBytes(Arc::new(pack)),
-        positions,
-    });
-    Event::Read(PackKey::Chunk(id.lane, id.number), again)
-}
-
-/// A chunk with its bits, or why there is none.
-fn decode_chunk(
-    id: ChunkId,
-    stored: Option<StoredChunk>,
-) -> Result<(Chunk, Vec<u8>), ChunkFound<PackBytes>> {
+fn decode_chunk(id: ChunkId, stored: Option<StoredChunk>) -> Decoded {
     let Some(StoredChunk { bytes, bits }) = stored else { return Err(ChunkFound::Missing) };
     match Chunk::decode(&bytes) {
         Ok(chunk) => Ok((chunk, bits)),

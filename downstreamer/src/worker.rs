@@ -10,8 +10,7 @@ use spillway_delivery::{
 };
 use spillway_drain::settle::{self, Settled};
 use spillway_drain::{End, Tenure};
-use spillway_queue::lane::ChunkId;
-use spillway_queue::lane::LaneRow;
+use spillway_queue::lane::{ChunkId, LaneRow};
 use spillway_queue::orders::Orders;
 use spillway_queue::settle::{Dead, Settlement};
 use spillway_queue::shares::Shares;
@@ -218,11 +217,11 @@ impl Worker {
                 Ok(ended)
             }
             Some(read) = channels.reads.join_next() => {
-                let mut events = self.took(read)?;
+                let mut events = self.on_read(read)?;
                 while events.len() < BATCH_MAX
                     && let Some(more) = self.channels.reads.try_join_next()
                 {
-                    events.extend(self.took(more)?);
+                    events.extend(self.on_read(more)?);
                 }
                 Ok(events)
             }
@@ -303,7 +302,7 @@ impl Worker {
     }
 
     /// Events of what was read; the rest is read again.
-    fn took(&mut self, read: Result<Read, JoinError>) -> Result<Vec<Event<PackBytes>>, End> {
+    fn on_read(&mut self, read: Result<Read, JoinError>) -> Result<Vec<Event<PackBytes>>, End> {
         let Read { events, left } = read.map_err(|_| gone("reading a pack again"))?;
         left.into_iter().for_each(|wanted| self.read(wanted));
         Ok(events)

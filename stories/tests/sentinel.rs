@@ -42,7 +42,7 @@ fn sentinel(cell: &Cell, port: u16, master: u16) -> Process {
     recipe.start()
 }
 
-/// Its `INFO replication`; empty while a change of its role closes the connection.
+/// `INFO replication` of a Redis; empty while a change of its role closes the connection.
 async fn replication(redis: &RedisServer) -> String {
     redis.try_command(&["INFO", "replication"]).await.unwrap_or_default()
 }
