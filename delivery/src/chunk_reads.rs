@@ -1,46 +1,53 @@
 //! Reads of chunks for windows: how many may be under way.
+//!
+//! Lanes with few webhooks and lanes with many are counted apart, so that neither waits for the other:
+//! two hundred thousand lanes of one webhook would else keep out the lane of a million.
 
-/// Chunks that are read at once, a megabyte at most each. Of small ones more: each read waits for a
-/// settlement's script, and between two of those as many lanes of one webhook go on as were read.
-const UNDER_WAY_MAX: usize = 32;
-const BYTES_MAX: usize = 1 << 20;
-const SMALL_UNDER_WAY_MAX: usize = 256;
-/// A chunk of few webhooks counts as small while those of late were no larger.
-const SMALL_BYTES: usize = 128 << 10;
+/// Raw bytes that are read at once of each, as far as can be told from the chunks of late.
+const BYTES: usize = 32 << 20;
+const BYTES_AT_FIRST: usize = 1 << 20;
+/// Chunks that are read at once: the first of many webhooks, a megabyte at most each, the other of few.
+/// Each read waits for a settlement's script, and between two of those as many lanes of one webhook go
+/// on as were read.
+const MANY_MAX: u32 = 32;
+const FEW_MAX: u32 = 128;
+/// However large they are.
+const LEAST: usize = 4;
 /// The size of late falls by such a part with each smaller chunk.
 const DECAY: usize = 16;
 
 /// Reads of chunks that are under way, and the size of those of late.
 #[derive(Debug)]
 pub(crate) struct ChunkReads {
-    under_way: usize,
+    few: u32,
+    many: u32,
     /// Raw bytes of the largest chunk of late.
     bytes: usize,
 }
 
 impl Default for ChunkReads {
     fn default() -> Self {
-        Self { under_way: 0, bytes: BYTES_MAX }
+        Self { few: 0, many: 0, bytes: BYTES_AT_FIRST }
     }
 }
 
 impl ChunkReads {
-    /// True if another chunk may be read: of lanes with few webhooks, as many small ones as would be in
-    /// a few large ones.
+    /// True if a chunk may be read of a lane with few webhooks, or of one with many.
     pub fn may_begin(&self, has_few: bool) -> bool {
-        let small = (UNDER_WAY_MAX * BYTES_MAX / self.bytes.max(1))
-            .clamp(UNDER_WAY_MAX, SMALL_UNDER_WAY_MAX);
-        self.under_way < if has_few { small } else { UNDER_WAY_MAX }
+        let (under_way, most) = if has_few { (self.few, FEW_MAX) } else { (self.many, MANY_MAX) };
+        (under_way as usize) < (BYTES / self.bytes.max(1)).clamp(LEAST, most as usize)
     }
 
     /// So many more are under way.
-    pub fn begin(&mut self, count: u32) {
-        self.under_way += count as usize;
+    pub fn begin(&mut self, has_few: bool, count: u32) {
+        *self.under_way(has_few) += count;
     }
 
     /// So many have ended.
-    pub fn end(&mut self, count: u32) {
-        self.under_way -= count as usize;
+    pub fn end(&mut self, has_few: bool, count: u32) {
+        let under_way = self.under_way(has_few);
+        debug_assert!(*under_way >= count, "BUG: more reads end than begin");
+        *under_way = under_way.saturating_sub(count);
     }
 
     /// Notes the raw bytes of a chunk that was read.
@@ -48,9 +55,8 @@ impl ChunkReads {
         self.bytes = bytes.max(self.bytes - self.bytes / DECAY);
     }
 
-    /// True if a chunk of few webhooks counts as small.
-    pub fn are_small(&self) -> bool {
-        self.bytes <= SMALL_BYTES
+    fn under_way(&mut self, has_few: bool) -> &mut u32 {
+        if has_few { &mut self.few } else { &mut self.many }
     }
 }
 
@@ -58,15 +64,17 @@ impl ChunkReads {
 mod tests {
     use super::*;
 
+    /// Reads that may begin at once after chunks of these `bytes`.
     fn most(has_few: bool, bytes: &[usize]) -> u32 {
         let mut reads = ChunkReads::default();
         bytes.iter().for_each(|bytes| reads.note_bytes(*bytes));
         let mut most = 0;
         while reads.may_begin(has_few) {
-            reads.begin(1);
+            reads.begin(has_few, 1);
             most += 1;
         }
-        reads.end(most);
+        assert!(reads.may_begin(!has_few), "the others have room of their own");
+        reads.end(has_few, most);
         assert!(reads.may_begin(has_few));
         most
     }
@@ -75,28 +83,15 @@ mod tests {
     fn more_small_chunks_are_read_at_once_than_large_ones() {
         let mut sizes = vec![5 << 10; 100];
         assert_eq!(most(true, &[]), 32, "nothing is known of their sizes");
-        assert_eq!(most(true, &sizes), 256);
-        assert_eq!(most(false, &sizes), 32, "of a lane with many webhooks");
+        assert_eq!(most(true, &sizes), 128);
+        assert_eq!(most(false, &sizes), 32, "of lanes with many webhooks");
         sizes.push(512 << 10);
         assert_eq!(most(true, &sizes), 64);
+        sizes.push(4 << 20);
+        assert_eq!((most(true, &sizes), most(false, &sizes)), (8, 8));
         sizes.push(20 << 20);
-        assert_eq!(most(true, &sizes), 32);
-    }
-
-    #[test]
-    fn chunks_count_as_small_again_some_time_after_a_large_one() {
-        let mut reads = ChunkReads::default();
-        let mut small_after = || {
-            (0..200)
-                .take_while(|_| {
-                    reads.note_bytes(5 << 10);
-                    !reads.are_small()
-                })
-                .count()
-        };
-        let at_start = small_after();
-        assert!((20..50).contains(&at_start), "{at_start}");
-        reads.note_bytes(20 << 20);
-        assert!(!reads.are_small());
+        assert_eq!(most(false, &sizes), 4);
+        sizes.extend([5 << 10; 200]);
+        assert_eq!(most(true, &sizes), 128, "some time after a large one");
     }
 }

@@ -210,7 +210,10 @@ impl<C: Content> Core<C> {
             Event::ChunksRead { lane, chunks } => return self.chunks_read(lane, chunks),
             Event::RestRead { lane, entry, pack } => return self.rest_read(lane, entry, pack),
             Event::Ended(end) => self.ended(end),
-            Event::Settled => self.settled(),
+            Event::Settled => {
+                self.settled();
+                return self.look_at_missed();
+            }
             Event::Controls(controls) => self.controls_changed(controls),
             Event::Lease { until, dead_room, may_move } => {
                 self.session.lease_until = until;

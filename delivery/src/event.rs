@@ -199,7 +199,8 @@ pub enum Event<C: Content> {
     ChunksRead {
         /// Hash of the lane.
         lane: u64,
-        /// Chunks in order.
+        /// Chunks in order, from the first one on: fewer than asked for where reading them all took too
+        /// long.
         chunks: Vec<ChunkFound<C>>,
     },
     /// The pack asked for by [`Effect::ReadRest`]; `None` when it is not there.

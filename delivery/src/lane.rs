@@ -25,6 +25,9 @@ pub struct Rest {
     pub refill_at: Duration,
 }
 
+/// Webhooks of a lane whose chunks are taken to be small if those of others are.
+const FEW: u64 = 16;
+
 /// A chunk whose webhooks are indexed, or some of them.
 #[derive(Debug)]
 pub struct Chunk {
@@ -36,13 +39,22 @@ pub struct Chunk {
     pub bits: Vec<u8>,
     /// Webhooks that are not settled.
     pub left: u32,
+    /// Raw bytes, once it was read.
+    pub bytes: Option<u32>,
 }
 
 /// A read for a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WindowRead {
-    /// Chunks from this number on.
-    Chunks(u32),
+    /// Chunks.
+    Chunks {
+        /// Number of the first one.
+        first: u32,
+        /// Number of chunks.
+        count: u32,
+        /// Set if few webhooks of the lane waited when the read began.
+        has_few: bool,
+    },
     /// A pack of the main stream.
     Rest,
 }
@@ -176,6 +188,11 @@ impl Lane {
             && self.reading.is_none()
     }
 
+    /// True if few webhooks of the lane wait in chunks, or none.
+    pub fn has_few(&self) -> bool {
+        self.stored.as_ref().is_none_or(|stored| stored.waiting <= FEW)
+    }
+
     /// Whether everything of the lane before `position` is indexed.
     pub fn is_known_up_to(&self, position: Position) -> bool {
         self.rest.as_ref().is_none_or(|rest| rest.after >= position)
@@ -193,9 +210,7 @@ impl Lane {
 
     /// Where the webhooks of a chunk were accepted, if something of it is indexed.
     pub fn positions(&self, number: u32) -> Option<&[Position]> {
-        let chunks = &self.stored.as_ref()?.chunks;
-        let at = chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()?;
-        Some(&chunks.get(at)?.positions)
+        Some(&self.stored.as_ref()?.chunk(number)?.positions)
     }
 
     /// Whether something at `position` or later may be indexed.
@@ -258,9 +273,18 @@ impl Stored {
     }
 
     /// The chunk with this number, if something of it is indexed.
-    pub fn chunk(&mut self, number: u32) -> Option<&mut Chunk> {
-        let at = self.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()?;
+    pub fn chunk(&self, number: u32) -> Option<&Chunk> {
+        self.chunks.get(self.at(number)?)
+    }
+
+    /// The same, to change it.
+    pub fn chunk_mut(&mut self, number: u32) -> Option<&mut Chunk> {
+        let at = self.at(number)?;
         self.chunks.get_mut(at)
+    }
+
+    fn at(&self, number: u32) -> Option<usize> {
+        self.chunks.binary_search_by_key(&number, |chunk| chunk.number).ok()
     }
 
     /// Number of the oldest chunk.

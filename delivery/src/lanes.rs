@@ -14,7 +14,7 @@ use crate::shop::ShopKey;
 /// Bytes of a lane's row.
 pub const LANE_BYTES: usize = 256;
 /// Bytes of a chunk's row, beside its positions.
-const CHUNK_BYTES: usize = 96;
+const CHUNK_BYTES: usize = 104;
 /// Bytes of a position in a chunk's row.
 const POSITION_BYTES: usize = 16;
 
@@ -23,8 +23,8 @@ const POSITION_BYTES: usize = 16;
 pub struct Lanes {
     lanes: Slab<Lane>,
     by_hash: ByHash<LaneKey>,
-    /// Lanes to read more of.
-    hungry: VecDeque<LaneKey>,
+    /// Lanes to read more of: those with many webhooks in chunks, and those with few.
+    hungry: [VecDeque<LaneKey>; 2],
     /// Lanes to look at again.
     due: BinaryHeap<Reverse<(Duration, LaneKey)>>,
     /// Positions and rows of chunks, in bytes.
@@ -138,7 +138,7 @@ impl Lanes {
     pub fn settle_chunk(&mut self, key: LaneKey, number: u32, index: u32) -> bool {
         let stored = self.lanes.get_mut(usize_of(key)).and_then(|lane| lane.stored.as_mut());
         let Some(stored) = stored else { return false };
-        let Some(chunk) = stored.chunk(number) else { return false };
+        let Some(chunk) = stored.chunk_mut(number) else { return false };
         let Some(byte) = chunk.bits.get_mut(usize_of(index) / 8) else { return false };
         if *byte & (1 << (index % 8)) != 0 {
             return false;
@@ -237,13 +237,13 @@ impl Lanes {
         if let Some(lane) = self.lanes.get_mut(usize_of(key))
             && !std::mem::replace(&mut lane.is_listed, true)
         {
-            self.hungry.push_back(key);
+            self.hungry[usize::from(lane.has_few())].push_back(key);
         }
     }
 
-    /// The next lane to read more of.
-    pub fn next_listed(&mut self) -> Option<LaneKey> {
-        let key = self.hungry.pop_front()?;
+    /// The next lane to read more of, of those with few webhooks in chunks or of the others.
+    pub fn next_listed(&mut self, has_few: bool) -> Option<LaneKey> {
+        let key = self.hungry[usize::from(has_few)].pop_front()?;
         if let Some(lane) = self.lanes.get_mut(usize_of(key)) {
             lane.is_listed = false;
         }
@@ -251,7 +251,7 @@ impl Lanes {
     }
 
     /// Lanes that are listed.
-    pub fn listed(&self) -> usize {
-        self.hungry.len()
+    pub fn listed(&self, has_few: bool) -> usize {
+        self.hungry[usize::from(has_few)].len()
     }
 }

@@ -228,7 +228,7 @@ impl<C: Content> Core<C> {
             chunks.push(new);
         }
         chunks[at].positions.extend(positions.iter().copied());
-        let row = stored.chunk(number);
+        let row = stored.chunk_mut(number);
         if let Some(row) = row {
             row.left += count;
             row.positions.extend(positions);
@@ -237,7 +237,9 @@ impl<C: Content> Core<C> {
             self.queue.lanes.grew(count);
         } else if is_new && is_indexed {
             let bits = vec![0; bytes_for(count)];
-            self.queue.lanes.add_chunk(key, Chunk { number, positions, bits, left: count });
+            self.queue
+                .lanes
+                .add_chunk(key, Chunk { number, positions, bits, left: count, bytes: None });
         }
     }
 }

@@ -19,8 +19,9 @@ use crate::dispatch::Turn;
 use crate::event::{Effect, ReadAgain};
 use crate::index::ResourceKey;
 use crate::main_stream::MainPack;
+use crate::missed::Missed;
 use crate::resource::State;
-use crate::sorted::Content;
+use crate::sorted::{Content, raw_bytes};
 
 /// Packs at the front of the stream that are kept at hand.
 const FRONT_MAX: usize = 256;
@@ -37,8 +38,10 @@ const READS_MAX: u32 = 4 * LARGE_LOAD;
 const FRONT_READS_MAX: u32 = 3 * LARGE_LOAD;
 /// Load of one read; of a pack as small as those of a quiet receiver, 1.
 const LARGE_LOAD: u32 = 8;
-/// Webhooks in a small pack.
+/// Webhooks in a small pack, and raw bytes of a small chunk: a receiver's packs are small where they hold
+/// few, but a chunk of few may be one that was left of large ones.
 const SMALL: u32 = 16;
+const SMALL_BYTES: u32 = 128 << 10;
 /// Reads on demand per second, of a pack of usual size: with a millisecond each, a third of a core.
 const READS_PER_SECOND: f64 = 300.0;
 /// Cost of a read beside its bytes.
@@ -81,6 +84,8 @@ pub(crate) struct Reading<C> {
     pub chunks: ChunkReads,
     /// Packs that are being read for rests of lanes.
     pub rests: BTreeSet<StreamId>,
+    /// Reads that found nothing while a settlement was under way.
+    pub missed: BTreeSet<Missed>,
     budget: f64,
     earned_at: Duration,
     /// Whether the front of the stream may have moved since it was looked at.
@@ -99,15 +104,16 @@ impl<C: Content> Reading<C> {
             plucked_bytes: 0,
             chunks: ChunkReads::default(),
             rests: BTreeSet::new(),
+            missed: BTreeSet::new(),
             budget: BUDGET_MAX,
             earned_at: Duration::ZERO,
             is_front_new: true,
         }
     }
 
-    /// True if a pack may be read for the rest of a lane. It is read once for all of them.
-    pub fn may_read_rest(&self, entry: StreamId) -> bool {
-        self.rests.len() < RESTS_MAX && !self.rests.contains(&entry)
+    /// True if no other pack may be read for rests now.
+    pub fn are_rests_full(&self) -> bool {
+        self.rests.len() >= RESTS_MAX
     }
 
     /// A resource has another head, or none.
@@ -214,10 +220,9 @@ impl<C: Content> Core<C> {
             PackKey::Main(entry) => self.queue.main.get(entry).map(|pack| pack.count),
             PackKey::Chunk(lane, number) => {
                 let lane = self.queue.lanes.by_hash(lane).and_then(|key| self.queue.lanes.get(key));
-                let positions = lane.and_then(|lane| lane.positions(number));
-                positions
-                    .filter(|_| self.reading.chunks.are_small())
-                    .map(|positions| u32::try_from(positions.len()).unwrap_or(u32::MAX))
+                let chunk = lane.and_then(|lane| lane.stored.as_ref()?.chunk(number));
+                let small = chunk.filter(|chunk| chunk.bytes.is_some_and(|it| it <= SMALL_BYTES));
+                small.map(|chunk| u32::try_from(chunk.positions.len()).unwrap_or(u32::MAX))
             }
             PackKey::Replay(_) => None,
         };
@@ -255,7 +260,7 @@ impl<C: Content> Core<C> {
     }
 
     /// Those who waited for a pack have turns again.
-    fn feed(&mut self, key: PackKey) -> Vec<Turn> {
+    pub(crate) fn feed(&mut self, key: PackKey) -> Vec<Turn> {
         let waiting = self.reading.waiting.remove(&key).unwrap_or_default();
         waiting.iter().for_each(|turn| self.queue.shops.feed(turn.shop));
         waiting
@@ -276,8 +281,12 @@ impl<C: Content> Core<C> {
                 known == Some(&found.positions[..])
             }
         });
-        if let (PackKey::Chunk(..), Some(found)) = (key, &found) {
-            self.reading.chunks.note_bytes(found.content.raw_bytes());
+        if let (PackKey::Chunk(lane, number), Some(found)) = (key, &found) {
+            let key = self.queue.lanes.by_hash(lane);
+            let stored = key.and_then(|key| self.queue.lanes.get_mut(key)?.stored.as_mut());
+            if let Some(chunk) = stored.and_then(|stored| stored.chunk_mut(number)) {
+                chunk.bytes = Some(raw_bytes(&found.content));
+            }
         }
         self.pack_read(key, found.map(|found| found.content))
     }
@@ -285,12 +294,8 @@ impl<C: Content> Core<C> {
     fn pack_read(&mut self, key: PackKey, content: Option<C>) -> Option<Effect<C>> {
         self.reading.ended(key);
         let is_ahead = !self.reading.waiting.contains_key(&key);
-        let Some(content) = content else {
-            let is_lost = self.is_needed(key) && self.ledger.settling.is_none();
-            self.feed(key);
-            return is_lost
-                .then_some(Effect::Restart("a pack that waits is not in redis any more"));
-        };
+        let Some(content) = content else { return self.missed(Missed::Pack(key)) };
+        self.found(Missed::Pack(key));
         if !is_ahead {
             let usual = RAW_BYTES_TARGET as f64;
             self.reading.budget -= content.raw_bytes() as f64 / usual;
@@ -328,7 +333,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    fn is_needed(&self, key: PackKey) -> bool {
+    pub(crate) fn is_pack_needed(&self, key: PackKey) -> bool {
         match key {
             PackKey::Main(entry) => self.queue.main.get(entry).is_some_and(|pack| pack.left > 0),
             PackKey::Chunk(..) | PackKey::Replay(_) => self.is_wanted(key),

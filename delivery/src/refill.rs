@@ -16,14 +16,17 @@ use crate::index::{Arrival, LaneKey, ResourceKey};
 use crate::lane::{Chunk, Pending, Rest, WindowRead};
 use crate::ledger::Dropped;
 use crate::main_stream::{bytes_for, is_set};
+use crate::missed::Missed;
 use crate::reading::PackKey;
 use crate::retry::RetryState;
-use crate::sorted::{Content, Sorted};
+use crate::sorted::{Content, Sorted, raw_bytes};
 
-/// Webhooks of a lane whose chunks are taken to be small if those of others are.
-const FEW: u64 = 16;
-/// Lanes that are looked at for their windows at each event.
-const LOOKS_MAX: usize = 64;
+/// Lanes that are looked at for their windows at each event, of those with few webhooks in chunks, and of
+/// those with many.
+const FEW_LOOKS_MAX: usize = 64;
+const MANY_LOOKS_MAX: usize = 16;
+/// Of those, lanes for which the main stream is searched: it may be long.
+const SEARCHES_MAX: usize = 8;
 /// Reason to begin again.
 const CHUNK_GONE: &str = "a chunk that waits can't be read any more";
 
@@ -34,12 +37,14 @@ impl<C: Content> Core<C> {
         if self.session.is_draining {
             return effects;
         }
-        let unread = OnceCell::new();
-        for _ in 0..self.queue.lanes.listed().min(LOOKS_MAX) {
-            if !self.reading.chunks.may_begin(true) {
-                break;
+        let (unread, mut searches) = (OnceCell::new(), SEARCHES_MAX);
+        let many = self.queue.lanes.listed(false).min(MANY_LOOKS_MAX);
+        let few = self.queue.lanes.listed(true).min(FEW_LOOKS_MAX);
+        for has_few in (0..many).map(|_| false).chain((0..few).map(|_| true)) {
+            if !self.reading.chunks.may_begin(has_few) {
+                continue;
             }
-            let Some(key) = self.queue.lanes.next_listed() else { break };
+            let Some(key) = self.queue.lanes.next_listed(has_few) else { continue };
             let Some(lane) = self.queue.lanes.get(key) else { continue };
             let is_low =
                 lane.window.count <= self.config.tuning.window_low || lane.ready.is_empty();
@@ -57,7 +62,7 @@ impl<C: Content> Core<C> {
                 self.queue.lanes.list(key);
                 continue;
             }
-            effects.extend(self.read_window(key));
+            effects.extend(self.read_window(key, &mut searches));
         }
         effects
     }
@@ -83,15 +88,18 @@ impl<C: Content> Core<C> {
         is_barrier_after || unread.get_or_init(|| self.lanes_unread()).contains(&key)
     }
 
-    fn read_window(&mut self, key: LaneKey) -> Option<Effect<C>> {
+    /// Asks for the next part of a lane, unless as much is being read as may be. `searches`: of the main
+    /// stream, that are left.
+    fn read_window(&mut self, key: LaneKey, searches: &mut usize) -> Option<Effect<C>> {
         let lane = self.queue.lanes.get(key)?;
         let (rest, hash) = (**lane.rest.as_ref()?, lane.hash);
+        let has_few = lane.has_few();
         let effect = match lane.next_chunk() {
             // Listed again when the chunk is written.
             Err(Pending) => return None,
             Ok(Some(first)) => {
                 let stored = lane.stored.as_ref()?;
-                if !self.reading.chunks.may_begin(stored.waiting <= FEW) {
+                if !self.reading.chunks.may_begin(has_few) {
                     self.queue.lanes.list(key);
                     return None;
                 }
@@ -104,9 +112,14 @@ impl<C: Content> Core<C> {
                 };
                 Effect::ReadChunks { lane: hash, first, count }
             }
+            Ok(None) if *searches == 0 || self.reading.are_rests_full() => {
+                self.queue.lanes.list(key);
+                return None;
+            }
             Ok(None) => match self.next_of_rest(hash, &rest) {
                 // One read serves all lanes whose next pack it is.
-                Some(entry) if !self.reading.may_read_rest(entry) => {
+                Some(entry) if self.reading.rests.contains(&entry) => {
+                    *searches -= 1;
                     self.queue.lanes.list(key);
                     return None;
                 }
@@ -122,8 +135,8 @@ impl<C: Content> Core<C> {
         };
         let reading = match effect {
             Effect::ReadChunks { first, count, .. } => {
-                self.reading.chunks.begin(count);
-                WindowRead::Chunks(first)
+                self.reading.chunks.begin(has_few, count);
+                WindowRead::Chunks { first, count, has_few }
             }
             _ => WindowRead::Rest,
         };
@@ -151,9 +164,12 @@ impl<C: Content> Core<C> {
         lane: u64,
         chunks: Vec<ChunkFound<C>>,
     ) -> Option<Effect<C>> {
-        let count = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
-        self.reading.chunks.end(count);
-        let (key, WindowRead::Chunks(first)) = self.window_read(lane)? else { return None };
+        let (key, read) = self.window_read(lane)?;
+        let WindowRead::Chunks { first, count, has_few } = read else { return None };
+        self.reading.chunks.end(has_few, count);
+        if self.session.is_draining {
+            return None;
+        }
         for (number, chunk) in (first..).zip(chunks) {
             let is_corrupt = matches!(chunk, ChunkFound::Corrupt);
             if let ChunkFound::Read(chunk) = chunk {
@@ -235,8 +251,9 @@ impl<C: Content> Core<C> {
             }
         }
         let hash = self.queue.lanes.get(key).map_or(0, |lane| lane.hash);
+        self.found(Missed::Pack(PackKey::Chunk(hash, number)));
+        self.note_chunk(key, number, &records, (bits, raw_bytes(&content)));
         self.reading.cache.pass(PackKey::Chunk(hash, number), content);
-        self.note_chunk(key, number, &records, bits);
         let Some(last) = records.last().map(|(position, _)| *position) else { return };
         for (index, (position, sorted)) in (0..).zip(records) {
             let lane = self.queue.lanes.get(key);
@@ -262,7 +279,7 @@ impl<C: Content> Core<C> {
         key: LaneKey,
         number: u32,
         records: &[(Position, Sorted)],
-        mut bits: Vec<u8>,
+        (mut bits, bytes): (Vec<u8>, u32),
     ) {
         let stored = self.queue.lanes.get_mut(key).and_then(|lane| lane.stored.as_mut());
         if stored.is_none_or(|stored| stored.chunk(number).is_some()) {
@@ -273,7 +290,9 @@ impl<C: Content> Core<C> {
         let left = (0..count).filter(|index| !is_set(&bits, *index)).count();
         let positions = records.iter().map(|(position, _)| *position).collect();
         let left = u32::try_from(left).unwrap_or(u32::MAX);
-        self.queue.lanes.add_chunk(key, Chunk { number, positions, bits, left });
+        self.queue
+            .lanes
+            .add_chunk(key, Chunk { number, positions, bits, left, bytes: Some(bytes) });
         if left == 0 {
             // Settled whole; a crash came before it was deleted.
             self.queue.lanes.drop_chunk(key, number);
@@ -289,19 +308,16 @@ impl<C: Content> Core<C> {
     ) -> Option<Effect<C>> {
         self.reading.rests.remove(&entry);
         let (key, _) = self.window_read(lane)?;
+        let Some(PackRead { sorted, content, .. }) = pack else {
+            return self.missed(Missed::Rest(lane, entry));
+        };
+        self.found(Missed::Rest(lane, entry));
         self.queue.lanes.list(key);
-        let rest = **self.queue.lanes.get(key)?.rest.as_ref()?;
-        if entry <= self.queue.main.cursor || self.next_of_rest(lane, &rest) != Some(entry) {
+        if !self.is_next_of_rest(lane, entry) {
             return None;
         }
-        let Some(PackRead { sorted, content, .. }) = pack else {
-            let is_lost = self.ledger.settling.is_none();
-            return is_lost
-                .then_some(Effect::Restart("a pack that waits is not in redis any more"));
-        };
         self.reading.cache.pass(PackKey::Main(entry), content);
-        let mut lanes =
-            if self.has_room() { self.others_next(entry, &sorted) } else { BTreeMap::new() };
+        let mut lanes = self.others_next(entry, &sorted);
         lanes.insert(lane, key);
         for (index, sorted) in (0..).zip(sorted) {
             let is_settled = self.queue.main.get(entry).is_none_or(|pack| pack.is_settled(index));
@@ -318,13 +334,23 @@ impl<C: Content> Core<C> {
         None
     }
 
-    /// Lanes of a pack that would be read next for their rests, too.
+    /// True if a pack is what a lane needs next.
+    pub(crate) fn is_next_of_rest(&self, lane: u64, entry: StreamId) -> bool {
+        let key = self.queue.lanes.by_hash(lane);
+        let rest = key.and_then(|key| self.queue.lanes.get(key)?.rest.as_deref());
+        entry > self.queue.main.cursor
+            && rest.is_some_and(|rest| self.next_of_rest(lane, rest) == Some(entry))
+    }
+
+    /// Lanes of a pack that would be read next for their rests, too. Without room those of which nothing
+    /// is indexed: they are read all the same.
     fn others_next(&self, entry: StreamId, sorted: &[Sorted]) -> BTreeMap<u64, LaneKey> {
+        let has_room = self.has_room();
         let hashes: BTreeSet<u64> = sorted.iter().map(|sorted| sorted.lane).collect();
         let next = hashes.into_iter().filter_map(|hash| {
             let key = self.queue.lanes.by_hash(hash)?;
             let lane = self.queue.lanes.get(key).filter(|lane| lane.reading.is_none())?;
-            let rest = lane.rest.as_ref()?;
+            let rest = lane.rest.as_ref().filter(|_| has_room || lane.window.count == 0)?;
             let is_next =
                 lane.next_chunk() == Ok(None) && self.next_of_rest(hash, rest) == Some(entry);
             is_next.then_some((hash, key))

@@ -62,3 +62,8 @@ pub trait Content: Clone + std::fmt::Debug {
     /// Size in Redis of a dead letter of the record at `index`, in bytes.
     fn dead_bytes(&self, index: u32, evidence: &Self::Evidence) -> u64;
 }
+
+/// Raw bytes of a chunk, as its row holds them.
+pub(crate) fn raw_bytes<C: Content>(content: &C) -> u32 {
+    u32::try_from(content.raw_bytes()).unwrap_or(u32::MAX)
+}

@@ -1,14 +1,15 @@
 //! Chunks: none holds more than can be decoded again, and none is taken for another.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
 use spillway_delivery::{
-    Backoff, ChunkFound, ChunkRead, Class, Config, Content, Core, Effect, Event, LaneLoaded,
-    Loaded, Now, PackKey, PackRead, ReadAgain, Seen, Settlement, ShopBounds, Sorted, Tuning,
+    AttemptEnd, Backoff, ChunkFound, ChunkRead, Class, Config, Content, Core, Effect, Event,
+    LaneLoaded, Loaded, Now, PackKey, PackRead, ReadAgain, Seen, Settlement, ShopBounds, Sorted,
+    Tuning, Verdict,
 };
-use spillway_limiter::Bounds;
+use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::pack::RAW_BYTES_MAX;
@@ -194,6 +195,167 @@ fn another_chunk_of_the_same_number_is_not_sent() {
         let effects = reads_again(found);
         assert!(effects.iter().any(is_restart) && !effects.iter().any(is_sent), "{effects:?}");
     }
+}
+
+/// Reads of a chunk that is gone while each settlement stays under way for ten steps and another follows
+/// it, until the core begins again.
+#[test]
+fn a_chunk_that_is_gone_is_read_once_for_each_settlement_until_the_leader_begins_again() {
+    let known = pair(1);
+    let mut config = config();
+    config.tuning.cache_bytes = 0;
+    let loaded = Loaded { cursor: entry(9), lanes: vec![one_chunk(&known)], ..Loaded::default() };
+    let mut core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
+    let mut events = vec![lease(Duration::from_secs(600)), Event::ReplaysLoaded];
+    let (mut reads, mut settled_at) = (0, None);
+    for step in 0..200 {
+        let now = Now { at: Duration::from_millis(20 * step), wall_ms: 20 * step };
+        if settled_at == Some(step) {
+            settled_at = None;
+            events.push(Event::Settled);
+        }
+        for effect in core.on(std::mem::take(&mut events), now) {
+            match effect {
+                Effect::ReadChunks { lane, .. } => {
+                    let chunk = ChunkFound::Read(ChunkRead {
+                        number: 1,
+                        records: known.iter().map(|at| (*at, SORTED)).collect(),
+                        bits: Vec::new(),
+                        retries: Vec::new(),
+                        content: Sizes(Rc::new(vec![100; known.len()])),
+                    });
+                    events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
+                    // Another one takes its place among the bytes at hand.
+                    events.push(Event::Pack(pack(10 + 2 * step)));
+                }
+                Effect::Read(key @ PackKey::Chunk(..)) => {
+                    reads += 1;
+                    events.push(Event::Read(key, None));
+                }
+                Effect::Settle(_) => settled_at = Some(step + 10),
+                Effect::Restart(_) => {
+                    assert!(reads <= 2, "{reads} reads");
+                    assert!(settled_at.is_some() || step > 10, "a settlement was under way");
+                    return;
+                }
+                _ => {}
+            }
+        }
+        // There is always something to settle: a pack that can't be decoded.
+        events.push(Event::Corrupt(entry(11 + 2 * step)));
+    }
+    panic!("{reads} reads, and no new beginning");
+}
+
+/// Chunks that are read again at once: of so many lanes of one webhook of so many bytes each.
+fn read_again_at_once(count: u64, bytes: usize) -> usize {
+    let lanes = (100..100 + count).map(|lane| LaneLoaded {
+        lane,
+        shop: lane,
+        waiting: 1,
+        ..one_chunk(&[Position::new(entry(lane), 0); 2])
+    });
+    let loaded = Loaded { cursor: entry(100 + count), lanes: lanes.collect(), ..Loaded::default() };
+    let mut config = config();
+    config.tuning.cache_bytes = 0;
+    config.bounds = Bounds { concurrency_min: 64, concurrency_max: 64, rate_max: None };
+    let mut core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
+    let mut events = vec![lease(Duration::ZERO), Event::ReplaysLoaded];
+    let mut again = 0;
+    for step in 0..100 {
+        let now = Now { at: Duration::from_secs(step), wall_ms: 1_000 * step };
+        // Nothing may be sent before all are indexed, and others have taken their place at hand.
+        if step == 50 {
+            events.extend([Event::Pack(pack(1_000)), lease(Duration::from_secs(600))]);
+        }
+        for effect in core.on(std::mem::take(&mut events), now) {
+            match effect {
+                Effect::ReadChunks { lane, .. } => {
+                    let sorted = Sorted { lane, shop: lane, resource: lane, ..SORTED };
+                    let chunk = ChunkFound::Read(ChunkRead {
+                        number: 1,
+                        records: vec![(Position::new(entry(lane), 0), sorted)],
+                        bits: Vec::new(),
+                        retries: Vec::new(),
+                        content: Sizes(Rc::new(vec![bytes])),
+                    });
+                    events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
+                }
+                Effect::Read(PackKey::Chunk(..)) => again += 1,
+                Effect::Send(dispatch) => events.push(Event::Ended(AttemptEnd {
+                    id: dispatch.id,
+                    verdict: Verdict::Delivered,
+                    signal: Signal::Done,
+                    is_unconnected: false,
+                    took: Duration::from_millis(1),
+                    evidence: (),
+                })),
+                Effect::Settle(_) => events.push(Event::Settled),
+                _ => {}
+            }
+        }
+    }
+    again
+}
+
+#[test]
+fn few_large_chunks_are_read_again_at_once_and_more_small_ones() {
+    assert_eq!(read_again_at_once(40, 1 << 20), 4);
+    let small = read_again_at_once(40, 1 << 10);
+    assert!((16..=32).contains(&small), "{small}");
+}
+
+#[test]
+fn a_lane_of_many_is_read_while_thousands_of_one_are() {
+    const LANES: u64 = 5_000;
+    let mut lanes: Vec<LaneLoaded> = (0..LANES)
+        .map(|lane| LaneLoaded {
+            lane: 1_000 + lane,
+            shop: 1_000 + lane,
+            last_chunk: 1,
+            waiting: 1,
+            ..one_chunk(&[Position::new(entry(lane + 1), 0); 2])
+        })
+        .collect();
+    lanes.push(LaneLoaded { last_chunk: 100, waiting: 9_000, ..one_chunk(&pair(1)) });
+    let loaded = Loaded { cursor: entry(LANES + 9), lanes, ..Loaded::default() };
+    let mut core = Core::new(
+        Config { index_bytes: 64 << 20, ..config() },
+        loaded,
+        Seen::new(Duration::ZERO, 0),
+    );
+    let mut events = vec![lease(Duration::ZERO), Event::ReplaysLoaded];
+    // Redis answers in order; a consumer takes 64 answers at once.
+    let (mut asked, mut read) = (VecDeque::new(), 0);
+    for step in 0..1_000 {
+        let now = Now { at: Duration::from_millis(step), wall_ms: step };
+        for effect in core.on(std::mem::take(&mut events), now) {
+            match effect {
+                Effect::ReadChunks { lane: 2, .. } => {
+                    assert!(read < LANES / 10, "after {read} others");
+                    return;
+                }
+                Effect::ReadChunks { lane, .. } => asked.push_back(lane),
+                Effect::Settle(_) => events.push(Event::Settled),
+                _ => {}
+            }
+        }
+        let answered = asked.drain(..asked.len().min(64));
+        for lane in answered {
+            read += 1;
+            let records =
+                vec![(Position::new(entry(lane - 999), 0), Sorted { lane, shop: lane, ..SORTED })];
+            let chunk = ChunkFound::Read(ChunkRead {
+                number: 1,
+                records,
+                bits: Vec::new(),
+                retries: Vec::new(),
+                content: Sizes(Rc::new(vec![100])),
+            });
+            events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
+        }
+    }
+    panic!("not read beside {read} others");
 }
 
 /// The core's answer to a lane whose first chunk is not there, and the chunk that the core wrote

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use spillway_delivery::{ChunkFound, ChunkRead, Event, PackKey, PackRead, ReadAgain};
+use spillway_delivery::{ChunkFound, ChunkRead, Event, PackKey, PackRead, ReadAgain, Sorted};
 use spillway_queue::lane::{ChunkId, StoredChunk};
 use spillway_queue::read::Reader;
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_service::error::chain;
-use spillway_webhook::pack::Pack;
+use spillway_webhook::pack::{Pack, Record};
 use spillway_webhook::{Chunk, Position, StreamId};
 
 use crate::content::PackBytes;
@@ -18,10 +18,9 @@ use crate::intake::decode_pack;
 use crate::sort::Sorter;
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Before Redis is asked again after it failed.
+/// Before Redis is asked again after it failed, and after how many failures the log says so.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Retry states that are asked for in one command: it holds Redis for as long as it takes.
-const RETRIES_AT_ONCE: usize = 1_024;
+const TRIES_TOLD: u64 = 100;
 /// Compressed bytes that are decoded before other tasks have their turn: about a millisecond.
 const BYTES_AT_ONCE: usize = 128 << 10;
 
@@ -64,69 +63,100 @@ pub struct Read {
 /// A chunk with its bits, or why there is none.
 type Decoded = Result<(Chunk, Vec<u8>), ChunkFound<PackBytes>>;
 
+/// Attempts of a webhook that has been retried, and the time spent on it.
+type RetryState = Option<(u32, Duration)>;
+
 /// Reads over one connection that all readers share.
 pub struct Rereader {
     redis: Redis,
     reader: Reader,
     sorter: Sorter,
-    connection: tokio::sync::Mutex<Option<Connection>>,
+    shared: tokio::sync::Mutex<Shared>,
+}
+
+/// The connection, and how many there were before it.
+#[derive(Default)]
+struct Shared {
+    connection: Option<Connection>,
+    number: u64,
+}
+
+/// A read that failed.
+struct Failed {
+    error: QueueError,
+    /// Number of the connection on which it failed; `None` if there was none.
+    on: Option<u64>,
 }
 
 impl Rereader {
     /// Reads for `consumer`.
     pub fn new(redis: Redis, consumer: &str, sorter: Sorter) -> Self {
         let reader = Reader::new(redis.clone(), consumer);
-        Self { redis, reader, sorter, connection: tokio::sync::Mutex::new(None) }
+        Self { redis, reader, sorter, shared: tokio::sync::Mutex::default() }
     }
 
-    /// Reads what is wanted, if Redis answers: an event for each range of chunks, for each chunk that is
-    /// read again, and for anything else.
-    pub async fn read(&self, wanted: Wanted) -> Read {
-        match self.try_read(&wanted).await {
-            Ok(events) => Read { events, left: Vec::new() },
-            Err(error) => {
-                tracing::debug!(error = chain(&error), "reading a pack again failed; trying again");
-                self.connection.lock().await.take();
-                tokio::time::sleep(PAUSE).await;
-                // It may have been too much for one answer in time.
-                Read { events: Vec::new(), left: wanted.halves() }
+    /// Reads what is wanted, once Redis answers: an event for each range of chunks, for each chunk that
+    /// is read again, and for anything else. Where Redis was there and gave no answer, it may have been
+    /// too much for one: half of it is left then.
+    pub async fn read(&self, mut wanted: Wanted) -> Read {
+        for tries in 1.. {
+            let Failed { error, on } = match self.try_read(&wanted).await {
+                Ok(events) => return Read { events, left: Vec::new() },
+                Err(failed) => failed,
+            };
+            if tries % TRIES_TOLD == 0 {
+                let error = chain(&error);
+                tracing::warn!(error, tries, "reading what waits from redis fails; trying again");
+            }
+            self.end_connection(on).await;
+            tokio::time::sleep(PAUSE).await;
+            if on.is_some() {
+                let mut parts = wanted.halves();
+                if parts.len() > 1 {
+                    return Read { events: Vec::new(), left: parts };
+                }
+                wanted = parts.remove(0);
             }
         }
+        unreachable!("BUG: tries without end")
     }
 
-    async fn try_read(&self, wanted: &Wanted) -> Result<Vec<Event<PackBytes>>, QueueError> {
-        let mut connection = self.connected().await?;
+    async fn try_read(&self, wanted: &Wanted) -> Result<Vec<Event<PackBytes>>, Failed> {
+        let connected = self.connected().await;
+        let (mut connection, number) = connected.map_err(|error| Failed { error, on: None })?;
+        let read = self.read_by(&mut connection, wanted).await;
+        read.map_err(|error| Failed { error, on: Some(number) })
+    }
+
+    async fn read_by(
+        &self,
+        connection: &mut Connection,
+        wanted: &Wanted,
+    ) -> Result<Vec<Event<PackBytes>>, QueueError> {
         match wanted {
             Wanted::Main(entry) => {
-                let bytes = self.reader.main_entry(&mut connection, *entry).await?;
+                let bytes = self.reader.main_entry(connection, *entry).await?;
                 Ok(vec![Event::Read(PackKey::Main(*entry), pack_again(bytes))])
             }
             Wanted::Replay(id) => {
-                let bytes = self.reader.replay_entry(&mut connection, *id).await?;
+                let bytes = self.reader.replay_entry(connection, *id).await?;
                 Ok(vec![Event::Read(PackKey::Replay(*id), pack_again(bytes))])
             }
             Wanted::ChunksAgain(ids) => {
-                let decoded = self.decoded(&mut connection, ids).await?;
-                let again = ids.iter().zip(decoded).map(|(id, decoded)| {
-                    let again = decoded.ok().map(|(Chunk { positions, pack }, _)| ReadAgain {
-                        content: PackBytes(Arc::new(pack)),
-                        positions,
-                    });
-                    Event::Read(PackKey::Chunk(id.lane, id.number), again)
-                });
-                Ok(again.collect())
+                let decoded = self.decoded(connection, ids).await?;
+                Ok(ids.iter().zip(decoded).map(|(id, decoded)| chunk_again(*id, decoded)).collect())
             }
             Wanted::Front(entries) => {
                 let mut packs = Vec::new();
                 for entry in entries {
-                    let Some(pack) = self.main(&mut connection, *entry).await? else { break };
+                    let Some(pack) = self.main(connection, *entry).await? else { break };
                     packs.push(pack);
                 }
                 Ok(vec![Event::FrontRead(packs)])
             }
-            Wanted::Chunks(ranges) => self.chunks(&mut connection, ranges).await,
+            Wanted::Chunks(ranges) => self.chunks(connection, ranges).await,
             Wanted::Rest(lane, entry) => {
-                let pack = self.main(&mut connection, *entry).await?;
+                let pack = self.main(connection, *entry).await?;
                 Ok(vec![Event::RestRead { lane: *lane, entry: *entry, pack }])
             }
         }
@@ -170,61 +200,41 @@ impl Rereader {
         let decoded = self.decoded(connection, &ids).await?;
         let positions: Vec<Position> =
             decoded.iter().flatten().flat_map(|(chunk, _)| &chunk.positions).copied().collect();
-        let mut retries = Vec::new();
-        for some in positions.chunks(RETRIES_AT_ONCE) {
-            retries.extend(self.reader.retries(connection, some).await?);
-        }
-        let mut retries = retries.into_iter();
-        let mut found = ids.iter().zip(decoded).map(|(id, decoded)| match decoded {
-            Ok((chunk, bits)) => {
-                let retries = retries.by_ref().take(chunk.positions.len());
-                ChunkFound::Read(self.chunk(id.number, chunk, bits, retries))
-            }
-            Err(unread) => unread,
-        });
-        let events = ranges.iter().map(|range| Event::ChunksRead {
-            lane: range.lane,
-            chunks: found.by_ref().take(range.count as usize).collect(),
-        });
-        Ok(events.collect())
-    }
-
-    fn chunk(
-        &self,
-        number: u32,
-        Chunk { positions, pack }: Chunk,
-        bits: Vec<u8>,
-        retries: impl Iterator<Item = Option<(u32, Duration)>>,
-    ) -> ChunkRead<PackBytes> {
-        let retries = positions
-            .iter()
-            .zip(retries)
-            .filter_map(|(position, found)| found.map(|(number, spent)| (*position, number, spent)))
-            .collect();
-        let records = (0..)
-            .zip(&positions)
-            .map(|(index, position)| {
-                (*position, self.sorter.sort(&pack.record(index), *position, false))
-            })
-            .collect();
-        ChunkRead { number, records, bits, retries, content: PackBytes(Arc::new(pack)) }
+        let retries = self.reader.retries(connection, &positions).await?;
+        let sort = |record: &Record, position| self.sorter.sort(record, position, false);
+        Ok(chunks_read(ranges, decoded, retries, sort))
     }
 
     /// A handle on the shared connection: requests on it are pipelined.
-    async fn connected(&self) -> Result<Connection, QueueError> {
-        let mut connection = self.connection.lock().await;
-        if let Some(connection) = connection.as_ref() {
-            return Ok(connection.clone());
+    async fn connected(&self) -> Result<(Connection, u64), QueueError> {
+        let mut shared = self.shared.lock().await;
+        if shared.connection.is_none() {
+            let connected = self.redis.connect(Some(ANSWER_TIMEOUT)).await?;
+            *shared = Shared { connection: Some(connected), number: shared.number + 1 };
         }
-        let connected = self.redis.connect(Some(ANSWER_TIMEOUT)).await?;
-        Ok(connection.insert(connected).clone())
+        let connection = shared.connection.clone().expect("BUG: it was just made");
+        Ok((connection, shared.number))
+    }
+
+    /// Ends the shared connection, unless another has taken its place.
+    async fn end_connection(&self, number: Option<u64>) {
+        let mut shared = self.shared.lock().await;
+        if number == Some(shared.number) {
+            shared.connection = None;
+        }
     }
 }
 
 impl Wanted {
-    /// The same in two parts, if it is of several chunks.
+    /// The same in two parts, if it is of several lanes or of several chunks that are read again. Of one
+    /// lane's chunks the first half: the core asks for the others then.
     fn halves(self) -> Vec<Self> {
         match self {
+            Self::Chunks(ranges) if ranges.len() == 1 => {
+                let half =
+                    |range: ChunkRange| ChunkRange { count: range.count.div_ceil(2), ..range };
+                vec![Self::Chunks(ranges.into_iter().map(half).collect())]
+            }
             Self::Chunks(ranges) if ranges.len() > 1 => {
                 let (first, second) = ranges.split_at(ranges.len() / 2);
                 vec![Self::Chunks(first.to_vec()), Self::Chunks(second.to_vec())]
@@ -245,6 +255,56 @@ impl ChunkRange {
     }
 }
 
+/// An event for each range, made of its chunks and of the retry state of each of their webhooks, all in
+/// the order of the ranges.
+fn chunks_read(
+    ranges: &[ChunkRange],
+    decoded: Vec<Decoded>,
+    retries: Vec<RetryState>,
+    sort: impl Fn(&Record, Position) -> Sorted,
+) -> Vec<Event<PackBytes>> {
+    let mut retries = retries.into_iter();
+    let ids = ranges.iter().flat_map(ChunkRange::ids);
+    let mut found = ids.zip(decoded).map(|(id, decoded)| match decoded {
+        Ok((chunk, bits)) => {
+            let retries = retries.by_ref().take(chunk.positions.len()).collect();
+            ChunkFound::Read(chunk_read(id.number, chunk, bits, retries, &sort))
+        }
+        Err(unread) => unread,
+    });
+    let events = ranges.iter().map(|range| Event::ChunksRead {
+        lane: range.lane,
+        chunks: found.by_ref().take(range.count as usize).collect(),
+    });
+    events.collect()
+}
+
+fn chunk_read(
+    number: u32,
+    Chunk { positions, pack }: Chunk,
+    bits: Vec<u8>,
+    retries: Vec<RetryState>,
+    sort: impl Fn(&Record, Position) -> Sorted,
+) -> ChunkRead<PackBytes> {
+    let states = positions.iter().zip(retries);
+    let retries = states
+        .filter_map(|(position, state)| state.map(|(number, spent)| (*position, number, spent)))
+        .collect();
+    let records = (0..)
+        .zip(&positions)
+        .map(|(index, position)| (*position, sort(&pack.record(index), *position)))
+        .collect();
+    ChunkRead { number, records, bits, retries, content: PackBytes(Arc::new(pack)) }
+}
+
+fn chunk_again(id: ChunkId, decoded: Decoded) -> Event<PackBytes> {
+    let again = decoded.ok().map(|(Chunk { positions, pack }, _)| ReadAgain {
+        content: PackBytes(Arc::new(pack)),
+        positions,
+    });
+    Event::Read(PackKey::Chunk(id.lane, id.number), again)
+}
+
 fn pack_again(bytes: Option<Bytes>) -> Option<ReadAgain<PackBytes>> {
     let pack = bytes.and_then(|bytes| Pack::decode(&bytes).ok())?;
     Some(ReadAgain { content: PackBytes(Arc::new(pack)), positions: Vec::new() })
@@ -258,5 +318,142 @@ fn decode_chunk(id: ChunkId, stored: Option<StoredChunk>) -> Decoded {
             tracing::error!(chunk = %id, error = chain(&error), "a chunk can't be decoded");
             Err(ChunkFound::Corrupt)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_delivery::Class;
+    use spillway_webhook::Webhook;
+    use spillway_webhook::pack::{Packer, Records};
+
+    use super::*;
+
+    fn at(ms: u64) -> Position {
+        Position { ms, seq: 0, index: 0 }
+    }
+
+    /// A chunk whose webhooks were accepted at `times`, each with that as its time and its body.
+    fn chunk_of(times: &[u64]) -> Decoded {
+        let mut records = Records::default();
+        for ms in times {
+            records.push(&Webhook {
+                received_at_ms: *ms,
+                target: "/".parse().expect("a path"),
+                headers: http::HeaderMap::new(),
+                body: ms.to_string().into(),
+            });
+        }
+        let pack = Pack::decode(Packer::new().pack(&records)).expect("what was packed decodes");
+        let bits = times.iter().map(|ms| *ms as u8).collect();
+        Ok((Chunk { positions: times.iter().map(|ms| at(*ms)).collect(), pack }, bits))
+    }
+
+    /// The record's own time as its resource.
+    fn by_time(record: &Record, position: Position) -> Sorted {
+        assert_eq!(record.received_at_ms, position.ms);
+        Sorted {
+            resource: position.ms,
+            lane: 0,
+            shop: 0,
+            class: Class::Rest,
+            is_barrier: false,
+            coalesces: 0,
+            fingerprint: None,
+        }
+    }
+
+    fn times(read: &ChunkRead<PackBytes>) -> Vec<u64> {
+        read.records
+            .iter()
+            .map(|(at, sorted)| {
+                assert_eq!(at.ms, sorted.resource);
+                at.ms
+            })
+            .collect()
+    }
+
+    #[test]
+    fn each_range_gets_its_chunks_and_each_webhook_its_retry_state() {
+        let range = |lane, first, count| ChunkRange { lane, first, count };
+        let ranges = [range(7, 4, 3), range(8, 1, 1), range(9, 2, 2)];
+        let decoded = vec![
+            chunk_of(&[1, 2]),
+            Err(ChunkFound::Missing),
+            chunk_of(&[3]),
+            Err(ChunkFound::Corrupt),
+            chunk_of(&[4, 5, 6]),
+            chunk_of(&[7]),
+        ];
+        let spent = Duration::from_millis;
+        let tried = |ms: u32| (ms.is_multiple_of(2) || ms == 7).then(|| (ms, spent(u64::from(ms))));
+        let events = chunks_read(&ranges, decoded, (1..=7).map(tried).collect(), by_time);
+        let mut found = Vec::new();
+        for event in events {
+            let Event::ChunksRead { lane, chunks } = event else { panic!("{event:?}") };
+            for chunk in chunks {
+                found.push(match chunk {
+                    ChunkFound::Read(read) => {
+                        let bits: Vec<u8> = times(&read).iter().map(|ms| *ms as u8).collect();
+                        assert_eq!(read.bits, bits);
+                        let held = read.content.0.count() as usize;
+                        assert_eq!(held, bits.len());
+                        for (position, number, time) in &read.retries {
+                            assert_eq!(position.ms, u64::from(*number));
+                            assert_eq!(*time, spent(position.ms));
+                        }
+                        let retried = read.retries.iter().map(|(at, ..)| at.ms).collect();
+                        (lane, Some(read.number), times(&read), retried)
+                    }
+                    ChunkFound::Missing => (lane, None, vec![], vec![]),
+                    ChunkFound::Corrupt => (lane, None, vec![0], vec![]),
+                });
+            }
+        }
+        let expected = [
+            (7, Some(4), vec![1, 2], vec![2]),
+            (7, None, vec![], vec![]),
+            (7, Some(6), vec![3], vec![]),
+            (8, None, vec![0], vec![]),
+            (9, Some(2), vec![4, 5, 6], vec![4, 6]),
+            (9, Some(3), vec![7], vec![7]),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn the_halves_of_a_read_are_all_of_it_down_to_one_chunk() {
+        let chunks: Vec<u32> = (1..=16).collect();
+        let ids = chunks.iter().map(|number| ChunkId { lane: 7, number: *number });
+        let ranges = chunks.iter().map(|first| ChunkRange { lane: 7, first: *first, count: 2 });
+        let whole = [Wanted::ChunksAgain(ids.collect()), Wanted::Chunks(ranges.collect())];
+        for whole in whole {
+            let mut parts = vec![whole];
+            for count in [2, 4, 8, 16] {
+                parts = parts.into_iter().flat_map(Wanted::halves).collect();
+                assert_eq!(parts.len(), count);
+                let mut held = Vec::new();
+                for part in &parts {
+                    match part {
+                        Wanted::ChunksAgain(ids) => held.extend(ids.iter().map(|id| id.number)),
+                        Wanted::Chunks(ranges) => held.extend(ranges.iter().map(|one| one.first)),
+                        other => panic!("{other:?}"),
+                    }
+                }
+                assert_eq!(held, chunks);
+            }
+        }
+        let long = ChunkRange { lane: 7, first: 3, count: 4 };
+        let mut parts = vec![Wanted::Chunks(vec![long])];
+        for expected in [2, 1, 1] {
+            parts = parts.into_iter().flat_map(Wanted::halves).collect();
+            let [Wanted::Chunks(ranges)] = &parts[..] else { panic!("{parts:?}") };
+            let [ChunkRange { lane: 7, first: 3, count }] = ranges[..] else {
+                panic!("{ranges:?}")
+            };
+            assert_eq!(count, expected, "of one lane, from its first chunk on");
+        }
+        let one = Wanted::Rest(7, StreamId { ms: 1, seq: 0 }).halves();
+        assert!(matches!(one[..], [Wanted::Rest(7, StreamId { ms: 1, seq: 0 })]), "{one:?}");
     }
 }

@@ -8,6 +8,7 @@ mod past;
 
 use std::ops::ControlFlow;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -138,17 +139,18 @@ async fn what_waits(
     wanted: &str,
 ) -> Result<Vec<Fact>, Failure> {
     let filter = Filter { webhook_id: Some(wanted.to_owned()), ..Filter::default() };
-    let (pauses, lanes) = (drain.pauses.clone(), waiting.lanes().await?);
+    let (pauses, lanes) = (drain.pauses.clone(), Arc::new(waiting.lanes(&filter).await?));
+    let known = lanes.clone();
     let look = move |look: &Look<'_>| {
         let meant = look.webhooks().filter(|met| met.is_meant(&filter));
-        meant.map(|met| waits(&met, &pauses, &lanes)).collect::<Vec<Fact>>()
+        meant.map(|met| waits(&met, &pauses, &known)).collect::<Vec<Fact>>()
     };
     let mut facts = Vec::new();
     let mut take = |found: Vec<Fact>| {
         facts.extend(found);
         ControlFlow::Continue(())
     };
-    waiting.aside(look.clone(), &mut take).await?;
+    waiting.aside(&lanes, look.clone(), &mut take).await?;
     // A Spillway-Id tells the pack.
     match wanted.parse::<WebhookId>() {
         Ok(id) => waiting.pack(id.entry, look, &mut take).await?,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use spillway_queue::orders::Pause;
+use spillway_queue::orders::{Filter, Pause};
 use spillway_queue::status;
 use spillway_webhook::freshness::rfc3339;
 
@@ -110,9 +110,9 @@ async fn read(
         }
         seen
     };
-    let mut tally = Tally::default();
+    let (mut tally, lanes) = (Tally::default(), waiting.lanes(&Filter::default()).await?);
     waiting
-        .aside(look.clone(), |seen| {
+        .aside(&lanes, look.clone(), |seen| {
             tally.add_beside(seen);
             ControlFlow::Continue(())
         })

@@ -28,8 +28,6 @@ const PAGE_BYTES: usize = 4 << 20;
 const CHUNKS_AT_FIRST: usize = 16;
 /// Chunks in one page, however small: bounds how long one command holds Redis.
 const CHUNKS_MAX: usize = 512;
-/// Retry states read at a time, for the same reason.
-const RETRIES_AT_ONCE: usize = 1024;
 
 /// What waits for one drain.
 pub struct Waiting {
@@ -155,10 +153,11 @@ impl Waiting {
         Ok(page.first().map(|entry| entry.id).filter(|id| *id <= self.last))
     }
 
-    /// Hands what `look` makes of the webhooks outside the main stream to `each`: replays, then lane
-    /// by lane, until that breaks.
+    /// Hands what `look` makes of the webhooks outside the main stream to `each`: replays, then those of
+    /// `lanes`, until that breaks.
     pub async fn aside<T: Send + 'static>(
         &mut self,
+        lanes: &[LaneRow],
         look: impl Fn(&Look<'_>) -> T + Send + Sync + 'static,
         mut each: impl FnMut(T) -> ControlFlow<()>,
     ) -> Result<(), Failure> {
@@ -173,8 +172,7 @@ impl Waiting {
                 return Ok(());
             }
         }
-        let rows = self.lanes().await?;
-        let ids = rows.iter().flat_map(|row| {
+        let ids = lanes.iter().flat_map(|row| {
             (row.first_chunk..=row.last_chunk).map(|number| ChunkId { lane: row.lane, number })
         });
         let ids: Vec<ChunkId> = ids.collect();
@@ -195,9 +193,11 @@ impl Waiting {
         looks.tell(0, &mut each).await.map(|_| ())
     }
 
-    /// Lanes with webhooks outside the main stream.
-    pub async fn lanes(&mut self) -> Result<Vec<LaneRow>, Failure> {
-        Ok(self.reader.lane_rows(&mut self.connection).await?)
+    /// Lanes that may hold webhooks that `filter` means, outside the main stream.
+    pub async fn lanes(&mut self, filter: &Filter) -> Result<Vec<LaneRow>, Failure> {
+        let mut rows = self.reader.lane_rows(&mut self.connection).await?;
+        rows.retain(|row| may_hold(row, filter));
+        Ok(rows)
     }
 
     /// Chunks that are still there, with the attempts of their webhooks.
@@ -207,10 +207,7 @@ impl Waiting {
         let positions =
             stored.iter().map(|stored| Chunk::decode_positions(&stored.bytes).unwrap_or_default());
         let positions: Vec<Vec<Position>> = positions.collect();
-        let mut retries = Vec::new();
-        for some in positions.concat().chunks(RETRIES_AT_ONCE) {
-            retries.extend(self.reader.retries(&mut self.connection, some).await?);
-        }
+        let retries = self.reader.retries(&mut self.connection, &positions.concat()).await?;
         let mut attempts = retries.into_iter().map(|known| known.map_or(0, |(count, _)| count));
         let chunks = stored.into_iter().zip(positions).map(|(stored, positions)| LaneChunk {
             stored,
@@ -406,6 +403,14 @@ impl Met<'_> {
     }
 }
 
+/// Whether a lane may hold what a filter means. A Spillway-Id tells the position, Shopify's id nothing.
+fn may_hold(row: &LaneRow, filter: &Filter) -> bool {
+    let id = filter.webhook_id.as_ref().and_then(|id| id.parse::<WebhookId>().ok());
+    let position = id.map(|id| Position::new(id.entry, id.index));
+    filter.shop.as_ref().is_none_or(|shop| *shop == row.shop)
+        && position.is_none_or(|position| (row.first..=row.last).contains(&position))
+}
+
 /// A header as text.
 fn text(value: Option<&[u8]>) -> String {
     String::from_utf8_lossy(value.unwrap_or_default()).into_owned()
@@ -418,4 +423,43 @@ pub fn unknown(drain: &str, status: &status::Status) -> Failure {
         true => format!("no drain is named {drain}; none is registered: start a downstreamer"),
         false => format!("no drain is named {drain}; there is {}", known.join(", ")),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use spillway_queue::lane::KeyScheme;
+
+    use super::*;
+
+    #[test]
+    fn a_lane_is_looked_into_unless_nothing_of_it_can_be_meant() {
+        let at = |ms, index| Position::new(StreamId { ms, seq: 0 }, index);
+        let row = LaneRow {
+            lane: 7,
+            shop: "a.myshopify.com".to_owned(),
+            kind: "product".to_owned(),
+            scheme: KeyScheme::Kind,
+            first_chunk: 1,
+            last_chunk: 2,
+            waiting: 3,
+            first: at(5, 2),
+            last: at(9, 1),
+            failing_ms: 0,
+            tripped: false,
+            suspect: false,
+        };
+        let of_shop = |shop: &str| Filter { shop: Some(shop.to_owned()), ..Filter::default() };
+        assert!(may_hold(&row, &Filter::default()));
+        assert!(may_hold(&row, &of_shop("a.myshopify.com")));
+        assert!(!may_hold(&row, &of_shop("b.myshopify.com")));
+        let of_id = |id: String| Filter { webhook_id: Some(id), ..Filter::default() };
+        assert!(may_hold(&row, &of_id("b54557e4-bdd9-4b37-8a5f-bf7d70bcd043".to_owned())));
+        for (ms, index, is_meant) in
+            [(5, 1, false), (5, 2, true), (7, 0, true), (9, 1, true), (9, 2, false)]
+        {
+            let entry = StreamId { ms, seq: 0 };
+            let id = WebhookId { cell: 1, entry, index }.to_string();
+            assert_eq!(may_hold(&row, &of_id(id)), is_meant, "{ms} {index}");
+        }
+    }
 }

@@ -248,6 +248,7 @@ impl World {
             ),
             Request::Read(PackKey::Chunk(lane, number)) => {
                 let chunk = redis.chunks.get(&(*lane, *number));
+                let chunk = chunk.filter(|chunk| !chunk.is_spoiled);
                 let bytes = chunk.map(|chunk| read_again(chunk.webhooks.clone(), true));
                 Event::Read(PackKey::Chunk(*lane, *number), bytes)
             }
@@ -261,6 +262,9 @@ impl World {
             }
             Request::Chunks(lane, first, count) => {
                 self.tally.chunks_read += u64::from(*count);
+                // Fewer than asked for, where reading all of them took too long.
+                let fewer = u32::try_from(self.random.below(4)).expect("below four");
+                let count = count - fewer.min(count - 1);
                 let chunks = (*first..first + count)
                     .map(|number| redis.chunk(*lane, number, (scheme, keeps)));
                 Event::ChunksRead { lane: *lane, chunks: chunks.collect() }

@@ -12,6 +12,9 @@ use crate::connect::Connection;
 use crate::error::QueueError;
 use crate::lane::{self, ChunkId, LaneRow, StoredChunk};
 
+/// Retry states that are asked for in one command: it holds Redis for as long as it takes.
+const RETRIES_AT_ONCE: usize = 1_024;
+
 impl Reader {
     /// Rows of all lanes, in the order of their hashes.
     ///
@@ -99,14 +102,15 @@ impl Reader {
         connection: &mut Connection,
         positions: &[Position],
     ) -> Result<Vec<Option<(u32, Duration)>>, QueueError> {
-        if positions.is_empty() {
-            return Ok(Vec::new());
+        let mut found: Vec<Option<Vec<u8>>> = Vec::with_capacity(positions.len());
+        for some in positions.chunks(RETRIES_AT_ONCE) {
+            let some: Vec<Option<Vec<u8>>> = cmd("HMGET")
+                .arg(self.redis.keys.retries(&self.drain))
+                .arg(texts(some))
+                .query_async(connection)
+                .await?;
+            found.extend(some);
         }
-        let found: Vec<Option<Vec<u8>>> = cmd("HMGET")
-            .arg(self.redis.keys.retries(&self.drain))
-            .arg(texts(positions))
-            .query_async(connection)
-            .await?;
         let read = |(position, state): (&Position, Option<Vec<u8>>)| {
             let state = state?;
             let parsed = str::from_utf8(&state).ok().and_then(retry);

@@ -102,6 +102,12 @@ async fn an_unreadable_retry_state_is_skipped_and_an_unreadable_row_is_named() {
     let (reader, connection) = (&http.reader, &mut http.connection);
     let retries = reader.retries(connection, &[at(4), at(3)]).await.unwrap();
     assert_eq!(retries, [None, Some((4, Duration::from_millis(1_500)))]);
+    // More than one command asks for: each answer belongs to its position.
+    let many: Vec<Position> =
+        (0..2_500).map(|ms| at(if ms % 1_000 == 3 { 3 } else { 9 })).collect();
+    let retries = reader.retries(connection, &many).await.unwrap();
+    let known = (0..retries.len()).filter(|index| retries[*index].is_some());
+    assert_eq!((retries.len(), known.collect::<Vec<_>>()), (2_500, vec![3, 1_003, 2_003]));
     let lane = "0000000000000007";
     let _: u64 = server.command(&["HSET", "spillway:http:lanes", lane, "{"]).await;
     let error = reader.lane_rows(connection).await.unwrap_err().to_string();
@@ -249,6 +255,20 @@ async fn thousands_of_lanes_are_read_in_parts() {
     assert_eq!(rows, (0..5_000).map(|lane| row(lane, lane)).collect::<Vec<_>>());
     assert_eq!(reader.barriers(connection).await.unwrap().len(), 5_000);
     assert_eq!(reader.leads(connection).await.unwrap().len(), 5_000);
+
+    // All but the first and the last go, with a lane that is written in the same settlement.
+    let changes = LaneChanges {
+        rows: Changes::delete(1..4_999),
+        barriers: Changes::delete((1..4_999).map(at)),
+        leads: Changes { deleted: (1..4_999).collect(), ..Changes::write([(9_999, at(9_999))]) },
+        ..LaneChanges::default()
+    };
+    http.settle(&of(changes)).await.unwrap();
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    assert_eq!(reader.lane_rows(connection).await.unwrap(), [row(0, 0), row(4_999, 4_999)]);
+    assert_eq!(reader.barriers(connection).await.unwrap(), [(at(0), 0), (at(4_999), 4_999)]);
+    let leads = [0, 4_999, 9_999].map(|ms| (ms, at(ms)));
+    assert_eq!(reader.leads(connection).await.unwrap(), leads);
 }
 
 #[test]

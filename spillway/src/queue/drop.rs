@@ -86,8 +86,9 @@ pub async fn run(place: &Place, drain: &str, arguments: Arguments) -> Result<(),
 
 async fn find(waiting: &mut Waiting, filter: Filter, consent: Consent) -> Result<Named, Failure> {
     let mut named = Named::default();
+    let wanted = filter.clone();
     let look = move |look: &Look<'_>| {
-        let meant = look.webhooks().filter(|met| met.is_meant(&filter));
+        let meant = look.webhooks().filter(|met| met.is_meant(&wanted));
         meant.map(|met| One::of(&met, consent)).collect::<Vec<One>>()
     };
     let (mut progress, mut seen, packs) = (Progress::new(), 0, waiting.packs);
@@ -99,7 +100,8 @@ async fn find(waiting: &mut Waiting, filter: Filter, consent: Consent) -> Result
         })
         .await?;
     // Last, or webhooks that leave the main stream while it is read would be found in neither.
-    waiting.aside(look, |found| named.take(found)).await?;
+    let lanes = waiting.lanes(&filter).await?;
+    waiting.aside(&lanes, look, |found| named.take(found)).await?;
     Ok(named)
 }
 

@@ -37,11 +37,12 @@ pub async fn run(
     let mut waiting = Waiting::for_drain(place, drain).await?;
     let mut listing = Listing { rows: Vec::new(), json, limit: limit as usize, failed: None };
     let (mut progress, mut seen, packs) = (Progress::new(), 0, waiting.packs);
+    let lanes = waiting.lanes(&filter).await?;
     let look = move |look: &Look<'_>| {
         let meant = look.webhooks().filter(|met| met.is_meant(&filter));
         meant.map(|met| Row::of(&met)).collect::<Vec<Row>>()
     };
-    waiting.aside(look.clone(), |rows| listing.take(rows)).await?;
+    waiting.aside(&lanes, look.clone(), |rows| listing.take(rows)).await?;
     if !listing.is_full() {
         waiting
             .main(look, |rows| {

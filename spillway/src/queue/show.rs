@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::ops::ControlFlow;
 
+use spillway_queue::orders::Filter;
 use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
 
@@ -43,7 +44,9 @@ async fn find(place: &Place, drain: &str, id: WebhookId) -> Result<Shown, Failur
         }
     };
     waiting.pack(id.entry, look, &mut take).await?;
-    waiting.aside(look, &mut take).await?;
+    let filter = Filter { webhook_id: Some(id.to_string()), ..Filter::default() };
+    let lanes = waiting.lanes(&filter).await?;
+    waiting.aside(&lanes, look, &mut take).await?;
     let nothing = || {
         let hint = "see `spillway explain` for what became of it";
         Failure::Failed(format!("{id} does not wait for {drain}; {hint}"))
