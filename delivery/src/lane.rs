@@ -39,8 +39,8 @@ pub struct Chunk {
     pub bits: Vec<u8>,
     /// Webhooks that are not settled.
     pub left: u32,
-    /// Raw bytes, once it was read.
-    pub bytes: Option<u32>,
+    /// Raw bytes.
+    pub bytes: u32,
 }
 
 /// A read for a window.
@@ -155,8 +155,8 @@ pub struct Lane {
     pub dropping: u32,
     /// Part of it that is being read.
     pub reading: Option<WindowRead>,
-    /// Whether it is listed among those to read more of.
-    pub is_listed: bool,
+    /// Set while it is listed to be read more of: whether among lanes with few webhooks in chunks.
+    pub listed: Option<bool>,
 }
 
 impl Lane {
@@ -173,7 +173,7 @@ impl Lane {
             flow: Flow::default(),
             dropping: 0,
             reading: None,
-            is_listed: false,
+            listed: None,
         }
     }
 

@@ -235,19 +235,25 @@ impl Lanes {
     /// Lists a lane among those to read more of.
     pub fn list(&mut self, key: LaneKey) {
         if let Some(lane) = self.lanes.get_mut(usize_of(key))
-            && !std::mem::replace(&mut lane.is_listed, true)
+            && lane.listed != Some(lane.has_few())
         {
-            self.hungry[usize::from(lane.has_few())].push_back(key);
+            let has_few = lane.has_few();
+            lane.listed = Some(has_few);
+            self.hungry[usize::from(has_few)].push_back(key);
         }
     }
 
     /// The next lane to read more of, of those with few webhooks in chunks or of the others.
     pub fn next_listed(&mut self, has_few: bool) -> Option<LaneKey> {
-        let key = self.hungry[usize::from(has_few)].pop_front()?;
-        if let Some(lane) = self.lanes.get_mut(usize_of(key)) {
-            lane.is_listed = false;
+        // Some were listed anew in the other list since, or are of lanes that are gone.
+        loop {
+            let key = self.hungry[usize::from(has_few)].pop_front()?;
+            if let Some(lane) = self.lanes.get_mut(usize_of(key))
+                && lane.listed.take_if(|listed| *listed == has_few).is_some()
+            {
+                return Some(key);
+            }
         }
-        Some(key)
     }
 
     /// Lanes that are listed.

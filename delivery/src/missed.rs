@@ -3,6 +3,8 @@
 //! A pack or chunk that is not there may be settled just now: the settlement under way is waited for,
 //! and then it is either not needed any more, or lost.
 
+use std::collections::BTreeSet;
+
 use spillway_webhook::StreamId;
 
 use crate::core::Core;
@@ -34,10 +36,15 @@ impl<C: Content> Core<C> {
     }
 
     /// Something was there: it had been looked for before it was written, or its lane was cut meanwhile.
-    pub(crate) fn found(&mut self, found: Missed) {
-        if self.reading.missed.remove(&found) {
-            self.go_on(found);
-        }
+    pub(crate) fn found(&mut self, key: PackKey) {
+        let is_found = |missed: &Missed| match missed {
+            Missed::Pack(missed) => *missed == key,
+            Missed::Rest(_, entry) => PackKey::Main(*entry) == key,
+        };
+        let missed = std::mem::take(&mut self.reading.missed);
+        let (found, missed): (BTreeSet<_>, _) = missed.into_iter().partition(is_found);
+        self.reading.missed = missed;
+        found.into_iter().for_each(|found| self.go_on(found));
     }
 
     /// A settlement was applied: what it did not settle is lost.

@@ -163,7 +163,7 @@ impl<C: Content> Core<C> {
 
     /// Writes everything unsettled of a pack into the chunks of its lanes.
     fn move_pack(&mut self, front: &MainPack, pack: PackRead<C>) {
-        let mut by_lane: BTreeMap<LaneKey, Vec<Position>> = BTreeMap::new();
+        let mut by_lane: BTreeMap<LaneKey, (Vec<Position>, usize)> = BTreeMap::new();
         for (index, sorted) in (0..front.count).zip(&pack.sorted) {
             if front.is_settled(index) {
                 continue;
@@ -171,16 +171,18 @@ impl<C: Content> Core<C> {
             let shop = self.queue.shops.intern(sorted.shop);
             let lane = self.queue.lane(sorted.lane, shop);
             let position = Position::new(front.entry, index);
-            by_lane.entry(lane).or_default().push(position);
+            let (positions, bytes) = by_lane.entry(lane).or_default();
+            positions.push(position);
+            *bytes += pack.content.record_bytes(index);
             self.move_row(lane, position, sorted.shop);
         }
-        for (lane, positions) in by_lane {
+        for (lane, (positions, bytes)) in by_lane {
             self.ledger.draft.settling.lanes.insert(lane);
             if let Some(lane) = self.queue.lanes.get(lane) {
                 let unread = positions.iter().filter(|position| !lane.is_known_up_to(**position));
                 self.ledger.draft.unread.extend(unread);
             }
-            self.write_chunk(lane, positions);
+            self.write_chunk(lane, positions, u32::try_from(bytes).unwrap_or(u32::MAX));
         }
         self.ledger.draft.settlement.lanes.moved.insert(front.entry, pack.content);
     }
@@ -199,8 +201,8 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Adds webhooks to the chunk of a lane that this settlement writes.
-    fn write_chunk(&mut self, key: LaneKey, positions: Vec<Position>) {
+    /// Adds webhooks of so many raw bytes to the chunk of a lane that this settlement writes.
+    fn write_chunk(&mut self, key: LaneKey, positions: Vec<Position>, bytes: u32) {
         let (Some(first), Some(last)) = (positions.first().copied(), positions.last().copied())
         else {
             return;
@@ -231,15 +233,14 @@ impl<C: Content> Core<C> {
         let row = stored.chunk_mut(number);
         if let Some(row) = row {
             row.left += count;
+            row.bytes = row.bytes.saturating_add(bytes);
             row.positions.extend(positions);
             let total = key_of(row.positions.len());
             row.bits.resize(bytes_for(total), 0);
             self.queue.lanes.grew(count);
         } else if is_new && is_indexed {
             let bits = vec![0; bytes_for(count)];
-            self.queue
-                .lanes
-                .add_chunk(key, Chunk { number, positions, bits, left: count, bytes: None });
+            self.queue.lanes.add_chunk(key, Chunk { number, positions, bits, left: count, bytes });
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::index::ResourceKey;
 use crate::main_stream::MainPack;
 use crate::missed::Missed;
 use crate::resource::State;
-use crate::sorted::{Content, raw_bytes};
+use crate::sorted::Content;
 
 /// Packs at the front of the stream that are kept at hand.
 const FRONT_MAX: usize = 256;
@@ -221,7 +221,7 @@ impl<C: Content> Core<C> {
             PackKey::Chunk(lane, number) => {
                 let lane = self.queue.lanes.by_hash(lane).and_then(|key| self.queue.lanes.get(key));
                 let chunk = lane.and_then(|lane| lane.stored.as_ref()?.chunk(number));
-                let small = chunk.filter(|chunk| chunk.bytes.is_some_and(|it| it <= SMALL_BYTES));
+                let small = chunk.filter(|chunk| chunk.bytes <= SMALL_BYTES);
                 small.map(|chunk| u32::try_from(chunk.positions.len()).unwrap_or(u32::MAX))
             }
             PackKey::Replay(_) => None,
@@ -281,13 +281,6 @@ impl<C: Content> Core<C> {
                 known == Some(&found.positions[..])
             }
         });
-        if let (PackKey::Chunk(lane, number), Some(found)) = (key, &found) {
-            let key = self.queue.lanes.by_hash(lane);
-            let stored = key.and_then(|key| self.queue.lanes.get_mut(key)?.stored.as_mut());
-            if let Some(chunk) = stored.and_then(|stored| stored.chunk_mut(number)) {
-                chunk.bytes = Some(raw_bytes(&found.content));
-            }
-        }
         self.pack_read(key, found.map(|found| found.content))
     }
 
@@ -295,7 +288,7 @@ impl<C: Content> Core<C> {
         self.reading.ended(key);
         let is_ahead = !self.reading.waiting.contains_key(&key);
         let Some(content) = content else { return self.missed(Missed::Pack(key)) };
-        self.found(Missed::Pack(key));
+        self.found(key);
         if !is_ahead {
             let usual = RAW_BYTES_TARGET as f64;
             self.reading.budget -= content.raw_bytes() as f64 / usual;

@@ -25,7 +25,7 @@ use crate::sorted::{Content, Sorted, raw_bytes};
 /// those with many.
 const FEW_LOOKS_MAX: usize = 64;
 const MANY_LOOKS_MAX: usize = 16;
-/// Of those, lanes for which the main stream is searched: it may be long.
+/// Of each of those, lanes for which the main stream is searched in vain: it may be long.
 const SEARCHES_MAX: usize = 8;
 /// Reason to begin again.
 const CHUNK_GONE: &str = "a chunk that waits can't be read any more";
@@ -37,7 +37,7 @@ impl<C: Content> Core<C> {
         if self.session.is_draining {
             return effects;
         }
-        let (unread, mut searches) = (OnceCell::new(), SEARCHES_MAX);
+        let (unread, mut searches) = (OnceCell::new(), [SEARCHES_MAX; 2]);
         let many = self.queue.lanes.listed(false).min(MANY_LOOKS_MAX);
         let few = self.queue.lanes.listed(true).min(FEW_LOOKS_MAX);
         for has_few in (0..many).map(|_| false).chain((0..few).map(|_| true)) {
@@ -62,7 +62,7 @@ impl<C: Content> Core<C> {
                 self.queue.lanes.list(key);
                 continue;
             }
-            effects.extend(self.read_window(key, &mut searches));
+            effects.extend(self.read_window(key, &mut searches[usize::from(has_few)]));
         }
         effects
     }
@@ -251,7 +251,7 @@ impl<C: Content> Core<C> {
             }
         }
         let hash = self.queue.lanes.get(key).map_or(0, |lane| lane.hash);
-        self.found(Missed::Pack(PackKey::Chunk(hash, number)));
+        self.found(PackKey::Chunk(hash, number));
         self.note_chunk(key, number, &records, (bits, raw_bytes(&content)));
         self.reading.cache.pass(PackKey::Chunk(hash, number), content);
         let Some(last) = records.last().map(|(position, _)| *position) else { return };
@@ -290,9 +290,7 @@ impl<C: Content> Core<C> {
         let left = (0..count).filter(|index| !is_set(&bits, *index)).count();
         let positions = records.iter().map(|(position, _)| *position).collect();
         let left = u32::try_from(left).unwrap_or(u32::MAX);
-        self.queue
-            .lanes
-            .add_chunk(key, Chunk { number, positions, bits, left, bytes: Some(bytes) });
+        self.queue.lanes.add_chunk(key, Chunk { number, positions, bits, left, bytes });
         if left == 0 {
             // Settled whole; a crash came before it was deleted.
             self.queue.lanes.drop_chunk(key, number);
@@ -311,7 +309,7 @@ impl<C: Content> Core<C> {
         let Some(PackRead { sorted, content, .. }) = pack else {
             return self.missed(Missed::Rest(lane, entry));
         };
-        self.found(Missed::Rest(lane, entry));
+        self.found(PackKey::Main(entry));
         self.queue.lanes.list(key);
         if !self.is_next_of_rest(lane, entry) {
             return None;

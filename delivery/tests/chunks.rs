@@ -1,13 +1,14 @@
 //! Chunks: none holds more than can be decoded again, and none is taken for another.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
 use spillway_delivery::{
-    AttemptEnd, Backoff, ChunkFound, ChunkRead, Class, Config, Content, Core, Effect, Event,
-    LaneLoaded, Loaded, Now, PackKey, PackRead, ReadAgain, Seen, Settlement, ShopBounds, Sorted,
-    Tuning, Verdict,
+    AttemptEnd, Backoff, ChunkFound, ChunkRead, Class, Config, Content, Controls, Core, Drops,
+    Effect, Event, LaneLoaded, Loaded, Now, PackKey, PackRead, ReadAgain, Seen, Settlement,
+    ShopBounds, Sorted, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::StreamId;
@@ -247,31 +248,59 @@ fn a_chunk_that_is_gone_is_read_once_for_each_settlement_until_the_leader_begins
     panic!("{reads} reads, and no new beginning");
 }
 
-/// Chunks that are read again at once: of so many lanes of one webhook of so many bytes each.
-fn read_again_at_once(count: u64, bytes: usize) -> usize {
+fn controls(version: u64, paused: Range<u64>) -> Controls<()> {
+    Controls {
+        version,
+        is_all_paused: false,
+        shops: paused.collect(),
+        filters: Vec::new(),
+        drops: Drops::default(),
+    }
+}
+
+/// Chunks that are read again at once: of so many lanes of one webhook of so many bytes each, which were
+/// there, or which this leader wrote.
+fn read_again_at_once(count: u64, bytes: usize, are_written: bool) -> usize {
     let lanes = (100..100 + count).map(|lane| LaneLoaded {
         lane,
         shop: lane,
         waiting: 1,
         ..one_chunk(&[Position::new(entry(lane), 0); 2])
     });
-    let loaded = Loaded { cursor: entry(100 + count), lanes: lanes.collect(), ..Loaded::default() };
+    let loaded = match are_written {
+        true => Loaded::default(),
+        false => Loaded { cursor: entry(100 + count), lanes: lanes.collect(), ..Loaded::default() },
+    };
+    let of_lane = |lane| Sorted { lane, shop: lane, resource: lane, ..SORTED };
+    let small = |entry: StreamId| PackRead {
+        entry,
+        sorted: vec![of_lane(entry.ms)],
+        content: Sizes(Rc::new(vec![bytes])),
+    };
     let mut config = config();
     config.tuning.cache_bytes = 0;
     config.bounds = Bounds { concurrency_min: 64, concurrency_max: 64, rate_max: None };
     let mut core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
     let mut events = vec![lease(Duration::ZERO), Event::ReplaysLoaded];
+    if are_written {
+        // What is paused moves.
+        events.push(Event::Controls(controls(1, 100..100 + count)));
+        events.extend((100..100 + count).map(|lane| Event::Pack(small(entry(lane)))));
+    }
     let mut again = 0;
-    for step in 0..100 {
+    for step in 0..130 {
         let now = Now { at: Duration::from_secs(step), wall_ms: 1_000 * step };
+        if step == 60 {
+            events.push(Event::Controls(controls(2, 0..0)));
+        }
         // Nothing may be sent before all are indexed, and others have taken their place at hand.
-        if step == 50 {
+        if step == 80 {
             events.extend([Event::Pack(pack(1_000)), lease(Duration::from_secs(600))]);
         }
         for effect in core.on(std::mem::take(&mut events), now) {
             match effect {
                 Effect::ReadChunks { lane, .. } => {
-                    let sorted = Sorted { lane, shop: lane, resource: lane, ..SORTED };
+                    let sorted = of_lane(lane);
                     let chunk = ChunkFound::Read(ChunkRead {
                         number: 1,
                         records: vec![(Position::new(entry(lane), 0), sorted)],
@@ -282,6 +311,14 @@ fn read_again_at_once(count: u64, bytes: usize) -> usize {
                     events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
                 }
                 Effect::Read(PackKey::Chunk(..)) => again += 1,
+                Effect::Read(key @ PackKey::Main(entry)) => {
+                    let again = ReadAgain { content: small(entry).content, positions: Vec::new() };
+                    events.push(Event::Read(key, Some(again)));
+                }
+                Effect::ReadFront(entries) => {
+                    let front = entries.into_iter().filter(|entry| entry.ms < 1_000);
+                    events.push(Event::FrontRead(front.map(small).collect()));
+                }
                 Effect::Send(dispatch) => events.push(Event::Ended(AttemptEnd {
                     id: dispatch.id,
                     verdict: Verdict::Delivered,
@@ -299,10 +336,65 @@ fn read_again_at_once(count: u64, bytes: usize) -> usize {
 }
 
 #[test]
+fn what_an_operator_drops_while_it_is_read_again_is_not_lost() {
+    let known = pair(1);
+    let mut config = config();
+    config.tuning.cache_bytes = 0;
+    let loaded = Loaded { cursor: entry(9), lanes: vec![one_chunk(&known)], ..Loaded::default() };
+    let mut core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
+    let mut events = vec![lease(Duration::from_secs(600)), Event::ReplaysLoaded];
+    let (mut asked, mut dropped_at) = (None, None);
+    for step in 0..60 {
+        let now = Now { at: Duration::from_secs(step), wall_ms: 1_000 * step };
+        for effect in core.on(std::mem::take(&mut events), now) {
+            match effect {
+                Effect::ReadChunks { lane, .. } => {
+                    let chunk = ChunkFound::Read(ChunkRead {
+                        number: 1,
+                        records: known.iter().map(|at| (*at, SORTED)).collect(),
+                        bits: Vec::new(),
+                        retries: Vec::new(),
+                        content: Sizes(Rc::new(vec![100; known.len()])),
+                    });
+                    events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
+                    // Another one takes its place among the bytes at hand.
+                    events.push(Event::Pack(pack(step + 10)));
+                }
+                Effect::Read(key @ PackKey::Chunk(..)) => {
+                    asked = Some(key);
+                    let main = known.iter().map(|at| (at.entry(), vec![1])).collect();
+                    let drops = Drops { main, ..Drops::default() };
+                    events.push(Event::Controls(Controls { drops, ..controls(1, 0..0) }));
+                }
+                Effect::Settle(settlement) => {
+                    let is_gone = !settlement.lanes.chunks.deleted.is_empty();
+                    match asked.take().filter(|_| is_gone) {
+                        // Redis has applied it, and the answer to the read comes first.
+                        Some(key) => {
+                            events.push(Event::Read(key, None));
+                            dropped_at = Some(step);
+                        }
+                        None => events.push(Event::Settled),
+                    }
+                }
+                Effect::Restart(reason) => panic!("{reason}"),
+                _ => {}
+            }
+        }
+        if dropped_at.is_some_and(|at| at + 5 == step) {
+            events.push(Event::Settled);
+        }
+    }
+    assert!(dropped_at.is_some(), "it was dropped while it was read");
+}
+
+#[test]
 fn few_large_chunks_are_read_again_at_once_and_more_small_ones() {
-    assert_eq!(read_again_at_once(40, 1 << 20), 4);
-    let small = read_again_at_once(40, 1 << 10);
-    assert!((16..=32).contains(&small), "{small}");
+    for are_written in [false, true] {
+        assert_eq!(read_again_at_once(40, 1 << 20, are_written), 4);
+        let small = read_again_at_once(40, 1 << 10, are_written);
+        assert!((16..=32).contains(&small), "{small}");
+    }
 }
 
 #[test]

@@ -101,6 +101,7 @@ struct World {
     spent: HashMap<Position, Duration>,
     /// Packs that are being read for rests of lanes: each once, for all of them.
     rests: HashSet<StreamId>,
+    rests_read: usize,
     /// Time in which nothing of a lane succeeded, as it was written last.
     failing: HashMap<u64, Duration>,
 }
@@ -171,6 +172,7 @@ impl World {
             spent: HashMap::new(),
             failing: HashMap::new(),
             rests: HashSet::new(),
+            rests_read: 0,
         };
         world.step(vec![Event::ReplaysLoaded]);
         world
@@ -241,6 +243,7 @@ impl World {
                 }
                 Effect::ReadRest { lane, entry } => {
                     assert!(self.rests.insert(entry), "{entry} is being read already");
+                    self.rests_read += 1;
                     let pack = PACKS.with_borrow(|packs| Some(pack(entry, packs.get(&entry)?)));
                     self.happens(Event::RestRead { lane, entry, pack });
                 }
@@ -729,6 +732,25 @@ fn an_index_full_of_what_can_not_be_cut_is_read_into_as_soon_as_there_is_room() 
     world.run(30 * SECOND);
     let since = delivered(&world) - before;
     assert!(since >= 300, "{since} delivered in 20 s");
+}
+
+#[test]
+fn a_pack_is_read_once_for_all_lanes_whose_rest_it_is_next_of() {
+    const PACKS: u32 = 80;
+    let mut config = config(64);
+    config.index_bytes = 96 << 10;
+    let is_unwell = |shop, at| shop >= 600 && at < 60 * SECOND;
+    let answers = move |shop, _, at| {
+        if is_unwell(shop, at) { Answer::Fails(MS) } else { Answer::Takes(MS) }
+    };
+    let mut world = known(config, Box::new(answers));
+    for number in 0..PACKS {
+        world.accept(SECOND + 10 * MS * number, (600..640).map(|shop| (shop, 1)));
+    }
+    assert_eq!(world.run(600 * SECOND), 0);
+    let read = world.rests_read;
+    assert!(read > 0, "windows were cut");
+    assert!(read < 20 * PACKS as usize, "{read} reads for {PACKS} packs of 40 lanes");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Reads packs and chunks again, when a webhook of theirs has its turn, when the front of the main
 //! stream moves, or when a lane's window is filled.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,15 +13,17 @@ use spillway_queue::{Connection, QueueError, Redis};
 use spillway_service::error::chain;
 use spillway_webhook::pack::{Pack, Record};
 use spillway_webhook::{Chunk, Position, StreamId};
+use tokio::time::Instant;
 
 use crate::content::PackBytes;
 use crate::intake::decode_pack;
 use crate::sort::Sorter;
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Before Redis is asked again after it failed, and after how many failures the log says so.
+/// Before Redis is asked again after it failed.
 const PAUSE: Duration = Duration::from_millis(100);
-const TRIES_TOLD: u64 = 100;
+/// Time for which a read fails before the log says so, and between two such lines.
+const TELL_EVERY: Duration = Duration::from_secs(10);
 /// Compressed bytes that are decoded before other tasks have their turn: about a millisecond.
 const BYTES_AT_ONCE: usize = 128 << 10;
 
@@ -72,6 +75,10 @@ pub struct Rereader {
     reader: Reader,
     sorter: Sorter,
     shared: tokio::sync::Mutex<Shared>,
+    /// Connections that were tried to make.
+    tries: AtomicU64,
+    /// When the log last said that reads fail.
+    told: Mutex<Option<Instant>>,
 }
 
 /// The connection, and how many there were before it.
@@ -82,35 +89,41 @@ struct Shared {
 }
 
 /// A read that failed.
-struct Failed {
-    error: QueueError,
-    /// Number of the connection on which it failed; `None` if there was none.
-    on: Option<u64>,
+enum Failed {
+    /// There is no connection.
+    Connection(QueueError),
+    /// There is none, as another read has just found.
+    Elsewhere,
+    /// No answer, or an error.
+    Answer {
+        error: QueueError,
+        /// Number of the connection.
+        on: u64,
+    },
 }
 
 impl Rereader {
     /// Reads for `consumer`.
     pub fn new(redis: Redis, consumer: &str, sorter: Sorter) -> Self {
         let reader = Reader::new(redis.clone(), consumer);
-        Self { redis, reader, sorter, shared: tokio::sync::Mutex::default() }
+        let (shared, tries, told) = Default::default();
+        Self { redis, reader, sorter, shared, tries, told }
     }
 
     /// Reads what is wanted, once Redis answers: an event for each range of chunks, for each chunk that
     /// is read again, and for anything else. Where Redis was there and gave no answer, it may have been
     /// too much for one: half of it is left then.
     pub async fn read(&self, mut wanted: Wanted) -> Read {
-        for tries in 1.. {
-            let Failed { error, on } = match self.try_read(&wanted).await {
+        let began = Instant::now();
+        loop {
+            let failed = match self.try_read(&wanted).await {
                 Ok(events) => return Read { events, left: Vec::new() },
                 Err(failed) => failed,
             };
-            if tries % TRIES_TOLD == 0 {
-                let error = chain(&error);
-                tracing::warn!(error, tries, "reading what waits from redis fails; trying again");
-            }
-            self.end_connection(on).await;
+            self.tell(&failed, began);
+            self.end_connection(&failed).await;
             tokio::time::sleep(PAUSE).await;
-            if on.is_some() {
+            if failed.may_be_too_much() {
                 let mut parts = wanted.halves();
                 if parts.len() > 1 {
                     return Read { events: Vec::new(), left: parts };
@@ -118,14 +131,25 @@ impl Rereader {
                 wanted = parts.remove(0);
             }
         }
-        unreachable!("BUG: tries without end")
     }
 
     async fn try_read(&self, wanted: &Wanted) -> Result<Vec<Event<PackBytes>>, Failed> {
-        let connected = self.connected().await;
-        let (mut connection, number) = connected.map_err(|error| Failed { error, on: None })?;
+        let (mut connection, number) = self.connected().await?;
         let read = self.read_by(&mut connection, wanted).await;
-        read.map_err(|error| Failed { error, on: Some(number) })
+        read.map_err(|error| Failed::Answer { error, on: number })
+    }
+
+    /// Logs a read that has failed for some time, for all of them now and then.
+    fn tell(&self, failed: &Failed, began: Instant) {
+        let (Failed::Connection(error) | Failed::Answer { error, .. }) = failed else { return };
+        let error = chain(error);
+        tracing::debug!(error, "reading what waits failed; trying again");
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if began.elapsed() >= TELL_EVERY && told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+            *told = Some(Instant::now());
+            let seconds = began.elapsed().as_secs();
+            tracing::warn!(error, seconds, "what waits can't be read from redis; trying again");
+        }
     }
 
     async fn read_by(
@@ -205,23 +229,39 @@ impl Rereader {
         Ok(chunks_read(ranges, decoded, retries, sort))
     }
 
-    /// A handle on the shared connection: requests on it are pipelined.
-    async fn connected(&self) -> Result<(Connection, u64), QueueError> {
+    /// A handle on the shared connection: requests on it are pipelined. Of those that wait for one, the
+    /// first tries to make it.
+    async fn connected(&self) -> Result<(Connection, u64), Failed> {
+        let tries = self.tries.load(Ordering::Relaxed);
         let mut shared = self.shared.lock().await;
         if shared.connection.is_none() {
-            let connected = self.redis.connect(Some(ANSWER_TIMEOUT)).await?;
-            *shared = Shared { connection: Some(connected), number: shared.number + 1 };
+            if self.tries.load(Ordering::Relaxed) != tries {
+                return Err(Failed::Elsewhere);
+            }
+            let connected = self.redis.connect(Some(ANSWER_TIMEOUT)).await;
+            self.tries.fetch_add(1, Ordering::Relaxed);
+            let connection = Some(connected.map_err(Failed::Connection)?);
+            *shared = Shared { connection, number: shared.number + 1 };
         }
         let connection = shared.connection.clone().expect("BUG: it was just made");
         Ok((connection, shared.number))
     }
 
-    /// Ends the shared connection, unless another has taken its place.
-    async fn end_connection(&self, number: Option<u64>) {
+    /// Ends the shared connection if it is the one that failed. One on which Redis says that it still
+    /// loads is as good as another.
+    async fn end_connection(&self, failed: &Failed) {
+        let Failed::Answer { error, on } = failed else { return };
         let mut shared = self.shared.lock().await;
-        if number == Some(shared.number) {
+        if *on == shared.number && !matches!(error, QueueError::Loading) {
             shared.connection = None;
         }
+    }
+}
+
+impl Failed {
+    /// True if there may be an answer to less: Redis was there, and gave none.
+    fn may_be_too_much(&self) -> bool {
+        matches!(self, Self::Answer { error: QueueError::Unreachable(_), .. })
     }
 }
 

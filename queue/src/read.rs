@@ -3,11 +3,10 @@
 mod lanes;
 mod progress;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redis::{FromRedisValue, Script, Value, cmd};
+use redis::{Script, Value, cmd};
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::{StreamId, WebhookId};
 
@@ -229,27 +228,38 @@ pub(crate) fn stream_id(text: &str) -> Result<StreamId, QueueError> {
     text.parse().map_err(|_| QueueError::Unexpected(format!("stream id {text:?}")))
 }
 
-/// All fields of a hash, read in parts. Redis may return a field twice: the last value is kept.
-async fn scan<V: FromRedisValue>(
+/// All fields of a hash as `parse` makes of them, read in parts and sorted. Redis may return a field
+/// twice: the last value is kept. A part is parsed while Redis looks for the next.
+async fn scan<K: Ord, V>(
     connection: &mut Connection,
     key: &str,
-) -> Result<BTreeMap<String, V>, QueueError> {
-    let mut found = BTreeMap::new();
-    let mut cursor = 0u64;
+    parse: impl Fn(&str, &[u8]) -> Result<(K, V), QueueError>,
+) -> Result<Vec<(K, V)>, QueueError> {
+    type Part = Vec<(String, Bytes)>;
+    let mut found = Vec::new();
+    let (mut cursor, mut part): (u64, Part) = (0, Vec::new());
     loop {
-        let (next, part): (u64, Vec<(String, V)>) = cmd("HSCAN")
-            .arg(key)
-            .arg(cursor)
-            .arg("COUNT")
-            .arg(SCAN_COUNT)
-            .query_async(connection)
-            .await?;
-        found.extend(part);
-        cursor = next;
+        let mut command = cmd("HSCAN");
+        command.arg(key).arg(cursor).arg("COUNT").arg(SCAN_COUNT);
+        let parsing = async {
+            let parsed = part.iter().map(|(field, value)| parse(field, value));
+            parsed.collect::<Result<Vec<_>, _>>()
+        };
+        let (next, parsed) = tokio::join!(command.query_async(connection), parsing);
+        found.extend(parsed?);
+        (cursor, part) = next?;
         if cursor == 0 {
-            return Ok(found);
+            break;
         }
     }
+    for (field, value) in &part {
+        found.push(parse(field, value)?);
+    }
+    found.sort_by(|(a, _), (b, _)| a.cmp(b));
+    found.reverse();
+    found.dedup_by(|(a, _), (b, _)| a == b);
+    found.reverse();
+    Ok(found)
 }
 
 fn fingerprints(fields: &Fields) -> Vec<Fingerprint> {

@@ -1,6 +1,5 @@
 //! Reads the lanes of a consumer: rows, barriers, leads, retry states and chunks.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,18 +23,19 @@ impl Reader {
         let keys = &self.redis.keys;
         let key = keys.lanes(&self.drain);
         let (chunks, bits) = (keys.chunks(&self.drain), keys.chunks_done(&self.drain));
-        let rows: BTreeMap<String, Bytes> = scan(connection, &key).await?;
-        let row = |(lane, row): (String, Bytes)| {
+        let row = |lane: &str, row: &[u8]| {
             // Without it, the lane's chunks would be passed by later webhooks and written over.
-            serde_json::from_slice(&row).map_err(|error| {
+            let row: LaneRow = serde_json::from_slice(row).map_err(|error| {
                 QueueError::Unexpected(format!(
                     "the row of lane {lane} in {key} can't be read ({error}), and until then nothing \
                      is delivered: put it back from a backup, or give its webhooks up and delete the \
                      field {lane} there and all fields {lane}:* of {chunks} and {bits}"
                 ))
-            })
+            })?;
+            Ok((row.lane, row))
         };
-        rows.into_iter().map(row).collect()
+        let rows = scan(connection, &key, row).await?;
+        Ok(rows.into_iter().map(|(_, row)| row).collect())
     }
 
     /// All barriers: position and hash of the shop.
@@ -47,8 +47,7 @@ impl Reader {
         connection: &mut Connection,
     ) -> Result<Vec<(Position, u64)>, QueueError> {
         let key = self.redis.keys.barriers(&self.drain);
-        let found: BTreeMap<String, String> = scan(connection, &key).await?;
-        found.iter().map(|(at, shop)| Ok((position(at)?, hash(shop)?))).collect()
+        scan(connection, &key, |at, shop| Ok((position(at)?, hash(text(shop)?)?))).await
     }
 
     /// All leads: hash of the resource and position.
@@ -60,8 +59,7 @@ impl Reader {
         connection: &mut Connection,
     ) -> Result<Vec<(u64, Position)>, QueueError> {
         let key = self.redis.keys.leads(&self.drain);
-        let found: BTreeMap<String, String> = scan(connection, &key).await?;
-        found.iter().map(|(resource, at)| Ok((hash(resource)?, position(at)?))).collect()
+        scan(connection, &key, |resource, at| Ok((hash(resource)?, position(text(at)?)?))).await
     }
 
     /// Chunks with their bits, in one round trip; `None` where there is no such chunk.
@@ -129,6 +127,10 @@ impl Reader {
 
 fn texts(ids: &[impl ToString]) -> Vec<String> {
     ids.iter().map(ToString::to_string).collect()
+}
+
+fn text(bytes: &[u8]) -> Result<&str, QueueError> {
+    str::from_utf8(bytes).map_err(|_| QueueError::Unexpected(format!("text {bytes:?}")))
 }
 
 fn position(text: &str) -> Result<Position, QueueError> {

@@ -1,7 +1,7 @@
 //! Reads how far a consumer has come, and finds out after a reconnect whether Redis still holds the
 //! data that was read.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use redis::{Value, cmd};
 use spillway_webhook::StreamId;
@@ -59,16 +59,14 @@ impl Reader {
         // First: whatever is settled while the rest is read makes the next settlement be refused.
         let mark = self.mark(connection).await?;
         let cursor = self.cursor(connection).await?;
-        let done: BTreeMap<String, Vec<u8>> = scan(connection, &keys.done(&self.drain)).await?;
+        let bits = |id: &str, bits: &[u8]| Ok((stream_id(id)?, bits.to_vec()));
+        let done = scan(connection, &keys.done(&self.drain), bits).await?;
         let through: Option<u64> = cmd("HGET")
             .arg(keys.counts())
             .arg(format!("through:{}", self.drain))
             .query_async(connection)
             .await?;
-        let done = done
-            .into_iter()
-            .map(|(id, bits)| Ok((stream_id(&id)?, bits)))
-            .collect::<Result<_, QueueError>>()?;
+        let done = done.into_iter().collect();
         Ok(Progress { cursor, through: through.unwrap_or(0), done, mark })
     }
 
