@@ -206,17 +206,11 @@ impl<C: Content> Core<C> {
             Event::CorruptReplay(id) => self.ledger.draft.settlement.replays.corrupt.push(id),
             Event::ReplaysLoaded => self.session.are_replays_loaded = true,
             Event::Read(key, found) => return self.read_again(key, found),
-            Event::FrontRead(packs) => {
-                packs.iter().for_each(|pack| self.found(PackKey::Main(pack.entry)));
-                self.mover.front_read(packs, self.session.now.at);
-            }
+            Event::FrontRead(packs) => self.mover.front_read(packs, self.session.now.at),
             Event::ChunksRead { lane, chunks } => return self.chunks_read(lane, chunks),
             Event::RestRead { lane, entry, pack } => return self.rest_read(lane, entry, pack),
             Event::Ended(end) => self.ended(end),
-            Event::Settled => {
-                self.settled();
-                return self.look_at_missed();
-            }
+            Event::Settled => self.settled(),
             Event::Controls(controls) => self.controls_changed(controls),
             Event::Lease { until, dead_room, may_move } => {
                 self.session.lease_until = until;

@@ -27,7 +27,6 @@ mod lane;
 mod lanes;
 mod ledger;
 mod main_stream;
-mod missed;
 mod moving;
 mod queue;
 mod reading;

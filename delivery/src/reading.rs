@@ -19,10 +19,11 @@ use crate::dispatch::Turn;
 use crate::event::{Effect, ReadAgain};
 use crate::index::ResourceKey;
 use crate::main_stream::MainPack;
-use crate::missed::Missed;
 use crate::resource::State;
 use crate::sorted::Content;
 
+/// Reason to begin again.
+const GONE: &str = "a pack that waits is not in redis any more";
 /// Packs at the front of the stream that are kept at hand.
 const FRONT_MAX: usize = 256;
 /// They may take half of the cache.
@@ -84,8 +85,6 @@ pub(crate) struct Reading<C> {
     pub chunks: ChunkReads,
     /// Packs that are being read for rests of lanes.
     pub rests: BTreeSet<StreamId>,
-    /// Reads that found nothing while a settlement was under way.
-    pub missed: BTreeSet<Missed>,
     budget: f64,
     earned_at: Duration,
     /// Whether the front of the stream may have moved since it was looked at.
@@ -104,7 +103,6 @@ impl<C: Content> Reading<C> {
             plucked_bytes: 0,
             chunks: ChunkReads::default(),
             rests: BTreeSet::new(),
-            missed: BTreeSet::new(),
             budget: BUDGET_MAX,
             earned_at: Duration::ZERO,
             is_front_new: true,
@@ -287,8 +285,11 @@ impl<C: Content> Core<C> {
     fn pack_read(&mut self, key: PackKey, content: Option<C>) -> Option<Effect<C>> {
         self.reading.ended(key);
         let is_ahead = !self.reading.waiting.contains_key(&key);
-        let Some(content) = content else { return self.missed(Missed::Pack(key)) };
-        self.found(key);
+        let Some(content) = content else {
+            let gone = self.is_pack_needed(key).then(|| self.gone()).flatten();
+            self.feed(key);
+            return gone;
+        };
         if !is_ahead {
             let usual = RAW_BYTES_TARGET as f64;
             self.reading.budget -= content.raw_bytes() as f64 / usual;
@@ -317,6 +318,12 @@ impl<C: Content> Core<C> {
         None
     }
 
+    /// What is needed is gone. Settlements can't have taken it, not even one under way: what they settle
+    /// or move is not needed any more once they are composed.
+    pub(crate) fn gone(&self) -> Option<Effect<C>> {
+        (!self.session.is_draining).then_some(Effect::Restart(GONE))
+    }
+
     /// Whether something of a pack is not settled, as far as is known.
     fn is_held(&self, key: PackKey) -> bool {
         match key {
@@ -326,7 +333,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    pub(crate) fn is_pack_needed(&self, key: PackKey) -> bool {
+    fn is_pack_needed(&self, key: PackKey) -> bool {
         match key {
             PackKey::Main(entry) => self.queue.main.get(entry).is_some_and(|pack| pack.left > 0),
             PackKey::Chunk(..) | PackKey::Replay(_) => self.is_wanted(key),

@@ -16,7 +16,6 @@ use crate::index::{Arrival, LaneKey, ResourceKey};
 use crate::lane::{Chunk, Pending, Rest, WindowRead};
 use crate::ledger::Dropped;
 use crate::main_stream::{bytes_for, is_set};
-use crate::missed::Missed;
 use crate::reading::PackKey;
 use crate::retry::RetryState;
 use crate::sorted::{Content, Sorted, raw_bytes};
@@ -251,7 +250,6 @@ impl<C: Content> Core<C> {
             }
         }
         let hash = self.queue.lanes.get(key).map_or(0, |lane| lane.hash);
-        self.found(PackKey::Chunk(hash, number));
         self.note_chunk(key, number, &records, (bits, raw_bytes(&content)));
         self.reading.cache.pass(PackKey::Chunk(hash, number), content);
         let Some(last) = records.last().map(|(position, _)| *position) else { return };
@@ -306,14 +304,11 @@ impl<C: Content> Core<C> {
     ) -> Option<Effect<C>> {
         self.reading.rests.remove(&entry);
         let (key, _) = self.window_read(lane)?;
-        let Some(PackRead { sorted, content, .. }) = pack else {
-            return self.missed(Missed::Rest(lane, entry));
-        };
-        self.found(PackKey::Main(entry));
         self.queue.lanes.list(key);
         if !self.is_next_of_rest(lane, entry) {
             return None;
         }
+        let Some(PackRead { sorted, content, .. }) = pack else { return self.gone() };
         self.reading.cache.pass(PackKey::Main(entry), content);
         let mut lanes = self.others_next(entry, &sorted);
         lanes.insert(lane, key);
@@ -333,7 +328,7 @@ impl<C: Content> Core<C> {
     }
 
     /// True if a pack is what a lane needs next.
-    pub(crate) fn is_next_of_rest(&self, lane: u64, entry: StreamId) -> bool {
+    fn is_next_of_rest(&self, lane: u64, entry: StreamId) -> bool {
         let key = self.queue.lanes.by_hash(lane);
         let rest = key.and_then(|key| self.queue.lanes.get(key)?.rest.as_deref());
         entry > self.queue.main.cursor
