@@ -98,6 +98,10 @@ each(1, function(id)
   redis.call('XDEL', KEYS[5], id)
   if is_dropping then redis.call('HDEL', KEYS[12], 'replay:' .. id) end
 end)
+-- Before the dead letters: the clock goes on within a script, and a webhook is given up first.
+if ARGV[12] ~= '' then
+  redis.call('XADD', KEYS[10], 'MINID', '~', ARGV[11], '*', 'h', ARGV[12])
+end
 local dead = {'shop', 'topic', 'res', 'wid', 'reason', 'status', 'attempts', 'answer'}
 each(10, function(pack, id, ...)
   local values = {...}
@@ -142,9 +146,6 @@ all_of_each_key('HDEL', 1)
 
 if ARGV[10] ~= '' then
   redis.call('XADD', KEYS[9], 'MINID', '~', ARGV[11], '*', 'd', ARGV[10])
-end
-if ARGV[12] ~= '' then
-  redis.call('XADD', KEYS[10], 'MINID', '~', ARGV[11], '*', 'h', ARGV[12])
 end
 if ARGV[13] ~= '0' then redis.call('HINCRBY', KEYS[11], 'dropped', ARGV[13]) end
 if ARGV[14] ~= '' then redis.call('HSET', KEYS[11], 'applied', ARGV[14]) end

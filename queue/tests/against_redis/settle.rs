@@ -2,7 +2,8 @@
 
 use spillway_queue::QueueError;
 use spillway_queue::dead::list;
-use spillway_queue::settle::{CorruptEntries, Settlement, Settler};
+use spillway_queue::history::{self, Outcome, Past};
+use spillway_queue::settle::{CorruptEntries, Remembered, Settlement, Settler};
 use spillway_webhook::StreamId;
 
 use crate::drain::{Drain, dead, up_to};
@@ -283,4 +284,29 @@ async fn keys(server: &Server) -> Vec<String> {
     let mut keys: Vec<String> = server.command(&["KEYS", "*"]).await;
     keys.sort();
     keys
+}
+
+#[tokio::test]
+async fn the_history_of_what_is_given_up_is_not_later_than_its_dead_letters() {
+    let server = Server::start(&[]).await;
+    let mut http = Drain::start(&server, "http").await;
+    // So many that the settlement takes some milliseconds of Redis's clock.
+    let given_up: Vec<_> = (1..=2_000).map(|ms| dead(ms, "orders/create")).collect();
+    let mut history = Vec::new();
+    for one in &given_up {
+        let outcome = Outcome::Dead;
+        let past = Past { key: 7, entry: one.webhook.entry, index: 0, outcome, attempts: 9 };
+        past.write(&mut history);
+    }
+    let remembered = Remembered { history, ..Remembered::default() };
+    let settlement = Settlement { dead: given_up, remembered, ..Settlement::default() };
+    http.settle(&settlement).await.unwrap();
+
+    let chunks =
+        history::after(&server.redis(), &mut http.connection, "http", StreamId::ZERO).await;
+    let told = chunks.expect("redis answers")[0].id;
+    let dead = server.ids("spillway:http:dead").await;
+    let first = dead[0].parse::<StreamId>().expect("an id");
+    assert_eq!(dead.len(), 2_000);
+    assert!(told.ms <= first.ms, "given up at {told}, dead at {first}");
 }
