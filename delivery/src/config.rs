@@ -41,7 +41,8 @@ pub struct Tuning {
     pub window_low: u32,
     /// Chunks in one read.
     pub chunks_at_once: u32,
-    /// Packs read for one look at the front of the main stream.
+    /// Packs asked for by one look at the front of the main stream. There may be hundreds a second of
+    /// a webhook or two each, and one settlement moves what one look found.
     pub moved_packs: usize,
     /// Raw bytes moved by one settlement, at most, except for a single larger pack: a chunk holds no
     /// more than that, so it can be decoded.
@@ -62,7 +63,7 @@ impl Default for Tuning {
         Self {
             window_low: 512,
             chunks_at_once: 4,
-            moved_packs: 8,
+            moved_packs: 64,
             moved_bytes: 512 << 10,
             settled_webhooks: 2048,
             settled_lanes: 128,

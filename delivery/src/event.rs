@@ -193,7 +193,8 @@ pub enum Event<C: Content> {
     ReplaysLoaded,
     /// A pack or chunk asked for by [`Effect::Read`]; `None` when it is not there.
     Read(PackKey, Option<ReadAgain<C>>),
-    /// Packs asked for by [`Effect::ReadFront`], from the first up to one that is not there.
+    /// Packs asked for by [`Effect::ReadFront`], from the first up to one that is not there, or as many
+    /// of them as one settlement may move.
     FrontRead(Vec<PackRead<C>>),
     /// Chunks asked for by [`Effect::ReadChunks`].
     ChunksRead {

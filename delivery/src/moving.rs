@@ -19,8 +19,10 @@ use crate::resource::State;
 use crate::settlement::ChunkWrite;
 use crate::sorted::{Content, Sorted};
 
-/// Between two looks, while the front does not move.
+/// Between two looks, while no pack may have to move.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// The same, while the first pack is at hand and something of it has its turn or is under way.
+const AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// A pack of which so little is left moves without another reason.
 const LEFT_PART: u32 = 4;
 /// Part of `PARK_AFTER` after which a pack moves that the leader before had read: it waited for that
@@ -110,10 +112,17 @@ impl<C: Content> Core<C> {
         }
         let pack = self.mover.at_hand.front()?;
         let front = self.queue.main.front()?;
-        let is_same = front.entry == pack.entry && usize_of(front.count) == pack.sorted.len();
-        if !is_same || !self.may_move(front, &pack.sorted) {
+        let now = self.session.now.at;
+        if front.entry != pack.entry || usize_of(front.count) != pack.sorted.len() {
             self.mover.at_hand.clear();
-            self.mover.due = self.session.now.at + LOOK_EVERY;
+            self.mover.due = now + LOOK_EVERY;
+            return None;
+        }
+        if now < self.mover.due {
+            return None;
+        }
+        if !self.may_move(front, &pack.sorted) {
+            self.mover.due = now + AGAIN_AFTER;
             return None;
         }
         // One chunk may get all of it, and must be decoded again: of their true sizes.

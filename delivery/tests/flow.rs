@@ -102,6 +102,9 @@ struct World {
     /// Packs that are being read for rests of lanes: each once, for all of them.
     rests: HashSet<StreamId>,
     rests_read: usize,
+    /// Looks at the front of the main stream, and webhooks that moved.
+    front_reads: usize,
+    moved: usize,
     /// Time in which nothing of a lane succeeded, as it was written last.
     failing: HashMap<u64, Duration>,
 }
@@ -173,6 +176,8 @@ impl World {
             failing: HashMap::new(),
             rests: HashSet::new(),
             rests_read: 0,
+            front_reads: 0,
+            moved: 0,
         };
         world.step(vec![Event::ReplaysLoaded]);
         world
@@ -238,6 +243,8 @@ impl World {
                     self.spent.extend(written.map(|(position, _, spent)| (*position, *spent)));
                     let rows = settlement.lanes.rows.written.iter();
                     self.failing.extend(rows.map(|row| (row.lane, row.failing)));
+                    let written = settlement.lanes.chunks.written.iter();
+                    self.moved += written.map(|chunk| chunk.positions.len()).sum::<usize>();
                     self.leads_max = self.leads_max.max(settlement.lanes.leads.written.len());
                     self.happens(Event::Settled);
                 }
@@ -255,6 +262,13 @@ impl World {
                     let content = PACKS.with_borrow(|packs| Lanes(Rc::new(packs[&entry].clone())));
                     let again = ReadAgain { content, positions: Vec::new() };
                     self.happens(Event::Read(key, Some(again)));
+                }
+                Effect::ReadFront(entries) => {
+                    self.front_reads += 1;
+                    let front = PACKS.with_borrow(|packs| {
+                        entries.iter().map(|entry| pack(*entry, &packs[entry])).collect()
+                    });
+                    self.happens(Event::FrontRead(front));
                 }
                 other => panic!("{other:?}"),
             }
@@ -820,4 +834,31 @@ fn lanes_that_hung_under_the_last_leader_hold_a_part_of_the_slots_only() {
         assert!(hanging > 0 && in_flight <= 16 + 10, "{in_flight} at {second} s, {hanging} sent");
     }
     assert_eq!(world.core.counts().cut_off, 0, "there was room for all others");
+}
+
+#[test]
+fn many_small_packs_move_at_once() {
+    const PACKS: usize = 4_000;
+    let config = Config { park_after: SECOND, ..config(64) };
+    let mut world = World::new(config, slow(5 * MS));
+    world.pause(Some(9));
+    for number in 0..PACKS as u32 {
+        world.accept(MS * (number / 100), [(number % 200, 9)]);
+    }
+    assert_eq!(world.run(8 * SECOND), PACKS);
+    assert_eq!(world.moved, PACKS);
+    assert!(world.front_reads <= PACKS / 40, "{} looks", world.front_reads);
+}
+
+#[test]
+fn a_pack_at_hand_moves_as_soon_as_nothing_of_it_is_under_way() {
+    let config = Config { park_after: 10 * MS, ..config(64) };
+    let mut world = World::new(config, slow(90 * MS));
+    world.pause(Some(9));
+    // The first one is paused, the second one under way until shortly after the look at 500 ms.
+    world.accept(480 * MS, [(1, 9), (2, 0)]);
+    world.run(560 * MS);
+    assert_eq!((world.moved, world.front_reads), (0, 1));
+    world.run(700 * MS);
+    assert_eq!((world.moved, world.front_reads), (1, 1));
 }

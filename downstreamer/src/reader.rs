@@ -1,12 +1,16 @@
 //! Reads packs and chunks again, when a webhook of theirs has its turn, when the front of the main
 //! stream moves, or when a lane's window is filled.
 
+mod wanted;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use spillway_delivery::{ChunkFound, ChunkRead, Event, PackKey, PackRead, ReadAgain, Sorted};
+use spillway_delivery::{
+    ChunkFound, ChunkRead, Content, Event, PackKey, PackRead, ReadAgain, Sorted,
+};
 use spillway_queue::lane::{ChunkId, StoredChunk};
 use spillway_queue::read::Reader;
 use spillway_queue::{Connection, QueueError, Redis};
@@ -19,6 +23,8 @@ use crate::content::PackBytes;
 use crate::intake::decode_pack;
 use crate::sort::Sorter;
 
+pub use wanted::{ChunkRange, Wanted};
+
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Before Redis is asked again after it failed.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -26,34 +32,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 const TELL_EVERY: Duration = Duration::from_secs(10);
 /// Compressed bytes that are decoded before other tasks have their turn: about a millisecond.
 const BYTES_AT_ONCE: usize = 128 << 10;
-
-/// Something to read.
-#[derive(Debug, Clone)]
-pub enum Wanted {
-    /// A pack of the main stream.
-    Main(StreamId),
-    /// A replay.
-    Replay(StreamId),
-    /// Chunks whose webhooks have their turn.
-    ChunksAgain(Vec<ChunkId>),
-    /// Packs at the front of the main stream.
-    Front(Vec<StreamId>),
-    /// Chunks of some lanes.
-    Chunks(Vec<ChunkRange>),
-    /// A pack of the main stream, for a lane.
-    Rest(u64, StreamId),
-}
-
-/// Chunks of one lane.
-#[derive(Debug, Clone, Copy)]
-pub struct ChunkRange {
-    /// Hash of the lane.
-    pub lane: u64,
-    /// Number of the first one.
-    pub first: u32,
-    /// Number of chunks.
-    pub count: u32,
-}
+/// Packs of the front that one round trip reads.
+const FRONT_AT_ONCE: usize = 16;
+/// Raw bytes of the front that one read brings, about.
+const FRONT_BYTES: usize = 512 << 10;
 
 /// Result of a read.
 pub struct Read {
@@ -171,12 +153,7 @@ impl Rereader {
                 Ok(ids.iter().zip(decoded).map(|(id, decoded)| chunk_again(*id, decoded)).collect())
             }
             Wanted::Front(entries) => {
-                let mut packs = Vec::new();
-                for entry in entries {
-                    let Some(pack) = self.main(connection, *entry).await? else { break };
-                    packs.push(pack);
-                }
-                Ok(vec![Event::FrontRead(packs)])
+                Ok(vec![Event::FrontRead(self.front(connection, entries).await?)])
             }
             Wanted::Chunks(ranges) => self.chunks(connection, ranges).await,
             Wanted::Rest(lane, entry) => {
@@ -184,6 +161,30 @@ impl Rereader {
                 Ok(vec![Event::RestRead { lane: *lane, entry: *entry, pack }])
             }
         }
+    }
+
+    /// Packs from the first of `entries` up to one that is not there, or until they are enough for one
+    /// settlement.
+    async fn front(
+        &self,
+        connection: &mut Connection,
+        entries: &[StreamId],
+    ) -> Result<Vec<PackRead<PackBytes>>, QueueError> {
+        let (mut packs, mut bytes) = (Vec::new(), 0);
+        for part in entries.chunks(FRONT_AT_ONCE) {
+            for found in self.reader.main_entries(connection, part).await? {
+                let pack = found
+                    .and_then(|entry| decode_pack(&self.sorter, entry.id, &entry.pack, false).ok());
+                let Some(pack) = pack else { return Ok(packs) };
+                bytes += pack.content.raw_bytes();
+                packs.push(pack);
+                if bytes >= FRONT_BYTES {
+                    return Ok(packs);
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        Ok(packs)
     }
 
     async fn main(
@@ -262,36 +263,6 @@ impl Failed {
     /// True if there may be an answer to less: Redis was there, and gave none.
     fn may_be_too_much(&self) -> bool {
         matches!(self, Self::Answer { error: QueueError::Unreachable(_), .. })
-    }
-}
-
-impl Wanted {
-    /// The same in two parts, if it is of several lanes or of several chunks that are read again. Of one
-    /// lane's chunks the first half: the core asks for the others then.
-    fn halves(self) -> Vec<Self> {
-        match self {
-            Self::Chunks(ranges) if ranges.len() == 1 => {
-                let half =
-                    |range: ChunkRange| ChunkRange { count: range.count.div_ceil(2), ..range };
-                vec![Self::Chunks(ranges.into_iter().map(half).collect())]
-            }
-            Self::Chunks(ranges) if ranges.len() > 1 => {
-                let (first, second) = ranges.split_at(ranges.len() / 2);
-                vec![Self::Chunks(first.to_vec()), Self::Chunks(second.to_vec())]
-            }
-            Self::ChunksAgain(ids) if ids.len() > 1 => {
-                let (first, second) = ids.split_at(ids.len() / 2);
-                vec![Self::ChunksAgain(first.to_vec()), Self::ChunksAgain(second.to_vec())]
-            }
-            other => vec![other],
-        }
-    }
-}
-
-impl ChunkRange {
-    fn ids(&self) -> impl Iterator<Item = ChunkId> + use<> {
-        let lane = self.lane;
-        (self.first..self.first + self.count).map(move |number| ChunkId { lane, number })
     }
 }
 
@@ -459,41 +430,5 @@ mod tests {
             (9, Some(3), vec![7], vec![7]),
         ];
         assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn the_halves_of_a_read_are_all_of_it_down_to_one_chunk() {
-        let chunks: Vec<u32> = (1..=16).collect();
-        let ids = chunks.iter().map(|number| ChunkId { lane: 7, number: *number });
-        let ranges = chunks.iter().map(|first| ChunkRange { lane: 7, first: *first, count: 2 });
-        let whole = [Wanted::ChunksAgain(ids.collect()), Wanted::Chunks(ranges.collect())];
-        for whole in whole {
-            let mut parts = vec![whole];
-            for count in [2, 4, 8, 16] {
-                parts = parts.into_iter().flat_map(Wanted::halves).collect();
-                assert_eq!(parts.len(), count);
-                let mut held = Vec::new();
-                for part in &parts {
-                    match part {
-                        Wanted::ChunksAgain(ids) => held.extend(ids.iter().map(|id| id.number)),
-                        Wanted::Chunks(ranges) => held.extend(ranges.iter().map(|one| one.first)),
-                        other => panic!("{other:?}"),
-                    }
-                }
-                assert_eq!(held, chunks);
-            }
-        }
-        let long = ChunkRange { lane: 7, first: 3, count: 4 };
-        let mut parts = vec![Wanted::Chunks(vec![long])];
-        for expected in [2, 1, 1] {
-            parts = parts.into_iter().flat_map(Wanted::halves).collect();
-            let [Wanted::Chunks(ranges)] = &parts[..] else { panic!("{parts:?}") };
-            let [ChunkRange { lane: 7, first: 3, count }] = ranges[..] else {
-                panic!("{ranges:?}")
-            };
-            assert_eq!(count, expected, "of one lane, from its first chunk on");
-        }
-        let one = Wanted::Rest(7, StreamId { ms: 1, seq: 0 }).halves();
-        assert!(matches!(one[..], [Wanted::Rest(7, StreamId { ms: 1, seq: 0 })]), "{one:?}");
     }
 }

@@ -167,6 +167,20 @@ impl Reader {
         self.entry(connection, &self.redis.keys.stream(), id).await
     }
 
+    /// Reads main entries again, in one round trip; `None` for one that is not there any more.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn main_entries(
+        &self,
+        connection: &mut Connection,
+        ids: &[StreamId],
+    ) -> Result<Vec<Option<Entry>>, QueueError> {
+        let spans: Vec<_> = ids.iter().map(|id| (*id, *id, 1)).collect();
+        let found = self.main_fronts(connection, &spans).await?;
+        Ok(found.into_iter().map(|mut entries| entries.pop()).collect())
+    }
+
     /// Reads the pack of one replay again; `None` when it is not there any more.
     ///
     /// # Errors

@@ -54,6 +54,9 @@ async fn an_entry_is_read_again_until_it_is_freed() {
     assert_eq!(again.unwrap(), "one");
     http.pass(ids[0]).await;
     assert_eq!(http.reader.main_entry(&mut http.connection, ids[0]).await.unwrap(), None);
+    let found = http.reader.main_entries(&mut http.connection, &[ids[1], ids[0]]).await.unwrap();
+    let found = found.into_iter().map(|entry| entry.map(|one| (one.id, one.pack)));
+    assert_eq!(found.collect::<Vec<_>>(), [Some((ids[1], "two".into())), None]);
 }
 
 #[tokio::test]
