@@ -146,9 +146,9 @@ impl Attempts {
         self.succeeded.iter().flatten().any(|(other, at)| *other != lane && *at >= since)
     }
 
-    /// Whether a slow or suspect attempt of `lane` may begin beside those under way.
-    pub fn has_odd_slot(&self, lane: LaneKey, limit: usize, now: Duration) -> bool {
-        self.odd < (limit / ODD_PART).max(1) || self.is_alone(lane, now)
+    /// Whether slow and suspect lanes hold less than their part of the slots.
+    pub fn has_odd_slot(&self, limit: usize) -> bool {
+        self.odd < (limit / ODD_PART).max(1)
     }
 
     /// Whether no other lane had a success lately.

@@ -181,32 +181,45 @@ impl<C: Content> Core<C> {
             if lane.flow.is_at_work() || now < suspect.until {
                 return Err(Blocked::LaneSuspect);
             }
-            if !self.attempts.has_odd_slot(key, self.limiter.concurrency(now), now) {
+            let has_part = self.attempts.has_odd_slot(self.limiter.concurrency(now));
+            if !has_part && !self.has_free_slot_alone(key) {
                 return Err(Blocked::SlowSlots);
             }
         }
-        if lane.flow.stalled > 0 && !self.attempts.is_alone(key, now) {
+        if lane.flow.stalled > 0 && !self.has_free_slot_alone(key) {
             return Err(Blocked::LaneSlow);
         }
         Ok(())
     }
 
-    /// Whether the limiter has a slot. One at a time would let a single hanging shop hold it, so two
-    /// are allowed while two shops send.
-    fn has_slot(&mut self) -> Result<(), Blocked> {
+    /// Whether a slow or suspect lane may take more than its part: no other lane had a success lately,
+    /// and there is a free slot. It does not wait for one: then others would wait behind it.
+    fn has_free_slot_alone(&self, lane: LaneKey) -> bool {
         let now = self.session.now.at;
+        self.attempts.len() < self.limiter.concurrency(now) + self.spare_slots()
+            && self.attempts.is_alone(lane, now)
+    }
+
+    /// Slots beyond the limiter's. One at a time would let a single hanging shop hold it, so two
+    /// are allowed while two shops send.
+    fn spare_slots(&self) -> usize {
         let in_flight = self.attempts.len();
-        let most = self.config.bounds.concurrency_max;
-        let spare = if in_flight == 0 || in_flight >= most {
+        if in_flight == 0 || in_flight >= self.config.bounds.concurrency_max {
             0
         } else if self.backend.is_stopped() {
             // Probes that are slow.
             if in_flight < PROBES_MAX { in_flight - self.attempts.usual() } else { 0 }
         } else {
-            let is_single = self.queue.shops.len() > 1 && self.limiter.concurrency(now) == 1;
-            usize::from(is_single)
-        };
-        if self.limiter.admit(in_flight - spare, now) { Ok(()) } else { Err(Blocked::Limit) }
+            let concurrency = self.limiter.concurrency(self.session.now.at);
+            usize::from(self.queue.shops.len() > 1 && concurrency == 1)
+        }
+    }
+
+    /// Whether the limiter has a slot.
+    fn has_slot(&mut self) -> Result<(), Blocked> {
+        let beyond_spare = self.attempts.len() - self.spare_slots();
+        let is_admitted = self.limiter.admit(beyond_spare, self.session.now.at);
+        if is_admitted { Ok(()) } else { Err(Blocked::Limit) }
     }
 
     /// Sends what has its turn, unless it waits for its bytes or is not to be sent at all.
