@@ -16,6 +16,18 @@ from pathlib import Path
 
 # Name, file in delivery/src, what stands there, and the mistake.
 MUTATIONS = [
+    ('lanes that hang wait for a slot', 'dispatch.rs',
+     'self.attempts.len() < self.limiter.concurrency(now) + self.spare_slots()\n            && ',
+     ''),
+    ('breakers that open together are probed together', 'breaker.rs',
+     '*probe_at = now + jittered(*wait, chance);',
+     '*probe_at = now + jittered(*wait, 1.0);'),
+    ('a pack at hand is looked at again after half a second', 'moving.rs',
+     'self.mover.due = now + AGAIN_AFTER;',
+     'self.mover.due = now + LOOK_EVERY;'),
+    ('packs move a few at a time', 'config.rs',
+     'moved_packs: 64,',
+     'moved_packs: 8,'),
     ('what a lead waits for is not read without room', 'refill.rs',
      'if waits && (is_paused || !has_time || !self.must_know_more(key, &unread)) {',
      'if waits {'),

@@ -18,8 +18,13 @@ impl Backoff {
     pub fn wait(&self, attempts: u32, chance: f64) -> Duration {
         let doublings = attempts.saturating_sub(1).min(32);
         let bound = self.first.saturating_mul(2u32.saturating_pow(doublings)).min(self.longest);
-        bound.mul_f64(0.5 + chance.clamp(0.0, 1.0) / 2.0)
+        jittered(bound, chance)
     }
+}
+
+/// A time in the upper half of `wait`. `chance` is uniform in [0, 1).
+pub fn jittered(wait: Duration, chance: f64) -> Duration {
+    wait.mul_f64(0.5 + chance.clamp(0.0, 1.0) / 2.0)
 }
 
 #[cfg(test)]

@@ -7,9 +7,12 @@
 //! | Open | wait doubles | wait doubles | wait halves | Closed |
 //!
 //! A lane that hangs gets few attempts: [`LaneBreaker::trip`] opens its breaker by time.
-//! While it is open, one attempt at a time probes. Pure: time is an argument.
+//! While it is open, one attempt at a time probes. Waits are jittered: lanes of one endpoint open
+//! together, and must not probe together. Pure: time and chance are arguments.
 
 use std::time::Duration;
+
+use crate::backoff::jittered;
 
 /// First failures in a row that open it.
 const FAILURES: u32 = 16;
@@ -125,20 +128,21 @@ impl LaneBreaker {
         was_open
     }
 
-    /// An attempt that began at `began` failed. Returns whether that opens it.
-    pub fn failed(&mut self, is_first: bool, began: Duration, now: Duration) -> bool {
+    /// An attempt that began at `began` failed. Returns whether that opens it. `chance` is uniform in
+    /// [0, 1): the probe is due in the upper half of the wait.
+    pub fn failed(&mut self, is_first: bool, began: Duration, now: Duration, chance: f64) -> bool {
         match &mut self.state {
             State::Closed { failures } => {
                 *failures += u32::from(is_first);
                 let opens = *failures >= FAILURES;
                 if opens {
-                    self.open(now, now + WAIT_FIRST);
+                    self.open(now, now + jittered(WAIT_FIRST, chance));
                 }
                 opens
             }
             State::Open { since, probe_at, wait, is_fresh_next } => {
                 if began >= *since {
-                    *probe_at = now + *wait;
+                    *probe_at = now + jittered(*wait, chance);
                     let most = (now.saturating_sub(*since) / PART).max(WAIT_FIRST);
                     *wait = (*wait * 2).min(most).min(WAIT_LONGEST);
                     *is_fresh_next = !*is_fresh_next;
@@ -174,39 +178,58 @@ impl LaneBreaker {
 mod tests {
     use super::*;
 
+    /// The whole wait.
+    const LATEST: f64 = 1.0;
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
     fn sixteen_first_failures_in_a_row_open_it_and_a_success_closes_it() {
         let mut breaker = LaneBreaker::new();
         for _ in 0..15 {
-            assert!(!breaker.failed(true, SECOND, SECOND));
+            assert!(!breaker.failed(true, SECOND, SECOND, LATEST));
         }
-        assert!(!breaker.failed(false, SECOND, SECOND));
+        assert!(!breaker.failed(false, SECOND, SECOND, LATEST));
         breaker.succeeded();
         for _ in 0..15 {
-            assert!(!breaker.failed(true, SECOND, SECOND));
+            assert!(!breaker.failed(true, SECOND, SECOND, LATEST));
         }
-        assert!(breaker.failed(true, SECOND, SECOND) && breaker.is_open());
+        assert!(breaker.failed(true, SECOND, SECOND, LATEST) && breaker.is_open());
         assert!(breaker.succeeded() && !breaker.is_open());
     }
 
     #[test]
     fn waits_double_up_to_a_minute_and_halve_with_each_give_up() {
         let mut breaker = LaneBreaker::new();
-        let opened = (0..16).filter(|_| breaker.failed(true, SECOND, SECOND)).count();
+        let opened = (0..16).filter(|_| breaker.failed(true, SECOND, SECOND, LATEST)).count();
         assert_eq!(opened, 1);
         let mut now = SECOND;
         for _ in 0..400 {
             now = breaker.probe_at().expect("it is open");
-            breaker.failed(false, now, now);
+            breaker.failed(false, now, now, LATEST);
         }
         assert_eq!(breaker.probe_at(), Some(now + WAIT_LONGEST));
         for _ in 0..20 {
-            breaker.failed(false, now, now);
+            breaker.failed(false, now, now, LATEST);
             breaker.gave_up(now);
         }
         assert_eq!(breaker.probe_at(), Some(now + WAIT_LEAST));
+    }
+
+    #[test]
+    fn lanes_that_open_together_are_not_probed_together() {
+        let probed_at = |chance| {
+            let mut breaker = LaneBreaker::new();
+            for _ in 0..16 {
+                breaker.failed(true, SECOND, SECOND, chance);
+            }
+            (0..8).fold(SECOND, |_, _| {
+                let now = breaker.probe_at().expect("it is open");
+                breaker.failed(false, now, now, chance);
+                now - SECOND
+            })
+        };
+        let (first, last) = (probed_at(0.0), probed_at(LATEST));
+        assert!(first < last.mul_f64(0.7), "{first:?}, {last:?}");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use spillway_limiter::{Sample, Signal};
 use spillway_webhook::position::Position;
 
 use crate::attempts::{Attempt, AttemptId};
+use crate::backoff::jittered;
 use crate::core::Core;
 use crate::event::{AttemptEnd, Scope, Verdict};
 use crate::lane::Suspect;
@@ -191,10 +192,10 @@ impl<C: Content> Core<C> {
         let is_full = matches!(end.signal, Signal::Overloaded { .. } | Signal::Unavailable { .. });
         let is_lanes = !is_full || self.attempts.has_other_succeeded(attempt.lane, attempt.began);
         if scope.is_none() && is_lanes && !end.is_unconnected {
-            let active = self.active();
+            let (active, chance) = (self.active(), self.chance());
             if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
                 lane.breaker.fails(active);
-                let opens = lane.breaker.failed(is_first, attempt.began, now);
+                let opens = lane.breaker.failed(is_first, attempt.began, now, chance);
                 self.counts.breakers_opened += u64::from(opens);
             }
             self.ledger.changed.push(attempt.lane);
@@ -218,7 +219,7 @@ impl<C: Content> Core<C> {
         lane.breaker.fails(active);
         let wait = before.map_or(backoff.first, |suspect| suspect.wait.max(backoff.first));
         let wait = wait.min(SUSPECT_LONGEST);
-        let until = now + wait.mul_f64(0.5 + chance / 2.0);
+        let until = now + jittered(wait, chance);
         let wait = (wait * 2).min(backoff.longest).min(SUSPECT_LONGEST);
         let since = before.map_or(active, |suspect| suspect.since);
         lane.flow.suspect = Some(Suspect { until, wait, since });

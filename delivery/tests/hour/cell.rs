@@ -14,6 +14,7 @@ use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
 use crate::load::{Health, Ills, Load, PACKS_PER_SECOND, Webhook, Webhooks, mixed};
+use crate::number;
 use crate::store::Store;
 
 const MS: Duration = Duration::from_millis(1);
@@ -57,11 +58,15 @@ pub struct Tally {
 #[derive(Default)]
 pub struct Played {
     tallies: HashMap<u8, Tally>,
-    /// Waits of the healthy shops, counted by bucket.
+    /// Waits of the healthy shops, counted by bucket, but for those while others catch up.
     waits: BTreeMap<u32, u64>,
+    /// Longest of them while shops that have recovered catch up: each shop has its turn.
+    pub catching_up_wait: Duration,
     /// Longest wait of a shop that has recovered, of what was accepted in the last sixth of the load but for
     /// its last second.
     pub recovered_wait: Duration,
+    /// Attempts of shops that recover which failed, by the second they ended in.
+    failed_in: BTreeMap<u64, u32>,
     /// Packs of the main stream that were read again for parts of lanes that are not indexed.
     pub rest_reads: u64,
     /// Most that the index held, in bytes.
@@ -95,6 +100,15 @@ impl Played {
         Duration::MAX
     }
 
+    /// Most attempts that failed in one second between two times.
+    pub fn most_failed(&self, from: Duration, to: Duration) -> u32 {
+        self.failed_in
+            .range(from.as_secs()..to.as_secs())
+            .map(|(_, count)| *count)
+            .max()
+            .unwrap_or(0)
+    }
+
     fn waited(&mut self, webhook: &Webhook, load: &Load, wait: Duration) {
         let since = webhook.position.ms - EPOCH_MS;
         if load.health(webhook.shop) == Health::Recovers
@@ -105,6 +119,10 @@ impl Played {
             self.recovered_wait = self.recovered_wait.max(wait);
         }
         if !load.is_compared(webhook.shop) {
+            return;
+        }
+        if load.is_catching_up(Duration::from_millis(since)) {
+            self.catching_up_wait = self.catching_up_wait.max(wait);
             return;
         }
         let bucket = (wait.as_secs_f64() * 1e6).max(1.0).log(BUCKET) as u32;
@@ -215,7 +233,7 @@ impl<'a> Cell<'a> {
             park_after: self.load.park_after,
             index_bytes: self.load.index_bytes,
             keeps_fingerprints: false,
-            seed: 7 + self.term,
+            seed: u64::from(number("SEED", 7)) + self.term,
             tuning: Tuning::default(),
         }
     }
@@ -436,6 +454,9 @@ impl<'a> Cell<'a> {
             Health::Recovers => began < self.load.recovers_at(),
             _ => false,
         };
+        if fails && health == Health::Recovers {
+            *self.played.failed_in.entry(self.now.as_secs()).or_default() += 1;
+        }
         let (verdict, signal) = match health {
             _ if fails => (retry, Signal::Failed),
             Health::Hangs => (retry, Signal::TimedOut),

@@ -114,6 +114,12 @@ impl Load {
         self.length * 2 / 3 - Duration::from_secs(5)
     }
 
+    /// True from when shops recover until the leader is killed, shortly after.
+    pub fn is_catching_up(&self, since: Duration) -> bool {
+        let times = self.recovers_at()..self.length * 2 / 3;
+        matches!(self.ills, Ills::Recovering(_)) && times.contains(&since)
+    }
+
     /// Least time between two deliveries to one shop: twice as long as those over their rate would
     /// need, and a fifth of what the others do.
     pub fn spacing(&self) -> Duration {

@@ -2,7 +2,8 @@
 //! and one is over its rate: what the healthy ones notice, beside the same hour without them.
 //!
 //! The suite plays four minutes of it at a tenth of the load. `make simulate-core` plays the hour at
-//! 2,000 webhooks a second, of 1,000 and of 20,000 shops. `MINUTES` and `RATE` are other numbers.
+//! 2,000 webhooks a second, of 1,000 and of 20,000 shops. `MINUTES`, `RATE` and `SEED` are other numbers;
+//! the same numbers play the same hour.
 
 mod cell;
 mod load;
@@ -107,11 +108,25 @@ fn webhooks_that_fail_among_others_that_succeed_do_not_fill_the_index_for_all() 
 }
 
 #[test]
+fn the_same_load_is_played_the_same_way_again() {
+    let (length, park_after) = (Duration::from_secs(60), Duration::from_secs(3));
+    let (retry_for, index_bytes, ills) = (length / 3, 1 << 20, Ills::InPart(24));
+    let load = Load { shops: 60, rate: 200, length, park_after, retry_for, index_bytes, ills };
+    assert_eq!(play(&load).to_string(), play(&load).to_string());
+}
+
+#[test]
 fn shops_that_recover_catch_up_with_the_main_stream() {
     let (length, park_after) = (Duration::from_secs(240), Duration::from_secs(60));
     let (retry_for, index_bytes, ills) = (10 * length, INDEX_BYTES, Ills::Recovering(400));
     let load = Load { shops: 500, rate: 1_000, length, park_after, retry_for, index_bytes, ills };
     let (_, recovered) = compare(&load);
-    let wait = recovered.recovered_wait;
-    assert!(wait > Duration::ZERO && wait < Duration::from_secs(1), "{wait:?}");
+    for wait in [recovered.recovered_wait, recovered.catching_up_wait] {
+        assert!(wait > Duration::ZERO && wait < Duration::from_secs(1), "{wait:?}");
+    }
+    // Their breakers opened at the same time, and are not probed at the same time.
+    let to = load.recovers_at();
+    let (from, shops) = (to - Duration::from_secs(15), 400);
+    let most = recovered.most_failed(from, to);
+    assert!(most > 0 && most < shops / 4, "{most} shops were probed within a second");
 }

@@ -22,8 +22,8 @@ pub struct Store {
     cursor: StreamId,
     bits: HashMap<StreamId, Vec<u8>>,
     chunks: HashMap<(u64, u32), Chunk>,
-    rows: HashMap<u64, LaneRowChange>,
-    retries: HashMap<Position, (u32, Duration)>,
+    rows: BTreeMap<u64, LaneRowChange>,
+    retries: BTreeMap<Position, (u32, Duration)>,
 }
 
 impl Store {

@@ -305,16 +305,21 @@ impl World {
 
     /// An attempt ends without an answer.
     fn cut(&mut self, attempt: &InFlight) {
-        if attempt.end.arrives && self.random.chance(500) {
+        if self.random.chance(500) {
+            self.arrived(attempt);
+        }
+    }
+
+    /// Notes that the backend took a webhook, unless what is stored is older than that.
+    fn arrived(&mut self, attempt: &InFlight) {
+        if attempt.end.arrives && !self.is_astray {
             self.truth.arrive(attempt.webhook.position, attempt.is_replay, self.scheme);
         }
     }
 
     pub fn end_attempt(&mut self, id: AttemptId) {
         let Some(attempt) = self.leader.attempts.remove(&id) else { return };
-        if attempt.end.arrives && !self.is_astray {
-            self.truth.arrive(attempt.webhook.position, attempt.is_replay, self.scheme);
-        }
+        self.arrived(&attempt);
         let End { verdict, signal, is_unconnected, .. } = attempt.end;
         let took = self.now - attempt.began;
         let end = AttemptEnd { id, verdict, signal, is_unconnected, took, evidence: () };
@@ -324,9 +329,7 @@ impl World {
     /// The leader is gone, and another one begins.
     pub fn take_over(&mut self) -> Result<(), Violation> {
         let attempts = std::mem::take(&mut self.leader.attempts);
-        if !self.is_astray {
-            attempts.values().for_each(|attempt| self.cut(attempt));
-        }
+        attempts.values().for_each(|attempt| self.cut(attempt));
         if let Some(letter) = self.leader.settling.take()
             && !self.is_astray
             && self.random.chance(500)
