@@ -16,6 +16,18 @@ from pathlib import Path
 
 # Name, file in delivery/src, what stands there, and the mistake.
 MUTATIONS = [
+    ('a slow shop holds every slot', 'dispatch.rs',
+     'shop.is_long()\n                &&', 'false &&'),
+    ('a slow shop leaves no slot', 'dispatch.rs',
+     'slots + self.left_slots()', 'slots'),
+    ('no slots beside held ones', 'dispatch.rs',
+     'if is_usual && are_held {', 'if false && is_usual && are_held {'),
+    ('others wait behind the turn of a slow shop', 'dispatch.rs',
+     'if is_holding && aside < ASIDE_MAX {', 'if is_holding && aside > ASIDE_MAX {'),
+    ('attempts are cut off for a pause', 'slow.rs',
+     'concurrency > 0 && self.may_begin().is_ok()', 'true'),
+    ('attempts are cut off for the rate', 'slow.rs',
+     'may_begin && self.attempts.len() >= slots', 'may_begin && slots < usize::MAX'),
     ('lanes that hang wait for a slot', 'dispatch.rs',
      'self.attempts.len() < self.limiter.concurrency(now) + self.spare_slots()\n            && ',
      ''),

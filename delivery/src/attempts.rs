@@ -13,6 +13,8 @@ use crate::shop::ShopKey;
 const SLOW_TIMES: u32 = 8;
 /// None is slow before.
 const SLOW_LEAST: Duration = Duration::from_millis(100);
+/// An attempt that takes longer keeps its slot for long, whatever is usual.
+pub const LONG: Duration = Duration::from_secs(1);
 /// A slow attempt that takes the place of others may be cut off after so long: a healthy webhook
 /// does not wait a second for its slot. Twice as long with each one that was cut off since a quick
 /// success: where everything is slow, everything gets its time. One that a quick success has
@@ -60,6 +62,8 @@ pub struct Attempt {
     pub is_suspect: bool,
     /// Whether it takes much longer than usual.
     pub is_slow: bool,
+    /// Whether it is slow, or takes longer than [`LONG`].
+    pub is_long: bool,
 }
 
 /// All attempts under way.
@@ -69,6 +73,8 @@ pub struct Attempts {
     next: u64,
     /// Slow and suspect ones.
     odd: usize,
+    /// Slow and long ones.
+    long: usize,
     /// Attempts cut off since a delivery succeeded that was not slow, overtaken ones aside.
     cuts: u32,
     /// Latest beginning of a delivery that succeeded and was not slow.
@@ -95,6 +101,7 @@ impl Attempts {
     pub fn end(&mut self, id: AttemptId) -> Option<Attempt> {
         let attempt = self.running.remove(&id.0)?;
         self.odd -= usize::from(attempt.is_suspect || attempt.is_slow);
+        self.long -= usize::from(attempt.is_long);
         Some(attempt)
     }
 
@@ -110,6 +117,25 @@ impl Attempts {
             }
         }
         slow
+    }
+
+    /// Marks the attempts that are slow or long by now. Returns their shops.
+    pub fn mark_long(&mut self, now: Duration) -> Vec<ShopKey> {
+        let mut shops = Vec::new();
+        for attempt in self.running.values_mut() {
+            let is_long = attempt.is_slow || now.saturating_sub(attempt.began) >= LONG;
+            if is_long && !attempt.is_long {
+                attempt.is_long = true;
+                self.long += 1;
+                shops.push(attempt.shop);
+            }
+        }
+        shops
+    }
+
+    /// Attempts that are slow or long.
+    pub fn long(&self) -> usize {
+        self.long
     }
 
     /// Attempts that are neither slow nor of a suspect lane.

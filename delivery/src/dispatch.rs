@@ -10,7 +10,7 @@ use crate::attempts::Attempt;
 use crate::backend::Allowed;
 use crate::core::Core;
 use crate::event::{Dispatch, Effect};
-use crate::index::{LaneKey, Lead, NodeKey, ResourceKey};
+use crate::index::{LaneKey, Lead, NodeKey, ResourceKey, usize_of};
 use crate::lane::Lane;
 use crate::ledger::{Ended, Finished};
 use crate::resource::{State, Step};
@@ -26,6 +26,13 @@ const LEADS_MAX: usize = 256;
 
 /// Probes under way of a backend that is down, slow ones included.
 const PROBES_MAX: usize = 4;
+
+/// Part of the slots from which on they count as held, if they are held for long.
+const HELD_PART: usize = 4;
+/// Shops that are passed over at once because they hold slots for long.
+const ASIDE_MAX: u32 = 16;
+/// Part of the slots that there are beside held ones for other shops.
+const MORE_PART: usize = 8;
 
 /// Reason for which something is not sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,9 +84,18 @@ impl<C: Content> Core<C> {
     /// Sends what may be sent.
     pub(crate) fn dispatch(&mut self) -> Vec<Effect<C>> {
         let mut effects = Vec::new();
+        let mut aside = 0;
+        self.queue.shops.take_back();
         while self.may_begin().is_ok() {
             let Some(turn) = self.next_turn() else { break };
-            if self.has_slot().is_err() {
+            let is_holding = self.is_holding_slots(turn.shop);
+            if self.has_slot(turn.shop, is_holding).is_err() {
+                if is_holding && aside < ASIDE_MAX {
+                    aside += 1;
+                    self.release(turn.resource);
+                    self.queue.shops.set_aside(turn.shop);
+                    continue;
+                }
                 self.next = Some(turn);
                 break;
             }
@@ -122,7 +138,7 @@ impl<C: Content> Core<C> {
     }
 
     /// Whether anything may begin.
-    fn may_begin(&self) -> Result<(), Blocked> {
+    pub(crate) fn may_begin(&self) -> Result<(), Blocked> {
         let session = &self.session;
         if session.is_draining
             || !session.are_replays_loaded
@@ -202,7 +218,7 @@ impl<C: Content> Core<C> {
 
     /// Slots beyond the limiter's. One at a time would let a single hanging shop hold it, so two
     /// are allowed while two shops send.
-    fn spare_slots(&self) -> usize {
+    pub(crate) fn spare_slots(&self) -> usize {
         let in_flight = self.attempts.len();
         if in_flight == 0 || in_flight >= self.config.bounds.concurrency_max {
             0
@@ -215,11 +231,49 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Whether the limiter has a slot.
-    fn has_slot(&mut self) -> Result<(), Blocked> {
-        let beyond_spare = self.attempts.len() - self.spare_slots();
-        let is_admitted = self.limiter.admit(beyond_spare, self.session.now.at);
+    /// Whether a shop holds a quarter of the slots, and keeps them for long. Webhooks of other shops
+    /// would wait for as long as that.
+    fn is_holding_slots(&self, key: ShopKey) -> bool {
+        let part = (self.limiter.concurrency(self.session.now.at) / HELD_PART).max(1);
+        self.queue.shops.get(key).is_some_and(|shop| {
+            shop.is_long()
+                && usize_of(shop.in_flight) >= part
+                && self.backend.has_served_other(shop.hash)
+        })
+    }
+
+    /// Whether the limiter has a slot for a delivery of this shop. While long ones hold a quarter of the
+    /// slots, an eighth more are there for shops that do not hold them; as many of these as would
+    /// be too many are left free.
+    fn has_slot(&mut self, key: ShopKey, is_holding: bool) -> Result<(), Blocked> {
+        let slots = self.attempts.len() - self.spare_slots();
+        let slots =
+            if is_holding { slots + self.left_slots() } else { slots - self.more_slots(key) };
+        let is_admitted = self.limiter.admit(slots, self.session.now.at);
         if is_admitted { Ok(()) } else { Err(Blocked::Limit) }
+    }
+
+    /// Slots that a shop which holds them for long leaves to others.
+    fn left_slots(&self) -> usize {
+        let limit = self.limiter.concurrency(self.session.now.at);
+        let most = self.config.bounds.concurrency_max;
+        (limit + (limit / MORE_PART).max(1)).saturating_sub(most)
+    }
+
+    /// Slots beyond the limiter's for a shop that does not hold them for long.
+    pub(crate) fn more_slots(&self, key: ShopKey) -> usize {
+        let limit = self.limiter.concurrency(self.session.now.at);
+        let in_flight = self.attempts.len();
+        let is_usual = !self.backend.is_stopped()
+            && limit > 0
+            && in_flight < self.config.bounds.concurrency_max
+            && !self.is_holding_slots(key);
+        let are_held = self.attempts.long() >= (limit / HELD_PART).max(1);
+        if is_usual && are_held {
+            (limit / MORE_PART).max(1).min(in_flight - self.spare_slots())
+        } else {
+            0
+        }
     }
 
     /// Sends what has its turn, unless it waits for its bytes or is not to be sent at all.
@@ -328,6 +382,7 @@ impl<C: Content> Core<C> {
             older,
             is_suspect,
             is_slow: false,
+            is_long: false,
         });
         let lane = self.queue.lanes.get(lane).map_or(0, |lane| lane.hash);
         let shop = self.queue.shops.get(shop).map_or(0, |shop| shop.hash);

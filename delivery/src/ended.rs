@@ -81,11 +81,11 @@ impl<C: Content> Core<C> {
     fn freed(&mut self, attempt: &Attempt, took: Duration, is_usual: bool) {
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             lane.flow.in_flight -= 1;
-            if attempt.is_slow {
+            if attempt.is_slow && !lane.flow.has_succeeded_since(attempt.began) {
                 lane.flow.stalled = lane.flow.stalled.saturating_sub(1);
             }
         }
-        self.queue.shops.ended(attempt.shop, took, is_usual);
+        self.queue.shops.ended(attempt.shop, took, is_usual, attempt.is_long);
     }
 
     /// Tells the limiter, unless the attempt says more about its lane than about the backend.
@@ -213,7 +213,7 @@ impl<C: Content> Core<C> {
         let active = self.active();
         let Some(lane) = self.queue.lanes.get_mut(attempt.lane) else { return };
         let before = lane.flow.suspect;
-        if lane.flow.succeeded_at.is_some_and(|at| at >= attempt.began) {
+        if lane.flow.has_succeeded_since(attempt.began) {
             return;
         }
         lane.breaker.fails(active);

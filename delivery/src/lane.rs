@@ -110,6 +110,11 @@ pub struct Flow {
 }
 
 impl Flow {
+    /// True if a delivery succeeded after an attempt of then began.
+    pub fn has_succeeded_since(&self, began: Duration) -> bool {
+        self.succeeded_at.is_some_and(|at| at > began)
+    }
+
     /// True if the last attempt did not end in time, or one takes longer than usual.
     pub fn is_slow(&self) -> bool {
         self.suspect.is_some() || self.stalled > 0

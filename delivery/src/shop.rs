@@ -13,6 +13,7 @@ use std::time::Duration;
 use slab::Slab;
 use spillway_webhook::position::Position;
 
+use crate::attempts::LONG;
 use crate::by_hash::ByHash;
 use crate::index::{LaneKey, ResourceKey, key_of, usize_of};
 use crate::sorted::Class;
@@ -25,6 +26,10 @@ const DEBT_MAX: f64 = 16.0;
 const CREDIT_MAX: f64 = 4.0;
 /// Deliveries over which the usual duration is averaged.
 const USUAL_OVER: f64 = 64.0;
+/// The same of one shop.
+const TOOK_OVER: f64 = 4.0;
+/// A delivery counts as so many usual ones at most: a few of one slow shop do not change what is usual.
+const USUAL_TIMES: f64 = 4.0;
 
 /// Key of a shop.
 pub type ShopKey = u32;
@@ -47,6 +52,10 @@ pub struct Shop {
     pub lanes: Vec<LaneKey>,
     /// Deliveries under way.
     pub in_flight: u32,
+    /// Deliveries of these that take long.
+    long: u32,
+    /// Duration of a delivery of late, in seconds.
+    took: f64,
     /// Unsettled webhooks that were read, replays aside.
     waiting: u64,
     /// No turn before.
@@ -58,6 +67,8 @@ pub struct Shop {
     /// Barriers, and what they hold back.
     pub barriers: Option<Box<Barriers>>,
     has_turn: [bool; 2],
+    /// Set while it leaves the last slots to others.
+    is_set_aside: bool,
     /// Set if it is to be looked at when its pause ends.
     is_due: bool,
     debt: f64,
@@ -89,6 +100,8 @@ pub struct Shops {
     priority_turns: u32,
     /// Shops to look at again when their pause ends.
     due: BinaryHeap<Reverse<(Duration, ShopKey)>>,
+    /// Shops that leave the last slots to others.
+    aside: Vec<ShopKey>,
     stopped: HashSet<u64>,
     /// Duration of a usual delivery, in seconds.
     usual: f64,
@@ -122,6 +135,7 @@ impl Shops {
             births: 0,
             priority_turns: 0,
             due: BinaryHeap::new(),
+            aside: Vec::new(),
             stopped: HashSet::new(),
             usual: 0.0,
             waiting: 0,
@@ -137,12 +151,15 @@ impl Shops {
                 hash,
                 lanes: Vec::new(),
                 in_flight: 0,
+                long: 0,
+                took: 0.0,
                 waiting: 0,
                 paused_until: Duration::ZERO,
                 is_stopped: stopped.contains(&hash),
                 is_starved: false,
                 barriers: None,
                 has_turn: [false; 2],
+                is_set_aside: false,
                 is_due: false,
                 debt: 0.0,
                 born: *births,
@@ -269,8 +286,10 @@ impl Shops {
     /// A shop may have something ready of this class.
     pub fn give_turn(&mut self, key: ShopKey, class: Class) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
-        let is_closed =
-            shop.is_stopped || shop.is_starved || shop.in_flight >= self.bounds.concurrency_max;
+        let is_closed = shop.is_stopped
+            || shop.is_starved
+            || shop.is_set_aside
+            || shop.in_flight >= self.bounds.concurrency_max;
         if !is_closed && !std::mem::replace(&mut shop.has_turn[class.index()], true) {
             self.turns[class.index()].push_back((key, shop.born));
         }
@@ -296,15 +315,43 @@ impl Shops {
         }
     }
 
+    /// A delivery of the shop takes long.
+    pub fn has_long(&mut self, key: ShopKey) {
+        if let Some(shop) = self.shops.get_mut(usize_of(key)) {
+            shop.long += 1;
+        }
+    }
+
+    /// The shop leaves the last slots to others, until [`Self::take_back`].
+    pub fn set_aside(&mut self, key: ShopKey) {
+        if let Some(shop) = self.shops.get_mut(usize_of(key)) {
+            shop.is_set_aside = true;
+            self.aside.push(key);
+        }
+    }
+
+    /// Shops that were set aside have turns again.
+    pub fn take_back(&mut self) {
+        for key in std::mem::take(&mut self.aside) {
+            if let Some(shop) = self.shops.get_mut(usize_of(key)) {
+                shop.is_set_aside = false;
+            }
+            self.give_turns(key);
+        }
+    }
+
     /// It ended, after `took`. An attempt of a slow lane does not change the usual duration.
-    pub fn ended(&mut self, key: ShopKey, took: Duration, is_usual: bool) {
+    pub fn ended(&mut self, key: ShopKey, took: Duration, is_usual: bool, is_long: bool) {
         let took = took.as_secs_f64();
-        if is_usual {
-            let is_first = self.usual == 0.0;
-            self.usual += (took - self.usual) / if is_first { 1.0 } else { USUAL_OVER };
+        if is_usual && self.usual == 0.0 {
+            self.usual = took;
+        } else if is_usual {
+            self.usual += (took.min(USUAL_TIMES * self.usual) - self.usual) / USUAL_OVER;
         }
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
         shop.in_flight -= 1;
+        shop.long -= u32::from(is_long);
+        shop.took += (took - shop.took) / TOOK_OVER;
         let cost = if self.usual > 0.0 { took / self.usual } else { 1.0 };
         shop.debt = (shop.debt + cost - 1.0).clamp(-CREDIT_MAX, DEBT_MAX);
         self.give_turns(key);
@@ -393,7 +440,7 @@ fn gate(shop: &Shop, bounds: ShopBounds, now: Duration) -> ShopGate {
         ShopGate::Stopped
     } else if shop.is_starved {
         ShopGate::Starved
-    } else if shop.in_flight >= bounds.concurrency_max {
+    } else if shop.is_set_aside || shop.in_flight >= bounds.concurrency_max {
         ShopGate::Full
     } else if shop.paused_until > now {
         ShopGate::PausedUntil(shop.paused_until)
@@ -406,6 +453,11 @@ impl Shop {
     /// Unsettled webhooks that were read, in the main stream and in lanes, indexed or not.
     pub fn waiting(&self) -> u64 {
         self.waiting
+    }
+
+    /// Whether it keeps its slots for long: a delivery under way is, or those of late were.
+    pub fn is_long(&self) -> bool {
+        self.long > 0 || self.took >= LONG.as_secs_f64()
     }
 
     /// Whether the shop has lanes of two key schemes.

@@ -18,10 +18,13 @@ impl<C: Content> Core<C> {
         self.session.looks.slow_at = now + Duration::from_millis(50);
         for slow in self.attempts.mark_slow(now, self.queue.shops.usual()) {
             if let Some(lane) = self.queue.lanes.get_mut(slow.lane)
-                && lane.flow.succeeded_at.is_none_or(|at| at < slow.began)
+                && !lane.flow.has_succeeded_since(slow.began)
             {
                 lane.flow.stalled += 1;
             }
+        }
+        for shop in self.attempts.mark_long(now) {
+            self.queue.shops.has_long(shop);
         }
         let ids: Vec<_> = if self.session.is_draining {
             self.attempts.all_to_cut(now)
@@ -35,7 +38,14 @@ impl<C: Content> Core<C> {
     /// The attempts to cut off for a lane that waits for a slot.
     fn some_to_cut(&self) -> Vec<AttemptId> {
         let now = self.session.now.at;
+        let concurrency = self.limiter.concurrency(now);
+        // Where the rate, a pause or the leader holds the turn back, a slot would not help it.
+        let may_begin = concurrency > 0 && self.may_begin().is_ok();
         let waiting = self.next.filter(|turn| {
+            let slots = concurrency + self.spare_slots() + self.more_slots(turn.shop);
+            may_begin && self.attempts.len() >= slots
+        });
+        let waiting = waiting.filter(|turn| {
             let lane = self.queue.lanes.get(turn.lane);
             lane.is_some_and(|lane| lane.flow.suspect.is_none() && lane.flow.stalled == 0)
         });
@@ -45,10 +55,10 @@ impl<C: Content> Core<C> {
             attempt.lane != waiting.lane
                 && lanes
                     .get(attempt.lane)
-                    .is_some_and(|lane| lane.flow.succeeded_at.is_none_or(|at| at < attempt.began))
+                    .is_some_and(|lane| !lane.flow.has_succeeded_since(attempt.began))
         };
         // Two at least are allowed while two shops send.
-        let limit = self.limiter.concurrency(now).max(2.min(self.config.bounds.concurrency_max));
+        let limit = concurrency.max(2.min(self.config.bounds.concurrency_max));
         self.attempts.to_cut(limit, now, may_cut)
     }
 }

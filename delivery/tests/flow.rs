@@ -15,6 +15,9 @@ use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
+#[path = "flow/slow.rs"]
+mod slow;
+
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const EPOCH_MS: u64 = 1_000_000;
@@ -69,6 +72,8 @@ enum Answer {
     Resets(Duration),
     /// 503, and the shop to be left alone for so long.
     PausesShop(Duration),
+    /// 503, and everybody to be left alone for so long.
+    PausesAll(Duration),
     Hangs,
 }
 
@@ -225,7 +230,7 @@ impl World {
                     let answer = (self.answers)(shop, kind, self.now);
                     let took = match answer {
                         Answer::Takes(took) | Answer::Resets(took) | Answer::Fails(took) => took,
-                        Answer::PausesShop(_) => MS,
+                        Answer::PausesShop(_) | Answer::PausesAll(_) => MS,
                         Answer::Hangs => TIMEOUT,
                     };
                     self.later(self.now + took, Task::End(dispatch.id, answer));
@@ -345,6 +350,10 @@ fn end_of(id: AttemptId, answer: Answer) -> AttemptEnd<()> {
         Answer::PausesShop(pause) => {
             let scope = Some(Scope::Shop);
             (Verdict::Retry { pause, scope, is_refusal: false }, Signal::Failed, MS)
+        }
+        Answer::PausesAll(pause) => {
+            let signal = Signal::Unavailable { retry_after: Some(pause) };
+            (Verdict::Retry { pause, scope: Some(Scope::All), is_refusal: false }, signal, MS)
         }
         Answer::Hangs => (retry, Signal::TimedOut, TIMEOUT),
     };

@@ -23,6 +23,7 @@ use crate::content::PackBytes;
 use crate::intake::decode_pack;
 use crate::sort::Sorter;
 
+use wanted::FRONT_AT_ONCE;
 pub use wanted::{ChunkRange, Wanted};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,8 +33,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 const TELL_EVERY: Duration = Duration::from_secs(10);
 /// Compressed bytes that are decoded before other tasks have their turn: about a millisecond.
 const BYTES_AT_ONCE: usize = 128 << 10;
-/// Packs of the front that one round trip reads.
-const FRONT_AT_ONCE: usize = 16;
 /// Raw bytes of the front that one read brings, about.
 const FRONT_BYTES: usize = 512 << 10;
 

@@ -3,6 +3,9 @@
 use spillway_queue::lane::ChunkId;
 use spillway_webhook::StreamId;
 
+/// Packs of the front in one round trip: they are small where there are many.
+pub(super) const FRONT_AT_ONCE: usize = 16;
+
 /// Something to read.
 #[derive(Debug, Clone)]
 pub enum Wanted {
@@ -50,7 +53,8 @@ impl Wanted {
                 vec![Self::ChunksAgain(first.to_vec()), Self::ChunksAgain(second.to_vec())]
             }
             Self::Front(mut entries) => {
-                entries.truncate(entries.len().div_ceil(2));
+                // Less than the first round trip was: that one may have been too much.
+                entries.truncate(entries.len().min(FRONT_AT_ONCE).div_ceil(2));
                 vec![Self::Front(entries)]
             }
             other => vec![other],
@@ -102,8 +106,8 @@ mod tests {
             assert_eq!(count, expected, "of one lane, from its first chunk on");
         }
         let entry = |ms| StreamId { ms, seq: 0 };
-        let mut front = Wanted::Front((1..=5).map(entry).collect());
-        for expected in [3, 2, 1, 1] {
+        let mut front = Wanted::Front((1..=64).map(entry).collect());
+        for expected in [8, 4, 2, 1, 1] {
             front = front.halves().remove(0);
             let Wanted::Front(entries) = &front else { panic!("{front:?}") };
             assert_eq!(*entries, (1..=expected).map(entry).collect::<Vec<_>>());

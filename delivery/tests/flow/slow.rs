@@ -1,0 +1,138 @@
+//! Shops that are slow or hang in part, and succeed in between.
+
+use std::cell::Cell;
+
+use super::*;
+
+/// Slots, of which the limiter may take none away.
+const SLOTS: usize = 16;
+
+fn steady(seed: u64) -> Config {
+    let bounds = Bounds { concurrency_min: SLOTS, concurrency_max: SLOTS, rate_max: None };
+    Config { bounds, seed, ..config(SLOTS) }
+}
+
+/// Shop Y is well, and sends a webhook every ten seconds amid a flood of others. Checks that the first may wait
+/// until one attempt is cut off, and no other does.
+fn flows(mut world: World, from: Duration, cuts_max: u64) {
+    for round in 0..12 {
+        world.accept(from + round * 10 * SECOND, [(Y, 0)]);
+    }
+    world.run(from + 123 * SECOND);
+    let mut waits = world.took[&(Y, 0)].clone();
+    waits.sort_unstable();
+    assert!(waits.len() >= 12 && waits[waits.len() - 1] < 2 * SECOND, "{waits:?}");
+    assert!(waits[waits.len() - 2] < 100 * MS, "{waits:?}");
+    assert!(world.core.counts().cut_off <= cuts_max, "{} cut off", world.core.counts().cut_off);
+}
+
+/// A flood of shop X beside it.
+fn flows_beside(seed: u64, flood: u32, of_x: impl Fn() -> Answer + 'static, cuts_max: u64) {
+    let answers: Box<Answers> =
+        Box::new(move |shop, _, _| if shop == X { of_x() } else { Answer::Takes(5 * MS) });
+    let mut world = known(steady(seed), answers);
+    for second in 0..flood / 100 {
+        world.accept(SECOND + second * 10 * MS, (0..100).map(|_| (X, 0)));
+    }
+    flows(world, 2 * SECOND, cuts_max);
+}
+
+#[test]
+fn a_shop_whose_answers_take_25_seconds_leaves_a_slot_to_others() {
+    for seed in 0..10 {
+        flows_beside(seed, 400, || Answer::Takes(25 * SECOND), 1);
+    }
+}
+
+#[test]
+fn a_shop_of_which_every_tenth_webhook_hangs_leaves_a_slot_to_others() {
+    for seed in 0..10 {
+        let calls = Cell::new(0);
+        let answer = move || {
+            calls.set(calls.get() + 1);
+            if calls.get() % 10 == 0 { Answer::Hangs } else { Answer::Takes(5 * MS) }
+        };
+        flows_beside(seed, 10_000, answer, 16);
+    }
+}
+
+#[test]
+fn nothing_is_cut_off_for_a_webhook_that_waits_for_a_pause_of_the_backend() {
+    for seed in 0..10 {
+        let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+            10..18 => Answer::Takes(20 * SECOND),
+            9 if at < 15 * SECOND => Answer::PausesAll(15 * SECOND),
+            _ => Answer::Takes(5 * MS),
+        });
+        let mut world = known(steady(seed), answers);
+        world.accept(10 * SECOND, (10..18).map(|shop| (shop, 0)));
+        world.accept(10 * SECOND + 200 * MS, [(9, 0)]);
+        world.accept(10 * SECOND + 300 * MS, [(Y, 0)]);
+        world.run(24 * SECOND);
+        assert_eq!(world.core.counts().cut_off, 0, "seed {seed}");
+        world.run(60 * SECOND);
+        assert_eq!(world.waiting, 0);
+    }
+}
+
+#[test]
+fn two_shops_that_are_slow_leave_a_slot_to_others() {
+    for seed in 0..10 {
+        let answers: Box<Answers> = Box::new(|shop, _, _| match shop {
+            X | 7 => Answer::Takes(25 * SECOND),
+            _ => Answer::Takes(5 * MS),
+        });
+        let mut world = known(steady(seed), answers);
+        world.accept(SECOND, (0..400).map(|number| (if number % 2 == 0 { X } else { 7 }, 0)));
+        flows(world, 2 * SECOND, 1);
+    }
+}
+
+#[test]
+fn others_have_slots_beside_the_limit_while_a_slow_shop_holds_it() {
+    for seed in 0..10 {
+        let bounds = Bounds { concurrency_min: 1, concurrency_max: 64, rate_max: None };
+        let config = Config { bounds, seed, ..config(64) };
+        let answers: Box<Answers> =
+            Box::new(|shop, _, _| Answer::Takes(if shop == X { 25 * SECOND } else { 5 * MS }));
+        let mut world = known(config, answers);
+        world.accept(SECOND, (0..400).map(|_| (X, 0)));
+        flows(world, 32 * SECOND, 1);
+    }
+}
+
+#[test]
+fn nothing_is_cut_off_for_a_webhook_that_waits_for_the_rate() {
+    let bounds = Bounds { concurrency_max: SLOTS, concurrency_min: SLOTS, rate_max: Some(1.0) };
+    let answers: Box<Answers> =
+        Box::new(|shop, _, _| Answer::Takes(if shop == Y { 5 * MS } else { 25 * SECOND }));
+    let mut world = known(Config { bounds, ..config(SLOTS) }, answers);
+    world.accept(SECOND, (10..17).map(|shop| (shop, 0)));
+    for second in 10..20 {
+        world.accept(second * SECOND, [(Y, 0), (Y, 1), (Y, 2)]);
+    }
+    world.run(22 * SECOND);
+    assert_eq!(world.core.counts().cut_off, 0);
+}
+
+#[test]
+fn a_flood_of_a_slow_shop_finds_its_concurrency_although_it_leaves_slots_to_others() {
+    let delivered = |answer: Duration, has_others: bool| {
+        let bounds = Bounds { concurrency_min: 1, concurrency_max: 64, rate_max: None };
+        let config = Config { bounds, ..config(64) };
+        let mut world = World::new(config, Box::new(move |_, _, _| Answer::Takes(answer)));
+        if has_others {
+            world.accept(MS, [(Y, 0), (2, 0)]);
+        }
+        for second in 0..100 {
+            world.accept(SECOND + second * 10 * MS, (0..100).map(|_| (X, 0)));
+        }
+        world.run(240 * SECOND);
+        10_000 - world.waiting
+    };
+    for answer in [200 * MS, 2 * SECOND] {
+        let (alone, beside) = (delivered(answer, false), delivered(answer, true));
+        println!("{answer:?}: {alone} alone, {beside} where others were served");
+        assert!(10 * beside > 8 * alone, "{answer:?}: {beside} of {alone}");
+    }
+}
