@@ -4,7 +4,7 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help run kafka test lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core mutate-core deb deb-kafka package-test clean-run
+.PHONY: help run kafka test lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core deb deb-kafka package-test clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,6 +116,9 @@ simulate: ## the limiter beside others in virtual time: every scenario, a table 
 simulate-core: ## the delivery core in virtual time against a model of Redis, with faults, and two hours of load (20 minutes; SEEDS=n STEPS=n FIRST=n, SEED=n for one schedule, MINUTES=n of load)
 	SEEDS=$(or $(SEEDS),50000) STEPS=$(or $(STEPS),1000) cargo test --release --locked -p spillway-delivery --test simulation -- --nocapture
 	MINUTES=$(or $(MINUTES),60) RATE=2000 cargo test --release --locked -p spillway-delivery --test hour -- --nocapture
+
+simulate-store: ## the receiver's store mode in virtual time: shards, disk, Redis, a second receiver, crashes (a minute; SEEDS=n STEPS=n, SEED=n for one schedule)
+	SEEDS=$(or $(SEEDS),1000000) STEPS=$(or $(STEPS),1000) cargo test --release --locked -p request-receiver --lib simulation -- --nocapture
 
 mutate-core: ## mistakes put into the delivery core, one at a time: which test finds each (WORDS='lead pause'; an hour)
 	delivery/mutations.py $(WORDS)

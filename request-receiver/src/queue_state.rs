@@ -164,7 +164,7 @@ impl QueueState {
         if before != health as u8 {
             tracing::warn!(error = chain(error), "a pack was refused; the queue is looked at");
         }
-        self.spill_if(health);
+        self.set_spill(health);
         self.look();
     }
 
@@ -176,6 +176,11 @@ impl QueueState {
     /// A number that grows when Redis had to be connected to again.
     pub fn generation(&self) -> u64 {
         self.shared.generation.load(Ordering::Relaxed)
+    }
+
+    /// Has the appenders connect again: their connections were closed from Redis' side.
+    pub fn renew_connections(&self) {
+        self.shared.generation.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Waits until Redis was looked at, whatever was found.
@@ -190,15 +195,12 @@ impl QueueState {
 
     fn set(&self, health: Health) {
         self.shared.health.store(health as u8, Ordering::Relaxed);
-        self.spill_if(health);
+        self.set_spill(health);
     }
 
-    /// After the health is noted: the way back is taken only from a queue that is usable.
-    fn spill_if(&self, health: Health) {
-        if let Some(spill) = &self.shared.spill
-            && health != Health::Usable
-        {
-            spill.fail_over();
+    fn set_spill(&self, health: Health) {
+        if let Some(spill) = &self.shared.spill {
+            spill.set_queue(health == Health::Usable);
         }
     }
 

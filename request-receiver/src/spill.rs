@@ -1,24 +1,25 @@
 //! Where packs go while Redis takes none: a log on this machine's disk, which is fed to Redis in order
 //! once it takes them again.
 //!
-//! [`route`] says which way a pack goes, [`writer`] syncs what is spilled, [`mod@feeder`] feeds it,
-//! [`pace`] how fast, [`claim`] sees to it that one receiver spills for a cell. The files are `spillway-spill`'s.
+//! [`mode`] decides where batches go, [`gate`] lets them pass, [`writer`] syncs what is spilled,
+//! [`mod@feeder`] feeds it, [`pace`] how fast, [`claim`] sees to it that one receiver spills for a cell. The
+//! files are `spillway-spill`'s.
 //!
-//! Invariants: while anything lies in the log or is on its way there, nothing is appended directly,
-//! by any shard; while an append is under way, nothing is fed. So whoever waits for a 200 finds what
-//! was sent before it earlier in the stream. Bounded by `SPILL_MAX` on disk, and by one pack for each
-//! shard and two chunks of the feeder in memory.
+//! Bounded by `SPILL_MAX` on disk, and by one pack for each shard and two chunks of the feeder in memory.
 
 pub mod claim;
 pub mod feeder;
+pub mod gate;
+pub mod mode;
 pub mod pace;
-pub mod route;
+#[cfg(test)]
+mod simulation;
 pub mod writer;
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use spillway_queue::Redis;
@@ -34,7 +35,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::reply::Refusal;
 use crate::spill::feeder::Feeder;
-use crate::spill::route::{Route, Spilling, Way};
+use crate::spill::gate::{Gate, Passed, WritePass};
+use crate::spill::mode::{StoreEvent, StoreMode};
 use crate::spill::writer::Writing;
 
 /// What an append may take, as a part of ACK_TIMEOUT, before Redis counts as hanging: what arrives
@@ -62,14 +64,12 @@ pub struct SpillSettings {
 
 /// The way to the disk, shared by all shards.
 pub struct Spill {
-    route: Arc<Route>,
+    gate: Arc<Gate>,
     writing: Writing,
     index: Arc<Index>,
     limits: Limits,
     stall_after: Duration,
     problem: Problem,
-    /// Another receiver spills for this cell: nothing may be taken in.
-    is_anothers: AtomicBool,
     spilled: AtomicU64,
     errors: AtomicU64,
     /// Cancelled once the feeder has had a first look.
@@ -128,7 +128,7 @@ impl Spill {
             })?;
         }
         let spill = Self {
-            route: Arc::default(),
+            gate: Gate::new(),
             writing: Writing::start(writer, background.guard("the spill's writer"))?,
             index,
             limits,
@@ -138,7 +138,6 @@ impl Spill {
                 kind: AtomicU8::new(NONE),
                 refuse_until: AtomicU64::new(0),
             },
-            is_anothers: AtomicBool::new(false),
             spilled: AtomicU64::new(0),
             errors: AtomicU64::new(0),
             settled: CancellationToken::new(),
@@ -146,26 +145,19 @@ impl Spill {
         Ok((Arc::new(spill), log_id))
     }
 
-    /// Which way a pack goes that is ready now.
-    pub async fn enter(&self) -> Way {
-        self.route.enter().await
+    /// Passes a batch that is ready: it says where the batch goes.
+    pub async fn pass(&self) -> Passed {
+        self.gate.pass().await
     }
 
-    /// The way to the disk, for a pack that Redis did not take; all others follow.
-    pub fn enter_spilling(&self) -> Spilling {
-        self.route.enter_spilling()
+    /// Takes in whether Redis takes appends.
+    pub fn set_queue(&self, is_usable: bool) {
+        self.gate.on(StoreEvent::Queue { is_usable });
     }
 
-    /// Nothing is appended directly from now on.
-    pub fn fail_over(&self) {
-        if self.route.fail_over() {
-            tracing::warn!("redis does not take webhooks; they are spilled to disk");
-        }
-    }
-
-    /// Whether packs go to the disk.
+    /// Whether nothing is appended directly.
     pub fn is_spilling(&self) -> bool {
-        self.route.is_spilling()
+        self.gate.mode() != StoreMode::Direct
     }
 
     /// How long an append may take before Redis counts as hanging.
@@ -178,7 +170,7 @@ impl Spill {
     /// # Errors
     /// Why not.
     pub fn takes(&self) -> Result<(), Refusal> {
-        if self.is_anothers() {
+        if self.stands_back() {
             return Err(Refusal::QueueUnavailable);
         }
         match self.problem.kind.load(Ordering::Relaxed) {
@@ -193,7 +185,7 @@ impl Spill {
 
     /// What keeps it from taking packs, for an operator.
     pub fn trouble(&self) -> Option<&'static str> {
-        if self.is_anothers() {
+        if self.stands_back() {
             return Some("spill_claimed: another receiver spills for this cell");
         }
         match self.problem.kind.load(Ordering::Relaxed) {
@@ -203,13 +195,13 @@ impl Spill {
         }
     }
 
-    /// Writes a pack; `Ok` once it survives a power cut. Its way must have been entered.
+    /// Writes a pack; `Ok` once it survives a power cut.
     ///
     /// # Errors
     /// What its waiters are to be told.
     pub async fn write(
         &self,
-        _way: &Spilling,
+        _pass: &WritePass,
         pack: Vec<u8>,
         webhooks: u32,
     ) -> Result<(), Refusal> {
@@ -272,8 +264,8 @@ impl Spill {
         self.errors.load(Ordering::Relaxed) + self.index.damages()
     }
 
-    fn is_anothers(&self) -> bool {
-        self.is_anothers.load(Ordering::Relaxed)
+    fn stands_back(&self) -> bool {
+        self.gate.mode() == StoreMode::StandingBack
     }
 
     fn is_well(&self) {

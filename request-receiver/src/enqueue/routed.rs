@@ -5,7 +5,6 @@
 //! is fed once that append's outcome is known. What Redis refused for certain goes to the disk too.
 //! What may have been stored keeps its meaning: it is nobody's 200, and is not written again.
 
-use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ use crate::metrics::Metrics;
 use crate::queue_state::QueueState;
 use crate::reply::Refusal;
 use crate::spill::Spill;
-use crate::spill::route::{Direct, Spilling, Way};
+use crate::spill::gate::{AppendPass, Passed, WritePass};
 use crate::waiting::{Answer, Batch, Waiting};
 
 type Outcome = Result<StreamId, AppendError>;
@@ -33,9 +32,7 @@ struct Late {
     batch: Batch,
     /// Of its pack.
     bytes: usize,
-    /// Nothing is fed before this ends; and nothing at all by this process, where it has to end
-    /// before the append's outcome is known.
-    way: ManuallyDrop<Direct>,
+    pass: AppendPass,
     spill: Arc<Spill>,
     waiting: Arc<Waiting>,
     state: QueueState,
@@ -45,13 +42,19 @@ struct Late {
 impl Batcher {
     /// Stores a batch, whichever way it has to go.
     pub(super) async fn store_either_way(&mut self, batch: Batch, spill: &Arc<Spill>) {
-        match spill.enter().await {
-            Way::Direct(way) => self.append_unless_it_hangs(batch, way, spill).await,
-            Way::Spill(way) => self.spill(batch, way, spill).await,
+        match spill.pass().await {
+            Passed::Append(pass) => self.append_unless_it_hangs(batch, pass, spill).await,
+            Passed::Write(pass) => self.spill(batch, pass, spill).await,
+            Passed::Refused => self.waiting.resolve(batch, Err(Refusal::QueueUnavailable)),
         }
     }
 
-    async fn append_unless_it_hangs(&mut self, batch: Batch, way: Direct, spill: &Arc<Spill>) {
+    async fn append_unless_it_hangs(
+        &mut self,
+        batch: Batch,
+        mut pass: AppendPass,
+        spill: &Arc<Spill>,
+    ) {
         let count = batch.records().count();
         let pack = self.packer.pack(batch.records());
         let bytes = pack.len();
@@ -69,35 +72,35 @@ impl Batcher {
                 self.appender = appender;
                 let refused = is_refused(&outcome);
                 let answer = told(outcome, count, &self.state, &self.metrics);
-                if refused {
-                    let instead = spill.enter_spilling();
-                    drop(way);
-                    self.spill(batch, instead, spill).await;
-                } else {
-                    self.waiting.resolve(batch, answer);
+                if !refused {
+                    pass.ended();
+                    return self.waiting.resolve(batch, answer);
+                }
+                match pass.refused() {
+                    Some(pass) => self.spill(batch, pass, spill).await,
+                    None => self.waiting.resolve(batch, answer),
                 }
             }
             Err(_) => {
-                spill.fail_over();
+                pass.hangs();
                 self.state.look();
                 let (waiting, state) = (self.waiting.clone(), self.state.clone());
                 let (spill, metrics) = (spill.clone(), self.metrics.clone());
-                let way = ManuallyDrop::new(way);
                 let late =
-                    Late { append, fence, batch, bytes, way, spill, waiting, state, metrics };
+                    Late { append, fence, batch, bytes, pass, spill, waiting, state, metrics };
                 self.late.spawn(late.settle());
             }
         }
     }
 
-    async fn spill(&mut self, mut batch: Batch, way: Spilling, spill: &Spill) {
+    async fn spill(&mut self, mut batch: Batch, pass: WritePass, spill: &Spill) {
         // Those who were told already may have sent it again, and what came after it.
         if !batch.drop_expired(Instant::now()) {
             return self.waiting.resolve(batch, Err(Refusal::AckTimeout));
         }
         let count = batch.records().count();
         let pack = self.packer.pack(batch.records()).to_vec();
-        let mut write = std::pin::pin!(spill.write(&way, pack, count));
+        let mut write = std::pin::pin!(spill.write(&pass, pack, count));
         let (mut is_stalled, too_late) = (false, Instant::now() + self.ack_timeout);
         let outcome = loop {
             tokio::select! {
@@ -120,7 +123,7 @@ impl Batcher {
 impl Late {
     /// Waits for the outcome for as long as the connection may live.
     async fn settle(self) {
-        let Self { append, fence, mut batch, bytes, way, spill, waiting, state, metrics } = self;
+        let Self { append, fence, mut batch, bytes, pass, spill, waiting, state, metrics } = self;
         let count = batch.records().count();
         let outcome = match unless_dead(&state, bytes, append).await {
             Some((_, outcome)) => outcome,
@@ -129,21 +132,19 @@ impl Late {
                 Err(given_up())
             }
         };
-        let way = ManuallyDrop::into_inner(way);
         let is_refused = is_refused(&outcome);
         let answer = told(outcome, count, &state, &metrics);
         if !is_refused {
-            drop(way);
+            pass.ended();
             return waiting.resolve(batch, answer);
         }
-        let instead = spill.enter_spilling();
-        drop(way);
+        let Some(pass) = pass.refused() else { return waiting.resolve(batch, answer) };
         if !batch.drop_expired(Instant::now()) {
             return waiting.resolve(batch, Err(Refusal::AckTimeout));
         }
         let count = batch.records().count();
         let pack = Packer::new().pack(batch.records()).to_vec();
-        let outcome = spill.write(&instead, pack, count).await;
+        let outcome = spill.write(&pass, pack, count).await;
         waiting.resolve(batch, spilled(outcome, count, &metrics));
     }
 }

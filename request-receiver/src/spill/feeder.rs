@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::queue_state::QueueState;
 use crate::spill::Spill;
+use crate::spill::mode::{StoreEvent, StoreMode};
 use crate::spill::pace::Pace;
-use crate::spill::route::HOLD_MAX;
 
 /// What one script appends, however small its packs are.
 const CHUNK_RECORDS: usize = 256;
@@ -31,8 +31,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// How soon something is tried again that waits for something else to end, or did not work.
 const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_AFTER_ERROR: Duration = Duration::from_millis(250);
-/// If packs were held in vain, some time passes before they are again.
-const HOLD_AGAIN: Duration = Duration::from_secs(2);
 
 /// Feeds one log.
 pub struct Feeder {
@@ -43,8 +41,6 @@ pub struct Feeder {
     feeding: Line,
     pace: Pace,
     confirmed: Option<Instant>,
-    /// Whether nothing of an earlier process can arrive any more.
-    is_fenced: bool,
     /// The newest number that Redis knows of: the next chunk goes behind it.
     fed: Option<u64>,
     /// The newest record that lay there at start.
@@ -56,9 +52,6 @@ pub struct Feeder {
     told: Option<String>,
     /// Whether the way back to Redis is one: at a start with nothing on disk it is not.
     is_news: bool,
-    /// Since when packs wait for the way back, and when they did last.
-    held_since: Option<Instant>,
-    held_last: Option<Instant>,
 }
 
 /// A connection to Redis, made when it is asked for and there is none.
@@ -106,7 +99,6 @@ impl Feeder {
             feeding: Line::new(redis, None),
             pace: Pace::default(),
             confirmed: None,
-            is_fenced: false,
             fed: None,
             found_last,
             progress: Progress::default(),
@@ -115,8 +107,6 @@ impl Feeder {
             held: String::new(),
             told: None,
             is_news,
-            held_since: None,
-            held_last: None,
         }
     }
 
@@ -148,11 +138,11 @@ impl Feeder {
             self.spill.settled.cancel();
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = self.spill.route.changed() => {}
+                () = self.spill.gate.changed() => {}
                 () = sleep(pause) => {}
             }
         }
-        self.release();
+        self.spill.gate.on(StoreEvent::ChunkFailed);
         self.end().await;
     }
 
@@ -165,9 +155,7 @@ impl Feeder {
         let claimed = self.claim.confirm(self.claiming.connected().await?, &from).await?;
         match &claimed {
             Claimed::Ours { fed } => {
-                if self.spill.is_anothers.swap(false, std::sync::atomic::Ordering::Relaxed) {
-                    tracing::info!("this receiver has the claim to spill for this cell again");
-                }
+                self.spill.gate.on(StoreEvent::ClaimOurs);
                 self.confirmed = Some(Instant::now());
                 self.go_on_after(*fed).await?;
             }
@@ -184,46 +172,40 @@ impl Feeder {
         {
             return Ok(AGAIN);
         }
-        if !self.spill.is_spilling() {
-            return Ok(BUMP_EVERY);
+        self.spill.gate.tick();
+        if self.spill.gate.needs_fence() {
+            self.fence(state).await?;
         }
-        if !state.is_usable() || self.spill.route.is_appending() {
-            self.release();
-            return Ok(AGAIN);
+        match self.spill.gate.mode() {
+            StoreMode::Direct => Ok(BUMP_EVERY),
+            StoreMode::Spilling | StoreMode::StandingBack => Ok(AGAIN),
+            StoreMode::Restoring | StoreMode::Closing => self.feed().await,
         }
-        if self.held_since.is_some_and(|since| since.elapsed() >= HOLD_MAX) {
-            self.release();
-        }
-        if !self.is_fenced {
-            self.fence().await?;
-        }
-        self.feed(state).await
     }
 
-    /// Ends what an earlier process of ours may have on its way to Redis: it must not arrive behind
-    /// what is fed. Until the first turn back, this process has appended nothing itself.
-    async fn fence(&mut self) -> Result<(), QueueError> {
+    /// Ends what earlier processes may have on their way to Redis: it must not arrive behind what is
+    /// fed. Nothing of this process is under way now.
+    async fn fence(&mut self, state: &QueueState) -> Result<(), QueueError> {
         let connections = Fence::of_all(self.claiming.redis.clone()).close().await?;
         if connections > 0 {
             tracing::info!(connections, "an earlier process' connections to redis were ended");
         }
-        self.is_fenced = true;
+        state.renew_connections();
+        self.spill.gate.on(StoreEvent::Fenced);
         Ok(())
     }
 
-    async fn feed(&mut self, state: &QueueState) -> Result<Duration, FeedError> {
+    async fn feed(&mut self) -> Result<Duration, FeedError> {
         let (skip_through, pace) = (self.skip_through(), self.pace);
         let chunk = match self.progress.ahead.take() {
             Some(chunk) if !chunk.records.is_empty() => chunk,
             _ => self.progress.next(&self.spill, skip_through, pace).await?,
         };
-        // What is left is on its way to the disk now, or is held.
-        if chunk.is_last {
-            self.hold();
-        }
+        // Past the last chunk, what is left is on its way to the disk now, or is held.
+        self.spill.gate.on(StoreEvent::ChunkRead { is_last: chunk.is_last });
         let Some(last) = chunk.last() else {
             self.progress.done = Some(chunk);
-            self.return_to_redis(state);
+            self.finish();
             return Ok(AGAIN);
         };
         self.claiming.connected().await?;
@@ -254,42 +236,25 @@ impl Feeder {
         Ok(Duration::ZERO)
     }
 
-    /// The way back to Redis, if all that was spilled is fed.
-    fn return_to_redis(&mut self, state: &QueueState) {
+    /// Has batches go to Redis directly, if all that was spilled is fed.
+    fn finish(&mut self) {
         let Some(reader) = self.progress.reader.as_mut() else { return };
         let index = &self.spill.index;
         let is_fed = || {
-            let is_fed = state.is_usable() && reader.is_at_end();
+            let is_fed = reader.is_at_end();
             if is_fed {
                 // Here, as nothing is written before this is decided.
                 index.all_fed();
             }
             is_fed
         };
-        if self.spill.route.return_if(is_fed) {
-            self.held_since = None;
+        if self.spill.gate.finish_if(is_fed) {
             self.spill.begins_anew();
             if std::mem::replace(&mut self.is_news, true) {
                 tracing::info!("what was spilled is fed; webhooks go to redis directly");
             }
             self.progress.let_go();
             self.spill.writing.rotate();
-        }
-    }
-
-    /// Has packs wait for the way back to be taken; not again soon after that was in vain.
-    fn hold(&mut self) {
-        let is_soon = self.held_last.is_some_and(|last| last.elapsed() < HOLD_AGAIN);
-        if self.held_since.is_none() && !is_soon {
-            self.spill.route.hold();
-            let now = Instant::now();
-            (self.held_since, self.held_last) = (Some(now), Some(now));
-        }
-    }
-
-    fn release(&mut self) {
-        if self.held_since.take().is_some() {
-            self.spill.route.release();
         }
     }
 
@@ -331,13 +296,12 @@ impl Feeder {
     }
 
     fn is_anothers(&mut self, held: &str) {
-        if !self.spill.is_anothers.swap(true, std::sync::atomic::Ordering::Relaxed) {
+        if self.spill.gate.on(StoreEvent::ClaimTheirs) {
             tracing::error!(
                 claim = held,
                 "another receiver spills for this cell: none is taken in"
             );
         }
-        self.spill.fail_over();
         let now = Instant::now();
         let since = self.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
         if self.watch.may_take(held, since) {
@@ -357,7 +321,7 @@ impl Feeder {
 
     /// What is known of Redis is asked again.
     fn forget(&mut self) {
-        self.release();
+        self.spill.gate.on(StoreEvent::ChunkFailed);
         (self.claiming.connection, self.feeding.connection) = (None, None);
         // What was on its way may have been taken.
         self.progress = Progress::default();

@@ -1,0 +1,311 @@
+//! Gate that each batch passes: the store mode, shared by all shards, the queue's watch and the feeder.
+//!
+//! One for the whole process. A lock rather than atomics: it is taken twice for a batch and never held
+//! for long. While batches are held, they wait here; that is a matter of a sync and two calls.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use crate::spill::mode::{Admitted, StoreEvent, StoreMachine, StoreMode};
+
+/// Longest time for which batches are held: a small part of Shopify's 5 s.
+const HOLD_MAX: Duration = Duration::from_millis(250);
+/// Time from one hold to the next.
+const HOLD_AGAIN: Duration = Duration::from_secs(2);
+
+/// Store mode of the process.
+pub struct Gate {
+    state: Mutex<State>,
+    /// The same mode, to be read at each request.
+    mode: AtomicU8,
+    /// Notified when there may be something for the feeder to do.
+    changed: Notify,
+    /// Notified when batches are held no longer.
+    opened: Notify,
+}
+
+struct State {
+    machine: StoreMachine,
+    /// Start of the last hold.
+    held_at: Option<Instant>,
+}
+
+/// Place of a batch that has passed.
+pub enum Passed {
+    /// To be appended to the queue.
+    Append(AppendPass),
+    /// To be written to the log.
+    Write(WritePass),
+    /// Another receiver has the claim.
+    Refused,
+}
+
+/// An append that may still take effect. Dropped without a word about its end, it counts as under way
+/// for as long as the process lives: then nothing is restored behind it.
+pub struct AppendPass {
+    gate: Arc<Gate>,
+    is_hanging: bool,
+}
+
+/// A write under way; ends when it is dropped.
+pub struct WritePass(Arc<Gate>);
+
+impl Gate {
+    /// Batches are written to the log until it is restored.
+    pub fn new() -> Arc<Self> {
+        let machine = StoreMachine::default();
+        Arc::new(Self {
+            mode: AtomicU8::new(machine.mode() as u8),
+            state: Mutex::new(State { machine, held_at: None }),
+            changed: Notify::new(),
+            opened: Notify::new(),
+        })
+    }
+
+    /// Passes a batch that is ready. Waits while batches are held.
+    pub async fn pass(self: &Arc<Self>) -> Passed {
+        loop {
+            // Before the look, or an opening in between would be missed.
+            let mut opened = std::pin::pin!(self.opened.notified());
+            opened.as_mut().enable();
+            if let Some(passed) = self.try_pass() {
+                return passed;
+            }
+            if timeout(HOLD_MAX, opened).await.is_err() {
+                self.tick();
+            }
+        }
+    }
+
+    fn try_pass(self: &Arc<Self>) -> Option<Passed> {
+        let admitted = self.lock().machine.admit()?;
+        Some(match admitted {
+            Admitted::Append => {
+                Passed::Append(AppendPass { gate: self.clone(), is_hanging: false })
+            }
+            Admitted::Write => Passed::Write(WritePass(self.clone())),
+            Admitted::Refused => Passed::Refused,
+        })
+    }
+
+    /// Current mode.
+    pub fn mode(&self) -> StoreMode {
+        let mode = self.mode.load(Ordering::Relaxed);
+        StoreMode::ALL.into_iter().find(|one| *one as u8 == mode).unwrap_or(StoreMode::Spilling)
+    }
+
+    /// Takes in what happened. Returns whether the mode has changed.
+    pub fn on(&self, event: StoreEvent) -> bool {
+        self.change(|machine| machine.on(event))
+    }
+
+    /// Ends holds that ran out, and allows the next.
+    pub fn tick(&self) {
+        let (held_at, is_holding) = {
+            let state = self.lock();
+            (state.held_at, state.machine.is_holding())
+        };
+        let Some(since) = held_at.map(|at| at.elapsed()) else { return };
+        if is_holding && since >= HOLD_MAX {
+            self.on(StoreEvent::HoldRanOut);
+        } else if !is_holding && since >= HOLD_AGAIN {
+            self.on(StoreEvent::HoldAllowed);
+        }
+    }
+
+    /// Whether connections of earlier processes are to be closed before anything is restored.
+    pub fn needs_fence(&self) -> bool {
+        self.lock().machine.needs_fence()
+    }
+
+    /// From now on batches are appended, if nothing is written to the log and `is_empty` says that
+    /// nothing lies there. Batches that come meanwhile wait.
+    pub fn finish_if(&self, is_empty: impl FnOnce() -> bool) -> bool {
+        self.change(|machine| {
+            if machine.may_finish() && is_empty() {
+                machine.on(StoreEvent::LogEmpty);
+            }
+        })
+    }
+
+    /// Waits until something has changed since the last call.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Returns whether the mode has changed.
+    fn change(&self, change: impl FnOnce(&mut StoreMachine)) -> bool {
+        let (before, after) = {
+            let mut state = self.lock();
+            let before = state.machine.clone();
+            change(&mut state.machine);
+            let after = state.machine.clone();
+            if after.is_holding() && !before.is_holding() {
+                state.held_at = Some(Instant::now());
+            }
+            if after.mode() != before.mode() {
+                self.mode.store(after.mode() as u8, Ordering::Relaxed);
+            }
+            (before, after)
+        };
+        if before.is_holding() && !after.is_holding() {
+            self.opened.notify_waiters();
+        }
+        if before != after && after.mode() != StoreMode::Direct {
+            self.changed.notify_one();
+        }
+        log_change(before.mode(), after.mode());
+        before.mode() != after.mode()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn log_change(before: StoreMode, after: StoreMode) {
+    match (before, after) {
+        (StoreMode::Direct, StoreMode::Spilling | StoreMode::Restoring) => {
+            tracing::warn!("redis does not take webhooks; they are spilled to disk");
+        }
+        (StoreMode::StandingBack, StoreMode::Spilling) => {
+            tracing::info!("this receiver has the claim to spill for this cell again");
+        }
+        _ => {}
+    }
+}
+
+impl AppendPass {
+    /// There was no answer for so long that other batches go into the log.
+    pub fn hangs(&mut self) {
+        self.is_hanging = true;
+        self.gate.on(StoreEvent::AppendHangs);
+    }
+
+    /// The outcome is known, or the connection was closed from Redis' side.
+    pub fn ended(self) {
+        self.gate.on(StoreEvent::AppendEnded { was_hanging: self.is_hanging });
+    }
+
+    /// The pack was not taken: its batch may be written to the log. `None` while another receiver has
+    /// the claim.
+    pub fn refused(self) -> Option<WritePass> {
+        let mut may_write = false;
+        self.gate.change(|machine| may_write = machine.on_refused(self.is_hanging));
+        may_write.then(|| WritePass(self.gate.clone()))
+    }
+}
+
+impl Drop for WritePass {
+    fn drop(&mut self) {
+        self.0.on(StoreEvent::WriteEnded);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A gate before an empty log and a queue that takes appends.
+    fn restoring() -> Arc<Gate> {
+        let gate = Gate::new();
+        gate.on(StoreEvent::Queue { is_usable: true });
+        gate.on(StoreEvent::ClaimOurs);
+        assert!(gate.needs_fence());
+        gate.on(StoreEvent::Fenced);
+        assert_eq!(gate.mode(), StoreMode::Restoring);
+        gate
+    }
+
+    fn direct() -> Arc<Gate> {
+        let gate = restoring();
+        assert!(gate.finish_if(|| true));
+        gate
+    }
+
+    fn append(gate: &Arc<Gate>) -> AppendPass {
+        let Some(Passed::Append(pass)) = gate.try_pass() else { panic!("{:?}", gate.mode()) };
+        pass
+    }
+
+    fn is_written(gate: &Arc<Gate>) -> bool {
+        matches!(gate.try_pass(), Some(Passed::Write(_)))
+    }
+
+    #[test]
+    fn direct_begins_when_nothing_is_written_and_the_log_is_empty() {
+        let gate = restoring();
+        let writing = gate.try_pass();
+        assert!(!gate.finish_if(|| true), "a write is under way");
+        drop(writing);
+        assert!(!gate.finish_if(|| false), "the log is not empty");
+        assert!(gate.finish_if(|| true));
+        append(&gate).ended();
+        assert_eq!(gate.mode(), StoreMode::Direct);
+    }
+
+    #[test]
+    fn nothing_is_restored_while_an_append_may_take_effect() {
+        let gate = direct();
+        let (mut hanging, lost) = (append(&gate), append(&gate));
+        hanging.hangs();
+        assert!(is_written(&gate));
+        assert_eq!(gate.mode(), StoreMode::Spilling);
+        hanging.ended();
+        assert_eq!(gate.mode(), StoreMode::Spilling, "another one is under way");
+        drop(lost);
+        assert_eq!(gate.mode(), StoreMode::Spilling, "nobody knows how it ended");
+    }
+
+    #[test]
+    fn a_refused_append_takes_the_others_along_into_the_log() {
+        let gate = direct();
+        let write = append(&gate).refused();
+        assert!(write.is_some() && is_written(&gate));
+        drop(write);
+        assert_eq!(gate.mode(), StoreMode::Restoring, "the queue is usable all the while");
+        assert!(gate.finish_if(|| true));
+        let late = append(&gate);
+        gate.on(StoreEvent::ClaimTheirs);
+        assert!(late.refused().is_none() && matches!(gate.try_pass(), Some(Passed::Refused)));
+        gate.on(StoreEvent::ClaimOurs);
+        assert!(is_written(&gate) && gate.needs_fence());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn batches_are_held_until_the_log_is_empty_or_for_a_quarter_of_a_second() {
+        let gate = restoring();
+        let enter = |gate: &Arc<Gate>| {
+            let gate = gate.clone();
+            tokio::spawn(async move { gate.pass().await })
+        };
+        let writing = gate.pass().await;
+        gate.on(StoreEvent::ChunkRead { is_last: true });
+        let entering = enter(&gate);
+        tokio::task::yield_now().await;
+        assert!(!entering.is_finished() && !gate.finish_if(|| true));
+        drop(writing);
+        assert!(gate.finish_if(|| true));
+        let Ok(Passed::Append(pass)) = entering.await else { panic!("it is not appended") };
+        assert!(pass.refused().is_some());
+        // Not again so soon.
+        gate.on(StoreEvent::ChunkRead { is_last: true });
+        assert!(is_written(&gate));
+        tokio::time::advance(HOLD_AGAIN).await;
+        gate.tick();
+        assert!(gate.try_pass().is_none());
+        assert!(matches!(enter(&gate).await, Ok(Passed::Write(_))), "the hold ran out");
+        // However late that is noticed.
+        tokio::time::advance(HOLD_AGAIN).await;
+        gate.tick();
+        assert!(gate.try_pass().is_none());
+        tokio::time::advance(10 * HOLD_AGAIN).await;
+        let entering = enter(&gate);
+        tokio::time::sleep(2 * HOLD_MAX).await;
+        assert!(entering.is_finished());
+    }
+}

@@ -1,0 +1,450 @@
+//! Store mode of a receiver with an overflow log: where batches go, and what becomes of the log.
+//!
+//! | from | to | when |
+//! |---|---|---|
+//! | start | Spilling | always: what lies in the log comes first |
+//! | Spilling | Restoring | queue usable, claim ours, fenced, no append under way |
+//! | Restoring | Closing | the log was read to its end, and batches were not held lately |
+//! | Closing | Restoring | batches were held for long enough, or a chunk was not restored |
+//! | Restoring, Closing | Direct | log empty, no write under way |
+//! | Restoring, Closing | Spilling | queue not usable |
+//! | Direct | Spilling | queue not usable, an append hangs, or a refused one goes into the log |
+//! | any | StandingBack | another receiver has the claim |
+//! | StandingBack | Spilling | the claim is ours again; fenced again before anything is restored |
+//!
+//! Invariants: nothing is restored while an append of this process may still take effect; nothing is
+//! appended while anything lies in the log or is on its way there. So whoever waits for a 200 finds
+//! what was sent before it earlier in the stream. Pure: no clock, no task, no lock.
+
+/// Store mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum StoreMode {
+    /// Batches are written to the log.
+    Spilling,
+    /// Batches are written to the log, and the log is restored to the queue.
+    Restoring,
+    /// Batches are held for some milliseconds, so that the log comes to its end.
+    Closing,
+    /// Batches are appended to the queue.
+    Direct,
+    /// Batches are refused: another receiver has the claim.
+    StandingBack,
+}
+
+impl StoreMode {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Spilling, Self::Restoring, Self::Closing, Self::Direct, Self::StandingBack];
+}
+
+/// Claim to be the only receiver with a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum ClaimState {
+    /// Redis was not asked yet.
+    Unknown,
+    Ours,
+    Theirs,
+}
+
+/// Holds of batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Hold {
+    /// Batches may be held.
+    Allowed,
+    /// They are held.
+    Held,
+    /// They were held lately.
+    Resting,
+}
+
+impl Hold {
+    fn step(&mut self, from: Self, to: Self) {
+        if *self == from {
+            *self = to;
+        }
+    }
+}
+
+/// Place of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admitted {
+    /// Appended to the queue; the append is under way from now on.
+    Append,
+    /// Written to the log; the write is under way from now on.
+    Write,
+    /// Answered 503.
+    Refused,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreEvent {
+    /// The queue was looked at, or an append failed.
+    Queue {
+        /// Whether it takes appends, as far as is known.
+        is_usable: bool,
+    },
+    /// The claim was confirmed.
+    ClaimOurs,
+    /// Another receiver has the claim.
+    ClaimTheirs,
+    /// Appends of earlier processes can't take effect any more.
+    Fenced,
+    /// An append had no answer for so long that others go into the log.
+    AppendHangs,
+    /// The outcome of an append is known, or its connection was closed from Redis' side.
+    AppendEnded {
+        /// Whether [`StoreEvent::AppendHangs`] was told of it.
+        was_hanging: bool,
+    },
+    /// A write ended.
+    WriteEnded,
+    /// A chunk of the log was read.
+    ChunkRead {
+        /// Whether nothing came after it.
+        is_last: bool,
+    },
+    /// A chunk was not restored, or not known to be.
+    ChunkFailed,
+    /// Nothing lies in the log. Only while [`StoreMachine::may_finish`] holds.
+    LogEmpty,
+    /// Batches were held for as long as they may be.
+    HoldRanOut,
+    /// Batches may be held again. Nothing while they are held.
+    HoldAllowed,
+}
+
+/// Store mode with what it depends on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct StoreMachine {
+    mode: StoreMode,
+    is_usable: bool,
+    claim: ClaimState,
+    is_fenced: bool,
+    /// Appends that may still take effect.
+    appends: u32,
+    /// Appends of these that hang.
+    hanging: u32,
+    /// Writes under way.
+    writes: u32,
+    /// The last chunk was read up to the log's end.
+    is_read: bool,
+    hold: Hold,
+}
+
+impl Default for StoreMachine {
+    fn default() -> Self {
+        Self {
+            mode: StoreMode::Spilling,
+            is_usable: false,
+            claim: ClaimState::Unknown,
+            is_fenced: false,
+            appends: 0,
+            hanging: 0,
+            writes: 0,
+            is_read: false,
+            hold: Hold::Allowed,
+        }
+    }
+}
+
+impl StoreMachine {
+    /// Current mode.
+    pub fn mode(&self) -> StoreMode {
+        self.mode
+    }
+
+    /// Whether connections of earlier processes are to be closed before anything is restored.
+    pub fn needs_fence(&self) -> bool {
+        self.mode == StoreMode::Spilling
+            && self.is_usable
+            && self.claim == ClaimState::Ours
+            && self.appends == 0
+            && !self.is_fenced
+    }
+
+    /// Whether batches are held.
+    pub fn is_holding(&self) -> bool {
+        self.hold == Hold::Held
+    }
+
+    /// Whether an empty log would end the restoring.
+    pub fn may_finish(&self) -> bool {
+        matches!(self.mode, StoreMode::Restoring | StoreMode::Closing) && self.writes == 0
+    }
+
+    /// Decides where a batch goes; `None` while batches are held.
+    pub fn admit(&mut self) -> Option<Admitted> {
+        let admitted = match self.mode {
+            StoreMode::Direct => {
+                self.appends += 1;
+                Admitted::Append
+            }
+            StoreMode::Spilling | StoreMode::Restoring => {
+                self.writes += 1;
+                Admitted::Write
+            }
+            StoreMode::StandingBack => Admitted::Refused,
+            StoreMode::Closing => return None,
+        };
+        Some(admitted)
+    }
+
+    /// An append was refused: its batch is written to the log, and all others follow. Returns
+    /// whether it may be: not while another receiver has the claim.
+    pub fn on_refused(&mut self, was_hanging: bool) -> bool {
+        let may_write = self.mode != StoreMode::StandingBack;
+        self.writes += u32::from(may_write);
+        self.on(StoreEvent::AppendEnded { was_hanging });
+        may_write
+    }
+
+    /// Takes in what happened, and changes the mode.
+    pub fn on(&mut self, event: StoreEvent) {
+        match event {
+            StoreEvent::Queue { is_usable } => self.is_usable = is_usable,
+            StoreEvent::ClaimOurs => self.claim = ClaimState::Ours,
+            StoreEvent::ClaimTheirs => self.claim = ClaimState::Theirs,
+            StoreEvent::Fenced => self.is_fenced = true,
+            StoreEvent::AppendHangs => self.hanging += 1,
+            StoreEvent::AppendEnded { was_hanging } => {
+                self.appends -= 1;
+                self.hanging -= u32::from(was_hanging);
+            }
+            StoreEvent::WriteEnded => self.writes -= 1,
+            StoreEvent::ChunkRead { is_last } => self.is_read = is_last,
+            StoreEvent::ChunkFailed => self.is_read = false,
+            StoreEvent::LogEmpty => {
+                debug_assert!(self.may_finish());
+                self.enter(StoreMode::Direct);
+            }
+            StoreEvent::HoldRanOut => self.hold.step(Hold::Held, Hold::Resting),
+            StoreEvent::HoldAllowed => self.hold.step(Hold::Resting, Hold::Allowed),
+        }
+        loop {
+            let next = self.next();
+            if next == self.mode {
+                break;
+            }
+            self.enter(next);
+        }
+    }
+
+    /// The mode that follows from what is known.
+    fn next(&self) -> StoreMode {
+        use StoreMode::{Closing, Direct, Restoring, Spilling, StandingBack};
+        if self.claim == ClaimState::Theirs {
+            return StandingBack;
+        }
+        let may_restore =
+            self.is_usable && self.claim == ClaimState::Ours && self.is_fenced && self.appends == 0;
+        match self.mode {
+            StandingBack => Spilling,
+            Direct if !self.is_usable || self.hanging > 0 || self.writes > 0 => Spilling,
+            Restoring | Closing if !self.is_usable => Spilling,
+            Spilling if may_restore => Restoring,
+            Restoring if self.is_read && self.hold == Hold::Allowed => Closing,
+            Closing if !self.is_read || self.hold != Hold::Held => Restoring,
+            mode => mode,
+        }
+    }
+
+    fn enter(&mut self, mode: StoreMode) {
+        if self.hold == Hold::Held {
+            self.hold = Hold::Resting;
+        }
+        match mode {
+            StoreMode::Closing => self.hold = Hold::Held,
+            StoreMode::Spilling | StoreMode::Direct => self.is_read = false,
+            StoreMode::StandingBack => (self.is_read, self.is_fenced) = (false, false),
+            StoreMode::Restoring => {}
+        }
+        self.mode = mode;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashSet, VecDeque};
+
+    use super::*;
+
+    /// Appends and writes at once in the explored states.
+    const MOST: u32 = 2;
+
+    /// Every state that events lead to from here, with the log empty or not.
+    fn successors(machine: &StoreMachine) -> Vec<StoreMachine> {
+        let mut next = Vec::new();
+        let mut events = vec![
+            StoreEvent::Queue { is_usable: true },
+            StoreEvent::Queue { is_usable: false },
+            StoreEvent::ClaimOurs,
+            StoreEvent::ClaimTheirs,
+            StoreEvent::HoldRanOut,
+            StoreEvent::HoldAllowed,
+        ];
+        if machine.needs_fence() {
+            events.push(StoreEvent::Fenced);
+        }
+        if machine.appends > machine.hanging {
+            events.push(StoreEvent::AppendHangs);
+            events.push(StoreEvent::AppendEnded { was_hanging: false });
+        }
+        if machine.hanging > 0 {
+            events.push(StoreEvent::AppendEnded { was_hanging: true });
+        }
+        if machine.writes > 0 {
+            events.push(StoreEvent::WriteEnded);
+        }
+        if matches!(machine.mode, StoreMode::Restoring | StoreMode::Closing) {
+            events.push(StoreEvent::ChunkRead { is_last: false });
+            events.push(StoreEvent::ChunkRead { is_last: true });
+            events.push(StoreEvent::ChunkFailed);
+        }
+        if machine.may_finish() {
+            events.push(StoreEvent::LogEmpty);
+        }
+        for event in events {
+            let mut one = machine.clone();
+            one.on(event);
+            next.push(one);
+        }
+        for was_hanging in [false, true] {
+            let count =
+                if was_hanging { machine.hanging } else { machine.appends - machine.hanging };
+            if count > 0 {
+                let mut one = machine.clone();
+                one.on_refused(was_hanging);
+                next.push(one);
+            }
+        }
+        let mut one = machine.clone();
+        one.admit();
+        next.push(one);
+        next.retain(|one| one.appends <= MOST && one.writes <= MOST);
+        next
+    }
+
+    fn explored() -> HashSet<StoreMachine> {
+        let mut known = HashSet::from([StoreMachine::default()]);
+        let mut open = VecDeque::from([StoreMachine::default()]);
+        while let Some(machine) = open.pop_front() {
+            for next in successors(&machine) {
+                if known.insert(next.clone()) {
+                    open.push_back(next);
+                }
+            }
+        }
+        known
+    }
+
+    #[test]
+    fn each_mode_is_what_it_says_in_every_state() {
+        let known = explored();
+        for mut machine in known.clone() {
+            assert_eq!(machine.next(), machine.mode, "{machine:?}");
+            assert_eq!(machine.is_holding(), machine.mode == StoreMode::Closing, "{machine:?}");
+            assert!(!machine.may_finish() || machine.writes == 0, "{machine:?}");
+            let is_theirs = machine.claim == ClaimState::Theirs;
+            assert_eq!(is_theirs, machine.mode == StoreMode::StandingBack, "{machine:?}");
+            let is_right = match machine.mode {
+                StoreMode::Direct => {
+                    machine.is_usable && machine.writes == 0 && machine.hanging == 0
+                }
+                StoreMode::Restoring | StoreMode::Closing => {
+                    machine.is_usable
+                        && machine.is_fenced
+                        && machine.claim == ClaimState::Ours
+                        && machine.appends == 0
+                        && (machine.is_read || machine.mode == StoreMode::Restoring)
+                }
+                StoreMode::Spilling | StoreMode::StandingBack => !machine.is_read,
+            };
+            assert!(is_right, "{machine:?}");
+            let admitted = match machine.mode {
+                StoreMode::Direct => Some(Admitted::Append),
+                StoreMode::Spilling | StoreMode::Restoring => Some(Admitted::Write),
+                StoreMode::Closing => None,
+                StoreMode::StandingBack => Some(Admitted::Refused),
+            };
+            assert_eq!(machine.admit(), admitted);
+        }
+        println!("{} states", known.len());
+    }
+
+    #[test]
+    fn a_chunk_that_failed_ends_a_hold_and_a_refused_append_is_written_unless_standing_back() {
+        for machine in explored() {
+            if machine.mode == StoreMode::Closing {
+                let mut one = machine.clone();
+                one.on(StoreEvent::ChunkFailed);
+                assert_eq!(one.mode, StoreMode::Restoring);
+            }
+            if machine.appends > machine.hanging {
+                let mut one = machine.clone();
+                let may_write = one.on_refused(false);
+                assert_eq!(may_write, machine.mode != StoreMode::StandingBack, "{machine:?}");
+                assert_eq!(one.writes, machine.writes + u32::from(may_write));
+            }
+        }
+    }
+
+    #[test]
+    fn every_transition_of_the_table_is_reached_and_no_other() {
+        use StoreMode::{Closing, Direct, Restoring, Spilling, StandingBack};
+        let mut reached = HashSet::new();
+        for machine in explored() {
+            for next in successors(&machine) {
+                if next.mode != machine.mode {
+                    reached.insert((machine.mode, next.mode));
+                }
+            }
+        }
+        let table = HashSet::from([
+            (Spilling, Restoring),
+            (Restoring, Closing),
+            (Closing, Restoring),
+            (Restoring, Direct),
+            (Closing, Direct),
+            (Restoring, Spilling),
+            (Closing, Spilling),
+            (Direct, Spilling),
+            // Through Spilling: a refused append, and the queue is usable.
+            (Direct, Restoring),
+            (Spilling, StandingBack),
+            (Restoring, StandingBack),
+            (Closing, StandingBack),
+            (Direct, StandingBack),
+            (StandingBack, Spilling),
+        ]);
+        assert_eq!(reached, table);
+    }
+
+    #[test]
+    fn direct_is_reached_from_every_state_once_all_is_well() {
+        for mut machine in explored() {
+            while machine.hanging > 0 {
+                machine.on(StoreEvent::AppendEnded { was_hanging: true });
+            }
+            while machine.appends > 0 {
+                machine.on(StoreEvent::AppendEnded { was_hanging: false });
+            }
+            while machine.writes > 0 {
+                machine.on(StoreEvent::WriteEnded);
+            }
+            machine.on(StoreEvent::Queue { is_usable: true });
+            machine.on(StoreEvent::ClaimOurs);
+            if machine.needs_fence() {
+                machine.on(StoreEvent::Fenced);
+            }
+            if machine.mode() == StoreMode::Direct {
+                continue;
+            }
+            machine.on(StoreEvent::ChunkRead { is_last: true });
+            assert!(machine.may_finish(), "{machine:?}");
+            machine.on(StoreEvent::LogEmpty);
+            assert_eq!(machine.mode(), StoreMode::Direct, "{machine:?}");
+        }
+    }
+}

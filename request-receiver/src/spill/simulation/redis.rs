@@ -1,0 +1,100 @@
+//! Redis as the store sees it: a stream, a claim, and how far the log was restored.
+
+use super::Random;
+
+/// One try to send a webhook: its sender repeats it under another id.
+pub type SendId = usize;
+
+/// Command on its way to Redis, or in front of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    Append(SendId),
+    /// Records of the log after this number.
+    Feed {
+        after: usize,
+        records: Vec<SendId>,
+    },
+}
+
+/// Outcome of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reply {
+    Done,
+    Refused,
+}
+
+/// A connection with one command.
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub number: u64,
+    /// Process that sent it.
+    pub process: u64,
+    pub command: Command,
+}
+
+#[derive(Debug, Default)]
+pub struct Redis {
+    pub is_hung: bool,
+    pub is_full: bool,
+    pub stream: Vec<SendId>,
+    /// Records of the log that are in the stream.
+    pub fed: usize,
+    /// Another receiver has the claim.
+    pub is_claimed: bool,
+    /// Commands that were not run yet.
+    pub calls: Vec<Call>,
+    /// Outcomes of those that were.
+    pub replies: Vec<(u64, Reply)>,
+    calls_made: u64,
+}
+
+impl Redis {
+    pub fn call(&mut self, process: u64, command: Command) -> u64 {
+        self.calls_made += 1;
+        self.calls.push(Call { number: self.calls_made, process, command });
+        self.calls_made
+    }
+
+    /// Runs one of the commands, if it runs any. Returns it.
+    pub fn run_one(&mut self, random: &mut Random) -> Option<Call> {
+        if self.is_hung || self.calls.is_empty() {
+            return None;
+        }
+        let call = self.calls.swap_remove(random.below(self.calls.len()));
+        let reply = self.run(&call.command);
+        self.replies.push((call.number, reply));
+        Some(call)
+    }
+
+    fn run(&mut self, command: &Command) -> Reply {
+        if self.is_full {
+            return Reply::Refused;
+        }
+        match command {
+            Command::Append(id) => self.stream.push(*id),
+            Command::Feed { after, .. } if *after != self.fed || self.is_claimed => {
+                return Reply::Refused;
+            }
+            Command::Feed { after, records } => {
+                self.stream.extend(records);
+                self.fed = after + records.len();
+            }
+        }
+        Reply::Done
+    }
+
+    /// Closes a connection from Redis' side: its command does not take effect any more.
+    pub fn close(&mut self, number: u64) {
+        self.calls.retain(|call| call.number != number);
+    }
+
+    /// Closes the appenders' connections of all processes.
+    pub fn fence(&mut self) {
+        self.calls.retain(|call| !matches!(call.command, Command::Append(_)));
+    }
+
+    pub fn reply(&mut self, number: u64) -> Option<Reply> {
+        let at = self.replies.iter().position(|(one, _)| *one == number)?;
+        Some(self.replies.swap_remove(at).1)
+    }
+}

@@ -1,0 +1,471 @@
+//! Everything that happens, step by step, and what must hold after each.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::Random;
+use super::process::{Feeder, Late, Process, Shard};
+use super::redis::{Command, Redis, Reply, SendId};
+use crate::spill::mode::{Admitted, StoreEvent, StoreMode};
+
+const SENDERS: usize = 5;
+const SHARDS: usize = 3;
+/// Records that are restored at once.
+const CHUNK: usize = 4;
+
+/// Faults in a thousand steps.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    pub hangs: u64,
+    pub fills: u64,
+    pub breaks: u64,
+    pub stalls: u64,
+    pub expires: u64,
+    pub disk_fails: u64,
+    pub claims: u64,
+    pub crashes: u64,
+    /// Steps in which senders send.
+    pub sends: u64,
+}
+
+impl Plan {
+    fn of(random: &mut Random) -> Self {
+        let mut pick = |all: &[u64]| all[random.below(all.len())];
+        Self {
+            hangs: pick(&[0, 5, 20, 60]),
+            fills: pick(&[0, 0, 5, 20]),
+            breaks: pick(&[0, 5, 30]),
+            stalls: pick(&[0, 20, 100]),
+            expires: pick(&[0, 10, 50]),
+            disk_fails: pick(&[0, 0, 100, 500]),
+            claims: pick(&[0, 0, 3, 10]),
+            crashes: pick(&[0, 0, 3, 10]),
+            sends: pick(&[100, 300, 600]),
+        }
+    }
+
+    /// Nothing fails any more, and nothing new is sent.
+    pub fn healed() -> Self {
+        Self {
+            hangs: 0,
+            fills: 0,
+            breaks: 0,
+            stalls: 0,
+            expires: 0,
+            disk_fails: 0,
+            claims: 0,
+            crashes: 0,
+            sends: 0,
+        }
+    }
+
+    fn is_healed(&self) -> bool {
+        self.sends == 0
+    }
+}
+
+/// A sender sends a webhook again until it is answered 200, and then the next one.
+#[derive(Debug, Default)]
+struct Sender {
+    number: u32,
+    waits_for: Option<SendId>,
+}
+
+pub struct World {
+    random: Random,
+    pub plan: Plan,
+    is_logged: bool,
+    redis: Redis,
+    /// Records that survive a power cut.
+    log: Vec<SendId>,
+    process: Process,
+    senders: Vec<Sender>,
+    /// Sender and number of each try.
+    sends: Vec<(usize, u32)>,
+    accepted: HashSet<SendId>,
+    pub transitions: HashMap<(&'static str, &'static str), u64>,
+    mode: StoreMode,
+}
+
+fn name(mode: StoreMode) -> &'static str {
+    match mode {
+        StoreMode::Spilling => "Spilling",
+        StoreMode::Restoring => "Restoring",
+        StoreMode::Closing => "Closing",
+        StoreMode::Direct => "Direct",
+        StoreMode::StandingBack => "StandingBack",
+    }
+}
+
+impl World {
+    pub fn new(seed: u64, is_logged: bool) -> Self {
+        let mut random = Random(seed);
+        let plan = Plan::of(&mut random);
+        Self {
+            random,
+            plan,
+            is_logged,
+            redis: Redis::default(),
+            log: Vec::new(),
+            process: Process::new(1, SHARDS),
+            senders: (0..SENDERS).map(|_| Sender::default()).collect(),
+            sends: Vec::new(),
+            accepted: HashSet::new(),
+            transitions: HashMap::new(),
+            mode: StoreMode::Spilling,
+        }
+    }
+
+    fn note(&self, line: impl FnOnce() -> String) {
+        if self.is_logged {
+            println!("{:?} {}", self.process.machine.mode(), line());
+        }
+    }
+
+    fn on(&mut self, event: StoreEvent) {
+        self.process.machine.on(event);
+        self.note(|| format!("{event:?}"));
+        self.count_mode();
+    }
+
+    fn count_mode(&mut self) {
+        let mode = self.process.machine.mode();
+        let before = std::mem::replace(&mut self.mode, mode);
+        if before != mode {
+            *self.transitions.entry((name(before), name(mode))).or_default() += 1;
+        }
+    }
+
+    pub fn step(&mut self) {
+        self.fault();
+        match self.random.below(9) {
+            0 => self.send(),
+            1 => {
+                let ran = self.redis.run_one(&mut self.random);
+                self.note(|| format!("run {ran:?}"));
+            }
+            2 => self.shard_step(),
+            3 => self.late_step(),
+            4 | 5 => self.feeder_step(),
+            6 => {
+                if !self.redis.is_hung {
+                    self.on(StoreEvent::Queue { is_usable: !self.redis.is_full });
+                } else if self.random.chance(300) {
+                    self.on(StoreEvent::Queue { is_usable: false });
+                }
+            }
+            7 => self.confirm(),
+            _ => self.hold_step(),
+        }
+    }
+
+    fn fault(&mut self) {
+        let plan = self.plan;
+        if plan.is_healed() {
+            (self.redis.is_hung, self.redis.is_full, self.redis.is_claimed) = (false, false, false);
+            return;
+        }
+        let wakes = 2 * plan.hangs + 20;
+        if self.random.chance(if self.redis.is_hung { wakes } else { plan.hangs }) {
+            self.redis.is_hung = !self.redis.is_hung;
+        }
+        let empties = 2 * plan.fills + 20;
+        if self.random.chance(if self.redis.is_full { empties } else { plan.fills }) {
+            self.redis.is_full = !self.redis.is_full;
+        }
+        let releases = 4 * plan.claims + 20;
+        if self.random.chance(if self.redis.is_claimed { releases } else { plan.claims }) {
+            self.redis.is_claimed = !self.redis.is_claimed;
+        }
+        if self.random.chance(plan.expires) {
+            self.expire();
+        }
+        if self.random.chance(plan.crashes) {
+            self.crash();
+        }
+    }
+
+    /// A sender is told that nothing is known of its webhook.
+    fn expire(&mut self) {
+        let at = self.random.below(SENDERS);
+        if let Some(id) = self.senders[at].waits_for {
+            self.answer(id, false);
+        }
+    }
+
+    fn answer(&mut self, id: SendId, is_ok: bool) {
+        let (sender, number) = self.sends[id];
+        let sender = &mut self.senders[sender];
+        if sender.waits_for != Some(id) {
+            return;
+        }
+        sender.waits_for = None;
+        if is_ok {
+            assert_eq!(sender.number, number);
+            sender.number += 1;
+            let is_stored = self.redis.stream.contains(&id) || self.log.contains(&id);
+            assert!(is_stored, "{id} is answered 200 and stored nowhere");
+            self.accepted.insert(id);
+        }
+        self.note(|| format!("answer {id} {is_ok}"));
+    }
+
+    fn is_waited_for(&self, id: SendId) -> bool {
+        self.senders[self.sends[id].0].waits_for == Some(id)
+    }
+
+    fn send(&mut self) {
+        let at = self.random.below(SENDERS);
+        if self.senders[at].waits_for.is_some() || !self.random.chance(self.plan.sends) {
+            return;
+        }
+        let shard = self.random.below(SHARDS);
+        if self.process.shards[shard] != Shard::Idle {
+            return;
+        }
+        let id = self.sends.len();
+        self.sends.push((at, self.senders[at].number));
+        self.senders[at].waits_for = Some(id);
+        self.pass(shard, id);
+    }
+
+    /// A batch passes the gate.
+    fn pass(&mut self, shard: usize, id: SendId) {
+        let admitted = self.process.machine.admit();
+        self.note(|| format!("shard {shard} passes {id}: {admitted:?}"));
+        self.process.shards[shard] = match admitted {
+            None => Shard::Held(id),
+            Some(Admitted::Append) => {
+                assert!(!self.process.has_write(), "an append beside a write");
+                assert_eq!(self.redis.fed, self.log.len(), "an append before the log is restored");
+                let call = self.redis.call(self.process.number, Command::Append(id));
+                Shard::Appending { id, call }
+            }
+            Some(Admitted::Write) => Shard::Writing(id),
+            Some(Admitted::Refused) => {
+                self.answer(id, false);
+                Shard::Idle
+            }
+        };
+    }
+
+    fn shard_step(&mut self) {
+        let at = self.random.below(SHARDS);
+        match self.process.shards[at].clone() {
+            Shard::Idle => {}
+            Shard::Held(id) if self.is_waited_for(id) => self.pass(at, id),
+            Shard::Held(_) => self.process.shards[at] = Shard::Idle,
+            Shard::Writing(id) => {
+                self.process.shards[at] = Shard::Idle;
+                self.written(id);
+            }
+            Shard::Appending { id, call } => {
+                if let Some(reply) = self.redis.reply(call) {
+                    self.process.shards[at] = Shard::Idle;
+                    if reply == Reply::Done {
+                        self.on(StoreEvent::AppendEnded { was_hanging: false });
+                        self.answer(id, true);
+                    } else if self.refused(id, false) {
+                        self.process.shards[at] = Shard::Writing(id);
+                    }
+                } else if self.random.chance(self.plan.breaks) {
+                    // Redis may run it yet.
+                    self.process.shards[at] = Shard::Idle;
+                    self.on(StoreEvent::Queue { is_usable: false });
+                    self.on(StoreEvent::AppendEnded { was_hanging: false });
+                    self.answer(id, false);
+                } else if self.random.chance(self.plan.stalls) {
+                    self.process.shards[at] = Shard::Idle;
+                    self.process.late.push(Late::Appending { id, call });
+                    self.on(StoreEvent::AppendHangs);
+                }
+            }
+        }
+    }
+
+    /// An append was refused. Returns whether its batch is written to the log.
+    fn refused(&mut self, id: SendId, was_hanging: bool) -> bool {
+        let may_write = self.process.machine.on_refused(was_hanging);
+        self.note(|| format!("refused {id}, written: {may_write}"));
+        self.count_mode();
+        if may_write && !self.is_waited_for(id) {
+            self.on(StoreEvent::WriteEnded);
+            return false;
+        }
+        if !may_write {
+            self.answer(id, false);
+        }
+        may_write
+    }
+
+    /// A write ends, well or not.
+    fn written(&mut self, id: SendId) {
+        let is_ok = !self.random.chance(self.plan.disk_fails);
+        if is_ok {
+            self.log.push(id);
+        }
+        self.on(StoreEvent::WriteEnded);
+        self.answer(id, is_ok);
+    }
+
+    fn late_step(&mut self) {
+        if self.process.late.is_empty() {
+            return;
+        }
+        let at = self.random.below(self.process.late.len());
+        match self.process.late[at].clone() {
+            Late::Writing(id) => {
+                self.process.late.swap_remove(at);
+                self.written(id);
+            }
+            Late::Appending { id, call } => match self.redis.reply(call) {
+                Some(Reply::Done) => {
+                    self.process.late.swap_remove(at);
+                    self.on(StoreEvent::AppendEnded { was_hanging: true });
+                    self.answer(id, true);
+                }
+                Some(Reply::Refused) => {
+                    self.process.late.swap_remove(at);
+                    if self.refused(id, true) {
+                        self.process.late.push(Late::Writing(id));
+                    }
+                }
+                // Its connection is closed from Redis' side.
+                None if !self.redis.is_hung && self.random.chance(100) => {
+                    self.process.late.swap_remove(at);
+                    self.redis.close(call);
+                    // It may have been run, with its answer on the way.
+                    self.redis.reply(call);
+                    self.on(StoreEvent::AppendEnded { was_hanging: true });
+                    self.answer(id, false);
+                }
+                None => {}
+            },
+        }
+    }
+
+    fn confirm(&mut self) {
+        if self.redis.is_hung {
+            return;
+        }
+        if self.redis.is_claimed {
+            self.on(StoreEvent::ClaimTheirs);
+        } else {
+            if self.process.feeder == Feeder::Idle {
+                self.process.fed = Some(self.redis.fed);
+            }
+            self.on(StoreEvent::ClaimOurs);
+        }
+    }
+
+    fn hold_step(&mut self) {
+        if self.random.chance(200) {
+            let has_run_out = self.random.chance(500);
+            self.on(if has_run_out { StoreEvent::HoldRanOut } else { StoreEvent::HoldAllowed });
+        }
+    }
+
+    fn feeder_step(&mut self) {
+        if let Feeder::Feeding { call, through } = self.process.feeder {
+            match self.redis.reply(call) {
+                Some(Reply::Done) => {
+                    self.process.feeder = Feeder::Idle;
+                    self.process.fed = Some(through);
+                }
+                Some(Reply::Refused) => self.feed_failed(),
+                None if self.random.chance(self.plan.breaks) => self.feed_failed(),
+                None => {}
+            }
+            return;
+        }
+        if self.process.machine.needs_fence() && !self.redis.is_hung {
+            self.redis.fence();
+            self.on(StoreEvent::Fenced);
+            return;
+        }
+        let mode = self.process.machine.mode();
+        if !matches!(mode, StoreMode::Restoring | StoreMode::Closing) {
+            return;
+        }
+        let Some(fed) = self.process.fed else { return };
+        let through = (fed + CHUNK).min(self.log.len());
+        self.on(StoreEvent::ChunkRead { is_last: through == self.log.len() });
+        let records = self.log[fed..through].to_vec();
+        if records.is_empty() {
+            if self.process.machine.may_finish() {
+                self.on(StoreEvent::LogEmpty);
+            }
+            return;
+        }
+        assert!(!self.process.has_append(), "restored beside an append");
+        let command = Command::Feed { after: fed, records };
+        let call = self.redis.call(self.process.number, command);
+        self.process.feeder = Feeder::Feeding { call, through };
+    }
+
+    /// What Redis has is asked again.
+    fn feed_failed(&mut self) {
+        self.process.feeder = Feeder::Idle;
+        self.process.fed = None;
+        self.on(StoreEvent::ChunkFailed);
+    }
+
+    /// The process ends, with all that it was at; what was sent may yet be run, and what was written
+    /// may survive.
+    fn crash(&mut self) {
+        self.note(|| "crash".to_owned());
+        let writes = self.process.shards.clone();
+        for shard in writes {
+            if let Shard::Writing(id) = shard
+                && self.random.chance(500)
+            {
+                self.log.push(id);
+            }
+        }
+        for sender in &mut self.senders {
+            sender.waits_for = None;
+        }
+        self.process = Process::new(self.process.number + 1, SHARDS);
+        self.mode = StoreMode::Spilling;
+    }
+
+    pub fn check(&self) {
+        let process = &self.process;
+        let mode = process.machine.mode();
+        assert!(mode != StoreMode::Direct || !process.has_write(), "direct beside a write");
+        let is_restored = matches!(mode, StoreMode::Restoring | StoreMode::Closing);
+        assert!(!is_restored || !process.has_append(), "restored beside an append");
+        assert!(self.redis.fed <= self.log.len());
+        let is_earlier = |call: &super::redis::Call| {
+            call.process < process.number && matches!(call.command, Command::Append(_))
+        };
+        if mode != StoreMode::Spilling && mode != StoreMode::StandingBack {
+            assert!(!self.redis.calls.iter().any(is_earlier), "an append of an earlier process");
+        }
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.process.machine.mode() == StoreMode::Direct
+            && self.process.late.is_empty()
+            && self.process.shards.iter().all(|shard| *shard == Shard::Idle)
+            && self.redis.calls.is_empty()
+    }
+
+    /// All that was answered 200 is in the stream, once and in order.
+    pub fn check_end(&self) {
+        assert!(self.is_over(), "{:?}", self.process);
+        assert_eq!(self.redis.fed, self.log.len());
+        let mut first: BTreeMap<(usize, u32), usize> = BTreeMap::new();
+        let mut known = HashSet::new();
+        for (at, id) in self.redis.stream.iter().enumerate() {
+            assert!(known.insert(*id), "{id} is stored twice");
+            first.entry(self.sends[*id]).or_insert(at);
+        }
+        for id in &self.accepted {
+            assert!(known.contains(id), "{id} was answered 200 and is lost");
+        }
+        for (sender, of) in self.senders.iter().enumerate() {
+            let places = (0..of.number).map(|number| first[&(sender, number)]);
+            assert!(places.is_sorted(), "sender {sender} is out of order");
+        }
+    }
+}
