@@ -33,6 +33,8 @@ pub enum Claimed {
     Ours {
         /// The number.
         fed: u64,
+        /// Whether it was not ours just before: nobody's, or another's that stood still.
+        is_new: bool,
     },
     /// Somebody else holds it, with this value.
     Theirs(String),
@@ -82,7 +84,8 @@ impl Claim {
             return Ok(Claimed::Theirs(held));
         }
         self.is_held.store(true, Ordering::Relaxed);
-        Ok(Claimed::Ours { fed: fed.parse().unwrap_or(0) })
+        let is_new = !held.starts_with(&format!("{}:{}:", self.log_id, self.token));
+        Ok(Claimed::Ours { fed: fed.parse().unwrap_or(0), is_new })
     }
 
     /// Gives the claim up, if it is ours.

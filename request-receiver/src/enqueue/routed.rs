@@ -70,10 +70,10 @@ impl Batcher {
         match timeout(spill.stall_after(), &mut append).await {
             Ok((appender, outcome)) => {
                 self.appender = appender;
-                let refused = is_refused(&outcome);
+                let (refused, known) = (is_refused(&outcome), is_known(&outcome));
                 let answer = told(outcome, count, &self.state, &self.metrics);
                 if !refused {
-                    pass.ended();
+                    pass.ended(known);
                     return self.waiting.resolve(batch, answer);
                 }
                 match pass.refused() {
@@ -125,17 +125,20 @@ impl Late {
     async fn settle(self) {
         let Self { append, fence, mut batch, bytes, pass, spill, waiting, state, metrics } = self;
         let count = batch.records().count();
-        let outcome = match unless_dead(&state, bytes, append).await {
-            Some((_, outcome)) => outcome,
+        let (outcome, is_known) = match unless_dead(&state, bytes, append).await {
+            Some((_, outcome)) => {
+                let is_known = is_known(&outcome);
+                (outcome, is_known)
+            }
             None => {
                 close(&fence).await;
-                Err(given_up())
+                (Err(given_up()), true)
             }
         };
         let is_refused = is_refused(&outcome);
         let answer = told(outcome, count, &state, &metrics);
         if !is_refused {
-            pass.ended();
+            pass.ended(is_known);
             return waiting.resolve(batch, answer);
         }
         let Some(pass) = pass.refused() else { return waiting.resolve(batch, answer) };
@@ -147,6 +150,11 @@ impl Late {
         let outcome = spill.write(&pass, pack, count).await;
         waiting.resolve(batch, spilled(outcome, count, &metrics));
     }
+}
+
+/// Whether an append can't take effect any more: it was answered.
+fn is_known(outcome: &Outcome) -> bool {
+    !matches!(outcome, Err(AppendError::Unknown(_)))
 }
 
 /// Whether a pack is not stored for certain.

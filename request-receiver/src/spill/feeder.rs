@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::queue_state::QueueState;
 use crate::spill::Spill;
+use crate::spill::gate::Gate;
 use crate::spill::mode::{StoreEvent, StoreMode};
 use crate::spill::pace::Pace;
 
@@ -154,8 +155,8 @@ impl Feeder {
         let from = std::mem::take(&mut self.held);
         let claimed = self.claim.confirm(self.claiming.connected().await?, &from).await?;
         match &claimed {
-            Claimed::Ours { fed } => {
-                self.spill.gate.on(StoreEvent::ClaimOurs);
+            Claimed::Ours { fed, is_new } => {
+                self.spill.gate.on(StoreEvent::ClaimOurs { is_new: *is_new });
                 self.confirmed = Some(Instant::now());
                 self.go_on_after(*fed).await?;
             }
@@ -216,7 +217,7 @@ impl Feeder {
             tokio::select! {
                 biased;
                 fed = timeout(pace.answer_within, send(&self.claim, feeding, after, &chunk)) => fed,
-                never = keep(&self.claim, &mut self.claiming) => match never {},
+                never = keep(&self.claim, &mut self.claiming, &self.spill.gate) => match never {},
             }
         };
         // The next chunk is read while this one is on its way.
@@ -400,13 +401,15 @@ async fn send(
 }
 
 /// Confirms the claim for as long as it is polled: another receiver would take one that stands still.
-async fn keep(claim: &Claim, claiming: &mut Line) -> Infallible {
+async fn keep(claim: &Claim, claiming: &mut Line, gate: &Gate) -> Infallible {
     loop {
         sleep(BUMP_EVERY).await;
-        // Feeding itself tells when it is another's. A connection that broke is made anew.
+        // What is being fed is refused then. A connection that broke is made anew.
         let confirmed = async { claim.confirm(claiming.connected().await?, "").await };
-        if confirmed.await.is_err() {
-            claiming.connection = None;
+        match confirmed.await {
+            Ok(Claimed::Ours { is_new, .. }) => drop(gate.on(StoreEvent::ClaimOurs { is_new })),
+            Ok(Claimed::Theirs(_)) => drop(gate.on(StoreEvent::ClaimTheirs)),
+            Err(_) => claiming.connection = None,
         }
     }
 }

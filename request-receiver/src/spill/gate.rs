@@ -72,6 +72,9 @@ impl Gate {
             // Before the look, or an opening in between would be missed.
             let mut opened = std::pin::pin!(self.opened.notified());
             opened.as_mut().enable();
+            if self.mode() == StoreMode::Closing {
+                self.tick();
+            }
             if let Some(passed) = self.try_pass() {
                 return passed;
             }
@@ -186,9 +189,9 @@ impl AppendPass {
         self.gate.on(StoreEvent::AppendHangs);
     }
 
-    /// The outcome is known, or the connection was closed from Redis' side.
-    pub fn ended(self) {
-        self.gate.on(StoreEvent::AppendEnded { was_hanging: self.is_hanging });
+    /// It has ended; `is_known`: it can't take effect any more.
+    pub fn ended(self, is_known: bool) {
+        self.gate.on(StoreEvent::AppendEnded { was_hanging: self.is_hanging, is_known });
     }
 
     /// The pack was not taken: its batch may be written to the log. `None` while another receiver has
@@ -214,7 +217,7 @@ mod tests {
     fn restoring() -> Arc<Gate> {
         let gate = Gate::new();
         gate.on(StoreEvent::Queue { is_usable: true });
-        gate.on(StoreEvent::ClaimOurs);
+        gate.on(StoreEvent::ClaimOurs { is_new: false });
         assert!(gate.needs_fence());
         gate.on(StoreEvent::Fenced);
         assert_eq!(gate.mode(), StoreMode::Restoring);
@@ -244,8 +247,11 @@ mod tests {
         drop(writing);
         assert!(!gate.finish_if(|| false), "the log is not empty");
         assert!(gate.finish_if(|| true));
-        append(&gate).ended();
+        append(&gate).ended(true);
         assert_eq!(gate.mode(), StoreMode::Direct);
+        append(&gate).ended(false);
+        assert_eq!(gate.mode(), StoreMode::Spilling);
+        assert!(gate.needs_fence(), "it may take effect yet");
     }
 
     #[test]
@@ -255,7 +261,7 @@ mod tests {
         hanging.hangs();
         assert!(is_written(&gate));
         assert_eq!(gate.mode(), StoreMode::Spilling);
-        hanging.ended();
+        hanging.ended(true);
         assert_eq!(gate.mode(), StoreMode::Spilling, "another one is under way");
         drop(lost);
         assert_eq!(gate.mode(), StoreMode::Spilling, "nobody knows how it ended");
@@ -272,7 +278,7 @@ mod tests {
         let late = append(&gate);
         gate.on(StoreEvent::ClaimTheirs);
         assert!(late.refused().is_none() && matches!(gate.try_pass(), Some(Passed::Refused)));
-        gate.on(StoreEvent::ClaimOurs);
+        gate.on(StoreEvent::ClaimOurs { is_new: false });
         assert!(is_written(&gate) && gate.needs_fence());
     }
 

@@ -5,10 +5,10 @@
 //! | start | Spilling | always: what lies in the log comes first |
 //! | Spilling | Restoring | queue usable, claim ours, fenced, no append under way |
 //! | Restoring | Closing | the log was read to its end, and batches were not held lately |
-//! | Closing | Restoring | batches were held for long enough, or a chunk was not restored |
+//! | Closing | Restoring | batches were held for as long as they may be, or a chunk was not restored |
 //! | Restoring, Closing | Direct | log empty, no write under way |
-//! | Restoring, Closing | Spilling | queue not usable |
-//! | Direct | Spilling | queue not usable, an append hangs, or a refused one goes into the log |
+//! | Restoring, Closing | Spilling | queue not usable, or not fenced: the claim was not ours for a while |
+//! | Direct | Spilling | queue not usable, an append hangs or has an unknown outcome, or a refused one goes into the log |
 //! | any | StandingBack | another receiver has the claim |
 //! | StandingBack | Spilling | the claim is ours again; fenced again before anything is restored |
 //!
@@ -86,17 +86,23 @@ pub enum StoreEvent {
         is_usable: bool,
     },
     /// The claim was confirmed.
-    ClaimOurs,
+    ClaimOurs {
+        /// Whether it was not ours just before: another receiver may have had it, and have appended.
+        is_new: bool,
+    },
     /// Another receiver has the claim.
     ClaimTheirs,
     /// Appends of earlier processes can't take effect any more.
     Fenced,
     /// An append had no answer for so long that others go into the log.
     AppendHangs,
-    /// The outcome of an append is known, or its connection was closed from Redis' side.
+    /// An append ended.
     AppendEnded {
         /// Whether [`StoreEvent::AppendHangs`] was told of it.
         was_hanging: bool,
+        /// Whether it can't take effect any more. Otherwise appenders are fenced before anything is
+        /// restored.
+        is_known: bool,
     },
     /// A write ended.
     WriteEnded,
@@ -196,7 +202,7 @@ impl StoreMachine {
     pub fn on_refused(&mut self, was_hanging: bool) -> bool {
         let may_write = self.mode != StoreMode::StandingBack;
         self.writes += u32::from(may_write);
-        self.on(StoreEvent::AppendEnded { was_hanging });
+        self.on(StoreEvent::AppendEnded { was_hanging, is_known: true });
         may_write
     }
 
@@ -204,16 +210,25 @@ impl StoreMachine {
     pub fn on(&mut self, event: StoreEvent) {
         match event {
             StoreEvent::Queue { is_usable } => self.is_usable = is_usable,
-            StoreEvent::ClaimOurs => self.claim = ClaimState::Ours,
+            StoreEvent::ClaimOurs { is_new } => {
+                self.claim = ClaimState::Ours;
+                self.is_fenced &= !is_new;
+            }
             StoreEvent::ClaimTheirs => self.claim = ClaimState::Theirs,
             StoreEvent::Fenced => self.is_fenced = true,
             StoreEvent::AppendHangs => self.hanging += 1,
-            StoreEvent::AppendEnded { was_hanging } => {
+            StoreEvent::AppendEnded { was_hanging, is_known } => {
                 self.appends -= 1;
                 self.hanging -= u32::from(was_hanging);
+                self.is_fenced &= is_known;
             }
             StoreEvent::WriteEnded => self.writes -= 1,
-            StoreEvent::ChunkRead { is_last } => self.is_read = is_last,
+            // While batches are held, what was on its way to the log before may be more than a chunk.
+            StoreEvent::ChunkRead { is_last } => {
+                if self.mode == StoreMode::Restoring {
+                    self.is_read = is_last;
+                }
+            }
             StoreEvent::ChunkFailed => self.is_read = false,
             StoreEvent::LogEmpty => {
                 debug_assert!(self.may_finish());
@@ -242,7 +257,8 @@ impl StoreMachine {
         match self.mode {
             StandingBack => Spilling,
             Direct if !self.is_usable || self.hanging > 0 || self.writes > 0 => Spilling,
-            Restoring | Closing if !self.is_usable => Spilling,
+            Direct if !self.is_fenced => Spilling,
+            Restoring | Closing if !self.is_usable || !self.is_fenced => Spilling,
             Spilling if may_restore => Restoring,
             Restoring if self.is_read && self.hold == Hold::Allowed => Closing,
             Closing if !self.is_read || self.hold != Hold::Held => Restoring,
@@ -279,28 +295,31 @@ mod tests {
         let mut events = vec![
             StoreEvent::Queue { is_usable: true },
             StoreEvent::Queue { is_usable: false },
-            StoreEvent::ClaimOurs,
+            StoreEvent::ClaimOurs { is_new: false },
+            StoreEvent::ClaimOurs { is_new: true },
             StoreEvent::ClaimTheirs,
             StoreEvent::HoldRanOut,
             StoreEvent::HoldAllowed,
+            StoreEvent::ChunkRead { is_last: false },
+            StoreEvent::ChunkRead { is_last: true },
+            StoreEvent::ChunkFailed,
         ];
         if machine.needs_fence() {
             events.push(StoreEvent::Fenced);
         }
         if machine.appends > machine.hanging {
             events.push(StoreEvent::AppendHangs);
-            events.push(StoreEvent::AppendEnded { was_hanging: false });
         }
-        if machine.hanging > 0 {
-            events.push(StoreEvent::AppendEnded { was_hanging: true });
+        for is_known in [true, false] {
+            if machine.appends > machine.hanging {
+                events.push(StoreEvent::AppendEnded { was_hanging: false, is_known });
+            }
+            if machine.hanging > 0 {
+                events.push(StoreEvent::AppendEnded { was_hanging: true, is_known });
+            }
         }
         if machine.writes > 0 {
             events.push(StoreEvent::WriteEnded);
-        }
-        if matches!(machine.mode, StoreMode::Restoring | StoreMode::Closing) {
-            events.push(StoreEvent::ChunkRead { is_last: false });
-            events.push(StoreEvent::ChunkRead { is_last: true });
-            events.push(StoreEvent::ChunkFailed);
         }
         if machine.may_finish() {
             events.push(StoreEvent::LogEmpty);
@@ -350,7 +369,10 @@ mod tests {
             assert_eq!(is_theirs, machine.mode == StoreMode::StandingBack, "{machine:?}");
             let is_right = match machine.mode {
                 StoreMode::Direct => {
-                    machine.is_usable && machine.writes == 0 && machine.hanging == 0
+                    machine.is_usable
+                        && machine.is_fenced
+                        && machine.writes == 0
+                        && machine.hanging == 0
                 }
                 StoreMode::Restoring | StoreMode::Closing => {
                     machine.is_usable
@@ -425,16 +447,16 @@ mod tests {
     fn direct_is_reached_from_every_state_once_all_is_well() {
         for mut machine in explored() {
             while machine.hanging > 0 {
-                machine.on(StoreEvent::AppendEnded { was_hanging: true });
+                machine.on(StoreEvent::AppendEnded { was_hanging: true, is_known: true });
             }
             while machine.appends > 0 {
-                machine.on(StoreEvent::AppendEnded { was_hanging: false });
+                machine.on(StoreEvent::AppendEnded { was_hanging: false, is_known: false });
             }
             while machine.writes > 0 {
                 machine.on(StoreEvent::WriteEnded);
             }
             machine.on(StoreEvent::Queue { is_usable: true });
-            machine.on(StoreEvent::ClaimOurs);
+            machine.on(StoreEvent::ClaimOurs { is_new: false });
             if machine.needs_fence() {
                 machine.on(StoreEvent::Fenced);
             }
@@ -442,6 +464,11 @@ mod tests {
                 continue;
             }
             machine.on(StoreEvent::ChunkRead { is_last: true });
+            // What was under way before is read, too.
+            machine.on(StoreEvent::HoldAllowed);
+            assert_eq!(machine.mode(), StoreMode::Closing, "{machine:?}");
+            machine.on(StoreEvent::ChunkRead { is_last: false });
+            assert_eq!(machine.mode(), StoreMode::Closing, "{machine:?}");
             assert!(machine.may_finish(), "{machine:?}");
             machine.on(StoreEvent::LogEmpty);
             assert_eq!(machine.mode(), StoreMode::Direct, "{machine:?}");

@@ -9,6 +9,8 @@ pub type SendId = usize;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     Append(SendId),
+    /// Append of another receiver.
+    Foreign,
     /// Records of the log after this number.
     Feed {
         after: usize,
@@ -27,8 +29,6 @@ pub enum Reply {
 #[derive(Debug, Clone)]
 pub struct Call {
     pub number: u64,
-    /// Process that sent it.
-    pub process: u64,
     pub command: Command,
 }
 
@@ -41,6 +41,8 @@ pub struct Redis {
     pub fed: usize,
     /// Another receiver has the claim.
     pub is_claimed: bool,
+    /// Another receiver had it since it was confirmed.
+    pub was_claimed: bool,
     /// Commands that were not run yet.
     pub calls: Vec<Call>,
     /// Outcomes of those that were.
@@ -49,9 +51,9 @@ pub struct Redis {
 }
 
 impl Redis {
-    pub fn call(&mut self, process: u64, command: Command) -> u64 {
+    pub fn call(&mut self, command: Command) -> u64 {
         self.calls_made += 1;
-        self.calls.push(Call { number: self.calls_made, process, command });
+        self.calls.push(Call { number: self.calls_made, command });
         self.calls_made
     }
 
@@ -72,7 +74,8 @@ impl Redis {
         }
         match command {
             Command::Append(id) => self.stream.push(*id),
-            Command::Feed { after, .. } if *after != self.fed || self.is_claimed => {
+            Command::Foreign => {}
+            Command::Feed { after, .. } if *after != self.fed || self.was_claimed => {
                 return Reply::Refused;
             }
             Command::Feed { after, records } => {
@@ -90,7 +93,7 @@ impl Redis {
 
     /// Closes the appenders' connections of all processes.
     pub fn fence(&mut self) {
-        self.calls.retain(|call| !matches!(call.command, Command::Append(_)));
+        self.calls.retain(|call| matches!(call.command, Command::Feed { .. }));
     }
 
     pub fn reply(&mut self, number: u64) -> Option<Reply> {

@@ -175,6 +175,11 @@ impl World {
         let releases = 4 * plan.claims + 20;
         if self.random.chance(if self.redis.is_claimed { releases } else { plan.claims }) {
             self.redis.is_claimed = !self.redis.is_claimed;
+            if self.redis.is_claimed {
+                self.redis.was_claimed = true;
+                // What it appended may come at any time, as long as nobody ends its connections.
+                self.redis.call(Command::Foreign);
+            }
         }
         if self.random.chance(plan.expires) {
             self.expire();
@@ -237,7 +242,7 @@ impl World {
             Some(Admitted::Append) => {
                 assert!(!self.process.has_write(), "an append beside a write");
                 assert_eq!(self.redis.fed, self.log.len(), "an append before the log is restored");
-                let call = self.redis.call(self.process.number, Command::Append(id));
+                let call = self.redis.call(Command::Append(id));
                 Shard::Appending { id, call }
             }
             Some(Admitted::Write) => Shard::Writing(id),
@@ -262,7 +267,7 @@ impl World {
                 if let Some(reply) = self.redis.reply(call) {
                     self.process.shards[at] = Shard::Idle;
                     if reply == Reply::Done {
-                        self.on(StoreEvent::AppendEnded { was_hanging: false });
+                        self.on(StoreEvent::AppendEnded { was_hanging: false, is_known: true });
                         self.answer(id, true);
                     } else if self.refused(id, false) {
                         self.process.shards[at] = Shard::Writing(id);
@@ -271,7 +276,7 @@ impl World {
                     // Redis may run it yet.
                     self.process.shards[at] = Shard::Idle;
                     self.on(StoreEvent::Queue { is_usable: false });
-                    self.on(StoreEvent::AppendEnded { was_hanging: false });
+                    self.on(StoreEvent::AppendEnded { was_hanging: false, is_known: false });
                     self.answer(id, false);
                 } else if self.random.chance(self.plan.stalls) {
                     self.process.shards[at] = Shard::Idle;
@@ -320,7 +325,7 @@ impl World {
             Late::Appending { id, call } => match self.redis.reply(call) {
                 Some(Reply::Done) => {
                     self.process.late.swap_remove(at);
-                    self.on(StoreEvent::AppendEnded { was_hanging: true });
+                    self.on(StoreEvent::AppendEnded { was_hanging: true, is_known: true });
                     self.answer(id, true);
                 }
                 Some(Reply::Refused) => {
@@ -335,7 +340,7 @@ impl World {
                     self.redis.close(call);
                     // It may have been run, with its answer on the way.
                     self.redis.reply(call);
-                    self.on(StoreEvent::AppendEnded { was_hanging: true });
+                    self.on(StoreEvent::AppendEnded { was_hanging: true, is_known: true });
                     self.answer(id, false);
                 }
                 None => {}
@@ -353,7 +358,8 @@ impl World {
             if self.process.feeder == Feeder::Idle {
                 self.process.fed = Some(self.redis.fed);
             }
-            self.on(StoreEvent::ClaimOurs);
+            let is_new = std::mem::take(&mut self.redis.was_claimed);
+            self.on(StoreEvent::ClaimOurs { is_new });
         }
     }
 
@@ -398,7 +404,7 @@ impl World {
         }
         assert!(!self.process.has_append(), "restored beside an append");
         let command = Command::Feed { after: fed, records };
-        let call = self.redis.call(self.process.number, command);
+        let call = self.redis.call(command);
         self.process.feeder = Feeder::Feeding { call, through };
     }
 
@@ -435,11 +441,15 @@ impl World {
         let is_restored = matches!(mode, StoreMode::Restoring | StoreMode::Closing);
         assert!(!is_restored || !process.has_append(), "restored beside an append");
         assert!(self.redis.fed <= self.log.len());
-        let is_earlier = |call: &super::redis::Call| {
-            call.process < process.number && matches!(call.command, Command::Append(_))
+        // Whose ever it is, and whether it was given up or not.
+        let is_append = |call: &super::redis::Call| match call.command {
+            Command::Append(_) => true,
+            // Until it is noticed that the claim was away, Redis refuses what is restored.
+            Command::Foreign => !self.redis.was_claimed,
+            Command::Feed { .. } => false,
         };
-        if mode != StoreMode::Spilling && mode != StoreMode::StandingBack {
-            assert!(!self.redis.calls.iter().any(is_earlier), "an append of an earlier process");
+        if is_restored {
+            assert!(!self.redis.calls.iter().any(is_append), "restored before an append");
         }
     }
 
