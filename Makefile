@@ -4,7 +4,7 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help run kafka test lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core deb deb-kafka package-test clean-run
+.PHONY: help run kafka test lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store deb deb-kafka package-test clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -121,7 +121,10 @@ simulate-store: ## the receiver's store mode in virtual time: shards, disk, Redi
 	SEEDS=$(or $(SEEDS),1000000) STEPS=$(or $(STEPS),1000) cargo test --release --locked -p request-receiver --lib simulation -- --nocapture
 
 mutate-core: ## mistakes put into the delivery core, one at a time: which test finds each (WORDS='lead pause'; an hour)
-	delivery/mutations.py $(WORDS)
+	bench/mutations.py core $(WORDS)
+
+mutate-store: ## the same of the receiver's store mode (WORDS='hold'; ten minutes)
+	bench/mutations.py store $(WORDS)
 
 deb: ## the Debian package: binaries, units, settings, man pages, completions
 	ops/deps.sh run

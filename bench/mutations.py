@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
-"""Puts mistakes into the delivery core, one at a time, and says which test finds each.
+"""Puts mistakes into a state machine, one at a time, and says which test finds each.
 
-  delivery/mutations.py [WORD ...]    only those whose names hold one of the words
+  bench/mutations.py core [WORD ...]     the delivery core; only those whose names hold one of the words
+  bench/mutations.py store [WORD ...]    the receiver's store mode
 
 Works on a copy of what is committed, in a target folder of its own: two minutes for each that only the
 simulator finds, seconds for the others. Exit code 1 if one is not found, or does not fit the code any more.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-# Name, file in delivery/src, what stands there, and the mistake.
-MUTATIONS = [
+# Name, file, what stands there, and the mistake.
+CORE = [
     ('a slow shop holds every slot', 'dispatch.rs',
      'shop.is_long()\n                &&', 'false &&'),
     ('a slow shop leaves no slot', 'dispatch.rs',
@@ -203,43 +205,108 @@ MUTATIONS = [
      'if lane.flow.is_at_work() || now < suspect.until {',
      'if now < suspect.until {'),
 ]
-# From the quickest on.
-TESTS = [["--lib", "--test", "flow", "--test", "chunks"], ["--test", "hour"], ["--test", "simulation"]]
+STORE = [
+    ('restores unfenced', 'mode.rs',
+     'self.is_fenced && self.appends == 0', 'self.appends == 0'),
+    ('restores beside appends', 'mode.rs',
+     'self.is_fenced && self.appends == 0', 'self.is_fenced'),
+    ('a hanging append does not spill', 'mode.rs',
+     'self.hanging > 0 || self.writes > 0 => Spilling', 'self.writes > 0 => Spilling'),
+    ('a refused append leaves it direct', 'mode.rs',
+     'self.hanging > 0 || self.writes > 0 => Spilling', 'self.hanging > 0 => Spilling'),
+    ('direct unfenced', 'mode.rs',
+     'Direct if !self.is_fenced => Spilling,', ''),
+    ('not fenced again after standing back', 'mode.rs',
+     '(self.is_read, self.is_fenced) = (false, false)', 'self.is_read = false'),
+    ('unknown appends are not fenced', 'mode.rs',
+     'self.is_fenced &= is_known;', 'let _ = is_known;'),
+    ('a claim that was away is not fenced', 'mode.rs',
+     'self.is_fenced &= !is_new;', 'let _ = is_new;'),
+    ('goes on restoring an unusable queue', 'mode.rs',
+     'Closing if !self.is_usable || !self.is_fenced', 'Closing if !self.is_fenced'),
+    ('goes on restoring unfenced', 'mode.rs',
+     'Closing if !self.is_usable || !self.is_fenced', 'Closing if !self.is_usable'),
+    ('finishes beside writes', 'mode.rs',
+     'StoreMode::Restoring | StoreMode::Closing) && self.writes == 0',
+     'StoreMode::Restoring | StoreMode::Closing)'),
+    ('a hold does not run out', 'mode.rs',
+     'Closing if !self.is_read || self.hold != Hold::Held => Restoring',
+     'Closing if !self.is_read => Restoring'),
+    ('holds again at once', 'mode.rs',
+     'self.is_read && self.hold == Hold::Allowed => Closing', 'self.is_read => Closing'),
+    ('nothing is held', 'mode.rs',
+     'StoreMode::Closing => return None,',
+     'StoreMode::Closing => { self.writes += 1; Admitted::Write }'),
+    ('chunks end a hold', 'mode.rs',
+     'if self.mode == StoreMode::Restoring {\n                    self.is_read = is_last;\n                }',
+     'self.is_read = is_last;'),
+    ('closing although a chunk failed', 'mode.rs',
+     'StoreEvent::ChunkFailed => self.is_read = false,', 'StoreEvent::ChunkFailed => {}'),
+    ('hanging is not counted down', 'mode.rs',
+     'self.hanging -= u32::from(was_hanging);', ''),
+    ('written while standing back', 'mode.rs',
+     'let may_write = self.mode != StoreMode::StandingBack;', 'let may_write = true;'),
+    ('the next hold begins where the last one ends', 'gate.rs',
+     '} else if !is_holding && since >= HOLD_AGAIN {', '} else if since >= HOLD_AGAIN {'),
+    ('a dropped append counts as ended', 'gate.rs',
+     'impl Drop for WritePass {',
+     'impl Drop for AppendPass {\n    fn drop(&mut self) {\n        self.gate.on(StoreEvent::AppendEnded { was_hanging: self.is_hanging, is_known: true });\n    }\n}\nimpl Drop for WritePass {'),
+    ('holds end without a notification', 'gate.rs',
+     'self.opened.notify_waiters();', ''),
+]
+# Package, folder of the files, and arguments of cargo test, from the quickest on.
+MACHINES = {
+    "core": (CORE, "spillway-delivery", "delivery/src",
+             [["--lib", "--test", "flow", "--test", "chunks"], ["--test", "hour"], ["--test", "simulation"]]),
+    "store": (STORE, "request-receiver", "request-receiver/src/spill", [["--lib", "spill::"]]),
+}
+# Of one run of tests, in seconds: some mistakes make a loop without end.
+ENDS_WITHIN = 900
 
 
-def finder(tree, target):
+def finder(tree, target, package, tests):
     """Tests that fail, None if all pass."""
-    for arguments in TESTS:
-        run = subprocess.run(["cargo", "test", "--locked", "-p", "spillway-delivery", "--no-fail-fast", *arguments],
-                             cwd=tree, env={**os.environ, "CARGO_TARGET_DIR": target},
-                             stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if "could not compile" in run.stderr:
-            return "does not compile: " + run.stderr[-400:]
+    for arguments in tests:
+        run = subprocess.Popen(["cargo", "test", "--locked", "-p", package, "--no-fail-fast", *arguments],
+                               cwd=tree, env={**os.environ, "CARGO_TARGET_DIR": target}, text=True,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               start_new_session=True)
+        try:
+            output, errors = run.communicate(timeout=ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.communicate()
+            return "the tests do not end"
+        if "could not compile" in errors:
+            return "does not compile: " + errors[-400:]
         if run.returncode:
-            failed = [line.split()[1] for line in run.stdout.splitlines()
+            failed = [line.split()[1] for line in output.splitlines()
                       if line.startswith("test ") and line.endswith("FAILED")]
             return ", ".join(failed) or "a test binary ended"
     return None
 
 
 def main():
-    words = sys.argv[1:]
+    if len(sys.argv) < 2 or sys.argv[1] not in MACHINES:
+        sys.exit(f"usage: bench/mutations.py {'|'.join(MACHINES)} [WORD ...]")
+    mutations, package, folder, tests = MACHINES[sys.argv[1]]
+    words = sys.argv[2:]
     repository = Path(__file__).resolve().parent.parent
     failures = 0
     with tempfile.TemporaryDirectory(prefix="mutations-") as directory:
         tree = Path(directory) / "tree"
         subprocess.run(["git", "clone", "--quiet", repository, tree], check=True)
-        for name, file, stands, mistake in MUTATIONS:
+        for name, file, stands, mistake in mutations:
             if words and not any(word in name for word in words):
                 continue
-            path, began = tree / "delivery/src" / file, time.monotonic()
+            path, began = tree / folder / file, time.monotonic()
             text = path.read_text()
             if text.count(stands) != 1:
                 found = None
                 print(f"{name}: does not fit: {file} holds it {text.count(stands)} times", flush=True)
             else:
                 path.write_text(text.replace(stands, mistake))
-                found = finder(tree, str(Path(directory) / "target"))
+                found = finder(tree, str(Path(directory) / "target"), package, tests)
                 path.write_text(text)
                 print(f"{name}: {found or 'NOT FOUND'} ({time.monotonic() - began:.0f} s)", flush=True)
             failures += found is None or found.startswith("does not compile")
