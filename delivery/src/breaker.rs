@@ -16,8 +16,10 @@ use crate::backoff::jittered;
 
 /// First failures in a row that open it.
 const FAILURES: u32 = 16;
-/// First wait for a probe.
-const WAIT_FIRST: Duration = Duration::from_millis(500);
+/// First wait for a probe: soon, because what failed may be a few resources of many.
+const WAIT_FIRST: Duration = Duration::from_millis(50);
+/// So many probes in a row prefer a webhook that was never tried. After them, every other one does.
+const FRESH_PROBES: u32 = 16;
 /// Longest wait: a lane that has recovered is found within a minute.
 const WAIT_LONGEST: Duration = Duration::from_secs(60);
 /// Wait at least, after give-ups: overdue webhooks are given up at up to this rate.
@@ -43,6 +45,8 @@ enum State {
         wait: Duration,
         /// Whether the next probe prefers a webhook that was never tried.
         is_fresh_next: bool,
+        /// Probes that failed.
+        probes: u32,
     },
 }
 
@@ -140,12 +144,13 @@ impl LaneBreaker {
                 }
                 opens
             }
-            State::Open { since, probe_at, wait, is_fresh_next } => {
+            State::Open { since, probe_at, wait, is_fresh_next, probes } => {
                 if began >= *since {
                     *probe_at = now + jittered(*wait, chance);
                     let most = (now.saturating_sub(*since) / PART).max(WAIT_FIRST);
                     *wait = (*wait * 2).min(most).min(WAIT_LONGEST);
-                    *is_fresh_next = !*is_fresh_next;
+                    *probes += 1;
+                    *is_fresh_next = *probes < FRESH_PROBES || !*is_fresh_next;
                 }
                 false
             }
@@ -170,7 +175,8 @@ impl LaneBreaker {
     }
 
     fn open(&mut self, since: Duration, probe_at: Duration) {
-        self.state = State::Open { since, probe_at, wait: WAIT_FIRST, is_fresh_next: true };
+        let wait = WAIT_FIRST;
+        self.state = State::Open { since, probe_at, wait, is_fresh_next: true, probes: 0 };
     }
 }
 
@@ -230,6 +236,24 @@ mod tests {
         };
         let (first, last) = (probed_at(0.0), probed_at(LATEST));
         assert!(first < last.mul_f64(0.7), "{first:?}, {last:?}");
+    }
+
+    #[test]
+    fn sixteen_webhooks_that_were_never_tried_are_probed_within_seconds() {
+        let mut breaker = LaneBreaker::new();
+        for _ in 0..16 {
+            breaker.failed(true, SECOND, SECOND, LATEST);
+        }
+        for _ in 0..FRESH_PROBES {
+            assert_eq!(breaker.prefers_fresh(), Some(true));
+            let now = breaker.probe_at().expect("it is open");
+            assert!(now < 6 * SECOND, "{now:?}");
+            breaker.failed(true, now, now, LATEST);
+        }
+        let now = breaker.probe_at().expect("it is open");
+        let was_fresh = breaker.prefers_fresh();
+        breaker.failed(false, now, now, LATEST);
+        assert_ne!(breaker.prefers_fresh(), was_fresh);
     }
 
     #[test]
