@@ -297,12 +297,7 @@ impl Feeder {
     }
 
     fn is_anothers(&mut self, held: &str) {
-        if self.spill.gate.on(StoreEvent::ClaimTheirs) {
-            tracing::error!(
-                claim = held,
-                "another receiver spills for this cell: none is taken in"
-            );
-        }
+        stand_back(&self.spill.gate, held);
         let now = Instant::now();
         let since = self.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
         if self.watch.may_take(held, since) {
@@ -400,6 +395,12 @@ async fn send(
     claim.feed(feeding, after, &packs).await
 }
 
+fn stand_back(gate: &Gate, held: &str) {
+    if gate.on(StoreEvent::ClaimTheirs) {
+        tracing::error!(claim = held, "another receiver spills for this cell: none is taken in");
+    }
+}
+
 /// Confirms the claim for as long as it is polled: another receiver would take one that stands still.
 async fn keep(claim: &Claim, claiming: &mut Line, gate: &Gate) -> Infallible {
     loop {
@@ -408,7 +409,7 @@ async fn keep(claim: &Claim, claiming: &mut Line, gate: &Gate) -> Infallible {
         let confirmed = async { claim.confirm(claiming.connected().await?, "").await };
         match confirmed.await {
             Ok(Claimed::Ours { is_new, .. }) => drop(gate.on(StoreEvent::ClaimOurs { is_new })),
-            Ok(Claimed::Theirs(_)) => drop(gate.on(StoreEvent::ClaimTheirs)),
+            Ok(Claimed::Theirs(held)) => stand_back(gate, &held),
             Err(_) => claiming.connection = None,
         }
     }
