@@ -62,7 +62,7 @@ pub struct Attempt {
     pub is_suspect: bool,
     /// Whether it takes much longer than usual.
     pub is_slow: bool,
-    /// Whether it is slow, or takes longer than [`LONG`].
+    /// Set once it is slow or takes longer than [`LONG`].
     pub is_long: bool,
 }
 
@@ -172,7 +172,7 @@ impl Attempts {
         self.succeeded.iter().flatten().any(|(other, at)| *other != lane && *at >= since)
     }
 
-    /// Whether slow and suspect lanes hold less than their part of the slots.
+    /// True if slow and suspect lanes hold less than their part of the slots.
     pub fn has_odd_slot(&self, limit: usize) -> bool {
         self.odd < (limit / ODD_PART).max(1)
     }

@@ -208,7 +208,7 @@ impl<C: Content> Core<C> {
         Ok(())
     }
 
-    /// Whether a slow or suspect lane may take more than its part: no other lane had a success lately,
+    /// True if a slow or suspect lane may take more than its part: no other lane had a success lately,
     /// and there is a free slot. It does not wait for one: then others would wait behind it.
     fn has_free_slot_alone(&self, lane: LaneKey) -> bool {
         let now = self.session.now.at;
@@ -231,7 +231,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Whether a shop holds a quarter of the slots, and keeps them for long. Webhooks of other shops
+    /// True if a shop holds a quarter of the slots and keeps them for long. Webhooks of other shops
     /// would wait for as long as that.
     fn is_holding_slots(&self, key: ShopKey) -> bool {
         let part = (self.limiter.concurrency(self.session.now.at) / HELD_PART).max(1);
@@ -242,9 +242,9 @@ impl<C: Content> Core<C> {
         })
     }
 
-    /// Whether the limiter has a slot for a delivery of this shop. While long ones hold a quarter of the
-    /// slots, an eighth more are there for shops that do not hold them; as many of these as would
-    /// be too many are left free.
+    /// Asks the limiter for a slot for a delivery of this shop. While long deliveries hold a quarter of
+    /// the slots, other shops may use an eighth more. Where the limit plus that eighth exceeds
+    /// `concurrency_max`, the shop that holds slots leaves the excess free.
     fn has_slot(&mut self, key: ShopKey, is_holding: bool) -> Result<(), Blocked> {
         let slots = self.attempts.len() - self.spare_slots();
         let slots =
@@ -264,16 +264,13 @@ impl<C: Content> Core<C> {
     pub(crate) fn more_slots(&self, key: ShopKey) -> usize {
         let limit = self.limiter.concurrency(self.session.now.at);
         let in_flight = self.attempts.len();
-        let is_usual = !self.backend.is_stopped()
+        let are_held = self.attempts.long() >= (limit / HELD_PART).max(1);
+        let is_usual = are_held
             && limit > 0
             && in_flight < self.config.bounds.concurrency_max
+            && !self.backend.is_stopped()
             && !self.is_holding_slots(key);
-        let are_held = self.attempts.long() >= (limit / HELD_PART).max(1);
-        if is_usual && are_held {
-            (limit / MORE_PART).max(1).min(in_flight - self.spare_slots())
-        } else {
-            0
-        }
+        if is_usual { (limit / MORE_PART).max(1).min(in_flight - self.spare_slots()) } else { 0 }
     }
 
     /// Sends what has its turn, unless it waits for its bytes or is not to be sent at all.

@@ -455,7 +455,7 @@ impl Shop {
         self.waiting
     }
 
-    /// Whether it keeps its slots for long: a delivery under way is, or those of late were.
+    /// True if it keeps its slots for long: a delivery under way does, or the last few did.
     pub fn is_long(&self) -> bool {
         self.long > 0 || self.took >= LONG.as_secs_f64()
     }

@@ -43,11 +43,10 @@ impl<C: Content> Core<C> {
         let may_begin = concurrency > 0 && self.may_begin().is_ok();
         let waiting = self.next.filter(|turn| {
             let slots = concurrency + self.spare_slots() + self.more_slots(turn.shop);
-            may_begin && self.attempts.len() >= slots
-        });
-        let waiting = waiting.filter(|turn| {
             let lane = self.queue.lanes.get(turn.lane);
-            lane.is_some_and(|lane| lane.flow.suspect.is_none() && lane.flow.stalled == 0)
+            may_begin
+                && self.attempts.len() >= slots
+                && lane.is_some_and(|lane| lane.flow.suspect.is_none() && lane.flow.stalled == 0)
         });
         let Some(waiting) = waiting else { return Vec::new() };
         let lanes = &self.queue.lanes;

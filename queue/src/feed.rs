@@ -33,7 +33,7 @@ pub enum Claimed {
     Ours {
         /// The number.
         fed: u64,
-        /// Whether it was not ours just before: nobody's, or another's that stood still.
+        /// Set if it was not ours just before: nobody's, or another's that stood still.
         is_new: bool,
     },
     /// Somebody else holds it, with this value.

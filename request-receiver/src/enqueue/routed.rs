@@ -152,7 +152,7 @@ impl Late {
     }
 }
 
-/// Whether an append can't take effect any more: it was answered.
+/// True if an append was answered: it can't take effect later.
 fn is_known(outcome: &Outcome) -> bool {
     !matches!(outcome, Err(AppendError::Unknown(_)))
 }

@@ -395,6 +395,7 @@ async fn send(
     claim.feed(feeding, after, &packs).await
 }
 
+/// Reports that another receiver has the claim, and logs that once.
 fn stand_back(gate: &Gate, held: &str) {
     if gate.on(StoreEvent::ClaimTheirs) {
         tracing::error!(claim = held, "another receiver spills for this cell: none is taken in");
@@ -405,7 +406,7 @@ fn stand_back(gate: &Gate, held: &str) {
 async fn keep(claim: &Claim, claiming: &mut Line, gate: &Gate) -> Infallible {
     loop {
         sleep(BUMP_EVERY).await;
-        // What is being fed is refused then. A connection that broke is made anew.
+        // Without the claim, Redis refuses what is being fed. A connection that broke is made again.
         let confirmed = async { claim.confirm(claiming.connected().await?, "").await };
         match confirmed.await {
             Ok(Claimed::Ours { is_new, .. }) => drop(gate.on(StoreEvent::ClaimOurs { is_new })),

@@ -87,7 +87,7 @@ pub enum StoreEvent {
     },
     /// The claim was confirmed.
     ClaimOurs {
-        /// Whether it was not ours just before: another receiver may have had it, and have appended.
+        /// Set if it was not ours just before: another receiver may have had it, and have appended.
         is_new: bool,
     },
     /// Another receiver has the claim.
