@@ -91,7 +91,7 @@ fn two_shops_that_are_slow_leave_a_slot_to_others() {
 #[test]
 fn others_have_slots_beside_the_limit_while_a_slow_shop_holds_it() {
     for seed in 0..10 {
-        let bounds = Bounds { concurrency_min: 1, concurrency_max: 64, rate_max: None };
+        let bounds = Bounds { concurrency_min: 4, concurrency_max: 64, rate_max: None };
         let config = Config { bounds, seed, ..config(64) };
         let answers: Box<Answers> =
             Box::new(|shop, _, _| Answer::Takes(if shop == X { 25 * SECOND } else { 5 * MS }));
