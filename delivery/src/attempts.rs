@@ -7,7 +7,9 @@ use spillway_webhook::position::Position;
 
 use crate::by_hash::ByHash;
 use crate::index::{LaneKey, ResourceKey};
+use crate::proven::Proven;
 use crate::shop::ShopKey;
+use crate::suspects::Suspects;
 
 /// An attempt that took longer than so many usual ones is slow.
 const SLOW_TIMES: u32 = 8;
@@ -16,12 +18,17 @@ const SLOW_LEAST: Duration = Duration::from_millis(100);
 /// An attempt that takes longer keeps its slot for long, whatever is usual.
 pub const LONG: Duration = Duration::from_secs(1);
 /// A slow attempt that takes the place of others may be cut off after so long: a healthy webhook
-/// does not wait a second for its slot. Twice as long with each one that was cut off since a quick
-/// success: where everything is slow, everything gets its time. One that a quick success has
-/// overtaken is slow by itself, and does not count.
+/// does not wait a second for its slot.
 const CUT_AFTER: Duration = Duration::from_millis(500);
 /// The same with a single slot: what else is slow can't be told from it.
 const CUT_AFTER_SINGLE: Duration = Duration::from_secs(2);
+/// And after half the time since the first one was cut off without a quick success in between: where
+/// everything is slow, everything gets its time.
+const CUT_SINCE_PART: u32 = 2;
+/// Between two such cuts, and this part of that time: where most of what has its turn hangs, dozens are
+/// tried within half a minute, and one that is well is among them.
+const CUT_EVERY: Duration = Duration::from_millis(500);
+const CUT_EVERY_PART: u32 = 16;
 /// When a leader ends, slow attempts are waited for so long: everything waits for the next one.
 const END_AFTER: Duration = Duration::from_secs(1);
 /// Part of the slots that slow and suspect lanes may hold.
@@ -66,6 +73,13 @@ pub struct Attempt {
     pub is_long: bool,
 }
 
+/// When the first of several attempts was cut off, and the last.
+#[derive(Debug, Clone, Copy)]
+struct Cuts {
+    first: Duration,
+    last: Duration,
+}
+
 /// All attempts under way.
 #[derive(Debug, Default)]
 pub struct Attempts {
@@ -75,10 +89,14 @@ pub struct Attempts {
     odd: usize,
     /// Slow and long ones.
     long: usize,
-    /// Attempts cut off since a delivery succeeded that was not slow, overtaken ones aside.
-    cuts: u32,
+    /// The attempts cut off since a delivery succeeded that was not slow, overtaken ones aside.
+    cuts: Option<Cuts>,
     /// Latest beginning of a delivery that succeeded and was not slow.
     quick_began: Option<Duration>,
+    /// Lanes that wait for the slots of slow and suspect ones.
+    pub suspects: Suspects,
+    /// Shops that have more turns while slow attempts hold most slots.
+    pub proven: Proven,
     /// The last two lanes of which a delivery succeeded, and when.
     succeeded: [Option<(LaneKey, Duration)>; 2],
 }
@@ -143,9 +161,13 @@ impl Attempts {
         self.running.len() - self.odd
     }
 
-    /// An attempt was cut off.
-    pub fn was_cut(&mut self, attempt: &Attempt) {
-        self.cuts += u32::from(!self.is_overtaken(attempt));
+    /// An attempt is cut off for others that wait for any slot.
+    pub fn is_cut(&mut self, id: AttemptId, now: Duration) {
+        let attempt = self.running.get(&id.0);
+        if attempt.is_some_and(|attempt| !self.is_overtaken(attempt)) {
+            let first = self.cuts.map_or(now, |cuts| cuts.first);
+            self.cuts = Some(Cuts { first, last: now });
+        }
     }
 
     /// True if a delivery that began later succeeded, and was not slow: so much later that the same
@@ -158,7 +180,7 @@ impl Attempts {
     pub fn succeeded(&mut self, attempt: &Attempt, now: Duration) {
         let lane = attempt.lane;
         if !attempt.is_slow {
-            self.cuts = 0;
+            self.cuts = None;
             self.quick_began = self.quick_began.max(Some(attempt.began));
         }
         if self.succeeded[0].is_none_or(|(last, _)| last != lane) {
@@ -172,9 +194,31 @@ impl Attempts {
         self.succeeded.iter().flatten().any(|(other, at)| *other != lane && *at >= since)
     }
 
-    /// True if slow and suspect lanes hold less than their part of the slots.
-    pub fn has_odd_slot(&self, limit: usize) -> bool {
-        self.odd < (limit / ODD_PART).max(1)
+    /// True if slow and suspect lanes hold more than half of the slots.
+    pub fn is_crowded(&self, limit: usize) -> bool {
+        2 * self.odd > limit
+    }
+
+    /// Slots that slow and suspect lanes may still take.
+    pub fn free_for_odd(&self, limit: usize) -> usize {
+        (limit / ODD_PART).max(1).saturating_sub(self.odd)
+    }
+
+    /// Attempts of suspect lanes that are slow and have taken longer than their slice, the longest first.
+    pub fn probes_over(
+        &self,
+        now: Duration,
+        slice_of: impl Fn(LaneKey) -> Duration,
+    ) -> Vec<AttemptId> {
+        let is_over = |attempt: &Attempt| {
+            attempt.is_suspect
+                && attempt.is_slow
+                && now.saturating_sub(attempt.began) >= slice_of(attempt.lane)
+        };
+        let over = self.running.iter().filter(|(_, attempt)| is_over(attempt));
+        let mut over: Vec<_> = over.map(|(id, attempt)| (attempt.began, AttemptId(*id))).collect();
+        over.sort_unstable();
+        over.into_iter().map(|(_, id)| id).collect()
     }
 
     /// Whether no other lane had a success lately.
@@ -209,7 +253,6 @@ impl Attempts {
             return Vec::new();
         }
         let most = (limit / CUT_PART).clamp(1, too_many);
-        let after = least.saturating_mul(1 << self.cuts.min(16));
         let is_long = |attempt: &Attempt, after: Duration| {
             attempt.is_slow && now.saturating_sub(attempt.began) >= after && may_cut(attempt)
         };
@@ -222,7 +265,18 @@ impl Attempts {
         if !ids.is_empty() {
             return ids;
         }
-        let longest = long.first().filter(|(began, _, _)| now.saturating_sub(*began) >= after);
+        let after = self.cut_after(least, now);
+        let longest = long
+            .first()
+            .filter(|(began, _, _)| after.is_some_and(|after| now.saturating_sub(*began) >= after));
         longest.map(|(_, id, _)| AttemptId(*id)).into_iter().collect()
+    }
+
+    /// Time after which one that was not overtaken may be cut off; `None` so soon after the last.
+    fn cut_after(&self, least: Duration, now: Duration) -> Option<Duration> {
+        let Some(cuts) = self.cuts else { return Some(least) };
+        let since = now.saturating_sub(cuts.first);
+        let is_due = now.saturating_sub(cuts.last) >= CUT_EVERY.max(since / CUT_EVERY_PART);
+        is_due.then(|| least + since / CUT_SINCE_PART)
     }
 }

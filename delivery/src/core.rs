@@ -206,7 +206,7 @@ impl<C: Content> Core<C> {
             Event::CorruptReplay(id) => self.ledger.draft.settlement.replays.corrupt.push(id),
             Event::ReplaysLoaded => self.session.are_replays_loaded = true,
             Event::Read(key, found) => return self.read_again(key, found),
-            Event::FrontRead(packs) => self.mover.front_read(packs, self.session.now.at),
+            Event::FrontRead(packs) => return self.front_read(packs),
             Event::ChunksRead { lane, chunks } => return self.chunks_read(lane, chunks),
             Event::RestRead { lane, entry, pack } => return self.rest_read(lane, entry, pack),
             Event::Ended(end) => self.ended(end),

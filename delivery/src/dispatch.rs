@@ -86,6 +86,10 @@ impl<C: Content> Core<C> {
         let mut effects = Vec::new();
         let mut aside = 0;
         self.queue.shops.take_back();
+        self.call_suspects();
+        let now = self.session.now.at;
+        let is_crowded = self.attempts.is_crowded(self.limiter.concurrency(now));
+        self.attempts.proven.look(is_crowded, now);
         while self.may_begin().is_ok() {
             let Some(turn) = self.next_turn() else { break };
             let is_holding = self.is_holding_slots(turn.shop);
@@ -197,8 +201,8 @@ impl<C: Content> Core<C> {
             if lane.flow.is_at_work() || now < suspect.until {
                 return Err(Blocked::LaneSuspect);
             }
-            let has_part = self.attempts.has_odd_slot(self.limiter.concurrency(now));
-            if !has_part && !self.has_free_slot_alone(key) {
+            let may_go = self.attempts.suspects.may_go(key, self.free_for_suspects());
+            if !may_go && !self.has_free_slot_alone(key) {
                 return Err(Blocked::SlowSlots);
             }
         }

@@ -22,6 +22,9 @@ const SUSPECT_LONGEST: Duration = Duration::from_secs(60);
 /// Active time after which the circuit breaker of a suspect lane opens, however few attempts it had.
 const SUSPECT_OPENS: Duration = Duration::from_secs(600);
 
+/// Reason of a dead letter that was tried for as long as it may be.
+const RETRIES_EXHAUSTED: &str = "retries_exhausted";
+
 /// A failure of one attempt.
 struct Failure<E> {
     attempt: Attempt,
@@ -57,7 +60,7 @@ impl<C: Content> Core<C> {
                 let (retry_for, reason) = if is_refusal {
                     (self.config.retry_refused_for, "refused")
                 } else {
-                    (self.config.retry_for, "retries_exhausted")
+                    (self.config.retry_for, RETRIES_EXHAUSTED)
                 };
                 let evidence = end.evidence;
                 let failure = Failure { attempt, pause, retry_for, reason, is_refusal, evidence };
@@ -66,15 +69,27 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// An attempt was cut off, so that others get its slot.
+    /// An attempt was cut off, so that others get its slot. It failed: a webhook that hangs must not be
+    /// tried for ever because something else always waits. One that ends with its leader did not.
     pub(crate) fn was_cut_off(&mut self, id: AttemptId) {
         let Some(attempt) = self.attempts.end(id) else { return };
         let took = self.session.now.at.saturating_sub(attempt.began);
         self.freed(&attempt, took, false);
-        self.attempts.was_cut(&attempt);
         self.suspect(&attempt);
-        self.retry(&attempt, attempt.number, Duration::ZERO);
         self.counts.cut_off += 1;
+        if self.session.is_draining {
+            self.retry(&attempt, attempt.number, Duration::ZERO);
+            return;
+        }
+        let failure = Failure {
+            attempt,
+            pause: Duration::ZERO,
+            retry_for: self.config.retry_for,
+            reason: RETRIES_EXHAUSTED,
+            is_refusal: false,
+            evidence: C::Evidence::default(),
+        };
+        self.retry_or_give_up(failure, None);
     }
 
     /// The slot of an attempt is free.
@@ -128,6 +143,9 @@ impl<C: Content> Core<C> {
             self.probe_all();
         }
         self.attempts.succeeded(attempt, now);
+        if !attempt.is_slow {
+            self.attempts.proven.succeeded(shop, now);
+        }
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             let was_open = lane.breaker.succeeded();
             lane.flow.succeeded_at = Some(now);
@@ -222,7 +240,8 @@ impl<C: Content> Core<C> {
         let until = now + jittered(wait, chance);
         let wait = (wait * 2).min(backoff.longest).min(SUSPECT_LONGEST);
         let since = before.map_or(active, |suspect| suspect.since);
-        lane.flow.suspect = Some(Suspect { until, wait, since });
+        let probes = before.map_or(0, |suspect| suspect.probes.saturating_add(1));
+        lane.flow.suspect = Some(Suspect { until, wait, since, probes });
         let opens = active.saturating_sub(since) >= SUSPECT_OPENS && lane.breaker.trip(now);
         self.counts.breakers_opened += u64::from(opens);
         if opens || before.is_none() {

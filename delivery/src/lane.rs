@@ -107,6 +107,8 @@ pub struct Flow {
     pub wakes_at: Option<Duration>,
     /// Set while the last attempt timed out or was cut off.
     pub suspect: Option<Suspect>,
+    /// Set while it waits for a slot that suspect lanes share.
+    pub is_in_line: bool,
 }
 
 impl Flow {
@@ -135,6 +137,8 @@ pub struct Suspect {
     pub wait: Duration,
     /// Active time since which it is suspect.
     pub since: Duration,
+    /// Attempts that did not end in time since then.
+    pub probes: u32,
 }
 
 /// A lane.

@@ -28,6 +28,7 @@ mod lanes;
 mod ledger;
 mod main_stream;
 mod moving;
+mod proven;
 mod queue;
 mod reading;
 mod ready;
@@ -44,6 +45,7 @@ mod shop;
 mod slow;
 mod sorted;
 mod status;
+mod suspects;
 mod turns;
 
 pub use crate::attempts::AttemptId;

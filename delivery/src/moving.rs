@@ -35,23 +35,25 @@ const ROWS_PART: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Mover<C> {
     at_hand: VecDeque<PackRead<C>>,
-    is_requested: bool,
+    /// First of the packs that are being read.
+    requested: Option<StreamId>,
     due: Duration,
 }
 
 impl<C> Default for Mover<C> {
     fn default() -> Self {
-        Self { at_hand: VecDeque::new(), is_requested: false, due: Duration::ZERO }
+        Self { at_hand: VecDeque::new(), requested: None, due: Duration::ZERO }
     }
 }
 
 impl<C> Mover<C> {
-    pub fn front_read(&mut self, packs: Vec<PackRead<C>>, now: Duration) {
-        self.is_requested = false;
+    /// Takes packs that were read. Returns the first that was asked for.
+    pub fn front_read(&mut self, packs: Vec<PackRead<C>>, now: Duration) -> Option<StreamId> {
         if packs.is_empty() {
             self.due = now + LOOK_EVERY;
         }
         self.at_hand = packs.into();
+        self.requested.take()
     }
 }
 
@@ -59,7 +61,7 @@ impl<C: Content> Core<C> {
     /// Asks for the front of the main stream, if it may have to move.
     pub(crate) fn look_at_front(&mut self) -> Option<Effect<C>> {
         let now = self.session.now.at;
-        if self.mover.is_requested
+        if self.mover.requested.is_some()
             || !self.mover.at_hand.is_empty()
             || now < self.mover.due
             || !self.may_move_at_all()
@@ -79,7 +81,7 @@ impl<C: Content> Core<C> {
             self.mover.due = now + LOOK_EVERY;
             return None;
         }
-        self.mover.is_requested = true;
+        self.mover.requested = entries.first().copied();
         Some(Effect::ReadFront(entries))
     }
 

@@ -16,8 +16,9 @@ use crate::cache::Cache;
 use crate::chunk_reads::ChunkReads;
 use crate::core::Core;
 use crate::dispatch::Turn;
-use crate::event::{Effect, ReadAgain};
+use crate::event::{Effect, PackRead, ReadAgain};
 use crate::index::ResourceKey;
+use crate::lane::Lane;
 use crate::main_stream::MainPack;
 use crate::resource::State;
 use crate::sorted::Content;
@@ -232,7 +233,9 @@ impl<C: Content> Core<C> {
         let blocked = self.reading.plucked.keys().copied().filter(|resource| {
             let lane = self.queue.index.lane(*resource).and_then(|lane| self.queue.lanes.get(lane));
             let is_ready = self.queue.index.state(*resource) == Some(State::Ready);
-            !is_ready || lane.is_none_or(|lane| self.is_blocked(lane))
+            let may_flow =
+                |lane: &Lane| !self.is_blocked(lane) && self.shop_gate(lane.shop).is_ok();
+            !is_ready || !lane.is_some_and(may_flow)
         });
         let blocked: Vec<ResourceKey> = blocked.collect();
         for resource in blocked {
@@ -322,6 +325,21 @@ impl<C: Content> Core<C> {
     /// or move is not needed any more once they are composed.
     pub(crate) fn gone(&self) -> Option<Effect<C>> {
         (!self.session.is_draining).then_some(Effect::Restart(GONE))
+    }
+
+    /// Packs at the front were read, up to one that is not there. Whether the first is gone is found by
+    /// another read: nothing else may ask for what is blocked.
+    pub(crate) fn front_read(&mut self, packs: Vec<PackRead<C>>) -> Option<Effect<C>> {
+        let is_missing = packs.is_empty();
+        let entry = self.mover.front_read(packs, self.session.now.at)?;
+        let key = PackKey::Main(entry);
+        let is_asked =
+            is_missing && self.is_held(key) && !self.reading.under_way.contains_key(&key);
+        is_asked.then(|| {
+            let load = self.load_of(key);
+            self.reading.begin(key, load);
+            Effect::Read(key)
+        })
     }
 
     /// Whether something of a pack is not settled, as far as is known.

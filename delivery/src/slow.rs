@@ -17,6 +17,9 @@ impl<C: Content> Core<C> {
         }
         self.session.looks.slow_at = now + Duration::from_millis(50);
         for slow in self.attempts.mark_slow(now, self.queue.shops.usual()) {
+            if let Some(shop) = self.queue.shops.get(slow.shop) {
+                self.attempts.proven.is_slow(shop.hash);
+            }
             if let Some(lane) = self.queue.lanes.get_mut(slow.lane)
                 && !lane.flow.has_succeeded_since(slow.began)
             {
@@ -29,7 +32,11 @@ impl<C: Content> Core<C> {
         let ids: Vec<_> = if self.session.is_draining {
             self.attempts.all_to_cut(now)
         } else {
-            self.some_to_cut()
+            let longest = self.some_to_cut();
+            longest.iter().for_each(|id| self.attempts.is_cut(*id, now));
+            // Of those that are left, a probe may be among the longest.
+            let over = self.probes_to_cut().into_iter().filter(|id| !longest.contains(id));
+            longest.iter().copied().chain(over).collect()
         };
         ids.iter().for_each(|id| self.was_cut_off(*id));
         ids.into_iter().map(Effect::Cancel).collect()

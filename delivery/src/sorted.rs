@@ -44,8 +44,8 @@ pub struct Sorted {
 
 /// The bytes of a decoded pack. The core hands them on and never looks inside by itself.
 pub trait Content: Clone + std::fmt::Debug {
-    /// Reason and answer that go into a dead letter.
-    type Evidence: std::fmt::Debug;
+    /// Reason and answer that go into a dead letter; the default is that of an attempt that was cut off.
+    type Evidence: std::fmt::Debug + Default;
     /// A pause by anything else than a whole shop.
     type Filter: std::fmt::Debug;
 

@@ -31,6 +31,8 @@ enum Preferred {
     Unfailed,
     /// Those of which the leader before left nothing behind.
     Fresh,
+    /// Those of shops that are served while most slots are held.
+    Proven,
 }
 
 impl<C: Content> Core<C> {
@@ -45,6 +47,13 @@ impl<C: Content> Core<C> {
             }
         }
         let now = self.session.now.at;
+        if self.attempts.proven.has_turn(now) {
+            let turn = self.pick(Preferred::Proven);
+            if turn.is_some() {
+                return turn;
+            }
+            self.attempts.proven.had_nothing(now);
+        }
         if self.backend.is_stopped() {
             let turn = self.pick(Preferred::Unfailed);
             if turn.is_some() || self.attempts.len() > 0 {
@@ -123,6 +132,8 @@ impl<C: Content> Core<C> {
         preferred: Preferred,
     ) -> Option<(LaneKey, bool)> {
         let mut oldest: Option<(Position, LaneKey, bool)> = None;
+        let hash = self.queue.shops.get(shop)?.hash;
+        let is_proven = self.attempts.proven.contains(hash);
         for at in 0.. {
             let Some(key) = self.queue.shops.get(shop)?.lanes.get(at).copied() else { break };
             let index = &self.queue.index;
@@ -131,6 +142,7 @@ impl<C: Content> Core<C> {
                 Preferred::Any => true,
                 Preferred::Unfailed => !lane.breaker.has_failed() && !lane.flow.is_slow(),
                 Preferred::Fresh => !lane.flow.is_left,
+                Preferred::Proven => is_proven && !lane.flow.is_slow(),
             };
             if !is_preferred {
                 continue;
@@ -158,6 +170,9 @@ impl<C: Content> Core<C> {
     /// Notes when a blocked lane is to be looked at again.
     fn wait_for_lane(&mut self, key: LaneKey, blocked: Blocked) {
         let now = self.session.now.at;
+        if blocked == Blocked::SlowSlots {
+            self.line_up(key);
+        }
         let Some(lane) = self.queue.lanes.get(key) else { return };
         let at = match blocked {
             Blocked::LaneBreaker => lane.breaker.probe_at(),

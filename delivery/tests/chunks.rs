@@ -16,6 +16,9 @@ use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::pack::RAW_BYTES_MAX;
 use spillway_webhook::position::Position;
 
+#[path = "chunks/on_demand.rs"]
+mod on_demand;
+
 const SMALL: usize = 400;
 const LARGE: usize = 60 << 20;
 
@@ -251,83 +254,6 @@ fn controls(version: u64, paused: Range<u64>) -> Controls<()> {
     }
 }
 
-/// Chunks that are read again at once: of so many lanes of one webhook of so many bytes each, which were
-/// there, or which this leader wrote.
-fn read_again_at_once(count: u64, bytes: usize, are_written: bool) -> usize {
-    let lanes = (100..100 + count).map(|lane| LaneLoaded {
-        lane,
-        shop: lane,
-        waiting: 1,
-        ..one_chunk(&[Position::new(entry(lane), 0); 2])
-    });
-    let loaded = match are_written {
-        true => Loaded::default(),
-        false => Loaded { cursor: entry(100 + count), lanes: lanes.collect(), ..Loaded::default() },
-    };
-    let of_lane = |lane| Sorted { lane, shop: lane, resource: lane, ..SORTED };
-    let small = |entry: StreamId| PackRead {
-        entry,
-        sorted: vec![of_lane(entry.ms)],
-        content: Sizes(Rc::new(vec![bytes])),
-    };
-    let mut config = config();
-    config.tuning.cache_bytes = 0;
-    config.bounds = Bounds { concurrency_min: 64, concurrency_max: 64, rate_max: None };
-    let mut core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
-    let mut events = vec![lease(Duration::ZERO), Event::ReplaysLoaded];
-    if are_written {
-        // What is paused moves.
-        events.push(Event::Controls(controls(1, 100..100 + count)));
-        events.extend((100..100 + count).map(|lane| Event::Pack(small(entry(lane)))));
-    }
-    let mut again = 0;
-    for step in 0..130 {
-        let now = Now { at: Duration::from_secs(step), wall_ms: 1_000 * step };
-        if step == 60 {
-            events.push(Event::Controls(controls(2, 0..0)));
-        }
-        // Nothing may be sent before all are indexed, and others have taken their place at hand.
-        if step == 80 {
-            events.extend([Event::Pack(pack(1_000)), lease(Duration::from_secs(600))]);
-        }
-        for effect in core.on(std::mem::take(&mut events), now) {
-            match effect {
-                Effect::ReadChunks { lane, .. } => {
-                    let sorted = of_lane(lane);
-                    let chunk = ChunkFound::Read(ChunkRead {
-                        number: 1,
-                        records: vec![(Position::new(entry(lane), 0), sorted)],
-                        bits: Vec::new(),
-                        retries: Vec::new(),
-                        content: Sizes(Rc::new(vec![bytes])),
-                    });
-                    events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
-                }
-                Effect::Read(PackKey::Chunk(..)) => again += 1,
-                Effect::Read(key @ PackKey::Main(entry)) => {
-                    let again = ReadAgain { content: small(entry).content, positions: Vec::new() };
-                    events.push(Event::Read(key, Some(again)));
-                }
-                Effect::ReadFront(entries) => {
-                    let front = entries.into_iter().filter(|entry| entry.ms < 1_000);
-                    events.push(Event::FrontRead(front.map(small).collect()));
-                }
-                Effect::Send(dispatch) => events.push(Event::Ended(AttemptEnd {
-                    id: dispatch.id,
-                    verdict: Verdict::Delivered,
-                    signal: Signal::Done,
-                    is_unconnected: false,
-                    took: Duration::from_millis(1),
-                    evidence: (),
-                })),
-                Effect::Settle(_) => events.push(Event::Settled),
-                _ => {}
-            }
-        }
-    }
-    again
-}
-
 /// Drops what is read again, which Redis has settled before it answers to the read.
 fn drop_while_read_again(loaded: Loaded, first: Vec<Event<Sizes>>, drops: impl Fn() -> Drops) {
     let mut config = config();
@@ -401,15 +327,6 @@ fn what_an_operator_drops_while_it_is_read_again_is_not_lost() {
         replays: replays(),
         ..Drops::default()
     });
-}
-
-#[test]
-fn few_large_chunks_are_read_again_at_once_and_more_small_ones() {
-    for are_written in [false, true] {
-        assert_eq!(read_again_at_once(40, 1 << 20, are_written), 4);
-        let small = read_again_at_once(40, 1 << 10, are_written);
-        assert!((16..=32).contains(&small), "{small}");
-    }
 }
 
 #[test]

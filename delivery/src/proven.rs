@@ -1,0 +1,99 @@
+//! Shops that are known to be served, while attempts that hang hold most of the slots.
+//!
+//! Turns go round among shops. Where most shops begin to hang at once, those that are well would have
+//! a turn after each of them has held a slot. So a shop of which a delivery succeeded since has more
+//! turns than the others until that is over. Pure: time is an argument.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+/// It is over when slow attempts have not held most slots for so long.
+const OVER_AFTER: Duration = Duration::from_secs(10);
+/// Of so many turns, one goes to any shop.
+const TURNS: u32 = 4;
+/// Between two looks for such shops, where none had anything to send.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Shops that are remembered.
+const SHOPS_MAX: usize = 16_384;
+
+/// Shops of which a delivery succeeded since slow attempts held most slots.
+#[derive(Debug, Default)]
+pub struct Proven {
+    shops: HashSet<u64>,
+    /// When slow attempts last held most slots.
+    crowded_at: Option<Duration>,
+    /// No look for them before.
+    look_at: Duration,
+    turns: u32,
+}
+
+impl Proven {
+    /// Notes whether slow attempts hold most slots.
+    pub fn look(&mut self, is_crowded: bool, now: Duration) {
+        if is_crowded {
+            if !self.is_on(now) {
+                self.shops.clear();
+            }
+            self.crowded_at = Some(now);
+        }
+    }
+
+    /// Whether the next turn goes to one of them, if one has something to send.
+    pub fn has_turn(&mut self, now: Duration) -> bool {
+        if !self.is_on(now) || self.shops.is_empty() || now < self.look_at {
+            return false;
+        }
+        self.turns = (self.turns + 1) % TURNS;
+        self.turns != 0
+    }
+
+    /// None had anything to send.
+    pub fn had_nothing(&mut self, now: Duration) {
+        self.look_at = now + LOOK_EVERY;
+    }
+
+    /// Whether a shop is one of them.
+    pub fn contains(&self, shop: u64) -> bool {
+        self.shops.contains(&shop)
+    }
+
+    /// A delivery of the shop succeeded, and was not slow.
+    pub fn succeeded(&mut self, shop: u64, now: Duration) {
+        if self.is_on(now) && self.shops.len() < SHOPS_MAX {
+            self.shops.insert(shop);
+        }
+    }
+
+    /// An attempt of the shop is slow.
+    pub fn is_slow(&mut self, shop: u64) {
+        self.shops.remove(&shop);
+    }
+
+    fn is_on(&self, now: Duration) -> bool {
+        self.crowded_at.is_some_and(|at| now < at + OVER_AFTER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn shops_served_since_have_three_turns_of_four_until_it_is_over() {
+        let mut proven = Proven::default();
+        proven.succeeded(1, SECOND);
+        proven.look(true, SECOND);
+        assert!(!proven.has_turn(SECOND), "none is served since");
+        proven.succeeded(1, SECOND);
+        proven.succeeded(2, SECOND);
+        proven.is_slow(2);
+        assert!(proven.contains(1) && !proven.contains(2));
+        assert_eq!((0..40).filter(|_| proven.has_turn(2 * SECOND)).count(), 30);
+        proven.had_nothing(2 * SECOND);
+        assert!(!proven.has_turn(2 * SECOND) && !proven.has_turn(12 * SECOND));
+        proven.look(true, 12 * SECOND);
+        assert!(!proven.contains(1), "it is another time");
+    }
+}

@@ -1,0 +1,85 @@
+//! Shops that hang altogether, many of them or with few slots.
+
+use super::*;
+
+/// 200 shops hang, twelve are well, and shop Y recovers.
+fn beside_200_that_hang(seed: u64, of_y: impl Fn(Duration) -> Answer + 'static) -> World {
+    let answers: Box<Answers> = Box::new(move |shop, _, at| match shop {
+        100..300 => Answer::Hangs,
+        Y => of_y(at),
+        _ => Answer::Takes(5 * MS),
+    });
+    let bounds = Bounds { concurrency_min: 16, concurrency_max: 16, rate_max: None };
+    let mut world = World::new(Config { bounds, seed, ..config(16) }, answers);
+    world.accept(5 * SECOND, [(Y, 0)]);
+    for shop in 100..300 {
+        world.accept(5 * SECOND + shop * 10 * MS, [(shop, 0)]);
+    }
+    world.accept(60 * SECOND, [(Y, 0)]);
+    for tick in 0..6_000 {
+        world.accept(SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+    }
+    world
+}
+
+#[test]
+fn a_shop_that_recovers_among_two_hundred_that_hang_is_found_within_minutes() {
+    for seed in 0..20 {
+        let hangs = |at| if at < 20 * SECOND { Answer::Hangs } else { Answer::Takes(5 * MS) };
+        let mut world = beside_200_that_hang(seed, hangs);
+        world.run(300 * SECOND);
+        let took = world.took.get(&(Y, 0)).map_or(0, Vec::len);
+        assert_eq!(took, 2, "seed {seed}: of shop Y by 300 s");
+        assert!((2..12).all(|shop| world.longest(shop) < 10 * SECOND), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_shop_that_takes_25_seconds_is_served_among_two_hundred_that_hang() {
+    for seed in 0..3 {
+        let mut world = beside_200_that_hang(seed, |_| Answer::Takes(25 * SECOND));
+        world.run(4 * 3600 * SECOND);
+        let took = world.took.get(&(Y, 0)).map_or(0, Vec::len);
+        assert_eq!(took, 2, "seed {seed}: of shop Y within four hours");
+    }
+}
+
+/// A shard of the backend hangs: most of what has its turn does, and nothing of it was tried before.
+#[test]
+fn ten_shops_are_served_soon_when_two_hundred_begin_to_hang_at_once() {
+    for seed in 0..20 {
+        let answers: Box<Answers> = Box::new(|shop, _, _| match shop {
+            100..300 => Answer::Hangs,
+            _ => Answer::Takes(5 * MS),
+        });
+        let bounds = Bounds { concurrency_min: 16, concurrency_max: 16, rate_max: None };
+        let mut world = World::new(Config { bounds, seed, ..config(16) }, answers);
+        for shop in 100..300 {
+            world.accept(5 * SECOND + shop * 10 * MS, [(shop, 0)]);
+        }
+        for tick in 0..1_200 {
+            world.accept(SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+        }
+        world.run(180 * SECOND);
+        let mut waits: Vec<Duration> = world.took.values().flatten().copied().collect();
+        waits.sort_unstable();
+        let last = waits.last().copied().unwrap_or(Duration::MAX);
+        assert_eq!(waits.len(), 1_200, "seed {seed}");
+        assert!(last < 10 * SECOND, "seed {seed}: {last:?}");
+    }
+}
+
+#[test]
+fn what_hangs_beside_steady_traffic_is_given_up_though_each_attempt_is_cut_off() {
+    for concurrency_max in [1, 2, 8] {
+        let answers = unwell(Answer::Hangs, Duration::MAX);
+        let config = Config { retry_for: 600 * SECOND, ..config(concurrency_max) };
+        let mut world = known(config, answers);
+        world.accept(SECOND, [(X, 0)]);
+        for second in 1..7_200 {
+            world.accept(second * SECOND, [(Y, 0)]);
+        }
+        world.run(7_200 * SECOND);
+        assert_eq!(world.dead, 1, "{concurrency_max} at once");
+    }
+}
