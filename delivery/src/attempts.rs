@@ -196,7 +196,7 @@ impl Attempts {
 
     /// True if slow and suspect lanes hold more than half of the slots.
     pub fn is_crowded(&self, limit: usize) -> bool {
-        2 * self.odd > limit
+        limit > 0 && self.odd > 1 && 2 * self.odd > limit
     }
 
     /// Slots that slow and suspect lanes may still take.
@@ -204,21 +204,13 @@ impl Attempts {
         (limit / ODD_PART).max(1).saturating_sub(self.odd)
     }
 
-    /// Attempts of suspect lanes that are slow and have taken longer than their slice, the longest first.
-    pub fn probes_over(
-        &self,
-        now: Duration,
-        slice_of: impl Fn(LaneKey) -> Duration,
-    ) -> Vec<AttemptId> {
-        let is_over = |attempt: &Attempt| {
-            attempt.is_suspect
-                && attempt.is_slow
-                && now.saturating_sub(attempt.began) >= slice_of(attempt.lane)
-        };
-        let over = self.running.iter().filter(|(_, attempt)| is_over(attempt));
-        let mut over: Vec<_> = over.map(|(id, attempt)| (attempt.began, AttemptId(*id))).collect();
-        over.sort_unstable();
-        over.into_iter().map(|(_, id)| id).collect()
+    /// Slow attempts of suspect lanes, the longest first.
+    pub fn slow_probes(&self) -> Vec<(AttemptId, Attempt)> {
+        let is_probe = |attempt: &Attempt| attempt.is_suspect && attempt.is_slow;
+        let probes = self.running.iter().filter(|(_, attempt)| is_probe(attempt));
+        let mut probes: Vec<_> = probes.map(|(id, attempt)| (AttemptId(*id), *attempt)).collect();
+        probes.sort_unstable_by_key(|(id, attempt)| (attempt.began, *id));
+        probes
     }
 
     /// Whether no other lane had a success lately.

@@ -369,6 +369,7 @@ impl<C: Content> Core<C> {
         let row = self.queue.lanes.get_mut(lane)?;
         row.flow.in_flight += 1;
         row.flow.tried_at = active;
+        row.flow.is_in_line = false;
         let is_suspect = row.flow.suspect.is_some();
         let id = self.attempts.begin(Attempt {
             resource,

@@ -70,14 +70,21 @@ impl<C: Content> Core<C> {
     }
 
     /// An attempt was cut off, so that others get its slot. It failed: a webhook that hangs must not be
-    /// tried for ever because something else always waits. One that ends with its leader did not.
+    /// tried for ever because something else always waits.
     pub(crate) fn was_cut_off(&mut self, id: AttemptId) {
         let Some(attempt) = self.attempts.end(id) else { return };
         let took = self.session.now.at.saturating_sub(attempt.began);
         self.freed(&attempt, took, false);
-        self.suspect(&attempt);
+        self.suspect(&attempt, false);
         self.counts.cut_off += 1;
-        if self.session.is_draining {
+        let (now, chance) = (self.session.now.at, self.chance());
+        let lane = self.queue.lanes.get_mut(attempt.lane);
+        let has_timed_out = lane.is_some_and(|lane| {
+            lane.breaker.failed(false, attempt.began, now, chance);
+            lane.flow.suspect.is_some_and(|suspect| suspect.has_timed_out)
+        });
+        // Where a lane never had the time that there is, or its leader ends, this says nothing yet.
+        if self.session.is_draining || !has_timed_out {
             self.retry(&attempt, attempt.number, Duration::ZERO);
             return;
         }
@@ -145,6 +152,8 @@ impl<C: Content> Core<C> {
         self.attempts.succeeded(attempt, now);
         if !attempt.is_slow {
             self.attempts.proven.succeeded(shop, now);
+        } else if attempt.is_suspect {
+            self.attempts.suspects.succeeded(now.saturating_sub(attempt.began));
         }
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             let was_open = lane.breaker.succeeded();
@@ -219,12 +228,12 @@ impl<C: Content> Core<C> {
             self.ledger.changed.push(attempt.lane);
         }
         if end.signal == Signal::TimedOut {
-            self.suspect(attempt);
+            self.suspect(attempt, true);
         }
     }
 
     /// The lane of an attempt that did not end in time gets one attempt at a time.
-    fn suspect(&mut self, attempt: &Attempt) {
+    fn suspect(&mut self, attempt: &Attempt, has_timed_out: bool) {
         let now = self.session.now.at;
         let chance = self.chance();
         let backoff = self.config.backoff;
@@ -241,7 +250,8 @@ impl<C: Content> Core<C> {
         let wait = (wait * 2).min(backoff.longest).min(SUSPECT_LONGEST);
         let since = before.map_or(active, |suspect| suspect.since);
         let probes = before.map_or(0, |suspect| suspect.probes.saturating_add(1));
-        lane.flow.suspect = Some(Suspect { until, wait, since, probes });
+        let has_timed_out = has_timed_out || before.is_some_and(|suspect| suspect.has_timed_out);
+        lane.flow.suspect = Some(Suspect { until, wait, since, probes, has_timed_out });
         let opens = active.saturating_sub(since) >= SUSPECT_OPENS && lane.breaker.trip(now);
         self.counts.breakers_opened += u64::from(opens);
         if opens || before.is_none() {
@@ -277,6 +287,16 @@ impl<C: Content> Core<C> {
         let stopped = now.at.saturating_sub(active);
         let age = Duration::from_millis(now.wall_ms.saturating_sub(head.ms));
         own.max(lane.breaker.failing(active).min(age.saturating_sub(stopped)))
+    }
+
+    /// True if an attempt that fails is the last one of its webhook, and none of its lane has had all the
+    /// time that there is.
+    pub(crate) fn is_last(&self, attempt: &Attempt) -> bool {
+        let suspect =
+            self.queue.lanes.get(attempt.lane).and_then(|lane| lane.flow.suspect.as_ref());
+        let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
+        !suspect.is_some_and(|suspect| suspect.has_timed_out)
+            && self.spent(attempt, head) >= self.config.retry_for
     }
 
     /// Counts an attempt and decides when the next one is due. Returns the wait.

@@ -139,6 +139,8 @@ pub struct Suspect {
     pub since: Duration,
     /// Attempts that did not end in time since then.
     pub probes: u32,
+    /// Whether one of them had all the time that there is.
+    pub has_timed_out: bool,
 }
 
 /// A lane.

@@ -283,6 +283,14 @@ impl Shops {
         }
     }
 
+    /// A shop whose turn was passed over has the next one.
+    pub fn put_back(&mut self, key: ShopKey, class: Class) {
+        let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
+        if !std::mem::replace(&mut shop.has_turn[class.index()], true) {
+            self.turns[class.index()].push_front((key, shop.born));
+        }
+    }
+
     /// A shop may have something ready of this class.
     pub fn give_turn(&mut self, key: ShopKey, class: Class) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };

@@ -35,8 +35,10 @@ impl<C: Content> Core<C> {
             let longest = self.some_to_cut();
             longest.iter().for_each(|id| self.attempts.is_cut(*id, now));
             // Of those that are left, a probe may be among the longest.
-            let over = self.probes_to_cut().into_iter().filter(|id| !longest.contains(id));
-            longest.iter().copied().chain(over).collect()
+            let mut over = self.probes_to_cut();
+            over.retain(|id| !longest.contains(id));
+            self.attempts.suspects.failed(over.len());
+            longest.into_iter().chain(over).collect()
         };
         ids.iter().for_each(|id| self.was_cut_off(*id));
         ids.into_iter().map(Effect::Cancel).collect()
@@ -57,8 +59,10 @@ impl<C: Content> Core<C> {
         });
         let Some(waiting) = waiting else { return Vec::new() };
         let lanes = &self.queue.lanes;
+        let last = self.last_attempt();
         let may_cut = |attempt: &Attempt| {
             attempt.lane != waiting.lane
+                && Some(attempt.resource) != last
                 && lanes
                     .get(attempt.lane)
                     .is_some_and(|lane| !lane.flow.has_succeeded_since(attempt.began))

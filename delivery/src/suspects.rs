@@ -3,20 +3,26 @@
 //! A lane that hangs holds a slot up to `DELIVERY_TIMEOUT`. Among hundreds, one that has recovered would
 //! wait its turn for half an hour. So a probe that others wait for ends after its slice. Slices follow
 //! the sequence of Luby, Sinclair and Zuckerman (1993) for restarts of unknown length, 1, 1, 2, 1, 1, 2, 4:
-//! most are short, and a lane that is merely slow has its whole time in the end.
+//! most are short, and a lane that is merely slow has its whole time in the end. What succeeds in the line makes
+//! all slices longer than it took, until probes that fail wear that down: lanes of one endpoint recover together.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::attempts::AttemptId;
+use crate::attempts::{Attempt, AttemptId};
 use crate::core::Core;
-use crate::index::LaneKey;
+use crate::dispatch::Turn;
+use crate::index::{LaneKey, ResourceKey};
 use crate::sorted::Content;
 
 /// The shortest slice.
 const SLICE: Duration = Duration::from_millis(500);
 /// A lane whose turn has come has it for so long: its bytes may have to be read.
 const CALLED_FOR: Duration = Duration::from_millis(500);
+
+/// Part of the least slice that is left after a probe that was cut off.
+const WORN: u32 = 9;
+const WORN_OF: u32 = 10;
 
 /// Suspect lanes in line.
 #[derive(Debug, Default)]
@@ -25,6 +31,8 @@ pub(crate) struct Suspects {
     waiting: VecDeque<LaneKey>,
     /// Lanes whose turn has come, and until when.
     called: Vec<(LaneKey, Duration)>,
+    /// No slice is shorter.
+    least: Duration,
 }
 
 impl Suspects {
@@ -32,6 +40,20 @@ impl Suspects {
     pub fn may_go(&self, key: LaneKey, free: usize) -> bool {
         let is_called = self.called.iter().any(|(called, _)| *called == key);
         is_called || (self.waiting.is_empty() && free > self.called.len())
+    }
+
+    /// A slow attempt of a suspect lane succeeded after `took`.
+    pub fn succeeded(&mut self, took: Duration) {
+        self.least = self.least.max(took * 2);
+    }
+
+    /// So many probes were cut off after their slice.
+    pub fn failed(&mut self, probes: usize) {
+        (0..probes).for_each(|_| self.least = self.least * WORN / WORN_OF);
+    }
+
+    fn slice(&self, probes: u32) -> Duration {
+        self.least.max(slice(probes))
     }
 }
 
@@ -73,6 +95,9 @@ impl<C: Content> Core<C> {
         self.attempts.suspects.called.retain(|(key, until)| {
             *until > now && lanes.get(*key).is_some_and(|lane| !lane.flow.is_at_work())
         });
+        // Some began meanwhile, while nobody else was served.
+        let is_gone = |key: &LaneKey| lanes.get(*key).is_none_or(|lane| !lane.flow.is_in_line);
+        while self.attempts.suspects.waiting.pop_front_if(|key| is_gone(key)).is_some() {}
         while self.free_for_suspects() > self.attempts.suspects.called.len()
             && let Some(key) = self.attempts.suspects.waiting.pop_front()
         {
@@ -90,17 +115,62 @@ impl<C: Content> Core<C> {
         }
     }
 
+    /// The turn of a lane that is called: it does not wait for those of other shops, and is not waited for.
+    pub(crate) fn next_called(&mut self) -> Option<Turn> {
+        let slots = self.limiter.concurrency(self.session.now.at) + self.spare_slots();
+        if self.attempts.len() >= slots {
+            return None;
+        }
+        for at in 0..self.attempts.suspects.called.len() {
+            let key = self.attempts.suspects.called[at].0;
+            let Some(lane) = self.queue.lanes.get(key) else { continue };
+            let shop = lane.shop;
+            if self.shop_gate(shop).is_err() || self.lane_gate(lane).is_err() {
+                continue;
+            }
+            for class in self.queue.shops.first_class() {
+                let turn = self.pick_of_lane(shop, key, class);
+                if turn.is_some() {
+                    return turn;
+                }
+            }
+        }
+        None
+    }
+
+    /// Resource of the longest probe that is the last attempt of its webhook, of a lane of which none had
+    /// all the time that there is. It is not cut off: one at a time.
+    pub(crate) fn last_attempt(&self) -> Option<ResourceKey> {
+        let probes = self.attempts.slow_probes();
+        let last = probes.into_iter().find(|(_, attempt)| self.is_last(attempt));
+        last.map(|(_, attempt)| attempt.resource)
+    }
+
     /// Probes whose slice is over while others wait for their slots.
     pub(crate) fn probes_to_cut(&self) -> Vec<AttemptId> {
         let now = self.session.now.at;
-        if self.attempts.suspects.waiting.is_empty() || self.free_for_suspects() > 0 {
+        let may_begin = self.limiter.concurrency(now) > 0 && self.may_begin().is_ok();
+        let is_wanted = may_begin
+            && !self.backend.is_stopped()
+            && !self.attempts.suspects.waiting.is_empty()
+            && self.free_for_suspects() == 0;
+        if !is_wanted {
             return Vec::new();
         }
         let slice_of = |lane| {
             let suspect = self.queue.lanes.get(lane).and_then(|lane| lane.flow.suspect);
-            slice(suspect.map_or(0, |suspect| suspect.probes))
+            self.attempts.suspects.slice(suspect.map_or(0, |suspect| suspect.probes))
         };
-        let mut over = self.attempts.probes_over(now, slice_of);
+        let is_over =
+            |attempt: &Attempt| now.saturating_sub(attempt.began) >= slice_of(attempt.lane);
+        let probes = self.attempts.slow_probes();
+        // One of several has all the time that there is: it finds out how long the others need.
+        let longest = probes.first().filter(|_| probes.len() > 1);
+        let scout = self.last_attempt().or(longest.map(|(_, attempt)| attempt.resource));
+        let over = probes
+            .iter()
+            .filter(|(_, attempt)| Some(attempt.resource) != scout && is_over(attempt));
+        let mut over: Vec<AttemptId> = over.map(|(id, _)| *id).collect();
         over.truncate(self.attempts.suspects.waiting.len());
         over
     }

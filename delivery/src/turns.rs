@@ -38,6 +38,10 @@ enum Preferred {
 impl<C: Content> Core<C> {
     /// The next turn; while the backend is stopped, of a lane that has not failed, if there is one.
     pub(crate) fn next_turn(&mut self) -> Option<Turn> {
+        let called = self.next_called();
+        if called.is_some() {
+            return called;
+        }
         if let Some(turn) = self.next.take() {
             if self.is_still_due(&turn) {
                 return Some(turn);
@@ -101,7 +105,12 @@ impl<C: Content> Core<C> {
                     }
                 }
             }
-            set_aside.into_iter().for_each(|shop| self.queue.shops.give_turn(shop, class));
+            // Those that were passed over keep their places before the one that was found.
+            if found.is_some() {
+                set_aside.iter().rev().for_each(|shop| self.queue.shops.put_back(*shop, class));
+            } else {
+                set_aside.iter().for_each(|shop| self.queue.shops.give_turn(*shop, class));
+            }
             if let Some(turn) = found {
                 self.queue.shops.used(class);
                 return Some(turn);
@@ -114,15 +123,48 @@ impl<C: Content> Core<C> {
     fn pick_of(&mut self, shop: ShopKey, class: Class, preferred: Preferred) -> Option<Turn> {
         loop {
             let (lane, was_tried) = self.oldest_ready(shop, class, preferred)?;
-            let lane_row = self.queue.lanes.get_mut(lane)?;
-            let resource = lane_row.ready.pop(class, was_tried)?;
-            let turn = Turn { shop, lane, resource };
-            if self.is_open(&turn) {
-                return Some(turn);
+            let turn = self.take_from(shop, lane, class, was_tried)?;
+            if turn.is_some() {
+                return turn;
             }
-            // A barrier came before it.
-            self.release(resource);
         }
+    }
+
+    /// The oldest ready resource of a lane.
+    pub(crate) fn pick_of_lane(
+        &mut self,
+        shop: ShopKey,
+        key: LaneKey,
+        class: Class,
+    ) -> Option<Turn> {
+        loop {
+            let index = &self.queue.index;
+            let lane = self.queue.lanes.get_mut(key)?;
+            let fresh_first = lane.breaker.prefers_fresh();
+            let is_ready = |position, resource| index.is_ready(key, resource, position);
+            let (_, was_tried) = lane.ready.peek(class, fresh_first, is_ready)?;
+            let turn = self.take_from(shop, key, class, was_tried)?;
+            if turn.is_some() {
+                return turn;
+            }
+        }
+    }
+
+    /// Takes a lane's next resource; `None` inside where a barrier has come before it.
+    fn take_from(
+        &mut self,
+        shop: ShopKey,
+        lane: LaneKey,
+        class: Class,
+        was_tried: bool,
+    ) -> Option<Option<Turn>> {
+        let resource = self.queue.lanes.get_mut(lane)?.ready.pop(class, was_tried)?;
+        let turn = Turn { shop, lane, resource };
+        if self.is_open(&turn) {
+            return Some(Some(turn));
+        }
+        self.release(resource);
+        Some(None)
     }
 
     fn oldest_ready(
@@ -131,9 +173,11 @@ impl<C: Content> Core<C> {
         class: Class,
         preferred: Preferred,
     ) -> Option<(LaneKey, bool)> {
-        let mut oldest: Option<(Position, LaneKey, bool)> = None;
         let hash = self.queue.shops.get(shop)?.hash;
-        let is_proven = self.attempts.proven.contains(hash);
+        if preferred == Preferred::Proven && !self.attempts.proven.contains(hash) {
+            return None;
+        }
+        let mut oldest: Option<(Position, LaneKey, bool)> = None;
         for at in 0.. {
             let Some(key) = self.queue.shops.get(shop)?.lanes.get(at).copied() else { break };
             let index = &self.queue.index;
@@ -142,7 +186,7 @@ impl<C: Content> Core<C> {
                 Preferred::Any => true,
                 Preferred::Unfailed => !lane.breaker.has_failed() && !lane.flow.is_slow(),
                 Preferred::Fresh => !lane.flow.is_left,
-                Preferred::Proven => is_proven && !lane.flow.is_slow(),
+                Preferred::Proven => !lane.flow.is_slow(),
             };
             if !is_preferred {
                 continue;

@@ -88,26 +88,62 @@ fn few_large_chunks_are_read_again_at_once_and_more_small_ones() {
     }
 }
 
-/// Sizes of the two webhooks of shop X, each in a chunk of its own.
+/// Shop X has two webhooks, each in a chunk of its own: a small one, and a large one.
 const OF_X: [usize; 2] = [100, 17 << 20];
 
-#[test]
-fn bytes_that_can_not_go_now_leave_room_for_those_of_other_shops() {
-    let of = |shop: u64, resource| Sorted { shop, lane: shop, resource, ..SORTED };
-    let at = |lane: u64, number: u32| Position::new(entry(10 * lane + u64::from(number)), 0);
-    let lane = |lane, last_chunk| LaneLoaded {
+fn bytes_of(lane: u64, number: u32) -> Sizes {
+    Sizes(Rc::new(vec![if lane == 1 { OF_X[number as usize - 1] } else { 100 }]))
+}
+
+fn place(lane: u64, number: u32) -> Position {
+    Position::new(entry(10 * lane + u64::from(number)), 0)
+}
+
+fn lane_of_chunks(lane: u64, last_chunk: u32) -> LaneLoaded {
+    LaneLoaded {
         lane,
         shop: lane,
         last_chunk,
         waiting: u64::from(last_chunk),
-        first: at(lane, 1),
-        last: at(lane, last_chunk),
+        first: place(lane, 1),
+        last: place(lane, last_chunk),
         ..one_chunk(&pair(1))
-    };
-    // Shop 1 is X; shop 2 has something under way all the time; shop 3 is paused at first.
-    let lanes = vec![lane(1, 2), lane(2, 1), lane(3, 1)];
+    }
+}
+
+fn chunk_of(lane: u64, number: u32) -> ChunkFound<Sizes> {
+    let resource = 10 * lane + u64::from(number);
+    ChunkFound::Read(ChunkRead {
+        number,
+        records: vec![(place(lane, number), Sorted { shop: lane, lane, resource, ..SORTED })],
+        bits: Vec::new(),
+        retries: Vec::new(),
+        content: bytes_of(lane, number),
+    })
+}
+
+fn again(lane: u64, number: u32) -> Event<Sizes> {
+    let content = bytes_of(lane, number);
+    let again = ReadAgain { content, positions: vec![place(lane, number)] };
+    Event::Read(PackKey::Chunk(lane, number), Some(again))
+}
+
+fn fails(id: spillway_delivery::AttemptId) -> Event<Sizes> {
+    Event::Ended(AttemptEnd {
+        id,
+        verdict: Verdict::Retry { pause: Duration::ZERO, scope: None, is_refusal: false },
+        signal: Signal::Failed,
+        is_unconnected: false,
+        took: Duration::from_millis(1),
+        evidence: (),
+    })
+}
+
+/// Shop 1 is X; shop 2 has something under way all the time; shop 3 is paused at first.
+#[test]
+fn bytes_that_can_not_go_now_leave_room_for_those_of_other_shops() {
+    let lanes = vec![lane_of_chunks(1, 2), lane_of_chunks(2, 1), lane_of_chunks(3, 1)];
     let loaded = Loaded { cursor: entry(99), lanes, ..Loaded::default() };
-    let bytes = |lane, number: u32| if lane == 1 { OF_X[number as usize - 1] } else { 100 };
     let mut config = config();
     config.tuning.cache_bytes = 0;
     config.index_bytes = 64 << 20;
@@ -115,59 +151,27 @@ fn bytes_that_can_not_go_now_leave_room_for_those_of_other_shops() {
     let mut core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
     let mut events = vec![lease(Duration::from_secs(600)), Event::ReplaysLoaded];
     events.push(Event::Controls(controls(1, 3..4)));
-    let (mut withheld, mut failed_at) = (None, None);
+    let (mut is_withheld, mut failed_at) = (false, None);
     for step in 0..200 {
         let now = Now { at: Duration::from_millis(100 * step), wall_ms: 100 * step };
         // The first webhook of X is due again, and that of shop 3 may go, too.
-        if failed_at.is_some_and(|at| at + 15 == step) {
-            let key = withheld.expect("the second webhook of X is being read");
-            let content = Sizes(Rc::new(vec![OF_X[1]]));
-            events.push(Event::Read(key, Some(ReadAgain { content, positions: vec![at(1, 2)] })));
+        let is_due = failed_at.is_some_and(|at| at + 15 <= step);
+        if is_due && std::mem::take(&mut is_withheld) {
+            events.push(again(1, 2));
             events.push(Event::Controls(controls(2, 0..0)));
         }
         for effect in core.on(std::mem::take(&mut events), now) {
             match effect {
                 Effect::ReadChunks { lane, first, count } => {
-                    let read = |number| {
-                        ChunkFound::Read(ChunkRead {
-                            number,
-                            records: vec![(
-                                at(lane, number),
-                                of(lane, 10 * lane + u64::from(number)),
-                            )],
-                            bits: Vec::new(),
-                            retries: Vec::new(),
-                            content: Sizes(Rc::new(vec![bytes(lane, number)])),
-                        })
-                    };
-                    let chunks = (first..first + count).map(read).collect();
-                    events.push(Event::ChunksRead { lane, chunks });
+                    let chunks = (first..first + count).map(|number| chunk_of(lane, number));
+                    events.push(Event::ChunksRead { lane, chunks: chunks.collect() });
                 }
                 Effect::Read(PackKey::Chunk(3, _)) => return,
-                Effect::Read(key @ PackKey::Chunk(1, 2))
-                    if failed_at.is_none_or(|at| step < at + 15) =>
-                {
-                    withheld = Some(key);
-                }
-                Effect::Read(key @ PackKey::Chunk(lane, number)) => {
-                    let content = Sizes(Rc::new(vec![bytes(lane, number)]));
-                    let positions = vec![at(lane, number)];
-                    events.push(Event::Read(key, Some(ReadAgain { content, positions })));
-                }
+                Effect::Read(PackKey::Chunk(1, 2)) if !is_due => is_withheld = true,
+                Effect::Read(PackKey::Chunk(lane, number)) => events.push(again(lane, number)),
                 Effect::Send(dispatch) if dispatch.shop == 1 => {
                     failed_at.get_or_insert(step);
-                    events.push(Event::Ended(AttemptEnd {
-                        id: dispatch.id,
-                        verdict: Verdict::Retry {
-                            pause: Duration::ZERO,
-                            scope: None,
-                            is_refusal: false,
-                        },
-                        signal: Signal::Failed,
-                        is_unconnected: false,
-                        took: Duration::from_millis(1),
-                        evidence: (),
-                    }));
+                    events.push(fails(dispatch.id));
                 }
                 Effect::Settle(_) => events.push(Event::Settled),
                 _ => {}

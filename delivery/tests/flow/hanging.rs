@@ -83,3 +83,115 @@ fn what_hangs_beside_steady_traffic_is_given_up_though_each_attempt_is_cut_off()
         assert_eq!(world.dead, 1, "{concurrency_max} at once");
     }
 }
+
+/// So many slots, of which the limiter takes none away.
+fn slots(slots: usize, seed: u64) -> Config {
+    let bounds = Bounds { concurrency_min: slots, concurrency_max: slots, rate_max: None };
+    Config { bounds, seed, ..config(slots) }
+}
+
+#[test]
+fn a_shop_that_takes_twelve_seconds_is_not_given_up_because_others_hang() {
+    for seed in 0..10 {
+        let answers: Box<Answers> = Box::new(|shop, _, _| match shop {
+            100..120 => Answer::Hangs,
+            X => Answer::Takes(12 * SECOND),
+            _ => Answer::Takes(5 * MS),
+        });
+        let mut world = World::new(Config { retry_for: 60 * SECOND, ..slots(4, seed) }, answers);
+        for round in 0..60 {
+            world.accept(SECOND + round * 10 * SECOND, (100..120).map(|shop| (shop, 0)));
+        }
+        world.accept(5 * SECOND, [(X, 0)]);
+        for tick in 0..6_000 {
+            world.accept(SECOND + tick * 100 * MS, [(Y, 0)]);
+        }
+        world.run(600 * SECOND);
+        assert!(world.longest(X) < 600 * SECOND, "seed {seed}");
+        let of_others = world.took.iter().filter(|((shop, _), _)| *shop >= 100);
+        let given_up: usize = of_others.map(|(_, took)| took.len()).sum();
+        assert!(given_up > 0 && world.dead == given_up as u64, "seed {seed}: {given_up}");
+    }
+}
+
+#[test]
+fn two_hundred_shops_that_recover_slowly_are_found_together() {
+    for seed in 0..3 {
+        let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+            100..300 if at < 120 * SECOND => Answer::Hangs,
+            100..300 => Answer::Takes(5 * SECOND),
+            _ => Answer::Takes(5 * MS),
+        });
+        let mut world = World::new(slots(16, seed), answers);
+        for shop in 100..300 {
+            world.accept(5 * SECOND + shop * 10 * MS, [(shop, 0)]);
+        }
+        for tick in 0..9_000 {
+            world.accept(SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+        }
+        world.run(900 * SECOND);
+        let served = world.took.keys().filter(|(shop, _)| *shop >= 100).count();
+        assert_eq!(served, 200, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_shop_that_recovers_is_found_though_two_thousand_others_have_a_backlog() {
+    for seed in 0..3 {
+        let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+            100..300 => Answer::Hangs,
+            Y if at < 20 * SECOND => Answer::Hangs,
+            Y => Answer::Takes(5 * MS),
+            _ => Answer::Takes(100 * MS),
+        });
+        let mut world = World::new(slots(16, seed), answers);
+        world.accept(5 * SECOND, [(Y, 0)]);
+        for shop in 100..300 {
+            world.accept(5 * SECOND + shop * 10 * MS, [(shop, 0)]);
+        }
+        for round in 0..30 {
+            world.accept(SECOND + round * 50 * MS, (1_000..3_000).map(|shop| (shop, 0)));
+        }
+        world.run(300 * SECOND);
+        assert_eq!(world.took.get(&(Y, 0)).map_or(0, Vec::len), 1, "seed {seed}");
+    }
+}
+
+#[test]
+fn no_probe_is_cut_off_while_nothing_may_begin() {
+    for seed in 0..10 {
+        let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+            100..140 if at < 60 * SECOND => Answer::Hangs,
+            100..140 => Answer::Takes(10 * SECOND),
+            9 if (61 * SECOND..62 * SECOND).contains(&at) => Answer::PausesAll(20 * SECOND),
+            _ => Answer::Takes(5 * MS),
+        });
+        let mut world = World::new(slots(16, seed), answers);
+        for round in 0..20 {
+            world.accept(5 * SECOND + round * 10 * SECOND, (100..140).map(|shop| (shop, 0)));
+        }
+        for tick in 0..3_000 {
+            world.accept(SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+        }
+        world.run(62 * SECOND + 500 * MS);
+        let before = world.core.counts().cut_off;
+        world.run(80 * SECOND);
+        assert_eq!(world.core.counts().cut_off, before, "seed {seed}");
+    }
+}
+
+#[test]
+fn the_oldest_webhook_of_a_shop_that_hangs_is_given_up_while_new_ones_come() {
+    let answers = unwell(Answer::Hangs, Duration::MAX);
+    let mut world = known(Config { retry_for: 1_200 * SECOND, ..config(1) }, answers);
+    for round in 0..360 {
+        world.accept(2 * SECOND + round * 20 * SECOND, [(X, 0)]);
+    }
+    for tick in 0..72_000 {
+        world.accept(SECOND + tick * 100 * MS, [(Y, 0)]);
+    }
+    world.run(7_200 * SECOND);
+    assert!(world.dead > 200, "{} dead", world.dead);
+    // One attempt had all the time that there is.
+    assert!(world.longest(Y) <= 30 * SECOND, "{:?}", world.longest(Y));
+}

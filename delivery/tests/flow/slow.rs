@@ -136,3 +136,26 @@ fn a_flood_of_a_slow_shop_finds_its_concurrency_although_it_leaves_slots_to_othe
         assert!(10 * beside > 8 * alone, "{answer:?}: {beside} of {alone}");
     }
 }
+
+#[test]
+fn new_shops_have_turns_beside_floods_while_some_attempts_hang() {
+    for flooding in [1, 2, 3, 10] {
+        let calls = Cell::new(0);
+        let answers: Box<Answers> = Box::new(move |shop, _, _| {
+            calls.set(calls.get() + usize::from(shop == X));
+            let is_slow = shop == X && calls.get() % 10 == 0;
+            Answer::Takes(if is_slow { 25 * SECOND } else { 5 * MS })
+        });
+        let mut world = World::new(steady(1), answers);
+        world.accept(MS, [(Y, 0)]);
+        for second in 0..100 {
+            world.accept(SECOND + second * 10 * MS, (0..100).map(|_| (X, 0)));
+            let floods = (0..500).map(|number| (300 + number % flooding, 0));
+            world.accept(SECOND + second * 10 * MS, floods);
+        }
+        world.accept(20 * SECOND, (50..250).map(|shop| (shop, 0)));
+        world.run(60 * SECOND);
+        let longest = (50..250).map(|shop| world.longest(shop)).max();
+        assert!(longest < Some(5 * SECOND), "beside {flooding}: {longest:?}");
+    }
+}
