@@ -143,7 +143,7 @@ fn new_shops_have_turns_beside_floods_while_some_attempts_hang() {
         let calls = Cell::new(0);
         let answers: Box<Answers> = Box::new(move |shop, _, _| {
             calls.set(calls.get() + usize::from(shop == X));
-            let is_slow = shop == X && calls.get() % 10 == 0;
+            let is_slow = shop == X && calls.get().is_multiple_of(10);
             Answer::Takes(if is_slow { 25 * SECOND } else { 5 * MS })
         });
         let mut world = World::new(steady(1), answers);
