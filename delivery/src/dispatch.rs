@@ -100,7 +100,12 @@ impl<C: Content> Core<C> {
                     self.queue.shops.set_aside(turn.shop);
                     continue;
                 }
-                self.next = Some(turn);
+                // The first one that waits goes first; a lane that is called is asked again.
+                if self.next.is_some() {
+                    self.release(turn.resource);
+                } else {
+                    self.next = Some(turn);
+                }
                 break;
             }
             match self.begin(turn) {

@@ -107,6 +107,9 @@ impl<C: Content> Core<C> {
                 lane.flow.stalled = lane.flow.stalled.saturating_sub(1);
             }
         }
+        if attempt.is_suspect {
+            self.attempts.suspects.ended(took, self.session.now.at);
+        }
         self.queue.shops.ended(attempt.shop, took, is_usual, attempt.is_long);
     }
 
@@ -229,6 +232,7 @@ impl<C: Content> Core<C> {
         }
         if end.signal == Signal::TimedOut {
             self.suspect(attempt, true);
+            self.attempts.suspects.failed(usize::from(attempt.is_suspect));
         }
     }
 

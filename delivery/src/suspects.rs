@@ -13,6 +13,7 @@ use crate::attempts::{Attempt, AttemptId};
 use crate::core::Core;
 use crate::dispatch::Turn;
 use crate::index::{LaneKey, ResourceKey};
+use crate::shop::ShopGate;
 use crate::sorted::Content;
 
 /// The shortest slice.
@@ -20,6 +21,17 @@ const SLICE: Duration = Duration::from_millis(500);
 /// A lane whose turn has come has it for so long: its bytes may have to be read.
 const CALLED_FOR: Duration = Duration::from_millis(500);
 
+/// A quarter of fewer slots is a whole one. Then suspect lanes have a quarter of its time.
+const SLOTS_FEW: usize = 4;
+const REST_TIMES: u32 = 3;
+/// No success makes all slices longer than this.
+const LEAST_MAX: Duration = Duration::from_secs(10);
+/// Lanes that keep their place in line although their shop may send nothing just now.
+const SHUT_MAX: usize = 16;
+/// A shop that waits for its rate is waited for if that is over so soon.
+const OPENS_WITHIN: Duration = Duration::from_secs(1);
+/// A lane that is called is looked at again after this time.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Part of the least slice that is left after a probe that was cut off.
 const WORN: u32 = 9;
 const WORN_OF: u32 = 10;
@@ -33,6 +45,10 @@ pub(crate) struct Suspects {
     called: Vec<(LaneKey, Duration)>,
     /// No slice is shorter.
     least: Duration,
+    /// Where slots are few, no probe begins before.
+    rests_until: Duration,
+    /// Set if the last turn was of a called lane.
+    pub has_gone: bool,
 }
 
 impl Suspects {
@@ -42,12 +58,17 @@ impl Suspects {
         is_called || (self.waiting.is_empty() && free > self.called.len())
     }
 
-    /// A slow attempt of a suspect lane succeeded after `took`.
-    pub fn succeeded(&mut self, took: Duration) {
-        self.least = self.least.max(took * 2);
+    /// An attempt of a suspect lane has held a slot for so long.
+    pub fn ended(&mut self, took: Duration, now: Duration) {
+        self.rests_until = now + took * REST_TIMES;
     }
 
-    /// So many probes were cut off after their slice.
+    /// A slow attempt of a suspect lane succeeded after `took`.
+    pub fn succeeded(&mut self, took: Duration) {
+        self.least = self.least.max(took * 2).min(LEAST_MAX);
+    }
+
+    /// So many probes were cut off after their slice, or timed out.
     pub fn failed(&mut self, probes: usize) {
         (0..probes).for_each(|_| self.least = self.least * WORN / WORN_OF);
     }
@@ -85,40 +106,75 @@ impl<C: Content> Core<C> {
 
     /// Slots that suspect lanes share and none of them holds.
     pub(crate) fn free_for_suspects(&self) -> usize {
-        self.attempts.free_for_odd(self.limiter.concurrency(self.session.now.at))
+        let now = self.session.now.at;
+        let limit = self.limiter.concurrency(now);
+        let rests = limit < SLOTS_FEW && now < self.attempts.suspects.rests_until;
+        if rests { 0 } else { self.attempts.free_for_odd(limit) }
     }
 
     /// Those first in line have their turn while slots are free.
     pub(crate) fn call_suspects(&mut self) {
         let now = self.session.now.at;
+        if self.backend.is_stopped() {
+            return;
+        }
         let lanes = &self.queue.lanes;
-        self.attempts.suspects.called.retain(|(key, until)| {
-            *until > now && lanes.get(*key).is_some_and(|lane| !lane.flow.is_at_work())
+        self.attempts.suspects.called.retain_mut(|(key, until)| {
+            let flow = lanes.get(*key).map(|lane| &lane.flow);
+            // What is to be sent for others is recorded first.
+            if flow.is_some_and(|flow| flow.recording > 0) {
+                *until = now + CALLED_FOR;
+            }
+            *until > now && flow.is_some_and(|flow| flow.in_flight == 0)
         });
         // Some began meanwhile, while nobody else was served.
         let is_gone = |key: &LaneKey| lanes.get(*key).is_none_or(|lane| !lane.flow.is_in_line);
         while self.attempts.suspects.waiting.pop_front_if(|key| is_gone(key)).is_some() {}
+        let mut shut = Vec::new();
         while self.free_for_suspects() > self.attempts.suspects.called.len()
+            && shut.len() < SHUT_MAX
             && let Some(key) = self.attempts.suspects.waiting.pop_front()
         {
-            let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
-            // Another lane has the key of one that is gone.
-            if !std::mem::take(&mut lane.flow.is_in_line) {
+            let Some(lane) = self.queue.lanes.get(key).filter(|lane| lane.flow.is_in_line) else {
+                // Another lane has the key of one that is gone.
                 continue;
-            }
+            };
             let (shop, is_ready) = (lane.shop, !lane.ready.is_empty());
-            if is_ready && self.shop_gate(shop).is_ok() {
-                self.attempts.suspects.called.push((key, now + CALLED_FOR));
-                self.queue.lanes.wake_at(key, now + CALLED_FOR);
+            // A slot is kept for one whose shop is soon let go on.
+            let opens_at = match self.queue.shops.gate(shop, now) {
+                ShopGate::Open => Some(now),
+                ShopGate::PausedUntil(at) => Some(at).filter(|at| *at <= now + OPENS_WITHIN),
+                ShopGate::Stopped | ShopGate::Starved | ShopGate::Full => None,
+            };
+            match opens_at {
+                None if is_ready => {
+                    shut.push(key);
+                    continue;
+                }
+                Some(at) if is_ready => {
+                    self.attempts.suspects.called.push((key, at + CALLED_FOR));
+                    self.queue.lanes.wake_at(key, at.max(now + LOOK_AGAIN));
+                }
+                _ => {}
             }
+            self.out_of_line(key);
             self.queue.shops.give_turns(shop);
+        }
+        for key in shut.into_iter().rev() {
+            self.attempts.suspects.waiting.push_front(key);
+        }
+    }
+
+    fn out_of_line(&mut self, key: LaneKey) {
+        if let Some(lane) = self.queue.lanes.get_mut(key) {
+            lane.flow.is_in_line = false;
         }
     }
 
     /// The turn of a lane that is called: it does not wait for those of other shops, and is not waited for.
     pub(crate) fn next_called(&mut self) -> Option<Turn> {
         let slots = self.limiter.concurrency(self.session.now.at) + self.spare_slots();
-        if self.attempts.len() >= slots {
+        if self.attempts.len() >= slots || self.backend.is_stopped() {
             return None;
         }
         for at in 0..self.attempts.suspects.called.len() {

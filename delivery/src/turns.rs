@@ -38,9 +38,11 @@ enum Preferred {
 impl<C: Content> Core<C> {
     /// The next turn; while the backend is stopped, of a lane that has not failed, if there is one.
     pub(crate) fn next_turn(&mut self) -> Option<Turn> {
-        let called = self.next_called();
-        if called.is_some() {
-            return called;
+        // By turns with the one that waits, so that a single slot is not the line's alone.
+        let is_next = std::mem::take(&mut self.attempts.suspects.has_gone) && self.next.is_some();
+        if !is_next && let Some(called) = self.next_called() {
+            self.attempts.suspects.has_gone = true;
+            return Some(called);
         }
         if let Some(turn) = self.next.take() {
             if self.is_still_due(&turn) {

@@ -195,3 +195,130 @@ fn the_oldest_webhook_of_a_shop_that_hangs_is_given_up_while_new_ones_come() {
     // One attempt had all the time that there is.
     assert!(world.longest(Y) <= 30 * SECOND, "{:?}", world.longest(Y));
 }
+
+#[test]
+fn a_turn_that_waits_for_the_rate_is_not_lost_to_a_called_lane() {
+    for seed in 0..5 {
+        let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+            100..140 if at < 60 * SECOND => Answer::Hangs,
+            _ => Answer::Takes(5 * MS),
+        });
+        let bounds = Bounds { concurrency_min: 16, concurrency_max: 16, rate_max: Some(20.0) };
+        let mut world = known(Config { bounds, ..slots(16, seed) }, answers);
+        for round in 0..5 {
+            world.accept(SECOND + round * MS, (100..140).map(|shop| (shop, 0)));
+        }
+        for tick in 0..3_000 {
+            world.accept(SECOND + tick * 33 * MS, [(2 + tick % 4, 0)]);
+        }
+        assert_eq!(world.run(1_200 * SECOND), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn slow_answers_do_not_make_slices_long_for_good() {
+    for seed in 0..5 {
+        let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+            50 if at < 1_000 * SECOND => Answer::Hangs,
+            100..110 if at > 120 * SECOND => Answer::Takes(20 * SECOND),
+            100..300 => Answer::Hangs,
+            _ => Answer::Takes(5 * MS),
+        });
+        let mut world = World::new(slots(16, seed), answers);
+        world.accept(5 * SECOND, [(50, 0)]);
+        for shop in 100..300 {
+            world.accept(5 * SECOND + shop * 10 * MS, [(shop, 0)]);
+        }
+        for tick in 0..13_000 {
+            world.accept(SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+        }
+        world.run(1_300 * SECOND);
+        assert!(world.took.contains_key(&(50, 0)), "seed {seed}");
+    }
+}
+
+#[test]
+fn recording_what_stands_for_others_does_not_cost_a_lane_its_place() {
+    for seed in 0..3 {
+        let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+            100..300 => Answer::Hangs,
+            Y if at < 700 * SECOND => Answer::Hangs,
+            _ => Answer::Takes(5 * MS),
+        });
+        let mut world = World::new(slots(16, seed), answers);
+        world.accept(5 * SECOND, [(Y, COALESCED)]);
+        for again in 0..2 {
+            world.accept((30 + again) * SECOND, (1..50).map(|one| (Y, COALESCED + one)));
+        }
+        for shop in 100..300 {
+            world.accept(5 * SECOND + shop * 10 * MS, [(shop, 0)]);
+        }
+        for tick in 0..10_000 {
+            world.accept(SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+        }
+        world.run(1_000 * SECOND);
+        assert!(world.took.contains_key(&(Y, COALESCED)), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_backend_that_is_down_is_probed_once_a_second_though_lanes_stand_in_line() {
+    let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+        _ if at > 60 * SECOND => Answer::Fails(MS),
+        100..300 => Answer::Hangs,
+        _ => Answer::Takes(5 * MS),
+    });
+    let mut world = World::new(slots(16, 1), answers);
+    for round in 0..5 {
+        world.accept(5 * SECOND + round * MS, (100..300).map(|shop| (shop, 0)));
+    }
+    for tick in 0..1_500 {
+        world.accept(SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+    }
+    let sent = |world: &World| world.sent.values().sum::<u64>();
+    world.run(90 * SECOND);
+    assert_eq!(world.core.counts().backend.went_down, 1);
+    let before = sent(&world);
+    world.run(150 * SECOND);
+    assert!(sent(&world) - before <= 4 * 60, "{} in a minute", sent(&world) - before);
+}
+
+#[test]
+fn with_a_single_slot_a_webhook_waits_for_one_lane_of_the_line_and_not_for_all() {
+    let answers: Box<Answers> = Box::new(|shop, _, _| match shop {
+        100..140 => Answer::Hangs,
+        _ => Answer::Takes(5 * MS),
+    });
+    let mut world = known(Config { retry_for: 600 * SECOND, ..config(1) }, answers);
+    for shop in 100..140 {
+        world.accept(SECOND + (shop - 100) * 10 * SECOND, [(shop, 0)]);
+    }
+    for second in 1..3_600 {
+        world.accept(second * SECOND, [(Y, 0)]);
+    }
+    world.run(3_600 * SECOND);
+    assert!(world.longest(Y) <= 60 * SECOND, "{:?}", world.longest(Y));
+}
+
+#[test]
+fn a_lane_keeps_its_place_while_its_shop_waits_for_its_rate() {
+    for seed in 0..5 {
+        let answers: Box<Answers> = Box::new(|shop, kind, at| match (shop, kind) {
+            (100..300, _) => Answer::Hangs,
+            (Y, 1) if at < 20 * SECOND => Answer::Hangs,
+            _ => Answer::Takes(5 * MS),
+        });
+        let shop_bounds = ShopBounds { concurrency_max: u32::MAX, spacing: SECOND };
+        let mut world = World::new(Config { shop_bounds, ..slots(16, seed) }, answers);
+        world.accept(4 * SECOND, [(Y, 1)]);
+        world.accept(5 * SECOND, (0..2_000).map(|_| (Y, 0)));
+        for shop in 100..300 {
+            world.accept(5 * SECOND + shop * 10 * MS, [(shop, 0)]);
+        }
+        for tick in 0..3_000 {
+            world.accept(SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+        }
+        world.run(300 * SECOND);
+        assert!(world.took.contains_key(&(Y, 1)), "seed {seed}");
+    }
+}
