@@ -87,6 +87,8 @@ pub struct Attempts {
     next: u64,
     /// Slow and suspect ones.
     odd: usize,
+    /// Of suspect lanes.
+    probes: usize,
     /// Slow and long ones.
     long: usize,
     /// The attempts cut off since a delivery succeeded that was not slow, overtaken ones aside.
@@ -111,6 +113,7 @@ impl Attempts {
     pub fn begin(&mut self, attempt: Attempt) -> AttemptId {
         self.next += 1;
         self.odd += usize::from(attempt.is_suspect);
+        self.probes += usize::from(attempt.is_suspect);
         self.running.insert(self.next, attempt);
         AttemptId(self.next)
     }
@@ -119,6 +122,7 @@ impl Attempts {
     pub fn end(&mut self, id: AttemptId) -> Option<Attempt> {
         let attempt = self.running.remove(&id.0)?;
         self.odd -= usize::from(attempt.is_suspect || attempt.is_slow);
+        self.probes -= usize::from(attempt.is_suspect);
         self.long -= usize::from(attempt.is_long);
         Some(attempt)
     }
@@ -199,9 +203,11 @@ impl Attempts {
         limit > 0 && self.odd > 1 && 2 * self.odd > limit
     }
 
-    /// Slots that slow and suspect lanes may still take.
-    pub fn free_for_odd(&self, limit: usize) -> usize {
-        (limit / ODD_PART).max(1).saturating_sub(self.odd)
+    /// Slots that suspect lanes may still take: what slow ones leave of their part, and one at least.
+    pub fn free_for_suspects(&self, limit: usize) -> usize {
+        let of_part = (limit / ODD_PART).max(1).saturating_sub(self.odd);
+        let own = usize::from(self.running.len() < limit && self.probes == 0);
+        of_part.max(own)
     }
 
     /// Slow attempts of suspect lanes, the longest first.

@@ -60,7 +60,7 @@ impl Suspects {
 
     /// An attempt of a suspect lane has held a slot for so long.
     pub fn ended(&mut self, took: Duration, now: Duration) {
-        self.rests_until = now + took * REST_TIMES;
+        self.rests_until = now + took.min(LEAST_MAX) * REST_TIMES;
     }
 
     /// A slow attempt of a suspect lane succeeded after `took`.
@@ -109,7 +109,7 @@ impl<C: Content> Core<C> {
         let now = self.session.now.at;
         let limit = self.limiter.concurrency(now);
         let rests = limit < SLOTS_FEW && now < self.attempts.suspects.rests_until;
-        if rests { 0 } else { self.attempts.free_for_odd(limit) }
+        if rests { 0 } else { self.attempts.free_for_suspects(limit) }
     }
 
     /// Those first in line have their turn while slots are free.
@@ -132,7 +132,6 @@ impl<C: Content> Core<C> {
         while self.attempts.suspects.waiting.pop_front_if(|key| is_gone(key)).is_some() {}
         let mut shut = Vec::new();
         while self.free_for_suspects() > self.attempts.suspects.called.len()
-            && shut.len() < SHUT_MAX
             && let Some(key) = self.attempts.suspects.waiting.pop_front()
         {
             let Some(lane) = self.queue.lanes.get(key).filter(|lane| lane.flow.is_in_line) else {
@@ -140,22 +139,20 @@ impl<C: Content> Core<C> {
                 continue;
             };
             let (shop, is_ready) = (lane.shop, !lane.ready.is_empty());
-            // A slot is kept for one whose shop is soon let go on.
+            // A slot is kept for one whose shop is soon let go on, and the place for one whose shop waits for
+            // bytes or for the end of a delivery. Others line up again when their shop may have turns.
             let opens_at = match self.queue.shops.gate(shop, now) {
                 ShopGate::Open => Some(now),
                 ShopGate::PausedUntil(at) => Some(at).filter(|at| *at <= now + OPENS_WITHIN),
-                ShopGate::Stopped | ShopGate::Starved | ShopGate::Full => None,
-            };
-            match opens_at {
-                None if is_ready => {
+                ShopGate::Starved | ShopGate::Full if is_ready && shut.len() < SHUT_MAX => {
                     shut.push(key);
                     continue;
                 }
-                Some(at) if is_ready => {
-                    self.attempts.suspects.called.push((key, at + CALLED_FOR));
-                    self.queue.lanes.wake_at(key, at.max(now + LOOK_AGAIN));
-                }
-                _ => {}
+                ShopGate::Stopped | ShopGate::Starved | ShopGate::Full => None,
+            };
+            if let Some(at) = opens_at.filter(|_| is_ready) {
+                self.attempts.suspects.called.push((key, at + CALLED_FOR));
+                self.queue.lanes.wake_at(key, at.max(now + LOOK_AGAIN));
             }
             self.out_of_line(key);
             self.queue.shops.give_turns(shop);

@@ -322,3 +322,59 @@ fn a_lane_keeps_its_place_while_its_shop_waits_for_its_rate() {
         assert!(world.took.contains_key(&(Y, 1)), "seed {seed}");
     }
 }
+
+#[test]
+fn lanes_of_paused_shops_do_not_stop_the_line() {
+    for seed in 0..5 {
+        let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+            100..300 => Answer::Hangs,
+            Y if at < 100 * SECOND => Answer::Hangs,
+            _ => Answer::Takes(5 * MS),
+        });
+        let mut world = World::new(slots(16, seed), answers);
+        world.accept(5 * SECOND, [(Y, 0)]);
+        for round in 0..3 {
+            for shop in 100..300 {
+                world.accept(5 * SECOND + round * MS + shop * 10 * MS, [(shop, 0)]);
+            }
+        }
+        for tick in 0..6_000 {
+            world.accept(SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+        }
+        world.run(60 * SECOND);
+        world.version += 1;
+        world.step(vec![Event::Controls(Controls {
+            version: world.version,
+            is_all_paused: false,
+            shops: (101..201).collect(),
+            filters: Vec::new(),
+            drops: Drops::default(),
+        })]);
+        world.run(600 * SECOND);
+        assert!(world.took.contains_key(&(Y, 0)), "seed {seed}");
+    }
+}
+
+#[test]
+fn slow_deliveries_that_succeed_leave_the_line_a_slot() {
+    for seed in 0..5 {
+        let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+            100..108 => Answer::Takes(4_500 * MS),
+            Y if at < 20 * SECOND => Answer::Hangs,
+            _ => Answer::Takes(5 * MS),
+        });
+        let mut world = World::new(slots(16, seed), answers);
+        world.accept(5 * SECOND, [(Y, 0)]);
+        for round in 0..120 {
+            for shop in 100..108 {
+                let at = SECOND + round * 5 * SECOND + (shop - 100) * 600 * MS;
+                world.accept(at, [(shop, 0)]);
+            }
+        }
+        for tick in 0..6_000 {
+            world.accept(SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+        }
+        world.run(600 * SECOND);
+        assert!(world.took.contains_key(&(Y, 0)), "seed {seed}");
+    }
+}
