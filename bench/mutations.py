@@ -19,7 +19,7 @@ from pathlib import Path
 # Name, file, what stands there, and the mistake.
 CORE = [
     ('suspects jump the line', 'suspects.rs',
-     'is_called || (self.waiting.is_empty() && free > self.called.len())', 'free > 0'),
+     'self.is_called(key) || (self.waiting.is_empty() && free > self.called.len())', 'free > 0'),
     ('probes have no slice', 'suspects.rs',
      'over.truncate(self.attempts.suspects.waiting.len());', 'over.clear();'),
     ('every slice is short', 'suspects.rs', 'SLICE * luby(probes + 1)', 'SLICE * (1 + probes / 1_000)'),
@@ -35,6 +35,8 @@ CORE = [
      '&& Some(attempt.resource) != last', '&& (last.is_none() || last.is_some())'),
     ('a called lane takes the place of the turn that waits', 'dispatch.rs',
      'if self.next.is_some() {\n                    self.release(turn.resource);', 'if self.next.is_some() && false {\n                    self.release(turn.resource);'),
+    ('a blocked lane is not looked at again', 'turns.rs',
+     'self.queue.lanes.wake_at(key, at);\n        }\n    }\n\n    /// Lanes whose wait', 'let _ = (key, at);\n        }\n    }\n\n    /// Lanes whose wait'),
     ('slices stay long', 'suspects.rs', 'self.least.max(took * 2).min(LEAST_MAX)', 'self.least.max(took * 2)'),
     ('recording costs a lane its place', 'suspects.rs',
      'if flow.is_some_and(|flow| flow.recording > 0) {', 'if flow.is_some_and(|flow| flow.recording > 1_000) {'),

@@ -17,7 +17,7 @@ use crate::lanes::Lanes;
 use crate::ledger::Ledger;
 use crate::main_stream::MainStream;
 use crate::moving::Mover;
-use crate::queue::{BARRIER_BYTES, LEAD_BYTES, Queue, STORED_BARRIER_BYTES};
+use crate::queue::Queue;
 use crate::reading::{PackKey, Reading};
 use crate::resource::{State, Step};
 use crate::retry::Retries;
@@ -318,20 +318,6 @@ impl<C: Content> Core<C> {
         let lane = self.queue.lanes.get(node.lane)?;
         let (number, index) = lane.locate(node.position)?;
         Some((PackKey::Chunk(lane.hash, number), index))
-    }
-
-    /// Memory of the index in bytes, counted again from everything in it: equal to
-    /// [`Status::index_bytes`](crate::Status), and slow. For tests.
-    pub fn recount(&self) -> usize {
-        let queue = &self.queue;
-        let barriers: usize = queue.shops.barriers().map(|barriers| barriers.positions.len()).sum();
-        queue.index.recount()
-            + queue.lanes.recount()
-            + queue.main.bytes()
-            + queue.retries.bytes()
-            + barriers * BARRIER_BYTES
-            + queue.stored_barriers.len() * STORED_BARRIER_BYTES
-            + queue.leads.len() * LEAD_BYTES
     }
 
     /// A number that looks random, uniform in [0, 1).

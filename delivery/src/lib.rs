@@ -9,6 +9,7 @@
 
 mod arrive;
 mod attempts;
+mod audit;
 mod backend;
 mod backoff;
 mod breaker;

@@ -64,6 +64,18 @@ impl Ready {
         }
     }
 
+    /// True if a resource is listed to send the webhook at `position`. Slow: for tests.
+    pub fn contains(&self, position: Position, resource: ResourceKey) -> bool {
+        let listed = self.heaps.iter().flatten().flatten();
+        listed.into_iter().any(|Reverse(one)| *one == (position, resource))
+    }
+
+    /// True if a resource of a class `is_ready`. Slow: for tests.
+    pub fn has(&self, class: Class, is_ready: impl Fn(Position, ResourceKey) -> bool) -> bool {
+        let mut listed = self.heaps[class.index()].iter().flatten();
+        listed.any(|Reverse((position, resource))| is_ready(*position, *resource))
+    }
+
     /// Whether nothing waits for its turn.
     pub fn is_empty(&self) -> bool {
         self.heaps.iter().flatten().all(BinaryHeap::is_empty)

@@ -468,6 +468,12 @@ impl Shop {
         self.long > 0 || self.took >= LONG.as_secs_f64()
     }
 
+    /// True if it has a turn of this class, or an event that must come gives it one.
+    pub fn has_turns_to_come(&self, class: Class) -> bool {
+        let is_closed = self.is_stopped || self.is_starved || self.is_set_aside;
+        is_closed || self.is_due || self.in_flight > 0 || self.has_turn[class.index()]
+    }
+
     /// Whether the shop has lanes of two key schemes.
     pub fn is_mixed(&self) -> bool {
         self.barriers.as_ref().is_some_and(|barriers| barriers.is_mixed)

@@ -54,8 +54,12 @@ pub(crate) struct Suspects {
 impl Suspects {
     /// Whether a lane may take a slot if so many of those that suspect lanes share are free.
     pub fn may_go(&self, key: LaneKey, free: usize) -> bool {
-        let is_called = self.called.iter().any(|(called, _)| *called == key);
-        is_called || (self.waiting.is_empty() && free > self.called.len())
+        self.is_called(key) || (self.waiting.is_empty() && free > self.called.len())
+    }
+
+    /// True if it is a lane's turn.
+    pub fn is_called(&self, key: LaneKey) -> bool {
+        self.called.iter().any(|(called, _)| *called == key)
     }
 
     /// An attempt of a suspect lane has held a slot for so long.

@@ -135,6 +135,9 @@ impl World {
         if bytes > self.plan.config.index_bytes + INDEX_SLACK + reads {
             return Err(format!("the index holds {bytes} bytes"));
         }
+        if let Some(lost) = self.leader.core.lost_turn() {
+            return Err(lost);
+        }
         self.check_shares()
     }
 

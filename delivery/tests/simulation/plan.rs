@@ -102,7 +102,7 @@ fn config(random: &mut Random) -> Config {
         bounds: Bounds {
             concurrency_min: 1,
             concurrency_max: random.pick(&[2, 4, 16]),
-            rate_max: random.pick(&[None, None, Some(200.0)]),
+            rate_max: random.pick(&[None, None, None, Some(200.0), Some(10.0)]),
         },
         shop_bounds: ShopBounds {
             concurrency_max: random.pick(&[1, 2, 8, 16]),

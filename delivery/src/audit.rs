@@ -1,0 +1,65 @@
+//! Checks of the core's own bookkeeping, for tests: each looks at everything, and is slow.
+
+use crate::core::Core;
+use crate::index::LaneKey;
+use crate::lane::Lane;
+use crate::queue::{BARRIER_BYTES, LEAD_BYTES, STORED_BARRIER_BYTES};
+use crate::resource::State;
+use crate::sorted::{Class, Content};
+
+impl<C: Content> Core<C> {
+    /// Memory of the index in bytes, counted again from everything in it: equal to
+    /// [`Status::index_bytes`](crate::Status).
+    pub fn recount(&self) -> usize {
+        let queue = &self.queue;
+        let barriers: usize = queue.shops.barriers().map(|barriers| barriers.positions.len()).sum();
+        queue.index.recount()
+            + queue.lanes.recount()
+            + queue.main.bytes()
+            + queue.retries.bytes()
+            + barriers * BARRIER_BYTES
+            + queue.stored_barriers.len() * STORED_BARRIER_BYTES
+            + queue.leads.len() * LEAD_BYTES
+    }
+
+    /// Description of a webhook that no turn will ever reach, if there is one: a ready resource that
+    /// no lane lists, or a lane with ready resources that nothing looks at again.
+    pub fn lost_turn(&self) -> Option<String> {
+        let next = self.next.map(|turn| turn.resource);
+        for (key, resource) in self.queue.index.resources() {
+            if resource.state != State::Ready || Some(key) == next {
+                continue;
+            }
+            let lane = self.queue.index.lane(key);
+            let lead = self.queue.index.lead(key).map(|lead| self.queue.index.node(lead).position);
+            let is_listed = lane
+                .and_then(|lane| self.queue.lanes.get(lane))
+                .is_some_and(|lane| lead.is_some_and(|lead| lane.ready.contains(lead, key)));
+            if !is_listed {
+                return Some(format!("{lead:?} is ready, and its lane does not list it"));
+            }
+        }
+        let mut lanes = self.queue.lanes.iter();
+        lanes.find_map(|(key, lane)| {
+            let lost = [Class::Priority, Class::Rest].into_iter().find(|class| {
+                self.has_ready(key, lane, *class) && !self.is_looked_at_again(key, lane, *class)
+            })?;
+            Some(format!("lane {:x} has {lost:?} webhooks and no turn: {lane:?}", lane.hash))
+        })
+    }
+
+    fn has_ready(&self, key: LaneKey, lane: &Lane, class: Class) -> bool {
+        let index = &self.queue.index;
+        lane.ready.has(class, |position, resource| index.is_ready(key, resource, position))
+    }
+
+    /// True if the lane's shop has a turn, or an event that must come gives it one.
+    fn is_looked_at_again(&self, key: LaneKey, lane: &Lane, class: Class) -> bool {
+        let flow = &lane.flow;
+        let is_in_line = flow.is_in_line || self.attempts.suspects.is_called(key);
+        is_in_line
+            || flow.is_at_work()
+            || flow.wakes_at.is_some()
+            || self.queue.shops.get(lane.shop).is_some_and(|shop| shop.has_turns_to_come(class))
+    }
+}
