@@ -212,11 +212,17 @@ impl Attempts {
 
     /// Slow attempts of suspect lanes, the longest first.
     pub fn slow_probes(&self) -> Vec<(AttemptId, Attempt)> {
-        let is_probe = |attempt: &Attempt| attempt.is_suspect && attempt.is_slow;
-        let probes = self.running.iter().filter(|(_, attempt)| is_probe(attempt));
-        let mut probes: Vec<_> = probes.map(|(id, attempt)| (AttemptId(*id), *attempt)).collect();
-        probes.sort_unstable_by_key(|(id, attempt)| (attempt.began, *id));
+        let mut probes = self.slow();
+        probes.retain(|(_, attempt)| attempt.is_suspect);
         probes
+    }
+
+    /// Slow attempts, the longest first.
+    pub fn slow(&self) -> Vec<(AttemptId, Attempt)> {
+        let slow = self.running.iter().filter(|(_, attempt)| attempt.is_slow);
+        let mut slow: Vec<_> = slow.map(|(id, attempt)| (AttemptId(*id), *attempt)).collect();
+        slow.sort_unstable_by_key(|(id, attempt)| (attempt.began, *id));
+        slow
     }
 
     /// Whether no other lane had a success lately.

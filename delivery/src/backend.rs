@@ -4,7 +4,7 @@
 //! first attempts: for a second and ten of them, or for half a minute. What failed before says nothing
 //! new: retries alone may be of a few webhooks that never succeed. One lane that fails is that lane's
 //! own matter, and so is one shop of a backend that has served others. While the backend is down or refuses, the retry
-//! clock stands still and one attempt at a time probes. Pure: time is an argument.
+//! clock stands still and one attempt a second probes, or a few at a time where they hang. Pure: time is an argument.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -36,6 +36,33 @@ pub enum Allowed {
     All,
 }
 
+/// Time of the probes of a backend that is down.
+#[derive(Debug, Default)]
+pub struct Probes {
+    /// Time that those took that were cut off since the last one that had all of its time.
+    sliced: Duration,
+    /// Time that that one took.
+    whole: Duration,
+}
+
+impl Probes {
+    /// A probe was cut off after `took`.
+    pub fn was_cut(&mut self, took: Duration) {
+        self.sliced += took;
+    }
+
+    /// An attempt failed after `took`, and was not cut off.
+    pub fn failed(&mut self, took: Duration) {
+        self.sliced = Duration::ZERO;
+        self.whole = took;
+    }
+
+    /// True if a single probe at a time is to have all of its time: half of the time belongs to such.
+    pub fn is_whole_due(&self) -> bool {
+        self.sliced >= self.whole
+    }
+}
+
 /// What is known of the backend. Times are durations since the start.
 #[derive(Debug, Default)]
 pub struct Backend {
@@ -54,6 +81,8 @@ pub struct Backend {
     active: Duration,
     since: Duration,
     is_down: bool,
+    /// Probes while it is down.
+    pub probes: Probes,
 }
 
 /// Some shops: the first, and whether there were others.
@@ -182,6 +211,7 @@ impl Backend {
             (self.failing.len() >= LANES_DOWN && are_shops_several) || self.is_unconnected;
         let goes_down = !self.is_down && has_several && (is_silent || are_failures_many);
         if goes_down {
+            self.probes = Probes::default();
             self.active = self.active(now);
             self.is_down = true;
         }

@@ -26,6 +26,8 @@ const LEADS_MAX: usize = 256;
 
 /// Probes under way of a backend that is down, slow ones included.
 const PROBES_MAX: usize = 4;
+/// The same, of lanes that failed before: one has all of its time, and one a slice.
+const PROBES_FAILED_MAX: usize = 2;
 
 /// Part of the slots from which on they count as held, if they are held for long.
 const HELD_PART: usize = 4;
@@ -193,7 +195,7 @@ impl<C: Content> Core<C> {
             return Err(Blocked::NotLeading);
         }
         if self.backend.is_stopped() {
-            // The backend itself is probed, one attempt at a time.
+            // The backend itself is probed.
             return Ok(());
         }
         if let Some(probe_at) = lane.breaker.probe_at()
@@ -233,11 +235,17 @@ impl<C: Content> Core<C> {
             0
         } else if self.backend.is_stopped() {
             // Probes that are slow.
-            if in_flight < PROBES_MAX { in_flight - self.attempts.usual() } else { 0 }
+            if in_flight < self.probe_slots(true) { in_flight - self.attempts.usual() } else { 0 }
         } else {
             let concurrency = self.limiter.concurrency(self.session.now.at);
             usize::from(self.queue.shops.len() > 1 && concurrency == 1)
         }
+    }
+
+    /// Slots for slow probes of a stopped backend: more while a lane waits that has not failed.
+    pub(crate) fn probe_slots(&self, has_unfailed: bool) -> usize {
+        let most = if has_unfailed { PROBES_MAX } else { PROBES_FAILED_MAX };
+        most.min(self.config.bounds.concurrency_max)
     }
 
     /// True if a shop holds a quarter of the slots and keeps them for long. Webhooks of other shops
@@ -255,6 +263,9 @@ impl<C: Content> Core<C> {
     /// the slots, other shops may use an eighth more. Where the limit plus that eighth exceeds
     /// `concurrency_max`, the shop that holds slots leaves the excess free.
     fn has_slot(&mut self, key: ShopKey, is_holding: bool) -> Result<(), Blocked> {
+        if self.backend.is_stopped() && self.attempts.len() >= self.probe_slots(true) {
+            return Err(Blocked::Limit);
+        }
         let slots = self.attempts.len() - self.spare_slots();
         let slots =
             if is_holding { slots + self.left_slots() } else { slots - self.more_slots(key) };

@@ -75,6 +75,7 @@ impl<C: Content> Core<C> {
         let Some(attempt) = self.attempts.end(id) else { return };
         let took = self.session.now.at.saturating_sub(attempt.began);
         self.freed(&attempt, took, false);
+        self.backend.probes.was_cut(took);
         self.suspect(&attempt, false);
         self.counts.cut_off += 1;
         let (now, chance) = (self.session.now.at, self.chance());
@@ -217,6 +218,7 @@ impl<C: Content> Core<C> {
             let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
             self.counts.backend.went_down +=
                 u64::from(self.backend.failed(lane, shop, is_first, now));
+            self.backend.probes.failed(end.took);
         }
         // A backend that is just full says nothing about one lane, unless others are well.
         let is_full = matches!(end.signal, Signal::Overloaded { .. } | Signal::Unavailable { .. });

@@ -6,6 +6,10 @@ use crate::attempts::{Attempt, AttemptId};
 use crate::core::Core;
 use crate::event::Effect;
 use crate::sorted::Content;
+use crate::suspects::slice;
+
+/// Slices of probes of a backend that is down: the longest is sixteen times the shortest.
+const SLICES: u64 = 31;
 
 impl<C: Content> Core<C> {
     /// Cuts slow attempts off where others wait for their slots; all of them, where everything waits
@@ -31,6 +35,8 @@ impl<C: Content> Core<C> {
         }
         let ids: Vec<_> = if self.session.is_draining {
             self.attempts.all_to_cut(now)
+        } else if self.backend.is_down() {
+            self.down_probes_to_cut()
         } else {
             let longest = self.some_to_cut();
             longest.iter().for_each(|id| self.attempts.is_cut(*id, now));
@@ -42,6 +48,26 @@ impl<C: Content> Core<C> {
         };
         ids.iter().for_each(|id| self.was_cut_off(*id));
         ids.into_iter().map(Effect::Cancel).collect()
+    }
+
+    /// Probes of a backend that is down whose slice is over while others wait. One of several has all of
+    /// its time; a single one at a time has, in turns with those that have a slice.
+    fn down_probes_to_cut(&self) -> Vec<AttemptId> {
+        let has_limit = self.limiter.concurrency(self.session.now.at) > 0;
+        let has_waiting = self.next.is_some() || self.queue.shops.has_turns();
+        let in_flight = self.attempts.len();
+        let slots = self.probe_slots(self.next.is_some());
+        if !has_limit || !has_waiting || in_flight < slots || self.may_begin().is_err() {
+            return Vec::new();
+        }
+        let has_scout = slots > 1 || self.backend.probes.is_whole_due();
+        let is_over = |id: AttemptId, attempt: &Attempt| {
+            let number = u32::try_from(id.0 % SLICES).unwrap_or(0);
+            self.session.now.at.saturating_sub(attempt.began) >= slice(number)
+        };
+        let slow = self.attempts.slow().into_iter().skip(usize::from(has_scout));
+        let over = slow.filter(|(id, attempt)| is_over(*id, attempt)).take(in_flight + 1 - slots);
+        over.map(|(id, _)| id).collect()
     }
 
     /// The attempts to cut off for a lane that waits for a slot.

@@ -83,7 +83,7 @@ impl Suspects {
 }
 
 /// Slice of the probe after so many that failed.
-fn slice(probes: u32) -> Duration {
+pub(crate) fn slice(probes: u32) -> Duration {
     SLICE * luby(probes + 1)
 }
 

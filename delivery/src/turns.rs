@@ -62,7 +62,7 @@ impl<C: Content> Core<C> {
         }
         if self.backend.is_stopped() {
             let turn = self.pick(Preferred::Unfailed);
-            if turn.is_some() || self.attempts.len() > 0 {
+            if turn.is_some() || self.attempts.len() >= self.probe_slots(false) {
                 return turn;
             }
         } else if now < LEFT_LAST && now >= self.session.looks.fresh_at {

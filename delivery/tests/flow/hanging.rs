@@ -378,3 +378,78 @@ fn slow_deliveries_that_succeed_leave_the_line_a_slot() {
         assert!(world.took.contains_key(&(Y, 0)), "seed {seed}");
     }
 }
+
+/// So many shops hang, all accepted in one pack before the first webhook of ten that are well.
+fn all_that_hang_come_first(config: Config, shops: u32) -> World {
+    let answers: Box<Answers> = Box::new(move |shop, _, _| match shop {
+        100.. => Answer::Hangs,
+        _ => Answer::Takes(5 * MS),
+    });
+    let mut world = World::new(config, answers);
+    for _ in 0..3 {
+        world.accept(5 * SECOND, (100..100 + shops).map(|shop| (shop, 0)));
+    }
+    for tick in 0..3_000 {
+        world.accept(6 * SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+    }
+    world
+}
+
+#[test]
+fn ten_shops_are_found_though_two_hundred_that_hang_took_the_backend_down() {
+    for seed in 0..20 {
+        let mut world = all_that_hang_come_first(slots(16, seed), 200);
+        world.run(320 * SECOND);
+        let served: usize =
+            (2..12).filter_map(|shop| world.took.get(&(shop, 0))).map(Vec::len).sum();
+        let longest = (2..12).map(|shop| world.longest(shop)).max();
+        assert_eq!(served, 3_000, "seed {seed}: longest {longest:?}");
+        assert!(longest < Some(150 * SECOND), "seed {seed}: {longest:?}");
+    }
+}
+
+#[test]
+fn with_a_single_slot_ten_shops_are_found_behind_forty_that_hang() {
+    for seed in 0..20 {
+        let mut world = all_that_hang_come_first(slots(1, seed), 40);
+        world.run(320 * SECOND);
+        let longest = (2..12).map(|shop| world.longest(shop)).max();
+        assert!(longest < Some(240 * SECOND), "seed {seed}: {longest:?}");
+    }
+}
+
+#[test]
+fn a_backend_that_was_down_altogether_is_found_by_the_few_shops_that_recover() {
+    for seed in 0..20 {
+        let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+            _ if at < 60 * SECOND => Answer::Hangs,
+            100.. => Answer::Hangs,
+            _ => Answer::Takes(5 * MS),
+        });
+        let mut world = World::new(slots(16, seed), answers);
+        for round in 0..3 {
+            world.accept(SECOND + round * MS, (100..300).map(|shop| (shop, 0)));
+            world.accept(SECOND + round * MS, (2..12).map(|shop| (shop, 0)));
+        }
+        world.run(400 * SECOND);
+        let served = (2..12).filter(|shop| world.took.contains_key(&(*shop, 0))).count();
+        assert_eq!(served, 10, "seed {seed}");
+    }
+}
+
+/// The same backend, of which every answer takes long: its probes have the time that they need.
+#[test]
+fn a_backend_that_was_down_and_now_takes_twenty_seconds_is_found() {
+    for concurrency in [1, 4, 16] {
+        let answers: Box<Answers> = Box::new(|_, _, at| match at {
+            _ if at < 200 * SECOND => Answer::Hangs,
+            _ => Answer::Takes(20 * SECOND),
+        });
+        let mut world = World::new(slots(concurrency, 1), answers);
+        world.accept(SECOND, (100..300).map(|shop| (shop, 0)));
+        world.run(200 * SECOND);
+        assert!(world.core.counts().backend.went_down > 0);
+        world.run(330 * SECOND);
+        assert!(world.core.counts().delivered > 0, "{concurrency} slots");
+    }
+}
