@@ -418,22 +418,41 @@ fn with_a_single_slot_ten_shops_are_found_behind_forty_that_hang() {
     }
 }
 
+/// Everything hangs until `recovers`; then ten shops of 210 are well.
+fn few_recover(recovers: Duration, seed: u64) -> World {
+    let answers: Box<Answers> = Box::new(move |shop, _, at| match shop {
+        2..12 if at >= recovers => Answer::Takes(5 * MS),
+        _ => Answer::Hangs,
+    });
+    let mut world = World::new(slots(16, seed), answers);
+    for round in 0..3 {
+        world.accept(SECOND + round * MS, (100..300).map(|shop| (shop, 0)));
+        world.accept(SECOND + round * MS, (2..12).map(|shop| (shop, 0)));
+    }
+    world
+}
+
 #[test]
 fn a_backend_that_was_down_altogether_is_found_by_the_few_shops_that_recover() {
-    for seed in 0..20 {
-        let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
-            _ if at < 60 * SECOND => Answer::Hangs,
-            100.. => Answer::Hangs,
-            _ => Answer::Takes(5 * MS),
-        });
-        let mut world = World::new(slots(16, seed), answers);
-        for round in 0..3 {
-            world.accept(SECOND + round * MS, (100..300).map(|shop| (shop, 0)));
-            world.accept(SECOND + round * MS, (2..12).map(|shop| (shop, 0)));
+    // Before and after every lane has failed.
+    for (recovers, found) in [(60, 180), (900, 960)] {
+        for seed in 0..20 {
+            let mut world = few_recover(recovers * SECOND, seed);
+            world.run(found * SECOND);
+            let served = (2..12).filter(|shop| world.took.contains_key(&(*shop, 0))).count();
+            assert_eq!(served, 10, "seed {seed}, recovers at {recovers} s");
         }
-        world.run(400 * SECOND);
-        let served = (2..12).filter(|shop| world.took.contains_key(&(*shop, 0))).count();
-        assert_eq!(served, 10, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_backend_that_is_down_and_hangs_has_four_probes_at_most() {
+    let mut world = few_recover(Duration::MAX, 1);
+    world.run(91 * SECOND);
+    for second in 91..400 {
+        world.run(second * SECOND);
+        let status = world.core.status();
+        assert!(status.is_down && status.in_flight <= 4, "{} in flight", status.in_flight);
     }
 }
 
