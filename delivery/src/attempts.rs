@@ -127,9 +127,9 @@ impl Attempts {
         Some(attempt)
     }
 
-    /// Marks the attempts that are slow by now. Returns them.
-    pub fn mark_slow(&mut self, now: Duration, usual: Duration) -> Vec<Attempt> {
-        let after = (usual * SLOW_TIMES).max(SLOW_LEAST);
+    /// Marks the attempts that are slow by now, after `most` at the latest. Returns them.
+    pub fn mark_slow(&mut self, now: Duration, usual: Duration, most: Duration) -> Vec<Attempt> {
+        let after = (usual * SLOW_TIMES).max(SLOW_LEAST).min(most);
         let mut slow = Vec::new();
         for attempt in self.running.values_mut() {
             if !attempt.is_slow && now.saturating_sub(attempt.began) > after {
@@ -215,6 +215,11 @@ impl Attempts {
         let mut probes = self.slow();
         probes.retain(|(_, attempt)| attempt.is_suspect);
         probes
+    }
+
+    /// True if an attempt may still end soon: it is not slow, and began after `since`.
+    pub fn has_quick(&self, since: Duration) -> bool {
+        self.running.values().any(|attempt| !attempt.is_slow && attempt.began > since)
     }
 
     /// Slow attempts, the longest first.

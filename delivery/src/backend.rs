@@ -51,7 +51,7 @@ impl Probes {
         self.sliced += took;
     }
 
-    /// An attempt failed after `took`, and was not cut off.
+    /// A slow attempt failed after `took`, and was not cut off.
     pub fn failed(&mut self, took: Duration) {
         self.sliced = Duration::ZERO;
         self.whole = took;

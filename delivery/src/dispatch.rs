@@ -16,6 +16,7 @@ use crate::ledger::{Ended, Finished};
 use crate::resource::{State, Step};
 use crate::shop::{ShopGate, ShopKey};
 use crate::sorted::Content;
+use crate::suspects::SLICE;
 
 /// Lanes of which the leader before left something behind get no turn up to this time: they had one,
 /// and may hang.
@@ -94,8 +95,8 @@ impl<C: Content> Core<C> {
         self.attempts.proven.look(is_crowded, now);
         while self.may_begin().is_ok() {
             let Some(turn) = self.next_turn() else { break };
-            let is_holding = self.is_holding_slots(turn.shop);
-            if self.has_slot(turn.shop, is_holding).is_err() {
+            let is_holding = !self.backend.is_stopped() && self.is_holding_slots(turn.shop);
+            if self.has_slot(&turn, is_holding).is_err() {
                 if is_holding && aside < ASIDE_MAX {
                     aside += 1;
                     self.release(turn.resource);
@@ -166,10 +167,13 @@ impl<C: Content> Core<C> {
         {
             return Err(Blocked::Unsettled);
         }
-        match self.backend.allows(session.now.at) {
+        let now = session.now.at;
+        match self.backend.allows(now) {
             Allowed::Nothing => Err(self.stopped_by()),
             // A slow probe does not keep a lane waiting that has not failed.
-            Allowed::Probe if self.attempts.usual() > 0 => Err(self.stopped_by()),
+            Allowed::Probe if self.attempts.has_quick(now.saturating_sub(SLICE)) => {
+                Err(self.stopped_by())
+            }
             Allowed::Probe | Allowed::All => Ok(()),
         }
     }
@@ -235,16 +239,23 @@ impl<C: Content> Core<C> {
             0
         } else if self.backend.is_stopped() {
             // Probes that are slow.
-            if in_flight < self.probe_slots(true) { in_flight - self.attempts.usual() } else { 0 }
+            if in_flight < PROBES_MAX { in_flight - self.attempts.usual() } else { 0 }
         } else {
             let concurrency = self.limiter.concurrency(self.session.now.at);
             usize::from(self.queue.shops.len() > 1 && concurrency == 1)
         }
     }
 
-    /// Slots for slow probes of a stopped backend: more while a lane waits that has not failed.
-    pub(crate) fn probe_slots(&self, has_unfailed: bool) -> usize {
-        let most = if has_unfailed { PROBES_MAX } else { PROBES_FAILED_MAX };
+    /// Slots for probes of a lane while the backend is stopped: more for one that has not failed.
+    pub(crate) fn probe_slots(&self, lane: LaneKey) -> usize {
+        let most = match (self.backend.is_down(), self.is_unfailed(lane)) {
+            (true, true) => PROBES_MAX,
+            (true, false) => PROBES_FAILED_MAX,
+            // As many as the limiter allows.
+            (false, true) => usize::MAX,
+            // Each may be a webhook that is lost on a backend that refuses.
+            (false, false) => 1,
+        };
         most.min(self.config.bounds.concurrency_max)
     }
 
@@ -262,13 +273,13 @@ impl<C: Content> Core<C> {
     /// Asks the limiter for a slot for a delivery of this shop. While long deliveries hold a quarter of
     /// the slots, other shops may use an eighth more. Where the limit plus that eighth exceeds
     /// `concurrency_max`, the shop that holds slots leaves the excess free.
-    fn has_slot(&mut self, key: ShopKey, is_holding: bool) -> Result<(), Blocked> {
-        if self.backend.is_stopped() && self.attempts.len() >= self.probe_slots(true) {
+    fn has_slot(&mut self, turn: &Turn, is_holding: bool) -> Result<(), Blocked> {
+        if self.backend.is_stopped() && self.attempts.len() >= self.probe_slots(turn.lane) {
             return Err(Blocked::Limit);
         }
         let slots = self.attempts.len() - self.spare_slots();
         let slots =
-            if is_holding { slots + self.left_slots() } else { slots - self.more_slots(key) };
+            if is_holding { slots + self.left_slots() } else { slots - self.more_slots(turn.shop) };
         let is_admitted = self.limiter.admit(slots, self.session.now.at);
         if is_admitted { Ok(()) } else { Err(Blocked::Limit) }
     }
@@ -385,6 +396,7 @@ impl<C: Content> Core<C> {
         let row = self.queue.lanes.get_mut(lane)?;
         row.flow.in_flight += 1;
         row.flow.tried_at = active;
+        row.flow.began_at = now;
         row.flow.is_in_line = false;
         let is_suspect = row.flow.suspect.is_some();
         let id = self.attempts.begin(Attempt {

@@ -218,7 +218,9 @@ impl<C: Content> Core<C> {
             let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
             self.counts.backend.went_down +=
                 u64::from(self.backend.failed(lane, shop, is_first, now));
-            self.backend.probes.failed(end.took);
+            if attempt.is_slow {
+                self.backend.probes.failed(end.took);
+            }
         }
         // A backend that is just full says nothing about one lane, unless others are well.
         let is_full = matches!(end.signal, Signal::Overloaded { .. } | Signal::Unavailable { .. });

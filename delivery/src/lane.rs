@@ -101,6 +101,8 @@ pub struct Flow {
     pub is_left: bool,
     /// Active time at which its last attempt began.
     pub tried_at: Duration,
+    /// Time at which its last attempt began.
+    pub began_at: Duration,
     /// When the lane's last delivery succeeded.
     pub succeeded_at: Option<Duration>,
     /// When the lane is to be looked at again.

@@ -406,11 +406,6 @@ impl Shops {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// True if a shop has a turn.
-    pub fn has_turns(&self) -> bool {
-        self.turns.iter().any(|turns| !turns.is_empty())
-    }
-
     /// Gives turns to the shops whose pause is over.
     pub fn wake(&mut self, now: Duration) {
         while let Some(Reverse((at, key))) = self.due.peek().copied()

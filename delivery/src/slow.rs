@@ -6,10 +6,19 @@ use crate::attempts::{Attempt, AttemptId};
 use crate::core::Core;
 use crate::event::Effect;
 use crate::sorted::Content;
-use crate::suspects::slice;
+use crate::suspects::{SLICE, luby};
 
-/// Slices of probes of a backend that is down: the longest is sixteen times the shortest.
-const SLICES: u64 = 31;
+/// Bits of an id that choose the slice: the longest is sixteen times the shortest.
+const SLICE_BITS: u32 = 5;
+/// 2^64 divided by the golden ratio: multiples of any step are spread evenly.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Shortest slices that a probe of a backend that is down has. By its id, and not by its number of failures: a
+/// lane that has not failed must have long ones, too.
+fn slices(id: AttemptId) -> u32 {
+    let number = id.0.wrapping_mul(GOLDEN) >> (u64::BITS - SLICE_BITS);
+    luby(1 + u32::try_from(number).unwrap_or(0))
+}
 
 impl<C: Content> Core<C> {
     /// Cuts slow attempts off where others wait for their slots; all of them, where everything waits
@@ -20,7 +29,8 @@ impl<C: Content> Core<C> {
             return Vec::new();
         }
         self.session.looks.slow_at = now + Duration::from_millis(50);
-        for slow in self.attempts.mark_slow(now, self.queue.shops.usual()) {
+        let most = if self.backend.is_down() { self.probe_slice() } else { Duration::MAX };
+        for slow in self.attempts.mark_slow(now, self.queue.shops.usual(), most) {
             if let Some(shop) = self.queue.shops.get(slow.shop) {
                 self.attempts.proven.is_slow(shop.hash);
             }
@@ -53,21 +63,24 @@ impl<C: Content> Core<C> {
     /// Probes of a backend that is down whose slice is over while others wait. One of several has all of
     /// its time; a single one at a time has, in turns with those that have a slice.
     fn down_probes_to_cut(&self) -> Vec<AttemptId> {
-        let has_limit = self.limiter.concurrency(self.session.now.at) > 0;
-        let has_waiting = self.next.is_some() || self.queue.shops.has_turns();
-        let in_flight = self.attempts.len();
-        let slots = self.probe_slots(self.next.is_some());
-        if !has_limit || !has_waiting || in_flight < slots || self.may_begin().is_err() {
+        let Some(waiting) = self.next else { return Vec::new() };
+        let now = self.session.now.at;
+        let (in_flight, slots) = (self.attempts.len(), self.probe_slots(waiting.lane));
+        if self.limiter.concurrency(now) == 0 || in_flight < slots || self.may_begin().is_err() {
             return Vec::new();
         }
         let has_scout = slots > 1 || self.backend.probes.is_whole_due();
         let is_over = |id: AttemptId, attempt: &Attempt| {
-            let number = u32::try_from(id.0 % SLICES).unwrap_or(0);
-            self.session.now.at.saturating_sub(attempt.began) >= slice(number)
+            now.saturating_sub(attempt.began) >= self.probe_slice() * slices(id)
         };
         let slow = self.attempts.slow().into_iter().skip(usize::from(has_scout));
         let over = slow.filter(|(id, attempt)| is_over(*id, attempt)).take(in_flight + 1 - slots);
         over.map(|(id, _)| id).collect()
+    }
+
+    /// The shortest slice of a probe of a backend that is down.
+    fn probe_slice(&self) -> Duration {
+        SLICE.max(self.queue.shops.usual() * 2)
     }
 
     /// The attempts to cut off for a lane that waits for a slot.

@@ -17,7 +17,7 @@ use crate::shop::ShopGate;
 use crate::sorted::Content;
 
 /// The shortest slice.
-const SLICE: Duration = Duration::from_millis(500);
+pub(crate) const SLICE: Duration = Duration::from_millis(500);
 /// A lane whose turn has come has it for so long: its bytes may have to be read.
 const CALLED_FOR: Duration = Duration::from_millis(500);
 
@@ -83,12 +83,12 @@ impl Suspects {
 }
 
 /// Slice of the probe after so many that failed.
-pub(crate) fn slice(probes: u32) -> Duration {
+fn slice(probes: u32) -> Duration {
     SLICE * luby(probes + 1)
 }
 
 /// The term of the sequence with this number, from 1.
-fn luby(mut number: u32) -> u32 {
+pub(crate) fn luby(mut number: u32) -> u32 {
     loop {
         let above = (number + 1).next_power_of_two();
         if above == number + 1 {

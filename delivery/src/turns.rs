@@ -36,7 +36,7 @@ enum Preferred {
 }
 
 impl<C: Content> Core<C> {
-    /// The next turn; while the backend is stopped, of a lane that has not failed, if there is one.
+    /// The next turn.
     pub(crate) fn next_turn(&mut self) -> Option<Turn> {
         // By turns with the one that waits, so that a single slot is not the line's alone.
         let is_next = std::mem::take(&mut self.attempts.suspects.has_gone) && self.next.is_some();
@@ -44,13 +44,11 @@ impl<C: Content> Core<C> {
             self.attempts.suspects.has_gone = true;
             return Some(called);
         }
-        if let Some(turn) = self.next.take() {
-            if self.is_still_due(&turn) {
-                return Some(turn);
-            }
-            if self.queue.index.state(turn.resource) == Some(State::Ready) {
-                self.release(turn.resource);
-            }
+        if self.backend.is_stopped() {
+            return self.next_probe();
+        }
+        if let Some(turn) = self.take_waiting() {
+            return Some(turn);
         }
         let now = self.session.now.at;
         if self.attempts.proven.has_turn(now) {
@@ -60,12 +58,7 @@ impl<C: Content> Core<C> {
             }
             self.attempts.proven.had_nothing(now);
         }
-        if self.backend.is_stopped() {
-            let turn = self.pick(Preferred::Unfailed);
-            if turn.is_some() || self.attempts.len() >= self.probe_slots(false) {
-                return turn;
-            }
-        } else if now < LEFT_LAST && now >= self.session.looks.fresh_at {
+        if now < LEFT_LAST && now >= self.session.looks.fresh_at {
             let turn = self.pick(Preferred::Fresh);
             if turn.is_some() {
                 return turn;
@@ -73,6 +66,39 @@ impl<C: Content> Core<C> {
             self.session.looks.fresh_at = now + FRESH_LOOK_EVERY;
         }
         self.pick(Preferred::Any)
+    }
+
+    /// The next turn while the backend is stopped: of a lane that has not failed, if there is one.
+    fn next_probe(&mut self) -> Option<Turn> {
+        let waiting = self.take_waiting();
+        if waiting.is_some_and(|turn| self.is_unfailed(turn.lane)) {
+            return waiting;
+        }
+        let Some(unfailed) = self.pick(Preferred::Unfailed) else {
+            return waiting.or_else(|| self.pick(Preferred::Any));
+        };
+        if let Some(turn) = waiting {
+            self.release(turn.resource);
+        }
+        Some(unfailed)
+    }
+
+    /// The turn that waits for a slot, if it is still due.
+    fn take_waiting(&mut self) -> Option<Turn> {
+        let turn = self.next.take()?;
+        if self.is_still_due(&turn) {
+            return Some(turn);
+        }
+        if self.queue.index.state(turn.resource) == Some(State::Ready) {
+            self.release(turn.resource);
+        }
+        None
+    }
+
+    /// True if a lane has not failed, and is not slow.
+    pub(crate) fn is_unfailed(&self, lane: LaneKey) -> bool {
+        let lane = self.queue.lanes.get(lane);
+        lane.is_some_and(|lane| !lane.breaker.has_failed() && !lane.flow.is_slow())
     }
 
     fn is_still_due(&self, turn: &Turn) -> bool {
@@ -179,7 +205,9 @@ impl<C: Content> Core<C> {
         if preferred == Preferred::Proven && !self.attempts.proven.contains(hash) {
             return None;
         }
-        let mut oldest: Option<(Position, LaneKey, bool)> = None;
+        // Lanes of a stopped backend take turns: the oldest may be the only one that still fails.
+        let is_stopped = self.backend.is_stopped();
+        let mut oldest: Option<((Duration, Position), LaneKey, bool)> = None;
         for at in 0.. {
             let Some(key) = self.queue.shops.get(shop)?.lanes.get(at).copied() else { break };
             let index = &self.queue.index;
@@ -201,12 +229,13 @@ impl<C: Content> Core<C> {
                 }
                 continue;
             };
-            if oldest.is_some_and(|(before, _, _)| before <= position) {
+            let tried_at = if is_stopped { lane.flow.began_at } else { Duration::ZERO };
+            if oldest.is_some_and(|(before, _, _)| before <= (tried_at, position)) {
                 continue;
             }
             let Some(lane) = self.queue.lanes.get(key) else { continue };
             match self.lane_gate(lane) {
-                Ok(()) => oldest = Some((position, key, was_tried)),
+                Ok(()) => oldest = Some(((tried_at, position), key, was_tried)),
                 Err(blocked) => self.wait_for_lane(key, blocked),
             }
         }

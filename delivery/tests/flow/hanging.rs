@@ -472,3 +472,95 @@ fn a_backend_that_was_down_and_now_takes_twenty_seconds_is_found() {
         assert!(world.core.counts().delivered > 0, "{concurrency} slots");
     }
 }
+
+/// Quick failures do not take a slow probe's time from it.
+#[test]
+fn a_shop_that_takes_twelve_seconds_is_found_among_thirty_that_fail_at_once() {
+    for concurrency in [1, 4, 16] {
+        let answers: Box<Answers> = Box::new(|shop, _, _| match shop {
+            X => Answer::Takes(12 * SECOND),
+            _ => Answer::Fails(MS),
+        });
+        let mut world = World::new(slots(concurrency, 1), answers);
+        for round in 0..20 {
+            world.accept(SECOND + round * MS, (100..130).map(|shop| (shop, 0)));
+        }
+        world.accept(60 * SECOND, [(X, 0)]);
+        world.run(1_800 * SECOND);
+        assert!(world.took.contains_key(&(X, 0)), "{concurrency} slots");
+    }
+}
+
+/// What recovers lies behind the older backlog of its shop.
+#[test]
+fn a_kind_that_recovers_is_found_behind_one_that_still_fails() {
+    for still in [Answer::Hangs, Answer::Fails(MS)] {
+        let answers: Box<Answers> = Box::new(move |_, kind, at| match kind {
+            1 if at >= 300 * SECOND => Answer::Takes(5 * MS),
+            _ => still,
+        });
+        let mut world = World::new(slots(16, 1), answers);
+        for round in 0..100 {
+            world.accept(SECOND + round * MS, (2..12).map(|shop| (shop, 0)));
+        }
+        world.accept(2 * SECOND, (2..12).map(|shop| (shop, 1)));
+        world.run(600 * SECOND);
+        assert!((2..12).all(|shop| world.took.contains_key(&(shop, 1))), "{still:?}");
+    }
+}
+
+/// Nobody waits for the slot of a single webhook.
+#[test]
+fn a_lone_probe_has_all_its_time() {
+    for recovers in (400..700).step_by(50) {
+        let recovers = recovers * SECOND;
+        let answers: Box<Answers> = Box::new(move |_, _, at| match at {
+            _ if at < 60 * SECOND => Answer::Fails(MS),
+            _ if at < recovers => Answer::Hangs,
+            _ => Answer::Takes(20 * SECOND),
+        });
+        let mut world = World::new(slots(1, 1), answers);
+        world.accept(SECOND, (2..5).map(|shop| (shop, 0)));
+        world.run(recovers + 150 * SECOND);
+        assert!(world.core.counts().delivered > 0, "recovers at {recovers:?}");
+    }
+}
+
+#[test]
+fn ten_shops_of_an_app_that_takes_a_second_are_found_behind_two_hundred_that_hang() {
+    for seed in 0..10 {
+        let answers: Box<Answers> = Box::new(|shop, _, _| match shop {
+            100.. => Answer::Hangs,
+            _ => Answer::Takes(SECOND),
+        });
+        let mut world = World::new(slots(16, seed), answers);
+        world.accept(SECOND, (2..12).map(|shop| (shop, 0)));
+        for round in 0..3 {
+            world.accept(5 * SECOND + round * MS, (100..300).map(|shop| (shop, 0)));
+        }
+        for second in 10..300 {
+            world.accept(second * SECOND, [(2 + second % 10, 0)]);
+        }
+        world.run(600 * SECOND);
+        let longest = (2..12).map(|shop| world.longest(shop)).max();
+        assert!(longest < Some(360 * SECOND), "seed {seed}: {longest:?}");
+    }
+}
+
+/// Lanes that hung before, and now fail at once.
+#[test]
+fn a_backend_that_fails_at_once_is_probed_once_a_second() {
+    let answers: Box<Answers> = Box::new(|_, _, at| match at {
+        _ if at < 300 * SECOND => Answer::Hangs,
+        _ => Answer::Fails(MS),
+    });
+    let mut world = World::new(slots(16, 1), answers);
+    for round in 0..5 {
+        world.accept(SECOND + round * MS, (100..140).map(|shop| (shop, 0)));
+    }
+    let sent = |world: &World| world.sent.values().sum::<u64>();
+    world.run(340 * SECOND);
+    let before = sent(&world);
+    world.run(400 * SECOND);
+    assert!(sent(&world) - before <= 65, "{} in a minute", sent(&world) - before);
+}
