@@ -77,6 +77,7 @@ pub struct Backend {
     is_unconnected: bool,
     succeeded_at: Duration,
     probe_at: Duration,
+    stopped_at: Duration,
     /// Time that counted towards retries, up to `since`.
     active: Duration,
     since: Duration,
@@ -121,6 +122,23 @@ impl Backend {
     /// Whether it is down, or refuses everything.
     pub fn is_stopped(&self) -> bool {
         self.is_down || self.is_refusing()
+    }
+
+    /// When it last stopped.
+    pub fn stopped_at(&self) -> Duration {
+        self.stopped_at
+    }
+
+    /// A probe says nothing about the backend: it was asked for less of one shop or resource, or the probe was
+    /// cut off while the backend refuses.
+    pub fn probed(&mut self, now: Duration) {
+        if self.is_stopped() {
+            self.probe_at = self.probe_at.max(now + self.probes_every());
+        }
+    }
+
+    fn probes_every(&self) -> Duration {
+        if self.is_refusing() { PROBE_REFUSING_EVERY } else { PROBE_EVERY }
     }
 
     /// Whether it refuses everything: then nothing is given up.
@@ -171,6 +189,7 @@ impl Backend {
         let has_opened = self.refusals.on_refusal(shop, now);
         if has_opened {
             self.active = active;
+            self.stopped_at = now;
         }
         if self.refusals.is_open() {
             self.probe_at = now + PROBE_REFUSING_EVERY;
@@ -214,11 +233,9 @@ impl Backend {
             self.probes = Probes::default();
             self.active = self.active(now);
             self.is_down = true;
+            self.stopped_at = now;
         }
-        if self.is_stopped() {
-            let pause = if self.is_refusing() { PROBE_REFUSING_EVERY } else { PROBE_EVERY };
-            self.probe_at = self.probe_at.max(now + pause);
-        }
+        self.probed(now);
         goes_down
     }
 

@@ -67,6 +67,9 @@ pub(crate) struct Looks {
     pub slow_at: Duration,
     /// Lanes, for leads of a leader before.
     pub leads_at: Duration,
+    /// Turns, for lanes that have not failed; and how often they were looked for.
+    pub unfailed_at: Duration,
+    pub unfailed: u32,
     /// Turns, for lanes of which the leader before left nothing behind.
     pub fresh_at: Duration,
     /// Resources that wait for their recorded lead.
@@ -323,10 +326,15 @@ impl<C: Content> Core<C> {
     /// A number that looks random, uniform in [0, 1).
     pub(crate) fn chance(&mut self) -> f64 {
         self.session.chance = self.session.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.session.chance;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let top = u32::try_from((mixed ^ (mixed >> 31)) >> 32).unwrap_or(0);
+        let top = u32::try_from(mixed(self.session.chance) >> 32).unwrap_or(0);
         f64::from(top) / (f64::from(u32::MAX) + 1.0)
     }
+}
+
+/// A number that looks random, the same for the same `number`: the end of SplitMix64.
+pub(crate) fn mixed(number: u64) -> u64 {
+    let mut mixed = number;
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }

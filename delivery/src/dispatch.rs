@@ -27,8 +27,6 @@ const LEADS_MAX: usize = 256;
 
 /// Probes under way of a backend that is down, slow ones included.
 const PROBES_MAX: usize = 4;
-/// The same, of lanes that failed before: one has all of its time, and one a slice.
-const PROBES_FAILED_MAX: usize = 2;
 
 /// Part of the slots from which on they count as held, if they are held for long.
 const HELD_PART: usize = 4;
@@ -171,11 +169,18 @@ impl<C: Content> Core<C> {
         match self.backend.allows(now) {
             Allowed::Nothing => Err(self.stopped_by()),
             // A slow probe does not keep a lane waiting that has not failed.
-            Allowed::Probe if self.attempts.has_quick(now.saturating_sub(SLICE)) => {
-                Err(self.stopped_by())
-            }
+            Allowed::Probe if self.has_quick_probe() => Err(self.stopped_by()),
             Allowed::Probe | Allowed::All => Ok(()),
         }
+    }
+
+    /// True if a probe under way may still end soon. A backend that is down gets another one after the shortest
+    /// slice; one that refuses only beside slow ones: each may be a webhook that is lost on it.
+    fn has_quick_probe(&self) -> bool {
+        if self.backend.is_refusing() {
+            return self.attempts.usual() > 0;
+        }
+        self.attempts.has_quick(self.session.now.at.saturating_sub(SLICE))
     }
 
     fn stopped_by(&self) -> Blocked {
@@ -246,14 +251,12 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Slots for probes of a lane while the backend is stopped: more for one that has not failed.
+    /// Slots for probes of a lane while the backend is stopped. Each may be a webhook that is lost on a backend
+    /// that refuses: then a lane that failed has one, and others as many as the limiter allows.
     pub(crate) fn probe_slots(&self, lane: LaneKey) -> usize {
         let most = match (self.backend.is_down(), self.is_unfailed(lane)) {
-            (true, true) => PROBES_MAX,
-            (true, false) => PROBES_FAILED_MAX,
-            // As many as the limiter allows.
+            (true, _) => PROBES_MAX,
             (false, true) => usize::MAX,
-            // Each may be a webhook that is lost on a backend that refuses.
             (false, false) => 1,
         };
         most.min(self.config.bounds.concurrency_max)

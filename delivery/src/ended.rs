@@ -76,6 +76,9 @@ impl<C: Content> Core<C> {
         let took = self.session.now.at.saturating_sub(attempt.began);
         self.freed(&attempt, took, false);
         self.backend.probes.was_cut(took);
+        if self.backend.is_refusing() {
+            self.backend.probed(self.session.now.at);
+        }
         self.suspect(&attempt, false);
         self.counts.cut_off += 1;
         let (now, chance) = (self.session.now.at, self.chance());
@@ -213,7 +216,9 @@ impl<C: Content> Core<C> {
         let is_narrow = matches!(scope, Some(Scope::Resource | Scope::Shop));
         if is_refusal {
             self.refused(attempt);
-        } else if !is_narrow {
+        } else if is_narrow {
+            self.backend.probed(now);
+        } else {
             let lane = self.queue.lanes.get(attempt.lane).map_or(0, |lane| lane.hash);
             let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
             self.counts.backend.went_down +=

@@ -190,6 +190,12 @@ impl Lane {
         }
     }
 
+    /// True if it has not failed, is not slow, and no attempt began after `since`. Not every failure is a lane's
+    /// own: without that, one that answers 503 for ever would be probed for ever.
+    pub fn is_unfailed(&self, since: Duration) -> bool {
+        !self.breaker.has_failed() && !self.flow.is_slow() && self.flow.began_at <= since
+    }
+
     /// Whether nothing of it waits anywhere.
     pub fn is_empty(&self) -> bool {
         self.window.count == 0

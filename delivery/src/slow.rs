@@ -3,20 +3,18 @@
 use std::time::Duration;
 
 use crate::attempts::{Attempt, AttemptId};
-use crate::core::Core;
+use crate::core::{Core, mixed};
 use crate::event::Effect;
 use crate::sorted::Content;
 use crate::suspects::{SLICE, luby};
 
 /// Bits of an id that choose the slice: the longest is sixteen times the shortest.
 const SLICE_BITS: u32 = 5;
-/// 2^64 divided by the golden ratio: multiples of any step are spread evenly.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Shortest slices that a probe of a backend that is down has. By its id, and not by its number of failures: a
 /// lane that has not failed must have long ones, too.
 fn slices(id: AttemptId) -> u32 {
-    let number = id.0.wrapping_mul(GOLDEN) >> (u64::BITS - SLICE_BITS);
+    let number = mixed(id.0) >> (u64::BITS - SLICE_BITS);
     luby(1 + u32::try_from(number).unwrap_or(0))
 }
 
@@ -109,5 +107,20 @@ impl<C: Content> Core<C> {
         // Two at least are allowed while two shops send.
         let limit = concurrency.max(2.min(self.config.bounds.concurrency_max));
         self.attempts.to_cut(limit, now, may_cut)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_do_not_fall_in_step_with_the_round_of_lanes() {
+        for lanes in 20..420 {
+            for first in 1..=lanes {
+                let is_long = |round: u64| slices(AttemptId(first + lanes * round)) >= 4;
+                assert!((0..100).any(is_long), "{lanes} lanes, attempt {first}");
+            }
+        }
     }
 }

@@ -15,6 +15,10 @@ use crate::sorted::{Class, Content};
 const PROBE_LOOKS: usize = 512;
 /// Between two looks for others, where there were none.
 const FRESH_LOOK_EVERY: Duration = Duration::from_millis(50);
+/// The same for lanes that have not failed, while the backend is stopped; and of so many looks, one is for the
+/// others.
+const UNFAILED_LOOK_EVERY: Duration = Duration::from_millis(50);
+const UNFAILED_LOOKS: u32 = 8;
 /// Between two looks whether a slow or suspect lane may have a slot, and as much again for so many
 /// lanes that wait.
 const SLOT_LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -27,8 +31,10 @@ const LEFT_LAST: Duration = Duration::from_secs(10);
 enum Preferred {
     /// Any.
     Any,
-    /// Those that have not failed, and are not slow.
+    /// Those that have not failed, and were not tried since the backend stopped.
     Unfailed,
+    /// The others.
+    Failed,
     /// Those of which the leader before left nothing behind.
     Fresh,
     /// Those of shops that are served while most slots are held.
@@ -70,17 +76,27 @@ impl<C: Content> Core<C> {
 
     /// The next turn while the backend is stopped: of a lane that has not failed, if there is one.
     fn next_probe(&mut self) -> Option<Turn> {
-        let waiting = self.take_waiting();
-        if waiting.is_some_and(|turn| self.is_unfailed(turn.lane)) {
-            return waiting;
+        if let Some(waiting) = self.take_waiting() {
+            return Some(waiting);
         }
-        let Some(unfailed) = self.pick(Preferred::Unfailed) else {
-            return waiting.or_else(|| self.pick(Preferred::Any));
-        };
-        if let Some(turn) = waiting {
-            self.release(turn.resource);
+        self.pick_preferred().or_else(|| self.pick(Preferred::Any))
+    }
+
+    /// The next turn of a lane that has not failed; every eighth one of a lane that has: new ones that fail may
+    /// come faster than they are probed.
+    fn pick_preferred(&mut self) -> Option<Turn> {
+        let now = self.session.now.at;
+        let looks = &mut self.session.looks;
+        if now < looks.unfailed_at {
+            return None;
         }
-        Some(unfailed)
+        looks.unfailed = (looks.unfailed + 1) % UNFAILED_LOOKS;
+        let preferred = if looks.unfailed == 0 { Preferred::Failed } else { Preferred::Unfailed };
+        let turn = self.pick(preferred);
+        if turn.is_none() {
+            self.session.looks.unfailed_at = now + UNFAILED_LOOK_EVERY;
+        }
+        turn
     }
 
     /// The turn that waits for a slot, if it is still due.
@@ -95,10 +111,10 @@ impl<C: Content> Core<C> {
         None
     }
 
-    /// True if a lane has not failed, and is not slow.
+    /// True if a lane has not failed, and was not tried since the backend stopped.
     pub(crate) fn is_unfailed(&self, lane: LaneKey) -> bool {
-        let lane = self.queue.lanes.get(lane);
-        lane.is_some_and(|lane| !lane.breaker.has_failed() && !lane.flow.is_slow())
+        let stopped_at = self.backend.stopped_at();
+        self.queue.lanes.get(lane).is_some_and(|lane| lane.is_unfailed(stopped_at))
     }
 
     fn is_still_due(&self, turn: &Turn) -> bool {
@@ -206,7 +222,7 @@ impl<C: Content> Core<C> {
             return None;
         }
         // Lanes of a stopped backend take turns: the oldest may be the only one that still fails.
-        let is_stopped = self.backend.is_stopped();
+        let (is_stopped, stopped_at) = (self.backend.is_stopped(), self.backend.stopped_at());
         let mut oldest: Option<((Duration, Position), LaneKey, bool)> = None;
         for at in 0.. {
             let Some(key) = self.queue.shops.get(shop)?.lanes.get(at).copied() else { break };
@@ -214,7 +230,8 @@ impl<C: Content> Core<C> {
             let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
             let is_preferred = match preferred {
                 Preferred::Any => true,
-                Preferred::Unfailed => !lane.breaker.has_failed() && !lane.flow.is_slow(),
+                Preferred::Unfailed => lane.is_unfailed(stopped_at),
+                Preferred::Failed => !lane.is_unfailed(stopped_at),
                 Preferred::Fresh => !lane.flow.is_left,
                 Preferred::Proven => !lane.flow.is_slow(),
             };

@@ -77,6 +77,8 @@ enum Answer {
     /// 503, and everybody to be left alone for so long.
     PausesAll(Duration),
     Hangs,
+    /// 403, after so long.
+    Refuses(Duration),
 }
 
 enum Task {
@@ -231,7 +233,10 @@ impl World {
                     *self.sent.entry((shop, kind)).or_default() += 1;
                     let answer = (self.answers)(shop, kind, self.now);
                     let took = match answer {
-                        Answer::Takes(took) | Answer::Resets(took) | Answer::Fails(took) => took,
+                        Answer::Takes(took)
+                        | Answer::Resets(took)
+                        | Answer::Fails(took)
+                        | Answer::Refuses(took) => took,
                         Answer::PausesShop(_) | Answer::PausesAll(_) => MS,
                         Answer::Hangs => TIMEOUT,
                     };
@@ -356,6 +361,10 @@ fn end_of(id: AttemptId, answer: Answer) -> AttemptEnd<()> {
         Answer::PausesAll(pause) => {
             let signal = Signal::Unavailable { retry_after: Some(pause) };
             (Verdict::Retry { pause, scope: Some(Scope::All), is_refusal: false }, signal, MS)
+        }
+        Answer::Refuses(took) => {
+            let verdict = Verdict::Retry { pause: Duration::ZERO, scope: None, is_refusal: true };
+            (verdict, Signal::Done, took)
         }
         Answer::Hangs => (retry, Signal::TimedOut, TIMEOUT),
     };
