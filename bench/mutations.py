@@ -47,8 +47,6 @@ CORE = [
      'slots > 1 || self.backend.probes.is_whole_due()', 'slots >= 1'),
     ('a backend that is down has as many probes as slots', 'dispatch.rs',
      'self.backend.is_stopped() && self.attempts.len() >= self.probe_slots(turn.lane)', 'self.attempts.len() > 1_000_000'),
-    ('a lane that is never blamed is probed for ever', 'lane.rs',
-     '&& self.flow.began_at <= since', '&& (self.flow.began_at <= since || true)'),
     ('new lanes have every probe', 'turns.rs', 'if looks.unfailed == 0 { Preferred', 'if looks.unfailed > 9 { Preferred'),
     ('who asks for less of a shop is probed without a pause', 'ended.rs',
      '} else if is_narrow {\n            self.backend.probed(now);', '} else if is_narrow {'),
