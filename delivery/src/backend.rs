@@ -77,6 +77,7 @@ pub struct Backend {
     is_unconnected: bool,
     succeeded_at: Duration,
     probe_at: Duration,
+    /// When it last went down or began to refuse.
     stopped_at: Duration,
     /// Time that counted towards retries, up to `since`.
     active: Duration,

@@ -76,10 +76,18 @@ impl<C: Content> Core<C> {
 
     /// The next turn while the backend is stopped: of a lane that has not failed, if there is one.
     fn next_probe(&mut self) -> Option<Turn> {
-        if let Some(waiting) = self.take_waiting() {
-            return Some(waiting);
+        let waiting = self.take_waiting();
+        // While it refuses, a lane that failed waits for the only slot of such lanes, and others do not.
+        if waiting.is_some_and(|turn| self.backend.is_down() || self.is_unfailed(turn.lane)) {
+            return waiting;
         }
-        self.pick_preferred().or_else(|| self.pick(Preferred::Any))
+        let Some(preferred) = self.pick_preferred() else {
+            return waiting.or_else(|| self.pick(Preferred::Any));
+        };
+        if let Some(turn) = waiting {
+            self.release(turn.resource);
+        }
+        Some(preferred)
     }
 
     /// The next turn of a lane that has not failed; every eighth one of a lane that has: new ones that fail may

@@ -493,7 +493,7 @@ fn a_shop_that_takes_twelve_seconds_is_found_among_thirty_that_fail_at_once() {
     }
 }
 
-/// What recovers lies behind the older backlog of its shop.
+/// One kind of each shop recovers, behind the shop's older backlog of another kind.
 #[test]
 fn a_kind_that_recovers_is_found_behind_one_that_still_fails() {
     for still in [Answer::Hangs, Answer::Fails(MS)] {
@@ -640,4 +640,26 @@ fn a_backend_that_refuses_slowly_has_one_probe_at_a_time() {
     let before = sent(&world);
     world.run(180 * SECOND);
     assert!(sent(&world) - before <= 6, "{} in a minute", sent(&world) - before);
+}
+
+/// One slot is for lanes that failed, and a lane that did not need not wait for it.
+#[test]
+fn a_new_shop_is_probed_beside_one_that_hangs_while_the_backend_refuses() {
+    for arrives in (105..135).step_by(5) {
+        let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+            50 => Answer::Takes(5 * MS),
+            _ if at < 60 * SECOND => Answer::Takes(5 * MS),
+            _ if at < 100 * SECOND => Answer::Refuses(MS),
+            _ => Answer::Hangs,
+        });
+        let mut world = World::new(slots(16, 1), answers);
+        for tick in 0..1_500 {
+            world.accept(SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+        }
+        world.run(99 * SECOND);
+        assert!(world.core.status().is_refusing);
+        world.accept(arrives * SECOND, [(50, 0)]);
+        world.run(arrives * SECOND + 15 * SECOND);
+        assert!(world.took.contains_key(&(50, 0)), "arrives at {arrives} s");
+    }
 }
