@@ -9,7 +9,7 @@ use crate::attempts::{Attempt, AttemptId};
 use crate::backoff::jittered;
 use crate::core::Core;
 use crate::event::{AttemptEnd, Scope, Verdict};
-use crate::lane::Suspect;
+use crate::lane::{FAILURES_KNOWN, Failures, Suspect};
 use crate::ledger::{Ended, Finished};
 use crate::resource::{State, Step};
 use crate::retry::RetryState;
@@ -36,6 +36,17 @@ struct Failure<E> {
     /// Refused, rather than failed.
     is_refusal: bool,
     evidence: E,
+}
+
+/// True if the backend failed to do its work, and did not say for how long it is to be left alone.
+fn is_failure(signal: Signal) -> bool {
+    match signal {
+        Signal::Done | Signal::Failed => false,
+        Signal::Overloaded { retry_after } | Signal::Unavailable { retry_after } => {
+            retry_after.is_none()
+        }
+        Signal::TimedOut | Signal::Broken => true,
+    }
 }
 
 impl<C: Content> Core<C> {
@@ -124,6 +135,9 @@ impl<C: Content> Core<C> {
         if is_own_matter || self.is_alone_in_failing(attempt, end.signal) {
             return;
         }
+        if self.is_known_to_fail(attempt, end) || self.is_of_stopped(end.signal) {
+            return;
+        }
         if end.verdict == Verdict::NotSent {
             return;
         }
@@ -133,18 +147,33 @@ impl<C: Content> Core<C> {
         self.limiter.ended(&sample, self.session.now.at, chance);
     }
 
+    /// True for a failure of a lane that is known to fail while the backend serves others: that the backend is
+    /// full, or is to be left alone, is said by what fails else. One who says outright that all is to
+    /// be left alone is believed.
+    fn is_known_to_fail(&self, attempt: &Attempt, end: &AttemptEnd<C::Evidence>) -> bool {
+        let Verdict::Retry { pause, scope: None, is_refusal: false } = end.verdict else {
+            return false;
+        };
+        // Nobody waits for one lane twice.
+        let least = if pause.is_zero() { FAILURES_KNOWN } else { 1 };
+        let lane = self.queue.lanes.get(attempt.lane);
+        let since = lane.and_then(|lane| lane.flow.failures.since(least));
+        since.is_some_and(|since| self.attempts.has_other_succeeded(attempt.lane, since))
+    }
+
+    /// True for a failure while the backend is stopped: its probes have a pace of their own, and what waits for
+    /// them is not to wait for the limiter as well.
+    fn is_of_stopped(&self, signal: Signal) -> bool {
+        self.backend.is_stopped() && is_failure(signal)
+    }
+
     /// True for a further failure of the only shop that fails, of a backend that serves others: it says
     /// nothing about what the backend can bear.
     fn is_alone_in_failing(&self, attempt: &Attempt, signal: Signal) -> bool {
-        let is_failure = match signal {
-            Signal::Done | Signal::Failed => false,
-            Signal::Overloaded { retry_after } | Signal::Unavailable { retry_after } => {
-                retry_after.is_none()
-            }
-            Signal::TimedOut | Signal::Broken => true,
-        };
         let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
-        is_failure && self.backend.is_only_failing(shop) && self.backend.has_served_other(shop)
+        is_failure(signal)
+            && self.backend.is_only_failing(shop)
+            && self.backend.has_served_other(shop)
     }
 
     fn delivered(&mut self, attempt: &Attempt) {
@@ -165,6 +194,7 @@ impl<C: Content> Core<C> {
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             let was_open = lane.breaker.succeeded();
             lane.flow.succeeded_at = Some(now);
+            lane.flow.failures = Failures::default();
             lane.flow.stalled = 0;
             lane.flow.is_left = false;
             let was_suspect = lane.flow.suspect.take().is_some();
@@ -229,7 +259,15 @@ impl<C: Content> Core<C> {
         }
         // A backend that is just full says nothing about one lane, unless others are well.
         let is_full = matches!(end.signal, Signal::Overloaded { .. } | Signal::Unavailable { .. });
-        let is_lanes = !is_full || self.attempts.has_other_succeeded(attempt.lane, attempt.began);
+        let is_lanes = !is_full
+            || self.attempts.has_other_succeeded(attempt.lane, attempt.began)
+            || self.is_known_to_fail(attempt, end);
+        if let Some(lane) = self.queue.lanes.get_mut(attempt.lane)
+            && !is_refusal
+            && !is_narrow
+        {
+            lane.flow.failures.add(now);
+        }
         if scope.is_none() && is_lanes && !end.is_unconnected {
             let (active, chance) = (self.active(), self.chance());
             if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {

@@ -27,6 +27,8 @@ pub struct Rest {
 
 /// Webhooks of a lane whose chunks are taken to be small if those of others are.
 const FEW: u64 = 16;
+/// Failures in a row from which on a lane is known to fail: a single one may be chance where a backend is full.
+pub const FAILURES_KNOWN: u32 = 2;
 
 /// A chunk whose webhooks are indexed, or some of them.
 #[derive(Debug)]
@@ -111,6 +113,37 @@ pub struct Flow {
     pub suspect: Option<Suspect>,
     /// Set while it waits for a slot that suspect lanes share.
     pub is_in_line: bool,
+    /// Failures since its last success.
+    pub failures: Failures,
+}
+
+/// Failures of a lane in a row.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Failures {
+    count: u32,
+    /// When the first of them ended.
+    since: Duration,
+}
+
+impl Failures {
+    /// The leader before had some.
+    pub fn left() -> Self {
+        Self { count: FAILURES_KNOWN, since: Duration::ZERO }
+    }
+
+    /// One more.
+    pub fn add(&mut self, now: Duration) {
+        if self.count == 0 {
+            self.since = now;
+        }
+        self.count = self.count.saturating_add(1);
+    }
+
+    /// When the first of at least so many ended, if there were as many: a further one says nothing about a backend
+    /// that has served others since then.
+    pub fn since(&self, least: u32) -> Option<Duration> {
+        (self.count >= least).then_some(self.since)
+    }
 }
 
 impl Flow {

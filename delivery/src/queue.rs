@@ -9,7 +9,7 @@ use spillway_webhook::position::Position;
 use crate::by_hash::ByHash;
 use crate::event::LaneLoaded;
 use crate::index::{Index, LaneKey, NONE, ResourceKey};
-use crate::lane::{Rest, Stored, Suspect};
+use crate::lane::{Failures, Rest, Stored, Suspect};
 use crate::lanes::{LANE_BYTES, Lanes};
 use crate::main_stream::MainStream;
 use crate::resource::State;
@@ -59,6 +59,9 @@ impl Queue {
             lane.breaker.restore(loaded.failing, loaded.is_tripped, Duration::ZERO);
             // It has its next attempt at once, and among those of its kind.
             lane.flow.is_left = true;
+            if !loaded.failing.is_zero() {
+                lane.flow.failures = Failures::left();
+            }
             lane.flow.suspect = loaded.is_suspect.then(Suspect::default);
             let (after, last) = (Position::default(), loaded.last);
             lane.rest = Some(Box::new(Rest { after, last, refill_at: Duration::ZERO }));

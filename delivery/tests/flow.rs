@@ -17,6 +17,8 @@ use spillway_webhook::position::Position;
 
 #[path = "flow/hanging.rs"]
 mod hanging;
+#[path = "flow/partly.rs"]
+mod partly;
 #[path = "flow/slow.rs"]
 mod slow;
 
@@ -74,9 +76,15 @@ enum Answer {
     Resets(Duration),
     /// 503, and the shop to be left alone for so long.
     PausesShop(Duration),
-    /// 503, and everybody to be left alone for so long.
+    /// 503, and outright everybody to be left alone for so long.
     PausesAll(Duration),
+    /// 503 with a `Retry-After` of so long.
+    RetryAfter(Duration),
     Hangs,
+    /// 503, after so long.
+    Unavailable(Duration),
+    /// 429, after so long.
+    Overloaded(Duration),
     /// 403, after so long.
     Refuses(Duration),
 }
@@ -235,9 +243,11 @@ impl World {
                     let took = match answer {
                         Answer::Takes(took)
                         | Answer::Resets(took)
+                        | Answer::Unavailable(took)
+                        | Answer::Overloaded(took)
                         | Answer::Fails(took)
                         | Answer::Refuses(took) => took,
-                        Answer::PausesShop(_) | Answer::PausesAll(_) => MS,
+                        Answer::PausesShop(_) | Answer::PausesAll(_) | Answer::RetryAfter(_) => MS,
                         Answer::Hangs => TIMEOUT,
                     };
                     self.later(self.now + took, Task::End(dispatch.id, answer));
@@ -354,6 +364,8 @@ fn end_of(id: AttemptId, answer: Answer) -> AttemptEnd<()> {
         Answer::Takes(took) => (Verdict::Delivered, Signal::Done, took),
         Answer::Fails(took) => (retry, Signal::Failed, took),
         Answer::Resets(took) => (retry, Signal::Broken, took),
+        Answer::Unavailable(took) => (retry, Signal::Unavailable { retry_after: None }, took),
+        Answer::Overloaded(took) => (retry, Signal::Overloaded { retry_after: None }, took),
         Answer::PausesShop(pause) => {
             let scope = Some(Scope::Shop);
             (Verdict::Retry { pause, scope, is_refusal: false }, Signal::Failed, MS)
@@ -361,6 +373,10 @@ fn end_of(id: AttemptId, answer: Answer) -> AttemptEnd<()> {
         Answer::PausesAll(pause) => {
             let signal = Signal::Unavailable { retry_after: Some(pause) };
             (Verdict::Retry { pause, scope: Some(Scope::All), is_refusal: false }, signal, MS)
+        }
+        Answer::RetryAfter(pause) => {
+            let signal = Signal::Unavailable { retry_after: Some(pause) };
+            (Verdict::Retry { pause, scope: None, is_refusal: false }, signal, MS)
         }
         Answer::Refuses(took) => {
             let verdict = Verdict::Retry { pause: Duration::ZERO, scope: None, is_refusal: true };

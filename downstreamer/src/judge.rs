@@ -61,11 +61,7 @@ pub fn judge_at(
         return Verdict::Dead { reason: "status", is_refusal: true };
     }
     let asked = retry_after.and_then(|text| parse_retry_after(text, now));
-    let scope = match (status, pauses) {
-        (429 | 503, Some(scope)) => Some(scope),
-        (429 | 503, None) if asked.is_some() => Some(Scope::All),
-        _ => None,
-    };
+    let scope = pauses.filter(|_| matches!(status, 429 | 503));
     let is_refusal = !matches!(status, 408 | 425 | 429 | 500..=599);
     Verdict::Retry { pause: asked.unwrap_or_default().min(pause_max), scope, is_refusal }
 }
@@ -168,9 +164,8 @@ mod tests {
         );
     }
 
-    fn retry(seconds: u64, pauses_all: bool, is_refusal: bool) -> Verdict {
-        let scope = pauses_all.then_some(Scope::All);
-        Verdict::Retry { pause: Duration::from_secs(seconds), scope, is_refusal }
+    fn retry(seconds: u64, is_refusal: bool) -> Verdict {
+        Verdict::Retry { pause: Duration::from_secs(seconds), scope: None, is_refusal }
     }
 
     #[test]
@@ -182,12 +177,12 @@ mod tests {
             check(status, Some("5"), Verdict::Dead { reason: "status", is_refusal: true });
         }
         for status in [408, 425, 429, 500, 502, 503, 504, 599] {
-            check(status, None, retry(0, false, false));
+            check(status, None, retry(0, false));
         }
         for status in [301, 302, 307, 401, 403, 404, 405, 409, 451] {
-            check(status, None, retry(0, false, true));
+            check(status, None, retry(0, true));
         }
-        let failed = retry(0, false, false);
+        let failed = retry(0, false);
         for outcome in [Outcome::TimedOut, Outcome::Unconnected, Outcome::Broken] {
             assert_eq!(judge_at(&outcome, &DEAD, LONGEST, noon()), failed);
         }
@@ -201,7 +196,7 @@ mod tests {
         for (status, pauses, expected) in [
             (429, Some(Scope::Shop), Some(Scope::Shop)),
             (503, Some(Scope::Resource), Some(Scope::Resource)),
-            (429, None, Some(Scope::All)),
+            (429, None, None),
             (503, Some(Scope::All), Some(Scope::All)),
             (500, Some(Scope::All), None),
         ] {
@@ -212,7 +207,7 @@ mod tests {
             let is_narrow = matches!(expected, Some(Scope::Resource | Scope::Shop));
             assert_eq!(outcome.is_narrow_pause(), is_narrow);
             let is_felt = !matches!(signal(&outcome, verdict), Signal::Failed);
-            assert_eq!(is_felt, expected == Some(Scope::All), "{outcome:?}");
+            assert_eq!(is_felt, status != 500 && !is_narrow, "{outcome:?}");
         }
         assert_eq!(parse_scope(" shop "), Some(Scope::Shop));
         assert_eq!(parse_scope("shops"), None);
@@ -220,18 +215,18 @@ mod tests {
 
     #[test]
     fn retry_after_is_honoured_and_bounded() {
-        check(429, Some("5"), retry(5, true, false));
-        check(503, Some(" 7 "), retry(7, true, false));
-        check(503, Some("Thu, 01 Jan 2026 12:00:30 GMT"), retry(30, true, false));
-        check(503, Some("Thu, 01 Jan 2026 11:00:00 GMT"), retry(0, true, false));
-        check(503, Some("86400"), retry(600, true, false));
-        check(500, Some("9"), retry(9, false, false));
-        check(404, Some("9"), retry(9, false, true));
+        check(429, Some("5"), retry(5, false));
+        check(503, Some(" 7 "), retry(7, false));
+        check(503, Some("Thu, 01 Jan 2026 12:00:30 GMT"), retry(30, false));
+        check(503, Some("Thu, 01 Jan 2026 11:00:00 GMT"), retry(0, false));
+        check(503, Some("86400"), retry(600, false));
+        check(500, Some("9"), retry(9, false));
+        check(404, Some("9"), retry(9, true));
         for text in ["4294967296", "99999999999999999999"] {
-            check(503, Some(text), retry(600, true, false));
+            check(503, Some(text), retry(600, false));
         }
         for text in ["", "soon", "-1", "+1", "1.5"] {
-            check(503, Some(text), retry(0, false, false));
+            check(503, Some(text), retry(0, false));
         }
     }
 }

@@ -1,0 +1,67 @@
+//! Some shops are answered that the backend has no room, or get no answer at all, and others are served: these
+//! must not notice.
+
+use super::*;
+
+/// When the first shops begin to be ill.
+const ILL_FROM: Duration = Duration::from_secs(10);
+/// From then on, what is theirs is told from the backend's.
+const TOLD_AFTER: Duration = Duration::from_secs(30);
+const END: Duration = Duration::from_secs(600);
+/// Numbers of the ill shops begin here.
+const ILL: u32 = 100;
+const HEALTHY: u32 = 20;
+
+/// Webhooks of healthy shops, one every so often.
+fn accepted(every: Duration) -> u32 {
+    (END - SECOND).div_duration_f64(every) as u32
+}
+
+/// Twenty healthy shops beside ill ones: webhooks of all that are accepted every so often, by turns, and of each
+/// ill one.
+fn beside(ill: u32, answer: Answer, all_every: Duration, ill_every: Duration) -> World {
+    PACKS.with_borrow_mut(BTreeMap::clear);
+    let answers = move |shop, _, at| {
+        if shop >= ILL && at >= ILL_FROM { answer } else { Answer::Takes(5 * MS) }
+    };
+    let mut world = World::new(config(16), Box::new(answers));
+    for number in 0..accepted(all_every) {
+        world.accept(SECOND + all_every * number, [(number % HEALTHY, 0)]);
+    }
+    for shop in 0..ill {
+        let mut at = SECOND + 37 * MS * shop;
+        while at < END {
+            world.accept(at, [(ILL + shop, 0)]);
+            at += ill_every;
+        }
+    }
+    world
+}
+
+#[test]
+fn shops_that_are_served_do_not_wait_for_others_whose_answers_say_that_there_is_no_room() {
+    let answers = [
+        Answer::Fails(5 * MS),
+        Answer::Resets(MS),
+        Answer::Unavailable(MS),
+        Answer::Overloaded(MS),
+        Answer::RetryAfter(SECOND),
+    ];
+    for answer in answers {
+        for ill in [1, 2, 10] {
+            for (all_every, ill_every) in [(50 * MS, SECOND), (SECOND, 10 * SECOND)] {
+                let mut world = beside(ill, answer, all_every, ill_every);
+                world.run(END + SECOND);
+                let what = format!("{answer:?}, {ill} shops, every {all_every:?}");
+                let served = world.took.range(..(HEALTHY, 0)).map(|(_, took)| took);
+                let number: usize = served.clone().map(Vec::len).sum();
+                assert_eq!(number, accepted(all_every) as usize, "{what}");
+                let longest = served.clone().flatten().max();
+                assert!(longest < Some(&(20 * SECOND)), "{what}: {longest:?}");
+                let told = (ILL_FROM + TOLD_AFTER).div_duration_f64(all_every * HEALTHY) as usize;
+                let later = served.flat_map(|took| took.iter().skip(told + 1)).max();
+                assert!(later < Some(&(200 * MS)), "{what}: {later:?} later on");
+            }
+        }
+    }
+}
