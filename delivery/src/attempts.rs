@@ -114,6 +114,9 @@ impl Attempts {
         self.next += 1;
         self.odd += usize::from(attempt.is_suspect);
         self.probes += usize::from(attempt.is_suspect);
+        if !attempt.is_suspect {
+            self.suspects.has_gone = false;
+        }
         self.running.insert(self.next, attempt);
         AttemptId(self.next)
     }
@@ -228,6 +231,12 @@ impl Attempts {
         let mut slow: Vec<_> = slow.map(|(id, attempt)| (AttemptId(*id), *attempt)).collect();
         slow.sort_unstable_by_key(|(id, attempt)| (attempt.began, *id));
         slow
+    }
+
+    /// Whether any lane had a success lately.
+    pub fn has_succeeded_lately(&self, now: Duration) -> bool {
+        let since = now.saturating_sub(ALONE_AFTER);
+        self.succeeded[0].is_some_and(|(_, at)| at >= since)
     }
 
     /// Whether no other lane had a success lately.

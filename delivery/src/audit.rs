@@ -56,7 +56,9 @@ impl<C: Content> Core<C> {
     /// True if the lane's shop has a turn, or an event that must come gives it one.
     fn is_looked_at_again(&self, key: LaneKey, lane: &Lane, class: Class) -> bool {
         let flow = &lane.flow;
-        let is_in_line = flow.is_in_line || self.attempts.suspects.is_called(key);
+        // The line stands still while the backend is stopped.
+        let is_in_line = (flow.is_in_line || self.attempts.suspects.is_called(key))
+            && !self.backend.is_stopped();
         is_in_line
             || flow.is_at_work()
             || flow.wakes_at.is_some()

@@ -110,7 +110,12 @@ impl<C: Content> Core<C> {
                 break;
             }
             match self.begin(turn) {
-                Some(effect) => effects.push(effect),
+                Some(effect) => {
+                    let is_probe = self.backend.is_stopped();
+                    self.session.looks.probes =
+                        self.session.looks.probes.wrapping_add(u32::from(is_probe));
+                    effects.push(effect);
+                }
                 None => self.limiter.unused(),
             }
         }
@@ -217,8 +222,7 @@ impl<C: Content> Core<C> {
             if lane.flow.is_at_work() || now < suspect.until {
                 return Err(Blocked::LaneSuspect);
             }
-            let may_go = self.attempts.suspects.may_go(key, self.free_for_suspects());
-            if !may_go && !self.has_free_slot_alone(key) {
+            if !self.attempts.suspects.may_go(key, self.free_for_suspects()) {
                 return Err(Blocked::SlowSlots);
             }
         }
@@ -228,7 +232,7 @@ impl<C: Content> Core<C> {
         Ok(())
     }
 
-    /// True if a slow or suspect lane may take more than its part: no other lane had a success lately,
+    /// True if a slow lane may take more than its part: no other lane had a success lately,
     /// and there is a free slot. It does not wait for one: then others would wait behind it.
     fn has_free_slot_alone(&self, lane: LaneKey) -> bool {
         let now = self.session.now.at;

@@ -262,10 +262,7 @@ impl<C: Content> Core<C> {
         let is_lanes = !is_full
             || self.attempts.has_other_succeeded(attempt.lane, attempt.began)
             || self.is_known_to_fail(attempt, end);
-        if let Some(lane) = self.queue.lanes.get_mut(attempt.lane)
-            && !is_refusal
-            && !is_narrow
-        {
+        if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             lane.flow.failures.add(now);
         }
         if scope.is_none() && is_lanes && !end.is_unconnected {

@@ -223,10 +223,14 @@ impl Lane {
         }
     }
 
-    /// True if it has not failed, is not slow, and no attempt began after `since`. Not every failure is a lane's
-    /// own: without that, one that answers 503 for ever would be probed for ever.
+    /// True if its last attempt did not fail, it is not slow, and no attempt began after `since`.
     pub fn is_unfailed(&self, since: Duration) -> bool {
-        !self.breaker.has_failed() && !self.flow.is_slow() && self.flow.began_at <= since
+        !self.has_failed() && !self.flow.is_slow() && self.flow.began_at <= since
+    }
+
+    /// Whether anything of it failed since its last success.
+    pub fn has_failed(&self) -> bool {
+        self.breaker.has_failed() || self.flow.failures.since(1).is_some()
     }
 
     /// Whether nothing of it waits anywhere.

@@ -31,6 +31,15 @@ const TOOK_OVER: f64 = 4.0;
 /// A delivery counts as so many usual ones at most: a few of one slow shop do not change what is usual.
 const USUAL_TIMES: f64 = 4.0;
 
+/// Fairness of turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TurnsBy {
+    /// By the time that a shop's deliveries take: one whose deliveries are long has fewer.
+    Time,
+    /// One after the other: where turns are rare, none has several, and none waits for what it took before.
+    Number,
+}
+
 /// Key of a shop.
 pub type ShopKey = u32;
 
@@ -241,7 +250,7 @@ impl Shops {
     }
 
     /// The next shop that may have a turn of this class.
-    pub fn next(&mut self, class: Class, now: Duration) -> Option<ShopKey> {
+    pub fn next(&mut self, class: Class, by: TurnsBy, now: Duration) -> Option<ShopKey> {
         let turns = &mut self.turns[class.index()];
         while let Some((key, born)) = turns.pop_front() {
             let shop = self.shops.get_mut(usize_of(key));
@@ -258,7 +267,7 @@ impl Shops {
                     continue;
                 }
             }
-            if shop.debt >= 1.0 && !turns.is_empty() {
+            if by == TurnsBy::Time && shop.debt >= 1.0 && !turns.is_empty() {
                 shop.debt -= 1.0;
                 shop.has_turn[class.index()] = true;
                 turns.push_back((key, born));
@@ -270,12 +279,12 @@ impl Shops {
     }
 
     /// A shop that had a turn has another one later; soon, if it is owed some.
-    pub fn keep_turn(&mut self, key: ShopKey, class: Class) {
+    pub fn keep_turn(&mut self, key: ShopKey, class: Class, by: TurnsBy) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
         if std::mem::replace(&mut shop.has_turn[class.index()], true) {
             return;
         }
-        if shop.debt <= -1.0 {
+        if by == TurnsBy::Time && shop.debt <= -1.0 {
             shop.debt += 1.0;
             self.turns[class.index()].push_front((key, shop.born));
         } else {
@@ -361,6 +370,8 @@ impl Shops {
         shop.long -= u32::from(is_long);
         shop.took += (took - shop.took) / TOOK_OVER;
         let cost = if self.usual > 0.0 { took / self.usual } else { 1.0 };
+        // A quick failure is a turn that others could have had.
+        let cost = if is_usual { cost } else { cost.max(1.0) };
         shop.debt = (shop.debt + cost - 1.0).clamp(-CREDIT_MAX, DEBT_MAX);
         self.give_turns(key);
     }

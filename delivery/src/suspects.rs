@@ -47,7 +47,7 @@ pub(crate) struct Suspects {
     least: Duration,
     /// Where slots are few, no probe begins before.
     rests_until: Duration,
-    /// Set if the last turn was of a called lane.
+    /// Set if a called lane had a turn, and no other one since.
     pub has_gone: bool,
 }
 
@@ -108,12 +108,17 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Slots that suspect lanes share and none of them holds.
+    /// Slots that suspect lanes share and none of them holds: all free ones, where nothing was delivered lately.
     pub(crate) fn free_for_suspects(&self) -> usize {
         let now = self.session.now.at;
         let limit = self.limiter.concurrency(now);
         let rests = limit < SLOTS_FEW && now < self.attempts.suspects.rests_until;
-        if rests { 0 } else { self.attempts.free_for_suspects(limit) }
+        let shared = if rests { 0 } else { self.attempts.free_for_suspects(limit) };
+        if self.attempts.has_succeeded_lately(now) {
+            return shared;
+        }
+        let free = (limit + self.spare_slots()).saturating_sub(self.attempts.len());
+        shared.max(free)
     }
 
     /// Those first in line have their turn while slots are free.
@@ -122,6 +127,7 @@ impl<C: Content> Core<C> {
         if self.backend.is_stopped() {
             return;
         }
+        self.call_back();
         let lanes = &self.queue.lanes;
         self.attempts.suspects.called.retain_mut(|(key, until)| {
             let flow = lanes.get(*key).map(|lane| &lane.flow);
@@ -163,6 +169,22 @@ impl<C: Content> Core<C> {
         }
         for key in shut.into_iter().rev() {
             self.attempts.suspects.waiting.push_front(key);
+        }
+    }
+
+    /// Lanes that were called while there were more slots are first in line again: turns that passed meanwhile would
+    /// fall to the same few lanes again and again.
+    fn call_back(&mut self) {
+        let free = self.free_for_suspects();
+        while self.attempts.suspects.called.len() > free
+            && let Some((key, _)) = self.attempts.suspects.called.pop()
+        {
+            if let Some(lane) = self.queue.lanes.get_mut(key)
+                && lane.flow.in_flight == 0
+                && !std::mem::replace(&mut lane.flow.is_in_line, true)
+            {
+                self.attempts.suspects.waiting.push_front(key);
+            }
         }
     }
 

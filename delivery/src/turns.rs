@@ -7,18 +7,19 @@ use spillway_webhook::position::Position;
 use crate::core::Core;
 use crate::dispatch::{Blocked, LEFT_AFTER, Turn};
 use crate::index::LaneKey;
+use crate::lane::Lane;
 use crate::resource::State;
-use crate::shop::ShopKey;
+use crate::shop::{ShopKey, TurnsBy};
 use crate::sorted::{Class, Content};
 
 /// Shops that are looked at for a lane that is preferred.
 const PROBE_LOOKS: usize = 512;
 /// Between two looks for others, where there were none.
 const FRESH_LOOK_EVERY: Duration = Duration::from_millis(50);
-/// The same for lanes that have not failed, while the backend is stopped; and of so many looks, one is for the
+/// The same for lanes that have not failed, while the backend is stopped; and of so many probes, one is of the
 /// others.
 const UNFAILED_LOOK_EVERY: Duration = Duration::from_millis(50);
-const UNFAILED_LOOKS: u32 = 8;
+const PROBES_UNFAILED: u32 = 8;
 /// Between two looks whether a slow or suspect lane may have a slot, and as much again for so many
 /// lanes that wait.
 const SLOT_LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -45,7 +46,7 @@ impl<C: Content> Core<C> {
     /// The next turn.
     pub(crate) fn next_turn(&mut self) -> Option<Turn> {
         // By turns with the one that waits, so that a single slot is not the line's alone.
-        let is_next = std::mem::take(&mut self.attempts.suspects.has_gone) && self.next.is_some();
+        let is_next = self.attempts.suspects.has_gone && self.next.is_some();
         if !is_next && let Some(called) = self.next_called() {
             self.attempts.suspects.has_gone = true;
             return Some(called);
@@ -81,26 +82,26 @@ impl<C: Content> Core<C> {
         if waiting.is_some_and(|turn| self.backend.is_down() || self.is_unfailed(turn.lane)) {
             return waiting;
         }
-        let Some(preferred) = self.pick_preferred() else {
+        let Some(preferred) = self.pick_preferred(waiting.is_some()) else {
             return waiting.or_else(|| self.pick(Preferred::Any));
         };
-        if let Some(turn) = waiting {
-            self.release(turn.resource);
-        }
+        // The one that waits keeps its place.
+        self.next = waiting;
         Some(preferred)
     }
 
-    /// The next turn of a lane that has not failed; every eighth one of a lane that has: new ones that fail may
-    /// come faster than they are probed.
-    fn pick_preferred(&mut self) -> Option<Turn> {
+    /// The next turn of a lane that has not failed. Of eight probes, one is of a lane that has: new ones that fail
+    /// may come faster than they are probed.
+    fn pick_preferred(&mut self, has_failed_waiting: bool) -> Option<Turn> {
         let now = self.session.now.at;
         let looks = &mut self.session.looks;
+        if looks.probes % PROBES_UNFAILED == PROBES_UNFAILED - 1 {
+            return if has_failed_waiting { None } else { self.pick(Preferred::Failed) };
+        }
         if now < looks.unfailed_at {
             return None;
         }
-        looks.unfailed = (looks.unfailed + 1) % UNFAILED_LOOKS;
-        let preferred = if looks.unfailed == 0 { Preferred::Failed } else { Preferred::Unfailed };
-        let turn = self.pick(preferred);
+        let turn = self.pick(Preferred::Unfailed);
         if turn.is_none() {
             self.session.looks.unfailed_at = now + UNFAILED_LOOK_EVERY;
         }
@@ -142,11 +143,12 @@ impl<C: Content> Core<C> {
     /// Picks by turns of shops, and within a shop in stream order.
     fn pick(&mut self, preferred: Preferred) -> Option<Turn> {
         let now = self.session.now.at;
+        let by = if self.backend.is_stopped() { TurnsBy::Number } else { TurnsBy::Time };
         for class in self.queue.shops.first_class() {
             let (mut set_aside, mut found) = (Vec::new(), None);
-            while let Some(shop) = self.queue.shops.next(class, now) {
+            while let Some(shop) = self.queue.shops.next(class, by, now) {
                 if let Some(turn) = self.pick_of(shop, class, preferred) {
-                    self.queue.shops.keep_turn(shop, class);
+                    self.queue.shops.keep_turn(shop, class, by);
                     found = Some(turn);
                     break;
                 }
@@ -225,12 +227,18 @@ impl<C: Content> Core<C> {
         class: Class,
         preferred: Preferred,
     ) -> Option<(LaneKey, bool)> {
-        let hash = self.queue.shops.get(shop)?.hash;
-        if preferred == Preferred::Proven && !self.attempts.proven.contains(hash) {
+        let about = self.queue.shops.get(shop)?;
+        if preferred == Preferred::Proven && !self.attempts.proven.contains(about.hash) {
             return None;
         }
-        // Lanes of a stopped backend take turns: the oldest may be the only one that still fails.
-        let (is_stopped, stopped_at) = (self.backend.is_stopped(), self.backend.stopped_at());
+        // Where turns may be rare, lanes of a shop take them one after the other: the oldest may be the only one
+        // that fails, or for which the shop is paused again and again.
+        let lanes = &self.queue.lanes;
+        let is_failing = |key: &LaneKey| lanes.get(*key).is_some_and(Lane::has_failed);
+        let are_rare = self.backend.is_stopped()
+            || !about.paused_until.is_zero()
+            || (about.lanes.len() > 1 && about.lanes.iter().any(is_failing));
+        let stopped_at = self.backend.stopped_at();
         let mut oldest: Option<((Duration, Position), LaneKey, bool)> = None;
         for at in 0.. {
             let Some(key) = self.queue.shops.get(shop)?.lanes.get(at).copied() else { break };
@@ -254,7 +262,7 @@ impl<C: Content> Core<C> {
                 }
                 continue;
             };
-            let tried_at = if is_stopped { lane.flow.began_at } else { Duration::ZERO };
+            let tried_at = if are_rare { lane.flow.began_at } else { Duration::ZERO };
             if oldest.is_some_and(|(before, _, _)| before <= (tried_at, position)) {
                 continue;
             }

@@ -19,6 +19,8 @@ use spillway_webhook::position::Position;
 mod hanging;
 #[path = "flow/partly.rs"]
 mod partly;
+#[path = "flow/recovery.rs"]
+mod recovery;
 #[path = "flow/slow.rs"]
 mod slow;
 

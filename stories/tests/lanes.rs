@@ -314,6 +314,18 @@ async fn a_shop_that_is_answered_404_delays_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shop_that_is_answered_429_delays_no_other() {
+    let story = Standstill::new("answered 429", End::Killed);
+    story.of_a_backend_that(|| Behaviour::status(429)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shop_that_is_answered_503_delays_no_other() {
+    let story = Standstill::new("answered 503", End::Stopped);
+    story.of_a_backend_that(|| Behaviour::status(503)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shop_that_is_never_answered_delays_no_other() {
     let story = Standstill::new("never answered", End::Killed);
     story.of_a_backend_that(|| Behaviour::Hang).await;

@@ -65,3 +65,32 @@ fn shops_that_are_served_do_not_wait_for_others_whose_answers_say_that_there_is_
         }
     }
 }
+
+#[test]
+fn a_backend_that_is_full_for_everybody_is_given_less() {
+    for refused in [30, 60, 90] {
+        PACKS.with_borrow_mut(BTreeMap::clear);
+        let answers: Box<Answers> = Box::new(move |shop, _, at| {
+            let chance = (at.as_nanos() as u64 ^ u64::from(shop)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let is_refused = at >= ILL_FROM && (chance >> 32) % 100 < refused;
+            if is_refused { Answer::Unavailable(5 * MS) } else { Answer::Takes(20 * MS) }
+        });
+        let mut world = World::new(config(64), answers);
+        for round in 0..6_000 {
+            world.accept(SECOND + round * 20 * MS, (0..HEALTHY).map(|shop| (shop, 0)));
+        }
+        world.run(ILL_FROM);
+        let before = world.core.status().limit;
+        world.run(60 * SECOND);
+        let after = world.core.status().limit;
+        assert!(after * 4 <= before, "{refused} of 100 refused: {after} at a time, {before} before");
+    }
+}
+
+#[test]
+fn one_who_says_outright_that_all_is_to_be_left_alone_is_believed_each_time() {
+    let mut world = beside(1, Answer::PausesAll(3 * SECOND), 100 * MS, 5 * SECOND);
+    world.run(300 * SECOND);
+    let longest = world.took.range(..(HEALTHY, 0)).flat_map(|(_, took)| took.iter().skip(50)).max();
+    assert!(longest >= Some(&(2 * SECOND)), "{longest:?}");
+}
