@@ -256,13 +256,10 @@ impl<C: Content> Core<C> {
     }
 
     /// Slots for probes of a lane while the backend is stopped. Each may be a webhook that is lost on a backend
-    /// that refuses: then a lane that failed has one, and others as many as the limiter allows.
+    /// that refuses: then a lane that failed has one, if nothing else is under way.
     pub(crate) fn probe_slots(&self, lane: LaneKey) -> usize {
-        let most = match (self.backend.is_down(), self.is_unfailed(lane)) {
-            (true, _) => PROBES_MAX,
-            (false, true) => usize::MAX,
-            (false, false) => 1,
-        };
+        let is_alone = !self.backend.is_down() && !self.is_unfailed(lane);
+        let most = if is_alone { 1 } else { PROBES_MAX };
         most.min(self.config.bounds.concurrency_max)
     }
 

@@ -22,6 +22,9 @@ const SUSPECT_LONGEST: Duration = Duration::from_secs(60);
 /// Active time after which the circuit breaker of a suspect lane opens, however few attempts it had.
 const SUSPECT_OPENS: Duration = Duration::from_secs(600);
 
+/// A delivery of another lane says for so long that it is a lane's own matter that it fails.
+const SERVED_LATELY: Duration = Duration::from_secs(600);
+
 /// Reason of a dead letter that was tried for as long as it may be.
 const RETRIES_EXHAUSTED: &str = "retries_exhausted";
 
@@ -154,11 +157,17 @@ impl<C: Content> Core<C> {
         let Verdict::Retry { pause, scope: None, is_refusal: false } = end.verdict else {
             return false;
         };
+        // No connection is never one lane's fault. A backend that is stopped is left alone as it asks.
+        if end.is_unconnected || (!pause.is_zero() && self.backend.is_stopped()) {
+            return false;
+        }
         // Nobody waits for one lane twice.
         let least = if pause.is_zero() { FAILURES_KNOWN } else { 1 };
         let lane = self.queue.lanes.get(attempt.lane);
         let since = lane.and_then(|lane| lane.flow.failures.since(least));
-        since.is_some_and(|since| self.attempts.has_other_succeeded(attempt.lane, since))
+        let lately = self.session.now.at.saturating_sub(SERVED_LATELY);
+        since
+            .is_some_and(|since| self.attempts.has_other_succeeded(attempt.lane, since.max(lately)))
     }
 
     /// True for a failure while the backend is stopped: its probes have a pace of their own, and what waits for
@@ -262,7 +271,10 @@ impl<C: Content> Core<C> {
         let is_lanes = !is_full
             || self.attempts.has_other_succeeded(attempt.lane, attempt.began)
             || self.is_known_to_fail(attempt, end);
-        if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
+        if !is_refusal
+            && !is_narrow
+            && let Some(lane) = self.queue.lanes.get_mut(attempt.lane)
+        {
             lane.flow.failures.add(now);
         }
         if scope.is_none() && is_lanes && !end.is_unconnected {

@@ -94,8 +94,10 @@ impl<C: Content> Core<C> {
     /// may come faster than they are probed.
     fn pick_preferred(&mut self, has_failed_waiting: bool) -> Option<Turn> {
         let now = self.session.now.at;
-        let looks = &mut self.session.looks;
-        if looks.probes % PROBES_UNFAILED == PROBES_UNFAILED - 1 {
+        let looks = &self.session.looks;
+        // While it refuses, one that failed has to wait for all others.
+        let may_fail = self.backend.is_down() || self.attempts.len() == 0;
+        if may_fail && looks.probes % PROBES_UNFAILED == PROBES_UNFAILED - 1 {
             return if has_failed_waiting { None } else { self.pick(Preferred::Failed) };
         }
         if now < looks.unfailed_at {
@@ -236,7 +238,7 @@ impl<C: Content> Core<C> {
         let lanes = &self.queue.lanes;
         let is_failing = |key: &LaneKey| lanes.get(*key).is_some_and(Lane::has_failed);
         let are_rare = self.backend.is_stopped()
-            || !about.paused_until.is_zero()
+            || (!about.paused_until.is_zero() && self.config.shop_bounds.spacing.is_zero())
             || (about.lanes.len() > 1 && about.lanes.iter().any(is_failing));
         let stopped_at = self.backend.stopped_at();
         let mut oldest: Option<((Duration, Position), LaneKey, bool)> = None;

@@ -71,7 +71,8 @@ fn a_backend_that_is_full_for_everybody_is_given_less() {
     for refused in [30, 60, 90] {
         PACKS.with_borrow_mut(BTreeMap::clear);
         let answers: Box<Answers> = Box::new(move |shop, _, at| {
-            let chance = (at.as_nanos() as u64 ^ u64::from(shop)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let chance =
+                (at.as_nanos() as u64 ^ u64::from(shop)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let is_refused = at >= ILL_FROM && (chance >> 32) % 100 < refused;
             if is_refused { Answer::Unavailable(5 * MS) } else { Answer::Takes(20 * MS) }
         });
@@ -83,7 +84,10 @@ fn a_backend_that_is_full_for_everybody_is_given_less() {
         let before = world.core.status().limit;
         world.run(60 * SECOND);
         let after = world.core.status().limit;
-        assert!(after * 4 <= before, "{refused} of 100 refused: {after} at a time, {before} before");
+        assert!(
+            after * 4 <= before,
+            "{refused} of 100 refused: {after} at a time, {before} before"
+        );
     }
 }
 
@@ -93,4 +97,28 @@ fn one_who_says_outright_that_all_is_to_be_left_alone_is_believed_each_time() {
     world.run(300 * SECOND);
     let longest = world.took.range(..(HEALTHY, 0)).flat_map(|(_, took)| took.iter().skip(50)).max();
     assert!(longest >= Some(&(2 * SECOND)), "{longest:?}");
+}
+
+#[test]
+fn a_backend_that_comes_back_with_little_room_is_given_little() {
+    PACKS.with_borrow_mut(BTreeMap::clear);
+    let answers: Box<Answers> = Box::new(|shop, _, at| {
+        let chance = (at.as_nanos() as u64 ^ u64::from(shop)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let is_taken = at < ILL_FROM || (at > 60 * SECOND && (chance >> 32) % 10 == 0);
+        if is_taken { Answer::Takes(20 * MS) } else { Answer::Unavailable(5 * MS) }
+    });
+    let mut world = World::new(config(64), answers);
+    // One webhook of each shop.
+    for shop in 0..30_000 {
+        world.accept(SECOND + shop * 5 * MS, [(shop, 0)]);
+    }
+    world.run(ILL_FROM);
+    let mut limits = Vec::new();
+    world.run(70 * SECOND);
+    for second in 70..150 {
+        world.run(second * SECOND);
+        limits.push(world.core.status().limit);
+    }
+    limits.sort_unstable();
+    assert!(limits[limits.len() / 2] <= 8, "{limits:?}");
 }
