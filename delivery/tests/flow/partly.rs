@@ -104,7 +104,7 @@ fn a_backend_that_comes_back_with_little_room_is_given_little() {
     PACKS.with_borrow_mut(BTreeMap::clear);
     let answers: Box<Answers> = Box::new(|shop, _, at| {
         let chance = (at.as_nanos() as u64 ^ u64::from(shop)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let is_taken = at < ILL_FROM || (at > 60 * SECOND && (chance >> 32) % 10 == 0);
+        let is_taken = at < ILL_FROM || (at > 60 * SECOND && (chance >> 32).is_multiple_of(10));
         if is_taken { Answer::Takes(20 * MS) } else { Answer::Unavailable(5 * MS) }
     });
     let mut world = World::new(config(64), answers);
