@@ -114,9 +114,7 @@ impl Attempts {
         self.next += 1;
         self.odd += usize::from(attempt.is_suspect);
         self.probes += usize::from(attempt.is_suspect);
-        if !attempt.is_suspect {
-            self.suspects.has_gone = false;
-        }
+        self.suspects.has_gone = attempt.is_suspect;
         self.running.insert(self.next, attempt);
         AttemptId(self.next)
     }

@@ -67,9 +67,9 @@ pub(crate) struct Looks {
     pub slow_at: Duration,
     /// Lanes, for leads of a leader before.
     pub leads_at: Duration,
-    /// Turns, for lanes that have not failed; and probes of a stopped backend up to now.
+    /// Turns, for lanes that have not failed; and their probes since one of a lane that had.
     pub unfailed_at: Duration,
-    pub probes: u32,
+    pub unfailed_probes: u32,
     /// Turns, for lanes of which the leader before left nothing behind.
     pub fresh_at: Duration,
     /// Resources that wait for their recorded lead.

@@ -109,11 +109,11 @@ impl<C: Content> Core<C> {
                 }
                 break;
             }
+            let is_unfailed = self.backend.is_stopped() && self.is_unfailed(turn.lane);
             match self.begin(turn) {
                 Some(effect) => {
-                    let is_probe = self.backend.is_stopped();
-                    self.session.looks.probes =
-                        self.session.looks.probes.wrapping_add(u32::from(is_probe));
+                    let probes = &mut self.session.looks.unfailed_probes;
+                    *probes = if is_unfailed { *probes + 1 } else { 0 };
                     effects.push(effect);
                 }
                 None => self.limiter.unused(),
@@ -183,7 +183,7 @@ impl<C: Content> Core<C> {
     /// slice; one that refuses only beside slow ones: each may be a webhook that is lost on it.
     fn has_quick_probe(&self) -> bool {
         if self.backend.is_refusing() {
-            return self.attempts.usual() > 0;
+            return self.attempts.has_quick(Duration::ZERO);
         }
         self.attempts.has_quick(self.session.now.at.saturating_sub(SLICE))
     }

@@ -134,11 +134,15 @@ impl<C: Content> Core<C> {
     /// Tells the limiter, unless the attempt says more about its lane than about the backend.
     fn teach(&mut self, attempt: &Attempt, end: &AttemptEnd<C::Evidence>) {
         let others_flow = self.attempts.has_other_succeeded(attempt.lane, attempt.began);
+        // One who says outright that all is to be left alone is believed.
+        let is_outright = matches!(end.verdict, Verdict::Retry { scope: Some(Scope::All), .. })
+            && !is_failure(end.signal);
         let is_own_matter = attempt.is_suspect || (end.signal == Signal::TimedOut && others_flow);
-        if is_own_matter || self.is_alone_in_failing(attempt, end.signal) {
-            return;
-        }
-        if self.is_known_to_fail(attempt, end) || self.is_of_stopped(end.signal) {
+        let is_lanes = is_own_matter
+            || self.is_alone_in_failing(attempt, end.signal)
+            || self.is_known_to_fail(attempt, end)
+            || self.is_of_stopped(end.signal);
+        if is_lanes && !is_outright {
             return;
         }
         if end.verdict == Verdict::NotSent {
@@ -151,8 +155,7 @@ impl<C: Content> Core<C> {
     }
 
     /// True for a failure of a lane that is known to fail while the backend serves others: that the backend is
-    /// full, or is to be left alone, is said by what fails else. One who says outright that all is to
-    /// be left alone is believed.
+    /// full, or is to be left alone, is said by what fails else.
     fn is_known_to_fail(&self, attempt: &Attempt, end: &AttemptEnd<C::Evidence>) -> bool {
         let Verdict::Retry { pause, scope: None, is_refusal: false } = end.verdict else {
             return false;

@@ -233,8 +233,9 @@ impl Shops {
     }
 
     /// Class whose turn comes first.
-    pub fn first_class(&self) -> [Class; 2] {
-        if self.priority_turns >= PRIORITY_TURNS {
+    pub fn first_class(&self, by: TurnsBy) -> [Class; 2] {
+        let most = if by == TurnsBy::Time { PRIORITY_TURNS } else { 1 };
+        if self.priority_turns >= most {
             [Class::Rest, Class::Priority]
         } else {
             [Class::Priority, Class::Rest]

@@ -13,7 +13,7 @@ use crate::attempts::{Attempt, AttemptId};
 use crate::core::Core;
 use crate::dispatch::Turn;
 use crate::index::{LaneKey, ResourceKey};
-use crate::shop::ShopGate;
+use crate::shop::{ShopGate, TurnsBy};
 use crate::sorted::Content;
 
 /// The shortest slice.
@@ -47,7 +47,7 @@ pub(crate) struct Suspects {
     least: Duration,
     /// Where slots are few, no probe begins before.
     rests_until: Duration,
-    /// Set if a called lane had a turn, and no other one since.
+    /// Set if a suspect lane had the last turn.
     pub has_gone: bool,
 }
 
@@ -153,12 +153,17 @@ impl<C: Content> Core<C> {
             // bytes or for the end of a delivery. Others line up again when their shop may have turns.
             let opens_at = match self.queue.shops.gate(shop, now) {
                 ShopGate::Open => Some(now),
-                ShopGate::PausedUntil(at) => Some(at).filter(|at| *at <= now + OPENS_WITHIN),
+                ShopGate::PausedUntil(at) if at <= now + OPENS_WITHIN => Some(at),
+                // Another kind of the shop may ask for pauses again and again.
+                ShopGate::PausedUntil(_) if is_ready && shut.len() < 2 * SHUT_MAX => {
+                    shut.push(key);
+                    continue;
+                }
                 ShopGate::Starved | ShopGate::Full if is_ready && shut.len() < SHUT_MAX => {
                     shut.push(key);
                     continue;
                 }
-                ShopGate::Stopped | ShopGate::Starved | ShopGate::Full => None,
+                _ => None,
             };
             if let Some(at) = opens_at.filter(|_| is_ready) {
                 self.attempts.suspects.called.push((key, at + CALLED_FOR));
@@ -207,7 +212,7 @@ impl<C: Content> Core<C> {
             if self.shop_gate(shop).is_err() || self.lane_gate(lane).is_err() {
                 continue;
             }
-            for class in self.queue.shops.first_class() {
+            for class in self.queue.shops.first_class(TurnsBy::Time) {
                 let turn = self.pick_of_lane(shop, key, class);
                 if turn.is_some() {
                     return turn;

@@ -16,10 +16,10 @@ use crate::sorted::{Class, Content};
 const PROBE_LOOKS: usize = 512;
 /// Between two looks for others, where there were none.
 const FRESH_LOOK_EVERY: Duration = Duration::from_millis(50);
-/// The same for lanes that have not failed, while the backend is stopped; and of so many probes, one is of the
-/// others.
+/// The same for lanes that have not failed, while the backend is stopped; and so many of their probes come before
+/// one of the others.
 const UNFAILED_LOOK_EVERY: Duration = Duration::from_millis(50);
-const PROBES_UNFAILED: u32 = 8;
+const PROBES_UNFAILED: u32 = 7;
 /// Between two looks whether a slow or suspect lane may have a slot, and as much again for so many
 /// lanes that wait.
 const SLOT_LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -75,32 +75,40 @@ impl<C: Content> Core<C> {
         self.pick(Preferred::Any)
     }
 
-    /// The next turn while the backend is stopped: of a lane that has not failed, if there is one.
+    /// The next turn while the backend is stopped: of a lane that has not failed, if there is one. After seven such
+    /// probes one is of a lane that has: new ones that fail may come faster than they are probed.
     fn next_probe(&mut self) -> Option<Turn> {
         let waiting = self.take_waiting();
-        // While it refuses, a lane that failed waits for the only slot of such lanes, and others do not.
-        if waiting.is_some_and(|turn| self.backend.is_down() || self.is_unfailed(turn.lane)) {
+        let is_waiting_unfailed = waiting.is_some_and(|turn| self.is_unfailed(turn.lane));
+        let unfailed_probes = self.session.looks.unfailed_probes;
+        // While it refuses, one that failed begins only if nothing else is under way.
+        let may_fail = self.backend.is_down() || self.attempts.len() == 0;
+        if !may_fail && unfailed_probes >= 2 * PROBES_UNFAILED {
+            self.next = waiting;
+            return None;
+        }
+        let is_failed_due = may_fail && unfailed_probes >= PROBES_UNFAILED;
+        if is_failed_due
+            && (waiting.is_none() || is_waiting_unfailed)
+            && let Some(failed) = self.pick(Preferred::Failed)
+        {
+            // The one that waits keeps its place.
+            self.next = waiting;
+            return Some(failed);
+        }
+        if waiting.is_some() && (self.backend.is_down() || is_waiting_unfailed || is_failed_due) {
             return waiting;
         }
-        let Some(preferred) = self.pick_preferred(waiting.is_some()) else {
+        let Some(unfailed) = self.pick_unfailed() else {
             return waiting.or_else(|| self.pick(Preferred::Any));
         };
-        // The one that waits keeps its place.
         self.next = waiting;
-        Some(preferred)
+        Some(unfailed)
     }
 
-    /// The next turn of a lane that has not failed. Of eight probes, one is of a lane that has: new ones that fail
-    /// may come faster than they are probed.
-    fn pick_preferred(&mut self, has_failed_waiting: bool) -> Option<Turn> {
+    fn pick_unfailed(&mut self) -> Option<Turn> {
         let now = self.session.now.at;
-        let looks = &self.session.looks;
-        // While it refuses, one that failed has to wait for all others.
-        let may_fail = self.backend.is_down() || self.attempts.len() == 0;
-        if may_fail && looks.probes % PROBES_UNFAILED == PROBES_UNFAILED - 1 {
-            return if has_failed_waiting { None } else { self.pick(Preferred::Failed) };
-        }
-        if now < looks.unfailed_at {
+        if now < self.session.looks.unfailed_at {
             return None;
         }
         let turn = self.pick(Preferred::Unfailed);
@@ -146,7 +154,7 @@ impl<C: Content> Core<C> {
     fn pick(&mut self, preferred: Preferred) -> Option<Turn> {
         let now = self.session.now.at;
         let by = if self.backend.is_stopped() { TurnsBy::Number } else { TurnsBy::Time };
-        for class in self.queue.shops.first_class() {
+        for class in self.queue.shops.first_class(by) {
             let (mut set_aside, mut found) = (Vec::new(), None);
             while let Some(shop) = self.queue.shops.next(class, by, now) {
                 if let Some(turn) = self.pick_of(shop, class, preferred) {

@@ -663,3 +663,65 @@ fn a_new_shop_is_probed_beside_one_that_hangs_while_the_backend_refuses() {
         assert!(world.took.contains_key(&(50, 0)), "arrives at {arrives} s");
     }
 }
+
+/// New lanes have most probes of a backend that refuses, and slow ones are under way all the time.
+#[test]
+fn a_shop_that_recovers_is_found_before_thousands_that_were_never_tried() {
+    let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+        _ if at < 10 * SECOND => Answer::Takes(5 * MS),
+        Y if at > 100 * SECOND => Answer::Takes(5 * MS),
+        _ => Answer::Refuses(2 * SECOND),
+    });
+    let config = Config { retry_refused_for: 48 * 3600 * SECOND, ..slots(16, 7) };
+    let mut world = World::new(config, answers);
+    for round in 0..120 {
+        world.accept(SECOND + round * 100 * MS, (0..12).map(|shop| (shop, 0)));
+    }
+    world.accept(30 * SECOND, (100..4_100).map(|shop| (shop, 0)));
+    world.run(100 * SECOND);
+    let before = world.took.get(&(Y, 0)).map_or(0, Vec::len);
+    world.run(3_100 * SECOND);
+    assert!(world.took.get(&(Y, 0)).map_or(0, Vec::len) > before, "{:?}", world.core.status());
+}
+
+/// One kind of shop Y asks for pauses of the shop, again and again, and another one has recovered.
+#[test]
+fn a_suspect_lane_keeps_its_place_while_its_shop_is_paused() {
+    for seed in 0..5 {
+        let answers: Box<Answers> = Box::new(|shop, kind, at| match (shop, kind) {
+            (100..300, _) => Answer::Hangs,
+            (Y, 0) => Answer::PausesShop(60 * SECOND),
+            (Y, _) if at < 20 * SECOND => Answer::Hangs,
+            _ => Answer::Takes(5 * MS),
+        });
+        let mut world = World::new(slots(16, seed), answers);
+        world.accept(5 * SECOND, [(Y, 1)]);
+        for round in 0..100 {
+            world.accept(15 * SECOND + round * 10 * SECOND, [(Y, 0)]);
+        }
+        for shop in 100..300 {
+            world.accept(5 * SECOND + shop * 10 * MS, [(shop, 0)]);
+        }
+        for tick in 0..9_000 {
+            world.accept(SECOND + tick * 100 * MS, [(2 + tick % 10, 0)]);
+        }
+        world.run(900 * SECOND);
+        assert_eq!(world.took.get(&(Y, 1)).map_or(0, Vec::len), 1, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_shop_that_hung_and_then_says_that_all_is_to_be_left_alone_is_believed() {
+    let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+        X if at < 60 * SECOND => Answer::Hangs,
+        X => Answer::PausesAll(20 * SECOND),
+        _ => Answer::Takes(5 * MS),
+    });
+    let mut world = known(slots(16, 7), answers);
+    world.accept(10 * SECOND, [(X, 0)]);
+    for tick in 0..3_000 {
+        world.accept(SECOND + tick * 100 * MS, [(Y, 0)]);
+    }
+    world.run(300 * SECOND);
+    assert!(world.longest(Y) > 15 * SECOND, "{:?}", world.longest(Y));
+}
