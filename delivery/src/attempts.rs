@@ -61,16 +61,23 @@ pub struct Attempt {
     pub began_active: Duration,
     /// Attempts under way then, this one included.
     pub in_flight: usize,
-    /// Identity for duplicates.
-    pub fingerprint: Option<Fingerprint>,
-    /// Older events that it stands for.
-    pub older: u32,
+    /// What it delivers beside that webhook.
+    pub sent: Sent,
     /// Whether it is of a suspect lane.
     pub is_suspect: bool,
     /// Whether it takes much longer than usual.
     pub is_slow: bool,
     /// Set once it is slow or takes longer than [`LONG`].
     pub is_long: bool,
+}
+
+/// What a delivery settles beside the webhook that is sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Sent {
+    /// Identity for duplicates.
+    pub fingerprint: Option<Fingerprint>,
+    /// Older events that it stands for.
+    pub older: u32,
 }
 
 /// When the first of several attempts was cut off, and the last.

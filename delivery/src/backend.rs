@@ -67,14 +67,9 @@ impl Probes {
 #[derive(Debug, Default)]
 pub struct Backend {
     refusals: RefusalBreaker,
-    first_failures: usize,
-    /// Some of the lanes of which a first attempt failed since the last success.
-    failing: HashSet<u64>,
-    /// Shops that failed since then.
-    failing_shops: Several,
+    failing: Failing,
     /// Shops that were ever served.
     served: Several,
-    is_unconnected: bool,
     succeeded_at: Duration,
     probe_at: Duration,
     /// When it last went down or began to refuse.
@@ -85,6 +80,17 @@ pub struct Backend {
     is_down: bool,
     /// Probes while it is down.
     pub probes: Probes,
+}
+
+/// What failed since the last success.
+#[derive(Debug, Default)]
+struct Failing {
+    /// First attempts.
+    firsts: usize,
+    /// Some of the lanes of which a first attempt failed.
+    lanes: HashSet<u64>,
+    shops: Several,
+    is_unconnected: bool,
 }
 
 /// Some shops: the first, and whether there were others.
@@ -200,7 +206,7 @@ impl Backend {
 
     /// No connection could be made: that is never one lane's fault.
     pub fn unconnected(&mut self) {
-        self.is_unconnected = true;
+        self.failing.is_unconnected = true;
     }
 
     /// True once a delivery of another shop than `shop` has succeeded.
@@ -210,25 +216,25 @@ impl Backend {
 
     /// True if `shop` has failed since the last success, and no other shop.
     pub fn is_only_failing(&self, shop: u64) -> bool {
-        self.failing_shops.first == Some(shop) && !self.failing_shops.has_others
+        self.failing.shops.first == Some(shop) && !self.failing.shops.has_others
     }
 
     /// A delivery for `lane` of `shop` failed; `is_first`: the first attempt of its webhook. Returns
     /// whether the backend is down now and was not before.
     pub fn failed(&mut self, lane: u64, shop: u64, is_first: bool, now: Duration) -> bool {
-        self.failing_shops.add(shop);
-        self.first_failures += usize::from(is_first);
+        self.failing.shops.add(shop);
+        self.failing.firsts += usize::from(is_first);
         // A webhook that failed before says nothing new.
-        if is_first && self.failing.len() < LANES_DOWN {
-            self.failing.insert(lane);
+        if is_first && self.failing.lanes.len() < LANES_DOWN {
+            self.failing.lanes.insert(lane);
         }
         let silence = now.saturating_sub(self.succeeded_at);
         let is_silent = silence >= SILENCE_DOWN;
         let are_failures_many =
-            self.first_failures >= FIRST_FAILURES_DOWN && silence >= FIRST_FAILURES_AFTER;
-        let are_shops_several = self.failing_shops.has_others || !self.served.has_other(shop);
-        let has_several =
-            (self.failing.len() >= LANES_DOWN && are_shops_several) || self.is_unconnected;
+            self.failing.firsts >= FIRST_FAILURES_DOWN && silence >= FIRST_FAILURES_AFTER;
+        let are_shops_several = self.failing.shops.has_others || !self.served.has_other(shop);
+        let has_several = (self.failing.lanes.len() >= LANES_DOWN && are_shops_several)
+            || self.failing.is_unconnected;
         let goes_down = !self.is_down && has_several && (is_silent || are_failures_many);
         if goes_down {
             self.probes = Probes::default();
@@ -241,10 +247,7 @@ impl Backend {
     }
 
     fn answered(&mut self, now: Duration) {
-        self.failing.clear();
-        self.failing_shops = Several::default();
-        self.first_failures = 0;
-        self.is_unconnected = false;
+        self.failing = Failing::default();
         self.succeeded_at = now;
     }
 }

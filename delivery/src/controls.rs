@@ -69,7 +69,6 @@ pub(crate) struct ControlState<F> {
     known: u64,
     /// Version that is carried out once everything dropped is settled.
     carrying_out: Option<u64>,
-    is_untidy: bool,
     /// Whether the settlement that is composed passes entries whose names are kept.
     keeps_names: bool,
     /// Names to clear away.
@@ -81,6 +80,8 @@ pub(crate) struct ControlState<F> {
 struct Gone {
     entries: BTreeSet<StreamId>,
     replays: BTreeSet<StreamId>,
+    /// Whether there may be more of them.
+    is_untidy: bool,
 }
 
 impl Gone {
@@ -108,7 +109,6 @@ impl<F> Default for ControlState<F> {
             since: Duration::ZERO,
             known: 0,
             carrying_out: None,
-            is_untidy: false,
             keeps_names: false,
             gone: Gone::default(),
         }
@@ -119,7 +119,7 @@ impl<F> ControlState<F> {
     /// The cursor passes an entry: names of it are kept, since one may lie in a lane now.
     pub fn passed(&mut self, entry: StreamId) {
         if self.drops.main.contains_key(&entry) {
-            self.is_untidy = true;
+            self.gone.is_untidy = true;
             self.keeps_names = true;
         }
     }
@@ -171,7 +171,7 @@ impl<C: Content> Core<C> {
         rested.into_iter().for_each(|lane| self.queue.lanes.list(lane));
         self.controls.drops = drops;
         if !self.controls.drops.is_empty() {
-            self.controls.is_untidy = true;
+            self.controls.gone.is_untidy = true;
             let all: Vec<ResourceKey> = self.queue.index.resources().map(|(key, _)| key).collect();
             all.into_iter().for_each(|resource| self.drop_of(resource));
         }
@@ -317,12 +317,12 @@ impl<C: Content> Core<C> {
             return;
         }
         let now = self.session.now.at;
-        let is_due = controls.is_untidy && now >= self.session.looks.names_at;
+        let is_due = controls.gone.is_untidy && now >= self.session.looks.names_at;
         if is_due {
             self.session.looks.names_at = now + NAMES_LOOK_EVERY;
         }
         if is_due && self.queue.lanes.iter().all(|(_, lane)| lane.rest.is_none()) {
-            controls.is_untidy = false;
+            controls.gone.is_untidy = false;
             let (mut entries, mut replays) = (HashSet::new(), HashSet::new());
             for (resource, _) in self.queue.index.resources() {
                 for node in self.queue.index.all_of(resource) {
@@ -339,11 +339,11 @@ impl<C: Content> Core<C> {
             let named = controls.drops.replays.iter().copied();
             let is_gone = |id: &StreamId| *id <= controls.replays_to && !replays.contains(id);
             controls.gone.replays.extend(named.filter(is_gone));
-            let Gone { entries, replays } = &controls.gone;
+            let Gone { entries, replays, .. } = &controls.gone;
             controls.drops.main.retain(|id, _| !entries.contains(id));
             controls.drops.replays.retain(|id| !replays.contains(id));
         }
-        let Gone { entries, replays } = &mut controls.gone;
+        let Gone { entries, replays, .. } = &mut controls.gone;
         for _ in 0..NAMES_MAX {
             settlement.main.whole.extend(entries.pop_first());
             settlement.replays.settled.extend(replays.pop_first());

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::attempts::Attempt;
+use crate::attempts::{Attempt, Sent};
 use crate::backend::Allowed;
 use crate::core::Core;
 use crate::event::{Dispatch, Effect};
@@ -412,8 +412,7 @@ impl<C: Content> Core<C> {
             began: now,
             began_active: active,
             in_flight: self.attempts.len() + 1,
-            fingerprint: own,
-            older,
+            sent: Sent { fingerprint: own, older },
             is_suspect,
             is_slow: false,
             is_long: false,

@@ -215,8 +215,8 @@ impl<C: Content> Core<C> {
             }
         }
         self.counts.delivered += 1;
-        self.counts.coalesced += u64::from(attempt.older);
-        let (fingerprint, attempts) = (attempt.fingerprint, attempt.number);
+        self.counts.coalesced += u64::from(attempt.sent.older);
+        let (fingerprint, attempts) = (attempt.sent.fingerprint, attempt.number);
         let end = Ended::Delivered;
         self.finish(Finished { resource: attempt.resource, end, fingerprint, attempts });
     }
@@ -444,7 +444,7 @@ impl<C: Content> Core<C> {
             }
         }
         self.counts.dead(reason);
-        let (fingerprint, attempts) = (attempt.fingerprint, attempt.number);
+        let (fingerprint, attempts) = (attempt.sent.fingerprint, attempt.number);
         let end = Ended::Dead(Box::new(letter), bytes);
         self.finish(Finished { resource: attempt.resource, end, fingerprint, attempts });
     }

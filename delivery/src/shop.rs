@@ -61,10 +61,7 @@ pub struct Shop {
     pub lanes: Vec<LaneKey>,
     /// Deliveries under way.
     pub in_flight: u32,
-    /// Deliveries of these that take long.
-    long: u32,
-    /// Duration of a delivery of late, in seconds.
-    took: f64,
+    pace: Pace,
     /// Unsettled webhooks that were read, replays aside.
     waiting: u64,
     /// No turn before.
@@ -75,14 +72,31 @@ pub struct Shop {
     pub is_starved: bool,
     /// Barriers, and what they hold back.
     pub barriers: Option<Box<Barriers>>,
+    turns: TurnState,
+    /// Tells it from one that had its key before.
+    born: u32,
+}
+
+/// Time that the deliveries of a shop take.
+#[derive(Debug, Default)]
+struct Pace {
+    /// Deliveries under way that take long.
+    long: u32,
+    /// Duration of a delivery of late, in seconds.
+    took: f64,
+}
+
+/// Turns of a shop.
+#[derive(Debug, Default)]
+struct TurnState {
+    /// Whether it waits for one, by class.
     has_turn: [bool; 2],
     /// Set while it leaves the last slots to others.
     is_set_aside: bool,
     /// Set if it is to be looked at when its pause ends.
     is_due: bool,
+    /// Turns that it owes others; below zero, turns that it is owed.
     debt: f64,
-    /// Tells it from one that had its key before.
-    born: u32,
 }
 
 /// Barriers of one shop.
@@ -160,17 +174,13 @@ impl Shops {
                 hash,
                 lanes: Vec::new(),
                 in_flight: 0,
-                long: 0,
-                took: 0.0,
+                pace: Pace::default(),
                 waiting: 0,
                 paused_until: Duration::ZERO,
                 is_stopped: stopped.contains(&hash),
                 is_starved: false,
                 barriers: None,
-                has_turn: [false; 2],
-                is_set_aside: false,
-                is_due: false,
-                debt: 0.0,
+                turns: TurnState::default(),
                 born: *births,
             }))
         })
@@ -256,21 +266,21 @@ impl Shops {
         while let Some((key, born)) = turns.pop_front() {
             let shop = self.shops.get_mut(usize_of(key));
             let Some(shop) = shop.filter(|shop| shop.born == born) else { continue };
-            shop.has_turn[class.index()] = false;
+            shop.turns.has_turn[class.index()] = false;
             match gate(shop, self.bounds, now) {
                 ShopGate::Open => {}
                 // It has turns again when it is resumed, or read, or a delivery ends.
                 ShopGate::Stopped | ShopGate::Starved | ShopGate::Full => continue,
                 ShopGate::PausedUntil(until) => {
-                    if !std::mem::replace(&mut shop.is_due, true) {
+                    if !std::mem::replace(&mut shop.turns.is_due, true) {
                         self.due.push(Reverse((until, key)));
                     }
                     continue;
                 }
             }
-            if by == TurnsBy::Time && shop.debt >= 1.0 && !turns.is_empty() {
-                shop.debt -= 1.0;
-                shop.has_turn[class.index()] = true;
+            if by == TurnsBy::Time && shop.turns.debt >= 1.0 && !turns.is_empty() {
+                shop.turns.debt -= 1.0;
+                shop.turns.has_turn[class.index()] = true;
                 turns.push_back((key, born));
                 continue;
             }
@@ -282,11 +292,11 @@ impl Shops {
     /// A shop that had a turn has another one later; soon, if it is owed some.
     pub fn keep_turn(&mut self, key: ShopKey, class: Class, by: TurnsBy) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
-        if std::mem::replace(&mut shop.has_turn[class.index()], true) {
+        if std::mem::replace(&mut shop.turns.has_turn[class.index()], true) {
             return;
         }
-        if by == TurnsBy::Time && shop.debt <= -1.0 {
-            shop.debt += 1.0;
+        if by == TurnsBy::Time && shop.turns.debt <= -1.0 {
+            shop.turns.debt += 1.0;
             self.turns[class.index()].push_front((key, shop.born));
         } else {
             self.turns[class.index()].push_back((key, shop.born));
@@ -296,7 +306,7 @@ impl Shops {
     /// A shop whose turn was passed over has the next one.
     pub fn put_back(&mut self, key: ShopKey, class: Class) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
-        if !std::mem::replace(&mut shop.has_turn[class.index()], true) {
+        if !std::mem::replace(&mut shop.turns.has_turn[class.index()], true) {
             self.turns[class.index()].push_front((key, shop.born));
         }
     }
@@ -306,9 +316,9 @@ impl Shops {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
         let is_closed = shop.is_stopped
             || shop.is_starved
-            || shop.is_set_aside
+            || shop.turns.is_set_aside
             || shop.in_flight >= self.bounds.concurrency_max;
-        if !is_closed && !std::mem::replace(&mut shop.has_turn[class.index()], true) {
+        if !is_closed && !std::mem::replace(&mut shop.turns.has_turn[class.index()], true) {
             self.turns[class.index()].push_back((key, shop.born));
         }
     }
@@ -336,14 +346,14 @@ impl Shops {
     /// A delivery of the shop takes long.
     pub fn has_long(&mut self, key: ShopKey) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
-            shop.long += 1;
+            shop.pace.long += 1;
         }
     }
 
     /// The shop leaves the last slots to others, until [`Self::take_back`].
     pub fn set_aside(&mut self, key: ShopKey) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
-            shop.is_set_aside = true;
+            shop.turns.is_set_aside = true;
             self.aside.push(key);
         }
     }
@@ -352,7 +362,7 @@ impl Shops {
     pub fn take_back(&mut self) {
         for key in std::mem::take(&mut self.aside) {
             if let Some(shop) = self.shops.get_mut(usize_of(key)) {
-                shop.is_set_aside = false;
+                shop.turns.is_set_aside = false;
             }
             self.give_turns(key);
         }
@@ -368,12 +378,12 @@ impl Shops {
         }
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
         shop.in_flight -= 1;
-        shop.long -= u32::from(is_long);
-        shop.took += (took - shop.took) / TOOK_OVER;
+        shop.pace.long -= u32::from(is_long);
+        shop.pace.took += (took - shop.pace.took) / TOOK_OVER;
         let cost = if self.usual > 0.0 { took / self.usual } else { 1.0 };
         // A quick failure is a turn that others could have had.
         let cost = if is_usual { cost } else { cost.max(1.0) };
-        shop.debt = (shop.debt + cost - 1.0).clamp(-CREDIT_MAX, DEBT_MAX);
+        shop.turns.debt = (shop.turns.debt + cost - 1.0).clamp(-CREDIT_MAX, DEBT_MAX);
         self.give_turns(key);
     }
 
@@ -425,7 +435,7 @@ impl Shops {
         {
             self.due.pop();
             if let Some(shop) = self.get_mut(key) {
-                shop.is_due = false;
+                shop.turns.is_due = false;
             }
             self.give_turns(key);
             self.forget(key, now);
@@ -442,7 +452,7 @@ impl Shops {
         let until = shop.paused_until;
         if until > now {
             if let Some(shop) = self.get_mut(key)
-                && !std::mem::replace(&mut shop.is_due, true)
+                && !std::mem::replace(&mut shop.turns.is_due, true)
             {
                 self.due.push(Reverse((until, key)));
             }
@@ -460,7 +470,7 @@ fn gate(shop: &Shop, bounds: ShopBounds, now: Duration) -> ShopGate {
         ShopGate::Stopped
     } else if shop.is_starved {
         ShopGate::Starved
-    } else if shop.is_set_aside || shop.in_flight >= bounds.concurrency_max {
+    } else if shop.turns.is_set_aside || shop.in_flight >= bounds.concurrency_max {
         ShopGate::Full
     } else if shop.paused_until > now {
         ShopGate::PausedUntil(shop.paused_until)
@@ -477,13 +487,13 @@ impl Shop {
 
     /// True if it keeps its slots for long: a delivery under way does, or the last few did.
     pub fn is_long(&self) -> bool {
-        self.long > 0 || self.took >= LONG.as_secs_f64()
+        self.pace.long > 0 || self.pace.took >= LONG.as_secs_f64()
     }
 
     /// True if it has a turn of this class, or an event that must come gives it one.
     pub fn has_turns_to_come(&self, class: Class) -> bool {
-        let is_closed = self.is_stopped || self.is_starved || self.is_set_aside;
-        is_closed || self.is_due || self.in_flight > 0 || self.has_turn[class.index()]
+        let is_closed = self.is_stopped || self.is_starved || self.turns.is_set_aside;
+        is_closed || self.turns.is_due || self.in_flight > 0 || self.turns.has_turn[class.index()]
     }
 
     /// Whether the shop has lanes of two key schemes.
