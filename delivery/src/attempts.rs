@@ -61,7 +61,7 @@ pub struct Attempt {
     pub began_active: Duration,
     /// Attempts under way then, this one included.
     pub in_flight: usize,
-    /// What it delivers beside that webhook.
+    /// Older events and the identity that its delivery settles, too.
     pub sent: Sent,
     /// Whether it is of a suspect lane.
     pub is_suspect: bool,
@@ -71,7 +71,7 @@ pub struct Attempt {
     pub is_long: bool,
 }
 
-/// What a delivery settles beside the webhook that is sent.
+/// Part of a delivery beside the webhook that is sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Sent {
     /// Identity for duplicates.
@@ -238,7 +238,7 @@ impl Attempts {
         slow
     }
 
-    /// Whether any lane had a success lately.
+    /// True if any lane had a success lately.
     pub fn has_succeeded_lately(&self, now: Duration) -> bool {
         let since = now.saturating_sub(ALONE_AFTER);
         self.succeeded[0].is_some_and(|(_, at)| at >= since)

@@ -82,7 +82,7 @@ pub struct Backend {
     pub probes: Probes,
 }
 
-/// What failed since the last success.
+/// Failures since the last success.
 #[derive(Debug, Default)]
 struct Failing {
     /// First attempts.

@@ -80,7 +80,7 @@ pub(crate) struct ControlState<F> {
 struct Gone {
     entries: BTreeSet<StreamId>,
     replays: BTreeSet<StreamId>,
-    /// Whether there may be more of them.
+    /// Set if there may be more of them.
     is_untidy: bool,
 }
 

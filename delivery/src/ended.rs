@@ -141,7 +141,7 @@ impl<C: Content> Core<C> {
         let is_lanes = is_own_matter
             || self.is_alone_in_failing(attempt, end.signal)
             || self.is_known_to_fail(attempt, end)
-            || self.is_of_stopped(end.signal);
+            || self.is_failed_probe(end.signal);
         if is_lanes && !is_outright {
             return;
         }
@@ -175,7 +175,7 @@ impl<C: Content> Core<C> {
 
     /// True for a failure while the backend is stopped: its probes have a pace of their own, and what waits for
     /// them is not to wait for the limiter as well.
-    fn is_of_stopped(&self, signal: Signal) -> bool {
+    fn is_failed_probe(&self, signal: Signal) -> bool {
         self.backend.is_stopped() && is_failure(signal)
     }
 

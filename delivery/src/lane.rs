@@ -228,7 +228,7 @@ impl Lane {
         !self.has_failed() && !self.flow.is_slow() && self.flow.began_at <= since
     }
 
-    /// Whether anything of it failed since its last success.
+    /// True if anything of it failed since its last success.
     pub fn has_failed(&self) -> bool {
         self.breaker.has_failed() || self.flow.failures.since(1).is_some()
     }

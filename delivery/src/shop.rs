@@ -15,6 +15,7 @@ use spillway_webhook::position::Position;
 
 use crate::attempts::LONG;
 use crate::by_hash::ByHash;
+use crate::fairness::{Pace, TurnState, TurnsBy};
 use crate::index::{LaneKey, ResourceKey, key_of, usize_of};
 use crate::sorted::Class;
 
@@ -30,15 +31,6 @@ const USUAL_OVER: f64 = 64.0;
 const TOOK_OVER: f64 = 4.0;
 /// A delivery counts as so many usual ones at most: a few of one slow shop do not change what is usual.
 const USUAL_TIMES: f64 = 4.0;
-
-/// Fairness of turns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TurnsBy {
-    /// By the time that a shop's deliveries take: one whose deliveries are long has fewer.
-    Time,
-    /// One after the other: where turns are rare, none has several, and none waits for what it took before.
-    Number,
-}
 
 /// Key of a shop.
 pub type ShopKey = u32;
@@ -75,28 +67,6 @@ pub struct Shop {
     turns: TurnState,
     /// Tells it from one that had its key before.
     born: u32,
-}
-
-/// Time that the deliveries of a shop take.
-#[derive(Debug, Default)]
-struct Pace {
-    /// Deliveries under way that take long.
-    long: u32,
-    /// Duration of a delivery of late, in seconds.
-    took: f64,
-}
-
-/// Turns of a shop.
-#[derive(Debug, Default)]
-struct TurnState {
-    /// Whether it waits for one, by class.
-    has_turn: [bool; 2],
-    /// Set while it leaves the last slots to others.
-    is_set_aside: bool,
-    /// Set if it is to be looked at when its pause ends.
-    is_due: bool,
-    /// Turns that it owes others; below zero, turns that it is owed.
-    debt: f64,
 }
 
 /// Barriers of one shop.

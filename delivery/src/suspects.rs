@@ -12,8 +12,9 @@ use std::time::Duration;
 use crate::attempts::{Attempt, AttemptId};
 use crate::core::Core;
 use crate::dispatch::Turn;
+use crate::fairness::TurnsBy;
 use crate::index::{LaneKey, ResourceKey};
-use crate::shop::{ShopGate, TurnsBy};
+use crate::shop::ShopGate;
 use crate::sorted::Content;
 
 /// The shortest slice.
@@ -163,7 +164,10 @@ impl<C: Content> Core<C> {
                     shut.push(key);
                     continue;
                 }
-                _ => None,
+                ShopGate::PausedUntil(_)
+                | ShopGate::Stopped
+                | ShopGate::Starved
+                | ShopGate::Full => None,
             };
             if let Some(at) = opens_at.filter(|_| is_ready) {
                 self.attempts.suspects.called.push((key, at + CALLED_FOR));
@@ -180,6 +184,9 @@ impl<C: Content> Core<C> {
     /// Lanes that were called while there were more slots are first in line again: turns that passed meanwhile would
     /// fall to the same few lanes again and again.
     fn call_back(&mut self) {
+        if self.attempts.suspects.called.is_empty() {
+            return;
+        }
         let free = self.free_for_suspects();
         while self.attempts.suspects.called.len() > free
             && let Some((key, _)) = self.attempts.suspects.called.pop()

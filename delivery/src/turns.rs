@@ -6,10 +6,11 @@ use spillway_webhook::position::Position;
 
 use crate::core::Core;
 use crate::dispatch::{Blocked, LEFT_AFTER, Turn};
+use crate::fairness::TurnsBy;
 use crate::index::LaneKey;
 use crate::lane::Lane;
 use crate::resource::State;
-use crate::shop::{ShopKey, TurnsBy};
+use crate::shop::ShopKey;
 use crate::sorted::{Class, Content};
 
 /// Shops that are looked at for a lane that is preferred.
@@ -150,7 +151,7 @@ impl<C: Content> Core<C> {
             || head.is_some_and(|head| self.queue.is_open(turn.shop, head))
     }
 
-    /// Picks by turns of shops, and within a shop in stream order.
+    /// Picks by turns of shops, and within a shop in stream order, or by turns of its lanes where one fails.
     fn pick(&mut self, preferred: Preferred) -> Option<Turn> {
         let now = self.session.now.at;
         let by = if self.backend.is_stopped() { TurnsBy::Number } else { TurnsBy::Time };

@@ -66,14 +66,18 @@ fn shops_that_are_served_do_not_wait_for_others_whose_answers_say_that_there_is_
     }
 }
 
+/// A number below a hundred, as if drawn for each attempt.
+fn percentile(shop: u32, at: Duration) -> u64 {
+    let drawn = (at.as_nanos() as u64 ^ u64::from(shop)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (drawn >> 32) % 100
+}
+
 #[test]
 fn a_backend_that_is_full_for_everybody_is_given_less() {
     for refused in [30, 60, 90] {
         PACKS.with_borrow_mut(BTreeMap::clear);
         let answers: Box<Answers> = Box::new(move |shop, _, at| {
-            let chance =
-                (at.as_nanos() as u64 ^ u64::from(shop)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let is_refused = at >= ILL_FROM && (chance >> 32) % 100 < refused;
+            let is_refused = at >= ILL_FROM && percentile(shop, at) < refused;
             if is_refused { Answer::Unavailable(5 * MS) } else { Answer::Takes(20 * MS) }
         });
         let mut world = World::new(config(64), answers);
@@ -103,8 +107,7 @@ fn one_who_says_outright_that_all_is_to_be_left_alone_is_believed_each_time() {
 fn a_backend_that_comes_back_with_little_room_is_given_little() {
     PACKS.with_borrow_mut(BTreeMap::clear);
     let answers: Box<Answers> = Box::new(|shop, _, at| {
-        let chance = (at.as_nanos() as u64 ^ u64::from(shop)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let is_taken = at < ILL_FROM || (at > 60 * SECOND && (chance >> 32).is_multiple_of(10));
+        let is_taken = at < ILL_FROM || (at > 60 * SECOND && percentile(shop, at) < 10);
         if is_taken { Answer::Takes(20 * MS) } else { Answer::Unavailable(5 * MS) }
     });
     let mut world = World::new(config(64), answers);
