@@ -57,7 +57,7 @@ CORE = [
      'while self.attempts.suspects.called.len() > free\n', 'while self.attempts.suspects.called.len() > free + 1_000\n'),
     ('free slots are not of the line where nothing is delivered', 'suspects.rs', 'shared.max(free)', 'shared.max(free.min(0))'),
     ('a failing kind goes first while its shop is paused', 'turns.rs',
-     '|| (!about.paused_until.is_zero() && ', '|| (about.hash == 1 && '),
+     '|| (!about.paused_until.is_zero() && ', '|| (about.hash == 0 && '),
     ('a failing kind goes first', 'turns.rs',
      '(about.lanes.len() > 1 && about', '(about.lanes.len() > 1_000 && about'),
     ('the limiter hears of lanes that are known to fail', 'ended.rs',

@@ -23,6 +23,8 @@ mod partly;
 mod recovery;
 #[path = "flow/slow.rs"]
 mod slow;
+#[path = "flow/stopped.rs"]
+mod stopped;
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -130,6 +132,8 @@ struct World {
 
 /// Kinds from this one on are resources of one lane, whose events stand for each other.
 const COALESCED: u8 = 200;
+/// Those from this one on are of the class that goes first.
+const PRIORITY: u8 = 150;
 
 fn config(concurrency_max: usize) -> Config {
     Config {
@@ -155,7 +159,7 @@ fn sorted(shop: u32, kind: u8, entry: u64, index: usize) -> Sorted {
         resource: if coalesces > 0 { u64::MAX - (shop << 8 | u64::from(kind)) } else { own },
         lane: shop << 8 | u64::from(kind.min(COALESCED)),
         shop,
-        class: Class::Rest,
+        class: if (PRIORITY..COALESCED).contains(&kind) { Class::Priority } else { Class::Rest },
         is_barrier: false,
         coalesces,
         fingerprint: None,
