@@ -32,9 +32,12 @@ impl<C: Content> Core<C> {
         self.reading.cache.pass(PackKey::Main(entry), content);
         for (index, sorted) in (0..).zip(sorted) {
             let is_settled = self.queue.main.get(entry).is_some_and(|pack| pack.is_settled(index));
+            let position = Position::new(entry, index);
             if !is_settled {
                 self.queue.main.holds(sorted.lane);
-                self.arrive(Position::new(entry, index), sorted, None);
+                self.arrive(position, sorted, None);
+            } else if self.queue.retries.remove(position).is_some() {
+                self.ledger.draft.settlement.main.retries.deleted.push(position);
             }
         }
         self.release_unread();

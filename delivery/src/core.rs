@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use spillway_limiter::Limiter;
+use spillway_webhook::position::Position;
 
 use crate::arrive::UNREAD_FEW;
 use crate::attempts::Attempts;
@@ -20,7 +21,7 @@ use crate::moving::Mover;
 use crate::queue::Queue;
 use crate::reading::{PackKey, Reading};
 use crate::resource::{State, Step};
-use crate::retry::Retries;
+use crate::retry::{Retries, RetryState};
 use crate::seen::Seen;
 use crate::shop::Shops;
 use crate::sorted::Content;
@@ -141,7 +142,30 @@ impl<C: Content> Core<C> {
             let shop = core.queue.shops.intern(shop);
             core.look_at_barriers(shop);
         }
+        core.load_retries(loaded.retries);
         core
+    }
+
+    /// Takes over the retry states of webhooks of the main stream, before they arrive.
+    fn load_retries(&mut self, retries: Vec<(Position, u32, Duration)>) {
+        for (position, attempts, spent_before) in retries {
+            if !self.queue.main.is_after_cursor(position) {
+                // Of what Redis lost, or of a version that did not know of them.
+                self.ledger.draft.settlement.main.retries.deleted.push(position);
+                continue;
+            }
+            // Somewhere in its wait: all at once would be a burst.
+            let due = self.config.backoff.wait(attempts, 1.0).mul_f64(self.chance());
+            let state = RetryState {
+                attempts,
+                spent_before,
+                since: Duration::ZERO,
+                due,
+                is_stored: true,
+                is_in_main: true,
+            };
+            self.queue.retries.insert(position, state);
+        }
     }
 
     /// Takes events, and returns what is to be done.
@@ -235,13 +259,17 @@ impl<C: Content> Core<C> {
         self.session.is_draining = true;
         let active = self.active();
         let Queue { lanes, index, retries, main, .. } = &self.queue;
-        for (key, lane) in lanes.iter().filter(|(_, lane)| lane.stored.is_some()) {
+        for (key, lane) in lanes.iter() {
             let positions = index.window(&lane.window).map(|(_, node)| node.position);
+            // Of a replay nothing is kept.
+            let is_kept = |position: Position, state: &RetryState| {
+                state.is_in_main || (lane.stored.is_some() && !main.is_after_cursor(position))
+            };
             let tried = positions.filter(|position| {
-                !main.is_after_cursor(*position) && retries.get(*position).is_some()
+                retries.get(*position).is_some_and(|state| is_kept(*position, state))
             });
             self.ledger.retries.extend(tried.map(|position| (position, key)));
-            if !lane.breaker.failing(active).is_zero() {
+            if lane.stored.is_some() && !lane.breaker.failing(active).is_zero() {
                 self.ledger.changed.push(key);
             }
         }

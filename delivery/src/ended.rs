@@ -373,6 +373,8 @@ impl<C: Content> Core<C> {
         let chance = self.chance();
         let wait = self.config.backoff.wait(attempt.number, chance).max(pause);
         let due = self.session.now.at + wait;
+        let is_replay = self.queue.index.is_replay(attempt.resource);
+        let is_in_main = !is_replay && self.queue.main.is_after_cursor(head);
         match self.queue.retries.get_mut(head) {
             Some(retry) => (retry.attempts, retry.due) = (attempts, due),
             None => {
@@ -383,12 +385,12 @@ impl<C: Content> Core<C> {
                     since,
                     due,
                     is_stored: false,
+                    is_in_main,
                 };
                 self.queue.retries.insert(head, state);
             }
         }
-        let is_replay = self.queue.index.is_replay(attempt.resource);
-        if !is_replay && !self.queue.main.is_after_cursor(head) {
+        if !is_replay {
             self.ledger.retries.insert(head, attempt.lane);
         }
         wait

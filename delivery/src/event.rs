@@ -36,6 +36,8 @@ pub struct Loaded {
     pub barriers: Vec<(Position, u64)>,
     /// Recorded leads by the hash of their resource.
     pub leads: Vec<(u64, Position)>,
+    /// Attempts and time spent on webhooks of the main stream.
+    pub retries: Vec<(Position, u32, Duration)>,
 }
 
 /// A lane with chunks, as Redis holds it.

@@ -200,6 +200,9 @@ impl<C: Content> Core<C> {
 
     /// Notes what Redis must know about a webhook that moves.
     fn move_row(&mut self, lane: LaneKey, position: Position, shop: u64) {
+        if self.queue.retries.moves(position) {
+            self.ledger.draft.settlement.main.retries.deleted.push(position);
+        }
         if self.queue.retries.get(position).is_some() {
             self.ledger.retries.insert(position, lane);
         }

@@ -244,8 +244,14 @@ impl<C: Content> Core<C> {
                 // Somewhere in its wait: all at once would be a burst.
                 let wait = self.config.backoff.wait(attempts, 1.0);
                 let due = self.session.now.at + wait.mul_f64(self.chance());
-                let (since, is_stored) = (active, true);
-                let state = RetryState { attempts, spent_before, since, due, is_stored };
+                let state = RetryState {
+                    attempts,
+                    spent_before,
+                    since: active,
+                    due,
+                    is_stored: true,
+                    is_in_main: false,
+                };
                 self.queue.retries.insert(position, state);
             }
         }

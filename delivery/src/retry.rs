@@ -26,6 +26,17 @@ pub struct RetryState {
     pub due: Duration,
     /// Whether Redis holds it.
     pub is_stored: bool,
+    /// Whether its webhook lies in the main stream. If not, it comes with a chunk.
+    pub is_in_main: bool,
+}
+
+/// Place where Redis holds a retry state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// With those of the main stream, which a leader loads when it begins.
+    InMain,
+    /// With those of lanes, which come with their chunks.
+    InLanes,
 }
 
 /// Retry states of all heads that failed.
@@ -58,11 +69,20 @@ impl Retries {
         self.states.len() * STATE_BYTES + self.due.len() * DUE_BYTES
     }
 
-    /// Forgets the state of a webhook that is not indexed any more, if Redis holds it.
+    /// Forgets the state of a webhook that is not indexed any more, if it comes again with a chunk.
     pub fn shed(&mut self, position: Position) {
-        if self.states.get(&position).is_some_and(|state| state.is_stored) {
+        if self.states.get(&position).is_some_and(|state| state.is_stored && !state.is_in_main) {
             self.states.remove(&position);
         }
+    }
+
+    /// A webhook moves into a lane. Returns whether Redis holds its state with those of the main stream.
+    pub fn moves(&mut self, position: Position) -> bool {
+        let Some(state) = self.states.get_mut(&position).filter(|state| state.is_in_main) else {
+            return false;
+        };
+        state.is_in_main = false;
+        std::mem::take(&mut state.is_stored)
     }
 
     /// Remembers a state.
@@ -70,9 +90,10 @@ impl Retries {
         self.states.insert(position, state);
     }
 
-    /// Forgets a webhook that is settled. Returns whether Redis holds its state.
-    pub fn remove(&mut self, position: Position) -> bool {
-        self.states.remove(&position).is_some_and(|state| state.is_stored)
+    /// Forgets a webhook that is settled. Returns where Redis holds its state.
+    pub fn remove(&mut self, position: Position) -> Option<Held> {
+        let state = self.states.remove(&position).filter(|state| state.is_stored)?;
+        Some(if state.is_in_main { Held::InMain } else { Held::InLanes })
     }
 
     /// Wakes a resource at `due`.
@@ -125,6 +146,7 @@ mod tests {
             since: Duration::ZERO,
             due,
             is_stored: true,
+            is_in_main: false,
         };
         for again in 1..=100 {
             retries.insert(position, state(again * SECOND));

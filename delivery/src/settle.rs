@@ -12,6 +12,7 @@ use crate::ledger::{Draft, Dropped, Ended, Finished};
 use crate::main_stream::{Advance, MainPack};
 use crate::reading::PackKey;
 use crate::resource::Step;
+use crate::retry::Held;
 use crate::settlement::{LaneRowChange, Outcome, SettledRecord};
 use crate::sorted::Content;
 
@@ -184,8 +185,10 @@ impl<C: Content> Core<C> {
             is_new = self.queue.lanes.settle_chunk(lane, number, index);
             chunks.insert((lane, number));
         }
-        if self.queue.retries.remove(position) {
-            settlement.lanes.retries.deleted.push(position);
+        match self.queue.retries.remove(position) {
+            Some(Held::InMain) => settlement.main.retries.deleted.push(position),
+            Some(Held::InLanes) => settlement.lanes.retries.deleted.push(position),
+            None => {}
         }
         let Some(shop) = self.queue.lanes.get(lane).map(|lane| lane.shop) else { return };
         if is_new {
@@ -342,7 +345,12 @@ impl<C: Content> Core<C> {
             if let Some(retry) = self.queue.retries.get_mut(position) {
                 retry.is_stored = true;
                 let (attempts, spent) = (retry.attempts, retry.spent(clock));
-                let retries = &mut self.ledger.draft.settlement.lanes.retries;
+                let settlement = &mut self.ledger.draft.settlement;
+                let retries = if retry.is_in_main {
+                    &mut settlement.main.retries
+                } else {
+                    &mut settlement.lanes.retries
+                };
                 retries.written.push((position, attempts, spent));
             }
         }

@@ -107,6 +107,8 @@ pub struct MainChange {
     pub whole: Vec<StreamId>,
     /// Entries that can't be decoded.
     pub corrupt: Vec<StreamId>,
+    /// Retry states of webhooks after the cursor: attempts and time spent.
+    pub retries: Changes<(Position, u32, Duration), Position>,
 }
 
 /// Changes to the replays.
@@ -177,6 +179,7 @@ impl MainChange {
             && self.bits.is_empty()
             && self.whole.is_empty()
             && self.corrupt.is_empty()
+            && self.retries.is_empty()
     }
 }
 

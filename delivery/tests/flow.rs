@@ -267,7 +267,11 @@ impl World {
                         self.waiting -= 1;
                     }
                     self.dead += settlement.dead.len() as u64;
-                    let written = settlement.lanes.retries.written.iter();
+                    let retries = [&settlement.main.retries, &settlement.lanes.retries];
+                    for position in retries.iter().flat_map(|changes| &changes.deleted) {
+                        self.spent.remove(position);
+                    }
+                    let written = retries.iter().flat_map(|changes| &changes.written);
                     self.spent.extend(written.map(|(position, _, spent)| (*position, *spent)));
                     let rows = settlement.lanes.rows.written.iter();
                     self.failing.extend(rows.map(|row| (row.lane, row.failing)));
@@ -836,6 +840,42 @@ fn a_corrupt_pack_in_the_part_of_a_lane_that_is_not_indexed_is_passed_over() {
     world.run(10 * SECOND);
     let delivered: usize = world.took.values().map(Vec::len).sum();
     assert_eq!((delivered, world.waiting), (4, 2), "all but those that fail");
+}
+
+/// A shop that fails beside one that is served, and where its first webhook lies.
+fn one_that_fails(loaded: Loaded) -> (World, Position) {
+    let answers = |shop, _, _: Duration| {
+        if shop == X { Answer::Fails(5 * MS) } else { Answer::Takes(5 * MS) }
+    };
+    let backoff = Backoff { first: SECOND, longest: SECOND };
+    let config = Config { backoff, retry_for: 15 * SECOND, ..config(4) };
+    let mut world = World::load(config, Box::new(answers), loaded);
+    world.accept(SECOND, [(X, 0)]);
+    for tick in 1..400 {
+        world.accept(SECOND + tick * 100 * MS, [(Y, 0)]);
+    }
+    let entry = StreamId { ms: EPOCH_MS + 1_000, seq: 1 };
+    (world, Position::new(entry, 0))
+}
+
+#[test]
+fn time_spent_on_retries_is_known_to_the_next_leader_before_anything_moves() {
+    let (mut world, position) = one_that_fails(Loaded::default());
+    world.run(8 * SECOND);
+    let spent = world.spent[&position];
+    assert!(spent > 5 * SECOND && spent <= 7 * SECOND, "{spent:?}");
+    world.step(vec![Event::Drain]);
+    world.run(9 * SECOND);
+    assert!(world.spent[&position] >= 7 * SECOND, "{:?}", world.spent[&position]);
+
+    let retries = vec![(position, 9, 10 * SECOND)];
+    let (mut world, position) = one_that_fails(Loaded { retries, ..Loaded::default() });
+    world.spent.insert(position, 10 * SECOND);
+    world.run(5 * SECOND);
+    assert_eq!(world.dead, 0);
+    world.run(8 * SECOND);
+    assert_eq!(world.dead, 1);
+    assert!(!world.spent.contains_key(&position));
 }
 
 #[test]

@@ -84,6 +84,7 @@ async fn load(instance: &Instance, seat: &mut Seat) -> Result<Start, QueueError>
     seat.confirm().await?;
     let barriers = reader.barriers(seat.connection()).await?;
     let leads = reader.leads(seat.connection()).await?;
+    let retries = reader.main_retries(seat.connection()).await?;
     seat.confirm().await?;
     let seen = seen(&reader, seat, instance.settings.dedup).await?;
     let orders = orders::read(redis, seat.connection(), HTTP).await?;
@@ -94,6 +95,7 @@ async fn load(instance: &Instance, seat: &mut Seat) -> Result<Start, QueueError>
         lanes: rows.iter().map(|row| lane(row, scheme)).collect(),
         barriers,
         leads,
+        retries,
     };
     Ok(Start { consumer: HTTP, loaded, rows, mark: progress.mark, seen, orders })
 }

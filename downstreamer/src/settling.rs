@@ -63,7 +63,7 @@ impl Translator {
                 done: controls.carried_out,
                 dropped: controls.dropped,
             },
-            lanes: self.lanes(settlement.lanes)?,
+            lanes: LaneChanges { main_retries: main.retries, ..self.lanes(settlement.lanes)? },
         })
     }
 
@@ -100,6 +100,7 @@ impl Translator {
             barriers: lanes.barriers,
             leads: lanes.leads,
             retries: lanes.retries,
+            main_retries: Changes::default(),
             waiting: lanes.waiting,
             oldest_ms: lanes.oldest_ms,
         })

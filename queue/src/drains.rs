@@ -105,6 +105,7 @@ pub async fn forget(
         .key(keys.barriers(drain))
         .key(keys.leads(drain))
         .key(keys.retries(drain))
+        .key(keys.main_retries(drain))
         .arg(drain)
         .invoke_async(connection)
         .await?;

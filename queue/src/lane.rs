@@ -23,6 +23,7 @@ const LANES: u8 = 15;
 const BARRIERS: u8 = 16;
 const LEADS: u8 = 17;
 const RETRIES: u8 = 18;
+const MAIN_RETRIES: u8 = 19;
 
 /// Id of a chunk. Its text is `<lane as 16 hex digits>:<number>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,8 +100,10 @@ pub struct LaneChanges {
     pub barriers: Changes<(Position, u64), Position>,
     /// Leads, by the hash of their resource.
     pub leads: Changes<(u64, Position), u64>,
-    /// Retry states: position, attempts, time spent.
+    /// Retry states of webhooks in lanes: position, attempts, time spent.
     pub retries: Changes<(Position, u32, Duration), Position>,
+    /// The same of those in the main stream.
+    pub main_retries: Changes<(Position, u32, Duration), Position>,
     /// Webhooks that wait in chunks after this settlement. Every settlement states it, changed or
     /// not, as it does [`Settlement::open`](crate::settle::Settlement::open).
     pub waiting: u64,
@@ -136,6 +139,7 @@ impl LaneChanges {
             && self.barriers.is_empty()
             && self.leads.is_empty()
             && self.retries.is_empty()
+            && self.main_retries.is_empty()
     }
 
     /// Adds the lists of the settle script: corrupt chunks, fields to set, fields to delete.
@@ -174,9 +178,11 @@ impl LaneChanges {
         for (resource, position) in &self.leads.written {
             fields.push((LEADS, hash(*resource), text(position.to_string())));
         }
-        for (position, attempts, spent) in &self.retries.written {
-            let value = format!("{attempts}:{}", spent.as_millis());
-            fields.push((RETRIES, position.to_string(), text(value)));
+        for (key, retries) in self.all_retries() {
+            for (position, attempts, spent) in &retries.written {
+                let value = format!("{attempts}:{}", spent.as_millis());
+                fields.push((key, position.to_string(), text(value)));
+            }
         }
         fields
     }
@@ -191,8 +197,14 @@ impl LaneChanges {
         fields
             .extend(self.barriers.deleted.iter().map(|position| (BARRIERS, position.to_string())));
         fields.extend(self.leads.deleted.iter().map(|resource| (LEADS, hash(*resource))));
-        fields.extend(self.retries.deleted.iter().map(|position| (RETRIES, position.to_string())));
+        for (key, retries) in self.all_retries() {
+            fields.extend(retries.deleted.iter().map(|position| (key, position.to_string())));
+        }
         fields
+    }
+
+    fn all_retries(&self) -> [(u8, &Changes<(Position, u32, Duration), Position>); 2] {
+        [(RETRIES, &self.retries), (MAIN_RETRIES, &self.main_retries)]
     }
 }
 
@@ -200,6 +212,7 @@ impl LaneChanges {
 pub(crate) fn add_keys(call: &mut ScriptInvocation<'_>, keys: &Keys, consumer: &str) {
     call.key(keys.chunks(consumer)).key(keys.chunks_done(consumer)).key(keys.lanes(consumer));
     call.key(keys.barriers(consumer)).key(keys.leads(consumer)).key(keys.retries(consumer));
+    call.key(keys.main_retries(consumer));
 }
 
 /// Text of a hash: 16 hex digits.

@@ -432,7 +432,9 @@ async fn a_chunk_is_lost(loss: &str) {
     app.failing.delivered_to(&app.backend, SOON).await;
     let is_clean = async || {
         let mut left = 0;
-        for key in ["lanes", "chunks", "chunks:done", "barriers", "retries", "leads"] {
+        for key in
+            ["lanes", "chunks", "chunks:done", "barriers", "retries", "retries:main", "leads"]
+        {
             left += app.redis.command::<u64>(&["EXISTS", &format!("spillway:http:{key}")]).await;
         }
         left == 0 && app.redis.in_lanes().await == 0

@@ -153,7 +153,8 @@ impl App {
     }
 
     async fn expect_no_lanes(&self) {
-        let keys = ["chunks", "chunks:done", "lanes", "barriers", "leads", "retries"];
+        let keys =
+            ["chunks", "chunks:done", "lanes", "barriers", "leads", "retries", "retries:main"];
         let keys = keys.map(|key| format!("spillway:http:{key}"));
         until("no key of a lane is left", SOON, async || {
             let names: Vec<&str> =

@@ -443,7 +443,7 @@ const SLACK: Duration = Duration::from_secs(1);
 
 /// Time from the first attempt to the dead letter of a shop's only webhook, and how long meanwhile no
 /// downstreamer led.
-async fn given_up_after(is_killed: bool) -> (Duration, Duration) {
+async fn given_up_after(is_killed: bool, park_after: &str) -> (Duration, Duration) {
     let cell = Cell::alone();
     let redis = cell.redis(&[]).await;
     let crowd = Crowd::new(TOPIC, 0..2, 0..20_000);
@@ -453,7 +453,11 @@ async fn given_up_after(is_killed: bool) -> (Duration, Duration) {
     let receiver = cell.receiver(&[]).await;
     let text = |time: Duration| format!("{}s", time.as_secs());
     let (retry_for, longest) = (text(RETRY_FOR), text(RETRY_LONGEST));
-    let settings = [("RETRY_FOR", retry_for.as_str()), ("RETRY_LONGEST", longest.as_str())];
+    let settings = [
+        ("RETRY_FOR", retry_for.as_str()),
+        ("RETRY_LONGEST", longest.as_str()),
+        ("PARK_AFTER", park_after),
+    ];
     let mut downstreamer = start_downstreamer(&cell, &sink, &settings).await;
     // Both shops once, and then the healthy one alone.
     let sender = Sender {
@@ -490,19 +494,31 @@ async fn given_up_after(is_killed: bool) -> (Duration, Duration) {
 }
 
 /// Time in which nobody led need not count; what counts is not lost over the restart.
-async fn is_given_up_in_time(name: &str, is_killed: bool) {
-    let (took, away) = given_up_after(is_killed).await;
-    say(&format!("retry time, {name}: given up after {took:?}, of which nobody led for {away:?}"));
+async fn is_given_up_in_time(name: &str, is_killed: bool, park_after: &str) {
+    let (took, away) = given_up_after(is_killed, park_after).await;
+    say(&format!(
+        "retry time, {name}, PARK_AFTER={park_after}: given up after {took:?}, of which nobody led for {away:?}"
+    ));
     let within = RETRY_FOR - SLACK..=RETRY_FOR + away + RETRY_LONGEST + SLACK;
     assert!(within.contains(&took), "{name}: {took:?}, not within {within:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_webhook_is_given_up_in_time_over_a_restart() {
-    is_given_up_in_time("SIGTERM", false).await;
+    is_given_up_in_time("SIGTERM", false, "2s").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_webhook_that_has_not_moved_is_given_up_in_time_over_a_restart() {
+    is_given_up_in_time("SIGTERM", false, "60s").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_webhook_is_given_up_in_time_over_a_kill() {
-    is_given_up_in_time("SIGKILL", true).await;
+    is_given_up_in_time("SIGKILL", true, "2s").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_webhook_that_has_not_moved_is_given_up_in_time_over_a_kill() {
+    is_given_up_in_time("SIGKILL", true, "60s").await;
 }

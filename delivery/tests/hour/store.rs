@@ -24,6 +24,7 @@ pub struct Store {
     chunks: HashMap<(u64, u32), Chunk>,
     rows: BTreeMap<u64, LaneRowChange>,
     retries: BTreeMap<Position, (u32, Duration)>,
+    main_retries: BTreeMap<Position, (u32, Duration)>,
 }
 
 impl Store {
@@ -46,6 +47,7 @@ impl Store {
             cursor: self.cursor,
             bits: self.bits.clone(),
             lanes: lanes.collect(),
+            retries: self.main_retries.iter().map(|(at, state)| (*at, state.0, state.1)).collect(),
             ..Loaded::default()
         }
     }
@@ -118,11 +120,15 @@ impl Store {
         for lane in &lanes.rows.deleted {
             self.rows.remove(lane);
         }
-        for (position, attempts, spent) in &lanes.retries.written {
-            self.retries.insert(*position, (*attempts, *spent));
-        }
-        for position in &lanes.retries.deleted {
-            self.retries.remove(position);
+        let main = (&mut self.main_retries, &settlement.main.retries);
+        for (held, changes) in [main, (&mut self.retries, &lanes.retries)] {
+            let written = changes.written.iter();
+            held.extend(
+                written.map(|(position, attempts, spent)| (*position, (*attempts, *spent))),
+            );
+            for position in &changes.deleted {
+                held.remove(position);
+            }
         }
         self.bits.extend(settlement.main.bits.iter().cloned());
         for entry in &settlement.main.whole {
@@ -141,6 +147,7 @@ impl Store {
             && self.chunks.is_empty()
             && self.rows.is_empty()
             && self.retries.is_empty()
+            && self.main_retries.is_empty()
     }
 }
 

@@ -14,6 +14,9 @@ use crate::webhook::{Bytes, SHOPS, Scheme, Webhook};
 /// Token of the leader and number of a settlement.
 pub type Mark = (u64, u64);
 
+/// Time for which a webhook was tried in an operator's pause, at most.
+const PAUSED_MAX: Duration = Duration::from_millis(200);
+
 /// A chunk of a lane.
 #[derive(Debug, Clone)]
 pub struct Chunk {
@@ -61,6 +64,9 @@ pub struct Redis {
     pub barriers: BTreeMap<Position, u64>,
     pub leads: BTreeMap<u64, Position>,
     pub retries: BTreeMap<Position, (u32, Duration)>,
+    pub main_retries: BTreeMap<Position, (u32, Duration)>,
+    /// Time spent on each webhook, as it was written last, wherever it lay.
+    pub spent: BTreeMap<Position, Duration>,
     pub replays: BTreeMap<StreamId, Webhook>,
     pub dead: Vec<Webhook>,
     /// Lanes that lost a chunk, until their rows are gone.
@@ -95,6 +101,7 @@ impl Redis {
             lanes: lanes.collect(),
             barriers: self.barriers.iter().map(|(at, shop)| (*at, *shop)).collect(),
             leads: self.leads.iter().map(|(hash, at)| (*hash, *at)).collect(),
+            retries: self.main_retries.iter().map(|(at, state)| (*at, state.0, state.1)).collect(),
         }
     }
 
@@ -205,10 +212,19 @@ impl Redis {
         self.barriers.retain(|position, _| !lanes.barriers.deleted.contains(position));
         self.leads.extend(lanes.leads.written.iter().copied());
         self.leads.retain(|hash, _| !lanes.leads.deleted.contains(hash));
-        for (position, attempts, spent) in &lanes.retries.written {
-            self.retries.insert(*position, (*attempts, *spent));
+        let main = (&mut self.main_retries, &letter.settlement.main.retries);
+        for (held, changes) in [main, (&mut self.retries, &lanes.retries)] {
+            for (position, attempts, spent) in &changes.written {
+                held.insert(*position, (*attempts, *spent));
+                let before = self.spent.insert(*position, *spent).unwrap_or_default();
+                // The time of an operator's pause is taken back.
+                assert!(
+                    *spent + PAUSED_MAX >= before,
+                    "{position}: {spent:?} spent on retries after {before:?}"
+                );
+            }
+            held.retain(|position, _| !changes.deleted.contains(position));
         }
-        self.retries.retain(|position, _| !lanes.retries.deleted.contains(position));
         if lanes.waiting == 0 {
             self.retries.clear();
         }
@@ -249,8 +265,16 @@ impl Redis {
         waiting
     }
 
-    /// Checks that rows and chunks agree.
+    /// Checks that rows and chunks agree, and that a retry state is of a webhook that is still to be settled.
     pub fn check(&self) -> Result<(), String> {
+        let none = Vec::new();
+        for position in self.main_retries.keys() {
+            let is_there = self.main.contains_key(&position.entry());
+            let bits = self.done.get(&position.entry()).unwrap_or(&none);
+            if !is_there || is_set(bits, position.index as usize) {
+                return Err(format!("{position} is settled or moved, and has a retry state"));
+            }
+        }
         let mut waiting: BTreeMap<u64, u64> = BTreeMap::new();
         for ((lane, number), chunk) in &self.chunks {
             let Some(row) = self.rows.get(lane) else {
@@ -285,16 +309,18 @@ impl Redis {
             && self.barriers.is_empty()
             && self.leads.is_empty()
             && self.retries.is_empty()
+            && self.main_retries.is_empty()
             && self.done.is_empty()
             && self.replays.is_empty();
         (!is_clean).then(|| {
             format!(
-                "rows {:?} chunks {:?} barriers {:?} leads {:?} retries {:?} done {:?} replays {:?}",
+                "rows {:?} chunks {:?} barriers {:?} leads {:?} retries {:?}, {:?} done {:?} replays {:?}",
                 self.rows.keys(),
                 self.chunks.keys(),
                 self.barriers,
                 self.leads,
                 self.retries,
+                self.main_retries,
                 self.done,
                 self.replays.keys()
             )

@@ -3,6 +3,7 @@
 -- KEYS  1 stream  2 counts  3 owner  4 done  5 replays  6 dead  7 dead bytes  8 settled
 --       9 seen  10 history  11 orders  12 dropping
 --       13 chunks  14 chunks done  15 lanes  16 barriers  17 leads  18 retries
+--       19 retries of the main stream
 -- ARGV  1 token  2 number  3 drain  4 corrupt prefix
 --       5 cursor ('' = stays)  6 entries passed  7 webhooks passed  8 settled behind the cursor
 --       9 mark of the settlement before this one ('' = there was none yet)

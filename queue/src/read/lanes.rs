@@ -90,7 +90,24 @@ impl Reader {
         Ok(found.collect())
     }
 
-    /// Retry states: attempts and time spent; `None` for a webhook that was not tried, or whose state
+    /// Retry states of webhooks in the main stream: attempts and time spent.
+    ///
+    /// # Errors
+    /// [`QueueError`] from Redis.
+    pub async fn main_retries(
+        &self,
+        connection: &mut Connection,
+    ) -> Result<Vec<(Position, u32, Duration)>, QueueError> {
+        let key = self.redis.keys.main_retries(&self.drain);
+        let state = |at: &str, state: &[u8]| Ok((position(at)?, known_retry(at, state)));
+        let found = scan(connection, &key, state).await?;
+        let known = found.into_iter();
+        Ok(known
+            .filter_map(|(at, state)| state.map(|(number, spent)| (at, number, spent)))
+            .collect())
+    }
+
+    /// Retry states of webhooks in lanes: attempts and time spent; `None` for a webhook that was not tried, or whose state
     /// can't be read: that is logged, and its retries begin again.
     ///
     /// # Errors
@@ -109,20 +126,22 @@ impl Reader {
                 .await?;
             found.extend(some);
         }
-        let read = |(position, state): (&Position, Option<Vec<u8>>)| {
-            let state = state?;
-            let parsed = str::from_utf8(&state).ok().and_then(retry);
-            if parsed.is_none() {
-                tracing::error!(
-                    %position,
-                    state = %state.escape_ascii(),
-                    "unreadable retry state: the webhook's retries begin again"
-                );
-            }
-            parsed
-        };
+        let read = |(position, state): (&Position, Option<Vec<u8>>)| known_retry(position, &state?);
         Ok(positions.iter().zip(found).map(read).collect())
     }
+}
+
+/// The state of a webhook; `None`, which is logged, where it can't be read.
+fn known_retry(position: impl std::fmt::Display, state: &[u8]) -> Option<(u32, Duration)> {
+    let parsed = str::from_utf8(state).ok().and_then(retry);
+    if parsed.is_none() {
+        tracing::error!(
+            %position,
+            state = %state.escape_ascii(),
+            "unreadable retry state: the webhook's retries begin again"
+        );
+    }
+    parsed
 }
 
 fn texts(ids: &[impl ToString]) -> Vec<String> {

@@ -106,6 +106,7 @@ fn lanes_of_one() -> LaneChanges {
         barriers: Changes::write([(Position::default(), 1)]),
         leads: Changes::write([(1, Position::default())]),
         retries: Changes::write([(Position::default(), 1, std::time::Duration::ZERO)]),
+        main_retries: Changes::write([(Position::default(), 1, std::time::Duration::ZERO)]),
         waiting: 1,
         oldest_ms: 1,
         ..LaneChanges::default()

@@ -49,6 +49,7 @@ fn written() -> LaneChanges {
         barriers: Changes::write([(at(3), u64::MAX), (at(4), 8)]),
         leads: Changes::write([(1, at(5)), (2, at(6))]),
         retries: Changes::write([(at(3), 4, Duration::from_millis(1_500))]),
+        main_retries: Changes::write([(at(9), 2, Duration::from_millis(700))]),
         waiting: 42,
         oldest_ms: 1,
         ..LaneChanges::default()
@@ -62,6 +63,7 @@ fn deleted() -> LaneChanges {
         barriers: Changes::delete([at(3), at(4)]),
         leads: Changes::delete([1, 2]),
         retries: Changes::delete([at(3)]),
+        main_retries: Changes::delete([at(9)]),
         ..LaneChanges::default()
     }
 }
@@ -90,6 +92,9 @@ async fn a_corrupt_chunk_is_set_aside_and_the_last_one_takes_its_retry_states_al
         let is_there: u64 = server.command(&["EXISTS", &format!("spillway:http:{key}")]).await;
         assert_eq!(is_there, 0, "{key}");
     }
+    // What is in the main stream is not theirs.
+    let left: u64 = server.command(&["HLEN", "spillway:http:retries:main"]).await;
+    assert_eq!(left, 1);
 }
 
 #[tokio::test]
@@ -102,6 +107,10 @@ async fn an_unreadable_retry_state_is_skipped_and_an_unreadable_row_is_named() {
     let (reader, connection) = (&http.reader, &mut http.connection);
     let retries = reader.retries(connection, &[at(4), at(3)]).await.unwrap();
     assert_eq!(retries, [None, Some((4, Duration::from_millis(1_500)))]);
+    let at_four = at(4).to_string();
+    let _: u64 = server.command(&["HSET", "spillway:http:retries:main", &at_four, "4:"]).await;
+    let retries = reader.main_retries(connection).await.unwrap();
+    assert_eq!(retries, [(at(9), 2, Duration::from_millis(700))]);
     // More than one command asks for: each answer belongs to its position.
     let many: Vec<Position> =
         (0..2_500).map(|ms| at(if ms % 1_000 == 3 { 3 } else { 9 })).collect();
@@ -141,6 +150,8 @@ async fn expect_written(http: &mut Drain) {
     let retries = reader.retries(connection, &[at(4), at(3)]).await.expect("redis answers");
     assert_eq!(retries, [None, Some((4, Duration::from_millis(1_500)))]);
     assert_eq!(reader.retries(connection, &[]).await.expect("redis answers"), []);
+    let retries = reader.main_retries(connection).await.expect("redis answers");
+    assert_eq!(retries, [(at(9), 2, Duration::from_millis(700))]);
 }
 
 #[tokio::test]
