@@ -83,6 +83,9 @@ pub struct StoredChunk {
     pub bits: Vec<u8>,
 }
 
+/// Retry states to write, position, attempts and time spent, and those to delete.
+type RetryChanges = Changes<(Position, u32, Duration), Position>;
+
 /// Changes of the lanes in one settlement. Fields are set first and deleted then: of what is named
 /// in both, nothing is left.
 #[derive(Debug, Clone, Default)]
@@ -100,10 +103,10 @@ pub struct LaneChanges {
     pub barriers: Changes<(Position, u64), Position>,
     /// Leads, by the hash of their resource.
     pub leads: Changes<(u64, Position), u64>,
-    /// Retry states of webhooks in lanes: position, attempts, time spent.
-    pub retries: Changes<(Position, u32, Duration), Position>,
+    /// Retry states of webhooks in lanes.
+    pub retries: RetryChanges,
     /// The same of those in the main stream.
-    pub main_retries: Changes<(Position, u32, Duration), Position>,
+    pub main_retries: RetryChanges,
     /// Webhooks that wait in chunks after this settlement. Every settlement states it, changed or
     /// not, as it does [`Settlement::open`](crate::settle::Settlement::open).
     pub waiting: u64,
@@ -203,7 +206,7 @@ impl LaneChanges {
         fields
     }
 
-    fn all_retries(&self) -> [(u8, &Changes<(Position, u32, Duration), Position>); 2] {
+    fn all_retries(&self) -> [(u8, &RetryChanges); 2] {
         [(RETRIES, &self.retries), (MAIN_RETRIES, &self.main_retries)]
     }
 }

@@ -113,6 +113,12 @@ impl World {
                 raise(&mut live.shops, resource.0, now + RECOVERY);
             }
         }
+        // A run has the turn of the event that stands for it.
+        for position in self.redis.leads.values() {
+            if let Some(fate) = self.truth.fates.get(position) {
+                raise(&mut live.resources, fate.webhook.resource(), fate.appended_at);
+            }
+        }
         // Replays are older than what waits of their shop, and go first.
         for webhook in self.redis.replays.values() {
             raise(&mut live.shops, webhook.shop, now);

@@ -14,8 +14,8 @@ use crate::webhook::{Bytes, SHOPS, Scheme, Webhook};
 /// Token of the leader and number of a settlement.
 pub type Mark = (u64, u64);
 
-/// Time for which a webhook was tried in an operator's pause, at most.
-const PAUSED_MAX: Duration = Duration::from_millis(200);
+/// Time of an operator's pause that is taken back, at most: a filter is judged when a webhook has its turn.
+const PAUSED_MAX: Duration = Duration::from_secs(2);
 
 /// A chunk of a lane.
 #[derive(Debug, Clone)]
@@ -217,7 +217,6 @@ impl Redis {
             for (position, attempts, spent) in &changes.written {
                 held.insert(*position, (*attempts, *spent));
                 let before = self.spent.insert(*position, *spent).unwrap_or_default();
-                // The time of an operator's pause is taken back.
                 assert!(
                     *spent + PAUSED_MAX >= before,
                     "{position}: {spent:?} spent on retries after {before:?}"
