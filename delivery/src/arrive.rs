@@ -36,8 +36,8 @@ impl<C: Content> Core<C> {
             if !is_settled {
                 self.queue.main.holds(sorted.lane);
                 self.arrive(position, sorted, None);
-            } else if self.queue.retries.remove(position).is_some() {
-                self.ledger.draft.settlement.main.retries.deleted.push(position);
+            } else {
+                self.queue.retries.was_settled(position);
             }
         }
         self.release_unread();
@@ -47,6 +47,7 @@ impl<C: Content> Core<C> {
     pub(crate) fn corrupt_arrived(&mut self, entry: StreamId) {
         let due_at = self.moves_at(entry);
         self.queue.main.push(entry, 0, None, due_at);
+        self.queue.retries.is_corrupt(entry);
         self.ledger.draft.settlement.main.corrupt.push(entry);
     }
 

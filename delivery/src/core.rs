@@ -98,6 +98,9 @@ pub struct Core<C: Content> {
     pub(crate) counts: Counts,
 }
 
+/// Part of the index that retry states may take which a leader loads when it begins.
+const RETRIES_PART: usize = 4;
+
 impl<C: Content> Core<C> {
     /// A leader that begins with what Redis holds, and with what was delivered lately.
     pub fn new(config: Config, loaded: Loaded, seen: Seen) -> Self {
@@ -148,24 +151,15 @@ impl<C: Content> Core<C> {
 
     /// Takes over the retry states of webhooks of the main stream, before they arrive.
     fn load_retries(&mut self, retries: Vec<(Position, u32, Duration)>) {
-        for (position, attempts, spent_before) in retries {
-            if !self.queue.main.is_after_cursor(position) {
-                // Of what Redis lost, or of a version that did not know of them.
-                self.ledger.draft.settlement.main.retries.deleted.push(position);
-                continue;
-            }
+        let states = retries.into_iter().map(|(position, attempts, spent_before)| {
             // Somewhere in its wait: all at once would be a burst.
             let due = self.config.backoff.wait(attempts, 1.0).mul_f64(self.chance());
-            let state = RetryState {
-                attempts,
-                spent_before,
-                since: Duration::ZERO,
-                due,
-                is_stored: true,
-                is_in_main: true,
-            };
-            self.queue.retries.insert(position, state);
-        }
+            let (since, is_stored, is_in_main) = (Duration::ZERO, true, true);
+            (position, RetryState { attempts, spent_before, since, due, is_stored, is_in_main })
+        });
+        let states = states.collect();
+        let bytes = self.config.index_bytes / RETRIES_PART;
+        self.queue.retries.load(states, self.queue.main.cursor, bytes);
     }
 
     /// Takes events, and returns what is to be done.

@@ -200,11 +200,13 @@ impl<C: Content> Core<C> {
 
     /// Notes what Redis must know about a webhook that moves.
     fn move_row(&mut self, lane: LaneKey, position: Position, shop: u64) {
-        if self.queue.retries.moves(position) {
-            self.ledger.draft.settlement.main.retries.deleted.push(position);
-        }
-        if self.queue.retries.get(position).is_some() {
-            self.ledger.retries.insert(position, lane);
+        let clock = self.retry_clock(lane);
+        if let Some(state) = self.queue.retries.moves(position) {
+            let settlement = &mut self.ledger.draft.settlement;
+            let written = (position, state.attempts, state.spent(clock));
+            settlement.lanes.retries.written.push(written);
+            settlement.main.retries.deleted.extend(state.is_stored.then_some(position));
+            self.ledger.retries.remove(&position);
         }
         let barriers = self.queue.shops.by_hash(shop).and_then(|key| self.queue.shops.get(key));
         let barriers = barriers.and_then(|shop| shop.barriers.as_ref());

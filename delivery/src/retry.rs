@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
+use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
 use crate::index::ResourceKey;
@@ -44,6 +45,8 @@ pub enum Held {
 pub struct Retries {
     states: HashMap<Position, RetryState>,
     due: BinaryHeap<Reverse<(Duration, ResourceKey)>>,
+    /// States that Redis holds with those of the main stream, and that are nobody's.
+    stale: Vec<Position>,
 }
 
 impl RetryState {
@@ -76,13 +79,48 @@ impl Retries {
         }
     }
 
-    /// A webhook moves into a lane. Returns whether Redis holds its state with those of the main stream.
-    pub fn moves(&mut self, position: Position) -> bool {
-        let Some(state) = self.states.get_mut(&position).filter(|state| state.is_in_main) else {
-            return false;
-        };
+    /// A webhook moves into a lane, and its state is written there. Returns the state as it was.
+    pub fn moves(&mut self, position: Position) -> Option<RetryState> {
+        let state = self.states.get_mut(&position).filter(|state| state.is_in_main)?;
+        let before = *state;
         state.is_in_main = false;
-        std::mem::take(&mut state.is_stored)
+        state.is_stored = true;
+        Some(before)
+    }
+
+    /// Takes over the states of webhooks in the main stream, up to so many bytes of them: those of the oldest that
+    /// lie after the cursor.
+    pub fn load(&mut self, mut states: Vec<(Position, RetryState)>, after: StreamId, bytes: usize) {
+        states.sort_unstable_by_key(|(position, _)| *position);
+        let most = self.states.len() + bytes / STATE_BYTES;
+        for (position, state) in states {
+            if position.entry() > after && self.states.len() < most {
+                self.states.insert(position, state);
+            } else {
+                self.stale.push(position);
+            }
+        }
+    }
+
+    /// A webhook that arrives is settled: what Redis holds of it with the main stream is nobody's. The state of a
+    /// replay of it stays.
+    pub fn was_settled(&mut self, position: Position) {
+        if self.states.get(&position).is_some_and(|state| state.is_in_main) {
+            self.states.remove(&position);
+            self.stale.push(position);
+        }
+    }
+
+    /// An entry of the main stream can't be decoded.
+    pub fn is_corrupt(&mut self, entry: StreamId) {
+        let of_it = self.states.keys().filter(|position| position.entry() == entry);
+        let of_it: Vec<Position> = of_it.copied().collect();
+        of_it.into_iter().for_each(|position| self.was_settled(position));
+    }
+
+    /// Some of the states that are nobody's.
+    pub fn take_stale(&mut self, most: usize) -> Vec<Position> {
+        self.stale.split_off(self.stale.len().saturating_sub(most))
     }
 
     /// Remembers a state.
@@ -131,9 +169,34 @@ impl Retries {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spillway_webhook::StreamId;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn what_a_leader_finds_is_bounded_and_what_is_nobodys_is_named() {
+        let at = |ms, index| Position::new(StreamId { ms, seq: 0 }, index);
+        let state = |is_in_main| RetryState {
+            attempts: 1,
+            spent_before: SECOND,
+            since: Duration::ZERO,
+            due: Duration::ZERO,
+            is_stored: true,
+            is_in_main,
+        };
+        let mut retries = Retries::default();
+        // Of a replay.
+        retries.insert(at(3, 1), state(false));
+        let found = (1..=8).rev().map(|ms| (at(ms, 0), state(true))).collect();
+        retries.load(found, at(2, 0).entry(), 4 * STATE_BYTES);
+        assert!((3..=6).all(|ms| retries.get(at(ms, 0)).is_some()));
+        assert_eq!(retries.take_stale(3), [at(2, 0), at(7, 0), at(8, 0)]);
+        assert_eq!(retries.take_stale(3), [at(1, 0)]);
+        retries.was_settled(at(3, 1));
+        retries.was_settled(at(3, 0));
+        retries.is_corrupt(at(4, 0).entry());
+        assert!(retries.get(at(3, 1)).is_some() && retries.get(at(4, 0)).is_none());
+        assert_eq!(retries.take_stale(3), [at(3, 0), at(4, 0)]);
+    }
 
     #[test]
     fn waits_of_what_was_cut_and_read_again_do_not_pile_up() {

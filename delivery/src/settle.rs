@@ -354,6 +354,8 @@ impl<C: Content> Core<C> {
                 retries.written.push((position, attempts, spent));
             }
         }
+        let stale = self.queue.retries.take_stale(RETRIES_MAX);
+        self.ledger.draft.settlement.main.retries.deleted.extend(stale);
         // They come again with their chunks.
         let unread = std::mem::take(&mut self.ledger.draft.unread);
         unread.into_iter().for_each(|position| self.queue.retries.shed(position));

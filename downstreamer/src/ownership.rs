@@ -84,6 +84,7 @@ async fn load(instance: &Instance, seat: &mut Seat) -> Result<Start, QueueError>
     seat.confirm().await?;
     let barriers = reader.barriers(seat.connection()).await?;
     let leads = reader.leads(seat.connection()).await?;
+    seat.confirm().await?;
     let retries = reader.main_retries(seat.connection()).await?;
     seat.confirm().await?;
     let seen = seen(&reader, seat, instance.settings.dedup).await?;

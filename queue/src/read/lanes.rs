@@ -90,7 +90,8 @@ impl Reader {
         Ok(found.collect())
     }
 
-    /// Retry states of webhooks in the main stream: attempts and time spent.
+    /// Retry states of webhooks in the main stream: attempts and time spent; none of either where a state can't be
+    /// read, which is logged.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -100,11 +101,9 @@ impl Reader {
     ) -> Result<Vec<(Position, u32, Duration)>, QueueError> {
         let key = self.redis.keys.main_retries(&self.drain);
         let state = |at: &str, state: &[u8]| Ok((position(at)?, known_retry(at, state)));
-        let found = scan(connection, &key, state).await?;
-        let known = found.into_iter();
-        Ok(known
-            .filter_map(|(at, state)| state.map(|(number, spent)| (at, number, spent)))
-            .collect())
+        let found = scan(connection, &key, state).await?.into_iter();
+        let all = found.map(|(at, state)| (at, state.unwrap_or_default()));
+        Ok(all.map(|(at, (attempts, spent))| (at, attempts, spent)).collect())
     }
 
     /// Retry states of webhooks in lanes: attempts and time spent; `None` for a webhook that was not tried, or whose state
