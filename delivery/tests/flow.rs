@@ -120,6 +120,8 @@ struct World {
     has_backlog: bool,
     /// Time spent on retries, as it was written last.
     spent: HashMap<Position, Duration>,
+    /// Webhooks whose retry states were deleted.
+    forgotten: HashSet<Position>,
     /// Packs that are being read for rests of lanes: each once, for all of them.
     rests: HashSet<StreamId>,
     rests_read: usize,
@@ -197,6 +199,7 @@ impl World {
             has_backlog: false,
             spent: HashMap::new(),
             failing: HashMap::new(),
+            forgotten: HashSet::new(),
             rests: HashSet::new(),
             rests_read: 0,
             front_reads: 0,
@@ -270,6 +273,7 @@ impl World {
                     let retries = [&settlement.main.retries, &settlement.lanes.retries];
                     for position in retries.iter().flat_map(|changes| &changes.deleted) {
                         self.spent.remove(position);
+                        self.forgotten.insert(*position);
                     }
                     let written = retries.iter().flat_map(|changes| &changes.written);
                     self.spent.extend(written.map(|(position, _, spent)| (*position, *spent)));
@@ -868,14 +872,15 @@ fn time_spent_on_retries_is_known_to_the_next_leader_before_anything_moves() {
     world.run(9 * SECOND);
     assert!(world.spent[&position] >= 7 * SECOND, "{:?}", world.spent[&position]);
 
-    let retries = vec![(position, 9, 10 * SECOND)];
-    let (mut world, position) = one_that_fails(Loaded { retries, ..Loaded::default() });
-    world.spent.insert(position, 10 * SECOND);
+    let cursor = StreamId { ms: EPOCH_MS, seq: 0 };
+    let passed = Position::new(cursor, 3);
+    let retries = vec![(position, 9, 10 * SECOND), (passed, 2, SECOND)];
+    let (mut world, position) = one_that_fails(Loaded { cursor, retries, ..Loaded::default() });
     world.run(5 * SECOND);
     assert_eq!(world.dead, 0);
     world.run(8 * SECOND);
     assert_eq!(world.dead, 1);
-    assert!(!world.spent.contains_key(&position));
+    assert_eq!(world.forgotten, HashSet::from([position, passed]));
 }
 
 #[test]
