@@ -37,7 +37,7 @@ impl<C: Content> Core<C> {
                 self.queue.main.holds(sorted.lane);
                 self.arrive(position, sorted, None);
             } else {
-                self.queue.retries.was_settled(position);
+                self.queue.retries.forget_settled(position);
             }
         }
         self.release_unread();
@@ -47,7 +47,7 @@ impl<C: Content> Core<C> {
     pub(crate) fn corrupt_arrived(&mut self, entry: StreamId) {
         let due_at = self.moves_at(entry);
         self.queue.main.push(entry, 0, None, due_at);
-        self.queue.retries.is_corrupt(entry);
+        self.queue.retries.forget_entry(entry);
         self.ledger.draft.settlement.main.corrupt.push(entry);
     }
 

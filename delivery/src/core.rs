@@ -98,7 +98,7 @@ pub struct Core<C: Content> {
     pub(crate) counts: Counts,
 }
 
-/// Part of the index that retry states may take which a leader loads when it begins.
+/// Part of the index for the retry states that a leader loads when it begins.
 const RETRIES_PART: usize = 4;
 
 impl<C: Content> Core<C> {
@@ -149,17 +149,33 @@ impl<C: Content> Core<C> {
         core
     }
 
-    /// Takes over the retry states of webhooks of the main stream, before they arrive.
-    fn load_retries(&mut self, retries: Vec<(Position, u32, Duration)>) {
-        let states = retries.into_iter().map(|(position, attempts, spent_before)| {
-            // Somewhere in its wait: all at once would be a burst.
-            let due = self.config.backoff.wait(attempts, 1.0).mul_f64(self.chance());
-            let (since, is_stored, is_in_main) = (Duration::ZERO, true, true);
-            (position, RetryState { attempts, spent_before, since, due, is_stored, is_in_main })
-        });
-        let states = states.collect();
+    /// Takes over the retry states of webhooks of the main stream, before they arrive: of the oldest, as many as have
+    /// room.
+    fn load_retries(&mut self, mut retries: Vec<(Position, u32, Duration)>) {
+        retries.sort_unstable();
         let bytes = self.config.index_bytes / RETRIES_PART;
-        self.queue.retries.load(states, self.queue.main.cursor, bytes);
+        for (position, attempts, spent) in retries {
+            let has_room = self.queue.retries.bytes() < bytes;
+            if has_room && self.queue.main.is_after_cursor(position) {
+                let state = self.state_found(attempts, spent, true);
+                self.queue.retries.insert(position, state);
+            } else {
+                self.queue.retries.is_stale(position);
+            }
+        }
+    }
+
+    /// A retry state that Redis held, at this time.
+    pub(crate) fn state_found(
+        &mut self,
+        attempts: u32,
+        spent_before: Duration,
+        is_in_main: bool,
+    ) -> RetryState {
+        // Somewhere in its wait: all at once would be a burst.
+        let wait = self.config.backoff.wait(attempts, 1.0).mul_f64(self.chance());
+        let (since, due) = (self.active(), self.session.now.at + wait);
+        RetryState { attempts, spent_before, since, due, is_stored: true, is_in_main }
     }
 
     /// Takes events, and returns what is to be done.

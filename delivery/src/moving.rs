@@ -200,8 +200,8 @@ impl<C: Content> Core<C> {
 
     /// Notes what Redis must know about a webhook that moves.
     fn move_row(&mut self, lane: LaneKey, position: Position, shop: u64) {
-        let clock = self.retry_clock(lane);
-        if let Some(state) = self.queue.retries.moves(position) {
+        if let Some(state) = self.queue.retries.move_to_lane(position) {
+            let clock = self.retry_clock(lane);
             let settlement = &mut self.ledger.draft.settlement;
             let written = (position, state.attempts, state.spent(clock));
             settlement.lanes.retries.written.push(written);

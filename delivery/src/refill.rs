@@ -17,7 +17,6 @@ use crate::lane::{Chunk, Pending, Rest, WindowRead};
 use crate::ledger::Dropped;
 use crate::main_stream::{bytes_for, is_set};
 use crate::reading::PackKey;
-use crate::retry::RetryState;
 use crate::sorted::{Content, Sorted, raw_bytes};
 
 /// Lanes that are looked at for their windows at each event, of those with few webhooks in chunks, and of
@@ -238,20 +237,9 @@ impl<C: Content> Core<C> {
             // The window was cut meanwhile.
             return;
         }
-        let active = self.active();
-        for (position, attempts, spent_before) in retries {
+        for (position, attempts, spent) in retries {
             if self.is_rest(key, position) && self.queue.retries.get(position).is_none() {
-                // Somewhere in its wait: all at once would be a burst.
-                let wait = self.config.backoff.wait(attempts, 1.0);
-                let due = self.session.now.at + wait.mul_f64(self.chance());
-                let state = RetryState {
-                    attempts,
-                    spent_before,
-                    since: active,
-                    due,
-                    is_stored: true,
-                    is_in_main: false,
-                };
+                let state = self.state_found(attempts, spent, false);
                 self.queue.retries.insert(position, state);
             }
         }

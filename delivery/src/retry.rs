@@ -25,19 +25,11 @@ pub struct RetryState {
     pub since: Duration,
     /// No attempt before.
     pub due: Duration,
-    /// Whether Redis holds it.
+    /// True if Redis holds it.
     pub is_stored: bool,
-    /// Whether its webhook lies in the main stream. If not, it comes with a chunk.
+    /// True while its webhook lies in the main stream: a leader loads it when it begins. The state of a webhook in a
+    /// lane comes with its chunk.
     pub is_in_main: bool,
-}
-
-/// Place where Redis holds a retry state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
-    /// With those of the main stream, which a leader loads when it begins.
-    InMain,
-    /// With those of lanes, which come with their chunks.
-    InLanes,
 }
 
 /// Retry states of all heads that failed.
@@ -45,7 +37,7 @@ pub enum Held {
 pub struct Retries {
     states: HashMap<Position, RetryState>,
     due: BinaryHeap<Reverse<(Duration, ResourceKey)>>,
-    /// States that Redis holds with those of the main stream, and that are nobody's.
+    /// Webhooks of the main stream whose states are to be deleted from Redis.
     stale: Vec<Position>,
 }
 
@@ -80,7 +72,7 @@ impl Retries {
     }
 
     /// A webhook moves into a lane, and its state is written there. Returns the state as it was.
-    pub fn moves(&mut self, position: Position) -> Option<RetryState> {
+    pub fn move_to_lane(&mut self, position: Position) -> Option<RetryState> {
         let state = self.states.get_mut(&position).filter(|state| state.is_in_main)?;
         let before = *state;
         state.is_in_main = false;
@@ -88,39 +80,29 @@ impl Retries {
         Some(before)
     }
 
-    /// Takes over the states of webhooks in the main stream, up to so many bytes of them: those of the oldest that
-    /// lie after the cursor.
-    pub fn load(&mut self, mut states: Vec<(Position, RetryState)>, after: StreamId, bytes: usize) {
-        states.sort_unstable_by_key(|(position, _)| *position);
-        let most = self.states.len() + bytes / STATE_BYTES;
-        for (position, state) in states {
-            if position.entry() > after && self.states.len() < most {
-                self.states.insert(position, state);
-            } else {
-                self.stale.push(position);
-            }
-        }
+    /// A state in Redis is of a webhook of the main stream that is settled, or for which there is no room.
+    pub fn is_stale(&mut self, position: Position) {
+        self.stale.push(position);
     }
 
-    /// A webhook that arrives is settled: what Redis holds of it with the main stream is nobody's. The state of a
-    /// replay of it stays.
-    pub fn was_settled(&mut self, position: Position) {
+    /// A webhook of the main stream is settled when it arrives. The state of a replay of it stays.
+    pub fn forget_settled(&mut self, position: Position) {
         if self.states.get(&position).is_some_and(|state| state.is_in_main) {
             self.states.remove(&position);
-            self.stale.push(position);
+            self.is_stale(position);
         }
     }
 
     /// An entry of the main stream can't be decoded.
-    pub fn is_corrupt(&mut self, entry: StreamId) {
+    pub fn forget_entry(&mut self, entry: StreamId) {
         let of_it = self.states.keys().filter(|position| position.entry() == entry);
         let of_it: Vec<Position> = of_it.copied().collect();
-        of_it.into_iter().for_each(|position| self.was_settled(position));
+        of_it.into_iter().for_each(|position| self.forget_settled(position));
     }
 
-    /// Some of the states that are nobody's.
-    pub fn take_stale(&mut self, most: usize) -> Vec<Position> {
-        self.stale.split_off(self.stale.len().saturating_sub(most))
+    /// Up to so many states to delete from Redis.
+    pub fn take_stale(&mut self, most: usize) -> impl Iterator<Item = Position> {
+        self.stale.drain(self.stale.len().saturating_sub(most)..)
     }
 
     /// Remembers a state.
@@ -128,10 +110,9 @@ impl Retries {
         self.states.insert(position, state);
     }
 
-    /// Forgets a webhook that is settled. Returns where Redis holds its state.
-    pub fn remove(&mut self, position: Position) -> Option<Held> {
-        let state = self.states.remove(&position).filter(|state| state.is_stored)?;
-        Some(if state.is_in_main { Held::InMain } else { Held::InLanes })
+    /// Forgets a webhook that is settled. Returns its state, if Redis holds it.
+    pub fn remove(&mut self, position: Position) -> Option<RetryState> {
+        self.states.remove(&position).filter(|state| state.is_stored)
     }
 
     /// Wakes a resource at `due`.
@@ -173,7 +154,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn what_a_leader_finds_is_bounded_and_what_is_nobodys_is_named() {
+    fn what_is_settled_when_it_arrives_is_stale_and_a_replay_of_it_is_not() {
         let at = |ms, index| Position::new(StreamId { ms, seq: 0 }, index);
         let state = |is_in_main| RetryState {
             attempts: 1,
@@ -184,18 +165,17 @@ mod tests {
             is_in_main,
         };
         let mut retries = Retries::default();
+        (3..6).for_each(|ms| retries.insert(at(ms, 0), state(true)));
         // Of a replay.
         retries.insert(at(3, 1), state(false));
-        let found = (1..=8).rev().map(|ms| (at(ms, 0), state(true))).collect();
-        retries.load(found, at(2, 0).entry(), 4 * STATE_BYTES);
-        assert!((3..=6).all(|ms| retries.get(at(ms, 0)).is_some()));
-        assert_eq!(retries.take_stale(3), [at(2, 0), at(7, 0), at(8, 0)]);
-        assert_eq!(retries.take_stale(3), [at(1, 0)]);
-        retries.was_settled(at(3, 1));
-        retries.was_settled(at(3, 0));
-        retries.is_corrupt(at(4, 0).entry());
-        assert!(retries.get(at(3, 1)).is_some() && retries.get(at(4, 0)).is_none());
-        assert_eq!(retries.take_stale(3), [at(3, 0), at(4, 0)]);
+        retries.is_stale(at(1, 0));
+        retries.forget_settled(at(3, 1));
+        retries.forget_settled(at(3, 0));
+        retries.forget_entry(at(4, 0).entry());
+        let left = [at(3, 0), at(3, 1), at(4, 0), at(5, 0)].map(|at| retries.get(at).is_some());
+        assert_eq!(left, [false, true, false, true]);
+        assert_eq!(retries.take_stale(2).collect::<Vec<_>>(), [at(3, 0), at(4, 0)]);
+        assert_eq!(retries.take_stale(2).collect::<Vec<_>>(), [at(1, 0)]);
     }
 
     #[test]

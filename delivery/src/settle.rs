@@ -12,7 +12,6 @@ use crate::ledger::{Draft, Dropped, Ended, Finished};
 use crate::main_stream::{Advance, MainPack};
 use crate::reading::PackKey;
 use crate::resource::Step;
-use crate::retry::Held;
 use crate::settlement::{LaneRowChange, Outcome, SettledRecord};
 use crate::sorted::Content;
 
@@ -185,10 +184,8 @@ impl<C: Content> Core<C> {
             is_new = self.queue.lanes.settle_chunk(lane, number, index);
             chunks.insert((lane, number));
         }
-        match self.queue.retries.remove(position) {
-            Some(Held::InMain) => settlement.main.retries.deleted.push(position),
-            Some(Held::InLanes) => settlement.lanes.retries.deleted.push(position),
-            None => {}
+        if let Some(state) = self.queue.retries.remove(position) {
+            settlement.retries(state.is_in_main).deleted.push(position);
         }
         let Some(shop) = self.queue.lanes.get(lane).map(|lane| lane.shop) else { return };
         if is_new {
@@ -345,12 +342,7 @@ impl<C: Content> Core<C> {
             if let Some(retry) = self.queue.retries.get_mut(position) {
                 retry.is_stored = true;
                 let (attempts, spent) = (retry.attempts, retry.spent(clock));
-                let settlement = &mut self.ledger.draft.settlement;
-                let retries = if retry.is_in_main {
-                    &mut settlement.main.retries
-                } else {
-                    &mut settlement.lanes.retries
-                };
+                let retries = self.ledger.draft.settlement.retries(retry.is_in_main);
                 retries.written.push((position, attempts, spent));
             }
         }

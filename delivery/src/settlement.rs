@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
-use spillway_webhook::{Changes, StreamId};
+use spillway_webhook::{Changes, RetryChanges, StreamId};
 
 use crate::sorted::Content;
 
@@ -107,8 +107,8 @@ pub struct MainChange {
     pub whole: Vec<StreamId>,
     /// Entries that can't be decoded.
     pub corrupt: Vec<StreamId>,
-    /// Retry states of webhooks after the cursor: attempts and time spent.
-    pub retries: Changes<(Position, u32, Duration), Position>,
+    /// Retry states of webhooks after the cursor.
+    pub retries: RetryChanges,
 }
 
 /// Changes to the replays.
@@ -137,8 +137,8 @@ pub struct LaneChange<C> {
     pub barriers: Changes<(Position, u64), Position>,
     /// Leads to record and leads that are settled, by the hash of their resource.
     pub leads: Changes<(u64, Position), u64>,
-    /// Retry states of webhooks in lanes: attempts and time spent.
-    pub retries: Changes<(Position, u32, Duration), Position>,
+    /// Retry states of webhooks in lanes.
+    pub retries: RetryChanges,
     /// Unsettled webhooks in chunks, after this.
     pub waiting: u64,
     /// Time at which the oldest of them was accepted, in ms since the Unix epoch; 0: none waits.
@@ -202,6 +202,11 @@ impl<C> LaneChange<C> {
 }
 
 impl<C: Content> Settlement<C> {
+    /// Changes to the retry states of the main stream, or of lanes.
+    pub(crate) fn retries(&mut self, is_in_main: bool) -> &mut RetryChanges {
+        if is_in_main { &mut self.main.retries } else { &mut self.lanes.retries }
+    }
+
     /// Whether there is nothing to settle.
     pub fn is_empty(&self) -> bool {
         self.main.is_empty()

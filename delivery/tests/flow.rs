@@ -884,6 +884,17 @@ fn time_spent_on_retries_is_known_to_the_next_leader_before_anything_moves() {
 }
 
 #[test]
+fn retry_states_that_a_leader_finds_have_a_quarter_of_the_index() {
+    let at = |ms| Position::new(StreamId { ms: EPOCH_MS + ms, seq: 0 }, 0);
+    let retries = (0..400).rev().map(|ms| (at(ms), 1, SECOND)).collect();
+    let config = Config { index_bytes: 64 << 10, ..config(4) };
+    let loaded = Loaded { retries, ..Loaded::default() };
+    let world = World::load(config, Box::new(|_, _, _| Answer::Takes(5 * MS)), loaded);
+    // Of 112 bytes each, the oldest.
+    assert_eq!(world.forgotten, (147..400).map(at).collect());
+}
+
+#[test]
 fn time_spent_on_retries_goes_on_after_a_restart() {
     let mut world = with_lane(config(4), 500, 2);
     world.run(1_000 * SECOND);

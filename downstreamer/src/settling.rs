@@ -12,7 +12,7 @@ use spillway_webhook::fingerprint::key_of;
 use spillway_webhook::pack::{Pack, Packer};
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
-use spillway_webhook::{Changes, Chunk, StreamId, WebhookId};
+use spillway_webhook::{Changes, Chunk, RetryChanges, StreamId, WebhookId};
 
 use crate::content::PackBytes;
 use crate::names::Names;
@@ -63,11 +63,15 @@ impl Translator {
                 done: controls.carried_out,
                 dropped: controls.dropped,
             },
-            lanes: LaneChanges { main_retries: main.retries, ..self.lanes(settlement.lanes)? },
+            lanes: self.lanes(settlement.lanes, main.retries)?,
         })
     }
 
-    fn lanes(&mut self, lanes: LaneChange<PackBytes>) -> Option<LaneChanges> {
+    fn lanes(
+        &mut self,
+        lanes: LaneChange<PackBytes>,
+        main_retries: RetryChanges,
+    ) -> Option<LaneChanges> {
         let written = lanes.chunks.written.iter();
         let chunks: Option<_> = written.map(|write| self.chunk(write, &lanes.moved)).collect();
         let chunks = chunks?;
@@ -100,7 +104,7 @@ impl Translator {
             barriers: lanes.barriers,
             leads: lanes.leads,
             retries: lanes.retries,
-            main_retries: Changes::default(),
+            main_retries,
             waiting: lanes.waiting,
             oldest_ms: lanes.oldest_ms,
         })

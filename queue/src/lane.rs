@@ -6,12 +6,11 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
 
 use bytes::Bytes;
 use redis::ScriptInvocation;
 use serde::{Deserialize, Serialize};
-use spillway_webhook::{Changes, Position};
+use spillway_webhook::{Changes, Position, RetryChanges};
 
 use crate::error::QueueError;
 use crate::keys::Keys;
@@ -82,9 +81,6 @@ pub struct StoredChunk {
     /// A bit for each settled webhook of it; empty when none is.
     pub bits: Vec<u8>,
 }
-
-/// Retry states to write, position, attempts and time spent, and those to delete.
-type RetryChanges = Changes<(Position, u32, Duration), Position>;
 
 /// Changes of the lanes in one settlement. Fields are set first and deleted then: of what is named
 /// in both, nothing is left.

@@ -1,5 +1,12 @@
 //! Changes of one kind of stored record.
 
+use std::time::Duration;
+
+use crate::position::Position;
+
+/// Retry states to write: position, attempts, time spent; and those to delete.
+pub type RetryChanges = Changes<(Position, u32, Duration), Position>;
+
 /// Records to write and records to delete. Writing comes first: what is in both is deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Changes<Record, Key> {

@@ -14,7 +14,8 @@ use crate::webhook::{Bytes, SHOPS, Scheme, Webhook};
 /// Token of the leader and number of a settlement.
 pub type Mark = (u64, u64);
 
-/// Time of an operator's pause that is taken back, at most: a filter is judged when a webhook has its turn.
+/// Room for the time of an operator's pause, which is taken back when it ends: a filter is judged when a webhook
+/// has its turn, and what was written until then counts it.
 const PAUSED_MAX: Duration = Duration::from_secs(2);
 
 /// A chunk of a lane.
