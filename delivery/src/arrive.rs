@@ -47,7 +47,7 @@ impl<C: Content> Core<C> {
     pub(crate) fn corrupt_arrived(&mut self, entry: StreamId) {
         let due_at = self.moves_at(entry);
         self.queue.main.push(entry, 0, None, due_at);
-        self.queue.retries.forget_entry(entry);
+        self.queue.retries.forget_corrupt(entry);
         self.ledger.draft.settlement.main.corrupt.push(entry);
     }
 

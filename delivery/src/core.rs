@@ -98,7 +98,7 @@ pub struct Core<C: Content> {
     pub(crate) counts: Counts,
 }
 
-/// Part of the index for the retry states that a leader loads when it begins.
+/// The retry states that a leader loads when it begins have this part of the index: one in so many bytes.
 const RETRIES_PART: usize = 4;
 
 impl<C: Content> Core<C> {
@@ -160,7 +160,7 @@ impl<C: Content> Core<C> {
                 let state = self.state_found(attempts, spent, true);
                 self.queue.retries.insert(position, state);
             } else {
-                self.queue.retries.is_stale(position);
+                self.queue.retries.mark_stale(position);
             }
         }
     }

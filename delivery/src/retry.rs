@@ -21,11 +21,11 @@ pub struct RetryState {
     pub attempts: u32,
     /// Time spent before this leader's first attempt.
     pub spent_before: Duration,
-    /// Active time at this leader's first attempt.
+    /// Active time at this leader's first attempt, or when it took the state over.
     pub since: Duration,
     /// No attempt before.
     pub due: Duration,
-    /// True if Redis holds it.
+    /// True if Redis holds it, or will with the settlement that is composed.
     pub is_stored: bool,
     /// True while its webhook lies in the main stream: a leader loads it when it begins. The state of a webhook in a
     /// lane comes with its chunk.
@@ -64,7 +64,7 @@ impl Retries {
         self.states.len() * STATE_BYTES + self.due.len() * DUE_BYTES
     }
 
-    /// Forgets the state of a webhook that is not indexed any more, if it comes again with a chunk.
+    /// Forgets the state of a webhook that is not indexed any more, if it is read again with its chunk.
     pub fn shed(&mut self, position: Position) {
         if self.states.get(&position).is_some_and(|state| state.is_stored && !state.is_in_main) {
             self.states.remove(&position);
@@ -81,7 +81,7 @@ impl Retries {
     }
 
     /// A state in Redis is of a webhook of the main stream that is settled, or for which there is no room.
-    pub fn is_stale(&mut self, position: Position) {
+    pub fn mark_stale(&mut self, position: Position) {
         self.stale.push(position);
     }
 
@@ -89,12 +89,12 @@ impl Retries {
     pub fn forget_settled(&mut self, position: Position) {
         if self.states.get(&position).is_some_and(|state| state.is_in_main) {
             self.states.remove(&position);
-            self.is_stale(position);
+            self.mark_stale(position);
         }
     }
 
     /// An entry of the main stream can't be decoded.
-    pub fn forget_entry(&mut self, entry: StreamId) {
+    pub fn forget_corrupt(&mut self, entry: StreamId) {
         let of_it = self.states.keys().filter(|position| position.entry() == entry);
         let of_it: Vec<Position> = of_it.copied().collect();
         of_it.into_iter().for_each(|position| self.forget_settled(position));
@@ -168,10 +168,10 @@ mod tests {
         (3..6).for_each(|ms| retries.insert(at(ms, 0), state(true)));
         // Of a replay.
         retries.insert(at(3, 1), state(false));
-        retries.is_stale(at(1, 0));
+        retries.mark_stale(at(1, 0));
         retries.forget_settled(at(3, 1));
         retries.forget_settled(at(3, 0));
-        retries.forget_entry(at(4, 0).entry());
+        retries.forget_corrupt(at(4, 0).entry());
         let left = [at(3, 0), at(3, 1), at(4, 0), at(5, 0)].map(|at| retries.get(at).is_some());
         assert_eq!(left, [false, true, false, true]);
         assert_eq!(retries.take_stale(2).collect::<Vec<_>>(), [at(3, 0), at(4, 0)]);

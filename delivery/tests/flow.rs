@@ -23,8 +23,8 @@ mod partly;
 mod recovery;
 #[path = "flow/slow.rs"]
 mod slow;
-#[path = "flow/stopped.rs"]
-mod stopped;
+#[path = "flow/turns.rs"]
+mod turns;
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);

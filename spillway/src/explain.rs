@@ -182,9 +182,7 @@ fn waits(met: &Met<'_>, pauses: &[Pause], lanes: &[LaneRow]) -> Fact {
         Some(aside) if aside.replay.is_some() => "to be replayed".to_owned(),
         Some(aside) => format!("{}; {} attempts so far", lane(met, lanes), aside.attempts),
         None => {
-            "in the main stream; its attempts are known to the drain alone until it moves into a \
-                 lane"
-                .to_owned()
+            "in the main stream; its attempts are not shown until it moves into a lane".to_owned()
         }
     };
     let paused = pauses.iter().filter(|pause| met.is_meant(&pause.filter));
