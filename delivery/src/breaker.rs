@@ -58,12 +58,19 @@ pub struct LaneBreaker {
     failing_since: Option<Duration>,
     /// Failing time before this leader.
     carried: Duration,
+    /// Active time at the first of the refusals that no other failure and no success came after.
+    refused_since: Option<Duration>,
 }
 
 impl LaneBreaker {
     /// A closed breaker of a lane that has not failed.
     pub fn new() -> Self {
-        Self { state: State::Closed { failures: 0 }, failing_since: None, carried: Duration::ZERO }
+        Self {
+            state: State::Closed { failures: 0 },
+            failing_since: None,
+            carried: Duration::ZERO,
+            refused_since: None,
+        }
     }
 
     /// Takes over what the leader before knew, at the start of this one.
@@ -113,16 +120,26 @@ impl LaneBreaker {
         self.carried + self.failing_since.map_or(Duration::ZERO, |at| active.saturating_sub(at))
     }
 
+    /// The last part of that time, in which all attempts were refused, since this leader began.
+    pub fn refused(&self, active: Duration) -> Duration {
+        self.refused_since.map_or(Duration::ZERO, |at| active.saturating_sub(at))
+    }
+
     /// The active time from `since` to `active` does not count.
     pub fn forgive(&mut self, since: Duration, active: Duration) {
-        if let Some(at) = &mut self.failing_since {
+        for at in [&mut self.failing_since, &mut self.refused_since].into_iter().flatten() {
             *at += active.saturating_sub(since.max(*at));
         }
     }
 
-    /// An attempt failed, or did not end in time, at this active time.
-    pub fn fails(&mut self, active: Duration) {
+    /// An attempt failed, was refused, or did not end in time, at this active time.
+    pub fn fails(&mut self, active: Duration, is_refusal: bool) {
         self.failing_since.get_or_insert(active);
+        if is_refusal {
+            self.refused_since.get_or_insert(active);
+        } else {
+            self.refused_since = None;
+        }
     }
 
     /// A delivery succeeded. Returns whether that closes it.
@@ -263,9 +280,24 @@ mod tests {
         assert_eq!(breaker.failing(5 * SECOND), 15 * SECOND);
         breaker.succeeded();
         assert_eq!(breaker.failing(7 * SECOND), Duration::ZERO);
-        breaker.fails(8 * SECOND);
-        breaker.fails(9 * SECOND);
+        breaker.fails(8 * SECOND, false);
+        breaker.fails(9 * SECOND, false);
         assert_eq!(breaker.failing(12 * SECOND), 4 * SECOND);
+    }
+
+    #[test]
+    fn only_refusals_in_a_row_count_as_refused() {
+        let mut breaker = LaneBreaker::new();
+        breaker.fails(SECOND, true);
+        breaker.fails(4 * SECOND, true);
+        breaker.forgive(4 * SECOND, 5 * SECOND);
+        assert_eq!(breaker.refused(6 * SECOND), 4 * SECOND);
+        breaker.fails(6 * SECOND, false);
+        assert_eq!(breaker.refused(7 * SECOND), Duration::ZERO);
+        assert_eq!(breaker.failing(7 * SECOND), 5 * SECOND);
+        breaker.fails(7 * SECOND, true);
+        breaker.succeeded();
+        assert_eq!(breaker.refused(9 * SECOND), Duration::ZERO);
     }
 
     #[test]
@@ -273,7 +305,7 @@ mod tests {
         let mut breaker = LaneBreaker::new();
         breaker.forgive(Duration::ZERO, 5 * SECOND);
         assert_eq!(breaker.failing(6 * SECOND), Duration::ZERO);
-        breaker.fails(10 * SECOND);
+        breaker.fails(10 * SECOND, false);
         // It began before the first failure, and then amid the failing time.
         breaker.forgive(8 * SECOND, 13 * SECOND);
         assert_eq!(breaker.failing(13 * SECOND), Duration::ZERO);

@@ -56,6 +56,8 @@ pub struct Tuning {
     pub unsettled: usize,
     /// Decoded packs at hand, in bytes.
     pub cache_bytes: usize,
+    /// Time beyond that for retries in which an attempt of its own may be the last of a webhook.
+    pub expiry_grace: Duration,
 }
 
 impl Default for Tuning {
@@ -69,6 +71,7 @@ impl Default for Tuning {
             settled_lanes: 128,
             unsettled: 256,
             cache_bytes: 32 << 20,
+            expiry_grace: Duration::from_secs(60),
         }
     }
 }

@@ -225,6 +225,7 @@ impl<C: Content> Core<C> {
             let is_shop_paused = self.is_shop_paused(key);
             let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
             lane.breaker.forgive(since, now);
+            lane.forgive_rest(since, now);
             if is_shop_paused {
                 let window = self.queue.index.window(&lane.window);
                 positions.extend(window.map(|(_, node)| node.position));
@@ -237,7 +238,7 @@ impl<C: Content> Core<C> {
         let since = std::mem::replace(&mut self.controls.since, now);
         for position in positions {
             if let Some(retry) = self.queue.retries.get_mut(position) {
-                retry.since += now.saturating_sub(since.max(retry.since));
+                retry.forgive(since, now);
             }
         }
     }

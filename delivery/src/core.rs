@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use spillway_limiter::Limiter;
+use spillway_webhook::StoredRetry;
 use spillway_webhook::position::Position;
 
 use crate::arrive::UNREAD_FEW;
@@ -13,6 +14,7 @@ use crate::config::Config;
 use crate::controls::ControlState;
 use crate::dispatch::Turn;
 use crate::event::{Effect, Event, Loaded, Now};
+use crate::expiry::Expiry;
 use crate::index::{Index, NodeKey, ResourceKey};
 use crate::lanes::Lanes;
 use crate::ledger::Ledger;
@@ -112,6 +114,7 @@ impl<C: Content> Core<C> {
             main: MainStream::new(loaded.cursor, known_to),
             retries: Retries::default(),
             leads: loaded.leads.into_iter().collect(),
+            expiry: Expiry::default(),
             bits: loaded.bits,
             barriers: 0,
             stored_barriers: HashSet::new(),
@@ -151,13 +154,13 @@ impl<C: Content> Core<C> {
 
     /// Takes over the retry states of webhooks of the main stream, before they arrive: of the oldest, as many as have
     /// room.
-    fn load_retries(&mut self, mut retries: Vec<(Position, u32, Duration)>) {
+    fn load_retries(&mut self, mut retries: Vec<(Position, StoredRetry)>) {
         retries.sort_unstable();
         let bytes = self.config.index_bytes / RETRIES_PART;
-        for (position, attempts, spent) in retries {
+        for (position, stored) in retries {
             let has_room = self.queue.retries.bytes() < bytes;
             if has_room && self.queue.main.is_after_cursor(position) {
-                let state = self.state_found(attempts, spent, true);
+                let state = self.state_found(stored, true);
                 self.queue.retries.insert(position, state);
             } else {
                 self.queue.retries.mark_stale(position);
@@ -166,16 +169,11 @@ impl<C: Content> Core<C> {
     }
 
     /// A retry state that Redis held, at this time.
-    pub(crate) fn state_found(
-        &mut self,
-        attempts: u32,
-        spent_before: Duration,
-        is_in_main: bool,
-    ) -> RetryState {
+    pub(crate) fn state_found(&mut self, stored: StoredRetry, is_in_main: bool) -> RetryState {
         // Somewhere in its wait: all at once would be a burst.
-        let wait = self.config.backoff.wait(attempts, 1.0).mul_f64(self.chance());
-        let (since, due) = (self.active(), self.session.now.at + wait);
-        RetryState { attempts, spent_before, since, due, is_stored: true, is_in_main }
+        let wait = self.config.backoff.wait(stored.attempts, 1.0).mul_f64(self.chance());
+        let due = self.session.now.at + wait;
+        RetryState { due, ..RetryState::found(stored, self.active(), is_in_main) }
     }
 
     /// Takes events, and returns what is to be done.
@@ -191,6 +189,7 @@ impl<C: Content> Core<C> {
         self.session.are_replays_loaded |= !self.takes_replays();
         effects.extend(self.cut_off());
         effects.extend(self.dispatch());
+        self.expire();
         effects.extend(self.read());
         effects.extend(self.refill());
         effects.extend(self.look_at_front());
@@ -208,6 +207,7 @@ impl<C: Content> Core<C> {
             self.backend.probes_at(now),
             self.limiter.wakes_at(now),
             self.reading.wakes_at().filter(|_| !self.session.is_draining),
+            self.queue.expiry.wakes_at(),
         ];
         let next = timers.into_iter().flatten().min().unwrap_or(now + TICK);
         next.clamp(now, now + TICK)
@@ -311,6 +311,12 @@ impl<C: Content> Core<C> {
             (self.queue.index.state(resource), self.queue.index.lane(resource))
         {
             self.queue.unhold(lane, head);
+        }
+        if let (Some(State::Paused), Some(lane)) =
+            (self.queue.index.state(resource), self.queue.index.lane(resource))
+            && let Some(lane) = self.queue.lanes.get_mut(lane)
+        {
+            lane.flow.paused = lane.flow.paused.saturating_sub(1);
         }
         let state = self.queue.state_of(resource, head, now);
         let step = if state == State::Ready { Step::Released } else { Step::Blocked(state) };

@@ -8,7 +8,7 @@ use spillway_webhook::position::Position;
 use crate::core::Core;
 use crate::index::{LaneKey, Resource, usize_of};
 use crate::lane::{Lane, Rest};
-use crate::resource::State;
+use crate::resource::{State, Step};
 use crate::sorted::Content;
 
 /// A healthy lane's window is cut only where it holds more than this part of the index.
@@ -176,10 +176,11 @@ impl<C: Content> Core<C> {
         if removed == 0 {
             return false;
         }
+        let since = self.active();
         let Some(lane) = self.queue.lanes.get_mut(key) else { return false };
         let after = self.queue.index.back(&lane.window).unwrap_or_default();
         let last = lane.rest.as_ref().map(|rest| rest.last).max(newest).unwrap_or_default();
-        lane.rest = Some(Box::new(Rest { after, last, refill_at }));
+        lane.rest = Some(Box::new(Rest { after, last, refill_at, since }));
         let index = &self.queue.index;
         lane.ready.retain(|position, resource| index.is_ready(key, resource, position));
         self.counts.cuts += 1;
@@ -209,6 +210,7 @@ impl<C: Content> Core<C> {
                 && let Some(lane) = self.queue.lanes.get_mut(key)
             {
                 lane.flow.paused = lane.flow.paused.saturating_sub(1);
+                self.step(about.resource, Step::Released);
             }
         }
         if let Some(lane) = self.queue.lanes.get_mut(key) {

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use spillway_webhook::fingerprint::Fingerprint;
+
 use crate::attempts::{Attempt, Sent};
 use crate::backend::Allowed;
 use crate::core::Core;
@@ -310,6 +312,13 @@ impl<C: Content> Core<C> {
 
     /// Sends what has its turn, unless it waits for its bytes or is not to be sent at all.
     fn begin(&mut self, turn: Turn) -> Option<Effect<C>> {
+        let (node, content, record_index) = self.at_turn(turn)?;
+        self.send(turn, node, content, record_index)
+    }
+
+    /// What is to be sent of a resource that has its turn, with its bytes; `None` where it waits for them, or is not to
+    /// be sent.
+    pub(crate) fn at_turn(&mut self, turn: Turn) -> Option<(NodeKey, C, u32)> {
         let node = self.choose(turn)?;
         let position = self.queue.index.node(node).position;
         let (key, record_index) = self.locate(node)?;
@@ -321,7 +330,18 @@ impl<C: Content> Core<C> {
             self.pause_resource(turn);
             return None;
         }
-        self.send(turn, node, content, record_index)
+        Some((node, content, record_index))
+    }
+
+    /// Identity of a webhook for duplicates, where they are looked for.
+    pub(crate) fn fingerprint(&self, content: &C, record_index: u32) -> Option<Fingerprint> {
+        self.ledger.seen.is_on().then(|| content.fingerprint(record_index)).flatten()
+    }
+
+    /// Whether a webhook with this identity was delivered lately.
+    pub(crate) fn is_duplicate(&self, fingerprint: Option<Fingerprint>) -> bool {
+        let wall_ms = self.session.now.wall_ms;
+        fingerprint.is_some_and(|one| self.ledger.seen.contains(one, wall_ms))
     }
 
     /// Decides what is sent of a resource: the newest event that may stand for its head. Where it
@@ -379,9 +399,8 @@ impl<C: Content> Core<C> {
         let head = self.queue.index.head(resource)?;
         let is_replay = self.queue.index.replay(node).is_some();
         let attempts = self.queue.retries.get(head).map_or(0, |retry| retry.attempts);
-        let own = self.ledger.seen.is_on().then(|| content.fingerprint(record_index)).flatten();
-        let is_seen = |one| self.ledger.seen.contains(one, self.session.now.wall_ms);
-        if attempts == 0 && !is_replay && own.is_some_and(is_seen) {
+        let own = self.fingerprint(&content, record_index);
+        if attempts == 0 && !is_replay && self.is_duplicate(own) {
             self.counts.duplicates += 1;
             self.finish(Finished {
                 resource,

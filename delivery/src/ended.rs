@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use spillway_limiter::{Sample, Signal};
+use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
 use crate::attempts::{Attempt, AttemptId};
 use crate::backoff::jittered;
 use crate::core::Core;
 use crate::event::{AttemptEnd, Scope, Verdict};
+use crate::index::ResourceKey;
 use crate::lane::{FAILURES_KNOWN, Failures, Suspect};
 use crate::ledger::{Ended, Finished};
 use crate::resource::{State, Step};
@@ -33,8 +35,6 @@ struct Failure<E> {
     attempt: Attempt,
     /// Wait that the backend asked for.
     pause: Duration,
-    /// Time for retries.
-    retry_for: Duration,
     reason: &'static str,
     /// Refused, rather than failed.
     is_refusal: bool,
@@ -65,19 +65,14 @@ impl<C: Content> Core<C> {
                 if is_refusal {
                     self.refused(&attempt);
                 }
-                let retry_for = Duration::ZERO;
                 let (pause, evidence) = (Duration::ZERO, end.evidence);
-                self.give_up(Failure { attempt, pause, retry_for, reason, is_refusal, evidence });
+                self.give_up(Failure { attempt, pause, reason, is_refusal, evidence });
             }
             Verdict::Retry { pause, scope, is_refusal } => {
                 self.failed(&attempt, &end, scope, is_refusal);
-                let (retry_for, reason) = if is_refusal {
-                    (self.config.retry_refused_for, "refused")
-                } else {
-                    (self.config.retry_for, RETRIES_EXHAUSTED)
-                };
+                let reason = if is_refusal { "refused" } else { RETRIES_EXHAUSTED };
                 let evidence = end.evidence;
-                let failure = Failure { attempt, pause, retry_for, reason, is_refusal, evidence };
+                let failure = Failure { attempt, pause, reason, is_refusal, evidence };
                 self.retry_or_give_up(failure, scope);
             }
         }
@@ -109,7 +104,6 @@ impl<C: Content> Core<C> {
         let failure = Failure {
             attempt,
             pause: Duration::ZERO,
-            retry_for: self.config.retry_for,
             reason: RETRIES_EXHAUSTED,
             is_refusal: false,
             evidence: C::Evidence::default(),
@@ -283,16 +277,29 @@ impl<C: Content> Core<C> {
         if scope.is_none() && is_lanes && !end.is_unconnected {
             let (active, chance) = (self.active(), self.chance());
             if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
-                lane.breaker.fails(active);
+                lane.breaker.fails(active, is_refusal);
                 let opens = lane.breaker.failed(is_first, attempt.began, now, chance);
                 self.counts.breakers_opened += u64::from(opens);
             }
             self.ledger.changed.push(attempt.lane);
+        } else if scope == Some(Scope::Shop) && !is_refusal {
+            self.shop_is_left_alone(attempt);
         }
         if end.signal == Signal::TimedOut {
             self.suspect(attempt, true);
             self.attempts.suspects.failed(usize::from(attempt.is_suspect));
         }
+    }
+
+    /// The backend asked to leave a shop alone: the lane fails all the same. It gets few attempts, so its circuit breaker
+    /// opens by time.
+    fn shop_is_left_alone(&mut self, attempt: &Attempt) {
+        let (now, active) = (self.session.now.at, self.active());
+        let Some(lane) = self.queue.lanes.get_mut(attempt.lane) else { return };
+        lane.breaker.fails(active, false);
+        let opens = lane.breaker.failing(active) >= SUSPECT_OPENS && lane.breaker.trip(now);
+        self.counts.breakers_opened += u64::from(opens);
+        self.ledger.changed.push(attempt.lane);
     }
 
     /// The lane of an attempt that did not end in time gets one attempt at a time.
@@ -306,7 +313,7 @@ impl<C: Content> Core<C> {
         if lane.flow.has_succeeded_since(attempt.began) {
             return;
         }
-        lane.breaker.fails(active);
+        lane.breaker.fails(active, false);
         let wait = before.map_or(backoff.first, |suspect| suspect.wait.max(backoff.first));
         let wait = wait.min(SUSPECT_LONGEST);
         let until = now + jittered(wait, chance);
@@ -326,30 +333,30 @@ impl<C: Content> Core<C> {
         let attempt = failure.attempt;
         let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
         let wait = self.note_failure(&attempt, head, attempt.number, failure.pause);
+        if let Some(retry) = self.queue.retries.get_mut(head) {
+            retry.failed(attempt.began_active, failure.is_refusal);
+        }
         if scope == Some(Scope::Shop) {
             let pause = if failure.pause.is_zero() { wait } else { failure.pause };
             self.queue.shops.pause(attempt.shop, self.session.now.at + pause);
         }
-        if self.spent(&attempt, head) >= failure.retry_for && !self.backend.is_stopped() {
+        if self.is_spent(&attempt, head, failure.is_refusal) && !self.backend.is_stopped() {
             self.give_up(failure);
         } else {
             self.wait(&attempt);
         }
     }
 
-    /// Time that a webhook has spent on retries. Where nothing of its lane succeeds, the time in
-    /// which it could not be tried counts, too.
-    fn spent(&self, attempt: &Attempt, head: Position) -> Duration {
-        let active = self.active();
-        let own = self.queue.retries.get(head).map_or(Duration::ZERO, |retry| retry.spent(active));
-        let Some(lane) = self.queue.lanes.get(attempt.lane) else { return own };
-        if !lane.breaker.is_open() {
-            return own;
+    /// Whether a webhook had all the time for retries that it may have.
+    fn is_spent(&self, attempt: &Attempt, head: Position, is_refusal: bool) -> bool {
+        let (retry_for, refused_for) = (self.config.retry_for, self.config.retry_refused_for);
+        let spent = self.spent(attempt.lane, head);
+        if is_refusal {
+            self.refused_for(attempt.lane, head) >= refused_for
+                || spent >= retry_for.max(refused_for)
+        } else {
+            spent >= retry_for
         }
-        let now = self.session.now;
-        let stopped = now.at.saturating_sub(active);
-        let age = Duration::from_millis(now.wall_ms.saturating_sub(head.ms));
-        own.max(lane.breaker.failing(active).min(age.saturating_sub(stopped)))
     }
 
     /// True if an attempt that fails is the last one of its webhook, and none of its lane has had all the
@@ -359,7 +366,7 @@ impl<C: Content> Core<C> {
             self.queue.lanes.get(attempt.lane).and_then(|lane| lane.flow.suspect.as_ref());
         let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
         !suspect.is_some_and(|suspect| suspect.has_timed_out)
-            && self.spent(attempt, head) >= self.config.retry_for
+            && self.spent(attempt.lane, head) >= self.config.retry_for
     }
 
     /// Counts an attempt and decides when the next one is due. Returns the wait.
@@ -378,16 +385,8 @@ impl<C: Content> Core<C> {
         match self.queue.retries.get_mut(head) {
             Some(retry) => (retry.attempts, retry.due) = (attempts, due),
             None => {
-                let since = attempt.began_active;
-                let state = RetryState {
-                    attempts,
-                    spent_before: Duration::ZERO,
-                    since,
-                    due,
-                    is_stored: false,
-                    is_in_main,
-                };
-                self.queue.retries.insert(head, state);
+                let state = RetryState::new(attempt.began_active, is_in_main);
+                self.queue.retries.insert(head, RetryState { attempts, due, ..state });
             }
         }
         if !is_replay {
@@ -432,23 +431,43 @@ impl<C: Content> Core<C> {
         let bytes = letter.content.dead_bytes(letter.record_index, &letter.evidence);
         let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
         let has_credit = !is_refusal || self.backend.take_credit(shop);
-        if bytes > self.session.dead_room || !has_credit {
-            self.counts.kept_for_want_of_room += u64::from(bytes > self.session.dead_room);
+        if !self.has_dead_room(bytes) || !has_credit {
             self.retry(&attempt, attempt.number, pause);
             return;
         }
-        self.session.dead_room -= bytes;
-        self.ledger.dying_bytes += bytes;
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             lane.breaker.gave_up(self.session.now.at);
             if let (Some(suspect), Some(at)) = (&mut lane.flow.suspect, lane.breaker.probe_at()) {
                 suspect.until = suspect.until.min(at);
             }
         }
-        self.counts.dead(reason);
-        let (fingerprint, attempts) = (attempt.sent.fingerprint, attempt.number);
+        if !is_refusal {
+            self.may_expire_from_now_on(attempt.lane);
+        }
+        self.bury(attempt.resource, letter, bytes, attempt.sent.fingerprint);
+    }
+
+    /// Whether a dead letter of so many bytes has room.
+    pub(crate) fn has_dead_room(&mut self, bytes: u64) -> bool {
+        let has_room = bytes <= self.session.dead_room;
+        self.counts.kept_for_want_of_room += u64::from(!has_room);
+        has_room
+    }
+
+    /// A head ends as a dead letter of so many bytes.
+    pub(crate) fn bury(
+        &mut self,
+        resource: ResourceKey,
+        letter: DeadLetter<C>,
+        bytes: u64,
+        fingerprint: Option<Fingerprint>,
+    ) {
+        self.session.dead_room -= bytes;
+        self.ledger.dying_bytes += bytes;
+        self.counts.dead(letter.reason);
+        let attempts = letter.attempts;
         let end = Ended::Dead(Box::new(letter), bytes);
-        self.finish(Finished { resource: attempt.resource, end, fingerprint, attempts });
+        self.finish(Finished { resource, end, fingerprint, attempts });
     }
 
     /// The dead letter of what an attempt sent; `None` where its bytes are not at hand.

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use spillway_limiter::Signal;
-use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
+use spillway_webhook::{StoredRetry, StreamId};
 
 use crate::attempts::AttemptId;
 use crate::controls::Controls;
@@ -36,8 +36,8 @@ pub struct Loaded {
     pub barriers: Vec<(Position, u64)>,
     /// Recorded leads by the hash of their resource.
     pub leads: Vec<(u64, Position)>,
-    /// Attempts and time spent on webhooks of the main stream.
-    pub retries: Vec<(Position, u32, Duration)>,
+    /// Retry states of webhooks of the main stream.
+    pub retries: Vec<(Position, StoredRetry)>,
 }
 
 /// A lane with chunks, as Redis holds it.
@@ -87,8 +87,8 @@ pub struct ChunkRead<C> {
     pub records: Vec<(Position, Sorted)>,
     /// A bit for each that is settled.
     pub bits: Vec<u8>,
-    /// Attempts and time spent on some of them.
-    pub retries: Vec<(Position, u32, Duration)>,
+    /// Retry states of some of them.
+    pub retries: Vec<(Position, StoredRetry)>,
     /// Its bytes.
     pub content: C,
 }

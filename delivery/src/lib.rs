@@ -23,6 +23,7 @@ mod cut;
 mod dispatch;
 mod ended;
 mod event;
+mod expiry;
 mod fairness;
 mod index;
 mod lane;

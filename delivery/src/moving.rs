@@ -203,10 +203,12 @@ impl<C: Content> Core<C> {
         if let Some(state) = self.queue.retries.move_to_lane(position) {
             let clock = self.retry_clock(lane);
             let settlement = &mut self.ledger.draft.settlement;
-            let written = (position, state.attempts, state.spent(clock));
-            settlement.lanes.retries.written.push(written);
+            settlement.lanes.retries.written.push((position, state.stored(clock)));
             settlement.main.retries.deleted.extend(state.is_stored.then_some(position));
             self.ledger.retries.remove(&position);
+            if let Some(lane) = self.queue.lanes.get_mut(lane) {
+                lane.note_retry(position, clock);
+            }
         }
         let barriers = self.queue.shops.by_hash(shop).and_then(|key| self.queue.shops.get(key));
         let barriers = barriers.and_then(|shop| shop.barriers.as_ref());

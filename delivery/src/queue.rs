@@ -8,6 +8,7 @@ use spillway_webhook::position::Position;
 
 use crate::by_hash::ByHash;
 use crate::event::LaneLoaded;
+use crate::expiry::Expiry;
 use crate::index::{Index, LaneKey, NONE, ResourceKey};
 use crate::lane::{Failures, Rest, Stored, Suspect};
 use crate::lanes::{LANE_BYTES, Lanes};
@@ -40,6 +41,8 @@ pub(crate) struct Queue {
     pub stored_barriers: HashSet<Position>,
     /// Resources whose recorded lead is not indexed yet.
     pub unread: Vec<ResourceKey>,
+    /// Lanes in which webhooks expire.
+    pub expiry: Expiry,
     /// Whether leads of a leader before may be settled, or of another key scheme.
     pub are_leads_old: bool,
 }
@@ -64,7 +67,8 @@ impl Queue {
             }
             lane.flow.suspect = loaded.is_suspect.then(Suspect::default);
             let (after, last) = (Position::default(), loaded.last);
-            lane.rest = Some(Box::new(Rest { after, last, refill_at: Duration::ZERO }));
+            let (refill_at, since) = (Duration::ZERO, Duration::ZERO);
+            lane.rest = Some(Box::new(Rest { after, last, refill_at, since }));
             lane.stored = Some(Box::new(Stored {
                 unread_from: loaded.first_chunk,
                 next: loaded.last_chunk + 1,

@@ -1,16 +1,16 @@
 //! Retry state: attempts, time spent, and when the next attempt is due.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
 use std::time::Duration;
 
-use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
+use spillway_webhook::{StoredRetry, StreamId};
 
 use crate::index::ResourceKey;
 
-/// Bytes of a state: 73 in a table between half and nearly full.
-const STATE_BYTES: usize = 112;
+/// Bytes of a state: 113 in a table between half and nearly full.
+const STATE_BYTES: usize = 172;
 /// Bytes of a wait: 24 in a list that grows by doubling.
 const DUE_BYTES: usize = 36;
 
@@ -23,6 +23,10 @@ pub struct RetryState {
     pub spent_before: Duration,
     /// Active time at this leader's first attempt, or when it took the state over.
     pub since: Duration,
+    /// Time before this leader in which all attempts were refused.
+    pub refused_before: Duration,
+    /// The same since then: active time at the first of the refusals that no other failure came after.
+    pub refused_since: Option<Duration>,
     /// No attempt before.
     pub due: Duration,
     /// True if Redis holds it, or will with the settlement that is composed.
@@ -38,13 +42,68 @@ pub struct Retries {
     states: HashMap<Position, RetryState>,
     due: BinaryHeap<Reverse<(Duration, ResourceKey)>>,
     /// Webhooks of the main stream whose states are to be deleted from Redis.
-    stale: Vec<Position>,
+    stale: BTreeSet<Position>,
 }
 
 impl RetryState {
+    /// State of a webhook whose first attempt began at this active time.
+    pub fn new(since: Duration, is_in_main: bool) -> Self {
+        Self {
+            attempts: 0,
+            spent_before: Duration::ZERO,
+            since,
+            refused_before: Duration::ZERO,
+            refused_since: None,
+            due: Duration::ZERO,
+            is_stored: false,
+            is_in_main,
+        }
+    }
+
+    /// A state that Redis held at this active time.
+    pub fn found(stored: StoredRetry, active: Duration, is_in_main: bool) -> Self {
+        Self {
+            attempts: stored.attempts,
+            spent_before: stored.spent,
+            refused_before: stored.refused,
+            refused_since: (!stored.refused.is_zero()).then_some(active),
+            is_stored: true,
+            ..Self::new(active, is_in_main)
+        }
+    }
+
+    /// What Redis is to hold of it at this active time.
+    pub fn stored(&self, active: Duration) -> StoredRetry {
+        let (spent, refused) = (self.spent(active), self.refused(active));
+        StoredRetry { attempts: self.attempts, spent, refused }
+    }
+
     /// Time spent on retries at this active time.
     pub fn spent(&self, active: Duration) -> Duration {
         self.spent_before + active.saturating_sub(self.since)
+    }
+
+    /// The part of it in which all attempts were refused.
+    pub fn refused(&self, active: Duration) -> Duration {
+        self.refused_before
+            + self.refused_since.map_or(Duration::ZERO, |since| active.saturating_sub(since))
+    }
+
+    /// An attempt that began at this active time failed, or was refused.
+    pub fn failed(&mut self, began: Duration, is_refusal: bool) {
+        if is_refusal {
+            self.refused_since.get_or_insert(began);
+        } else {
+            (self.refused_before, self.refused_since) = (Duration::ZERO, None);
+        }
+    }
+
+    /// The active time from `from` to `to` does not count.
+    pub fn forgive(&mut self, from: Duration, to: Duration) {
+        self.since += to.saturating_sub(from.max(self.since));
+        if let Some(since) = &mut self.refused_since {
+            *since += to.saturating_sub(from.max(*since));
+        }
     }
 }
 
@@ -82,7 +141,7 @@ impl Retries {
 
     /// A state in Redis is of a webhook of the main stream that is settled, or for which there is no room.
     pub fn mark_stale(&mut self, position: Position) {
-        self.stale.push(position);
+        self.stale.insert(position);
     }
 
     /// A webhook of the main stream is settled when it arrives. The state of a replay of it stays.
@@ -102,11 +161,12 @@ impl Retries {
 
     /// Up to so many states to delete from Redis.
     pub fn take_stale(&mut self, most: usize) -> impl Iterator<Item = Position> {
-        self.stale.drain(self.stale.len().saturating_sub(most)..)
+        (0..most).map_while(|_| self.stale.pop_first())
     }
 
-    /// Remembers a state.
+    /// Remembers a state. What Redis holds of an earlier one is written over.
     pub fn insert(&mut self, position: Position, state: RetryState) {
+        self.stale.remove(&position);
         self.states.insert(position, state);
     }
 
@@ -156,14 +216,8 @@ mod tests {
     #[test]
     fn what_is_settled_when_it_arrives_is_stale_and_a_replay_of_it_is_not() {
         let at = |ms, index| Position::new(StreamId { ms, seq: 0 }, index);
-        let state = |is_in_main| RetryState {
-            attempts: 1,
-            spent_before: SECOND,
-            since: Duration::ZERO,
-            due: Duration::ZERO,
-            is_stored: true,
-            is_in_main,
-        };
+        let found = StoredRetry { attempts: 1, spent: SECOND, refused: Duration::ZERO };
+        let state = |is_in_main| RetryState::found(found, Duration::ZERO, is_in_main);
         let mut retries = Retries::default();
         (3..6).for_each(|ms| retries.insert(at(ms, 0), state(true)));
         // Of a replay.
@@ -174,8 +228,27 @@ mod tests {
         retries.forget_corrupt(at(4, 0).entry());
         let left = [at(3, 0), at(3, 1), at(4, 0), at(5, 0)].map(|at| retries.get(at).is_some());
         assert_eq!(left, [false, true, false, true]);
-        assert_eq!(retries.take_stale(2).collect::<Vec<_>>(), [at(3, 0), at(4, 0)]);
-        assert_eq!(retries.take_stale(2).collect::<Vec<_>>(), [at(1, 0)]);
+        assert_eq!(retries.take_stale(2).collect::<Vec<_>>(), [at(1, 0), at(3, 0)]);
+        // It failed meanwhile: its new state is not deleted.
+        retries.mark_stale(at(2, 0));
+        retries.insert(at(2, 0), state(true));
+        assert_eq!(retries.take_stale(2).collect::<Vec<_>>(), [at(4, 0)]);
+    }
+
+    #[test]
+    fn only_refusals_in_a_row_count_as_refused() {
+        let mut state = RetryState::new(SECOND, true);
+        state.failed(SECOND, false);
+        state.failed(3 * SECOND, true);
+        state.failed(5 * SECOND, true);
+        assert_eq!((state.spent(9 * SECOND), state.refused(9 * SECOND)), (8 * SECOND, 6 * SECOND));
+        // Over a leader that ends, and a pause.
+        let mut state = RetryState::found(state.stored(9 * SECOND), SECOND, false);
+        state.forgive(2 * SECOND, 4 * SECOND);
+        assert_eq!((state.spent(5 * SECOND), state.refused(5 * SECOND)), (10 * SECOND, 8 * SECOND));
+        state.failed(6 * SECOND, false);
+        assert_eq!(state.refused(7 * SECOND), Duration::ZERO);
+        assert_eq!(state.spent(7 * SECOND), 12 * SECOND);
     }
 
     #[test]
@@ -183,14 +256,8 @@ mod tests {
         let mut retries = Retries::default();
         let position = Position::new(StreamId { ms: 1, seq: 0 }, 0);
         let resource = ResourceKey::default();
-        let state = |due| RetryState {
-            attempts: 1,
-            spent_before: Duration::ZERO,
-            since: Duration::ZERO,
-            due,
-            is_stored: true,
-            is_in_main: false,
-        };
+        let found = StoredRetry { attempts: 1, ..StoredRetry::default() };
+        let state = |due| RetryState { due, ..RetryState::found(found, Duration::ZERO, false) };
         for again in 1..=100 {
             retries.insert(position, state(again * SECOND));
             retries.schedule(again * SECOND, resource);

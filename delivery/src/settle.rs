@@ -341,9 +341,12 @@ impl<C: Content> Core<C> {
             let clock = self.retry_clock(lane);
             if let Some(retry) = self.queue.retries.get_mut(position) {
                 retry.is_stored = true;
-                let (attempts, spent) = (retry.attempts, retry.spent(clock));
+                let stored = retry.stored(clock);
                 let retries = self.ledger.draft.settlement.retries(retry.is_in_main);
-                retries.written.push((position, attempts, spent));
+                retries.written.push((position, stored));
+                if let Some(lane) = self.queue.lanes.get_mut(lane) {
+                    lane.note_retry(position, clock);
+                }
             }
         }
         let stale = self.queue.retries.take_stale(RETRIES_MAX);

@@ -216,7 +216,7 @@ impl<C: Content> Core<C> {
     }
 
     /// Takes a lane's next resource; `None` inside where a barrier has come before it.
-    fn take_from(
+    pub(crate) fn take_from(
         &mut self,
         shop: ShopKey,
         lane: LaneKey,

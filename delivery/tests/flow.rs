@@ -11,12 +11,14 @@ use spillway_delivery::{
     Scope, Seen, ShopBounds, Sorted, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
-use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
+use spillway_webhook::{StoredRetry, StreamId};
 
 #[path = "flow/hanging.rs"]
 mod hanging;
+#[path = "flow/overdue.rs"]
+mod overdue;
 #[path = "flow/partly.rs"]
 mod partly;
 #[path = "flow/recovery.rs"]
@@ -276,7 +278,7 @@ impl World {
                         self.forgotten.insert(*position);
                     }
                     let written = retries.iter().flat_map(|changes| &changes.written);
-                    self.spent.extend(written.map(|(position, _, spent)| (*position, *spent)));
+                    self.spent.extend(written.map(|(position, retry)| (*position, retry.spent)));
                     let rows = settlement.lanes.rows.written.iter();
                     self.failing.extend(rows.map(|row| (row.lane, row.failing)));
                     let written = settlement.lanes.chunks.written.iter();
@@ -862,6 +864,11 @@ fn one_that_fails(loaded: Loaded) -> (World, Position) {
     (world, Position::new(entry, 0))
 }
 
+/// Retry state after so many attempts.
+fn tried(attempts: u32, spent: Duration) -> StoredRetry {
+    StoredRetry { attempts, spent, refused: Duration::ZERO }
+}
+
 #[test]
 fn time_spent_on_retries_is_known_to_the_next_leader_before_anything_moves() {
     let (mut world, position) = one_that_fails(Loaded::default());
@@ -874,7 +881,7 @@ fn time_spent_on_retries_is_known_to_the_next_leader_before_anything_moves() {
 
     let cursor = StreamId { ms: EPOCH_MS, seq: 0 };
     let passed = Position::new(cursor, 3);
-    let retries = vec![(position, 9, 10 * SECOND), (passed, 2, SECOND)];
+    let retries = vec![(position, tried(9, 10 * SECOND)), (passed, tried(2, SECOND))];
     let (mut world, position) = one_that_fails(Loaded { cursor, retries, ..Loaded::default() });
     world.run(5 * SECOND);
     assert_eq!(world.dead, 0);
@@ -886,12 +893,12 @@ fn time_spent_on_retries_is_known_to_the_next_leader_before_anything_moves() {
 #[test]
 fn retry_states_that_a_leader_finds_have_a_quarter_of_the_index() {
     let at = |ms| Position::new(StreamId { ms: EPOCH_MS + ms, seq: 0 }, 0);
-    let retries = (0..400).rev().map(|ms| (at(ms), 1, SECOND)).collect();
+    let retries = (0..400).rev().map(|ms| (at(ms), tried(1, SECOND))).collect();
     let config = Config { index_bytes: 64 << 10, ..config(4) };
     let loaded = Loaded { retries, ..Loaded::default() };
     let world = World::load(config, Box::new(|_, _, _| Answer::Takes(5 * MS)), loaded);
-    // Of 112 bytes each, the oldest.
-    assert_eq!(world.forgotten, (147..400).map(at).collect());
+    // Of 172 bytes each, the oldest.
+    assert_eq!(world.forgotten, (96..400).map(at).collect());
 }
 
 #[test]

@@ -14,7 +14,8 @@ use spillway_service::metrics::registry;
 
 const RESULTS: [&str; 5] = ["delivered", "failed", "refused", "dead", "timeout"];
 /// Why a webhook was given up.
-pub const DEAD_REASONS: [&str; 4] = ["status", "retries_exhausted", "refused", "unsendable"];
+pub const DEAD_REASONS: [&str; 5] =
+    ["status", "retries_exhausted", "expired", "refused", "unsendable"];
 
 /// All metrics of a downstreamer.
 pub struct Metrics {

@@ -16,7 +16,7 @@ use spillway_queue::read::Reader;
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_service::error::chain;
 use spillway_webhook::pack::{Pack, Record};
-use spillway_webhook::{Chunk, Position, StreamId};
+use spillway_webhook::{Chunk, Position, StoredRetry, StreamId};
 use tokio::time::Instant;
 
 use crate::content::PackBytes;
@@ -47,8 +47,8 @@ pub struct Read {
 /// A chunk with its bits, or why there is none.
 type Decoded = Result<(Chunk, Vec<u8>), ChunkFound<PackBytes>>;
 
-/// Attempts of a webhook that has been retried, and the time spent on it.
-type RetryState = Option<(u32, Duration)>;
+/// Retry state of a webhook that was tried.
+type RetryState = Option<StoredRetry>;
 
 /// Reads over one connection that all readers share.
 pub struct Rereader {
@@ -297,9 +297,8 @@ fn chunk_read(
     sort: impl Fn(&Record, Position) -> Sorted,
 ) -> ChunkRead<PackBytes> {
     let states = positions.iter().zip(retries);
-    let retries = states
-        .filter_map(|(position, state)| state.map(|(number, spent)| (*position, number, spent)))
-        .collect();
+    let retries =
+        states.filter_map(|(position, state)| state.map(|state| (*position, state))).collect();
     let records = (0..)
         .zip(&positions)
         .map(|(index, position)| (*position, sort(&pack.record(index), *position)))
@@ -396,7 +395,11 @@ mod tests {
             chunk_of(&[7]),
         ];
         let spent = Duration::from_millis;
-        let tried = |ms: u32| (ms.is_multiple_of(2) || ms == 7).then(|| (ms, spent(u64::from(ms))));
+        let retry = |ms: u32| {
+            let spent = spent(u64::from(ms));
+            StoredRetry { attempts: ms, spent, refused: Duration::ZERO }
+        };
+        let tried = |ms: u32| (ms.is_multiple_of(2) || ms == 7).then(|| retry(ms));
         let events = chunks_read(&ranges, decoded, (1..=7).map(tried).collect(), by_time);
         let mut found = Vec::new();
         for event in events {
@@ -408,11 +411,11 @@ mod tests {
                         assert_eq!(read.bits, bits);
                         let held = read.content.0.count() as usize;
                         assert_eq!(held, bits.len());
-                        for (position, number, time) in &read.retries {
-                            assert_eq!(position.ms, u64::from(*number));
-                            assert_eq!(*time, spent(position.ms));
+                        for (position, retry) in &read.retries {
+                            assert_eq!(position.ms, u64::from(retry.attempts));
+                            assert_eq!(retry.spent, spent(position.ms));
                         }
-                        let retried = read.retries.iter().map(|(at, ..)| at.ms).collect();
+                        let retried = read.retries.iter().map(|(at, _)| at.ms).collect();
                         (lane, Some(read.number), times(&read), retried)
                     }
                     ChunkFound::Missing => (lane, None, vec![], vec![]),

@@ -82,12 +82,12 @@ impl Keys {
         format!("{}{consumer}:leads", self.prefix)
     }
 
-    /// Hash: position of a webhook in the main stream → `<attempts>:<spent ms>` so far.
+    /// Hash: position of a webhook in the main stream → its [`StoredRetry`](spillway_webhook::StoredRetry).
     pub fn main_retries(&self, consumer: &str) -> String {
         format!("{}{consumer}:retries:main", self.prefix)
     }
 
-    /// Hash: position of a webhook in a lane → `<attempts>:<spent ms>` so far.
+    /// Hash: position of a webhook in a lane → its [`StoredRetry`](spillway_webhook::StoredRetry).
     pub fn retries(&self, consumer: &str) -> String {
         format!("{}{consumer}:retries", self.prefix)
     }

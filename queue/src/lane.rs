@@ -178,9 +178,8 @@ impl LaneChanges {
             fields.push((LEADS, hash(*resource), text(position.to_string())));
         }
         for (key, retries) in self.all_retries() {
-            for (position, attempts, spent) in &retries.written {
-                let value = format!("{attempts}:{}", spent.as_millis());
-                fields.push((key, position.to_string(), text(value)));
+            for (position, retry) in &retries.written {
+                fields.push((key, position.to_string(), text(retry.to_string())));
             }
         }
         fields

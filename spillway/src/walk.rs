@@ -208,7 +208,7 @@ impl Waiting {
             stored.iter().map(|stored| Chunk::decode_positions(&stored.bytes).unwrap_or_default());
         let positions: Vec<Vec<Position>> = positions.collect();
         let retries = self.reader.retries(&mut self.connection, &positions.concat()).await?;
-        let mut attempts = retries.into_iter().map(|known| known.map_or(0, |(count, _)| count));
+        let mut attempts = retries.into_iter().map(|known| known.map_or(0, |known| known.attempts));
         let chunks = stored.into_iter().zip(positions).map(|(stored, positions)| LaneChunk {
             stored,
             attempts: attempts.by_ref().take(positions.len()).collect(),

@@ -21,7 +21,7 @@ pub mod signature;
 pub mod stable_hash;
 pub mod target;
 
-pub use changes::{Changes, RetryChanges};
+pub use changes::{Changes, RetryChanges, StoredRetry};
 pub use chunk::Chunk;
 pub use event::Webhook;
 pub use identity::{StreamId, WebhookId};

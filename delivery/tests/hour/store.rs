@@ -2,14 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
-use std::time::Duration;
 
 use spillway_delivery::{
     ChunkFound, ChunkRead, LaneLoaded, LaneRowChange, Loaded, PackKey, PackRead, ReadAgain,
     Settlement,
 };
-use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
+use spillway_webhook::{StoredRetry, StreamId};
 
 use crate::load::{Webhook, Webhooks};
 
@@ -23,8 +22,8 @@ pub struct Store {
     bits: HashMap<StreamId, Vec<u8>>,
     chunks: HashMap<(u64, u32), Chunk>,
     rows: BTreeMap<u64, LaneRowChange>,
-    retries: BTreeMap<Position, (u32, Duration)>,
-    main_retries: BTreeMap<Position, (u32, Duration)>,
+    retries: BTreeMap<Position, StoredRetry>,
+    main_retries: BTreeMap<Position, StoredRetry>,
 }
 
 impl Store {
@@ -47,7 +46,7 @@ impl Store {
             cursor: self.cursor,
             bits: self.bits.clone(),
             lanes: lanes.collect(),
-            retries: self.main_retries.iter().map(|(at, state)| (*at, state.0, state.1)).collect(),
+            retries: self.main_retries.iter().map(|(at, state)| (*at, *state)).collect(),
             ..Loaded::default()
         }
     }
@@ -71,10 +70,9 @@ impl Store {
         let Some((webhooks, bits)) = self.chunks.get(&(lane, number)) else {
             return ChunkFound::Missing;
         };
-        let retries = webhooks.iter().filter_map(|webhook| {
-            let (attempts, spent) = self.retries.get(&webhook.position)?;
-            Some((webhook.position, *attempts, *spent))
-        });
+        let retries = webhooks
+            .iter()
+            .filter_map(|webhook| Some((webhook.position, *self.retries.get(&webhook.position)?)));
         ChunkFound::Read(ChunkRead {
             number,
             records: webhooks.iter().map(|one| (one.position, one.sorted())).collect(),
@@ -122,10 +120,7 @@ impl Store {
         }
         let main = (&mut self.main_retries, &settlement.main.retries);
         for (held, changes) in [main, (&mut self.retries, &lanes.retries)] {
-            let written = changes.written.iter();
-            held.extend(
-                written.map(|(position, attempts, spent)| (*position, (*attempts, *spent))),
-            );
+            held.extend(changes.written.iter().copied());
             for position in &changes.deleted {
                 held.remove(position);
             }

@@ -109,7 +109,7 @@ fn config(random: &mut Random) -> Config {
             spacing: random.pick(&[0, 0, 0, 20].map(Duration::from_millis)),
         },
         backoff: Backoff { first: random.ms(50, 1000), longest: random.ms(1000, 6000) },
-        retry_for: seconds(random.pick(&[3, 20, 120, 172_800])),
+        retry_for: Duration::from_millis(random.pick(&[300, 3000, 20_000, 120_000, 172_800_000])),
         retry_refused_for: seconds(random.pick(&[1, 20, 3600])),
         coalesce_wait_max: seconds(random.pick(&[1, 10, 600])),
         park_after: random.ms(0, 3000),
@@ -125,6 +125,7 @@ fn config(random: &mut Random) -> Config {
             settled_lanes: random.pick(&[1, 2, 256]),
             unsettled: random.pick(&[1, 4, 256]),
             cache_bytes: random.pick(&[0, 1000, 4000, 32 << 20]),
+            expiry_grace: random.ms(0, 2000),
         },
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use spillway_delivery::{
     ChunkFound, ChunkRead, LaneLoaded, LaneRowChange, Loaded, PackRead, Settlement,
 };
-use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
+use spillway_webhook::{StoredRetry, StreamId};
 
 use crate::webhook::{Bytes, SHOPS, Scheme, Webhook};
 
@@ -64,8 +64,8 @@ pub struct Redis {
     pub chunks: BTreeMap<(u64, u32), Chunk>,
     pub barriers: BTreeMap<Position, u64>,
     pub leads: BTreeMap<u64, Position>,
-    pub retries: BTreeMap<Position, (u32, Duration)>,
-    pub main_retries: BTreeMap<Position, (u32, Duration)>,
+    pub retries: BTreeMap<Position, StoredRetry>,
+    pub main_retries: BTreeMap<Position, StoredRetry>,
     /// Time spent on each webhook, as it was written last, wherever it lay.
     pub spent: BTreeMap<Position, Duration>,
     pub replays: BTreeMap<StreamId, Webhook>,
@@ -102,7 +102,7 @@ impl Redis {
             lanes: lanes.collect(),
             barriers: self.barriers.iter().map(|(at, shop)| (*at, *shop)).collect(),
             leads: self.leads.iter().map(|(hash, at)| (*hash, *at)).collect(),
-            retries: self.main_retries.iter().map(|(at, state)| (*at, state.0, state.1)).collect(),
+            retries: self.main_retries.iter().map(|(at, state)| (*at, *state)).collect(),
         }
     }
 
@@ -122,7 +122,7 @@ impl Redis {
         let records: Vec<_> =
             webhooks.map(|one| (one.position, one.sorted(scheme, keeps))).collect();
         let retries = records.iter().filter_map(|(position, _)| {
-            self.retries.get(position).map(|(attempts, spent)| (*position, *attempts, *spent))
+            self.retries.get(position).map(|state| (*position, *state))
         });
         ChunkFound::Read(ChunkRead {
             number,
@@ -215,11 +215,12 @@ impl Redis {
         self.leads.retain(|hash, _| !lanes.leads.deleted.contains(hash));
         let main = (&mut self.main_retries, &letter.settlement.main.retries);
         for (held, changes) in [main, (&mut self.retries, &lanes.retries)] {
-            for (position, attempts, spent) in &changes.written {
-                held.insert(*position, (*attempts, *spent));
-                let before = self.spent.insert(*position, *spent).unwrap_or_default();
+            for (position, state) in &changes.written {
+                held.insert(*position, *state);
+                let spent = state.spent;
+                let before = self.spent.insert(*position, spent).unwrap_or_default();
                 assert!(
-                    *spent + PAUSED_MAX >= before,
+                    spent + PAUSED_MAX >= before,
                     "{position}: {spent:?} spent on retries after {before:?}"
                 );
             }

@@ -22,6 +22,8 @@ pub struct Tally {
     pub leads: u64,
     pub barriers_moved: u64,
     pub outcomes: [u64; 5],
+    /// Dead letters without a last attempt.
+    pub expired: u64,
     pub replays: u64,
     /// Checks of liveness of webhooks that waited for more than a second without an excuse.
     pub waits: u64,
@@ -39,6 +41,8 @@ impl Tally {
         self.barriers_moved += lanes.barriers.written.len() as u64;
         self.replays += settlement.replays.settled.len() as u64;
         self.outcomes[4] += settlement.controls.dropped;
+        let expired = settlement.dead.iter().filter(|letter| letter.reason == "expired");
+        self.expired += expired.count() as u64;
         for record in &settlement.records {
             let at = match record.outcome {
                 Outcome::Delivered => 0,
@@ -65,6 +69,7 @@ impl Tally {
         for (sum, one) in self.outcomes.iter_mut().zip(other.outcomes) {
             *sum += one;
         }
+        self.expired += other.expired;
         self.replays += other.replays;
         self.waits += other.waits;
         self.longest = self.longest.max(other.longest);
@@ -76,13 +81,16 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { steps, webhooks, sent, takeovers, moved, cuts, chunks_read, leads, .. } = self;
         let [delivered, duplicate, coalesced, dead, dropped] = self.outcomes;
-        let Self { barriers_moved, replays, waits, longest, virtual_time, spoiled, .. } = self;
+        let Self {
+            barriers_moved, expired, replays, waits, longest, virtual_time, spoiled, ..
+        } = self;
         write!(
             f,
             "{steps} steps, {virtual_time:.0?} of virtual time, {webhooks} webhooks, {sent} \
              attempts, {takeovers} takeovers, {moved} moved into lanes ({barriers_moved} \
              barriers), {cuts} cuts, {chunks_read} chunks read, {leads} leads, {delivered} \
-             delivered, {duplicate} duplicates, {coalesced} coalesced, {dead} dead, {dropped} \
+             delivered, {duplicate} duplicates, {coalesced} coalesced, {dead} dead ({expired} \
+             expired), {dropped} \
              dropped, {spoiled} chunks lost, {replays} replays, {waits} waits checked, the longest {longest:.1?}"
         )
     }

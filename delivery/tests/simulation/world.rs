@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use spillway_delivery::{AttemptId, Controls, Event, Now, PackKey, ReadAgain, ReplayRead};
+use spillway_delivery::{
+    AttemptId, Controls, Event, Now, PackKey, ReadAgain, ReplayRead, Settlement,
+};
 use spillway_webhook::StreamId;
 
 use crate::backend::Backends;
@@ -292,6 +294,7 @@ impl World {
                 self.log.add(self.now, || format!("applied {mark:?}"));
                 let wall_ms = self.wall_ms();
                 self.tally.settled(&letter.settlement);
+                check_retries(&letter.settlement, wall_ms)?;
                 self.truth.check_applied(letter, &self.redis, &replays, wall_ms)?;
             }
             Ok(false) => {}
@@ -383,4 +386,17 @@ impl Ord for Due {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
     }
+}
+
+/// No webhook has spent more time on its retries than there was since it was accepted.
+fn check_retries(settlement: &Settlement<Bytes>, wall_ms: u64) -> Result<(), Violation> {
+    let all = [&settlement.main.retries, &settlement.lanes.retries];
+    for (position, state) in all.into_iter().flat_map(|changes| &changes.written) {
+        // To the next millisecond.
+        let age = Duration::from_millis(wall_ms.saturating_sub(position.ms) + 1);
+        if state.spent > age || state.refused > state.spent {
+            return Err(format!("{position}: {state:?} after {age:?}"));
+        }
+    }
+    Ok(())
 }

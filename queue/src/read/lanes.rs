@@ -1,10 +1,8 @@
 //! Reads the lanes of a consumer: rows, barriers, leads, retry states and chunks.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use redis::cmd;
-use spillway_webhook::Position;
+use spillway_webhook::{Position, StoredRetry};
 
 use super::{Reader, scan};
 use crate::connect::Connection;
@@ -90,24 +88,22 @@ impl Reader {
         Ok(found.collect())
     }
 
-    /// Retry states of webhooks in the main stream: attempts and time spent; none of either where a state can't be
-    /// read, which is logged.
+    /// Retry states of webhooks in the main stream; an empty one where a state can't be read, which is logged.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
     pub async fn main_retries(
         &self,
         connection: &mut Connection,
-    ) -> Result<Vec<(Position, u32, Duration)>, QueueError> {
+    ) -> Result<Vec<(Position, StoredRetry)>, QueueError> {
         let key = self.redis.keys.main_retries(&self.drain);
         let state = |at: &str, state: &[u8]| Ok((position(at)?, known_retry(at, state)));
         let found = scan(connection, &key, state).await?.into_iter();
-        let all = found.map(|(at, state)| (at, state.unwrap_or_default()));
-        Ok(all.map(|(at, (attempts, spent))| (at, attempts, spent)).collect())
+        Ok(found.map(|(at, state)| (at, state.unwrap_or_default())).collect())
     }
 
-    /// Retry states of webhooks in lanes: attempts and time spent; `None` for a webhook that was not tried, or whose state
-    /// can't be read: that is logged, and its retries begin again.
+    /// Retry states of webhooks in lanes; `None` for a webhook that was not tried, or whose state can't be read: that is
+    /// logged, and its retries begin again.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -115,7 +111,7 @@ impl Reader {
         &self,
         connection: &mut Connection,
         positions: &[Position],
-    ) -> Result<Vec<Option<(u32, Duration)>>, QueueError> {
+    ) -> Result<Vec<Option<StoredRetry>>, QueueError> {
         let mut found: Vec<Option<Vec<u8>>> = Vec::with_capacity(positions.len());
         for some in positions.chunks(RETRIES_AT_ONCE) {
             let some: Vec<Option<Vec<u8>>> = cmd("HMGET")
@@ -131,8 +127,8 @@ impl Reader {
 }
 
 /// The state of a webhook; `None`, which is logged, where it can't be read.
-fn known_retry(position: impl std::fmt::Display, state: &[u8]) -> Option<(u32, Duration)> {
-    let parsed = str::from_utf8(state).ok().and_then(retry);
+fn known_retry(position: impl std::fmt::Display, state: &[u8]) -> Option<StoredRetry> {
+    let parsed = str::from_utf8(state).ok().and_then(|state| state.parse().ok());
     if parsed.is_none() {
         tracing::error!(
             %position,
@@ -157,9 +153,4 @@ fn position(text: &str) -> Result<Position, QueueError> {
 
 fn hash(text: &str) -> Result<u64, QueueError> {
     lane::parse_hash(text).ok_or_else(|| QueueError::Unexpected(format!("hash {text:?}")))
-}
-
-fn retry(text: &str) -> Option<(u32, Duration)> {
-    let (attempts, spent) = text.split_once(':')?;
-    Some((attempts.parse().ok()?, Duration::from_millis(spent.parse().ok()?)))
 }

@@ -5,7 +5,7 @@ use spillway_queue::drains::{Registered, StartAt, forget, register};
 use spillway_queue::lane::{ChunkId, LaneChanges};
 use spillway_queue::read::Reader;
 use spillway_queue::settle::Settlement;
-use spillway_webhook::{Changes, Position, StreamId};
+use spillway_webhook::{Changes, Position, StoredRetry, StreamId};
 
 use crate::drain::{Drain, dead};
 use crate::server::Server;
@@ -105,8 +105,8 @@ fn lanes_of_one() -> LaneChanges {
         rows: Changes::write([crate::lanes::row(1, 1)]),
         barriers: Changes::write([(Position::default(), 1)]),
         leads: Changes::write([(1, Position::default())]),
-        retries: Changes::write([(Position::default(), 1, std::time::Duration::ZERO)]),
-        main_retries: Changes::write([(Position::default(), 1, std::time::Duration::ZERO)]),
+        retries: Changes::write([(Position::default(), StoredRetry::default())]),
+        main_retries: Changes::write([(Position::default(), StoredRetry::default())]),
         waiting: 1,
         oldest_ms: 1,
         ..LaneChanges::default()

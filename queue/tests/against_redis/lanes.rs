@@ -6,7 +6,7 @@ use spillway_queue::QueueError;
 use spillway_queue::lane::{ChunkId, KeyScheme, LaneChanges, LaneRow, StoredChunk};
 use spillway_queue::settle::Settlement;
 use spillway_queue::status;
-use spillway_webhook::{Changes, Position};
+use spillway_webhook::{Changes, Position, StoredRetry};
 
 use crate::drain::{Drain, up_to};
 use crate::server::Server;
@@ -36,6 +36,11 @@ pub fn row(lane: u64, waiting: u64) -> LaneRow {
     }
 }
 
+/// Retry state after so many attempts and milliseconds.
+fn tried(attempts: u32, ms: u64) -> StoredRetry {
+    StoredRetry { attempts, spent: Duration::from_millis(ms), refused: Duration::ZERO }
+}
+
 /// Settlement that changes the lanes only.
 fn of(lanes: LaneChanges) -> Settlement {
     Settlement { lanes, ..Settlement::default() }
@@ -48,8 +53,8 @@ fn written() -> LaneChanges {
         rows: Changes::write([row(7, 30), row(u64::MAX, 12)]),
         barriers: Changes::write([(at(3), u64::MAX), (at(4), 8)]),
         leads: Changes::write([(1, at(5)), (2, at(6))]),
-        retries: Changes::write([(at(3), 4, Duration::from_millis(1_500))]),
-        main_retries: Changes::write([(at(9), 2, Duration::from_millis(700))]),
+        retries: Changes::write([(at(3), tried(4, 1_500))]),
+        main_retries: Changes::write([(at(9), tried(2, 700))]),
         waiting: 42,
         oldest_ms: 1,
         ..LaneChanges::default()
@@ -106,11 +111,11 @@ async fn an_unreadable_retry_state_is_skipped_and_an_unreadable_row_is_named() {
         server.command(&["HSET", "spillway:http:retries", &at(4).to_string(), "many:5"]).await;
     let (reader, connection) = (&http.reader, &mut http.connection);
     let retries = reader.retries(connection, &[at(4), at(3)]).await.unwrap();
-    assert_eq!(retries, [None, Some((4, Duration::from_millis(1_500)))]);
+    assert_eq!(retries, [None, Some(tried(4, 1_500))]);
     let at_four = at(4).to_string();
     let _: u64 = server.command(&["HSET", "spillway:http:retries:main", &at_four, "4:"]).await;
     let retries = reader.main_retries(connection).await.unwrap();
-    assert_eq!(retries, [(at(4), 0, Duration::ZERO), (at(9), 2, Duration::from_millis(700))]);
+    assert_eq!(retries, [(at(4), StoredRetry::default()), (at(9), tried(2, 700))]);
     // More than one command asks for: each answer belongs to its position.
     let many: Vec<Position> =
         (0..2_500).map(|ms| at(if ms % 1_000 == 3 { 3 } else { 9 })).collect();
@@ -148,10 +153,10 @@ async fn expect_written(http: &mut Drain) {
     assert_eq!(barriers, [(at(3), u64::MAX), (at(4), 8)]);
     assert_eq!(reader.leads(connection).await.expect("redis answers"), [(1, at(5)), (2, at(6))]);
     let retries = reader.retries(connection, &[at(4), at(3)]).await.expect("redis answers");
-    assert_eq!(retries, [None, Some((4, Duration::from_millis(1_500)))]);
+    assert_eq!(retries, [None, Some(tried(4, 1_500))]);
     assert_eq!(reader.retries(connection, &[]).await.expect("redis answers"), []);
     let retries = reader.main_retries(connection).await.expect("redis answers");
-    assert_eq!(retries, [(at(9), 2, Duration::from_millis(700))]);
+    assert_eq!(retries, [(at(9), tried(2, 700))]);
 }
 
 #[tokio::test]

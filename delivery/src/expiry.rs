@@ -1,0 +1,182 @@
+//! Expiry: dead letters without a last attempt, of lanes that get few attempts.
+//!
+//! Once nothing of a lane has succeeded for `RETRY_FOR`, what was accepted before is given up with the next attempt of
+//! it that fails. A lane that hangs, or whose backend asks for long pauses, gets so few attempts that it would fill
+//! faster than it is given up. So what is overdue for a while expires as soon as its bytes are at hand. Probes go on
+//! meanwhile: a success ends it. A replay does not expire: whoever replays wants to see it tried.
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::time::Duration;
+
+use spillway_webhook::position::Position;
+
+use crate::breaker::LaneBreaker;
+use crate::core::Core;
+use crate::dispatch::Turn;
+use crate::index::LaneKey;
+use crate::ledger::{Ended, Finished};
+use crate::retry::RetryState;
+use crate::settlement::DeadLetter;
+use crate::shop::ShopGate;
+use crate::sorted::{Class, Content};
+
+/// Reason of a dead letter without a last attempt.
+const EXPIRED: &str = "expired";
+/// Time between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Lanes per look, and webhooks of each.
+const LANES_AT_ONCE: usize = 16;
+const WEBHOOKS_AT_ONCE: usize = 64;
+
+/// Lanes in which webhooks expire.
+#[derive(Debug, Default)]
+pub(crate) struct Expiry {
+    lanes: BTreeSet<LaneKey>,
+    /// Lane of the last turn: they go round.
+    last: LaneKey,
+    looks_at: Duration,
+}
+
+impl Expiry {
+    /// When there is something to do.
+    pub fn wakes_at(&self) -> Option<Duration> {
+        (!self.lanes.is_empty()).then_some(self.looks_at)
+    }
+
+    fn next(&mut self) -> Option<LaneKey> {
+        let mut after = self.lanes.range((Bound::Excluded(self.last), Bound::Unbounded));
+        self.last = after.next().or_else(|| self.lanes.first()).copied()?;
+        Some(self.last)
+    }
+}
+
+impl<C: Content> Core<C> {
+    /// Time that a webhook has spent on retries. Where nothing of its lane succeeds, the time in
+    /// which it could not be tried counts, too.
+    pub(crate) fn spent(&self, lane: LaneKey, head: Position) -> Duration {
+        self.longer(lane, head, RetryState::spent, LaneBreaker::failing)
+    }
+
+    /// The last part of it, in which all attempts were refused.
+    pub(crate) fn refused_for(&self, lane: LaneKey, head: Position) -> Duration {
+        self.longer(lane, head, RetryState::refused, LaneBreaker::refused)
+    }
+
+    fn longer(
+        &self,
+        lane: LaneKey,
+        head: Position,
+        own: fn(&RetryState, Duration) -> Duration,
+        of_lane: fn(&LaneBreaker, Duration) -> Duration,
+    ) -> Duration {
+        let active = self.active();
+        let own = self.queue.retries.get(head).map_or(Duration::ZERO, |retry| own(retry, active));
+        match self.queue.lanes.get(lane) {
+            Some(lane) if lane.breaker.is_open() => {
+                own.max(of_lane(&lane.breaker, active).min(self.active_age(head)))
+            }
+            _ => own,
+        }
+    }
+
+    /// Time since a webhook was accepted, without that in which the backend was stopped.
+    fn active_age(&self, position: Position) -> Duration {
+        let now = self.session.now;
+        let age = Duration::from_millis(now.wall_ms.saturating_sub(position.ms));
+        age.saturating_sub(now.at.saturating_sub(self.active()))
+    }
+
+    /// A webhook of a lane was given up: others may be overdue.
+    pub(crate) fn may_expire_from_now_on(&mut self, key: LaneKey) {
+        if self.has_failed_for_long(key) {
+            self.queue.expiry.lanes.insert(key);
+        }
+    }
+
+    fn has_failed_for_long(&self, key: LaneKey) -> bool {
+        let active = self.active();
+        self.queue.lanes.get(key).is_some_and(|lane| {
+            lane.breaker.is_open() && lane.breaker.failing(active) >= self.config.retry_for
+        })
+    }
+
+    /// Gives up what is overdue for a while.
+    pub(crate) fn expire(&mut self) {
+        let now = self.session.now.at;
+        if self.queue.expiry.wakes_at().is_none_or(|at| at > now) {
+            return;
+        }
+        self.queue.expiry.looks_at = now + LOOK_EVERY;
+        for _ in 0..self.queue.expiry.lanes.len().min(LANES_AT_ONCE) {
+            let Some(key) = self.queue.expiry.next() else { return };
+            if !self.has_failed_for_long(key) {
+                self.queue.expiry.lanes.remove(&key);
+                continue;
+            }
+            (0..WEBHOOKS_AT_ONCE).take_while(|_| self.expire_next(key)).for_each(drop);
+        }
+    }
+
+    /// Gives up the oldest webhook of a lane that is overdue for a while. Returns whether to go on with the next.
+    fn expire_next(&mut self, key: LaneKey) -> bool {
+        if self.may_begin().is_err() || self.backend.is_stopped() {
+            return false;
+        }
+        let Some(shop) = self.queue.lanes.get(key).map(|lane| lane.shop) else { return false };
+        match self.queue.shops.gate(shop, self.session.now.at) {
+            ShopGate::Stopped | ShopGate::Starved => return false,
+            // Nothing is sent.
+            ShopGate::Open | ShopGate::Full | ShopGate::PausedUntil(_) => {}
+        }
+        for class in [Class::Priority, Class::Rest] {
+            for fresh_first in [true, false] {
+                let index = &self.queue.index;
+                let Some(lane) = self.queue.lanes.get_mut(key) else { return false };
+                let is_ready = |position, resource| index.is_ready(key, resource, position);
+                let Some((position, was_tried)) =
+                    lane.ready.peek(class, Some(fresh_first), is_ready)
+                else {
+                    break;
+                };
+                let expires_after = self.config.retry_for + self.config.tuning.expiry_grace;
+                if self.spent(key, position) < expires_after {
+                    continue;
+                }
+                match self.take_from(shop, key, class, was_tried) {
+                    Some(Some(turn)) if self.queue.index.is_replay(turn.resource) => {
+                        self.release(turn.resource);
+                    }
+                    Some(Some(turn)) => return self.expire_turn(turn),
+                    // A barrier came before it.
+                    Some(None) => return true,
+                    None => return false,
+                }
+            }
+        }
+        false
+    }
+
+    fn expire_turn(&mut self, turn: Turn) -> bool {
+        let Some((node, content, record_index)) = self.at_turn(turn) else { return true };
+        let position = self.queue.index.node(node).position;
+        let head = self.queue.index.head(turn.resource).unwrap_or(position);
+        let attempts = self.queue.retries.get(head).map_or(0, |retry| retry.attempts);
+        let fingerprint = self.fingerprint(&content, record_index);
+        if attempts == 0 && self.is_duplicate(fingerprint) {
+            self.counts.duplicates += 1;
+            let (resource, end) = (turn.resource, Ended::Duplicate);
+            self.finish(Finished { resource, end, fingerprint, attempts });
+            return true;
+        }
+        let (reason, evidence) = (EXPIRED, C::Evidence::default());
+        let bytes = content.dead_bytes(record_index, &evidence);
+        if !self.has_dead_room(bytes) {
+            self.release(turn.resource);
+            return false;
+        }
+        let letter = DeadLetter { position, content, record_index, reason, attempts, evidence };
+        self.bury(turn.resource, letter, bytes, fingerprint);
+        true
+    }
+}
