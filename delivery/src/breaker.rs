@@ -2,8 +2,8 @@
 //!
 //! | state | first failure | other failure | give-up | success |
 //! |---|---|---|---|---|
-//! | Closed, up to 15 in a row | Closed, one more | same | same | Closed, none |
-//! | Closed, the 16th in a row | Open | | | |
+//! | Closed, few in a row | Closed, one more | same | same | Closed, none |
+//! | Closed, the last of as many as it bears | Open | | | |
 //! | Open | wait doubles | wait doubles | wait halves | Closed |
 //!
 //! A lane that hangs gets few attempts: [`LaneBreaker::trip`] opens its breaker by time.
@@ -14,8 +14,6 @@ use std::time::Duration;
 
 use crate::backoff::jittered;
 
-/// First failures in a row that open it.
-const FAILURES: u32 = 16;
 /// First wait for a probe: soon, because what failed may be a few resources of many.
 const WAIT_FIRST: Duration = Duration::from_millis(50);
 /// So many probes in a row prefer a webhook that was never tried. After them, every other one does.
@@ -149,13 +147,19 @@ impl LaneBreaker {
         was_open
     }
 
-    /// An attempt that began at `began` failed. Returns whether that opens it. `chance` is uniform in
-    /// [0, 1): the probe is due in the upper half of the wait.
-    pub fn failed(&mut self, is_first: bool, began: Duration, now: Duration, chance: f64) -> bool {
+    /// An attempt that began at `began` failed. Returns whether that opens it: so many first failures in a row do.
+    /// `chance` is uniform in [0, 1): the probe is due in the upper half of the wait.
+    pub fn failed(
+        &mut self,
+        (is_first, most): (bool, u32),
+        began: Duration,
+        now: Duration,
+        chance: f64,
+    ) -> bool {
         match &mut self.state {
             State::Closed { failures } => {
                 *failures += u32::from(is_first);
-                let opens = *failures >= FAILURES;
+                let opens = *failures >= most;
                 if opens {
                     self.open(now, now + jittered(WAIT_FIRST, chance));
                 }
@@ -204,35 +208,37 @@ mod tests {
     /// The whole wait.
     const LATEST: f64 = 1.0;
     const SECOND: Duration = Duration::from_secs(1);
+    const MOST: u32 = 16;
 
     #[test]
     fn sixteen_first_failures_in_a_row_open_it_and_a_success_closes_it() {
         let mut breaker = LaneBreaker::new();
         for _ in 0..15 {
-            assert!(!breaker.failed(true, SECOND, SECOND, LATEST));
+            assert!(!breaker.failed((true, MOST), SECOND, SECOND, LATEST));
         }
-        assert!(!breaker.failed(false, SECOND, SECOND, LATEST));
+        assert!(!breaker.failed((false, MOST), SECOND, SECOND, LATEST));
         breaker.succeeded();
         for _ in 0..15 {
-            assert!(!breaker.failed(true, SECOND, SECOND, LATEST));
+            assert!(!breaker.failed((true, MOST), SECOND, SECOND, LATEST));
         }
-        assert!(breaker.failed(true, SECOND, SECOND, LATEST) && breaker.is_open());
+        assert!(breaker.failed((true, MOST), SECOND, SECOND, LATEST) && breaker.is_open());
         assert!(breaker.succeeded() && !breaker.is_open());
     }
 
     #[test]
     fn waits_double_up_to_a_minute_and_halve_with_each_give_up() {
         let mut breaker = LaneBreaker::new();
-        let opened = (0..16).filter(|_| breaker.failed(true, SECOND, SECOND, LATEST)).count();
+        let opened =
+            (0..16).filter(|_| breaker.failed((true, MOST), SECOND, SECOND, LATEST)).count();
         assert_eq!(opened, 1);
         let mut now = SECOND;
         for _ in 0..400 {
             now = breaker.probe_at().expect("it is open");
-            breaker.failed(false, now, now, LATEST);
+            breaker.failed((false, MOST), now, now, LATEST);
         }
         assert_eq!(breaker.probe_at(), Some(now + WAIT_LONGEST));
         for _ in 0..20 {
-            breaker.failed(false, now, now, LATEST);
+            breaker.failed((false, MOST), now, now, LATEST);
             breaker.gave_up(now);
         }
         assert_eq!(breaker.probe_at(), Some(now + WAIT_LEAST));
@@ -243,11 +249,11 @@ mod tests {
         let probed_at = |chance| {
             let mut breaker = LaneBreaker::new();
             for _ in 0..16 {
-                breaker.failed(true, SECOND, SECOND, chance);
+                breaker.failed((true, MOST), SECOND, SECOND, chance);
             }
             (0..8).fold(SECOND, |_, _| {
                 let now = breaker.probe_at().expect("it is open");
-                breaker.failed(false, now, now, chance);
+                breaker.failed((false, MOST), now, now, chance);
                 now - SECOND
             })
         };
@@ -259,17 +265,17 @@ mod tests {
     fn sixteen_webhooks_that_were_never_tried_are_probed_within_seconds() {
         let mut breaker = LaneBreaker::new();
         for _ in 0..16 {
-            breaker.failed(true, SECOND, SECOND, LATEST);
+            breaker.failed((true, MOST), SECOND, SECOND, LATEST);
         }
         for _ in 0..FRESH_PROBES {
             assert_eq!(breaker.prefers_fresh(), Some(true));
             let now = breaker.probe_at().expect("it is open");
             assert!(now < 6 * SECOND, "{now:?}");
-            breaker.failed(true, now, now, LATEST);
+            breaker.failed((true, MOST), now, now, LATEST);
         }
         let now = breaker.probe_at().expect("it is open");
         let was_fresh = breaker.prefers_fresh();
-        breaker.failed(false, now, now, LATEST);
+        breaker.failed((false, MOST), now, now, LATEST);
         assert_ne!(breaker.prefers_fresh(), was_fresh);
     }
 

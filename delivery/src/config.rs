@@ -56,6 +56,10 @@ pub struct Tuning {
     pub unsettled: usize,
     /// Decoded packs at hand, in bytes.
     pub cache_bytes: usize,
+    /// First failures of a lane in a row that open its circuit breaker.
+    pub breaker_failures: u32,
+    /// Active time after which the circuit breaker of a lane that gets few attempts opens, however few it had.
+    pub breaker_opens_after: Duration,
     /// Time beyond that for retries in which an attempt of its own may be the last of a webhook.
     pub expiry_grace: Duration,
 }
@@ -71,6 +75,8 @@ impl Default for Tuning {
             settled_lanes: 128,
             unsettled: 256,
             cache_bytes: 32 << 20,
+            breaker_failures: 16,
+            breaker_opens_after: Duration::from_secs(600),
             expiry_grace: Duration::from_secs(60),
         }
     }

@@ -21,8 +21,6 @@ use crate::sorted::Content;
 /// Longest wait between two attempts of a suspect lane: one that has recovered is found within a
 /// minute.
 const SUSPECT_LONGEST: Duration = Duration::from_secs(60);
-/// Active time after which the circuit breaker of a suspect lane opens, however few attempts it had.
-const SUSPECT_OPENS: Duration = Duration::from_secs(600);
 
 /// A delivery of another lane says for so long that it is a lane's own matter that it fails.
 const SERVED_LATELY: Duration = Duration::from_secs(600);
@@ -91,9 +89,10 @@ impl<C: Content> Core<C> {
         self.suspect(&attempt, false);
         self.counts.cut_off += 1;
         let (now, chance) = (self.session.now.at, self.chance());
+        let most = self.config.tuning.breaker_failures;
         let lane = self.queue.lanes.get_mut(attempt.lane);
         let has_timed_out = lane.is_some_and(|lane| {
-            lane.breaker.failed(false, attempt.began, now, chance);
+            lane.breaker.failed((false, most), attempt.began, now, chance);
             lane.flow.suspect.is_some_and(|suspect| suspect.has_timed_out)
         });
         // Where a lane never had the time that there is, or its leader ends, this says nothing yet.
@@ -276,9 +275,10 @@ impl<C: Content> Core<C> {
         }
         if scope.is_none() && is_lanes && !end.is_unconnected {
             let (active, chance) = (self.active(), self.chance());
+            let most = self.config.tuning.breaker_failures;
             if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
                 lane.breaker.fails(active, is_refusal);
-                let opens = lane.breaker.failed(is_first, attempt.began, now, chance);
+                let opens = lane.breaker.failed((is_first, most), attempt.began, now, chance);
                 self.counts.breakers_opened += u64::from(opens);
             }
             self.ledger.changed.push(attempt.lane);
@@ -295,9 +295,10 @@ impl<C: Content> Core<C> {
     /// opens by time.
     fn shop_is_left_alone(&mut self, attempt: &Attempt) {
         let (now, active) = (self.session.now.at, self.active());
+        let opens_after = self.config.tuning.breaker_opens_after;
         let Some(lane) = self.queue.lanes.get_mut(attempt.lane) else { return };
         lane.breaker.fails(active, false);
-        let opens = lane.breaker.failing(active) >= SUSPECT_OPENS && lane.breaker.trip(now);
+        let opens = lane.breaker.failing(active) >= opens_after && lane.breaker.trip(now);
         self.counts.breakers_opened += u64::from(opens);
         self.ledger.changed.push(attempt.lane);
     }
@@ -308,6 +309,7 @@ impl<C: Content> Core<C> {
         let chance = self.chance();
         let backoff = self.config.backoff;
         let active = self.active();
+        let opens_after = self.config.tuning.breaker_opens_after;
         let Some(lane) = self.queue.lanes.get_mut(attempt.lane) else { return };
         let before = lane.flow.suspect;
         if lane.flow.has_succeeded_since(attempt.began) {
@@ -322,7 +324,7 @@ impl<C: Content> Core<C> {
         let probes = before.map_or(0, |suspect| suspect.probes.saturating_add(1));
         let has_timed_out = has_timed_out || before.is_some_and(|suspect| suspect.has_timed_out);
         lane.flow.suspect = Some(Suspect { until, wait, since, probes, has_timed_out });
-        let opens = active.saturating_sub(since) >= SUSPECT_OPENS && lane.breaker.trip(now);
+        let opens = active.saturating_sub(since) >= opens_after && lane.breaker.trip(now);
         self.counts.breakers_opened += u64::from(opens);
         if opens || before.is_none() {
             self.ledger.changed.push(attempt.lane);

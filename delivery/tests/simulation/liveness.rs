@@ -16,6 +16,8 @@ const BOUND: Duration = Duration::from_secs(30);
 const RECOVERY: Duration = Duration::from_secs(75);
 /// Memory of the index in which each lane has its place.
 const INDEX_LEAST: usize = 8000;
+/// Replays of priority that count as a flood.
+const URGENT: usize = 8;
 /// Between two checks.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 
@@ -118,6 +120,11 @@ impl World {
             if let Some(fate) = self.truth.fates.get(position) {
                 raise(&mut live.resources, fate.webhook.resource(), fate.appended_at);
             }
+        }
+        // Those of priority have four turns of five, of a rate that is low.
+        let urgent = self.redis.replays.values().filter(|webhook| webhook.kind == BARRIERS);
+        if self.plan.config.bounds.rate_max.is_some() && urgent.count() >= URGENT {
+            live.excuse_all(now);
         }
         // Replays are older than what waits of their shop, and go first.
         for webhook in self.redis.replays.values() {

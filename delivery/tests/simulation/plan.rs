@@ -125,6 +125,8 @@ fn config(random: &mut Random) -> Config {
             settled_lanes: random.pick(&[1, 2, 256]),
             unsettled: random.pick(&[1, 4, 256]),
             cache_bytes: random.pick(&[0, 1000, 4000, 32 << 20]),
+            breaker_failures: random.pick(&[1, 2, 4, 16]),
+            breaker_opens_after: random.ms(0, 5000),
             expiry_grace: random.ms(0, 2000),
         },
     }
