@@ -1,5 +1,7 @@
 //! What had all its time for retries is given up, however few attempts its lane gets; nothing is before.
 
+use spillway_delivery::ReplayRead;
+
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -84,4 +86,22 @@ fn what_is_only_refused_is_given_up_after_its_own_time() {
     assert_eq!(world.dead, 0);
     world.run(2 * HOUR + 600 * SECOND);
     assert_eq!(world.dead, count);
+}
+
+#[test]
+fn a_replay_is_tried_although_all_else_of_its_lane_expires() {
+    let answers = unwell(Answer::Hangs, Duration::MAX);
+    let mut world = known(Config { retry_for: HOUR, ..config(16) }, answers);
+    with_others(&mut world, 10 * SECOND, 3 * HOUR, 3 * HOUR);
+    world.run(2 * HOUR + 180 * SECOND);
+    assert!(world.dead > 300, "{}", world.dead);
+    let entry = PACKS.with_borrow(|packs| {
+        *packs.iter().find(|(_, lanes)| lanes[0] == (X, 0)).expect("it was accepted").0
+    });
+    // Kind 1 is told from the others by what is sent.
+    let (sorted, content) = (sorted(X, 0, entry.seq, 0), Lanes(Rc::new(vec![(X, 1)])));
+    let (id, position) = (StreamId { ms: 1, seq: 1 }, Position::new(entry, 0));
+    world.step(vec![Event::Replay(ReplayRead { id, position, sorted, content })]);
+    world.run(2 * HOUR + 600 * SECOND);
+    assert_eq!(world.sent.get(&(X, 1)), Some(&1), "once, and given up again");
 }
