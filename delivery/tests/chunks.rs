@@ -11,10 +11,10 @@ use spillway_delivery::{
     Settlement, ShopBounds, Sorted, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
-use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::pack::RAW_BYTES_MAX;
 use spillway_webhook::position::Position;
+use spillway_webhook::{StoredRetry, StreamId};
 
 #[path = "chunks/on_demand.rs"]
 mod on_demand;
@@ -434,4 +434,47 @@ fn misses_chunks(is_written_lost: bool) -> (bool, u64) {
 fn a_chunk_that_this_leader_wrote_is_looked_for_by_the_next_one_before_it_is_given_up() {
     assert_eq!(misses_chunks(false), (false, 2), "what was loaded is lost");
     assert!(misses_chunks(true).0);
+}
+
+/// Time that a leader writes when it ends at 31 s, of a chunk that it could read only at 30.
+#[test]
+fn retries_go_on_while_a_chunk_can_not_be_read() {
+    let known = pair(1);
+    let stored = |refused| StoredRetry { attempts: 3, spent: Duration::from_secs(10), refused };
+    let retries = [stored(Duration::ZERO), stored(Duration::from_secs(4))];
+    let retries: Vec<_> = known.iter().copied().zip(retries).collect();
+    let loaded = Loaded { cursor: entry(9), lanes: vec![one_chunk(&known)], ..Loaded::default() };
+    let mut core = Core::new(config(), loaded, Seen::new(Duration::ZERO, 0));
+    let mut events = vec![lease(Duration::from_secs(600)), Event::ReplaysLoaded];
+    let (mut lane_read, mut written) = (None, Vec::new());
+    for second in 0..40 {
+        if second == 30 {
+            let chunk = ChunkFound::Read(ChunkRead {
+                number: 1,
+                records: known.iter().map(|at| (*at, SORTED)).collect(),
+                bits: Vec::new(),
+                retries: retries.clone(),
+                content: Sizes(Rc::new(vec![100; known.len()])),
+            });
+            let lane = lane_read.expect("the chunk is asked for");
+            events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
+        }
+        if second == 31 {
+            events.push(Event::Drain);
+        }
+        let now = Now { at: Duration::from_secs(second), wall_ms: second * 1000 };
+        for effect in core.on(std::mem::take(&mut events), now) {
+            match effect {
+                Effect::ReadChunks { lane, .. } => lane_read = Some(lane),
+                Effect::Settle(settlement) => {
+                    written.extend(settlement.lanes.retries.written);
+                    events.push(Event::Settled);
+                }
+                _ => {}
+            }
+        }
+    }
+    let secs: Vec<_> =
+        written.iter().map(|(_, state)| (state.spent.as_secs(), state.refused.as_secs())).collect();
+    assert_eq!(secs, [(41, 0), (41, 35)]);
 }
