@@ -63,8 +63,11 @@ impl Probes {
     }
 }
 
+/// Beginnings of active time that are remembered.
+const RUNS_MAX: usize = 64;
+
 /// What is known of the backend. Times are durations since the start.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Backend {
     refusals: RefusalBreaker,
     failing: Failing,
@@ -74,9 +77,11 @@ pub struct Backend {
     probe_at: Duration,
     /// When it last went down or began to refuse.
     stopped_at: Duration,
-    /// Time that counted towards retries, up to `since`.
+    /// Time that counted towards retries when it last stopped.
     active: Duration,
-    since: Duration,
+    /// When it last was not stopped any more, and the active time then; before that, the times before. The first is the
+    /// start.
+    runs: Vec<(Duration, Duration)>,
     is_down: bool,
     /// Probes while it is down.
     pub probes: Probes,
@@ -108,6 +113,23 @@ impl Several {
     /// True if there is another one than `shop`.
     fn has_other(&self, shop: u64) -> bool {
         self.has_others || self.first.is_some_and(|first| first != shop)
+    }
+}
+
+impl Default for Backend {
+    fn default() -> Self {
+        Self {
+            refusals: RefusalBreaker::default(),
+            failing: Failing::default(),
+            served: Several::default(),
+            succeeded_at: Duration::ZERO,
+            probe_at: Duration::ZERO,
+            stopped_at: Duration::ZERO,
+            active: Duration::ZERO,
+            runs: vec![(Duration::ZERO, Duration::ZERO)],
+            is_down: false,
+            probes: Probes::default(),
+        }
     }
 }
 
@@ -170,7 +192,62 @@ impl Backend {
 
     /// Time that counts towards retries: all of it except while the backend was stopped.
     pub fn active(&self, now: Duration) -> Duration {
-        if self.is_stopped() { self.active } else { self.active + now.saturating_sub(self.since) }
+        let (at, active) = self.runs.last().copied().unwrap_or_default();
+        if self.is_stopped() { self.active } else { active + now.saturating_sub(at) }
+    }
+
+    /// What the active time was at a moment that is not after `now`.
+    pub fn active_at(&self, moment: Duration, now: Duration) -> Duration {
+        let next = self.runs.partition_point(|(at, _)| *at <= moment);
+        let (at, active) = self.runs[next.saturating_sub(1)];
+        let most = self.runs.get(next).map_or_else(|| self.active(now), |(_, active)| *active);
+        (active + moment.saturating_sub(at)).min(most)
+    }
+
+    /// Pieces of active time: when each began, and how long it took.
+    pub fn pieces(&self, from: Duration, to: Duration) -> Vec<(Duration, Duration)> {
+        let starts = self
+            .runs
+            .iter()
+            .map(|(_, active)| *active)
+            .filter(|active| *active > from && *active < to);
+        let starts: Vec<Duration> = [from].into_iter().chain(starts).collect();
+        let ends = starts.iter().skip(1).copied().chain([to]);
+        starts
+            .iter()
+            .zip(ends)
+            .map(|(start, end)| (self.moment_after(*start), end.saturating_sub(*start)))
+            .collect()
+    }
+
+    /// The last moment with so much active time.
+    fn moment_after(&self, active: Duration) -> Duration {
+        let next = self.runs.partition_point(|(_, before)| *before <= active).max(1);
+        let (at, before) = self.runs[next - 1];
+        at + active.saturating_sub(before)
+    }
+
+    /// The first moment with so much active time.
+    pub fn moment_of(&self, active: Duration) -> Duration {
+        // At a stop it is the same up to the end of it.
+        let next = self.runs.partition_point(|(_, before)| *before < active).max(1);
+        let (at, before) = self.runs[next - 1];
+        at + active.saturating_sub(before)
+    }
+
+    /// It is not stopped any more. Of too many stops, the shortest one is forgotten: what came in it or before seems
+    /// to have come later.
+    fn goes_on(&mut self, now: Duration) {
+        self.runs.push((now, self.active));
+        if self.runs.len() > RUNS_MAX {
+            let stop = |at: &usize| {
+                let ((before, active_before), (at, active)) = (self.runs[*at - 1], self.runs[*at]);
+                at.saturating_sub(before).saturating_sub(active.saturating_sub(active_before))
+            };
+            if let Some(shortest) = (1..self.runs.len() - 1).min_by_key(stop) {
+                self.runs.remove(shortest);
+            }
+        }
     }
 
     /// A delivery for `shop` succeeded.
@@ -179,9 +256,9 @@ impl Backend {
         self.refusals.on_success(shop, now);
         self.served.add(shop);
         self.answered(now);
-        if was_stopped {
-            self.is_down = false;
-            self.since = now;
+        self.is_down = false;
+        if was_stopped && !self.is_stopped() {
+            self.goes_on(now);
         }
     }
 
@@ -191,7 +268,7 @@ impl Backend {
         // It is there, and does its work: it took a look and said no.
         self.answered(now);
         if std::mem::take(&mut self.is_down) && !self.refusals.is_open() {
-            self.since = now;
+            self.goes_on(now);
         }
         let has_opened = self.refusals.on_refusal(shop, now);
         if has_opened {
@@ -249,5 +326,54 @@ impl Backend {
     fn answered(&mut self, now: Duration) {
         self.failing = Failing::default();
         self.succeeded_at = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A backend that is down in the second half of each span of ten seconds.
+    fn down_in_halves(spans: u32) -> Backend {
+        let mut backend = Backend::default();
+        for number in 0..spans {
+            backend.unconnected();
+            for _ in 0..FIRST_FAILURES_DOWN {
+                backend.failed(1, 1, true, (number * 10 + 5) * SECOND);
+            }
+            assert!(backend.is_down());
+            backend.succeeded(1, (number * 10 + 10) * SECOND);
+        }
+        backend
+    }
+
+    #[test]
+    fn each_moment_has_its_active_time() {
+        let backend = down_in_halves(2);
+        let now = 23 * SECOND;
+        let at = |second: u32| backend.active_at(second * SECOND, now);
+        let actives = [0, 3, 5, 7, 10, 12, 16, 20, 22, 23, 90].map(at);
+        assert_eq!(actives, [0, 3, 5, 5, 5, 7, 10, 10, 12, 13, 13].map(|active| active * SECOND));
+        let moments = [0, 3, 5, 6, 10, 11].map(|active| backend.moment_of(active * SECOND));
+        assert_eq!(moments, [0, 3, 5, 11, 15, 21].map(|second| second * SECOND));
+        let pieces = backend.pieces(3 * SECOND, 12 * SECOND);
+        let expected = [(3, 2), (10, 5), (20, 2)];
+        assert_eq!(pieces, expected.map(|(moment, time)| (moment * SECOND, time * SECOND)));
+        assert_eq!(backend.pieces(5 * SECOND, 6 * SECOND), [(10 * SECOND, SECOND)]);
+    }
+
+    #[test]
+    fn of_too_many_stops_some_are_forgotten_and_nothing_seems_older_than_it_is() {
+        let backend = down_in_halves(200);
+        assert_eq!(backend.runs.len(), RUNS_MAX);
+        let now = 2_003 * SECOND;
+        for second in 0..2_003 {
+            let exact = (second / 10 * 5 + (second % 10).min(5)) * SECOND;
+            let active = backend.active_at(second * SECOND, now);
+            assert!(active >= exact, "{second}: {active:?}, not {exact:?}");
+        }
+        assert_eq!(backend.active_at(1_999 * SECOND, now), 1_000 * SECOND);
     }
 }

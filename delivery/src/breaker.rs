@@ -48,58 +48,41 @@ enum State {
     },
 }
 
-/// Circuit breaker and retry clock of a lane.
+/// Circuit breaker of a lane.
 #[derive(Debug, Clone, Copy)]
-pub struct LaneBreaker {
-    state: State,
-    /// Active time at the first failure since the last success.
-    failing_since: Option<Duration>,
-    /// Failing time before this leader.
-    carried: Duration,
-    /// Active time at the first of the refusals that no other failure and no success came after.
-    refused_since: Option<Duration>,
-}
+pub struct LaneBreaker(State);
 
 impl LaneBreaker {
     /// A closed breaker of a lane that has not failed.
     pub fn new() -> Self {
-        Self {
-            state: State::Closed { failures: 0 },
-            failing_since: None,
-            carried: Duration::ZERO,
-            refused_since: None,
-        }
+        Self(State::Closed { failures: 0 })
     }
 
-    /// Takes over what the leader before knew, at the start of this one.
-    pub fn restore(&mut self, failing: Duration, was_open: bool, now: Duration) {
-        self.carried = failing;
-        self.failing_since = (!failing.is_zero()).then_some(Duration::ZERO);
-        if was_open {
-            self.open(now, now);
-        }
+    /// The leader before had opened it.
+    pub fn restore(&mut self, now: Duration) {
+        self.open(now, now);
     }
 
     /// Whether it is open.
     pub fn is_open(&self) -> bool {
-        matches!(self.state, State::Open { .. })
+        matches!(self.0, State::Open { .. })
     }
 
     /// Whether anything failed since the last success.
     pub fn has_failed(&self) -> bool {
-        self.state != State::Closed { failures: 0 }
+        self.0 != State::Closed { failures: 0 }
     }
 
     /// Has the next probe go out at once.
     pub fn probe_now(&mut self, now: Duration) {
-        if let State::Open { probe_at, .. } = &mut self.state {
+        if let State::Open { probe_at, .. } = &mut self.0 {
             *probe_at = now;
         }
     }
 
     /// When a probe may go out; `None` while it is closed.
     pub fn probe_at(&self) -> Option<Duration> {
-        match self.state {
+        match self.0 {
             State::Closed { .. } => None,
             State::Open { probe_at, .. } => Some(probe_at),
         }
@@ -107,36 +90,9 @@ impl LaneBreaker {
 
     /// Whether the next probe prefers a webhook that was never tried; `None` while it is closed.
     pub fn prefers_fresh(&self) -> Option<bool> {
-        match self.state {
+        match self.0 {
             State::Closed { .. } => None,
             State::Open { is_fresh_next, .. } => Some(is_fresh_next),
-        }
-    }
-
-    /// Time from the first failure on in which nothing of the lane succeeded, at this active time.
-    pub fn failing(&self, active: Duration) -> Duration {
-        self.carried + self.failing_since.map_or(Duration::ZERO, |at| active.saturating_sub(at))
-    }
-
-    /// The last part of that time, in which all attempts were refused, since this leader began.
-    pub fn refused(&self, active: Duration) -> Duration {
-        self.refused_since.map_or(Duration::ZERO, |at| active.saturating_sub(at))
-    }
-
-    /// The active time from `since` to `active` does not count.
-    pub fn forgive(&mut self, since: Duration, active: Duration) {
-        for at in [&mut self.failing_since, &mut self.refused_since].into_iter().flatten() {
-            *at += active.saturating_sub(since.max(*at));
-        }
-    }
-
-    /// An attempt failed, was refused, or did not end in time, at this active time.
-    pub fn fails(&mut self, active: Duration, is_refusal: bool) {
-        self.failing_since.get_or_insert(active);
-        if is_refusal {
-            self.refused_since.get_or_insert(active);
-        } else {
-            self.refused_since = None;
         }
     }
 
@@ -156,7 +112,7 @@ impl LaneBreaker {
         now: Duration,
         chance: f64,
     ) -> bool {
-        match &mut self.state {
+        match &mut self.0 {
             State::Closed { failures } => {
                 *failures += u32::from(is_first);
                 let opens = *failures >= most;
@@ -189,7 +145,7 @@ impl LaneBreaker {
 
     /// A webhook of the lane was given up, after an attempt that failed and doubled the wait.
     pub fn gave_up(&mut self, now: Duration) {
-        if let State::Open { probe_at, wait, .. } = &mut self.state {
+        if let State::Open { probe_at, wait, .. } = &mut self.0 {
             *wait = (*wait / 4).max(WAIT_LEAST);
             *probe_at = now + *wait;
         }
@@ -197,7 +153,7 @@ impl LaneBreaker {
 
     fn open(&mut self, since: Duration, probe_at: Duration) {
         let wait = WAIT_FIRST;
-        self.state = State::Open { since, probe_at, wait, is_fresh_next: true, probes: 0 };
+        self.0 = State::Open { since, probe_at, wait, is_fresh_next: true, probes: 0 };
     }
 }
 
@@ -277,45 +233,5 @@ mod tests {
         let was_fresh = breaker.prefers_fresh();
         breaker.failed((false, MOST), now, now, LATEST);
         assert_ne!(breaker.prefers_fresh(), was_fresh);
-    }
-
-    #[test]
-    fn the_failing_time_goes_on_over_leaders_and_ends_with_a_success() {
-        let mut breaker = LaneBreaker::new();
-        breaker.restore(10 * SECOND, true, SECOND);
-        assert_eq!(breaker.failing(5 * SECOND), 15 * SECOND);
-        breaker.succeeded();
-        assert_eq!(breaker.failing(7 * SECOND), Duration::ZERO);
-        breaker.fails(8 * SECOND, false);
-        breaker.fails(9 * SECOND, false);
-        assert_eq!(breaker.failing(12 * SECOND), 4 * SECOND);
-    }
-
-    #[test]
-    fn only_refusals_in_a_row_count_as_refused() {
-        let mut breaker = LaneBreaker::new();
-        breaker.fails(SECOND, true);
-        breaker.fails(4 * SECOND, true);
-        breaker.forgive(4 * SECOND, 5 * SECOND);
-        assert_eq!(breaker.refused(6 * SECOND), 4 * SECOND);
-        breaker.fails(6 * SECOND, false);
-        assert_eq!(breaker.refused(7 * SECOND), Duration::ZERO);
-        assert_eq!(breaker.failing(7 * SECOND), 5 * SECOND);
-        breaker.fails(7 * SECOND, true);
-        breaker.succeeded();
-        assert_eq!(breaker.refused(9 * SECOND), Duration::ZERO);
-    }
-
-    #[test]
-    fn a_pause_does_not_count() {
-        let mut breaker = LaneBreaker::new();
-        breaker.forgive(Duration::ZERO, 5 * SECOND);
-        assert_eq!(breaker.failing(6 * SECOND), Duration::ZERO);
-        breaker.fails(10 * SECOND, false);
-        // It began before the first failure, and then amid the failing time.
-        breaker.forgive(8 * SECOND, 13 * SECOND);
-        assert_eq!(breaker.failing(13 * SECOND), Duration::ZERO);
-        breaker.forgive(14 * SECOND, 20 * SECOND);
-        assert_eq!(breaker.failing(21 * SECOND), 2 * SECOND);
     }
 }

@@ -209,6 +209,19 @@ impl<C: Content> Core<C> {
         self.controls.is_all_paused || shop.is_some_and(|shop| shop.is_stopped)
     }
 
+    /// Active time from which on what is paused does not count.
+    pub(crate) fn paused_from(&self) -> Duration {
+        self.controls.since
+    }
+
+    /// Heads that a filter pauses.
+    pub(crate) fn paused_heads(&self) -> BTreeSet<Position> {
+        let index = &self.queue.index;
+        let paused = self.controls.paused.iter();
+        let paused = paused.filter(|resource| index.state(**resource) == Some(State::Paused));
+        paused.filter_map(|resource| index.head(*resource)).collect()
+    }
+
     /// Active time up to which a lane's time for retries goes: now, or when its pause began.
     pub(crate) fn retry_clock(&self, key: LaneKey) -> Duration {
         self.paused_since(key).unwrap_or_else(|| self.active())
@@ -224,8 +237,10 @@ impl<C: Content> Core<C> {
             let Some(since) = self.paused_since(key) else { continue };
             let is_shop_paused = self.is_shop_paused(key);
             let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
-            lane.breaker.forgive(since, now);
-            lane.forgive_rest(since, now);
+            // What it can matter for: failing time, attempts under way, and retry states that are not indexed.
+            if lane.clock.is_failing() || lane.flow.in_flight > 0 || lane.rest.is_some() {
+                lane.clock.pause(since, now);
+            }
             if is_shop_paused {
                 let window = self.queue.index.window(&lane.window);
                 positions.extend(window.map(|(_, node)| node.position));

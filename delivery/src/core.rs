@@ -54,8 +54,8 @@ pub(crate) struct Session {
     pub shrunk: (usize, Duration),
     /// Seed of the next chance.
     pub chance: u64,
-    /// Time at which the oldest webhook in a lane was accepted, in ms since the Unix epoch.
-    pub oldest_ms: u64,
+    /// When the leader began, in milliseconds since the Unix epoch.
+    pub began_ms: Option<u64>,
     pub looks: Looks,
 }
 
@@ -77,8 +77,9 @@ pub(crate) struct Looks {
     pub fresh_at: Duration,
     /// Resources that wait for their recorded lead.
     pub unread_at: Duration,
-    /// Lanes, for the oldest webhook.
+    /// Lanes, for the oldest webhook; and when that was accepted, in milliseconds since the Unix epoch.
     pub oldest_at: Duration,
+    pub oldest_ms: u64,
     /// The index, for names of webhooks to drop that are settled.
     pub names_at: Duration,
 }
@@ -160,7 +161,7 @@ impl<C: Content> Core<C> {
         for (position, stored) in retries {
             let has_room = self.queue.retries.bytes() < bytes;
             if has_room && self.queue.main.is_after_cursor(position) {
-                let state = self.state_found(stored, true);
+                let state = self.state_found(stored, Duration::ZERO, true);
                 self.queue.retries.insert(position, state);
             } else {
                 self.queue.retries.mark_stale(position);
@@ -168,17 +169,24 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// A retry state that Redis held, at this time.
-    pub(crate) fn state_found(&mut self, stored: StoredRetry, is_in_main: bool) -> RetryState {
+    /// A retry state that Redis held; so much time has passed since it was written.
+    pub(crate) fn state_found(
+        &mut self,
+        stored: StoredRetry,
+        since: Duration,
+        is_in_main: bool,
+    ) -> RetryState {
         // Somewhere in its wait: all at once would be a burst.
         let wait = self.config.backoff.wait(stored.attempts, 1.0).mul_f64(self.chance());
         let due = self.session.now.at + wait;
-        RetryState { due, ..RetryState::found(stored, self.active(), is_in_main) }
+        RetryState { due, ..RetryState::found(stored, since, self.active(), is_in_main) }
     }
 
     /// Takes events, and returns what is to be done.
     pub fn on(&mut self, events: Vec<Event<C>>, now: Now) -> Vec<Effect<C>> {
         self.session.now = now;
+        let at_ms = u64::try_from(now.at.as_millis()).unwrap_or(u64::MAX);
+        self.session.began_ms.get_or_insert(now.wall_ms.saturating_sub(at_ms));
         let mut effects = Vec::new();
         for event in events {
             effects.extend(self.take(event));
@@ -267,7 +275,6 @@ impl<C: Content> Core<C> {
     /// leader goes on from there.
     fn drain(&mut self) {
         self.session.is_draining = true;
-        let active = self.active();
         let Queue { lanes, index, retries, main, .. } = &self.queue;
         for (key, lane) in lanes.iter() {
             let positions = index.window(&lane.window).map(|(_, node)| node.position);
@@ -279,7 +286,7 @@ impl<C: Content> Core<C> {
                 retries.get(*position).is_some_and(|state| is_kept(*position, state))
             });
             self.ledger.retries.extend(tried.map(|position| (position, key)));
-            if lane.stored.is_some() && !lane.breaker.failing(active).is_zero() {
+            if lane.stored.is_some() && lane.clock.is_failing() {
                 self.ledger.changed.push(key);
             }
         }
@@ -341,11 +348,6 @@ impl<C: Content> Core<C> {
             Some(next) => self.queue.index.set_state(resource, next),
             None => debug_assert!(false, "BUG: {step:?} while {state:?}"),
         }
-    }
-
-    /// Time that counts towards retries.
-    pub(crate) fn active(&self) -> Duration {
-        self.backend.active(self.session.now.at)
     }
 
     /// Memory of the index, in bytes.

@@ -176,11 +176,10 @@ impl<C: Content> Core<C> {
         if removed == 0 {
             return false;
         }
-        let since = self.active();
         let Some(lane) = self.queue.lanes.get_mut(key) else { return false };
         let after = self.queue.index.back(&lane.window).unwrap_or_default();
         let last = lane.rest.as_ref().map(|rest| rest.last).max(newest).unwrap_or_default();
-        lane.rest = Some(Box::new(Rest { after, last, refill_at, since }));
+        lane.rest = Some(Box::new(Rest { after, last, refill_at }));
         let index = &self.queue.index;
         lane.ready.retain(|position, resource| index.is_ready(key, resource, position));
         self.counts.cuts += 1;

@@ -58,7 +58,7 @@ impl<C: Content> Core<C> {
         self.teach(&attempt, &end);
         match end.verdict {
             Verdict::Delivered => self.delivered(&attempt),
-            Verdict::NotSent => self.retry(&attempt, attempt.number - 1, Duration::ZERO),
+            Verdict::NotSent => drop(self.retry(&attempt, attempt.number - 1, Duration::ZERO)),
             Verdict::Dead { reason, is_refusal } => {
                 if is_refusal {
                     self.refused(&attempt);
@@ -97,7 +97,11 @@ impl<C: Content> Core<C> {
         });
         // Where a lane never had the time that there is, or its leader ends, this says nothing yet.
         if self.session.is_draining || !has_timed_out {
-            self.retry(&attempt, attempt.number, Duration::ZERO);
+            let began = self.counts_from(&attempt);
+            let head = self.retry(&attempt, attempt.number, Duration::ZERO);
+            if let Some(retry) = self.queue.retries.get_mut(head) {
+                retry.failed(began, false);
+            }
             return;
         }
         let failure = Failure {
@@ -198,6 +202,7 @@ impl<C: Content> Core<C> {
         }
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             let was_open = lane.breaker.succeeded();
+            lane.clock.succeeded();
             lane.flow.succeeded_at = Some(now);
             lane.flow.failures = Failures::default();
             lane.flow.stalled = 0;
@@ -273,11 +278,14 @@ impl<C: Content> Core<C> {
         {
             lane.flow.failures.add(now);
         }
+        if !is_refusal && let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
+            lane.clock.failed_with_others();
+        }
         if scope.is_none() && is_lanes && !end.is_unconnected {
             let (active, chance) = (self.active(), self.chance());
             let most = self.config.tuning.breaker_failures;
             if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
-                lane.breaker.fails(active, is_refusal);
+                lane.clock.failed(active, is_refusal);
                 let opens = lane.breaker.failed((is_first, most), attempt.began, now, chance);
                 self.counts.breakers_opened += u64::from(opens);
             }
@@ -297,8 +305,8 @@ impl<C: Content> Core<C> {
         let (now, active) = (self.session.now.at, self.active());
         let opens_after = self.config.tuning.breaker_opens_after;
         let Some(lane) = self.queue.lanes.get_mut(attempt.lane) else { return };
-        lane.breaker.fails(active, false);
-        let opens = lane.breaker.failing(active) >= opens_after && lane.breaker.trip(now);
+        lane.clock.failed(active, false);
+        let opens = lane.clock.failing(active) >= opens_after && lane.breaker.trip(now);
         self.counts.breakers_opened += u64::from(opens);
         self.ledger.changed.push(attempt.lane);
     }
@@ -315,7 +323,7 @@ impl<C: Content> Core<C> {
         if lane.flow.has_succeeded_since(attempt.began) {
             return;
         }
-        lane.breaker.fails(active, false);
+        lane.clock.failed(active, false);
         let wait = before.map_or(backoff.first, |suspect| suspect.wait.max(backoff.first));
         let wait = wait.min(SUSPECT_LONGEST);
         let until = now + jittered(wait, chance);
@@ -334,9 +342,10 @@ impl<C: Content> Core<C> {
     fn retry_or_give_up(&mut self, failure: Failure<C::Evidence>, scope: Option<Scope>) {
         let attempt = failure.attempt;
         let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
+        let began = self.counts_from(&attempt);
         let wait = self.note_failure(&attempt, head, attempt.number, failure.pause);
         if let Some(retry) = self.queue.retries.get_mut(head) {
-            retry.failed(attempt.began_active, failure.is_refusal);
+            retry.failed(began, failure.is_refusal);
         }
         if scope == Some(Scope::Shop) {
             let pause = if failure.pause.is_zero() { wait } else { failure.pause };
@@ -371,6 +380,13 @@ impl<C: Content> Core<C> {
             && self.spent(attempt.lane, head) >= self.config.retry_for
     }
 
+    /// Active time at which an attempt began, later by what an operator paused its lane meanwhile.
+    fn counts_from(&self, attempt: &Attempt) -> Duration {
+        let (began, clock) = (attempt.began_active, self.retry_clock(attempt.lane));
+        let lane = self.queue.lanes.get(attempt.lane);
+        lane.map_or(began, |lane| clock.saturating_sub(lane.clock.unpaused(began, clock)))
+    }
+
     /// Counts an attempt and decides when the next one is due. Returns the wait.
     fn note_failure(
         &mut self,
@@ -384,10 +400,11 @@ impl<C: Content> Core<C> {
         let due = self.session.now.at + wait;
         let is_replay = self.queue.index.is_replay(attempt.resource);
         let is_in_main = !is_replay && self.queue.main.is_after_cursor(head);
+        let began = self.counts_from(attempt);
         match self.queue.retries.get_mut(head) {
             Some(retry) => (retry.attempts, retry.due) = (attempts, due),
             None => {
-                let state = RetryState::new(attempt.began_active, is_in_main);
+                let state = RetryState::new(began, is_in_main);
                 self.queue.retries.insert(head, RetryState { attempts, due, ..state });
             }
         }
@@ -397,10 +414,12 @@ impl<C: Content> Core<C> {
         wait
     }
 
-    fn retry(&mut self, attempt: &Attempt, attempts: u32, pause: Duration) {
+    /// Has a webhook be tried again. Returns the head of its resource.
+    fn retry(&mut self, attempt: &Attempt, attempts: u32, pause: Duration) -> Position {
         let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
         self.note_failure(attempt, head, attempts, pause);
         self.wait(attempt);
+        head
     }
 
     /// The resource of an attempt waits for its next one.

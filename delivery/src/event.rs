@@ -6,7 +6,7 @@ use std::time::Duration;
 use spillway_limiter::Signal;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
-use spillway_webhook::{StoredRetry, StreamId};
+use spillway_webhook::{Spans, StoredRetry, StreamId};
 
 use crate::attempts::AttemptId;
 use crate::controls::Controls;
@@ -41,7 +41,7 @@ pub struct Loaded {
 }
 
 /// A lane with chunks, as Redis holds it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct LaneLoaded {
     /// Hash of the lane.
     pub lane: u64,
@@ -60,7 +60,7 @@ pub struct LaneLoaded {
     /// Newest webhook in them.
     pub last: Position,
     /// Time in which nothing of it succeeded.
-    pub failing: Duration,
+    pub failing: Spans,
     /// Whether its circuit breaker was open.
     pub is_tripped: bool,
     /// Set where the last attempt timed out or was cut off.

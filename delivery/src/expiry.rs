@@ -11,11 +11,13 @@ use std::time::Duration;
 
 use spillway_webhook::position::Position;
 
-use crate::breaker::LaneBreaker;
 use crate::core::Core;
 use crate::dispatch::Turn;
 use crate::index::LaneKey;
+use crate::lane_clock::{Accepted, LaneClock};
 use crate::ledger::{Ended, Finished};
+use crate::ready::ReadyKind;
+use crate::resource::State;
 use crate::retry::RetryState;
 use crate::settlement::DeadLetter;
 use crate::shop::ShopGate;
@@ -25,6 +27,10 @@ use crate::sorted::{Class, Content};
 const EXPIRED: &str = "expired";
 /// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// The same where the last one found more than it could give up.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// What expires takes one part in so many of what may be unsettled at once: the rest is for deliveries.
+const UNSETTLED_PART: usize = 2;
 /// Lanes per look, and webhooks of each.
 const LANES_AT_ONCE: usize = 16;
 const WEBHOOKS_AT_ONCE: usize = 64;
@@ -55,12 +61,12 @@ impl<C: Content> Core<C> {
     /// Time that a webhook has spent on retries. Where nothing of its lane succeeds, the time in
     /// which it could not be tried counts, too.
     pub(crate) fn spent(&self, lane: LaneKey, head: Position) -> Duration {
-        self.longer(lane, head, RetryState::spent, LaneBreaker::failing)
+        self.longer(lane, head, RetryState::spent, LaneClock::failing_of)
     }
 
     /// The last part of it, in which all attempts were refused.
     pub(crate) fn refused_for(&self, lane: LaneKey, head: Position) -> Duration {
-        self.longer(lane, head, RetryState::refused, LaneBreaker::refused)
+        self.longer(lane, head, RetryState::refused, LaneClock::refused_of)
     }
 
     fn longer(
@@ -68,23 +74,19 @@ impl<C: Content> Core<C> {
         lane: LaneKey,
         head: Position,
         own: fn(&RetryState, Duration) -> Duration,
-        of_lane: fn(&LaneBreaker, Duration) -> Duration,
+        of_lane: fn(&LaneClock, Accepted, Duration) -> Duration,
     ) -> Duration {
-        let active = self.active();
+        let active = self.retry_clock(lane);
         let own = self.queue.retries.get(head).map_or(Duration::ZERO, |retry| own(retry, active));
         match self.queue.lanes.get(lane) {
-            Some(lane) if lane.breaker.is_open() => {
-                own.max(of_lane(&lane.breaker, active).min(self.active_age(head)))
+            Some(about) if about.breaker.is_open() || self.has_failed_for_long(lane) => {
+                // Whatever was done to the clocks.
+                let age = self.session.now.wall_ms.saturating_sub(head.ms);
+                let of_lane = of_lane(&about.clock, self.accepted(head), active);
+                own.max(of_lane.min(Duration::from_millis(age)))
             }
             _ => own,
         }
-    }
-
-    /// Time since a webhook was accepted, without that in which the backend was stopped.
-    fn active_age(&self, position: Position) -> Duration {
-        let now = self.session.now;
-        let age = Duration::from_millis(now.wall_ms.saturating_sub(position.ms));
-        age.saturating_sub(now.at.saturating_sub(self.active()))
     }
 
     /// A webhook of a lane was given up: others may be overdue.
@@ -95,10 +97,8 @@ impl<C: Content> Core<C> {
     }
 
     fn has_failed_for_long(&self, key: LaneKey) -> bool {
-        let active = self.active();
-        self.queue.lanes.get(key).is_some_and(|lane| {
-            lane.breaker.is_open() && lane.breaker.failing(active) >= self.config.retry_for
-        })
+        let lane = self.queue.lanes.get(key);
+        lane.is_some_and(|lane| lane.clock.failing(self.active()) >= self.config.retry_for)
     }
 
     /// Gives up what is overdue for a while.
@@ -123,6 +123,10 @@ impl<C: Content> Core<C> {
         if self.may_begin().is_err() || self.backend.is_stopped() {
             return false;
         }
+        if self.ledger.unsettled() >= (self.config.tuning.unsettled / UNSETTLED_PART).max(1) {
+            self.queue.expiry.looks_at = self.session.now.at + LOOK_AGAIN;
+            return false;
+        }
         let Some(shop) = self.queue.lanes.get(key).map(|lane| lane.shop) else { return false };
         match self.queue.shops.gate(shop, self.session.now.at) {
             ShopGate::Stopped | ShopGate::Starved => return false,
@@ -130,35 +134,35 @@ impl<C: Content> Core<C> {
             ShopGate::Open | ShopGate::Full | ShopGate::PausedUntil(_) => {}
         }
         for class in [Class::Priority, Class::Rest] {
-            for fresh_first in [true, false] {
+            for was_tried in [false, true] {
                 let index = &self.queue.index;
                 let Some(lane) = self.queue.lanes.get_mut(key) else { return false };
                 let is_ready = |position, resource| index.is_ready(key, resource, position);
-                let Some((position, was_tried)) =
-                    lane.ready.peek(class, Some(fresh_first), is_ready)
-                else {
-                    break;
+                let Some(resource) = lane.ready.peek_accepted(class, was_tried, is_ready) else {
+                    continue;
                 };
+                let Some(head) = self.queue.index.head(resource) else { continue };
                 let expires_after = self.config.retry_for + self.config.tuning.expiry_grace;
-                if self.spent(key, position) < expires_after {
+                if self.spent(key, head) < expires_after {
                     continue;
                 }
-                match self.take_from(shop, key, class, was_tried) {
-                    Some(Some(turn)) if self.queue.index.is_replay(turn.resource) => {
-                        self.release(turn.resource);
-                    }
-                    Some(Some(turn)) => return self.expire_turn(turn),
+                let kind = ReadyKind { was_tried, is_replay: false };
+                return match self.take_from(shop, key, class, kind) {
+                    Some(Some(turn)) => self.expire_turn(turn),
                     // A barrier came before it.
-                    Some(None) => return true,
-                    None => return false,
-                }
+                    Some(None) => true,
+                    None => false,
+                };
             }
         }
         false
     }
 
     fn expire_turn(&mut self, turn: Turn) -> bool {
-        let Some((node, content, record_index)) = self.at_turn(turn) else { return true };
+        let Some((node, content, record_index)) = self.at_turn(turn) else {
+            // One lead at a time is recorded: up to it the window can't be cut.
+            return self.queue.index.state(turn.resource) != Some(State::Recording);
+        };
         let position = self.queue.index.node(node).position;
         let head = self.queue.index.head(turn.resource).unwrap_or(position);
         let attempts = self.queue.retries.get(head).map_or(0, |retry| retry.attempts);

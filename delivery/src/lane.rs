@@ -11,6 +11,7 @@ use spillway_webhook::position::Position;
 
 use crate::breaker::LaneBreaker;
 use crate::index::{Window, key_of};
+use crate::lane_clock::LaneClock;
 use crate::ready::Ready;
 use crate::shop::ShopKey;
 
@@ -23,8 +24,6 @@ pub struct Rest {
     pub last: Position,
     /// No more of it is indexed before, while something is.
     pub refill_at: Duration,
-    /// Active time since which none of the retry states that Redis holds of it has changed.
-    pub since: Duration,
 }
 
 /// Webhooks of a lane whose chunks are taken to be small if those of others are.
@@ -197,6 +196,8 @@ pub struct Lane {
     pub ready: Ready,
     /// Circuit breaker.
     pub breaker: LaneBreaker,
+    /// Retry clock.
+    pub clock: LaneClock,
     /// Attempts under way.
     pub flow: Flow,
     /// Webhooks that are dropped and not settled.
@@ -218,6 +219,7 @@ impl Lane {
             stored: None,
             ready: Ready::default(),
             breaker: LaneBreaker::new(),
+            clock: LaneClock::default(),
             flow: Flow::default(),
             dropping: 0,
             reading: None,
@@ -288,20 +290,6 @@ impl Lane {
             None => return Ok(None),
         };
         if stored.pending == Some(number) { Err(Pending) } else { Ok(Some(number)) }
-    }
-
-    /// Redis has the retry state of a webhook as of this active time. It may lie in the part that is not indexed.
-    pub fn note_retry(&mut self, position: Position, active: Duration) {
-        if let Some(rest) = self.rest.as_mut().filter(|rest| position > rest.after) {
-            rest.since = rest.since.max(active);
-        }
-    }
-
-    /// The active time from `from` to `to` does not count for what is not indexed.
-    pub fn forgive_rest(&mut self, from: Duration, to: Duration) {
-        if let Some(rest) = &mut self.rest {
-            rest.since += to.saturating_sub(from.max(rest.since));
-        }
     }
 
     /// Notes that a webhook of it was read and is not indexed.

@@ -27,6 +27,7 @@ mod expiry;
 mod fairness;
 mod index;
 mod lane;
+mod lane_clock;
 mod lanes;
 mod ledger;
 mod main_stream;
@@ -49,6 +50,7 @@ mod slow;
 mod sorted;
 mod status;
 mod suspects;
+mod time;
 mod turns;
 
 pub use crate::attempts::AttemptId;

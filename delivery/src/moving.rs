@@ -202,13 +202,11 @@ impl<C: Content> Core<C> {
     fn move_row(&mut self, lane: LaneKey, position: Position, shop: u64) {
         if let Some(state) = self.queue.retries.move_to_lane(position) {
             let clock = self.retry_clock(lane);
+            let stored = state.stored(clock, self.ms_of(clock));
             let settlement = &mut self.ledger.draft.settlement;
-            settlement.lanes.retries.written.push((position, state.stored(clock)));
+            settlement.lanes.retries.written.push((position, stored));
             settlement.main.retries.deleted.extend(state.is_stored.then_some(position));
             self.ledger.retries.remove(&position);
-            if let Some(lane) = self.queue.lanes.get_mut(lane) {
-                lane.note_retry(position, clock);
-            }
         }
         let barriers = self.queue.shops.by_hash(shop).and_then(|key| self.queue.shops.get(key));
         let barriers = barriers.and_then(|shop| shop.barriers.as_ref());

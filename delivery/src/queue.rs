@@ -13,6 +13,7 @@ use crate::index::{Index, LaneKey, NONE, ResourceKey};
 use crate::lane::{Failures, Rest, Stored, Suspect};
 use crate::lanes::{LANE_BYTES, Lanes};
 use crate::main_stream::MainStream;
+use crate::ready::ReadyKind;
 use crate::resource::State;
 use crate::retry::Retries;
 use crate::shop::{ShopKey, Shops};
@@ -59,16 +60,19 @@ impl Queue {
             shop.barriers.get_or_insert_default().is_mixed = true;
         }
         if let Some(lane) = self.lanes.get_mut(key) {
-            lane.breaker.restore(loaded.failing, loaded.is_tripped, Duration::ZERO);
+            lane.clock.restore(&loaded.failing);
+            if loaded.is_tripped {
+                lane.breaker.restore(Duration::ZERO);
+            }
             // It has its next attempt at once, and among those of its kind.
             lane.flow.is_left = true;
-            if !loaded.failing.is_zero() {
+            if !loaded.failing.is_empty() {
                 lane.flow.failures = Failures::left();
             }
             lane.flow.suspect = loaded.is_suspect.then(Suspect::default);
             let (after, last) = (Position::default(), loaded.last);
-            let (refill_at, since) = (Duration::ZERO, Duration::ZERO);
-            lane.rest = Some(Box::new(Rest { after, last, refill_at, since }));
+            let refill_at = Duration::ZERO;
+            lane.rest = Some(Box::new(Rest { after, last, refill_at }));
             lane.stored = Some(Box::new(Stored {
                 unread_from: loaded.first_chunk,
                 next: loaded.last_chunk + 1,
@@ -200,8 +204,9 @@ impl Queue {
         let head = self.index.head(resource).unwrap_or_default();
         let was_tried = self.retries.get(head).is_some();
         let position = self.index.node(node).position;
+        let is_replay = self.index.is_replay(resource);
         if let Some(lane) = self.lanes.get_mut(lane) {
-            lane.ready.push(class, was_tried, position, resource);
+            lane.ready.push(class, ReadyKind { was_tried, is_replay }, position, resource);
             self.shops.give_turn(lane.shop, class);
         }
     }

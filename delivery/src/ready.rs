@@ -11,17 +11,35 @@ use crate::sorted::Class;
 /// Resources by the position of what is sent of them, oldest first.
 type OldestFirst = BinaryHeap<Reverse<(Position, ResourceKey)>>;
 
+/// By class, and by whether the head was tried before.
+type Heaps = [[OldestFirst; 2]; 2];
+
 /// Resources of a lane whose heads wait for their turn, in stream order.
 #[derive(Debug, Default)]
 pub struct Ready {
-    /// By class, and by whether the head was tried before.
-    heaps: [[OldestFirst; 2]; 2],
+    heaps: Heaps,
+    /// Those whose head is a replay.
+    replays: Option<Box<Heaps>>,
+}
+
+/// Kind of a head that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadyKind {
+    /// Whether it was tried before.
+    pub was_tried: bool,
+    /// Whether it is a replay.
+    pub is_replay: bool,
 }
 
 impl Ready {
     /// Adds a resource.
-    pub fn push(&mut self, class: Class, was_tried: bool, at: Position, resource: ResourceKey) {
-        let heap = &mut self.heaps[class.index()][usize::from(was_tried)];
+    pub fn push(&mut self, class: Class, kind: ReadyKind, at: Position, resource: ResourceKey) {
+        let heaps = if kind.is_replay {
+            &mut **self.replays.get_or_insert_default()
+        } else {
+            &mut self.heaps
+        };
+        let heap = &mut heaps[class.index()][usize::from(kind.was_tried)];
         // Of most lanes, one waits.
         if heap.capacity() == 0 {
             heap.reserve_exact(1);
@@ -36,54 +54,98 @@ impl Ready {
         class: Class,
         fresh_first: Option<bool>,
         is_ready: impl Fn(Position, ResourceKey) -> bool,
-    ) -> Option<(Position, bool)> {
-        let mut tops = [None, None];
-        for (top, heap) in tops.iter_mut().zip(&mut self.heaps[class.index()]) {
-            while let Some(Reverse((position, resource))) = heap.peek().copied() {
-                if is_ready(position, resource) {
-                    *top = Some(position);
-                    break;
-                }
-                heap.pop();
+    ) -> Option<(Position, ReadyKind)> {
+        let accepted = tops(&mut self.heaps, class, &is_ready);
+        let replays = self.replays.as_mut();
+        let replays = replays.map_or([None, None], |heaps| tops(heaps, class, &is_ready));
+        let kind = |was_tried, is_replay| ReadyKind { was_tried, is_replay };
+        let oldest = |was_tried: bool| match (
+            accepted[usize::from(was_tried)],
+            replays[usize::from(was_tried)],
+        ) {
+            (Some(accepted), Some(replay)) if replay < accepted => {
+                Some((replay, kind(was_tried, true)))
             }
+            (Some(accepted), _) => Some((accepted, kind(was_tried, false))),
+            (None, replay) => replay.map(|replay| (replay, kind(was_tried, true))),
+        };
+        let (fresh, tried) = (oldest(false), oldest(true));
+        match fresh_first {
+            Some(true) => fresh.or(tried),
+            Some(false) => tried.or(fresh),
+            None => [fresh, tried].into_iter().flatten().min_by_key(|(position, _)| *position),
         }
-        match (tops[0], tops[1], fresh_first) {
-            (None, None, _) => None,
-            (Some(fresh), None, _) => Some((fresh, false)),
-            (None, Some(tried), _) => Some((tried, true)),
-            (Some(fresh), Some(_), Some(true)) => Some((fresh, false)),
-            (Some(_), Some(tried), Some(false)) => Some((tried, true)),
-            (Some(fresh), Some(tried), None) => Some((fresh.min(tried), tried < fresh)),
-        }
+    }
+
+    /// The oldest resource of a class that `is_ready`, was tried or not, and is no replay.
+    pub fn peek_accepted(
+        &mut self,
+        class: Class,
+        was_tried: bool,
+        is_ready: impl Fn(Position, ResourceKey) -> bool,
+    ) -> Option<ResourceKey> {
+        oldest(&mut self.heaps[class.index()][usize::from(was_tried)], &is_ready)
+            .map(|(_, resource)| resource)
     }
 
     /// Keeps those that are ready.
     pub fn retain(&mut self, is_ready: impl Fn(Position, ResourceKey) -> bool) {
-        for heap in self.heaps.iter_mut().flatten() {
+        let replays = self.replays.iter_mut().flat_map(|heaps| heaps.iter_mut().flatten());
+        for heap in self.heaps.iter_mut().flatten().chain(replays) {
             heap.retain(|Reverse((position, resource))| is_ready(*position, *resource));
         }
     }
 
     /// True if a resource is listed to send the webhook at `position`. Slow: for tests.
     pub fn contains(&self, position: Position, resource: ResourceKey) -> bool {
-        let listed = self.heaps.iter().flatten().flatten();
-        listed.into_iter().any(|Reverse(one)| *one == (position, resource))
+        let mut listed = self.all().flatten().flatten();
+        listed.any(|Reverse(one)| *one == (position, resource))
     }
 
     /// True if a resource of a class `is_ready`. Slow: for tests.
     pub fn has(&self, class: Class, is_ready: impl Fn(Position, ResourceKey) -> bool) -> bool {
-        let mut listed = self.heaps[class.index()].iter().flatten();
+        let all = self.replays.iter().map(|heaps| &**heaps).chain([&self.heaps]);
+        let mut listed = all.flat_map(|heaps| &heaps[class.index()]).flatten();
         listed.any(|Reverse((position, resource))| is_ready(*position, *resource))
     }
 
     /// Whether nothing waits for its turn.
     pub fn is_empty(&self) -> bool {
-        self.heaps.iter().flatten().all(BinaryHeap::is_empty)
+        self.all().flatten().all(BinaryHeap::is_empty)
     }
 
-    /// Takes what [`Ready::peek`] showed.
-    pub fn pop(&mut self, class: Class, was_tried: bool) -> Option<ResourceKey> {
-        let Reverse((_, resource)) = self.heaps[class.index()][usize::from(was_tried)].pop()?;
+    fn all(&self) -> impl Iterator<Item = &[OldestFirst; 2]> {
+        self.heaps.iter().chain(self.replays.iter().flat_map(|heaps| heaps.iter()))
+    }
+
+    /// Takes the oldest one of a kind, as [`Ready::peek`] showed it.
+    pub fn pop(&mut self, class: Class, kind: ReadyKind) -> Option<ResourceKey> {
+        let heaps = if kind.is_replay { self.replays.as_deref_mut()? } else { &mut self.heaps };
+        let Reverse((_, resource)) = heaps[class.index()][usize::from(kind.was_tried)].pop()?;
         Some(resource)
     }
+}
+
+/// The oldest of a class that is ready: one that was never tried, and one that was.
+fn tops(
+    heaps: &mut Heaps,
+    class: Class,
+    is_ready: &impl Fn(Position, ResourceKey) -> bool,
+) -> [Option<Position>; 2] {
+    let [fresh, tried] = &mut heaps[class.index()];
+    [oldest(fresh, is_ready), oldest(tried, is_ready)].map(|top| top.map(|(position, _)| position))
+}
+
+/// The oldest that is ready. Those before it are dropped.
+fn oldest(
+    heap: &mut OldestFirst,
+    is_ready: &impl Fn(Position, ResourceKey) -> bool,
+) -> Option<(Position, ResourceKey)> {
+    while let Some(Reverse((position, resource))) = heap.peek().copied() {
+        if is_ready(position, resource) {
+            return Some((position, resource));
+        }
+        heap.pop();
+    }
+    None
 }

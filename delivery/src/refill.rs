@@ -5,7 +5,6 @@
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::time::Duration;
 
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
@@ -238,14 +237,11 @@ impl<C: Content> Core<C> {
             // The window was cut meanwhile.
             return;
         }
-        // Retries went on while they were not indexed, too.
-        let rest = lane.and_then(|lane| lane.rest.as_ref());
-        let unindexed =
-            rest.map_or(Duration::ZERO, |rest| self.retry_clock(key).saturating_sub(rest.since));
-        for (position, mut stored) in retries {
+        for (position, stored) in retries {
             if self.is_rest(key, position) && self.queue.retries.get(position).is_none() {
-                stored.go_on(unindexed);
-                let state = self.state_found(stored, false);
+                // Retries went on while they were not indexed, too.
+                let unindexed = self.time_since(key, stored.as_of_ms);
+                let state = self.state_found(stored, unindexed, false);
                 self.queue.retries.insert(position, state);
             }
         }

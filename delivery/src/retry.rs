@@ -60,22 +60,23 @@ impl RetryState {
         }
     }
 
-    /// A state that Redis held at this active time.
-    pub fn found(stored: StoredRetry, active: Duration, is_in_main: bool) -> Self {
+    /// A state that Redis held at this active time; so much time of the webhook has passed since it was written.
+    pub fn found(stored: StoredRetry, since: Duration, active: Duration, is_in_main: bool) -> Self {
+        let is_refused = !stored.refused.is_zero();
         Self {
             attempts: stored.attempts,
-            spent_before: stored.spent,
-            refused_before: stored.refused,
-            refused_since: (!stored.refused.is_zero()).then_some(active),
+            spent_before: stored.spent + since,
+            refused_before: if is_refused { stored.refused + since } else { Duration::ZERO },
+            refused_since: is_refused.then_some(active),
             is_stored: true,
             ..Self::new(active, is_in_main)
         }
     }
 
     /// What Redis is to hold of it at this active time.
-    pub fn stored(&self, active: Duration) -> StoredRetry {
+    pub fn stored(&self, active: Duration, as_of_ms: u64) -> StoredRetry {
         let (spent, refused) = (self.spent(active), self.refused(active));
-        StoredRetry { attempts: self.attempts, spent, refused }
+        StoredRetry { attempts: self.attempts, spent, refused, as_of_ms }
     }
 
     /// Time spent on retries at this active time.
@@ -216,8 +217,9 @@ mod tests {
     #[test]
     fn what_is_settled_when_it_arrives_is_stale_and_a_replay_of_it_is_not() {
         let at = |ms, index| Position::new(StreamId { ms, seq: 0 }, index);
-        let found = StoredRetry { attempts: 1, spent: SECOND, refused: Duration::ZERO };
-        let state = |is_in_main| RetryState::found(found, Duration::ZERO, is_in_main);
+        let found = StoredRetry { attempts: 1, spent: SECOND, ..StoredRetry::default() };
+        let none = Duration::ZERO;
+        let state = |is_in_main| RetryState::found(found, none, none, is_in_main);
         let mut retries = Retries::default();
         (3..6).for_each(|ms| retries.insert(at(ms, 0), state(true)));
         // Of a replay.
@@ -243,12 +245,16 @@ mod tests {
         state.failed(5 * SECOND, true);
         assert_eq!((state.spent(9 * SECOND), state.refused(9 * SECOND)), (8 * SECOND, 6 * SECOND));
         // Over a leader that ends, and a pause.
-        let mut state = RetryState::found(state.stored(9 * SECOND), SECOND, false);
+        let stored = state.stored(9 * SECOND, 9);
+        let mut state = RetryState::found(stored, 3 * SECOND, SECOND, false);
         state.forgive(2 * SECOND, 4 * SECOND);
-        assert_eq!((state.spent(5 * SECOND), state.refused(5 * SECOND)), (10 * SECOND, 8 * SECOND));
+        assert_eq!(
+            (state.spent(5 * SECOND), state.refused(5 * SECOND)),
+            (13 * SECOND, 11 * SECOND)
+        );
         state.failed(6 * SECOND, false);
         assert_eq!(state.refused(7 * SECOND), Duration::ZERO);
-        assert_eq!(state.spent(7 * SECOND), 12 * SECOND);
+        assert_eq!(state.spent(7 * SECOND), 15 * SECOND);
     }
 
     #[test]
@@ -257,7 +263,8 @@ mod tests {
         let position = Position::new(StreamId { ms: 1, seq: 0 }, 0);
         let resource = ResourceKey::default();
         let found = StoredRetry { attempts: 1, ..StoredRetry::default() };
-        let state = |due| RetryState { due, ..RetryState::found(found, Duration::ZERO, false) };
+        let none = Duration::ZERO;
+        let state = |due| RetryState { due, ..RetryState::found(found, none, none, false) };
         for again in 1..=100 {
             retries.insert(position, state(again * SECOND));
             retries.schedule(again * SECOND, resource);

@@ -62,11 +62,11 @@ impl<C: Content> Core<C> {
     /// Looked for now and then only: it takes a look at every lane.
     fn oldest_in_lanes(&mut self) -> u64 {
         if self.queue.lanes.waiting() == 0 {
-            self.session.oldest_ms = 0;
+            self.session.looks.oldest_ms = 0;
             return 0;
         }
         let now = self.session.now.at;
-        if now >= self.session.looks.oldest_at || self.session.oldest_ms == 0 {
+        if now >= self.session.looks.oldest_at || self.session.looks.oldest_ms == 0 {
             self.session.looks.oldest_at = now + OLDEST_LOOK_EVERY;
             let index = &self.queue.index;
             let stored = self.queue.lanes.iter().filter(|(_, lane)| lane.stored.is_some());
@@ -74,9 +74,9 @@ impl<C: Content> Core<C> {
                 let first = lane.stored.as_ref().map(|stored| stored.first);
                 index.front(&lane.window).or(first)
             });
-            self.session.oldest_ms = oldest.map(|position| position.ms).min().unwrap_or(0);
+            self.session.looks.oldest_ms = oldest.map(|position| position.ms).min().unwrap_or(0);
         }
-        self.session.oldest_ms
+        self.session.looks.oldest_ms
     }
 
     /// Takes in what is finished: heads, and everything that they speak for.
@@ -307,7 +307,7 @@ impl<C: Content> Core<C> {
         let settling = self.ledger.draft.settling.lanes.iter();
         let lanes: BTreeSet<LaneKey> = changed.iter().chain(settling).copied().collect();
         for key in lanes {
-            let clock = self.retry_clock(key);
+            let failing = self.failing_spans(key);
             let settlement = &mut self.ledger.draft.settlement;
             let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
             let (hash, breaker) = (lane.hash, lane.breaker);
@@ -330,29 +330,36 @@ impl<C: Content> Core<C> {
                     waiting: stored.waiting,
                     first: front.unwrap_or(stored.first),
                     last: stored.last,
-                    failing: breaker.failing(clock),
+                    failing,
                     is_tripped: breaker.is_open(),
                     is_suspect,
                 });
             }
         }
+        self.settle_retries();
+        // They come again with their chunks.
+        let unread = std::mem::take(&mut self.ledger.draft.unread);
+        unread.into_iter().for_each(|position| self.queue.retries.shed(position));
+    }
+
+    /// Retry states that changed.
+    fn settle_retries(&mut self) {
+        let paused =
+            if self.ledger.retries.is_empty() { BTreeSet::new() } else { self.paused_heads() };
         for _ in 0..RETRIES_MAX {
             let Some((position, lane)) = self.ledger.retries.pop_first() else { break };
             let clock = self.retry_clock(lane);
+            let is_paused = paused.contains(&position);
+            let clock = if is_paused { clock.min(self.paused_from()) } else { clock };
+            let as_of_ms = self.ms_of(clock);
             if let Some(retry) = self.queue.retries.get_mut(position) {
                 retry.is_stored = true;
-                let stored = retry.stored(clock);
+                let stored = retry.stored(clock, as_of_ms);
                 let retries = self.ledger.draft.settlement.retries(retry.is_in_main);
                 retries.written.push((position, stored));
-                if let Some(lane) = self.queue.lanes.get_mut(lane) {
-                    lane.note_retry(position, clock);
-                }
             }
         }
         let stale = self.queue.retries.take_stale(RETRIES_MAX);
         self.ledger.draft.settlement.main.retries.deleted.extend(stale);
-        // They come again with their chunks.
-        let unread = std::mem::take(&mut self.ledger.draft.unread);
-        unread.into_iter().for_each(|position| self.queue.retries.shed(position));
     }
 }

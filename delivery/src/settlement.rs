@@ -1,11 +1,9 @@
 //! One settlement: everything that became final since the last one, applied whole or not at all.
 
-use std::collections::HashMap;
-use std::time::Duration;
-
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
-use spillway_webhook::{Changes, RetryChanges, StreamId};
+use spillway_webhook::{Changes, RetryChanges, Spans, StreamId};
+use std::collections::HashMap;
 
 use crate::sorted::Content;
 
@@ -68,7 +66,7 @@ pub struct ChunkWrite {
 }
 
 /// Row of a lane, to write.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct LaneRowChange {
     /// Hash of the lane.
     pub lane: u64,
@@ -82,8 +80,8 @@ pub struct LaneRowChange {
     pub first: Position,
     /// Newest webhook in them.
     pub last: Position,
-    /// Time in which nothing of it succeeded.
-    pub failing: Duration,
+    /// When nothing of it succeeded.
+    pub failing: Spans,
     /// Whether its circuit breaker is open.
     pub is_tripped: bool,
     /// Set where the last attempt timed out or was cut off.

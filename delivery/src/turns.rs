@@ -9,6 +9,7 @@ use crate::dispatch::{Blocked, LEFT_AFTER, Turn};
 use crate::fairness::TurnsBy;
 use crate::index::LaneKey;
 use crate::lane::Lane;
+use crate::ready::ReadyKind;
 use crate::resource::State;
 use crate::shop::ShopKey;
 use crate::sorted::{Class, Content};
@@ -187,8 +188,8 @@ impl<C: Content> Core<C> {
     /// The oldest ready resource of a shop's lanes that are open.
     fn pick_of(&mut self, shop: ShopKey, class: Class, preferred: Preferred) -> Option<Turn> {
         loop {
-            let (lane, was_tried) = self.oldest_ready(shop, class, preferred)?;
-            let turn = self.take_from(shop, lane, class, was_tried)?;
+            let (lane, kind) = self.oldest_ready(shop, class, preferred)?;
+            let turn = self.take_from(shop, lane, class, kind)?;
             if turn.is_some() {
                 return turn;
             }
@@ -207,8 +208,8 @@ impl<C: Content> Core<C> {
             let lane = self.queue.lanes.get_mut(key)?;
             let fresh_first = lane.breaker.prefers_fresh();
             let is_ready = |position, resource| index.is_ready(key, resource, position);
-            let (_, was_tried) = lane.ready.peek(class, fresh_first, is_ready)?;
-            let turn = self.take_from(shop, key, class, was_tried)?;
+            let (_, kind) = lane.ready.peek(class, fresh_first, is_ready)?;
+            let turn = self.take_from(shop, key, class, kind)?;
             if turn.is_some() {
                 return turn;
             }
@@ -221,9 +222,9 @@ impl<C: Content> Core<C> {
         shop: ShopKey,
         lane: LaneKey,
         class: Class,
-        was_tried: bool,
+        kind: ReadyKind,
     ) -> Option<Option<Turn>> {
-        let resource = self.queue.lanes.get_mut(lane)?.ready.pop(class, was_tried)?;
+        let resource = self.queue.lanes.get_mut(lane)?.ready.pop(class, kind)?;
         let turn = Turn { shop, lane, resource };
         if self.is_open(&turn) {
             return Some(Some(turn));
@@ -237,7 +238,7 @@ impl<C: Content> Core<C> {
         shop: ShopKey,
         class: Class,
         preferred: Preferred,
-    ) -> Option<(LaneKey, bool)> {
+    ) -> Option<(LaneKey, ReadyKind)> {
         let about = self.queue.shops.get(shop)?;
         if preferred == Preferred::Proven && !self.attempts.proven.contains(about.hash) {
             return None;
@@ -250,7 +251,7 @@ impl<C: Content> Core<C> {
             || (!about.paused_until.is_zero() && self.config.shop_bounds.spacing.is_zero())
             || (about.lanes.len() > 1 && about.lanes.iter().any(is_failing));
         let stopped_at = self.backend.stopped_at();
-        let mut oldest: Option<((Duration, Position), LaneKey, bool)> = None;
+        let mut oldest: Option<((Duration, Position), LaneKey, ReadyKind)> = None;
         for at in 0.. {
             let Some(key) = self.queue.shops.get(shop)?.lanes.get(at).copied() else { break };
             let index = &self.queue.index;
@@ -267,7 +268,7 @@ impl<C: Content> Core<C> {
             }
             let fresh_first = lane.breaker.prefers_fresh();
             let is_ready = |position, resource| index.is_ready(key, resource, position);
-            let Some((position, was_tried)) = lane.ready.peek(class, fresh_first, is_ready) else {
+            let Some((position, kind)) = lane.ready.peek(class, fresh_first, is_ready) else {
                 if lane.rest.is_some() {
                     self.queue.lanes.list(key);
                 }
@@ -279,11 +280,11 @@ impl<C: Content> Core<C> {
             }
             let Some(lane) = self.queue.lanes.get(key) else { continue };
             match self.lane_gate(lane) {
-                Ok(()) => oldest = Some(((tried_at, position), key, was_tried)),
+                Ok(()) => oldest = Some(((tried_at, position), key, kind)),
                 Err(blocked) => self.wait_for_lane(key, blocked),
             }
         }
-        oldest.map(|(_, lane, was_tried)| (lane, was_tried))
+        oldest.map(|(_, lane, kind)| (lane, kind))
     }
 
     /// Notes when a blocked lane is to be looked at again.

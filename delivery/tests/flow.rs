@@ -13,7 +13,7 @@ use spillway_delivery::{
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
-use spillway_webhook::{StoredRetry, StreamId};
+use spillway_webhook::{Spans, StoredRetry, StreamId};
 
 #[path = "flow/hanging.rs"]
 mod hanging;
@@ -30,7 +30,7 @@ mod turns;
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
-const EPOCH_MS: u64 = 1_000_000;
+const EPOCH_MS: u64 = 1_000_000_000;
 /// Time that a settlement takes.
 const SETTLING: Duration = Duration::from_millis(2);
 /// `DELIVERY_TIMEOUT`.
@@ -107,8 +107,10 @@ struct World {
     tasks: BTreeMap<(Duration, u64), Task>,
     answers: Box<Answers>,
     number: u64,
-    /// Number of the newest pack.
-    last: u64,
+    /// Newest pack.
+    last: StreamId,
+    /// By how much the machine's clock is behind.
+    clock_behind: Duration,
     cancelled: HashSet<AttemptId>,
     /// Time from accepted to delivered, by shop and kind.
     took: BTreeMap<(u32, u8), Vec<Duration>>,
@@ -130,14 +132,16 @@ struct World {
     /// Looks at the front of the main stream, and webhooks that moved.
     front_reads: usize,
     moved: usize,
-    /// Time in which nothing of a lane succeeded, as it was written last.
-    failing: HashMap<u64, Duration>,
+    /// When nothing of a lane succeeded, as it was written last.
+    failing: HashMap<u64, Spans>,
 }
 
 /// Kinds from this one on are resources of one lane, whose events stand for each other.
 const COALESCED: u8 = 200;
 /// Those from this one on are of the class that goes first.
 const PRIORITY: u8 = 150;
+/// Webhooks of this kind are of one resource, and go one after the other.
+const IN_LINE: u8 = 149;
 
 fn config(concurrency_max: usize) -> Config {
     Config {
@@ -160,7 +164,11 @@ fn sorted(shop: u32, kind: u8, entry: u64, index: usize) -> Sorted {
     let coalesces = u8::from(kind >= COALESCED);
     let own = (entry << 24) + index as u64;
     Sorted {
-        resource: if coalesces > 0 { u64::MAX - (shop << 8 | u64::from(kind)) } else { own },
+        resource: if coalesces > 0 || kind == IN_LINE {
+            u64::MAX - (shop << 8 | u64::from(kind))
+        } else {
+            own
+        },
         lane: shop << 8 | u64::from(kind.min(COALESCED)),
         shop,
         class: if (PRIORITY..COALESCED).contains(&kind) { Class::Priority } else { Class::Rest },
@@ -190,7 +198,8 @@ impl World {
             tasks: BTreeMap::new(),
             answers,
             number: 0,
-            last: 0,
+            last: StreamId::default(),
+            clock_behind: Duration::ZERO,
             cancelled: HashSet::new(),
             took: BTreeMap::new(),
             dead: 0,
@@ -214,6 +223,10 @@ impl World {
     fn later(&mut self, at: Duration, task: Task) {
         self.number += 1;
         self.tasks.insert((at, self.number), task);
+    }
+
+    fn wall_ms(&self) -> u64 {
+        EPOCH_MS + (self.now - self.clock_behind).as_millis() as u64
     }
 
     /// Redis answers.
@@ -244,7 +257,7 @@ impl World {
     fn step(&mut self, mut events: Vec<Event<Lanes>>) {
         let until = self.now + SECOND;
         events.push(Event::Lease { until, dead_room: 1 << 30, may_move: true });
-        let now = Now { at: self.now, wall_ms: EPOCH_MS + self.now.as_millis() as u64 };
+        let now = Now { at: self.now, wall_ms: self.wall_ms() };
         for effect in self.core.on(events, now) {
             match effect {
                 Effect::Send(dispatch) => {
@@ -280,7 +293,7 @@ impl World {
                     let written = retries.iter().flat_map(|changes| &changes.written);
                     self.spent.extend(written.map(|(position, retry)| (*position, retry.spent)));
                     let rows = settlement.lanes.rows.written.iter();
-                    self.failing.extend(rows.map(|row| (row.lane, row.failing)));
+                    self.failing.extend(rows.map(|row| (row.lane, row.failing.clone())));
                     let written = settlement.lanes.chunks.written.iter();
                     self.moved += written.map(|chunk| chunk.positions.len()).sum::<usize>();
                     self.leads_max = self.leads_max.max(settlement.lanes.leads.written.len());
@@ -336,9 +349,10 @@ impl World {
             {
                 events.extend(match entry.remove() {
                     Task::Accept(lanes) => {
-                        let ms = EPOCH_MS + self.now.as_millis() as u64;
-                        self.last += 1;
-                        let entry = StreamId { ms, seq: self.last };
+                        // Ids never go back.
+                        let ms = self.wall_ms().max(self.last.ms);
+                        let entry = StreamId { ms, seq: self.last.seq + 1 };
+                        self.last = entry;
                         let read = pack(entry, &lanes);
                         PACKS.with_borrow_mut(|packs| packs.insert(entry, lanes));
                         Some(Event::Pack(read))
@@ -372,6 +386,8 @@ thread_local! {
     static PACKS: std::cell::RefCell<BTreeMap<StreamId, Vec<(u32, u8)>>> = const {
         std::cell::RefCell::new(BTreeMap::new())
     };
+    /// Webhooks that a leader finds in a lane, one to a chunk, if they are no others.
+    static IN_CHUNKS: std::cell::RefCell<Vec<StreamId>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
 fn end_of(id: AttemptId, answer: Answer) -> AttemptEnd<()> {
@@ -723,7 +739,8 @@ fn lane_of_stored(position: Position) -> (u32, u8) {
 const FIRST_OF_ONE: u32 = 1_000;
 
 fn stored_chunk(lane: u64, number: u32) -> ChunkRead<Lanes> {
-    let position = stored_at(lane, number);
+    let other = IN_CHUNKS.with_borrow(|ids| ids.get(number as usize).copied());
+    let position = other.map_or_else(|| stored_at(lane, number), |id| Position::new(id, 0));
     let (shop, kind) = lane_of_stored(position);
     let sorted = Sorted { lane, ..sorted(shop, 0, lane + u64::from(number), 0) };
     ChunkRead {
@@ -747,7 +764,7 @@ fn stored_lane(shop: u32, chunks: u32) -> LaneLoaded {
         waiting: u64::from(chunks),
         first: stored_at(lane, 0),
         last: stored_at(lane, chunks - 1),
-        failing: Duration::ZERO,
+        failing: Spans::default(),
         is_tripped: false,
         is_suspect: false,
     }
@@ -866,7 +883,7 @@ fn one_that_fails(loaded: Loaded) -> (World, Position) {
 
 /// Retry state after so many attempts.
 fn tried(attempts: u32, spent: Duration) -> StoredRetry {
-    StoredRetry { attempts, spent, refused: Duration::ZERO }
+    StoredRetry { attempts, spent, ..StoredRetry::default() }
 }
 
 #[test]
@@ -913,7 +930,7 @@ fn time_spent_on_retries_goes_on_after_a_restart() {
     assert!(before < spent, "{before:?}, then {spent:?}");
     // It began after the chunk was read.
     assert!(spent >= 995 * SECOND && spent <= 1_001 * SECOND, "{spent:?}");
-    let failing = world.failing[&sorted(500, 0, 0, 0).lane];
+    let failing = world.failing[&sorted(500, 0, 0, 0).lane].total();
     assert!(failing >= 995 * SECOND && failing <= 1_001 * SECOND, "{failing:?}");
 }
 
@@ -921,7 +938,7 @@ fn time_spent_on_retries_goes_on_after_a_restart() {
 fn lanes_that_hung_under_the_last_leader_hold_a_part_of_the_slots_only() {
     const HANGING: u32 = FIRST_OF_ONE;
     let lanes = (HANGING..HANGING + 60).map(|shop| LaneLoaded {
-        failing: SECOND,
+        failing: Spans::one(EPOCH_MS - 1_000, SECOND),
         is_suspect: true,
         ..stored_lane(shop, 1)
     });

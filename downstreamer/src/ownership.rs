@@ -1,7 +1,6 @@
 //! What an owner of the drain does: read what was delivered lately, then deliver.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use spillway_delivery::{LaneLoaded, Loaded, Seen};
 use spillway_drain::ownership::{self, End, Place, Seat};
@@ -111,7 +110,7 @@ fn lane(row: &LaneRow, scheme: KeyScheme) -> LaneLoaded {
         waiting: row.waiting,
         first: row.first,
         last: row.last,
-        failing: Duration::from_millis(row.failing_ms),
+        failing: row.failing.clone(),
         is_tripped: row.tripped,
         is_suspect: row.suspect,
     }

@@ -397,7 +397,7 @@ mod tests {
         let spent = Duration::from_millis;
         let retry = |ms: u32| {
             let spent = spent(u64::from(ms));
-            StoredRetry { attempts: ms, spent, refused: Duration::ZERO }
+            StoredRetry { attempts: ms, spent, ..StoredRetry::default() }
         };
         let tried = |ms: u32| (ms.is_multiple_of(2) || ms == 7).then(|| retry(ms));
         let events = chunks_read(&ranges, decoded, (1..=7).map(tried).collect(), by_time);

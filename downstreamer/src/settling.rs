@@ -146,7 +146,7 @@ impl Translator {
             waiting: row.waiting,
             first: row.first,
             last: row.last,
-            failing_ms: u64::try_from(row.failing.as_millis()).unwrap_or(u64::MAX),
+            failing: row.failing.clone(),
             tripped: row.is_tripped,
             suspect: row.is_suspect,
         })

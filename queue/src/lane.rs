@@ -10,7 +10,7 @@ use std::str::FromStr;
 use bytes::Bytes;
 use redis::ScriptInvocation;
 use serde::{Deserialize, Serialize};
-use spillway_webhook::{Changes, Position, RetryChanges};
+use spillway_webhook::{Changes, Position, RetryChanges, Spans};
 
 use crate::error::QueueError;
 use crate::keys::Keys;
@@ -64,8 +64,9 @@ pub struct LaneRow {
     pub first: Position,
     /// Position of the last webhook in the chunks.
     pub last: Position,
-    /// Time in which nothing of the lane succeeded, in milliseconds.
-    pub failing_ms: u64,
+    /// When nothing of the lane succeeded.
+    #[serde(default)]
+    pub failing: Spans,
     /// True while the lane's circuit breaker is open.
     pub tripped: bool,
     /// True while the lane's last attempt timed out or was cut off.
@@ -229,6 +230,8 @@ fn text(text: String) -> Cow<'static, [u8]> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -253,7 +256,7 @@ mod tests {
             waiting: 3,
             first: Position { ms: 4, seq: 5, index: 6 },
             last: Position { ms: 7, seq: 8, index: 9 },
-            failing_ms: 0,
+            failing: Spans::one(8, Duration::from_millis(9)),
             tripped: true,
             suspect: false,
         };
@@ -262,7 +265,7 @@ mod tests {
             json,
             "{\"lane\":18446744073709551615,\"shop\":\"a.myshopify.com\",\"kind\":\"product\",\
              \"scheme\":\"kind\",\"first_chunk\":1,\"last_chunk\":2,\"waiting\":3,\
-             \"first\":\"4-5-6\",\"last\":\"7-8-9\",\"failing_ms\":0,\"tripped\":true,\"suspect\":false}"
+             \"first\":\"4-5-6\",\"last\":\"7-8-9\",\"failing\":[[8,9]],\"tripped\":true,\"suspect\":false}"
         );
         assert_eq!(serde_json::from_str::<LaneRow>(&json).unwrap(), row);
     }

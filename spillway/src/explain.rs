@@ -166,7 +166,7 @@ fn lane(met: &Met<'_>, lanes: &[LaneRow]) -> String {
         lanes.iter().find(|row| row.shop == shop && (row.kind == kind || row.kind.is_empty()));
     let Some(row) = own else { return "in a lane".to_owned() };
     let name = if row.kind.is_empty() { shop } else { format!("{shop} {kind}") };
-    let failing = age(row.failing_ms as f64 / 1000.0);
+    let failing = age(row.failing.total().as_secs_f64());
     let state = match row.tripped {
         true => format!("its circuit breaker is open, nothing of it succeeded for {failing}"),
         false => "its circuit breaker is closed".to_owned(),

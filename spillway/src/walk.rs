@@ -444,7 +444,7 @@ mod tests {
             waiting: 3,
             first: at(5, 2),
             last: at(9, 1),
-            failing_ms: 0,
+            failing: spillway_webhook::Spans::default(),
             tripped: false,
             suspect: false,
         };

@@ -9,8 +9,7 @@ use crate::position::Position;
 /// Retry states to write, and positions of those to delete.
 pub type RetryChanges = Changes<(Position, StoredRetry), Position>;
 
-/// Retry state of a webhook as Redis holds it: `<attempts>:<spent ms>`, and `:<refused ms>` behind it unless that is
-/// zero.
+/// Retry state of a webhook as Redis holds it: `<attempts>:<spent ms>:<refused ms>@<Unix ms>`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StoredRetry {
     /// Attempts made.
@@ -19,29 +18,18 @@ pub struct StoredRetry {
     pub spent: Duration,
     /// The last part of that time, in which all attempts were refused.
     pub refused: Duration,
+    /// When this was so, in milliseconds since the Unix epoch: what comes after it may count, too.
+    pub as_of_ms: u64,
 }
 
 /// Text that is no retry state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoRetry;
 
-impl StoredRetry {
-    /// So much more time was spent, after the last attempt that it knows of.
-    pub fn go_on(&mut self, time: Duration) {
-        self.spent += time;
-        if !self.refused.is_zero() {
-            self.refused += time;
-        }
-    }
-}
-
 impl fmt::Display for StoredRetry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.attempts, self.spent.as_millis())?;
-        match self.refused.as_millis() {
-            0 => Ok(()),
-            refused => write!(f, ":{refused}"),
-        }
+        let (spent, refused) = (self.spent.as_millis(), self.refused.as_millis());
+        write!(f, "{}:{spent}:{refused}@{}", self.attempts, self.as_of_ms)
     }
 }
 
@@ -49,12 +37,19 @@ impl FromStr for StoredRetry {
     type Err = NoRetry;
 
     fn from_str(text: &str) -> Result<Self, NoRetry> {
-        let mut parts = text.split(':');
-        let attempts = parts.next().and_then(|part| part.parse().ok()).ok_or(NoRetry)?;
-        let mut time = || parts.next().map(|part| part.parse().map(Duration::from_millis));
-        let spent = time().and_then(Result::ok).ok_or(NoRetry)?;
-        let refused = time().unwrap_or(Ok(Duration::ZERO)).map_err(|_| NoRetry)?;
-        if parts.next().is_some() { Err(NoRetry) } else { Ok(Self { attempts, spent, refused }) }
+        let parsed = || {
+            let (state, as_of) = text.split_once('@')?;
+            let (attempts, times) = state.split_once(':')?;
+            let (spent, refused) = times.split_once(':')?;
+            let time = |text: &str| text.parse().ok().map(Duration::from_millis);
+            Some(Self {
+                attempts: attempts.parse().ok()?,
+                spent: time(spent)?,
+                refused: time(refused)?,
+                as_of_ms: as_of.parse().ok()?,
+            })
+        };
+        parsed().ok_or(NoRetry)
     }
 }
 
@@ -97,11 +92,11 @@ mod tests {
     #[test]
     fn a_retry_state_is_read_as_it_was_written() {
         let ms = Duration::from_millis;
-        let short = StoredRetry { attempts: 4, spent: ms(1_500), refused: ms(0) };
-        let long = StoredRetry { refused: ms(20), ..short };
-        assert_eq!((short.to_string(), long.to_string()), ("4:1500".into(), "4:1500:20".into()));
-        assert_eq!(("4:1500".parse(), "4:1500:20".parse()), (Ok(short), Ok(long)));
-        for bad in ["", "4", "4:", "many:5", "4:5:", "4:5:x", "4:5:6:7", "-1:5"] {
+        let state = StoredRetry { attempts: 4, spent: ms(1_500), refused: ms(20), as_of_ms: 77 };
+        assert_eq!(state.to_string(), "4:1500:20@77");
+        assert_eq!("4:1500:20@77".parse(), Ok(state));
+        for bad in ["", "4", "4:5", "4:5:6", "4:5@6", "4:5:6@", "4:5:6@x", "4:5:6:7@8", "-1:5:6@7"]
+        {
             assert_eq!(bad.parse::<StoredRetry>(), Err(NoRetry), "{bad}");
         }
     }

@@ -18,6 +18,7 @@ pub mod position;
 pub mod resource;
 pub mod shopify;
 pub mod signature;
+pub mod spans;
 pub mod stable_hash;
 pub mod target;
 
@@ -27,3 +28,4 @@ pub use event::Webhook;
 pub use identity::{StreamId, WebhookId};
 pub use position::Position;
 pub use signature::{Secrets, Verified};
+pub use spans::Spans;

@@ -105,3 +105,207 @@ fn a_replay_is_tried_although_all_else_of_its_lane_expires() {
     world.run(2 * HOUR + 600 * SECOND);
     assert_eq!(world.sent.get(&(X, 1)), Some(&1), "once, and given up again");
 }
+
+/// An operator pauses shops, or none any more.
+fn pause_shops(world: &mut World, shops: &[u32]) {
+    world.version += 1;
+    world.step(vec![Event::Controls(Controls {
+        version: world.version,
+        is_all_paused: false,
+        shops: shops.iter().map(|shop| u64::from(*shop) + 1).collect(),
+        filters: Vec::new(),
+        drops: Drops::default(),
+    })]);
+}
+
+#[test]
+fn what_came_while_an_operator_paused_its_shop_has_all_its_time_after_that() {
+    let answers = unwell(Answer::Hangs, Duration::MAX);
+    let mut world = known(Config { retry_for: 2 * HOUR, ..config(16) }, answers);
+    let count = with_others(&mut world, 10 * SECOND, 4 * HOUR + 300 * SECOND, 8 * HOUR);
+    world.run(HOUR);
+    pause_shops(&mut world, &[X]);
+    world.run(3 * HOUR);
+    pause_shops(&mut world, &[]);
+    world.run(4 * HOUR + 300 * SECOND);
+    // Of the first four minutes.
+    assert!((10..40).contains(&world.dead), "{} of {count}", world.dead);
+    // Those from before the pause, with an hour before it and one after it.
+    world.run(5 * HOUR);
+    assert!((320..=366).contains(&world.dead), "{} of {count}", world.dead);
+    // Those that came amid it: two hours from its end on.
+    world.run(5 * HOUR + 150 * SECOND);
+    assert!(world.dead >= 1_070, "{} of {count}", world.dead);
+    world.run(6 * HOUR + 500 * SECOND);
+    assert_eq!(world.dead, count);
+}
+
+#[test]
+fn a_stop_of_the_backend_before_it_came_gives_no_webhook_more_time() {
+    let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+        _ if (1..3_600).contains(&at.as_secs()) => Answer::Fails(MS),
+        X => Answer::Hangs,
+        _ => Answer::Takes(5 * MS),
+    });
+    let mut world = known(Config { retry_for: HOUR, ..config(16) }, answers);
+    with_others(&mut world, SECOND, SECOND, 4 * HOUR);
+    for tick in 0..300 {
+        world.accept(HOUR + (300 + tick * 10) * SECOND, [(X, 0)]);
+    }
+    world.run(2 * HOUR + 300 * SECOND);
+    assert!(world.dead <= 1, "{}", world.dead);
+    // One that came every ten seconds, and a minute.
+    world.run(2 * HOUR + 960 * SECOND);
+    assert!((55..=66).contains(&world.dead), "{}", world.dead);
+}
+
+#[test]
+fn replays_do_not_hold_up_what_expires() {
+    let answers = unwell(Answer::Hangs, Duration::MAX);
+    let mut world = known(Config { retry_for: HOUR, ..config(16) }, answers);
+    with_others(&mut world, 10 * SECOND, 4 * HOUR, 4 * HOUR);
+    world.run(2 * HOUR + 180 * SECOND);
+    let of_x: Vec<StreamId> = PACKS.with_borrow(|packs| {
+        let of_x = packs.iter().filter(|(_, lanes)| lanes[0] == (X, 0));
+        of_x.map(|(entry, _)| *entry).take(200).collect()
+    });
+    let replays = (1..).zip(of_x).map(|(seq, entry)| {
+        let (sorted, content) = (sorted(X, 0, entry.seq, 0), Lanes(Rc::new(vec![(X, 1)])));
+        let (id, position) = (StreamId { ms: 1, seq }, Position::new(entry, 0));
+        Event::Replay(ReplayRead { id, position, sorted, content })
+    });
+    world.step(replays.collect());
+    world.run(2 * HOUR + 600 * SECOND);
+    let before = world.dead;
+    world.run(2 * HOUR + 1_800 * SECOND);
+    assert!(world.dead - before >= 118, "{} in 20 minutes", world.dead - before);
+}
+
+#[test]
+fn failures_that_say_nothing_of_a_lane_end_its_refusals_too() {
+    let answers: Box<Answers> = Box::new(|_, _, at| match at {
+        _ if at < 100 * SECOND => Answer::Refuses(MS),
+        _ if at < HOUR => Answer::Unavailable(MS),
+        _ => Answer::Refuses(MS),
+    });
+    let mut world = World::new(config(16), answers);
+    for tick in 0..100 {
+        world.accept(SECOND + tick * 40 * SECOND, [(X, 0)]);
+    }
+    world.run(HOUR + 1_200 * SECOND);
+    assert_eq!(world.dead, 0);
+}
+
+#[test]
+fn thousands_that_expire_at_once_do_not_delay_others() {
+    let answers: Box<Answers> =
+        Box::new(|shop, _, _| if shop < 16 { Answer::Hangs } else { Answer::Takes(5 * MS) });
+    let mut world = World::new(Config { retry_for: HOUR, ..config(64) }, answers);
+    world.accept(MS, [(20, 0), (21, 0)]);
+    world.run(100 * MS);
+    for shop in 0..16 {
+        world.accept(SECOND, (0..1_000).map(|_| (shop, 0)));
+    }
+    for tick in 0..(HOUR + 60 * SECOND).as_secs() {
+        world.accept(u32::try_from(tick).expect("it is small") * SECOND, [(22, 0)]);
+    }
+    for tick in 0..1_800 {
+        world.accept(HOUR + 60 * SECOND + tick * 100 * MS, [(23, 0)]);
+    }
+    world.run(HOUR + 240 * SECOND);
+    assert_eq!(world.dead, 16_000);
+    assert!(world.longest(23) <= 5 * MS + 2 * SETTLING, "{:?}", world.longest(23));
+}
+
+#[test]
+fn what_waits_behind_a_resource_that_always_fails_is_given_up_as_fast_as_it_fills() {
+    let answers = unwell(Answer::Fails(MS), Duration::MAX);
+    let mut world = known(Config { retry_for: HOUR, ..config(16) }, answers);
+    for minute in 0..360 {
+        world.accept(minute * 60 * SECOND, [(X, IN_LINE), (2 + minute % 5, 0)]);
+    }
+    world.run(HOUR - SECOND);
+    assert_eq!(world.dead, 0);
+    world.run(6 * HOUR);
+    assert!((285..=300).contains(&world.dead), "{}", world.dead);
+}
+
+/// A leader that begins with a lane of X that failed before it, and a webhook each that was accepted so long before it.
+/// Everything of X hangs.
+fn taken_over(failing: Spans, accepted_before: &[Duration]) -> World {
+    let Sorted { lane, .. } = sorted(X, 0, 0, 0);
+    let ids = accepted_before.iter().map(|ago| StreamId { ms: before(*ago), seq: lane });
+    let ids: Vec<_> = ids.collect();
+    let at = |id: &StreamId| Position::new(*id, 0);
+    let known = stored_lane(X, u32::try_from(ids.len()).expect("it is small"));
+    let (first, last) = (at(&ids[0]), at(&ids[ids.len() - 1]));
+    let lane = LaneLoaded { first, last, failing, is_tripped: true, is_suspect: true, ..known };
+    let cursor = StreamId { ms: EPOCH_MS, seq: 0 };
+    let loaded = Loaded { cursor, lanes: vec![lane], ..Loaded::default() };
+    let config = Config { retry_for: HOUR, ..config(16) };
+    let count = ids.len();
+    IN_CHUNKS.set(ids);
+    let mut world = World::load(config, unwell(Answer::Hangs, Duration::MAX), loaded);
+    world.waiting = count;
+    world
+}
+
+/// So long before the leader, in milliseconds since the Unix epoch.
+fn before(time: Duration) -> u64 {
+    EPOCH_MS - time.as_millis() as u64
+}
+
+#[test]
+fn what_came_while_there_was_no_leader_or_the_backend_was_stopped_has_all_its_time() {
+    // It failed for 40 minutes, then nothing counted for an hour; then 30 minutes, and ten without a leader.
+    let minutes = |count: u32| count * 60 * SECOND;
+    let mut failed = Spans::one(before(minutes(140)), minutes(40));
+    failed.push(before(minutes(40)), minutes(30));
+    // Before it failed, in its 30th minute, amid the hour, in the 15th minute after that, and without a leader.
+    let accepted = [150, 110, 70, 25, 5].map(minutes);
+    let mut world = taken_over(failed, &accepted);
+    for tick in 0..720 {
+        world.accept(tick * 10 * SECOND, [(2 + tick % 5, 0)]);
+    }
+    // Minutes of this leader until each has spent an hour, and a few more for a probe, the grace and a look.
+    for (dead, minute) in [(1, 5), (2, 23), (3, 33), (4, 48), (5, 63)] {
+        if dead > 1 {
+            world.run(minutes(minute) - minutes(3) - SECOND);
+            assert_eq!(world.dead, dead - 1, "before minute {minute}");
+        }
+        world.run(minutes(minute));
+        assert_eq!(world.dead, dead, "in minute {minute}");
+    }
+}
+
+#[test]
+fn what_a_filter_pauses_spends_no_time_though_others_of_its_lane_flow() {
+    let answers: Box<Answers> =
+        Box::new(|_, kind, _| if kind == 200 { Answer::Fails(MS) } else { Answer::Takes(5 * MS) });
+    let mut world = known(config(16), answers);
+    world.accept(SECOND, [(X, 200)]);
+    for tick in 0..400 {
+        world.accept(SECOND + tick * 10 * SECOND, [(X, 201), (Y, 0)]);
+    }
+    world.run(100 * SECOND);
+    world.pause(Some(200));
+    world.run(HOUR);
+    world.step(vec![Event::Drain]);
+    world.run(HOUR + SECOND);
+    let spent: Vec<_> = world.spent.values().copied().collect();
+    assert_eq!(spent.len(), 1);
+    assert!(spent[0] >= 98 * SECOND && spent[0] <= 100 * SECOND, "{spent:?}");
+}
+
+#[test]
+fn a_clock_that_goes_back_makes_no_webhook_older() {
+    let answers = unwell(Answer::Hangs, Duration::MAX);
+    let mut world = known(Config { retry_for: 2 * HOUR, ..config(16) }, answers);
+    let count = with_others(&mut world, 10 * SECOND, 3 * HOUR, 4 * HOUR);
+    world.run(HOUR);
+    // All that comes within the next hour seems to come now.
+    world.clock_behind = HOUR;
+    world.run(3 * HOUR + 300 * SECOND);
+    // Those of the first minutes, as it went back: later rather than sooner.
+    assert!((20..=362).contains(&world.dead), "{} of {count}", world.dead);
+}

@@ -38,7 +38,7 @@ impl Store {
             waiting: row.waiting,
             first: row.first,
             last: row.last,
-            failing: row.failing,
+            failing: row.failing.clone(),
             is_tripped: row.is_tripped,
             is_suspect: row.is_suspect,
         });
@@ -114,7 +114,7 @@ impl Store {
         for key in &lanes.chunks.deleted {
             self.chunks.remove(key);
         }
-        self.rows.extend(lanes.rows.written.iter().map(|row| (row.lane, *row)));
+        self.rows.extend(lanes.rows.written.iter().map(|row| (row.lane, row.clone())));
         for lane in &lanes.rows.deleted {
             self.rows.remove(lane);
         }

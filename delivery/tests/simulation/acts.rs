@@ -124,6 +124,7 @@ impl World {
             webhooks.push(webhook);
             self.tally.webhooks += 1;
             self.truth.accepted(webhook, self.now);
+            self.counted.accepted(&webhook);
         }
         let names: Vec<String> = webhooks.iter().map(Webhook::name).collect();
         self.log.add(self.now, || format!("append {names:?}"));

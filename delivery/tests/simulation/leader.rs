@@ -302,8 +302,12 @@ impl World {
     fn is_paused(&self, webhook: &Webhook) -> bool {
         let controls = &self.environment.controls;
         controls.is_all_paused
-            || controls.shops.contains(&shop_hash(webhook.shop))
+            || self.is_shop_paused(webhook.shop)
             || controls.filters.contains(&webhook.resource())
+    }
+
+    pub fn is_shop_paused(&self, shop: u8) -> bool {
+        self.environment.controls.shops.contains(&shop_hash(shop))
     }
 
     /// An attempt ends without an answer.

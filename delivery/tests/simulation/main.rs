@@ -5,6 +5,7 @@
 
 mod acts;
 mod backend;
+mod counted;
 mod leader;
 mod liveness;
 mod plan;

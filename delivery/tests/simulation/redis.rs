@@ -92,7 +92,7 @@ impl Redis {
             waiting: row.change.waiting,
             first: row.change.first,
             last: row.change.last,
-            failing: row.change.failing,
+            failing: row.change.failing.clone(),
             is_tripped: row.change.is_tripped,
             is_suspect: row.change.is_suspect,
         });
@@ -191,7 +191,7 @@ impl Redis {
             assert!(!self.chunks.contains_key(&key), "chunk {key:?} is written twice");
             self.chunks.entry(key).or_insert(empty).webhooks.extend(&webhooks);
             if let Some(row) = lanes.rows.written.iter().find(|row| row.lane == write.lane) {
-                let row = Row { change: *row, shop, scheme: letter.scheme };
+                let row = Row { change: row.clone(), shop, scheme: letter.scheme };
                 self.rows.entry(write.lane).or_insert(row);
             }
         }
@@ -206,7 +206,7 @@ impl Redis {
         self.chunks.retain(|key, _| !lanes.chunks.deleted.contains(key));
         for change in &lanes.rows.written {
             let row = self.rows.get_mut(&change.lane).expect("a row is of a lane with chunks");
-            row.change = *change;
+            row.change = change.clone();
         }
         self.rows.retain(|lane, _| !lanes.rows.deleted.contains(lane));
         self.barriers.extend(lanes.barriers.written.iter().copied());

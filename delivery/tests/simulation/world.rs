@@ -11,6 +11,7 @@ use spillway_delivery::{
 use spillway_webhook::StreamId;
 
 use crate::backend::Backends;
+use crate::counted::Counted;
 use crate::leader::Leader;
 use crate::liveness::Liveness;
 use crate::plan::Plan;
@@ -84,6 +85,7 @@ pub struct World {
     pub now: Duration,
     pub redis: Redis,
     pub truth: Truth,
+    pub counted: Counted,
     pub backends: Backends,
     pub environment: Environment,
     pub liveness: Liveness,
@@ -141,6 +143,7 @@ impl World {
             now: Duration::ZERO,
             redis,
             truth: Truth::default(),
+            counted: Counted::default(),
             backends: Backends::default(),
             environment,
             liveness: Liveness::default(),
@@ -201,6 +204,7 @@ impl World {
         let next = self.agenda.peek().map_or(wakes, |Reverse(due)| due.at.min(wakes));
         let next = if self.leader.inbox.is_empty() { next } else { self.now };
         self.now = self.now.max(next);
+        self.count_time();
         while self.agenda.peek().is_some_and(|Reverse(due)| due.at <= self.now) {
             let Some(Reverse(due)) = self.agenda.pop() else { break };
             self.happen(due.task)?;
@@ -295,6 +299,9 @@ impl World {
                 let wall_ms = self.wall_ms();
                 self.tally.settled(&letter.settlement);
                 check_retries(&letter.settlement, wall_ms)?;
+                for dead in &letter.settlement.dead {
+                    self.check_dead(self.truth.webhook(dead.position)?, dead.reason)?;
+                }
                 self.truth.check_applied(letter, &self.redis, &replays, wall_ms)?;
             }
             Ok(false) => {}

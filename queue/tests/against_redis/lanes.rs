@@ -6,7 +6,7 @@ use spillway_queue::QueueError;
 use spillway_queue::lane::{ChunkId, KeyScheme, LaneChanges, LaneRow, StoredChunk};
 use spillway_queue::settle::Settlement;
 use spillway_queue::status;
-use spillway_webhook::{Changes, Position, StoredRetry};
+use spillway_webhook::{Changes, Position, Spans, StoredRetry};
 
 use crate::drain::{Drain, up_to};
 use crate::server::Server;
@@ -30,7 +30,7 @@ pub fn row(lane: u64, waiting: u64) -> LaneRow {
         waiting,
         first: at(1),
         last: at(9),
-        failing_ms: 5,
+        failing: Spans::one(7, Duration::from_millis(5)),
         tripped: true,
         suspect: true,
     }
@@ -38,7 +38,7 @@ pub fn row(lane: u64, waiting: u64) -> LaneRow {
 
 /// Retry state after so many attempts and milliseconds.
 fn tried(attempts: u32, ms: u64) -> StoredRetry {
-    StoredRetry { attempts, spent: Duration::from_millis(ms), refused: Duration::ZERO }
+    StoredRetry { attempts, spent: Duration::from_millis(ms), ..StoredRetry::default() }
 }
 
 /// Settlement that changes the lanes only.

@@ -1,0 +1,65 @@
+//! Time that counts towards retries, as the world sees it: no webhook is given up before it had all of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use spillway_webhook::position::Position;
+
+use crate::truth::Violation;
+use crate::webhook::{ORDERS, SHOPS, Webhook};
+use crate::world::World;
+
+/// The leader hears of a pause, of its end, and of what it delivered a while after it was so.
+const HEARD_AFTER: Duration = Duration::from_millis(1500);
+
+/// Time that counted for each shop: there was a leader, the backend was not stopped, and no operator paused the shop.
+#[derive(Debug, Default)]
+pub struct Counted {
+    up_to: Duration,
+    of_shops: [Duration; SHOPS as usize],
+    /// The same when each webhook was accepted.
+    at_first: BTreeMap<Position, Duration>,
+}
+
+impl Counted {
+    /// A webhook is accepted.
+    pub fn accepted(&mut self, webhook: &Webhook) {
+        self.at_first.insert(webhook.position, self.of_shops[usize::from(webhook.shop)]);
+    }
+
+    fn since(&self, webhook: &Webhook) -> Duration {
+        let first = self.at_first.get(&webhook.position).copied().unwrap_or_default();
+        self.of_shops[usize::from(webhook.shop)].saturating_sub(first)
+    }
+}
+
+impl World {
+    /// The time up to now counts, or does not: nothing has changed since the last call.
+    pub fn count_time(&mut self) {
+        let took = self.now.saturating_sub(std::mem::replace(&mut self.counted.up_to, self.now));
+        let status = self.leader.core.status();
+        if status.is_down || status.is_refusing || self.environment.controls.is_all_paused {
+            return;
+        }
+        for shop in 0..SHOPS {
+            if !self.is_shop_paused(shop) {
+                self.counted.of_shops[usize::from(shop)] += took;
+            }
+        }
+    }
+
+    /// A webhook that is given up for want of time had all its time. One that stands for others has theirs, and a
+    /// replay that of what it repeats.
+    pub fn check_dead(&self, webhook: &Webhook, reason: &str) -> Result<(), Violation> {
+        let least = match reason {
+            "expired" => self.plan.config.retry_for + self.plan.config.tuning.expiry_grace,
+            "retries_exhausted" => self.plan.config.retry_for,
+            _ => return Ok(()),
+        };
+        let counted = self.counted.since(webhook) + HEARD_AFTER;
+        if webhook.kind != ORDERS && counted < least {
+            return Err(format!("{} is {reason} after {counted:?} of {least:?}", webhook.name()));
+        }
+        Ok(())
+    }
+}
