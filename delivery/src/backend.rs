@@ -227,14 +227,6 @@ impl Backend {
         at + active.saturating_sub(before)
     }
 
-    /// The first moment with so much active time.
-    pub fn moment_of(&self, active: Duration) -> Duration {
-        // At a stop it is the same up to the end of it.
-        let next = self.runs.partition_point(|(_, before)| *before < active).max(1);
-        let (at, before) = self.runs[next - 1];
-        at + active.saturating_sub(before)
-    }
-
     /// It is not stopped any more. Of too many stops, the shortest one is forgotten: what came in it or before seems
     /// to have come later.
     fn goes_on(&mut self, now: Duration) {
@@ -356,8 +348,6 @@ mod tests {
         let at = |second: u32| backend.active_at(second * SECOND, now);
         let actives = [0, 3, 5, 7, 10, 12, 16, 20, 22, 23, 90].map(at);
         assert_eq!(actives, [0, 3, 5, 5, 5, 7, 10, 10, 12, 13, 13].map(|active| active * SECOND));
-        let moments = [0, 3, 5, 6, 10, 11].map(|active| backend.moment_of(active * SECOND));
-        assert_eq!(moments, [0, 3, 5, 11, 15, 21].map(|second| second * SECOND));
         let pieces = backend.pieces(3 * SECOND, 12 * SECOND);
         let expected = [(3, 2), (10, 5), (20, 2)];
         assert_eq!(pieces, expected.map(|(moment, time)| (moment * SECOND, time * SECOND)));

@@ -16,6 +16,7 @@ use crate::dispatch::Turn;
 use crate::index::{LaneKey, ResourceKey};
 use crate::ledger::Dropped;
 use crate::main_stream::is_set;
+use crate::pauses::{Paused, Pauses};
 use crate::resource::{State, Step};
 use crate::sorted::Content;
 
@@ -53,8 +54,8 @@ pub struct Controls<F> {
 
 /// Controls in force, and what became of them.
 pub(crate) struct ControlState<F> {
-    pub is_all_paused: bool,
-    filters: Vec<F>,
+    /// What is paused, and was.
+    pub pauses: Pauses<F>,
     drops: Drops,
     /// Resources whose head is paused.
     pub paused: Vec<ResourceKey>,
@@ -64,8 +65,6 @@ pub(crate) struct ControlState<F> {
     pub look_again: Vec<ResourceKey>,
     /// Newest replay that was read.
     pub replays_to: StreamId,
-    /// Active time when the pauses came in force.
-    since: Duration,
     known: u64,
     /// Version that is carried out once everything dropped is settled.
     carrying_out: Option<u64>,
@@ -99,14 +98,12 @@ impl Drops {
 impl<F> Default for ControlState<F> {
     fn default() -> Self {
         Self {
-            is_all_paused: false,
-            filters: Vec::new(),
+            pauses: Pauses::default(),
             drops: Drops::default(),
             paused: Vec::new(),
             at_work: HashSet::new(),
             look_again: Vec::new(),
             replays_to: StreamId::default(),
-            since: Duration::ZERO,
             known: 0,
             carrying_out: None,
             keeps_names: false,
@@ -115,7 +112,7 @@ impl<F> Default for ControlState<F> {
     }
 }
 
-impl<F> ControlState<F> {
+impl<F: PartialEq> ControlState<F> {
     /// The cursor passes an entry: names of it are kept, since one may lie in a lane now.
     pub fn passed(&mut self, entry: StreamId) {
         if self.drops.main.contains_key(&entry) {
@@ -143,17 +140,16 @@ impl<F> ControlState<F> {
 
     /// Whether a filter pauses a webhook.
     pub fn pauses<C: Content<Filter = F>>(&self, content: &C, index: u32, at: Position) -> bool {
-        self.filters.iter().any(|filter| content.is_matched(index, at, filter))
+        self.pauses.now().filters.iter().any(|filter| content.is_matched(index, at, filter))
     }
 }
 
 impl<C: Content> Core<C> {
     /// These controls are in force from now on, and no others.
     pub(crate) fn controls_changed(&mut self, controls: Controls<C::Filter>) {
-        self.forgive_pause();
         let Controls { version, is_all_paused, shops, filters, drops } = controls;
-        self.controls.is_all_paused = is_all_paused;
-        self.controls.filters = filters;
+        let paused = Paused { is_all: is_all_paused, shops: shops.clone(), filters };
+        self.controls.pauses.change(paused, self.active());
         self.controls.known = version;
         self.controls.carrying_out = (version > 0).then_some(version);
         self.queue.shops.stop(shops);
@@ -190,71 +186,6 @@ impl<C: Content> Core<C> {
         }
         if let Some(lane) = self.queue.lanes.get_mut(turn.lane) {
             lane.flow.paused += 1;
-        }
-    }
-
-    /// Active time since which nothing of a lane could be sent for an operator's pause.
-    fn paused_since(&self, key: LaneKey) -> Option<Duration> {
-        if self.is_shop_paused(key) {
-            return Some(self.controls.since);
-        }
-        // What a filter does not match may have been tried meanwhile.
-        let lane = self.queue.lanes.get(key)?;
-        let is_filtered = lane.flow.paused > 0 && lane.ready.is_empty();
-        is_filtered.then_some(self.controls.since.max(lane.flow.tried_at))
-    }
-
-    fn is_shop_paused(&self, key: LaneKey) -> bool {
-        let shop = self.queue.lanes.get(key).and_then(|lane| self.queue.shops.get(lane.shop));
-        self.controls.is_all_paused || shop.is_some_and(|shop| shop.is_stopped)
-    }
-
-    /// Active time from which on what is paused does not count.
-    pub(crate) fn paused_from(&self) -> Duration {
-        self.controls.since
-    }
-
-    /// Heads that a filter pauses.
-    pub(crate) fn paused_heads(&self) -> BTreeSet<Position> {
-        let index = &self.queue.index;
-        let paused = self.controls.paused.iter();
-        let paused = paused.filter(|resource| index.state(**resource) == Some(State::Paused));
-        paused.filter_map(|resource| index.head(*resource)).collect()
-    }
-
-    /// Active time up to which a lane's time for retries goes: now, or when its pause began.
-    pub(crate) fn retry_clock(&self, key: LaneKey) -> Duration {
-        self.paused_since(key).unwrap_or_else(|| self.active())
-    }
-
-    /// Time in which a webhook was paused is not spent on its retries.
-    fn forgive_pause(&mut self) {
-        let now = self.active();
-        // Each counts once: a head that a filter pauses may be one of a paused shop.
-        let mut positions = BTreeSet::new();
-        let lanes: Vec<LaneKey> = self.queue.lanes.iter().map(|(key, _)| key).collect();
-        for key in lanes {
-            let Some(since) = self.paused_since(key) else { continue };
-            let is_shop_paused = self.is_shop_paused(key);
-            let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
-            // What it can matter for: failing time, attempts under way, and retry states that are not indexed.
-            if lane.clock.is_failing() || lane.flow.in_flight > 0 || lane.rest.is_some() {
-                lane.clock.pause(since, now);
-            }
-            if is_shop_paused {
-                let window = self.queue.index.window(&lane.window);
-                positions.extend(window.map(|(_, node)| node.position));
-            }
-        }
-        let replays = self.queue.index.replays().filter(|node| self.is_shop_paused(node.lane));
-        positions.extend(replays.map(|node| node.position));
-        let paused = self.controls.paused.iter();
-        positions.extend(paused.filter_map(|resource| self.queue.index.head(*resource)));
-        let since = std::mem::replace(&mut self.controls.since, now);
-        for position in positions {
-            if let Some(retry) = self.queue.retries.get_mut(position) {
-                retry.forgive(since, now);
-            }
         }
     }
 

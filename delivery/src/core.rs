@@ -161,7 +161,7 @@ impl<C: Content> Core<C> {
         for (position, stored) in retries {
             let has_room = self.queue.retries.bytes() < bytes;
             if has_room && self.queue.main.is_after_cursor(position) {
-                let state = self.state_found(stored, Duration::ZERO, true);
+                let state = self.state_found(stored, true);
                 self.queue.retries.insert(position, state);
             } else {
                 self.queue.retries.mark_stale(position);
@@ -169,17 +169,13 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// A retry state that Redis held; so much time has passed since it was written.
-    pub(crate) fn state_found(
-        &mut self,
-        stored: StoredRetry,
-        since: Duration,
-        is_in_main: bool,
-    ) -> RetryState {
+    /// A retry state that Redis held when it was written.
+    pub(crate) fn state_found(&mut self, stored: StoredRetry, is_in_main: bool) -> RetryState {
         // Somewhere in its wait: all at once would be a burst.
         let wait = self.config.backoff.wait(stored.attempts, 1.0).mul_f64(self.chance());
         let due = self.session.now.at + wait;
-        RetryState { due, ..RetryState::found(stored, since, self.active(), is_in_main) }
+        let written = self.active_when(stored.as_of_ms);
+        RetryState { due, ..RetryState::found(stored, written, is_in_main) }
     }
 
     /// Takes events, and returns what is to be done.

@@ -154,8 +154,8 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Whether anything may begin.
-    pub(crate) fn may_begin(&self) -> Result<(), Blocked> {
+    /// Whether anything may begin or end without an attempt.
+    pub(crate) fn may_go_on(&self) -> Result<(), Blocked> {
         let session = &self.session;
         if session.is_draining
             || !session.are_replays_loaded
@@ -163,16 +163,23 @@ impl<C: Content> Core<C> {
         {
             return Err(Blocked::NotLeading);
         }
-        if self.controls.is_all_paused {
+        if self.controls.pauses.now().is_all {
             return Err(Blocked::AllPaused);
         }
-        let at_risk = self.attempts.len() + self.ledger.unsettled();
-        if at_risk >= self.config.bounds.concurrency_max + self.config.tuning.unsettled
-            || self.ledger.new_leads.len() >= LEADS_MAX
-        {
+        if self.ledger.new_leads.len() >= LEADS_MAX {
             return Err(Blocked::Unsettled);
         }
-        let now = session.now.at;
+        Ok(())
+    }
+
+    /// Whether anything may begin.
+    pub(crate) fn may_begin(&self) -> Result<(), Blocked> {
+        self.may_go_on()?;
+        let at_risk = self.attempts.len() + self.ledger.unsettled();
+        if at_risk >= self.config.bounds.concurrency_max + self.config.tuning.unsettled {
+            return Err(Blocked::Unsettled);
+        }
+        let now = self.session.now.at;
         match self.backend.allows(now) {
             Allowed::Nothing => Err(self.stopped_by()),
             // A slow probe does not keep a lane waiting that has not failed.
@@ -418,7 +425,6 @@ impl<C: Content> Core<C> {
         let active = self.active();
         let row = self.queue.lanes.get_mut(lane)?;
         row.flow.in_flight += 1;
-        row.flow.tried_at = active;
         row.flow.began_at = now;
         row.flow.is_in_line = false;
         let is_suspect = row.flow.suspect.is_some();

@@ -17,6 +17,7 @@ use crate::resource::{State, Step};
 use crate::retry::RetryState;
 use crate::settlement::DeadLetter;
 use crate::sorted::Content;
+use crate::time::About;
 
 /// Longest wait between two attempts of a suspect lane: one that has recovered is found within a
 /// minute.
@@ -58,7 +59,7 @@ impl<C: Content> Core<C> {
         self.teach(&attempt, &end);
         match end.verdict {
             Verdict::Delivered => self.delivered(&attempt),
-            Verdict::NotSent => drop(self.retry(&attempt, attempt.number - 1, Duration::ZERO)),
+            Verdict::NotSent => self.retry(&attempt, attempt.number - 1, Duration::ZERO, None),
             Verdict::Dead { reason, is_refusal } => {
                 if is_refusal {
                     self.refused(&attempt);
@@ -97,11 +98,7 @@ impl<C: Content> Core<C> {
         });
         // Where a lane never had the time that there is, or its leader ends, this says nothing yet.
         if self.session.is_draining || !has_timed_out {
-            let began = self.counts_from(&attempt);
-            let head = self.retry(&attempt, attempt.number, Duration::ZERO);
-            if let Some(retry) = self.queue.retries.get_mut(head) {
-                retry.failed(began, false);
-            }
+            self.retry(&attempt, attempt.number, Duration::ZERO, Some(false));
             return;
         }
         let failure = Failure {
@@ -202,13 +199,13 @@ impl<C: Content> Core<C> {
         }
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             let was_open = lane.breaker.succeeded();
-            lane.clock.succeeded();
+            let was_failing = lane.clock.succeeded();
             lane.flow.succeeded_at = Some(now);
             lane.flow.failures = Failures::default();
             lane.flow.stalled = 0;
             lane.flow.is_left = false;
             let was_suspect = lane.flow.suspect.take().is_some();
-            if was_open || was_suspect {
+            if was_open || was_suspect || was_failing {
                 self.ledger.changed.push(attempt.lane);
             }
         }
@@ -304,9 +301,12 @@ impl<C: Content> Core<C> {
     fn shop_is_left_alone(&mut self, attempt: &Attempt) {
         let (now, active) = (self.session.now.at, self.active());
         let opens_after = self.config.tuning.breaker_opens_after;
+        if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
+            lane.clock.failed(active, false);
+        }
+        let has_failed_for_long = self.failing(attempt.lane) >= opens_after;
         let Some(lane) = self.queue.lanes.get_mut(attempt.lane) else { return };
-        lane.clock.failed(active, false);
-        let opens = lane.clock.failing(active) >= opens_after && lane.breaker.trip(now);
+        let opens = has_failed_for_long && lane.breaker.trip(now);
         self.counts.breakers_opened += u64::from(opens);
         self.ledger.changed.push(attempt.lane);
     }
@@ -342,11 +342,8 @@ impl<C: Content> Core<C> {
     fn retry_or_give_up(&mut self, failure: Failure<C::Evidence>, scope: Option<Scope>) {
         let attempt = failure.attempt;
         let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
-        let began = self.counts_from(&attempt);
-        let wait = self.note_failure(&attempt, head, attempt.number, failure.pause);
-        if let Some(retry) = self.queue.retries.get_mut(head) {
-            retry.failed(began, failure.is_refusal);
-        }
+        let is_refusal = Some(failure.is_refusal);
+        let wait = self.note_attempt(&attempt, attempt.number, failure.pause, is_refusal);
         if scope == Some(Scope::Shop) {
             let pause = if failure.pause.is_zero() { wait } else { failure.pause };
             self.queue.shops.pause(attempt.shop, self.session.now.at + pause);
@@ -361,9 +358,10 @@ impl<C: Content> Core<C> {
     /// Whether a webhook had all the time for retries that it may have.
     fn is_spent(&self, attempt: &Attempt, head: Position, is_refusal: bool) -> bool {
         let (retry_for, refused_for) = (self.config.retry_for, self.config.retry_refused_for);
-        let spent = self.spent(attempt.lane, head);
+        let about = self.about_sent(attempt.resource, attempt.position);
+        let spent = self.spent(attempt.lane, head, about);
         if is_refusal {
-            self.refused_for(attempt.lane, head) >= refused_for
+            self.refused_for(attempt.lane, head, about) >= refused_for
                 || spent >= retry_for.max(refused_for)
         } else {
             spent >= retry_for
@@ -377,36 +375,37 @@ impl<C: Content> Core<C> {
             self.queue.lanes.get(attempt.lane).and_then(|lane| lane.flow.suspect.as_ref());
         let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
         !suspect.is_some_and(|suspect| suspect.has_timed_out)
-            && self.spent(attempt.lane, head) >= self.config.retry_for
+            && self.spent(attempt.lane, head, About::Shop) >= self.config.retry_for
     }
 
-    /// Active time at which an attempt began, later by what an operator paused its lane meanwhile.
-    fn counts_from(&self, attempt: &Attempt) -> Duration {
-        let (began, clock) = (attempt.began_active, self.retry_clock(attempt.lane));
-        let lane = self.queue.lanes.get(attempt.lane);
-        lane.map_or(began, |lane| clock.saturating_sub(lane.clock.unpaused(began, clock)))
-    }
-
-    /// Counts an attempt and decides when the next one is due. Returns the wait.
-    fn note_failure(
+    /// Counts an attempt and the time up to now, and decides when the next one is due. Returns the wait. `is_refusal`:
+    /// `None` if it did not fail.
+    fn note_attempt(
         &mut self,
         attempt: &Attempt,
-        head: Position,
         attempts: u32,
         pause: Duration,
+        is_refusal: Option<bool>,
     ) -> Duration {
         let chance = self.chance();
         let wait = self.config.backoff.wait(attempt.number, chance).max(pause);
-        let due = self.session.now.at + wait;
+        let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
         let is_replay = self.queue.index.is_replay(attempt.resource);
         let is_in_main = !is_replay && self.queue.main.is_after_cursor(head);
-        let began = self.counts_from(attempt);
+        let before = self.queue.retries.get(head).copied();
+        let mut state = before.unwrap_or_else(|| RetryState::new(attempt.began_active, is_in_main));
+        let about = self.about_sent(attempt.resource, attempt.position);
+        let active = self.active();
+        let time = |from| self.time_of(attempt.lane, about, from, active);
+        let (passed, of_attempt) = (time(state.since), time(attempt.began_active));
+        state.go_on(passed, active);
+        if let Some(is_refusal) = is_refusal {
+            state.failed(is_refusal, of_attempt);
+        }
+        (state.attempts, state.due) = (attempts, self.session.now.at + wait);
         match self.queue.retries.get_mut(head) {
-            Some(retry) => (retry.attempts, retry.due) = (attempts, due),
-            None => {
-                let state = RetryState::new(began, is_in_main);
-                self.queue.retries.insert(head, RetryState { attempts, due, ..state });
-            }
+            Some(retry) => *retry = state,
+            None => self.queue.retries.insert(head, state),
         }
         if !is_replay {
             self.ledger.retries.insert(head, attempt.lane);
@@ -414,12 +413,16 @@ impl<C: Content> Core<C> {
         wait
     }
 
-    /// Has a webhook be tried again. Returns the head of its resource.
-    fn retry(&mut self, attempt: &Attempt, attempts: u32, pause: Duration) -> Position {
-        let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
-        self.note_failure(attempt, head, attempts, pause);
+    /// Has a webhook be tried again.
+    fn retry(
+        &mut self,
+        attempt: &Attempt,
+        attempts: u32,
+        pause: Duration,
+        is_refusal: Option<bool>,
+    ) {
+        self.note_attempt(attempt, attempts, pause, is_refusal);
         self.wait(attempt);
-        head
     }
 
     /// The resource of an attempt waits for its next one.
@@ -446,14 +449,14 @@ impl<C: Content> Core<C> {
         let Failure { attempt, pause, reason, is_refusal, evidence, .. } = failure;
         let letter = self.dead_letter(&attempt, reason, evidence);
         let Some(letter) = letter.filter(|_| !self.backend.is_refusing()) else {
-            self.retry(&attempt, attempt.number, pause);
+            self.retry(&attempt, attempt.number, pause, None);
             return;
         };
         let bytes = letter.content.dead_bytes(letter.record_index, &letter.evidence);
         let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
         let has_credit = !is_refusal || self.backend.take_credit(shop);
         if !self.has_dead_room(bytes) || !has_credit {
-            self.retry(&attempt, attempt.number, pause);
+            self.retry(&attempt, attempt.number, pause, None);
             return;
         }
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {

@@ -14,7 +14,7 @@ use spillway_webhook::position::Position;
 use crate::core::Core;
 use crate::dispatch::Turn;
 use crate::index::LaneKey;
-use crate::lane_clock::{Accepted, LaneClock};
+use crate::lane_clock::{Accepted, CountedTime, LaneClock};
 use crate::ledger::{Ended, Finished};
 use crate::ready::ReadyKind;
 use crate::resource::State;
@@ -22,15 +22,14 @@ use crate::retry::RetryState;
 use crate::settlement::DeadLetter;
 use crate::shop::ShopGate;
 use crate::sorted::{Class, Content};
+use crate::time::About;
 
 /// Reason of a dead letter without a last attempt.
-const EXPIRED: &str = "expired";
+pub(crate) const EXPIRED: &str = "expired";
 /// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The same where the last one found more than it could give up.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// What expires takes one part in so many of what may be unsettled at once: the rest is for deliveries.
-const UNSETTLED_PART: usize = 2;
 /// Lanes per look, and webhooks of each.
 const LANES_AT_ONCE: usize = 16;
 const WEBHOOKS_AT_ONCE: usize = 64;
@@ -60,29 +59,39 @@ impl Expiry {
 impl<C: Content> Core<C> {
     /// Time that a webhook has spent on retries. Where nothing of its lane succeeds, the time in
     /// which it could not be tried counts, too.
-    pub(crate) fn spent(&self, lane: LaneKey, head: Position) -> Duration {
-        self.longer(lane, head, RetryState::spent, LaneClock::failing_of)
+    pub(crate) fn spent(&self, lane: LaneKey, head: Position, about: About<'_, C>) -> Duration {
+        let own = |retry: &RetryState| Some(retry.spent);
+        self.longer(lane, head, about, own, LaneClock::failing_of)
     }
 
     /// The last part of it, in which all attempts were refused.
-    pub(crate) fn refused_for(&self, lane: LaneKey, head: Position) -> Duration {
-        self.longer(lane, head, RetryState::refused, LaneClock::refused_of)
+    pub(crate) fn refused_for(
+        &self,
+        lane: LaneKey,
+        head: Position,
+        about: About<'_, C>,
+    ) -> Duration {
+        self.longer(lane, head, about, |retry| retry.refused, LaneClock::refused_of)
     }
 
     fn longer(
         &self,
         lane: LaneKey,
         head: Position,
-        own: fn(&RetryState, Duration) -> Duration,
-        of_lane: fn(&LaneClock, Accepted, Duration) -> Duration,
+        about: About<'_, C>,
+        own: fn(&RetryState) -> Option<Duration>,
+        of_lane: fn(&LaneClock, Accepted, Duration, CountedTime<'_>) -> Duration,
     ) -> Duration {
-        let active = self.retry_clock(lane);
-        let own = self.queue.retries.get(head).map_or(Duration::ZERO, |retry| own(retry, active));
+        let active = self.active();
+        let time = |from, to| self.time_of(lane, about, from, to);
+        let retry = self.queue.retries.get(head);
+        let own = retry.and_then(|retry| Some(own(retry)? + time(retry.since, active)));
+        let own = own.unwrap_or_default();
         match self.queue.lanes.get(lane) {
-            Some(about) if about.breaker.is_open() || self.has_failed_for_long(lane) => {
+            Some(known) if known.breaker.is_open() || self.has_failed_for_long(lane) => {
                 // Whatever was done to the clocks.
                 let age = self.session.now.wall_ms.saturating_sub(head.ms);
-                let of_lane = of_lane(&about.clock, self.accepted(head), active);
+                let of_lane = of_lane(&known.clock, self.accepted(head), active, &time);
                 own.max(of_lane.min(Duration::from_millis(age)))
             }
             _ => own,
@@ -97,8 +106,7 @@ impl<C: Content> Core<C> {
     }
 
     fn has_failed_for_long(&self, key: LaneKey) -> bool {
-        let lane = self.queue.lanes.get(key);
-        lane.is_some_and(|lane| lane.clock.failing(self.active()) >= self.config.retry_for)
+        self.failing(key) >= self.config.retry_for
     }
 
     /// Gives up what is overdue for a while.
@@ -120,10 +128,10 @@ impl<C: Content> Core<C> {
 
     /// Gives up the oldest webhook of a lane that is overdue for a while. Returns whether to go on with the next.
     fn expire_next(&mut self, key: LaneKey) -> bool {
-        if self.may_begin().is_err() || self.backend.is_stopped() {
+        if self.may_go_on().is_err() || self.backend.is_stopped() {
             return false;
         }
-        if self.ledger.unsettled() >= (self.config.tuning.unsettled / UNSETTLED_PART).max(1) {
+        if self.ledger.expiring() >= self.config.tuning.unsettled {
             self.queue.expiry.looks_at = self.session.now.at + LOOK_AGAIN;
             return false;
         }
@@ -142,8 +150,7 @@ impl<C: Content> Core<C> {
                     continue;
                 };
                 let Some(head) = self.queue.index.head(resource) else { continue };
-                let expires_after = self.config.retry_for + self.config.tuning.expiry_grace;
-                if self.spent(key, head) < expires_after {
+                if !self.is_overdue(key, head, About::Shop) {
                     continue;
                 }
                 let kind = ReadyKind { was_tried, is_replay: false };
@@ -158,6 +165,11 @@ impl<C: Content> Core<C> {
         false
     }
 
+    fn is_overdue(&self, lane: LaneKey, head: Position, about: About<'_, C>) -> bool {
+        let expires_after = self.config.retry_for + self.config.tuning.expiry_grace;
+        self.spent(lane, head, about) >= expires_after
+    }
+
     fn expire_turn(&mut self, turn: Turn) -> bool {
         let Some((node, content, record_index)) = self.at_turn(turn) else {
             // One lead at a time is recorded: up to it the window can't be cut.
@@ -165,6 +177,11 @@ impl<C: Content> Core<C> {
         };
         let position = self.queue.index.node(node).position;
         let head = self.queue.index.head(turn.resource).unwrap_or(position);
+        // A filter may have paused it.
+        if !self.is_overdue(turn.lane, head, About::Bytes(&content, record_index, position)) {
+            self.release(turn.resource);
+            return false;
+        }
         let attempts = self.queue.retries.get(head).map_or(0, |retry| retry.attempts);
         let fingerprint = self.fingerprint(&content, record_index);
         if attempts == 0 && self.is_duplicate(fingerprint) {
@@ -181,6 +198,7 @@ impl<C: Content> Core<C> {
         }
         let letter = DeadLetter { position, content, record_index, reason, attempts, evidence };
         self.bury(turn.resource, letter, bytes, fingerprint);
+        self.ledger.expired += 1;
         true
     }
 }

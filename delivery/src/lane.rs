@@ -102,8 +102,6 @@ pub struct Flow {
     pub stalled: u32,
     /// Set where the leader before left something of it behind, until a delivery succeeds.
     pub is_left: bool,
-    /// Active time at which its last attempt began.
-    pub tried_at: Duration,
     /// Time at which its last attempt began.
     pub began_at: Duration,
     /// When the lane's last delivery succeeded.

@@ -57,6 +57,8 @@ pub(crate) struct Ledger<C: Content> {
     pub seen: Seen,
     /// Bytes of dead letters that are not settled.
     pub dying_bytes: u64,
+    /// Heads among those that are done with that have expired.
+    pub expired: usize,
 }
 
 /// A settlement that is being composed.
@@ -84,6 +86,8 @@ pub(crate) struct Settling {
     pub leads: Vec<(ResourceKey, u64, Position)>,
     pub barriers: Vec<(ShopKey, Position)>,
     pub dead_bytes: u64,
+    /// Heads that have expired.
+    pub expired: usize,
     /// Lanes that it changes.
     pub lanes: BTreeSet<LaneKey>,
 }
@@ -101,6 +105,7 @@ impl<C: Content> Ledger<C> {
             settling: None,
             seen,
             dying_bytes: 0,
+            expired: 0,
         }
     }
 
@@ -110,9 +115,15 @@ impl<C: Content> Ledger<C> {
         self.finished.is_empty() && self.settling.is_none() && is_written
     }
 
-    /// Heads that are done with and not settled.
+    /// Heads that are done with and not settled, those left out that have expired.
     pub fn unsettled(&self) -> usize {
-        self.finished.len() + self.settling.as_ref().map_or(0, |settling| settling.heads.len())
+        let settling = self.settling.as_ref().map_or(0, |settling| settling.heads.len());
+        (self.finished.len() + settling).saturating_sub(self.expiring())
+    }
+
+    /// Heads that have expired and are not settled.
+    pub fn expiring(&self) -> usize {
+        self.expired + self.settling.as_ref().map_or(0, |settling| settling.expired)
     }
 }
 

@@ -32,6 +32,7 @@ mod lanes;
 mod ledger;
 mod main_stream;
 mod moving;
+mod pauses;
 mod proven;
 mod queue;
 mod reading;

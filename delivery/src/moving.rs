@@ -201,8 +201,7 @@ impl<C: Content> Core<C> {
     /// Notes what Redis must know about a webhook that moves.
     fn move_row(&mut self, lane: LaneKey, position: Position, shop: u64) {
         if let Some(state) = self.queue.retries.move_to_lane(position) {
-            let clock = self.retry_clock(lane);
-            let stored = state.stored(clock, self.ms_of(clock));
+            let stored = self.stored_now(lane, &state);
             let settlement = &mut self.ledger.draft.settlement;
             settlement.lanes.retries.written.push((position, stored));
             settlement.main.retries.deleted.extend(state.is_stored.then_some(position));

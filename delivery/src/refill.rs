@@ -18,6 +18,7 @@ use crate::ledger::Dropped;
 use crate::main_stream::{bytes_for, is_set};
 use crate::reading::PackKey;
 use crate::sorted::{Content, Sorted, raw_bytes};
+use crate::time::About;
 
 /// Lanes that are looked at for their windows at each event, of those with few webhooks in chunks, and of
 /// those with many.
@@ -239,9 +240,14 @@ impl<C: Content> Core<C> {
         }
         for (position, stored) in retries {
             if self.is_rest(key, position) && self.queue.retries.get(position).is_none() {
+                let mut state = self.state_found(stored, false);
                 // Retries went on while they were not indexed, too.
-                let unindexed = self.time_since(key, stored.as_of_ms);
-                let state = self.state_found(stored, unindexed, false);
+                let index = records.iter().position(|(at, _)| *at == position);
+                let index = index.and_then(|index| u32::try_from(index).ok());
+                let about = index
+                    .map_or(About::ShopAtLeast, |index| About::Bytes(&content, index, position));
+                let active = self.active();
+                state.go_on(self.time_of(key, about, state.since, active), active);
                 self.queue.retries.insert(position, state);
             }
         }

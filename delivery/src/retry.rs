@@ -19,14 +19,12 @@ const DUE_BYTES: usize = 36;
 pub struct RetryState {
     /// Attempts made.
     pub attempts: u32,
-    /// Time spent before this leader's first attempt.
-    pub spent_before: Duration,
-    /// Active time at this leader's first attempt, or when it took the state over.
+    /// Time spent on retries.
+    pub spent: Duration,
+    /// The last part of it, in which all attempts were refused; `None` if the last one was not.
+    pub refused: Option<Duration>,
+    /// Active time up to which these go: the last attempt, mostly.
     pub since: Duration,
-    /// Time before this leader in which all attempts were refused.
-    pub refused_before: Duration,
-    /// The same since then: active time at the first of the refusals that no other failure came after.
-    pub refused_since: Option<Duration>,
     /// No attempt before.
     pub due: Duration,
     /// True if Redis holds it, or will with the settlement that is composed.
@@ -50,61 +48,42 @@ impl RetryState {
     pub fn new(since: Duration, is_in_main: bool) -> Self {
         Self {
             attempts: 0,
-            spent_before: Duration::ZERO,
+            spent: Duration::ZERO,
+            refused: None,
             since,
-            refused_before: Duration::ZERO,
-            refused_since: None,
             due: Duration::ZERO,
             is_stored: false,
             is_in_main,
         }
     }
 
-    /// A state that Redis held at this active time; so much time of the webhook has passed since it was written.
-    pub fn found(stored: StoredRetry, since: Duration, active: Duration, is_in_main: bool) -> Self {
-        let is_refused = !stored.refused.is_zero();
+    /// A state that Redis held at this active time.
+    pub fn found(stored: StoredRetry, active: Duration, is_in_main: bool) -> Self {
         Self {
             attempts: stored.attempts,
-            spent_before: stored.spent + since,
-            refused_before: if is_refused { stored.refused + since } else { Duration::ZERO },
-            refused_since: is_refused.then_some(active),
+            spent: stored.spent,
+            refused: (!stored.refused.is_zero()).then_some(stored.refused),
             is_stored: true,
             ..Self::new(active, is_in_main)
         }
     }
 
-    /// What Redis is to hold of it at this active time.
-    pub fn stored(&self, active: Duration, as_of_ms: u64) -> StoredRetry {
-        let (spent, refused) = (self.spent(active), self.refused(active));
-        StoredRetry { attempts: self.attempts, spent, refused, as_of_ms }
+    /// So much of the time up to this active time counts.
+    pub fn go_on(&mut self, time: Duration, active: Duration) {
+        self.spent += time;
+        self.refused = self.refused.map(|refused| refused + time);
+        self.since = active;
     }
 
-    /// Time spent on retries at this active time.
-    pub fn spent(&self, active: Duration) -> Duration {
-        self.spent_before + active.saturating_sub(self.since)
+    /// An attempt failed, or was refused, of which so much time counts.
+    pub fn failed(&mut self, is_refusal: bool, time: Duration) {
+        self.refused = is_refusal.then(|| self.refused.unwrap_or(time));
     }
 
-    /// The part of it in which all attempts were refused.
-    pub fn refused(&self, active: Duration) -> Duration {
-        self.refused_before
-            + self.refused_since.map_or(Duration::ZERO, |since| active.saturating_sub(since))
-    }
-
-    /// An attempt that began at this active time failed, or was refused.
-    pub fn failed(&mut self, began: Duration, is_refusal: bool) {
-        if is_refusal {
-            self.refused_since.get_or_insert(began);
-        } else {
-            (self.refused_before, self.refused_since) = (Duration::ZERO, None);
-        }
-    }
-
-    /// The active time from `from` to `to` does not count.
-    pub fn forgive(&mut self, from: Duration, to: Duration) {
-        self.since += to.saturating_sub(from.max(self.since));
-        if let Some(since) = &mut self.refused_since {
-            *since += to.saturating_sub(from.max(*since));
-        }
+    /// What Redis is to hold of it, so much time later.
+    pub fn stored(&self, time: Duration, as_of_ms: u64) -> StoredRetry {
+        let refused = self.refused.map_or(Duration::ZERO, |refused| refused + time);
+        StoredRetry { attempts: self.attempts, spent: self.spent + time, refused, as_of_ms }
     }
 }
 
@@ -117,6 +96,13 @@ impl Retries {
     /// The same, to change it.
     pub fn get_mut(&mut self, position: Position) -> Option<&mut RetryState> {
         self.states.get_mut(&position)
+    }
+
+    /// Redis holds the state of a webhook with the settlement that is composed.
+    pub fn mark_stored(&mut self, position: Position) {
+        if let Some(state) = self.states.get_mut(&position) {
+            state.is_stored = true;
+        }
     }
 
     /// Memory in use, in bytes.
@@ -218,8 +204,7 @@ mod tests {
     fn what_is_settled_when_it_arrives_is_stale_and_a_replay_of_it_is_not() {
         let at = |ms, index| Position::new(StreamId { ms, seq: 0 }, index);
         let found = StoredRetry { attempts: 1, spent: SECOND, ..StoredRetry::default() };
-        let none = Duration::ZERO;
-        let state = |is_in_main| RetryState::found(found, none, none, is_in_main);
+        let state = |is_in_main| RetryState::found(found, Duration::ZERO, is_in_main);
         let mut retries = Retries::default();
         (3..6).for_each(|ms| retries.insert(at(ms, 0), state(true)));
         // Of a replay.
@@ -240,21 +225,21 @@ mod tests {
     #[test]
     fn only_refusals_in_a_row_count_as_refused() {
         let mut state = RetryState::new(SECOND, true);
-        state.failed(SECOND, false);
-        state.failed(3 * SECOND, true);
-        state.failed(5 * SECOND, true);
-        assert_eq!((state.spent(9 * SECOND), state.refused(9 * SECOND)), (8 * SECOND, 6 * SECOND));
-        // Over a leader that ends, and a pause.
-        let stored = state.stored(9 * SECOND, 9);
-        let mut state = RetryState::found(stored, 3 * SECOND, SECOND, false);
-        state.forgive(2 * SECOND, 4 * SECOND);
-        assert_eq!(
-            (state.spent(5 * SECOND), state.refused(5 * SECOND)),
-            (13 * SECOND, 11 * SECOND)
-        );
-        state.failed(6 * SECOND, false);
-        assert_eq!(state.refused(7 * SECOND), Duration::ZERO);
-        assert_eq!(state.spent(7 * SECOND), 15 * SECOND);
+        state.go_on(SECOND, 2 * SECOND);
+        state.failed(false, SECOND);
+        for _ in 0..2 {
+            state.go_on(3 * SECOND, 5 * SECOND);
+            state.failed(true, 2 * SECOND);
+        }
+        assert_eq!((state.spent, state.refused), (7 * SECOND, Some(5 * SECOND)));
+        // Over a leader that ends.
+        let stored = state.stored(2 * SECOND, 9);
+        assert_eq!((stored.spent, stored.refused), (9 * SECOND, 7 * SECOND));
+        let mut state = RetryState::found(stored, SECOND, false);
+        state.go_on(SECOND, 2 * SECOND);
+        assert_eq!((state.spent, state.refused), (10 * SECOND, Some(8 * SECOND)));
+        state.failed(false, SECOND);
+        assert_eq!((state.spent, state.refused), (10 * SECOND, None));
     }
 
     #[test]
@@ -263,8 +248,7 @@ mod tests {
         let position = Position::new(StreamId { ms: 1, seq: 0 }, 0);
         let resource = ResourceKey::default();
         let found = StoredRetry { attempts: 1, ..StoredRetry::default() };
-        let none = Duration::ZERO;
-        let state = |due| RetryState { due, ..RetryState::found(found, none, none, false) };
+        let state = |due| RetryState { due, ..RetryState::found(found, Duration::ZERO, false) };
         for again in 1..=100 {
             retries.insert(position, state(again * SECOND));
             retries.schedule(again * SECOND, resource);

@@ -3,17 +3,21 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use spillway_webhook::StoredRetry;
 use spillway_webhook::position::Position;
 
 use crate::core::Core;
 use crate::event::Effect;
+use crate::expiry::EXPIRED;
 use crate::index::{LaneKey, NodeKey};
 use crate::ledger::{Draft, Dropped, Ended, Finished};
 use crate::main_stream::{Advance, MainPack};
 use crate::reading::PackKey;
 use crate::resource::Step;
+use crate::retry::RetryState;
 use crate::settlement::{LaneRowChange, Outcome, SettledRecord};
 use crate::sorted::Content;
+use crate::time::About;
 
 /// Dead letters in one settlement, in bytes.
 const DEAD_BYTES_MAX: u64 = 8 << 20;
@@ -92,6 +96,9 @@ impl<C: Content> Core<C> {
             settling.nodes.extend(run);
             if let Ended::Dead(letter, bytes) = one.end {
                 settling.dead_bytes += bytes;
+                let has_expired = letter.reason == EXPIRED;
+                settling.expired += usize::from(has_expired);
+                self.ledger.expired -= usize::from(has_expired);
                 settlement.dead.push(*letter);
             }
             if settling.nodes.len() >= most
@@ -342,22 +349,21 @@ impl<C: Content> Core<C> {
         unread.into_iter().for_each(|position| self.queue.retries.shed(position));
     }
 
+    /// A retry state as it is now.
+    pub(crate) fn stored_now(&self, lane: LaneKey, state: &RetryState) -> StoredRetry {
+        let time = self.time_of(lane, About::ShopAtLeast, state.since, self.active());
+        state.stored(time, self.now_ms())
+    }
+
     /// Retry states that changed.
     fn settle_retries(&mut self) {
-        let paused =
-            if self.ledger.retries.is_empty() { BTreeSet::new() } else { self.paused_heads() };
         for _ in 0..RETRIES_MAX {
             let Some((position, lane)) = self.ledger.retries.pop_first() else { break };
-            let clock = self.retry_clock(lane);
-            let is_paused = paused.contains(&position);
-            let clock = if is_paused { clock.min(self.paused_from()) } else { clock };
-            let as_of_ms = self.ms_of(clock);
-            if let Some(retry) = self.queue.retries.get_mut(position) {
-                retry.is_stored = true;
-                let stored = retry.stored(clock, as_of_ms);
-                let retries = self.ledger.draft.settlement.retries(retry.is_in_main);
-                retries.written.push((position, stored));
-            }
+            let Some(state) = self.queue.retries.get(position) else { continue };
+            let (stored, is_in_main) = (self.stored_now(lane, state), state.is_in_main);
+            let retries = self.ledger.draft.settlement.retries(is_in_main);
+            retries.written.push((position, stored));
+            self.queue.retries.mark_stored(position);
         }
         let stale = self.queue.retries.take_stale(RETRIES_MAX);
         self.ledger.draft.settlement.main.retries.deleted.extend(stale);

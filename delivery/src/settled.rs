@@ -15,7 +15,7 @@ impl<C: Content> Core<C> {
     /// The settlement was applied.
     pub(crate) fn settled(&mut self) {
         let Some(settling) = self.ledger.settling.take() else { return };
-        let Settling { nodes, heads, seen, leads, barriers, dead_bytes, lanes } = settling;
+        let Settling { nodes, heads, seen, leads, barriers, dead_bytes, lanes, .. } = settling;
         self.ledger.dying_bytes -= dead_bytes;
         self.reading.front_moved();
         seen.into_iter().for_each(|one| self.ledger.seen.insert(one, self.session.now.wall_ms));

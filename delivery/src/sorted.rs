@@ -47,7 +47,7 @@ pub trait Content: Clone + std::fmt::Debug {
     /// Reason and answer that go into a dead letter; the default is that of an attempt that was cut off.
     type Evidence: std::fmt::Debug + Default;
     /// A pause by anything else than a whole shop.
-    type Filter: std::fmt::Debug;
+    type Filter: std::fmt::Debug + PartialEq;
 
     /// Decoded size in bytes.
     fn raw_bytes(&self) -> usize;

@@ -1,4 +1,5 @@
-//! Active time: it counts towards retries, and stands still while the backend is stopped.
+//! Active time: it counts towards retries, and stands still while the backend is stopped. For a webhook, time in which
+//! an operator paused it counts for nothing.
 //!
 //! Moments are on the clock of the leader's beginning: it goes on evenly whatever is done to the machine's.
 
@@ -8,9 +9,29 @@ use spillway_webhook::Spans;
 use spillway_webhook::position::Position;
 
 use crate::core::Core;
-use crate::index::LaneKey;
+use crate::index::{LaneKey, ResourceKey};
 use crate::lane_clock::Accepted;
+use crate::pauses::Paused;
 use crate::sorted::Content;
+
+/// What is known of a webhook whose time is counted.
+#[derive(Debug)]
+pub(crate) enum About<'a, C> {
+    /// Its bytes: the record at this index, accepted at this position.
+    Bytes(&'a C, u32, Position),
+    /// Its shop. No filter counts as a pause of it.
+    Shop,
+    /// Its shop. Each filter counts as a pause of it: less time counts rather than more.
+    ShopAtLeast,
+}
+
+impl<C> Clone for About<'_, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for About<'_, C> {}
 
 impl<C: Content> Core<C> {
     /// Time that counts towards retries.
@@ -19,7 +40,7 @@ impl<C: Content> Core<C> {
     }
 
     /// What that time was at a moment, given in milliseconds since the Unix epoch; zero before this leader.
-    fn active_when(&self, ms: u64) -> Duration {
+    pub(crate) fn active_when(&self, ms: u64) -> Duration {
         let moment = Duration::from_millis(ms.saturating_sub(self.began_ms()));
         self.backend.active_at(moment, self.session.now.at)
     }
@@ -30,18 +51,70 @@ impl<C: Content> Core<C> {
         Accepted { ms, active: self.active_when(ms), is_before: ms < self.began_ms() }
     }
 
-    /// Time of a lane's retries since a moment, as far as this leader lived then.
-    pub(crate) fn time_since(&self, lane: LaneKey, ms: u64) -> Duration {
-        let (from, to) = (self.active_when(ms), self.retry_clock(lane));
-        self.queue.lanes.get(lane).map_or(Duration::ZERO, |lane| lane.clock.unpaused(from, to))
+    /// What is known of a webhook that is being sent.
+    pub(crate) fn about_sent(&self, resource: ResourceKey, position: Position) -> About<'_, C> {
+        match self.ledger.sent.get(&resource) {
+            Some((content, index)) => About::Bytes(content, *index, position),
+            None => About::ShopAtLeast,
+        }
     }
 
-    /// The first moment with so much active time, in milliseconds since the Unix epoch.
-    pub(crate) fn ms_of(&self, active: Duration) -> u64 {
-        self.ms_at(self.backend.moment_of(active))
+    /// The part of an active time that counts for a webhook of a lane.
+    pub(crate) fn time_of(
+        &self,
+        lane: LaneKey,
+        about: About<'_, C>,
+        from: Duration,
+        to: Duration,
+    ) -> Duration {
+        self.parts_of(lane, about, from, to).into_iter().map(|(from, to)| to - from).sum()
     }
 
-    /// A moment in milliseconds since the Unix epoch, rounded up.
+    fn parts_of(
+        &self,
+        lane: LaneKey,
+        about: About<'_, C>,
+        from: Duration,
+        to: Duration,
+    ) -> Vec<(Duration, Duration)> {
+        let shop = self.queue.lanes.get(lane).and_then(|lane| self.queue.shops.get(lane.shop));
+        let shop = shop.map(|shop| shop.hash);
+        let is_filtered = |paused: &Paused<C::Filter>| match about {
+            About::Bytes(content, index, at) => {
+                paused.filters.iter().any(|filter| content.is_matched(index, at, filter))
+            }
+            About::Shop => false,
+            About::ShopAtLeast => !paused.filters.is_empty(),
+        };
+        self.controls.pauses.unpaused(from, to, |paused| {
+            shop.map_or(paused.is_all, |shop| paused.holds(shop)) || is_filtered(paused)
+        })
+    }
+
+    /// Time from a lane's first failure on in which nothing of it succeeded.
+    pub(crate) fn failing(&self, key: LaneKey) -> Duration {
+        let (lane, active) = (self.queue.lanes.get(key), self.active());
+        let time = |from, to| self.time_of(key, About::Shop, from, to);
+        lane.map_or(Duration::ZERO, |lane| lane.clock.failing(active, time))
+    }
+
+    /// When that was, for the next leader.
+    pub(crate) fn failing_spans(&self, key: LaneKey) -> Spans {
+        let Some(lane) = self.queue.lanes.get(key) else { return Spans::default() };
+        // The next leader does not know which of its webhooks a filter has paused.
+        let about = if lane.flow.paused > 0 { About::ShopAtLeast } else { About::Shop };
+        lane.clock.spans(self.active(), |from, to| {
+            let parts = self.parts_of(key, about, from, to).into_iter();
+            let pieces = parts.flat_map(|(from, to)| self.backend.pieces(from, to));
+            pieces.map(|(moment, time)| (self.ms_at(moment), time)).collect()
+        })
+    }
+
+    /// Now on the leader's clock, rounded up to milliseconds since the Unix epoch.
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.ms_at(self.session.now.at)
+    }
+
     fn ms_at(&self, moment: Duration) -> u64 {
         let ms = moment.as_nanos().div_ceil(1_000_000);
         self.began_ms().saturating_add(u64::try_from(ms).unwrap_or(u64::MAX))
@@ -49,15 +122,5 @@ impl<C: Content> Core<C> {
 
     fn began_ms(&self) -> u64 {
         self.session.began_ms.unwrap_or_default()
-    }
-
-    /// When a lane failed, for the next leader.
-    pub(crate) fn failing_spans(&self, key: LaneKey) -> Spans {
-        let clock = self.retry_clock(key);
-        let pieces = |from, to| {
-            let pieces = self.backend.pieces(from, to).into_iter();
-            pieces.map(|(moment, time)| (self.ms_at(moment), time)).collect()
-        };
-        self.queue.lanes.get(key).map(|lane| lane.clock.spans(clock, pieces)).unwrap_or_default()
     }
 }

@@ -465,6 +465,11 @@ fn retries_go_on_while_a_chunk_can_not_be_read() {
             let lane = lane_read.expect("the chunk is asked for");
             events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
         }
+        match second {
+            15 => events.push(Event::Controls(controls(1, SORTED.shop..SORTED.shop + 1))),
+            25 => events.push(Event::Controls(controls(2, 0..0))),
+            _ => {}
+        }
         if second == 31 {
             events.push(Event::Drain);
         }
@@ -482,5 +487,6 @@ fn retries_go_on_while_a_chunk_can_not_be_read() {
     }
     let secs: Vec<_> =
         written.iter().map(|(_, state)| (state.spent.as_secs(), state.refused.as_secs())).collect();
-    assert_eq!(secs, [(41, 0), (29, 23)]);
+    // Less the ten seconds for which an operator paused the shop.
+    assert_eq!(secs, [(31, 0), (19, 13)]);
 }

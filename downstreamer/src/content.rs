@@ -27,7 +27,7 @@ pub struct Evidence {
 }
 
 /// A pause of something else than a whole shop.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pause {
     /// Webhooks that are paused.
     pub filter: Filter,

@@ -309,3 +309,70 @@ fn a_clock_that_goes_back_makes_no_webhook_older() {
     // Those of the first minutes, as it went back: later rather than sooner.
     assert!((20..=362).contains(&world.dead), "{} of {count}", world.dead);
 }
+
+/// Kinds 200 and 201 are of one lane. An operator pauses kind 200 for two hours, and `of_others` is what the others get.
+fn paused_beside(of_others: Answer, config: Config) -> World {
+    let answers = move |shop, kind, at| match kind {
+        _ if shop != X => Answer::Takes(5 * MS),
+        200 if at >= 2 * HOUR => Answer::Fails(MS),
+        _ => of_others,
+    };
+    let mut world = known(config, Box::new(answers));
+    world.pause(Some(200));
+    world.accept(SECOND, [(X, 200)]);
+    for tick in 0..1_800 {
+        world.accept(SECOND + tick * 10 * SECOND, [(X, 201), (Y, 0)]);
+    }
+    world.run(2 * HOUR);
+    world.dead = 0;
+    world.pause(None);
+    world
+}
+
+#[test]
+fn what_a_filter_paused_has_all_its_time_after_that_though_others_of_its_lane_failed() {
+    for of_others in [Answer::Fails(MS), Answer::Hangs, Answer::PausesShop(10 * SECOND)] {
+        let config = Config { retry_for: HOUR, ..config(16) };
+        let mut world = paused_beside(of_others, config);
+        world.run(3 * HOUR - SECOND);
+        assert_eq!(world.took.get(&(X, 200)), None, "{of_others:?}");
+        world.run(3 * HOUR + 300 * SECOND);
+        assert!(world.took.contains_key(&(X, 200)), "{of_others:?}");
+    }
+}
+
+#[test]
+fn what_expires_goes_on_beside_many_deliveries() {
+    let mut config = Config { retry_for: 40 * SECOND, ..config(64) };
+    config.tuning.unsettled = 1;
+    config.tuning.expiry_grace = SECOND;
+    let mut world = known(config, unwell(Answer::Hangs, Duration::MAX));
+    world.accept(SECOND, (0..200).map(|_| (X, 0)));
+    for tick in 0..150_000 {
+        world.accept(SECOND + tick * MS, [(2 + tick % 5, 0)]);
+    }
+    world.run(150 * SECOND);
+    assert_eq!(world.dead, 200);
+}
+
+#[test]
+fn a_success_in_the_main_stream_ends_the_failing_time_in_the_row_of_its_lane() {
+    let lane = stored_lane(500, 2);
+    let failing = Spans::one(EPOCH_MS - 7_200_000, HOUR);
+    let loaded = Loaded {
+        cursor: StreamId { ms: EPOCH_MS, seq: 0 },
+        lanes: vec![LaneLoaded { failing, ..lane.clone() }],
+        ..Loaded::default()
+    };
+    let answers: Box<Answers> =
+        Box::new(|_, kind, _| if kind == 1 { Answer::Fails(MS) } else { Answer::Takes(5 * MS) });
+    let mut world = World::load(config(4), answers, loaded);
+    world.waiting = 2;
+    world.run(2 * SECOND);
+    assert!(!world.failing.contains_key(&lane.lane) || world.failing[&lane.lane].is_empty());
+    world.accept(3 * SECOND, [(500, 0)]);
+    world.run(4 * SECOND);
+    world.step(vec![Event::Drain]);
+    world.run(5 * SECOND);
+    assert!(world.failing[&lane.lane].total() < 2 * SECOND, "{:?}", world.failing[&lane.lane]);
+}

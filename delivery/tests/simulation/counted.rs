@@ -1,35 +1,42 @@
 //! Time that counts towards retries, as the world sees it: no webhook is given up before it had all of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use spillway_webhook::position::Position;
 
 use crate::truth::Violation;
-use crate::webhook::{ORDERS, SHOPS, Webhook};
+use crate::webhook::{ORDERS, Resource, SHOPS, Webhook};
 use crate::world::World;
 
 /// The leader hears of a pause, of its end, and of what it delivered a while after it was so.
 const HEARD_AFTER: Duration = Duration::from_millis(1500);
 
-/// Time that counted for each shop: there was a leader, the backend was not stopped, and no operator paused the shop.
+/// Time that counted: there was a leader, the backend was not stopped, and no operator paused it.
 #[derive(Debug, Default)]
 pub struct Counted {
     up_to: Duration,
     of_shops: [Duration; SHOPS as usize],
-    /// The same when each webhook was accepted.
+    /// The part of it in which a filter paused a resource.
+    filtered: BTreeMap<Resource, Duration>,
+    /// Time that counted for each webhook's resource when it was accepted.
     at_first: BTreeMap<Position, Duration>,
 }
 
 impl Counted {
     /// A webhook is accepted.
     pub fn accepted(&mut self, webhook: &Webhook) {
-        self.at_first.insert(webhook.position, self.of_shops[usize::from(webhook.shop)]);
+        self.at_first.insert(webhook.position, self.of(webhook));
+    }
+
+    fn of(&self, webhook: &Webhook) -> Duration {
+        let filtered = self.filtered.get(&webhook.resource()).copied().unwrap_or_default();
+        self.of_shops[usize::from(webhook.shop)].saturating_sub(filtered)
     }
 
     fn since(&self, webhook: &Webhook) -> Duration {
         let first = self.at_first.get(&webhook.position).copied().unwrap_or_default();
-        self.of_shops[usize::from(webhook.shop)].saturating_sub(first)
+        self.of(webhook).saturating_sub(first)
     }
 }
 
@@ -45,6 +52,12 @@ impl World {
             if !self.is_shop_paused(shop) {
                 self.counted.of_shops[usize::from(shop)] += took;
             }
+        }
+        let filters = self.environment.controls.filters.iter().copied();
+        let filters: BTreeSet<Resource> =
+            filters.filter(|resource| !self.is_shop_paused(resource.0)).collect();
+        for resource in filters {
+            *self.counted.filtered.entry(resource).or_default() += took;
         }
     }
 
