@@ -112,7 +112,7 @@ impl<F> Default for ControlState<F> {
     }
 }
 
-impl<F: PartialEq> ControlState<F> {
+impl<F: Clone + PartialEq> ControlState<F> {
     /// The cursor passes an entry: names of it are kept, since one may lie in a lane now.
     pub fn passed(&mut self, entry: StreamId) {
         if self.drops.main.contains_key(&entry) {
@@ -148,7 +148,7 @@ impl<C: Content> Core<C> {
     /// These controls are in force from now on, and no others.
     pub(crate) fn controls_changed(&mut self, controls: Controls<C::Filter>) {
         let Controls { version, is_all_paused, shops, filters, drops } = controls;
-        let paused = Paused { is_all: is_all_paused, shops: shops.clone(), filters };
+        let paused = Paused::new(is_all_paused, &shops, filters);
         self.controls.pauses.change(paused, self.active());
         self.controls.known = version;
         self.controls.carrying_out = (version > 0).then_some(version);

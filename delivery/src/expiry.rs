@@ -83,14 +83,15 @@ impl<C: Content> Core<C> {
         of_lane: fn(&LaneClock, Accepted, Duration, CountedTime<'_>) -> Duration,
     ) -> Duration {
         let active = self.active();
-        let time = |from, to| self.time_of(lane, about, from, to);
         let retry = self.queue.retries.get(head);
-        let own = retry.and_then(|retry| Some(own(retry)? + time(retry.since, active)));
+        let since = |retry: &RetryState| self.time_of(lane, about, retry.since, active);
+        let own = retry.and_then(|retry| Some(own(retry)? + since(retry)));
         let own = own.unwrap_or_default();
         match self.queue.lanes.get(lane) {
             Some(known) if known.breaker.is_open() || self.has_failed_for_long(lane) => {
                 // Whatever was done to the clocks.
                 let age = self.session.now.wall_ms.saturating_sub(head.ms);
+                let time = |from, to| self.time_of(lane, About::Shop, from, to);
                 let of_lane = of_lane(&known.clock, self.accepted(head), active, &time);
                 own.max(of_lane.min(Duration::from_millis(age)))
             }
@@ -150,7 +151,8 @@ impl<C: Content> Core<C> {
                     continue;
                 };
                 let Some(head) = self.queue.index.head(resource) else { continue };
-                if !self.is_overdue(key, head, About::Shop) {
+                let expires_after = self.config.retry_for + self.config.tuning.expiry_grace;
+                if self.spent(key, head, About::Shop) < expires_after {
                     continue;
                 }
                 let kind = ReadyKind { was_tried, is_replay: false };
@@ -165,11 +167,6 @@ impl<C: Content> Core<C> {
         false
     }
 
-    fn is_overdue(&self, lane: LaneKey, head: Position, about: About<'_, C>) -> bool {
-        let expires_after = self.config.retry_for + self.config.tuning.expiry_grace;
-        self.spent(lane, head, about) >= expires_after
-    }
-
     fn expire_turn(&mut self, turn: Turn) -> bool {
         let Some((node, content, record_index)) = self.at_turn(turn) else {
             // One lead at a time is recorded: up to it the window can't be cut.
@@ -177,11 +174,6 @@ impl<C: Content> Core<C> {
         };
         let position = self.queue.index.node(node).position;
         let head = self.queue.index.head(turn.resource).unwrap_or(position);
-        // A filter may have paused it.
-        if !self.is_overdue(turn.lane, head, About::Bytes(&content, record_index, position)) {
-            self.release(turn.resource);
-            return false;
-        }
         let attempts = self.queue.retries.get(head).map_or(0, |retry| retry.attempts);
         let fingerprint = self.fingerprint(&content, record_index);
         if attempts == 0 && self.is_duplicate(fingerprint) {

@@ -2,63 +2,79 @@
 //!
 //! Times are active times of this leader. Pure.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::time::Duration;
 
-/// Periods that are kept apart. Of more, all time up to the end of the oldest counts for nothing.
+/// Periods that are kept apart. Of more, the two that take the least time together become one, in which all is paused
+/// that was in either.
 const PERIODS_MAX: usize = 64;
 
 /// What is paused.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Paused<F> {
     /// Whether everything is.
     pub is_all: bool,
-    /// Hashes of the shops that are paused whole.
-    pub shops: HashSet<u64>,
+    /// Hashes of the shops that are paused whole, in order.
+    shops: Box<[u64]>,
     /// Other pauses.
     pub filters: Vec<F>,
+}
+
+/// Time in which the same was paused.
+#[derive(Debug)]
+struct Period<F> {
+    paused: Paused<F>,
+    from: Duration,
+    to: Duration,
 }
 
 /// Pauses up to now.
 #[derive(Debug)]
 pub(crate) struct Pauses<F> {
-    /// What was paused, from when and to when, oldest first.
-    past: VecDeque<(Paused<F>, Duration, Duration)>,
-    /// Up to here, nothing is known.
-    unknown_to: Duration,
+    /// Oldest first.
+    past: Vec<Period<F>>,
     now: Paused<F>,
     since: Duration,
 }
 
-impl<F> Default for Paused<F> {
-    fn default() -> Self {
-        Self { is_all: false, shops: HashSet::new(), filters: Vec::new() }
+impl<F: Clone + PartialEq> Paused<F> {
+    /// Nothing but these.
+    pub fn new(is_all: bool, shops: &HashSet<u64>, filters: Vec<F>) -> Self {
+        let mut shops: Vec<u64> = shops.iter().copied().collect();
+        shops.sort_unstable();
+        Self { is_all, shops: shops.into(), filters }
     }
-}
 
-impl<F> Paused<F> {
     /// Whether a shop is paused whole, or everything is.
     pub fn holds(&self, shop: u64) -> bool {
-        self.is_all || self.shops.contains(&shop)
+        self.is_all || self.shops.binary_search(&shop).is_ok()
     }
 
     fn is_nothing(&self) -> bool {
         !self.is_all && self.shops.is_empty() && self.filters.is_empty()
     }
+
+    /// What is paused here or there.
+    fn united(self, other: Self) -> Self {
+        let shops = self.shops.iter().chain(&other.shops).copied().collect();
+        let mut filters = self.filters;
+        for filter in other.filters {
+            if !filters.contains(&filter) {
+                filters.push(filter);
+            }
+        }
+        Self::new(self.is_all || other.is_all, &shops, filters)
+    }
 }
 
 impl<F> Default for Pauses<F> {
     fn default() -> Self {
-        Self {
-            past: VecDeque::new(),
-            unknown_to: Duration::ZERO,
-            now: Paused::default(),
-            since: Duration::ZERO,
-        }
+        let now = Paused { is_all: false, shops: Box::default(), filters: Vec::new() };
+        Self { past: Vec::new(), now, since: Duration::ZERO }
     }
 }
 
-impl<F: PartialEq> Pauses<F> {
+impl<F: Clone + PartialEq> Pauses<F> {
     /// What is paused now.
     pub fn now(&self) -> &Paused<F> {
         &self.now
@@ -72,13 +88,20 @@ impl<F: PartialEq> Pauses<F> {
         let before = std::mem::replace(&mut self.now, paused);
         let since = std::mem::replace(&mut self.since, at);
         if !before.is_nothing() && since < at {
-            self.past.push_back((before, since, at));
+            self.past.push(Period { paused: before, from: since, to: at });
         }
-        if self.past.len() > PERIODS_MAX
-            && let Some((_, _, end)) = self.past.pop_front()
-        {
-            self.unknown_to = end;
+        if self.past.len() > PERIODS_MAX {
+            self.unite();
         }
+    }
+
+    fn unite(&mut self) {
+        let length = |first: &usize| self.past[*first + 1].to - self.past[*first].from;
+        let Some(first) = (0..self.past.len() - 1).min_by_key(length) else { return };
+        let second = self.past.remove(first + 1);
+        let Period { paused, from, .. } = self.past.remove(first);
+        let united = Period { paused: paused.united(second.paused), from, to: second.to };
+        self.past.insert(first, united);
     }
 
     /// The parts of a time in which this was not paused.
@@ -88,10 +111,11 @@ impl<F: PartialEq> Pauses<F> {
         to: Duration,
         is_paused: impl Fn(&Paused<F>) -> bool,
     ) -> Vec<(Duration, Duration)> {
-        let past = self.past.iter().map(|(paused, from, to)| (paused, *from, *to));
+        let past = self.past.iter().map(|period| (&period.paused, period.from, period.to));
         let all = past.chain([(&self.now, self.since, Duration::MAX)]);
-        let (mut parts, mut from) = (Vec::new(), from.max(self.unknown_to));
-        for (_, began, end) in all.filter(|(paused, began, _)| *began < to && is_paused(paused)) {
+        let amid = all.filter(|(_, began, end)| *began < to && *end > from);
+        let (mut parts, mut from) = (Vec::new(), from);
+        for (_, began, end) in amid.filter(|(paused, _, _)| is_paused(paused)) {
             if from < began {
                 parts.push((from, began));
             }
@@ -111,7 +135,11 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn shop(shop: u64) -> Paused<u8> {
-        Paused { shops: HashSet::from([shop]), ..Paused::default() }
+        Paused::new(false, &HashSet::from([shop]), Vec::new())
+    }
+
+    fn nothing() -> Paused<u8> {
+        Paused::new(false, &HashSet::new(), Vec::new())
     }
 
     fn length(parts: Vec<(Duration, Duration)>) -> Duration {
@@ -119,7 +147,7 @@ mod tests {
     }
 
     fn filter(filter: u8) -> Paused<u8> {
-        Paused { filters: vec![filter], ..Paused::default() }
+        Paused::new(false, &HashSet::new(), vec![filter])
     }
 
     #[test]
@@ -130,7 +158,7 @@ mod tests {
         pauses.change(shop(7), 12 * SECOND);
         pauses.change(Paused { is_all: true, ..shop(7) }, 20 * SECOND);
         pauses.change(filter(3), 30 * SECOND);
-        pauses.change(Paused::default(), 40 * SECOND);
+        pauses.change(nothing(), 40 * SECOND);
         pauses.change(shop(8), 50 * SECOND);
         let of = |from: u32, to: u32, is_paused: &dyn Fn(&Paused<u8>) -> bool| {
             length(pauses.unpaused(from * SECOND, to * SECOND, is_paused))
@@ -146,17 +174,21 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_pauses_time_before_the_oldest_counts_for_nothing() {
+    fn of_too_many_pauses_some_become_longer_and_no_other_shop_has_them() {
         let mut pauses = Pauses::default();
         for number in 0..100 {
-            pauses.change(shop(7), number * 20 * SECOND);
-            pauses.change(Paused::default(), (number * 20 + 10) * SECOND);
+            pauses.change(shop(number), number as u32 * 20 * SECOND);
+            pauses.change(nothing(), (number as u32 * 20 + 10) * SECOND);
         }
-        let time = |from: u32| {
-            length(pauses.unpaused(from * SECOND, 2_000 * SECOND, |paused| paused.holds(7)))
+        assert_eq!(pauses.past.len(), PERIODS_MAX);
+        let time = |shop| {
+            let parts =
+                pauses.unpaused(Duration::ZERO, 2_000 * SECOND, |paused| paused.holds(shop));
+            length(parts)
         };
-        assert_eq!(time(1_500), 250 * SECOND);
-        assert_eq!(time(0), time(710));
-        assert_eq!(time(710), 650 * SECOND);
+        assert_eq!(time(100), 2_000 * SECOND);
+        for shop in 0..100 {
+            assert!(time(shop) <= 1_990 * SECOND && time(shop) >= 1_900 * SECOND, "{shop}");
+        }
     }
 }

@@ -244,8 +244,8 @@ impl<C: Content> Core<C> {
                 // Retries went on while they were not indexed, too.
                 let index = records.iter().position(|(at, _)| *at == position);
                 let index = index.and_then(|index| u32::try_from(index).ok());
-                let about = index
-                    .map_or(About::ShopAtLeast, |index| About::Bytes(&content, index, position));
+                let about =
+                    index.map_or(About::Shop, |index| About::Bytes(&content, index, position));
                 let active = self.active();
                 state.go_on(self.time_of(key, about, state.since, active), active);
                 self.queue.retries.insert(position, state);

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use spillway_webhook::StoredRetry;
 use spillway_webhook::position::Position;
+use spillway_webhook::{Spans, StoredRetry};
 
 use crate::core::Core;
 use crate::event::Effect;
@@ -314,7 +314,12 @@ impl<C: Content> Core<C> {
         let settling = self.ledger.draft.settling.lanes.iter();
         let lanes: BTreeSet<LaneKey> = changed.iter().chain(settling).copied().collect();
         for key in lanes {
-            let failing = self.failing_spans(key);
+            let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
+            if let Some(stored) = &mut lane.stored {
+                stored.is_changed |= changed.contains(&key);
+            }
+            let is_changed = lane.stored.as_ref().is_some_and(|stored| stored.is_changed);
+            let failing = if is_changed { self.failing_spans(key) } else { Spans::default() };
             let settlement = &mut self.ledger.draft.settlement;
             let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
             let (hash, breaker) = (lane.hash, lane.breaker);
@@ -328,7 +333,6 @@ impl<C: Content> Core<C> {
                 self.queue.lanes.used_up_to(next);
                 continue;
             }
-            stored.is_changed |= changed.contains(&key);
             if std::mem::take(&mut stored.is_changed) {
                 settlement.lanes.rows.written.push(LaneRowChange {
                     lane: hash,
@@ -351,7 +355,7 @@ impl<C: Content> Core<C> {
 
     /// A retry state as it is now.
     pub(crate) fn stored_now(&self, lane: LaneKey, state: &RetryState) -> StoredRetry {
-        let time = self.time_of(lane, About::ShopAtLeast, state.since, self.active());
+        let time = self.time_of(lane, About::Shop, state.since, self.active());
         state.stored(time, self.now_ms())
     }
 

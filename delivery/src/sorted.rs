@@ -47,7 +47,7 @@ pub trait Content: Clone + std::fmt::Debug {
     /// Reason and answer that go into a dead letter; the default is that of an attempt that was cut off.
     type Evidence: std::fmt::Debug + Default;
     /// A pause by anything else than a whole shop.
-    type Filter: std::fmt::Debug + PartialEq;
+    type Filter: std::fmt::Debug + Clone + PartialEq;
 
     /// Decoded size in bytes.
     fn raw_bytes(&self) -> usize;
@@ -57,6 +57,8 @@ pub trait Content: Clone + std::fmt::Debug {
     fn pluck(&self, index: u32) -> Self;
     /// Identity of the record at `index` for duplicates.
     fn fingerprint(&self, index: u32) -> Option<Fingerprint>;
+    /// Hash of the only shop of which `filter` matches anything; `None`: it may be any.
+    fn shop_of(filter: &Self::Filter) -> Option<u64>;
     /// Whether `filter` matches the record at `index`, which was accepted at `position`.
     fn is_matched(&self, index: u32, position: Position, filter: &Self::Filter) -> bool;
     /// Size in Redis of a dead letter of the record at `index`, in bytes.

@@ -19,10 +19,8 @@ use crate::sorted::Content;
 pub(crate) enum About<'a, C> {
     /// Its bytes: the record at this index, accepted at this position.
     Bytes(&'a C, u32, Position),
-    /// Its shop. No filter counts as a pause of it.
+    /// Its shop. Each filter that may match anything of it counts as a pause: less time counts rather than more.
     Shop,
-    /// Its shop. Each filter counts as a pause of it: less time counts rather than more.
-    ShopAtLeast,
 }
 
 impl<C> Clone for About<'_, C> {
@@ -55,7 +53,7 @@ impl<C: Content> Core<C> {
     pub(crate) fn about_sent(&self, resource: ResourceKey, position: Position) -> About<'_, C> {
         match self.ledger.sent.get(&resource) {
             Some((content, index)) => About::Bytes(content, *index, position),
-            None => About::ShopAtLeast,
+            None => About::Shop,
         }
     }
 
@@ -83,15 +81,17 @@ impl<C: Content> Core<C> {
             About::Bytes(content, index, at) => {
                 paused.filters.iter().any(|filter| content.is_matched(index, at, filter))
             }
-            About::Shop => false,
-            About::ShopAtLeast => !paused.filters.is_empty(),
+            About::Shop => paused.filters.iter().any(|filter| {
+                C::shop_of(filter).is_none_or(|only| shop.is_none_or(|shop| shop == only))
+            }),
         };
         self.controls.pauses.unpaused(from, to, |paused| {
             shop.map_or(paused.is_all, |shop| paused.holds(shop)) || is_filtered(paused)
         })
     }
 
-    /// Time from a lane's first failure on in which nothing of it succeeded.
+    /// Time from a lane's first failure on in which nothing of it succeeded. What waits behind a webhook that a filter
+    /// pauses can't be sent either, so filters of its shop are pauses of the lane.
     pub(crate) fn failing(&self, key: LaneKey) -> Duration {
         let (lane, active) = (self.queue.lanes.get(key), self.active());
         let time = |from, to| self.time_of(key, About::Shop, from, to);
@@ -101,10 +101,8 @@ impl<C: Content> Core<C> {
     /// When that was, for the next leader.
     pub(crate) fn failing_spans(&self, key: LaneKey) -> Spans {
         let Some(lane) = self.queue.lanes.get(key) else { return Spans::default() };
-        // The next leader does not know which of its webhooks a filter has paused.
-        let about = if lane.flow.paused > 0 { About::ShopAtLeast } else { About::Shop };
         lane.clock.spans(self.active(), |from, to| {
-            let parts = self.parts_of(key, about, from, to).into_iter();
+            let parts = self.parts_of(key, About::Shop, from, to).into_iter();
             let pieces = parts.flat_map(|(from, to)| self.backend.pieces(from, to));
             pieces.map(|(moment, time)| (self.ms_at(moment), time)).collect()
         })

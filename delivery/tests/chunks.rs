@@ -56,6 +56,10 @@ impl Content for Sizes {
         None
     }
 
+    fn shop_of((): &()) -> Option<u64> {
+        None
+    }
+
     fn is_matched(&self, _: u32, _: Position, (): &()) -> bool {
         false
     }

@@ -63,6 +63,10 @@ impl Content for Lanes {
         None
     }
 
+    fn shop_of(_: &u8) -> Option<u64> {
+        None
+    }
+
     fn is_matched(&self, index: u32, _: Position, kind: &u8) -> bool {
         self.0[index as usize].1 == *kind
     }
@@ -129,6 +133,8 @@ struct World {
     /// Packs that are being read for rests of lanes: each once, for all of them.
     rests: HashSet<StreamId>,
     rests_read: usize,
+    /// Chunks that were written.
+    chunks: HashMap<(u64, u32), Vec<Position>>,
     /// Looks at the front of the main stream, and webhooks that moved.
     front_reads: usize,
     moved: usize,
@@ -142,6 +148,8 @@ const COALESCED: u8 = 200;
 const PRIORITY: u8 = 150;
 /// Webhooks of this kind are of one resource, and go one after the other.
 const IN_LINE: u8 = 149;
+/// Those of these kinds too, in the lane of [`COALESCED`].
+const TOPICS: u8 = 240;
 
 fn config(concurrency_max: usize) -> Config {
     Config {
@@ -161,11 +169,11 @@ fn config(concurrency_max: usize) -> Config {
 
 fn sorted(shop: u32, kind: u8, entry: u64, index: usize) -> Sorted {
     let shop = u64::from(shop) + 1;
-    let coalesces = u8::from(kind >= COALESCED);
+    let coalesces = if kind >= TOPICS { kind } else { u8::from(kind >= COALESCED) };
     let own = (entry << 24) + index as u64;
     Sorted {
         resource: if coalesces > 0 || kind == IN_LINE {
-            u64::MAX - (shop << 8 | u64::from(kind))
+            u64::MAX - (shop << 8 | u64::from(kind.min(TOPICS)))
         } else {
             own
         },
@@ -213,6 +221,7 @@ impl World {
             forgotten: HashSet::new(),
             rests: HashSet::new(),
             rests_read: 0,
+            chunks: HashMap::new(),
             front_reads: 0,
             moved: 0,
         };
@@ -294,8 +303,10 @@ impl World {
                     self.spent.extend(written.map(|(position, retry)| (*position, retry.spent)));
                     let rows = settlement.lanes.rows.written.iter();
                     self.failing.extend(rows.map(|row| (row.lane, row.failing.clone())));
-                    let written = settlement.lanes.chunks.written.iter();
-                    self.moved += written.map(|chunk| chunk.positions.len()).sum::<usize>();
+                    for chunk in &settlement.lanes.chunks.written {
+                        self.moved += chunk.positions.len();
+                        self.chunks.insert((chunk.lane, chunk.number), chunk.positions.clone());
+                    }
                     self.leads_max = self.leads_max.max(settlement.lanes.leads.written.len());
                     self.happens(Event::Settled);
                 }
@@ -309,9 +320,8 @@ impl World {
                     let chunks = vec![ChunkFound::Read(stored_chunk(lane, first))];
                     self.happens(Event::ChunksRead { lane, chunks });
                 }
-                Effect::Read(key @ PackKey::Main(entry)) => {
-                    let content = PACKS.with_borrow(|packs| Lanes(Rc::new(packs[&entry].clone())));
-                    let again = ReadAgain { content, positions: Vec::new() };
+                Effect::Read(key) => {
+                    let again = self.read_again(key);
                     self.happens(Event::Read(key, Some(again)));
                 }
                 Effect::ReadFront(entries) => {
@@ -324,6 +334,19 @@ impl World {
                 other => panic!("{other:?}"),
             }
         }
+    }
+
+    fn read_again(&self, key: PackKey) -> ReadAgain<Lanes> {
+        let (positions, lanes) = match key {
+            PackKey::Main(entry) => (Vec::new(), PACKS.with_borrow(|packs| packs[&entry].clone())),
+            PackKey::Chunk(lane, number) => {
+                let positions = self.chunks[&(lane, number)].clone();
+                let lanes = positions.iter().map(|position| self.lane_of(*position)).collect();
+                (positions, lanes)
+            }
+            PackKey::Replay(_) => panic!("{key:?}"),
+        };
+        ReadAgain { content: Lanes(Rc::new(lanes)), positions }
     }
 
     /// Accepted packs are named by the time at which they were accepted; see [`World::run`].

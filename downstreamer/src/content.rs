@@ -10,6 +10,8 @@ use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
 use spillway_webhook::{Position, WebhookId};
 
+use crate::sort::shop_hash;
+
 /// Bytes of a dead letter's labels and ids, about.
 const LABEL_BYTES: u64 = 256;
 
@@ -53,6 +55,10 @@ impl Content for PackBytes {
 
     fn fingerprint(&self, index: u32) -> Option<Fingerprint> {
         fingerprint(&self.0.record(index))
+    }
+
+    fn shop_of(pause: &Pause) -> Option<u64> {
+        pause.filter.shop.as_ref().map(|shop| shop_hash(shop.as_bytes()))
     }
 
     fn is_matched(&self, index: u32, position: Position, pause: &Pause) -> bool {

@@ -376,3 +376,48 @@ fn a_success_in_the_main_stream_ends_the_failing_time_in_the_row_of_its_lane() {
     world.run(5 * SECOND);
     assert!(world.failing[&lane.lane].total() < 2 * SECOND, "{:?}", world.failing[&lane.lane]);
 }
+
+#[test]
+fn what_a_filter_paused_has_not_failed_with_its_lane_for_the_next_leader() {
+    let answers = unwell(Answer::Fails(MS), Duration::MAX);
+    let config = Config { park_after: SECOND, retry_for: 48 * HOUR, ..config(16) };
+    let mut world = known(config, answers);
+    world.pause(Some(200));
+    world.accept(SECOND, [(X, 200), (X, 201)]);
+    with_others(&mut world, HOUR, HOUR, 3 * HOUR);
+    world.run(2 * HOUR);
+    // Something else has changed, and it did not have its turn since.
+    world.pause(Some(200));
+    world.step(vec![Event::Drain]);
+    world.run(2 * HOUR + SECOND);
+    let lane = sorted(X, 200, 0, 0).lane;
+    assert!(world.failing[&lane].total() < 60 * SECOND, "{:?}", world.failing[&lane]);
+}
+
+#[test]
+fn what_waited_behind_a_webhook_that_a_filter_paused_has_all_its_time_after_that() {
+    let answers = unwell(Answer::Fails(MS), Duration::MAX);
+    let mut world = known(Config { retry_for: HOUR, ..config(16) }, answers);
+    world.accept(SECOND, [(X, TOPICS)]);
+    for number in 0..50 {
+        world.accept(200 * SECOND + number * SECOND, [(X, TOPICS + 1)]);
+    }
+    for tick in 0..2_000 {
+        world.accept(tick * 10 * SECOND, [(2 + tick % 5, 0)]);
+    }
+    world.run(100 * SECOND);
+    world.pause(Some(TOPICS));
+    world.run(3 * HOUR);
+    let first = PACKS.with_borrow(|packs| {
+        *packs.iter().find(|(_, lanes)| lanes[0] == (X, TOPICS)).expect("it was accepted").0
+    });
+    world.version += 1;
+    let drops = Drops { main: HashMap::from([(first, vec![1])]), ..Drops::default() };
+    let (version, shops, filters) = (world.version, HashSet::new(), Vec::new());
+    let controls = Controls { version, is_all_paused: false, shops, filters, drops };
+    world.step(vec![Event::Controls(controls)]);
+    world.run(3 * HOUR + 3_000 * SECOND);
+    assert_eq!(world.dead, 0);
+    world.run(5 * HOUR);
+    assert!(world.dead > 0);
+}

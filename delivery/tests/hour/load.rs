@@ -201,6 +201,10 @@ impl Content for Webhooks {
         None
     }
 
+    fn shop_of((): &()) -> Option<u64> {
+        None
+    }
+
     fn is_matched(&self, _: u32, _: Position, _: &()) -> bool {
         false
     }

@@ -124,6 +124,10 @@ impl Content for Bytes {
         Some(self.0[index as usize].fingerprint)
     }
 
+    fn shop_of(filter: &Resource) -> Option<u64> {
+        Some(shop_hash(filter.0))
+    }
+
     fn is_matched(&self, index: u32, position: Position, filter: &Resource) -> bool {
         let webhook = self.0[index as usize];
         assert_eq!(webhook.position, position, "a filter sees another webhook");
