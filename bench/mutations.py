@@ -261,7 +261,7 @@ CORE = [
      'self.shop_is_left_alone(attempt);', 'let _ = &attempt;'),
     ('the breaker of a lane that is left alone stays closed', 'ended.rs',
      'self.failing(attempt.lane) >= opens_after;', 'self.failing(attempt.lane) >= 1_000 * opens_after;'),
-    ('nothing expires', 'ended.rs', 'self.may_expire_from_now_on(attempt.lane);', ''),
+    ('nothing expires', 'give_up.rs', 'self.may_expire_from_now_on(attempt.lane);', ''),
     ('a replay expires', 'queue.rs',
      'let is_replay = self.index.is_replay(resource);\n        if let', 'let is_replay = false;\n        if let'),
     ('what waits behind another has its own time only', 'expiry.rs',

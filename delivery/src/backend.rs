@@ -196,7 +196,7 @@ impl Backend {
         if self.is_stopped() { self.active } else { active + now.saturating_sub(at) }
     }
 
-    /// What the active time was at a moment that is not after `now`.
+    /// Active time at a moment that is not after `now`.
     pub fn active_at(&self, moment: Duration, now: Duration) -> Duration {
         let next = self.runs.partition_point(|(at, _)| *at <= moment);
         let (at, active) = self.runs[next.saturating_sub(1)];
@@ -227,7 +227,7 @@ impl Backend {
         at + active.saturating_sub(before)
     }
 
-    /// It is not stopped any more. Of too many stops, the shortest one is forgotten: what came in it or before seems
+    /// Ends a stop. Of too many stops, the shortest one is forgotten: what came in it or before seems
     /// to have come later.
     fn goes_on(&mut self, now: Duration) {
         self.runs.push((now, self.active));

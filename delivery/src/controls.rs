@@ -54,7 +54,7 @@ pub struct Controls<F> {
 
 /// Controls in force, and what became of them.
 pub(crate) struct ControlState<F> {
-    /// What is paused, and was.
+    /// Pauses in force, and past ones.
     pub pauses: Pauses<F>,
     drops: Drops,
     /// Resources whose head is paused.

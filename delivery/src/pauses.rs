@@ -9,7 +9,7 @@ use std::time::Duration;
 /// that was in either.
 const PERIODS_MAX: usize = 64;
 
-/// What is paused.
+/// Pauses of one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Paused<F> {
     /// Whether everything is.
