@@ -269,11 +269,12 @@ impl<C: Content> Core<C> {
         let is_lanes = !is_full
             || self.attempts.has_other_succeeded(attempt.lane, attempt.began)
             || self.is_known_to_fail(attempt, end);
-        if !is_refusal
-            && !is_narrow
-            && let Some(lane) = self.queue.lanes.get_mut(attempt.lane)
-        {
-            lane.flow.failures.add(now);
+        if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
+            if is_refusal || is_narrow {
+                lane.flow.failures.began(attempt.began);
+            } else {
+                lane.flow.failures.add(attempt.began, now);
+            }
         }
         if !is_refusal && let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             lane.clock.failed_with_others();
@@ -324,6 +325,7 @@ impl<C: Content> Core<C> {
             return;
         }
         lane.clock.failed(active, false);
+        lane.flow.failures.began(attempt.began);
         let wait = before.map_or(backoff.first, |suspect| suspect.wait.max(backoff.first));
         let wait = wait.min(SUSPECT_LONGEST);
         let until = now + jittered(wait, chance);

@@ -5,8 +5,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// Periods that are kept apart. Of more, the two that take the least time together become one, in which all is paused
-/// that was in either.
+/// Periods that are kept apart. Of more, the two with the least time from the first to the end of the second become one,
+/// in which all is paused that was in either.
 const PERIODS_MAX: usize = 64;
 
 /// What is paused.
@@ -99,8 +99,11 @@ impl<F: Clone + PartialEq> Pauses<F> {
         let length = |first: &usize| self.past[*first + 1].to - self.past[*first].from;
         let Some(first) = (0..self.past.len() - 1).min_by_key(length) else { return };
         let second = self.past.remove(first + 1);
-        let Period { paused, from, .. } = self.past.remove(first);
-        let united = Period { paused: paused.united(second.paused), from, to: second.to };
+        let first_one = self.past.remove(first);
+        // As long as both, and so late that no moment has more time after it that counts.
+        let from = second.from - (first_one.to - first_one.from);
+        let paused = first_one.paused.united(second.paused);
+        let united = Period { paused, from, to: second.to };
         self.past.insert(first, united);
     }
 
@@ -190,5 +193,21 @@ mod tests {
         for shop in 0..100 {
             assert!(time(shop) <= 1_990 * SECOND && time(shop) >= 1_900 * SECOND, "{shop}");
         }
+    }
+
+    #[test]
+    fn time_between_many_pauses_of_one_shop_counts_for_what_came_before_them() {
+        let mut pauses = Pauses::default();
+        for number in 0..1_000 {
+            pauses.change(shop(7), number * 10 * SECOND);
+            pauses.change(nothing(), (number * 10 + 1) * SECOND);
+        }
+        for from in (0..10_000).step_by(7) {
+            let parts = pauses.unpaused(from * SECOND, 10_000 * SECOND, |paused| paused.holds(7));
+            let exact = (from..10_000).filter(|second| second % 10 > 0).count() as u32 * SECOND;
+            assert!(length(parts) <= exact, "{from}");
+        }
+        let parts = pauses.unpaused(Duration::ZERO, 10_000 * SECOND, |paused| paused.holds(7));
+        assert_eq!(length(parts), 9_000 * SECOND);
     }
 }
