@@ -417,7 +417,7 @@ STORE = [
     ('hanging is not counted down', 'mode.rs',
      'self.hanging -= u32::from(was_hanging);', ''),
     ('written while standing back', 'mode.rs',
-     'let may_write = self.mode != StoreMode::StandingBack;', 'let may_write = true;'),
+     'let may_write = self.has_log && self.mode != StoreMode::StandingBack;', 'let may_write = self.has_log;'),
     ('the next hold begins where the last one ends', 'gate.rs',
      '} else if !is_holding && since >= HOLD_AGAIN {', '} else if since >= HOLD_AGAIN {'),
     ('a dropped append counts as ended', 'gate.rs',
@@ -430,7 +430,7 @@ STORE = [
 MACHINES = {
     "core": (CORE, "spillway-delivery", "delivery/src",
              [["--lib", "--test", "flow", "--test", "chunks"], ["--test", "hour"], ["--test", "simulation"]]),
-    "store": (STORE, "request-receiver", "request-receiver/src/spill", [["--lib", "spill::"]]),
+    "store": (STORE, "request-receiver", "request-receiver/src/store", [["--lib", "store::"]]),
 }
 # Of one run of tests, in seconds: some mistakes make a loop without end.
 ENDS_WITHIN = 900

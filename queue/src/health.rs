@@ -54,6 +54,17 @@ pub enum Durability {
     EverySecond = 1,
     /// An fsync before each answer.
     Always = 2,
+    /// Not seen here: the operator vouches for a service that keeps what it has answered.
+    Vouched = 3,
+}
+
+/// What the operator asks of Redis' durability.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DurabilityPolicy {
+    /// A Redis that may lose what it has answered is refused.
+    pub is_required: bool,
+    /// The service is taken to be durable whatever its settings say, or hide.
+    pub is_vouched: bool,
 }
 
 /// What follows from the facts.
@@ -143,8 +154,8 @@ pub async fn reach(redis: &Redis) -> Result<(), QueueError> {
 
 /// What follows from the facts. A Redis that `was_full` is usable again once it has room to spare:
 /// at the brim, small packs would still fit and large ones not.
-pub fn judge(facts: &Facts, require_durable: bool, was_full: bool) -> Verdict {
-    if let Some(refusal) = refusal(facts, require_durable) {
+pub fn judge(facts: &Facts, policy: DurabilityPolicy, was_full: bool) -> Verdict {
+    if let Some(refusal) = refusal(facts, policy) {
         return Verdict::Refused(refusal);
     }
     let spare_bytes = if was_full { facts.limit_bytes / FULL_SPARE } else { 0 };
@@ -157,7 +168,7 @@ pub fn judge(facts: &Facts, require_durable: bool, was_full: bool) -> Verdict {
     if facts.aof_write_failed {
         return Verdict::Full("redis cannot write to its AOF");
     }
-    let durability = durability(facts);
+    let durability = durability(facts, policy.is_vouched);
     let mut warnings = Vec::new();
     if facts.limit_bytes == 0 {
         warnings.push("maxmemory is 0: a flood can make the machine run out of memory; set it");
@@ -176,7 +187,10 @@ pub fn disk_needed_bytes(facts: &Facts) -> u64 {
 }
 
 /// What an answered 200 is worth under these settings.
-pub fn durability(facts: &Facts) -> Durability {
+pub fn durability(facts: &Facts, is_vouched: bool) -> Durability {
+    if is_vouched {
+        return Durability::Vouched;
+    }
     match (facts.aof_enabled, facts.fsync.as_deref()) {
         (true, Some("always")) => Durability::Always,
         (true, Some("everysec")) => Durability::EverySecond,
@@ -184,7 +198,7 @@ pub fn durability(facts: &Facts) -> Durability {
     }
 }
 
-fn refusal(facts: &Facts, require_durable: bool) -> Option<String> {
+fn refusal(facts: &Facts, policy: DurabilityPolicy) -> Option<String> {
     let mut parts = facts.version.split('.').map(|part| part.parse().unwrap_or(0));
     let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     if version < VERSION_MIN {
@@ -199,10 +213,11 @@ fn refusal(facts: &Facts, require_durable: bool) -> Option<String> {
             facts.eviction_policy
         ));
     }
-    if require_durable && durability(facts) < Durability::Always {
+    if policy.is_required && durability(facts, policy.is_vouched) < Durability::Always {
         return Some(
-            "REQUIRE_DURABLE is set and redis does not sync before it answers: \
-             set appendonly yes and appendfsync always"
+            "redis does not sync before it answers, and may lose answered webhooks: set appendonly yes \
+             and appendfsync always; or REDIS_DURABILITY=vouched for a service that keeps a durable log of \
+             its own; or REQUIRE_DURABLE=false to take that loss"
                 .to_owned(),
         );
     }
@@ -223,6 +238,11 @@ fn disk_free_bytes(directory: &Path) -> Option<u64> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    pub(crate) const STRICT: DurabilityPolicy =
+        DurabilityPolicy { is_required: true, is_vouched: false };
+    pub(crate) const LENIENT: DurabilityPolicy =
+        DurabilityPolicy { is_required: false, is_vouched: false };
 
     pub(crate) fn good() -> Facts {
         Facts {
@@ -249,42 +269,48 @@ pub(crate) mod tests {
 
     #[test]
     fn a_redis_as_ours_is_usable_without_a_warning() {
-        assert!(usable(Durability::Always, 0)(judge(&good(), true, false)));
+        assert!(usable(Durability::Always, 0)(judge(&good(), STRICT, false)));
     }
 
     #[test]
     fn too_old_or_evicting_is_refused_and_says_what_to_set() {
         let old = Facts { version: "6.2.7".to_owned(), ..good() };
-        assert!(matches!(judge(&old, false, false), Verdict::Refused(why) if why.contains("7.0")));
+        assert!(
+            matches!(judge(&old, LENIENT, false), Verdict::Refused(why) if why.contains("7.0"))
+        );
         let evicting = Facts { eviction_policy: "allkeys-lru".to_owned(), ..good() };
         assert!(
-            matches!(judge(&evicting, false, false), Verdict::Refused(why) if why.contains("noeviction"))
+            matches!(judge(&evicting, LENIENT, false), Verdict::Refused(why) if why.contains("noeviction"))
         );
         let newer = Facts { version: "8.10.0".to_owned(), ..good() };
-        assert!(usable(Durability::Always, 0)(judge(&newer, false, false)));
+        assert!(usable(Durability::Always, 0)(judge(&newer, LENIENT, false)));
     }
 
     #[test]
     fn less_durable_is_a_warning_or_refused() {
         let everysec = Facts { fsync: Some("everysec".to_owned()), ..good() };
-        assert!(usable(Durability::EverySecond, 1)(judge(&everysec, false, false)));
-        assert!(matches!(judge(&everysec, true, false), Verdict::Refused(_)));
+        assert!(usable(Durability::EverySecond, 1)(judge(&everysec, LENIENT, false)));
+        assert!(matches!(judge(&everysec, STRICT, false), Verdict::Refused(_)));
         let unknown = Facts { fsync: None, limit_bytes: 0, ..good() };
-        assert!(usable(Durability::None, 2)(judge(&unknown, false, false)));
+        assert!(usable(Durability::None, 2)(judge(&unknown, LENIENT, false)));
         let off = Facts { aof_enabled: false, ..good() };
-        assert!(usable(Durability::None, 1)(judge(&off, false, false)));
+        assert!(usable(Durability::None, 1)(judge(&off, LENIENT, false)));
+        let vouched = DurabilityPolicy { is_vouched: true, ..STRICT };
+        for facts in [everysec, off] {
+            assert!(usable(Durability::Vouched, 0)(judge(&facts, vouched, false)));
+        }
     }
 
     #[test]
     fn memory_and_disk_are_full_before_they_are() {
         let memory = Facts { used_bytes: 1 << 30, ..good() };
-        assert!(matches!(judge(&memory, false, false), Verdict::Full(_)));
+        assert!(matches!(judge(&memory, LENIENT, false), Verdict::Full(_)));
         let brim = Facts { used_bytes: (1 << 30) - (1 << 20), ..good() };
-        assert!(matches!(judge(&brim, false, true), Verdict::Full(_)));
-        assert!(usable(Durability::Always, 0)(judge(&brim, false, false)));
+        assert!(matches!(judge(&brim, LENIENT, true), Verdict::Full(_)));
+        assert!(usable(Durability::Always, 0)(judge(&brim, LENIENT, false)));
         let disk = Facts { disk_free_bytes: Some(1 << 30), ..good() };
-        assert!(matches!(judge(&disk, false, false), Verdict::Full(_)));
+        assert!(matches!(judge(&disk, LENIENT, false), Verdict::Full(_)));
         let broken = Facts { aof_write_failed: true, ..good() };
-        assert!(matches!(judge(&broken, false, false), Verdict::Full(_)));
+        assert!(matches!(judge(&broken, LENIENT, false), Verdict::Full(_)));
     }
 }

@@ -110,7 +110,7 @@ impl Watched {
         kafka.topic("shopify-webhooks", 2, &[]).await;
         let redis = cell.redis(&[]).await;
         let backend = Backend::start().await;
-        let receiver = cell.receiver(&[]).await;
+        let receiver = cell.receiver(&[("REQUIRE_DURABLE", "false")]).await;
         let downstreamer = cell.downstreamer(&backend, &[]).await;
         let producer = cell.kafka_producer(&kafka, &[]);
         producer.ready().await;

@@ -19,11 +19,11 @@ use tokio::task::JoinError;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::queue_state::QueueState;
-use crate::spill::Spill;
-use crate::spill::gate::Gate;
-use crate::spill::mode::{StoreEvent, StoreMode};
+use crate::spill::channel::SpillChannel;
 use crate::spill::pace::Pace;
+use crate::store::gate::Gate;
+use crate::store::looks::Looks;
+use crate::store::mode::{StoreEvent, StoreMode};
 
 /// What one script appends, however small its packs are.
 const CHUNK_RECORDS: usize = 256;
@@ -35,7 +35,8 @@ const AGAIN_AFTER_ERROR: Duration = Duration::from_millis(250);
 
 /// Feeds one log.
 pub struct Feeder {
-    spill: Arc<Spill>,
+    spill: Arc<SpillChannel>,
+    gate: Arc<Gate>,
     claim: Claim,
     /// For the claim, which is confirmed while something is fed as well.
     claiming: Line,
@@ -47,12 +48,24 @@ pub struct Feeder {
     /// The newest record that lay there at start.
     found_last: u64,
     progress: Progress,
+    rival: Rival,
+    logged: Logged,
+}
+
+/// Claim of another receiver.
+#[derive(Default)]
+struct Rival {
     watch: Watch,
     looked: Option<Instant>,
+    /// The claim as it stands, once it may be taken over.
     held: String,
-    told: Option<String>,
+}
+
+/// What the log says already.
+struct Logged {
+    error: Option<String>,
     /// Whether the way back to Redis is one: at a start with nothing on disk it is not.
-    is_news: bool,
+    is_way_back: bool,
 }
 
 /// A connection to Redis, made when it is asked for and there is none.
@@ -89,12 +102,13 @@ enum FeedError {
 
 impl Feeder {
     /// For the log `log_id`, which nobody else has.
-    pub fn new(spill: Arc<Spill>, log_id: u64, redis: Redis) -> Self {
+    pub fn new(spill: Arc<SpillChannel>, gate: Arc<Gate>, log_id: u64, redis: Redis) -> Self {
         let claim = Claim::new(redis.clone(), log_id, rand::rng().random());
         let found_last = spill.index.last();
-        let is_news = spill.holds_any();
+        let is_way_back = spill.holds_any();
         Self {
             spill,
+            gate,
             claim,
             claiming: Line::new(redis.clone(), Some(ANSWER_WITHIN)),
             feeding: Line::new(redis, None),
@@ -103,29 +117,26 @@ impl Feeder {
             fed: None,
             found_last,
             progress: Progress::default(),
-            watch: Watch::default(),
-            looked: None,
-            held: String::new(),
-            told: None,
-            is_news,
+            rival: Rival::default(),
+            logged: Logged { error: None, is_way_back },
         }
     }
 
     /// Feeds until `stop`.
-    pub async fn run(mut self, state: QueueState, stop: CancellationToken) {
+    pub async fn run(mut self, looks: Arc<Looks>, stop: CancellationToken) {
         // Before, it is not known whether Redis takes anything.
         tokio::select! {
-            () = state.looked() => {}
+            () = looks.looked() => {}
             () = stop.cancelled() => {}
         }
         // A turn may take as long as Redis does. What it was sent is asked after by the next start.
-        while let Some(turned) = stop.run_until_cancelled(self.turn(&state)).await {
+        while let Some(turned) = stop.run_until_cancelled(self.turn(&looks)).await {
             let pause = match turned {
                 Ok(pause) => pause,
                 Err(error) => {
-                    self.tell(&error, &state);
+                    self.tell(&error, &looks);
                     if let FeedError::Queue(QueueError::Full(_)) = &error {
-                        state.is_full();
+                        looks.set_full();
                     }
                     self.forget();
                     // Every pack that is spilled meanwhile would be a reason to try again.
@@ -139,11 +150,11 @@ impl Feeder {
             self.spill.settled.cancel();
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = self.spill.gate.changed() => {}
+                () = self.gate.changed() => {}
                 () = sleep(pause) => {}
             }
         }
-        self.spill.gate.on(StoreEvent::ChunkFailed);
+        self.gate.on(StoreEvent::ChunkFailed);
         self.end().await;
     }
 
@@ -152,11 +163,11 @@ impl Feeder {
     /// # Errors
     /// [`QueueError`] from Redis.
     pub async fn confirm(&mut self) -> Result<Claimed, QueueError> {
-        let from = std::mem::take(&mut self.held);
+        let from = std::mem::take(&mut self.rival.held);
         let claimed = self.claim.confirm(self.claiming.connected().await?, &from).await?;
         match &claimed {
             Claimed::Ours { fed, is_new } => {
-                self.spill.gate.on(StoreEvent::ClaimOurs { is_new: *is_new });
+                self.gate.on(StoreEvent::ClaimOurs { is_new: *is_new });
                 self.confirmed = Some(Instant::now());
                 self.go_on_after(*fed).await?;
             }
@@ -166,33 +177,33 @@ impl Feeder {
     }
 
     /// One step; says how long to wait for the next unless something happens.
-    async fn turn(&mut self, state: &QueueState) -> Result<Duration, FeedError> {
+    async fn turn(&mut self, looks: &Looks) -> Result<Duration, FeedError> {
         let is_due = self.confirmed.is_none_or(|confirmed| confirmed.elapsed() >= BUMP_EVERY);
         if (is_due || self.claiming.connection.is_none())
             && let Claimed::Theirs(_) = self.confirm().await?
         {
             return Ok(AGAIN);
         }
-        self.spill.gate.tick();
-        if self.spill.gate.needs_fence() {
-            self.fence(state).await?;
+        self.gate.tick();
+        if self.gate.needs_fence() {
+            self.fence(looks).await?;
         }
-        match self.spill.gate.mode() {
+        match self.gate.mode() {
             StoreMode::Direct => Ok(BUMP_EVERY),
-            StoreMode::Spilling | StoreMode::StandingBack => Ok(AGAIN),
+            StoreMode::Spilling | StoreMode::StandingBack | StoreMode::Refusing => Ok(AGAIN),
             StoreMode::Restoring | StoreMode::Closing => self.feed().await,
         }
     }
 
     /// Ends what earlier processes may have on their way to Redis: it must not arrive behind what is
     /// fed. Nothing of this process is under way now.
-    async fn fence(&mut self, state: &QueueState) -> Result<(), QueueError> {
+    async fn fence(&mut self, looks: &Looks) -> Result<(), QueueError> {
         let connections = Fence::of_all(self.claiming.redis.clone()).close().await?;
         if connections > 0 {
             tracing::info!(connections, "an earlier process' connections to redis were ended");
         }
-        state.renew_connections();
-        self.spill.gate.on(StoreEvent::Fenced);
+        looks.renew_connections();
+        self.gate.on(StoreEvent::Fenced);
         Ok(())
     }
 
@@ -203,7 +214,7 @@ impl Feeder {
             _ => self.progress.next(&self.spill, skip_through, pace).await?,
         };
         // Past the last chunk, what is left is on its way to the disk now, or is held.
-        self.spill.gate.on(StoreEvent::ChunkRead { is_last: chunk.is_last });
+        self.gate.on(StoreEvent::ChunkRead { is_last: chunk.is_last });
         let Some(last) = chunk.last() else {
             self.progress.done = Some(chunk);
             self.finish();
@@ -217,7 +228,7 @@ impl Feeder {
             tokio::select! {
                 biased;
                 fed = timeout(pace.answer_within, send(&self.claim, feeding, after, &chunk)) => fed,
-                never = keep(&self.claim, &mut self.claiming, &self.spill.gate) => match never {},
+                never = keep(&self.claim, &mut self.claiming, &self.gate) => match never {},
             }
         };
         // The next chunk is read while this one is on its way.
@@ -231,7 +242,7 @@ impl Feeder {
         fed?;
         self.pace.was_taken(chunk.bytes(), began.elapsed());
         self.fed = Some(last);
-        self.is_news = true;
+        self.logged.is_way_back = true;
         self.progress.ahead = Some(ahead?);
         self.progress.done = Some(chunk);
         Ok(Duration::ZERO)
@@ -249,9 +260,9 @@ impl Feeder {
             }
             is_fed
         };
-        if self.spill.gate.finish_if(is_fed) {
+        if self.gate.finish_if(is_fed) {
             self.spill.begins_anew();
-            if std::mem::replace(&mut self.is_news, true) {
+            if std::mem::replace(&mut self.logged.is_way_back, true) {
                 tracing::info!("what was spilled is fed; webhooks go to redis directly");
             }
             self.progress.let_go();
@@ -277,7 +288,7 @@ impl Feeder {
             );
             self.spill.errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             // Behind what was appended directly since, it would come out of order.
-            fed = if self.spill.is_spilling() { fed.max(floor) } else { known };
+            fed = if self.gate.is_spilling() { fed.max(floor) } else { known };
             if let Some(connection) = self.claiming.connection.as_mut() {
                 self.claim.note(connection, fed).await?;
             }
@@ -297,27 +308,27 @@ impl Feeder {
     }
 
     fn is_anothers(&mut self, held: &str) {
-        stand_back(&self.spill.gate, held);
+        stand_back(&self.gate, held);
         let now = Instant::now();
-        let since = self.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
-        if self.watch.may_take(held, since) {
-            self.held = held.to_owned();
+        let since = self.rival.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
+        if self.rival.watch.may_take(held, since) {
+            self.rival.held = held.to_owned();
         }
     }
 
     /// While Redis is away the watch says so; what it says to nobody else is told once.
-    fn tell(&mut self, error: &FeedError, state: &QueueState) {
+    fn tell(&mut self, error: &FeedError, looks: &Looks) {
         let error = chain(error);
         tracing::debug!(error, "what was spilled cannot be fed now");
-        if state.is_usable() && self.told.as_ref() != Some(&error) {
+        if looks.is_usable() && self.logged.error.as_ref() != Some(&error) {
             tracing::warn!(error, "redis is usable, and what was spilled could not be fed");
-            self.told = Some(error);
+            self.logged.error = Some(error);
         }
     }
 
     /// What is known of Redis is asked again.
     fn forget(&mut self) {
-        self.spill.gate.on(StoreEvent::ChunkFailed);
+        self.gate.on(StoreEvent::ChunkFailed);
         (self.claiming.connection, self.feeding.connection) = (None, None);
         // What was on its way may have been taken.
         self.progress = Progress::default();
@@ -326,7 +337,7 @@ impl Feeder {
     /// Leaves the claim standing if something waits: nobody should begin at once then.
     async fn end(mut self) {
         if self.spill.holds_any() {
-            let (waiting, bytes) = (self.spill.webhooks(), self.spill.bytes());
+            let (waiting, bytes) = (self.spill.index.webhooks(), self.spill.index.bytes());
             tracing::warn!(waiting, bytes, "spilled webhooks wait on disk for the next start");
             return;
         }
@@ -341,7 +352,7 @@ impl Progress {
     /// Lets go of what is fed, and reads on. Both may wait for the disk.
     async fn next(
         &mut self,
-        spill: &Arc<Spill>,
+        spill: &Arc<SpillChannel>,
         skip_through: u64,
         pace: Pace,
     ) -> Result<Chunk, FeedError> {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use spillway_queue::health::{self, Durability, Facts, Verdict};
+use spillway_queue::health::{self, Durability, DurabilityPolicy, Facts, Verdict};
 use spillway_queue::shares;
 use spillway_queue::status::{self, DrainStatus, Status};
 use spillway_queue::{Connection, QueueError, Redis};
@@ -10,6 +10,9 @@ use spillway_queue::{Connection, QueueError, Redis};
 use super::finding::Finding;
 use crate::failure::Failure;
 use crate::out::{age, count, size};
+
+/// What is found is reported, whatever the receivers are told to refuse.
+const MEASURED: DurabilityPolicy = DurabilityPolicy { is_required: false, is_vouched: false };
 
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Ages and ownership are told from two clocks; past this, ages mislead.
@@ -50,7 +53,7 @@ async fn examine_reachable(redis: &Redis) -> Result<(Vec<Finding>, Vec<DrainStat
 
 fn redis_findings(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![Finding::ok(format!("redis {} answers", facts.version))];
-    match health::judge(facts, false, false) {
+    match health::judge(facts, MEASURED, false) {
         Verdict::Refused(why) => {
             let fix = "until then the receiver answers 503; ops/redis.conf has it right";
             findings.push(Finding::problem(why, fix));
@@ -75,8 +78,10 @@ fn redis_findings(facts: &Facts) -> Vec<Finding> {
 
 fn durability(facts: &Facts) -> Finding {
     let fix = "set appendonly yes and appendfsync always";
-    match (health::durability(facts), &facts.fsync) {
-        (Durability::Always, _) => Finding::ok("a webhook is on disk before it is answered"),
+    match (health::durability(facts, false), &facts.fsync) {
+        (Durability::Always | Durability::Vouched, _) => {
+            Finding::ok("a webhook is on disk before it is answered")
+        }
         (Durability::EverySecond, _) => {
             Finding::warning("a crash of Redis loses up to 2 s of answered webhooks", fix)
         }

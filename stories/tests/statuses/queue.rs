@@ -55,10 +55,10 @@ async fn a_queue_that_evicts_is_refused() {
 async fn a_queue_that_is_not_durable_is_refused_where_durability_is_required() {
     let cell = Cell::shared();
     let _redis = cell.redis(&["--appendfsync", "everysec"]).await;
-    let strict = cell.receiver_starting(&[("REQUIRE_DURABLE", "true")]);
+    let strict = cell.receiver_starting(&[]);
     strict.unready("appendfsync").await;
     post(strict.address(), &Webhook::any()).await.expect_later("queue_unavailable");
-    let lenient = cell.receiver(&[]).await;
+    let lenient = cell.receiver(&[("REQUIRE_DURABLE", "false")]).await;
     post(lenient.address(), &Webhook::any()).await.expect_stored();
     assert_eq!(lenient.metric("spillway_durability").await, Some(1.0));
 }
@@ -67,7 +67,7 @@ async fn a_queue_that_is_not_durable_is_refused_where_durability_is_required() {
 async fn durability_that_a_running_redis_loses_is_logged_while_the_receiver_stays_ready() {
     let cell = Cell::shared();
     let redis = cell.redis(&["--maxmemory", "100mb"]).await;
-    let receiver = cell.receiver(&[]).await;
+    let receiver = cell.receiver(&[("REQUIRE_DURABLE", "false")]).await;
     let is_logged = |words: &str| receiver.output().contains(words);
     assert!(!is_logged("appendfsync always"));
     redis.command::<String>(&["CONFIG", "SET", "appendfsync", "everysec"]).await;

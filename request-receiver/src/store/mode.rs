@@ -1,4 +1,6 @@
-//! Store mode of a receiver with an overflow log: where batches go, and what becomes of the log.
+//! Store mode: where batches go, and what becomes of the overflow log, if there is one.
+//!
+//! With a log:
 //!
 //! | from | to | when |
 //! |---|---|---|
@@ -11,6 +13,16 @@
 //! | Direct | Spilling | queue not usable, an append hangs or has an unknown outcome, or a refused one goes into the log |
 //! | any | StandingBack | another receiver has the claim |
 //! | StandingBack | Spilling | the claim is ours again; fenced again before anything is restored |
+//!
+//! Without one:
+//!
+//! | from | to | when |
+//! |---|---|---|
+//! | start | Refusing | always: Redis was not looked at yet |
+//! | Refusing | Direct | queue usable |
+//! | Direct | Refusing | queue not usable, or an append failed |
+//! | any | StandingBack | a receiver with a log has the claim, and lives |
+//! | StandingBack | Refusing, Direct | that receiver has ended, or has given up the claim |
 //!
 //! Invariants: nothing is restored while an append of this process may still take effect; nothing is
 //! appended while anything lies in the log or is on its way there. So whoever waits for a 200 finds
@@ -30,18 +42,26 @@ pub enum StoreMode {
     Direct,
     /// Batches are refused: another receiver has the claim.
     StandingBack,
+    /// Batches are refused: the queue takes none, and there is no log.
+    Refusing,
 }
 
 impl StoreMode {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Spilling, Self::Restoring, Self::Closing, Self::Direct, Self::StandingBack];
+    pub const ALL: [Self; 6] = [
+        Self::Spilling,
+        Self::Restoring,
+        Self::Closing,
+        Self::Direct,
+        Self::StandingBack,
+        Self::Refusing,
+    ];
 }
 
 /// Claim to be the only receiver with a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum ClaimState {
-    /// Redis was not asked yet.
+    /// Redis was not asked yet; without a log also: nobody has it.
     Unknown,
     Ours,
     Theirs,
@@ -92,6 +112,8 @@ pub enum StoreEvent {
     },
     /// Another receiver has the claim.
     ClaimTheirs,
+    /// No receiver that lives has the claim. Only without a log.
+    ClaimFree,
     /// Appends of earlier processes can't take effect any more.
     Fenced,
     /// An append had no answer for so long that others go into the log.
@@ -124,6 +146,7 @@ pub enum StoreEvent {
 /// Store mode with what it depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StoreMachine {
+    has_log: bool,
     mode: StoreMode,
     is_usable: bool,
     claim: ClaimState,
@@ -139,10 +162,12 @@ pub struct StoreMachine {
     hold: Hold,
 }
 
-impl Default for StoreMachine {
-    fn default() -> Self {
+impl StoreMachine {
+    /// As at the start of a process, with or without a log.
+    pub fn new(has_log: bool) -> Self {
         Self {
-            mode: StoreMode::Spilling,
+            has_log,
+            mode: if has_log { StoreMode::Spilling } else { StoreMode::Refusing },
             is_usable: false,
             claim: ClaimState::Unknown,
             is_fenced: false,
@@ -153,9 +178,12 @@ impl Default for StoreMachine {
             hold: Hold::Allowed,
         }
     }
-}
 
-impl StoreMachine {
+    /// Whether there is an overflow log.
+    pub fn has_log(&self) -> bool {
+        self.has_log
+    }
+
     /// Current mode.
     pub fn mode(&self) -> StoreMode {
         self.mode
@@ -191,16 +219,16 @@ impl StoreMachine {
                 self.writes += 1;
                 Admitted::Write
             }
-            StoreMode::StandingBack => Admitted::Refused,
+            StoreMode::StandingBack | StoreMode::Refusing => Admitted::Refused,
             StoreMode::Closing => return None,
         };
         Some(admitted)
     }
 
     /// An append was refused: its batch is written to the log, and all others follow. Returns
-    /// whether it may be: not while another receiver has the claim.
+    /// whether it may be: not without a log, nor while another receiver has the claim.
     pub fn on_refused(&mut self, was_hanging: bool) -> bool {
-        let may_write = self.mode != StoreMode::StandingBack;
+        let may_write = self.has_log && self.mode != StoreMode::StandingBack;
         self.writes += u32::from(may_write);
         self.on(StoreEvent::AppendEnded { was_hanging, is_known: true });
         may_write
@@ -215,6 +243,10 @@ impl StoreMachine {
                 self.is_fenced &= !is_new;
             }
             StoreEvent::ClaimTheirs => self.claim = ClaimState::Theirs,
+            StoreEvent::ClaimFree => {
+                debug_assert!(!self.has_log);
+                self.claim = ClaimState::Unknown;
+            }
             StoreEvent::Fenced => self.is_fenced = true,
             StoreEvent::AppendHangs => self.hanging += 1,
             StoreEvent::AppendEnded { was_hanging, is_known } => {
@@ -248,9 +280,12 @@ impl StoreMachine {
 
     /// The mode that follows from what is known.
     fn next(&self) -> StoreMode {
-        use StoreMode::{Closing, Direct, Restoring, Spilling, StandingBack};
+        use StoreMode::{Closing, Direct, Refusing, Restoring, Spilling, StandingBack};
         if self.claim == ClaimState::Theirs {
             return StandingBack;
+        }
+        if !self.has_log {
+            return if self.is_usable { Direct } else { Refusing };
         }
         let may_restore =
             self.is_usable && self.claim == ClaimState::Ours && self.is_fenced && self.appends == 0;
@@ -272,7 +307,7 @@ impl StoreMachine {
         }
         match mode {
             StoreMode::Closing => self.hold = Hold::Held,
-            StoreMode::Spilling | StoreMode::Direct => self.is_read = false,
+            StoreMode::Spilling | StoreMode::Direct | StoreMode::Refusing => self.is_read = false,
             StoreMode::StandingBack => (self.is_read, self.is_fenced) = (false, false),
             StoreMode::Restoring => {}
         }
@@ -281,197 +316,4 @@ impl StoreMachine {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::{HashSet, VecDeque};
-
-    use super::*;
-
-    /// Appends and writes at once in the explored states.
-    const MOST: u32 = 2;
-
-    /// Every state that events lead to from here, with the log empty or not.
-    fn successors(machine: &StoreMachine) -> Vec<StoreMachine> {
-        let mut next = Vec::new();
-        let mut events = vec![
-            StoreEvent::Queue { is_usable: true },
-            StoreEvent::Queue { is_usable: false },
-            StoreEvent::ClaimOurs { is_new: false },
-            StoreEvent::ClaimOurs { is_new: true },
-            StoreEvent::ClaimTheirs,
-            StoreEvent::HoldRanOut,
-            StoreEvent::HoldAllowed,
-            StoreEvent::ChunkRead { is_last: false },
-            StoreEvent::ChunkRead { is_last: true },
-            StoreEvent::ChunkFailed,
-        ];
-        if machine.needs_fence() {
-            events.push(StoreEvent::Fenced);
-        }
-        if machine.appends > machine.hanging {
-            events.push(StoreEvent::AppendHangs);
-        }
-        for is_known in [true, false] {
-            if machine.appends > machine.hanging {
-                events.push(StoreEvent::AppendEnded { was_hanging: false, is_known });
-            }
-            if machine.hanging > 0 {
-                events.push(StoreEvent::AppendEnded { was_hanging: true, is_known });
-            }
-        }
-        if machine.writes > 0 {
-            events.push(StoreEvent::WriteEnded);
-        }
-        if machine.may_finish() {
-            events.push(StoreEvent::LogEmpty);
-        }
-        for event in events {
-            let mut one = machine.clone();
-            one.on(event);
-            next.push(one);
-        }
-        for was_hanging in [false, true] {
-            let count =
-                if was_hanging { machine.hanging } else { machine.appends - machine.hanging };
-            if count > 0 {
-                let mut one = machine.clone();
-                one.on_refused(was_hanging);
-                next.push(one);
-            }
-        }
-        let mut one = machine.clone();
-        one.admit();
-        next.push(one);
-        next.retain(|one| one.appends <= MOST && one.writes <= MOST);
-        next
-    }
-
-    fn explored() -> HashSet<StoreMachine> {
-        let mut known = HashSet::from([StoreMachine::default()]);
-        let mut open = VecDeque::from([StoreMachine::default()]);
-        while let Some(machine) = open.pop_front() {
-            for next in successors(&machine) {
-                if known.insert(next.clone()) {
-                    open.push_back(next);
-                }
-            }
-        }
-        known
-    }
-
-    #[test]
-    fn each_mode_is_what_it_says_in_every_state() {
-        let known = explored();
-        for mut machine in known.clone() {
-            assert_eq!(machine.next(), machine.mode, "{machine:?}");
-            assert_eq!(machine.is_holding(), machine.mode == StoreMode::Closing, "{machine:?}");
-            assert!(!machine.may_finish() || machine.writes == 0, "{machine:?}");
-            let is_theirs = machine.claim == ClaimState::Theirs;
-            assert_eq!(is_theirs, machine.mode == StoreMode::StandingBack, "{machine:?}");
-            let is_right = match machine.mode {
-                StoreMode::Direct => {
-                    machine.is_usable
-                        && machine.is_fenced
-                        && machine.writes == 0
-                        && machine.hanging == 0
-                }
-                StoreMode::Restoring | StoreMode::Closing => {
-                    machine.is_usable
-                        && machine.is_fenced
-                        && machine.claim == ClaimState::Ours
-                        && machine.appends == 0
-                        && (machine.is_read || machine.mode == StoreMode::Restoring)
-                }
-                StoreMode::Spilling | StoreMode::StandingBack => !machine.is_read,
-            };
-            assert!(is_right, "{machine:?}");
-            let admitted = match machine.mode {
-                StoreMode::Direct => Some(Admitted::Append),
-                StoreMode::Spilling | StoreMode::Restoring => Some(Admitted::Write),
-                StoreMode::Closing => None,
-                StoreMode::StandingBack => Some(Admitted::Refused),
-            };
-            assert_eq!(machine.admit(), admitted);
-        }
-        println!("{} states", known.len());
-    }
-
-    #[test]
-    fn a_chunk_that_failed_ends_a_hold_and_a_refused_append_is_written_unless_standing_back() {
-        for machine in explored() {
-            if machine.mode == StoreMode::Closing {
-                let mut one = machine.clone();
-                one.on(StoreEvent::ChunkFailed);
-                assert_eq!(one.mode, StoreMode::Restoring);
-            }
-            if machine.appends > machine.hanging {
-                let mut one = machine.clone();
-                let may_write = one.on_refused(false);
-                assert_eq!(may_write, machine.mode != StoreMode::StandingBack, "{machine:?}");
-                assert_eq!(one.writes, machine.writes + u32::from(may_write));
-            }
-        }
-    }
-
-    #[test]
-    fn every_transition_of_the_table_is_reached_and_no_other() {
-        use StoreMode::{Closing, Direct, Restoring, Spilling, StandingBack};
-        let mut reached = HashSet::new();
-        for machine in explored() {
-            for next in successors(&machine) {
-                if next.mode != machine.mode {
-                    reached.insert((machine.mode, next.mode));
-                }
-            }
-        }
-        let table = HashSet::from([
-            (Spilling, Restoring),
-            (Restoring, Closing),
-            (Closing, Restoring),
-            (Restoring, Direct),
-            (Closing, Direct),
-            (Restoring, Spilling),
-            (Closing, Spilling),
-            (Direct, Spilling),
-            // Through Spilling: a refused append, and the queue is usable.
-            (Direct, Restoring),
-            (Spilling, StandingBack),
-            (Restoring, StandingBack),
-            (Closing, StandingBack),
-            (Direct, StandingBack),
-            (StandingBack, Spilling),
-        ]);
-        assert_eq!(reached, table);
-    }
-
-    #[test]
-    fn direct_is_reached_from_every_state_once_all_is_well() {
-        for mut machine in explored() {
-            while machine.hanging > 0 {
-                machine.on(StoreEvent::AppendEnded { was_hanging: true, is_known: true });
-            }
-            while machine.appends > 0 {
-                machine.on(StoreEvent::AppendEnded { was_hanging: false, is_known: false });
-            }
-            while machine.writes > 0 {
-                machine.on(StoreEvent::WriteEnded);
-            }
-            machine.on(StoreEvent::Queue { is_usable: true });
-            machine.on(StoreEvent::ClaimOurs { is_new: false });
-            if machine.needs_fence() {
-                machine.on(StoreEvent::Fenced);
-            }
-            if machine.mode() == StoreMode::Direct {
-                continue;
-            }
-            machine.on(StoreEvent::ChunkRead { is_last: true });
-            // What was under way before is read, too.
-            machine.on(StoreEvent::HoldAllowed);
-            assert_eq!(machine.mode(), StoreMode::Closing, "{machine:?}");
-            machine.on(StoreEvent::ChunkRead { is_last: false });
-            assert_eq!(machine.mode(), StoreMode::Closing, "{machine:?}");
-            assert!(machine.may_finish(), "{machine:?}");
-            machine.on(StoreEvent::LogEmpty);
-            assert_eq!(machine.mode(), StoreMode::Direct, "{machine:?}");
-        }
-    }
-}
+mod tests;

@@ -1,4 +1,5 @@
-//! Gate that each batch passes: the store mode, shared by all shards, the queue's watch and the feeder.
+//! Gate that each batch passes: the store mode, shared by all shards, the watch over Redis and the
+//! overflow log.
 //!
 //! One for the whole process. A lock rather than atomics: it is taken twice for a batch and never held
 //! for long. While batches are held, they wait here; that is a matter of a sync and two calls.
@@ -10,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use crate::spill::mode::{Admitted, StoreEvent, StoreMachine, StoreMode};
+use crate::store::mode::{Admitted, StoreEvent, StoreMachine, StoreMode};
 
 /// Longest time for which batches are held: a small part of Shopify's 5 s.
 const HOLD_MAX: Duration = Duration::from_millis(250);
@@ -19,6 +20,7 @@ const HOLD_AGAIN: Duration = Duration::from_secs(2);
 
 /// Store mode of the process.
 pub struct Gate {
+    has_log: bool,
     state: Mutex<State>,
     /// The same mode, to be read at each request.
     mode: AtomicU8,
@@ -40,7 +42,7 @@ pub enum Passed {
     Append(AppendPass),
     /// To be written to the log.
     Write(WritePass),
-    /// Another receiver has the claim.
+    /// To be answered 503.
     Refused,
 }
 
@@ -55,10 +57,11 @@ pub struct AppendPass {
 pub struct WritePass(Arc<Gate>);
 
 impl Gate {
-    /// Batches are written to the log until it is restored.
-    pub fn new() -> Arc<Self> {
-        let machine = StoreMachine::default();
+    /// Gate of a process that has just begun, with or without a log.
+    pub fn new(has_log: bool) -> Arc<Self> {
+        let machine = StoreMachine::new(has_log);
         Arc::new(Self {
+            has_log,
             mode: AtomicU8::new(machine.mode() as u8),
             state: Mutex::new(State { machine, held_at: None }),
             changed: Notify::new(),
@@ -98,7 +101,12 @@ impl Gate {
     /// Current mode.
     pub fn mode(&self) -> StoreMode {
         let mode = self.mode.load(Ordering::Relaxed);
-        StoreMode::ALL.into_iter().find(|one| *one as u8 == mode).unwrap_or(StoreMode::Spilling)
+        StoreMode::ALL.into_iter().find(|one| *one as u8 == mode).unwrap_or(StoreMode::StandingBack)
+    }
+
+    /// Whether batches are written to the log, or wait while it comes to its end.
+    pub fn is_spilling(&self) -> bool {
+        self.has_log && self.mode() != StoreMode::Direct
     }
 
     /// Takes in what happened. Returns whether the mode has changed.
@@ -194,8 +202,8 @@ impl AppendPass {
         self.gate.on(StoreEvent::AppendEnded { was_hanging: self.is_hanging, is_known });
     }
 
-    /// The pack was not taken: its batch may be written to the log. `None` while another receiver has
-    /// the claim.
+    /// The pack was not taken: its batch may be written to the log. `None` without one, and while
+    /// another receiver has the claim.
     pub fn refused(self) -> Option<WritePass> {
         let mut may_write = false;
         self.gate.change(|machine| may_write = machine.on_refused(self.is_hanging));
@@ -215,7 +223,7 @@ mod tests {
 
     /// A gate before an empty log and a queue that takes appends.
     fn restoring() -> Arc<Gate> {
-        let gate = Gate::new();
+        let gate = Gate::new(true);
         gate.on(StoreEvent::Queue { is_usable: true });
         gate.on(StoreEvent::ClaimOurs { is_new: false });
         assert!(gate.needs_fence());
