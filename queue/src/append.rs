@@ -41,6 +41,13 @@ pub enum AppendError {
     Unknown(#[source] QueueError),
 }
 
+impl AppendError {
+    /// Whether another connection is needed for the next append.
+    fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unknown(_) | Self::NotStored(QueueError::Unreachable(_)))
+    }
+}
+
 impl Appender {
     /// Connects with the first append.
     pub fn new(redis: Redis) -> Self {
@@ -94,7 +101,7 @@ impl Appender {
             Ok(replies) => outcome(replies),
             Err(error) => Err(AppendError::Unknown(error.into())),
         };
-        if matches!(outcome, Err(AppendError::Unknown(_))) {
+        if outcome.as_ref().is_err_and(AppendError::is_unreachable) {
             self.connection = None;
         }
         outcome

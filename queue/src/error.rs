@@ -35,6 +35,13 @@ impl From<RedisError> for QueueError {
     fn from(error: RedisError) -> Self {
         match error.kind() {
             ErrorKind::Io | ErrorKind::Parse => Self::Unreachable(error),
+            // Another node of the cluster has the keys, or will have them: whoever connects again finds it.
+            ErrorKind::Server(
+                ServerErrorKind::Moved
+                | ServerErrorKind::Ask
+                | ServerErrorKind::ClusterDown
+                | ServerErrorKind::TryAgain,
+            ) => Self::Unreachable(error),
             ErrorKind::UnexpectedReturnType => Self::Unexpected(error.to_string()),
             ErrorKind::Server(ServerErrorKind::BusyLoading) => Self::Loading,
             ErrorKind::Server(ServerErrorKind::ExecAbort) => match aborted_by(&error) {
