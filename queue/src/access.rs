@@ -38,6 +38,8 @@ impl Access {
     }
 
     fn open(&self, info: ConnectionInfo) -> RedisResult<Client> {
+        // Which other crates are built beside this one must not decide whether there is TLS.
+        rustls::crypto::ring::default_provider().install_default().ok();
         let mut info = info.set_tcp_settings(crate::connect::tcp_settings());
         if let Some(password) = &self.password {
             let settings = info.redis_settings().clone().set_password(password.as_str());
@@ -53,5 +55,24 @@ impl Access {
         let certificates =
             TlsCertificates { client_tls: identity, root_cert: self.authorities.clone() };
         Client::build_with_tls(info, certificates)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn there_is_tls_whatever_else_is_built() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("it is bound").port();
+        let client = Access::default().client(&format!("rediss://127.0.0.1:{port}/0"));
+        let client = client.expect("a URL");
+        let connecting =
+            tokio::spawn(
+                async move { client.get_multiplexed_async_connection().await.map(|_| ()) },
+            );
+        drop(listener.accept().await);
+        connecting.await.expect("it does not panic").expect_err("nobody is there");
     }
 }

@@ -24,6 +24,7 @@ pub mod keys;
 pub mod lane;
 pub mod orders;
 pub mod owner;
+pub mod permissions;
 pub mod read;
 pub mod rewrite;
 pub mod sentinel;

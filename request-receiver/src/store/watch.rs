@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use spillway_queue::drains::{self, StartAt};
 use spillway_queue::health::{self, Durability, DurabilityPolicy, Facts, Verdict};
 use spillway_queue::rewrite::{self, RewriteBackoff};
-use spillway_queue::{Connection, QueueError, Redis, feed, status};
+use spillway_queue::{Connection, QueueError, Redis, feed, permissions, status};
 use spillway_service::Readiness;
 use spillway_service::error::chain;
 use tokio::time::timeout;
@@ -125,7 +125,17 @@ impl Watch {
         };
         let facts = health::read(&self.redis, connected).await?;
         looks.count_answer();
-        let verdict = health::judge(&facts, self.durability, looks.is_full());
+        let mut verdict = health::judge(&facts, self.durability, looks.is_full());
+        let missing = permissions::missing(&self.redis, connected).await?;
+        if !missing.is_empty() {
+            let missing = missing.join(", ");
+            verdict = Verdict::Refused(format!(
+                "the redis user may not use {missing} on the keys of this cell: docs/redis.md has the rule"
+            ));
+            // It may still queue commands.
+            *connection = None;
+            return Ok((facts, verdict));
+        }
         if matches!(verdict, Verdict::Usable { .. }) {
             drains::register(&self.redis, connected, None, StartAt::Oldest).await?;
             if self.store.log().is_none() {

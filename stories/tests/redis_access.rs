@@ -1,10 +1,11 @@
-//! A Redis behind TLS by an authority of its own: one that asks for a certificate and a password, and a cluster of
-//! one shard in a failover.
+//! A Redis that is not open to everybody: behind TLS by an authority of its own, asking for a certificate and a
+//! password, a cluster of one shard in a failover, and users that may do what they need, or less.
 
 use std::time::Duration;
 
 use stories::authority::Authority;
 use stories::backend::Backend;
+use stories::binaries;
 use stories::cell::Cell;
 use stories::client::post;
 use stories::port;
@@ -67,6 +68,54 @@ async fn a_redis_that_asks_for_a_certificate_and_a_password_lets_in_who_has_them
         let receiver = cell.receiver_starting(missing);
         receiver.unready("queue_").await;
     }
+}
+
+/// The rule of docs/redis.md, as words.
+fn documented_rule() -> Vec<String> {
+    let page = std::fs::read_to_string(binaries::repository().join("docs/redis.md"));
+    let page = page.expect("docs/redis.md");
+    let (_, rest) = page.split_once("ACL SETUSER spillway").expect("the page has the rule");
+    let (rule, _) = rest.split_once("```").expect("it ends");
+    let rule = rule.replace("a-long-password", "hush").replace('\\', " ");
+    ["ACL", "SETUSER", "spillway"]
+        .into_iter()
+        .chain(rule.split_whitespace())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_by_the_documented_rule_has_all_it_needs_and_one_with_less_is_told_what() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let rule = documented_rule();
+    redis.command::<String>(&words(&rule)).await;
+    let password = cell.directory().join("password");
+    std::fs::write(&password, "hush\n").expect("write the password");
+    let url = format!("{}?user=spillway", cell.redis_url());
+    let settings = [
+        ("REDIS_URL", url.as_str()),
+        ("REDIS_PASSWORD_FILE", password.to_str().expect("a plain path")),
+    ];
+    let backend = Backend::start().await;
+    let receiver = cell.receiver(&settings).await;
+    let downstreamer = cell.downstreamer(&backend, &settings).await;
+    until("the downstreamer owns the queue", SOON, async || downstreamer.is_owner().await).await;
+    for _ in 0..20 {
+        post(receiver.address(), &Webhook::any()).await.expect_stored();
+    }
+    until("they are delivered", SOON, async || backend.delivered() >= 20).await;
+    until("all is settled", SOON, async || redis.stream_len("spillway:in").await == 0).await;
+    drop(downstreamer);
+    for command in ["multi", "exec", "xadd", "hincrby"] {
+        let less = format!("-{command}");
+        redis.command::<String>(&["ACL", "SETUSER", "spillway", &less]).await;
+        receiver.unready(&command.to_uppercase()).await;
+        post(receiver.address(), &Webhook::any()).await.expect_later("queue_unavailable");
+        redis.command::<String>(&words(&rule)).await;
+        receiver.ready().await;
+    }
+    assert_eq!(redis.stream_len("spillway:in").await, 0, "what was refused is stored");
 }
 
 /// A node of a cluster, alone yet.
