@@ -43,6 +43,8 @@ pub struct Facts {
     pub aof_write_failed: bool,
     /// Free bytes where the AOF lies; `None` where it isn't on this machine or can't be seen.
     pub disk_free_bytes: Option<u64>,
+    /// Device of that disk.
+    pub disk_device: Option<u64>,
 }
 
 /// How hard an answered webhook is to lose.
@@ -105,7 +107,8 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Facts, Q
     let flag = |name: &str| info.get(name).is_some_and(|value| *value == "1");
     let is_not_ok = |name: &str| info.get(name).is_some_and(|status| *status != "ok");
     let fsync = config(connection, "appendfsync").await?;
-    let directory = config(connection, "dir").await?;
+    let directory = config(connection, "dir").await?.filter(|_| redis.is_local());
+    let directory = directory.as_deref().map(Path::new);
     Ok(Facts {
         version: info.get("redis_version").copied().unwrap_or_default().to_owned(),
         used_bytes: number("used_memory"),
@@ -120,9 +123,8 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Facts, Q
             .unwrap_or(u32::MAX)
             .max(is_not_ok("aof_last_bgrewrite_status").into()),
         aof_write_failed: is_not_ok("aof_last_write_status"),
-        disk_free_bytes: directory
-            .filter(|_| redis.is_local())
-            .and_then(|directory| disk_free_bytes(Path::new(&directory))),
+        disk_free_bytes: directory.and_then(disk_free_bytes),
+        disk_device: directory.and_then(|path| Some(rustix::fs::stat(path).ok()?.st_dev)),
     })
 }
 
@@ -179,6 +181,12 @@ pub fn judge(facts: &Facts, policy: DurabilityPolicy, was_full: bool) -> Verdict
         );
     }
     Verdict::Usable { durability, warnings }
+}
+
+/// Whether the disk below the AOF is all that keeps Redis from taking more.
+pub fn is_short_of_disk_only(facts: &Facts) -> bool {
+    let is_memory_left = facts.limit_bytes == 0 || facts.used_bytes < facts.limit_bytes;
+    is_disk_short(facts) && is_memory_left && !facts.aof_write_failed
 }
 
 /// With less than this free below the AOF, webhooks are refused.

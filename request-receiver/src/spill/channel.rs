@@ -35,6 +35,7 @@ pub struct SpillChannel {
     pub(super) writing: Writing,
     pub(super) index: Arc<Index>,
     limits: Limits,
+    device: Option<u64>,
     problem: Problem,
     spilled: AtomicU64,
     pub(super) errors: AtomicU64,
@@ -92,10 +93,12 @@ impl SpillChannel {
                 tracing::info!(webhooks = index.webhooks(), "what was spilled before is counted");
             })?;
         }
+        let device = rustix::fs::stat(&settings.directory).ok().map(|stat| stat.st_dev);
         let channel = Self {
             writing: Writing::start(writer, background.guard("the spill's writer"))?,
             index,
             limits,
+            device,
             problem: Problem {
                 began: Instant::now(),
                 kind: AtomicU8::new(NONE),
@@ -204,6 +207,10 @@ impl OverflowLog for SpillChannel {
 
     fn settled(&self) -> &CancellationToken {
         &self.settled
+    }
+
+    fn device(&self) -> Option<u64> {
+        self.device
     }
 
     fn figures(&self) -> LogFigures {

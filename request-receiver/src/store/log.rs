@@ -31,6 +31,9 @@ pub trait OverflowLog: Send + Sync {
     /// Cancelled once it is known whether anything lies in it that Redis does not have.
     fn settled(&self) -> &CancellationToken;
 
+    /// Device that it lies on, if that can be told.
+    fn device(&self) -> Option<u64>;
+
     /// What is shown of it.
     fn figures(&self) -> LogFigures;
 }

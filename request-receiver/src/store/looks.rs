@@ -64,6 +64,12 @@ impl Looks {
         self.replace(health);
     }
 
+    /// A look has found that Redis has no room on its disk, which the log shares.
+    pub fn set_short(&self) {
+        self.health.store(QueueHealth::Full as u8, Ordering::Relaxed);
+        self.gate.on(StoreEvent::QueueShort);
+    }
+
     /// Sets what a failed append says of the queue, and has the watch look soon. Logged at the change
     /// only: while Redis is away, every append fails.
     pub fn append_failed(&self, health: QueueHealth, error: &AppendError) {

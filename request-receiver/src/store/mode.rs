@@ -5,11 +5,11 @@
 //! | from | to | when |
 //! |---|---|---|
 //! | start | Spilling | always: what lies in the log comes first |
-//! | Spilling | Restoring | queue usable, claim ours, fenced, no append under way |
-//! | Restoring | Closing | the log was read to its end, and batches were not held lately |
+//! | Spilling | Restoring | queue usable or short of the disk that the log shares, claim ours, fenced, no append under way |
+//! | Restoring | Closing | queue usable, the log was read to its end, and batches were not held lately |
 //! | Closing | Restoring | batches were held for as long as they may be, or a chunk was not restored |
-//! | Restoring, Closing | Direct | log empty, no write under way |
-//! | Restoring, Closing | Spilling | queue not usable, or not fenced: the claim was not ours for a while |
+//! | Restoring, Closing | Direct | queue usable, log empty, no write under way |
+//! | Restoring, Closing | Spilling | queue takes nothing, or not fenced: the claim was not ours for a while |
 //! | Direct | Spilling | queue not usable, an append hangs or has an unknown outcome, or a refused one goes into the log |
 //! | any | StandingBack | another receiver has the claim |
 //! | StandingBack | Spilling | the claim is ours again; fenced again before anything is restored |
@@ -105,6 +105,9 @@ pub enum StoreEvent {
         /// Whether it takes appends, as far as is known.
         is_usable: bool,
     },
+    /// The queue's disk is short of room, and the log lies on it, too. What is restored takes no more than it leaves.
+    /// Only with a log.
+    QueueShort,
     /// The claim was confirmed.
     ClaimOurs {
         /// Set if it was not ours just before: another receiver may have had it, and have appended.
@@ -149,6 +152,8 @@ pub struct StoreMachine {
     has_log: bool,
     mode: StoreMode,
     is_usable: bool,
+    /// Whether the queue takes what is restored.
+    may_restore: bool,
     claim: ClaimState,
     is_fenced: bool,
     /// Appends that may still take effect.
@@ -169,6 +174,7 @@ impl StoreMachine {
             has_log,
             mode: if has_log { StoreMode::Spilling } else { StoreMode::Refusing },
             is_usable: false,
+            may_restore: false,
             claim: ClaimState::Unknown,
             is_fenced: false,
             appends: 0,
@@ -192,7 +198,7 @@ impl StoreMachine {
     /// Whether connections of earlier processes are to be closed before anything is restored.
     pub fn needs_fence(&self) -> bool {
         self.mode == StoreMode::Spilling
-            && self.is_usable
+            && self.may_restore
             && self.claim == ClaimState::Ours
             && self.appends == 0
             && !self.is_fenced
@@ -205,7 +211,9 @@ impl StoreMachine {
 
     /// Whether an empty log would end the restoring.
     pub fn may_finish(&self) -> bool {
-        matches!(self.mode, StoreMode::Restoring | StoreMode::Closing) && self.writes == 0
+        matches!(self.mode, StoreMode::Restoring | StoreMode::Closing)
+            && self.writes == 0
+            && self.is_usable
     }
 
     /// Decides where a batch goes; `None` while batches are held.
@@ -237,7 +245,13 @@ impl StoreMachine {
     /// Takes in what happened, and changes the mode.
     pub fn on(&mut self, event: StoreEvent) {
         match event {
-            StoreEvent::Queue { is_usable } => self.is_usable = is_usable,
+            StoreEvent::Queue { is_usable } => {
+                (self.is_usable, self.may_restore) = (is_usable, is_usable);
+            }
+            StoreEvent::QueueShort => {
+                debug_assert!(self.has_log);
+                (self.is_usable, self.may_restore) = (false, true);
+            }
             StoreEvent::ClaimOurs { is_new } => {
                 self.claim = ClaimState::Ours;
                 self.is_fenced &= !is_new;
@@ -287,16 +301,18 @@ impl StoreMachine {
         if !self.has_log {
             return if self.is_usable { Direct } else { Refusing };
         }
-        let may_restore =
-            self.is_usable && self.claim == ClaimState::Ours && self.is_fenced && self.appends == 0;
+        let may_restore = self.may_restore
+            && self.claim == ClaimState::Ours
+            && self.is_fenced
+            && self.appends == 0;
         match self.mode {
             StandingBack => Spilling,
             Direct if !self.is_usable || self.hanging > 0 || self.writes > 0 => Spilling,
             Direct if !self.is_fenced => Spilling,
-            Restoring | Closing if !self.is_usable || !self.is_fenced => Spilling,
+            Restoring | Closing if !self.may_restore || !self.is_fenced => Spilling,
             Spilling if may_restore => Restoring,
-            Restoring if self.is_read && self.hold == Hold::Allowed => Closing,
-            Closing if !self.is_read || self.hold != Hold::Held => Restoring,
+            Restoring if self.is_usable && self.is_read && self.hold == Hold::Allowed => Closing,
+            Closing if !self.is_usable || !self.is_read || self.hold != Hold::Held => Restoring,
             mode => mode,
         }
     }

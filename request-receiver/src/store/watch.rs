@@ -179,7 +179,15 @@ impl Watch {
         }
         match verdict {
             Verdict::Usable { durability, warnings } => self.usable(durability, &warnings).await,
-            Verdict::Full(why) => self.unusable(QueueHealth::Full, &format!("queue_full: {why}")),
+            Verdict::Full(why) => {
+                if self.may_restore(facts) {
+                    self.store.looks().set_short();
+                } else {
+                    self.store.looks().set(QueueHealth::Full);
+                }
+                self.report_unusable(&format!("queue_full: {why}"));
+                false
+            }
             Verdict::Refused(why) => {
                 self.unusable(QueueHealth::Unavailable, &format!("queue_refused: {why}"))
             }
@@ -215,11 +223,22 @@ impl Watch {
 
     fn unusable(&self, health: QueueHealth, reason: &str) -> bool {
         self.store.looks().set(health);
+        self.report_unusable(reason);
+        false
+    }
+
+    fn report_unusable(&self, reason: &str) {
         match self.store.log() {
             Some(log) => self.spilling(&**log, reason),
             None => self.refusing(reason),
         }
-        false
+    }
+
+    /// Whether a log on Redis' own disk may be restored though that is short of room: it takes no more than it
+    /// leaves, and without it there would never be more.
+    fn may_restore(&self, facts: &Facts) -> bool {
+        let device = self.store.log().and_then(|log| log.device());
+        device.is_some() && device == facts.disk_device && health::is_short_of_disk_only(facts)
     }
 
     fn refusing(&self, reason: &str) {

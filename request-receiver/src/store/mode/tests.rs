@@ -16,6 +16,7 @@ fn events(has_log: bool) -> Vec<StoreEvent> {
     ];
     if has_log {
         events.extend([
+            StoreEvent::QueueShort,
             StoreEvent::ClaimOurs { is_new: false },
             StoreEvent::ClaimOurs { is_new: true },
             StoreEvent::HoldRanOut,
@@ -104,7 +105,8 @@ fn each_mode_is_what_it_says_in_every_state() {
                     && machine.hanging == 0
             }
             StoreMode::Restoring | StoreMode::Closing => {
-                machine.is_usable
+                machine.may_restore
+                    && (machine.is_usable || machine.mode == StoreMode::Restoring)
                     && machine.is_fenced
                     && machine.claim == ClaimState::Ours
                     && machine.appends == 0

@@ -103,7 +103,11 @@ impl World {
             4 | 5 if self.has_log => self.feeder_step(),
             6 => {
                 if !self.redis.is_hung {
-                    self.on(StoreEvent::Queue { is_usable: !self.redis.is_full });
+                    let is_short =
+                        self.has_log && !self.plan.is_healed() && self.random.chance(100);
+                    let is_usable = !self.redis.is_full;
+                    let usable = StoreEvent::Queue { is_usable };
+                    self.on(if is_short && is_usable { StoreEvent::QueueShort } else { usable });
                 } else if self.random.chance(300) {
                     self.on(StoreEvent::Queue { is_usable: false });
                 }
