@@ -88,6 +88,11 @@ impl Redis {
         self.unix_socket
     }
 
+    /// Whether it is reached as a cluster.
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.endpoint, Endpoint::Cluster(_))
+    }
+
     /// Connects; requests fail after `budget` without an answer (`None`: they wait for as long as
     /// the connection lives).
     ///

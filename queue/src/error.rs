@@ -26,6 +26,12 @@ pub enum QueueError {
     /// Spilled packs that do not follow the last one that was fed.
     #[error("the spilled packs do not follow the last one that redis knows of")]
     OutOfStep,
+    /// Only a queue under the prefix that was the default before is there: it must not be left behind.
+    #[error(
+        "redis holds a queue under spillway:, the default of REDIS_PREFIX before, and none under {{spillway}}:; set \
+         REDIS_PREFIX=spillway:, or rename its keys as docs/upgrade.md says"
+    )]
+    OlderPrefix,
     /// A reply of a shape we do not know.
     #[error("redis answered in an unexpected way: {0}")]
     Unexpected(String),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use spillway_queue::Redis;
 use spillway_queue::access::Access;
+use spillway_queue::keys::DEFAULT_PREFIX;
 use zeroize::Zeroizing;
 
 use crate::settings::{Checker, read_secrets};
@@ -24,8 +25,8 @@ pub struct RedisArgs {
     )]
     pub redis_url: String,
 
-    /// Stands before the name of every key. In a cluster it must hold a hash tag
-    #[arg(long, env = "REDIS_PREFIX", default_value = "spillway:", global = true)]
+    /// Stands before the name of every key. In a cluster it must hold a hash tag, as the default does
+    #[arg(long, env = "REDIS_PREFIX", default_value = DEFAULT_PREFIX, global = true)]
     pub redis_prefix: String,
 
     /// File with Redis' password, instead of one in REDIS_URL

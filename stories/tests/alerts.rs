@@ -263,7 +263,7 @@ impl Watched {
     async fn redis_and_packs(&mut self) {
         let _: String = self.redis.command(&["CONFIG", "SET", "appendfsync", "everysec"]).await;
         self.fire("CONFIG SET appendfsync everysec", &["SpillwayNotDurable"]).await;
-        let _: String = self.redis.command(&["XADD", "spillway:in", "*", "p", "no pack"]).await;
+        let _: String = self.redis.command(&["XADD", "{spillway}:in", "*", "p", "no pack"]).await;
         self.fire("an entry that is no pack", &["SpillwayCorruptPack"]).await;
         let _: String = self.redis.command(&["CONFIG", "SET", "appendfsync", "always"]).await;
     }

@@ -23,7 +23,7 @@ use stories::size::size;
 use stories::until::until;
 use tokio::task::JoinHandle;
 
-const QUEUE: &str = "spillway:in";
+const QUEUE: &str = "{spillway}:in";
 const SOON: Duration = Duration::from_secs(60);
 const TOPIC: &str = "products/update";
 /// Twenty shops that are never paused, together a hundred webhooks a second.

@@ -26,8 +26,8 @@ use stories::size::size;
 use stories::until::until;
 use tokio::time::sleep;
 
-const QUEUE: &str = "spillway:in";
-const DEAD: &str = "spillway:http:dead";
+const QUEUE: &str = "{spillway}:in";
+const DEAD: &str = "{spillway}:http:dead";
 const SOON: Duration = Duration::from_secs(60);
 const TOPIC: &str = "products/update";
 const WINDOW: Duration = Duration::from_secs(10);

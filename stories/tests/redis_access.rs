@@ -105,7 +105,7 @@ async fn a_user_by_the_documented_rule_has_all_it_needs_and_one_with_less_is_tol
         post(receiver.address(), &Webhook::any()).await.expect_stored();
     }
     until("they are delivered", SOON, async || backend.delivered() >= 20).await;
-    until("all is settled", SOON, async || redis.stream_len("spillway:in").await == 0).await;
+    until("all is settled", SOON, async || redis.stream_len("{spillway}:in").await == 0).await;
     drop(downstreamer);
     for command in ["multi", "exec", "xadd", "hincrby"] {
         let less = format!("-{command}");
@@ -115,7 +115,7 @@ async fn a_user_by_the_documented_rule_has_all_it_needs_and_one_with_less_is_tol
         redis.command::<String>(&words(&rule)).await;
         receiver.ready().await;
     }
-    assert_eq!(redis.stream_len("spillway:in").await, 0, "what was refused is stored");
+    assert_eq!(redis.stream_len("{spillway}:in").await, 0, "what was refused is stored");
 }
 
 /// A node of a cluster, alone yet.
@@ -179,8 +179,7 @@ async fn a_cluster_of_one_shard_is_followed_through_failovers() {
         "rediss+cluster://localhost:{nobody},localhost:{first_port},localhost:{second_port}"
     );
     let ca = authority.certificate();
-    let settings =
-        [("REDIS_URL", url.as_str()), ("REDIS_PREFIX", "{spillway}:"), ("REDIS_CA_FILE", &ca)];
+    let settings = [("REDIS_URL", url.as_str()), ("REDIS_CA_FILE", &ca)];
     let backend = Backend::start().await;
     let receiver = cell.receiver(&settings).await;
     let downstreamer = cell.downstreamer(&backend, &settings).await;

@@ -54,7 +54,7 @@ async fn more_are_stored(ledger: &Ledger, more: usize) {
 /// Each pack is in the stream once.
 async fn expect_no_pack_twice(redis: &RedisServer) {
     type Entry = (String, Vec<(String, Vec<u8>)>);
-    let entries: Vec<Entry> = redis.command(&["XRANGE", "spillway:in", "-", "+"]).await;
+    let entries: Vec<Entry> = redis.command(&["XRANGE", "{spillway}:in", "-", "+"]).await;
     let packs: HashSet<&[u8]> = entries.iter().map(|(_, fields)| fields[0].1.as_slice()).collect();
     assert_eq!(packs.len(), entries.len(), "a pack is there twice");
     say(&format!("spill: {} packs in the stream, none twice", entries.len()));
@@ -238,8 +238,8 @@ async fn redis_killed_while_it_is_fed_repeats_and_loses_nothing() {
         more_are_stored(&ledger, 600).await;
         redis.restart();
         redis.ready().await;
-        let before = redis.stream_len("spillway:in").await;
-        until("it is fed", SOON, async || redis.stream_len("spillway:in").await > before).await;
+        let before = redis.stream_len("{spillway}:in").await;
+        until("it is fed", SOON, async || redis.stream_len("{spillway}:in").await > before).await;
     }
     direct(&receiver, SOON).await;
     running.stop().await;
@@ -265,7 +265,7 @@ async fn a_redis_at_the_end_of_a_slow_way_is_fed_all_the_same() {
     }
     let redis = cell.redis(&[]).await;
     direct(&receiver, Duration::from_secs(90)).await;
-    let counted: u64 = redis.command(&["HGET", "spillway:counts", "appended"]).await;
+    let counted: u64 = redis.command(&["HGET", "{spillway}:counts", "appended"]).await;
     assert_eq!(counted, 41);
     assert!(receiver.output().contains("redis did not answer in time"), "{}", receiver.output());
     expect_no_pack_twice(&redis).await;
@@ -289,7 +289,7 @@ async fn it_starts_without_redis_and_stops_and_what_it_took_is_fed_by_the_next()
     let redis = cell.redis(&[]).await;
     receiver.restart();
     direct(&receiver, SOON).await;
-    let counted: u64 = redis.command(&["HGET", "spillway:counts", "appended"]).await;
+    let counted: u64 = redis.command(&["HGET", "{spillway}:counts", "appended"]).await;
     assert_eq!(counted, 20);
     post(receiver.address(), &Webhook::any()).await.expect_stored();
     assert_eq!(receiver.metric("spillway_spilled_total").await, Some(0.0));
@@ -298,7 +298,7 @@ async fn it_starts_without_redis_and_stops_and_what_it_took_is_fed_by_the_next()
     // A clean end lets anybody else begin at once.
     receiver.sigterm();
     assert_eq!(receiver.exit(SOON).await.code(), Some(0));
-    let claim: Option<String> = redis.command(&["GET", "spillway:spill:claim"]).await;
+    let claim: Option<String> = redis.command(&["GET", "{spillway}:spill:claim"]).await;
     assert_eq!(claim, None);
 }
 
@@ -322,11 +322,11 @@ async fn what_a_killed_process_left_on_its_way_does_not_arrive_behind_what_is_fe
     post(next.address(), &Webhook::any()).await.expect_stored();
     redis.sigcont();
     direct(&next, SOON).await;
-    let stored = redis.stream_len("spillway:in").await;
+    let stored = redis.stream_len("{spillway}:in").await;
     way.suffers(Trouble::None);
     for _ in 0..20 {
         post(next.address(), &Webhook::any()).await.expect_stored();
         sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(redis.stream_len("spillway:in").await, stored + 20);
+    assert_eq!(redis.stream_len("{spillway}:in").await, stored + 20);
 }

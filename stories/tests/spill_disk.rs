@@ -188,7 +188,7 @@ async fn a_torn_tail_is_cut_and_damage_is_told_and_passed() {
     let redis = cell.redis(&[]).await;
     receiver.restart();
     direct(&receiver).await;
-    let fed: usize = redis.command(&["HGET", "spillway:counts", "appended"]).await;
+    let fed: usize = redis.command(&["HGET", "{spillway}:counts", "appended"]).await;
     assert_eq!(fed, 39, "all but the damaged one");
     assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(1.0));
     let output = receiver.output();
@@ -254,7 +254,7 @@ async fn a_receiver_without_a_spill_stands_back_behind_one_with_it() {
     with.kill9();
     let late = cell.receiver(&[]).await;
     assert!(late.output().contains("a receiver that spilled for this cell has ended"));
-    let claim: Option<String> = redis.command(&["GET", "spillway:spill:claim"]).await;
+    let claim: Option<String> = redis.command(&["GET", "{spillway}:spill:claim"]).await;
     assert_eq!(claim, None);
 }
 
@@ -279,7 +279,7 @@ async fn a_redis_that_came_back_with_older_data_is_told_of() {
     let output = receiver.output();
     assert!(output.contains("redis does not know packs that it was fed"), "{output}");
     assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(1.0));
-    let fed: usize = redis.command(&["HGET", "spillway:counts", "appended"]).await;
+    let fed: usize = redis.command(&["HGET", "{spillway}:counts", "appended"]).await;
     assert!(fed >= 5, "what was still on disk is fed: {fed}");
     store(&receiver, 1).await;
 }

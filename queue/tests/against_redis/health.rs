@@ -64,8 +64,8 @@ async fn the_aof_is_rewritten_when_asked_for() {
     let ids = server.append(&[[b'x'; 100_000].as_slice(); 10]).await;
     let mut connection = server.connect().await;
     let before = read(&server.redis(), &mut connection).await.unwrap().aof_bytes;
-    let _: u64 = server.command(&["XDEL", "spillway:in", &ids[0].to_string()]).await;
-    let _: u64 = server.command(&["XTRIM", "spillway:in", "MAXLEN", "1"]).await;
+    let _: u64 = server.command(&["XDEL", "{spillway}:in", &ids[0].to_string()]).await;
+    let _: u64 = server.command(&["XTRIM", "{spillway}:in", "MAXLEN", "1"]).await;
     rewrite::start(&mut connection).await.unwrap();
     until("the AOF has shrunk", async || {
         let facts = read(&server.redis(), &mut connection).await.unwrap();

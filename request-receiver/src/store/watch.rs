@@ -137,7 +137,12 @@ impl Watch {
             return Ok((facts, verdict));
         }
         if matches!(verdict, Verdict::Usable { .. }) {
-            drains::register(&self.redis, connected, None, StartAt::Oldest).await?;
+            match drains::register(&self.redis, connected, None, StartAt::Oldest).await {
+                Err(error @ QueueError::OlderPrefix) => {
+                    return Ok((facts, Verdict::Refused(error.to_string())));
+                }
+                registered => registered?,
+            };
             if self.store.log().is_none() {
                 let held = feed::look(&self.redis, connected).await?;
                 let is_alive = self.claim.is_alive(&held);

@@ -217,13 +217,13 @@ impl World {
                 self.redis.process.try_command(&["XLEN", key]).await;
             length.ok()
         };
-        for key in ["spillway:in", "spillway:http:replays", "spillway:kafka:replays"] {
+        for key in ["{spillway}:in", "{spillway}:http:replays", "{spillway}:kafka:replays"] {
             if length(key).await != Some(0) {
                 return false;
             }
         }
         let lanes: redis::RedisResult<u64> =
-            self.redis.process.try_command(&["HLEN", "spillway:http:lanes"]).await;
+            self.redis.process.try_command(&["HLEN", "{spillway}:http:lanes"]).await;
         if lanes.ok() != Some(0) {
             return false;
         }
@@ -284,7 +284,7 @@ impl World {
 
     /// Fails the test if a pack that is none was lost, or something panicked.
     pub async fn expect_sound(&self) {
-        let keys: Vec<String> = self.redis.process.command(&["KEYS", "spillway:corrupt:*"]).await;
+        let keys: Vec<String> = self.redis.process.command(&["KEYS", "{spillway}:corrupt:*"]).await;
         assert_eq!(keys.len(), self.corrupt, "corrupt packs that were set aside");
         let services = self.downstreamers.iter().chain([&self.receiver]);
         for kept in services.chain(self.kafka.as_ref().map(|kafka| &kafka.producer)) {

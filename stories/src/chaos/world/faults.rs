@@ -248,7 +248,7 @@ impl World {
             return;
         };
         let mut newest = redis::cmd("XREVRANGE");
-        newest.arg("spillway:in").arg("+").arg("-").arg("COUNT").arg(1);
+        newest.arg("{spillway}:in").arg("+").arg("-").arg("COUNT").arg(1);
         let entries: Vec<Entry> = newest.query_async(&mut connection).await.unwrap_or_default();
         let mut packs = vec![vec![0x5a; chance.random_range(1..4096)], Vec::new()];
         if let Some((_, fields)) = entries.first() {
@@ -261,7 +261,7 @@ impl World {
         }
         for pack in packs {
             let mut add = redis::cmd("XADD");
-            add.arg("spillway:in").arg("*").arg("p").arg(pack);
+            add.arg("{spillway}:in").arg("*").arg("p").arg(pack);
             let added = add.query_async::<String>(&mut connection).await;
             self.corrupt += usize::from(added.is_ok());
         }
