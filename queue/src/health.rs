@@ -31,7 +31,8 @@ pub struct Facts {
     pub eviction_policy: String,
     /// Whether the AOF is on.
     pub aof_enabled: bool,
-    /// `always`, `everysec`, `no`; `None` where CONFIG is not permitted.
+    /// When it syncs at all times: `always`, `everysec`, `no`, and `no` where rewrites keep it from that
+    /// (`no-appendfsync-on-rewrite`); `None` where CONFIG is not permitted.
     pub fsync: Option<String>,
     /// Bytes of the AOF.
     pub aof_bytes: u64,
@@ -106,7 +107,10 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Facts, Q
     let number = |name: &str| info.get(name).and_then(|value| value.parse().ok()).unwrap_or(0);
     let flag = |name: &str| info.get(name).is_some_and(|value| *value == "1");
     let is_not_ok = |name: &str| info.get(name).is_some_and(|status| *status != "ok");
-    let fsync = config(connection, "appendfsync").await?;
+    let mut fsync = config(connection, "appendfsync").await?;
+    if config(connection, "no-appendfsync-on-rewrite").await?.as_deref() == Some("yes") {
+        fsync = Some("no".to_owned());
+    }
     let directory = config(connection, "dir").await?.filter(|_| redis.is_local());
     let directory = directory.as_deref().map(Path::new);
     Ok(Facts {
@@ -177,7 +181,8 @@ pub fn judge(facts: &Facts, policy: DurabilityPolicy, was_full: bool) -> Verdict
     }
     if durability < Durability::Always {
         warnings.push(
-            "a crash of redis can lose answered webhooks: set appendonly yes and appendfsync always",
+            "a crash of redis can lose answered webhooks: set appendonly yes, appendfsync always and \
+             no-appendfsync-on-rewrite no",
         );
     }
     Verdict::Usable { durability, warnings }
@@ -223,8 +228,8 @@ fn refusal(facts: &Facts, policy: DurabilityPolicy) -> Option<String> {
     }
     if policy.is_required && durability(facts, policy.is_vouched) < Durability::Always {
         return Some(
-            "redis does not sync before it answers, and may lose answered webhooks: set appendonly yes \
-             and appendfsync always; or REDIS_DURABILITY=vouched for a service that keeps a durable log of \
+            "redis does not sync before it answers, and may lose answered webhooks: set appendonly yes, \
+             appendfsync always and no-appendfsync-on-rewrite no; or REDIS_DURABILITY=vouched for a service that keeps a durable log of \
              its own; or REQUIRE_DURABLE=false to take that loss"
                 .to_owned(),
         );

@@ -167,6 +167,12 @@ impl Index {
         }
     }
 
+    /// What is behind the number `fed` waits again, though it was fed before.
+    pub fn again_after(&self, fed: u64) {
+        let mut inner = self.lock();
+        inner.fed_through = inner.fed_through.min(fed);
+    }
+
     /// Something in the segment named `first` could not be read back.
     pub fn damaged(&self, first: u64) {
         let mut inner = self.lock();

@@ -259,6 +259,22 @@ async fn a_receiver_without_a_spill_stands_back_behind_one_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_receiver_whose_cell_was_taken_while_it_slept_says_so() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let (one, other) = (directory(&cell, "spill"), directory(&cell, "other"));
+    let asleep = cell.receiver(&[("SPILL_DIR", &one)]).await;
+    direct(&asleep).await;
+    asleep.sigstop();
+    let awake = cell.receiver(&[("SPILL_DIR", &other)]).await;
+    direct(&awake).await;
+    asleep.sigcont();
+    asleep.unready("spill_claimed").await;
+    post(asleep.address(), &Webhook::any()).await.expect_later("queue_unavailable");
+    store(&awake, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_came_back_with_older_data_is_told_of() {
     let cell = Cell::shared();
     let mut redis = cell.redis(&[]).await;

@@ -50,6 +50,19 @@ async fn a_redis_that_evicts_or_syncs_less_is_seen_through() {
 }
 
 #[tokio::test]
+async fn a_redis_that_does_not_sync_while_it_rewrites_keeps_nothing_for_certain() {
+    let server = Server::start(&["--no-appendfsync-on-rewrite", "yes"]).await;
+    let mut connection = server.connect().await;
+    let facts = read(&server.redis(), &mut connection).await.unwrap();
+    assert_eq!(durability(&facts, false), Durability::None);
+    let refused = judge(&facts, policy(true), false);
+    assert!(
+        matches!(&refused, Verdict::Refused(why) if why.contains("no-appendfsync-on-rewrite no")),
+        "{refused:?}"
+    );
+}
+
+#[tokio::test]
 async fn a_redis_without_an_aof_keeps_nothing() {
     let server = Server::start(&["--appendonly", "no"]).await;
     let mut connection = server.connect().await;

@@ -289,6 +289,7 @@ impl Feeder {
             self.spill.errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             // Behind what was appended directly since, it would come out of order.
             fed = if self.gate.is_spilling() { fed.max(floor) } else { known };
+            self.spill.index.again_after(fed);
             if let Some(connection) = self.claiming.connection.as_mut() {
                 self.claim.note(connection, fed).await?;
             }

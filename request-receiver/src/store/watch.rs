@@ -31,6 +31,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// A look that takes longer is a failed one.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Why a receiver with a log stands back.
+const CLAIMED_BY_A_LOG: &str =
+    "spill_claimed: another receiver has this cell, and answers for it: stop either";
 /// Why a receiver without a log stands back.
 const CLAIMED: &str =
     "queue_refused: a receiver with SPILL_DIR has this cell, and is its only one: stop either";
@@ -208,12 +211,12 @@ impl Watch {
         }
         let is_news = match (self.store.gate().mode(), self.store.log()) {
             (StoreMode::Direct, _) => self.readiness.ready(),
-            (_, Some(log)) => {
-                self.spilling(&**log, "catching up: what was spilled is fed to redis first");
+            (StoreMode::StandingBack, log) => {
+                self.refusing(if log.is_some() { CLAIMED_BY_A_LOG } else { CLAIMED });
                 false
             }
-            (StoreMode::StandingBack, None) => {
-                self.refusing(CLAIMED);
+            (_, Some(log)) => {
+                self.spilling(&**log, "catching up: what was spilled is fed to redis first");
                 false
             }
             // An append has just failed: the next look says more.
@@ -234,6 +237,9 @@ impl Watch {
 
     fn report_unusable(&self, reason: &str) {
         match self.store.log() {
+            Some(_) if self.store.gate().mode() == StoreMode::StandingBack => {
+                self.refusing(CLAIMED_BY_A_LOG);
+            }
             Some(log) => self.spilling(&**log, reason),
             None => self.refusing(reason),
         }

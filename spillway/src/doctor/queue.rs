@@ -77,7 +77,7 @@ fn redis_findings(facts: &Facts) -> Vec<Finding> {
 }
 
 fn durability(facts: &Facts) -> Finding {
-    let fix = "set appendonly yes and appendfsync always";
+    let fix = "set appendonly yes, appendfsync always and no-appendfsync-on-rewrite no";
     match (health::durability(facts, false), &facts.fsync) {
         (Durability::Always | Durability::Vouched, _) => {
             Finding::ok("a webhook is on disk before it is answered")
