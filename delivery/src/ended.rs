@@ -336,9 +336,8 @@ impl<C: Content> Core<C> {
         lane.flow.suspect = Some(Suspect { until, wait, since, probes, has_timed_out });
         let opens = active.saturating_sub(since) >= opens_after && lane.breaker.trip(now);
         self.counts.breakers_opened += u64::from(opens);
-        if opens || before.is_none() {
-            self.ledger.changed.push(attempt.lane);
-        }
+        // Each time: a leader may be killed, and its row is all that the next one knows of the failing time.
+        self.ledger.changed.push(attempt.lane);
     }
 
     fn retry_or_give_up(&mut self, failure: Failure<C::Evidence>, scope: Option<Scope>) {

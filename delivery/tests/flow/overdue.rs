@@ -279,6 +279,34 @@ fn what_came_while_there_was_no_leader_or_the_backend_was_stopped_has_all_its_ti
 }
 
 #[test]
+fn the_rows_of_lanes_whose_probes_are_all_cut_off_say_for_how_long_they_have_failed() {
+    // The leader may be killed at any moment: what the next one finds is what was written.
+    let shops = FIRST_OF_ONE..FIRST_OF_ONE + 40;
+    let failing = Spans::one(before(60 * SECOND), 60 * SECOND);
+    let lane = |shop| LaneLoaded {
+        failing: failing.clone(),
+        is_tripped: true,
+        is_suspect: true,
+        ..stored_lane(shop, 1)
+    };
+    let cursor = StreamId { ms: EPOCH_MS, seq: 0 };
+    let loaded = Loaded { cursor, lanes: shops.clone().map(lane).collect(), ..Loaded::default() };
+    let answers = |shop, _, _: Duration| {
+        if shop >= FIRST_OF_ONE { Answer::Hangs } else { Answer::Takes(5 * MS) }
+    };
+    let config = Config { retry_for: 2 * HOUR, ..config(4) };
+    let mut world = World::load(config, Box::new(answers), loaded);
+    world.waiting = 40;
+    for second in 1..3_600 {
+        world.accept(second * SECOND, [(2 + second % 5, 0)]);
+    }
+    world.run(3_600 * SECOND);
+    let written = |shop| world.failing.get(&sorted(shop, 0, 0, 0).lane).map(Spans::total);
+    let late = shops.filter(|shop| written(*shop).is_none_or(|total| total < 2_400 * SECOND));
+    assert_eq!(late.count(), 0, "rows say less than 40 of the 60 minutes");
+}
+
+#[test]
 fn what_a_filter_pauses_spends_no_time_though_others_of_its_lane_flow() {
     let answers: Box<Answers> =
         Box::new(|_, kind, _| if kind == 200 { Answer::Fails(MS) } else { Answer::Takes(5 * MS) });
