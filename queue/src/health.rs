@@ -48,6 +48,22 @@ pub struct Facts {
     pub disk_device: Option<u64>,
 }
 
+/// Whether an AOF that was off is there yet. Once it is turned on, Redis says so at once, and writes what comes into a file
+/// that is not read at a start until the first rewrite has ended.
+#[derive(Debug, Default)]
+pub struct FirstAof {
+    is_awaited: bool,
+}
+
+impl FirstAof {
+    /// Takes what a look has found. An AOF that isn't there yet is none.
+    pub fn look(&mut self, facts: &mut Facts) {
+        let has_ended = !facts.is_rewriting && facts.rewrite_failures == 0;
+        self.is_awaited = !facts.aof_enabled || self.is_awaited && !has_ended;
+        facts.aof_enabled &= !self.is_awaited;
+    }
+}
+
 /// How hard an answered webhook is to lose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Durability {
@@ -312,6 +328,23 @@ pub(crate) mod tests {
         for facts in [everysec, off] {
             assert!(usable(Durability::Vouched, 0)(judge(&facts, vouched, false)));
         }
+    }
+
+    #[test]
+    fn an_aof_that_is_turned_on_is_there_after_its_first_rewrite() {
+        let mut first = FirstAof::default();
+        let mut look = |aof_enabled, is_rewriting, rewrite_failures| {
+            let mut facts = Facts { aof_enabled, is_rewriting, rewrite_failures, ..good() };
+            first.look(&mut facts);
+            facts.aof_enabled
+        };
+        // One that was never seen off is rewritten as usual.
+        assert!(look(true, true, 0) && look(true, false, 0) && look(true, false, 3));
+        assert!(!look(false, false, 0));
+        assert!(!look(true, true, 0), "the first rewrite is under way");
+        assert!(!look(true, false, 1), "it failed");
+        assert!(!look(true, true, 1), "and is tried again");
+        assert!(look(true, false, 0) && look(true, true, 0) && look(true, false, 1));
     }
 
     #[test]

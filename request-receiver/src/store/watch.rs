@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use spillway_queue::drains::{self, StartAt};
-use spillway_queue::health::{self, Durability, DurabilityPolicy, Facts, Verdict};
+use spillway_queue::health::{self, Durability, DurabilityPolicy, Facts, FirstAof, Verdict};
 use spillway_queue::rewrite::{self, RewriteBackoff};
 use spillway_queue::{Connection, QueueError, Redis, feed, permissions, status};
 use spillway_service::Readiness;
@@ -49,6 +49,7 @@ pub struct Watch {
     claim: ClaimFollower,
     /// Shops that take too much.
     shops: Judge,
+    first_aof: FirstAof,
     /// Spaces rewrites of the AOF.
     rewrites: RewriteBackoff,
     safety: SafetyLog,
@@ -71,6 +72,7 @@ impl Watch {
             gauges: metrics.queue.clone(),
             claim: ClaimFollower::default(),
             shops,
+            first_aof: FirstAof::default(),
             rewrites: RewriteBackoff::default(),
             safety: SafetyLog::default(),
         }
@@ -126,7 +128,8 @@ impl Watch {
                 connection.insert(connected)
             }
         };
-        let facts = health::read(&self.redis, connected).await?;
+        let mut facts = health::read(&self.redis, connected).await?;
+        self.first_aof.look(&mut facts);
         looks.count_answer();
         let mut verdict = health::judge(&facts, self.durability, looks.is_full());
         let missing = permissions::missing(&self.redis, connected).await?;
