@@ -219,7 +219,7 @@ impl Backend {
         }
     }
 
-    /// What the active time was at a moment that is not after `now`.
+    /// Active time at a moment that is not after `now`.
     pub fn active_at(&self, moment: Duration, now: Duration) -> Duration {
         let next = self.runs.partition_point(|(at, _)| *at <= moment);
         let (at, active) = self.runs[next.saturating_sub(1)];

@@ -3,19 +3,17 @@
 use std::time::Duration;
 
 use spillway_limiter::{Sample, Signal};
-use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
 use crate::attempts::{Attempt, AttemptId};
 use crate::backoff::jittered;
 use crate::core::Core;
 use crate::event::{AttemptEnd, Scope, Verdict};
-use crate::index::ResourceKey;
+use crate::give_up::Failure;
 use crate::lane::{FAILURES_KNOWN, Failures, Suspect};
 use crate::ledger::{Ended, Finished};
 use crate::resource::{State, Step};
 use crate::retry::RetryState;
-use crate::settlement::DeadLetter;
 use crate::sorted::Content;
 use crate::time::About;
 
@@ -28,17 +26,6 @@ const SERVED_LATELY: Duration = Duration::from_secs(600);
 
 /// Reason of a dead letter that was tried for as long as it may be.
 const RETRIES_EXHAUSTED: &str = "retries_exhausted";
-
-/// A failure of one attempt.
-struct Failure<E> {
-    attempt: Attempt,
-    /// Wait that the backend asked for.
-    pause: Duration,
-    reason: &'static str,
-    /// Refused, rather than failed.
-    is_refusal: bool,
-    evidence: E,
-}
 
 /// True if the backend failed to do its work, and did not say for how long it is to be left alone.
 fn is_failure(signal: Signal) -> bool {
@@ -415,7 +402,7 @@ impl<C: Content> Core<C> {
     }
 
     /// Has a webhook be tried again.
-    fn retry(
+    pub(crate) fn retry(
         &mut self,
         attempt: &Attempt,
         attempts: u32,
@@ -442,68 +429,5 @@ impl<C: Content> Core<C> {
             return;
         }
         self.queue.retries.schedule(due, attempt.resource);
-    }
-
-    /// Makes a dead letter of a webhook, or keeps it in retry: while the backend refuses everything,
-    /// where there is no room for dead letters, and where nothing at all succeeds.
-    fn give_up(&mut self, failure: Failure<C::Evidence>) {
-        let Failure { attempt, pause, reason, is_refusal, evidence, .. } = failure;
-        let letter = self.dead_letter(&attempt, reason, evidence);
-        let Some(letter) = letter.filter(|_| !self.backend.is_refusing()) else {
-            self.retry(&attempt, attempt.number, pause, None);
-            return;
-        };
-        let bytes = letter.content.dead_bytes(letter.record_index, &letter.evidence);
-        let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
-        let has_credit = !is_refusal || self.backend.take_credit(shop);
-        if !self.has_dead_room(bytes) || !has_credit {
-            self.retry(&attempt, attempt.number, pause, None);
-            return;
-        }
-        if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
-            lane.breaker.gave_up(self.session.now.at);
-            if let (Some(suspect), Some(at)) = (&mut lane.flow.suspect, lane.breaker.probe_at()) {
-                suspect.until = suspect.until.min(at);
-            }
-        }
-        if !is_refusal {
-            self.may_expire_from_now_on(attempt.lane);
-        }
-        self.bury(attempt.resource, letter, bytes, attempt.sent.fingerprint);
-    }
-
-    /// Whether a dead letter of so many bytes has room.
-    pub(crate) fn has_dead_room(&mut self, bytes: u64) -> bool {
-        let has_room = bytes <= self.session.dead_room;
-        self.counts.kept_for_want_of_room += u64::from(!has_room);
-        has_room
-    }
-
-    /// A head ends as a dead letter of so many bytes.
-    pub(crate) fn bury(
-        &mut self,
-        resource: ResourceKey,
-        letter: DeadLetter<C>,
-        bytes: u64,
-        fingerprint: Option<Fingerprint>,
-    ) {
-        self.session.dead_room -= bytes;
-        self.ledger.dying_bytes += bytes;
-        self.counts.dead(letter.reason);
-        let attempts = letter.attempts;
-        let end = Ended::Dead(Box::new(letter), bytes);
-        self.finish(Finished { resource, end, fingerprint, attempts });
-    }
-
-    /// The dead letter of what an attempt sent; `None` where its bytes are not at hand.
-    fn dead_letter(
-        &mut self,
-        attempt: &Attempt,
-        reason: &'static str,
-        evidence: C::Evidence,
-    ) -> Option<DeadLetter<C>> {
-        let (content, record_index) = self.ledger.sent.remove(&attempt.resource)?;
-        let (position, attempts) = (attempt.position, attempt.number);
-        Some(DeadLetter { position, content, record_index, reason, attempts, evidence })
     }
 }

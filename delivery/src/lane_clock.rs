@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use spillway_webhook::Spans;
 
-/// How much of the active time between two moments counts.
+/// Counts the part of the active time between two moments that is a webhook's own.
 pub type CountedTime<'a> = &'a dyn Fn(Duration, Duration) -> Duration;
 
 /// When something was accepted.
@@ -17,7 +17,7 @@ pub struct Accepted {
     pub ms: u64,
     /// As active time of this leader; zero if it was before.
     pub active: Duration,
-    /// Whether it was before this leader.
+    /// True if that was before this leader.
     pub is_before: bool,
 }
 

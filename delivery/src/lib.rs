@@ -25,6 +25,7 @@ mod ended;
 mod event;
 mod expiry;
 mod fairness;
+mod give_up;
 mod index;
 mod lane;
 mod lane_clock;
