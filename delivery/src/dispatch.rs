@@ -154,7 +154,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Whether anything may begin or end without an attempt.
+    /// True if anything may begin or end without an attempt.
     pub(crate) fn may_go_on(&self) -> Result<(), Blocked> {
         let session = &self.session;
         if session.is_draining
@@ -163,7 +163,7 @@ impl<C: Content> Core<C> {
         {
             return Err(Blocked::NotLeading);
         }
-        if self.controls.pauses.now().is_all {
+        if self.controls.pauses.is_all() {
             return Err(Blocked::AllPaused);
         }
         if self.ledger.new_leads.len() >= LEADS_MAX {
@@ -172,7 +172,7 @@ impl<C: Content> Core<C> {
         Ok(())
     }
 
-    /// Whether anything may begin.
+    /// True if anything may begin.
     pub(crate) fn may_begin(&self) -> Result<(), Blocked> {
         self.may_go_on()?;
         let at_risk = self.attempts.len() + self.ledger.unsettled();
