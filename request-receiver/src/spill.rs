@@ -39,7 +39,7 @@ pub async fn start(
     let (channel, log_id) = SpillChannel::open(settings, background)?;
     let gate = Gate::new(true);
     let looks = Looks::new(gate.clone());
-    let mut feeder = Feeder::new(channel.clone(), gate.clone(), log_id, redis.clone());
+    let mut feeder = Feeder::new(channel.clone(), &gate, &looks, log_id, redis.clone());
     claim::settle(&mut feeder).await?;
     background.spawn("trying the disk of the spill again", {
         let (channel, stop) = (channel.clone(), stop.clone());
@@ -47,7 +47,7 @@ pub async fn start(
             stop.run_until_cancelled(channel.try_again()).await;
         }
     });
-    let feeding = feeder.run(looks.clone(), stop.clone());
+    let feeding = feeder.run(stop.clone());
     let feeding = background.spawn("the spill's feeder", feeding);
     let log: Arc<SpillChannel> = channel;
     Ok((Store::new(gate, looks, Some(log)), feeding))

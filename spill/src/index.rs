@@ -40,6 +40,8 @@ pub struct Segment {
     pub is_sealed: bool,
     /// Something in it could not be read back.
     pub is_damaged: bool,
+    /// Something in it is not to be fed, and not to be lost.
+    pub is_kept: bool,
     /// Webhooks in it; `None` until they are counted.
     pub webhooks: Option<u64>,
     /// Webhooks of it that were fed.
@@ -173,6 +175,16 @@ impl Index {
         inner.fed_through = inner.fed_through.min(fed);
     }
 
+    /// Has the segments put aside, instead of freed, that hold records after the number `after` up to `through`. Returns
+    /// how many there are.
+    pub fn keep(&self, after: u64, through: u64) -> usize {
+        let mut inner = self.lock();
+        let holds = |segment: &&mut Segment| {
+            segment.last > after.max(segment.after) && segment.after < through
+        };
+        inner.segments.iter_mut().filter(holds).map(|segment| segment.is_kept = true).count()
+    }
+
     /// Something in the segment named `first` could not be read back.
     pub fn damaged(&self, first: u64) {
         let mut inner = self.lock();
@@ -207,9 +219,9 @@ impl Index {
 /// Its name may come back after a power cut. What is in it is known to be fed then, too.
 fn free(segment: &Segment) {
     let path = &segment.path;
-    let freed = if segment.is_damaged {
-        let aside = segment::path_aside(path);
-        tracing::error!(?aside, "a damaged spill segment is kept for you to look at");
+    let freed = if segment.is_damaged || segment.is_kept {
+        let aside = segment::path_aside(path, segment.is_damaged);
+        tracing::error!(?aside, "a spill segment is kept for you to look at");
         fs::rename(path, aside)
     } else {
         fs::remove_file(path)

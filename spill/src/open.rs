@@ -134,6 +134,7 @@ impl Lying {
             end: self.length,
             is_sealed: true,
             is_damaged: self.is_damaged,
+            is_kept: false,
             webhooks: None,
             fed: 0,
         }

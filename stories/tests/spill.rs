@@ -2,6 +2,7 @@
 //! none refused, none lost, none twice, in order, and back to Redis without help.
 
 use std::collections::HashSet;
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -246,6 +247,33 @@ async fn redis_killed_while_it_is_fed_repeats_and_loses_nothing() {
     assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(0.0));
     expect_no_pack_twice(&redis).await;
     expect_delivered(&cell, &ledger, "spill, redis killed while fed").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_redis_is_fed_nothing_before_it_is_known_to_keep_it() {
+    let cell = Cell::alone();
+    let spill = directory(&cell);
+    let way = Way::to_redis(&socket_in(cell.directory()), "way");
+    way.suffers(Trouble::Crawls(400 << 10));
+    let url = way.url();
+    let receiver = cell.receiver(&[("REDIS_URL", url.as_str()), ("SPILL_DIR", &spill)]).await;
+    for _ in 0..400 {
+        let body =
+            format!("{{\"a\":\"{}\"}}", Alphanumeric.sample_string(&mut rand::rng(), 10_000));
+        post(receiver.address(), &Webhook::any().body(body)).await.expect_stored();
+    }
+    let mut redis = cell.redis(&[]).await;
+    until("it is fed", SOON, async || redis.stream_len("{spillway}:in").await > 5).await;
+    redis.kill9();
+    fs::remove_dir_all(cell.directory().join("appendonlydir")).expect("remove the data");
+    // Another one, in memory only.
+    let other = cell.redis(&["--appendonly", "no"]).await;
+    until("it is found out", SOON, async || {
+        let answer = receiver.admin("/readyz").await;
+        answer.is_some_and(|answer| answer.text().contains("queue_refused"))
+    })
+    .await;
+    assert_eq!(other.stream_len("{spillway}:in").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -27,6 +27,8 @@ const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// After a write that failed, requests are refused before their bodies are read for so long; then
 /// the next one tries.
 const REFUSE_FOR: Duration = Duration::from_millis(250);
+/// A disk that has not done for so long what it was asked for has stalled.
+const STALLED_AFTER: Duration = Duration::from_secs(2);
 /// A load balancer sends nothing to a receiver that is not ready: so it tries the disk by itself.
 const TRY_EVERY: Duration = Duration::from_secs(1);
 
@@ -199,6 +201,9 @@ impl OverflowLog for SpillChannel {
 
     fn trouble(&self) -> Option<&'static str> {
         match self.problem.kind.load(Ordering::Relaxed) {
+            _ if self.writing.waits_for() >= STALLED_AFTER => {
+                Some("spill_stalled: the disk of SPILL_DIR does not answer")
+            }
             NONE => None,
             FULL => Some("spill_full: SPILL_MAX is reached, or its disk is full"),
             _ => Some("spill_failing: the disk of SPILL_DIR cannot be written"),

@@ -37,19 +37,30 @@ const AGAIN_AFTER_ERROR: Duration = Duration::from_millis(250);
 pub struct Feeder {
     spill: Arc<SpillChannel>,
     gate: Arc<Gate>,
+    looks: Arc<Looks>,
     claim: Claim,
     /// For the claim, which is confirmed while something is fed as well.
     claiming: Line,
     feeding: Line,
     pace: Pace,
     confirmed: Option<Instant>,
-    /// The newest number that Redis knows of: the next chunk goes behind it.
-    fed: Option<u64>,
-    /// The newest record that lay there at start.
-    found_last: u64,
+    numbers: Numbers,
     progress: Progress,
     rival: Rival,
     logged: Logged,
+}
+
+/// Numbers of records.
+#[derive(Default)]
+struct Numbers {
+    /// The newest that Redis knows of: the next chunk goes behind it.
+    fed: Option<u64>,
+    /// The newest that lay there at start.
+    found_last: u64,
+    /// The newest when the log was last empty.
+    emptied: u64,
+    /// The newest that was followed by webhooks which were appended directly: fed again, it would come behind them.
+    passed: u64,
 }
 
 /// Claim of another receiver.
@@ -102,20 +113,26 @@ enum FeedError {
 
 impl Feeder {
     /// For the log `log_id`, which nobody else has.
-    pub fn new(spill: Arc<SpillChannel>, gate: Arc<Gate>, log_id: u64, redis: Redis) -> Self {
+    pub fn new(
+        spill: Arc<SpillChannel>,
+        gate: &Arc<Gate>,
+        looks: &Arc<Looks>,
+        log_id: u64,
+        redis: Redis,
+    ) -> Self {
         let claim = Claim::new(redis.clone(), log_id, rand::rng().random());
-        let found_last = spill.index.last();
+        let numbers = Numbers { found_last: spill.index.last(), ..Numbers::default() };
         let is_way_back = spill.holds_any();
         Self {
             spill,
-            gate,
+            gate: gate.clone(),
+            looks: looks.clone(),
             claim,
             claiming: Line::new(redis.clone(), Some(ANSWER_WITHIN)),
             feeding: Line::new(redis, None),
             pace: Pace::default(),
             confirmed: None,
-            fed: None,
-            found_last,
+            numbers,
             progress: Progress::default(),
             rival: Rival::default(),
             logged: Logged { error: None, is_way_back },
@@ -123,22 +140,19 @@ impl Feeder {
     }
 
     /// Feeds until `stop`.
-    pub async fn run(mut self, looks: Arc<Looks>, stop: CancellationToken) {
+    pub async fn run(mut self, stop: CancellationToken) {
         // Before, it is not known whether Redis takes anything.
         tokio::select! {
-            () = looks.looked() => {}
+            () = self.looks.looked() => {}
             () = stop.cancelled() => {}
         }
         // A turn may take as long as Redis does. What it was sent is asked after by the next start.
-        while let Some(turned) = stop.run_until_cancelled(self.turn(&looks)).await {
+        while let Some(turned) = stop.run_until_cancelled(self.turn()).await {
             let pause = match turned {
                 Ok(pause) => pause,
                 Err(error) => {
-                    self.tell(&error, &looks);
-                    if let FeedError::Queue(QueueError::Full(_)) = &error {
-                        looks.set_full();
-                    }
-                    self.forget();
+                    self.tell(&error);
+                    self.failed(&error);
                     // Every pack that is spilled meanwhile would be a reason to try again.
                     tokio::select! {
                         () = stop.cancelled() => {}
@@ -177,7 +191,7 @@ impl Feeder {
     }
 
     /// One step; says how long to wait for the next unless something happens.
-    async fn turn(&mut self, looks: &Looks) -> Result<Duration, FeedError> {
+    async fn turn(&mut self) -> Result<Duration, FeedError> {
         let is_due = self.confirmed.is_none_or(|confirmed| confirmed.elapsed() >= BUMP_EVERY);
         if (is_due || self.claiming.connection.is_none())
             && let Claimed::Theirs(_) = self.confirm().await?
@@ -186,7 +200,7 @@ impl Feeder {
         }
         self.gate.tick();
         if self.gate.needs_fence() {
-            self.fence(looks).await?;
+            self.fence().await?;
         }
         match self.gate.mode() {
             StoreMode::Direct => Ok(BUMP_EVERY),
@@ -197,70 +211,84 @@ impl Feeder {
 
     /// Ends what earlier processes may have on their way to Redis: it must not arrive behind what is
     /// fed. Nothing of this process is under way now.
-    async fn fence(&mut self, looks: &Looks) -> Result<(), QueueError> {
+    async fn fence(&mut self) -> Result<(), QueueError> {
         let connections = Fence::of_all(self.claiming.redis.clone()).close().await?;
         if connections > 0 {
             tracing::info!(connections, "an earlier process' connections to redis were ended");
         }
-        looks.renew_connections();
+        self.looks.renew_connections();
         self.gate.on(StoreEvent::Fenced);
         Ok(())
     }
 
+    /// Feeds a chunk. The claim is confirmed meanwhile, however long the disk or Redis take.
     async fn feed(&mut self) -> Result<Duration, FeedError> {
-        let (skip_through, pace) = (self.skip_through(), self.pace);
-        let chunk = match self.progress.ahead.take() {
-            Some(chunk) if !chunk.records.is_empty() => chunk,
-            _ => self.progress.next(&self.spill, skip_through, pace).await?,
-        };
-        // Past the last chunk, what is left is on its way to the disk now, or is held.
-        self.gate.on(StoreEvent::ChunkRead { is_last: chunk.is_last });
-        let Some(last) = chunk.last() else {
-            self.progress.done = Some(chunk);
-            self.finish();
-            return Ok(AGAIN);
-        };
         self.claiming.connected().await?;
-        let feeding = self.feeding.connected().await?;
-        let after = self.fed.unwrap_or(0);
-        let began = Instant::now();
-        let sending = async {
-            tokio::select! {
-                biased;
-                fed = timeout(pace.answer_within, send(&self.claim, feeding, after, &chunk)) => fed,
-                never = keep(&self.claim, &mut self.claiming, &self.gate) => match never {},
-            }
+        let skip_through = self.skip_through();
+        let Self { spill, gate, claim, claiming, feeding, pace, numbers, progress, logged, .. } =
+            self;
+        let chunk = async {
+            let chunk = match progress.ahead.take() {
+                Some(chunk) if !chunk.records.is_empty() => chunk,
+                _ => progress.next(spill, skip_through, *pace).await?,
+            };
+            // Past the last chunk, what is left is on its way to the disk now, or is held.
+            gate.on(StoreEvent::ChunkRead { is_last: chunk.is_last });
+            let Some(last) = chunk.last() else {
+                progress.done = Some(chunk);
+                return Ok(None);
+            };
+            let feeding = feeding.connected().await?;
+            let after = numbers.fed.unwrap_or(0);
+            let began = Instant::now();
+            let sending = timeout(pace.answer_within, send(claim, feeding, after, &chunk));
+            // The next chunk is read while this one is on its way.
+            let (fed, ahead) = tokio::join!(sending, progress.next(spill, skip_through, *pace));
+            let Ok(fed) = fed else {
+                let bytes = chunk.bytes();
+                pace.was_late(chunk.records.len(), bytes);
+                return Err(FeedError::Late { bytes });
+            };
+            fed?;
+            pace.was_taken(chunk.bytes(), began.elapsed());
+            numbers.fed = Some(last);
+            logged.is_way_back = true;
+            progress.ahead = Some(ahead?);
+            progress.done = Some(chunk);
+            Ok(Some(last))
         };
-        // The next chunk is read while this one is on its way.
-        let (fed, ahead) =
-            tokio::join!(sending, self.progress.next(&self.spill, skip_through, pace));
-        let Ok(fed) = fed else {
-            let bytes = chunk.bytes();
-            self.pace.was_late(chunk.records.len(), bytes);
-            return Err(FeedError::Late { bytes });
+        let fed = tokio::select! {
+            biased;
+            fed = chunk => fed?,
+            never = keep(claim, claiming, gate) => match never {},
         };
-        fed?;
-        self.pace.was_taken(chunk.bytes(), began.elapsed());
-        self.fed = Some(last);
-        self.logged.is_way_back = true;
-        self.progress.ahead = Some(ahead?);
-        self.progress.done = Some(chunk);
-        Ok(Duration::ZERO)
+        if fed.is_some() {
+            return Ok(Duration::ZERO);
+        }
+        self.finish();
+        Ok(AGAIN)
     }
 
     /// Has batches go to Redis directly, if all that was spilled is fed.
     fn finish(&mut self) {
         let Some(reader) = self.progress.reader.as_mut() else { return };
         let index = &self.spill.index;
+        let has_appended = self.gate.has_appended();
+        let mut last = 0;
         let is_fed = || {
             let is_fed = reader.is_at_end();
             if is_fed {
                 // Here, as nothing is written before this is decided.
                 index.all_fed();
+                last = index.last();
             }
             is_fed
         };
         if self.gate.finish_if(is_fed) {
+            let emptied = std::mem::replace(&mut self.numbers.emptied, last);
+            if has_appended {
+                self.numbers.passed = emptied;
+            }
             self.spill.begins_anew();
             if std::mem::replace(&mut self.logged.is_way_back, true) {
                 tracing::info!("what was spilled is fed; webhooks go to redis directly");
@@ -274,29 +302,33 @@ impl Feeder {
     async fn go_on_after(&mut self, fed: u64) -> Result<(), QueueError> {
         let floor = self.spill.index.floor();
         // What it was told before, or what is not there to be told again.
-        let known = self.fed.unwrap_or(floor).max(floor);
+        let known = self.numbers.fed.unwrap_or(floor).max(floor);
         let mut fed = fed;
         if fed < known {
-            let (lost_after, lost_through, again_from) = (fed, floor, fed.max(floor));
+            // Nothing more is appended directly before what lies here.
+            self.looks.suspect();
+            let Numbers { emptied, passed, .. } = self.numbers;
+            let passed = if self.gate.has_appended() { emptied } else { passed };
+            let kept = self.spill.index.keep(fed, passed);
+            let (lost_after, again_after) = (fed, fed.max(floor).max(passed));
             tracing::error!(
                 lost_after,
-                lost_through,
-                again_from,
+                again_after,
                 known,
-                "redis does not know packs that it was fed: it came back with older data, or is \
-                 another one; what is not on disk any more is lost"
+                kept,
+                "redis does not know packs that it was fed: it came back with older data, or is another one; those that \
+                 are not on disk any more are lost, and those that were followed by others are kept, not fed"
             );
+            fed = again_after;
             self.spill.errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            // Behind what was appended directly since, it would come out of order.
-            fed = if self.gate.is_spilling() { fed.max(floor) } else { known };
             self.spill.index.again_after(fed);
             if let Some(connection) = self.claiming.connection.as_mut() {
                 self.claim.note(connection, fed).await?;
             }
         }
-        if self.fed != Some(fed) {
+        if self.numbers.fed != Some(fed) {
             self.progress = Progress::default();
-            self.fed = Some(fed);
+            self.numbers.fed = Some(fed);
         }
         Ok(())
     }
@@ -304,8 +336,8 @@ impl Feeder {
     /// Up to which number records are passed over. A directory that was put back from a copy is older
     /// than what Redis knows; what was spilled since the start is new all the same.
     fn skip_through(&self) -> u64 {
-        let fed = self.fed.unwrap_or(0);
-        if fed > self.spill.index.last() { self.found_last } else { fed }
+        let fed = self.numbers.fed.unwrap_or(0);
+        if fed > self.spill.index.last() { self.numbers.found_last } else { fed }
     }
 
     fn is_anothers(&mut self, held: &str) {
@@ -318,17 +350,24 @@ impl Feeder {
     }
 
     /// While Redis is away the watch says so; what it says to nobody else is told once.
-    fn tell(&mut self, error: &FeedError, looks: &Looks) {
+    fn tell(&mut self, error: &FeedError) {
         let error = chain(error);
         tracing::debug!(error, "what was spilled cannot be fed now");
-        if looks.is_usable() && self.logged.error.as_ref() != Some(&error) {
+        if self.looks.is_usable() && self.logged.error.as_ref() != Some(&error) {
             tracing::warn!(error, "redis is usable, and what was spilled could not be fed");
             self.logged.error = Some(error);
         }
     }
 
-    /// What is known of Redis is asked again.
-    fn forget(&mut self) {
+    /// What is known of Redis is asked again: one that did not answer may be another since, which must be looked at
+    /// before anything is fed to it and let go of.
+    fn failed(&mut self, error: &FeedError) {
+        match error {
+            FeedError::Queue(QueueError::Full(_)) => self.looks.set_full(),
+            FeedError::Queue(QueueError::Fenced | QueueError::OutOfStep) => {}
+            FeedError::Queue(_) | FeedError::Late { .. } => self.looks.suspect(),
+            FeedError::Disk(_) | FeedError::Reader(_) => {}
+        }
         self.gate.on(StoreEvent::ChunkFailed);
         (self.claiming.connection, self.feeding.connection) = (None, None);
         // What was on its way may have been taken.

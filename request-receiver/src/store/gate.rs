@@ -133,6 +133,11 @@ impl Gate {
         self.lock().machine.needs_fence()
     }
 
+    /// True if anything was appended, or may have been, since the log was last empty.
+    pub fn has_appended(&self) -> bool {
+        self.lock().machine.has_appended()
+    }
+
     /// From now on batches are appended, if nothing is written to the log and `is_empty` says that
     /// nothing lies there. Batches that come meanwhile wait.
     pub fn finish_if(&self, is_empty: impl FnOnce() -> bool) -> bool {

@@ -41,6 +41,8 @@ pub struct Looks {
     /// Grows with each connection of the watch: an older one of an appender is worth nothing.
     generation: AtomicU64,
     answered: AtomicU64,
+    /// Grows when Redis did not answer as it should: it may be another one since.
+    suspicions: AtomicU64,
     look_now: Notify,
     /// Cancelled by the first look.
     looked: CancellationToken,
@@ -54,6 +56,7 @@ impl Looks {
             health: AtomicU8::new(QueueHealth::Unavailable as u8),
             generation: AtomicU64::new(0),
             answered: AtomicU64::new(0),
+            suspicions: AtomicU64::new(0),
             look_now: Notify::new(),
             looked: CancellationToken::new(),
         })
@@ -73,10 +76,26 @@ impl Looks {
     /// Sets what a failed append says of the queue, and has the watch look soon. Logged at the change
     /// only: while Redis is away, every append fails.
     pub fn append_failed(&self, health: QueueHealth, error: &AppendError) {
+        if health == QueueHealth::Unavailable {
+            self.suspicions.fetch_add(1, Ordering::Relaxed);
+        }
         if self.replace(health) != health as u8 {
             tracing::warn!(error = chain(error), "a pack was refused; the queue is looked at");
         }
         self.look_soon();
+    }
+
+    /// Redis may be another one, or an older one: it takes nothing until a new connection has told what it is.
+    pub fn suspect(&self) {
+        self.suspicions.fetch_add(1, Ordering::Relaxed);
+        self.replace(QueueHealth::Unavailable);
+        self.look_soon();
+    }
+
+    /// Number that grows with each reason to believe that Redis is another one: what a look found before is worth
+    /// nothing.
+    pub fn suspicions(&self) -> u64 {
+        self.suspicions.load(Ordering::Relaxed)
     }
 
     /// Redis had no room for what was to be restored.
@@ -149,5 +168,20 @@ impl Looks {
     /// Waits until Redis was looked at once, whatever was found.
     pub async fn looked(&self) {
         self.looked.cancelled().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_suspicion_outlives_what_a_look_found_before() {
+        let looks = Looks::new(Gate::new(true));
+        let before = looks.suspicions();
+        looks.set(QueueHealth::Usable);
+        looks.suspect();
+        assert!(!looks.is_usable());
+        assert_ne!(looks.suspicions(), before);
     }
 }

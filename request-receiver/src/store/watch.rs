@@ -93,8 +93,14 @@ impl Watch {
     pub async fn run(mut self, stop: CancellationToken) {
         let mut connection = None;
         let looks = self.store.looks().clone();
+        let mut suspicions = 0;
         loop {
+            if std::mem::replace(&mut suspicions, looks.suspicions()) != suspicions {
+                connection = None;
+            }
             let is_usable = match self.look(&mut connection).await {
+                // It may have been another Redis that was looked at.
+                Ok(_) if suspicions != looks.suspicions() => false,
                 Ok((facts, verdict)) => self.found(&facts, verdict, connection.as_mut()).await,
                 Err(error) => {
                     connection = None;
