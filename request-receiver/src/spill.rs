@@ -1,6 +1,6 @@
 //! Overflow log on this machine's disk, which is restored to Redis in order once it takes packs again.
 //!
-//! [`channel`] opens it and is the [`OverflowLog`] of the store, [`writer`] syncs what is written, [`mod@feeder`]
+//! [`channel`] opens it and is the overflow log of the store, [`writer`] syncs what is written, [`mod@feeder`]
 //! restores it, [`pace`] how fast, [`claim`] sees to it that one receiver spills for a cell. The files are
 //! `spillway-spill`'s.
 //!
