@@ -182,7 +182,10 @@ impl<C: Content> Core<C> {
     pub fn on(&mut self, events: Vec<Event<C>>, now: Now) -> Vec<Effect<C>> {
         self.session.now = now;
         let at_ms = u64::try_from(now.at.as_millis()).unwrap_or(u64::MAX);
-        self.session.began_ms.get_or_insert(now.wall_ms.saturating_sub(at_ms));
+        // Where that clock goes back, what is accepted from then on is not taken for older than it is.
+        let began_ms = now.wall_ms.saturating_sub(at_ms);
+        let least = self.session.began_ms.map_or(began_ms, |before| before.min(began_ms));
+        self.session.began_ms = Some(least);
         let lease_until = self.session.lease_until;
         if now.at >= lease_until {
             self.backend.lease_ended(lease_until);

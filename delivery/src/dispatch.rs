@@ -365,6 +365,8 @@ impl<C: Content> Core<C> {
             self.forget_lead(about.hash);
         }
         let (head, wall_ms) = (self.queue.index.head(resource)?, self.session.now.wall_ms);
+        // It stood for none when it was tried: the time that it has spent is none of those behind it.
+        let was_tried = self.queue.retries.get(head).is_some_and(|retry| retry.attempts > 0);
         let wait_max = u64::try_from(wait_max.as_millis()).unwrap_or(u64::MAX);
         let shop = self.queue.shops.get(shop)?;
         // With lanes of two key schemes, a run may lie in two lanes.
@@ -374,7 +376,7 @@ impl<C: Content> Core<C> {
         let seen = &self.ledger.seen;
         let length = self.queue.index.choose_lead(resource, |position, fingerprint| {
             let is_after = barrier.is_some_and(|barrier| position > barrier);
-            if is_mixed || is_after || position.ms.saturating_sub(head.ms) > wait_max {
+            if was_tried || is_mixed || is_after || position.ms.saturating_sub(head.ms) > wait_max {
                 Lead::End
             } else if fingerprint.is_some_and(|one| seen.contains(one, wall_ms)) {
                 Lead::Skip

@@ -347,9 +347,10 @@ impl<C: Content> Core<C> {
     fn is_spent(&self, attempt: &Attempt, head: Position, is_refusal: bool) -> bool {
         let (retry_for, refused_for) = (self.config.retry_for, self.config.retry_refused_for);
         let about = self.about_sent(attempt.resource, attempt.position);
-        let spent = self.spent(attempt.lane, head, about);
+        let newest = attempt.position;
+        let spent = self.spent(attempt.lane, head, newest, about);
         if is_refusal {
-            self.refused_for(attempt.lane, head, about) >= refused_for
+            self.refused_for(attempt.lane, head, newest, about) >= refused_for
                 || spent >= retry_for.max(refused_for)
         } else {
             spent >= retry_for
@@ -363,7 +364,8 @@ impl<C: Content> Core<C> {
             self.queue.lanes.get(attempt.lane).and_then(|lane| lane.flow.suspect.as_ref());
         let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
         !suspect.is_some_and(|suspect| suspect.has_timed_out)
-            && self.spent(attempt.lane, head, About::Shop) >= self.config.retry_for
+            && self.spent(attempt.lane, head, attempt.position, About::Shop)
+                >= self.config.retry_for
     }
 
     /// Counts an attempt and the time up to now, and decides when the next one is due. Returns the wait. `is_refusal`:

@@ -61,11 +61,17 @@ impl Expiry {
 }
 
 impl<C: Content> Core<C> {
-    /// Time that a webhook has spent on retries. Where nothing of its lane succeeds, the time in
-    /// which it could not be tried counts, too.
-    pub(crate) fn spent(&self, lane: LaneKey, head: Position, about: About<'_, C>) -> Duration {
+    /// Time that a webhook has spent on retries, and those after it that it stands for with `newest`. Where nothing of
+    /// its lane succeeds, the time in which they could not be tried counts, too.
+    pub(crate) fn spent(
+        &self,
+        lane: LaneKey,
+        head: Position,
+        newest: Position,
+        about: About<'_, C>,
+    ) -> Duration {
         let own = |retry: &RetryState| Some(retry.spent);
-        self.longer(lane, head, about, own, LaneClock::failing_of)
+        self.longer(lane, (head, newest), about, own, LaneClock::failing_of)
     }
 
     /// The last part of it, in which all attempts were refused.
@@ -73,15 +79,16 @@ impl<C: Content> Core<C> {
         &self,
         lane: LaneKey,
         head: Position,
+        newest: Position,
         about: About<'_, C>,
     ) -> Duration {
-        self.longer(lane, head, about, |retry| retry.refused, LaneClock::refused_of)
+        self.longer(lane, (head, newest), about, |retry| retry.refused, LaneClock::refused_of)
     }
 
     fn longer(
         &self,
         lane: LaneKey,
-        head: Position,
+        (head, newest): (Position, Position),
         about: About<'_, C>,
         own: fn(&RetryState) -> Option<Duration>,
         of_lane: fn(&LaneClock, Accepted, Duration, CountedTime<'_>) -> Duration,
@@ -94,9 +101,9 @@ impl<C: Content> Core<C> {
         match self.queue.lanes.get(lane) {
             Some(known) if known.breaker.is_open() || self.has_failed_for_long(lane) => {
                 // Whatever was done to the clocks.
-                let age = self.session.now.wall_ms.saturating_sub(head.ms);
+                let age = self.session.now.wall_ms.saturating_sub(newest.ms);
                 let time = |from, to| self.time_of(lane, About::Shop, from, to);
-                let of_lane = of_lane(&known.clock, self.accepted(head), active, &time);
+                let of_lane = of_lane(&known.clock, self.accepted(newest), active, &time);
                 own.max(of_lane.min(Duration::from_millis(age)))
             }
             _ => own,
@@ -166,7 +173,7 @@ impl<C: Content> Core<C> {
                 let Some(head) = self.queue.index.head(resource) else { continue };
                 // What it was recorded to stand for goes with it.
                 let newest = self.recorded_lead(resource).unwrap_or(head);
-                let of_newest = self.spent(key, newest, About::Shop);
+                let of_newest = self.spent(key, newest, newest, About::Shop);
                 let own = self.queue.retries.get(head).map_or(Duration::ZERO, |retry| retry.spent);
                 let Some(excess) = of_newest.max(own).checked_sub(expires_after) else { continue };
                 let kind = ReadyKind { was_tried, is_replay: false };

@@ -524,3 +524,52 @@ fn a_run_that_was_not_tried_expires_as_far_as_it_is_overdue() {
     let early = untried.iter().filter(|(_, took)| is_early(took)).count();
     assert!(untried.len() > 5 && early <= 2, "{early} of {}", untried.len());
 }
+
+/// Others are well up to then.
+fn others_are_well(world: &mut World, end: Duration) {
+    for tick in (0..).take_while(|tick| *tick * 10 * SECOND < end) {
+        world.accept(SECOND + tick * 10 * SECOND, [(2 + tick % 5, 0)]);
+    }
+}
+
+/// Redis' clock goes back by an hour. What comes then, and is paused for two hours, has not failed with its lane before.
+#[test]
+fn what_comes_after_the_clock_went_back_has_all_its_time() {
+    let config = Config { retry_for: 50 * 60 * SECOND, ..config(16) };
+    let mut world = known(config, unwell(Answer::Fails(MS), Duration::MAX));
+    others_are_well(&mut world, 8 * HOUR);
+    world.accept(SECOND, [(X, 200)]);
+    world.run(2 * HOUR);
+    assert_eq!(world.dead, 1);
+    world.clock_behind = HOUR;
+    // By then ids are not those of before any more.
+    world.accept(3 * HOUR + 60 * SECOND, [(X, 201)]);
+    world.run(3 * HOUR + 61 * SECOND);
+    pause_shops(&mut world, &[X]);
+    world.run(5 * HOUR + 61 * SECOND);
+    pause_shops(&mut world, &[]);
+    world.run(5 * HOUR + 48 * 60 * SECOND);
+    assert_eq!(world.dead, 1, "given up before its time");
+    world.run(6 * HOUR);
+    assert_eq!(world.dead, 2);
+}
+
+/// An event of a product has failed for nearly all its time, and another one has come. The next leader does not know that
+/// they were not sent together; the other one has its own time all the same.
+#[test]
+fn what_came_behind_one_that_failed_for_long_is_not_given_up_with_it_by_the_next_leader() {
+    let entry = StreamId { ms: EPOCH_MS + 1_000, seq: 1 };
+    let spent = HOUR - 5 * SECOND;
+    let stored = StoredRetry { attempts: 60, spent, as_of_ms: EPOCH_MS, ..StoredRetry::default() };
+    let retries = vec![(Position::new(entry, 0), stored)];
+    let config = Config { retry_for: HOUR, ..config(16) };
+    let answers = unwell(Answer::Fails(MS), Duration::MAX);
+    let mut world = World::load(config, answers, Loaded { retries, ..Loaded::default() });
+    world.accept(SECOND, [(X, 200)]);
+    world.accept(2 * SECOND, [(X, 200)]);
+    others_are_well(&mut world, 3 * HOUR);
+    world.run(600 * SECOND);
+    assert_eq!(world.dead, 1);
+    world.run(3 * HOUR);
+    assert_eq!(world.dead, 2, "each has its own time");
+}
