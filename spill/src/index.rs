@@ -40,8 +40,6 @@ pub struct Segment {
     pub is_sealed: bool,
     /// Something in it could not be read back.
     pub is_damaged: bool,
-    /// Something in it is not to be fed, and not to be lost.
-    pub is_kept: bool,
     /// Webhooks in it; `None` until they are counted.
     pub webhooks: Option<u64>,
     /// Webhooks of it that were fed.
@@ -173,16 +171,10 @@ impl Index {
     pub fn again_after(&self, fed: u64) {
         let mut inner = self.lock();
         inner.fed_through = inner.fed_through.min(fed);
-    }
-
-    /// Has the segments put aside, instead of freed, that hold records after the number `after` up to `through`. Returns
-    /// how many there are.
-    pub fn keep(&self, after: u64, through: u64) -> usize {
-        let mut inner = self.lock();
-        let holds = |segment: &&mut Segment| {
-            segment.last > after.max(segment.after) && segment.after < through
-        };
-        inner.segments.iter_mut().filter(holds).map(|segment| segment.is_kept = true).count()
+        for segment in inner.segments.iter_mut().filter(|segment| segment.last > fed) {
+            // Rather more wait than less.
+            segment.fed = 0;
+        }
     }
 
     /// Something in the segment named `first` could not be read back.
@@ -197,10 +189,20 @@ impl Index {
 
     /// Frees the segments before the one named `first`: they were fed to their ends.
     pub fn free_before(&self, first: u64) {
+        self.free_while(|segment| segment.first < first);
+    }
+
+    /// Frees the segments in which nothing comes after the number `last`, but for the one that is written to: all up to
+    /// that number was fed.
+    pub fn free_through(&self, last: u64) {
+        self.free_while(|segment| segment.is_sealed && segment.last <= last);
+    }
+
+    fn free_while(&self, may_go: impl Fn(&Segment) -> bool) {
         loop {
             let segment = {
                 let mut inner = self.lock();
-                if inner.segments.front().is_none_or(|segment| segment.first >= first) {
+                if !inner.segments.front().is_some_and(&may_go) {
                     return;
                 }
                 inner.segments.pop_front()
@@ -219,9 +221,9 @@ impl Index {
 /// Its name may come back after a power cut. What is in it is known to be fed then, too.
 fn free(segment: &Segment) {
     let path = &segment.path;
-    let freed = if segment.is_damaged || segment.is_kept {
-        let aside = segment::path_aside(path, segment.is_damaged);
-        tracing::error!(?aside, "a spill segment is kept for you to look at");
+    let freed = if segment.is_damaged {
+        let aside = segment::path_aside(path);
+        tracing::error!(?aside, "a damaged spill segment is kept for you to look at");
         fs::rename(path, aside)
     } else {
         fs::remove_file(path)

@@ -134,7 +134,6 @@ impl Lying {
             end: self.length,
             is_sealed: true,
             is_damaged: self.is_damaged,
-            is_kept: false,
             webhooks: None,
             fed: 0,
         }

@@ -90,9 +90,9 @@ pub fn path(directory: &Path, first: u64) -> PathBuf {
 }
 
 /// Where one is put aside that was found damaged: nothing here reads it again, or deletes it.
-pub fn path_aside(path: &Path, is_damaged: bool) -> PathBuf {
+pub fn path_aside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(if is_damaged { ".damaged" } else { ".kept" });
+    name.push(".damaged");
     PathBuf::from(name)
 }
 

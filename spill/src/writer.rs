@@ -204,7 +204,6 @@ impl Writer {
             end,
             is_sealed: false,
             is_damaged: false,
-            is_kept: false,
             webhooks: Some(0),
             fed: 0,
         });

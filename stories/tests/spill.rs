@@ -249,6 +249,42 @@ async fn redis_killed_while_it_is_fed_repeats_and_loses_nothing() {
     expect_delivered(&cell, &ledger, "spill, redis killed while fed").await;
 }
 
+/// It comes to its end under load: two calls are longer than batches are held for a Redis near by.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spill_comes_to_its_end_under_load_though_redis_is_far_away_or_load_never_pauses() {
+    let seed = seed("spill, to its end", 76);
+    for (delay, pause) in [(200, 30), (0, 0)] {
+        let cell = Cell::alone();
+        let mut redis = cell.redis(&[]).await;
+        let spill = directory(&cell);
+        let way = Way::to_redis(&socket_in(cell.directory()), "way");
+        if delay > 0 {
+            way.suffers(Trouble::Delays(Duration::from_millis(delay)));
+        }
+        let url = way.url();
+        let settings =
+            [("REDIS_URL", url.as_str()), ("SPILL_DIR", &spill), ("SHOP_MAX_QUEUED", "100")];
+        let receiver = cell.receiver(&settings).await;
+        let ledger = Arc::new(Ledger::default());
+        let pause = Duration::from_millis(pause);
+        let running = Load { pause, ..Load::steady(seed) }.start(receiver.address(), &ledger);
+        more_are_stored(&ledger, 300).await;
+        redis.kill9();
+        more_are_stored(&ledger, 600).await;
+        redis.restart();
+        redis.ready().await;
+        let began = Instant::now();
+        direct(&receiver, 3 * SOON).await;
+        say(&format!(
+            "spill, Redis {delay} ms away, {pause:?} between: direct after {:?}",
+            began.elapsed()
+        ));
+        running.stop().await;
+        expect_no_pack_twice(&redis).await;
+        expect_delivered(&cell, &ledger, "spill, to its end").await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_redis_is_fed_nothing_before_it_is_known_to_keep_it() {
     let cell = Cell::alone();

@@ -24,6 +24,7 @@ use stories::size::size;
 use stories::supervisor::Supervisor;
 use stories::until::until;
 use stories::webhook::Webhook;
+use tokio::time::sleep;
 
 const SOON: Duration = Duration::from_secs(20);
 const EACH: [(&str, &str); 1] = [("DEDUP_WINDOW", "0")];
@@ -274,47 +275,44 @@ async fn a_receiver_whose_cell_was_taken_while_it_slept_says_so() {
     store(&awake, 1).await;
 }
 
-/// Ten are spilled and fed, `direct_between` are appended directly, then Redis loses all it has, and five more are
-/// spilled. Returns how many Redis has in the end, and the segments that were put aside.
-async fn fed_to_a_redis_that_lost_all(direct_between: usize) -> (usize, usize) {
-    let cell = Cell::shared();
-    let mut redis = cell.redis(&[]).await;
-    let spill = directory(&cell, "spill");
-    let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
-    redis.kill9();
-    store_while_away(&receiver, 10).await;
-    redis.restart();
-    direct(&receiver).await;
-    store(&receiver, direct_between).await;
-    redis.kill9();
-    // All that it knew is gone with its disk.
-    let aof = cell.directory().join("appendonlydir");
-    assert!(aof.is_dir());
-    fs::remove_dir_all(aof).expect("remove what Redis has");
-    store_while_away(&receiver, 5).await;
-    redis.restart();
-    direct(&receiver).await;
-    let output = receiver.output();
-    assert!(output.contains("redis does not know packs that it was fed"), "{output}");
-    let kept = format!("kept={}", usize::from(direct_between > 0));
-    assert!(output.contains(&kept), "{output}");
-    assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(1.0));
-    let fed: usize = redis.command(&["HGET", "{spillway}:counts", "appended"]).await;
-    store(&receiver, 1).await;
-    let names = fs::read_dir(&spill).expect("read the spill");
-    let names = names.map(|entry| entry.expect("an entry").file_name());
-    let aside = names.filter(|name| name.to_string_lossy().ends_with(".kept")).count();
-    (fed, aside)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_lost_its_data_is_fed_again_what_still_lies_on_disk() {
-    assert_eq!(fed_to_a_redis_that_lost_all(0).await, (15, 0));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_followed_by_others_is_put_aside_rather_than_fed_behind_them() {
-    assert_eq!(fed_to_a_redis_that_lost_all(1).await, (5, 1));
+async fn a_redis_that_lost_its_data_is_told_of_and_fed_nothing_that_others_were_appended_behind() {
+    for (is_restarted, maxmemory) in [(false, "0"), (true, "0"), (false, "700kb")] {
+        let cell = Cell::shared();
+        let mut redis = cell.redis(&[]).await;
+        let spill = directory(&cell, "spill");
+        let mut receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
+        redis.kill9();
+        store_while_away(&receiver, 10).await;
+        redis.restart();
+        direct(&receiver).await;
+        store(&receiver, 1).await;
+        until("what was fed is removed", SOON, async || segments(&spill).is_empty()).await;
+        redis.kill9();
+        // All that it knew is gone with its disk.
+        let aof = cell.directory().join("appendonlydir");
+        fs::remove_dir_all(aof).expect("remove what Redis has");
+        store_while_away(&receiver, 5).await;
+        if is_restarted {
+            receiver.kill9();
+            receiver.restart();
+        }
+        redis.add_arguments(&["--maxmemory", maxmemory]);
+        redis.restart();
+        let is_told = async || receiver.metric("spillway_spill_errors_total").await == Some(1.0);
+        until("it is told of", SOON, is_told).await;
+        // Also where Redis is full.
+        sleep(Duration::from_secs(1)).await;
+        assert!(is_told().await, "once");
+        redis.ready().await;
+        redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        direct(&receiver).await;
+        let output = receiver.output();
+        assert!(output.contains("redis does not know packs that it was fed"), "{output}");
+        let fed: usize = redis.command(&["HGET", "{spillway}:counts", "appended"]).await;
+        assert_eq!(fed, 5, "restarted: {is_restarted}");
+        store(&receiver, 1).await;
+    }
 }
 
 async fn store_while_away(receiver: &Service, count: usize) {

@@ -57,10 +57,6 @@ struct Numbers {
     fed: Option<u64>,
     /// The newest that lay there at start.
     found_last: u64,
-    /// The newest when the log was last empty.
-    emptied: u64,
-    /// The newest that was followed by webhooks which were appended directly: fed again, it would come behind them.
-    passed: u64,
 }
 
 /// Claim of another receiver.
@@ -192,7 +188,10 @@ impl Feeder {
 
     /// One step; says how long to wait for the next unless something happens.
     async fn turn(&mut self) -> Result<Duration, FeedError> {
-        let is_due = self.confirmed.is_none_or(|confirmed| confirmed.elapsed() >= BUMP_EVERY);
+        // A hold is short: no call that can wait comes into it.
+        let is_held = self.gate.mode() == StoreMode::Closing;
+        let due_after = if is_held { 3 * BUMP_EVERY } else { BUMP_EVERY };
+        let is_due = self.confirmed.is_none_or(|confirmed| confirmed.elapsed() >= due_after);
         if (is_due || self.claiming.connection.is_none())
             && let Claimed::Theirs(_) = self.confirm().await?
         {
@@ -225,8 +224,8 @@ impl Feeder {
     async fn feed(&mut self) -> Result<Duration, FeedError> {
         self.claiming.connected().await?;
         let skip_through = self.skip_through();
-        let Self { spill, gate, claim, claiming, feeding, pace, numbers, progress, logged, .. } =
-            self;
+        let Self { spill, gate, looks, claim, claiming, feeding, pace, numbers, .. } = self;
+        let (progress, logged) = (&mut self.progress, &mut self.logged);
         let chunk = async {
             let chunk = match progress.ahead.take() {
                 Some(chunk) if !chunk.records.is_empty() => chunk,
@@ -238,6 +237,11 @@ impl Feeder {
                 progress.done = Some(chunk);
                 return Ok(None);
             };
+            // The disk may have taken long.
+            if !matches!(gate.mode(), StoreMode::Restoring | StoreMode::Closing) {
+                progress.ahead = Some(chunk);
+                return Ok(Some(AGAIN));
+            }
             let feeding = feeding.connected().await?;
             let after = numbers.fed.unwrap_or(0);
             let began = Instant::now();
@@ -251,19 +255,20 @@ impl Feeder {
             };
             fed?;
             pace.was_taken(chunk.bytes(), began.elapsed());
+            gate.restored_in(began.elapsed());
             numbers.fed = Some(last);
             logged.is_way_back = true;
             progress.ahead = Some(ahead?);
             progress.done = Some(chunk);
-            Ok(Some(last))
+            Ok(Some(Duration::ZERO))
         };
         let fed = tokio::select! {
             biased;
             fed = chunk => fed?,
-            never = keep(claim, claiming, gate) => match never {},
+            never = keep(claim, claiming, gate, looks) => match never {},
         };
-        if fed.is_some() {
-            return Ok(Duration::ZERO);
+        if let Some(pause) = fed {
+            return Ok(pause);
         }
         self.finish();
         Ok(AGAIN)
@@ -273,7 +278,6 @@ impl Feeder {
     fn finish(&mut self) {
         let Some(reader) = self.progress.reader.as_mut() else { return };
         let index = &self.spill.index;
-        let has_appended = self.gate.has_appended();
         let mut last = 0;
         let is_fed = || {
             let is_fed = reader.is_at_end();
@@ -285,16 +289,12 @@ impl Feeder {
             is_fed
         };
         if self.gate.finish_if(is_fed) {
-            let emptied = std::mem::replace(&mut self.numbers.emptied, last);
-            if has_appended {
-                self.numbers.passed = emptied;
-            }
             self.spill.begins_anew();
             if std::mem::replace(&mut self.logged.is_way_back, true) {
                 tracing::info!("what was spilled is fed; webhooks go to redis directly");
             }
             self.progress.let_go();
-            self.spill.writing.rotate();
+            tokio::spawn(free_through(self.spill.clone(), last));
         }
     }
 
@@ -307,19 +307,15 @@ impl Feeder {
         if fed < known {
             // Nothing more is appended directly before what lies here.
             self.looks.suspect();
-            let Numbers { emptied, passed, .. } = self.numbers;
-            let passed = if self.gate.has_appended() { emptied } else { passed };
-            let kept = self.spill.index.keep(fed, passed);
-            let (lost_after, again_after) = (fed, fed.max(floor).max(passed));
+            let (lost_after, lost_through) = (fed, fed.max(floor));
             tracing::error!(
                 lost_after,
-                again_after,
+                lost_through,
                 known,
-                kept,
-                "redis does not know packs that it was fed: it came back with older data, or is another one; those that \
-                 are not on disk any more are lost, and those that were followed by others are kept, not fed"
+                "redis does not know packs that it was fed: it came back with older data, or is another one; what is not \
+                 on disk any more is lost"
             );
-            fed = again_after;
+            fed = lost_through;
             self.spill.errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             self.spill.index.again_after(fed);
             if let Some(connection) = self.claiming.connection.as_mut() {
@@ -432,6 +428,16 @@ impl Line {
     }
 }
 
+/// Removes what was fed up to the number `last`, all of it. Fed again to a Redis that came back with older data, it would
+/// come behind what is appended directly from now on.
+async fn free_through(spill: Arc<SpillChannel>, last: u64) {
+    while let Err(error) = spill.writing.rotate().await {
+        tracing::debug!(error = chain(&error), "the spill's last segment is kept for now");
+        sleep(BUMP_EVERY).await;
+    }
+    tokio::task::spawn_blocking(move || spill.index.free_through(last));
+}
+
 async fn send(
     claim: &Claim,
     feeding: &mut Connection,
@@ -454,7 +460,7 @@ fn stand_back(gate: &Gate, held: &str) {
 }
 
 /// Confirms the claim for as long as it is polled: another receiver would take one that stands still.
-async fn keep(claim: &Claim, claiming: &mut Line, gate: &Gate) -> Infallible {
+async fn keep(claim: &Claim, claiming: &mut Line, gate: &Gate, looks: &Looks) -> Infallible {
     loop {
         sleep(BUMP_EVERY).await;
         // Without the claim, Redis refuses what is being fed. A connection that broke is made again.
@@ -462,7 +468,10 @@ async fn keep(claim: &Claim, claiming: &mut Line, gate: &Gate) -> Infallible {
         match confirmed.await {
             Ok(Claimed::Ours { is_new, .. }) => drop(gate.on(StoreEvent::ClaimOurs { is_new })),
             Ok(Claimed::Theirs(held)) => stand_back(gate, &held),
-            Err(_) => claiming.connection = None,
+            Err(_) => {
+                claiming.connection = None;
+                looks.suspect();
+            }
         }
     }
 }

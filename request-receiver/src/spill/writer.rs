@@ -29,7 +29,7 @@ const IDLE: u64 = u64::MAX;
 
 enum Job {
     Write { pack: Vec<u8>, webhooks: u32, done: Waiter },
-    Rotate,
+    Rotate { done: Waiter },
     Probe { done: Waiter },
 }
 
@@ -80,10 +80,13 @@ impl Writing {
         self.done(Job::Probe { done }, outcome).await
     }
 
-    /// Has the next pack begin a segment, so that the ones before can be let go.
-    pub fn rotate(&self) {
-        // With so much to write there is no need to.
-        self.jobs.try_send(Job::Rotate).ok();
+    /// Begins a segment, so that the ones before can be let go; not while there is something to write.
+    ///
+    /// # Errors
+    /// [`WriteError`].
+    pub async fn rotate(&self) -> Result<(), WriteError> {
+        let (done, outcome) = oneshot::channel();
+        self.done(Job::Rotate { done }, outcome).await
     }
 
     async fn done(&self, job: Job, outcome: Outcome) -> Result<(), WriteError> {
@@ -103,7 +106,7 @@ fn run(mut writer: Writer, mut jobs: mpsc::Receiver<Job>, work: &Work) {
     while let Some(first) = jobs.blocking_recv() {
         work.since_ms.store(work.now_ms(), Ordering::Relaxed);
         let (mut packs, mut waiters) = (Vec::new(), Vec::<Waiter>::new());
-        let (mut probe, mut rotate) = (None, false);
+        let (mut probe, mut rotate) = (None, None);
         let mut next = Some(first);
         while let Some(job) = next {
             match job {
@@ -111,15 +114,15 @@ fn run(mut writer: Writer, mut jobs: mpsc::Receiver<Job>, work: &Work) {
                     packs.push((pack, webhooks));
                     waiters.push(done);
                 }
-                Job::Rotate => rotate = true,
+                Job::Rotate { done } => rotate = Some(done),
                 Job::Probe { done } => probe = Some(done),
             }
             next = jobs.try_recv().ok();
         }
         if !packs.is_empty() {
             answer(waiters, writer.append(&packs));
-        } else if rotate && let Err(error) = writer.rotate() {
-            tracing::debug!(%error, "the spill's last segment is kept for now");
+        } else if let Some(waiter) = rotate {
+            answer(vec![waiter], writer.rotate());
         }
         // After what may say the same.
         if let Some(waiter) = probe {
@@ -147,17 +150,17 @@ fn answer(waiters: Vec<Waiter>, outcome: Result<(), WriteError>) {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::sync::atomic::AtomicBool;
 
     use spillway_service::Background;
     use spillway_spill::disk::{Disk, DiskFile, RealDisk};
     use spillway_spill::{Directory, Limits};
-    use tokio::sync::Mutex;
 
     use super::*;
 
-    /// A disk that syncs nothing while this is locked.
+    /// A disk that syncs nothing while this is set.
     #[derive(Clone)]
-    struct Stalling(Arc<Mutex<()>>);
+    struct Stalling(Arc<AtomicBool>);
 
     struct StallingFile(Box<dyn DiskFile>, Stalling);
 
@@ -177,7 +180,9 @@ mod tests {
         }
 
         fn sync(&mut self) -> io::Result<()> {
-            drop(self.1.0.blocking_lock());
+            while self.1.0.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             self.0.sync()
         }
 
@@ -199,19 +204,20 @@ mod tests {
     async fn a_disk_that_stalls_is_told_from_one_that_has_nothing_to_do() {
         let place = tempfile::tempdir().unwrap();
         let directory = Directory::take(place.path()).unwrap();
-        let stall = Arc::new(Mutex::new(()));
+        let stall = Arc::new(AtomicBool::new(false));
         let limits = Limits { bytes_max: 1 << 20, segment_bytes: 1 << 16 };
         let disk = Box::new(Stalling(stall.clone()));
         let (_, writer) = spillway_spill::open(directory, disk, limits, 0).unwrap();
         let writing = Writing::start(writer, Background::default().guard("a writer")).unwrap();
         assert_eq!(writing.waits_for(), Duration::ZERO);
-        let (writing, locked) = (Arc::new(writing), stall.lock().await);
+        let writing = Arc::new(writing);
+        stall.store(true, Ordering::Relaxed);
         let write = tokio::spawn({
             let writing = writing.clone();
             async move { writing.write(b"pack".to_vec(), 1).await }
         });
         until(|| writing.waits_for() >= Duration::from_millis(30)).await;
-        drop(locked);
+        stall.store(false, Ordering::Relaxed);
         write.await.unwrap().unwrap();
         until(|| writing.waits_for() == Duration::ZERO).await;
     }

@@ -4,7 +4,7 @@
 //! One for the whole process. A lock rather than atomics: it is taken twice for a batch and never held
 //! for long. While batches are held, they wait here; that is a matter of a sync and two calls.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,8 +13,11 @@ use tokio::time::{Instant, timeout};
 
 use crate::store::mode::{Admitted, StoreEvent, StoreMachine, StoreMode};
 
-/// Longest time for which batches are held: a small part of Shopify's 5 s.
-const HOLD_MAX: Duration = Duration::from_millis(250);
+/// Time for which batches are held at most: a small part of Shopify's 5 s. Longer where Redis is far away.
+const HOLD: Duration = Duration::from_millis(250);
+const HOLD_MAX: Duration = Duration::from_secs(1);
+/// Calls that may be under way or come within a hold.
+const HOLD_CALLS: u32 = 4;
 /// Time from one hold to the next.
 const HOLD_AGAIN: Duration = Duration::from_secs(2);
 
@@ -24,6 +27,8 @@ pub struct Gate {
     state: Mutex<State>,
     /// The same mode, to be read at each request.
     mode: AtomicU8,
+    /// Longest hold, in ms.
+    hold_ms: AtomicU64,
     /// Notified when there may be something for the feeder to do.
     changed: Notify,
     /// Notified when batches are held no longer.
@@ -63,6 +68,7 @@ impl Gate {
         Arc::new(Self {
             has_log,
             mode: AtomicU8::new(machine.mode() as u8),
+            hold_ms: AtomicU64::new(HOLD.as_millis() as u64),
             state: Mutex::new(State { machine, held_at: None }),
             changed: Notify::new(),
             opened: Notify::new(),
@@ -81,7 +87,7 @@ impl Gate {
             if let Some(passed) = self.try_pass() {
                 return passed;
             }
-            if timeout(HOLD_MAX, opened).await.is_err() {
+            if timeout(self.hold(), opened).await.is_err() {
                 self.tick();
             }
         }
@@ -114,6 +120,16 @@ impl Gate {
         self.change(|machine| machine.on(event))
     }
 
+    /// Redis has taken so long to restore a chunk.
+    pub fn restored_in(&self, time: Duration) {
+        let hold = (HOLD_CALLS * time).clamp(HOLD, HOLD_MAX);
+        self.hold_ms.store(hold.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn hold(&self) -> Duration {
+        Duration::from_millis(self.hold_ms.load(Ordering::Relaxed))
+    }
+
     /// Ends holds that ran out, and allows the next.
     pub fn tick(&self) {
         let (held_at, is_holding) = {
@@ -121,7 +137,7 @@ impl Gate {
             (state.held_at, state.machine.is_holding())
         };
         let Some(since) = held_at.map(|at| at.elapsed()) else { return };
-        if is_holding && since >= HOLD_MAX {
+        if is_holding && since >= self.hold() {
             self.on(StoreEvent::HoldRanOut);
         } else if !is_holding && since >= HOLD_AGAIN {
             self.on(StoreEvent::HoldAllowed);
@@ -131,11 +147,6 @@ impl Gate {
     /// Whether connections of earlier processes are to be closed before anything is restored.
     pub fn needs_fence(&self) -> bool {
         self.lock().machine.needs_fence()
-    }
-
-    /// True if anything was appended, or may have been, since the log was last empty.
-    pub fn has_appended(&self) -> bool {
-        self.lock().machine.has_appended()
     }
 
     /// From now on batches are appended, if nothing is written to the log and `is_empty` says that
@@ -324,7 +335,7 @@ mod tests {
         assert!(gate.try_pass().is_none());
         tokio::time::advance(10 * HOLD_AGAIN).await;
         let entering = enter(&gate);
-        tokio::time::sleep(2 * HOLD_MAX).await;
+        tokio::time::sleep(2 * HOLD).await;
         assert!(entering.is_finished());
     }
 }

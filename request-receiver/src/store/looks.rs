@@ -1,7 +1,7 @@
 //! What looks at Redis have found: shared by the watch, which looks, and by whoever goes by it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use spillway_queue::append::AppendError;
 use spillway_service::error::chain;
@@ -37,6 +37,8 @@ impl QueueHealth {
 /// Results of the looks at Redis. Each change of health is passed on to the store mode.
 pub struct Looks {
     gate: Arc<Gate>,
+    /// Held while health changes: the store mode follows in the same order.
+    changing: Mutex<()>,
     health: AtomicU8,
     /// Grows with each connection of the watch: an older one of an appender is worth nothing.
     generation: AtomicU64,
@@ -53,6 +55,7 @@ impl Looks {
     pub fn new(gate: Arc<Gate>) -> Arc<Self> {
         Arc::new(Self {
             gate,
+            changing: Mutex::default(),
             health: AtomicU8::new(QueueHealth::Unavailable as u8),
             generation: AtomicU64::new(0),
             answered: AtomicU64::new(0),
@@ -62,13 +65,25 @@ impl Looks {
         })
     }
 
-    /// Sets what a look has found.
+    /// Sets what a look has found that is not good.
     pub fn set(&self, health: QueueHealth) {
         self.replace(health);
     }
 
+    /// Sets that a look has found the queue usable, unless there was a suspicion since [`Self::suspicions`] was read for
+    /// it. Returns whether it is usable.
+    pub fn set_usable(&self, suspicions: u64) -> bool {
+        let _changing = self.lock();
+        let is_usable = self.suspicions() == suspicions;
+        if is_usable {
+            self.replace_locked(QueueHealth::Usable);
+        }
+        is_usable
+    }
+
     /// A look has found that Redis has no room on its disk, which the log shares.
     pub fn set_short(&self) {
+        let _changing = self.lock();
         self.health.store(QueueHealth::Full as u8, Ordering::Relaxed);
         self.gate.on(StoreEvent::QueueShort);
     }
@@ -76,10 +91,12 @@ impl Looks {
     /// Sets what a failed append says of the queue, and has the watch look soon. Logged at the change
     /// only: while Redis is away, every append fails.
     pub fn append_failed(&self, health: QueueHealth, error: &AppendError) {
-        if health == QueueHealth::Unavailable {
-            self.suspicions.fetch_add(1, Ordering::Relaxed);
-        }
-        if self.replace(health) != health as u8 {
+        let before = if health == QueueHealth::Unavailable {
+            self.replace_by_suspicion()
+        } else {
+            self.replace(health)
+        };
+        if before != health as u8 {
             tracing::warn!(error = chain(error), "a pack was refused; the queue is looked at");
         }
         self.look_soon();
@@ -87,8 +104,7 @@ impl Looks {
 
     /// Redis may be another one, or an older one: it takes nothing until a new connection has told what it is.
     pub fn suspect(&self) {
-        self.suspicions.fetch_add(1, Ordering::Relaxed);
-        self.replace(QueueHealth::Unavailable);
+        self.replace_by_suspicion();
         self.look_soon();
     }
 
@@ -104,7 +120,22 @@ impl Looks {
         self.look_soon();
     }
 
+    fn replace_by_suspicion(&self) -> u8 {
+        let _changing = self.lock();
+        self.suspicions.fetch_add(1, Ordering::Relaxed);
+        self.replace_locked(QueueHealth::Unavailable)
+    }
+
     fn replace(&self, health: QueueHealth) -> u8 {
+        let _changing = self.lock();
+        self.replace_locked(health)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn replace_locked(&self, health: QueueHealth) -> u8 {
         let before = self.health.swap(health as u8, Ordering::Relaxed);
         self.gate.on(StoreEvent::Queue { is_usable: health == QueueHealth::Usable });
         before
@@ -179,9 +210,12 @@ mod tests {
     fn a_suspicion_outlives_what_a_look_found_before() {
         let looks = Looks::new(Gate::new(true));
         let before = looks.suspicions();
-        looks.set(QueueHealth::Usable);
+        assert!(looks.set_usable(before) && looks.is_usable());
         looks.suspect();
-        assert!(!looks.is_usable());
-        assert_ne!(looks.suspicions(), before);
+        assert!(!looks.set_usable(before) && !looks.is_usable());
+        assert!(looks.set_usable(looks.suspicions()) && looks.is_usable());
+        let error = AppendError::Unknown(spillway_queue::QueueError::Loading);
+        looks.append_failed(QueueHealth::Unavailable, &error);
+        assert!(!looks.set_usable(before + 1) && !looks.is_usable());
     }
 }

@@ -160,8 +160,6 @@ pub struct StoreMachine {
     appends: u32,
     /// Appends of these that hang.
     hanging: u32,
-    /// True if an append has ended since the log was last empty, and was not refused.
-    has_appended: bool,
     /// Writes under way.
     writes: u32,
     /// The last chunk was read up to the log's end.
@@ -181,7 +179,6 @@ impl StoreMachine {
             is_fenced: false,
             appends: 0,
             hanging: 0,
-            has_appended: false,
             writes: 0,
             is_read: false,
             hold: Hold::Allowed,
@@ -205,11 +202,6 @@ impl StoreMachine {
             && self.claim == ClaimState::Ours
             && self.appends == 0
             && !self.is_fenced
-    }
-
-    /// True if anything was appended, or may have been, since the log was last empty.
-    pub fn has_appended(&self) -> bool {
-        self.has_appended || self.appends > 0
     }
 
     /// Whether batches are held.
@@ -246,9 +238,7 @@ impl StoreMachine {
     pub fn on_refused(&mut self, was_hanging: bool) -> bool {
         let may_write = self.has_log && self.mode != StoreMode::StandingBack;
         self.writes += u32::from(may_write);
-        let has_appended = self.has_appended;
         self.on(StoreEvent::AppendEnded { was_hanging, is_known: true });
-        self.has_appended = has_appended;
         may_write
     }
 
@@ -275,7 +265,6 @@ impl StoreMachine {
             StoreEvent::AppendHangs => self.hanging += 1,
             StoreEvent::AppendEnded { was_hanging, is_known } => {
                 self.appends -= 1;
-                self.has_appended = true;
                 self.hanging -= u32::from(was_hanging);
                 self.is_fenced &= is_known;
             }
@@ -289,7 +278,6 @@ impl StoreMachine {
             StoreEvent::ChunkFailed => self.is_read = false,
             StoreEvent::LogEmpty => {
                 debug_assert!(self.may_finish());
-                self.has_appended = false;
                 self.enter(StoreMode::Direct);
             }
             StoreEvent::HoldRanOut => self.hold.step(Hold::Held, Hold::Resting),

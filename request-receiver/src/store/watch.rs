@@ -50,6 +50,8 @@ pub struct Watch {
     /// Shops that take too much.
     shops: Judge,
     first_aof: FirstAof,
+    /// Those that there were when the look began.
+    suspicions: u64,
     /// Spaces rewrites of the AOF.
     rewrites: RewriteBackoff,
     safety: SafetyLog,
@@ -73,6 +75,7 @@ impl Watch {
             claim: ClaimFollower::default(),
             shops,
             first_aof: FirstAof::default(),
+            suspicions: 0,
             rewrites: RewriteBackoff::default(),
             safety: SafetyLog::default(),
         }
@@ -93,14 +96,12 @@ impl Watch {
     pub async fn run(mut self, stop: CancellationToken) {
         let mut connection = None;
         let looks = self.store.looks().clone();
-        let mut suspicions = 0;
         loop {
-            if std::mem::replace(&mut suspicions, looks.suspicions()) != suspicions {
+            let before = std::mem::replace(&mut self.suspicions, looks.suspicions());
+            if before != self.suspicions {
                 connection = None;
             }
             let is_usable = match self.look(&mut connection).await {
-                // It may have been another Redis that was looked at.
-                Ok(_) if suspicions != looks.suspicions() => false,
                 Ok((facts, verdict)) => self.found(&facts, verdict, connection.as_mut()).await,
                 Err(error) => {
                     connection = None;
@@ -212,7 +213,10 @@ impl Watch {
     }
 
     async fn usable(&mut self, durability: Durability, warnings: &[&'static str]) -> bool {
-        self.store.looks().set(QueueHealth::Usable);
+        if !self.store.looks().set_usable(self.suspicions) {
+            // It may have been another Redis that was looked at.
+            return false;
+        }
         self.store.looks().set_looked();
         if let Some(log) = self.store.log() {
             // At a start with an empty log, spilling ends before it is worth a word.

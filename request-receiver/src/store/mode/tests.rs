@@ -145,33 +145,6 @@ fn a_chunk_that_failed_ends_a_hold_and_a_refused_append_is_written_unless_standi
 }
 
 #[test]
-fn an_append_is_known_of_until_the_log_is_empty_again_and_one_that_is_refused_is_none() {
-    let mut machine = StoreMachine::new(true);
-    let empty = |machine: &mut StoreMachine| {
-        machine.on(StoreEvent::Queue { is_usable: true });
-        machine.on(StoreEvent::ClaimOurs { is_new: false });
-        machine.on(StoreEvent::Fenced);
-        machine.on(StoreEvent::LogEmpty);
-        assert_eq!(machine.mode(), StoreMode::Direct);
-    };
-    empty(&mut machine);
-    assert!(!machine.has_appended());
-    machine.admit();
-    assert!(machine.has_appended(), "it may be in the queue already");
-    machine.on_refused(false);
-    assert!(!machine.has_appended());
-    machine.on(StoreEvent::WriteEnded);
-    empty(&mut machine);
-    machine.admit();
-    machine.on(StoreEvent::AppendEnded { was_hanging: false, is_known: true });
-    assert!(machine.has_appended());
-    machine.on(StoreEvent::Queue { is_usable: false });
-    assert!(machine.has_appended());
-    empty(&mut machine);
-    assert!(!machine.has_appended());
-}
-
-#[test]
 fn every_transition_of_the_table_is_reached_and_no_other() {
     use StoreMode::{Closing, Direct, Restoring, Spilling, StandingBack};
     let mut reached = HashSet::new();
