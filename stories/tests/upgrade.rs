@@ -50,8 +50,8 @@ fn move_keys(cell: &Cell) {
     let mut commands = block.expect("the page says how to rename them").text;
     let (socket, directory) = (socket_in(cell.directory()), cell.directory().display().to_string());
     let here = [
-        ("systemctl stop spillway-downstreamer spillway-receiver.service\n", ""),
-        ("systemctl start spillway-receiver spillway-downstreamer\n", ""),
+        ("systemctl stop spillway-receiver.socket spillway-receiver.service spillway-downstreamer\n", ""),
+        ("systemctl stop spillway-kafka                    # if you have it\n", ""),
         ("/run/spillway/redis.sock", &socket.display().to_string()),
         ("/root/", &format!("{directory}/")),
     ];
@@ -61,6 +61,7 @@ fn move_keys(cell: &Cell) {
     }
     let ended = Command::new("sh").args(["-euc", &commands]).output().expect("run sh");
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), "", "all are moved");
 }
 
 /// A queue of a version before: ten webhooks in lanes or dead, ten that wait. All processes are stopped again.
