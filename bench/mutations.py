@@ -429,7 +429,7 @@ STORE = [
     ('a refused append is no suspicion', 'looks.rs',
      'let before = if health == QueueHealth::Unavailable {', 'let before = if health == QueueHealth::Full {'),
     ('holds are as long as a call takes', 'gate.rs',
-     '(HOLD_CALLS * time).clamp(HOLD, HOLD_MAX)', 'time.clamp(HOLD, HOLD_MAX)'),
+     '(HOLD_CALLS * time).max(HOLD)', 'time.max(HOLD)'),
     ('holds again at once', 'mode.rs',
      'self.is_read && self.hold == Hold::Allowed => Closing', 'self.is_read => Closing'),
     ('nothing is held', 'mode.rs',

@@ -159,7 +159,9 @@ async fn open_store(
     let redis = &settings.common.redis;
     #[cfg(feature = "spill")]
     if let Some(spill_settings) = &settings.spill {
-        let (store, feeding) = spill::start(spill_settings, redis, background, stop).await?;
+        let ack_timeout = settings.ack_timeout;
+        let (store, feeding) =
+            spill::start(spill_settings, ack_timeout, redis, background, stop).await?;
         return Ok((store, Some(feeding)));
     }
     #[cfg(not(feature = "spill"))]

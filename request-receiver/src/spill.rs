@@ -13,6 +13,7 @@ pub mod pace;
 pub mod writer;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use spillway_queue::Redis;
 use spillway_service::Background;
@@ -32,12 +33,13 @@ use crate::store::looks::Looks;
 /// When the directory is not one to use, or another receiver spills for this cell.
 pub async fn start(
     settings: &SpillSettings,
+    ack_timeout: Duration,
     redis: &Redis,
     background: &Background,
     stop: &CancellationToken,
 ) -> anyhow::Result<(Store, tokio::task::JoinHandle<()>)> {
     let (channel, log_id) = SpillChannel::open(settings, background)?;
-    let gate = Gate::new(true);
+    let gate = Gate::new(true, ack_timeout);
     let looks = Looks::new(gate.clone());
     let mut feeder = Feeder::new(channel.clone(), &gate, &looks, log_id, redis.clone());
     claim::settle(&mut feeder).await?;

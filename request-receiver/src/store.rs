@@ -48,6 +48,8 @@ use crate::store::mode::StoreMode;
 const STALL_PART: u32 = 6;
 /// However long ACK_TIMEOUT is: the shard stores nothing else meanwhile.
 const STALL_MAX: Duration = Duration::from_secs(1);
+/// Longer than a batch waits for the gate's lock.
+const HELD: Duration = Duration::from_millis(5);
 
 /// Way of webhooks into the queue, or into the overflow log, as one shard sees it.
 #[derive(Clone)]
@@ -94,7 +96,7 @@ impl Store {
 
     /// A store without a log.
     pub fn without_log() -> Self {
-        let gate = Gate::new(false);
+        let gate = Gate::new(false, Duration::ZERO);
         let looks = Looks::new(gate.clone());
         Self::new(gate, looks, None)
     }
@@ -183,11 +185,20 @@ impl ShardStore {
     }
 
     /// Stores a batch, wherever it has to go. Returns when the next one may be formed.
-    pub async fn store(&mut self, batch: Batch) {
-        let too_late = Instant::now() + self.ack_timeout;
+    pub async fn store(&mut self, mut batch: Batch) {
+        let formed = Instant::now();
+        let too_late = formed + self.ack_timeout;
         let store = &self.context.store;
         match store.gate.pass().await {
-            Passed::Append(pass) => self.append(batch, pass, too_late).await,
+            Passed::Append(pass) => {
+                // Those who were answered while it was held may have sent it again, and what came after it.
+                if formed.elapsed() > HELD && !batch.cut(Instant::now()) {
+                    pass.ended(true);
+                    self.context.batches.complete(batch, Err(Refusal::AckTimeout));
+                } else {
+                    self.append(batch, pass, too_late).await;
+                }
+            }
             Passed::Write(pass) => {
                 let writing = self.context.write(batch, pass, &mut self.packer);
                 self.pulse.attend(writing, too_late).await;

@@ -20,6 +20,7 @@ use stories::load::Load;
 use stories::report::say;
 use stories::seed::seed;
 use stories::service::Service;
+use stories::sick_disk::{Health, SickDisk};
 use stories::size::size;
 use stories::supervisor::Supervisor;
 use stories::until::until;
@@ -277,18 +278,29 @@ async fn a_receiver_whose_cell_was_taken_while_it_slept_says_so() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_lost_its_data_is_told_of_and_fed_nothing_that_others_were_appended_behind() {
-    for (is_restarted, maxmemory) in [(false, "0"), (true, "0"), (false, "700kb")] {
+    for (is_restarted, is_sick, maxmemory) in
+        [(false, false, "0"), (true, false, "0"), (false, true, "0"), (false, false, "700kb")]
+    {
         let cell = Cell::shared();
         let mut redis = cell.redis(&[]).await;
         let spill = directory(&cell, "spill");
-        let mut receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
+        let disk = SickDisk::new(cell.directory(), spill.as_ref());
+        let environment = disk.environment();
+        let mut settings = vec![("SPILL_DIR", spill.as_str())];
+        settings.extend(environment.iter().map(|(key, value)| (*key, value.as_str())));
+        let mut receiver = cell.receiver(&settings).await;
         redis.kill9();
         store_while_away(&receiver, 10).await;
+        // Then it can't be removed.
+        disk.is(if is_sick { Health::Fails } else { Health::Well });
         redis.restart();
         direct(&receiver).await;
         store(&receiver, 1).await;
-        until("what was fed is removed", SOON, async || segments(&spill).is_empty()).await;
+        if !is_sick {
+            until("what was fed is removed", SOON, async || segments(&spill).is_empty()).await;
+        }
         redis.kill9();
+        disk.is(Health::Well);
         // All that it knew is gone with its disk.
         let aof = cell.directory().join("appendonlydir");
         fs::remove_dir_all(aof).expect("remove what Redis has");
@@ -310,7 +322,7 @@ async fn a_redis_that_lost_its_data_is_told_of_and_fed_nothing_that_others_were_
         let output = receiver.output();
         assert!(output.contains("redis does not know packs that it was fed"), "{output}");
         let fed: usize = redis.command(&["HGET", "{spillway}:counts", "appended"]).await;
-        assert_eq!(fed, 5, "restarted: {is_restarted}");
+        assert_eq!(fed, 5, "restarted: {is_restarted}, with a sick disk: {is_sick}");
         store(&receiver, 1).await;
     }
 }

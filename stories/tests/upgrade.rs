@@ -50,7 +50,10 @@ fn move_keys(cell: &Cell) {
     let mut commands = block.expect("the page says how to rename them").text;
     let (socket, directory) = (socket_in(cell.directory()), cell.directory().display().to_string());
     let here = [
-        ("systemctl stop spillway-receiver.socket spillway-receiver.service spillway-downstreamer\n", ""),
+        (
+            "systemctl stop spillway-receiver.socket spillway-receiver.service spillway-downstreamer\n",
+            "",
+        ),
         ("systemctl stop spillway-kafka                    # if you have it\n", ""),
         ("/run/spillway/redis.sock", &socket.display().to_string()),
         ("/root/", &format!("{directory}/")),

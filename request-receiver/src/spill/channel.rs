@@ -40,6 +40,8 @@ pub struct SpillChannel {
     device: Option<u64>,
     problem: Problem,
     spilled: AtomicU64,
+    /// The newest record when the log was last empty.
+    emptied: AtomicU64,
     pub(super) errors: AtomicU64,
     /// Cancelled once the feeder has had a first look.
     pub(super) settled: CancellationToken,
@@ -107,6 +109,7 @@ impl SpillChannel {
                 refuse_until: AtomicU64::new(0),
             },
             spilled: AtomicU64::new(0),
+            emptied: AtomicU64::new(0),
             errors: AtomicU64::new(0),
             settled: CancellationToken::new(),
         };
@@ -140,9 +143,30 @@ impl SpillChannel {
         }
     }
 
-    /// What kept the disk from taking packs is past: the next outage may find it healthy.
-    pub fn begins_anew(&self) {
+    /// The log is empty up to this record. What kept the disk from taking packs is past: the next outage may find it
+    /// healthy.
+    pub fn begins_anew(&self, emptied: u64) {
+        self.emptied.store(emptied, Ordering::Relaxed);
         self.problem.kind.store(NONE, Ordering::Relaxed);
+    }
+
+    /// All up to this record is fed, and nothing of it is to be fed again: webhooks may have been appended directly since.
+    pub fn emptied(&self) -> u64 {
+        self.emptied.load(Ordering::Relaxed)
+    }
+
+    /// Removes what was fed until the log was empty, the last segment too. Tries again for as long as the disk can't.
+    pub async fn free_fed(self: Arc<Self>) {
+        let emptied = self.emptied();
+        while let Err(error) = self.writing.rotate().await {
+            tracing::debug!(error = chain(&error), "the spill's last segment is kept for now");
+            sleep(TRY_EVERY).await;
+            if self.emptied() != emptied {
+                // Another one does, by now.
+                return;
+            }
+        }
+        tokio::task::spawn_blocking(move || self.index.free_through(emptied));
     }
 
     fn failed(&self, error: &WriteError) -> Refusal {

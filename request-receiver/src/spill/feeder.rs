@@ -245,17 +245,21 @@ impl Feeder {
             let feeding = feeding.connected().await?;
             let after = numbers.fed.unwrap_or(0);
             let began = Instant::now();
-            let sending = timeout(pace.answer_within, send(claim, feeding, after, &chunk));
+            let sending = async {
+                let sent = timeout(pace.answer_within, send(claim, feeding, after, &chunk)).await;
+                (sent, began.elapsed())
+            };
             // The next chunk is read while this one is on its way.
-            let (fed, ahead) = tokio::join!(sending, progress.next(spill, skip_through, *pace));
+            let ((fed, took), ahead) =
+                tokio::join!(sending, progress.next(spill, skip_through, *pace));
             let Ok(fed) = fed else {
                 let bytes = chunk.bytes();
                 pace.was_late(chunk.records.len(), bytes);
                 return Err(FeedError::Late { bytes });
             };
             fed?;
-            pace.was_taken(chunk.bytes(), began.elapsed());
-            gate.restored_in(began.elapsed());
+            pace.was_taken(chunk.bytes(), took);
+            gate.restored_in(took);
             numbers.fed = Some(last);
             logged.is_way_back = true;
             progress.ahead = Some(ahead?);
@@ -289,18 +293,18 @@ impl Feeder {
             is_fed
         };
         if self.gate.finish_if(is_fed) {
-            self.spill.begins_anew();
+            self.spill.begins_anew(last);
             if std::mem::replace(&mut self.logged.is_way_back, true) {
                 tracing::info!("what was spilled is fed; webhooks go to redis directly");
             }
             self.progress.let_go();
-            tokio::spawn(free_through(self.spill.clone(), last));
+            tokio::spawn(self.spill.clone().free_fed());
         }
     }
 
     /// Redis knows our log up to `fed`.
     async fn go_on_after(&mut self, fed: u64) -> Result<(), QueueError> {
-        let floor = self.spill.index.floor();
+        let floor = self.spill.index.floor().max(self.spill.emptied());
         // What it was told before, or what is not there to be told again.
         let known = self.numbers.fed.unwrap_or(floor).max(floor);
         let mut fed = fed;
@@ -426,16 +430,6 @@ impl Line {
             none => Ok(none.insert(self.redis.connect(self.answer_within).await?)),
         }
     }
-}
-
-/// Removes what was fed up to the number `last`, all of it. Fed again to a Redis that came back with older data, it would
-/// come behind what is appended directly from now on.
-async fn free_through(spill: Arc<SpillChannel>, last: u64) {
-    while let Err(error) = spill.writing.rotate().await {
-        tracing::debug!(error = chain(&error), "the spill's last segment is kept for now");
-        sleep(BUMP_EVERY).await;
-    }
-    tokio::task::spawn_blocking(move || spill.index.free_through(last));
 }
 
 async fn send(

@@ -27,8 +27,9 @@ pub struct Gate {
     state: Mutex<State>,
     /// The same mode, to be read at each request.
     mode: AtomicU8,
-    /// Longest hold, in ms.
+    /// Time of a hold, in ms, and the most that it may be.
     hold_ms: AtomicU64,
+    hold_max: Duration,
     /// Notified when there may be something for the feeder to do.
     changed: Notify,
     /// Notified when batches are held no longer.
@@ -62,13 +63,15 @@ pub struct AppendPass {
 pub struct WritePass(Arc<Gate>);
 
 impl Gate {
-    /// Gate of a process that has just begun, with or without a log.
-    pub fn new(has_log: bool) -> Arc<Self> {
+    /// Gate of a process that has just begun, with or without a log. Nobody is held for more than half of `ack_timeout`.
+    pub fn new(has_log: bool, ack_timeout: Duration) -> Arc<Self> {
         let machine = StoreMachine::new(has_log);
+        let hold_max = HOLD_MAX.min(ack_timeout / 2);
         Arc::new(Self {
             has_log,
             mode: AtomicU8::new(machine.mode() as u8),
-            hold_ms: AtomicU64::new(HOLD.as_millis() as u64),
+            hold_ms: AtomicU64::new(HOLD.min(hold_max).as_millis() as u64),
+            hold_max,
             state: Mutex::new(State { machine, held_at: None }),
             changed: Notify::new(),
             opened: Notify::new(),
@@ -122,7 +125,7 @@ impl Gate {
 
     /// Redis has taken so long to restore a chunk.
     pub fn restored_in(&self, time: Duration) {
-        let hold = (HOLD_CALLS * time).clamp(HOLD, HOLD_MAX);
+        let hold = (HOLD_CALLS * time).max(HOLD).min(self.hold_max);
         self.hold_ms.store(hold.as_millis() as u64, Ordering::Relaxed);
     }
 
@@ -239,7 +242,7 @@ mod tests {
 
     /// A gate before an empty log and a queue that takes appends.
     fn restoring() -> Arc<Gate> {
-        let gate = Gate::new(true);
+        let gate = Gate::new(true, Duration::from_secs(3));
         gate.on(StoreEvent::Queue { is_usable: true });
         gate.on(StoreEvent::ClaimOurs { is_new: false });
         assert!(gate.needs_fence());

@@ -81,11 +81,14 @@ impl Looks {
         is_usable
     }
 
-    /// A look has found that Redis has no room on its disk, which the log shares.
-    pub fn set_short(&self) {
+    /// Sets that a look has found that Redis has no room on its disk, which the log shares; that is usable for what is
+    /// restored. Unless there was a suspicion, as [`Self::set_usable`].
+    pub fn set_short(&self, suspicions: u64) {
         let _changing = self.lock();
-        self.health.store(QueueHealth::Full as u8, Ordering::Relaxed);
-        self.gate.on(StoreEvent::QueueShort);
+        if self.suspicions() == suspicions {
+            self.health.store(QueueHealth::Full as u8, Ordering::Relaxed);
+            self.gate.on(StoreEvent::QueueShort);
+        }
     }
 
     /// Sets what a failed append says of the queue, and has the watch look soon. Logged at the change
@@ -204,11 +207,14 @@ impl Looks {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn a_suspicion_outlives_what_a_look_found_before() {
-        let looks = Looks::new(Gate::new(true));
+        let gate = Gate::new(true, Duration::from_secs(3));
+        let looks = Looks::new(gate.clone());
         let before = looks.suspicions();
         assert!(looks.set_usable(before) && looks.is_usable());
         looks.suspect();
@@ -217,5 +223,11 @@ mod tests {
         let error = AppendError::Unknown(spillway_queue::QueueError::Loading);
         looks.append_failed(QueueHealth::Unavailable, &error);
         assert!(!looks.set_usable(before + 1) && !looks.is_usable());
+        // Of a log on Redis' disk, too.
+        gate.on(StoreEvent::ClaimOurs { is_new: false });
+        looks.set_short(before + 1);
+        assert!(!gate.needs_fence(), "it is not restored");
+        looks.set_short(looks.suspicions());
+        assert!(gate.needs_fence());
     }
 }

@@ -199,7 +199,7 @@ impl Watch {
             Verdict::Usable { durability, warnings } => self.usable(durability, &warnings).await,
             Verdict::Full(why) => {
                 if self.may_restore(facts) {
-                    self.store.looks().set_short();
+                    self.store.looks().set_short(self.suspicions);
                 } else {
                     self.store.looks().set(QueueHealth::Full);
                 }
