@@ -152,7 +152,7 @@ mod tests {
         let found = mistakes(&[&url[..], &["--redis-cert-file", "/dev/null"]].concat());
         assert!(found.contains("/dev/null holds no PEM of a certificate"), "{found}");
         assert!(found.contains("set together"), "{found}");
-        let found = mistakes(&["--redis-url", "redis+cluster://a"]);
+        let found = mistakes(&["--redis-url", "redis+cluster://a", "--redis-prefix", "shop:"]);
         assert!(found.contains("hash tag"), "{found}");
     }
 }
