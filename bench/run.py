@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from harness import load, machine, report, servers
+from harness.report import BESIDE
 from harness.servers import RELEASE, ROOT, Failed
 
 SECRET = "a-secret-for-the-benchmark-only"
@@ -44,7 +45,14 @@ def read_settings():
     known = ["baseline", *servers.FSYNC]
     if unknown := [system for system in systems if system not in known]:
         raise Failed(f"{unknown[0]} is none of {', '.join(known)}")
+    other = os.environ.get("BESIDE")
+    if other:
+        if not os.access(other, os.X_OK):
+            raise Failed(f"BESIDE={other} is no program")
+        pairs = [[system] if system == "baseline" else [system, system + BESIDE] for system in systems]
+        systems = [system for pair in pairs for system in pair]
     return {
+        **({"beside": other} if other else {}),
         "rounds": bounded("ROUNDS", 5, 1, 50),
         "seconds": bounded("ROUND_SECONDS", 10, 1, 120),
         "connections": [
@@ -87,8 +95,9 @@ def one_round(system, connections, settings, requests, directory):
         with servers.baseline(SECRET, directory) as (child, port):
             pids = {"server": child.pid}
             return load.measure(port, pids, None, connections, settings, requests)
-    with servers.redis(system, directory) as redis:
-        with servers.receiver(redis, SECRET, directory) as (child, port):
+    program = settings["beside"] if system.endswith(BESIDE) else RELEASE / "request-receiver"
+    with servers.redis(system.removesuffix(BESIDE), directory) as redis:
+        with servers.receiver(redis, SECRET, directory, program) as (child, port):
             pids = {"server": child.pid, "redis": redis.child.pid}
             return load.measure(port, pids, redis, connections, settings, requests)
 

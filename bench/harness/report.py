@@ -58,12 +58,25 @@ def markdown(machine, disk, settings, summary):
             cells.append(f"{times:.2f}" if times else "–")
         cells += [cell(group.get(key), digits) for key, _, digits in COLUMNS]
         lines.append(row(cells + [str(group["not_200"])]))
+    if pairs := beside(summary):
+        lines += ["", "Beside another receiver, in the same rounds: its medians are 1.", ""]
+        lines += [row(["connections", "system", "× rate", "× CPU"]), row(["---"] * 4), *pairs]
     lines += ["", "![rate and CPU by system and connections](saturation.svg)"]
     lines += ["", "The disk: append + fdatasync in the directory of the queue.", ""]
     lines += [row(["bytes", "median µs", "p99 µs", "longest µs"]), row(["---"] * 4)]
     keys = ("bytes", "p50_us", "p99_us", "longest_us")
     lines += [row([str(size[key]) for key in keys]) for size in disk]
     return "\n".join(lines) + "\n"
+
+
+def beside(summary):
+    """Rows of ratios of the receiver's medians to those of the one that it ran beside."""
+    rows = []
+    for (connections, system), group in summary.items():
+        if other := summary.get((connections, system + BESIDE)):
+            times = [group[key][0] / other[key][0] for key in ("per_second", "cpu_us")]
+            rows.append(row([str(connections), system, *(f"{time:.3f}" for time in times)]))
+    return rows
 
 
 def cell(figure, digits):
@@ -80,20 +93,26 @@ def row(cells):
 # What the systems are called in the plots.
 NAMES = {"baseline": "bare server", "always": "fsync before each answer",
          "everysec": "fsync each second", "none": "fsync never"}
+# Ends the name of a system whose receiver is another one.
+BESIDE = " beside"
+
+
+def name(system):
+    return NAMES[system.removesuffix(BESIDE)] + (", beside" if system.endswith(BESIDE) else "")
 
 
 def plots(summary):
     """Bars of rate and of CPU, by connections and system, one chart above the other."""
     rates, costs = {}, {}
     for (connections, system), group in summary.items():
-        head, name = f"{connections} connections", NAMES[system]
-        rates.setdefault(head, {})[name] = group["per_second"][0]
+        head, shown = f"{connections} connections", name(system)
+        rates.setdefault(head, {})[shown] = group["per_second"][0]
         # Medians do not add up; the bar's height is the table's figure.
         server, whole = group["server_cpu_us"][0], group["cpu_us"][0]
         parts = [("server", server)]
         if "redis_cpu_us" in group:
             parts.append(("Redis", whole - server))
-        costs.setdefault(head, {})[name] = parts
+        costs.setdefault(head, {})[shown] = parts
     note = "medians; the load generator shares the cores"
     charts = [plot.bars("Signed webhooks answered at saturation", "webhooks per second", rates, note),
               plot.bars("CPU per webhook", "µs", costs, note)]

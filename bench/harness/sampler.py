@@ -25,7 +25,7 @@ class Asker:
         return "" if length < 0 else self.replies.read(length + 2)[:-2].decode()
 
     def appended(self):
-        return int(self.ask("HGET spillway:counts appended") or 0)
+        return int(self.ask("HGET {spillway}:counts appended") or 0)
 
     def seen(self):
         pairs = (line.split(":", 1) for line in self.ask("INFO").splitlines() if ":" in line)

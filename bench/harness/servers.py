@@ -137,8 +137,8 @@ def redis(fsync, directory, *more):
 
 
 @contextmanager
-def receiver(server, secret, directory, **settings):
-    """A fresh receiver on that Redis: its process and its port."""
+def receiver(server, secret, directory, program=RELEASE / "request-receiver", **settings):
+    """A fresh receiver on that Redis: its process and its port. `program` may be that of another release."""
     port, admin = machine.free_port(), machine.free_port()
     environment = {
         "LISTEN": f"127.0.0.1:{port}",
@@ -146,9 +146,11 @@ def receiver(server, secret, directory, **settings):
         "REDIS_URL": f"unix://{server.unix_socket}",
         "SHOPIFY_CLIENT_SECRET": secret,
         "RUST_LOG": "warn",
+        # Some compare with a Redis that syncs each second, or not at all.
+        "REQUIRE_DURABLE": "false",
         **settings,
     }
-    with process("receiver", [str(RELEASE / "request-receiver")], environment, directory) as child:
+    with process("receiver", [str(program)], environment, directory) as child:
         wait_for("receiver", child, lambda: answers(f"http://127.0.0.1:{admin}/readyz"))
         yield child, port
 

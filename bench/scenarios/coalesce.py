@@ -38,7 +38,7 @@ def empty(redis, backend, updates, began):
     while not rows or rows[-1]["queued"] > 0:
         if rows:
             time.sleep(0.5)
-        queued = updates - int(asker.ask("HGET spillway:counts trimmed") or 0)
+        queued = updates - int(asker.ask("HGET {spillway}:counts trimmed") or 0)
         seconds = time.monotonic() - began
         rows.append({"seconds": seconds, "queued": queued,
                      "delivered": servers.stats(backend)["requests"]})

@@ -78,7 +78,7 @@ def drain(campaign, redis, backend, count):
     deadline += 60 + count / DRAIN_RATE_MIN
     with servers.downstreamer(redis, backend, campaign.directory, DEDUP_WINDOW="6h") as child:
         with sampler.Sampler(redis.unix_socket, {"downstreamer": child.pid}, 0.5) as watch:
-            while (trimmed := int(asker.ask("HGET spillway:counts trimmed") or 0)) < count:
+            while (trimmed := int(asker.ask("HGET {spillway}:counts trimmed") or 0)) < count:
                 if time.monotonic() > deadline:
                     raise Failed(f"{count - trimmed:,} still queued")
                 if time.monotonic() - said > 10:

@@ -64,7 +64,7 @@ def drain(campaign, redis, directory):
     with servers.backend(directory) as backend:
         with servers.downstreamer(redis, backend, directory, INDEX_MEMORY="512MiB"):
             while True:
-                open_now = int(asker.ask("HGET spillway:counts appended") or 0) - settled(asker)
+                open_now = int(asker.ask("HGET {spillway}:counts appended") or 0) - settled(asker)
                 rows.append({"seconds": time.monotonic() - start, "queued": open_now,
                              "memory_bytes": asker.seen()["memory_bytes"]})
                 if open_now == 0 or rows[-1]["seconds"] > DRAIN_SECONDS_MAX:
@@ -81,7 +81,7 @@ def drain(campaign, redis, directory):
 
 
 def settled(asker):
-    return int(asker.ask("HGET spillway:counts trimmed") or 0)
+    return int(asker.ask("HGET {spillway}:counts trimmed") or 0)
 
 
 def findings(samples, drained, target, empty):

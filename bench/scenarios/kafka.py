@@ -62,7 +62,7 @@ def drain(campaign, redis, broker, address, count):
     with servers.kafka_producer(redis, address, campaign.directory) as child:
         began, deadline = time.monotonic(), time.monotonic() + 60 + count / DRAIN_RATE_MIN
         with sampler.Sampler(redis.unix_socket, {"kafka_producer": child.pid}, 0.5) as watch:
-            while (trimmed := int(asker.ask("HGET spillway:counts trimmed") or 0)) < count:
+            while (trimmed := int(asker.ask("HGET {spillway}:counts trimmed") or 0)) < count:
                 if time.monotonic() > deadline:
                     raise Failed(f"{count - trimmed:,} still queued")
                 time.sleep(0.02)

@@ -83,6 +83,8 @@ pub struct Backend {
     /// start.
     runs: Vec<(Duration, Duration)>,
     is_down: bool,
+    /// Whether there is a lease: without one nothing is sent, and no time counts.
+    has_lease: bool,
     /// Probes while it is down.
     pub probes: Probes,
 }
@@ -128,6 +130,7 @@ impl Default for Backend {
             active: Duration::ZERO,
             runs: vec![(Duration::ZERO, Duration::ZERO)],
             is_down: false,
+            has_lease: true,
             probes: Probes::default(),
         }
     }
@@ -193,7 +196,27 @@ impl Backend {
     /// Time that counts towards retries: all of it except while the backend was stopped.
     pub fn active(&self, now: Duration) -> Duration {
         let (at, active) = self.runs.last().copied().unwrap_or_default();
-        if self.is_stopped() { self.active } else { active + now.saturating_sub(at) }
+        if self.is_still() { self.active } else { active + now.saturating_sub(at) }
+    }
+
+    /// Whether no time counts.
+    fn is_still(&self) -> bool {
+        self.is_stopped() || !self.has_lease
+    }
+
+    /// The lease ended at `at`, and was not renewed.
+    pub fn lease_ended(&mut self, at: Duration) {
+        if std::mem::replace(&mut self.has_lease, false) && !self.is_stopped() {
+            let (began, active) = self.runs.last().copied().unwrap_or_default();
+            self.active = active + at.saturating_sub(began);
+        }
+    }
+
+    /// There is a lease.
+    pub fn lease_renewed(&mut self, now: Duration) {
+        if !std::mem::replace(&mut self.has_lease, true) && !self.is_stopped() {
+            self.goes_on(now);
+        }
     }
 
     /// Active time at a moment that is not after `now`.
@@ -227,7 +250,7 @@ impl Backend {
         at + active.saturating_sub(before)
     }
 
-    /// Ends a stop. Of too many stops, the shortest one is forgotten: what came in it or before seems
+    /// Time counts again. Of too many stops, the shortest one is forgotten: what came in it or before seems
     /// to have come later.
     fn goes_on(&mut self, now: Duration) {
         self.runs.push((now, self.active));
@@ -249,7 +272,7 @@ impl Backend {
         self.served.add(shop);
         self.answered(now);
         self.is_down = false;
-        if was_stopped && !self.is_stopped() {
+        if was_stopped && !self.is_still() {
             self.goes_on(now);
         }
     }
@@ -259,7 +282,7 @@ impl Backend {
         let active = self.active(now);
         // It is there, and does its work: it took a look and said no.
         self.answered(now);
-        if std::mem::take(&mut self.is_down) && !self.refusals.is_open() {
+        if std::mem::take(&mut self.is_down) && !self.is_still() {
             self.goes_on(now);
         }
         let has_opened = self.refusals.on_refusal(shop, now);

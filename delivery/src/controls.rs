@@ -16,7 +16,7 @@ use crate::dispatch::Turn;
 use crate::index::{LaneKey, ResourceKey};
 use crate::ledger::Dropped;
 use crate::main_stream::is_set;
-use crate::pauses::{Paused, Pauses};
+use crate::pauses::Pauses;
 use crate::resource::{State, Step};
 use crate::sorted::Content;
 
@@ -140,7 +140,7 @@ impl<F: Clone + PartialEq> ControlState<F> {
 
     /// Whether a filter pauses a webhook.
     pub fn pauses<C: Content<Filter = F>>(&self, content: &C, index: u32, at: Position) -> bool {
-        self.pauses.now().filters.iter().any(|filter| content.is_matched(index, at, filter))
+        self.pauses.filters().any(|filter| content.is_matched(index, at, filter))
     }
 }
 
@@ -148,8 +148,8 @@ impl<C: Content> Core<C> {
     /// These controls are in force from now on, and no others.
     pub(crate) fn controls_changed(&mut self, controls: Controls<C::Filter>) {
         let Controls { version, is_all_paused, shops, filters, drops } = controls;
-        let paused = Paused::new(is_all_paused, &shops, filters);
-        self.controls.pauses.change(paused, self.active());
+        let active = self.active();
+        self.controls.pauses.change(is_all_paused, &shops, filters, active, C::shop_of);
         self.controls.known = version;
         self.controls.carrying_out = (version > 0).then_some(version);
         self.queue.shops.stop(shops);

@@ -182,7 +182,14 @@ impl<C: Content> Core<C> {
     pub fn on(&mut self, events: Vec<Event<C>>, now: Now) -> Vec<Effect<C>> {
         self.session.now = now;
         let at_ms = u64::try_from(now.at.as_millis()).unwrap_or(u64::MAX);
-        self.session.began_ms.get_or_insert(now.wall_ms.saturating_sub(at_ms));
+        // Where that clock goes back, what is accepted from then on is not taken for older than it is.
+        let began_ms = now.wall_ms.saturating_sub(at_ms);
+        let least = self.session.began_ms.map_or(began_ms, |before| before.min(began_ms));
+        self.session.began_ms = Some(least);
+        let lease_until = self.session.lease_until;
+        if now.at >= lease_until {
+            self.backend.lease_ended(lease_until);
+        }
         let mut effects = Vec::new();
         for event in events {
             effects.extend(self.take(event));
@@ -255,6 +262,9 @@ impl<C: Content> Core<C> {
             Event::Controls(controls) => self.controls_changed(controls),
             Event::Lease { until, dead_room, may_move } => {
                 self.session.lease_until = until;
+                if self.session.now.at < until {
+                    self.backend.lease_renewed(self.session.now.at);
+                }
                 self.session.dead_room = dead_room.saturating_sub(self.ledger.dying_bytes);
                 self.session.may_move = may_move;
             }

@@ -163,7 +163,7 @@ impl<C: Content> Core<C> {
         {
             return Err(Blocked::NotLeading);
         }
-        if self.controls.pauses.now().is_all {
+        if self.controls.pauses.is_all() {
             return Err(Blocked::AllPaused);
         }
         if self.ledger.new_leads.len() >= LEADS_MAX {
@@ -319,14 +319,15 @@ impl<C: Content> Core<C> {
 
     /// Sends what has its turn, unless it waits for its bytes or is not to be sent at all.
     fn begin(&mut self, turn: Turn) -> Option<Effect<C>> {
-        let (node, content, record_index) = self.at_turn(turn)?;
+        let wait_max = self.config.coalesce_wait_max;
+        let (node, content, record_index) = self.at_turn(turn, wait_max)?;
         self.send(turn, node, content, record_index)
     }
 
     /// What is to be sent of a resource that has its turn, with its bytes; `None` where it waits for them, or is not to
     /// be sent.
-    pub(crate) fn at_turn(&mut self, turn: Turn) -> Option<(NodeKey, C, u32)> {
-        let node = self.choose(turn)?;
+    pub(crate) fn at_turn(&mut self, turn: Turn, wait_max: Duration) -> Option<(NodeKey, C, u32)> {
+        let node = self.choose(turn, wait_max.min(self.config.coalesce_wait_max))?;
         let position = self.queue.index.node(node).position;
         let (key, record_index) = self.locate(node)?;
         let Some((content, record_index)) = self.at_hand(turn, position, key, record_index) else {
@@ -353,7 +354,7 @@ impl<C: Content> Core<C> {
 
     /// Decides what is sent of a resource: the newest event that may stand for its head. Where it
     /// stands for others, that is recorded first.
-    fn choose(&mut self, turn: Turn) -> Option<NodeKey> {
+    fn choose(&mut self, turn: Turn, wait_max: Duration) -> Option<NodeKey> {
         let Turn { shop, lane, resource } = turn;
         let about = *self.queue.index.resource(resource)?;
         let is_replay = self.queue.index.replay(about.head).is_some();
@@ -364,7 +365,9 @@ impl<C: Content> Core<C> {
             self.forget_lead(about.hash);
         }
         let (head, wall_ms) = (self.queue.index.head(resource)?, self.session.now.wall_ms);
-        let wait_max = u64::try_from(self.config.coalesce_wait_max.as_millis()).unwrap_or(u64::MAX);
+        // It stood for none when it was tried: the time that it has spent is none of those behind it.
+        let was_tried = self.queue.retries.get(head).is_some_and(|retry| retry.attempts > 0);
+        let wait_max = u64::try_from(wait_max.as_millis()).unwrap_or(u64::MAX);
         let shop = self.queue.shops.get(shop)?;
         // With lanes of two key schemes, a run may lie in two lanes.
         let is_mixed = shop.is_mixed();
@@ -373,7 +376,7 @@ impl<C: Content> Core<C> {
         let seen = &self.ledger.seen;
         let length = self.queue.index.choose_lead(resource, |position, fingerprint| {
             let is_after = barrier.is_some_and(|barrier| position > barrier);
-            if is_mixed || is_after || position.ms.saturating_sub(head.ms) > wait_max {
+            if was_tried || is_mixed || is_after || position.ms.saturating_sub(head.ms) > wait_max {
                 Lead::End
             } else if fingerprint.is_some_and(|one| seen.contains(one, wall_ms)) {
                 Lead::Skip

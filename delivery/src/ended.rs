@@ -256,11 +256,12 @@ impl<C: Content> Core<C> {
         let is_lanes = !is_full
             || self.attempts.has_other_succeeded(attempt.lane, attempt.began)
             || self.is_known_to_fail(attempt, end);
-        if !is_refusal
-            && !is_narrow
-            && let Some(lane) = self.queue.lanes.get_mut(attempt.lane)
-        {
-            lane.flow.failures.add(now);
+        if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
+            if is_refusal || is_narrow {
+                lane.flow.failures.began(attempt.began);
+            } else {
+                lane.flow.failures.add(attempt.began, now);
+            }
         }
         if !is_refusal && let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             lane.clock.failed_with_others();
@@ -311,6 +312,7 @@ impl<C: Content> Core<C> {
             return;
         }
         lane.clock.failed(active, false);
+        lane.flow.failures.began(attempt.began);
         let wait = before.map_or(backoff.first, |suspect| suspect.wait.max(backoff.first));
         let wait = wait.min(SUSPECT_LONGEST);
         let until = now + jittered(wait, chance);
@@ -321,9 +323,8 @@ impl<C: Content> Core<C> {
         lane.flow.suspect = Some(Suspect { until, wait, since, probes, has_timed_out });
         let opens = active.saturating_sub(since) >= opens_after && lane.breaker.trip(now);
         self.counts.breakers_opened += u64::from(opens);
-        if opens || before.is_none() {
-            self.ledger.changed.push(attempt.lane);
-        }
+        // Each time: a leader may be killed, and its row is all that the next one knows of the failing time.
+        self.ledger.changed.push(attempt.lane);
     }
 
     fn retry_or_give_up(&mut self, failure: Failure<C::Evidence>, scope: Option<Scope>) {
@@ -346,9 +347,10 @@ impl<C: Content> Core<C> {
     fn is_spent(&self, attempt: &Attempt, head: Position, is_refusal: bool) -> bool {
         let (retry_for, refused_for) = (self.config.retry_for, self.config.retry_refused_for);
         let about = self.about_sent(attempt.resource, attempt.position);
-        let spent = self.spent(attempt.lane, head, about);
+        let newest = attempt.position;
+        let spent = self.spent(attempt.lane, head, newest, about);
         if is_refusal {
-            self.refused_for(attempt.lane, head, about) >= refused_for
+            self.refused_for(attempt.lane, head, newest, about) >= refused_for
                 || spent >= retry_for.max(refused_for)
         } else {
             spent >= retry_for
@@ -362,7 +364,8 @@ impl<C: Content> Core<C> {
             self.queue.lanes.get(attempt.lane).and_then(|lane| lane.flow.suspect.as_ref());
         let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
         !suspect.is_some_and(|suspect| suspect.has_timed_out)
-            && self.spent(attempt.lane, head, About::Shop) >= self.config.retry_for
+            && self.spent(attempt.lane, head, attempt.position, About::Shop)
+                >= self.config.retry_for
     }
 
     /// Counts an attempt and the time up to now, and decides when the next one is due. Returns the wait. `is_refusal`:

@@ -14,12 +14,12 @@ use crate::reading::PackKey;
 use crate::settlement::Settlement;
 use crate::sorted::{Content, Sorted};
 
-/// Time, on a clock that starts with the leader and never goes back, and the wall clock.
+/// Time, on a clock that starts with the leader and never goes back, and on the clock by which positions are given.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Now {
     /// Since the leader began.
     pub at: Duration,
-    /// Milliseconds since the Unix epoch.
+    /// Redis' clock, in milliseconds since the Unix epoch.
     pub wall_ms: u64,
 }
 

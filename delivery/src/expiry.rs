@@ -11,9 +11,11 @@ use std::time::Duration;
 
 use spillway_webhook::position::Position;
 
+use crate::config::Config;
 use crate::core::Core;
 use crate::dispatch::Turn;
-use crate::index::LaneKey;
+use crate::index::{LaneKey, ResourceKey};
+use crate::lane::Lane;
 use crate::lane_clock::{Accepted, CountedTime, LaneClock};
 use crate::ledger::{Ended, Finished};
 use crate::ready::ReadyKind;
@@ -30,6 +32,8 @@ pub(crate) const EXPIRED: &str = "expired";
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The same where the last one found more than it could give up.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// The same where there was no room for dead letters: until an operator makes some.
+const LOOK_FOR_ROOM: Duration = Duration::from_secs(2);
 /// Lanes per look, and webhooks of each.
 const LANES_AT_ONCE: usize = 16;
 const WEBHOOKS_AT_ONCE: usize = 64;
@@ -57,11 +61,17 @@ impl Expiry {
 }
 
 impl<C: Content> Core<C> {
-    /// Time that a webhook has spent on retries. Where nothing of its lane succeeds, the time in
-    /// which it could not be tried counts, too.
-    pub(crate) fn spent(&self, lane: LaneKey, head: Position, about: About<'_, C>) -> Duration {
+    /// Time that a webhook has spent on retries, and those after it that it stands for with `newest`. Where nothing of
+    /// its lane succeeds, the time in which they could not be tried counts, too.
+    pub(crate) fn spent(
+        &self,
+        lane: LaneKey,
+        head: Position,
+        newest: Position,
+        about: About<'_, C>,
+    ) -> Duration {
         let own = |retry: &RetryState| Some(retry.spent);
-        self.longer(lane, head, about, own, LaneClock::failing_of)
+        self.longer(lane, (head, newest), about, own, LaneClock::failing_of)
     }
 
     /// The last part of it, in which all attempts were refused.
@@ -69,15 +79,16 @@ impl<C: Content> Core<C> {
         &self,
         lane: LaneKey,
         head: Position,
+        newest: Position,
         about: About<'_, C>,
     ) -> Duration {
-        self.longer(lane, head, about, |retry| retry.refused, LaneClock::refused_of)
+        self.longer(lane, (head, newest), about, |retry| retry.refused, LaneClock::refused_of)
     }
 
     fn longer(
         &self,
         lane: LaneKey,
-        head: Position,
+        (head, newest): (Position, Position),
         about: About<'_, C>,
         own: fn(&RetryState) -> Option<Duration>,
         of_lane: fn(&LaneClock, Accepted, Duration, CountedTime<'_>) -> Duration,
@@ -90,9 +101,9 @@ impl<C: Content> Core<C> {
         match self.queue.lanes.get(lane) {
             Some(known) if known.breaker.is_open() || self.has_failed_for_long(lane) => {
                 // Whatever was done to the clocks.
-                let age = self.session.now.wall_ms.saturating_sub(head.ms);
+                let age = self.session.now.wall_ms.saturating_sub(newest.ms);
                 let time = |from, to| self.time_of(lane, About::Shop, from, to);
-                let of_lane = of_lane(&known.clock, self.accepted(head), active, &time);
+                let of_lane = of_lane(&known.clock, self.accepted(newest), active, &time);
                 own.max(of_lane.min(Duration::from_millis(age)))
             }
             _ => own,
@@ -136,7 +147,16 @@ impl<C: Content> Core<C> {
             self.queue.expiry.looks_at = self.session.now.at + LOOK_AGAIN;
             return false;
         }
-        let Some(shop) = self.queue.lanes.get(key).map(|lane| lane.shop) else { return false };
+        if self.session.dead_room == 0 {
+            self.queue.expiry.looks_at = self.session.now.at + LOOK_FOR_ROOM;
+            return false;
+        }
+        let Some(lane) = self.queue.lanes.get(key) else { return false };
+        // What a barrier held back could not be tried: nobody knows whether the lane still fails.
+        if !lane.flow.failures.has_any_since(lane.flow.unheld_at) {
+            return false;
+        }
+        let (shop, expires_after) = (lane.shop, self.expires_after(lane));
         match self.queue.shops.gate(shop, self.session.now.at) {
             ShopGate::Stopped | ShopGate::Starved => return false,
             // Nothing is sent.
@@ -151,13 +171,14 @@ impl<C: Content> Core<C> {
                     continue;
                 };
                 let Some(head) = self.queue.index.head(resource) else { continue };
-                let expires_after = self.config.retry_for + self.config.tuning.expiry_grace;
-                if self.spent(key, head, About::Shop) < expires_after {
-                    continue;
-                }
+                // What it was recorded to stand for goes with it.
+                let newest = self.recorded_lead(resource).unwrap_or(head);
+                let of_newest = self.spent(key, newest, newest, About::Shop);
+                let own = self.queue.retries.get(head).map_or(Duration::ZERO, |retry| retry.spent);
+                let Some(excess) = of_newest.max(own).checked_sub(expires_after) else { continue };
                 let kind = ReadyKind { was_tried, is_replay: false };
                 return match self.take_from(shop, key, class, kind) {
-                    Some(Some(turn)) => self.expire_turn(turn),
+                    Some(Some(turn)) => self.expire_turn(turn, excess),
                     // A barrier came before it.
                     Some(None) => true,
                     None => false,
@@ -167,8 +188,23 @@ impl<C: Content> Core<C> {
         false
     }
 
-    fn expire_turn(&mut self, turn: Turn) -> bool {
-        let Some((node, content, record_index)) = self.at_turn(turn) else {
+    /// Newest webhook that a resource's head was recorded to stand for.
+    fn recorded_lead(&self, resource: ResourceKey) -> Option<Position> {
+        let hash = self.queue.index.resource(resource)?.hash;
+        self.queue.leads.get(&hash).copied()
+    }
+
+    /// Time after which something of a lane expires.
+    fn expires_after(&self, lane: &Lane) -> Duration {
+        let Config { retry_for, retry_refused_for, tuning, .. } = self.config;
+        let is_refused = lane.clock.is_refused();
+        let time = if is_refused { retry_for.max(retry_refused_for) } else { retry_for };
+        time + tuning.expiry_grace
+    }
+
+    /// Gives up the head of a resource, and what it stands for: what came within `excess` after it is overdue, too.
+    fn expire_turn(&mut self, turn: Turn, excess: Duration) -> bool {
+        let Some((node, content, record_index)) = self.at_turn(turn, excess) else {
             // One lead at a time is recorded: up to it the window can't be cut.
             return self.queue.index.state(turn.resource) != Some(State::Recording);
         };
@@ -185,6 +221,7 @@ impl<C: Content> Core<C> {
         let (reason, evidence) = (EXPIRED, C::Evidence::default());
         let bytes = content.dead_bytes(record_index, &evidence);
         if !self.has_dead_room(bytes) {
+            self.queue.expiry.looks_at = self.session.now.at + LOOK_FOR_ROOM;
             self.release(turn.resource);
             return false;
         }

@@ -114,6 +114,8 @@ pub struct Flow {
     pub is_in_line: bool,
     /// Failures since its last success.
     pub failures: Failures,
+    /// When something of it was let go that a barrier had held back.
+    pub unheld_at: Duration,
 }
 
 /// Failures of a lane in a row.
@@ -122,20 +124,33 @@ pub struct Failures {
     count: u32,
     /// When the first of them ended.
     since: Duration,
+    /// When the last of them began.
+    began: Duration,
 }
 
 impl Failures {
     /// The leader before had some.
     pub fn left() -> Self {
-        Self { count: FAILURES_KNOWN, since: Duration::ZERO }
+        Self { count: FAILURES_KNOWN, ..Self::default() }
     }
 
-    /// One more.
-    pub fn add(&mut self, now: Duration) {
+    /// One more, of an attempt that began then.
+    pub fn add(&mut self, began: Duration, now: Duration) {
         if self.count == 0 {
             self.since = now;
         }
         self.count = self.count.saturating_add(1);
+        self.began(began);
+    }
+
+    /// An attempt of then did not succeed.
+    pub fn began(&mut self, began: Duration) {
+        self.began = self.began.max(began);
+    }
+
+    /// True if an attempt that began after `moment` failed.
+    pub fn has_any_since(&self, moment: Duration) -> bool {
+        self.began > moment
     }
 
     /// When the first of at least so many ended, if there were as many: a further one says nothing about a backend

@@ -59,6 +59,11 @@ impl LaneClock {
         std::mem::take(self).failing_since.is_some()
     }
 
+    /// True if its last attempts were refused, for whatever reason it failed before.
+    pub fn is_refused(&self) -> bool {
+        self.refused_since.is_some()
+    }
+
     /// True if it failed since the last success.
     pub fn is_failing(&self) -> bool {
         self.failing_since.is_some()

@@ -1,121 +1,230 @@
 //! An operator's pauses, as far back as they matter: time in which a webhook was paused does not count for it.
 //!
-//! Times are active times of this leader. Pure.
+//! Times are active times of this leader. Pure. Bounded: of too many, some become longer, or pauses of more than they
+//! were. So less time counts than should, never more: something is given up late rather than early.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-/// Periods that are kept apart. Of more, the two that take the least time together become one, in which all is paused
-/// that was in either.
-const PERIODS_MAX: usize = 64;
+/// Past pauses of one shop, of one filter, or of everything. Of more, the two with the least time between them become
+/// one.
+const PERIODS_MAX: usize = 4_096;
+/// Filters that paused something in the past. Of more, the one whose last pause ended first counts as pauses of its
+/// shop, or of everything.
+const FILTERS_MAX: usize = 64;
+/// Past pauses of all shops. Of more, the half that ended first count as pauses of everything.
+const OF_SHOPS_MAX: usize = 65_536;
 
-/// Pauses of one moment.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Paused<F> {
-    /// Whether everything is.
-    pub is_all: bool,
-    /// Hashes of the shops that are paused whole, in order.
-    shops: Box<[u64]>,
-    /// Other pauses.
-    pub filters: Vec<F>,
+/// Time in which something was paused.
+type Period = (Duration, Duration);
+
+/// Past pauses of the same: in order, with time between them.
+#[derive(Debug, Default)]
+struct Periods(Vec<Period>);
+
+/// Pauses of this moment, with their beginnings.
+#[derive(Debug)]
+struct InForce<F> {
+    all: Option<Duration>,
+    shops: HashMap<u64, Duration>,
+    filters: Vec<(F, Duration)>,
 }
 
-/// Time in which the same was paused.
+/// Pauses that have ended.
 #[derive(Debug)]
-struct Period<F> {
-    paused: Paused<F>,
-    from: Duration,
-    to: Duration,
+struct Past<F> {
+    all: Periods,
+    shops: HashMap<u64, Periods>,
+    /// Periods of all shops.
+    of_shops: usize,
+    /// The one whose last pause ended first is the first.
+    filters: Vec<(F, Periods)>,
 }
 
 /// Pauses up to now.
 #[derive(Debug)]
 pub(crate) struct Pauses<F> {
-    /// Oldest first.
-    past: Vec<Period<F>>,
-    now: Paused<F>,
-    since: Duration,
+    now: InForce<F>,
+    past: Past<F>,
 }
 
-impl<F: Clone + PartialEq> Paused<F> {
-    /// Nothing but these.
-    pub fn new(is_all: bool, shops: &HashSet<u64>, filters: Vec<F>) -> Self {
-        let mut shops: Vec<u64> = shops.iter().copied().collect();
-        shops.sort_unstable();
-        Self { is_all, shops: shops.into(), filters }
-    }
-
-    /// Whether a shop is paused whole, or everything is.
-    pub fn holds(&self, shop: u64) -> bool {
-        self.is_all || self.shops.binary_search(&shop).is_ok()
-    }
-
-    fn is_nothing(&self) -> bool {
-        !self.is_all && self.shops.is_empty() && self.filters.is_empty()
-    }
-
-    /// What is paused here or there.
-    fn united(self, other: Self) -> Self {
-        let shops = self.shops.iter().chain(&other.shops).copied().collect();
-        let mut filters = self.filters;
-        for filter in other.filters {
-            if !filters.contains(&filter) {
-                filters.push(filter);
+impl Periods {
+    fn add(&mut self, (mut from, mut to): Period) {
+        if from >= to {
+            return;
+        }
+        let periods = &mut self.0;
+        let first = periods.partition_point(|(_, end)| *end < from);
+        let last = periods.partition_point(|(began, _)| *began <= to);
+        if let (Some((began, _)), true) = (periods.get(first), first < last) {
+            from = from.min(*began);
+            to = to.max(periods[last - 1].1);
+        }
+        periods.splice(first..last, [(from, to)]);
+        if periods.len() > PERIODS_MAX {
+            let gap = |second: &usize| periods[*second].0 - periods[*second - 1].1;
+            if let Some(second) = (1..periods.len()).min_by_key(gap) {
+                periods[second - 1].1 = periods[second].1;
+                periods.remove(second);
             }
         }
-        Self::new(self.is_all || other.is_all, &shops, filters)
+    }
+
+    /// Those that end after a moment.
+    fn after(&self, moment: Duration) -> &[Period] {
+        &self.0[self.0.partition_point(|(_, end)| *end <= moment)..]
     }
 }
 
 impl<F> Default for Pauses<F> {
     fn default() -> Self {
-        let now = Paused { is_all: false, shops: Box::default(), filters: Vec::new() };
-        Self { past: Vec::new(), now, since: Duration::ZERO }
+        Self {
+            now: InForce { all: None, shops: HashMap::new(), filters: Vec::new() },
+            past: Past {
+                all: Periods::default(),
+                shops: HashMap::new(),
+                of_shops: 0,
+                filters: Vec::new(),
+            },
+        }
+    }
+}
+
+impl<F: PartialEq> Past<F> {
+    fn add_shop(&mut self, shop: u64, period: Period) {
+        if period.0 >= period.1 {
+            return;
+        }
+        let periods = self.shops.entry(shop).or_default();
+        let before = periods.0.len();
+        periods.add(period);
+        self.of_shops = self.of_shops + periods.0.len() - before;
+        if self.of_shops > OF_SHOPS_MAX {
+            self.fold_shops();
+        }
+    }
+
+    fn fold_shops(&mut self) {
+        let all = self.shops.values().flat_map(|periods| &periods.0);
+        let mut ends: Vec<Duration> = all.map(|(_, end)| *end).collect();
+        let (_, median, _) = ends.select_nth_unstable(OF_SHOPS_MAX / 2);
+        let median = *median;
+        for periods in self.shops.values_mut() {
+            let old = periods.0.partition_point(|(_, end)| *end <= median);
+            periods.0.drain(..old).for_each(|period| self.all.add(period));
+        }
+        self.shops.retain(|_, periods| !periods.0.is_empty());
+        self.of_shops = self.shops.values().map(|periods| periods.0.len()).sum();
+    }
+
+    fn add_filter(&mut self, filter: F, period: Period, shop_of: fn(&F) -> Option<u64>) {
+        if period.0 >= period.1 {
+            return;
+        }
+        let known = self.filters.iter().position(|(one, _)| *one == filter);
+        let known = known.map(|known| self.filters.remove(known).1);
+        let mut periods = known.unwrap_or_default();
+        periods.add(period);
+        self.filters.push((filter, periods));
+        if self.filters.len() > FILTERS_MAX {
+            let (filter, periods) = self.filters.remove(0);
+            for period in periods.0 {
+                match shop_of(&filter) {
+                    Some(shop) => self.add_shop(shop, period),
+                    None => self.all.add(period),
+                }
+            }
+        }
     }
 }
 
 impl<F: Clone + PartialEq> Pauses<F> {
-    /// What is paused now.
-    pub fn now(&self) -> &Paused<F> {
-        &self.now
+    /// True if everything is paused now.
+    pub fn is_all(&self) -> bool {
+        self.now.all.is_some()
     }
 
-    /// This is paused from `at` on, and nothing else.
-    pub fn change(&mut self, paused: Paused<F>, at: Duration) {
-        if paused == self.now {
-            return;
+    /// Filters of what is paused now, beside whole shops.
+    pub fn filters(&self) -> impl Iterator<Item = &F> {
+        self.now.filters.iter().map(|(filter, _)| filter)
+    }
+
+    /// These are in force from `at` on, and no others. `shop_of` is the only shop of which a filter may pause anything.
+    pub fn change(
+        &mut self,
+        is_all: bool,
+        shops: &HashSet<u64>,
+        filters: Vec<F>,
+        at: Duration,
+        shop_of: fn(&F) -> Option<u64>,
+    ) {
+        match self.now.all {
+            Some(since) if !is_all => {
+                self.now.all = None;
+                self.past.all.add((since, at));
+            }
+            None if is_all => self.now.all = Some(at),
+            _ => {}
         }
-        let before = std::mem::replace(&mut self.now, paused);
-        let since = std::mem::replace(&mut self.since, at);
-        if !before.is_nothing() && since < at {
-            self.past.push(Period { paused: before, from: since, to: at });
+        let past = &mut self.past;
+        for (shop, since) in self.now.shops.extract_if(|shop, _| !shops.contains(shop)) {
+            past.add_shop(shop, (since, at));
         }
-        if self.past.len() > PERIODS_MAX {
-            self.unite();
+        for shop in shops {
+            self.now.shops.entry(*shop).or_insert(at);
+        }
+        self.change_filters(filters, at, shop_of);
+    }
+
+    fn change_filters(&mut self, filters: Vec<F>, at: Duration, shop_of: fn(&F) -> Option<u64>) {
+        let mut before = std::mem::take(&mut self.now.filters).into_iter().peekable();
+        let mut new = filters.into_iter().peekable();
+        // They mostly keep their order: so what is compared with each other is few.
+        while let Some(filter) = new.next_if(|one| before.peek().is_some_and(|(old, _)| old == one))
+        {
+            let since = before.next().map_or(at, |(_, since)| since);
+            self.now.filters.push((filter, since));
+        }
+        let (mut before, new): (Vec<_>, Vec<_>) = (before.collect(), new.collect());
+        let same = before.iter().rev().zip(new.iter().rev());
+        let same = same.take_while(|((old, _), one)| old == *one).count();
+        let rest = before.split_off(before.len() - same);
+        let amid = new.len() - same;
+        for filter in &new[..amid] {
+            let known = before.iter().find(|(old, _)| old == filter);
+            self.now.filters.push((filter.clone(), known.map_or(at, |(_, since)| *since)));
+        }
+        self.now.filters.extend(rest);
+        for (filter, since) in before {
+            if !new[..amid].contains(&filter) {
+                self.past.add_filter(filter, (since, at), shop_of);
+            }
         }
     }
 
-    fn unite(&mut self) {
-        let length = |first: &usize| self.past[*first + 1].to - self.past[*first].from;
-        let Some(first) = (0..self.past.len() - 1).min_by_key(length) else { return };
-        let second = self.past.remove(first + 1);
-        let Period { paused, from, .. } = self.past.remove(first);
-        let united = Period { paused: paused.united(second.paused), from, to: second.to };
-        self.past.insert(first, united);
-    }
-
-    /// The parts of a time in which this was not paused.
+    /// The parts of a time in which neither everything, nor this shop, nor what these filters match was paused.
     pub fn unpaused(
         &self,
         from: Duration,
         to: Duration,
-        is_paused: impl Fn(&Paused<F>) -> bool,
-    ) -> Vec<(Duration, Duration)> {
-        let past = self.past.iter().map(|period| (&period.paused, period.from, period.to));
-        let all = past.chain([(&self.now, self.since, Duration::MAX)]);
-        let amid = all.filter(|(_, began, end)| *began < to && *end > from);
+        shop: Option<u64>,
+        is_matched: impl Fn(&F) -> bool,
+    ) -> Vec<Period> {
+        let (now, past) = (&self.now, &self.past);
+        let mut paused = past.all.after(from).to_vec();
+        if let Some(periods) = shop.and_then(|shop| past.shops.get(&shop)) {
+            paused.extend(periods.after(from));
+        }
+        let matched = past.filters.iter().filter(|(filter, _)| is_matched(filter));
+        paused.extend(matched.flat_map(|(_, periods)| periods.after(from)));
+        let of_shop = shop.and_then(|shop| now.shops.get(&shop));
+        let of_filters = now.filters.iter().filter(|(filter, _)| is_matched(filter));
+        let in_force = now.all.iter().chain(of_shop).chain(of_filters.map(|(_, since)| since));
+        paused.extend(in_force.min().map(|since| (*since, Duration::MAX)));
+        // Of a few runs that are in order: they are merged.
+        paused.sort();
         let (mut parts, mut from) = (Vec::new(), from);
-        for (_, began, end) in amid.filter(|(paused, _, _)| is_paused(paused)) {
+        for (began, end) in paused.into_iter().filter(|(began, _)| *began < to) {
             if from < began {
                 parts.push((from, began));
             }
@@ -134,61 +243,141 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn shop(shop: u64) -> Paused<u8> {
-        Paused::new(false, &HashSet::from([shop]), Vec::new())
+    /// Filters: those below 10,000 are of one shop each, others of all.
+    fn shop_of(filter: &u32) -> Option<u64> {
+        (*filter < 10_000).then_some(u64::from(*filter))
     }
 
-    fn nothing() -> Paused<u8> {
-        Paused::new(false, &HashSet::new(), Vec::new())
-    }
+    impl Pauses<u32> {
+        fn pause(&mut self, at: Duration, is_all: bool, shops: &[u64], filters: &[u32]) {
+            let shops = shops.iter().copied().collect();
+            self.change(is_all, &shops, filters.to_vec(), at, shop_of);
+        }
 
-    fn length(parts: Vec<(Duration, Duration)>) -> Duration {
-        parts.into_iter().map(|(from, to)| to - from).sum()
-    }
+        fn time(&self, from: u32, to: u32, shop: u64, filters: &[u32]) -> Duration {
+            let is_matched = |filter: &u32| filters.contains(filter);
+            let parts = self.unpaused(from * SECOND, to * SECOND, Some(shop), is_matched);
+            parts.into_iter().map(|(from, to)| to - from).sum()
+        }
 
-    fn filter(filter: u8) -> Paused<u8> {
-        Paused::new(false, &HashSet::new(), vec![filter])
+        fn periods(&self) -> usize {
+            let shops = self.past.shops.values().map(|periods| periods.0.len()).sum::<usize>();
+            let filters = self.past.filters.iter().map(|(_, periods)| periods.0.len());
+            assert_eq!(shops, self.past.of_shops);
+            self.past.all.0.len() + shops + filters.sum::<usize>()
+        }
     }
 
     #[test]
     fn time_counts_for_whatever_is_not_paused_in_it() {
         let mut pauses = Pauses::default();
-        pauses.change(shop(7), 10 * SECOND);
+        pauses.pause(10 * SECOND, false, &[7], &[]);
         // Something else has changed.
-        pauses.change(shop(7), 12 * SECOND);
-        pauses.change(Paused { is_all: true, ..shop(7) }, 20 * SECOND);
-        pauses.change(filter(3), 30 * SECOND);
-        pauses.change(nothing(), 40 * SECOND);
-        pauses.change(shop(8), 50 * SECOND);
-        let of = |from: u32, to: u32, is_paused: &dyn Fn(&Paused<u8>) -> bool| {
-            length(pauses.unpaused(from * SECOND, to * SECOND, is_paused))
-        };
+        pauses.pause(12 * SECOND, false, &[7], &[]);
+        pauses.pause(20 * SECOND, true, &[7], &[]);
+        pauses.pause(30 * SECOND, false, &[], &[3]);
+        pauses.pause(40 * SECOND, false, &[], &[]);
+        pauses.pause(50 * SECOND, false, &[8], &[]);
         let seconds = |seconds: u32| seconds * SECOND;
-        assert_eq!(of(0, 60, &|paused| paused.holds(7)), seconds(40));
-        assert_eq!(of(0, 60, &|paused| paused.holds(8)), seconds(40));
-        assert_eq!(of(0, 60, &|paused| paused.holds(9)), seconds(50));
-        assert_eq!(of(15, 45, &|paused| paused.holds(7) || paused.filters == [3]), seconds(5));
-        assert_eq!(of(22, 25, &|paused| paused.holds(9)), seconds(0));
-        let parts = pauses.unpaused(5 * SECOND, 35 * SECOND, |paused| paused.holds(7));
+        assert_eq!(pauses.time(0, 60, 7, &[]), seconds(40));
+        assert_eq!(pauses.time(0, 60, 8, &[]), seconds(40));
+        assert_eq!(pauses.time(0, 60, 9, &[]), seconds(50));
+        assert_eq!(pauses.time(15, 45, 7, &[3]), seconds(5));
+        assert_eq!(pauses.time(22, 25, 9, &[]), seconds(0));
+        let parts = pauses.unpaused(5 * SECOND, 35 * SECOND, Some(7), |_| false);
         assert_eq!(parts, [(5, 10), (30, 35)].map(|(from, to)| (from * SECOND, to * SECOND)));
     }
 
     #[test]
-    fn of_too_many_pauses_some_become_longer_and_no_other_shop_has_them() {
+    fn a_filter_keeps_its_beginning_whatever_comes_and_goes_around_it() {
         let mut pauses = Pauses::default();
-        for number in 0..100 {
-            pauses.change(shop(number), number as u32 * 20 * SECOND);
-            pauses.change(nothing(), (number as u32 * 20 + 10) * SECOND);
+        pauses.pause(SECOND, false, &[], &[1, 2, 3, 4]);
+        pauses.pause(2 * SECOND, false, &[], &[1, 5, 3, 4]);
+        pauses.pause(3 * SECOND, false, &[], &[4, 3]);
+        pauses.pause(4 * SECOND, false, &[], &[3, 2]);
+        assert!(pauses.filters().eq(&[3, 2]));
+        let times = [1, 2, 3, 4, 5].map(|filter| pauses.time(0, 10, 100, &[filter]));
+        assert_eq!(times, [8, 3, 1, 7, 9].map(|seconds: u32| seconds * SECOND));
+    }
+
+    #[test]
+    fn old_pauses_of_some_shops_take_nothing_away_from_others() {
+        let mut pauses = Pauses::default();
+        let mut at = 0;
+        // Few and far between, and then close to each other.
+        for number in 0..84 {
+            let (shop, length) = if number < 64 { (500 + number, 3_600) } else { (number, 100) };
+            pauses.pause(at * SECOND, false, &[shop], &[]);
+            pauses.pause((at + length) * SECOND, false, &[], &[]);
+            at += if number < 64 { 7_200 } else { 150 };
         }
-        assert_eq!(pauses.past.len(), PERIODS_MAX);
-        let time = |shop| {
-            let parts =
-                pauses.unpaused(Duration::ZERO, 2_000 * SECOND, |paused| paused.holds(shop));
-            length(parts)
-        };
-        assert_eq!(time(100), 2_000 * SECOND);
-        for shop in 0..100 {
-            assert!(time(shop) <= 1_990 * SECOND && time(shop) >= 1_900 * SECOND, "{shop}");
+        let from = 64 * 7_200;
+        for shop in 64..84 {
+            assert_eq!(pauses.time(from, from + 3_000, shop, &[]), 2_900 * SECOND, "{shop}");
         }
+    }
+
+    #[test]
+    fn of_too_many_pauses_less_time_counts_and_that_of_long_ago() {
+        let mut pauses = Pauses::default();
+        for number in 0..20_000 {
+            let at = number * 5 * SECOND;
+            pauses.pause(at, false, &[7], &[]);
+            pauses.pause(at + SECOND, false, &[], &[]);
+        }
+        assert_eq!(pauses.periods(), PERIODS_MAX);
+        let end = 100_000;
+        for from in (0..end).step_by(700) {
+            let exact = (from..end).filter(|second| second % 5 > 0).count() as u32 * SECOND;
+            assert!(pauses.time(from, end, 7, &[]) <= exact, "{from}");
+        }
+        assert_eq!(pauses.time(end - 15_000, end, 7, &[]), 12_000 * SECOND, "those of late");
+    }
+
+    #[test]
+    fn filters_are_bounded_and_pause_what_they_match() {
+        let mut pauses = Pauses::default();
+        for number in 0..10_000 {
+            let at = number * 5 * SECOND;
+            pauses.pause(at, false, &[], &[number, 20_000 + number]);
+            pauses.pause(at + SECOND, false, &[], &[]);
+        }
+        assert!(pauses.periods() <= PERIODS_MAX + 10_000 + FILTERS_MAX, "{}", pauses.periods());
+        assert_eq!(pauses.past.filters.len(), FILTERS_MAX);
+        assert_eq!(pauses.time(49_900, 50_000, 50_000, &[]), 100 * SECOND);
+        assert_eq!(pauses.time(49_900, 50_000, 50_000, &[9_990]), 99 * SECOND);
+    }
+
+    #[test]
+    fn filters_that_are_let_go_of_have_paused_their_shop_or_all() {
+        for (first, of_others) in [(0, 0), (20_000, 1)] {
+            let mut pauses = Pauses::default();
+            let count = FILTERS_MAX as u32 + 1;
+            for number in 0..count {
+                pauses.pause(number * 10 * SECOND, false, &[], &[first + number]);
+                pauses.pause((number * 10 + 1) * SECOND, false, &[], &[]);
+            }
+            let end = count * 10;
+            assert_eq!(pauses.time(0, end, 0, &[]), (end - 1) * SECOND);
+            assert_eq!(pauses.time(0, end, 1, &[]), (end - of_others) * SECOND);
+            assert_eq!(pauses.time(0, end, 1, &[first + 1]), (end - of_others - 1) * SECOND);
+        }
+    }
+
+    #[test]
+    fn of_too_many_shops_the_first_pauses_count_for_all() {
+        let mut pauses = Pauses::default();
+        for shop in 0..OF_SHOPS_MAX as u64 + 2 {
+            let at = u32::try_from(shop).unwrap() * 10 * SECOND;
+            pauses.pause(at, false, &[shop], &[]);
+            pauses.pause(at + 2 * SECOND, false, &[], &[]);
+        }
+        assert!(pauses.periods() <= OF_SHOPS_MAX / 2 + PERIODS_MAX + 2);
+        let end = (OF_SHOPS_MAX as u32 + 2) * 10;
+        for shop in [0, 100, 30_000, 40_000, 65_537] {
+            assert!(pauses.time(0, end, shop, &[]) <= (end - 2) * SECOND, "{shop}");
+        }
+        let late = end - 10_000;
+        assert_eq!(pauses.time(late, end, 1, &[]), 10_000 * SECOND);
     }
 }

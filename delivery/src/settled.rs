@@ -83,7 +83,12 @@ impl<C: Content> Core<C> {
         while let Some(position) = self.lost_barrier(shop) {
             self.drop_barrier(shop, position);
         }
+        let now = self.session.now.at;
         while let Some(resource) = self.queue.next_unheld(shop) {
+            let lane = self.queue.index.lane(resource);
+            if let Some(lane) = lane.and_then(|lane| self.queue.lanes.get_mut(lane)) {
+                lane.flow.unheld_at = now;
+            }
             self.release(resource);
         }
         if let Some(shop) = self.queue.shops.get_mut(shop)

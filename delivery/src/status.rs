@@ -134,7 +134,7 @@ impl<C: Content> Core<C> {
         Status {
             in_flight: self.attempts.len(),
             limit,
-            is_paused: limit == 0 || self.controls.pauses.now().is_all || self.backend.is_stopped(),
+            is_paused: limit == 0 || self.controls.pauses.is_all() || self.backend.is_stopped(),
             is_refusing: self.backend.is_refusing(),
             is_down: self.backend.is_down(),
             is_index_full: self.session.is_index_full,

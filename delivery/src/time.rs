@@ -11,7 +11,6 @@ use spillway_webhook::position::Position;
 use crate::core::Core;
 use crate::index::{LaneKey, ResourceKey};
 use crate::lane_clock::Accepted;
-use crate::pauses::Paused;
 use crate::sorted::Content;
 
 /// What is known of a webhook whose time is counted.
@@ -77,16 +76,11 @@ impl<C: Content> Core<C> {
     ) -> Vec<(Duration, Duration)> {
         let shop = self.queue.lanes.get(lane).and_then(|lane| self.queue.shops.get(lane.shop));
         let shop = shop.map(|shop| shop.hash);
-        let is_filtered = |paused: &Paused<C::Filter>| match about {
-            About::Bytes(content, index, at) => {
-                paused.filters.iter().any(|filter| content.is_matched(index, at, filter))
-            }
-            About::Shop => paused.filters.iter().any(|filter| {
+        self.controls.pauses.unpaused(from, to, shop, |filter| match about {
+            About::Bytes(content, index, at) => content.is_matched(index, at, filter),
+            About::Shop => {
                 C::shop_of(filter).is_none_or(|only| shop.is_none_or(|shop| shop == only))
-            }),
-        };
-        self.controls.pauses.unpaused(from, to, |paused| {
-            shop.map_or(paused.is_all, |shop| paused.holds(shop)) || is_filtered(paused)
+            }
         })
     }
 

@@ -113,6 +113,8 @@ struct World {
     number: u64,
     /// Newest pack.
     last: StreamId,
+    /// Whether the lease is renewed.
+    has_lease: bool,
     /// By how much the machine's clock is behind.
     clock_behind: Duration,
     cancelled: HashSet<AttemptId>,
@@ -148,6 +150,8 @@ const COALESCED: u8 = 200;
 const PRIORITY: u8 = 150;
 /// Webhooks of this kind are of one resource, and go one after the other.
 const IN_LINE: u8 = 149;
+/// Webhooks of this kind wait for all earlier ones of their shop, and hold back all later ones.
+const BARRIER: u8 = 148;
 /// Those of these kinds too, in the lane of [`COALESCED`].
 const TOPICS: u8 = 240;
 
@@ -180,7 +184,7 @@ fn sorted(shop: u32, kind: u8, entry: u64, index: usize) -> Sorted {
         lane: shop << 8 | u64::from(kind.min(COALESCED)),
         shop,
         class: if (PRIORITY..COALESCED).contains(&kind) { Class::Priority } else { Class::Rest },
-        is_barrier: false,
+        is_barrier: kind == BARRIER,
         coalesces,
         fingerprint: None,
     }
@@ -207,6 +211,7 @@ impl World {
             answers,
             number: 0,
             last: StreamId::default(),
+            has_lease: true,
             clock_behind: Duration::ZERO,
             cancelled: HashSet::new(),
             took: BTreeMap::new(),
@@ -232,6 +237,11 @@ impl World {
     fn later(&mut self, at: Duration, task: Task) {
         self.number += 1;
         self.tasks.insert((at, self.number), task);
+    }
+
+    fn lease(&self) -> Event<Lanes> {
+        let until = self.now + SECOND;
+        Event::Lease { until, dead_room: 1 << 30, may_move: true }
     }
 
     fn wall_ms(&self) -> u64 {
@@ -264,8 +274,7 @@ impl World {
     }
 
     fn step(&mut self, mut events: Vec<Event<Lanes>>) {
-        let until = self.now + SECOND;
-        events.push(Event::Lease { until, dead_room: 1 << 30, may_move: true });
+        events.extend(self.has_lease.then(|| self.lease()));
         let now = Now { at: self.now, wall_ms: self.wall_ms() };
         for effect in self.core.on(events, now) {
             match effect {

@@ -10,7 +10,6 @@ use spillway_queue::lane::{KeyScheme, LaneRow};
 use spillway_queue::orders;
 use spillway_queue::read::Reader;
 use spillway_service::Readiness;
-use spillway_service::clock::wall_clock_ms;
 use spillway_service::supervisor::Watchdog;
 use spillway_webhook::StreamId;
 use tokio_util::sync::CancellationToken;
@@ -120,7 +119,7 @@ fn lane(row: &LaneRow, scheme: KeyScheme) -> LaneLoaded {
 /// meanwhile: there may be millions to read.
 async fn seen(reader: &Reader, seat: &mut Seat, dedup: Dedup) -> Result<Seen, QueueError> {
     let mut seen = Seen::new(dedup.window, dedup.bytes);
-    let mut after = StreamId { ms: seen.forgets_before_ms(wall_clock_ms()), seq: 0 };
+    let mut after = StreamId { ms: seen.forgets_before_ms(seat.tenure().now_ms()), seq: 0 };
     while seen.is_on() {
         let found = reader.seen_after(seat.connection(), after).await?;
         let Some((last, _)) = found.last() else { break };

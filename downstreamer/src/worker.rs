@@ -381,7 +381,7 @@ impl Worker {
     }
 
     fn now(&self) -> Now {
-        Now { at: self.started.elapsed(), wall_ms: wall_clock_ms() }
+        Now { at: self.started.elapsed(), wall_ms: self.tenure.now_ms() }
     }
 }
 

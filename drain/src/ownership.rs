@@ -64,6 +64,8 @@ pub struct Tenure {
 struct Shared {
     /// CLOCK_BOOTTIME, in ms, when the last confirmed bump was sent.
     confirmed_at_ms: AtomicU64,
+    /// Redis' clock at the beginning of CLOCK_BOOTTIME, in milliseconds since the Unix epoch.
+    booted_at_ms: AtomicU64,
     /// Bytes of dead letters, as of the last bump.
     dead_bytes: AtomicU64,
     /// Bytes of those that are not settled yet.
@@ -92,6 +94,12 @@ impl Tenure {
         let confirmed_at = self.shared.confirmed_at_ms.load(Ordering::Relaxed);
         !self.lost.is_cancelled()
             && Lease::confirmed(Duration::from_millis(confirmed_at)).holds(now)
+    }
+
+    /// Redis' clock, in milliseconds since the Unix epoch: what was accepted, and when, is on it, and this machine's
+    /// may be off.
+    pub fn now_ms(&self) -> u64 {
+        self.shared.booted_at_ms.load(Ordering::Relaxed).saturating_add(boot_ms())
     }
 
     /// Time for which new work may still begin at `now` (CLOCK_BOOTTIME).
@@ -173,10 +181,17 @@ impl Tenure {
     fn confirmed(&self, sent_at: Duration, confirmed: Confirmed) {
         let sent_at_ms = u64::try_from(sent_at.as_millis()).unwrap_or(0);
         self.shared.confirmed_at_ms.store(sent_at_ms, Ordering::Relaxed);
+        // An answer that took long puts that clock back rather than on: nothing seems older than it is.
+        let booted_at_ms = confirmed.now_ms.saturating_sub(boot_ms());
+        self.shared.booted_at_ms.store(booted_at_ms, Ordering::Relaxed);
         self.shared.dead_bytes.store(confirmed.dead_bytes, Ordering::Relaxed);
         self.shared.is_full.store(confirmed.is_full, Ordering::Relaxed);
         self.shared.orders.store(confirmed.orders, Ordering::Relaxed);
     }
+}
+
+fn boot_ms() -> u64 {
+    u64::try_from(boottime().as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Owns the drain whenever it can, until `shutdown`; what an owner does is `own`.
@@ -252,6 +267,7 @@ async fn stand_by(place: &Place) -> Result<Seat, QueueError> {
         lost: CancellationToken::new(),
         shared: Arc::new(Shared {
             confirmed_at_ms: AtomicU64::new(0),
+            booted_at_ms: AtomicU64::new(0),
             dead_bytes: AtomicU64::new(0),
             dying_bytes: AtomicU64::new(0),
             is_full: AtomicBool::new(false),

@@ -57,10 +57,10 @@ async fn appends_that_were_lost_are_noticed_at_the_reconnect() {
     let first = server.append_as("100-0").await;
     let mut finds = read_ahead(&server).await;
     assert_eq!(next(&mut finds).await, Some(Seen::Main(first)));
-    let older = server.dump("spillway:in").await;
+    let older = server.dump("{spillway}:in").await;
     let second = server.append_as("110-0").await;
     assert_eq!(next(&mut finds).await, Some(Seen::Main(second)));
-    server.restore("spillway:in", &older).await;
+    server.restore("{spillway}:in", &older).await;
     cut_connections(&server).await;
     assert_eq!(next(&mut finds).await, Some(Seen::OlderData));
     assert_eq!(next(&mut finds).await, None);
@@ -72,10 +72,10 @@ async fn lost_appends_are_noticed_although_others_came_after_them() {
     let mut finds = read_ahead(&server).await;
     server.append_as("100-0").await;
     assert!(next(&mut finds).await.is_some());
-    let older = server.dump("spillway:in").await;
+    let older = server.dump("{spillway}:in").await;
     let second = server.append_as("110-0").await;
     assert_eq!(next(&mut finds).await, Some(Seen::Main(second)));
-    server.restore("spillway:in", &older).await;
+    server.restore("{spillway}:in", &older).await;
     // With a slower clock: the first of them would never be read.
     server.append_as("105-0").await;
     cut_connections(&server).await;
@@ -99,7 +99,7 @@ async fn replays_that_are_not_taken_do_not_keep_the_main_stream_from_being_read(
     let entry = server.append_as("100-0").await;
     for _ in 0..100 {
         let fields = ["p", "x", "id", "00000000-100-0-0"];
-        let add = [&["XADD", "spillway:http:replays", "*"], &fields[..]].concat();
+        let add = [&["XADD", "{spillway}:http:replays", "*"], &fields[..]].concat();
         let _: String = server.command(&add).await;
     }
     let mut connection = server.connect().await;

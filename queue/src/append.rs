@@ -41,6 +41,13 @@ pub enum AppendError {
     Unknown(#[source] QueueError),
 }
 
+impl AppendError {
+    /// Whether another connection is needed for the next append.
+    fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unknown(_) | Self::NotStored(QueueError::Unreachable(_)))
+    }
+}
+
 impl Appender {
     /// Connects with the first append.
     pub fn new(redis: Redis) -> Self {
@@ -94,7 +101,7 @@ impl Appender {
             Ok(replies) => outcome(replies),
             Err(error) => Err(AppendError::Unknown(error.into())),
         };
-        if matches!(outcome, Err(AppendError::Unknown(_))) {
+        if outcome.as_ref().is_err_and(AppendError::is_unreachable) {
             self.connection = None;
         }
         outcome
@@ -226,15 +233,15 @@ mod tests {
 
     #[test]
     fn clients_are_found_by_what_their_names_begin_with() {
-        let clients = "id=3 addr=/a:0 name=spillway:in/01 db=0\n\
+        let clients = "id=3 addr=/a:0 name={spillway}:in/01 db=0\n\
                        id=4 addr=/a:0 name= db=0\n\
-                       id=5 addr=/name=spillway:in/ db=0\n\
-                       id=17 addr=/a:0 name=spillway:in/02 db=0\n\
-                       id=18 addr=/a:0 name=spillway:in/01 db=1\n\
+                       id=5 addr=/name={spillway}:in/ db=0\n\
+                       id=17 addr=/a:0 name={spillway}:in/02 db=0\n\
+                       id=18 addr=/a:0 name={spillway}:in/01 db=1\n\
                        id=19 addr=/a:0 name= db=1\n";
-        assert_eq!(ids_of(clients, "spillway:in/01", "4"), ["3"]);
-        assert_eq!(ids_of(clients, "spillway:in/", "4"), ["3", "17"]);
-        assert_eq!(ids_of(clients, "spillway:in/", "19"), ["18"]);
+        assert_eq!(ids_of(clients, "{spillway}:in/01", "4"), ["3"]);
+        assert_eq!(ids_of(clients, "{spillway}:in/", "4"), ["3", "17"]);
+        assert_eq!(ids_of(clients, "{spillway}:in/", "19"), ["18"]);
         assert_eq!(ids_of(clients, "other:in/", "4"), [""; 0]);
     }
 }

@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::{TcpSettings, socket2};
-use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo};
+use redis::{AsyncConnectionConfig, Client};
 use tokio::time::timeout;
 
+use crate::access::Access;
+use crate::cluster::{self, Cluster};
 use crate::error::QueueError;
 use crate::keys::Keys;
 use crate::sentinel::{self, Sentinels};
@@ -27,44 +29,68 @@ pub type Connection = MultiplexedConnection;
 /// Where Redis is, and under which names we keep things there.
 #[derive(Debug, Clone)]
 pub struct Redis {
-    place: Place,
+    endpoint: Endpoint,
     /// Key names.
     pub keys: Keys,
     unix_socket: bool,
 }
 
 #[derive(Debug, Clone)]
-enum Place {
+enum Endpoint {
     At(Client),
-    /// Wherever they say.
-    By(Sentinels),
+    /// The master that Sentinels name.
+    Sentinels(Sentinels),
+    /// The node of a cluster that has the cell's keys.
+    Cluster(Cluster),
 }
 
 impl Redis {
-    /// Takes `unix:///path`, `redis://host:port/db`, `rediss://…` or, by Sentinels,
-    /// `redis+sentinel://host:port,host:port/name` or `rediss+sentinel://…`.
+    /// Takes `unix:///path`, `redis://host:port/db`, `rediss://…`; by Sentinels
+    /// `redis+sentinel://host:port,host:port/name`; in a cluster `redis+cluster://host:port,host:port`; and these two
+    /// with `rediss+`.
     ///
     /// # Errors
-    /// A sentence for the operator when the URL is none of these.
+    /// A sentence for the operator when the URL is none of these, or the prefix none for a cluster.
     pub fn new(url: &str, prefix: &str) -> Result<Self, String> {
-        let forms = "unix:///run/spillway/redis.sock, redis://host:6379/0, rediss://host:6379/0 or \
-                     redis+sentinel://host:26379,host:26379/name";
-        let unix_socket = url.starts_with("unix:");
-        let place = if sentinel::SCHEMES.iter().any(|scheme| url.starts_with(scheme)) {
-            Sentinels::parse(url).map(Place::By)
-        } else if unix_socket || url.starts_with("redis:") || url.starts_with("rediss:") {
-            client(url).map(Place::At)
+        Self::with_access(url, prefix, &Access::default())
+    }
+
+    /// The same with certificates, or a password that is not in the URL.
+    ///
+    /// # Errors
+    /// As [`Redis::new`], and when a certificate is none.
+    pub fn with_access(url: &str, prefix: &str, access: &Access) -> Result<Self, String> {
+        let forms = "unix:///run/spillway/redis.sock, redis://host:6379/0, rediss://host:6379/0, \
+                     redis+sentinel://host:26379,host:26379/name or redis+cluster://host:6379,host:6379";
+        let begins_with = |schemes: &[&str]| schemes.iter().any(|scheme| url.starts_with(scheme));
+        let (unix_socket, keys) = (url.starts_with("unix:"), Keys::new(prefix));
+        let endpoint = if begins_with(&sentinel::SCHEMES) {
+            Sentinels::parse(url, access).map(Endpoint::Sentinels)
+        } else if begins_with(&cluster::SCHEMES) {
+            let has_tag = prefix.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+            if has_tag.is_none_or(|(tag, _)| tag.is_empty()) {
+                return Err("in a cluster, REDIS_PREFIX must hold a hash tag, such as {spillway}:"
+                    .to_owned());
+            }
+            Cluster::parse(url, &keys.stream(), access).map(Endpoint::Cluster)
+        } else if unix_socket || begins_with(&["redis:", "rediss:"]) {
+            access.client(url).map(Endpoint::At)
         } else {
             None
         };
         // No word of the URL: it may hold a password.
-        let place = place.ok_or_else(|| format!("must be of the form {forms}"))?;
-        Ok(Self { place, keys: Keys::new(prefix), unix_socket })
+        let endpoint = endpoint.ok_or_else(|| format!("must be of the form {forms}"))?;
+        Ok(Self { endpoint, keys, unix_socket })
     }
 
     /// Whether Redis runs on this machine for certain.
     pub fn is_local(&self) -> bool {
         self.unix_socket
+    }
+
+    /// Whether it is reached as a cluster.
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.endpoint, Endpoint::Cluster(_))
     }
 
     /// Connects; requests fail after `budget` without an answer (`None`: they wait for as long as
@@ -78,20 +104,19 @@ impl Redis {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(budget);
-        match &self.place {
-            Place::At(client) => {
-                Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
+        let client = match &self.endpoint {
+            Endpoint::At(client) => {
+                return Ok(client.get_multiplexed_async_connection_with_config(&config).await?);
             }
-            Place::By(sentinels) => {
-                let client = sentinels.master().await?;
-                let mut connection =
-                    client.get_multiplexed_async_connection_with_config(&config).await?;
-                timeout(CONNECT_TIMEOUT, expect_master(&mut connection)).await.unwrap_or_else(
-                    |_| Err(QueueError::Unexpected("it does not say whether it is one".into())),
-                )?;
-                Ok(connection)
-            }
-        }
+            Endpoint::Sentinels(sentinels) => sentinels.master().await?,
+            Endpoint::Cluster(cluster) => cluster.node().await?,
+        };
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let unknown = || QueueError::Unexpected("it does not say whether it is a master".into());
+        timeout(CONNECT_TIMEOUT, expect_master(&mut connection))
+            .await
+            .unwrap_or_else(|_| Err(unknown()))?;
+        Ok(connection)
     }
 }
 
@@ -101,19 +126,13 @@ async fn expect_master(connection: &mut Connection) -> Result<(), QueueError> {
     let role = role.into_iter().next().map(redis::from_redis_value::<String>);
     match role {
         Some(Ok(role)) if role == "master" => Ok(()),
-        _ => Err(QueueError::Unexpected("sentinel named a redis that is no master".to_owned())),
+        _ => Err(QueueError::Unexpected("a redis that was named is no master".to_owned())),
     }
-}
-
-/// A client for a URL; `None` if it is none. The crate's own error may repeat it, and with it a password.
-pub(crate) fn client(url: &str) -> Option<Client> {
-    let info = url.into_connection_info().ok()?.set_tcp_settings(tcp_settings());
-    Client::open(info).ok()
 }
 
 /// A Redis on another machine may vanish without a word, and the appender waits for its reply for
 /// as long as the connection lives: so a dead connection must be noticed.
-fn tcp_settings() -> TcpSettings {
+pub(crate) fn tcp_settings() -> TcpSettings {
     let keepalive = socket2::TcpKeepalive::new()
         .with_time(DEAD_AFTER / 2)
         .with_interval(Duration::from_secs(1))

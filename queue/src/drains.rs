@@ -41,6 +41,7 @@ pub async fn register(
     drain: Option<&str>,
     start_at: StartAt,
 ) -> Result<Registered, QueueError> {
+    refuse_older_prefix(redis, connection).await?;
     let keys = &redis.keys;
     let start_at = match start_at {
         StartAt::Oldest => "oldest",
@@ -57,6 +58,24 @@ pub async fn register(
         .invoke_async(connection)
         .await?;
     Ok(Registered { cell: parse_cell(&cell)?, is_new })
+}
+
+/// A queue that waits under the default prefix of before would not be seen by anybody. In a cluster it can't be there.
+async fn refuse_older_prefix(redis: &Redis, connection: &mut Connection) -> Result<(), QueueError> {
+    let Some(older) = redis.keys.older_cell().filter(|_| !redis.is_cluster()) else {
+        return Ok(());
+    };
+    let here: bool = redis::cmd("EXISTS").arg(redis.keys.cell()).query_async(connection).await?;
+    if here {
+        return Ok(());
+    }
+    // A user may see the keys of its own prefix only: then these are not ours either.
+    let there: Result<bool, _> = redis::cmd("EXISTS").arg(older).query_async(connection).await;
+    match there.map_err(QueueError::from) {
+        Ok(true) => Err(QueueError::OlderPrefix),
+        Ok(false) | Err(QueueError::Refused(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// The random id of the cell, if it has one yet.

@@ -26,6 +26,12 @@ pub enum QueueError {
     /// Spilled packs that do not follow the last one that was fed.
     #[error("the spilled packs do not follow the last one that redis knows of")]
     OutOfStep,
+    /// Only a queue under the prefix that was the default before is there: it must not be left behind.
+    #[error(
+        "redis holds a queue under spillway:, the default of REDIS_PREFIX before, and none under {{spillway}}:; set \
+         REDIS_PREFIX=spillway:, or rename its keys as docs/upgrade.md says"
+    )]
+    OlderPrefix,
     /// A reply of a shape we do not know.
     #[error("redis answered in an unexpected way: {0}")]
     Unexpected(String),
@@ -35,6 +41,13 @@ impl From<RedisError> for QueueError {
     fn from(error: RedisError) -> Self {
         match error.kind() {
             ErrorKind::Io | ErrorKind::Parse => Self::Unreachable(error),
+            // Another node of the cluster has the keys, or will have them: whoever connects again finds it.
+            ErrorKind::Server(
+                ServerErrorKind::Moved
+                | ServerErrorKind::Ask
+                | ServerErrorKind::ClusterDown
+                | ServerErrorKind::TryAgain,
+            ) => Self::Unreachable(error),
             ErrorKind::UnexpectedReturnType => Self::Unexpected(error.to_string()),
             ErrorKind::Server(ServerErrorKind::BusyLoading) => Self::Loading,
             ErrorKind::Server(ServerErrorKind::ExecAbort) => match aborted_by(&error) {

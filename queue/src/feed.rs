@@ -112,8 +112,9 @@ impl Claim {
     /// # Errors
     /// [`QueueError`] from Redis.
     pub async fn note(&self, connection: &mut Connection, fed: u64) -> Result<(), QueueError> {
-        let key = self.redis.keys.spill();
-        Ok(cmd("HSET").arg(key).arg(&self.log_id).arg(fed).query_async(connection).await?)
+        let script = Script::new(include_str!("lua/note.lua"));
+        let mut call = script.key(self.redis.keys.spill());
+        Ok(call.arg(&self.log_id).arg(fed).invoke_async(connection).await?)
     }
 
     /// Appends packs behind the one numbered `after`, all of them in one script.

@@ -31,7 +31,8 @@ pub struct Facts {
     pub eviction_policy: String,
     /// Whether the AOF is on.
     pub aof_enabled: bool,
-    /// `always`, `everysec`, `no`; `None` where CONFIG is not permitted.
+    /// When it syncs at all times: `always`, `everysec`, `no`, and `no` where rewrites keep it from that
+    /// (`no-appendfsync-on-rewrite`); `None` where CONFIG is not permitted.
     pub fsync: Option<String>,
     /// Bytes of the AOF.
     pub aof_bytes: u64,
@@ -43,6 +44,24 @@ pub struct Facts {
     pub aof_write_failed: bool,
     /// Free bytes where the AOF lies; `None` where it isn't on this machine or can't be seen.
     pub disk_free_bytes: Option<u64>,
+    /// Device of that disk.
+    pub disk_device: Option<u64>,
+}
+
+/// Whether an AOF that was off is there yet. Once it is turned on, Redis says so at once, and writes what comes into a file
+/// that is not read at a start until the first rewrite has ended.
+#[derive(Debug, Default)]
+pub struct FirstAof {
+    is_awaited: bool,
+}
+
+impl FirstAof {
+    /// Takes what a look has found. An AOF that isn't there yet is none.
+    pub fn look(&mut self, facts: &mut Facts) {
+        let has_ended = !facts.is_rewriting && facts.rewrite_failures == 0;
+        self.is_awaited = !facts.aof_enabled || self.is_awaited && !has_ended;
+        facts.aof_enabled &= !self.is_awaited;
+    }
 }
 
 /// How hard an answered webhook is to lose.
@@ -54,6 +73,17 @@ pub enum Durability {
     EverySecond = 1,
     /// An fsync before each answer.
     Always = 2,
+    /// Not seen here: the operator vouches for a service that keeps what it has answered.
+    Vouched = 3,
+}
+
+/// What the operator asks of Redis' durability.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DurabilityPolicy {
+    /// A Redis that may lose what it has answered is refused.
+    pub is_required: bool,
+    /// The service is taken to be durable whatever its settings say, or hide.
+    pub is_vouched: bool,
 }
 
 /// What follows from the facts.
@@ -93,8 +123,12 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Facts, Q
     let number = |name: &str| info.get(name).and_then(|value| value.parse().ok()).unwrap_or(0);
     let flag = |name: &str| info.get(name).is_some_and(|value| *value == "1");
     let is_not_ok = |name: &str| info.get(name).is_some_and(|status| *status != "ok");
-    let fsync = config(connection, "appendfsync").await?;
-    let directory = config(connection, "dir").await?;
+    let mut fsync = config(connection, "appendfsync").await?;
+    if config(connection, "no-appendfsync-on-rewrite").await?.as_deref() == Some("yes") {
+        fsync = Some("no".to_owned());
+    }
+    let directory = config(connection, "dir").await?.filter(|_| redis.is_local());
+    let directory = directory.as_deref().map(Path::new);
     Ok(Facts {
         version: info.get("redis_version").copied().unwrap_or_default().to_owned(),
         used_bytes: number("used_memory"),
@@ -109,9 +143,8 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Facts, Q
             .unwrap_or(u32::MAX)
             .max(is_not_ok("aof_last_bgrewrite_status").into()),
         aof_write_failed: is_not_ok("aof_last_write_status"),
-        disk_free_bytes: directory
-            .filter(|_| redis.is_local())
-            .and_then(|directory| disk_free_bytes(Path::new(&directory))),
+        disk_free_bytes: directory.and_then(disk_free_bytes),
+        disk_device: directory.and_then(|path| Some(rustix::fs::stat(path).ok()?.st_dev)),
     })
 }
 
@@ -143,8 +176,8 @@ pub async fn reach(redis: &Redis) -> Result<(), QueueError> {
 
 /// What follows from the facts. A Redis that `was_full` is usable again once it has room to spare:
 /// at the brim, small packs would still fit and large ones not.
-pub fn judge(facts: &Facts, require_durable: bool, was_full: bool) -> Verdict {
-    if let Some(refusal) = refusal(facts, require_durable) {
+pub fn judge(facts: &Facts, policy: DurabilityPolicy, was_full: bool) -> Verdict {
+    if let Some(refusal) = refusal(facts, policy) {
         return Verdict::Refused(refusal);
     }
     let spare_bytes = if was_full { facts.limit_bytes / FULL_SPARE } else { 0 };
@@ -157,17 +190,24 @@ pub fn judge(facts: &Facts, require_durable: bool, was_full: bool) -> Verdict {
     if facts.aof_write_failed {
         return Verdict::Full("redis cannot write to its AOF");
     }
-    let durability = durability(facts);
+    let durability = durability(facts, policy.is_vouched);
     let mut warnings = Vec::new();
     if facts.limit_bytes == 0 {
         warnings.push("maxmemory is 0: a flood can make the machine run out of memory; set it");
     }
     if durability < Durability::Always {
         warnings.push(
-            "a crash of redis can lose answered webhooks: set appendonly yes and appendfsync always",
+            "a crash of redis can lose answered webhooks: set appendonly yes, appendfsync always and \
+             no-appendfsync-on-rewrite no",
         );
     }
     Verdict::Usable { durability, warnings }
+}
+
+/// Whether the disk below the AOF is all that keeps Redis from taking more.
+pub fn is_short_of_disk_only(facts: &Facts) -> bool {
+    let is_memory_left = facts.limit_bytes == 0 || facts.used_bytes < facts.limit_bytes;
+    is_disk_short(facts) && is_memory_left && !facts.aof_write_failed
 }
 
 /// With less than this free below the AOF, webhooks are refused.
@@ -176,7 +216,10 @@ pub fn disk_needed_bytes(facts: &Facts) -> u64 {
 }
 
 /// What an answered 200 is worth under these settings.
-pub fn durability(facts: &Facts) -> Durability {
+pub fn durability(facts: &Facts, is_vouched: bool) -> Durability {
+    if is_vouched {
+        return Durability::Vouched;
+    }
     match (facts.aof_enabled, facts.fsync.as_deref()) {
         (true, Some("always")) => Durability::Always,
         (true, Some("everysec")) => Durability::EverySecond,
@@ -184,7 +227,7 @@ pub fn durability(facts: &Facts) -> Durability {
     }
 }
 
-fn refusal(facts: &Facts, require_durable: bool) -> Option<String> {
+fn refusal(facts: &Facts, policy: DurabilityPolicy) -> Option<String> {
     let mut parts = facts.version.split('.').map(|part| part.parse().unwrap_or(0));
     let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     if version < VERSION_MIN {
@@ -199,10 +242,11 @@ fn refusal(facts: &Facts, require_durable: bool) -> Option<String> {
             facts.eviction_policy
         ));
     }
-    if require_durable && durability(facts) < Durability::Always {
+    if policy.is_required && durability(facts, policy.is_vouched) < Durability::Always {
         return Some(
-            "REQUIRE_DURABLE is set and redis does not sync before it answers: \
-             set appendonly yes and appendfsync always"
+            "redis does not sync before it answers, and may lose answered webhooks: set appendonly yes, \
+             appendfsync always and no-appendfsync-on-rewrite no; or REDIS_DURABILITY=vouched for a service that keeps a durable log of \
+             its own; or REQUIRE_DURABLE=false to take that loss"
                 .to_owned(),
         );
     }
@@ -223,6 +267,11 @@ fn disk_free_bytes(directory: &Path) -> Option<u64> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    pub(crate) const STRICT: DurabilityPolicy =
+        DurabilityPolicy { is_required: true, is_vouched: false };
+    pub(crate) const LENIENT: DurabilityPolicy =
+        DurabilityPolicy { is_required: false, is_vouched: false };
 
     pub(crate) fn good() -> Facts {
         Facts {
@@ -249,42 +298,65 @@ pub(crate) mod tests {
 
     #[test]
     fn a_redis_as_ours_is_usable_without_a_warning() {
-        assert!(usable(Durability::Always, 0)(judge(&good(), true, false)));
+        assert!(usable(Durability::Always, 0)(judge(&good(), STRICT, false)));
     }
 
     #[test]
     fn too_old_or_evicting_is_refused_and_says_what_to_set() {
         let old = Facts { version: "6.2.7".to_owned(), ..good() };
-        assert!(matches!(judge(&old, false, false), Verdict::Refused(why) if why.contains("7.0")));
+        assert!(
+            matches!(judge(&old, LENIENT, false), Verdict::Refused(why) if why.contains("7.0"))
+        );
         let evicting = Facts { eviction_policy: "allkeys-lru".to_owned(), ..good() };
         assert!(
-            matches!(judge(&evicting, false, false), Verdict::Refused(why) if why.contains("noeviction"))
+            matches!(judge(&evicting, LENIENT, false), Verdict::Refused(why) if why.contains("noeviction"))
         );
         let newer = Facts { version: "8.10.0".to_owned(), ..good() };
-        assert!(usable(Durability::Always, 0)(judge(&newer, false, false)));
+        assert!(usable(Durability::Always, 0)(judge(&newer, LENIENT, false)));
     }
 
     #[test]
     fn less_durable_is_a_warning_or_refused() {
         let everysec = Facts { fsync: Some("everysec".to_owned()), ..good() };
-        assert!(usable(Durability::EverySecond, 1)(judge(&everysec, false, false)));
-        assert!(matches!(judge(&everysec, true, false), Verdict::Refused(_)));
+        assert!(usable(Durability::EverySecond, 1)(judge(&everysec, LENIENT, false)));
+        assert!(matches!(judge(&everysec, STRICT, false), Verdict::Refused(_)));
         let unknown = Facts { fsync: None, limit_bytes: 0, ..good() };
-        assert!(usable(Durability::None, 2)(judge(&unknown, false, false)));
+        assert!(usable(Durability::None, 2)(judge(&unknown, LENIENT, false)));
         let off = Facts { aof_enabled: false, ..good() };
-        assert!(usable(Durability::None, 1)(judge(&off, false, false)));
+        assert!(usable(Durability::None, 1)(judge(&off, LENIENT, false)));
+        let vouched = DurabilityPolicy { is_vouched: true, ..STRICT };
+        for facts in [everysec, off] {
+            assert!(usable(Durability::Vouched, 0)(judge(&facts, vouched, false)));
+        }
+    }
+
+    #[test]
+    fn an_aof_that_is_turned_on_is_there_after_its_first_rewrite() {
+        let mut first = FirstAof::default();
+        let mut look = |aof_enabled, is_rewriting, rewrite_failures| {
+            let mut facts = Facts { aof_enabled, is_rewriting, rewrite_failures, ..good() };
+            first.look(&mut facts);
+            facts.aof_enabled
+        };
+        // One that was never seen off is rewritten as usual.
+        assert!(look(true, true, 0) && look(true, false, 0) && look(true, false, 3));
+        assert!(!look(false, false, 0));
+        assert!(!look(true, true, 0), "the first rewrite is under way");
+        assert!(!look(true, false, 1), "it failed");
+        assert!(!look(true, true, 1), "and is tried again");
+        assert!(look(true, false, 0) && look(true, true, 0) && look(true, false, 1));
     }
 
     #[test]
     fn memory_and_disk_are_full_before_they_are() {
         let memory = Facts { used_bytes: 1 << 30, ..good() };
-        assert!(matches!(judge(&memory, false, false), Verdict::Full(_)));
+        assert!(matches!(judge(&memory, LENIENT, false), Verdict::Full(_)));
         let brim = Facts { used_bytes: (1 << 30) - (1 << 20), ..good() };
-        assert!(matches!(judge(&brim, false, true), Verdict::Full(_)));
-        assert!(usable(Durability::Always, 0)(judge(&brim, false, false)));
+        assert!(matches!(judge(&brim, LENIENT, true), Verdict::Full(_)));
+        assert!(usable(Durability::Always, 0)(judge(&brim, LENIENT, false)));
         let disk = Facts { disk_free_bytes: Some(1 << 30), ..good() };
-        assert!(matches!(judge(&disk, false, false), Verdict::Full(_)));
+        assert!(matches!(judge(&disk, LENIENT, false), Verdict::Full(_)));
         let broken = Facts { aof_write_failed: true, ..good() };
-        assert!(matches!(judge(&broken, false, false), Verdict::Full(_)));
+        assert!(matches!(judge(&broken, LENIENT, false), Verdict::Full(_)));
     }
 }

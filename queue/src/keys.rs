@@ -4,6 +4,11 @@
 
 use spillway_webhook::StreamId;
 
+/// Prefix where none is set. Its hash tag keeps a cell in one slot of a cluster.
+pub const DEFAULT_PREFIX: &str = "{spillway}:";
+/// What it was before: see [`crate::QueueError::OlderPrefix`].
+const OLDER_DEFAULT_PREFIX: &str = "spillway:";
+
 /// Builds key names under one prefix.
 #[derive(Debug, Clone)]
 pub struct Keys {
@@ -11,9 +16,14 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// `prefix` stands before every name, such as `spillway:`.
+    /// `prefix` stands before every name, such as `{spillway}:`.
     pub fn new(prefix: impl Into<String>) -> Self {
         Self { prefix: prefix.into() }
+    }
+
+    /// The [`Self::cell`] that a queue under the default prefix of before would have, where this is today's.
+    pub(crate) fn older_cell(&self) -> Option<String> {
+        (self.prefix == DEFAULT_PREFIX).then(|| format!("{OLDER_DEFAULT_PREFIX}cell"))
     }
 
     /// Stream of packs: field `p` holds the pack.

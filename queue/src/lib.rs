@@ -10,7 +10,9 @@
 //! Every write of a drain is one Lua script with `allow-oom`: atomic, fenced by the owner's token,
 //! and it works on a Redis that is full to the brim, because only draining can empty it.
 
+pub mod access;
 pub mod append;
+pub mod cluster;
 pub mod connect;
 pub mod dead;
 pub mod drains;
@@ -22,6 +24,7 @@ pub mod keys;
 pub mod lane;
 pub mod orders;
 pub mod owner;
+pub mod permissions;
 pub mod read;
 pub mod rewrite;
 pub mod sentinel;

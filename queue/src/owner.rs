@@ -30,6 +30,8 @@ pub struct Confirmed {
     pub is_full: bool,
     /// Version of the operator's orders.
     pub orders: u64,
+    /// Redis' clock, in milliseconds since the Unix epoch.
+    pub now_ms: u64,
 }
 
 /// One instance's claim to a drain.
@@ -113,18 +115,18 @@ impl Claim {
         seen: &str,
     ) -> Result<Confirmed, QueueError> {
         let (keys, drain) = (&self.redis.keys, &self.drain);
-        let (granted, dead_bytes, full, orders): (u8, String, String, String) = self
-            .script
-            .key(keys.owner(drain))
-            .key(keys.drains())
-            .key(keys.dead_bytes(drain))
-            .key(keys.orders(drain))
-            .arg(verb)
-            .arg(&self.token)
-            .arg(drain)
-            .arg(seen)
-            .invoke_async(connection)
-            .await?;
+        let (granted, dead_bytes, full, orders, now_ms): (u8, String, String, String, String) =
+            self.script
+                .key(keys.owner(drain))
+                .key(keys.drains())
+                .key(keys.dead_bytes(drain))
+                .key(keys.orders(drain))
+                .arg(verb)
+                .arg(&self.token)
+                .arg(drain)
+                .arg(seen)
+                .invoke_async(connection)
+                .await?;
         if granted != 1 {
             return Err(QueueError::Fenced);
         }
@@ -132,6 +134,7 @@ impl Claim {
             dead_bytes: dead_bytes.parse().unwrap_or(0),
             is_full: full == "1",
             orders: orders.parse().unwrap_or(0),
+            now_ms: now_ms.parse().unwrap_or(0),
         })
     }
 }

@@ -104,7 +104,7 @@ pub async fn start(connection: &mut Connection) -> Result<(), QueueError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::health::tests::good;
+    use crate::health::tests::{LENIENT, good};
     use crate::health::{Verdict, judge};
 
     fn after(start: Instant, seconds: u64) -> Instant {
@@ -131,7 +131,7 @@ mod tests {
             disk_free_bytes: Some(1066 << 20),
             ..good()
         };
-        assert!(matches!(judge(&full, false, false), Verdict::Full(_)));
+        assert!(matches!(judge(&full, LENIENT, false), Verdict::Full(_)));
         assert!(should_rewrite(&full));
         // It would gain nothing, or not fit.
         let waiting = Facts { used_bytes: 300 << 20, ..full.clone() };

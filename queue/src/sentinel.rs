@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use redis::{AsyncConnectionConfig, Client, cmd};
 
+use crate::access::Access;
 use crate::error::QueueError;
 
 /// What a URL for Sentinels begins with, without and with TLS.
@@ -28,12 +29,13 @@ pub struct Sentinels {
     /// What stands before the host in the URL of the Redis: scheme, user and password.
     before_host: String,
     database: String,
+    access: Access,
 }
 
 impl Sentinels {
     /// Takes `redis+sentinel://[user:password@]host[:port][,…]/name[/database]`, or `rediss+sentinel`
     /// for TLS to all of them. User and password are those of the Redis. `None` if it is no such URL.
-    pub fn parse(url: &str) -> Option<Self> {
+    pub fn parse(url: &str, access: &Access) -> Option<Self> {
         let (scheme, rest) = SCHEMES
             .iter()
             .find_map(|scheme| Some((scheme.split('+').next()?, url.strip_prefix(scheme)?)))?;
@@ -44,7 +46,8 @@ impl Sentinels {
         if name.is_empty() || database.parse::<u16>().is_err() {
             return None;
         }
-        let nodes: Option<Vec<Client>> = hosts.split(',').map(|host| node(scheme, host)).collect();
+        let nodes: Option<Vec<Client>> =
+            hosts.split(',').map(|host| node(scheme, host, access)).collect();
         let user = if user.is_empty() { String::new() } else { format!("{user}@") };
         let sentinels = Self {
             nodes: nodes?.into(),
@@ -52,6 +55,7 @@ impl Sentinels {
             name: name.to_owned(),
             before_host: format!("{scheme}://{user}"),
             database: database.to_owned(),
+            access: access.clone(),
         };
         // A password with characters that a URL may not have is found out now, not at a failover.
         sentinels.at("localhost", 6379).map(|_| sentinels)
@@ -91,14 +95,16 @@ impl Sentinels {
 
     fn at(&self, host: &str, port: u16) -> Option<Client> {
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-        crate::connect::client(&format!("{}{host}:{port}/{}", self.before_host, self.database))
+        self.access.client(&format!("{}{host}:{port}/{}", self.before_host, self.database))
     }
 }
 
-fn node(scheme: &str, host: &str) -> Option<Client> {
+/// A Sentinel, which has a certificate as the Redis has, and no password of its own.
+fn node(scheme: &str, host: &str, access: &Access) -> Option<Client> {
     let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let port = if has_port { String::new() } else { format!(":{PORT}") };
-    (!host.is_empty()).then(|| crate::connect::client(&format!("{scheme}://{host}{port}/")))?
+    let access = Access { password: None, ..access.clone() };
+    (!host.is_empty()).then(|| access.client(&format!("{scheme}://{host}{port}/")))?
 }
 
 #[cfg(test)]
@@ -112,12 +118,12 @@ mod tests {
             "rediss+sentinel://me:hu%40sh@a:1/cell/3",
             "redis+sentinel://:hush@a/cell",
         ];
-        let counts = good.map(|url| Sentinels::parse(url).unwrap().nodes.len());
+        let counts = good.map(|url| Sentinels::parse(url, &Access::default()).unwrap().nodes.len());
         assert_eq!(counts, [3, 1, 1]);
         let bad =
             ["redis://a/0", "redis+sentinel://a", "redis+sentinel://a/", "redis+sentinel:///x"];
         for url in bad.iter().chain(&["redis+sentinel://a,,b/x", "redis+sentinel://a/x/y"]) {
-            assert!(Sentinels::parse(url).is_none(), "{url}");
+            assert!(Sentinels::parse(url, &Access::default()).is_none(), "{url}");
         }
     }
 }

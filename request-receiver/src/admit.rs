@@ -6,13 +6,14 @@
 
 use std::sync::Arc;
 
+use prometheus::IntGauge;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
 use tokio::sync::Semaphore;
 
 use crate::reply::Refusal;
+use crate::settings::OVERHEAD_BYTES;
 
-/// Beside its head and body, a webhook holds a header map, a place in its batch, a waiter, and its
-/// connection, which has a task and buffers: measured, with thousands that wait.
-pub const OVERHEAD_BYTES: usize = 4096;
 /// So much of an announced body is held ahead of its arrival: the connection's read buffer is as
 /// large, and most webhooks then come for room only once.
 const AHEAD_BYTES: usize = 8192;
@@ -86,6 +87,33 @@ impl Drop for Permit {
         if self.held_bytes > 0 {
             self.from.add_permits(self.held_bytes);
         }
+    }
+}
+
+/// Bytes handed out, read when the metrics are scraped, so that the hot path need not write a gauge.
+#[derive(Clone)]
+pub struct InFlightMetric {
+    admission: Admission,
+    gauge: IntGauge,
+}
+
+impl InFlightMetric {
+    /// Metric of what `admission` hands out.
+    pub fn new(admission: Admission) -> Self {
+        let help = "Bytes received and not yet stored.";
+        let gauge = IntGauge::new("spillway_in_flight_bytes", help).expect("BUG: a valid name");
+        Self { admission, gauge }
+    }
+}
+
+impl Collector for InFlightMetric {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauge.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.gauge.set(i64::try_from(self.admission.in_flight_bytes()).unwrap_or(i64::MAX));
+        self.gauge.collect()
     }
 }
 

@@ -1,30 +1,34 @@
 //! The receiver: HTTP in, packs out.
 //!
 //! The path of a webhook: [`serve`] (accepts, hands to a [`shard`]) → [`connection`] → [`receive`]
-//! (one request, step by step: admit → read the body → authenticate → inspect → enqueue) →
-//! [`waiting`] → [`enqueue`] (group commit into Redis, or by [`spill`] to disk) → [`reply`] (what the
-//! sender is told).
+//! (one request, step by step: admit → read the body → authenticate → inspect → shares) → [`batch`] →
+//! [`batcher`] (group commit) → [`store`] (appends to Redis, or writes to the overflow log, which is
+//! [`spill`]) → [`reply`] (what the sender is answered).
 
 pub mod admit;
+pub mod batch;
+pub mod batcher;
 pub mod body;
 pub mod closing;
 pub mod connection;
 pub mod descriptors;
-pub mod enqueue;
 pub mod inspect;
 pub mod metrics;
-pub mod queue_state;
+pub mod phase;
 pub mod receive;
 pub mod reply;
 pub mod secrets;
 pub mod serve;
 pub mod settings;
 pub mod shard;
+pub mod shared;
 pub mod shares;
+#[cfg(feature = "spill")]
 pub mod spill;
+pub mod store;
 pub mod stream;
+mod sync;
 pub mod topics;
-pub mod waiting;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,22 +38,28 @@ use spillway_service::Background;
 use spillway_service::admin;
 use spillway_service::error::chain;
 use spillway_service::listen::Listener;
+use spillway_service::metrics::register;
 use spillway_service::start::Unavailable;
 use spillway_service::supervisor::{self, Watchdog};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::admit::Admission;
+use crate::admit::{Admission, InFlightMetric};
 use crate::closing::Closing;
 use crate::descriptors::connection_limits;
 use crate::metrics::Metrics;
-use crate::queue_state::QueueState;
+use crate::reply::OUTCOMES;
+use crate::secrets::ClientSecrets;
 use crate::serve::Acceptor;
 use crate::settings::Settings;
-use crate::shard::{Shard, Shared};
+use crate::shard::Shard;
+use crate::shared::Shared;
 use crate::shares::{Judge, ShopShares};
-use crate::spill::Spill;
+use crate::store::Store;
+use crate::store::log::LogMetrics;
+use crate::store::watch::Watch;
+use crate::topics::TopicMetrics;
 
 /// How long who connects first may have to wait for what Redis says: a part of Shopify's 5 s.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
@@ -65,18 +75,23 @@ const FEEDER_STOPS_WITHIN: Duration = Duration::from_millis(500);
 pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let limits = connection_limits(settings.connections_max, shard_count())?;
     let settings = Arc::new(settings);
-    let metrics = Metrics::new(settings.secrets.matches());
+    let metrics = Metrics::new(&OUTCOMES);
+    let topics = TopicMetrics::new(&metrics.registry);
+    let secrets =
+        Arc::new(ClientSecrets::new(&settings.secrets.secrets, settings.secrets.file.clone()));
+    register(&metrics.registry, secrets.matches());
     let background = Background::default();
     let (readiness, after_all) =
         admin::start(settings.admin_listen, &metrics.registry, &background).await?;
     let listeners = Listener::all(&settings.listen).await?;
     let stop_feeding = CancellationToken::new();
-    let (state, feeding) = spill_or_not(&settings, &metrics, &background, &stop_feeding).await?;
+    let (store, feeding) = open_store(&settings, &background, &stop_feeding).await?;
+    let log = store.log().map(|log| (store.gate().clone(), log.clone()));
+    register(&metrics.registry, &LogMetrics::new(log));
     let shares = Arc::new(ShopShares::new(settings.shop_limit.priority_topics.clone()));
     let judge =
         Judge::new(settings.shop_limit.clone(), shares.clone(), metrics.queue.shops_over.clone());
-    let watch =
-        queue_state::Watch::new(&settings, state.clone(), readiness.clone(), &metrics, judge);
+    let watch = Watch::new(&settings, store.clone(), readiness.clone(), &metrics, judge);
     if settings.common.exit_if_unavailable {
         watch
             .look_once()
@@ -84,7 +99,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
             .map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
     background.spawn("the watch of the queue", watch.run(after_all.clone()));
-    let reloading = secrets::reload_on_hangup(settings.secrets.clone())?;
+    let reloading = secrets::reload_on_hangup(secrets.clone())?;
     background.spawn("reading the secrets again", reloading);
 
     log_start(&listeners);
@@ -92,15 +107,17 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let shards = start_shards(Shared {
         admission: watched_admission(&settings, &metrics),
         settings: settings.clone(),
-        state: state.clone(),
+        store: store.clone(),
+        secrets,
         shares,
         metrics: metrics.clone(),
+        topics,
         watchdog: Watchdog::start(),
         closing: closing.clone(),
         background: background.clone(),
     })?;
     let mut acceptor = Acceptor::new(listeners, shards, background, limits, metrics);
-    first_look(&state, &shutdown).await;
+    first_look(&store, &shutdown).await;
     supervisor::ready();
     let mut accepted = acceptor.accept_until(&shutdown).await;
     readiness.stopping();
@@ -129,44 +146,28 @@ fn log_start(listeners: &[Listener]) {
 
 /// Waits for the first look at Redis, for a second at most: until it is known that the queue is usable,
 /// webhooks would be refused that could be stored.
-async fn first_look(state: &QueueState, shutdown: &CancellationToken) {
-    shutdown.run_until_cancelled(timeout(FIRST_LOOK, looked(state))).await;
+async fn first_look(store: &Store, shutdown: &CancellationToken) {
+    shutdown.run_until_cancelled(timeout(FIRST_LOOK, store.looked())).await;
 }
 
-/// What is known of the queue, with the way around it if there is one; a second receiver beside one
-/// that spills ends here.
-async fn spill_or_not(
+/// The store, with what restores its log if it has one. A second receiver beside one that spills ends here.
+async fn open_store(
     settings: &Settings,
-    metrics: &Metrics,
     background: &Background,
     stop: &CancellationToken,
-) -> anyhow::Result<(QueueState, Option<JoinHandle<()>>)> {
+) -> anyhow::Result<(Store, Option<JoinHandle<()>>)> {
     let redis = &settings.common.redis;
-    let Some(spill_settings) = &settings.spill else {
-        spill::claim::settle_without(redis).await?;
-        metrics.watch_spill(None);
-        return Ok((QueueState::new(None), None));
-    };
-    let (spill, log_id) = Spill::open(spill_settings, settings.ack_timeout, background)?;
-    let feeder = spill::feeder(&spill, log_id, redis).await?;
-    metrics.watch_spill(Some(spill.clone()));
-    background.spawn("trying the disk of the spill again", {
-        let (spill, stop) = (spill.clone(), stop.clone());
-        async move {
-            stop.run_until_cancelled(spill.try_again()).await;
-        }
-    });
-    let state = QueueState::new(Some(spill));
-    let feeding = background.spawn("the spill's feeder", feeder.run(state.clone(), stop.clone()));
-    Ok((state, Some(feeding)))
-}
-
-/// Waits until Redis was looked at, and what was spilled before as well.
-async fn looked(state: &QueueState) {
-    state.looked().await;
-    if let Some(spill) = state.spill() {
-        spill.settled().await;
+    #[cfg(feature = "spill")]
+    if let Some(spill_settings) = &settings.spill {
+        let ack_timeout = settings.ack_timeout;
+        let (store, feeding) =
+            spill::start(spill_settings, ack_timeout, redis, background, stop).await?;
+        return Ok((store, Some(feeding)));
     }
+    #[cfg(not(feature = "spill"))]
+    let _ = (background, stop);
+    store::claim::ensure_free(redis).await?;
+    Ok((Store::without_log(), None))
 }
 
 /// A shard for each core.
@@ -190,6 +191,6 @@ fn cores_for(shards: usize) -> Vec<usize> {
 
 fn watched_admission(settings: &Settings, metrics: &Metrics) -> Admission {
     let admission = Admission::new(settings.in_flight_bytes_max);
-    metrics.watch_in_flight(admission.clone());
+    register(&metrics.registry, &InFlightMetric::new(admission.clone()));
     admission
 }

@@ -1,8 +1,6 @@
-//! What the receiver counts. Every label set is closed: outcomes are listed, topics are bounded,
-//! secrets are those that were configured.
+//! Metrics of requests, of packs, and of the queue. Every label set is closed.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::core::Collector;
@@ -14,11 +12,6 @@ use spillway_queue::health::{self, Facts};
 use spillway_service::drain_gauges::DrainGauges;
 use spillway_service::metrics::{register, registry};
 
-use crate::admit::Admission;
-use crate::reply::OUTCOMES;
-use crate::spill::Spill;
-use crate::topics::TopicMetrics;
-
 /// All metrics of a receiver.
 #[derive(Clone)]
 pub struct Metrics {
@@ -26,8 +19,6 @@ pub struct Metrics {
     pub registry: Registry,
     /// What is known of Redis.
     pub queue: QueueGauges,
-    /// What is counted by topic.
-    pub topics: TopicMetrics,
     outcomes: HashMap<&'static str, (IntCounter, Histogram)>,
     pack_webhooks: Histogram,
 }
@@ -47,8 +38,8 @@ pub struct QueueGauges {
 }
 
 impl Metrics {
-    /// Registers them all, with what the secrets count.
-    pub fn new(signature_matches: &IntCounterVec) -> Self {
+    /// Registers them all. Requests are counted by these outcomes.
+    pub fn new(outcomes: &[&'static str]) -> Self {
         let registry = registry("request-receiver", env!("CARGO_PKG_VERSION"));
         let received = vec(&registry, "spillway_received_total", "Requests answered.", "outcome");
         let durations = HistogramOpts::new(
@@ -57,7 +48,7 @@ impl Metrics {
         )
         .buckets(vec![0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]);
         let durations = add(&registry, HistogramVec::new(durations, &["outcome"]));
-        let outcomes = OUTCOMES
+        let outcomes = outcomes
             .iter()
             .map(|name| {
                 let handles =
@@ -65,28 +56,14 @@ impl Metrics {
                 (*name, handles)
             })
             .collect();
-        register(&registry, signature_matches);
         let packs = HistogramOpts::new("spillway_pack_webhooks", "Webhooks in one stored pack.")
             .buckets(prometheus::exponential_buckets(1.0, 2.0, 12).expect("BUG: constants"));
         Self {
             queue: QueueGauges::new(&registry),
-            topics: TopicMetrics::new(&registry),
             outcomes,
             pack_webhooks: add(&registry, Histogram::with_opts(packs)),
             registry,
         }
-    }
-
-    /// Shows the admission's bytes as `spillway_in_flight_bytes`.
-    pub fn watch_in_flight(&self, admission: Admission) {
-        let help = "Bytes received and not yet stored.";
-        let gauge = IntGauge::new("spillway_in_flight_bytes", help).expect("BUG: a valid name");
-        register(&self.registry, &InFlight { admission, gauge });
-    }
-
-    /// Shows what lies on the disk; all zero where nothing is spilled.
-    pub fn watch_spill(&self, spill: Option<Arc<Spill>>) {
-        register(&self.registry, &SpillGauges::new(spill));
     }
 
     /// A request was answered.
@@ -117,7 +94,7 @@ impl QueueGauges {
             ),
             durability: gauge(
                 "spillway_durability",
-                "2 = Redis syncs before it answers, 1 = each second, 0 = not at all or unknown.",
+                "3 = vouched for (REDIS_DURABILITY), 2 = Redis syncs before it answers, 1 = each second, 0 = not at all or unknown.",
             ),
             bytes: gauge("spillway_queue_bytes", "Memory that Redis uses."),
             limit_bytes: gauge("spillway_queue_limit_bytes", "Redis' maxmemory; 0 = none."),
@@ -132,8 +109,8 @@ impl QueueGauges {
     }
 
     /// What Redis says now.
-    pub fn show(&self, facts: &Facts) {
-        self.durability.set(health::durability(facts) as i64);
+    pub fn show(&self, facts: &Facts, is_vouched: bool) {
+        self.durability.set(health::durability(facts, is_vouched) as i64);
         self.bytes.set(facts.used_bytes.cast_signed());
         self.limit_bytes.set(facts.limit_bytes.cast_signed());
         self.disk_free_bytes.set(facts.disk_free_bytes.map_or(f64::NAN, |bytes| bytes as f64));
@@ -143,84 +120,6 @@ impl QueueGauges {
     /// Redis can't be reached: nothing is known of its durability.
     pub fn unreachable(&self) {
         self.durability.set(0);
-    }
-}
-
-/// Reads the admission when it is scraped, so that the hot path need not write a gauge.
-#[derive(Clone)]
-struct InFlight {
-    admission: Admission,
-    gauge: IntGauge,
-}
-
-impl Collector for InFlight {
-    fn desc(&self) -> Vec<&prometheus::core::Desc> {
-        self.gauge.desc()
-    }
-
-    fn collect(&self) -> Vec<prometheus::proto::MetricFamily> {
-        self.gauge.set(i64::try_from(self.admission.in_flight_bytes()).unwrap_or(i64::MAX));
-        self.gauge.collect()
-    }
-}
-
-/// Reads the spill when it is scraped.
-#[derive(Clone)]
-struct SpillGauges {
-    spill: Option<Arc<Spill>>,
-    webhooks: IntGauge,
-    bytes: IntGauge,
-    limit_bytes: IntGauge,
-    spilling: IntGauge,
-    spilled: IntCounter,
-    errors: IntCounter,
-}
-
-impl SpillGauges {
-    fn new(spill: Option<Arc<Spill>>) -> Self {
-        let gauge = |name, help| IntGauge::new(name, help).expect("BUG: a constant name is valid");
-        let counter =
-            |name, help| IntCounter::new(name, help).expect("BUG: a constant name is valid");
-        Self {
-            spill,
-            webhooks: gauge("spillway_spill_webhooks", "Webhooks in SPILL_DIR, not fed to Redis."),
-            bytes: gauge("spillway_spill_bytes", "Bytes in SPILL_DIR."),
-            limit_bytes: gauge("spillway_spill_limit_bytes", "SPILL_MAX; 0 without SPILL_DIR."),
-            spilling: gauge(
-                "spillway_spilling",
-                "1 while webhooks go to SPILL_DIR: Redis takes none, or what was spilled is fed first.",
-            ),
-            spilled: counter("spillway_spilled_total", "Webhooks stored in SPILL_DIR."),
-            errors: counter(
-                "spillway_spill_errors_total",
-                "Writes that failed, damage that was met, and packs that Redis forgot.",
-            ),
-        }
-    }
-}
-
-impl Collector for SpillGauges {
-    fn desc(&self) -> Vec<&prometheus::core::Desc> {
-        let gauges = [&self.webhooks, &self.bytes, &self.limit_bytes, &self.spilling];
-        let counters = [&self.spilled, &self.errors];
-        let of_gauges = gauges.into_iter().flat_map(Collector::desc);
-        of_gauges.chain(counters.into_iter().flat_map(Collector::desc)).collect()
-    }
-
-    fn collect(&self) -> Vec<prometheus::proto::MetricFamily> {
-        if let Some(spill) = &self.spill {
-            self.webhooks.set(spill.webhooks().cast_signed());
-            self.bytes.set(spill.bytes().cast_signed());
-            self.limit_bytes.set(spill.limit_bytes().cast_signed());
-            self.spilling.set(spill.is_spilling().into());
-            // Both only grow.
-            self.spilled.inc_by(spill.spilled().saturating_sub(self.spilled.get()));
-            self.errors.inc_by(spill.errors().saturating_sub(self.errors.get()));
-        }
-        let gauges = [&self.webhooks, &self.bytes, &self.limit_bytes, &self.spilling];
-        let counters = [&self.spilled, &self.errors];
-        let of_gauges = gauges.into_iter().flat_map(Collector::collect);
-        of_gauges.chain(counters.into_iter().flat_map(Collector::collect)).collect()
     }
 }
 

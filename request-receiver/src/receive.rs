@@ -13,17 +13,18 @@ use spillway_webhook::freshness::Window;
 use spillway_webhook::{Verified, Webhook, target};
 
 use crate::admit::{Admission, Permit};
+use crate::batch::Batches;
 use crate::body;
-use crate::connection::Arrival;
 use crate::inspect::inspect;
 use crate::metrics::Metrics;
-use crate::queue_state::QueueState;
+use crate::phase::Arrival;
 use crate::reply::Refusal;
-use crate::secrets::Source;
+use crate::secrets::ClientSecrets;
 use crate::settings::BodyKinds;
-use crate::shard::Shared;
+use crate::shared::Shared;
 use crate::shares::ShopShares;
-use crate::waiting::Waiting;
+use crate::store::Store;
+use crate::topics::TopicMetrics;
 
 /// Up to this size a body is hashed in one go: 0.7 ms with the processor's SHA instructions, 3 ms
 /// without. During that time its shard serves nobody else.
@@ -34,11 +35,12 @@ const CLOSE: HeaderValue = HeaderValue::from_static("close");
 /// Everything a request needs.
 pub struct Receiver {
     admission: Admission,
-    secrets: Arc<Source>,
-    state: QueueState,
+    secrets: Arc<ClientSecrets>,
+    store: Store,
     shares: Arc<ShopShares>,
-    waiting: Arc<Waiting>,
+    batches: Arc<Batches>,
     metrics: Metrics,
+    topics: TopicMetrics,
     window: Window,
     body_kinds: BodyKinds,
     body_bytes_max: usize,
@@ -47,16 +49,17 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Puts a receiver together.
-    pub fn new(shared: Shared, state: QueueState, waiting: Arc<Waiting>) -> Self {
-        let Shared { settings, admission, shares, metrics, .. } = shared;
+    /// A receiver for one shard: `store` is the shard's, and so are the batches.
+    pub fn new(shared: Shared, store: Store, batches: Arc<Batches>) -> Self {
+        let Shared { settings, admission, secrets, shares, metrics, topics, .. } = shared;
         Self {
             admission,
-            secrets: settings.secrets.clone(),
-            state,
+            secrets,
+            store,
             shares,
-            waiting,
+            batches,
             metrics,
+            topics,
             window: settings.window,
             body_kinds: settings.body_kinds,
             body_bytes_max: settings.body_bytes_max,
@@ -85,12 +88,12 @@ impl Receiver {
         let verified = self.authenticate(head, body, now_ms.saturating_sub(waited_ms)).await?;
         inspect(verified.get(), now_ms, self.body_kinds, &self.window)?;
         self.shares.admit(&verified.get().headers)?;
-        self.waiting.push(verified, permit, arrival.first_byte + self.ack_timeout).await
+        self.batches.push(verified, permit, arrival.first_byte + self.ack_timeout).await
     }
 
     /// Before the body is read: is there room for it, and somewhere to put it?
     fn admit(&self, head: &Parts) -> Result<Permit, Refusal> {
-        self.state.usable()?;
+        self.store.takes()?;
         let announced = announced_bytes(head);
         let head_bytes = head_bytes(head);
         if announced > self.body_bytes_max {
@@ -119,9 +122,9 @@ impl Receiver {
     }
 }
 
-/// What a request is answered with: its handler's state.
+/// State of a request's handler.
 #[derive(Clone)]
-pub struct Around {
+pub struct RequestContext {
     /// What all requests share.
     pub receiver: Arc<Receiver>,
     /// What is known of this one.
@@ -130,10 +133,10 @@ pub struct Around {
 
 /// Answers one request.
 pub async fn receive(
-    State(Around { receiver, arrival }): State<Around>,
+    State(RequestContext { receiver, arrival }): State<RequestContext>,
     request: Request,
 ) -> Response {
-    let claim = receiver.metrics.topics.claim(request.headers());
+    let claim = receiver.topics.claim(request.headers());
     let taken = receiver.take(request, &arrival).await;
     let outcome = taken.as_ref().map_or_else(|refusal| refusal.outcome(), |()| "accepted");
     receiver.metrics.answered(outcome, arrival.first_byte.elapsed());
@@ -141,7 +144,7 @@ pub async fn receive(
         Ok(()) => StatusCode::OK.into_response(),
         Err(refusal) => {
             tracing::debug!(outcome, "refused");
-            receiver.metrics.topics.refused(claim, refusal);
+            receiver.topics.refused(claim, refusal);
             let mut response = refusal.into_response();
             if !arrival.connection.is_body_read() {
                 // Said rather than done in silence: the sender would use the connection again.
@@ -209,7 +212,7 @@ fn announced_bytes(head: &Parts) -> usize {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::collections::HashSet;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
@@ -221,21 +224,24 @@ pub(crate) mod tests {
     use zeroize::Zeroizing;
 
     use super::*;
-    use crate::connection::Phase;
+    use crate::phase::Phase;
+    use crate::reply::OUTCOMES;
     use crate::topics::Topics;
 
     const BODY: &[u8] = br#"{"id":1}"#;
 
-    pub(crate) fn receiver() -> Receiver {
-        let secrets = Arc::new(Source::new(&[Zeroizing::new("hush".to_owned())], None));
-        let metrics = Metrics::new(secrets.matches());
+    fn receiver() -> Receiver {
+        let secrets = Arc::new(ClientSecrets::new(&[Zeroizing::new("hush".to_owned())], None));
+        let metrics = Metrics::new(&OUTCOMES);
+        let topics = TopicMetrics::new(&metrics.registry);
         Receiver {
             admission: Admission::new(64 << 20),
             secrets,
-            state: QueueState::usable_one(),
+            store: Store::usable_one(),
             shares: Arc::default(),
-            waiting: Arc::new(Waiting::new(Topics::new(metrics.topics.clone()))),
+            batches: Arc::new(Batches::new(Topics::new(topics.clone()))),
             metrics,
+            topics,
             window: Window {
                 age_max: Duration::from_secs(3600),
                 skew_max: Duration::from_secs(60),
@@ -315,26 +321,26 @@ pub(crate) mod tests {
     #[tokio::test]
     async fn forged_requests_count_under_no_topic_that_they_name() {
         let receiver = Arc::new(receiver());
-        let around = || Around {
+        let context = || RequestContext {
             receiver: receiver.clone(),
             arrival: Arrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() },
         };
         let hush = spillway_webhook::Secrets::new(&[Zeroizing::new("hush".to_owned())]);
         // Its topic is known from then on; nobody stores it here.
-        let signed = receive(State(around()), request(&hush.sign(BODY))).now_or_never();
+        let signed = receive(State(context()), request(&hush.sign(BODY))).now_or_never();
         assert!(signed.is_none());
         for _ in 0..5 {
-            let answer = receive(State(around()), request("forged")).await;
+            let answer = receive(State(context()), request("forged")).await;
             assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
         }
         assert_eq!(refused(&receiver, "products/update"), 0);
         assert_eq!(refused(&receiver, "other"), 5);
         // Signed and refused, or refused for a reason of ours before anybody could know.
         receiver.shares.show(HashSet::from([stable_hash::of(&[b""])]));
-        let over = receive(State(around()), request(&hush.sign(BODY))).await;
+        let over = receive(State(context()), request(&hush.sign(BODY))).await;
         assert_eq!(over.status(), StatusCode::SERVICE_UNAVAILABLE);
-        receiver.state.set_stalled(true);
-        receive(State(around()), request(&hush.sign(BODY))).await;
+        receiver.store.set_stalled(true);
+        receive(State(context()), request(&hush.sign(BODY))).await;
         assert_eq!(refused(&receiver, "products/update"), 2);
         assert_eq!(refused(&receiver, "other"), 5);
     }

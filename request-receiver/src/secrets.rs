@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 
 /// The secrets in force and the file they can be read from again.
 #[derive(Debug)]
-pub struct Source {
+pub struct ClientSecrets {
     in_force: ArcSwap<InForce>,
     file: Option<PathBuf>,
     matches: IntCounterVec,
@@ -30,7 +30,7 @@ struct InForce {
     matches: Vec<IntCounter>,
 }
 
-impl Source {
+impl ClientSecrets {
     /// Starts with `secrets`; `file` is read again on SIGHUP.
     pub fn new(secrets: &[Zeroizing<String>], file: Option<PathBuf>) -> Self {
         let help = "Webhooks by the secret that signed them (first 8 hex digits of its SHA-256).";
@@ -107,12 +107,12 @@ impl InForce {
 /// # Errors
 /// When the signal handler can't be installed.
 pub fn reload_on_hangup(
-    source: Arc<Source>,
+    secrets: Arc<ClientSecrets>,
 ) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
     let mut hangup = signal(SignalKind::hangup())?;
     Ok(async move {
         while hangup.recv().await.is_some() {
-            source.reload();
+            secrets.reload();
         }
     })
 }

@@ -239,10 +239,10 @@ mod tests {
     use spillway_service::listen::{Address, Endpoint, SocketAccess};
 
     use super::*;
-    use crate::secrets::Source;
+    use crate::reply::OUTCOMES;
 
     async fn without_shards(background: &Background) -> Acceptor {
-        let metrics = Metrics::new(Source::new(&[], None).matches());
+        let metrics = Metrics::new(&OUTCOMES);
         let limits = ConnectionLimits { served: 1, refused: 1 };
         Acceptor::new(listening().await, Vec::new(), background.clone(), limits, metrics)
     }

@@ -2,23 +2,23 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
+use spillway_queue::health::DurabilityPolicy;
 use spillway_service::common::CommonChecked;
 use spillway_service::listen::Endpoint;
 use spillway_service::{Checker, Common};
 use spillway_webhook::freshness::Window;
 use spillway_webhook::shopify::topic_list;
-
-use crate::admit::OVERHEAD_BYTES;
-use crate::connection::HEADER_BYTES_MAX;
-use crate::secrets::Source;
-use crate::shares::ShopLimit;
-use crate::spill::SpillSettings;
+use zeroize::Zeroizing;
 
 const MIB: u64 = 1 << 20;
+/// The largest header block. Shopify's are about 1 KB; proxies add some.
+pub const HEADER_BYTES_MAX: usize = 64 << 10;
+/// Beside its head and body, a webhook holds a header map, a ticket in its batch, a waker, and its
+/// connection, which has a task and buffers: measured, with thousands that wait.
+pub const OVERHEAD_BYTES: usize = 4096;
 /// What a webhook may hold beside its body.
 const HEAD_ROOM_BYTES: usize = OVERHEAD_BYTES + HEADER_BYTES_MAX;
 /// What a pack may hold beside its largest body.
@@ -108,9 +108,15 @@ pub struct Written {
     #[arg(long, env = "ACK_TIMEOUT", default_value = "3s")]
     ack_timeout: String,
 
-    /// Refuse to receive unless Redis syncs to disk before it answers: true or false
-    #[arg(long, env = "REQUIRE_DURABLE", default_value = "false")]
+    /// Refuse to receive unless Redis syncs to disk before it answers: true or false; with false, a crash of
+    /// Redis can lose webhooks that were answered 200
+    #[arg(long, env = "REQUIRE_DURABLE", default_value = "true")]
     require_durable: String,
+
+    /// How Redis' durability is known: measured (by its settings), or vouched: you know that the service keeps
+    /// what it has answered, though it hides its settings
+    #[arg(long, env = "REDIS_DURABILITY", default_value = "measured")]
+    redis_durability: String,
 
     /// Directory to write webhooks to while Redis takes none, rather than refuse them; they are fed
     /// to it in order afterwards. On a disk that keeps what it synced; for one receiver alone, which
@@ -149,7 +155,7 @@ pub struct Settings {
     /// Where the admin endpoint is.
     pub admin_listen: SocketAddr,
     /// The client secrets, and where they can be read again.
-    pub secrets: Arc<Source>,
+    pub secrets: SecretSettings,
     /// The accepted window of triggered-at.
     pub window: Window,
     /// What a body may begin as.
@@ -168,14 +174,41 @@ pub struct Settings {
     pub idle_timeout: Duration,
     /// Time from a request's first byte to its answer.
     pub ack_timeout: Duration,
-    /// Whether to refuse a Redis that does not sync before it answers.
-    pub require_durable: bool,
+    /// What is asked of Redis' durability.
+    pub durability: DurabilityPolicy,
     /// Where packs go while Redis takes none.
     pub spill: Option<SpillSettings>,
     /// Bound of each shop.
     pub shop_limit: ShopLimit,
     /// Time to finish what is under way.
     pub shutdown_timeout: Duration,
+}
+
+/// Client secrets as they were set.
+#[derive(Debug, Clone)]
+pub struct SecretSettings {
+    /// One at least. Any of them verifies.
+    pub secrets: Vec<Zeroizing<String>>,
+    /// File that they were read from, if any.
+    pub file: Option<PathBuf>,
+}
+
+/// Overflow log: where, and how much.
+#[derive(Debug, Clone)]
+pub struct SpillSettings {
+    /// The directory.
+    pub directory: PathBuf,
+    /// Bytes on disk.
+    pub bytes_max: u64,
+}
+
+/// Bound of a shop, and what is stored past it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShopLimit {
+    /// Part of Redis' `maxmemory` in percent; 100: no bound.
+    pub queued_percent: u64,
+    /// Topics, or kinds such as `orders/*`, that are stored past it.
+    pub priority_topics: Vec<String>,
 }
 
 /// What a body may begin as.
@@ -233,7 +266,7 @@ impl spillway_service::Written for Written {
             body_timeout: checker.duration("BODY_TIMEOUT", &self.body_timeout, ms(100)..=s(60)),
             idle_timeout: checker.duration("IDLE_TIMEOUT", &self.idle_timeout, s(1)..=hour),
             ack_timeout: checker.duration("ACK_TIMEOUT", &self.ack_timeout, ms(100)..=s(60)),
-            require_durable: checker.flag("REQUIRE_DURABLE", &self.require_durable),
+            durability: self.durability(checker),
             spill: self.spill(checker),
             shop_limit: self.shop_limit(checker),
             shutdown_timeout: checker.duration(
@@ -269,11 +302,27 @@ impl Written {
         Endpoint::check(checker, &self.listen, mode, group)
     }
 
+    fn durability(&self, checker: &mut Checker) -> DurabilityPolicy {
+        let is_vouched = match self.redis_durability.trim() {
+            "measured" => false,
+            "vouched" => true,
+            _ => {
+                checker.mistake("REDIS_DURABILITY", "must be measured or vouched");
+                false
+            }
+        };
+        let is_required = checker.flag("REQUIRE_DURABLE", &self.require_durable);
+        DurabilityPolicy { is_required, is_vouched }
+    }
+
     fn spill(&self, checker: &mut Checker) -> Option<SpillSettings> {
         let bytes_max = checker.size("SPILL_MAX", &self.spill_max, MIB..=16 * 1024 * 1024 * MIB);
         let directory = self.spill_dir.clone().filter(|path| !path.as_os_str().is_empty())?;
         if !directory.is_absolute() {
             checker.mistake("SPILL_DIR", "must be an absolute path");
+        }
+        if cfg!(not(feature = "spill")) {
+            checker.mistake("SPILL_DIR", "this receiver was built without the feature `spill`");
         }
         Some(SpillSettings { directory, bytes_max })
     }
@@ -286,14 +335,14 @@ impl Written {
         }
     }
 
-    fn secrets(&self, checker: &mut Checker) -> Arc<Source> {
+    fn secrets(&self, checker: &mut Checker) -> SecretSettings {
         let secrets = checker.secrets(
             "SHOPIFY_CLIENT_SECRET",
             self.shopify_client_secret.as_deref(),
             self.shopify_client_secret_file.as_deref(),
             true,
         );
-        Arc::new(Source::new(&secrets, self.shopify_client_secret_file.clone()))
+        SecretSettings { secrets, file: self.shopify_client_secret_file.clone() }
     }
 }
 

@@ -8,26 +8,21 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
-use spillway_service::Background;
-use spillway_service::supervisor::Watchdog;
 use tokio::sync::mpsc::error::{SendError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::{JoinHandle, JoinSet, yield_now};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::admit::Admission;
-use crate::closing::Closing;
-use crate::connection::{self, Phase, Serving};
-use crate::enqueue::Batcher;
-use crate::metrics::Metrics;
-use crate::queue_state::QueueState;
+use crate::batch::Batches;
+use crate::batcher::Batcher;
+use crate::connection::{self, Serving};
+use crate::phase::{Phase, PhaseTimes};
 use crate::receive::Receiver;
-use crate::settings::Settings;
-use crate::shares::ShopShares;
+use crate::shared::Shared;
+use crate::store::ShardStore;
 use crate::stream::Accepted;
 use crate::topics::Topics;
-use crate::waiting::Waiting;
 
 /// Connections on their way to a shard: they are taken at once unless it is busy with a huge body.
 const INCOMING_MAX: usize = 128;
@@ -57,27 +52,6 @@ pub struct Slot {
 pub struct Shard {
     incoming: mpsc::Sender<Incoming>,
     thread: JoinHandle<()>,
-}
-
-/// What all shards share.
-#[derive(Clone)]
-pub struct Shared {
-    /// The receiver's settings.
-    pub settings: Arc<Settings>,
-    /// Bounds what is in flight.
-    pub admission: Admission,
-    /// What is known of the queue.
-    pub state: QueueState,
-    /// Shops that take too much of it.
-    pub shares: Arc<ShopShares>,
-    /// What is counted.
-    pub metrics: Metrics,
-    /// Has the batchers answer to the supervisor.
-    pub watchdog: Watchdog,
-    /// Whether and until when the process stops.
-    pub closing: Closing,
-    /// Ends the process when a shard ends, for whatever reason.
-    pub background: Background,
 }
 
 /// All live connections, for the sweep.
@@ -141,22 +115,26 @@ fn stay_on(core: usize) {
 
 async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
     let closing = shared.closing.clone();
-    let waiting = Arc::new(Waiting::new(Topics::new(shared.metrics.topics.clone())));
-    let state = shared.state.for_shard();
-    let pulse = shared.watchdog.watch("a shard's batcher");
-    let batcher =
-        Batcher::new(waiting.clone(), &shared.settings, state.clone(), &shared.metrics, pulse);
-    let mut batcher = tokio::spawn(batcher.run());
+    let batches = Arc::new(Batches::new(Topics::new(shared.topics.clone())));
+    let store = shared.store.for_shard();
+    let mut batcher = tokio::spawn({
+        let pulse = shared.watchdog.watch("a shard's batcher");
+        let (store, metrics) = (store.clone(), shared.metrics.clone());
+        let store = ShardStore::new(store, batches.clone(), &shared.settings, metrics, pulse);
+        Batcher::new(batches.clone(), store).run()
+    });
     let mut keeper = tokio::spawn({
-        let waiting = waiting.clone();
-        async move { waiting.keep_deadlines().await }
+        let batches = batches.clone();
+        async move { batches.keep_deadlines().await }
     });
     let serving = Arc::new(Serving {
         closing: closing.clone(),
-        header_timeout: shared.settings.header_timeout,
-        idle_timeout: shared.settings.idle_timeout,
+        times: PhaseTimes {
+            headers: shared.settings.header_timeout,
+            idle: shared.settings.idle_timeout,
+        },
         metrics: shared.metrics.clone(),
-        receiver: Arc::new(Receiver::new(shared, state, waiting.clone())),
+        receiver: Arc::new(Receiver::new(shared, store, batches.clone())),
     });
     let connections = Arc::new(Connections::default());
     let mut sweep = tokio::spawn(connections.clone().sweep(serving.clone()));
@@ -186,7 +164,7 @@ async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
     finish(&mut tasks, &connections, &serving, stop_by).await;
     sweep.abort();
     // The batcher ends by itself once what was accepted is stored.
-    waiting.close();
+    batches.close();
     if timeout_at(stop_by, batcher).await.is_err() {
         tracing::warn!("stopped before redis answered; those webhooks were not answered 200");
     }
@@ -230,7 +208,7 @@ async fn finish(
             tokio::select! {
                 () = all_ended(tasks) => return,
                 _ = tick.tick() => {
-                    connections.each(|phase| phase.sweep(serving, true)).await;
+                    connections.each(|phase| phase.sweep(serving.times, true)).await;
                 }
             }
         }
@@ -256,7 +234,7 @@ impl Connections {
         let mut tick = tokio::time::interval(SWEEP_EVERY);
         loop {
             tick.tick().await;
-            self.each(|phase| phase.sweep(&serving, false)).await;
+            self.each(|phase| phase.sweep(serving.times, false)).await;
         }
     }
 

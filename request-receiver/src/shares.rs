@@ -22,19 +22,11 @@ use spillway_webhook::stable_hash;
 use tokio::time::Instant;
 
 use crate::reply::Refusal;
+use crate::settings::ShopLimit;
 
 /// A shop that is over is taken again below this part of its bound, in percent: at the bound itself
 /// it would be refused and taken in turn.
 const UNDER_PERCENT: u64 = 90;
-
-/// Bound of a shop, and what is stored past it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ShopLimit {
-    /// Part of Redis' `maxmemory` in percent; 100: no bound.
-    pub queued_percent: u64,
-    /// Topics, or kinds such as `orders/*`, that are stored past it.
-    pub priority_topics: Vec<String>,
-}
 
 /// Shops over their bound, as every connection sees them.
 #[derive(Debug)]

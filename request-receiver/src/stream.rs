@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::yield_now;
 
-use crate::connection::Phase;
+use crate::phase::Phase;
 
 /// What one connection reads before its shard's others have their turn: some twenty webhooks. A sender
 /// that is faster than we are would else be read for milliseconds, up to hyper's and tokio's own bounds,

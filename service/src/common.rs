@@ -6,25 +6,16 @@ use std::path::PathBuf;
 use clap::Args;
 use spillway_queue::Redis;
 
+use crate::redis_args::RedisArgs;
 use crate::settings::Checker;
 use crate::telemetry::LogFormat;
 
 /// The common settings as written.
 #[derive(Clone, Args)]
 pub struct Common {
-    /// The cell's Redis: unix:///path, redis://host:port/db or rediss://host:port/db; or its
-    /// Sentinels: redis+sentinel://host:port,host:port/name
-    #[arg(
-        long,
-        env = "REDIS_URL",
-        hide_env_values = true,
-        default_value = "unix:///run/spillway/redis.sock"
-    )]
-    pub redis_url: String,
-
-    /// Stands before the name of every key
-    #[arg(long, env = "REDIS_PREFIX", default_value = "spillway:")]
-    pub redis_prefix: String,
+    /// The cell's Redis.
+    #[command(flatten)]
+    pub redis: RedisArgs,
 
     /// How logs are written to standard error: text or json. RUST_LOG sets what is written, such
     /// as info or debug
@@ -62,7 +53,7 @@ pub struct CommonChecked {
 // Written by hand: the URL may hold a password.
 impl fmt::Debug for Common {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Common").field("redis_prefix", &self.redis_prefix).finish_non_exhaustive()
+        f.debug_struct("Common").field("redis", &self.redis).finish_non_exhaustive()
     }
 }
 
@@ -77,37 +68,11 @@ impl fmt::Debug for CommonChecked {
 impl Common {
     /// Checks them.
     pub fn check(&self, checker: &mut Checker) -> CommonChecked {
-        let redis = Redis::new(&self.redis_url, &self.redis_prefix).unwrap_or_else(|problem| {
-            checker.mistake("REDIS_URL", problem);
-            Redis::new("redis://127.0.0.1/", "").expect("BUG: a constant URL is well-formed")
-        });
-        if self.redis_prefix.contains(char::is_whitespace) {
-            checker.mistake("REDIS_PREFIX", "must not contain white space");
-        }
+        let redis = self.redis.check(checker);
         CommonChecked {
             redis,
             log_format: checker.choice("LOG_FORMAT", &self.log_format, &LOG_FORMATS),
             exit_if_unavailable: checker.flag("EXIT_IF_UNAVAILABLE", &self.exit_if_unavailable),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Written {
-        #[command(flatten)]
-        common: Common,
-    }
-
-    #[test]
-    fn a_password_in_the_url_is_not_printed() {
-        let written = Written::parse_from(["x", "--redis-url", "redis://me:hush@host/"]);
-        let checked = written.common.check(&mut Checker::default());
-        assert!(!format!("{written:?} {checked:?}").contains("hush"));
     }
 }

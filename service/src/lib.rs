@@ -13,6 +13,7 @@ pub mod exit;
 pub mod generate;
 pub mod listen;
 pub mod metrics;
+pub mod redis_args;
 pub mod settings;
 pub mod shutdown;
 pub mod start;

@@ -111,14 +111,15 @@ pub fn at(path: &Path) -> impl Fn(io::Error) -> DirectoryError {
 }
 
 fn make(path: &Path) -> io::Result<()> {
-    if path.is_dir() {
-        return Ok(());
-    }
+    let missing = path.ancestors().take_while(|one| !one.as_os_str().is_empty() && !one.is_dir());
+    let missing: Vec<&Path> = missing.collect();
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
-        _ => Ok(()),
+    // Each of their names, or a power cut takes all of it.
+    for parent in missing.into_iter().filter_map(Path::parent) {
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        File::open(parent)?.sync_all()?;
     }
+    Ok(())
 }
 
 fn id_of(directory: &Path) -> Result<u64, DirectoryError> {

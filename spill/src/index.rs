@@ -167,6 +167,16 @@ impl Index {
         }
     }
 
+    /// What is behind the number `fed` waits again, though it was fed before.
+    pub fn again_after(&self, fed: u64) {
+        let mut inner = self.lock();
+        inner.fed_through = inner.fed_through.min(fed);
+        for segment in inner.segments.iter_mut().filter(|segment| segment.last > fed) {
+            // Rather more wait than less.
+            segment.fed = 0;
+        }
+    }
+
     /// Something in the segment named `first` could not be read back.
     pub fn damaged(&self, first: u64) {
         let mut inner = self.lock();
@@ -179,10 +189,20 @@ impl Index {
 
     /// Frees the segments before the one named `first`: they were fed to their ends.
     pub fn free_before(&self, first: u64) {
+        self.free_while(|segment| segment.first < first);
+    }
+
+    /// Frees the segments in which nothing comes after the number `last`, but for the one that is written to: all up to
+    /// that number was fed.
+    pub fn free_through(&self, last: u64) {
+        self.free_while(|segment| segment.is_sealed && segment.last <= last);
+    }
+
+    fn free_while(&self, may_go: impl Fn(&Segment) -> bool) {
         loop {
             let segment = {
                 let mut inner = self.lock();
-                if inner.segments.front().is_none_or(|segment| segment.first >= first) {
+                if !inner.segments.front().is_some_and(&may_go) {
                     return;
                 }
                 inner.segments.pop_front()

@@ -154,6 +154,11 @@ fn what_goes_in_comes_out_in_order_over_segments_and_processes() {
     assert_eq!(fed(&index, 0), packs(0..120));
     assert_eq!(index.webhooks(), 0);
     assert!(!index.holds_any());
+    // A Redis that came back with older data is fed again: an end amid that leaves the claim standing.
+    index.again_after(index.floor());
+    assert!(index.holds_any());
+    index.again_after(index.last());
+    assert!(index.holds_any(), "what waits is not fed by that");
     assert_eq!(index.damages(), 0);
     // What was fed to its end is gone; the newest number stays.
     let last = index.last();

@@ -7,6 +7,7 @@ mod endpoints;
 mod finding;
 mod queue;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -34,6 +35,10 @@ pub struct Arguments {
     #[command(flatten)]
     secret: SecretArguments,
 
+    /// Where the receiver spills to, as it has it
+    #[arg(long, env = "SPILL_DIR", value_name = "DIRECTORY")]
+    spill_dir: Option<PathBuf>,
+
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -42,7 +47,7 @@ pub struct Arguments {
 /// Looks at everything. Exit code 1 if there is a problem; warnings do not count.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let redis = arguments.place.redis()?;
-    let (mut findings, drains) = queue::examine(&redis).await;
+    let (mut findings, drains) = queue::examine(&redis, arguments.spill_dir.as_deref()).await;
     let has_kafka = drains.iter().any(|drain| drain.name == KAFKA);
     findings.extend(endpoints::examine(&arguments.endpoints, has_kafka).await);
     findings.extend(backend::examine(&arguments.backend, &arguments.secret).await?);

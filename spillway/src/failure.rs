@@ -54,6 +54,7 @@ fn with_hint(error: &QueueError) -> String {
         | QueueError::Fenced
         | QueueError::Unregistered
         | QueueError::OutOfStep
+        | QueueError::OlderPrefix
         | QueueError::Unexpected(_) => "",
     };
     format!("{error}{}{hint}", cause.unwrap_or_default())

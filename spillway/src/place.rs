@@ -5,29 +5,18 @@ use std::time::Duration;
 use clap::Args;
 use spillway_queue::{Connection, Redis};
 use spillway_service::Checker;
+use spillway_service::redis_args::RedisArgs;
 
 use crate::failure::Failure;
 
 /// No single request of ours takes long; a Redis that is silent for this long is stuck.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The cell's Redis, as written.
+/// The cell, as written.
 #[derive(Debug, Args)]
 pub struct Place {
-    /// The cell's Redis: unix:///path, redis://host:port/db or rediss://host:port/db; or its
-    /// Sentinels: redis+sentinel://host:port,host:port/name
-    #[arg(
-        long,
-        env = "REDIS_URL",
-        hide_env_values = true,
-        default_value = "unix:///run/spillway/redis.sock",
-        global = true
-    )]
-    redis_url: String,
-
-    /// Stands before the name of every key
-    #[arg(long, env = "REDIS_PREFIX", default_value = "spillway:", global = true)]
-    redis_prefix: String,
+    #[command(flatten)]
+    redis: RedisArgs,
 }
 
 /// One drain of the cell, as written.
@@ -45,21 +34,14 @@ pub struct DrainPlace {
 impl Place {
     /// A place that is known already.
     pub fn new(redis_url: String, redis_prefix: String) -> Self {
-        Self { redis_url, redis_prefix }
+        Self { redis: RedisArgs::new(redis_url, redis_prefix) }
     }
 
     /// The Redis, not yet connected.
     pub fn redis(&self) -> Result<Redis, Failure> {
         let mut checker = Checker::default();
-        let redis = Redis::new(&self.redis_url, &self.redis_prefix);
-        if let Err(problem) = &redis {
-            checker.mistake("REDIS_URL", problem);
-        }
-        if self.redis_prefix.contains(char::is_whitespace) {
-            checker.mistake("REDIS_PREFIX", "must not contain white space");
-        }
-        checker.finish(())?;
-        redis.map_err(Failure::Usage)
+        let redis = self.redis.check(&mut checker);
+        Ok(checker.finish(redis)?)
     }
 
     /// The Redis, and a connection to it.

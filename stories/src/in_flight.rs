@@ -99,9 +99,9 @@ impl Repeats {
 async fn settled(socket: &Path) -> RedisResult<usize> {
     let mut connection = connect(socket).await?;
     let mut pipe = redis::pipe();
-    pipe.cmd("HMGET").arg("spillway:counts").arg("through:http").arg("open:http");
-    pipe.cmd("HLEN").arg("spillway:http:lanes");
-    pipe.cmd("XLEN").arg("spillway:http:dead");
+    pipe.cmd("HMGET").arg("{spillway}:counts").arg("through:http").arg("open:http");
+    pipe.cmd("HLEN").arg("{spillway}:http:lanes");
+    pipe.cmd("XLEN").arg("{spillway}:http:dead");
     let (counts, lanes, dead): ([Option<usize>; 2], usize, usize) =
         pipe.query_async(&mut connection).await?;
     assert_eq!((lanes, dead), (0, 0), "lanes and dead letters");

@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 
 use crate::report::show_log;
 use crate::until::until_some;
@@ -184,6 +184,29 @@ impl Process {
     pub fn restart(&mut self) {
         assert!(!self.is_running(), "{} still runs", self.recipe.name);
         self.child = self.recipe.spawn(&self.log);
+    }
+
+    /// Starts it again with a log that is a pipe whose reader has ended: what it writes there is lost.
+    pub fn restart_without_log(&mut self) {
+        assert!(!self.is_running(), "{} still runs", self.recipe.name);
+        let pipe = self.recipe.directory.join(format!("{}.pipe", self.recipe.name));
+        let made = Command::new("mkfifo").arg(&pipe).status().expect("run mkfifo");
+        assert!(made.success(), "mkfifo fails");
+        // For writing as well: opening it for reading alone waits for a writer.
+        let reader = File::options().read(true).write(true).open(&pipe).expect("open the pipe");
+        self.child = self.recipe.spawn(&pipe);
+        drop(reader);
+        std::fs::remove_file(&pipe).expect("remove the pipe");
+    }
+
+    /// Lets it open no more files and connections than it has open, or as many as it may again.
+    pub fn limit_files(&self, is_limited: bool) {
+        let pid = Some(Pid::from_child(&self.child));
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.id())).map(Iterator::count);
+        let current = if is_limited { open.ok().map(|open| open as u64) } else { maximum };
+        // It may have ended just now.
+        prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).ok();
     }
 
     /// Adds arguments for the next start.

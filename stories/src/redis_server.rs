@@ -123,7 +123,7 @@ impl RedisServer {
 
     /// Webhooks that wait in the lanes of the downstreamer, outside the main stream.
     pub async fn in_lanes(&self) -> u64 {
-        let waiting: Option<u64> = self.command(&["HGET", "spillway:counts", "lanes:http"]).await;
+        let waiting: Option<u64> = self.command(&["HGET", "{spillway}:counts", "lanes:http"]).await;
         waiting.unwrap_or(0)
     }
 }

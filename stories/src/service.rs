@@ -73,6 +73,12 @@ impl Service {
     pub async fn is_owner(&self) -> bool {
         self.metric("spillway_owner").await == Some(1.0)
     }
+
+    /// Waits until it is ready and owns its queue.
+    pub async fn leads(&self) {
+        let leads = async || self.is_ready().await && self.is_owner().await;
+        until("it is ready and leads", Duration::from_secs(60), leads).await;
+    }
 }
 
 /// The value of a line `name{labels} value` of this very name.

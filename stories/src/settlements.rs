@@ -343,7 +343,7 @@ mod tests {
 
     /// A settlement after `previous` with these lists, as numbers of elements and elements.
     fn settlement(previous: &str, lists: &[&str]) -> Vec<u8> {
-        let mut words = vec!["EVALSHA", "sha", "2", "spillway:in", "spillway:http:settled"];
+        let mut words = vec!["EVALSHA", "sha", "2", "{spillway}:in", "{spillway}:http:settled"];
         words.extend(["token", "7", "http", "", "", "0", "0", "0", previous]);
         words.extend(["0"; 8]);
         words.extend(lists);
@@ -362,7 +362,7 @@ mod tests {
     fn a_settlement_is_recognised_among_other_commands_and_in_pieces() {
         let none = ["0"; LISTS.len()];
         let bytes = [
-            encode(&["GET", "spillway:http:settled"]),
+            encode(&["GET", "{spillway}:http:settled"]),
             settlement("token:6", &none),
             encode(&["PING"]),
         ];

@@ -110,7 +110,7 @@ impl Watched {
         kafka.topic("shopify-webhooks", 2, &[]).await;
         let redis = cell.redis(&[]).await;
         let backend = Backend::start().await;
-        let receiver = cell.receiver(&[]).await;
+        let receiver = cell.receiver(&[("REQUIRE_DURABLE", "false")]).await;
         let downstreamer = cell.downstreamer(&backend, &[]).await;
         let producer = cell.kafka_producer(&kafka, &[]);
         producer.ready().await;
@@ -263,7 +263,7 @@ impl Watched {
     async fn redis_and_packs(&mut self) {
         let _: String = self.redis.command(&["CONFIG", "SET", "appendfsync", "everysec"]).await;
         self.fire("CONFIG SET appendfsync everysec", &["SpillwayNotDurable"]).await;
-        let _: String = self.redis.command(&["XADD", "spillway:in", "*", "p", "no pack"]).await;
+        let _: String = self.redis.command(&["XADD", "{spillway}:in", "*", "p", "no pack"]).await;
         self.fire("an entry that is no pack", &["SpillwayCorruptPack"]).await;
         let _: String = self.redis.command(&["CONFIG", "SET", "appendfsync", "always"]).await;
     }

@@ -205,7 +205,7 @@ async fn a_barrier_stands_while_an_order_before_it_is_set_aside_and_across_a_cra
     let mut downstreamer = queue.cell.downstreamer(&queue.backend, &parking).await;
     until("all that waits is set aside", SOON, async || {
         let parked = queue.redis.in_lanes().await;
-        parked >= 102 && queue.redis.stream_len("spillway:in").await == 0
+        parked >= 102 && queue.redis.stream_len("{spillway}:in").await == 0
     })
     .await;
     downstreamer.kill9();

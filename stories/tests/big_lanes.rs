@@ -23,7 +23,7 @@ use stories::size::size;
 use stories::until::until;
 use tokio::task::JoinHandle;
 
-const QUEUE: &str = "spillway:in";
+const QUEUE: &str = "{spillway}:in";
 const SOON: Duration = Duration::from_secs(60);
 const TOPIC: &str = "products/update";
 /// Twenty shops that are never paused, together a hundred webhooks a second.
@@ -177,7 +177,7 @@ impl App {
 
     async fn downstreamer(&self) -> Service {
         let downstreamer = self.cell.downstreamer_starting(&self.sink.url(), USUAL);
-        leads(&downstreamer).await;
+        downstreamer.leads().await;
         downstreamer
     }
 
@@ -232,11 +232,6 @@ impl App {
     }
 }
 
-async fn leads(downstreamer: &Service) {
-    let leads = async || downstreamer.is_ready().await && downstreamer.is_owner().await;
-    until("the downstreamer is ready and leads", SOON, leads).await;
-}
-
 /// Time from its start until it is ready and leads.
 async fn restart(downstreamer: &mut Service, is_killed: bool) -> Duration {
     if is_killed {
@@ -247,7 +242,7 @@ async fn restart(downstreamer: &mut Service, is_killed: bool) -> Duration {
     }
     let began = Instant::now();
     downstreamer.restart();
-    leads(downstreamer).await;
+    downstreamer.leads().await;
     began.elapsed()
 }
 

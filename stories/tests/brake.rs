@@ -18,7 +18,7 @@ use stories::size::size;
 use stories::until::until;
 use tokio::time::sleep;
 
-const DEAD: &str = "spillway:http:dead";
+const DEAD: &str = "{spillway}:http:dead";
 const SOON: Duration = Duration::from_secs(60);
 
 /// Ten shops, together so many webhooks a second.

@@ -73,5 +73,5 @@ async fn a_receiver_whose_log_is_broken_feeds_what_it_spilled_once_redis_is_back
             && receiver.metric("spillway_spill_webhooks").await == Some(0.0)
     })
     .await;
-    assert!(redis.stream_len("spillway:in").await >= 1);
+    assert!(redis.stream_len("{spillway}:in").await >= 1);
 }

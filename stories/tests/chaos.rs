@@ -1,7 +1,7 @@
 //! Everything that can go wrong, made to go wrong, under load: what was answered 200 arrives, once in
 //! Kafka and hardly ever twice at the backend, unchanged and in order.
 //!
-//! In the suite some dozens of faults; under `make chaos` more than a thousand, and half an hour of
+//! In the suite some dozens of faults; under `make chaos` more than two thousand, and half an hour of
 //! one cell with a fault each minute.
 
 use std::cell::RefCell;
@@ -34,7 +34,7 @@ const ALL_KINDS_FROM: usize = 500;
 fn faults() -> usize {
     match std::env::var("FAULTS") {
         Ok(text) => text.parse().expect("FAULTS must be a whole number"),
-        Err(_) => size(60, 1040),
+        Err(_) => size(60, 2_080),
     }
 }
 

@@ -62,7 +62,7 @@ async fn of_a_flood_of_updates_each_products_last_state_is_delivered() {
     let began = Instant::now();
     Feed::to(receiver.address(), &ledger).store(webhooks).await;
     let stored_in = began.elapsed();
-    let is_empty = async || redis.stream_len("spillway:in").await == 0;
+    let is_empty = async || redis.stream_len("{spillway}:in").await == 0;
     until("everything is settled", SOON, is_empty).await;
 
     let receipts = backend.receipts();
@@ -186,7 +186,7 @@ impl Product {
 
     /// What the backend was sent, once all is settled.
     async fn arrived(&self) -> Vec<u64> {
-        let is_empty = async || self.redis.stream_len("spillway:in").await == 0;
+        let is_empty = async || self.redis.stream_len("{spillway}:in").await == 0;
         until("everything is settled", SOON, is_empty).await;
         self.backend.look(|all| all.iter().map(|one| one.event().sequence).collect())
     }

@@ -21,7 +21,7 @@ use stories::shop;
 use stories::until::until;
 use stories::webhook::Webhook;
 
-const DEAD: &str = "spillway:http:dead";
+const DEAD: &str = "{spillway}:http:dead";
 /// Five events of a resource die one after the other, each after a second of retries and more.
 const SOON: Duration = Duration::from_secs(40);
 

@@ -56,7 +56,7 @@ async fn expect_duplicates(downstreamer: &Service, count: u64) {
 }
 
 async fn empty(redis: &RedisServer) {
-    let is_empty = async || redis.stream_len("spillway:in").await == 0;
+    let is_empty = async || redis.stream_len("{spillway}:in").await == 0;
     until("everything is settled", SOON, is_empty).await;
 }
 

@@ -73,7 +73,7 @@ async fn expect_quick_refusals(receiver: &mut Service) {
 
 async fn expect_empty(redis: &RedisServer) {
     until("the stream is empty", Duration::from_secs(20), async || {
-        redis.stream_len("spillway:in").await == 0
+        redis.stream_len("{spillway}:in").await == 0
     })
     .await;
 }
@@ -135,7 +135,7 @@ async fn takeover_and_dead_letters_work_on_a_full_queue() {
     })
     .await;
     until("the others are dead letters", Duration::from_secs(60), async || {
-        redis.stream_len("spillway:http:dead").await >= dead.len() as u64
+        redis.stream_len("{spillway}:http:dead").await >= dead.len() as u64
     })
     .await;
     let output = cell.spillway(&["dead", "list", "--json"]).await;

@@ -51,7 +51,7 @@ impl Queue {
     }
 
     async fn entries(&self) -> u64 {
-        self.redis.stream_len("spillway:in").await
+        self.redis.stream_len("{spillway}:in").await
     }
 
     async fn is_empty_soon(&self) {

@@ -129,7 +129,7 @@ impl Parts {
     /// Waits until the queue is empty and nothing more appears.
     async fn drained(&self) {
         until("the queue is empty", DRAINED_WITHIN, async || {
-            self.redis.stream_len("spillway:in").await == 0
+            self.redis.stream_len("{spillway}:in").await == 0
         })
         .await;
         let (mut count, mut since) = (self.topic.count(), Instant::now());

@@ -51,7 +51,7 @@ fn large(resource: u64, bytes: usize, chance: &mut impl Rng) -> (Event, Webhook)
 }
 
 async fn drained(redis: &RedisServer) {
-    until("the queue is empty", SOON, async || redis.stream_len("spillway:in").await == 0).await;
+    until("the queue is empty", SOON, async || redis.stream_len("{spillway}:in").await == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -73,14 +73,14 @@ async fn a_record_that_is_too_large_is_a_dead_letter_and_the_rest_flows() {
     let mut producer = cell.kafka_producer(&kafka, &[]);
     let topic = Topic::arrivals(kafka.clients(), TOPIC, PARTITIONS);
     // A crash among it changes nothing.
-    until("one is given up", SOON, async || redis.stream_len("spillway:kafka:dead").await > 0)
+    until("one is given up", SOON, async || redis.stream_len("{spillway}:kafka:dead").await > 0)
         .await;
     producer.kill9();
     producer.restart();
     topic.reaches(195, SOON).await;
     drained(&redis).await;
-    assert_eq!(redis.stream_len("spillway:kafka:dead").await, 5, "each is given up once");
-    assert_eq!(redis.command::<u64>(&["HLEN", "spillway:kafka:done"]).await, 0);
+    assert_eq!(redis.stream_len("{spillway}:kafka:dead").await, 5, "each is given up once");
+    assert_eq!(redis.command::<u64>(&["HLEN", "{spillway}:kafka:done"]).await, 0);
     let dead: HashSet<Event> = (1..=200)
         .filter(|resource| is_large(*resource))
         .map(|resource| Event { resource, sequence: 1 })
@@ -98,7 +98,7 @@ async fn a_record_that_is_too_large_is_a_dead_letter_and_the_rest_flows() {
     let replayed = cell.spillway(&["dead", "replay", "--drain", "kafka", "--all"]).await;
     assert!(replayed.status.success(), "{replayed:?}");
     topic.reaches(200, SOON).await;
-    let replays = async || redis.stream_len("spillway:kafka:replays").await;
+    let replays = async || redis.stream_len("{spillway}:kafka:replays").await;
     until("no replay is left", SOON, async || replays().await == 0).await;
     check(&ledger, topic.all(), &HashSet::new()).expect_exact();
 }
@@ -123,7 +123,7 @@ async fn one_that_is_too_large_among_many_holds_nothing_up() {
     let topic = Topic::arrivals(kafka.clients(), TOPIC, 24);
     topic.reaches(MANY as usize - 1, SOON).await;
     drained(&redis).await;
-    assert_eq!(redis.stream_len("spillway:kafka:dead").await, 1);
+    assert_eq!(redis.stream_len("{spillway}:kafka:dead").await, 1);
     let dead = HashSet::from([Event { resource: MANY / 4, sequence: 1 }]);
     let found = check(&ledger, topic.all(), &dead);
     found.print("kafka, one among many");

@@ -76,8 +76,10 @@ impl Cluster {
             self.more_come().await;
         }
         running.stop().await;
-        until("the queue is empty", SOON, async || self.redis.stream_len("spillway:in").await == 0)
-            .await;
+        until("the queue is empty", SOON, async || {
+            self.redis.stream_len("{spillway}:in").await == 0
+        })
+        .await;
         // Counting them would count repeated ones.
         let all = async || check(&ledger, self.topic.all(), &HashSet::new()).lost == 0;
         until("all are read", SOON, all).await;
@@ -89,7 +91,7 @@ impl Cluster {
         assert_eq!(faults, [0; 5], "{found:?}");
         assert!(self.producer.is_running(), "it ended");
         self.producer.ready().await;
-        assert_eq!(self.redis.stream_len("spillway:kafka:dead").await, 0, "dead letters");
+        assert_eq!(self.redis.stream_len("{spillway}:kafka:dead").await, 0, "dead letters");
     }
 
     async fn more_come(&self) {
@@ -104,7 +106,7 @@ impl Cluster {
     /// Of the transactions and of the group that holds the cursor, once the cell has it.
     async fn id(&self) -> String {
         until("the cell has its id", SOON, async || self.producer.is_ready().await).await;
-        format!("spillway-{}", self.redis.command::<String>(&["GET", "spillway:cell"]).await)
+        format!("spillway-{}", self.redis.command::<String>(&["GET", "{spillway}:cell"]).await)
     }
 
     /// Both coordinators move to `broker`.

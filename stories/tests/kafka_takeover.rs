@@ -63,7 +63,7 @@ async fn a_producer_that_slept_through_a_takeover_adds_nothing() {
     let before = topic.count();
     topic.reaches(before + 1000, SOON).await;
     running.stop().await;
-    until("the queue is empty", SOON, async || redis.stream_len("spillway:in").await == 0).await;
+    until("the queue is empty", SOON, async || redis.stream_len("{spillway}:in").await == 0).await;
     topic.reaches(ledger.stored_count(), SOON).await;
     let found = check(&ledger, topic.all(), &HashSet::new());
     found.print("kafka, takeover");

@@ -23,8 +23,8 @@ use stories::until::until;
 use stories::webhook::Webhook;
 use tokio::time::sleep;
 
-const QUEUE: &str = "spillway:in";
-const DEAD: &str = "spillway:http:dead";
+const QUEUE: &str = "{spillway}:in";
+const DEAD: &str = "{spillway}:http:dead";
 /// Packs of one second of the healthy shops: the main stream holds no more while those flow.
 const AT_HAND: u64 = 40;
 const SOON: Duration = Duration::from_secs(60);
@@ -420,12 +420,12 @@ async fn a_chunk_is_lost(loss: &str) {
     app.main_stream_is_empty(SOON).await;
     app.downstreamer.sigterm();
     app.downstreamer.exit(SOON).await;
-    let rows: Vec<String> = app.redis.command(&["HVALS", "spillway:http:lanes"]).await;
+    let rows: Vec<String> = app.redis.command(&["HVALS", "{spillway}:http:lanes"]).await;
     let rows = rows.iter().map(|row| serde_json::from_str::<Value>(row).expect("a row"));
     let row = rows.into_iter().find(|row| row["kind"] == "customer").expect("a lane of customers");
     let lane = row["lane"].as_u64().expect("a hash");
     let field = format!("{lane:016x}:{}", row["first_chunk"]);
-    let eval = ["EVAL", loss, "1", "spillway:http:chunks", &field];
+    let eval = ["EVAL", loss, "1", "{spillway}:http:chunks", &field];
     assert_eq!(app.redis.command::<u64>(&eval).await, 1, "chunks that are lost");
     app.heal();
     app.downstreamer.restart();
@@ -435,7 +435,8 @@ async fn a_chunk_is_lost(loss: &str) {
         for key in
             ["lanes", "chunks", "chunks:done", "barriers", "retries", "retries:main", "leads"]
         {
-            left += app.redis.command::<u64>(&["EXISTS", &format!("spillway:http:{key}")]).await;
+            left +=
+                app.redis.command::<u64>(&["EXISTS", &format!("{{spillway}}:http:{key}")]).await;
         }
         left == 0 && app.redis.in_lanes().await == 0
     };

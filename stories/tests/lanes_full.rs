@@ -28,8 +28,8 @@ use stories::until::until;
 use stories::webhook::Webhook;
 use tokio::time::sleep;
 
-const MAIN: &str = "spillway:in";
-const CHUNKS: &str = "spillway:http:chunks";
+const MAIN: &str = "{spillway}:in";
+const CHUNKS: &str = "{spillway}:http:chunks";
 const SOON: Duration = Duration::from_secs(60);
 /// Longer than `PARK_AFTER`, a look at the front and a settlement.
 const MOVES_WITHIN: Duration = Duration::from_secs(4);
@@ -155,7 +155,7 @@ impl App {
     async fn expect_no_lanes(&self) {
         let keys =
             ["chunks", "chunks:done", "lanes", "barriers", "leads", "retries", "retries:main"];
-        let keys = keys.map(|key| format!("spillway:http:{key}"));
+        let keys = keys.map(|key| format!("{{spillway}}:http:{key}"));
         until("no key of a lane is left", SOON, async || {
             let names: Vec<&str> =
                 ["EXISTS"].into_iter().chain(keys.iter().map(String::as_str)).collect();

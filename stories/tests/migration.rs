@@ -103,7 +103,7 @@ async fn what_was_dropped_in_the_shadow_is_no_duplicate_of_what_shopify_sends_ag
         shadow.metric("spillway_delivered_total").await == Some(1.0)
     })
     .await;
-    until("it is settled", SOON, async || redis.stream_len("spillway:in").await == 0).await;
+    until("it is settled", SOON, async || redis.stream_len("{spillway}:in").await == 0).await;
     shadow.sigterm();
     assert!(shadow.exit(SOON).await.success());
 

@@ -26,8 +26,8 @@ use stories::size::size;
 use stories::until::until;
 use tokio::time::sleep;
 
-const QUEUE: &str = "spillway:in";
-const DEAD: &str = "spillway:http:dead";
+const QUEUE: &str = "{spillway}:in";
+const DEAD: &str = "{spillway}:http:dead";
 const SOON: Duration = Duration::from_secs(60);
 const TOPIC: &str = "products/update";
 const WINDOW: Duration = Duration::from_secs(10);
@@ -242,7 +242,7 @@ impl App {
                 self.downstreamer.exit(SOON).await;
             }
             self.downstreamer.restart();
-            leads(&self.downstreamer).await;
+            self.downstreamer.leads().await;
             let leads = self.record.elapsed();
             self.caught_up(numbers).await;
             let to = self.record.elapsed();
@@ -337,13 +337,8 @@ async fn start_downstreamer(cell: &Cell, sink: &Sink, settings: Settings<'_>) ->
     ];
     own.extend_from_slice(settings);
     let downstreamer = cell.downstreamer_starting(&sink.url(), &own);
-    leads(&downstreamer).await;
+    downstreamer.leads().await;
     downstreamer
-}
-
-async fn leads(downstreamer: &Service) {
-    let leads = async || downstreamer.is_ready().await && downstreamer.is_owner().await;
-    until("the downstreamer is ready and leads", SOON, leads).await;
 }
 
 fn overlap(one: &Range<Duration>, other: &Range<Duration>) -> bool {
@@ -433,92 +428,4 @@ async fn twenty_thousand_shops_flow_while_one_in_a_hundred_fails_hangs_or_is_hel
         return;
     }
     healthy_shops_flow(Scale::new("20,000 shops", 20_000)).await;
-}
-
-/// A shop that always fails, with a short time for retries.
-const RETRY_FOR: Duration = Duration::from_secs(15);
-const RETRY_LONGEST: Duration = Duration::from_secs(1);
-/// Beside the wait for an attempt: its answer, its settlement, and a busy machine.
-const SLACK: Duration = Duration::from_secs(1);
-
-/// Time from the first attempt to the dead letter of a shop's only webhook, and how long meanwhile no
-/// downstreamer led.
-async fn given_up_after(is_killed: bool, park_after: &str) -> (Duration, Duration) {
-    let cell = Cell::alone();
-    let redis = cell.redis(&[]).await;
-    let crowd = Crowd::new(TOPIC, 0..2, 0..20_000);
-    let record = Arc::new(Record::new(20_000));
-    let sink = Sink::start(vec![crowd.clone()], &record).await;
-    sink.behave(|shop| if shop == 1 { Reply::Status(500) } else { Reply::After(WORK) });
-    let receiver = cell.receiver(&[]).await;
-    let text = |time: Duration| format!("{}s", time.as_secs());
-    let (retry_for, longest) = (text(RETRY_FOR), text(RETRY_LONGEST));
-    let settings = [
-        ("RETRY_FOR", retry_for.as_str()),
-        ("RETRY_LONGEST", longest.as_str()),
-        ("PARK_AFTER", park_after),
-    ];
-    let mut downstreamer = start_downstreamer(&cell, &sink, &settings).await;
-    // Both shops once, and then the healthy one alone.
-    let sender = Sender {
-        address: receiver.address(),
-        crowd: Arc::new(crowd.clone()),
-        record: Arc::clone(&record),
-        rate: Some(100.0),
-    };
-    let numbers = crowd.numbers();
-    let healthy = numbers.filter(move |number| crowd.shop(*number) == 0);
-    sender.send_some(0..2).await;
-    let began = Instant::now();
-    let flow = tokio::spawn(async move {
-        for number in healthy.skip(1) {
-            sender.send_some(number..number + 1).await;
-            sleep(Duration::from_millis(50)).await;
-        }
-    });
-    sleep(RETRY_FOR / 3).await;
-    let away = Instant::now();
-    if is_killed {
-        downstreamer.kill9();
-    } else {
-        downstreamer.sigterm();
-        downstreamer.exit(SOON).await;
-    }
-    downstreamer.restart();
-    leads(&downstreamer).await;
-    let away = away.elapsed();
-    until("it is given up", 3 * SOON, async || redis.stream_len(DEAD).await == 1).await;
-    let took = began.elapsed();
-    flow.abort();
-    (took, away)
-}
-
-/// Time in which nobody led need not count; what counts is not lost over the restart.
-async fn is_given_up_in_time(name: &str, is_killed: bool, park_after: &str) {
-    let (took, away) = given_up_after(is_killed, park_after).await;
-    say(&format!(
-        "retry time, {name}, PARK_AFTER={park_after}: given up after {took:?}, of which nobody led for {away:?}"
-    ));
-    let within = RETRY_FOR - SLACK..=RETRY_FOR + away + RETRY_LONGEST + SLACK;
-    assert!(within.contains(&took), "{name}: {took:?}, not within {within:?}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_webhook_is_given_up_in_time_over_a_restart() {
-    is_given_up_in_time("SIGTERM", false, "2s").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_webhook_that_has_not_moved_is_given_up_in_time_over_a_restart() {
-    is_given_up_in_time("SIGTERM", false, "60s").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_webhook_is_given_up_in_time_over_a_kill() {
-    is_given_up_in_time("SIGKILL", true, "2s").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_webhook_that_has_not_moved_is_given_up_in_time_over_a_kill() {
-    is_given_up_in_time("SIGKILL", true, "60s").await;
 }

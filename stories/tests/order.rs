@@ -132,7 +132,7 @@ async fn a_resource_that_fails_for_good_does_not_hold_the_memory_of_the_queue() 
     })
     .await;
     until("the failing resource is set aside", Duration::from_secs(20), async || {
-        redis.stream_len("spillway:in").await <= 1 && redis.in_lanes().await > 0
+        redis.stream_len("{spillway}:in").await <= 1 && redis.in_lanes().await > 0
     })
     .await;
     assert!(!backend.look(|receipts| {
@@ -148,7 +148,7 @@ async fn a_resource_that_fails_for_good_does_not_hold_the_memory_of_the_queue() 
     ledger.delivered_to(&backend, Duration::from_secs(40)).await;
     more.start_after(50, receiver.address(), &more_ledger).join().await;
     until("everything is let go", Duration::from_secs(20), async || {
-        redis.stream_len("spillway:in").await <= 1 && redis.in_lanes().await == 0
+        redis.stream_len("{spillway}:in").await <= 1 && redis.in_lanes().await == 0
     })
     .await;
     more_ledger.delivered_to(&backend, Duration::from_secs(20)).await;

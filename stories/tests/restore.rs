@@ -54,7 +54,7 @@ async fn a_redis_put_back_delivers_again_what_was_delivered_since_and_takes_more
     until("more is delivered", SOON, async || backend.delivered() > settled + 500).await;
     running.stop().await;
     before.delivered_to(&backend, SOON).await;
-    until("all is settled", SOON, async || redis.stream_len("spillway:in").await == 0).await;
+    until("all is settled", SOON, async || redis.stream_len("{spillway}:in").await == 0).await;
     let first: HashSet<String> = ids(&backend).into_iter().collect();
 
     // What is accepted and not delivered when the disk dies is lost with it.
@@ -72,7 +72,7 @@ async fn a_redis_put_back_delivers_again_what_was_delivered_since_and_takes_more
     let after = Arc::new(Ledger::default());
     feed(&receiver, &after, 2_000_001..=2_000_050).await;
     after.delivered_to(&backend, SOON).await;
-    until("all is settled", SOON, async || redis.stream_len("spillway:in").await == 0).await;
+    until("all is settled", SOON, async || redis.stream_len("{spillway}:in").await == 0).await;
     let again: Vec<String> = ids(&backend).split_off(known);
     let repeated = again.iter().filter(|id| first.contains(*id)).count();
     let delivered = first.len();
@@ -99,7 +99,7 @@ async fn a_kafka_producer_that_starts_when_new_webhooks_have_come_repeats_nothin
     let topic = Topic::arrivals(kafka.clients(), TOPIC, 2);
     let ledger = Arc::new(Ledger::default());
     let empty = async |redis: &RedisServer| {
-        until("all is settled", SOON, async || redis.stream_len("spillway:in").await == 0).await;
+        until("all is settled", SOON, async || redis.stream_len("{spillway}:in").await == 0).await;
     };
     // As it was when the copy was made: 100 behind the cursor.
     producer.sigstop();

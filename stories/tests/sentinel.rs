@@ -102,7 +102,7 @@ async fn a_failover_is_followed_and_refuses_only_what_was_on_its_way() {
     };
     // What the dead one had answered for and not passed on is lost: a pack of each core, at most.
     until("it is delivered", SOON, async || held() <= load.connections).await;
-    until("all is settled", SOON, async || replica.stream_len("spillway:in").await == 0).await;
+    until("all is settled", SOON, async || replica.stream_len("{spillway}:in").await == 0).await;
     let figures = check(&ledger, &backend.receipts(), &HashSet::new());
     figures.print("failover");
     assert_eq!((figures.invented, figures.altered), (0, 0), "{figures:?}");

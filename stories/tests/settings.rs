@@ -218,7 +218,7 @@ async fn a_corrupt_pack_is_set_aside_whole_and_the_rest_flows() {
     let mut ids = Vec::new();
     for bytes in garbage {
         let mut add = redis::cmd("XADD");
-        add.arg("spillway:in").arg("*").arg("p").arg(bytes);
+        add.arg("{spillway}:in").arg("*").arg("p").arg(bytes);
         ids.push(add.query_async::<String>(&mut connection).await.unwrap());
     }
     load.start_after(5, receiver.address(), &ledger).join().await;
@@ -229,7 +229,7 @@ async fn a_corrupt_pack_is_set_aside_whole_and_the_rest_flows() {
         expect_set_aside(&redis, id, bytes).await;
     }
     until("the stream is empty", Duration::from_secs(20), async || {
-        redis.stream_len("spillway:in").await == 0
+        redis.stream_len("{spillway}:in").await == 0
     })
     .await;
     assert!(downstreamer.output().contains("ERROR"), "not a word in the log");
@@ -240,7 +240,7 @@ async fn a_corrupt_pack_is_set_aside_whole_and_the_rest_flows() {
 
 /// The good ones may be delivered before the bad one is moved.
 async fn expect_set_aside(redis: &RedisServer, id: &str, pack: &[u8]) {
-    let key = format!("spillway:corrupt:{id}");
+    let key = format!("{{spillway}}:corrupt:{id}");
     until(&format!("{key} holds the pack"), Duration::from_secs(20), async || {
         redis.command::<Option<Vec<u8>>>(&["GET", &key]).await.as_deref() == Some(pack)
     })
@@ -257,7 +257,7 @@ async fn a_pack_spoilt_on_the_way_is_set_aside_by_its_checksum() {
     let mut connection = redis.connection().await.unwrap();
     type Entry = (String, Vec<(String, Vec<u8>)>);
     let mut range = redis::cmd("XRANGE");
-    let range = range.arg("spillway:in").arg("-").arg("+");
+    let range = range.arg("{spillway}:in").arg("-").arg("+");
     let entries: Vec<Entry> = range.query_async(&mut connection).await.unwrap();
     let (id, fields) = &entries[0];
     let (field, pack) = &fields[0];
@@ -267,9 +267,9 @@ async fn a_pack_spoilt_on_the_way_is_set_aside_by_its_checksum() {
     let middle = spoilt.len() / 2;
     spoilt[middle] ^= 0x10;
     let mut add = redis::cmd("XADD");
-    add.arg("spillway:in").arg("*").arg("p").arg(&spoilt);
+    add.arg("{spillway}:in").arg("*").arg("p").arg(&spoilt);
     let spoilt_id: String = add.query_async(&mut connection).await.unwrap();
-    assert_eq!(redis.command::<u64>(&["XDEL", "spillway:in", id]).await, 1);
+    assert_eq!(redis.command::<u64>(&["XDEL", "{spillway}:in", id]).await, 1);
     post(receiver.address(), &Webhook::any()).await.expect_stored();
 
     let downstreamer = cell.downstreamer(&backend, &[]).await;

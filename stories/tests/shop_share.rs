@@ -138,7 +138,7 @@ fn expect_flow(healthy: &Ledger, backend: &Backend, began: Instant) {
 
 async fn is_drained(redis: &RedisServer) {
     until("everything is delivered", 2 * SOON, async || {
-        redis.stream_len("spillway:in").await == 0 && redis.in_lanes().await == 0
+        redis.stream_len("{spillway}:in").await == 0 && redis.in_lanes().await == 0
     })
     .await;
 }

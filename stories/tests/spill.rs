@@ -2,6 +2,7 @@
 //! none refused, none lost, none twice, in order, and back to Redis without help.
 
 use std::collections::HashSet;
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,7 +55,7 @@ async fn more_are_stored(ledger: &Ledger, more: usize) {
 /// Each pack is in the stream once.
 async fn expect_no_pack_twice(redis: &RedisServer) {
     type Entry = (String, Vec<(String, Vec<u8>)>);
-    let entries: Vec<Entry> = redis.command(&["XRANGE", "spillway:in", "-", "+"]).await;
+    let entries: Vec<Entry> = redis.command(&["XRANGE", "{spillway}:in", "-", "+"]).await;
     let packs: HashSet<&[u8]> = entries.iter().map(|(_, fields)| fields[0].1.as_slice()).collect();
     assert_eq!(packs.len(), entries.len(), "a pack is there twice");
     say(&format!("spill: {} packs in the stream, none twice", entries.len()));
@@ -238,14 +239,77 @@ async fn redis_killed_while_it_is_fed_repeats_and_loses_nothing() {
         more_are_stored(&ledger, 600).await;
         redis.restart();
         redis.ready().await;
-        let before = redis.stream_len("spillway:in").await;
-        until("it is fed", SOON, async || redis.stream_len("spillway:in").await > before).await;
+        let before = redis.stream_len("{spillway}:in").await;
+        until("it is fed", SOON, async || redis.stream_len("{spillway}:in").await > before).await;
     }
     direct(&receiver, SOON).await;
     running.stop().await;
     assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(0.0));
     expect_no_pack_twice(&redis).await;
     expect_delivered(&cell, &ledger, "spill, redis killed while fed").await;
+}
+
+/// It comes to its end under load: two calls are longer than batches are held for a Redis near by.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spill_comes_to_its_end_under_load_though_redis_is_far_away_or_load_never_pauses() {
+    let seed = seed("spill, to its end", 76);
+    for (delay, pause) in [(200, 30), (0, 0)] {
+        let cell = Cell::alone();
+        let mut redis = cell.redis(&[]).await;
+        let spill = directory(&cell);
+        let way = Way::to_redis(&socket_in(cell.directory()), "way");
+        if delay > 0 {
+            way.suffers(Trouble::Delays(Duration::from_millis(delay)));
+        }
+        let url = way.url();
+        let settings =
+            [("REDIS_URL", url.as_str()), ("SPILL_DIR", &spill), ("SHOP_MAX_QUEUED", "100")];
+        let receiver = cell.receiver(&settings).await;
+        let ledger = Arc::new(Ledger::default());
+        let pause = Duration::from_millis(pause);
+        let running = Load { pause, ..Load::steady(seed) }.start(receiver.address(), &ledger);
+        more_are_stored(&ledger, 300).await;
+        redis.kill9();
+        more_are_stored(&ledger, 600).await;
+        redis.restart();
+        redis.ready().await;
+        let began = Instant::now();
+        direct(&receiver, 3 * SOON).await;
+        say(&format!(
+            "spill, Redis {delay} ms away, {pause:?} between: direct after {:?}",
+            began.elapsed()
+        ));
+        running.stop().await;
+        expect_no_pack_twice(&redis).await;
+        expect_delivered(&cell, &ledger, "spill, to its end").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_redis_is_fed_nothing_before_it_is_known_to_keep_it() {
+    let cell = Cell::alone();
+    let spill = directory(&cell);
+    let way = Way::to_redis(&socket_in(cell.directory()), "way");
+    way.suffers(Trouble::Crawls(400 << 10));
+    let url = way.url();
+    let receiver = cell.receiver(&[("REDIS_URL", url.as_str()), ("SPILL_DIR", &spill)]).await;
+    for _ in 0..400 {
+        let body =
+            format!("{{\"a\":\"{}\"}}", Alphanumeric.sample_string(&mut rand::rng(), 10_000));
+        post(receiver.address(), &Webhook::any().body(body)).await.expect_stored();
+    }
+    let mut redis = cell.redis(&[]).await;
+    until("it is fed", SOON, async || redis.stream_len("{spillway}:in").await > 5).await;
+    redis.kill9();
+    fs::remove_dir_all(cell.directory().join("appendonlydir")).expect("remove the data");
+    // Another one, in memory only.
+    let other = cell.redis(&["--appendonly", "no"]).await;
+    until("it is found out", SOON, async || {
+        let answer = receiver.admin("/readyz").await;
+        answer.is_some_and(|answer| answer.text().contains("queue_refused"))
+    })
+    .await;
+    assert_eq!(other.stream_len("{spillway}:in").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -265,7 +329,7 @@ async fn a_redis_at_the_end_of_a_slow_way_is_fed_all_the_same() {
     }
     let redis = cell.redis(&[]).await;
     direct(&receiver, Duration::from_secs(90)).await;
-    let counted: u64 = redis.command(&["HGET", "spillway:counts", "appended"]).await;
+    let counted: u64 = redis.command(&["HGET", "{spillway}:counts", "appended"]).await;
     assert_eq!(counted, 41);
     assert!(receiver.output().contains("redis did not answer in time"), "{}", receiver.output());
     expect_no_pack_twice(&redis).await;
@@ -289,7 +353,7 @@ async fn it_starts_without_redis_and_stops_and_what_it_took_is_fed_by_the_next()
     let redis = cell.redis(&[]).await;
     receiver.restart();
     direct(&receiver, SOON).await;
-    let counted: u64 = redis.command(&["HGET", "spillway:counts", "appended"]).await;
+    let counted: u64 = redis.command(&["HGET", "{spillway}:counts", "appended"]).await;
     assert_eq!(counted, 20);
     post(receiver.address(), &Webhook::any()).await.expect_stored();
     assert_eq!(receiver.metric("spillway_spilled_total").await, Some(0.0));
@@ -298,7 +362,7 @@ async fn it_starts_without_redis_and_stops_and_what_it_took_is_fed_by_the_next()
     // A clean end lets anybody else begin at once.
     receiver.sigterm();
     assert_eq!(receiver.exit(SOON).await.code(), Some(0));
-    let claim: Option<String> = redis.command(&["GET", "spillway:spill:claim"]).await;
+    let claim: Option<String> = redis.command(&["GET", "{spillway}:spill:claim"]).await;
     assert_eq!(claim, None);
 }
 
@@ -322,11 +386,11 @@ async fn what_a_killed_process_left_on_its_way_does_not_arrive_behind_what_is_fe
     post(next.address(), &Webhook::any()).await.expect_stored();
     redis.sigcont();
     direct(&next, SOON).await;
-    let stored = redis.stream_len("spillway:in").await;
+    let stored = redis.stream_len("{spillway}:in").await;
     way.suffers(Trouble::None);
     for _ in 0..20 {
         post(next.address(), &Webhook::any()).await.expect_stored();
         sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(redis.stream_len("spillway:in").await, stored + 20);
+    assert_eq!(redis.stream_len("{spillway}:in").await, stored + 20);
 }

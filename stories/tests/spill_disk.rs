@@ -20,10 +20,12 @@ use stories::load::Load;
 use stories::report::say;
 use stories::seed::seed;
 use stories::service::Service;
+use stories::sick_disk::{Health, SickDisk};
 use stories::size::size;
 use stories::supervisor::Supervisor;
 use stories::until::until;
 use stories::webhook::Webhook;
+use tokio::time::sleep;
 
 const SOON: Duration = Duration::from_secs(20);
 const EACH: [(&str, &str); 1] = [("DEDUP_WINDOW", "0")];
@@ -188,7 +190,7 @@ async fn a_torn_tail_is_cut_and_damage_is_told_and_passed() {
     let redis = cell.redis(&[]).await;
     receiver.restart();
     direct(&receiver).await;
-    let fed: usize = redis.command(&["HGET", "spillway:counts", "appended"]).await;
+    let fed: usize = redis.command(&["HGET", "{spillway}:counts", "appended"]).await;
     assert_eq!(fed, 39, "all but the damaged one");
     assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(1.0));
     let output = receiver.output();
@@ -254,42 +256,80 @@ async fn a_receiver_without_a_spill_stands_back_behind_one_with_it() {
     with.kill9();
     let late = cell.receiver(&[]).await;
     assert!(late.output().contains("a receiver that spilled for this cell has ended"));
-    let claim: Option<String> = redis.command(&["GET", "spillway:spill:claim"]).await;
+    let claim: Option<String> = redis.command(&["GET", "{spillway}:spill:claim"]).await;
     assert_eq!(claim, None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_that_came_back_with_older_data_is_told_of() {
+async fn a_receiver_whose_cell_was_taken_while_it_slept_says_so() {
     let cell = Cell::shared();
-    let mut redis = cell.redis(&[]).await;
-    let spill = directory(&cell, "spill");
-    let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
-    redis.kill9();
-    store_while_away(&receiver, 10).await;
-    redis.restart();
-    direct(&receiver).await;
-    redis.kill9();
-    // All that it knew is gone with its disk.
-    let aof = cell.directory().join("appendonlydir");
-    assert!(aof.is_dir());
-    fs::remove_dir_all(aof).unwrap();
-    store_while_away(&receiver, 5).await;
-    redis.restart();
-    direct(&receiver).await;
-    let output = receiver.output();
-    assert!(output.contains("redis does not know packs that it was fed"), "{output}");
-    assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(1.0));
-    let fed: usize = redis.command(&["HGET", "spillway:counts", "appended"]).await;
-    assert!(fed >= 5, "what was still on disk is fed: {fed}");
-    store(&receiver, 1).await;
+    let _redis = cell.redis(&[]).await;
+    let (one, other) = (directory(&cell, "spill"), directory(&cell, "other"));
+    let asleep = cell.receiver(&[("SPILL_DIR", &one)]).await;
+    direct(&asleep).await;
+    asleep.sigstop();
+    let awake = cell.receiver(&[("SPILL_DIR", &other)]).await;
+    direct(&awake).await;
+    asleep.sigcont();
+    asleep.unready("spill_claimed").await;
+    post(asleep.address(), &Webhook::any()).await.expect_later("queue_unavailable");
+    store(&awake, 1).await;
 }
 
-/// Those whose append was under way when Redis went are refused, and sent again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_lost_its_data_is_told_of_and_fed_nothing_that_others_were_appended_behind() {
+    for (is_restarted, is_sick, maxmemory) in
+        [(false, false, "0"), (true, false, "0"), (false, true, "0"), (false, false, "700kb")]
+    {
+        let cell = Cell::shared();
+        let mut redis = cell.redis(&[]).await;
+        let spill = directory(&cell, "spill");
+        let disk = SickDisk::new(cell.directory(), spill.as_ref());
+        let environment = disk.environment();
+        let mut settings = vec![("SPILL_DIR", spill.as_str())];
+        settings.extend(environment.iter().map(|(key, value)| (*key, value.as_str())));
+        let mut receiver = cell.receiver(&settings).await;
+        redis.kill9();
+        store_while_away(&receiver, 10).await;
+        // Then it can't be removed.
+        disk.is(if is_sick { Health::Fails } else { Health::Well });
+        redis.restart();
+        direct(&receiver).await;
+        store(&receiver, 1).await;
+        if !is_sick {
+            until("what was fed is removed", SOON, async || segments(&spill).is_empty()).await;
+        }
+        redis.kill9();
+        disk.is(Health::Well);
+        // All that it knew is gone with its disk.
+        let aof = cell.directory().join("appendonlydir");
+        fs::remove_dir_all(aof).expect("remove what Redis has");
+        store_while_away(&receiver, 5).await;
+        if is_restarted {
+            receiver.kill9();
+            receiver.restart();
+        }
+        redis.add_arguments(&["--maxmemory", maxmemory]);
+        redis.restart();
+        let is_told = async || receiver.metric("spillway_spill_errors_total").await == Some(1.0);
+        until("it is told of", SOON, is_told).await;
+        // Also where Redis is full.
+        sleep(Duration::from_secs(1)).await;
+        assert!(is_told().await, "once");
+        redis.ready().await;
+        redis.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        direct(&receiver).await;
+        let output = receiver.output();
+        assert!(output.contains("redis does not know packs that it was fed"), "{output}");
+        let fed: usize = redis.command(&["HGET", "{spillway}:counts", "appended"]).await;
+        assert_eq!(fed, 5, "restarted: {is_restarted}, with a sick disk: {is_sick}");
+        store(&receiver, 1).await;
+    }
+}
+
 async fn store_while_away(receiver: &Service, count: usize) {
-    until("webhooks are taken", SOON, async || {
-        post(receiver.address(), &Webhook::any()).await.status == 200
-    })
-    .await;
+    until("it spills", SOON, async || receiver.metric("spillway_spilling").await == Some(1.0))
+        .await;
     store(receiver, count).await;
 }
 

@@ -74,7 +74,7 @@ async fn held_up(cell: Cell, spill: &str) {
     // Redis answers everybody else for ten looks.
     until("it is given up", WITHIN, async || receiver.output().contains("was given up")).await;
     supervisor.hears_pings(3).await;
-    let before = redis.stream_len("spillway:in").await;
+    let before = redis.stream_len("{spillway}:in").await;
     way.suffers(Trouble::None);
     let mut stored = 0;
     while stored < 20 {
@@ -83,14 +83,14 @@ async fn held_up(cell: Cell, spill: &str) {
     }
     // What was held up went first, to a connection that Redis had ended.
     until("all that was stored is there", WITHIN, async || {
-        redis.stream_len("spillway:in").await >= before + stored
+        redis.stream_len("{spillway}:in").await >= before + stored
     })
     .await;
     until("nothing waits on the disk", WITHIN, async || {
         receiver.metric("spillway_spill_webhooks").await.unwrap_or(0.0) == 0.0
     })
     .await;
-    assert_eq!(redis.stream_len("spillway:in").await, before + stored);
+    assert_eq!(redis.stream_len("{spillway}:in").await, before + stored);
 }
 
 #[tokio::test]

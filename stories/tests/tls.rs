@@ -153,10 +153,10 @@ async fn what_is_for_a_backend_that_is_not_trusted_waits_until_it_is() {
     })
     .await;
     assert_eq!(story.backend.count(), 0);
-    assert_eq!(story.redis.stream_len("spillway:http:dead").await, 0);
+    assert_eq!(story.redis.stream_len("{spillway}:http:dead").await, 0);
     downstreamer.sigterm();
     assert!(downstreamer.exit(SOON).await.success());
-    assert_eq!(story.redis.stream_len("spillway:http:dead").await, 0);
+    assert_eq!(story.redis.stream_len("{spillway}:http:dead").await, 0);
 
     let _downstreamer = story.downstreamer(&url, &story.authority, &[]).await;
     story.expect_delivered("").await;

@@ -71,7 +71,7 @@ async fn order_holds_through_flood_kills_takeover_and_coalescing() {
     flooding.await.expect("the flood is stored");
     running.stop().await;
     until("everything is settled", SOON, async || {
-        redis.stream_len("spillway:in").await + redis.in_lanes().await == 0
+        redis.stream_len("{spillway}:in").await + redis.in_lanes().await == 0
     })
     .await;
 

@@ -81,7 +81,7 @@ impl App {
             drain["waiting"] == 0
         };
         until("nothing waits", size(SOON, 30 * SOON), is_empty).await;
-        let left = self.redis.stream_len("spillway:in").await;
+        let left = self.redis.stream_len("{spillway}:in").await;
         assert_eq!(left, 0, "everything is freed");
     }
 
@@ -152,7 +152,7 @@ async fn a_shop_is_dropped_whole_and_nothing_else_also_over_a_crash() {
     assert_eq!(app.backend.count() as u64, 3 * each * (SHOPS - 2), "requests");
     let status = app.json(&["status"]).await;
     assert_eq!(status["drains"][0]["dropped"], 6 * each);
-    let left = async || app.redis.command::<u64>(&["EXISTS", "spillway:http:dropping"]).await;
+    let left = async || app.redis.command::<u64>(&["EXISTS", "{spillway}:http:dropping"]).await;
     until("orders are cleared away", SOON, async || left().await == 0).await;
 }
 
@@ -305,7 +305,7 @@ async fn a_replay_that_is_to_be_dropped_is_not_delivered_by_the_next_owner() {
     app.empty().await;
     assert_eq!(app.delivered_of(1), 0);
     assert_eq!(app.backend.count() - refused, 3 * (SHOPS as usize - 1));
-    let left = async || app.redis.command::<u64>(&["EXISTS", "spillway:http:dropping"]).await;
+    let left = async || app.redis.command::<u64>(&["EXISTS", "{spillway}:http:dropping"]).await;
     until("orders are cleared away", SOON, async || left().await == 0).await;
 }
 

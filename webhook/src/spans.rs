@@ -40,12 +40,14 @@ impl Spans {
         Duration::from_millis(parts.sum())
     }
 
-    /// Adds a span behind the others. Of too many, the two with the shortest time between them become one that ends so
-    /// much sooner: then no moment has more time after it than before.
+    /// Adds a span, mostly behind the others: the clock by which they are told may have gone back. Of too many, the two
+    /// with the shortest time between them become one that ends so much sooner: then no moment has more time after it than
+    /// before.
     pub fn push(&mut self, began_ms: u64, time: Duration) {
         let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         if ms > 0 {
-            self.0.push((began_ms, ms));
+            let behind = self.0.partition_point(|(began, _)| *began <= began_ms);
+            self.0.insert(behind, (began_ms, ms));
         }
         while self.0.len() > Self::MOST {
             let gap = |at: &usize| {
@@ -53,8 +55,12 @@ impl Spans {
                 next.saturating_sub(began.saturating_add(ms))
             };
             let Some(at) = (0..self.0.len() - 1).min_by_key(gap) else { return };
-            let (_, ms) = self.0.remove(at + 1);
-            self.0[at].1 += ms;
+            let (next, ms) = self.0.remove(at + 1);
+            let (began, before) = self.0[at];
+            let total = before.saturating_add(ms);
+            // Where they overlap, it ends no later than the second one.
+            let began = began.min(next.saturating_add(ms).saturating_sub(total));
+            self.0[at] = (began, total);
         }
     }
 }
@@ -82,7 +88,8 @@ mod tests {
     fn of_too_many_none_gets_longer_after_any_moment() {
         let (mut spans, mut all) = (Spans::default(), Vec::new());
         for number in 0..30 {
-            let began = number * 1_000 + number % 7 * 100;
+            // Some overlap, and some come when the clock has gone back.
+            let began = number * 1_000 + number % 7 * 100 - if number % 5 == 4 { 2_450 } else { 0 };
             spans.push(began, ms(300));
             all.push((began, 300));
         }

@@ -279,6 +279,34 @@ fn what_came_while_there_was_no_leader_or_the_backend_was_stopped_has_all_its_ti
 }
 
 #[test]
+fn the_rows_of_lanes_whose_probes_are_all_cut_off_say_for_how_long_they_have_failed() {
+    // The leader may be killed at any moment: what the next one finds is what was written.
+    let shops = FIRST_OF_ONE..FIRST_OF_ONE + 40;
+    let failing = Spans::one(before(60 * SECOND), 60 * SECOND);
+    let lane = |shop| LaneLoaded {
+        failing: failing.clone(),
+        is_tripped: true,
+        is_suspect: true,
+        ..stored_lane(shop, 1)
+    };
+    let cursor = StreamId { ms: EPOCH_MS, seq: 0 };
+    let loaded = Loaded { cursor, lanes: shops.clone().map(lane).collect(), ..Loaded::default() };
+    let answers = |shop, _, _: Duration| {
+        if shop >= FIRST_OF_ONE { Answer::Hangs } else { Answer::Takes(5 * MS) }
+    };
+    let config = Config { retry_for: 2 * HOUR, ..config(4) };
+    let mut world = World::load(config, Box::new(answers), loaded);
+    world.waiting = 40;
+    for second in 1..3_600 {
+        world.accept(second * SECOND, [(2 + second % 5, 0)]);
+    }
+    world.run(3_600 * SECOND);
+    let written = |shop| world.failing.get(&sorted(shop, 0, 0, 0).lane).map(Spans::total);
+    let late = shops.filter(|shop| written(*shop).is_none_or(|total| total < 2_400 * SECOND));
+    assert_eq!(late.count(), 0, "rows say less than 40 of the 60 minutes");
+}
+
+#[test]
 fn what_a_filter_pauses_spends_no_time_though_others_of_its_lane_flow() {
     let answers: Box<Answers> =
         Box::new(|_, kind, _| if kind == 200 { Answer::Fails(MS) } else { Answer::Takes(5 * MS) });
@@ -420,4 +448,128 @@ fn what_waited_behind_a_webhook_that_a_filter_paused_has_all_its_time_after_that
     assert_eq!(world.dead, 0);
     world.run(5 * HOUR);
     assert!(world.dead > 0);
+}
+
+#[test]
+fn time_without_a_lease_counts_for_nothing() {
+    for answer in [Answer::Fails(MS), Answer::Refuses(MS)] {
+        let config = Config { retry_for: HOUR, retry_refused_for: HOUR, ..config(16) };
+        let mut world = known(config, unwell(answer, Duration::MAX));
+        world.accept(SECOND, [(X, 0)]);
+        for tick in 0..1_500 {
+            world.accept(tick * 10 * SECOND, [(2 + tick % 5, 0)]);
+        }
+        world.run(10 * SECOND);
+        world.has_lease = false;
+        world.run(2 * HOUR);
+        world.has_lease = true;
+        world.run(3 * HOUR - 60 * SECOND);
+        assert_eq!(world.dead, 0, "{answer:?}");
+        world.run(3 * HOUR + 120 * SECOND);
+        assert_eq!(world.dead, 1, "{answer:?}");
+    }
+}
+
+#[test]
+fn what_a_barrier_held_back_is_tried_before_it_expires() {
+    let answers: Box<Answers> = Box::new(|shop, kind, at| match (shop, kind) {
+        (X, 0) if at < HOUR + 900 * SECOND => Answer::Fails(MS),
+        (X, BARRIER) if at < HOUR + 3_000 * SECOND => Answer::Fails(MS),
+        _ => Answer::Takes(5 * MS),
+    });
+    let mut world = known(Config { retry_for: HOUR, ..config(16) }, answers);
+    world.accept(SECOND, [(X, 0)]);
+    world.accept(2 * SECOND, [(X, BARRIER)]);
+    for tick in 0..300 {
+        world.accept(3 * SECOND + tick * SECOND, [(X, 0)]);
+    }
+    for tick in 0..1_500 {
+        world.accept(tick * 10 * SECOND, [(2 + tick % 5, 0)]);
+    }
+    world.run(3 * HOUR);
+    assert_eq!(world.dead, 1);
+    assert_eq!(world.took[&(X, 0)].len(), 301);
+}
+
+#[test]
+fn what_is_only_refused_expires_after_the_time_of_refusals() {
+    let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+        X if at < HOUR + 900 * SECOND => Answer::Hangs,
+        X => Answer::Refuses(MS),
+        _ => Answer::Takes(5 * MS),
+    });
+    let config = Config { retry_for: HOUR, retry_refused_for: 5 * HOUR, ..config(16) };
+    let mut world = known(config, answers);
+    with_others(&mut world, 10 * SECOND, 3 * HOUR, 7 * HOUR);
+    world.run(HOUR + 900 * SECOND);
+    let before = world.dead;
+    world.run(5 * HOUR);
+    assert!(world.dead <= before + 20, "{before}, then {}", world.dead);
+}
+
+#[test]
+fn a_run_that_was_not_tried_expires_as_far_as_it_is_overdue() {
+    let answers = unwell(Answer::Hangs, Duration::MAX);
+    let config = Config { retry_for: 600 * SECOND, ..config(16) };
+    let mut world = known(config, answers);
+    for tick in 0..360 {
+        let of_x = (0..30).map(|kind| (X, COALESCED + kind));
+        world.accept(SECOND + tick * 10 * SECOND, of_x.chain([(Y, 0)]));
+    }
+    world.run(HOUR);
+    let untried: Vec<_> =
+        world.took.iter().filter(|(key, _)| key.0 == X && !world.sent.contains_key(key)).collect();
+    // Of a few a lead was recorded for a probe that another one then had.
+    let is_early = |took: &Vec<Duration>| took.iter().min() < Some(&(660 * SECOND));
+    let early = untried.iter().filter(|(_, took)| is_early(took)).count();
+    assert!(untried.len() > 5 && early <= 2, "{early} of {}", untried.len());
+}
+
+/// Others are well up to then.
+fn others_are_well(world: &mut World, end: Duration) {
+    for tick in (0..).take_while(|tick| *tick * 10 * SECOND < end) {
+        world.accept(SECOND + tick * 10 * SECOND, [(2 + tick % 5, 0)]);
+    }
+}
+
+/// Redis' clock goes back by an hour. What comes then, and is paused for two hours, has not failed with its lane before.
+#[test]
+fn what_comes_after_the_clock_went_back_has_all_its_time() {
+    let config = Config { retry_for: 50 * 60 * SECOND, ..config(16) };
+    let mut world = known(config, unwell(Answer::Fails(MS), Duration::MAX));
+    others_are_well(&mut world, 8 * HOUR);
+    world.accept(SECOND, [(X, 200)]);
+    world.run(2 * HOUR);
+    assert_eq!(world.dead, 1);
+    world.clock_behind = HOUR;
+    // By then ids are not those of before any more.
+    world.accept(3 * HOUR + 60 * SECOND, [(X, 201)]);
+    world.run(3 * HOUR + 61 * SECOND);
+    pause_shops(&mut world, &[X]);
+    world.run(5 * HOUR + 61 * SECOND);
+    pause_shops(&mut world, &[]);
+    world.run(5 * HOUR + 48 * 60 * SECOND);
+    assert_eq!(world.dead, 1, "given up before its time");
+    world.run(6 * HOUR);
+    assert_eq!(world.dead, 2);
+}
+
+/// An event of a product has failed for nearly all its time, and another one has come. The next leader does not know that
+/// they were not sent together; the other one has its own time all the same.
+#[test]
+fn what_came_behind_one_that_failed_for_long_is_not_given_up_with_it_by_the_next_leader() {
+    let entry = StreamId { ms: EPOCH_MS + 1_000, seq: 1 };
+    let spent = HOUR - 5 * SECOND;
+    let stored = StoredRetry { attempts: 60, spent, as_of_ms: EPOCH_MS, ..StoredRetry::default() };
+    let retries = vec![(Position::new(entry, 0), stored)];
+    let config = Config { retry_for: HOUR, ..config(16) };
+    let answers = unwell(Answer::Fails(MS), Duration::MAX);
+    let mut world = World::load(config, answers, Loaded { retries, ..Loaded::default() });
+    world.accept(SECOND, [(X, 200)]);
+    world.accept(2 * SECOND, [(X, 200)]);
+    others_are_well(&mut world, 3 * HOUR);
+    world.run(600 * SECOND);
+    assert_eq!(world.dead, 1);
+    world.run(3 * HOUR);
+    assert_eq!(world.dead, 2, "each has its own time");
 }

@@ -12,10 +12,12 @@ use crate::world::World;
 /// The leader hears of a pause, of its end, and of what it delivered a while after it was so.
 const HEARD_AFTER: Duration = Duration::from_millis(1500);
 
-/// Time that counted: there was a leader, the backend was not stopped, and no operator paused it.
+/// Time that counted: there was a leader with a lease, the backend was not stopped, and no operator paused it.
 #[derive(Debug, Default)]
 pub struct Counted {
     up_to: Duration,
+    /// End of the leader's lease.
+    pub leads_until: Duration,
     of_shops: [Duration; SHOPS as usize],
     /// The part of it in which a filter paused a resource.
     filtered: BTreeMap<Resource, Duration>,
@@ -43,7 +45,8 @@ impl Counted {
 impl World {
     /// The time up to now counts, or does not: nothing has changed since the last call.
     pub fn count_time(&mut self) {
-        let took = self.now.saturating_sub(std::mem::replace(&mut self.counted.up_to, self.now));
+        let from = std::mem::replace(&mut self.counted.up_to, self.now);
+        let took = self.now.min(self.counted.leads_until).saturating_sub(from);
         let status = self.leader.core.status();
         if status.is_down || status.is_refusing || self.environment.controls.is_all_paused {
             return;

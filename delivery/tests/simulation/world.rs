@@ -359,7 +359,8 @@ impl World {
             return;
         }
         self.environment.lease_at = self.now + LEASE_EVERY;
-        let until = self.now + LEASE_FOR + self.plan.tick - self.leader.began;
+        self.counted.leads_until = self.now + LEASE_FOR + self.plan.tick;
+        let until = self.counted.leads_until - self.leader.began;
         let Environment { dead_room, may_move, .. } = self.environment;
         self.leader.inbox.push(Event::Lease { until, dead_room, may_move });
     }

@@ -9,16 +9,19 @@ use std::time::Duration;
 
 use clap::Parser;
 use request_receiver::admit::Admission;
+use request_receiver::batch::Batches;
 use request_receiver::closing::Closing;
-use request_receiver::connection::{self, Phase, Serving};
+use request_receiver::connection::{self, Serving};
 use request_receiver::metrics::Metrics;
-use request_receiver::queue_state::QueueState;
+use request_receiver::phase::{Phase, PhaseTimes};
 use request_receiver::receive::Receiver;
+use request_receiver::reply::OUTCOMES;
+use request_receiver::secrets::ClientSecrets;
 use request_receiver::settings::Written;
-use request_receiver::shard::Shared;
+use request_receiver::shared::Shared;
+use request_receiver::store::Store;
 use request_receiver::stream::Stream;
-use request_receiver::topics::Topics;
-use request_receiver::waiting::Waiting;
+use request_receiver::topics::{TopicMetrics, Topics};
 use spillway_service::supervisor::Watchdog;
 use spillway_service::{Background, Checker, Written as _};
 use spillway_webhook::pack::{Pack, Record, Records};
@@ -36,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 struct Bench {
     runtime: Runtime,
     serving: Arc<Serving>,
-    waiting: Arc<Waiting>,
+    batches: Arc<Batches>,
 }
 
 thread_local! {
@@ -58,14 +61,17 @@ impl Bench {
         let mut checker = Checker::default();
         let settings = written.expect("flags that exist").check(&mut checker);
         let settings = Arc::new(checker.finish(settings).expect("settings that are good"));
-        let metrics = Metrics::new(settings.secrets.matches());
-        let waiting = Arc::new(Waiting::new(Topics::new(metrics.topics.clone())));
-        let state = QueueState::usable_one();
+        let metrics = Metrics::new(&OUTCOMES);
+        let topics = TopicMetrics::new(&metrics.registry);
+        let batches = Arc::new(Batches::new(Topics::new(topics.clone())));
+        let store = Store::usable_one();
         let shared = Shared {
             admission: Admission::new(settings.in_flight_bytes_max),
-            state: state.clone(),
+            store: store.clone(),
+            secrets: Arc::new(ClientSecrets::new(&settings.secrets.secrets, None)),
             shares: Arc::default(),
             metrics: metrics.clone(),
+            topics,
             watchdog: runtime.block_on(async { Watchdog::start() }),
             closing: Closing::default(),
             background: Background::default(),
@@ -74,11 +80,10 @@ impl Bench {
         let serving = Arc::new(Serving {
             metrics,
             closing: Closing::default(),
-            header_timeout: PATIENCE,
-            idle_timeout: PATIENCE,
-            receiver: Arc::new(Receiver::new(shared, state, waiting.clone())),
+            times: PhaseTimes { headers: PATIENCE, idle: PATIENCE },
+            receiver: Arc::new(Receiver::new(shared, store, batches.clone())),
         });
-        Self { runtime, serving, waiting }
+        Self { runtime, serving, batches }
     }
 
     fn play(&self, request: &[u8]) {
@@ -109,10 +114,10 @@ impl Bench {
 
     /// Stores what waits, as a batcher does, for ever.
     async fn store(&self, stored: &mut Vec<Record>) {
-        while self.waiting.arrived().await {
-            while let Some(batch) = self.waiting.take() {
+        while self.batches.arrived().await {
+            while let Some(batch) = self.batches.take() {
                 unpack(batch.records(), stored);
-                self.waiting.resolve(batch, Ok(()));
+                self.batches.complete(batch, Ok(()));
             }
         }
     }

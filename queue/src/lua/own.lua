@@ -8,21 +8,22 @@ local token, counter = string.match(current, '^([^:]*):(%d+)$')
 local function mine(count)
   redis.call('SET', KEYS[1], ARGV[2] .. ':' .. string.format('%.0f', count))
   local now = redis.call('TIME')
-  redis.call('HSET', KEYS[2], ARGV[3], now[1] .. string.sub(string.format('%06d', now[2]), 1, 3))
+  local ms = now[1] .. string.sub(string.format('%06d', now[2]), 1, 3)
+  redis.call('HSET', KEYS[2], ARGV[3], ms)
   local memory = redis.call('INFO', 'memory')
   local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
   local limit = tonumber(string.match(memory, '\nmaxmemory:(%d+)'))
   local full = limit > 0 and used >= limit
   local orders = redis.call('HGET', KEYS[4], 'version') or '0'
-  return {1, redis.call('GET', KEYS[3]) or '0', full and '1' or '0', orders}
+  return {1, redis.call('GET', KEYS[3]) or '0', full and '1' or '0', orders, ms}
 end
 if ARGV[1] == 'take' then
-  if current ~= ARGV[4] then return {0, '0', '0', '0'} end
+  if current ~= ARGV[4] then return {0, '0', '0', '0', '0'} end
   return mine(1)
 end
-if token ~= ARGV[2] then return {0, '0', '0', '0'} end
+if token ~= ARGV[2] then return {0, '0', '0', '0', '0'} end
 if ARGV[1] == 'release' then
   redis.call('DEL', KEYS[1])
-  return {1, '0', '0', '0'}
+  return {1, '0', '0', '0', '0'}
 end
 return mine(tonumber(counter) + 1)

@@ -14,9 +14,9 @@ async fn every_webhook_of_a_pack_is_counted_as_appended() {
     let mut appender = Appender::new(server.redis());
     appender.append(b"forty", 40).await.unwrap();
     appender.append(b"two", 2).await.unwrap();
-    let appended: u64 = server.command(&["HGET", "spillway:counts", "appended"]).await;
+    let appended: u64 = server.command(&["HGET", "{spillway}:counts", "appended"]).await;
     assert_eq!(appended, 42);
-    assert_eq!(server.command::<u64>(&["XLEN", "spillway:in"]).await, 2);
+    assert_eq!(server.command::<u64>(&["XLEN", "{spillway}:in"]).await, 2);
 }
 
 #[tokio::test]
@@ -33,9 +33,9 @@ async fn a_redis_that_fills_up_stores_no_more_until_there_is_room() {
         assert!(stored < 100, "it never fills up");
     };
     assert!(matches!(refused, AppendError::NotStored(QueueError::Full(_))), "{refused:?}");
-    assert_eq!(server.command::<u64>(&["XLEN", "spillway:in"]).await, stored);
-    assert_eq!(server.command::<u64>(&["HGET", "spillway:counts", "appended"]).await, stored);
-    let _: u64 = server.command(&["XTRIM", "spillway:in", "MAXLEN", "0"]).await;
+    assert_eq!(server.command::<u64>(&["XLEN", "{spillway}:in"]).await, stored);
+    assert_eq!(server.command::<u64>(&["HGET", "{spillway}:counts", "appended"]).await, stored);
+    let _: u64 = server.command(&["XTRIM", "{spillway}:in", "MAXLEN", "0"]).await;
     appender.append(&pack, 1).await.unwrap();
 }
 
@@ -48,7 +48,7 @@ async fn a_redis_that_fills_up_amid_an_append_has_not_stored_it() {
     proxy.harm_next_request(Fault::FullBeforeExec);
     let refused = appender.append(b"pack", 1).await.unwrap_err();
     assert!(matches!(refused, AppendError::NotStored(QueueError::Full(_))), "{refused:?}");
-    assert_eq!(server.command::<u64>(&["XLEN", "spillway:in"]).await, 0);
+    assert_eq!(server.command::<u64>(&["XLEN", "{spillway}:in"]).await, 0);
     let _: String = server.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
     appender.append(b"pack", 1).await.unwrap();
 }
@@ -62,9 +62,9 @@ async fn an_append_whose_reply_is_lost_is_unknown_and_was_stored() {
     proxy.harm_next_request(Fault::CutBeforeReply);
     let unknown = appender.append(b"pack", 1).await.unwrap_err();
     assert!(matches!(unknown, AppendError::Unknown(QueueError::Unreachable(_))), "{unknown:?}");
-    assert_eq!(server.command::<u64>(&["XLEN", "spillway:in"]).await, 1);
+    assert_eq!(server.command::<u64>(&["XLEN", "{spillway}:in"]).await, 1);
     appender.append(b"next", 1).await.unwrap();
-    assert_eq!(server.command::<u64>(&["XLEN", "spillway:in"]).await, 2);
+    assert_eq!(server.command::<u64>(&["XLEN", "{spillway}:in"]).await, 2);
 }
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn an_append_that_never_reached_redis_is_as_unknown() {
     proxy.harm_next_request(Fault::CutBeforeRequest);
     let unknown = appender.append(b"pack", 1).await.unwrap_err();
     assert!(matches!(unknown, AppendError::Unknown(QueueError::Unreachable(_))), "{unknown:?}");
-    assert_eq!(server.command::<u64>(&["XLEN", "spillway:in"]).await, 0);
+    assert_eq!(server.command::<u64>(&["XLEN", "{spillway}:in"]).await, 0);
     appender.append(b"next", 1).await.unwrap();
 }
 
@@ -144,16 +144,16 @@ async fn what_was_answered_survives_a_crash_of_redis() {
 #[tokio::test]
 async fn a_pack_that_is_stored_but_cannot_be_counted_is_stored() {
     let server = Server::start(&[]).await;
-    let _: String = server.command(&["SET", "spillway:counts", "not a hash"]).await;
+    let _: String = server.command(&["SET", "{spillway}:counts", "not a hash"]).await;
     let ids = server.append(&[b"pack"]).await;
-    assert_eq!(server.ids("spillway:in").await, [ids[0].to_string()]);
+    assert_eq!(server.ids("{spillway}:in").await, [ids[0].to_string()]);
 }
 
 #[tokio::test]
 async fn a_stream_of_another_type_has_refused_the_pack() {
     let server = Server::start(&[]).await;
     let mut appender = Appender::new(server.redis());
-    let _: String = server.command(&["SET", "spillway:in", "not a stream"]).await;
+    let _: String = server.command(&["SET", "{spillway}:in", "not a stream"]).await;
     let refused = appender.append(b"pack", 1).await.unwrap_err();
     assert!(matches!(refused, AppendError::NotStored(QueueError::Refused(_))), "{refused:?}");
 }
@@ -165,5 +165,5 @@ async fn an_append_without_its_transaction_is_unknown() {
     let _: String = server.command(&["ACL", "SETUSER", "default", "-multi"]).await;
     let unknown = appender.append(b"pack", 1).await.unwrap_err();
     assert!(matches!(unknown, AppendError::Unknown(QueueError::Refused(_))), "{unknown:?}");
-    assert_eq!(server.ids("spillway:in").await.len(), 1, "redis ran the command by itself");
+    assert_eq!(server.ids("{spillway}:in").await.len(), 1, "redis ran the command by itself");
 }

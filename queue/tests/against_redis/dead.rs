@@ -25,7 +25,7 @@ async fn all(http: &mut Drain) -> Vec<DeadLetter> {
 }
 
 async fn bytes(server: &Server) -> u64 {
-    server.command(&["GET", "spillway:http:dead:bytes"]).await
+    server.command(&["GET", "{spillway}:http:dead:bytes"]).await
 }
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn dropped_dead_letters_are_gone_with_their_bytes() {
     let rest = [letters[1].id];
     take(&http.redis, &mut http.connection, "http", Take::Drop, &rest).await.unwrap();
     assert_eq!(bytes(&server).await, 0);
-    assert!(server.ids("spillway:http:replays").await.is_empty());
+    assert!(server.ids("{spillway}:http:replays").await.is_empty());
 }
 
 #[tokio::test]
@@ -99,7 +99,7 @@ async fn many_and_large_dead_letters_are_taken_in_the_order_given() {
     let calls: String = server.command(&["INFO", "commandstats"]).await;
     assert!(calls.contains("cmdstat_evalsha:calls=7,"), "{calls}");
     let replays: Vec<(String, Vec<Vec<u8>>)> =
-        server.command(&["XRANGE", "spillway:http:replays", "-", "+"]).await;
+        server.command(&["XRANGE", "{spillway}:http:replays", "-", "+"]).await;
     let order: Vec<_> = replays.iter().map(|(_, fields)| fields[3].clone()).collect();
     let expected: Vec<_> = (1..=200).rev().map(|ms| webhook(ms).to_string().into_bytes()).collect();
     assert_eq!(order, expected);
@@ -135,7 +135,7 @@ async fn a_clock_that_jumps_ahead_by_a_month_costs_a_few_dead_letters() {
     let few = AgedOut { dropped: 17, is_bounded: true };
     assert_eq!(aged(&mut http, 30 * DAY, later_ms).await, few);
     assert_eq!(aged(&mut http, 30 * DAY, later_ms).await, few);
-    assert_eq!(server.command::<u64>(&["XLEN", "spillway:http:dead"]).await, 2_000 - 2 * 17);
+    assert_eq!(server.command::<u64>(&["XLEN", "{spillway}:http:dead"]).await, 2_000 - 2 * 17);
     assert_eq!(aged(&mut http, 30 * DAY, now_ms).await.dropped, 0);
 }
 

@@ -1,10 +1,10 @@
 //! Registering and forgetting who reads.
 
-use spillway_queue::QueueError;
 use spillway_queue::drains::{Registered, StartAt, forget, register};
 use spillway_queue::lane::{ChunkId, LaneChanges};
 use spillway_queue::read::Reader;
 use spillway_queue::settle::Settlement;
+use spillway_queue::{QueueError, Redis};
 use spillway_webhook::{Changes, Position, StoredRetry, StreamId};
 
 use crate::drain::{Drain, dead};
@@ -69,6 +69,28 @@ async fn registrations_at_once_agree_on_the_cell_and_only_one_is_new() {
 }
 
 #[tokio::test]
+async fn a_queue_under_the_default_prefix_of_before_is_not_left_behind() {
+    let server = Server::start(&[]).await;
+    let (redis, mut connection) = (server.redis(), server.connect().await);
+    let _: String = server.command(&["SET", "spillway:cell", "0000002a"]).await;
+    let refused = register(&redis, &mut connection, Some("http"), StartAt::Oldest).await;
+    assert!(matches!(refused, Err(QueueError::OlderPrefix)), "{refused:?}");
+    assert_eq!(server.command::<Vec<String>>(&["KEYS", "*"]).await, ["spillway:cell"]);
+
+    // Who goes on with the older one, or has one under both, or has another user's beside it, is not asked.
+    let url = format!("unix://{}", server.path("redis.sock").display());
+    let older = Redis::new(&url, "spillway:").unwrap();
+    let found = register(&older, &mut connection, Some("http"), StartAt::Oldest).await.unwrap();
+    assert_eq!(found.cell, 0x2a);
+    let _: String = server.command(&["RENAME", "spillway:cell", "{spillway}:cell"]).await;
+    let found = register(&redis, &mut connection, Some("http"), StartAt::Oldest).await.unwrap();
+    assert_eq!(found.cell, 0x2a);
+    let _: String = server.command(&["SET", "spillway:cell", "0000002b"]).await;
+    let found = register(&redis, &mut connection, Some("http"), StartAt::Oldest).await.unwrap();
+    assert_eq!(found.cell, 0x2a);
+}
+
+#[tokio::test]
 async fn a_forgotten_drain_leaves_nothing_behind_and_may_come_again() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one"]).await;
@@ -86,8 +108,8 @@ async fn a_forgotten_drain_leaves_nothing_behind_and_may_come_again() {
 
     let mut keys: Vec<String> = server.command(&["KEYS", "*"]).await;
     keys.sort();
-    assert_eq!(keys, ["spillway:cell", "spillway:counts", "spillway:in"]);
-    let counts: Vec<String> = server.command(&["HKEYS", "spillway:counts"]).await;
+    assert_eq!(keys, ["{spillway}:cell", "{spillway}:counts", "{spillway}:in"]);
+    let counts: Vec<String> = server.command(&["HKEYS", "{spillway}:counts"]).await;
     assert!(counts.iter().all(|count| !count.ends_with(":http")), "{counts:?}");
     let progress = http.reader.progress(&mut http.connection).await;
     assert!(matches!(progress, Err(QueueError::Unregistered)), "{progress:?}");

@@ -27,7 +27,7 @@ async fn a_drain_registers_takes_settles_and_is_forgotten_on_a_full_redis() {
         ..up_to(ids[1], 2, 2)
     };
     http.settle(&settlement).await.unwrap();
-    assert_eq!(server.ids("spillway:in").await, [ids[2].to_string()]);
+    assert_eq!(server.ids("{spillway}:in").await, [ids[2].to_string()]);
 
     let letters =
         list(&http.redis, &mut http.connection, "http", StreamId::ZERO, 10).await.unwrap();
@@ -45,7 +45,7 @@ async fn a_drain_registers_takes_settles_and_is_forgotten_on_a_full_redis() {
     register(&http.redis, &mut http.connection, Some("kafka"), StartAt::Now).await.unwrap();
     http.claim.release(&mut http.connection).await.unwrap();
     assert!(forget(&http.redis, &mut http.connection, "http").await.unwrap());
-    assert!(server.ids("spillway:in").await.is_empty(), "the drain left began behind them");
+    assert!(server.ids("{spillway}:in").await.is_empty(), "the drain left began behind them");
 }
 
 #[tokio::test]

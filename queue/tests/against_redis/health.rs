@@ -1,9 +1,13 @@
 //! What a real Redis says about itself.
 
-use spillway_queue::health::{Durability, Verdict, durability, judge, read};
+use spillway_queue::health::{Durability, DurabilityPolicy, Verdict, durability, judge, read};
 use spillway_queue::rewrite;
 
 use crate::server::{Server, until};
+
+fn policy(is_required: bool) -> DurabilityPolicy {
+    DurabilityPolicy { is_required, is_vouched: false }
+}
 
 #[tokio::test]
 async fn the_facts_of_a_durable_redis_are_read() {
@@ -19,7 +23,7 @@ async fn the_facts_of_a_durable_redis_are_read() {
     assert!(facts.used_bytes > 10_000 && facts.used_bytes < 100 << 20, "{facts:?}");
     assert!(facts.aof_bytes > 10_000, "{facts:?}");
     assert!(facts.disk_free_bytes.is_some_and(|free| free > 0));
-    assert_eq!(durability(&facts), Durability::Always);
+    assert_eq!(durability(&facts, false), Durability::Always);
 }
 
 #[tokio::test]
@@ -29,8 +33,8 @@ async fn where_config_is_forbidden_durability_is_unknown() {
     let facts = read(&server.redis(), &mut connection).await.unwrap();
     assert_eq!((&facts.fsync, facts.disk_free_bytes), (&None, None));
     assert!(facts.aof_enabled);
-    assert_eq!(durability(&facts), Durability::None);
-    assert!(matches!(judge(&facts, true, false), Verdict::Refused(_)));
+    assert_eq!(durability(&facts, false), Durability::None);
+    assert!(matches!(judge(&facts, policy(true), false), Verdict::Refused(_)));
 }
 
 #[tokio::test]
@@ -39,9 +43,22 @@ async fn a_redis_that_evicts_or_syncs_less_is_seen_through() {
         Server::start(&["--maxmemory-policy", "allkeys-lru", "--appendfsync", "everysec"]).await;
     let mut connection = server.connect().await;
     let facts = read(&server.redis(), &mut connection).await.unwrap();
-    assert_eq!(durability(&facts), Durability::EverySecond);
+    assert_eq!(durability(&facts, false), Durability::EverySecond);
     assert!(
-        matches!(judge(&facts, false, false), Verdict::Refused(why) if why.contains("allkeys-lru"))
+        matches!(judge(&facts, policy(false), false), Verdict::Refused(why) if why.contains("allkeys-lru"))
+    );
+}
+
+#[tokio::test]
+async fn a_redis_that_does_not_sync_while_it_rewrites_keeps_nothing_for_certain() {
+    let server = Server::start(&["--no-appendfsync-on-rewrite", "yes"]).await;
+    let mut connection = server.connect().await;
+    let facts = read(&server.redis(), &mut connection).await.unwrap();
+    assert_eq!(durability(&facts, false), Durability::None);
+    let refused = judge(&facts, policy(true), false);
+    assert!(
+        matches!(&refused, Verdict::Refused(why) if why.contains("no-appendfsync-on-rewrite no")),
+        "{refused:?}"
     );
 }
 
@@ -51,7 +68,7 @@ async fn a_redis_without_an_aof_keeps_nothing() {
     let mut connection = server.connect().await;
     let facts = read(&server.redis(), &mut connection).await.unwrap();
     assert!(!facts.aof_enabled);
-    assert_eq!((facts.aof_bytes, durability(&facts)), (0, Durability::None));
+    assert_eq!((facts.aof_bytes, durability(&facts, false)), (0, Durability::None));
 }
 
 #[tokio::test]
@@ -60,8 +77,8 @@ async fn the_aof_is_rewritten_when_asked_for() {
     let ids = server.append(&[[b'x'; 100_000].as_slice(); 10]).await;
     let mut connection = server.connect().await;
     let before = read(&server.redis(), &mut connection).await.unwrap().aof_bytes;
-    let _: u64 = server.command(&["XDEL", "spillway:in", &ids[0].to_string()]).await;
-    let _: u64 = server.command(&["XTRIM", "spillway:in", "MAXLEN", "1"]).await;
+    let _: u64 = server.command(&["XDEL", "{spillway}:in", &ids[0].to_string()]).await;
+    let _: u64 = server.command(&["XTRIM", "{spillway}:in", "MAXLEN", "1"]).await;
     rewrite::start(&mut connection).await.unwrap();
     until("the AOF has shrunk", async || {
         let facts = read(&server.redis(), &mut connection).await.unwrap();

@@ -84,21 +84,22 @@ async fn a_corrupt_chunk_is_set_aside_and_the_last_one_takes_its_retry_states_al
     drain.settle(&of(written())).await.unwrap();
     let lanes = LaneChanges { corrupt: vec![SECOND], waiting: 30, ..LaneChanges::default() };
     drain.settle(&of(lanes)).await.unwrap();
-    let kept: String = server.command(&["GET", "spillway:corrupt:chunk:0000000000000007:2"]).await;
+    let kept: String =
+        server.command(&["GET", "{spillway}:corrupt:chunk:0000000000000007:2"]).await;
     assert_eq!(kept, "two");
-    let chunks: Vec<String> = server.command(&["HKEYS", "spillway:http:chunks"]).await;
+    let chunks: Vec<String> = server.command(&["HKEYS", "{spillway}:http:chunks"]).await;
     assert_eq!(chunks, [FIRST.to_string()]);
-    let left: u64 = server.command(&["HLEN", "spillway:http:retries"]).await;
+    let left: u64 = server.command(&["HLEN", "{spillway}:http:retries"]).await;
     assert_eq!(left, 1);
     // A chunk that is not there is no error.
     let lanes = LaneChanges { corrupt: vec![SECOND, FIRST], ..LaneChanges::default() };
     drain.settle(&of(lanes)).await.unwrap();
     for key in ["chunks", "chunks:done", "retries"] {
-        let is_there: u64 = server.command(&["EXISTS", &format!("spillway:http:{key}")]).await;
+        let is_there: u64 = server.command(&["EXISTS", &format!("{{spillway}}:http:{key}")]).await;
         assert_eq!(is_there, 0, "{key}");
     }
     // What is in the main stream is not theirs.
-    let left: u64 = server.command(&["HLEN", "spillway:http:retries:main"]).await;
+    let left: u64 = server.command(&["HLEN", "{spillway}:http:retries:main"]).await;
     assert_eq!(left, 1);
 }
 
@@ -108,12 +109,12 @@ async fn an_unreadable_retry_state_is_skipped_and_an_unreadable_row_is_named() {
     let mut http = Drain::start(&server, "http").await;
     http.settle(&of(written())).await.unwrap();
     let _: u64 =
-        server.command(&["HSET", "spillway:http:retries", &at(4).to_string(), "many:5"]).await;
+        server.command(&["HSET", "{spillway}:http:retries", &at(4).to_string(), "many:5"]).await;
     let (reader, connection) = (&http.reader, &mut http.connection);
     let retries = reader.retries(connection, &[at(4), at(3)]).await.unwrap();
     assert_eq!(retries, [None, Some(tried(4, 1_500))]);
     let at_four = at(4).to_string();
-    let _: u64 = server.command(&["HSET", "spillway:http:retries:main", &at_four, "4:"]).await;
+    let _: u64 = server.command(&["HSET", "{spillway}:http:retries:main", &at_four, "4:"]).await;
     let retries = reader.main_retries(connection).await.unwrap();
     assert_eq!(retries, [(at(4), StoredRetry::default()), (at(9), tried(2, 700))]);
     // More than one command asks for: each answer belongs to its position.
@@ -123,10 +124,13 @@ async fn an_unreadable_retry_state_is_skipped_and_an_unreadable_row_is_named() {
     let known = (0..retries.len()).filter(|index| retries[*index].is_some());
     assert_eq!((retries.len(), known.collect::<Vec<_>>()), (2_500, vec![3, 1_003, 2_003]));
     let lane = "0000000000000007";
-    let _: u64 = server.command(&["HSET", "spillway:http:lanes", lane, "{"]).await;
+    let _: u64 = server.command(&["HSET", "{spillway}:http:lanes", lane, "{"]).await;
     let error = reader.lane_rows(connection).await.unwrap_err().to_string();
-    assert!(error.contains(&format!("the row of lane {lane} in spillway:http:lanes")), "{error}");
-    assert!(error.contains(&format!("{lane}:* of spillway:http:chunks and ")), "{error}");
+    assert!(
+        error.contains(&format!("the row of lane {lane} in {{spillway}}:http:lanes")),
+        "{error}"
+    );
+    assert!(error.contains(&format!("{lane}:* of {{spillway}}:http:chunks and ")), "{error}");
 }
 
 /// All that is stored, with the values: what a settlement must not change twice.
@@ -194,7 +198,7 @@ async fn a_row_and_bits_are_replaced_and_what_is_set_and_deleted_is_gone() {
     let (reader, connection) = (&http.reader, &mut http.connection);
     let chunks = reader.chunks(connection, &[FIRST, SECOND]).await.unwrap();
     assert_eq!(chunks, [None, stored(b"two", &[3])]);
-    assert_eq!(server.command::<u64>(&["HLEN", "spillway:http:chunks:done"]).await, 1);
+    assert_eq!(server.command::<u64>(&["HLEN", "{spillway}:http:chunks:done"]).await, 1);
     assert_eq!(reader.lane_rows(connection).await.unwrap()[0].waiting, 29);
     assert_eq!(reader.barriers(connection).await.unwrap(), [(at(4), 9)]);
 }
@@ -229,7 +233,7 @@ async fn lanes_are_written_and_deleted_on_a_full_redis() {
     let mut http = Drain::start(&server, "http").await;
     server.fill_to_the_brim().await;
     http.settle(&Settlement { lanes: written(), ..up_to(ids[0], 1, 1) }).await.unwrap();
-    assert!(server.ids("spillway:in").await.is_empty());
+    assert!(server.ids("{spillway}:in").await.is_empty());
     expect_written(&mut http).await;
     http.settle(&of(deleted())).await.unwrap();
     assert_eq!(http.reader.lane_rows(&mut http.connection).await.unwrap(), []);

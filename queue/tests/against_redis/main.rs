@@ -12,6 +12,7 @@ mod health;
 mod lanes;
 mod orders;
 mod owner;
+mod permissions;
 mod proxy;
 mod read;
 mod server;

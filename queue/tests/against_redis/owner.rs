@@ -47,7 +47,10 @@ async fn a_seat_that_is_given_up_is_free_at_once() {
     let server = Server::start(&[]).await;
     let mut connection = server.connect().await;
     let (a, b) = (Claim::new(server.redis(), "http"), Claim::new(server.redis(), "http"));
-    a.take(&mut connection, "").await.unwrap();
+    let taken = a.take(&mut connection, "").await.unwrap();
+    // Its clock is ours here.
+    let since_epoch = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as u64;
+    assert!(since_epoch.abs_diff(taken.now_ms) < 60_000, "{taken:?}");
     a.release(&mut connection).await.unwrap();
     assert!(matches!(a.bump(&mut connection).await, Err(QueueError::Fenced)));
     assert_eq!(b.look(&mut connection).await.unwrap(), "");

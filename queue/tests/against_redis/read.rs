@@ -115,7 +115,7 @@ async fn after_a_reconnect_older_data_is_told_from_the_data_that_was_read() {
     let server = Server::start(&[]).await;
     let first = server.append(&[b"one"]).await[0];
     let mut http = Drain::start(&server, "http").await;
-    let older = server.dump("spillway:in").await;
+    let older = server.dump("{spillway}:in").await;
     let second = server.append(&[b"two"]).await[0];
     let entry = |id, pack: &'static [u8]| LastRead::of(&Entry { id, pack: pack.into() });
     let (one, two) = (entry(first, b"one"), entry(second, b"two"));
@@ -126,12 +126,12 @@ async fn after_a_reconnect_older_data_is_told_from_the_data_that_was_read() {
     assert!(!reader.holds(connection, &other_bytes).await.unwrap());
 
     // Appends are lost, then others come: with ids after the lost one, or before it.
-    server.restore("spillway:in", &older).await;
+    server.restore("{spillway}:in", &older).await;
     assert!(reader.holds(connection, &one).await.unwrap());
     assert!(!reader.holds(connection, &two).await.unwrap());
     server.append_as(&second.next().to_string()).await;
     assert!(!reader.holds(connection, &two).await.unwrap());
-    let _: u64 = server.command(&["DEL", "spillway:in"]).await;
+    let _: u64 = server.command(&["DEL", "{spillway}:in"]).await;
     assert!(!reader.holds(connection, &two).await.unwrap());
 }
 

@@ -12,7 +12,7 @@ use spillway_webhook::StreamId;
 use tempfile::TempDir;
 
 /// What our keys begin with in every test.
-pub const PREFIX: &str = "spillway:";
+pub const PREFIX: &str = "{spillway}:";
 /// The budget of the tests' requests: long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -93,8 +93,8 @@ impl Server {
 
     /// Appends a pack of one webhook under an id of the test's choice.
     pub async fn append_as(&self, id: &str) -> StreamId {
-        let _: String = self.command(&["XADD", "spillway:in", id, "p", "pack"]).await;
-        let _: u64 = self.command(&["HINCRBY", "spillway:counts", "appended", "1"]).await;
+        let _: String = self.command(&["XADD", "{spillway}:in", id, "p", "pack"]).await;
+        let _: u64 = self.command(&["HINCRBY", "{spillway}:counts", "appended", "1"]).await;
         id.parse().expect("an id")
     }
 

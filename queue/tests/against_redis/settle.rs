@@ -40,16 +40,16 @@ async fn the_cursor_only_moves_forward_and_ids_compare_as_numbers() {
     let mut http = Drain::start(&server, "http").await;
     http.settle(&up_to(nine, 1, 1)).await.unwrap();
     assert_eq!(http.progress().await.cursor, nine);
-    assert_eq!(server.ids("spillway:in").await, ["5-10", "10-0"]);
+    assert_eq!(server.ids("{spillway}:in").await, ["5-10", "10-0"]);
     http.settle(&up_to(ten, 1, 1)).await.unwrap();
     assert_eq!(http.progress().await.cursor, ten);
     http.settle(&up_to(nine, 1, 1)).await.unwrap();
     let progress = http.progress().await;
     assert_eq!((progress.cursor, progress.through), (ten, 2));
-    assert_eq!(server.ids("spillway:in").await, ["10-0"]);
+    assert_eq!(server.ids("{spillway}:in").await, ["10-0"]);
     http.settle(&up_to(later, 1, 1)).await.unwrap();
     assert_eq!(http.progress().await.cursor, later);
-    assert!(server.ids("spillway:in").await.is_empty());
+    assert!(server.ids("{spillway}:in").await.is_empty());
 }
 
 #[tokio::test]
@@ -62,15 +62,15 @@ async fn a_settlement_that_is_sent_again_changes_nothing() {
         ..up_to(ids[0], 1, 1)
     };
     http.settle(&settlement).await.unwrap();
-    let dead = server.ids("spillway:http:dead").await;
+    let dead = server.ids("{spillway}:http:dead").await;
     assert_eq!(dead.len(), 2);
-    let bytes: u64 = server.command(&["GET", "spillway:http:dead:bytes"]).await;
+    let bytes: u64 = server.command(&["GET", "{spillway}:http:dead:bytes"]).await;
     http.settle_again(&settlement).await.unwrap();
-    assert_eq!(server.ids("spillway:http:dead").await, dead);
-    assert_eq!(server.command::<u64>(&["GET", "spillway:http:dead:bytes"]).await, bytes);
+    assert_eq!(server.ids("{spillway}:http:dead").await, dead);
+    assert_eq!(server.command::<u64>(&["GET", "{spillway}:http:dead:bytes"]).await, bytes);
     // The next number is another settlement, however alike.
     http.settle(&settlement).await.unwrap();
-    assert_eq!(server.ids("spillway:http:dead").await.len(), 4);
+    assert_eq!(server.ids("{spillway}:http:dead").await.len(), 4);
 }
 
 #[tokio::test]
@@ -82,7 +82,7 @@ async fn a_settler_made_anew_under_the_same_token_does_not_seem_to_repeat_the_fi
     let mark = http.progress().await.mark;
     http.settler = Settler::new(http.redis.clone(), "http", http.claim.token(), mark);
     http.settle(&settlement).await.unwrap();
-    assert_eq!(server.ids("spillway:http:dead").await.len(), 2);
+    assert_eq!(server.ids("{spillway}:http:dead").await.len(), 2);
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn a_settlement_whose_reply_is_lost_is_sent_again_on_another_connection() 
     assert!(matches!(lost, Err(QueueError::Unreachable(_))), "{lost:?}");
     http.connection = server.connect().await;
     http.settle_again(&settlement).await.unwrap();
-    assert_eq!(server.ids("spillway:http:dead").await.len(), 1);
+    assert_eq!(server.ids("{spillway}:http:dead").await.len(), 1);
     assert_eq!(http.progress().await.cursor, ids[0]);
 }
 
@@ -123,11 +123,11 @@ async fn a_settlement_of_an_owner_of_the_past_is_fenced_and_changes_nothing() {
     let fenced = late.settle(&settlement).await;
     assert!(matches!(fenced, Err(QueueError::Fenced)), "{fenced:?}");
     assert_eq!(keys(&server).await, before);
-    assert_eq!(server.command::<u64>(&["HGET", "spillway:counts", "open:http"]).await, 0);
-    assert_eq!(server.ids("spillway:http:replays").await.len(), 1);
-    assert!(server.ids("spillway:http:dead").await.is_empty());
+    assert_eq!(server.command::<u64>(&["HGET", "{spillway}:counts", "open:http"]).await, 0);
+    assert_eq!(server.ids("{spillway}:http:replays").await.len(), 1);
+    assert!(server.ids("{spillway}:http:dead").await.is_empty());
     assert_eq!(late.progress().await.cursor, StreamId::ZERO);
-    assert_eq!(server.ids("spillway:in").await.len(), 1);
+    assert_eq!(server.ids("{spillway}:in").await.len(), 1);
 }
 
 #[tokio::test]
@@ -150,9 +150,9 @@ async fn an_entry_that_cannot_be_decoded_is_set_aside_under_its_own_key() {
     let packs = vec![ids[0], StreamId { ms: 1, seq: 1 }];
     let corrupt = CorruptEntries { packs, replays: Vec::new() };
     http.settle(&Settlement { corrupt, ..up_to(ids[0], 1, 1) }).await.unwrap();
-    assert!(server.ids("spillway:in").await.is_empty());
+    assert!(server.ids("{spillway}:in").await.is_empty());
     let key = server.redis().keys.corrupt(ids[0]);
-    assert_eq!(key, format!("spillway:corrupt:{}", ids[0]));
+    assert_eq!(key, format!("{{spillway}}:corrupt:{}", ids[0]));
     assert_eq!(server.command::<Vec<u8>>(&["GET", &key]).await, b"\x00\xffnot a pack");
     let gone = server.redis().keys.corrupt(StreamId { ms: 1, seq: 1 });
     assert_eq!(server.command::<u8>(&["EXISTS", &gone]).await, 0);
@@ -163,10 +163,10 @@ async fn a_replay_that_cannot_be_decoded_is_set_aside_too() {
     let server = Server::start(&[]).await;
     let mut http = Drain::start(&server, "http").await;
     let replays = http.replay([1]).await;
-    let key = format!("spillway:corrupt:replay:{}", replays[0]);
+    let key = format!("{{spillway}}:corrupt:replay:{}", replays[0]);
     let corrupt = CorruptEntries { packs: Vec::new(), replays };
     http.settle(&Settlement { corrupt, ..Settlement::default() }).await.unwrap();
-    assert!(server.ids("spillway:http:replays").await.is_empty());
+    assert!(server.ids("{spillway}:http:replays").await.is_empty());
     assert_eq!(server.command::<Vec<u8>>(&["GET", &key]).await, dead(1, "orders/create").pack);
 }
 
@@ -177,12 +177,12 @@ async fn a_redis_that_came_back_with_older_data_is_noticed_before_anything_is_se
     let mut http = Drain::start(&server, "http").await;
     let dead_one = vec![dead(1, "orders/create")];
     http.settle(&Settlement { dead: dead_one, ..Settlement::default() }).await.unwrap();
-    let older: Vec<u8> = server.command(&["GET", "spillway:http:settled"]).await;
+    let older: Vec<u8> = server.command(&["GET", "{spillway}:http:settled"]).await;
     let older = String::from_utf8(older).unwrap();
     http.settle(&Settlement { dead: vec![dead(2, "orders/create")], ..up_to(ids[0], 1, 1) })
         .await
         .unwrap();
-    let _: String = server.command(&["SET", "spillway:http:settled", &older]).await;
+    let _: String = server.command(&["SET", "{spillway}:http:settled", &older]).await;
     let refused = http.settle(&up_to(ids[1], 1, 1)).await;
     assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
     assert_eq!(http.progress().await.cursor, ids[0]);
@@ -210,7 +210,7 @@ async fn a_late_copy_of_the_first_settlement_is_refused_after_the_second() {
     let progress = http.progress().await;
     assert_eq!(progress.done[&ids[0]], [0b11]);
     assert_eq!(progress.mark, second);
-    assert_eq!(server.command::<u64>(&["HGET", "spillway:counts", "open:http"]).await, 2);
+    assert_eq!(server.command::<u64>(&["HGET", "{spillway}:counts", "open:http"]).await, 2);
     // The owner itself goes on.
     http.settle(&up_to(ids[0], 1, 1)).await.unwrap();
 }
@@ -223,7 +223,7 @@ async fn the_first_settlement_of_an_owner_names_the_last_one_of_the_owner_before
     first.settle(&Settlement::default()).await.unwrap();
     let mut second = Drain::own(&server, "http").await;
     // Redis comes back without it.
-    let _: u64 = server.command(&["DEL", "spillway:http:settled"]).await;
+    let _: u64 = server.command(&["DEL", "{spillway}:http:settled"]).await;
     let refused = second.settle(&up_to(ids[0], 1, 1)).await;
     assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
     let mut third = Drain::own(&server, "http").await;
@@ -235,9 +235,9 @@ async fn a_cursor_after_everything_that_redis_knows_is_refused() {
     let server = Server::start(&[]).await;
     let first = server.append_as("100-0").await;
     let mut http = Drain::start(&server, "http").await;
-    let older = server.dump("spillway:in").await;
+    let older = server.dump("{spillway}:in").await;
     let lost = server.append_as("200-0").await;
-    server.restore("spillway:in", &older).await;
+    server.restore("{spillway}:in", &older).await;
     let before = keys(&server).await;
     let dead = vec![dead(1, "orders/create")];
     let refused = http.settle(&Settlement { dead, ..up_to(lost, 2, 2) }).await;
@@ -251,14 +251,14 @@ async fn what_was_appended_with_a_slower_clock_after_appends_were_lost_is_not_tr
     let server = Server::start(&[]).await;
     server.append_as("100-0").await;
     let mut http = Drain::start(&server, "http").await;
-    let older = server.dump("spillway:in").await;
+    let older = server.dump("{spillway}:in").await;
     let lost = server.append_as("110-0").await;
-    server.restore("spillway:in", &older).await;
+    server.restore("{spillway}:in", &older).await;
     server.append_as("105-0").await;
     server.append_as("120-0").await;
     let refused = http.settle(&up_to(lost, 2, 2)).await;
     assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
-    assert_eq!(server.ids("spillway:in").await, ["100-0", "105-0", "120-0"]);
+    assert_eq!(server.ids("{spillway}:in").await, ["100-0", "105-0", "120-0"]);
     assert_eq!(http.progress().await.cursor, StreamId::ZERO);
 }
 
@@ -305,7 +305,7 @@ async fn the_history_of_what_is_given_up_is_not_later_than_its_dead_letters() {
     let chunks =
         history::after(&server.redis(), &mut http.connection, "http", StreamId::ZERO).await;
     let told = chunks.expect("redis answers")[0].id;
-    let dead = server.ids("spillway:http:dead").await;
+    let dead = server.ids("{spillway}:http:dead").await;
     let first = dead[0].parse::<StreamId>().expect("an id");
     assert_eq!(dead.len(), 2_000);
     assert!(told.ms <= first.ms, "given up at {told}, dead at {first}");

@@ -37,7 +37,7 @@ async fn shares_are_published_on_a_full_redis_and_read_with_the_status() {
 
     publish(&redis, connection, "http", claim.token(), &Shares::default()).await.unwrap();
     assert_eq!(status(&redis, connection).await.drains[0].shares, "");
-    assert_eq!(server.command::<u64>(&["EXISTS", "spillway:shares"]).await, 0);
+    assert_eq!(server.command::<u64>(&["EXISTS", "{spillway}:shares"]).await, 0);
 }
 
 #[tokio::test]
@@ -53,5 +53,5 @@ async fn only_the_leader_publishes() {
     assert!(forget(&redis, connection, "http").await.unwrap());
     let late = publish(&redis, connection, "http", claim.token(), &shares(3)).await;
     assert!(matches!(late, Err(QueueError::Fenced)), "{late:?}");
-    assert_eq!(server.command::<u64>(&["EXISTS", "spillway:shares"]).await, 0);
+    assert_eq!(server.command::<u64>(&["EXISTS", "{spillway}:shares"]).await, 0);
 }

@@ -26,13 +26,13 @@ async fn an_entry_is_freed_when_the_slower_drain_is_past_it() {
     let mut http = Drain::start(&server, "http").await;
     let mut kafka = Drain::start(&server, "kafka").await;
     http.settle(&up_to(eleven, 3, 3)).await.unwrap();
-    assert_eq!(server.ids("spillway:in").await, ["5-9", "5-10", "5-11"]);
+    assert_eq!(server.ids("{spillway}:in").await, ["5-9", "5-10", "5-11"]);
     kafka.pass(nine).await;
-    assert_eq!(server.ids("spillway:in").await, ["5-10", "5-11"]);
+    assert_eq!(server.ids("{spillway}:in").await, ["5-10", "5-11"]);
     kafka.pass(ten).await;
-    assert_eq!(server.ids("spillway:in").await, ["5-11"]);
+    assert_eq!(server.ids("{spillway}:in").await, ["5-11"]);
     kafka.pass(eleven).await;
-    assert!(server.ids("spillway:in").await.is_empty());
+    assert!(server.ids("{spillway}:in").await.is_empty());
 }
 
 #[tokio::test]
@@ -47,11 +47,11 @@ async fn an_entry_is_freed_when_the_drain_that_held_it_is_forgotten() {
     http.settle(&up_to(ten, 2, 2)).await.unwrap();
     assert_eq!(waiting(&server).await, (2, vec![1, 2]));
     assert!(forget(&server.redis(), &mut kafka.connection, "kafka").await.unwrap());
-    assert_eq!(server.ids("spillway:in").await, ["5-11"]);
+    assert_eq!(server.ids("{spillway}:in").await, ["5-11"]);
     assert_eq!(waiting(&server).await, (1, vec![1]));
     // Nobody is left who could say what may go.
     assert!(forget(&server.redis(), &mut http.connection, "http").await.unwrap());
-    assert_eq!(server.ids("spillway:in").await, ["5-11"]);
+    assert_eq!(server.ids("{spillway}:in").await, ["5-11"]);
 }
 
 #[tokio::test]
@@ -64,9 +64,9 @@ async fn forgetting_a_drain_keeps_what_the_slower_of_the_others_needs() {
     let mut idle = Drain::start(&server, "c").await;
     slow.pass(nine).await;
     fast.settle(&up_to(ten, 2, 2)).await.unwrap();
-    assert_eq!(server.ids("spillway:in").await, ["5-9", "5-10"]);
+    assert_eq!(server.ids("{spillway}:in").await, ["5-9", "5-10"]);
     assert!(forget(&server.redis(), &mut idle.connection, "c").await.unwrap());
-    assert_eq!(server.ids("spillway:in").await, ["5-10"]);
+    assert_eq!(server.ids("{spillway}:in").await, ["5-10"]);
     assert_eq!(waiting(&server).await, (1, vec![1, 0]));
 }
 
@@ -114,7 +114,7 @@ async fn redis_knows_how_many_entries_each_drain_has_read() {
     http.pass(ids[1]).await;
     let _late = Drain::start(&server, "late").await;
     let groups: Vec<std::collections::HashMap<String, redis::Value>> =
-        server.command(&["XINFO", "GROUPS", "spillway:in"]).await;
+        server.command(&["XINFO", "GROUPS", "{spillway}:in"]).await;
     for group in groups {
         assert_eq!(group["entries-read"], redis::Value::Int(2), "{group:?}");
         assert_eq!(group["lag"], redis::Value::Int(1), "{group:?}");

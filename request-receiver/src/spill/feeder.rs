@@ -19,11 +19,11 @@ use tokio::task::JoinError;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::queue_state::QueueState;
-use crate::spill::Spill;
-use crate::spill::gate::Gate;
-use crate::spill::mode::{StoreEvent, StoreMode};
+use crate::spill::channel::SpillChannel;
 use crate::spill::pace::Pace;
+use crate::store::gate::Gate;
+use crate::store::looks::Looks;
+use crate::store::mode::{StoreEvent, StoreMode};
 
 /// What one script appends, however small its packs are.
 const CHUNK_RECORDS: usize = 256;
@@ -35,24 +35,44 @@ const AGAIN_AFTER_ERROR: Duration = Duration::from_millis(250);
 
 /// Feeds one log.
 pub struct Feeder {
-    spill: Arc<Spill>,
+    spill: Arc<SpillChannel>,
+    gate: Arc<Gate>,
+    looks: Arc<Looks>,
     claim: Claim,
     /// For the claim, which is confirmed while something is fed as well.
     claiming: Line,
     feeding: Line,
     pace: Pace,
     confirmed: Option<Instant>,
-    /// The newest number that Redis knows of: the next chunk goes behind it.
-    fed: Option<u64>,
-    /// The newest record that lay there at start.
-    found_last: u64,
+    numbers: Numbers,
     progress: Progress,
+    rival: Rival,
+    logged: Logged,
+}
+
+/// Numbers of records.
+#[derive(Default)]
+struct Numbers {
+    /// The newest that Redis knows of: the next chunk goes behind it.
+    fed: Option<u64>,
+    /// The newest that lay there at start.
+    found_last: u64,
+}
+
+/// Claim of another receiver.
+#[derive(Default)]
+struct Rival {
     watch: Watch,
     looked: Option<Instant>,
+    /// The claim as it stands, once it may be taken over.
     held: String,
-    told: Option<String>,
+}
+
+/// What the log says already.
+struct Logged {
+    error: Option<String>,
     /// Whether the way back to Redis is one: at a start with nothing on disk it is not.
-    is_news: bool,
+    is_way_back: bool,
 }
 
 /// A connection to Redis, made when it is asked for and there is none.
@@ -89,45 +109,46 @@ enum FeedError {
 
 impl Feeder {
     /// For the log `log_id`, which nobody else has.
-    pub fn new(spill: Arc<Spill>, log_id: u64, redis: Redis) -> Self {
+    pub fn new(
+        spill: Arc<SpillChannel>,
+        gate: &Arc<Gate>,
+        looks: &Arc<Looks>,
+        log_id: u64,
+        redis: Redis,
+    ) -> Self {
         let claim = Claim::new(redis.clone(), log_id, rand::rng().random());
-        let found_last = spill.index.last();
-        let is_news = spill.holds_any();
+        let numbers = Numbers { found_last: spill.index.last(), ..Numbers::default() };
+        let is_way_back = spill.holds_any();
         Self {
             spill,
+            gate: gate.clone(),
+            looks: looks.clone(),
             claim,
             claiming: Line::new(redis.clone(), Some(ANSWER_WITHIN)),
             feeding: Line::new(redis, None),
             pace: Pace::default(),
             confirmed: None,
-            fed: None,
-            found_last,
+            numbers,
             progress: Progress::default(),
-            watch: Watch::default(),
-            looked: None,
-            held: String::new(),
-            told: None,
-            is_news,
+            rival: Rival::default(),
+            logged: Logged { error: None, is_way_back },
         }
     }
 
     /// Feeds until `stop`.
-    pub async fn run(mut self, state: QueueState, stop: CancellationToken) {
+    pub async fn run(mut self, stop: CancellationToken) {
         // Before, it is not known whether Redis takes anything.
         tokio::select! {
-            () = state.looked() => {}
+            () = self.looks.looked() => {}
             () = stop.cancelled() => {}
         }
         // A turn may take as long as Redis does. What it was sent is asked after by the next start.
-        while let Some(turned) = stop.run_until_cancelled(self.turn(&state)).await {
+        while let Some(turned) = stop.run_until_cancelled(self.turn()).await {
             let pause = match turned {
                 Ok(pause) => pause,
                 Err(error) => {
-                    self.tell(&error, &state);
-                    if let FeedError::Queue(QueueError::Full(_)) = &error {
-                        state.is_full();
-                    }
-                    self.forget();
+                    self.tell(&error);
+                    self.failed(&error);
                     // Every pack that is spilled meanwhile would be a reason to try again.
                     tokio::select! {
                         () = stop.cancelled() => {}
@@ -139,11 +160,11 @@ impl Feeder {
             self.spill.settled.cancel();
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = self.spill.gate.changed() => {}
+                () = self.gate.changed() => {}
                 () = sleep(pause) => {}
             }
         }
-        self.spill.gate.on(StoreEvent::ChunkFailed);
+        self.gate.on(StoreEvent::ChunkFailed);
         self.end().await;
     }
 
@@ -152,11 +173,11 @@ impl Feeder {
     /// # Errors
     /// [`QueueError`] from Redis.
     pub async fn confirm(&mut self) -> Result<Claimed, QueueError> {
-        let from = std::mem::take(&mut self.held);
+        let from = std::mem::take(&mut self.rival.held);
         let claimed = self.claim.confirm(self.claiming.connected().await?, &from).await?;
         match &claimed {
             Claimed::Ours { fed, is_new } => {
-                self.spill.gate.on(StoreEvent::ClaimOurs { is_new: *is_new });
+                self.gate.on(StoreEvent::ClaimOurs { is_new: *is_new });
                 self.confirmed = Some(Instant::now());
                 self.go_on_after(*fed).await?;
             }
@@ -166,125 +187,148 @@ impl Feeder {
     }
 
     /// One step; says how long to wait for the next unless something happens.
-    async fn turn(&mut self, state: &QueueState) -> Result<Duration, FeedError> {
-        let is_due = self.confirmed.is_none_or(|confirmed| confirmed.elapsed() >= BUMP_EVERY);
+    async fn turn(&mut self) -> Result<Duration, FeedError> {
+        // A hold is short: no call that can wait comes into it.
+        let is_held = self.gate.mode() == StoreMode::Closing;
+        let due_after = if is_held { 3 * BUMP_EVERY } else { BUMP_EVERY };
+        let is_due = self.confirmed.is_none_or(|confirmed| confirmed.elapsed() >= due_after);
         if (is_due || self.claiming.connection.is_none())
             && let Claimed::Theirs(_) = self.confirm().await?
         {
             return Ok(AGAIN);
         }
-        self.spill.gate.tick();
-        if self.spill.gate.needs_fence() {
-            self.fence(state).await?;
+        self.gate.tick();
+        if self.gate.needs_fence() {
+            self.fence().await?;
         }
-        match self.spill.gate.mode() {
+        match self.gate.mode() {
             StoreMode::Direct => Ok(BUMP_EVERY),
-            StoreMode::Spilling | StoreMode::StandingBack => Ok(AGAIN),
+            StoreMode::Spilling | StoreMode::StandingBack | StoreMode::Refusing => Ok(AGAIN),
             StoreMode::Restoring | StoreMode::Closing => self.feed().await,
         }
     }
 
     /// Ends what earlier processes may have on their way to Redis: it must not arrive behind what is
     /// fed. Nothing of this process is under way now.
-    async fn fence(&mut self, state: &QueueState) -> Result<(), QueueError> {
+    async fn fence(&mut self) -> Result<(), QueueError> {
         let connections = Fence::of_all(self.claiming.redis.clone()).close().await?;
         if connections > 0 {
             tracing::info!(connections, "an earlier process' connections to redis were ended");
         }
-        state.renew_connections();
-        self.spill.gate.on(StoreEvent::Fenced);
+        self.looks.renew_connections();
+        self.gate.on(StoreEvent::Fenced);
         Ok(())
     }
 
+    /// Feeds a chunk. The claim is confirmed meanwhile, however long the disk or Redis take.
     async fn feed(&mut self) -> Result<Duration, FeedError> {
-        let (skip_through, pace) = (self.skip_through(), self.pace);
-        let chunk = match self.progress.ahead.take() {
-            Some(chunk) if !chunk.records.is_empty() => chunk,
-            _ => self.progress.next(&self.spill, skip_through, pace).await?,
-        };
-        // Past the last chunk, what is left is on its way to the disk now, or is held.
-        self.spill.gate.on(StoreEvent::ChunkRead { is_last: chunk.is_last });
-        let Some(last) = chunk.last() else {
-            self.progress.done = Some(chunk);
-            self.finish();
-            return Ok(AGAIN);
-        };
         self.claiming.connected().await?;
-        let feeding = self.feeding.connected().await?;
-        let after = self.fed.unwrap_or(0);
-        let began = Instant::now();
-        let sending = async {
-            tokio::select! {
-                biased;
-                fed = timeout(pace.answer_within, send(&self.claim, feeding, after, &chunk)) => fed,
-                never = keep(&self.claim, &mut self.claiming, &self.spill.gate) => match never {},
+        let skip_through = self.skip_through();
+        let Self { spill, gate, looks, claim, claiming, feeding, pace, numbers, .. } = self;
+        let (progress, logged) = (&mut self.progress, &mut self.logged);
+        let chunk = async {
+            let chunk = match progress.ahead.take() {
+                Some(chunk) if !chunk.records.is_empty() => chunk,
+                _ => progress.next(spill, skip_through, *pace).await?,
+            };
+            // Past the last chunk, what is left is on its way to the disk now, or is held.
+            gate.on(StoreEvent::ChunkRead { is_last: chunk.is_last });
+            let Some(last) = chunk.last() else {
+                progress.done = Some(chunk);
+                return Ok(None);
+            };
+            // The disk may have taken long.
+            if !matches!(gate.mode(), StoreMode::Restoring | StoreMode::Closing) {
+                progress.ahead = Some(chunk);
+                return Ok(Some(AGAIN));
             }
+            let feeding = feeding.connected().await?;
+            let after = numbers.fed.unwrap_or(0);
+            let began = Instant::now();
+            let sending = async {
+                let sent = timeout(pace.answer_within, send(claim, feeding, after, &chunk)).await;
+                (sent, began.elapsed())
+            };
+            // The next chunk is read while this one is on its way.
+            let ((fed, took), ahead) =
+                tokio::join!(sending, progress.next(spill, skip_through, *pace));
+            let Ok(fed) = fed else {
+                let bytes = chunk.bytes();
+                pace.was_late(chunk.records.len(), bytes);
+                return Err(FeedError::Late { bytes });
+            };
+            fed?;
+            pace.was_taken(chunk.bytes(), took);
+            gate.restored_in(took);
+            numbers.fed = Some(last);
+            logged.is_way_back = true;
+            progress.ahead = Some(ahead?);
+            progress.done = Some(chunk);
+            Ok(Some(Duration::ZERO))
         };
-        // The next chunk is read while this one is on its way.
-        let (fed, ahead) =
-            tokio::join!(sending, self.progress.next(&self.spill, skip_through, pace));
-        let Ok(fed) = fed else {
-            let bytes = chunk.bytes();
-            self.pace.was_late(chunk.records.len(), bytes);
-            return Err(FeedError::Late { bytes });
+        let fed = tokio::select! {
+            biased;
+            fed = chunk => fed?,
+            never = keep(claim, claiming, gate, looks) => match never {},
         };
-        fed?;
-        self.pace.was_taken(chunk.bytes(), began.elapsed());
-        self.fed = Some(last);
-        self.is_news = true;
-        self.progress.ahead = Some(ahead?);
-        self.progress.done = Some(chunk);
-        Ok(Duration::ZERO)
+        if let Some(pause) = fed {
+            return Ok(pause);
+        }
+        self.finish();
+        Ok(AGAIN)
     }
 
     /// Has batches go to Redis directly, if all that was spilled is fed.
     fn finish(&mut self) {
         let Some(reader) = self.progress.reader.as_mut() else { return };
         let index = &self.spill.index;
+        let mut last = 0;
         let is_fed = || {
             let is_fed = reader.is_at_end();
             if is_fed {
                 // Here, as nothing is written before this is decided.
                 index.all_fed();
+                last = index.last();
             }
             is_fed
         };
-        if self.spill.gate.finish_if(is_fed) {
-            self.spill.begins_anew();
-            if std::mem::replace(&mut self.is_news, true) {
+        if self.gate.finish_if(is_fed) {
+            self.spill.begins_anew(last);
+            if std::mem::replace(&mut self.logged.is_way_back, true) {
                 tracing::info!("what was spilled is fed; webhooks go to redis directly");
             }
             self.progress.let_go();
-            self.spill.writing.rotate();
+            tokio::spawn(self.spill.clone().free_fed());
         }
     }
 
     /// Redis knows our log up to `fed`.
     async fn go_on_after(&mut self, fed: u64) -> Result<(), QueueError> {
-        let floor = self.spill.index.floor();
+        let floor = self.spill.index.floor().max(self.spill.emptied());
         // What it was told before, or what is not there to be told again.
-        let known = self.fed.unwrap_or(floor).max(floor);
+        let known = self.numbers.fed.unwrap_or(floor).max(floor);
         let mut fed = fed;
         if fed < known {
-            let (lost_after, lost_through, again_from) = (fed, floor, fed.max(floor));
+            // Nothing more is appended directly before what lies here.
+            self.looks.suspect();
+            let (lost_after, lost_through) = (fed, fed.max(floor));
             tracing::error!(
                 lost_after,
                 lost_through,
-                again_from,
                 known,
-                "redis does not know packs that it was fed: it came back with older data, or is \
-                 another one; what is not on disk any more is lost"
+                "redis does not know packs that it was fed: it came back with older data, or is another one; what is not \
+                 on disk any more is lost"
             );
+            fed = lost_through;
             self.spill.errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            // Behind what was appended directly since, it would come out of order.
-            fed = if self.spill.is_spilling() { fed.max(floor) } else { known };
+            self.spill.index.again_after(fed);
             if let Some(connection) = self.claiming.connection.as_mut() {
                 self.claim.note(connection, fed).await?;
             }
         }
-        if self.fed != Some(fed) {
+        if self.numbers.fed != Some(fed) {
             self.progress = Progress::default();
-            self.fed = Some(fed);
+            self.numbers.fed = Some(fed);
         }
         Ok(())
     }
@@ -292,32 +336,39 @@ impl Feeder {
     /// Up to which number records are passed over. A directory that was put back from a copy is older
     /// than what Redis knows; what was spilled since the start is new all the same.
     fn skip_through(&self) -> u64 {
-        let fed = self.fed.unwrap_or(0);
-        if fed > self.spill.index.last() { self.found_last } else { fed }
+        let fed = self.numbers.fed.unwrap_or(0);
+        if fed > self.spill.index.last() { self.numbers.found_last } else { fed }
     }
 
     fn is_anothers(&mut self, held: &str) {
-        stand_back(&self.spill.gate, held);
+        stand_back(&self.gate, held);
         let now = Instant::now();
-        let since = self.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
-        if self.watch.may_take(held, since) {
-            self.held = held.to_owned();
+        let since = self.rival.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
+        if self.rival.watch.may_take(held, since) {
+            self.rival.held = held.to_owned();
         }
     }
 
     /// While Redis is away the watch says so; what it says to nobody else is told once.
-    fn tell(&mut self, error: &FeedError, state: &QueueState) {
+    fn tell(&mut self, error: &FeedError) {
         let error = chain(error);
         tracing::debug!(error, "what was spilled cannot be fed now");
-        if state.is_usable() && self.told.as_ref() != Some(&error) {
+        if self.looks.is_usable() && self.logged.error.as_ref() != Some(&error) {
             tracing::warn!(error, "redis is usable, and what was spilled could not be fed");
-            self.told = Some(error);
+            self.logged.error = Some(error);
         }
     }
 
-    /// What is known of Redis is asked again.
-    fn forget(&mut self) {
-        self.spill.gate.on(StoreEvent::ChunkFailed);
+    /// What is known of Redis is asked again: one that did not answer may be another since, which must be looked at
+    /// before anything is fed to it and let go of.
+    fn failed(&mut self, error: &FeedError) {
+        match error {
+            FeedError::Queue(QueueError::Full(_)) => self.looks.set_full(),
+            FeedError::Queue(QueueError::Fenced | QueueError::OutOfStep) => {}
+            FeedError::Queue(_) | FeedError::Late { .. } => self.looks.suspect(),
+            FeedError::Disk(_) | FeedError::Reader(_) => {}
+        }
+        self.gate.on(StoreEvent::ChunkFailed);
         (self.claiming.connection, self.feeding.connection) = (None, None);
         // What was on its way may have been taken.
         self.progress = Progress::default();
@@ -326,7 +377,7 @@ impl Feeder {
     /// Leaves the claim standing if something waits: nobody should begin at once then.
     async fn end(mut self) {
         if self.spill.holds_any() {
-            let (waiting, bytes) = (self.spill.webhooks(), self.spill.bytes());
+            let (waiting, bytes) = (self.spill.index.webhooks(), self.spill.index.bytes());
             tracing::warn!(waiting, bytes, "spilled webhooks wait on disk for the next start");
             return;
         }
@@ -341,7 +392,7 @@ impl Progress {
     /// Lets go of what is fed, and reads on. Both may wait for the disk.
     async fn next(
         &mut self,
-        spill: &Arc<Spill>,
+        spill: &Arc<SpillChannel>,
         skip_through: u64,
         pace: Pace,
     ) -> Result<Chunk, FeedError> {
@@ -403,7 +454,7 @@ fn stand_back(gate: &Gate, held: &str) {
 }
 
 /// Confirms the claim for as long as it is polled: another receiver would take one that stands still.
-async fn keep(claim: &Claim, claiming: &mut Line, gate: &Gate) -> Infallible {
+async fn keep(claim: &Claim, claiming: &mut Line, gate: &Gate, looks: &Looks) -> Infallible {
     loop {
         sleep(BUMP_EVERY).await;
         // Without the claim, Redis refuses what is being fed. A connection that broke is made again.
@@ -411,7 +462,10 @@ async fn keep(claim: &Claim, claiming: &mut Line, gate: &Gate) -> Infallible {
         match confirmed.await {
             Ok(Claimed::Ours { is_new, .. }) => drop(gate.on(StoreEvent::ClaimOurs { is_new })),
             Ok(Claimed::Theirs(held)) => stand_back(gate, &held),
-            Err(_) => claiming.connection = None,
+            Err(_) => {
+                claiming.connection = None;
+                looks.suspect();
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
+use spillway_queue::keys::DEFAULT_PREFIX;
 use spillway_service::Checker;
 use spillway_webhook::Secrets;
 
@@ -42,7 +43,7 @@ pub struct Arguments {
     secret: SecretArguments,
 
     /// Stands before the name of every key
-    #[arg(long, env = "REDIS_PREFIX", default_value = "spillway:")]
+    #[arg(long, env = "REDIS_PREFIX", default_value = DEFAULT_PREFIX)]
     redis_prefix: String,
 
     /// Exit 0 once the sample is delivered, 1 if it is not within 60 s

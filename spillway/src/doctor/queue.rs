@@ -1,8 +1,11 @@
 //! Redis, the disk below it, its clock, and who drains it.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use spillway_queue::health::{self, Durability, Facts, Verdict};
+use spillway_queue::health::{self, Durability, DurabilityPolicy, Facts, Verdict};
 use spillway_queue::shares;
 use spillway_queue::status::{self, DrainStatus, Status};
 use spillway_queue::{Connection, QueueError, Redis};
@@ -10,6 +13,9 @@ use spillway_queue::{Connection, QueueError, Redis};
 use super::finding::Finding;
 use crate::failure::Failure;
 use crate::out::{age, count, size};
+
+/// What is found is reported, whatever the receivers are told to refuse.
+const MEASURED: DurabilityPolicy = DurabilityPolicy { is_required: false, is_vouched: false };
 
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Ages and ownership are told from two clocks; past this, ages mislead.
@@ -25,8 +31,8 @@ const LARGE_SHOP_PERCENT: u128 = 45;
 const SILENT_SECONDS: f64 = 10.0;
 
 /// Looks at the queue; says also which drains there are.
-pub async fn examine(redis: &Redis) -> (Vec<Finding>, Vec<DrainStatus>) {
-    match examine_reachable(redis).await {
+pub async fn examine(redis: &Redis, spill_dir: Option<&Path>) -> (Vec<Finding>, Vec<DrainStatus>) {
+    match examine_reachable(redis, spill_dir).await {
         Ok(found) => found,
         Err(error) => {
             let fix = "start Redis (ops/redis.conf), and check REDIS_URL and, for a unix socket, \
@@ -36,11 +42,15 @@ pub async fn examine(redis: &Redis) -> (Vec<Finding>, Vec<DrainStatus>) {
     }
 }
 
-async fn examine_reachable(redis: &Redis) -> Result<(Vec<Finding>, Vec<DrainStatus>), QueueError> {
+async fn examine_reachable(
+    redis: &Redis,
+    spill_dir: Option<&Path>,
+) -> Result<(Vec<Finding>, Vec<DrainStatus>), QueueError> {
     let mut connection = redis.connect(Some(PATIENCE)).await?;
     let facts = health::read(redis, &mut connection).await?;
     let mut findings = redis_findings(&facts);
     findings.push(disk(&facts, redis.is_local()));
+    findings.extend(spill_dir.and_then(|directory| spill_disk(&facts, directory)));
     findings.push(clock(&mut connection).await?);
     let status = status::read(redis, &mut connection).await?;
     findings.extend(drains(&status.drains));
@@ -50,7 +60,7 @@ async fn examine_reachable(redis: &Redis) -> Result<(Vec<Finding>, Vec<DrainStat
 
 fn redis_findings(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![Finding::ok(format!("redis {} answers", facts.version))];
-    match health::judge(facts, false, false) {
+    match health::judge(facts, MEASURED, false) {
         Verdict::Refused(why) => {
             let fix = "until then the receiver answers 503; ops/redis.conf has it right";
             findings.push(Finding::problem(why, fix));
@@ -74,9 +84,11 @@ fn redis_findings(facts: &Facts) -> Vec<Finding> {
 }
 
 fn durability(facts: &Facts) -> Finding {
-    let fix = "set appendonly yes and appendfsync always";
-    match (health::durability(facts), &facts.fsync) {
-        (Durability::Always, _) => Finding::ok("a webhook is on disk before it is answered"),
+    let fix = "set appendonly yes, appendfsync always and no-appendfsync-on-rewrite no";
+    match (health::durability(facts, false), &facts.fsync) {
+        (Durability::Always | Durability::Vouched, _) => {
+            Finding::ok("a webhook is on disk before it is answered")
+        }
         (Durability::EverySecond, _) => {
             Finding::warning("a crash of Redis loses up to 2 s of answered webhooks", fix)
         }
@@ -111,6 +123,19 @@ fn disk(facts: &Facts, is_local: bool) -> Finding {
             Finding::warning("Redis is on another machine: its disk can't be seen from here", fix)
         }
     }
+}
+
+/// `None` where the disks can't be told from each other.
+fn spill_disk(facts: &Facts, spill_dir: &Path) -> Option<Finding> {
+    // Made by the receiver's first start.
+    let there = spill_dir.ancestors().find_map(|path| fs::metadata(path).ok())?;
+    if there.dev() != facts.disk_device? {
+        return Some(Finding::ok("SPILL_DIR is on another disk than Redis' data"));
+    }
+    let fix = "give it a disk of its own, or a SPILL_MAX that leaves Redis what it needs beside it: twice the memory in \
+               use and 1 GiB";
+    let what = "SPILL_DIR is on Redis' disk: when that fills up or fails, there is no other place";
+    Some(Finding::warning(what, fix))
 }
 
 async fn clock(connection: &mut Connection) -> Result<Finding, QueueError> {
@@ -221,6 +246,19 @@ mod tests {
         assert_eq!(levels(&redis_findings(&full)), [Ok, Problem, Ok, Ok]);
         assert_eq!(disk(&facts(), true).level, Ok);
         assert_eq!(disk(&Facts::default(), true).level, Warning);
+    }
+
+    #[test]
+    fn a_spill_beside_redis_data_is_a_warning() {
+        let place = tempfile::tempdir().unwrap();
+        let device = fs::metadata(place.path()).unwrap().dev();
+        let level = |disk_device| {
+            let facts = Facts { disk_device, ..facts() };
+            spill_disk(&facts, &place.path().join("not/yet")).map(|finding| finding.level)
+        };
+        assert_eq!(level(Some(device)), Some(Level::Warning));
+        assert_eq!(level(Some(device + 1)), Some(Level::Ok));
+        assert_eq!(level(None), None);
     }
 
     #[test]

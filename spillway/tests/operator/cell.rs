@@ -71,7 +71,7 @@ impl Cell {
     }
 
     fn handle(&self) -> Redis {
-        Redis::new(&self.url(), "spillway:").unwrap()
+        Redis::new(&self.url(), "{spillway}:").unwrap()
     }
 
     /// The Redis, and a connection.

@@ -60,7 +60,7 @@ async fn settings_come_by_flag_environment_and_file() {
         String::from_utf8(output.stdout).unwrap()
     };
     assert!(told(&["status", "--env-file", file]).contains("0 webhooks"));
-    let flag = ["status", "--env-file", file, "--redis-prefix", "spillway:"];
+    let flag = ["status", "--env-file", file, "--redis-prefix", "{spillway}:"];
     assert!(told(&flag).contains("1 webhook "));
 }
 

@@ -13,7 +13,7 @@ use crate::cell::Cell;
 use crate::check::{Figures, check};
 use crate::exactly_once::{self, Once};
 use crate::ledger::{Event, Ledger, Outcome};
-use crate::load::Load;
+use crate::load::{Load, Running};
 use crate::receipt::Receipt;
 use crate::report::say;
 use crate::seed::chance;
@@ -21,6 +21,10 @@ use crate::settlements::Duplicates;
 
 /// Connections that send.
 const SENDERS: u64 = 16;
+/// Connections that send one webhook each at the moment of some faults, and of the first one.
+const BURST: u64 = 300;
+/// Resources of the bursts have numbers from here on.
+const BURSTS_FROM: u64 = 20_000;
 /// How often everything is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 /// Longer than any takeover, on a busy machine.
@@ -123,8 +127,18 @@ impl Episode {
         for kind in &fault.kinds {
             self.world.strike(*kind, &mut chance).await;
         }
+        let is_burst = number == 0 || fault.kinds.iter().any(|kind| kind.wants_burst());
+        let burst = is_burst.then(|| self.burst(number));
         self.pass(fault.lasts).await;
         self.world.heal().await;
+        let burst = tokio::spawn(async move {
+            if let Some(burst) = burst {
+                burst.join().await;
+            }
+        });
+        let what = format!("{}, burst of fault {number}", self.plan.number);
+        self.reach(&what, async |_| burst.is_finished()).await;
+        burst.await.expect("senders end well");
         self.look();
         let (healed, stored) = (Instant::now(), self.looked_at);
         let what = format!("{}, fault {number}: {:?}", self.plan.number, fault.kinds);
@@ -142,6 +156,20 @@ impl Episode {
         self.felt.push(Felt { kinds: fault.kinds, recovery, refused, unanswered });
     }
 
+    /// Hundreds of senders at once, whose time is over at once if they are not answered.
+    fn burst(&self, number: usize) -> Running {
+        let load = Load {
+            connections: BURST,
+            resources: BURST,
+            first_resource: BURSTS_FROM + BURST * number as u64,
+            events: Some(1),
+            shops: Some(SHOPS),
+            pause: Duration::ZERO,
+            ..Load::steady(self.plan.seed)
+        };
+        load.start(self.world.address(), &self.ledger)
+    }
+
     /// Some time goes by.
     async fn pass(&mut self, time: Duration) {
         let began = Instant::now();
@@ -154,7 +182,8 @@ impl Episode {
     /// True if the receiver is ready, and every sender was answered 200 since so many were stored.
     async fn is_well_since(&mut self, stored: usize) -> bool {
         let since = self.ledger.stored_after(stored);
-        let served: HashSet<u64> = since.iter().map(|event| event.resource % SENDERS).collect();
+        let of_load = since.iter().filter(|event| event.resource < BURSTS_FROM);
+        let served: HashSet<u64> = of_load.map(|event| event.resource % SENDERS).collect();
         served.len() as u64 == SENDERS && self.world.is_ready().await
     }
 

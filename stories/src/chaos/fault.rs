@@ -16,6 +16,8 @@ pub struct Parts {
     pub clocks: bool,
     /// Small disks of their own for Redis and for what is spilled.
     pub disks: bool,
+    /// What is spilled lies on Redis' disk.
+    pub shares_disk: bool,
     /// A shop whose webhooks fail until the episode ends, so that its lane is never empty.
     pub broken_shop: bool,
 }
@@ -81,6 +83,8 @@ kinds! {
     ReceiverKilled: Receiver, 0..=300, "kill -9 of the receiver";
     ReceiverStopped: Receiver, 100..=2500, "SIGSTOP of the receiver";
     ReceiverRestarted: Receiver, 0..=100, "SIGTERM of the receiver";
+    ReceiverLogBroken: Receiver, 0..=300, "kill -9 of the receiver; the next one's log is a pipe that nobody reads";
+    DescriptorsGone: Receiver, 500..=2500, "the receiver can open no file and no connection any more";
     DownstreamerKilled: Downstreamer, 0..=300, "kill -9 of every downstreamer";
     OwnerKilled: Downstreamer, 0..=300, "kill -9 of the downstreamer that owns the queue, another standing by";
     DownstreamerStopped: Downstreamer, 100..=2500, "SIGSTOP of every downstreamer";
@@ -101,6 +105,9 @@ kinds! {
     Rewrite: Redis, 50..=300, "an AOF rewrite";
     RewriteKilled: Redis, 0..=30, "kill -9 of Redis amid an AOF rewrite";
     SpillDiskFull: Redis, 500..=2000, "Redis away and the disk for the spill full";
+    SpillDiskStalls: Redis, 800..=2500, "Redis away, and the disk for the spill stalls";
+    SpillDiskFails: Redis, 300..=1500, "Redis away, and the disk for the spill answers EIO";
+    FeedStalls: Redis, 300..=2500, "Redis away and back, and the disk stalls while it is fed what was spilled";
     EverythingKilled: All, 0..=300, "kill -9 of every process at once";
     SpillingKilled: All, 1000..=2500, "Redis away, and kill -9 of the receiver while it spills";
     RepliesToReceiverLost: WayToRedis, 50..=500, "Redis' replies to the receiver lost after they took effect";
@@ -128,6 +135,7 @@ kinds! {
     ClientsVanish: Clients, 50..=300, "clients that end in the middle of a webhook";
     ClockAhead: Clocks, 500..=2000, "clocks an hour ahead, and back";
     ClockBehind: Clocks, 500..=2000, "clocks an hour behind, and back";
+    ClockStepped: Clocks, 0..=500, "a clock, or all, an hour ahead, behind or right, for good";
     PoisonWebhooks: Data, 200..=1000, "webhooks that the backend refuses for good";
     CorruptPacks: Data, 0..=50, "packs in the queue that are none";
 }
@@ -156,11 +164,30 @@ impl Kind {
             | Self::BrokerStopped => parts.kafka,
             Self::OwnerKilled | Self::OwnerAsleep => parts.standby,
             Self::RedisDiskFull => parts.disks,
-            Self::SpillDiskFull => parts.disks && parts.spill,
-            Self::SpillingKilled => parts.spill,
-            Self::ClockAhead | Self::ClockBehind => parts.clocks,
+            Self::SpillDiskFull => parts.disks && parts.spill && !parts.shares_disk,
+            Self::SpillingKilled
+            | Self::SpillDiskStalls
+            | Self::SpillDiskFails
+            | Self::FeedStalls => parts.spill,
+            Self::ClockAhead | Self::ClockBehind | Self::ClockStepped => parts.clocks,
             _ => true,
         }
+    }
+
+    /// True if it is worst for many who come at once.
+    pub fn wants_burst(self) -> bool {
+        matches!(
+            self,
+            Self::ReceiverStopped
+                | Self::DescriptorsGone
+                | Self::RedisStopped
+                | Self::RedisAway
+                | Self::SpillDiskStalls
+                | Self::FeedStalls
+                | Self::AppendsHeld
+                | Self::RepliesToReceiverLost
+                | Self::RedisHalfOpen
+        )
     }
 
     /// True if the two may be made together.

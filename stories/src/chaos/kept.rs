@@ -24,6 +24,8 @@ pub struct Kept<P> {
     /// Its end was brought about, and how it has to look, if that is known.
     is_doomed: bool,
     is_asked_to_end: bool,
+    /// Its next log is a pipe that nobody reads.
+    loses_log: bool,
     started: Instant,
     ended: Option<Instant>,
 }
@@ -36,6 +38,7 @@ impl<P: DerefMut<Target = Process>> Kept<P> {
             is_held: false,
             is_doomed: false,
             is_asked_to_end: false,
+            loses_log: false,
             started: Instant::now(),
             ended: None,
         }
@@ -47,6 +50,12 @@ impl<P: DerefMut<Target = Process>> Kept<P> {
             self.is_doomed = true;
             self.process.kill9();
         }
+    }
+
+    /// `kill -9`; what the next one writes to its log is lost.
+    pub fn kill9_and_break_log(&mut self) {
+        self.loses_log = true;
+        self.kill9();
     }
 
     /// Asks it to end, once it listens.
@@ -83,7 +92,11 @@ impl<P: DerefMut<Target = Process>> Kept<P> {
         let is_doomed = std::mem::take(&mut self.is_doomed);
         let did_as_asked = is_asked_to_end && status.success();
         self.ended = None;
-        self.process.restart();
+        if std::mem::take(&mut self.loses_log) {
+            self.process.restart_without_log();
+        } else {
+            self.process.restart();
+        }
         self.started = Instant::now();
         (!is_doomed && !did_as_asked).then_some(status)
     }

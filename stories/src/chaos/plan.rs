@@ -41,6 +41,7 @@ pub fn draw(seed: u64, episodes: usize, faults_each: usize, disks: bool) -> Vec<
             standby: number % 2 == 0,
             clocks: number % 3 == 1,
             disks: disks && number % 3 != 1,
+            shares_disk: disks && number % 3 != 1 && number % 5 == 2,
             broken_shop: number % 3 != 2,
         };
         let mut faults: Vec<Fault> = Vec::new();
@@ -55,8 +56,15 @@ pub fn draw(seed: u64, episodes: usize, faults_each: usize, disks: bool) -> Vec<
 /// For one cell with everything, a fault at the end of each interval.
 pub fn soak(seed: u64, faults: usize, every: Duration, disks: bool) -> Plan {
     let mut chance = chance(seed, 1 << 41);
-    let parts =
-        Parts { kafka: true, spill: true, standby: true, clocks: true, disks, broken_shop: true };
+    let parts = Parts {
+        kafka: true,
+        spill: true,
+        standby: true,
+        clocks: true,
+        disks,
+        shares_disk: false,
+        broken_shop: true,
+    };
     let mut dealt = HashMap::new();
     let fault = |_| Fault { after: every, ..deal(&parts, &mut dealt, &mut chance) };
     Plan { number: 0, parts, faults: (0..faults).map(fault).collect(), seed }

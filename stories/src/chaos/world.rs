@@ -6,7 +6,7 @@ mod mood;
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use crate::redis_server::{RedisServer, socket_in};
 use crate::report::say;
 use crate::service::Service;
 use crate::settlements::{Duplicates, Recorder};
+use crate::sick_disk::SickDisk;
 use crate::way::Way;
 use mood::Mood;
 pub use mood::{BROKEN_SHOP, SHOPS};
@@ -37,6 +38,8 @@ const REDIS_DISK_MIB: u32 = 1400;
 const SPILL_DISK_MIB: u32 = 64;
 /// Longer than a slow backend takes, shorter than a reader's patience.
 const DELIVERY_TIMEOUT: (&str, &str) = ("DELIVERY_TIMEOUT", "2s");
+/// Shorter than what stalls.
+const ACK_TIMEOUT: (&str, &str) = ("ACK_TIMEOUT", "1s");
 /// The shortest, so that lanes are moved into within a fault.
 const PARK_AFTER: (&str, &str) = ("PARK_AFTER", "1s");
 /// The exit code of a process of ours that may be started again.
@@ -63,6 +66,10 @@ pub struct World {
     repeating: JoinSet<()>,
     is_shop_paused: bool,
     clocks: Vec<Clock>,
+    /// How far off each clock is for good, in seconds.
+    clocks_off: Vec<i64>,
+    /// The disk of what is spilled, as the receiver finds it.
+    spill_disk: SickDisk,
     disks: Option<Disks>,
     /// The largest resident memory seen, in bytes, by process.
     memory: BTreeMap<String, u64>,
@@ -120,13 +127,17 @@ impl World {
         });
         let to_backend = Way::to(backend.address()).await;
 
-        let spill_disk = disks.as_ref().map_or(directory, |disks| disks.spill.path());
-        let spill = spill_disk.join("spill");
-        let mut settings = vec![("REDIS_URL", to_receiver.url())];
+        let spill = spill_place(directory, disks.as_ref(), parts);
+        let spill_disk = SickDisk::new(directory, &spill);
+        let mut settings =
+            vec![("REDIS_URL", to_receiver.url()), (ACK_TIMEOUT.0, ACK_TIMEOUT.1.to_owned())];
         settings.extend(parts.spill.then(|| ("SPILL_DIR", spill.display().to_string())));
         // Held here as systemd holds it: what comes while the receiver is down waits for the next.
         let socket = Arc::new(TcpListener::bind(port::free()).expect("bind the receiver's socket"));
-        let receiver = cell.receiver_on(&socket, &borrowed(&[settings, time(1)].concat()));
+        let receiver = cell.receiver_on(
+            &socket,
+            &borrowed(&[settings, time(1), spill_disk.environment()].concat()),
+        );
         receiver.ready().await;
         let to_clients = Way::to(receiver.address()).await;
 
@@ -160,7 +171,9 @@ impl World {
             recorder,
             repeating: JoinSet::new(),
             is_shop_paused: false,
+            clocks_off: vec![0; clocks.len()],
             clocks: clocks.into_iter().flatten().collect(),
+            spill_disk,
             disks,
             memory: BTreeMap::new(),
             ended: Vec::new(),
@@ -217,13 +230,13 @@ impl World {
                 self.redis.process.try_command(&["XLEN", key]).await;
             length.ok()
         };
-        for key in ["spillway:in", "spillway:http:replays", "spillway:kafka:replays"] {
+        for key in ["{spillway}:in", "{spillway}:http:replays", "{spillway}:kafka:replays"] {
             if length(key).await != Some(0) {
                 return false;
             }
         }
         let lanes: redis::RedisResult<u64> =
-            self.redis.process.try_command(&["HLEN", "spillway:http:lanes"]).await;
+            self.redis.process.try_command(&["HLEN", "{spillway}:http:lanes"]).await;
         if lanes.ok() != Some(0) {
             return false;
         }
@@ -284,7 +297,7 @@ impl World {
 
     /// Fails the test if a pack that is none was lost, or something panicked.
     pub async fn expect_sound(&self) {
-        let keys: Vec<String> = self.redis.process.command(&["KEYS", "spillway:corrupt:*"]).await;
+        let keys: Vec<String> = self.redis.process.command(&["KEYS", "{spillway}:corrupt:*"]).await;
         assert_eq!(keys.len(), self.corrupt, "corrupt packs that were set aside");
         let services = self.downstreamers.iter().chain([&self.receiver]);
         for kept in services.chain(self.kafka.as_ref().map(|kafka| &kafka.producer)) {
@@ -340,6 +353,13 @@ impl Disks {
         let spill = mount("spill-disk", SPILL_DISK_MIB).expect("root may mount a disk");
         Self { redis, spill }
     }
+}
+
+fn spill_place(directory: &Path, disks: Option<&Disks>, parts: Parts) -> PathBuf {
+    let disk = disks.map_or(directory, |disks| {
+        if parts.shares_disk { disks.redis.path() } else { disks.spill.path() }
+    });
+    disk.join("spill")
 }
 
 fn start_redis(

@@ -5,15 +5,15 @@ use crate::service::Service;
 
 /// Keys that are there only while something waits outside the main stream, or is settled in part.
 const KEYS: [&str; 9] = [
-    "spillway:http:chunks",
-    "spillway:http:chunks:done",
-    "spillway:http:lanes",
-    "spillway:http:barriers",
-    "spillway:http:leads",
-    "spillway:http:retries",
-    "spillway:http:retries:main",
-    "spillway:http:done",
-    "spillway:http:replays",
+    "{spillway}:http:chunks",
+    "{spillway}:http:chunks:done",
+    "{spillway}:http:lanes",
+    "{spillway}:http:barriers",
+    "{spillway}:http:leads",
+    "{spillway}:http:retries",
+    "{spillway}:http:retries:main",
+    "{spillway}:http:done",
+    "{spillway}:http:replays",
 ];
 
 /// Those of these keys that exist.

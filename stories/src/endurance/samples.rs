@@ -16,7 +16,7 @@ use crate::redis_server::connect;
 use crate::service::sample;
 
 const EVERY: Duration = Duration::from_secs(1);
-const QUEUE: &str = "spillway:in";
+const QUEUE: &str = "{spillway}:in";
 /// Gauges of the downstreamer that are sampled, and their names in the results.
 const GAUGES: [(&str, &str); 5] = [
     ("spillway_index_bytes", "index_bytes"),

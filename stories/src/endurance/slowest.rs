@@ -7,7 +7,7 @@ use crate::redis_server::RedisServer;
 /// Options of a Redis that logs each command of a millisecond and more.
 pub const LOGGED: [&str; 4] = ["--slowlog-log-slower-than", "1000", "--slowlog-max-len", "100000"];
 /// A key that only a settlement writes.
-const SETTLED: &[u8] = b"spillway:http:settled";
+const SETTLED: &[u8] = b"{spillway}:http:settled";
 
 /// The longest settlements since the log was read last, longest first.
 #[derive(Clone, Debug, Default)]

@@ -103,7 +103,7 @@ async fn good_webhooks_are_stored_under_every_attack() {
     let bad = attempts.iter().filter(|attempt| attempt.outcome != Outcome::Stored);
     assert_eq!(bad.count(), 0, "of {} good webhooks", attempts.len());
     expect_stored(&trials, ledger.stored_count() as u64, {
-        redis.command(&["HGET", "spillway:counts", "appended"]).await
+        redis.command(&["HGET", "{spillway}:counts", "appended"]).await
     });
     if is_measured {
         report::write(&trials, attempts.len());

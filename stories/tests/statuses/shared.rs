@@ -45,7 +45,7 @@ impl Shared {
     }
 
     pub async fn stored_packs(&self) -> u64 {
-        self.0.redis.stream_len("spillway:in").await
+        self.0.redis.stream_len("{spillway}:in").await
     }
 }
 

@@ -14,6 +14,7 @@ use crate::chaos::sync::Syncs;
 use crate::client::Connection;
 use crate::redis_server::socket_in;
 use crate::shop;
+use crate::sick_disk::Health;
 use crate::until::until;
 use crate::way::Trouble;
 use crate::webhook::Webhook;
@@ -38,6 +39,8 @@ impl World {
             Kind::ReceiverKilled => self.receiver.kill9(),
             Kind::ReceiverStopped => self.receiver.sigstop(),
             Kind::ReceiverRestarted => self.receiver.sigterm().await,
+            Kind::ReceiverLogBroken => self.receiver.kill9_and_break_log(),
+            Kind::DescriptorsGone => self.receiver.process.limit_files(true),
             Kind::ProducerKilled => self.producer().kill9(),
             Kind::ProducerStopped => self.producer().sigstop(),
             Kind::ProducerRestarted => self.producer().sigterm().await,
@@ -57,9 +60,12 @@ impl World {
             | Kind::RedisDiskFull
             | Kind::Rewrite
             | Kind::RewriteKilled
-            | Kind::SpillDiskFull => self.strike_redis(kind, chance).await,
+            | Kind::SpillDiskFull
+            | Kind::SpillDiskStalls
+            | Kind::SpillDiskFails => self.strike_redis(kind, chance).await,
             Kind::EverythingKilled => self.kill_everything(),
             Kind::SpillingKilled => self.kill_while_spilling().await,
+            Kind::FeedStalls => self.stall_while_fed().await,
             Kind::AppendsHeld => self.ways.receiver.suffers(Trouble::HoldsAppends),
             Kind::RepliesToReceiverLost => self.ways.receiver.suffers(Trouble::LosesReplies),
             Kind::RepliesToDrainsLost => self.ways.drains.suffers(Trouble::LosesReplies),
@@ -87,6 +93,7 @@ impl World {
             Kind::ClientsVanish => self.vanish(chance).await,
             Kind::ClockAhead => self.set_clocks(HOUR_S, chance),
             Kind::ClockBehind => self.set_clocks(-HOUR_S, chance),
+            Kind::ClockStepped => self.step_clocks(chance),
             Kind::PoisonWebhooks => self.mood.poisons(true),
             Kind::CorruptPacks => self.corrupt(chance).await,
         }
@@ -99,6 +106,8 @@ impl World {
             disks.redis.clear();
             disks.spill.clear();
         }
+        self.spill_disk.is(Health::Well);
+        self.receiver.process.limit_files(false);
         for kept in self.downstreamers.iter_mut().chain([&mut self.receiver]) {
             kept.sigcont();
         }
@@ -121,8 +130,8 @@ impl World {
         }
         self.mood.suffers(None);
         self.mood.poisons(false);
-        for clock in &self.clocks {
-            clock.set(0);
+        for (clock, off) in self.clocks.iter().zip(&self.clocks_off) {
+            clock.set(*off);
         }
     }
 
@@ -167,6 +176,14 @@ impl World {
                 self.redis.is_held = true;
                 self.redis.kill9();
             }
+            Kind::SpillDiskStalls | Kind::SpillDiskFails => {
+                self.redis.is_held = true;
+                self.redis.kill9();
+                // What waits for the log does so by now.
+                sleep(Duration::from_millis(chance.random_range(0..=300))).await;
+                let stalls = kind == Kind::SpillDiskStalls;
+                self.spill_disk.is(if stalls { Health::Stalls } else { Health::Fails });
+            }
             Kind::Rewrite => self.ask_redis(&["BGREWRITEAOF"]).await,
             Kind::RewriteKilled => {
                 self.ask_redis(&["BGREWRITEAOF"]).await;
@@ -188,13 +205,28 @@ impl World {
     }
 
     async fn kill_while_spilling(&mut self) {
+        self.spill().await;
+        self.receiver.kill9();
+    }
+
+    async fn stall_while_fed(&mut self) {
+        self.spill().await;
+        self.redis.is_held = false;
+        // Redis is started again, and looked at, about now.
+        sleep(Duration::from_millis(100)).await;
+        self.supervise();
+        sleep(Duration::from_millis(400)).await;
+        self.spill_disk.is(Health::Stalls);
+    }
+
+    /// Takes Redis away, until something is spilled.
+    async fn spill(&mut self) {
         self.redis.is_held = true;
         self.redis.kill9();
         until("webhooks are spilled", TAKES_HOLD_WITHIN, async || {
             self.receiver.process.metric("spillway_spill_webhooks").await > Some(0.0)
         })
         .await;
-        self.receiver.kill9();
     }
 
     /// Sends settlements again until the fault ends, whoever leads meanwhile.
@@ -241,6 +273,20 @@ impl World {
         }
     }
 
+    /// All clocks, or one of them, and they stay so.
+    fn step_clocks(&mut self, chance: &mut StdRng) {
+        let number = chance.random_range(0..=self.clocks.len());
+        let seconds = HOUR_S * chance.random_range(-1..=1);
+        for (clock, off) in self.clocks_off.iter_mut().enumerate() {
+            if number == clock || number == self.clocks.len() {
+                *off = seconds;
+            }
+        }
+        for (clock, off) in self.clocks.iter().zip(&self.clocks_off) {
+            clock.set(*off);
+        }
+    }
+
     /// Noise, nothing, and a pack of which the end is missing or a bit is wrong.
     async fn corrupt(&mut self, chance: &mut StdRng) {
         type Entry = (String, Vec<(String, Vec<u8>)>);
@@ -248,7 +294,7 @@ impl World {
             return;
         };
         let mut newest = redis::cmd("XREVRANGE");
-        newest.arg("spillway:in").arg("+").arg("-").arg("COUNT").arg(1);
+        newest.arg("{spillway}:in").arg("+").arg("-").arg("COUNT").arg(1);
         let entries: Vec<Entry> = newest.query_async(&mut connection).await.unwrap_or_default();
         let mut packs = vec![vec![0x5a; chance.random_range(1..4096)], Vec::new()];
         if let Some((_, fields)) = entries.first() {
@@ -261,7 +307,7 @@ impl World {
         }
         for pack in packs {
             let mut add = redis::cmd("XADD");
-            add.arg("spillway:in").arg("*").arg("p").arg(pack);
+            add.arg("{spillway}:in").arg("*").arg("p").arg(pack);
             let added = add.query_async::<String>(&mut connection).await;
             self.corrupt += usize::from(added.is_ok());
         }

@@ -1,27 +1,35 @@
-//! Gate that each batch passes: the store mode, shared by all shards, the queue's watch and the feeder.
+//! Gate that each batch passes: the store mode, shared by all shards, the watch over Redis and the
+//! overflow log.
 //!
 //! One for the whole process. A lock rather than atomics: it is taken twice for a batch and never held
 //! for long. While batches are held, they wait here; that is a matter of a sync and two calls.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use crate::spill::mode::{Admitted, StoreEvent, StoreMachine, StoreMode};
+use crate::store::mode::{Admitted, StoreEvent, StoreMachine, StoreMode};
 
-/// Longest time for which batches are held: a small part of Shopify's 5 s.
-const HOLD_MAX: Duration = Duration::from_millis(250);
+/// Time for which batches are held at most: a small part of Shopify's 5 s. Longer where Redis is far away.
+const HOLD: Duration = Duration::from_millis(250);
+const HOLD_MAX: Duration = Duration::from_secs(1);
+/// Calls that may be under way or come within a hold.
+const HOLD_CALLS: u32 = 4;
 /// Time from one hold to the next.
 const HOLD_AGAIN: Duration = Duration::from_secs(2);
 
 /// Store mode of the process.
 pub struct Gate {
+    has_log: bool,
     state: Mutex<State>,
     /// The same mode, to be read at each request.
     mode: AtomicU8,
+    /// Time of a hold, in ms, and the most that it may be.
+    hold_ms: AtomicU64,
+    hold_max: Duration,
     /// Notified when there may be something for the feeder to do.
     changed: Notify,
     /// Notified when batches are held no longer.
@@ -40,7 +48,7 @@ pub enum Passed {
     Append(AppendPass),
     /// To be written to the log.
     Write(WritePass),
-    /// Another receiver has the claim.
+    /// To be answered 503.
     Refused,
 }
 
@@ -55,11 +63,15 @@ pub struct AppendPass {
 pub struct WritePass(Arc<Gate>);
 
 impl Gate {
-    /// Batches are written to the log until it is restored.
-    pub fn new() -> Arc<Self> {
-        let machine = StoreMachine::default();
+    /// Gate of a process that has just begun, with or without a log. Nobody is held for more than half of `ack_timeout`.
+    pub fn new(has_log: bool, ack_timeout: Duration) -> Arc<Self> {
+        let machine = StoreMachine::new(has_log);
+        let hold_max = HOLD_MAX.min(ack_timeout / 2);
         Arc::new(Self {
+            has_log,
             mode: AtomicU8::new(machine.mode() as u8),
+            hold_ms: AtomicU64::new(HOLD.min(hold_max).as_millis() as u64),
+            hold_max,
             state: Mutex::new(State { machine, held_at: None }),
             changed: Notify::new(),
             opened: Notify::new(),
@@ -78,7 +90,7 @@ impl Gate {
             if let Some(passed) = self.try_pass() {
                 return passed;
             }
-            if timeout(HOLD_MAX, opened).await.is_err() {
+            if timeout(self.hold(), opened).await.is_err() {
                 self.tick();
             }
         }
@@ -98,12 +110,27 @@ impl Gate {
     /// Current mode.
     pub fn mode(&self) -> StoreMode {
         let mode = self.mode.load(Ordering::Relaxed);
-        StoreMode::ALL.into_iter().find(|one| *one as u8 == mode).unwrap_or(StoreMode::Spilling)
+        StoreMode::ALL.into_iter().find(|one| *one as u8 == mode).unwrap_or(StoreMode::StandingBack)
+    }
+
+    /// Whether batches are written to the log, or wait while it comes to its end.
+    pub fn is_spilling(&self) -> bool {
+        self.has_log && self.mode() != StoreMode::Direct
     }
 
     /// Takes in what happened. Returns whether the mode has changed.
     pub fn on(&self, event: StoreEvent) -> bool {
         self.change(|machine| machine.on(event))
+    }
+
+    /// Redis has taken so long to restore a chunk.
+    pub fn restored_in(&self, time: Duration) {
+        let hold = (HOLD_CALLS * time).max(HOLD).min(self.hold_max);
+        self.hold_ms.store(hold.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn hold(&self) -> Duration {
+        Duration::from_millis(self.hold_ms.load(Ordering::Relaxed))
     }
 
     /// Ends holds that ran out, and allows the next.
@@ -113,7 +140,7 @@ impl Gate {
             (state.held_at, state.machine.is_holding())
         };
         let Some(since) = held_at.map(|at| at.elapsed()) else { return };
-        if is_holding && since >= HOLD_MAX {
+        if is_holding && since >= self.hold() {
             self.on(StoreEvent::HoldRanOut);
         } else if !is_holding && since >= HOLD_AGAIN {
             self.on(StoreEvent::HoldAllowed);
@@ -194,8 +221,8 @@ impl AppendPass {
         self.gate.on(StoreEvent::AppendEnded { was_hanging: self.is_hanging, is_known });
     }
 
-    /// The pack was not taken: its batch may be written to the log. `None` while another receiver has
-    /// the claim.
+    /// The pack was not taken: its batch may be written to the log. `None` without one, and while
+    /// another receiver has the claim.
     pub fn refused(self) -> Option<WritePass> {
         let mut may_write = false;
         self.gate.change(|machine| may_write = machine.on_refused(self.is_hanging));
@@ -215,7 +242,7 @@ mod tests {
 
     /// A gate before an empty log and a queue that takes appends.
     fn restoring() -> Arc<Gate> {
-        let gate = Gate::new();
+        let gate = Gate::new(true, Duration::from_secs(3));
         gate.on(StoreEvent::Queue { is_usable: true });
         gate.on(StoreEvent::ClaimOurs { is_new: false });
         assert!(gate.needs_fence());
@@ -311,7 +338,7 @@ mod tests {
         assert!(gate.try_pass().is_none());
         tokio::time::advance(10 * HOLD_AGAIN).await;
         let entering = enter(&gate);
-        tokio::time::sleep(2 * HOLD_MAX).await;
+        tokio::time::sleep(2 * HOLD).await;
         assert!(entering.is_finished());
     }
 }

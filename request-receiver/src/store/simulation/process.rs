@@ -1,7 +1,7 @@
 //! A receiver's process: shards, appends that hang, the feeder.
 
 use super::redis::SendId;
-use crate::spill::mode::StoreMachine;
+use crate::store::mode::StoreMachine;
 
 /// State of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,6 +9,8 @@ pub enum Shard {
     Idle,
     /// Its batch waits while batches are held.
     Held(SendId),
+    /// Its append hangs, and there is no log for others.
+    Stalled,
     Appending {
         id: SendId,
         call: u64,
@@ -19,7 +21,12 @@ pub enum Shard {
 /// An append that hangs, or its batch while it is written to the log after all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Late {
-    Appending { id: SendId, call: u64 },
+    /// `stalls`: the shard that waits for it.
+    Appending {
+        id: SendId,
+        call: u64,
+        stalls: Option<usize>,
+    },
     Writing(SendId),
 }
 
@@ -33,6 +40,8 @@ pub enum Feeder {
 pub struct Process {
     pub number: u64,
     pub machine: StoreMachine,
+    /// It was told to stop, and takes no more.
+    pub is_stopping: bool,
     pub shards: Vec<Shard>,
     pub late: Vec<Late>,
     pub feeder: Feeder,
@@ -41,10 +50,11 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn new(number: u64, shards: usize) -> Self {
+    pub fn new(number: u64, shards: usize, has_log: bool) -> Self {
         Self {
             number,
-            machine: StoreMachine::default(),
+            machine: StoreMachine::new(has_log),
+            is_stopping: false,
             shards: vec![Shard::Idle; shards],
             late: Vec::new(),
             feeder: Feeder::Idle,
@@ -56,6 +66,11 @@ impl Process {
     pub fn has_append(&self) -> bool {
         self.shards.iter().any(|shard| matches!(shard, Shard::Appending { .. }))
             || self.late.iter().any(|late| matches!(late, Late::Appending { .. }))
+    }
+
+    /// Whether it has nothing under way.
+    pub fn is_idle(&self) -> bool {
+        self.late.is_empty() && self.shards.iter().all(|shard| *shard == Shard::Idle)
     }
 
     /// Writes under way.

@@ -3,65 +3,15 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::Random;
+use super::plan::Plan;
 use super::process::{Feeder, Late, Process, Shard};
 use super::redis::{Command, Redis, Reply, SendId};
-use crate::spill::mode::{Admitted, StoreEvent, StoreMode};
+use crate::store::mode::{Admitted, StoreEvent, StoreMode};
 
 const SENDERS: usize = 5;
 const SHARDS: usize = 3;
 /// Records that are restored at once.
 const CHUNK: usize = 4;
-
-/// Faults in a thousand steps.
-#[derive(Debug, Clone, Copy)]
-pub struct Plan {
-    pub hangs: u64,
-    pub fills: u64,
-    pub breaks: u64,
-    pub stalls: u64,
-    pub expires: u64,
-    pub disk_fails: u64,
-    pub claims: u64,
-    pub crashes: u64,
-    /// Steps in which senders send.
-    pub sends: u64,
-}
-
-impl Plan {
-    fn of(random: &mut Random) -> Self {
-        let mut pick = |all: &[u64]| all[random.below(all.len())];
-        Self {
-            hangs: pick(&[0, 5, 20, 60]),
-            fills: pick(&[0, 0, 5, 20]),
-            breaks: pick(&[0, 5, 30]),
-            stalls: pick(&[0, 20, 100]),
-            expires: pick(&[0, 10, 50]),
-            disk_fails: pick(&[0, 0, 100, 500]),
-            claims: pick(&[0, 0, 3, 10]),
-            crashes: pick(&[0, 0, 3, 10]),
-            sends: pick(&[100, 300, 600]),
-        }
-    }
-
-    /// Nothing fails any more, and nothing new is sent.
-    pub fn healed() -> Self {
-        Self {
-            hangs: 0,
-            fills: 0,
-            breaks: 0,
-            stalls: 0,
-            expires: 0,
-            disk_fails: 0,
-            claims: 0,
-            crashes: 0,
-            sends: 0,
-        }
-    }
-
-    fn is_healed(&self) -> bool {
-        self.sends == 0
-    }
-}
 
 /// A sender sends a webhook again until it is answered 200, and then the next one.
 #[derive(Debug, Default)]
@@ -73,6 +23,7 @@ struct Sender {
 pub struct World {
     random: Random,
     pub plan: Plan,
+    has_log: bool,
     is_logged: bool,
     redis: Redis,
     /// Records that survive a power cut.
@@ -93,6 +44,7 @@ fn name(mode: StoreMode) -> &'static str {
         StoreMode::Closing => "Closing",
         StoreMode::Direct => "Direct",
         StoreMode::StandingBack => "StandingBack",
+        StoreMode::Refusing => "Refusing",
     }
 }
 
@@ -100,18 +52,21 @@ impl World {
     pub fn new(seed: u64, is_logged: bool) -> Self {
         let mut random = Random(seed);
         let plan = Plan::of(&mut random);
+        let has_log = random.chance(750);
+        let process = Process::new(1, SHARDS, has_log);
         Self {
+            mode: process.machine.mode(),
             random,
             plan,
+            has_log,
             is_logged,
             redis: Redis::default(),
             log: Vec::new(),
-            process: Process::new(1, SHARDS),
+            process,
             senders: (0..SENDERS).map(|_| Sender::default()).collect(),
             sends: Vec::new(),
             accepted: HashSet::new(),
             transitions: HashMap::new(),
-            mode: StoreMode::Spilling,
         }
     }
 
@@ -145,16 +100,29 @@ impl World {
             }
             2 => self.shard_step(),
             3 => self.late_step(),
-            4 | 5 => self.feeder_step(),
+            4 | 5 if self.has_log => self.feeder_step(),
             6 => {
                 if !self.redis.is_hung {
-                    self.on(StoreEvent::Queue { is_usable: !self.redis.is_full });
+                    let is_short =
+                        self.has_log && !self.plan.is_healed() && self.random.chance(100);
+                    let is_usable = !self.redis.is_full;
+                    let usable = StoreEvent::Queue { is_usable };
+                    self.on(if is_short && is_usable { StoreEvent::QueueShort } else { usable });
                 } else if self.random.chance(300) {
                     self.on(StoreEvent::Queue { is_usable: false });
                 }
             }
             7 => self.confirm(),
-            _ => self.hold_step(),
+            _ if self.has_log => self.hold_step(),
+            _ => {}
+        }
+        self.stop();
+    }
+
+    /// Goes on with what SIGTERM has begun: the process ends when nothing is under way, or when its time is over.
+    fn stop(&mut self) {
+        if self.process.is_stopping && (self.process.is_idle() || self.random.chance(20)) {
+            self.crash();
         }
     }
 
@@ -187,6 +155,7 @@ impl World {
         if self.random.chance(plan.crashes) {
             self.crash();
         }
+        self.process.is_stopping |= self.random.chance(plan.stops);
     }
 
     /// A sender is told that nothing is known of its webhook.
@@ -220,7 +189,8 @@ impl World {
 
     fn send(&mut self) {
         let at = self.random.below(SENDERS);
-        if self.senders[at].waits_for.is_some() || !self.random.chance(self.plan.sends) {
+        let is_over = self.process.is_stopping || self.senders[at].waits_for.is_some();
+        if is_over || !self.random.chance(self.plan.sends) {
             return;
         }
         let shard = self.random.below(SHARDS);
@@ -256,7 +226,7 @@ impl World {
     fn shard_step(&mut self) {
         let at = self.random.below(SHARDS);
         match self.process.shards[at].clone() {
-            Shard::Idle => {}
+            Shard::Idle | Shard::Stalled => {}
             Shard::Held(id) if self.is_waited_for(id) => self.pass(at, id),
             Shard::Held(_) => self.process.shards[at] = Shard::Idle,
             Shard::Writing(id) => {
@@ -279,8 +249,9 @@ impl World {
                     self.on(StoreEvent::AppendEnded { was_hanging: false, is_known: false });
                     self.answer(id, false);
                 } else if self.random.chance(self.plan.stalls) {
-                    self.process.shards[at] = Shard::Idle;
-                    self.process.late.push(Late::Appending { id, call });
+                    let stalls = (!self.has_log).then_some(at);
+                    self.process.shards[at] = stalls.map_or(Shard::Idle, |_| Shard::Stalled);
+                    self.process.late.push(Late::Appending { id, call, stalls });
                     self.on(StoreEvent::AppendHangs);
                 }
             }
@@ -322,21 +293,21 @@ impl World {
                 self.process.late.swap_remove(at);
                 self.written(id);
             }
-            Late::Appending { id, call } => match self.redis.reply(call) {
+            Late::Appending { id, call, stalls } => match self.redis.reply(call) {
                 Some(Reply::Done) => {
-                    self.process.late.swap_remove(at);
+                    self.late_ended(at, stalls);
                     self.on(StoreEvent::AppendEnded { was_hanging: true, is_known: true });
                     self.answer(id, true);
                 }
                 Some(Reply::Refused) => {
-                    self.process.late.swap_remove(at);
+                    self.late_ended(at, stalls);
                     if self.refused(id, true) {
                         self.process.late.push(Late::Writing(id));
                     }
                 }
                 // Its connection is closed from Redis' side.
                 None if !self.redis.is_hung && self.random.chance(100) => {
-                    self.process.late.swap_remove(at);
+                    self.late_ended(at, stalls);
                     self.redis.close(call);
                     // It may have been run, with its answer on the way.
                     self.redis.reply(call);
@@ -348,12 +319,21 @@ impl World {
         }
     }
 
+    fn late_ended(&mut self, at: usize, stalls: Option<usize>) {
+        self.process.late.swap_remove(at);
+        if let Some(shard) = stalls {
+            self.process.shards[shard] = Shard::Idle;
+        }
+    }
+
     fn confirm(&mut self) {
         if self.redis.is_hung {
             return;
         }
         if self.redis.is_claimed {
             self.on(StoreEvent::ClaimTheirs);
+        } else if !self.has_log {
+            self.on(StoreEvent::ClaimFree);
         } else {
             if self.process.feeder == Feeder::Idle {
                 self.process.fed = Some(self.redis.fed);
@@ -430,8 +410,8 @@ impl World {
         for sender in &mut self.senders {
             sender.waits_for = None;
         }
-        self.process = Process::new(self.process.number + 1, SHARDS);
-        self.mode = StoreMode::Spilling;
+        self.process = Process::new(self.process.number + 1, SHARDS, self.has_log);
+        self.mode = self.process.machine.mode();
     }
 
     pub fn check(&self) {
@@ -455,8 +435,7 @@ impl World {
 
     pub fn is_over(&self) -> bool {
         self.process.machine.mode() == StoreMode::Direct
-            && self.process.late.is_empty()
-            && self.process.shards.iter().all(|shard| *shard == Shard::Idle)
+            && self.process.is_idle()
             && self.redis.calls.is_empty()
     }
 

@@ -1,0 +1,78 @@
+//! What is needed to be let in, beside the URL: certificates and a password.
+
+use std::fmt;
+
+use redis::{
+    Client, ClientTlsConfig, ConnectionInfo, IntoConnectionInfo, RedisResult, TlsCertificates,
+};
+use zeroize::Zeroizing;
+
+/// Certificates and password for Redis, its Sentinels' names of it, and the nodes of its cluster.
+#[derive(Clone, Default)]
+pub struct Access {
+    /// PEM of the authorities that Redis' certificate may come from; without it, the system's.
+    pub authorities: Option<Vec<u8>>,
+    /// PEM of our certificate, and of its key.
+    pub identity: Option<(Vec<u8>, Zeroizing<Vec<u8>>)>,
+    /// Password, instead of one in the URL.
+    pub password: Option<Zeroizing<String>>,
+}
+
+// Written by hand: nothing of it belongs into a log.
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access").finish_non_exhaustive()
+    }
+}
+
+impl Access {
+    /// Whether there are certificates.
+    pub fn has_certificates(&self) -> bool {
+        self.authorities.is_some() || self.identity.is_some()
+    }
+
+    /// A client for a URL; `None` if it is none, or if a certificate is not one. The crate's own error may
+    /// repeat the URL, and with it a password.
+    pub(crate) fn client(&self, url: &str) -> Option<Client> {
+        self.open(url.into_connection_info().ok()?).ok()
+    }
+
+    fn open(&self, info: ConnectionInfo) -> RedisResult<Client> {
+        // Which other crates are built beside this one must not decide whether there is TLS.
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let mut info = info.set_tcp_settings(crate::connect::tcp_settings());
+        if let Some(password) = &self.password {
+            let settings = info.redis_settings().clone().set_password(password.as_str());
+            info = info.set_redis_settings(settings);
+        }
+        if !self.has_certificates() {
+            return Client::open(info);
+        }
+        let identity = self.identity.as_ref().map(|(certificate, key)| ClientTlsConfig {
+            client_cert: certificate.clone(),
+            client_key: key.to_vec(),
+        });
+        let certificates =
+            TlsCertificates { client_tls: identity, root_cert: self.authorities.clone() };
+        Client::build_with_tls(info, certificates)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn there_is_tls_whatever_else_is_built() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("it is bound").port();
+        let client = Access::default().client(&format!("rediss://127.0.0.1:{port}/0"));
+        let client = client.expect("a URL");
+        let connecting =
+            tokio::spawn(
+                async move { client.get_multiplexed_async_connection().await.map(|_| ()) },
+            );
+        drop(listener.accept().await);
+        connecting.await.expect("it does not panic").expect_err("nobody is there");
+    }
+}

@@ -1,0 +1,337 @@
+//! Batches of one shard: verified webhooks that are stored together, and whose senders wait for that.
+//!
+//! A webhook is written into its batch once. Its headers and body are dropped then, so that the
+//! connection's read buffer can be used again. Only a [`Verified`] webhook gets in. Bounded by the
+//! permits that the batches hold. [`queue`] decides what each sender is answered.
+
+pub mod queue;
+
+use std::future::poll_fn;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use spillway_webhook::pack::{RAW_BYTES_TARGET, Records};
+use spillway_webhook::{Verified, Webhook};
+use tokio::sync::Notify;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use crate::admit::Permit;
+use crate::batch::queue::{Contents, Queue};
+use crate::reply::Refusal;
+// For the queue.
+use crate::sync;
+use crate::topics::{TopicIndex, Topics};
+
+/// What a webhook's sender is answered.
+pub type Answer = Result<(), Refusal>;
+
+/// Webhooks that are stored together.
+pub type Batch = queue::Batch<Webhooks>;
+
+/// Time between looks at the deadlines: a webhook is answered about this late at most.
+const DEADLINE_TICK: Duration = Duration::from_millis(20);
+
+/// Batches of one shard that wait to be stored.
+pub struct Batches {
+    queue: Queue<Webhooks>,
+    topics: Mutex<Topics>,
+    arrived: Notify,
+    closed: CancellationToken,
+}
+
+/// Webhooks of a batch, with the memory that they may hold.
+#[derive(Default)]
+pub struct Webhooks {
+    records: Records,
+    permit: Option<Permit>,
+}
+
+impl Contents for Webhooks {
+    type Item<'a> = (&'a Verified<Webhook>, Permit);
+    type Tag = TopicIndex;
+    type Answer = Answer;
+    type Time = Instant;
+    const UNKNOWN: Answer = Err(Refusal::AckTimeout);
+
+    fn has_room_for(&self, (webhook, _): &Self::Item<'_>) -> bool {
+        self.records.bytes() + webhook.get().body.len() <= RAW_BYTES_TARGET
+    }
+
+    fn add(&mut self, (webhook, permit): Self::Item<'_>) {
+        self.records.push(webhook.get());
+        match &mut self.permit {
+            Some(held) => held.merge(permit),
+            none => *none = Some(permit),
+        }
+    }
+
+    fn retain(&mut self, mut keep: impl FnMut() -> bool) {
+        self.records.retain(|_| keep());
+    }
+
+    fn bytes(&self) -> usize {
+        self.records.bytes()
+    }
+
+    fn clear(&mut self) {
+        self.records.clear();
+        self.permit = None;
+    }
+}
+
+impl Batch {
+    /// What it holds.
+    pub fn records(&self) -> &Records {
+        &self.contents().records
+    }
+}
+
+impl Batches {
+    /// None yet; `topics` counts what is stored.
+    pub fn new(topics: Topics) -> Self {
+        Self {
+            queue: Queue::default(),
+            topics: Mutex::new(topics),
+            arrived: Notify::new(),
+            closed: CancellationToken::new(),
+        }
+    }
+
+    /// Waits until `webhook` is stored.
+    ///
+    /// # Errors
+    /// [`Refusal`] when it is not, or not known to be, by `deadline`.
+    pub async fn push(
+        &self,
+        webhook: Verified<Webhook>,
+        permit: Permit,
+        deadline: Instant,
+    ) -> Answer {
+        let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+        let topic = self.topics().index_of(webhook.get());
+        let (ticket, is_first) = self.queue.push((&webhook, permit), topic, deadline, waker);
+        if is_first {
+            self.arrived.notify_one();
+        }
+        // Before the wait: its headers and body lie in the connection's read buffer.
+        drop(webhook);
+        poll_fn(|cx| ticket.poll(cx, Instant::now())).await
+    }
+
+    /// Waits for something to store; `false` once there will be nothing more.
+    pub async fn arrived(&self) -> bool {
+        loop {
+            if !self.queue.is_empty() {
+                return true;
+            }
+            if self.closed.is_cancelled() {
+                return false;
+            }
+            self.arrived.notified().await;
+        }
+    }
+
+    /// Nothing more will arrive.
+    pub fn close(&self) {
+        self.closed.cancel();
+        self.arrived.notify_one();
+    }
+
+    /// Uncompressed bytes that wait.
+    pub fn bytes(&self) -> usize {
+        self.queue.bytes()
+    }
+
+    /// The oldest batch, without what need not be stored any more.
+    pub fn take(&self) -> Option<Batch> {
+        self.queue.seal(Instant::now())
+    }
+
+    /// Answers those who wait in `batch`, and counts what was stored.
+    pub fn complete(&self, batch: Batch, answer: Answer) {
+        if answer.is_err() {
+            return self.queue.complete(batch, answer, |_| {});
+        }
+        let mut stored = Vec::with_capacity(batch.records().count() as usize);
+        self.queue.complete(batch, answer, |topic| stored.push(topic));
+        self.topics().stored(stored.into_iter());
+    }
+
+    /// Keeps the deadlines, for as long as it is polled.
+    pub async fn keep_deadlines(&self) {
+        let mut tick = interval(DEADLINE_TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            self.queue.expire(Instant::now());
+        }
+    }
+
+    fn topics(&self) -> MutexGuard<'_, Topics> {
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::sync::Arc;
+    use std::task::{Context, Waker};
+
+    use bytes::Bytes;
+    use http::uri::PathAndQuery;
+    use http::{HeaderMap, HeaderValue};
+    use spillway_webhook::Secrets;
+    use zeroize::Zeroizing;
+
+    use super::*;
+    use crate::admit::Admission;
+    use crate::topics::TopicMetrics;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    type Pushed<'a> = Pin<Box<dyn Future<Output = Answer> + 'a>>;
+
+    fn batches() -> (Batches, Admission) {
+        let topics = TopicMetrics::new(&prometheus::Registry::new());
+        (Batches::new(Topics::new(topics)), Admission::new(64 << 20))
+    }
+
+    /// A webhook that waits from now on, for at most `time`.
+    fn push<'a>(
+        batches: &'a Batches,
+        admission: &Admission,
+        body: &[u8],
+        time: Duration,
+    ) -> Pushed<'a> {
+        let secrets = Secrets::new(&[Zeroizing::new("hush".to_owned())]);
+        let mut headers = HeaderMap::new();
+        let signature = HeaderValue::try_from(secrets.sign(body)).unwrap();
+        headers.insert("x-shopify-hmac-sha256", signature);
+        let target = PathAndQuery::from_static("/");
+        let body = Bytes::copy_from_slice(body);
+        let permit = admission.admit(0, body.len()).unwrap();
+        let webhook = Webhook { received_at_ms: 1, target, headers, body };
+        let verified = secrets.verify(webhook).unwrap();
+        let mut pushed: Pushed<'a> =
+            Box::pin(batches.push(verified, permit, Instant::now() + time));
+        assert!(poll(&mut pushed).is_pending());
+        pushed
+    }
+
+    fn poll(pushed: &mut Pushed<'_>) -> Poll<Answer> {
+        pushed.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[tokio::test]
+    async fn all_who_wait_in_a_batch_are_answered_alike() {
+        let (batches, admission) = batches();
+        let mut all: Vec<_> = (0..3).map(|_| push(&batches, &admission, b"{}", SECOND)).collect();
+        let batch = batches.take().unwrap();
+        assert_eq!(batch.records().count(), 3);
+        let mut late = push(&batches, &admission, b"{}", SECOND);
+        batches.complete(batch, Err(Refusal::QueueFull));
+        for pushed in &mut all {
+            assert_eq!(poll(pushed), Poll::Ready(Err(Refusal::QueueFull)));
+        }
+        assert!(poll(&mut late).is_pending());
+        let batch = batches.take().unwrap();
+        batches.complete(batch, Ok(()));
+        assert_eq!(poll(&mut late), Poll::Ready(Ok(())));
+        assert_eq!(admission.in_flight_bytes(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_past_its_deadline_is_told_and_not_sent() {
+        let (batches, admission) = batches();
+        let mut soon = push(&batches, &admission, b"{\"soon\":1}", SECOND);
+        let mut later = push(&batches, &admission, b"{}", 3 * SECOND);
+        tokio::time::advance(2 * SECOND).await;
+        batches.queue.expire(Instant::now());
+        assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
+        // Into the batch that lost one.
+        let mut last = push(&batches, &admission, b"{}", 3 * SECOND);
+        let batch = batches.take().unwrap();
+        assert_eq!(batch.records().count(), 2);
+        // In flight, it is told too, and sent nevertheless.
+        tokio::time::advance(2 * SECOND).await;
+        batches.queue.expire(Instant::now());
+        assert_eq!(poll(&mut later), Poll::Ready(Err(Refusal::AckTimeout)));
+        batches.complete(batch, Ok(()));
+        assert_eq!(poll(&mut last), Poll::Ready(Ok(())));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_taken_out_of_a_batch_is_not_answered_as_the_batch_is() {
+        let (batches, admission) = batches();
+        let mut soon = push(&batches, &admission, b"{\"soon\":1}", SECOND);
+        let mut later = push(&batches, &admission, b"{}", 3 * SECOND);
+        tokio::time::advance(2 * SECOND).await;
+        // It is woken, and polled only after the batch is stored without it.
+        let batch = batches.take().unwrap();
+        assert_eq!(batch.records().count(), 1);
+        batches.complete(batch, Ok(()));
+        assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
+        assert_eq!(poll(&mut later), Poll::Ready(Ok(())));
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_any_more_is_not_sent() {
+        let (batches, admission) = batches();
+        drop(push(&batches, &admission, b"{}", SECOND));
+        assert!(batches.take().is_none());
+        assert_eq!(admission.in_flight_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_is_lost_tells_that_nothing_is_known() {
+        let (batches, admission) = batches();
+        let mut pushed = push(&batches, &admission, b"{}", SECOND);
+        drop(batches.take());
+        assert_eq!(poll(&mut pushed), Poll::Ready(Err(Refusal::AckTimeout)));
+    }
+
+    #[tokio::test]
+    async fn a_batch_takes_no_more_than_a_pack_holds_but_one_huge_webhook() {
+        let (batches, admission) = batches();
+        let sizes = [RAW_BYTES_TARGET / 2, RAW_BYTES_TARGET / 3, 3 * RAW_BYTES_TARGET, 10, 10];
+        let all: Vec<_> = sizes
+            .iter()
+            .map(|size| push(&batches, &admission, &vec![b' '; *size], SECOND))
+            .collect();
+        let counts: Vec<_> =
+            std::iter::from_fn(|| batches.take()).map(|batch| batch.records().count()).collect();
+        assert_eq!(counts, [2, 1, 2]);
+        drop(all);
+    }
+
+    #[tokio::test]
+    async fn it_ends_when_it_is_closed_and_empty() {
+        let (batches, admission) = batches();
+        let pushed = push(&batches, &admission, b"{}", SECOND);
+        batches.close();
+        assert!(batches.arrived().await);
+        batches.take();
+        assert!(!batches.arrived().await);
+        drop(pushed);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn deadlines_are_kept_while_a_batch_is_on_its_way() {
+        let (batches, admission) = batches();
+        let batches = Arc::new(batches);
+        let keeper = batches.clone();
+        tokio::spawn(async move { keeper.keep_deadlines().await });
+        let mut soon = push(&batches, &admission, b"{}", SECOND);
+        let mut later = push(&batches, &admission, b"{}", 3 * SECOND);
+        let batch = batches.take().unwrap();
+        tokio::time::sleep(SECOND + 2 * DEADLINE_TICK).await;
+        assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
+        batches.complete(batch, Ok(()));
+        assert_eq!(poll(&mut later), Poll::Ready(Ok(())));
+        assert_eq!(admission.in_flight_bytes(), 0);
+        assert!(batches.queue.is_idle());
+    }
+}

@@ -1,0 +1,305 @@
+//! Queue of batches, and what is answered to those who wait in them.
+//!
+//! A batch is open while webhooks are added to it, sealed when it is taken to be stored, and completed
+//! with one answer for all who still wait in it. A ticket is decided once, by what comes first: its
+//! deadline, the completion of its batch, or its holder's end. Sealing drops the records of tickets that
+//! are decided. So nobody is answered by a batch that does not hold their record, in whatever order tasks
+//! run; and a batch that is lost answers that nothing is known.
+//!
+//! Pure, except for the locks, which the parent module names. The queue's lock is taken before a batch's.
+
+use std::collections::VecDeque;
+use std::sync::PoisonError;
+use std::task::{Context, Poll, Waker};
+
+use super::sync::{Arc, Mutex, MutexGuard};
+
+/// Emptied contents that are kept: one batch is filled while another is stored.
+const SPARE_MAX: usize = 2;
+
+/// What lies in a batch: a record for each ticket, in the order of the tickets.
+pub trait Contents: Default {
+    /// What is added for a ticket.
+    type Item<'a>;
+    /// Kept with a ticket, and given back when its record is stored.
+    type Tag: Copy;
+    /// What a ticket's holder is answered.
+    type Answer: Copy;
+    /// Point in time.
+    type Time: Copy + Ord;
+    /// Answer where nothing is known of the record.
+    const UNKNOWN: Self::Answer;
+
+    /// Whether one more fits in.
+    fn has_room_for(&self, item: &Self::Item<'_>) -> bool;
+    /// Adds a record behind the others.
+    fn add(&mut self, item: Self::Item<'_>);
+    /// Drops each record for which `keep`, asked once per record in their order, says false.
+    fn retain(&mut self, keep: impl FnMut() -> bool);
+    /// Bytes of its records.
+    fn bytes(&self) -> usize;
+    /// Drops all records, and keeps the memory for others.
+    fn clear(&mut self);
+}
+
+/// Batches that are open, and the tickets of those that are sealed.
+pub struct Queue<C: Contents>(Mutex<Batches<C>>);
+
+struct Batches<C: Contents> {
+    open: VecDeque<Batch<C>>,
+    sealed: Vec<Arc<Tickets<C>>>,
+    spare: Vec<C>,
+}
+
+/// Records that are stored together, and who waits for that.
+pub struct Batch<C: Contents> {
+    contents: C,
+    tickets: Arc<Tickets<C>>,
+}
+
+/// Tickets of one batch.
+struct Tickets<C: Contents>(Mutex<TicketStates<C>>);
+
+struct TicketStates<C: Contents> {
+    all: Vec<TicketState<C>>,
+    is_completed: bool,
+}
+
+struct TicketState<C: Contents> {
+    tag: C::Tag,
+    deadline: C::Time,
+    has_record: bool,
+    outcome: Outcome<C::Answer>,
+}
+
+enum Outcome<A> {
+    Open(Waker),
+    Decided(A),
+    /// Its holder has gone.
+    Left,
+}
+
+/// One webhook's place in a batch.
+pub struct Ticket<C: Contents> {
+    tickets: Arc<Tickets<C>>,
+    index: usize,
+}
+
+impl<C: Contents> Default for Queue<C> {
+    fn default() -> Self {
+        let batches = Batches { open: VecDeque::new(), sealed: Vec::new(), spare: Vec::new() };
+        Self(Mutex::new(batches))
+    }
+}
+
+impl<C: Contents> Queue<C> {
+    /// Adds a record. Returns its ticket, and whether nothing was open before.
+    pub fn push(
+        &self,
+        item: C::Item<'_>,
+        tag: C::Tag,
+        deadline: C::Time,
+        waker: Waker,
+    ) -> (Ticket<C>, bool) {
+        let mut batches = self.lock();
+        let is_first = batches.open.is_empty();
+        let batch = batches.with_room_for(&item);
+        batch.contents.add(item);
+        let state = TicketState { tag, deadline, has_record: true, outcome: Outcome::Open(waker) };
+        let tickets = batch.tickets.clone();
+        let index = tickets.add(state);
+        (Ticket { tickets, index }, is_first)
+    }
+
+    /// Whether nothing is open.
+    pub fn is_empty(&self) -> bool {
+        self.lock().open.is_empty()
+    }
+
+    /// Whether nothing is open or sealed.
+    pub fn is_idle(&self) -> bool {
+        let batches = self.lock();
+        batches.open.is_empty() && batches.sealed.is_empty()
+    }
+
+    /// Bytes of the records that are open.
+    pub fn bytes(&self) -> usize {
+        self.lock().open.iter().map(|batch| batch.contents.bytes()).sum()
+    }
+
+    /// Takes the oldest batch in which anybody waits, with the records of those only.
+    pub fn seal(&self, now: C::Time) -> Option<Batch<C>> {
+        let mut batches = self.lock();
+        loop {
+            let mut batch = batches.open.pop_front()?;
+            if batch.cut(now) {
+                batches.sealed.push(batch.tickets.clone());
+                return Some(batch);
+            }
+            batches.recycle(std::mem::take(&mut batch.contents));
+        }
+    }
+
+    /// Answers all who wait in the batch. `stored` is called with the tag of each record in it.
+    pub fn complete(&self, mut batch: Batch<C>, answer: C::Answer, stored: impl FnMut(C::Tag)) {
+        batch.tickets.complete(answer, stored);
+        let mut batches = self.lock();
+        batches.sealed.retain(|tickets| !Arc::ptr_eq(tickets, &batch.tickets));
+        batches.recycle(std::mem::take(&mut batch.contents));
+    }
+
+    /// Decides the tickets whose deadline has come, and drops open batches in which nobody waits.
+    pub fn expire(&self, now: C::Time) {
+        let mut batches = self.lock();
+        batches.open.retain(|batch| batch.tickets.expire(now));
+        batches.sealed.retain(|tickets| {
+            tickets.expire(now);
+            !tickets.lock().is_completed
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Batches<C>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<C: Contents> Batches<C> {
+    fn with_room_for(&mut self, item: &C::Item<'_>) -> &mut Batch<C> {
+        let has_room = self.open.back().is_some_and(|last| last.contents.has_room_for(item));
+        if !has_room {
+            let contents = self.spare.pop().unwrap_or_default();
+            self.open.push_back(Batch { contents, tickets: Arc::new(Tickets::new()) });
+        }
+        self.open.back_mut().expect("BUG: one was just there, or added")
+    }
+
+    fn recycle(&mut self, mut contents: C) {
+        contents.clear();
+        if self.spare.len() < SPARE_MAX {
+            self.spare.push(contents);
+        }
+    }
+}
+
+impl<C: Contents> Batch<C> {
+    /// Its records.
+    pub fn contents(&self) -> &C {
+        &self.contents
+    }
+
+    /// Drops the records of those who do not wait any more. Returns whether anybody does.
+    pub fn cut(&mut self, now: C::Time) -> bool {
+        self.tickets.expire(now);
+        let mut states = self.tickets.lock();
+        if states.all.iter().any(TicketState::is_record_void) {
+            let mut with_record = states.all.iter_mut().filter(|ticket| ticket.has_record);
+            self.contents.retain(|| {
+                let ticket = with_record.next().expect("BUG: each record has a ticket");
+                ticket.has_record = ticket.is_open();
+                ticket.has_record
+            });
+        }
+        states.all.iter().any(TicketState::is_open)
+    }
+}
+
+impl<C: Contents> Drop for Batch<C> {
+    fn drop(&mut self) {
+        self.tickets.complete(C::UNKNOWN, |_| {});
+    }
+}
+
+impl<C: Contents> Tickets<C> {
+    fn new() -> Self {
+        Self(Mutex::new(TicketStates { all: Vec::new(), is_completed: false }))
+    }
+
+    fn add(&self, state: TicketState<C>) -> usize {
+        let mut states = self.lock();
+        states.all.push(state);
+        states.all.len() - 1
+    }
+
+    /// Decides those that are due. Returns whether any is open still.
+    fn expire(&self, now: C::Time) -> bool {
+        let (wakers, is_any_open) = {
+            let mut states = self.lock();
+            let due = states.all.iter_mut().filter(|ticket| ticket.deadline <= now);
+            let wakers: Vec<_> = due.filter_map(|ticket| ticket.decide(C::UNKNOWN)).collect();
+            (wakers, states.all.iter().any(TicketState::is_open))
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        is_any_open
+    }
+
+    /// The first completion counts.
+    fn complete(&self, answer: C::Answer, mut stored: impl FnMut(C::Tag)) {
+        let wakers: Vec<_> = {
+            let mut states = self.lock();
+            if std::mem::replace(&mut states.is_completed, true) {
+                return;
+            }
+            states
+                .all
+                .iter()
+                .filter(|ticket| ticket.has_record)
+                .for_each(|ticket| stored(ticket.tag));
+            states.all.iter_mut().filter_map(|ticket| ticket.decide(answer)).collect()
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TicketStates<C>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<C: Contents> TicketState<C> {
+    fn is_open(&self) -> bool {
+        matches!(self.outcome, Outcome::Open(_))
+    }
+
+    /// Whether its record need not be stored.
+    fn is_record_void(&self) -> bool {
+        self.has_record && !self.is_open()
+    }
+
+    /// Decides it unless it is. Returns whom to wake.
+    fn decide(&mut self, answer: C::Answer) -> Option<Waker> {
+        if !self.is_open() {
+            return None;
+        }
+        match std::mem::replace(&mut self.outcome, Outcome::Decided(answer)) {
+            Outcome::Open(waker) => Some(waker),
+            Outcome::Decided(_) | Outcome::Left => None,
+        }
+    }
+}
+
+impl<C: Contents> Ticket<C> {
+    /// The answer, as soon as there is one; decided here if the deadline has come unnoticed.
+    pub fn poll(&self, cx: &Context<'_>, now: C::Time) -> Poll<C::Answer> {
+        let mut states = self.tickets.lock();
+        let ticket = &mut states.all[self.index];
+        if ticket.deadline <= now {
+            ticket.decide(C::UNKNOWN);
+        }
+        match &mut ticket.outcome {
+            Outcome::Decided(answer) => Poll::Ready(*answer),
+            Outcome::Open(waker) => {
+                waker.clone_from(cx.waker());
+                Poll::Pending
+            }
+            Outcome::Left => Poll::Ready(C::UNKNOWN),
+        }
+    }
+}
+
+impl<C: Contents> Drop for Ticket<C> {
+    fn drop(&mut self) {
+        let mut states = self.tickets.lock();
+        if states.all[self.index].is_open() {
+            states.all[self.index].outcome = Outcome::Left;
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Overflow log of a receiver with `SPILL_DIR`: opened at the start, written to by all shards.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use spillway_service::Background;
+use spillway_service::clock::wall_clock_ms;
+use spillway_service::error::chain;
+use spillway_service::start::Misconfigured;
+use spillway_spill::disk::RealDisk;
+use spillway_spill::segment::HeadError;
+use spillway_spill::{Directory, DirectoryError, Index, Limits, WriteError};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::reply::Refusal;
+use crate::settings::SpillSettings;
+use crate::spill::writer::Writing;
+use crate::store::log::{LogFigures, OverflowLog};
+
+/// A segment is let go of whole: many of them, so that room comes back bit by bit.
+const SEGMENTS: u64 = 16;
+const SEGMENT_BYTES_MAX: u64 = 64 << 20;
+/// After a write that failed, requests are refused before their bodies are read for so long; then
+/// the next one tries.
+const REFUSE_FOR: Duration = Duration::from_millis(250);
+/// A disk that has not done for so long what it was asked for has stalled.
+const STALLED_AFTER: Duration = Duration::from_secs(2);
+/// A load balancer sends nothing to a receiver that is not ready: so it tries the disk by itself.
+const TRY_EVERY: Duration = Duration::from_secs(1);
+
+/// Overflow log, shared by all shards.
+pub struct SpillChannel {
+    pub(super) writing: Writing,
+    pub(super) index: Arc<Index>,
+    limits: Limits,
+    device: Option<u64>,
+    problem: Problem,
+    spilled: AtomicU64,
+    /// The newest record when the log was last empty.
+    emptied: AtomicU64,
+    pub(super) errors: AtomicU64,
+    /// Cancelled once the feeder has had a first look.
+    pub(super) settled: CancellationToken,
+}
+
+/// What keeps the disk from taking packs, since when; a success ends it.
+struct Problem {
+    began: Instant,
+    kind: AtomicU8,
+    /// In ms since `began`.
+    refuse_until: AtomicU64,
+}
+
+const NONE: u8 = 0;
+const FULL: u8 = 1;
+const FAILING: u8 = 2;
+
+impl SpillChannel {
+    /// Takes up what lies in the directory. Until the feeder has looked at Redis, everything spills.
+    ///
+    /// # Errors
+    /// [`Misconfigured`] when the directory is not one to use; any other when it can't be now.
+    pub fn open(
+        settings: &SpillSettings,
+        background: &Background,
+    ) -> anyhow::Result<(Arc<Self>, u64)> {
+        let bytes_max = settings.bytes_max;
+        let segment_bytes = (bytes_max / SEGMENTS).min(SEGMENT_BYTES_MAX);
+        let limits = Limits { bytes_max, segment_bytes };
+        // A disk that fails may be well again soon: then a restart helps. The rest is for a person.
+        let unusable = |error: DirectoryError| {
+            let text = format!("SPILL_DIR: {}", chain(&error));
+            match &error {
+                DirectoryError::Io { error, .. }
+                | DirectoryError::Segment { error: HeadError::Io(error), .. }
+                    if !is_mistake(error) =>
+                {
+                    anyhow::Error::msg(text)
+                }
+                _ => Misconfigured(text).into(),
+            }
+        };
+        let directory = Directory::take(&settings.directory).map_err(unusable)?;
+        let log_id = directory.id();
+        let now_us = wall_clock_ms() * 1000;
+        let (index, writer) = spillway_spill::open(directory, Box::new(RealDisk), limits, now_us)
+            .map_err(unusable)?;
+        if index.holds_any() {
+            tracing::warn!(bytes = index.bytes(), "spilled before, and not fed to redis yet");
+            let index = index.clone();
+            std::thread::Builder::new().name("spill-count".to_owned()).spawn(move || {
+                spillway_spill::count(&index);
+                tracing::info!(webhooks = index.webhooks(), "what was spilled before is counted");
+            })?;
+        }
+        let device = rustix::fs::stat(&settings.directory).ok().map(|stat| stat.st_dev);
+        let channel = Self {
+            writing: Writing::start(writer, background.guard("the spill's writer"))?,
+            index,
+            limits,
+            device,
+            problem: Problem {
+                began: Instant::now(),
+                kind: AtomicU8::new(NONE),
+                refuse_until: AtomicU64::new(0),
+            },
+            spilled: AtomicU64::new(0),
+            emptied: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            settled: CancellationToken::new(),
+        };
+        Ok((Arc::new(channel), log_id))
+    }
+
+    /// Tries a disk that took nothing until it does again, for as long as this is polled.
+    pub async fn try_again(&self) {
+        loop {
+            sleep(TRY_EVERY).await;
+            if self.problem.kind.load(Ordering::Relaxed) == NONE {
+                continue;
+            }
+            match self.writing.probe().await {
+                Ok(()) => self.is_well(),
+                Err(error) => self.note(&error),
+            }
+        }
+    }
+
+    /// Whether anything waits on disk, as far as is known.
+    pub fn holds_any(&self) -> bool {
+        self.index.holds_any()
+    }
+
+    fn is_well(&self) {
+        // Mostly it was before: then nothing is written that other cores read.
+        if self.problem.kind.load(Ordering::Relaxed) != NONE {
+            self.problem.kind.store(NONE, Ordering::Relaxed);
+            tracing::info!("the spill takes webhooks again");
+        }
+    }
+
+    /// The log is empty up to this record. What kept the disk from taking packs is past: the next outage may find it
+    /// healthy.
+    pub fn begins_anew(&self, emptied: u64) {
+        self.emptied.store(emptied, Ordering::Relaxed);
+        self.problem.kind.store(NONE, Ordering::Relaxed);
+    }
+
+    /// All up to this record is fed, and nothing of it is to be fed again: webhooks may have been appended directly since.
+    pub fn emptied(&self) -> u64 {
+        self.emptied.load(Ordering::Relaxed)
+    }
+
+    /// Removes what was fed until the log was empty, the last segment too. Tries again for as long as the disk can't.
+    pub async fn free_fed(self: Arc<Self>) {
+        let emptied = self.emptied();
+        while let Err(error) = self.writing.rotate().await {
+            tracing::debug!(error = chain(&error), "the spill's last segment is kept for now");
+            sleep(TRY_EVERY).await;
+            if self.emptied() != emptied {
+                // Another one does, by now.
+                return;
+            }
+        }
+        tokio::task::spawn_blocking(move || self.index.free_through(emptied));
+    }
+
+    fn failed(&self, error: &WriteError) -> Refusal {
+        let until = self.problem.now_ms() + REFUSE_FOR.as_millis() as u64;
+        self.problem.refuse_until.store(until, Ordering::Relaxed);
+        self.note(error);
+        match error {
+            WriteError::Limit | WriteError::Full(_) => Refusal::QueueFull,
+            WriteError::Failed(_) => Refusal::QueueUnavailable,
+            WriteError::Unknown(_) => Refusal::AckTimeout,
+        }
+    }
+
+    /// What keeps the disk from taking packs. Logged at the change only.
+    fn note(&self, error: &WriteError) {
+        let kind = match error {
+            WriteError::Limit | WriteError::Full(_) => FULL,
+            WriteError::Failed(_) | WriteError::Unknown(_) => FAILING,
+        };
+        if kind == FAILING {
+            self.errors.fetch_add(1, Ordering::Relaxed);
+        }
+        if self.problem.kind.swap(kind, Ordering::Relaxed) != kind {
+            tracing::error!(
+                error = chain(error),
+                "webhooks cannot be spilled; they are answered 503"
+            );
+        }
+    }
+}
+
+impl OverflowLog for SpillChannel {
+    fn write(&self, pack: Vec<u8>, webhooks: u32) -> BoxFuture<'_, Result<(), Refusal>> {
+        Box::pin(async move {
+            match self.writing.write(pack, webhooks).await {
+                Ok(()) => {
+                    self.spilled.fetch_add(webhooks.into(), Ordering::Relaxed);
+                    self.is_well();
+                    Ok(())
+                }
+                Err(error) => Err(self.failed(&error)),
+            }
+        })
+    }
+
+    fn takes(&self) -> Result<(), Refusal> {
+        let kind = self.problem.kind.load(Ordering::Relaxed);
+        let refuse_until = self.problem.refuse_until.load(Ordering::Relaxed);
+        match kind {
+            NONE => Ok(()),
+            _ if self.problem.now_ms() >= refuse_until => Ok(()),
+            FULL => Err(Refusal::QueueFull),
+            _ => Err(Refusal::QueueUnavailable),
+        }
+    }
+
+    fn trouble(&self) -> Option<&'static str> {
+        match self.problem.kind.load(Ordering::Relaxed) {
+            _ if self.writing.waits_for() >= STALLED_AFTER => {
+                Some("spill_stalled: the disk of SPILL_DIR does not answer")
+            }
+            NONE => None,
+            FULL => Some("spill_full: SPILL_MAX is reached, or its disk is full"),
+            _ => Some("spill_failing: the disk of SPILL_DIR cannot be written"),
+        }
+    }
+
+    fn settled(&self) -> &CancellationToken {
+        &self.settled
+    }
+
+    fn device(&self) -> Option<u64> {
+        self.device
+    }
+
+    fn figures(&self) -> LogFigures {
+        LogFigures {
+            webhooks: self.index.webhooks(),
+            bytes: self.index.bytes(),
+            limit_bytes: self.limits.bytes_max,
+            written: self.spilled.load(Ordering::Relaxed),
+            errors: self.errors.load(Ordering::Relaxed) + self.index.damages(),
+        }
+    }
+}
+
+/// Whether an error of the file system is one of whoever chose the directory.
+fn is_mistake(error: &io::Error) -> bool {
+    use io::ErrorKind as K;
+    matches!(
+        error.kind(),
+        K::NotFound | K::NotADirectory | K::AlreadyExists | K::PermissionDenied | K::IsADirectory
+    )
+}
+
+impl Problem {
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}

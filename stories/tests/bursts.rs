@@ -1,0 +1,146 @@
+//! Hundreds of senders whose time is over within the same moment, because the disk of the spill or Redis stands still
+//! for about as long as an answer may take: whatever is answered 200 is stored.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::RngExt;
+use stories::backend::Backend;
+use stories::cell::{CONCURRENCY, Cell};
+use stories::check::check;
+use stories::ledger::{Ledger, Outcome};
+use stories::load::Load;
+use stories::report::say;
+use stories::seed::{chance, seed};
+use stories::service::Service;
+use stories::sick_disk::{Health, SickDisk};
+use stories::size::size;
+use stories::until::until;
+use tokio::time::sleep;
+
+const SENDERS: u64 = 660;
+const ROUNDS: u32 = 8;
+const ACK_TIMEOUT: Duration = Duration::from_secs(1);
+const ROUND: [(&str, &str); 2] = [("ACK_TIMEOUT", "1s"), ("SHOP_MAX_QUEUED", "100")];
+/// How far from it a stall ends, in milliseconds.
+const ABOUT_MS: u64 = 50;
+const SOON: Duration = Duration::from_secs(60);
+
+fn spill(cell: &Cell) -> PathBuf {
+    cell.directory().join("spill")
+}
+
+/// Stalls something again and again for about [`ACK_TIMEOUT`], while hundreds send. Returns what they were answered.
+async fn stalled(name: &str, receiver: &Service, number: u64, stall: impl Fn(bool)) -> Arc<Ledger> {
+    let seed = seed(name, number);
+    let mut chance = chance(seed, 0);
+    let ledger = Arc::new(Ledger::default());
+    let load = Load {
+        connections: SENDERS,
+        resources: SENDERS,
+        pause: Duration::from_millis(400),
+        ..Load::steady(seed)
+    };
+    let running = load.start(receiver.address(), &ledger);
+    for _ in 0..size(1, 4) * ROUNDS {
+        let before = ledger.stored_count();
+        let more = size(SENDERS / 2, 2 * SENDERS) as usize;
+        until("webhooks are stored", SOON, async || ledger.stored_count() >= before + more).await;
+        let about = Duration::from_millis(chance.random_range(0..=2 * ABOUT_MS));
+        let ends = Instant::now() + ACK_TIMEOUT - Duration::from_millis(ABOUT_MS) + about;
+        stall(true);
+        sleep(ends.saturating_duration_since(Instant::now())).await;
+        stall(false);
+    }
+    running.stop().await;
+    let attempts = ledger.attempts();
+    let slowest = attempts.iter().map(|attempt| attempt.took).max().unwrap_or_default();
+    say(&format!(
+        "{name}: {} stored, {} refused, {} without an answer; the slowest answer came after {slowest:?}",
+        ledger.stored_count(),
+        ledger.count(Outcome::Later),
+        ledger.count(Outcome::Unanswered),
+    ));
+    assert!(ledger.count(Outcome::Later) > 0, "no stall was long enough for anybody");
+    ledger
+}
+
+async fn all_is_delivered(name: &str, cell: &Cell, ledger: &Ledger) {
+    let backend = Backend::start().await;
+    let _downstreamer = cell.downstreamer(&backend, &[("DEDUP_WINDOW", "0")]).await;
+    ledger.delivered_to(&backend, 2 * SOON).await;
+    let figures = check(ledger, &backend.receipts(), &HashSet::new());
+    figures.print(name);
+    figures.expect_sound(CONCURRENCY);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spill_disk_that_stalls_for_as_long_as_an_answer_may_take_loses_nothing() {
+    let name = "bursts, the spill's disk";
+    let cell = Cell::alone();
+    let disk = SickDisk::new(cell.directory(), &spill(&cell));
+    let environment = disk.environment();
+    let directory = spill(&cell).display().to_string();
+    let mut settings = vec![("SPILL_DIR", directory.as_str())];
+    settings.extend(ROUND);
+    settings.extend(environment.iter().map(|(key, value)| (*key, value.as_str())));
+    let mut redis = cell.redis(&[]).await;
+    let receiver = cell.receiver(&settings).await;
+    redis.kill9();
+    let stall = |is_stalled| disk.is(if is_stalled { Health::Stalls } else { Health::Well });
+    let ledger = stalled(name, &receiver, 191, stall).await;
+    redis.restart();
+    all_is_delivered(name, &cell, &ledger).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_stands_still_for_as_long_as_an_answer_may_take_loses_nothing() {
+    let name = "bursts, Redis";
+    let cell = Cell::alone();
+    let redis = cell.redis(&[]).await;
+    let receiver = cell.receiver(&ROUND).await;
+    let stall = |is_stalled| if is_stalled { redis.sigstop() } else { redis.sigcont() };
+    let ledger = stalled(name, &receiver, 192, stall).await;
+    all_is_delivered(name, &cell, &ledger).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_stands_still_before_a_log_loses_nothing() {
+    let name = "bursts, Redis before a log";
+    let cell = Cell::alone();
+    let redis = cell.redis(&[]).await;
+    let directory = spill(&cell).display().to_string();
+    let settings = [&ROUND[..], &[("SPILL_DIR", directory.as_str())]].concat();
+    let receiver = cell.receiver(&settings).await;
+    let stall = |is_stalled| if is_stalled { redis.sigstop() } else { redis.sigcont() };
+    let seed = seed(name, 193);
+    let ledger = Arc::new(Ledger::default());
+    // While batches go to the log instead, nobody's time may be over.
+    let load = Load {
+        connections: SENDERS,
+        resources: SENDERS,
+        pause: Duration::from_millis(400),
+        ..Load::steady(seed)
+    };
+    let mut chance = chance(seed, 0);
+    let running = load.start(receiver.address(), &ledger);
+    for _ in 0..size(1, 4) * ROUNDS {
+        let before = ledger.stored_count();
+        until("webhooks are stored", SOON, async || {
+            ledger.stored_count() >= before + SENDERS as usize / 2
+        })
+        .await;
+        stall(true);
+        sleep(Duration::from_millis(chance.random_range(400..=1_100))).await;
+        stall(false);
+    }
+    running.stop().await;
+    until("all is fed", SOON, async || {
+        receiver.metric("spillway_spilling").await == Some(0.0)
+            && receiver.metric("spillway_spill_webhooks").await == Some(0.0)
+    })
+    .await;
+    all_is_delivered(name, &cell, &ledger).await;
+}
