@@ -52,7 +52,7 @@ def read_settings():
         pairs = [[system] if system == "baseline" else [system, system + BESIDE] for system in systems]
         systems = [system for pair in pairs for system in pair]
     return {
-        **({"beside": other} if other else {}),
+        **({"beside": setting("BESIDE_NAME", Path(other).name)} if other else {}),
         "rounds": bounded("ROUNDS", 5, 1, 50),
         "seconds": bounded("ROUND_SECONDS", 10, 1, 120),
         "connections": [
@@ -95,7 +95,7 @@ def one_round(system, connections, settings, requests, directory):
         with servers.baseline(SECRET, directory) as (child, port):
             pids = {"server": child.pid}
             return load.measure(port, pids, None, connections, settings, requests)
-    program = settings["beside"] if system.endswith(BESIDE) else RELEASE / "request-receiver"
+    program = os.environ["BESIDE"] if system.endswith(BESIDE) else RELEASE / "request-receiver"
     with servers.redis(system.removesuffix(BESIDE), directory) as redis:
         with servers.receiver(redis, SECRET, directory, program) as (child, port):
             pids = {"server": child.pid, "redis": redis.child.pid}
