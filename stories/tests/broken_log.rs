@@ -1,6 +1,7 @@
 //! A log that can't be written any more, as a pipe whose reader ended: its lines are lost, and nothing else.
 
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::process::Command;
 use std::time::Duration;
 
@@ -28,6 +29,16 @@ async fn receiver_with_broken_log(cell: &Cell, settings: Settings<'_>) -> Servic
     receiver
 }
 
+/// The same on a disk without room for a byte.
+async fn receiver_with_full_log(cell: &Cell, settings: Settings<'_>) -> Service {
+    let log = cell.directory().join("request-receiver-0.log");
+    symlink("/dev/full", &log).expect("link the log");
+    let receiver = cell.receiver(settings).await;
+    // It has no end to be read to.
+    fs::remove_file(&log).expect("remove the link");
+    receiver
+}
+
 async fn stop(redis: &mut RedisServer) {
     redis.sigterm();
     redis.exit(WITHIN).await;
@@ -38,22 +49,34 @@ async fn start(redis: &mut RedisServer) {
     redis.ready().await;
 }
 
-#[tokio::test]
-async fn a_receiver_whose_log_is_broken_stores_webhooks_again_once_redis_is_back() {
-    let cell = Cell::shared();
-    let mut redis = cell.redis(&[]).await;
-    let mut receiver = receiver_with_broken_log(&cell, &[]).await;
+async fn stores_again(cell: &Cell, redis: &mut RedisServer, mut receiver: Service) {
     post(receiver.address(), &Webhook::any()).await.expect_stored();
     for _ in 0..2 {
-        stop(&mut redis).await;
+        stop(redis).await;
         receiver.unready("queue_unavailable").await;
         post(receiver.address(), &Webhook::any()).await.expect_later("queue_unavailable");
-        start(&mut redis).await;
+        start(redis).await;
         receiver.ready().await;
         post(receiver.address(), &Webhook::any()).await.expect_stored();
     }
     receiver.sigterm();
-    assert_eq!(receiver.exit(WITHIN).await.code(), Some(0));
+    assert_eq!(receiver.exit(WITHIN).await.code(), Some(0), "{}", cell.directory().display());
+}
+
+#[tokio::test]
+async fn a_receiver_whose_log_is_broken_stores_webhooks_again_once_redis_is_back() {
+    let cell = Cell::shared();
+    let mut redis = cell.redis(&[]).await;
+    let receiver = receiver_with_broken_log(&cell, &[]).await;
+    stores_again(&cell, &mut redis, receiver).await;
+}
+
+#[tokio::test]
+async fn a_receiver_whose_log_has_no_room_stores_webhooks_again_once_redis_is_back() {
+    let cell = Cell::shared();
+    let mut redis = cell.redis(&[]).await;
+    let receiver = receiver_with_full_log(&cell, &[]).await;
+    stores_again(&cell, &mut redis, receiver).await;
 }
 
 #[tokio::test]
