@@ -61,8 +61,8 @@ impl Expiry {
 }
 
 impl<C: Content> Core<C> {
-    /// Time that a webhook has spent on retries, and those after it that it stands for with `newest`. Where nothing of
-    /// its lane succeeds, the time in which they could not be tried counts, too.
+    /// Time that a run has spent on retries: the webhook at its head, and those up to `newest` for which that one is sent.
+    /// Where nothing of its lane succeeds, the time in which it could not be tried counts, too.
     pub(crate) fn spent(
         &self,
         lane: LaneKey,

@@ -51,7 +51,7 @@ impl<C: Content> Core<C> {
         self.bury(attempt.resource, letter, bytes, attempt.sent.fingerprint);
     }
 
-    /// Whether a dead letter of so many bytes has room.
+    /// True if a dead letter of so many bytes has room.
     pub(crate) fn has_dead_room(&mut self, bytes: u64) -> bool {
         let has_room = bytes <= self.session.dead_room;
         self.counts.kept_for_want_of_room += u64::from(!has_room);

@@ -48,7 +48,7 @@ pub struct Facts {
     pub disk_device: Option<u64>,
 }
 
-/// Whether an AOF that was off is there yet. Once it is turned on, Redis says so at once, and writes what comes into a file
+/// The first AOF of a Redis that had it off. Once it is turned on, Redis says so at once, and writes what comes into a file
 /// that is not read at a start until the first rewrite has ended.
 #[derive(Debug, Default)]
 pub struct FirstAof {

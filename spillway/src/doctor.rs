@@ -35,7 +35,7 @@ pub struct Arguments {
     #[command(flatten)]
     secret: SecretArguments,
 
-    /// Where the receiver spills to, as it has it
+    /// Directory that the receiver spills to, as it has it
     #[arg(long, env = "SPILL_DIR", value_name = "DIRECTORY")]
     spill_dir: Option<PathBuf>,
 

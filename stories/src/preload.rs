@@ -32,7 +32,7 @@ impl Number {
         self.file.write_all_at(&number.to_ne_bytes(), 0).expect("set a number");
     }
 
-    /// Where it is.
+    /// Path of its file.
     pub fn path(&self) -> String {
         self.path.display().to_string()
     }

@@ -359,8 +359,8 @@ impl Feeder {
         }
     }
 
-    /// What is known of Redis is asked again: one that did not answer may be another since, which must be looked at
-    /// before anything is fed to it and let go of.
+    /// Has Redis asked again where to go on. One that did not answer may be another since: it must be looked at before
+    /// anything is fed to it and let go of.
     fn failed(&mut self, error: &FeedError) {
         match error {
             FeedError::Queue(QueueError::Full(_)) => self.looks.set_full(),

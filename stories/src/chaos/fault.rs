@@ -16,7 +16,7 @@ pub struct Parts {
     pub clocks: bool,
     /// Small disks of their own for Redis and for what is spilled.
     pub disks: bool,
-    /// What is spilled lies on Redis' disk.
+    /// True if the spill lies on Redis' disk.
     pub shares_disk: bool,
     /// A shop whose webhooks fail until the episode ends, so that its lane is never empty.
     pub broken_shop: bool,

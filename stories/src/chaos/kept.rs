@@ -24,7 +24,7 @@ pub struct Kept<P> {
     /// Its end was brought about, and how it has to look, if that is known.
     is_doomed: bool,
     is_asked_to_end: bool,
-    /// Its next log is a pipe that nobody reads.
+    /// Set if the next log is to be a pipe that nobody reads.
     loses_log: bool,
     started: Instant,
     ended: Option<Instant>,

@@ -66,7 +66,7 @@ pub struct World {
     repeating: JoinSet<()>,
     is_shop_paused: bool,
     clocks: Vec<Clock>,
-    /// How far off each clock is for good, in seconds.
+    /// Seconds by which each clock is off for good.
     clocks_off: Vec<i64>,
     /// The disk of what is spilled, as the receiver finds it.
     spill_disk: SickDisk,
@@ -129,16 +129,10 @@ impl World {
 
         let spill = spill_place(directory, disks.as_ref(), parts);
         let spill_disk = SickDisk::new(directory, &spill);
-        let mut settings =
-            vec![("REDIS_URL", to_receiver.url()), (ACK_TIMEOUT.0, ACK_TIMEOUT.1.to_owned())];
+        let mut settings = [time(1), spill_disk.environment()].concat();
+        settings.push(("REDIS_URL", to_receiver.url()));
         settings.extend(parts.spill.then(|| ("SPILL_DIR", spill.display().to_string())));
-        // Held here as systemd holds it: what comes while the receiver is down waits for the next.
-        let socket = Arc::new(TcpListener::bind(port::free()).expect("bind the receiver's socket"));
-        let receiver = cell.receiver_on(
-            &socket,
-            &borrowed(&[settings, time(1), spill_disk.environment()].concat()),
-        );
-        receiver.ready().await;
+        let receiver = start_receiver(&cell, &settings).await;
         let to_clients = Way::to(receiver.address()).await;
 
         let of_drains = vec![("REDIS_URL", to_drains.url())];
@@ -360,6 +354,14 @@ fn spill_place(directory: &Path, disks: Option<&Disks>, parts: Parts) -> PathBuf
         if parts.shares_disk { disks.redis.path() } else { disks.spill.path() }
     });
     disk.join("spill")
+}
+
+async fn start_receiver(cell: &Cell, settings: &[(&'static str, String)]) -> Service {
+    // Held here as systemd holds it: what comes while the receiver is down waits for the next.
+    let socket = Arc::new(TcpListener::bind(port::free()).expect("bind the receiver's socket"));
+    let receiver = cell.receiver_on(&socket, &[&[ACK_TIMEOUT], &borrowed(settings)[..]].concat());
+    receiver.ready().await;
+    receiver
 }
 
 fn start_redis(
