@@ -86,7 +86,7 @@ find_generate() {
 find_vegeta() {
     if command -v vegeta; then return; fi
     command -v go > /dev/null || fail "vegeta is missing, and so is Go (1.24 or newer) to build the \
-pinned one: apt-get install golang-go, or put vegeta on the PATH" 69
+pinned one: https://go.dev/dl (Debian 12's is older), or put vegeta on the PATH" 69
     # Builds it the first time; the path of the cached program.
     go -C bench/vegeta tool -n vegeta ||
         fail "cannot build vegeta; see: go -C bench/vegeta tool vegeta -version" 69
