@@ -192,8 +192,8 @@ impl Index {
         self.free_while(|segment| segment.first < first);
     }
 
-    /// Frees the segments in which nothing comes after the number `last`, but for the one that is written to: all up to
-    /// that number was fed.
+    /// Frees the segments in which nothing comes after the number `last`, but for the newest: all up to that number was
+    /// fed.
     pub fn free_through(&self, last: u64) {
         self.free_while(|segment| segment.is_sealed && segment.last <= last);
     }
@@ -202,7 +202,8 @@ impl Index {
         loop {
             let segment = {
                 let mut inner = self.lock();
-                if !inner.segments.front().is_some_and(&may_go) {
+                // The last one stays: its head says what came before it.
+                if inner.segments.len() < 2 || !inner.segments.front().is_some_and(&may_go) {
                     return;
                 }
                 inner.segments.pop_front()

@@ -150,22 +150,19 @@ impl SpillChannel {
         self.problem.kind.store(NONE, Ordering::Relaxed);
     }
 
-    /// All up to this record is fed, and nothing of it is to be fed again: webhooks may have been appended directly since.
+    /// All up to this record was fed by this process, and nothing of it is to be fed again: webhooks may have been appended
+    /// directly since.
     pub fn emptied(&self) -> u64 {
         self.emptied.load(Ordering::Relaxed)
     }
 
     /// Removes what was fed until the log was empty, the last segment too. Tries again for as long as the disk can't.
     pub async fn free_fed(self: Arc<Self>) {
-        let emptied = self.emptied();
         while let Err(error) = self.writing.rotate().await {
             tracing::debug!(error = chain(&error), "the spill's last segment is kept for now");
             sleep(TRY_EVERY).await;
-            if self.emptied() != emptied {
-                // Another one does, by now.
-                return;
-            }
         }
+        let emptied = self.emptied();
         tokio::task::spawn_blocking(move || self.index.free_through(emptied));
     }
 

@@ -15,7 +15,7 @@ use spillway_queue::owner::{BUMP_EVERY, Watch};
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_service::error::chain;
 use spillway_spill::{Chunk, Reader};
-use tokio::task::JoinError;
+use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -43,11 +43,12 @@ pub struct Feeder {
     claiming: Line,
     feeding: Line,
     pace: Pace,
-    confirmed: Option<Instant>,
     numbers: Numbers,
     progress: Progress,
-    rival: Rival,
+    claimed: ClaimView,
     logged: Logged,
+    /// Removes what was fed when the log was last empty.
+    freeing: Option<JoinHandle<()>>,
 }
 
 /// Numbers of records.
@@ -59,9 +60,12 @@ struct Numbers {
     found_last: u64,
 }
 
-/// Claim of another receiver.
+/// Claim as Redis has it.
 #[derive(Default)]
-struct Rival {
+struct ClaimView {
+    /// When it was last confirmed as ours.
+    confirmed: Option<Instant>,
+    /// Counter of another receiver's.
     watch: Watch,
     looked: Option<Instant>,
     /// The claim as it stands, once it may be taken over.
@@ -127,11 +131,11 @@ impl Feeder {
             claiming: Line::new(redis.clone(), Some(ANSWER_WITHIN)),
             feeding: Line::new(redis, None),
             pace: Pace::default(),
-            confirmed: None,
             numbers,
             progress: Progress::default(),
-            rival: Rival::default(),
+            claimed: ClaimView::default(),
             logged: Logged { error: None, is_way_back },
+            freeing: None,
         }
     }
 
@@ -173,12 +177,12 @@ impl Feeder {
     /// # Errors
     /// [`QueueError`] from Redis.
     pub async fn confirm(&mut self) -> Result<Claimed, QueueError> {
-        let from = std::mem::take(&mut self.rival.held);
+        let from = std::mem::take(&mut self.claimed.held);
         let claimed = self.claim.confirm(self.claiming.connected().await?, &from).await?;
         match &claimed {
             Claimed::Ours { fed, is_new } => {
                 self.gate.on(StoreEvent::ClaimOurs { is_new: *is_new });
-                self.confirmed = Some(Instant::now());
+                self.claimed.confirmed = Some(Instant::now());
                 self.go_on_after(*fed).await?;
             }
             Claimed::Theirs(held) => self.is_anothers(held),
@@ -191,7 +195,8 @@ impl Feeder {
         // A hold is short: no call that can wait comes into it.
         let is_held = self.gate.mode() == StoreMode::Closing;
         let due_after = if is_held { 3 * BUMP_EVERY } else { BUMP_EVERY };
-        let is_due = self.confirmed.is_none_or(|confirmed| confirmed.elapsed() >= due_after);
+        let is_due =
+            self.claimed.confirmed.is_none_or(|confirmed| confirmed.elapsed() >= due_after);
         if (is_due || self.claiming.connection.is_none())
             && let Claimed::Theirs(_) = self.confirm().await?
         {
@@ -298,7 +303,10 @@ impl Feeder {
                 tracing::info!("what was spilled is fed; webhooks go to redis directly");
             }
             self.progress.let_go();
-            tokio::spawn(self.spill.clone().free_fed());
+            let freeing = tokio::spawn(self.spill.clone().free_fed());
+            if let Some(before) = self.freeing.replace(freeing) {
+                before.abort();
+            }
         }
     }
 
@@ -343,9 +351,9 @@ impl Feeder {
     fn is_anothers(&mut self, held: &str) {
         stand_back(&self.gate, held);
         let now = Instant::now();
-        let since = self.rival.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
-        if self.rival.watch.may_take(held, since) {
-            self.rival.held = held.to_owned();
+        let since = self.claimed.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
+        if self.claimed.watch.may_take(held, since) {
+            self.claimed.held = held.to_owned();
         }
     }
 

@@ -80,7 +80,7 @@ impl Writing {
         self.done(Job::Probe { done }, outcome).await
     }
 
-    /// Begins a segment, so that the ones before can be let go; not while there is something to write.
+    /// Begins a segment, so that the ones before can be let go.
     ///
     /// # Errors
     /// [`WriteError`].
@@ -106,7 +106,7 @@ fn run(mut writer: Writer, mut jobs: mpsc::Receiver<Job>, work: &Work) {
     while let Some(first) = jobs.blocking_recv() {
         work.since_ms.store(work.now_ms(), Ordering::Relaxed);
         let (mut packs, mut waiters) = (Vec::new(), Vec::<Waiter>::new());
-        let (mut probe, mut rotate) = (None, None);
+        let (mut probe, mut rotate) = (None, Vec::new());
         let mut next = Some(first);
         while let Some(job) = next {
             match job {
@@ -114,15 +114,17 @@ fn run(mut writer: Writer, mut jobs: mpsc::Receiver<Job>, work: &Work) {
                     packs.push((pack, webhooks));
                     waiters.push(done);
                 }
-                Job::Rotate { done } => rotate = Some(done),
+                Job::Rotate { done } => rotate.push(done),
                 Job::Probe { done } => probe = Some(done),
             }
             next = jobs.try_recv().ok();
         }
+        // First: what is fed and what is new would else share a segment, and be freed together or not at all.
+        if !rotate.is_empty() {
+            answer(rotate, writer.rotate());
+        }
         if !packs.is_empty() {
             answer(waiters, writer.append(&packs));
-        } else if let Some(waiter) = rotate {
-            answer(vec![waiter], writer.rotate());
         }
         // After what may say the same.
         if let Some(waiter) = probe {
