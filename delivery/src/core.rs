@@ -54,7 +54,7 @@ pub(crate) struct Session {
     pub shrunk: (usize, Duration),
     /// Seed of the next chance.
     pub chance: u64,
-    /// When the leader began, in milliseconds since the Unix epoch.
+    /// When the leader began, by Redis' clock, in milliseconds since the Unix epoch: the least that it was taken for.
     pub began_ms: Option<u64>,
     pub looks: Looks,
 }

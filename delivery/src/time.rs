@@ -1,7 +1,8 @@
 //! Active time: it counts towards retries, and stands still while the backend is stopped. For a webhook, time in which
 //! an operator paused it counts for nothing.
 //!
-//! Moments are on the clock of the leader's beginning: it goes on evenly whatever is done to the machine's.
+//! Moments are on the clock of the leader's beginning, which goes on evenly; where that was on Redis' clock is corrected
+//! when Redis' clock goes back.
 
 use std::time::Duration;
 

@@ -81,8 +81,8 @@ impl Looks {
         is_usable
     }
 
-    /// Sets that a look has found that Redis has no room on its disk, which the log shares; that is usable for what is
-    /// restored. Unless there was a suspicion, as [`Self::set_usable`].
+    /// Sets that a look has found no room on Redis' disk, which the log shares: nothing is appended, and the log is
+    /// restored. Not after a suspicion, as [`Self::set_usable`].
     pub fn set_short(&self, suspicions: u64) {
         let _changing = self.lock();
         if self.suspicions() == suspicions {
