@@ -2,9 +2,12 @@
 # Fuzzes every target of fuzz/ for FUZZ_SECONDS each (default 600), or those named as arguments.
 #
 # What is found lies in fuzz/artifacts, and the exit is 1. What reached more code is kept beside the
-# build; FUZZ_KEEP=1 takes the smallest set of it that reaches as much into fuzz/corpus. With RESULTS=
+# build; FUZZ_KEEP=1 replaces what the fuzzer made of fuzz/corpus by the smallest set that reaches as many
+# edges. Inputs with names of their own stay. With RESULTS=
 # a table is written there.
 set -euo pipefail
+# A step that fails inside $(…) ends it, too.
+shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
 readonly TARGETS=(http pack replies retry_after round_trip settings times)
@@ -24,23 +27,50 @@ stat_of() {
   sed -n "s/^stat::$2: *//p" "$1" | tail -1
 }
 
+# Writes the inputs of fuzz/corpus/TARGET.txt into a directory, a file each.
+unpack() {
+  rm -rf "$2" && mkdir -p "$2"
+  while read -r name bytes; do
+    base64 -d <<<"$bytes" >"$2/$name"
+  done <"fuzz/corpus/$1.txt"
+}
+
+# The inverse: one line for each file of a directory.
+pack() {
+  local file
+  for file in "$1"/*; do
+    [ -e "$file" ] || continue
+    printf '%s %s\n' "$(basename "$file")" "$(base64 -w 0 "$file")"
+  done | LC_ALL=C sort
+}
+
+# Keeps the inputs with names of their own, and of all others the smallest set that reaches as many edges.
+minimise() {
+  local target=$1 seeds=$2 corpus=$3 log=$4 smallest
+  smallest=$(mktemp -d)
+  find "$seeds" -type f -regextype posix-extended -not -regex '.*/[0-9a-f]{40}' -exec cp -t "$smallest" {} +
+  fuzz "$target" "$smallest" "$seeds" "$corpus" -- -merge=1 -use_counters=0 -max_len=2048 >>"$log" 2>&1
+  pack "$smallest" >"$smallest.txt"
+  # An empty set means that the merge did not work.
+  [ -s "$smallest.txt" ] || return 1
+  mv "$smallest.txt" "fuzz/corpus/$target.txt"
+  rm -rf "$smallest"
+}
+
 # One target; a row of the table.
 run() {
-  local target=$1 corpus=$BUILD/fuzz-corpus/$1 log=$BUILD/fuzz-$1.log findings coverage
+  local target=$1 corpus=$BUILD/fuzz-corpus/$1 seeds=$BUILD/fuzz-seeds/$1 log=$BUILD/fuzz-$1.log
+  local findings coverage
   mkdir -p "$corpus" "fuzz/artifacts/$target"
+  unpack "$target" "$seeds"
   local outcome=0
-  fuzz "$target" "$corpus" "fuzz/corpus/$target" -- -max_total_time="$SECONDS_EACH" \
+  fuzz "$target" "$corpus" "$seeds" -- -max_total_time="$SECONDS_EACH" \
     -max_len=$INPUT_BYTES_MAX -malloc_limit_mb=$MALLOC_MB_MAX -timeout=20 -print_final_stats=1 \
     >"$log" 2>&1 || outcome=$?
   findings=$(find "fuzz/artifacts/$target" -type f | wc -l)
   coverage=$(grep -o 'cov: [0-9]* ft: [0-9]*' "$log" | tail -1 | sed 's/cov: //; s/ ft: / \/ /')
   if [ "${FUZZ_KEEP:-0}" = 1 ]; then
-    local smallest
-    smallest=$(mktemp -d)
-    fuzz "$target" "$smallest" "fuzz/corpus/$target" "$corpus" -- -merge=1 -max_len=2048 >>"$log" 2>&1
-    # The seeds keep their names; what is new is added.
-    cp -n "$smallest"/* "fuzz/corpus/$target/"
-    rm -rf "$smallest"
+    minimise "$target" "$seeds" "$corpus" "$log"
   fi
   [ "$outcome" = 0 ] || [ "$findings" -gt 0 ] || { tail -5 "$log" >&2; return 1; }
   printf '| %s | %s | %s | %s | %s |\n' "$target" "$(stat_of "$log" number_of_executed_units)" \
