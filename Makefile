@@ -38,7 +38,7 @@ audit: ## licences, sources, bans and advisories of what is depended on; says wh
 endure: ## the stories that the suite plays small, at the size of the promise (70 minutes)
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
-	ENDURE=1 cargo test --locked -p stories --test duplicates --test brake --test verbs \
+	ENDURE=1 cargo test --locked -p stories --test duplicates --test circuit_breaker --test verbs \
 		--test kafka_exactly_once --test kafka_faults --test restart --test lanes \
 		--test spill --test spill_disk -- --nocapture --test-threads 1
 	@echo 'longer, each by itself: make endure-shops, make endure-lanes, make endure-spill'

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Shows how the receiver behaves under load, one scenario after the other, against thresholds.
+"""Measures the receiver under load, one scenario after the other, and checks thresholds.
 
   bench/characterize.py [--quick] [SCENARIO…]
 
@@ -23,8 +23,8 @@ from harness.campaign import Campaign, fail
 from harness.servers import RELEASE, ROOT, Failed, alone
 
 SCENARIOS = ["half", "breakpoint", "spike", "sustained", "flood", "overload", "sizes", "connections",
-             "receivers", "forged", "endtoend", "fairness", "drain", "verbs", "coalesce", "soak"]
-# Asked for by name only: they need a Kafka broker, and binaries with librdkafka in them.
+             "receivers", "forged", "endtoend", "fairness", "effect", "drain", "verbs", "coalesce", "soak"]
+# Run only if named: they need a Kafka broker, and binaries built with librdkafka.
 KAFKA_SCENARIOS = ["kafka"]
 BINARIES = ["generate", "fill", "pace", "fdatasync", "baseline", "backend", "request-receiver",
             "downstreamer", "spillway"]
@@ -54,7 +54,7 @@ def check_tools(scenarios):
 
 
 def raise_file_limit():
-    """Each connection is a file, here and in every process started from here."""
+    """Raises the limit of open files for this process and its children: each connection is a file."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -67,7 +67,7 @@ def results_directory(quick, facts):
 
 
 def run_one(name, campaign, facts, results):
-    """Runs a scenario and writes its files; tells whether every threshold was met."""
+    """Runs a scenario and writes its files. Returns True if every threshold was met."""
     module = importlib.import_module(f"scenarios.{name}")
     campaign.scenario = name
     campaign.say("begins")
@@ -80,7 +80,7 @@ def run_one(name, campaign, facts, results):
     run = {"quick": campaign.quick, "machine": facts, "fdatasync": campaign.disks,
            "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
     findings.write(results, name, " ".join(module.__doc__.split()), found, run)
-    # After each, so that an interrupted run keeps what it has.
+    # Written after each scenario, so that an interrupted run keeps its results.
     findings.report(results, SCENARIOS + KAFKA_SCENARIOS)
     for verdict in found.verdicts:
         word = "pass" if verdict["passed"] else "FAIL"

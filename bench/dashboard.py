@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Draws the Grafana dashboard without Grafana: asks a live Prometheus each panel's own queries and
-draws the panels in their places.
+"""Draws the Grafana dashboard without Grafana. Runs the queries of each panel on a live Prometheus
+and draws the panels in their places.
 
   bench/dashboard.py PROMETHEUS_URL SECONDS OUT.svg
 
-The last SECONDS are shown. Lines only, as the panels are; `make alerts-live` draws docs/img so.
+The panels show the last SECONDS, as lines only. `make alerts-live` draws docs/img with it.
 """
 
 import json
@@ -22,10 +22,10 @@ from harness.plot import FAINT, FONTS, GRID, INK, color, number, powers, rounds
 DASHBOARD = Path(__file__).resolve().parent.parent / "ops/grafana/spillway.json"
 # Grafana's grid has 24 columns.
 COLUMN, LINE = 60, 30
-# Points across a panel, and the seconds that Grafana's rate interval is long: four scrapes, at least.
+# Points across a panel, and Grafana's rate interval in seconds: at least four scrapes.
 POINTS, RATE_SECONDS_MIN = 120, 10
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 32, 44
-# Lines named below a panel: two rows of them; and letters that fit into a third of it.
+# Lines in the legend of a panel, in two rows, and letters that fit into a third of its width.
 NAMED_MAX, LETTERS_MAX = 6, 25
 
 
@@ -57,7 +57,7 @@ def main(prometheus, seconds, out):
 
 
 def ask(prometheus, target, span):
-    """The target's series: (name, [(time, value)])."""
+    """Returns the series of a target: (name, [(time, value)])."""
     rate = f"{max(RATE_SECONDS_MIN, round(4 * span[2]))}s"
     query = target["expr"].replace("$__rate_interval", rate).replace("$cell", ".*")
     form = urllib.parse.urlencode(
@@ -95,7 +95,7 @@ def draw(panel, series, span, size):
 
 
 def stack(series):
-    """Each on top of those before it."""
+    """Stacks each series on top of those before it."""
     below, out = {}, []
     for name, points in series:
         points = [(at, value + below.get(at, 0)) for at, value in points]
@@ -105,7 +105,7 @@ def stack(series):
 
 
 def pieces(points, step):
-    """Cut where there was nothing, as after a process was killed."""
+    """Splits a series at gaps, for example after a process was killed."""
     piece = []
     for point in points:
         if piece and point[0] - piece[-1][0] > 1.5 * step:

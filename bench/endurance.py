@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draws what `make endure-shops` and `make endure-lanes` measured.
+"""Draws the results of `make endure-shops` and `make endure-lanes`.
 
   bench/endurance.py DIRECTORY
 
-DIRECTORY holds one-percent.json or big-lanes.json, as the stories write them. Pages and charts go
-beside them: one-percent.md, one-percent-<shops>-p99.svg, one-percent-<shops>-stream.svg, big-lanes.md.
-Windows and samples then leave the JSON: the charts show them.
+DIRECTORY holds one-percent.json or big-lanes.json, as the stories write them. Pages and charts are
+written there: one-percent.md, one-percent-<shops>-p99.svg, one-percent-<shops>-stream.svg, big-lanes.md.
+Windows and samples are then removed from the JSON, because the charts show them.
 """
 
 import json

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Puts mistakes into a state machine, one at a time, and says which test finds each.
+"""Puts mistakes into a state machine, one at a time, and prints which test finds each.
 
-  bench/mutations.py core [WORD ...]     the delivery core; only those whose names hold one of the words
+  bench/mutations.py core [WORD ...]     the delivery core; only mistakes whose names contain a WORD
   bench/mutations.py store [WORD ...]    the receiver's store mode
 
-Works on a copy of what is committed, in a target folder of its own: two minutes for each that only the
-simulator finds, seconds for the others. Exit code 1 if one is not found, or does not fit the code any more.
+Works on a copy of the last commit, with a separate target directory: two minutes for a mistake that only
+the simulator finds, seconds for others. Exits with 1 if one is not found or no longer fits the code.
 """
 
 import os
@@ -16,20 +16,20 @@ import tempfile
 import time
 from pathlib import Path
 
-# Name, file, what stands there, and the mistake.
+# Name, file, original text, and the mistake.
 CORE = [
     ('suspects jump the line', 'suspects.rs',
      'self.is_called(key) || (self.waiting.is_empty() && free > self.called.len())', 'free > 0'),
-    ('probes have no slice', 'suspects.rs',
+    ('probes have no slice', 'suspect_turns.rs',
      'over.truncate(self.attempts.suspects.waiting.len());', 'over.clear();'),
     ('every slice is short', 'suspects.rs', 'SLICE * luby(probes + 1)', 'SLICE * (1 + probes / 1_000)'),
-    ('a called lane keeps its turn for ever', 'suspects.rs',
+    ('a called lane keeps its turn for ever', 'suspect_turns.rs',
      '*until > now && flow', '*until > Duration::ZERO && flow'),
     ('what is cut off is never given up', 'ended.rs',
      'if self.session.is_draining || !has_timed_out {', 'if !self.session.is_draining || !has_timed_out {'),
     ('given up without its whole time', 'ended.rs',
      'if self.session.is_draining || !has_timed_out {', 'if self.session.is_draining {'),
-    ('no attempt has all its time', 'suspects.rs',
+    ('no attempt has all its time', 'suspect_turns.rs',
      'Some(attempt.resource) != scout && is_over(attempt)', 'is_over(attempt)'),
     ('last attempts are cut off', 'slow.rs',
      '&& Some(attempt.resource) != last', '&& (last.is_none() || last.is_some())'),
@@ -53,9 +53,9 @@ CORE = [
      'self.next = waiting;\n        Some(unfailed)', 'if let Some(turn) = waiting {\n            self.release(turn.resource);\n        }\n        Some(unfailed)'),
     ('probes go by time', 'turns.rs',
      'if self.backend.is_stopped() { TurnsBy::Number } else { TurnsBy::Time }', 'if self.backend.is_stopped() { TurnsBy::Time } else { TurnsBy::Time }'),
-    ('lanes called too early keep their turn', 'suspects.rs',
+    ('lanes called too early keep their turn', 'suspect_turns.rs',
      'while self.attempts.suspects.called.len() > free\n', 'while self.attempts.suspects.called.len() > free + 1_000\n'),
-    ('free slots are not of the line where nothing is delivered', 'suspects.rs', 'shared.max(free)', 'shared.max(free.min(0))'),
+    ('free slots are not of the line where nothing is delivered', 'suspect_turns.rs', 'shared.max(free)', 'shared.max(free.min(0))'),
     ('a failing kind goes first while its shop is paused', 'turns.rs',
      '|| (!about.paused_until.is_zero() && ', '|| (about.hash == 0 && '),
     ('a failing kind goes first', 'turns.rs',
@@ -68,7 +68,7 @@ CORE = [
      '\n            || self.is_failed_probe(end.signal);', ';'),
     ('one who says outright to pause all is not believed', 'ended.rs',
      'if is_lanes && !is_outright {', 'if is_lanes || is_outright && is_failure(end.signal) {'),
-    ('a lane loses its place while its shop is paused', 'suspects.rs',
+    ('a lane loses its place while its shop is paused', 'suspect_turns.rs',
      'ShopGate::PausedUntil(_) if is_ready && shut.len()', 'ShopGate::PausedUntil(_) if !is_ready && shut.len()'),
     ('unfailed lanes wait for nothing while the backend refuses', 'turns.rs',
      'if !may_fail && unfailed_probes >= 2 * PROBES_UNFAILED {', 'if !may_fail && unfailed_probes > 1_000_000 {'),
@@ -83,14 +83,14 @@ CORE = [
     ('the oldest lane of a stopped backend always goes first', 'turns.rs',
      'if are_rare { lane.flow.began_at } else { Duration::ZERO }', 'if are_rare { Duration::ZERO } else { Duration::ZERO }'),
     ('a lone probe of a backend that is down is cut off', 'slow.rs',
-     'let Some(waiting) = self.next else { return Vec::new() };\n        let now = self.session.now.at;\n        let (in_flight, slots) = (self.attempts.len(), self.probe_slots(waiting.lane));',
-     'let now = self.session.now.at;\n        let (in_flight, slots) = (self.attempts.len(), self.next.map_or(1, |turn| self.probe_slots(turn.lane)));'),
+     'let Some(waiting) = self.next else { return Vec::new() };\n        let now = self.session.now.at;\n        let in_flight = self.attempts.len();\n        let slots = self.probe_slots(waiting.lane);',
+     'let now = self.session.now.at;\n        let in_flight = self.attempts.len();\n        let slots = self.next.map_or(1, |turn| self.probe_slots(turn.lane));'),
     ('probes of a stopped backend go out together', 'dispatch.rs',
      'self.attempts.has_quick(self.session.now.at.saturating_sub(SLICE))', 'self.attempts.usual() > 0'),
     ('slices do not follow what is usual', 'slow.rs',
      'SLICE.max(self.queue.shops.usual() * 2)', 'SLICE * 20'),
     ('slices stay long', 'suspects.rs', 'self.least.max(took * 2).min(LEAST_MAX)', 'self.least.max(took * 2)'),
-    ('recording costs a lane its place', 'suspects.rs',
+    ('recording costs a lane its place', 'suspect_turns.rs',
      'if flow.is_some_and(|flow| flow.recording > 0) {', 'if flow.is_some_and(|flow| flow.recording > 1_000) {'),
     ('retry states of the main stream are not loaded', 'core.rs', 'core.load_retries(loaded.retries);', ''),
     ('retry states of the main stream are not written', 'ended.rs',
@@ -109,9 +109,9 @@ CORE = [
     ('a leader loads any number of retry states', 'core.rs', 'if has_room && self', 'if (has_room || bytes > 0) && self'),
     ('a retry state of the main stream is shed', 'retry.rs',
      'state.is_stored && !state.is_in_main', 'state.is_stored'),
-    ('a stopped backend is probed by the line', 'suspects.rs',
+    ('a stopped backend is probed by the line', 'suspect_turns.rs',
      'if self.attempts.len() >= slots || self.backend.is_stopped() {', 'if self.attempts.len() >= slots {'),
-    ('a lane whose shop waits for its rate loses its place', 'suspects.rs',
+    ('a lane whose shop waits for its rate loses its place', 'suspect_turns.rs',
      'if at <= now + OPENS_WITHIN => Some(at)', 'if at <= now => Some(at)'),
     ('the line has all the time of a single slot', 'suspects.rs',
      'self.rests_until = now + took.min(LEAST_MAX) * REST_TIMES;',
@@ -124,7 +124,7 @@ CORE = [
      'if false && !is_next && let Some(called) = self.next_called() {'),
     ('called lanes go before every turn that waits', 'turns.rs',
      'if !is_next && let Some(called)', 'if let Some(called)'),
-    ('probes are cut off while nothing may begin', 'suspects.rs',
+    ('probes are cut off while nothing may begin', 'suspect_turns.rs',
      'self.limiter.concurrency(now) > 0 && self.may_begin().is_ok();', 'true;'),
     ('a cut does not count for the breaker', 'ended.rs',
      'lane.breaker.failed((false, most), attempt.began, now, chance);', 'let _ = (most, chance);'),
@@ -133,9 +133,9 @@ CORE = [
     ('cuts come at once', 'attempts.rs', 'is_due.then(|| least + since / CUT_SINCE_PART)', 'Some(least)'),
     ('no turns for shops that are served', 'proven.rs',
      'self.turns = (self.turns + 1) % TURNS;', 'self.turns = 0;'),
-    ('bytes of starved shops are kept', 'reading.rs',
+    ('bytes of starved shops are kept', 'read.rs',
      '!self.is_blocked(lane) && self.shop_gate(lane.shop).is_ok()', '!self.is_blocked(lane)'),
-    ('a front pack that is gone is not noticed', 'reading.rs',
+    ('a front pack that is gone is not noticed', 'read.rs',
      'let is_missing = packs.is_empty();', 'let is_missing = false;'),
     ('a slow shop holds every slot', 'dispatch.rs',
      'shop.is_long()\n                &&', 'false &&'),
@@ -191,19 +191,19 @@ CORE = [
     ('long lanes are listed behind short ones', 'lanes.rs',
      'self.hungry[usize::from(has_few)].push_back(key);',
      'self.hungry[1].push_back(key);'),
-    ('large chunks count as small', 'reading.rs',
+    ('large chunks count as small', 'read.rs',
      'chunk.bytes <= SMALL_BYTES',
      'chunk.bytes > 0'),
-    ('all chunks count as large', 'reading.rs',
+    ('all chunks count as large', 'read.rs',
      'chunk.bytes <= SMALL_BYTES',
      'chunk.bytes == 0'),
     ('chunks that are written count as large', 'moving.rs',
      'left: count, bytes });',
      'left: count, bytes: u32::MAX });'),
-    ('what is gone is read again and again', 'reading.rs',
+    ('what is gone is read again and again', 'read.rs',
      'let gone = self.is_pack_needed(key).then(|| self.gone()).flatten();',
      'let gone = None;'),
-    ('what is gone and not needed is lost', 'reading.rs',
+    ('what is gone and not needed is lost', 'read.rs',
      'let gone = self.is_pack_needed(key).then(|| self.gone()).flatten();',
      'let gone = self.gone();'),
     ('the size of chunks is never forgotten', 'chunk_reads.rs',
@@ -264,13 +264,13 @@ CORE = [
     ('nothing expires', 'give_up.rs', 'self.may_expire_from_now_on(attempt.lane);', ''),
     ('a replay expires', 'queue.rs',
      'let is_replay = self.index.is_replay(resource);\n        if let', 'let is_replay = false;\n        if let'),
-    ('what waits behind another has its own time only', 'expiry.rs',
+    ('what waits behind another has its own time only', 'expire.rs',
      'known.breaker.is_open() || self.has_failed_for_long(lane) =>', 'known.breaker.is_open() =>'),
-    ('what expires waits for deliveries', 'expiry.rs',
+    ('what expires waits for deliveries', 'expire.rs',
      'if self.may_go_on().is_err() ||', 'if self.may_begin().is_err() ||'),
     ('deliveries wait for what expires', 'ledger.rs',
      '(self.finished.len() + settling).saturating_sub(self.expiring())', 'self.finished.len() + settling'),
-    ('any number expires at once', 'expiry.rs',
+    ('any number expires at once', 'expire.rs',
      'if self.ledger.expiring() >= self.config.tuning.unsettled {', 'if self.ledger.expiring() >= usize::MAX {'),
     ('a pause of a shop counts', 'pauses.rs',
      'if let Some(periods) = shop.and_then(|shop| past.shops.get(&shop)) {', 'if let Some(periods) = shop.and_then(|_| past.shops.get(&0)) {'),
@@ -306,7 +306,7 @@ CORE = [
      'before.unwrap_or_else(|| RetryState::new(attempt.began_active, is_in_main))', 'before.unwrap_or_else(|| RetryState::new(active, is_in_main))'),
     ('what is not indexed spends all time', 'core.rs',
      'let written = self.active_when(stored.as_of_ms);', 'let written = self.active_when(stored.as_of_ms & 0);'),
-    ('what is not overdue expires', 'expiry.rs',
+    ('what is not overdue expires', 'expire.rs',
      'let Some(excess) = of_newest.max(own).checked_sub(expires_after) else { continue };', 'let excess = of_newest.max(own).saturating_sub(expires_after);'),
     ('a clock that goes back makes what comes older', 'core.rs',
      'self.session.began_ms.map_or(began_ms, |before| before.min(began_ms))', 'self.session.began_ms.unwrap_or(began_ms)'),
@@ -318,7 +318,7 @@ CORE = [
      'C::shop_of(filter).is_none_or(|only| shop.is_none_or(|shop| shop == only))', 'C::shop_of(filter).is_some_and(|only| shop.is_none_or(|shop| shop == only && shop != only))'),
     ('a filter pauses all shops', 'time.rs',
      'C::shop_of(filter).is_none_or(|only| shop.is_none_or(|shop| shop == only))', 'C::shop_of(filter).is_none_or(|_| true) || shop.is_none() || true'),
-    ('a run expires by its newest webhook', 'expiry.rs',
+    ('a run expires by its newest webhook', 'expire.rs',
      'let Some(head) = self.queue.index.head(resource) else { continue };',
      'let Some(head) = self.queue.index.lead(resource).map(|lead| self.queue.index.node(lead).position) else { continue };'),
     ('what came without a leader has failed with the lane', 'lane_clock.rs',
@@ -329,7 +329,7 @@ CORE = [
      'self.backend.pieces(from, to));', 'vec![(from, to.saturating_sub(from))]);'),
     ('failures of others leave a lane refused', 'lane_clock.rs',
      'pub fn failed_with_others(&mut self) {\n        self.refused_since = None;', 'pub fn failed_with_others(&mut self) {'),
-    ('clocks that went back make webhooks old', 'expiry.rs',
+    ('clocks that went back make webhooks old', 'expire.rs',
      'own.max(of_lane.min(Duration::from_millis(age)))', 'own.max(of_lane.max(Duration::from_millis(age.min(0))))'),
     ('failures count as refusals', 'ended.rs',
      'self.refused_for(attempt.lane, head, newest, about) >= refused_for', 'spent >= refused_for'),
@@ -361,7 +361,7 @@ CORE = [
     ('paused shop not woken', 'shop.rs',
      'self.due.push(Reverse((until, key)));\n                    }\n                    continue;',
      '}\n                    continue;'),
-    ('drops of what is at work forgotten', 'controls.rs',
+    ('drops of what is at work forgotten', 'apply_controls.rs',
      'self.controls.at_work.insert(resource);\n            return;',
      'return;'),
     ('replay linked before what is at work', 'index/links.rs',
@@ -388,7 +388,7 @@ CORE = [
     ('retry state shed unwritten', 'cut.rs',
      'if !self.ledger.retries.contains_key(&about.position) {',
      '{'),
-    ('names cleared too early', 'controls.rs',
+    ('names cleared too early', 'apply_controls.rs',
      'let keeps_names = std::mem::take(&mut controls.keeps_names);',
      'let keeps_names = std::mem::take(&mut controls.keeps_names) && false;'),
     ('two slots at once of a suspect lane', 'dispatch.rs',
@@ -452,18 +452,18 @@ STORE = [
     ('holds end without a notification', 'gate.rs',
      'self.opened.notify_waiters();', ''),
 ]
-# Package, folder of the files, and arguments of cargo test, from the quickest on.
+# Package, directory of the files, and arguments of cargo test, the quickest first.
 MACHINES = {
     "core": (CORE, "spillway-delivery", "delivery/src",
              [["--lib", "--test", "flow", "--test", "chunks"], ["--test", "hour"], ["--test", "simulation"]]),
     "store": (STORE, "request-receiver", "request-receiver/src/store", [["--lib", "store::"]]),
 }
-# Of one run of tests, in seconds: some mistakes make a loop without end.
+# Time limit of one run of tests, in seconds, because some mistakes cause an endless loop.
 ENDS_WITHIN = 900
 
 
 def finder(tree, target, package, tests):
-    """Tests that fail, None if all pass."""
+    """Returns the tests that fail, or None if all pass."""
     for arguments in tests:
         run = subprocess.Popen(["cargo", "test", "--locked", "-p", package, "--no-fail-fast", *arguments],
                                cwd=tree, env={**os.environ, "CARGO_TARGET_DIR": target}, text=True,

@@ -90,7 +90,7 @@ def generate(settings, directory):
 
 
 def one_round(system, connections, settings, requests, directory):
-    """Everything new: processes, Redis, its directory."""
+    """Runs one round with new processes, a new Redis and a new directory."""
     if system == "baseline":
         with servers.baseline(SECRET, directory) as (child, port):
             pids = {"server": child.pid}

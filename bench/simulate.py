@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what `simulate` found: the limiter beside others, in virtual time.
+"""Draws the results of `simulate`: the limiter compared with others, in virtual time.
 
   bench/simulate.py DIRECTORY
 
@@ -32,7 +32,7 @@ def grouped(rows, key):
 
 
 def figure_table(rows):
-    """A row for each scenario and figure, a column for each algorithm."""
+    """Returns a table with a row for each scenario and figure, and a column for each algorithm."""
     algorithms = list(grouped(rows, "algorithm"))
     lines = ["| scenario | figure | expected | " + " | ".join(algorithms) + " |",
              "|" + "---|" * (3 + len(algorithms))]
@@ -52,7 +52,7 @@ def shown(row):
 
 
 def chart(scenario, about, rows):
-    """Limit and goodput over time, above one another."""
+    """Draws limit and goodput over time, above one another."""
     limits, goodputs = {}, {}
     for algorithm, ones in grouped(rows, "algorithm").items():
         limits[algorithm] = [(float(row["seconds"]), float(row["limit"])) for row in ones]
@@ -60,7 +60,7 @@ def chart(scenario, about, rows):
         if algorithm == OURS:
             needed = [(float(row["seconds"]), float(row["needed"])) for row in ones]
             capacity = [(float(row["seconds"]), float(row["capacity"])) for row in ones]
-    # Last, so that the algorithms have the same colours in both. A limit that runs away would
+    # Drawn last, so that the algorithms have the same colours in both. A diverging limit would
     # flatten all others.
     limits["needed"], goodputs["capacity"] = needed, capacity
     most = 4 * max(value for _, value in needed + limits[OURS])

@@ -114,10 +114,20 @@ install_packages() {
     { apt_get update && apt_get install -y --no-install-recommends "$@" >/dev/null; }
 }
 
+# Rust as Cargo.toml asks for it: an older compiler stops at the edition, with an error that does not
+# say what to do.
 require_rust() {
-  command -v cargo >/dev/null && return
-  say "a Rust toolchain is missing. Install one with:"
-  say "    curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh"
+  local wanted found
+  wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$(dirname "$0")/../Cargo.toml")
+  if ! command -v cargo >/dev/null; then
+    say "Rust $wanted or newer is missing. Install it with:"
+    say "    curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh"
+    exit 1
+  fi
+  found=$(rustc --version | cut -d ' ' -f 2)
+  [ "$(printf '%s\n' "$wanted" "$found" | sort -V | head -n 1)" = "$wanted" ] && return
+  say "Rust $wanted or newer is needed; $(command -v rustc) is $found. Update it with:"
+  say "    rustup update stable        # after https://rustup.rs, if this one is from a distribution"
   exit 1
 }
 

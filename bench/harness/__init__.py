@@ -1,1 +1,1 @@
-"""What bench/run.py is made of. Standard library only."""
+"""Modules of the benchmarks. Standard library only."""

@@ -1,4 +1,4 @@
-"""What every scenario is given: scale, tools, webhooks, the disk's figures, a place for results."""
+"""Resources of every scenario: scale, tools, webhooks, disk figures, and a directory for results."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from .servers import RELEASE, ROOT
 SECRET = "a-secret-for-the-benchmark-only"
 WRONG_SECRET = "another-secret-so-every-signature-is-forged"
 DISTINCT = 10_000
-# What one file of prepared webhooks may take; wrk reads it into memory whole.
+# Largest file of prepared webhooks; wrk reads all of it into memory.
 REQUESTS_BYTES_MAX = 256 << 20
-# A disk that changes by more than this in a scenario is worth a remark.
+# A disk that changes by more than this during a scenario gets a remark.
 DISK_DRIFT_MAX = 1.5
 
 
@@ -41,11 +41,11 @@ class Campaign:
         print(f"[{elapsed:6.0f} s] {self.scenario}: {words}", flush=True)
 
     def load(self, seconds):
-        """The settings of `load.measure`."""
+        """Settings for `load.measure`."""
         return {"wrk_threads": self.wrk_threads, "seconds": seconds}
 
     def requests(self, size=5300, secret=SECRET):
-        """Prepared webhooks for wrk; made once for each size and secret."""
+        """Returns prepared webhooks for wrk. They are made once for each size and secret."""
         path = self.directory / f"requests-{size}-{'good' if secret == SECRET else 'forged'}.bin"
         if not path.exists():
             count = min(self.scale(DISTINCT, 2000), REQUESTS_BYTES_MAX // size)
@@ -58,7 +58,7 @@ class Campaign:
 
     @contextmanager
     def prepared(self, port, rate, seconds, connections=256, label=""):
-        """An open loop of fresh webhooks, ready to be offered; see `vegeta.Attack`."""
+        """Returns an open loop of new webhooks that is ready to run; see `vegeta.Attack`."""
         self.vegeta_path = self.vegeta_path or vegeta.find()
         count = int(rate * seconds) + connections
         path = vegeta.targets(port, SECRET, self.directory, count, label=label)
@@ -68,28 +68,28 @@ class Campaign:
             path.unlink()
 
     def attack(self, port, rate, seconds, connections=256):
-        """Offers an open loop and tells what came of it."""
+        """Runs an open loop and returns its results."""
         with self.prepared(port, rate, seconds, connections) as attack:
             attack.run()
             return attack.hits()
 
     def pace(self, port, rate, seconds):
-        """Offers an open loop by a generator that leaves the receiver the CPU; see `pace.run`."""
+        """Runs an open loop with a generator that uses little CPU; see `pace.run`."""
         out = self.directory / f"pace-{port}.csv"
         return pace.run(port, self.requests(), rate, seconds, out)
 
     def fdatasync_ms(self, size):
-        """The median of one append and fdatasync of `size` bytes (4, 64 or 1024 KiB); of several
-        measurements in a scenario, their mean."""
+        """Returns the median time of one append and fdatasync of `size` bytes (4, 64 or 1024 KiB).
+        With several measurements in a scenario, returns their mean."""
         return mean(row["p50_us"] for disk in self.disks for row in disk if row["bytes"] == size) / 1e3
 
     def measure_disk(self):
-        """A disk changes within minutes: what is judged by it measures it before and after."""
+        """Measures the disk. A disk changes within minutes, so scenarios measure it before and after."""
         line = [str(RELEASE / "fdatasync"), "--json", str(self.directory)]
         self.disks.append(json.loads(subprocess.run(line, check=True, capture_output=True).stdout))
 
     def disk_remark(self):
-        """How the disk was over the scenario, where it changed much."""
+        """Returns a remark about the disk, if it changed much during the scenario."""
         medians = [row["p50_us"] / 1e3 for disk in self.disks for row in disk if row["bytes"] == 65536]
         if max(medians) <= DISK_DRIFT_MAX * min(medians):
             return None
@@ -98,11 +98,11 @@ class Campaign:
 
 
 class Findings:
-    """What a scenario hands back: raw rows, figures, plots, verdicts, remarks."""
+    """Results of a scenario: raw rows, figures, plots, verdicts, remarks."""
 
     def __init__(self):
         self.figures, self.rows, self.plots, self.verdicts, self.remarks = {}, {}, {}, [], []
-        # What the figures say, in sentences.
+        # Results in sentences.
         self.reading = []
 
     def read(self, sentence):

@@ -1,5 +1,5 @@
-"""Fills a queue by `fill`: webhooks of chosen shops, products and topics, none a duplicate of another,
-each sent until it is stored. wrk and vegeta repeat theirs, which a drain would drop as duplicates."""
+"""Fills a queue with `fill`: webhooks of chosen shops, products and topics, without duplicates, each
+sent until it is stored. wrk and vegeta repeat webhooks, which a consumer would drop as duplicates."""
 
 import json
 import os
@@ -18,14 +18,14 @@ def command(port, count, options):
 
 
 def run(port, count, secret, seconds_max, **options):
-    """Stores so many and returns fill's own report."""
+    """Stores a number of webhooks and returns the report of `fill`."""
     with running(port, count, secret, **options) as child:
         return report(child, seconds_max)
 
 
 @contextmanager
 def running(port, count, secret, **options):
-    """Stores meanwhile; ended by its own id."""
+    """Runs `fill` in the background and stops it by its process id."""
     environment = {"PATH": os.environ["PATH"], "SHOPIFY_CLIENT_SECRET": secret}
     child = subprocess.Popen(command(port, count, options), env=environment, stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, text=True)
@@ -37,7 +37,7 @@ def running(port, count, secret, **options):
 
 
 def report(child, seconds_max):
-    """What it says when it is done."""
+    """Waits for its end and returns its report."""
     try:
         out, errors = child.communicate(timeout=seconds_max)
     except subprocess.TimeoutExpired:

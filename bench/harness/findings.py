@@ -1,12 +1,12 @@
-"""Writes what the scenarios found: JSON, CSV and SVG for each, and one Markdown report made from
-all JSON files of the directory, so that scenarios can be run one by one."""
+"""Writes the results of the scenarios: JSON, CSV and SVG for each, and one Markdown report from all
+JSON files of the directory, so that scenarios can be run one by one."""
 
 import csv
 import json
 
 
 def write(directory, name, about, findings, run):
-    """One scenario's files."""
+    """Writes the files of one scenario."""
     directory.mkdir(parents=True, exist_ok=True)
     raw = {"scenario": name, "about": about, **run, "figures": findings.figures,
            "verdicts": findings.verdicts, "remarks": findings.remarks, "reading": findings.reading,
@@ -29,7 +29,7 @@ def write_csv(path, rows):
 
 
 def report(directory, order):
-    """Writes characterize.md; returns its text."""
+    """Writes characterize.md and returns its text."""
     files = [directory / f"{name}.json" for name in order]
     found = [json.loads(file.read_text()) for file in files if file.exists()]
     lines = ["# How the receiver behaves under load", "",
@@ -67,18 +67,18 @@ def section(one):
     return lines
 
 
-# Longer ones are for the plots.
+# Longer tables are only shown as plots.
 ROWS_SHOWN_MAX = 20
 
 
 def small_table(rows, file):
     if not rows or len(rows) > ROWS_SHOWN_MAX:
-        return [f"Raw: [{file}]({file})", ""]
+        return [f"Raw: `{file}`", ""]
     heads = list(dict.fromkeys(key for row in rows for key in row))
     lines = ["| " + " | ".join(head.replace("_", " ") for head in heads) + " |"]
     lines += ["|" + "---|" * len(heads)]
     lines += ["| " + " | ".join(shown(row.get(head)) for head in heads) + " |" for row in rows]
-    return [*lines, "", f"Raw: [{file}]({file})", ""]
+    return [*lines, "", f"Raw: `{file}`", ""]
 
 
 def disk_words(disks):

@@ -1,24 +1,24 @@
-"""One measured closed loop against a server that has just been started."""
+"""Measures one closed loop against a server that has just been started."""
 
 import time
 
 from . import machine, wrk
 from .servers import Failed
 
-# Fills caches and opens connections; not measured.
+# Warm-up, which fills caches and opens connections; not measured.
 WARM_UP_SECONDS = 1
 
 
 def measure(port, pids, redis, connections, settings, requests, expect="accepted"):
-    """One warm-up and one measured run. `pids` are those of the server, or of several of any name,
-    and of `redis`. `expect` tells which answers are counted: `accepted` (2xx), or `refused` (every
-    other answer)."""
+    """Makes one warm-up and one measured run. `pids` are the process ids of the server, or of several
+    of any name, and of `redis`. `expect` selects the counted answers: `accepted` (2xx), or
+    `refused` (all others)."""
     threads = settings["wrk_threads"]
     wrk.run(port, connections, WARM_UP_SECONDS, threads, requests)
     before_cpu = {name: machine.cpu_seconds(pid) for name, pid in pids.items()}
     before = redis.info() if redis else None
     result = wrk.run(port, connections, settings["seconds"], threads, requests)
-    # What was answered is stored, but what was not may still be on its way.
+    # Answered webhooks are stored; unanswered ones may still be under way.
     time.sleep(0.3)
     after = redis.info() if redis else None
     cpu = {name: machine.cpu_seconds(pid) - before_cpu[name] for name, pid in pids.items()}

@@ -1,4 +1,4 @@
-"""The machine: what it is, and what the operating system says a process has used."""
+"""Facts about the machine, and resource use of processes as reported by the operating system."""
 
 import os
 import platform
@@ -10,16 +10,16 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid):
-    """User and system time of all threads of a process, ended ones included, and of the children
-    it has reaped (Redis rewrites its AOF in one)."""
+    """Returns user and system time of all threads of a process, including ended ones, and of the
+    children it has reaped (Redis rewrites its AOF in one)."""
     stat = Path(f"/proc/{pid}/stat").read_text()
-    # The command, in parentheses, may hold spaces: count the fields from behind it.
+    # The command, in parentheses, may contain spaces, so fields are counted after it.
     fields = stat.rpartition(")")[2].split()
     return sum(int(ticks) for ticks in fields[11:15]) / TICKS_PER_SECOND
 
 
 def resident_bytes(pid):
-    """What a process holds in memory now."""
+    """Returns the resident memory of a process, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -27,13 +27,13 @@ def resident_bytes(pid):
 
 
 def available_bytes():
-    """Memory that can be had without swapping."""
+    """Returns the memory that is available without swapping."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if "MemAvailable" in line) * 1024
 
 
 def facts():
-    """What a reader needs to judge the figures."""
+    """Returns the facts that a reader needs to assess the figures."""
     model = next(
         (line.partition(":")[2].strip() for line in open("/proc/cpuinfo") if "model name" in line),
         platform.machine(),
@@ -52,7 +52,7 @@ def facts():
 
 
 def first_line(*command):
-    """The first line a command prints; wrk prints its version and fails, which is all right."""
+    """Returns the first line that a command prints. wrk prints its version and fails, which is expected."""
     try:
         out = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def first_line(*command):
 
 
 def free_port():
-    """A port of the loopback that nothing listens on."""
+    """Returns a loopback port on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -1,5 +1,5 @@
-"""Load by pace, our own open loop, for latencies at a fixed rate: it takes far less of the CPU than
-vegeta, and its latencies count from when a webhook was due, not from when it was sent."""
+"""Load by `pace`, an open loop for latencies at a fixed rate. It uses far less CPU than vegeta, and its
+latencies count from the time a webhook was due, not from the time it was sent."""
 
 import csv
 import json
@@ -7,14 +7,14 @@ import subprocess
 
 from .servers import RELEASE
 
-# What pace allows the last answers after the last is due, and time for it to write its file.
+# Time limit of pace for the last answers, and time for it to write its file.
 PATIENCE_SECONDS = 60
 NO_ANSWER = "no answer: connection lost, or too late"
 
 
 def run(port, requests, rate, seconds, out):
-    """Offers `requests`, a file by `generate --format wrk`, in turn. Tells pace's own report, and
-    hits as `vegeta.Attack` has them, but each at the time it was due, in seconds since the start."""
+    """Sends `requests`, a file written by `generate --format wrk`, in turn. Returns the report of
+    `pace`, and hits as in `vegeta.Attack`, but with the time each was due, in seconds since the start."""
     line = [str(RELEASE / "pace"), "--address", f"127.0.0.1:{port}", "--requests", str(requests)]
     line += ["--rate", str(int(rate)), "--seconds", str(seconds), "--out", str(out)]
     timeout = seconds + PATIENCE_SECONDS

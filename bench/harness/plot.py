@@ -1,5 +1,5 @@
-"""Small charts as SVG, written by hand: lines, and grouped bars. Each says what it shows and in
-which units, and is read as well in grey: lines carry marks of different shape."""
+"""Small charts as SVG: lines, and grouped bars. Each has a title and units, and can be read in grey,
+because lines carry marks of different shape."""
 
 from html import escape
 from math import ceil, floor, log10
@@ -9,17 +9,17 @@ LEFT, RIGHT, TOP, BOTTOM = 84, 28, 78, 58
 COLORS = ["#1b6ca8", "#c8553d", "#3c8d53", "#7b4fa3", "#b8860b", "#555555"]
 FONTS = "system-ui, Helvetica, Arial, DejaVu Sans, sans-serif"
 INK, FAINT, GRID = "#1f2933", "#616e7c", "#e4e7eb"
-# About this many lines across; their distance is 1, 2 or 5 of a power of ten.
+# Approximate number of grid lines; their distance is 1, 2 or 5 times a power of ten.
 TICKS = 5
-# A line with more points than this is one of samples: marks would cover it.
+# A line with more points has no marks, because they would cover it.
 MARKED_MAX = 25
-# How wide a letter of the legend is, on the average: SVG cannot be asked.
+# Average width of a letter in the legend, because SVG cannot measure text.
 LETTER = 6.6
 
 
 def lines(title, x_label, y_label, series, even_x=False, log_y=False, note=""):
-    """`series` is {name: [(x, y)]}; y starts at 0, or is logarithmic. `even_x` spaces the x values
-    evenly, which suits a few values far apart. A y of None is left out."""
+    """Draws lines. `series` is {name: [(x, y)]}; y starts at 0, or is logarithmic. `even_x` spaces
+    the x values evenly, which suits a few values far apart. A y of None is left out."""
     series = {name: [(x, y) for x, y in sorted(one) if y is not None] for name, one in series.items()}
     points = [point for one in series.values() for point in one]
     xs = sorted({x for x, _ in points})
@@ -36,8 +36,8 @@ def lines(title, x_label, y_label, series, even_x=False, log_y=False, note=""):
 
 
 def bars(title, y_label, groups, note=""):
-    """`groups` is {group: {bar: value, or [(part, value)] from the bottom up}}, with the same bars
-    in each. Parts stand on one another, the upper ones paler."""
+    """Draws bars. `groups` is {group: {bar: value, or [(part, value)] from the bottom up}}, with the
+    same bars in each. Parts are stacked, the upper ones paler."""
     stacks = {group: {name: parts if isinstance(parts, list) else [("", parts)]
                       for name, parts in one.items()} for group, one in groups.items()}
     sums = [sum(value for _, value in parts) for one in stacks.values() for parts in one.values()]
@@ -94,7 +94,7 @@ def curve(points, index):
 
 
 def mark(x, y, index):
-    """Round, square, and standing on a corner, in turn."""
+    """Returns a mark: a circle, a square or a diamond, in turn."""
     if index % 3 == 0:
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color(index)}"/>'
     turned = f' transform="rotate(45 {x:.1f} {y:.1f})"' if index % 3 == 2 else ""
@@ -126,7 +126,7 @@ def page(parts):
 
 
 def stacked(pages):
-    """Charts above one another in one file."""
+    """Puts charts above one another in one file."""
     parts = [opening(HEIGHT * len(pages))]
     for number, chart in enumerate(pages):
         inner = chart.partition(">")[2].rpartition("</svg>")[0]
@@ -158,7 +158,7 @@ def logarithmic(ticks):
 
 
 def rounds(values):
-    """Round numbers from 0 to the first that no value exceeds."""
+    """Returns round numbers from 0 to the first that no value exceeds."""
     top = max(values, default=0) or 1
     power = 10.0 ** floor(log10(top / TICKS))
     step = next(power * times for times in (1, 2, 5, 10) if power * times * TICKS >= top * 0.999)
@@ -166,7 +166,7 @@ def rounds(values):
 
 
 def powers(values):
-    """Powers of ten around all values above 0."""
+    """Returns the powers of ten around all values above 0."""
     values = [value for value in values if value > 0] or [1]
     low, high = floor(log10(min(values))), ceil(log10(max(values)))
     return [10.0 ** power for power in range(low, max(high, low + 1) + 1)]

@@ -1,5 +1,5 @@
-"""Stands between the receiver and Redis on unix sockets and delays each reply, as a slow disk
-would. Run as a program: proxy.py LISTEN TARGET DELAY_MS, until SIGTERM."""
+"""Proxy between the receiver and Redis on unix sockets that delays each reply, as a slow disk would.
+Run as a program: proxy.py LISTEN TARGET DELAY_MS, until SIGTERM."""
 
 import asyncio
 import signal
@@ -14,8 +14,8 @@ CHUNK_BYTES = 1 << 18
 
 
 async def forward(reader, writer, delay):
-    """Hands on what comes, each piece `delay` after it came, in order. The queue of pieces is
-    bounded by the other side: a client has at most one pack under way."""
+    """Passes data on, each piece `delay` after it arrived, in order. The other side bounds the queue
+    of pieces, because a client has at most one pack under way."""
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue(maxsize=64)
 
     async def hand_on():
@@ -55,7 +55,7 @@ async def serve(listen, target, delay):
 
 @contextmanager
 def running(server, delay_ms, directory):
-    """A delaying way to that Redis: what a receiver takes for the Redis itself."""
+    """Runs a delaying proxy for a Redis. A receiver uses it like the Redis itself."""
     from . import servers
 
     sockets = tempfile.mkdtemp(prefix="spillway-bench-")

@@ -37,7 +37,7 @@ def figures(entries):
 
 
 def ratio(summary, connections, system, key):
-    """A system's median over the baseline's with as many connections."""
+    """Returns the ratio of a system's median to the baseline's with as many connections."""
     base = summary.get((connections, "baseline"))
     return summary[connections, system][key][0] / base[key][0] if base else None
 
@@ -70,7 +70,7 @@ def markdown(machine, disk, settings, summary):
 
 
 def beside(summary):
-    """Rows of ratios of the receiver's medians to those of the one that it ran beside."""
+    """Returns rows with the ratios of the receiver's medians to those of the receiver that it ran beside."""
     rows = []
     for (connections, system), group in summary.items():
         if other := summary.get((connections, system + BESIDE)):
@@ -90,10 +90,10 @@ def row(cells):
     return "| " + " | ".join(cells) + " |"
 
 
-# What the systems are called in the plots.
+# Names of the systems in the plots.
 NAMES = {"baseline": "bare server", "always": "fsync before each answer",
          "everysec": "fsync each second", "none": "fsync never"}
-# Ends the name of a system whose receiver is another one.
+# Suffix of the name of a system with another receiver.
 BESIDE = " beside"
 
 
@@ -102,12 +102,12 @@ def name(system):
 
 
 def plots(summary):
-    """Bars of rate and of CPU, by connections and system, one chart above the other."""
+    """Draws bars of rate and of CPU, by connections and system, one chart above the other."""
     rates, costs = {}, {}
     for (connections, system), group in summary.items():
         head, shown = f"{connections} connections", name(system)
         rates.setdefault(head, {})[shown] = group["per_second"][0]
-        # Medians do not add up; the bar's height is the table's figure.
+        # Medians do not add up, so the height of the bar is the figure in the table.
         server, whole = group["server_cpu_us"][0], group["cpu_us"][0]
         parts = [("server", server)]
         if "redis_cpu_us" in group:
@@ -120,8 +120,8 @@ def plots(summary):
 
 
 def write(directory, machine, disk, settings, rounds):
-    """Writes saturation.json (every round), saturation.svg and saturation.md; returns the last's
-    text."""
+    """Writes saturation.json (every round), saturation.svg and saturation.md. Returns the text of
+    saturation.md."""
     directory.mkdir(parents=True, exist_ok=True)
     raw = {"machine": machine, "settings": settings, "fdatasync": disk, "rounds": rounds}
     (directory / "saturation.json").write_text(json.dumps(raw, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Looks at a running cell at a steady pace and remembers what it saw."""
+"""Samples a running cell at regular intervals."""
 
 import socket
 import threading
@@ -41,7 +41,7 @@ class Asker:
 
 
 class Sampler(threading.Thread):
-    """Samples until it is left; `samples` is a list of rows with `seconds` from its start."""
+    """Samples until its `with` block ends. `samples` is a list of rows with `seconds` from the start."""
 
     def __init__(self, unix_socket, pids, every=1.0):
         super().__init__(daemon=True)
@@ -71,7 +71,7 @@ class Sampler(threading.Thread):
 
 
 def rate_between(samples, start, end):
-    """Webhooks stored per second between two times of the samples."""
+    """Returns the webhooks stored per second between two times of the samples."""
     chosen = [row for row in samples if start <= row["seconds"] <= end]
     if len(chosen) < 2:
         return None
@@ -80,7 +80,7 @@ def rate_between(samples, start, end):
 
 
 def when(samples, appended):
-    """The time at which so many were stored, between two samples as on a line."""
+    """Returns the time at which a number of webhooks was stored, interpolated between two samples."""
     for before, after in zip(samples, samples[1:]):
         if before["appended"] <= appended < after["appended"]:
             part = (appended - before["appended"]) / (after["appended"] - before["appended"])

@@ -1,5 +1,5 @@
-"""Starts and ends what is measured: a private Redis, the receiver, the baseline. Each in a
-directory of its own that goes with it, so that every round starts equal."""
+"""Starts and stops the measured processes: a private Redis, the receiver, the baseline and others. Each
+has a directory that is deleted with it, so that every round starts equal."""
 
 import fcntl
 import json
@@ -18,12 +18,12 @@ from pathlib import Path
 from . import machine
 
 ROOT = Path(__file__).resolve().parents[2]
-# Where cargo puts what it builds, as in the Makefile.
+# Build directory of cargo, as in the Makefile.
 RELEASE = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve() / "release"
 READY_WITHIN = 20.0
-# Connections that may wait for a receiver to take them: more than any load opens at once.
+# Connections that may wait to be accepted: more than any load opens at once.
 BACKLOG = 4096
-# What Redis is told for each promise; the rest is ops/redis.conf.
+# Redis options for each durability level; the others are in ops/redis.conf.
 FSYNC = {
     "always": ["--appendonly", "yes", "--appendfsync", "always"],
     "everysec": ["--appendonly", "yes", "--appendfsync", "everysec"],
@@ -32,12 +32,12 @@ FSYNC = {
 
 
 class Failed(Exception):
-    """A run that cannot go on; its text says why."""
+    """Error that ends a run, with the reason as its text."""
 
 
 @contextmanager
 def alone():
-    """Holds the lock of this checkout's benchmarks: two at once would measure each other."""
+    """Holds the benchmark lock of this checkout, because two runs at once would measure each other."""
     path = ROOT / "target" / "bench.lock"
     path.parent.mkdir(exist_ok=True)
     with open(path, "w") as lock:
@@ -50,7 +50,7 @@ def alone():
 
 @contextmanager
 def process(name, command, environment, log_directory, pass_fds=()):
-    """Runs a process and ends it by its own id, whatever happens."""
+    """Runs a process and stops it by its process id in any case."""
     log_path = Path(log_directory) / f"{name}.log"
     with open(log_path, "ab") as log:
         child = subprocess.Popen(
@@ -100,7 +100,7 @@ def listens(port):
 
 
 class Redis:
-    """A running Redis, asked over its socket by redis-cli."""
+    """A running Redis, accessed over its socket with redis-cli."""
 
     def __init__(self, child, unix_socket):
         self.child, self.unix_socket = child, unix_socket
@@ -118,8 +118,8 @@ class Redis:
 
 @contextmanager
 def redis(fsync, directory, *more):
-    """A fresh Redis under ops/redis.conf; its data on the disk that is measured, its socket in
-    a short path. `more` are further arguments."""
+    """Runs a new Redis with ops/redis.conf. Its data is on the measured disk, its socket in a short
+    path. `more` are further arguments."""
     data = tempfile.mkdtemp(prefix="redis-", dir=directory)
     sockets = tempfile.mkdtemp(prefix="spillway-bench-")
     unix_socket = f"{sockets}/redis.sock"
@@ -138,7 +138,7 @@ def redis(fsync, directory, *more):
 
 @contextmanager
 def receiver(server, secret, directory, program=RELEASE / "request-receiver", **settings):
-    """A fresh receiver on that Redis: its process and its port. `program` may be that of another release."""
+    """Runs a new receiver and yields its process and port. `program` may be of another release."""
     port, admin = machine.free_port(), machine.free_port()
     environment = {
         "LISTEN": f"127.0.0.1:{port}",
@@ -146,7 +146,7 @@ def receiver(server, secret, directory, program=RELEASE / "request-receiver", **
         "REDIS_URL": f"unix://{server.unix_socket}",
         "SHOPIFY_CLIENT_SECRET": secret,
         "RUST_LOG": "warn",
-        # Some compare with a Redis that syncs each second, or not at all.
+        # Some scenarios use a Redis that syncs each second, or not at all.
         "REQUIRE_DURABLE": "false",
         **settings,
     }
@@ -155,7 +155,7 @@ def receiver(server, secret, directory, program=RELEASE / "request-receiver", **
         yield child, port
 
 
-# Hands a listening socket on as systemd does: as file 3, by the process' own number.
+# Passes a listening socket on as systemd does: as file 3, with the process id.
 HAND_ON = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
@@ -166,8 +166,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @contextmanager
 def receivers(count, server, secret, directory):
-    """Fresh receivers that take from one listening socket into one Redis: [(process, admin port)]
-    and the port. As under systemd, the socket is there before the first and stays after the last."""
+    """Runs new receivers that share one listening socket and one Redis. Yields [(process, admin
+    port)] and the port. As under systemd, the socket exists before the first and after the last."""
     with ExitStack() as stack:
         shared = stack.enter_context(socket.socket())
         shared.bind(("127.0.0.1", 0))
@@ -191,7 +191,7 @@ def receivers(count, server, secret, directory):
 
 
 def counter(admin, name):
-    """The sum of a counter over its labels, from a process' metrics."""
+    """Returns the sum of a counter over its labels, from the metrics of a process."""
     with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics", timeout=5) as response:
         lines = response.read().decode().splitlines()
     return int(sum(float(line.rpartition(" ")[2]) for line in lines
@@ -200,14 +200,14 @@ def counter(admin, name):
 
 @contextmanager
 def downstreamer(server, backend_port, directory, **settings):
-    """A downstreamer between that Redis and that backend: its process. It delivers duplicates unless
-    told otherwise: wrk and vegeta repeat what they send."""
+    """Runs a downstreamer between a Redis and a backend and yields its process. It delivers duplicates
+    unless configured otherwise, because wrk and vegeta repeat webhooks."""
     admin = machine.free_port()
     environment = {
         "ADMIN_LISTEN": f"127.0.0.1:{admin}",
         "REDIS_URL": f"unix://{server.unix_socket}",
         "DOWNSTREAM_APP_URL": f"http://127.0.0.1:{backend_port}",
-        # The load generators send the same webhooks again and again.
+        # The load generators repeat the same webhooks.
         "DEDUP_WINDOW": "0",
         "RUST_LOG": "warn",
         **settings,
@@ -219,9 +219,9 @@ def downstreamer(server, backend_port, directory, **settings):
 
 @contextmanager
 def kafka(directory):
-    """A fresh broker: its process and its address."""
+    """Runs a new broker and yields its process and address."""
     port = machine.free_port()
-    # Its data goes with the directory that the whole campaign has.
+    # Its data is deleted with the directory of the whole campaign.
     data = tempfile.mkdtemp(prefix="kafka-", dir=directory)
     environment = {"HOME": os.environ.get("HOME", "/root"), "KAFKA_HEAP": "1g",
                    "KAFKA_CONTROLLER_PORT": str(machine.free_port())}
@@ -238,7 +238,7 @@ def kafka(directory):
 
 @contextmanager
 def kafka_producer(server, address, directory, **settings):
-    """A Kafka producer between that Redis and that broker: its process."""
+    """Runs a Kafka producer between a Redis and a broker and yields its process."""
     environment = {
         "ADMIN_LISTEN": f"127.0.0.1:{machine.free_port()}",
         "REDIS_URL": f"unix://{server.unix_socket}",
@@ -252,7 +252,7 @@ def kafka_producer(server, address, directory, **settings):
 
 @contextmanager
 def backend(directory, delay="0ms", workers=1000, *more):
-    """A simulated backend: its port. `more` are further arguments."""
+    """Runs a simulated backend and yields its port. `more` are further arguments."""
     port = machine.free_port()
     command = [str(RELEASE / "backend"), "--listen", f"127.0.0.1:{port}"]
     command += ["--delay", delay, "--workers", str(workers), *more]
@@ -262,20 +262,20 @@ def backend(directory, delay="0ms", workers=1000, *more):
 
 
 def stats(backend_port):
-    """What a simulated backend has seen since its start, or since it was told to forget."""
+    """Returns the figures of a simulated backend since its start or last reset."""
     with urllib.request.urlopen(f"http://127.0.0.1:{backend_port}/stats", timeout=5) as response:
         return json.load(response)
 
 
 def forget(backend_port):
-    """Lets it begin anew."""
+    """Resets the figures of a simulated backend."""
     request = urllib.request.Request(f"http://127.0.0.1:{backend_port}/stats", method="DELETE")
     urllib.request.urlopen(request, timeout=5).close()
 
 
 @contextmanager
 def baseline(secret, directory):
-    """A fresh baseline: its process and its port."""
+    """Runs a new baseline and yields its process and port."""
     port = machine.free_port()
     environment = {"LISTEN": f"127.0.0.1:{port}", "SHOPIFY_CLIENT_SECRET": secret}
     with process("baseline", [str(RELEASE / "baseline")], environment, directory) as child:

@@ -1,4 +1,4 @@
-"""Load by vegeta, an open loop: so many webhooks a second, answered or not."""
+"""Load by vegeta, an open loop: a fixed number of webhooks per second, answered or not."""
 
 import csv
 import os
@@ -8,16 +8,16 @@ from pathlib import Path
 
 from .servers import RELEASE, ROOT, Failed
 
-# Made before the attack and sent in turn, so that making them takes no CPU from what is measured.
+# Made before the attack and sent in turn, so that making them does not use CPU during it.
 TARGETS_MAX = 20_000
-# Began with, so that no connection has to be opened while few are needed; more come as they are.
+# Initial workers, so that no connection has to be opened while few are needed. More are added on demand.
 WORKERS = 256
-# The rate at which every worker sends its next webhook as soon as the last is answered.
+# Rate at which every worker sends its next webhook as soon as the last one is answered.
 CLOSED = 0
 
 
 def find():
-    """vegeta on the PATH, or the pinned one, which Go builds the first time."""
+    """Returns vegeta from the PATH, or the pinned version, which Go builds the first time."""
     if path := shutil.which("vegeta"):
         return path
     if not shutil.which("go"):
@@ -27,7 +27,7 @@ def find():
 
 
 def targets(port, secret, directory, count, size=5300, label=""):
-    """A file of up to `TARGETS_MAX` signed webhooks for that port."""
+    """Returns a file of up to `TARGETS_MAX` signed webhooks for a port."""
     path = Path(directory) / f"targets{label}-{port}-{size}.json"
     command = [str(RELEASE / "generate"), "--format", "vegeta-json", "--out", str(path)]
     command += ["--count", str(min(count, TARGETS_MAX)), "--size", str(size)]
@@ -39,16 +39,16 @@ def targets(port, secret, directory, count, size=5300, label=""):
 
 
 class Attack:
-    """An open loop whose webhooks are made already. A hit is (sent at, status, latency, error),
-    times in seconds; a status of 0 is no answer, and only then the error counts. Offering and
-    reading are two steps: reading takes CPU that a load beside this one would miss."""
+    """An open loop with prepared webhooks. A hit is (sent at, status, latency, error), with times in
+    seconds. A status of 0 means no answer, and only then the error is valid. Sending and reading
+    are two steps, because reading uses CPU that a load running beside this one needs."""
 
     def __init__(self, program, path, rate, seconds, connections):
         self.program, self.path, self.out = program, path, path.with_suffix(".bin")
         self.rate, self.seconds, self.connections = int(rate), seconds, connections
 
     def command(self, out):
-        """A worker has one request under way and one connection, which it keeps."""
+        """Returns the command. A worker has one request under way and keeps one connection."""
         line = [self.program, "attack", "-format=json", f"-targets={self.path}", f"-output={out}"]
         line += [f"-rate={self.rate}/1s", f"-duration={self.seconds}s", "-timeout=5s"]
         line += ["-redirects=-1", "-http2=false", "-keepalive=true", "-max-body=0"]
@@ -59,7 +59,7 @@ class Attack:
         subprocess.run(self.command(self.out), check=True, timeout=self.seconds + 60)
 
     def hits(self):
-        """What came of it, in the order of sending; once."""
+        """Returns the hits in the order of sending. Can be called once."""
         encode = [self.program, "encode", "-to=csv", str(self.out)]
         with subprocess.Popen(encode, stdout=subprocess.PIPE, text=True) as encoder:
             hits = [hit(row) for row in csv.reader(encoder.stdout)]
@@ -69,7 +69,7 @@ class Attack:
         return sorted(hits)
 
     def stream(self):
-        """Offers, and yields each hit as it is answered: for what is too long to be kept."""
+        """Sends, and yields each hit as it is answered, for runs that are too long to be kept in memory."""
         attack = subprocess.Popen(self.command("stdout"), stdout=subprocess.PIPE)
         encode = [self.program, "encode", "-to=csv"]
         encoder = subprocess.Popen(encode, stdin=attack.stdout, stdout=subprocess.PIPE, text=True)
@@ -90,13 +90,13 @@ def hit(row):
 
 
 def percentile(values, percent):
-    """The smallest value that so many percent do not exceed; None of nothing."""
+    """Returns the smallest value that this many percent do not exceed; None without values."""
     ordered = sorted(values)
     return ordered[max(0, -int(-len(ordered) * percent // 100) - 1)] if ordered else None
 
 
 def summary(hits, seconds):
-    """Rates, and latencies in ms of the accepted (200) and the refused (503)."""
+    """Returns rates, and latencies in ms of accepted (200) and refused (503) webhooks."""
     result = {"offered_per_second": len(hits) / seconds}
     statuses = {}
     for _, status, _, error in hits:
@@ -113,7 +113,7 @@ def summary(hits, seconds):
 
 
 def counts(hits):
-    """How many were accepted, refused with a 503, answered otherwise, and not answered."""
+    """Returns the numbers of webhooks accepted, refused with 503, answered otherwise, and not answered."""
     kinds = {200: "accepted", 503: "refused", 0: "unanswered"}
     result = dict.fromkeys(("accepted", "refused", "other", "unanswered"), 0)
     for _, status, _, _ in hits:
@@ -122,7 +122,7 @@ def counts(hits):
 
 
 def by_step(hits, step, start=None):
-    """The hits cut into times of `step` seconds by when they were sent: (since start, hits)."""
+    """Groups the hits by the time of sending in steps of `step` seconds: (since start, hits)."""
     start = hits[0][0] if start is None else start
     cut = {}
     for one in hits:
@@ -131,17 +131,17 @@ def by_step(hits, step, start=None):
 
 
 def p_ms(hits, percent):
-    """A percentile of their latencies, in ms."""
+    """Returns a percentile of the latencies of hits, in ms."""
     value = percentile([latency for _, _, latency, _ in hits], percent)
     return None if value is None else value * 1e3
 
 
 def kind(error):
-    """An error's last words: what went wrong, without addresses."""
+    """Returns the last words of an error: the reason, without addresses."""
     return error.rpartition(": ")[2][:60]
 
 
 def answered_per_second(hits, status, start, end):
-    """Answers of that status that came between two times, whenever they were asked for."""
+    """Returns the answers per second with a status that arrived between two times."""
     count = sum(1 for at, got, latency, _ in hits if got == status and start <= at + latency < end)
     return count / (end - start)

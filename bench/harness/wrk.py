@@ -9,7 +9,7 @@ from .servers import ROOT, Failed
 
 
 def command(port, connections, seconds, threads, requests):
-    # wrk gives each thread its share of the connections and wants at least one for each.
+    # wrk divides the connections among its threads and needs at least one for each.
     threads = min(threads, connections)
     line = ["wrk", f"-t{threads}", f"-c{connections}", f"-d{seconds}s", "--timeout", "5s"]
     line += ["-s", str(ROOT / "bench" / "wrk.lua"), f"http://127.0.0.1:{port}"]
@@ -17,7 +17,7 @@ def command(port, connections, seconds, threads, requests):
 
 
 def run(port, connections, seconds, threads, requests):
-    """Sends for so many seconds. Returns requests, non-2xx, errors and latency percentiles."""
+    """Sends for a number of seconds. Returns requests, non-2xx, errors and latency percentiles."""
     line = command(port, connections, seconds, threads, requests)
     out = subprocess.run(line, capture_output=True, text=True, timeout=seconds + 60)
     for line in out.stdout.splitlines():
@@ -28,7 +28,7 @@ def run(port, connections, seconds, threads, requests):
 
 @contextmanager
 def running(port, connections, seconds_max, threads, requests):
-    """Sends meanwhile, at most so many seconds; ended by its own id."""
+    """Sends in the background for at most a number of seconds. Stopped by its process id."""
     line = command(port, connections, seconds_max, threads, requests)
     with open(os.devnull, "w") as nowhere:
         child = subprocess.Popen(line, stdout=nowhere, stderr=nowhere)

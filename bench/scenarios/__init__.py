@@ -1,1 +1,1 @@
-"""One file a scenario: its docstring says what it shows, `run(campaign)` does it."""
+"""One file per scenario. Its docstring describes the scenario, and `run(campaign)` runs it."""

@@ -1,10 +1,10 @@
-"""An open loop whose rate goes up in steps, from 30 % of saturation by 10 % of it, until the p99 is
-above 1 s, more than 0.1 % are not answered 200, or 200 % are asked for; steps above 80 % are stress.
-Vegeta shares the cores and costs about as much as what it measures. So saturation is that of its own
-closed loop of as many connections, 1,000, just before on the same cell, and a step counts for what
-was offered, not for what was asked. Where connections or cores run out vegeta offers less than asked;
-after two such steps in a row there is no more to be had from it. What wrk, which costs little, gets
-out of 64 connections stands beside."""
+"""An open loop whose rate rises in steps from 30 % of saturation by 10 % of it. It ends when the p99
+is above 1 s, more than 0.1 % of the answers are not 200, or the rate is 200 %. Steps above 80 % are
+stress. Vegeta shares the cores and uses about as much CPU as the receiver. Therefore saturation is that
+of a closed loop of vegeta with as many connections, 1,000, just before on the same cell. A step counts
+by the offered rate, not by the requested rate. When connections or cores run out, vegeta offers less
+than requested; two such steps in a row end the run. The rate of wrk, which uses little CPU, with 64
+connections is shown for comparison."""
 
 from harness import load, servers, vegeta
 from harness.campaign import Findings
@@ -12,7 +12,7 @@ from harness.campaign import Findings
 CONNECTIONS, WRK_CONNECTIONS = 1_000, 64
 FIRST, STEP, LAST = 30, 10, 200
 P99_MS_MAX, WRONG_MAX = 1_000, 0.001
-# Less of what was asked for than this, and the generator is the limit.
+# Below this part of the requested rate, the generator is the limit.
 SHORT = 0.9
 USUAL_PERCENT = 70
 
@@ -33,7 +33,7 @@ def run(campaign):
 
 
 def closed_loop(attack):
-    """What is accepted when each connection sends its next webhook as soon as it may."""
+    """Returns the accepted rate if each connection sends its next webhook as soon as possible."""
     attack.rate = vegeta.CLOSED
     attack.run()
     hits = attack.hits()
@@ -55,7 +55,7 @@ def climb(campaign, attack, saturation):
 
 
 def step(percent, asked, hits, saturation):
-    """One rate: what was offered of it, and how it was answered. Latencies are of all answers."""
+    """Runs one rate. Returns the offered rate and the answers. Latencies are of all answers."""
     seconds = max(1e-3, hits[-1][0] - hits[0][0])
     offered = len(hits) / seconds
     wrong = sum(status != 200 for _, status, _, _ in hits)

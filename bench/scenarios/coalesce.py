@@ -1,6 +1,6 @@
-"""A hundred thousand updates of a thousand products go in as fast as they are stored; behind a backend
-that takes 50 ms for each, 16 at once, COALESCE_TOPICS=products/update delivers each product's newest
-state. How many deliveries that takes, and how long, beside delivering every one."""
+"""A hundred thousand updates of a thousand products are stored as fast as possible. The backend takes
+50 ms for each, 16 at once, and COALESCE_TOPICS=products/update delivers the newest state of each product.
+The number of deliveries and the time are compared with those of delivering every update."""
 
 import time
 
@@ -33,7 +33,7 @@ def run(campaign):
 
 
 def empty(redis, backend, updates, began):
-    """Waits until all are settled; a row every half second."""
+    """Waits until all are settled. Returns a row every half second."""
     asker, rows = sampler.Asker(redis.unix_socket), []
     while not rows or rows[-1]["queued"] > 0:
         if rows:

@@ -1,7 +1,7 @@
-"""Closed loops of 1 to 1,800 connections: how rate and latency go with the number of senders, for
-each promise (fsync before each answer, each second, never) and for the bare server, which stores
-nothing, beside them in turn. One connection alone is answered after one commit: the disk's yardstick
-for it is one append and fdatasync of 4 KiB."""
+"""Closed loops of 1 to 1,800 connections: rate and latency by the number of senders, for each durability
+level (fsync before each answer, each second, never) and for the bare server, which stores nothing, in
+turn. A single connection is answered after one commit, so its reference on the disk is one append and
+fdatasync of 4 KiB."""
 
 from harness import load, servers
 from harness.campaign import Findings

@@ -1,7 +1,6 @@
-"""A queue of a million webhooks is drained to a fast backend: when the first is delivered after the
-downstreamer's start, how fast, in how much memory, in which order, and at what CPU beside wrk posting
-such webhooks straight to the backend. With DRAIN_LARGE=1 five million as well, more than the index
-holds."""
+"""A queue of a million webhooks is drained to a fast backend. Measures the time from the downstreamer's
+start to the first delivery, the rate, the memory, the order, and the CPU compared with wrk posting such
+webhooks directly to the backend. With DRAIN_LARGE=1 also five million, more than the index holds."""
 
 import os
 import resource
@@ -13,11 +12,11 @@ from harness.campaign import Findings
 from harness.servers import Failed
 
 COUNT, COUNT_LARGE = 1_000_000, 5_000_000
-# Each product has so many, in order, over so many connections.
+# Webhooks per product, in order, and connections.
 EACH, FILL_CONNECTIONS, WRK_CONNECTIONS = 10, 50, 64
 WEBHOOK_BYTES, SPARE_BYTES = 1_500, 256 << 20
 BEGIN_SECONDS_MAX, MEMORY_MIB_MAX, RATE_MIN = 2.0, 256, 12_000
-# Of what fills both the index and the memory of duplicates, 128 MiB each by default; 64 for the rest.
+# Bound with a full index and full deduplication window, 128 MiB each by default, and 64 for the rest.
 MEMORY_MIB_MAX_LARGE = 128 + 128 + 64
 FILL_RATE_MIN, DRAIN_RATE_MIN = 3_000, 1_500
 
@@ -34,7 +33,7 @@ def run(campaign):
 
 
 def post_straight(campaign, backend):
-    """CPU of wrk for each webhook that it posts to the backend itself, and how many a second."""
+    """Returns the CPU of wrk per webhook that it posts directly to the backend, and the rate."""
     before = children_seconds()
     result = wrk.run(backend, WRK_CONNECTIONS, campaign.scale(8, 1), campaign.wrk_threads,
                      campaign.requests())
@@ -62,7 +61,7 @@ def one_drain(campaign, found, prefix, count, straight, memory_max):
 
 
 def check_room(campaign, maxmemory):
-    """Redis, a rewrite's copy of what changes, and the AOF with its successor on the disk."""
+    """Checks the room for Redis, for the copy of changes during a rewrite, and for two AOFs on the disk."""
     memory, disk = machine.available_bytes(), shutil.disk_usage(campaign.directory).free
     if memory < 1.5 * maxmemory + (1 << 30):
         raise Failed(f"needs {int(1.5 * maxmemory) + (1 << 30) >> 20} MiB of memory, {memory >> 20} are free")

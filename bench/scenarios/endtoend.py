@@ -1,8 +1,8 @@
-"""From accepted to delivered: webhooks offered at a fixed rate go through the receiver, Redis and
-the downstreamer to a simulated backend, which notes how late each came; the same rate straight to
-that backend stands beside it, and so do closed loops of 64 connections both ways, which show what is
-delivered at most while as much is received. Then a queue is drained to a backend that takes 50 ms for
-each, one delivery at a time and 64 at a time."""
+"""From accepted to delivered: webhooks at a fixed rate go through the receiver, Redis and the
+downstreamer to a simulated backend, which measures the delay of each. The same rate directly to the
+backend is the comparison. Closed loops of 64 connections in both configurations show the highest rate of
+delivery while as much is received. Then a queue is drained to a backend that takes 50 ms for each, one
+delivery at a time and 64 at a time."""
 
 import json
 import time
@@ -15,7 +15,7 @@ RATE = 2_000
 CONNECTIONS = 64
 CONCURRENCIES = [1, 64]
 BACKEND_DELAY = "50ms"
-# 64 at a time, 50 ms each, would be 1,280/s over one at a time: 64 ×. Most of that has to come.
+# 64 at a time, 50 ms each, is 1,280/s and 64 times one at a time. Most of that must be reached.
 SPEED_UP_MIN = 48
 
 
@@ -67,7 +67,7 @@ def findings(straight, straight_rate, accepted, arrived, late, most, drains):
 
 
 def to_backend(campaign, seconds):
-    """Without the cell: an open loop's summary, and a closed loop's rate."""
+    """Returns the summary of an open loop and the rate of a closed loop without the cell."""
     with servers.backend(campaign.directory) as backend:
         summary = vegeta.summary(campaign.attack(backend, RATE, seconds), seconds)
         result = wrk.run(backend, CONNECTIONS, campaign.scale(8, 1), campaign.wrk_threads,
@@ -94,7 +94,7 @@ def through(campaign, seconds):
 
 
 def closed_loop(campaign):
-    """As much as goes in, and what comes out at the other end in the same seconds."""
+    """Returns the highest rate received, and the rate delivered in the same time."""
     directory = campaign.directory
     with (
         servers.redis("always", directory) as redis,
@@ -121,7 +121,7 @@ def drain_rate(campaign, concurrency):
     seconds, directory = campaign.scale(20, 2), campaign.directory
     with servers.redis("always", directory) as redis:
         with servers.receiver(redis, campaign.secret, directory) as (_, port):
-            # Thirty thousand or so: more than any drain here takes away.
+            # About thirty thousand: more than is delivered in that time.
             wrk.run(port, CONNECTIONS, campaign.scale(3, 1), campaign.wrk_threads, campaign.requests())
         asker = sampler.Asker(redis.unix_socket)
         queued = asker.appended()

@@ -1,6 +1,6 @@
-"""One shop's flood beside fifty others: the backend takes 50 ms for each webhook, 16 at once; fifty
-shops send one products/update and one orders/create a second each. How late theirs are delivered,
-first without and then with 300,000 products/update of one more shop, in one run."""
+"""The flood of one shop beside fifty others. The backend takes 50 ms for each webhook, 16 at once. Each of
+the fifty shops sends one products/update and one orders/create per second. Measures their delays, first
+without and then with 300,000 products/update of another shop, in one run."""
 
 import time
 
@@ -12,7 +12,7 @@ FLOOD, FLOOD_PER_SECOND = 300_000, 10_000
 SHOPS, TOPICS = 50, ["products/update", "orders/create"]
 WORKERS, DELAY = 16, "50ms"
 MOST_PER_SECOND = 16 / 0.050
-# Of the limit's search and of the index, what may come late.
+# Delays that the search of the limiter and the index may cause.
 SLOWER_MAX, RATE_MIN = 3, 0.85
 GROWTH_MIB, GROWTH_LATE_MIB = 96, 16
 FLOOD_SHOP = 0

@@ -1,5 +1,5 @@
-"""A flood into a stopped drain until the queue holds two million webhooks, fsync before each
-answer; then a downstreamer drains it to a fast backend until it is empty."""
+"""A flood while no consumer runs, until the queue holds two million webhooks, with fsync before each
+answer. Then a downstreamer drains it to a fast backend until it is empty."""
 
 import shutil
 import time
@@ -11,10 +11,10 @@ from scenarios.sustained import plot_samples
 
 CONNECTIONS = 64
 WEBHOOK_BYTES = 1300
-# What a Redis holds beside the queue, and what fragmentation takes.
+# Memory of Redis in addition to the queue, and for fragmentation.
 SPARE_BYTES = 256 << 20
 FILL_SECONDS_MAX, DRAIN_SECONDS_MAX = 900, 1800
-# What may be left: the group, counters, an allocator's slack.
+# Memory that may remain: the group, counters, slack of the allocator.
 LEFT_BYTES_MAX = 32 << 20
 
 
@@ -33,8 +33,8 @@ def run(campaign):
 
 
 def check_room(campaign, maxmemory):
-    """A rewrite of the AOF forks: half of the memory stays free. The disk holds the AOF and its
-    successor."""
+    """Checks the room: a rewrite of the AOF forks, so half of the memory must stay free, and the disk
+    must hold two AOFs."""
     memory, disk = machine.available_bytes(), shutil.disk_usage(campaign.directory).free
     if memory < 2 * maxmemory + (1 << 30):
         raise Failed(f"needs {2 * maxmemory + (1 << 30) >> 20} MiB of memory, {memory >> 20} are free")
@@ -59,7 +59,7 @@ def fill(campaign, redis, port, pids, target):
 
 
 def drain(campaign, redis, directory):
-    """Drains until the stream is empty; returns a row every half second."""
+    """Drains until the stream is empty. Returns a row every half second."""
     asker, rows, start = sampler.Asker(redis.unix_socket), [], time.monotonic()
     with servers.backend(directory) as backend:
         with servers.downstreamer(redis, backend, directory, INDEX_MEMORY="512MiB"):
@@ -72,7 +72,7 @@ def drain(campaign, redis, directory):
                 if len(rows) % 10 == 0:
                     campaign.say(f"{open_now:,} still queued")
                 time.sleep(0.5)
-            # The receiver's own tick may rewrite the AOF now, and the allocator gives back late.
+            # The receiver may rewrite the AOF at this time, and the allocator returns memory late.
             time.sleep(campaign.scale(15, 1))
             rows.append({"seconds": time.monotonic() - start, "queued": open_now,
                          "memory_bytes": asker.seen()["memory_bytes"]})

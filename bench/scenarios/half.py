@@ -1,7 +1,7 @@
-"""Half of saturation, fsync before each answer, open loop: how long a sender waits on a good day.
-Saturation is that of 64 connections in a closed loop, measured just before on the same cell. A
-wait counts from when a webhook was due; how late the generator itself sent it stands beside. The
-disk's yardstick is one append and fdatasync of 64 KiB, about the size of a commit under load."""
+"""Half of saturation, fsync before each answer, open loop: the latency of a sender under normal load.
+Saturation is that of 64 connections in a closed loop, measured just before on the same cell. Latency
+counts from the time a webhook was due; the lateness of the generator is shown separately. The reference
+on the disk is one append and fdatasync of 64 KiB, about the size of a commit under load."""
 
 from harness import load, servers, vegeta
 from harness.campaign import Findings

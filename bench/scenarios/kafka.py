@@ -1,6 +1,6 @@
-"""A queue of a million webhooks is drained into Kafka, exactly once, in transactions; before and after,
-a plain idempotent librdkafka producer sends the same bodies to the same broker: how fast each is, and
-what a record costs each of them in CPU. Not among the usual ones: `make characterize-kafka`."""
+"""A queue of a million webhooks is drained into Kafka, exactly once, in transactions. Before and after, a
+plain idempotent librdkafka producer sends the same bodies to the same broker. Measures the rate and the
+CPU per record of each. Run only by `make characterize-kafka`."""
 
 import json
 import resource
@@ -27,8 +27,8 @@ def run(campaign):
                               products=count // EACH, shops=100, connections=FILL_CONNECTIONS)
             campaign.say(f"{count:,} queued at {filled['per_second']:,.0f}/s")
         with servers.kafka(campaign.directory) as (broker, address):
-            # The first to use a broker pays for its warming up, and whoever comes later finds a warmer
-            # machine: the plain one comes before and after.
+            # The first user of a broker warms it up, and later ones use a warmer machine. Therefore
+            # the plain producer runs before and after.
             plain(address, broker, "warm-up", count // 10)
             before = plain(address, broker, "before", count)
             drained = drain(campaign, redis, broker, address, count)
@@ -41,7 +41,7 @@ def run(campaign):
 
 
 def plain(address, broker, topic, count):
-    """What the plain producer says of itself, and its CPU and the broker's for each record."""
+    """Returns the report of the plain producer, and its CPU and the broker's per record."""
     line = [str(RELEASE / "produce"), "--servers", address, "--topic", topic, "--count", str(count),
             "--targets", str(ROOT / "loadtest")]
     before, broker_before = children_seconds(), machine.cpu_seconds(broker.pid)

@@ -1,8 +1,8 @@
-"""A Redis that is too slow for what is offered: a proxy on the unix socket delays its replies until
-saturation is about 5,000/s; then open loops offer 10,000/s together, and at the end of one of them
-a fifth of saturation goes on: what that one hears is the recovery.
-MAX_IN_FLIGHT is sized so that what waits is well under a second of saturation, MAX_CONNECTIONS so
-that the sender never lacks one: refusing, not queueing, has to hold the latency down."""
+"""A Redis that is too slow for the load: a proxy on the unix socket delays its replies until saturation
+is about 5,000/s. Then two open loops offer 10,000/s together. When one of them ends, the other one
+continues at a fifth of saturation and shows the recovery. MAX_IN_FLIGHT is sized so that waiting webhooks
+are well under a second of saturation, and MAX_CONNECTIONS so that the sender always has one. Refusing,
+not queueing, must keep the latency low."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +12,15 @@ from harness import load, proxy, sampler, servers, vegeta
 from harness.campaign import Findings
 
 SATURATION, OFFERED, STEADY = 5_000, 10_000, 1_000
-# A closed loop that fills whole packs on every shard.
+# A closed loop that fills complete packs on every shard.
 CONNECTIONS = 1_000
-# An open loop needs one for each request that waits; all processes stay below the file limit.
+# An open loop needs a connection per waiting request. All processes stay below the file limit.
 OPEN_CONNECTIONS, STEADY_CONNECTIONS = 6_000, 3_000
-# The steady load begins this much earlier: the flood's vegeta needs a moment to read its webhooks.
+# The steady load begins this much earlier, because vegeta first reads the webhooks of the flood.
 LEAD_SECONDS = 2
 MAX_IN_FLIGHT_MIB = 24
 FIRST_DELAY_MS = 60.0
-# A webhook counts as answered normally after the overload within this time.
+# Latency up to which a webhook after the overload counts as answered normally.
 NORMAL_SECONDS = 0.5
 
 
@@ -40,14 +40,14 @@ def run(campaign):
             time.sleep(LEAD_SECONDS)
             flood.run()
             running.result()
-            # Only now: reading takes a core, and the recovery is being timed until here.
+            # Read only now, because reading uses a core and would disturb the measured recovery.
             hits = flood.hits(), steady.hits()
     return findings(*hits, watch.samples, delay, saturation)
 
 
 @contextmanager
 def cell(campaign, delay):
-    """A receiver on a Redis whose replies are late."""
+    """Runs a receiver on a Redis whose replies are delayed."""
     settings = {"MAX_IN_FLIGHT": f"{MAX_IN_FLIGHT_MIB}MiB", "MAX_CONNECTIONS": "15000"}
     directory = campaign.directory
     with (
@@ -59,7 +59,8 @@ def cell(campaign, delay):
 
 
 def calibrate(campaign):
-    """Packs are full at saturation, so the rate goes with one over the delay: two steps settle it."""
+    """Finds the delay. Packs are full at saturation, so the rate is proportional to 1 / delay, and two
+    steps suffice."""
     delay = FIRST_DELAY_MS
     for _ in range(campaign.scale(2, 1)):
         saturation = measure(campaign, delay)
@@ -76,7 +77,7 @@ def measure(campaign, delay):
 
 
 def findings(flood, steady, samples, delay, saturation):
-    """Rates are those of the time in which both loads ran, less a second to fill up."""
+    """Returns the results. Rates are of the time in which both loads ran, without a second to fill up."""
     found = Findings()
     start, end = flood[0][0] + 1, flood[-1][0]
     both = [hit for hit in flood + steady if start <= hit[0] < end]

@@ -1,6 +1,6 @@
-"""One, two and three receivers that take from one listening socket, handed to each as systemd does,
-into one Redis, fsync before each answer; closed loops of 64 and 256 connections. On few cores more
-receivers share them rather than add any: this shows that they may, and what it costs."""
+"""One, two and three receivers that share one listening socket, passed as by systemd, and one Redis, with
+fsync before each answer and closed loops of 64 and 256 connections. On few cores more receivers share
+them and add none. The scenario shows that several receivers work, and what they cost."""
 
 from harness import load, servers
 from harness.campaign import Findings

@@ -1,5 +1,5 @@
-"""Bodies of 500 B to 1 MB: the receiver's and Redis' CPU per webhook beside the bare server's at the
-same size, fsync before each answer."""
+"""Bodies of 500 B to 1 MB: CPU per webhook of the receiver and of Redis, compared with the bare server at
+the same size, with fsync before each answer."""
 
 from statistics import median
 
@@ -8,7 +8,7 @@ from harness.campaign import Findings
 
 SIZES = [500, 5_300, 51_200, 1_048_576]
 CONNECTIONS = 64
-# Few rounds of large bodies: the queue is not drained meanwhile.
+# Few rounds of large bodies, because the queue is not drained meanwhile.
 SECONDS_BY_SIZE = {1_048_576: 4}
 
 

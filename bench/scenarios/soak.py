@@ -1,7 +1,7 @@
 """Half of saturation for a long time (SOAK_SECONDS, 600 unless set), fsync before each answer, open
-loop, while the downstreamer drains to a fast backend: errors, slowness or memory that come only with
-time. Saturation is that of 64 connections in a closed loop of wrk, measured just before on the same
-cell while it drains: the load generator, the receiver, Redis, the downstreamer and the backend share
+loop, while the downstreamer drains to a fast backend. Finds errors, slowness or memory growth that appear
+only with time. Saturation is that of 64 connections in a closed loop of wrk, measured just before on the same
+cell while it drains. The load generator, the receiver, Redis, the downstreamer and the backend share
 the cores."""
 
 import os
@@ -12,10 +12,10 @@ from harness import load, sampler, servers, vegeta
 from harness.campaign import Findings
 from harness.servers import Failed
 
-# As few as half of saturation needs: each holds memory, and a stall opens them all.
+# As few as half of saturation needs, because each uses memory and a stall opens all of them.
 CONNECTIONS, OPEN_CONNECTIONS = 64, 256
 SECONDS_MAX = 7 * 24 * 3600
-# Of a few MiB, a fifth is less than an allocator's slack.
+# With a few MiB, a fifth is less than the slack of the allocator.
 SPARE_BYTES = 8 << 20
 GROWTH, SLOWER = 1.2, 1.5
 SAY_SECONDS = 30
@@ -112,14 +112,14 @@ def findings(sent, samples, seconds, saturation):
 
 
 def resident(samples, name, part, seconds):
-    """The median of a fifth, counted from 0; the last reaches to the end."""
+    """Returns the median of a fifth of the run, counted from 0. The last one extends to the end."""
     low, high = part * seconds / 5, (part + 1) * seconds / 5 if part < 4 else float("inf")
     chosen = [row[f"{name}_rss_bytes"] for row in samples if low <= row["seconds"] < high]
     return median(chosen or [samples[-1][f"{name}_rss_bytes"]])
 
 
 def by_second(sent, seconds):
-    """Rows for the plots, at most 600 of them."""
+    """Returns the rows for the plots, at most 600."""
     step = max(1, seconds // 600)
     rows = []
     for start in range(0, seconds, step):

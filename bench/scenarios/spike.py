@@ -1,7 +1,7 @@
-"""A steady open loop at 20 % of saturation; 10 s into it a second one asks for 80,000/s for 10 s,
-and 20 s more follow. What the spike really offers is what vegeta gets out of the cores it shares with
-what it measures, with 1,000 connections at most: the figures say how much. The steady load's p90 in
-windows of half a second tells how others fare, and when all is as before."""
+"""A steady open loop at 20 % of saturation. After 10 s a second one requests 80,000/s for 10 s, and 20 s
+follow. The rate that the spike really offers is limited by vegeta, which shares the cores with the
+receiver and has at most 1,000 connections; the figures show it. The p90 of the steady load in windows of
+half a second shows the effect on other senders, and the end of it."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from harness import load, servers, vegeta
 from harness.campaign import Findings
 
-# With more, the spike offers less: opening them takes the cores it has.
+# With more connections the spike offers less, because opening them uses its cores.
 CONNECTIONS, STEADY_CONNECTIONS, SPIKE_CONNECTIONS = 64, 1_000, 1_000
 STEADY_PART, SPIKE = 0.2, 80_000
-# The steady load opens its connections in this time; it is no part of "before".
+# The steady load opens its connections in this time, which does not count as "before".
 OPENING_SECONDS = 1
 WINDOW_SECONDS = 0.5
 BACK_FACTOR, BACK_SECONDS = 3, 2
@@ -78,7 +78,7 @@ def findings(steady, flood, launched, saturation, seconds):
 
 
 def recovery(rest, end, limit):
-    """Seconds from the spike's end to the end of the first window whose p90 is within the limit."""
+    """Returns the seconds from the end of the spike to the end of the first window with a p90 in the limit."""
     for since, hits in vegeta.by_step(rest, WINDOW_SECONDS, end):
         if vegeta.p_ms(hits, 90) <= limit:
             return since + WINDOW_SECONDS

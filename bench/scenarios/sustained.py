@@ -1,5 +1,5 @@
 """Saturation with 64 connections, fsync before each answer, while the downstreamer drains to a
-fast backend: nothing may grow or slow down with time. The load generator, the receiver, Redis, the
+fast backend. Nothing may grow or slow down with time. The load generator, the receiver, Redis, the
 downstreamer and the backend share the cores."""
 
 import time
@@ -9,10 +9,10 @@ from harness import sampler, servers, wrk
 from harness.campaign import Findings
 
 CONNECTIONS = 64
-# The rule by which the receiver rewrites the AOF: 4 x the memory in use + 4 GiB.
+# Size at which the receiver rewrites the AOF: 4 x the memory in use + 4 GiB.
 AOF_FACTOR, AOF_EXTRA_BYTES = 4, 4 << 30
 
-# Of a queue that is nearly empty, ten percent is less than one pack.
+# With a nearly empty queue, ten percent is less than one pack.
 GROWTH_MIB = 16
 
 

@@ -1,5 +1,5 @@
-"""The operator's verbs on a queue of a million: how long status, top, list, drop and explain take,
-whether a sampled top is within what it says of the exact one, and whether a drop is exact."""
+"""The operator's commands on a queue of a million: the times of status, top, list, drop and explain. Checks
+that a sampled top is within its stated error of the exact one, and that a drop is exact."""
 
 import json
 import os
@@ -36,11 +36,11 @@ def run(campaign):
 
 
 def register(redis):
-    told(redis, "drains", "add", "http")
+    told(redis, "consumers", "add", "http")
 
 
 def told(redis, *arguments):
-    """What a command says, and in how many seconds."""
+    """Returns the output of a command and its time in seconds."""
     began = time.monotonic()
     done = subprocess.run(
         [str(RELEASE / "spillway"), *arguments], capture_output=True, text=True,
@@ -85,11 +85,11 @@ def drop(found, redis, count, child):
     dropped, seconds = asked(redis, "queue", "drop", "--shop", DROPPED, "--yes")
     found.figures |= {"drop_s": seconds, "drop_matched": dropped["matched"],
                       "drop_downstreamer_cpu_s": machine.cpu_seconds(child.pid) - cpu}
-    # What the drain has not read yet is dropped as it comes to it.
+    # Webhooks that the consumer has not read yet are dropped when it reads them.
     deadline = time.monotonic() + DROPPED_WITHIN
     while True:
         status, _ = asked(redis, "status")
-        done = status["drains"][0]["dropped"]
+        done = status["consumers"][0]["dropped"]
         if done >= dropped["matched"] - 1 or time.monotonic() > deadline:
             break
         time.sleep(0.5)
@@ -98,5 +98,5 @@ def drop(found, redis, count, child):
                   abs(dropped["matched"] - count // SHOPS), 1)
     left, _ = asked(redis, "top", "--exact", "--shop", DROPPED)
     found.at_most("of the shop left waiting", sum(row["waiting"] for row in left["rows"]), 1)
-    found.figures["waiting_after"] = status["drains"][0]["waiting"]
+    found.figures["waiting_after"] = status["consumers"][0]["waiting"]
     found.read(f"`queue drop --shop` of {dropped['matched']:,} among {count:,}: {seconds:.1f} s.")

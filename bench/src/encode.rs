@@ -1,4 +1,4 @@
-//! Writes webhooks in the form a load generator reads.
+//! Writes webhooks in the format of a load generator.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -10,31 +10,32 @@ use base64::engine::general_purpose::STANDARD;
 use crate::target::Target;
 use crate::webhook::Webhook;
 
-/// The forms there are.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// `vegeta attack -format=json`: one JSON object a line, its body in base64.
+    /// `vegeta attack -format=json`: one JSON object per line, with the body in base64.
     VegetaJson,
-    /// `vegeta attack -format=http`: text, each body in a file of its own under `--bodies`.
+    /// `vegeta attack -format=http`: text, with each body in a file under `--bodies`.
     VegetaHttp,
-    /// `bench/wrk.lua`: `raw`, each request after its length in ten decimal digits.
+    /// `bench/wrk.lua`: as `raw`, with the length in ten decimal digits before each request.
     Wrk,
-    /// HTTP/1.1 requests one after the other, as they go over the wire.
+    /// HTTP/1.1 requests one after the other, in their form on the wire.
     Raw,
 }
 
-/// A form, with what it needs to write it.
+/// Writer of webhooks in one format.
 pub struct Encoder {
-    /// Which form.
+    /// Output format.
     pub format: Format,
-    /// The headers' template.
+    /// Template of the headers.
     pub target: Target,
-    /// Where `vegeta-http` puts its bodies.
+    /// Directory for the bodies of `vegeta-http`.
     pub bodies: PathBuf,
 }
 
 impl Encoder {
-    /// Appends webhook number `number`. Only [`Format::VegetaHttp`] can fail: it writes files.
+    /// Appends webhook number `number`. Returns an error only for [`Format::VegetaHttp`], which
+    /// writes files.
     pub fn encode(&self, number: u64, webhook: &Webhook, out: &mut Vec<u8>) -> io::Result<()> {
         match self.format {
             Format::VegetaJson => self.vegeta_json(webhook, out),
@@ -98,7 +99,7 @@ impl Encoder {
         writeln!(out, "@{}\n", path.display())
     }
 
-    /// Vegeta frames the body itself.
+    /// Headers without Content-Length, because vegeta adds it.
     fn vegeta_headers(&self) -> impl Iterator<Item = &(String, crate::target::Value)> {
         let headers = self.target.headers.iter();
         headers.filter(|(name, _)| !name.eq_ignore_ascii_case("content-length"))

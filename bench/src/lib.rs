@@ -1,12 +1,12 @@
-//! What the measuring tools share: signed, distinct Shopify webhooks made from the two templates at
-//! the repository root, `loadtest` (request line and headers) and `request.json` (body).
+//! Library of the measuring tools: signed, distinct Shopify webhooks, made from two templates at
+//! the repository root. `loadtest` has the request line and headers, `request.json` the body.
 //!
-//! Follow one webhook through the files: [`product`] makes a body, [`signature`] signs it,
-//! [`webhook`] gives it ids and a time, [`target`] puts these into the headers, [`encode`] writes it
-//! in the form a load generator reads, and [`stream`] does so on all cores, in order.
+//! The path of a webhook through the files: [`product`] makes a body, [`signature`] signs it,
+//! [`webhook`] adds ids and a time, and [`target`] puts these into the headers. [`encode`] writes
+//! the webhook in the format of a load generator, and [`stream`] does so on all cores, in order.
 //!
-//! Nothing here is used by Spillway itself, and nothing here uses Spillway: a fault in one cannot
-//! hide in the other.
+//! Spillway does not use this library, and this library does not use Spillway. A bug in one cannot
+//! hide a bug in the other.
 
 pub mod encode;
 pub mod product;

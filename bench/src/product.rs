@@ -1,10 +1,10 @@
-//! Bodies of `products/update`, each a different product, in the shape of a template
-//! (`request.json`) and of about the wanted size.
+//! Bodies of `products/update`, each for a different product, in the shape of a template
+//! (`request.json`) and with approximately the requested size.
 //!
-//! A body depends on the template, the size, the random numbers and the time it is given, on
-//! nothing else. What differs between real products differs here: ids, titles, descriptions,
-//! prices, stock, dates; what repeats in real ones (keys, vocabulary, a variant's look) repeats
-//! here, so that compression gains about what it gains on real data.
+//! A body depends only on the template, the size, the random numbers and the time. Ids, titles,
+//! descriptions, prices, stock and dates differ, as in real products. Keys, vocabulary and the form
+//! of variants repeat, as in real products. Therefore the compression ratio is similar to that of
+//! real data.
 
 mod shape;
 mod vary;
@@ -16,13 +16,13 @@ use time::OffsetDateTime;
 
 pub use shape::Product;
 
-/// Bodies below this are sent as a subscription with `include_fields` gets them: a few fields of
-/// the product. A whole one does not fit.
+/// Size below which bodies have only a few fields of the product, as in a subscription with
+/// `include_fields`. A complete product does not fit.
 const WHOLE_BYTES_MIN: usize = 1_500;
-/// Shopify's own maximum of variants in a product.
+/// Shopify's maximum number of variants of a product.
 const VARIANTS_MAX: usize = 2_048;
 
-/// Makes bodies of one size.
+/// Generator of bodies of one size.
 pub struct Products {
     template: Product,
     variants: usize,
@@ -31,12 +31,13 @@ pub struct Products {
 }
 
 impl Products {
-    /// Finds how many variants, and how long a description, give bodies of about `body_bytes`.
+    /// Determines the number of variants and the length of the description for bodies of about
+    /// `body_bytes`.
     pub fn new(template: Product, body_bytes: usize) -> Self {
         let whole = body_bytes >= WHOLE_BYTES_MIN;
         let mut products = Self { template, variants: 1, description_bytes: 0, whole };
         let (one, two) = (products.sample_bytes(1), products.sample_bytes(2));
-        // A twelfth is left for the description, which then fills what the variants do not.
+        // A twelfth is left for the description, which also fills the space that variants leave.
         let room = (body_bytes - body_bytes / 12).saturating_sub(one);
         products.variants = (1 + room / (two - one)).min(VARIANTS_MAX);
         products.description_bytes =
@@ -44,9 +45,9 @@ impl Products {
         products
     }
 
-    /// A product's id and body.
+    /// Returns the id and the body of a new product.
     pub fn make(&self, random: &mut SmallRng, now: OffsetDateTime) -> (u64, Vec<u8>) {
-        // Descriptions vary by half, so that lengths differ from body to body as real ones do.
+        // Descriptions vary by half, so that the length differs from body to body as in real data.
         let least = self.description_bytes - self.description_bytes / 4;
         let most = self.description_bytes + self.description_bytes / 4;
         let description_bytes = random.random_range(least..=most);
@@ -61,7 +62,7 @@ impl Products {
     }
 }
 
-/// Shopify escapes these four within strings; outside of strings JSON does not have them.
+/// Escapes the four characters that Shopify escapes in strings. JSON has them only in strings.
 fn escape(json: &[u8]) -> Vec<u8> {
     let mut escaped = Vec::with_capacity(json.len() + json.len() / 8);
     let mut rest = json;

@@ -1,28 +1,28 @@
-//! Shopify's signature: base64 of HMAC-SHA256 over the raw body, with the app's client secret.
-//! The same crates as Spillway's own check, so that the baseline pays the same price for it.
+//! Shopify's signature: base64 of HMAC-SHA256 over the raw body, with the client secret of the app.
+//! Uses the same crates as Spillway's own check, so that the cost in the baseline is the same.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// A client secret, keyed once. It is never printed: there is no `Debug`.
+/// Client secret as an initialized key. It has no `Debug`, so that it is never printed.
 pub struct Secret(Hmac<Sha256>);
 
 impl Secret {
-    /// Takes the secret as Shopify shows it.
+    /// Creates a key from the secret as Shopify shows it.
     pub fn new(secret: &str) -> Self {
         Self(Hmac::new_from_slice(secret.as_bytes()).expect("BUG: HMAC takes keys of any length"))
     }
 
-    /// The value of `X-Shopify-Hmac-Sha256` for this body.
+    /// Returns the value of `X-Shopify-Hmac-Sha256` for a body.
     pub fn sign(&self, body: &[u8]) -> String {
         let mut mac = self.0.clone();
         mac.update(body);
         STANDARD.encode(mac.finalize().into_bytes())
     }
 
-    /// Whether the header's value signs the body, compared in constant time.
+    /// True if the header's value is the signature of the body. Compares in constant time.
     pub fn verifies(&self, header: &[u8], body: &[u8]) -> bool {
         let mut signature = [0; 33];
         let Ok(32) = STANDARD.decode_slice(header, &mut signature) else { return false };

@@ -1,6 +1,6 @@
-//! Makes webhooks on several threads and writes them out in order. Bounded: a thread that is ahead
-//! waits, so a slow reader (vegeta, reading targets as it sends them) sets the pace and what it
-//! reads is fresh.
+//! Makes webhooks on several threads and writes them in order. Bounded: a thread that is ahead
+//! waits. A slow reader, such as vegeta, which reads targets as it sends them, therefore sets the
+//! rate and gets fresh webhooks.
 
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -9,15 +9,16 @@ use std::thread;
 use crate::encode::Encoder;
 use crate::webhook::Maker;
 
-/// Large enough that a hand-over costs nothing, small enough to be fresh.
+/// Webhooks that a thread passes on at once. Large enough for a negligible overhead, small enough
+/// for fresh webhooks.
 const CHUNK_WEBHOOKS: u64 = 64;
-/// One being written, one waiting.
+/// Chunks that may wait per thread. Another one is being written.
 const CHUNKS_AHEAD: usize = 1;
 
 type Chunk = io::Result<Vec<u8>>;
 
-/// Writes webhooks `0..count`. A reader that closes its end early (vegeta does, when its time is
-/// up) is an error of kind [`io::ErrorKind::BrokenPipe`].
+/// Writes webhooks `0..count`. Returns [`io::ErrorKind::BrokenPipe`] if the reader closes its end
+/// early, as vegeta does when its time is over.
 pub fn write_all(
     maker: &Maker,
     encoder: &Encoder,
@@ -26,7 +27,8 @@ pub fn write_all(
     mut out: impl Write,
 ) -> io::Result<()> {
     thread::scope(|scope| {
-        // The receivers live in this closure: when writing fails they go, and the threads end.
+        // The receivers live in this closure. If writing fails they are dropped, and the threads
+        // end.
         let chunks: Vec<Receiver<Chunk>> = (0..threads)
             .map(|thread| {
                 let (sender, receiver) = sync_channel(CHUNKS_AHEAD);
@@ -37,7 +39,7 @@ pub fn write_all(
         for turn in chunks.iter().cycle() {
             match turn.recv() {
                 Ok(chunk) => out.write_all(&chunk?)?,
-                // Chunks are dealt in turn: the first thread without one is past the last.
+                // Chunks are dealt in turn. If the next thread has none, all chunks are written.
                 Err(_) => break,
             }
         }

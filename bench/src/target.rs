@@ -1,68 +1,68 @@
-//! The target template, `loadtest`: vegeta's own text format with `{placeholders}` in header
-//! values, so that one readable file says how a webhook looks on the wire, for every load generator.
+//! Target template (`loadtest`): vegeta's own text format with `{placeholders}` in header values.
+//! One readable file defines the form of a webhook on the wire for every load generator.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-/// What differs from one webhook to the next; written `{name}` in the template.
+/// Value that differs between webhooks, written as `{name}` in the template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placeholder {
-    /// `{body_bytes}`: the length of the body.
+    /// `{body_bytes}`: length of the body.
     BodyBytes,
-    /// `{event_id}`: a fresh UUID.
+    /// `{event_id}`: a new UUID.
     EventId,
-    /// `{hmac}`: the signature over the body.
+    /// `{hmac}`: signature of the body.
     Hmac,
-    /// `{product_id}`: the id in the body.
+    /// `{product_id}`: id in the body.
     ProductId,
     /// `{shop}`: one of the simulated shops.
     Shop,
-    /// `{triggered_at}`: the time of making, RFC 3339 with nanoseconds.
+    /// `{triggered_at}`: time of creation, RFC 3339 with nanoseconds.
     TriggeredAt,
-    /// `{webhook_id}`: a fresh UUID.
+    /// `{webhook_id}`: a new UUID.
     WebhookId,
 }
 
-/// A header's value: fixed, or filled in for each webhook.
+/// Value of a header, either fixed or inserted for each webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// The same in every webhook.
+    /// Value that is the same in every webhook.
     Fixed(String),
-    /// Differs in every webhook.
+    /// Value that differs in every webhook.
     Filled(Placeholder),
 }
 
-/// A request line, headers in order, and where the body's template is.
+/// Request line, headers in order, and the path of the body's template.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// `POST`.
+    /// HTTP method, such as `POST`.
     pub method: String,
-    /// Scheme, authority, path and query.
+    /// URL with scheme, authority, path and query.
     pub url: String,
-    /// Names as written, in their order.
+    /// Header names as written, and values, in order.
     pub headers: Vec<(String, Value)>,
-    /// The body's template, relative to the target's own directory.
+    /// Path of the body's template, relative to the directory of the target.
     pub body: PathBuf,
 }
 
-/// Why a template cannot be used.
+/// Error in a template.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     /// The file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// The template's path.
+        /// Path of the template.
         path: PathBuf,
-        /// What the operating system says.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// A line is none of request line, header, `@body` or comment.
+    /// A line is not a request line, a header, `@body` or a comment.
     #[error("line {line}: {reason}")]
     Line {
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Description of the error.
         reason: String,
     },
     /// The file ends too early.
@@ -71,7 +71,7 @@ pub enum TargetError {
 }
 
 impl Target {
-    /// Reads the template; `@request.json` is looked for beside it.
+    /// Reads the template. `@request.json` is expected in the same directory.
     pub fn read(path: &Path) -> Result<Self, TargetError> {
         let text = fs::read_to_string(path)
             .map_err(|source| TargetError::Read { path: path.to_owned(), source })?;
@@ -107,7 +107,7 @@ impl Target {
         Ok(Self { method, url, headers, body })
     }
 
-    /// The authority (for `Host`) and the path with its query (for the request line).
+    /// Returns the authority (for `Host`) and the path with its query (for the request line).
     pub fn authority_and_path(&self) -> (&str, &str) {
         let rest = self.url.split_once("://").map_or(self.url.as_str(), |(_, rest)| rest);
         rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash))

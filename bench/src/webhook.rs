@@ -1,5 +1,5 @@
-//! One webhook: a body, its signature, ids of its own, and the time. Webhook number `n` of a seed
-//! is the same in every run but for the time, whichever thread makes it.
+//! A webhook: a body, its signature, ids and the time. Webhook number `n` of a seed is the same in
+//! every run except for the time, on any thread.
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -10,9 +10,9 @@ use crate::product::Products;
 use crate::signature::Secret;
 use crate::target::{Placeholder, Value};
 
-/// What one request carries.
+/// Contents of one request.
 pub struct Webhook {
-    /// The raw bytes that are signed.
+    /// Raw bytes, which are signed.
     pub body: Vec<u8>,
     event_id: String,
     hmac: String,
@@ -22,22 +22,22 @@ pub struct Webhook {
     webhook_id: String,
 }
 
-/// Makes webhooks, from any thread.
+/// Generator of webhooks. It can be used from any thread.
 pub struct Maker {
-    /// Where bodies come from.
+    /// Source of the bodies.
     pub products: Products,
-    /// What signs them.
+    /// Secret that signs the bodies.
     pub secret: Secret,
-    /// Over how many shops they are spread.
+    /// Number of shops that send the webhooks.
     pub shops: u32,
-    /// Another seed, other products and ids.
+    /// Seed. Other seeds give other products and ids.
     pub seed: u64,
-    /// Stands in for the clock where a run must be repeated to the byte.
+    /// Time used instead of the clock if runs must give identical bytes.
     pub now: Option<OffsetDateTime>,
 }
 
 impl Maker {
-    /// Makes the webhook with this number, triggered now.
+    /// Makes the webhook with this number, with the current time.
     pub fn make(&self, number: u64) -> Webhook {
         // The multiplication keeps neighbouring seeds from sharing neighbouring numbers.
         let stream = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(number);
@@ -57,7 +57,7 @@ impl Maker {
 }
 
 impl Webhook {
-    /// Appends a header's value.
+    /// Appends the value of a header.
     pub fn write_value(&self, value: &Value, out: &mut Vec<u8>) {
         let text = match value {
             Value::Fixed(text) => text,

@@ -1,5 +1,5 @@
-//! The first step: a webhook that was read begins to wait, is dropped by an operator's order, or
-//! belongs to the part of its lane that is not indexed.
+//! The first step: a webhook that was read is indexed, dropped as an operator ordered, or left in
+//! the part of its lane that is not indexed.
 
 use std::time::Duration;
 
@@ -8,15 +8,14 @@ use spillway_webhook::position::Position;
 
 use crate::core::Core;
 use crate::event::{PackRead, ReplayRead};
-use crate::index::{Arrival, LaneKey};
+use crate::index::{IndexEntry, LaneKey};
 use crate::ledger::Dropped;
-use crate::reading::PackKey;
-use crate::resource::State;
+use crate::pack_key::PackKey;
+use crate::queue::UNREAD_FEW;
+use crate::resource::HeadState;
 use crate::sorted::{Content, Sorted};
 
-/// Resources that wait for their recorded lead, of which each is looked at whenever more was read.
-pub(crate) const UNREAD_FEW: usize = 64;
-/// Between two looks at more of them.
+/// Time between two checks if there are more of them.
 const UNREAD_LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl<C: Content> Core<C> {
@@ -78,7 +77,7 @@ impl<C: Content> Core<C> {
             self.lead_dropped(sorted.resource, position);
             return;
         }
-        // A replay is out of order anyway: it waits for no barrier, and is none.
+        // A replay is out of order anyway. It waits for no barrier and is none.
         if sorted.is_barrier && replay.is_none() {
             self.queue.add_barrier(sorted.shop, position);
         }
@@ -89,18 +88,20 @@ impl<C: Content> Core<C> {
             known.skip(position);
             return;
         }
-        self.index_webhook(lane, &Arrival { position, sorted, replay });
+        self.index_webhook(lane, &IndexEntry { position, sorted, replay });
     }
 
-    /// A webhook was dropped before it was indexed; if it is a recorded lead, that may be done with.
+    /// Notes that a webhook was dropped before it was indexed. If it is a recorded lead, the lead
+    /// may be forgotten.
     pub(crate) fn lead_dropped(&mut self, resource: u64, position: Position) {
         if self.queue.leads.get(&resource) == Some(&position) {
             self.tidy_lead(resource);
         }
     }
 
-    /// Adds a webhook to its lane's window, and makes its resource ready if it became the head.
-    pub(crate) fn index_webhook(&mut self, lane: LaneKey, arrival: &Arrival) {
+    /// Adds a webhook to its lane's window, and releases its resource if the webhook became the
+    /// head.
+    pub(crate) fn index_webhook(&mut self, lane: LaneKey, arrival: &IndexEntry) {
         let queue = &mut self.queue;
         let resource = queue.index.by_hash(arrival.sorted.resource);
         let before = resource
@@ -110,17 +111,17 @@ impl<C: Content> Core<C> {
         if added.is_new {
             self.release(added.resource);
         } else if added.is_head {
-            // A replay came before a head that was waiting.
+            // A replay was added before a head that waited.
             self.reading.forget(added.resource);
             let state = self.queue.index.state(added.resource);
-            if let (Some(State::Held), Some((head, lane))) = (state, before) {
+            if let (Some(HeadState::Held), Some((head, lane))) = (state, before) {
                 self.queue.unhold(lane, head);
             }
             self.release(added.resource);
         }
     }
 
-    /// Resources whose recorded lead may be indexed by now.
+    /// Releases the resources whose recorded lead is indexed by now.
     pub(crate) fn release_unread(&mut self) {
         let now = self.session.now.at;
         if self.queue.unread.len() > UNREAD_FEW {
@@ -133,7 +134,7 @@ impl<C: Content> Core<C> {
         unread.sort_unstable();
         unread.dedup();
         for resource in unread {
-            if self.queue.index.state(resource) == Some(State::Unread) {
+            if self.queue.index.state(resource) == Some(HeadState::Unread) {
                 self.release(resource);
             }
         }

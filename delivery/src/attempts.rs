@@ -1,4 +1,4 @@
-//! Attempts under way, and which of them are slow.
+//! Attempts under way, and the slow ones among them.
 
 use std::time::Duration;
 
@@ -8,79 +8,77 @@ use spillway_webhook::position::Position;
 use crate::by_hash::ByHash;
 use crate::index::{LaneKey, ResourceKey};
 use crate::proven::Proven;
-use crate::shop::ShopKey;
+use crate::shop::{LONG, ShopKey};
 use crate::suspects::Suspects;
 
-/// An attempt that took longer than so many usual ones is slow.
+/// An attempt is slow after this many times the usual duration.
 const SLOW_TIMES: u32 = 8;
-/// None is slow before.
+/// Shortest duration of a slow attempt.
 const SLOW_LEAST: Duration = Duration::from_millis(100);
-/// An attempt that takes longer keeps its slot for long, whatever is usual.
-pub const LONG: Duration = Duration::from_secs(1);
-/// A slow attempt that takes the place of others may be cut off after so long: a healthy webhook
+/// Time after which a slow attempt that holds the slot of others may be cut off. A healthy webhook
 /// does not wait a second for its slot.
 const CUT_AFTER: Duration = Duration::from_millis(500);
-/// The same with a single slot: what else is slow can't be told from it.
+/// The same with a single slot, where a slow attempt cannot be compared with others.
 const CUT_AFTER_SINGLE: Duration = Duration::from_secs(2);
-/// And after half the time since the first one was cut off without a quick success in between: where
-/// everything is slow, everything gets its time.
+/// In addition, half the time since the first attempt was cut off without a quick success in
+/// between. If everything is slow, each attempt gets more and more time.
 const CUT_SINCE_PART: u32 = 2;
-/// Between two such cuts, and this part of that time: where most of what has its turn hangs, dozens are
-/// tried within half a minute, and one that is well is among them.
+/// Time between two such cuts: at least this, and 1/`CUT_EVERY_PART` of the time since the first
+/// cut. If most lanes hang, dozens are tried within half a minute, which finds a healthy one.
 const CUT_EVERY: Duration = Duration::from_millis(500);
 const CUT_EVERY_PART: u32 = 16;
-/// When a leader ends, slow attempts are waited for so long: everything waits for the next one.
+/// Time that slow attempts get when a leader ends, because everything waits for the next leader.
 const END_AFTER: Duration = Duration::from_secs(1);
-/// Part of the slots that slow and suspect lanes may hold.
+/// Slow and suspect lanes may hold 1/`ODD_PART` of the slots.
 const ODD_PART: usize = 4;
-/// Part of the slots whose attempts are cut off at once, where quick ones have overtaken them.
+/// Attempts in 1/`CUT_PART` of the slots are cut off at once if quick ones have overtaken them.
 const CUT_PART: usize = 8;
-/// Without a delivery of another lane for so long, they may hold all.
+/// Time without a delivery of another lane after which slow and suspect lanes may hold all slots.
 const ALONE_AFTER: Duration = Duration::from_secs(10);
 
-/// Id of an attempt, never used again by the same leader.
+/// Id of an attempt. The same leader never uses it again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttemptId(pub u64);
 
 /// An attempt under way.
 #[derive(Debug, Clone, Copy)]
 pub struct Attempt {
-    /// Resource whose head it settles.
+    /// Resource whose head the attempt settles.
     pub resource: ResourceKey,
-    /// Its lane.
+    /// Lane of the webhook.
     pub lane: LaneKey,
-    /// Its shop.
+    /// Shop of the webhook.
     pub shop: ShopKey,
-    /// Webhook that is sent.
+    /// Position of the webhook that is sent.
     pub position: Position,
-    /// Number of the attempt.
+    /// Number of the attempt, from 1.
     pub number: u32,
-    /// When it began.
+    /// Time at which the attempt began.
     pub began: Duration,
-    /// Active time then.
+    /// Active time at which the attempt began.
     pub began_active: Duration,
-    /// Attempts under way then, this one included.
+    /// Attempts under way at that time, including this one.
     pub in_flight: usize,
-    /// Older events and the identity that its delivery settles, too.
+    /// Older events and the fingerprint that the delivery also settles.
     pub sent: Sent,
-    /// Whether it is of a suspect lane.
+    /// True if the attempt belongs to a suspect lane.
     pub is_suspect: bool,
-    /// Whether it takes much longer than usual.
+    /// True if the attempt takes much longer than usual.
     pub is_slow: bool,
-    /// Set once it is slow or takes longer than [`LONG`].
+    /// Set once the attempt is slow or takes longer than [`LONG`].
     pub is_long: bool,
 }
 
-/// Part of a delivery beside the webhook that is sent.
+/// Part of a delivery in addition to the webhook that is sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Sent {
-    /// Identity for duplicates.
+    /// Fingerprint to find duplicates.
     pub fingerprint: Option<Fingerprint>,
-    /// Older events that it stands for.
+    /// Number of older events that the webhook stands for.
     pub older: u32,
 }
 
-/// When the first of several attempts was cut off, and the last.
+/// Times of the first and the last of several cuts.
 #[derive(Debug, Clone, Copy)]
 struct Cuts {
     first: Duration,
@@ -92,26 +90,26 @@ struct Cuts {
 pub struct Attempts {
     running: ByHash<Attempt>,
     next: u64,
-    /// Slow and suspect ones.
+    /// Number of slow and suspect attempts.
     odd: usize,
-    /// Of suspect lanes.
+    /// Number of attempts of suspect lanes.
     probes: usize,
-    /// Slow and long ones.
+    /// Number of slow and long attempts.
     long: usize,
-    /// The attempts cut off since a delivery succeeded that was not slow, overtaken ones aside.
+    /// Cuts since the last successful delivery that was not slow. Overtaken attempts do not count.
     cuts: Option<Cuts>,
-    /// Latest beginning of a delivery that succeeded and was not slow.
+    /// Latest start of a successful delivery that was not slow.
     quick_began: Option<Duration>,
-    /// Lanes that wait for the slots of slow and suspect ones.
+    /// Lanes that wait for the slots of suspect lanes.
     pub suspects: Suspects,
-    /// Shops that have more turns while slow attempts hold most slots.
+    /// Shops that get more turns while slow attempts hold most slots.
     pub proven: Proven,
-    /// The last two lanes of which a delivery succeeded, and when.
+    /// The last two lanes with a successful delivery, and its time.
     succeeded: [Option<(LaneKey, Duration)>; 2],
 }
 
 impl Attempts {
-    /// Attempts under way.
+    /// Number of attempts under way.
     pub fn len(&self) -> usize {
         self.running.len()
     }
@@ -135,7 +133,8 @@ impl Attempts {
         Some(attempt)
     }
 
-    /// Marks the attempts that are slow by now, after `most` at the latest. Returns them.
+    /// Marks the attempts that are slow by now, after `most` at the latest. Returns those newly
+    /// marked.
     pub fn mark_slow(&mut self, now: Duration, usual: Duration, most: Duration) -> Vec<Attempt> {
         let after = (usual * SLOW_TIMES).max(SLOW_LEAST).min(most);
         let mut slow = Vec::new();
@@ -149,7 +148,7 @@ impl Attempts {
         slow
     }
 
-    /// Marks the attempts that are slow or long by now. Returns their shops.
+    /// Marks the attempts that are slow or long by now. Returns the shops of those newly marked.
     pub fn mark_long(&mut self, now: Duration) -> Vec<ShopKey> {
         let mut shops = Vec::new();
         for attempt in self.running.values_mut() {
@@ -163,18 +162,18 @@ impl Attempts {
         shops
     }
 
-    /// Attempts that are slow or long.
+    /// Number of attempts that are slow or long.
     pub fn long(&self) -> usize {
         self.long
     }
 
-    /// Attempts that are neither slow nor of a suspect lane.
+    /// Number of attempts that are neither slow nor of a suspect lane.
     pub fn usual(&self) -> usize {
         self.running.len() - self.odd
     }
 
-    /// An attempt is cut off for others that wait for any slot.
-    pub fn is_cut(&mut self, id: AttemptId, now: Duration) {
+    /// Notes that an attempt is cut off for others that wait for any slot.
+    pub fn mark_cut(&mut self, id: AttemptId, now: Duration) {
         let attempt = self.running.get(&id.0);
         if attempt.is_some_and(|attempt| !self.is_overtaken(attempt)) {
             let first = self.cuts.map_or(now, |cuts| cuts.first);
@@ -182,13 +181,13 @@ impl Attempts {
         }
     }
 
-    /// True if a delivery that began later succeeded, and was not slow: so much later that the same
-    /// stall can't have caught both.
+    /// True if a delivery that began later succeeded and was not slow. It began so much later that
+    /// the same stall cannot have delayed both.
     fn is_overtaken(&self, attempt: &Attempt) -> bool {
         self.quick_began.is_some_and(|began| began > attempt.began + SLOW_LEAST)
     }
 
-    /// A delivery succeeded.
+    /// Notes a successful delivery.
     pub fn succeeded(&mut self, attempt: &Attempt, now: Duration) {
         let lane = attempt.lane;
         if !attempt.is_slow {
@@ -201,7 +200,7 @@ impl Attempts {
         self.succeeded[0] = Some((lane, now));
     }
 
-    /// Whether another lane than `lane` had a success after `since`.
+    /// True if another lane than `lane` had a success at or after `since`.
     pub fn has_other_succeeded(&self, lane: LaneKey, since: Duration) -> bool {
         self.succeeded.iter().flatten().any(|(other, at)| *other != lane && *at >= since)
     }
@@ -211,26 +210,27 @@ impl Attempts {
         limit > 0 && self.odd > 1 && 2 * self.odd > limit
     }
 
-    /// Slots that suspect lanes may still take: what slow ones leave of their part, and one at least.
+    /// Slots that suspect lanes may still take: the part of their share that slow lanes leave, and
+    /// at least one.
     pub fn free_for_suspects(&self, limit: usize) -> usize {
         let of_part = (limit / ODD_PART).max(1).saturating_sub(self.odd);
         let own = usize::from(self.running.len() < limit && self.probes == 0);
         of_part.max(own)
     }
 
-    /// Slow attempts of suspect lanes, the longest first.
+    /// Slow attempts of suspect lanes, longest first.
     pub fn slow_probes(&self) -> Vec<(AttemptId, Attempt)> {
         let mut probes = self.slow();
         probes.retain(|(_, attempt)| attempt.is_suspect);
         probes
     }
 
-    /// True if an attempt may still end soon: it is not slow, and began after `since`.
+    /// True if an attempt may end soon: it is not slow and began after `since`.
     pub fn has_quick(&self, since: Duration) -> bool {
         self.running.values().any(|attempt| !attempt.is_slow && attempt.began > since)
     }
 
-    /// Slow attempts, the longest first.
+    /// Slow attempts, longest first.
     pub fn slow(&self) -> Vec<(AttemptId, Attempt)> {
         let slow = self.running.iter().filter(|(_, attempt)| attempt.is_slow);
         let mut slow: Vec<_> = slow.map(|(id, attempt)| (AttemptId(*id), *attempt)).collect();
@@ -244,12 +244,13 @@ impl Attempts {
         self.succeeded[0].is_some_and(|(_, at)| at >= since)
     }
 
-    /// Whether no other lane had a success lately.
+    /// True if no other lane had a success lately.
     pub fn is_alone(&self, lane: LaneKey, now: Duration) -> bool {
         !self.has_other_succeeded(lane, now.saturating_sub(ALONE_AFTER))
     }
 
-    /// Slow attempts to cut off when a leader ends: the next one can't begin before them.
+    /// Slow attempts to cut off when a leader ends, because the next leader cannot begin before
+    /// they end.
     pub fn all_to_cut(&self, now: Duration) -> Vec<AttemptId> {
         let is_long =
             |attempt: &Attempt| attempt.is_slow && now.saturating_sub(attempt.began) >= END_AFTER;
@@ -259,16 +260,16 @@ impl Attempts {
         ids
     }
 
-    /// Slow attempts to cut off so that others get their slots, when slow ones hold more than their
-    /// part, of lanes for which `may_cut` holds: the longest ones that quick ones have overtaken,
-    /// or else the longest one.
+    /// Slow attempts to cut off so that others get their slots, if slow and suspect attempts hold
+    /// more than their share. Only attempts for which `may_cut` holds are cut: the longest ones
+    /// that quick ones have overtaken, or otherwise the single longest one.
     pub fn to_cut(
         &self,
         limit: usize,
         now: Duration,
         may_cut: impl Fn(&Attempt) -> bool,
     ) -> Vec<AttemptId> {
-        // Of a single slot, the part is none.
+        // The share of a single slot is zero.
         let (part, least) =
             if limit == 1 { (0, CUT_AFTER_SINGLE) } else { ((limit / ODD_PART).max(1), CUT_AFTER) };
         let too_many = self.odd.saturating_sub(part);
@@ -295,7 +296,8 @@ impl Attempts {
         longest.map(|(_, id, _)| AttemptId(*id)).into_iter().collect()
     }
 
-    /// Time after which one that was not overtaken may be cut off; `None` so soon after the last.
+    /// Time after which an attempt that was not overtaken may be cut off; `None` shortly after the
+    /// last cut.
     fn cut_after(&self, least: Duration, now: Duration) -> Option<Duration> {
         let Some(cuts) = self.cuts else { return Some(least) };
         let since = now.saturating_sub(cuts.first);

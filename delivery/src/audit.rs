@@ -1,14 +1,14 @@
-//! Checks of the core's own bookkeeping, for tests: each looks at everything, and is slow.
+//! Consistency checks of the core's state, for tests. Each check scans everything and is slow.
 
 use crate::core::Core;
 use crate::index::LaneKey;
 use crate::lane::Lane;
 use crate::queue::{BARRIER_BYTES, LEAD_BYTES, STORED_BARRIER_BYTES};
-use crate::resource::State;
+use crate::resource::HeadState;
 use crate::sorted::{Class, Content};
 
 impl<C: Content> Core<C> {
-    /// Memory of the index in bytes, counted again from everything in it: equal to
+    /// Memory of the index in bytes, counted again from all its parts. Equal to
     /// [`Status::index_bytes`](crate::Status).
     pub fn recount(&self) -> usize {
         let queue = &self.queue;
@@ -22,12 +22,12 @@ impl<C: Content> Core<C> {
             + queue.leads.len() * LEAD_BYTES
     }
 
-    /// Description of a webhook that no turn will ever reach, if there is one: a ready resource that
-    /// no lane lists, or a lane with ready resources that nothing looks at again.
+    /// Description of a webhook that no turn will ever reach, if there is one. That is a ready
+    /// resource that no lane lists, or a lane with ready resources and no future check.
     pub fn lost_turn(&self) -> Option<String> {
         let next = self.next.map(|turn| turn.resource);
         for (key, resource) in self.queue.index.resources() {
-            if resource.state != State::Ready || Some(key) == next {
+            if resource.state != HeadState::Ready || Some(key) == next {
                 continue;
             }
             let lane = self.queue.index.lane(key);
@@ -53,10 +53,10 @@ impl<C: Content> Core<C> {
         lane.ready.has(class, |position, resource| index.is_ready(key, resource, position))
     }
 
-    /// True if the lane's shop has a turn, or an event that must come gives it one.
+    /// True if the lane's shop has a turn, or if a coming event will give it one.
     fn is_looked_at_again(&self, key: LaneKey, lane: &Lane, class: Class) -> bool {
         let flow = &lane.flow;
-        // The line stands still while the backend is stopped.
+        // The queue of suspect lanes does not advance while the backend is stopped.
         let is_in_line = (flow.is_in_line || self.attempts.suspects.is_called(key))
             && !self.backend.is_stopped();
         is_in_line

@@ -1,106 +1,107 @@
-//! The backend as a whole: up, down, or refusing everything.
+//! State of the backend as a whole: up, down, or refusing everything.
 //!
-//! It counts as down when no connection can be made, or nothing succeeds while several lanes fail at
-//! first attempts: for a second and ten of them, or for half a minute. What failed before says nothing
-//! new: retries alone may be of a few webhooks that never succeed. One lane that fails is that lane's
-//! own matter, and so is one shop of a backend that has served others. While the backend is down or refuses, the retry
-//! clock stands still and one attempt a second probes, or a few at a time where they hang. Pure: time is an argument.
+//! The backend counts as down if no connection can be made, or if first attempts fail in several
+//! lanes and nothing succeeds. The latter must last for a second with ten first failures, or for
+//! half a minute. Retries are no evidence, because they may belong to a few webhooks that never
+//! succeed. One failing lane is no evidence either, nor is one shop of a backend that has served
+//! others. While the backend is down or refuses, the retry clock stands still. One attempt per
+//! second probes, or a few at a time if they hang. Pure: time is an argument.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::refusals::RefusalBreaker;
 
-/// First failures in a row that count as down.
+/// Number of first failures in a row that count as down.
 const FIRST_FAILURES_DOWN: usize = 10;
-/// They count only after so long without a success: amid a flow of successes, ten shops that fail can
-/// have their turns in a row.
+/// Time without a success after which they count. While deliveries succeed, ten failing shops can
+/// have their turns in a row by chance.
 const FIRST_FAILURES_AFTER: Duration = Duration::from_secs(1);
-/// Failures of any kind for so long, without a success, count as down.
+/// Time of failures of any kind, without a success, that counts as down.
 const SILENCE_DOWN: Duration = Duration::from_secs(30);
-/// Lanes that must fail.
+/// Number of lanes that must fail.
 const LANES_DOWN: usize = 3;
-/// Between two probes of a backend that is down.
+/// Time between two probes of a backend that is down.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
-/// Between two probes of a backend that refuses: each may be a webhook that is lost on it.
+/// Time between two probes of a backend that refuses. Each probe may cost a webhook.
 const PROBE_REFUSING_EVERY: Duration = Duration::from_secs(10);
 
-/// What may be sent.
+/// Kind of attempts that may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allowed {
     /// Nothing new.
     Nothing,
     /// One delivery, if nothing else is under way.
     Probe,
-    /// Whatever the limiter says.
+    /// Everything that the limiter admits.
     All,
 }
 
-/// Time of the probes of a backend that is down.
+/// Times of the probes of a backend that is down.
 #[derive(Debug, Default)]
 pub struct Probes {
-    /// Time that those took that were cut off since the last one that had all of its time.
+    /// Total time of the probes cut off since the last one that had its full time.
     sliced: Duration,
-    /// Time that that one took.
+    /// Time of that last full probe.
     whole: Duration,
 }
 
 impl Probes {
-    /// A probe was cut off after `took`.
+    /// Notes that a probe was cut off after `took`.
     pub fn was_cut(&mut self, took: Duration) {
         self.sliced += took;
     }
 
-    /// A slow attempt failed after `took`, and was not cut off.
+    /// Notes that a slow attempt failed after `took` and was not cut off.
     pub fn failed(&mut self, took: Duration) {
         self.sliced = Duration::ZERO;
         self.whole = took;
     }
 
-    /// True if a single probe at a time is to have all of its time: half of the time belongs to such.
+    /// True if a single probe at a time is to have its full time. Such probes get half of the time.
     pub fn is_whole_due(&self) -> bool {
         self.sliced >= self.whole
     }
 }
 
-/// Beginnings of active time that are remembered.
+/// Most starts of active time that are remembered.
 const RUNS_MAX: usize = 64;
 
-/// What is known of the backend. Times are durations since the start.
+/// State of the backend. Times are durations since the start.
 #[derive(Debug)]
-pub struct Backend {
+pub struct BackendHealth {
     refusals: RefusalBreaker,
     failing: Failing,
-    /// Shops that were ever served.
+    /// Shops with a delivery that ever succeeded.
     served: Several,
     succeeded_at: Duration,
     probe_at: Duration,
-    /// When it last went down or began to refuse.
+    /// Time at which the backend last went down or began to refuse.
     stopped_at: Duration,
-    /// Time that counted towards retries when it last stopped.
+    /// Active time when the clock last stopped.
     active: Duration,
-    /// When it last was not stopped any more, and the active time then; before that, the times before. The first is the
-    /// start.
+    /// Times at which the clock started, with the active time at each. The first one is the start
+    /// of the leader.
     runs: Vec<(Duration, Duration)>,
     is_down: bool,
-    /// Whether there is a lease: without one nothing is sent, and no time counts.
+    /// True if there is a lease. Without one nothing is sent and no time counts.
     has_lease: bool,
-    /// Probes while it is down.
+    /// Probes while the backend is down.
     pub probes: Probes,
 }
 
 /// Failures since the last success.
 #[derive(Debug, Default)]
 struct Failing {
-    /// First attempts.
+    /// Number of failed first attempts.
     firsts: usize,
-    /// Some of the lanes of which a first attempt failed.
+    /// Some of the lanes with a failed first attempt.
     lanes: HashSet<u64>,
     shops: Several,
     is_unconnected: bool,
 }
 
-/// Some shops: the first, and whether there were others.
+/// Set of shops that knows only the first one, and if there are others.
 #[derive(Debug, Default)]
 struct Several {
     first: Option<u64>,
@@ -112,13 +113,13 @@ impl Several {
         self.has_others |= *self.first.get_or_insert(shop) != shop;
     }
 
-    /// True if there is another one than `shop`.
+    /// True if the set contains another shop than `shop`.
     fn has_other(&self, shop: u64) -> bool {
         self.has_others || self.first.is_some_and(|first| first != shop)
     }
 }
 
-impl Default for Backend {
+impl Default for BackendHealth {
     fn default() -> Self {
         Self {
             refusals: RefusalBreaker::default(),
@@ -136,8 +137,8 @@ impl Default for Backend {
     }
 }
 
-impl Backend {
-    /// What may be sent at `now`.
+impl BackendHealth {
+    /// Kind of attempts that may begin at `now`.
     pub fn allows(&self, now: Duration) -> Allowed {
         match (self.is_stopped(), now < self.probe_at) {
             (false, _) => Allowed::All,
@@ -146,23 +147,23 @@ impl Backend {
         }
     }
 
-    /// When the next probe may go out, if it must be waited for.
+    /// Time of the next probe, if it must be waited for.
     pub fn probes_at(&self, now: Duration) -> Option<Duration> {
         (self.allows(now) == Allowed::Nothing).then_some(self.probe_at)
     }
 
-    /// Whether it is down, or refuses everything.
+    /// True if the backend is down or refuses everything.
     pub fn is_stopped(&self) -> bool {
         self.is_down || self.is_refusing()
     }
 
-    /// When it last stopped.
+    /// Time at which the backend last stopped.
     pub fn stopped_at(&self) -> Duration {
         self.stopped_at
     }
 
-    /// A probe says nothing about the backend: it was asked for less of one shop or resource, or the probe was
-    /// cut off while the backend refuses.
+    /// Notes a probe that is no evidence about the backend. The backend requested a pause for one
+    /// shop or resource only, or the probe was cut off while the backend refuses.
     pub fn probed(&mut self, now: Duration) {
         if self.is_stopped() {
             self.probe_at = self.probe_at.max(now + self.probes_every());
@@ -173,18 +174,18 @@ impl Backend {
         if self.is_refusing() { PROBE_REFUSING_EVERY } else { PROBE_EVERY }
     }
 
-    /// Whether it refuses everything: then nothing is given up.
+    /// True if the backend refuses everything. Then nothing is given up.
     pub fn is_refusing(&self) -> bool {
         self.refusals.is_open()
     }
 
-    /// Whether it is down.
+    /// True if the backend is down.
     pub fn is_down(&self) -> bool {
         self.is_down
     }
 
-    /// Takes the credit to give a webhook of `shop` up. Returns whether there is any: a bad deploy
-    /// must not make dead letters of everything.
+    /// Takes the credit to give up a webhook of `shop`. Returns true if there is any. The credit
+    /// keeps a bad deploy from making dead letters of everything.
     pub fn take_credit(&mut self, shop: u64) -> bool {
         let may = self.refusals.may_give_up(shop);
         if may {
@@ -193,18 +194,18 @@ impl Backend {
         may
     }
 
-    /// Time that counts towards retries: all of it except while the backend was stopped.
+    /// Active time: all time except while the backend was stopped or the leader had no lease.
     pub fn active(&self, now: Duration) -> Duration {
         let (at, active) = self.runs.last().copied().unwrap_or_default();
         if self.is_still() { self.active } else { active + now.saturating_sub(at) }
     }
 
-    /// Whether no time counts.
+    /// True if no time counts at present.
     fn is_still(&self) -> bool {
         self.is_stopped() || !self.has_lease
     }
 
-    /// The lease ended at `at`, and was not renewed.
+    /// Notes that the lease ended at `at` and was not renewed.
     pub fn lease_ended(&mut self, at: Duration) {
         if std::mem::replace(&mut self.has_lease, false) && !self.is_stopped() {
             let (began, active) = self.runs.last().copied().unwrap_or_default();
@@ -212,7 +213,7 @@ impl Backend {
         }
     }
 
-    /// There is a lease.
+    /// Notes that there is a lease.
     pub fn lease_renewed(&mut self, now: Duration) {
         if !std::mem::replace(&mut self.has_lease, true) && !self.is_stopped() {
             self.goes_on(now);
@@ -227,7 +228,7 @@ impl Backend {
         (active + moment.saturating_sub(at)).min(most)
     }
 
-    /// Pieces of active time: when each began, and how long it took.
+    /// Pieces of active time: the moment at which each began, and its duration.
     pub fn pieces(&self, from: Duration, to: Duration) -> Vec<(Duration, Duration)> {
         let starts = self
             .runs
@@ -243,15 +244,15 @@ impl Backend {
             .collect()
     }
 
-    /// The last moment with so much active time.
+    /// Last moment with this active time.
     fn moment_after(&self, active: Duration) -> Duration {
         let next = self.runs.partition_point(|(_, before)| *before <= active).max(1);
         let (at, before) = self.runs[next - 1];
         at + active.saturating_sub(before)
     }
 
-    /// Time counts again. Of too many stops, the shortest one is forgotten: what came in it or before seems
-    /// to have come later.
+    /// Starts the clock again. If there are too many stops, the shortest one is forgotten: times
+    /// during or before it then seem later.
     fn goes_on(&mut self, now: Duration) {
         self.runs.push((now, self.active));
         if self.runs.len() > RUNS_MAX {
@@ -265,7 +266,7 @@ impl Backend {
         }
     }
 
-    /// A delivery for `shop` succeeded.
+    /// Notes that a delivery for `shop` succeeded.
     pub fn succeeded(&mut self, shop: u64, now: Duration) {
         let was_stopped = self.is_stopped();
         self.refusals.on_success(shop, now);
@@ -277,10 +278,11 @@ impl Backend {
         }
     }
 
-    /// A delivery for `shop` was refused, now or for good. Returns whether that makes it refusing.
+    /// Notes that a delivery for `shop` was refused, for now or for good. Returns true if the
+    /// backend now counts as refusing.
     pub fn refused(&mut self, shop: u64, now: Duration) -> bool {
         let active = self.active(now);
-        // It is there, and does its work: it took a look and said no.
+        // The backend works: it examined the webhook and refused it.
         self.answered(now);
         if std::mem::take(&mut self.is_down) && !self.is_still() {
             self.goes_on(now);
@@ -296,7 +298,7 @@ impl Backend {
         has_opened
     }
 
-    /// No connection could be made: that is never one lane's fault.
+    /// Notes that no connection could be made. That is never the fault of one lane.
     pub fn unconnected(&mut self) {
         self.failing.is_unconnected = true;
     }
@@ -306,17 +308,17 @@ impl Backend {
         self.served.has_other(shop)
     }
 
-    /// True if `shop` has failed since the last success, and no other shop.
+    /// True if `shop` is the only shop that has failed since the last success.
     pub fn is_only_failing(&self, shop: u64) -> bool {
         self.failing.shops.first == Some(shop) && !self.failing.shops.has_others
     }
 
-    /// A delivery for `lane` of `shop` failed; `is_first`: the first attempt of its webhook. Returns
-    /// whether the backend is down now and was not before.
+    /// Notes that a delivery for `lane` of `shop` failed. `is_first` is true for the first attempt
+    /// of a webhook. Returns true if that makes the backend count as down.
     pub fn failed(&mut self, lane: u64, shop: u64, is_first: bool, now: Duration) -> bool {
         self.failing.shops.add(shop);
         self.failing.firsts += usize::from(is_first);
-        // A webhook that failed before says nothing new.
+        // A webhook that failed before is no new evidence.
         if is_first && self.failing.lanes.len() < LANES_DOWN {
             self.failing.lanes.insert(lane);
         }
@@ -351,8 +353,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// A backend that is down in the second half of each span of ten seconds.
-    fn down_in_halves(spans: u32) -> Backend {
-        let mut backend = Backend::default();
+    fn down_in_halves(spans: u32) -> BackendHealth {
+        let mut backend = BackendHealth::default();
         for number in 0..spans {
             backend.unconnected();
             for _ in 0..FIRST_FAILURES_DOWN {

@@ -1,20 +1,21 @@
-//! How long to wait before the next attempt: doubling, bounded, jittered. Pure: chance is an
+//! Wait before the next attempt: doubling, bounded and jittered. Pure: the random number is an
 //! argument.
 
 use std::time::Duration;
 
-/// The bounds of the wait.
+/// Bounds of the wait.
 #[derive(Debug, Clone, Copy)]
 pub struct Backoff {
-    /// Before the second attempt.
+    /// Longest wait before the second attempt.
     pub first: Duration,
-    /// At most.
+    /// Longest wait before any attempt.
     pub longest: Duration,
 }
 
 impl Backoff {
-    /// The wait after `attempts` failed ones. `chance` is uniform in [0, 1): the wait lies in the
-    /// upper half of its bound, so that resources that failed together do not return together.
+    /// Returns the wait after `attempts` failed attempts. `chance` is uniform in [0, 1). The wait
+    /// lies in the upper half of its bound, so that resources that failed together do not return
+    /// together.
     pub fn wait(&self, attempts: u32, chance: f64) -> Duration {
         let doublings = attempts.saturating_sub(1).min(32);
         let bound = self.first.saturating_mul(2u32.saturating_pow(doublings)).min(self.longest);
@@ -22,7 +23,7 @@ impl Backoff {
     }
 }
 
-/// A time in the upper half of `wait`. `chance` is uniform in [0, 1).
+/// Returns a time in the upper half of `wait`. `chance` is uniform in [0, 1).
 pub fn jittered(wait: Duration, chance: f64) -> Duration {
     wait.mul_f64(0.5 + chance.clamp(0.0, 1.0) / 2.0)
 }

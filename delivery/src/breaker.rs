@@ -1,4 +1,4 @@
-//! The circuit breaker of a lane.
+//! Circuit breaker of a lane.
 //!
 //! | state | first failure | other failure | give-up | success |
 //! |---|---|---|---|---|
@@ -6,105 +6,108 @@
 //! | Closed, the last of as many as it bears | Open | | | |
 //! | Open | wait doubles | wait doubles | wait halves | Closed |
 //!
-//! A lane that hangs gets few attempts: [`LaneBreaker::trip`] opens its breaker by time.
-//! While it is open, one attempt at a time probes. Waits are jittered: lanes of one endpoint open
-//! together, and must not probe together. Pure: time and chance are arguments.
+//! A lane that hangs gets few attempts, so [`LaneBreaker::trip`] opens its breaker by time. While
+//! the breaker is open, one attempt at a time probes. Waits are jittered, because breakers of lanes
+//! of one endpoint open together and must not probe together. Pure: time and chance are arguments.
 
 use std::time::Duration;
 
 use crate::backoff::jittered;
 
-/// First wait for a probe: soon, because what failed may be a few resources of many.
+/// First wait for a probe. It is short, because perhaps only a few of many resources fail.
 const WAIT_FIRST: Duration = Duration::from_millis(50);
-/// So many probes in a row prefer a webhook that was never tried. After them, every other one does.
+/// Number of first probes in a row that prefer a webhook that was never tried. After them, every
+/// other probe does.
 const FRESH_PROBES: u32 = 16;
 /// Longest wait: a lane that has recovered is found within a minute.
 const WAIT_LONGEST: Duration = Duration::from_secs(60);
-/// Wait at least, after give-ups: overdue webhooks are given up at up to this rate.
+/// Shortest wait after give-ups. It limits the rate at which overdue webhooks are given up.
 const WAIT_LEAST: Duration = Duration::from_millis(5);
-/// Part of the time it has been open that a wait may last.
+/// A wait may last 1/`PART` of the time for which the breaker has been open.
 const PART: u32 = 4;
 
 /// State of the breaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Attempts flow.
+enum BreakerState {
+    /// Attempts are not limited.
     Closed {
-        /// First failures in a row.
+        /// Number of consecutive first failures.
         failures: u32,
     },
     /// One attempt at a time probes.
     Open {
-        /// When it opened.
+        /// Time at which the breaker opened.
         since: Duration,
-        /// No probe before.
+        /// Time before which there is no probe.
         probe_at: Duration,
-        /// Wait before the next probe but one.
+        /// Wait after the next failed probe.
         wait: Duration,
-        /// Whether the next probe prefers a webhook that was never tried.
+        /// True if the next probe prefers a webhook that was never tried.
         is_fresh_next: bool,
-        /// Probes that failed.
+        /// Number of failed probes.
         probes: u32,
     },
 }
 
 /// Circuit breaker of a lane.
 #[derive(Debug, Clone, Copy)]
-pub struct LaneBreaker(State);
+pub struct LaneBreaker(BreakerState);
 
 impl LaneBreaker {
-    /// A closed breaker of a lane that has not failed.
+    /// Creates a closed breaker of a lane that has not failed.
     pub fn new() -> Self {
-        Self(State::Closed { failures: 0 })
+        Self(BreakerState::Closed { failures: 0 })
     }
 
-    /// The leader before had opened it.
+    /// Opens the breaker as the previous leader had it.
     pub fn restore(&mut self, now: Duration) {
         self.open(now, now);
     }
 
-    /// Whether it is open.
+    /// True if the breaker is open.
     pub fn is_open(&self) -> bool {
-        matches!(self.0, State::Open { .. })
+        matches!(self.0, BreakerState::Open { .. })
     }
 
-    /// Whether anything failed since the last success.
+    /// True if an attempt failed since the last success.
     pub fn has_failed(&self) -> bool {
-        self.0 != State::Closed { failures: 0 }
+        self.0 != BreakerState::Closed { failures: 0 }
     }
 
-    /// Has the next probe go out at once.
+    /// Makes the next probe due at once.
     pub fn probe_now(&mut self, now: Duration) {
-        if let State::Open { probe_at, .. } = &mut self.0 {
+        if let BreakerState::Open { probe_at, .. } = &mut self.0 {
             *probe_at = now;
         }
     }
 
-    /// When a probe may go out; `None` while it is closed.
+    /// Time at which a probe may begin; `None` while the breaker is closed.
     pub fn probe_at(&self) -> Option<Duration> {
         match self.0 {
-            State::Closed { .. } => None,
-            State::Open { probe_at, .. } => Some(probe_at),
+            BreakerState::Closed { .. } => None,
+            BreakerState::Open { probe_at, .. } => Some(probe_at),
         }
     }
 
-    /// Whether the next probe prefers a webhook that was never tried; `None` while it is closed.
+    /// True if the next probe prefers a webhook that was never tried; `None` while the breaker is
+    /// closed.
     pub fn prefers_fresh(&self) -> Option<bool> {
         match self.0 {
-            State::Closed { .. } => None,
-            State::Open { is_fresh_next, .. } => Some(is_fresh_next),
+            BreakerState::Closed { .. } => None,
+            BreakerState::Open { is_fresh_next, .. } => Some(is_fresh_next),
         }
     }
 
-    /// A delivery succeeded. Returns whether that closes it.
+    /// Notes a successful delivery. Returns true if that closes the breaker.
     pub fn succeeded(&mut self) -> bool {
         let was_open = self.is_open();
         *self = Self::new();
         was_open
     }
 
-    /// An attempt that began at `began` failed. Returns whether that opens it: so many first failures in a row do.
-    /// `chance` is uniform in [0, 1): the probe is due in the upper half of the wait.
+    /// Notes the failure of an attempt that began at `began`. Returns true if that opens the
+    /// breaker, which `most` first failures in a row do. `chance` is uniform in [0, 1): the probe
+    /// is due in the upper half of the wait.
     pub fn failed(
         &mut self,
         (is_first, most): (bool, u32),
@@ -113,7 +116,7 @@ impl LaneBreaker {
         chance: f64,
     ) -> bool {
         match &mut self.0 {
-            State::Closed { failures } => {
+            BreakerState::Closed { failures } => {
                 *failures += u32::from(is_first);
                 let opens = *failures >= most;
                 if opens {
@@ -121,7 +124,7 @@ impl LaneBreaker {
                 }
                 opens
             }
-            State::Open { since, probe_at, wait, is_fresh_next, probes } => {
+            BreakerState::Open { since, probe_at, wait, is_fresh_next, probes } => {
                 if began >= *since {
                     *probe_at = now + jittered(*wait, chance);
                     let most = (now.saturating_sub(*since) / PART).max(WAIT_FIRST);
@@ -134,7 +137,7 @@ impl LaneBreaker {
         }
     }
 
-    /// Opens it, if it is closed. Returns whether it was.
+    /// Opens the breaker. Returns true if it was closed.
     pub fn trip(&mut self, now: Duration) -> bool {
         let was_closed = !self.is_open();
         if was_closed {
@@ -143,9 +146,10 @@ impl LaneBreaker {
         was_closed
     }
 
-    /// A webhook of the lane was given up, after an attempt that failed and doubled the wait.
+    /// Notes that a webhook of the lane was given up, after an attempt that failed and doubled the
+    /// wait.
     pub fn gave_up(&mut self, now: Duration) {
-        if let State::Open { probe_at, wait, .. } = &mut self.0 {
+        if let BreakerState::Open { probe_at, wait, .. } = &mut self.0 {
             *wait = (*wait / 4).max(WAIT_LEAST);
             *probe_at = now + *wait;
         }
@@ -153,7 +157,7 @@ impl LaneBreaker {
 
     fn open(&mut self, since: Duration, probe_at: Duration) {
         let wait = WAIT_FIRST;
-        self.0 = State::Open { since, probe_at, wait, is_fresh_next: true, probes: 0 };
+        self.0 = BreakerState::Open { since, probe_at, wait, is_fresh_next: true, probes: 0 };
     }
 }
 
@@ -161,7 +165,7 @@ impl LaneBreaker {
 mod tests {
     use super::*;
 
-    /// The whole wait.
+    /// Chance for the full wait.
     const LATEST: f64 = 1.0;
     const SECOND: Duration = Duration::from_secs(1);
     const MOST: u32 = 16;
@@ -213,7 +217,8 @@ mod tests {
                 now - SECOND
             })
         };
-        let (first, last) = (probed_at(0.0), probed_at(LATEST));
+        let first = probed_at(0.0);
+        let last = probed_at(LATEST);
         assert!(first < last.mul_f64(0.7), "{first:?}, {last:?}");
     }
 

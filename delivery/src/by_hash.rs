@@ -1,9 +1,9 @@
-//! Tables whose keys are hashes already.
+//! Tables whose keys are already hashes.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Takes a hash as it is.
+/// Hasher that returns a hash unchanged.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Folded(u64);
 

@@ -1,28 +1,28 @@
-//! Decoded packs at hand, bounded in bytes.
+//! Cache of decoded packs, bounded in bytes.
 //!
-//! Two parts, so that neither takes the other's room: packs read for their turn, of which the least
-//! recently used goes first, and packs that passed by, on their way into the index or for a single
-//! webhook of theirs, which are used soon or not at all.
+//! The cache has two parts, so that neither can use the space of the other. One part holds packs
+//! that were read for their turn; the least recently used is dropped first. The other part holds
+//! packs that were read for indexing or for a single webhook. These are used soon or not at all.
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::reading::PackKey;
+use crate::pack_key::PackKey;
 use crate::sorted::Content;
 
-/// Of the bytes, this part is for what passes by.
+/// Packs read for indexing or for a single webhook get 1/`PASSING_PART` of the bytes.
 const PASSING_PART: usize = 4;
 
 /// Decoded packs by key.
 #[derive(Debug)]
 pub struct Cache<C> {
-    needed: Part<C>,
-    passing: Part<C>,
+    needed: CachedPart<C>,
+    passing: CachedPart<C>,
 }
 
 #[derive(Debug)]
-struct Part<C> {
+struct CachedPart<C> {
     packs: HashMap<PackKey, (C, u64)>,
-    /// By their last use.
+    /// Keys by last use.
     by_use: BTreeMap<u64, PackKey>,
     bytes: usize,
     bytes_max: usize,
@@ -30,44 +30,44 @@ struct Part<C> {
 }
 
 impl<C: Content> Cache<C> {
-    /// Holds up to `bytes_max`, or two packs if those are larger.
+    /// Creates a cache of up to `bytes_max`, or of two packs if these are larger.
     pub fn new(bytes_max: usize) -> Self {
         let passing = bytes_max / PASSING_PART;
-        Self { needed: Part::new(bytes_max - passing), passing: Part::new(passing) }
+        Self { needed: CachedPart::new(bytes_max - passing), passing: CachedPart::new(passing) }
     }
 
-    /// The size of the pack, if it is here.
+    /// Returns the size of a cached pack.
     pub fn holds(&self, key: PackKey) -> Option<usize> {
         let found = self.needed.packs.get(&key).or_else(|| self.passing.packs.get(&key));
         found.map(|(pack, _)| pack.raw_bytes())
     }
 
-    /// The pack, if it is here.
+    /// Returns a cached pack.
     pub fn get(&mut self, key: PackKey) -> Option<C> {
         self.needed.get(key).or_else(|| self.passing.get(key))
     }
 
-    /// Keeps a pack whose turn comes. Returns whether that cost others their place.
+    /// Keeps a pack whose turn comes. Returns true if other packs were dropped for it.
     pub fn need(&mut self, key: PackKey, pack: C) -> bool {
         self.passing.remove(key);
         self.needed.put(key, pack)
     }
 
-    /// Keeps a pack for a while, unless it is here.
+    /// Keeps a pack for a while, unless it is cached already.
     pub fn pass(&mut self, key: PackKey, pack: C) {
         if self.holds(key).is_none() {
             self.passing.put(key, pack);
         }
     }
 
-    /// Lets go of a pack that is settled.
+    /// Drops a pack that is settled.
     pub fn remove(&mut self, key: PackKey) {
         self.needed.remove(key);
         self.passing.remove(key);
     }
 }
 
-impl<C: Content> Part<C> {
+impl<C: Content> CachedPart<C> {
     fn new(bytes_max: usize) -> Self {
         Self { packs: HashMap::new(), by_use: BTreeMap::new(), bytes: 0, bytes_max, uses: 0 }
     }

@@ -1,27 +1,27 @@
-//! Reads of chunks for windows: how many may be under way.
+//! Limits of the reads of chunks for windows.
 //!
-//! Lanes with few webhooks and lanes with many are counted apart, so that neither waits for the other:
-//! two hundred thousand lanes of one webhook would else keep out the lane of a million.
+//! Lanes with few webhooks and lanes with many are counted separately, so that neither waits for
+//! the other. Otherwise two hundred thousand lanes of one webhook would block a lane of a million.
 
-/// Raw bytes that are read at once of each, as far as can be told from the chunks of late.
+/// Raw bytes that are read at once for each kind of lane, estimated from the size of recent chunks.
 const BYTES: usize = 32 << 20;
 const BYTES_AT_FIRST: usize = 1 << 20;
-/// Chunks that are read at once: the first of many webhooks, a megabyte at most each, the other of few.
-/// Each read waits for a settlement's script, and between two of those as many lanes of one webhook go
-/// on as were read.
+/// Chunks that are read at once for lanes with many webhooks, of up to a megabyte each, and for
+/// lanes with few. Each read waits for the script of a settlement. Between two settlements, as many
+/// lanes of one webhook advance as were read.
 const MANY_MAX: u32 = 32;
 const FEW_MAX: u32 = 128;
-/// However large they are.
+/// Chunks that are read at once, however large they are.
 const LEAST: usize = 4;
-/// The size of late falls by such a part with each smaller chunk.
+/// The estimated size falls by 1/`DECAY` with each smaller chunk.
 const DECAY: usize = 16;
 
-/// Reads of chunks that are under way, and the size of those of late.
+/// Reads of chunks that are under way, and the size of recent chunks.
 #[derive(Debug)]
 pub(crate) struct ChunkReads {
     few: u32,
     many: u32,
-    /// Raw bytes of the largest chunk of late.
+    /// Raw bytes of the largest recent chunk.
     bytes: usize,
 }
 
@@ -32,18 +32,18 @@ impl Default for ChunkReads {
 }
 
 impl ChunkReads {
-    /// True if a chunk may be read of a lane with few webhooks, or of one with many.
+    /// True if a chunk of a lane with few webhooks, or of one with many, may be read.
     pub fn may_begin(&self, has_few: bool) -> bool {
         let (under_way, most) = if has_few { (self.few, FEW_MAX) } else { (self.many, MANY_MAX) };
         (under_way as usize) < (BYTES / self.bytes.max(1)).clamp(LEAST, most as usize)
     }
 
-    /// So many more are under way.
+    /// Notes that `count` more reads are under way.
     pub fn begin(&mut self, has_few: bool, count: u32) {
         *self.under_way(has_few) += count;
     }
 
-    /// So many have ended.
+    /// Notes that `count` reads have ended.
     pub fn end(&mut self, has_few: bool, count: u32) {
         let under_way = self.under_way(has_few);
         debug_assert!(*under_way >= count, "BUG: more reads end than begin");
@@ -64,7 +64,7 @@ impl ChunkReads {
 mod tests {
     use super::*;
 
-    /// Reads that may begin at once after chunks of these `bytes`.
+    /// Number of reads that may begin at once after chunks of these `bytes`.
     fn most(has_few: bool, bytes: &[usize]) -> u32 {
         let mut reads = ChunkReads::default();
         bytes.iter().for_each(|bytes| reads.note_bytes(*bytes));

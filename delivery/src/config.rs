@@ -10,9 +10,9 @@ use crate::shop::ShopBounds;
 /// Settings of the core.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
-    /// Deliveries at once and per second.
+    /// Limits of deliveries at once and per second.
     pub bounds: Bounds,
-    /// The same for one shop.
+    /// Limits of one shop.
     pub shop_bounds: ShopBounds,
     /// Wait between attempts.
     pub backoff: Backoff,
@@ -20,15 +20,15 @@ pub struct Config {
     pub retry_for: Duration,
     /// Time for retries after refusals.
     pub retry_refused_for: Duration,
-    /// Most that an event is older than the one that stands for it.
+    /// Longest time between an event and the one that stands for it.
     pub coalesce_wait_max: Duration,
     /// Time for which the front of the main stream may be blocked before it moves into lanes.
     pub park_after: Duration,
     /// Memory for the index, in bytes.
     pub index_bytes: usize,
-    /// Whether fingerprints of all that waits are kept.
+    /// True if the fingerprints of all waiting webhooks are kept.
     pub keeps_fingerprints: bool,
-    /// Seed of all chance.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// Sizes that no setting changes.
     pub tuning: Tuning,
@@ -37,30 +37,30 @@ pub struct Config {
 /// Sizes that no setting changes; the simulator makes them small.
 #[derive(Debug, Clone, Copy)]
 pub struct Tuning {
-    /// A window with fewer webhooks is filled again.
+    /// A window with at most this many webhooks is filled again.
     pub window_low: u32,
     /// Chunks in one read.
     pub chunks_at_once: u32,
-    /// Packs asked for by one look at the front of the main stream. There may be hundreds a second of
-    /// a webhook or two each, and one settlement moves what one look found.
+    /// Packs requested by one scan of the front of the main stream. Hundreds of packs with one or
+    /// two webhooks may arrive per second, and one settlement moves the packs of one scan.
     pub moved_packs: usize,
-    /// Raw bytes moved by one settlement, at most, except for a single larger pack: a chunk holds no
-    /// more than that, so it can be decoded.
+    /// Raw bytes that one settlement moves at most, except for a single larger pack. A chunk holds
+    /// no more than that, so it can be decoded.
     pub moved_bytes: usize,
-    /// Webhooks in one settlement: bounds the time its script holds Redis.
+    /// Webhooks in one settlement. Bounds the time for which its script blocks Redis.
     pub settled_webhooks: usize,
-    /// Lanes that one settlement changes, about: for the same reason.
+    /// Approximate number of lanes that one settlement changes, for the same reason.
     pub settled_lanes: usize,
-    /// Deliveries that may wait for their settlement, beside those under way: what a crash can
-    /// repeat.
+    /// Deliveries that may wait for settlement, in addition to those under way. A crash can repeat
+    /// this many.
     pub unsettled: usize,
-    /// Decoded packs at hand, in bytes.
+    /// Bytes of decoded packs in memory.
     pub cache_bytes: usize,
     /// First failures of a lane in a row that open its circuit breaker.
     pub breaker_failures: u32,
-    /// Active time after which the circuit breaker of a lane that gets few attempts opens, however few it had.
+    /// Active time after which the circuit breaker of a failing lane opens, even with few attempts.
     pub breaker_opens_after: Duration,
-    /// Time beyond that for retries in which an attempt of its own may be the last of a webhook.
+    /// Time after `retry_for` in which an attempt may still be the last one of a webhook.
     pub expiry_grace: Duration,
 }
 

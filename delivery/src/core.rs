@@ -1,4 +1,4 @@
-//! The core: all state of a leader, and the order in which it does its work.
+//! The core: all state of a leader, and the order of its work.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -7,92 +7,95 @@ use spillway_limiter::Limiter;
 use spillway_webhook::StoredRetry;
 use spillway_webhook::position::Position;
 
-use crate::arrive::UNREAD_FEW;
 use crate::attempts::Attempts;
-use crate::backend::Backend;
+use crate::backend::BackendHealth;
 use crate::config::Config;
 use crate::controls::ControlState;
-use crate::dispatch::Turn;
 use crate::event::{Effect, Event, Loaded, Now};
 use crate::expiry::Expiry;
 use crate::index::{Index, NodeKey, ResourceKey};
 use crate::lanes::Lanes;
 use crate::ledger::Ledger;
 use crate::main_stream::MainStream;
-use crate::moving::Mover;
-use crate::queue::Queue;
-use crate::reading::{PackKey, Reading};
-use crate::resource::{State, Step};
+use crate::mover::Mover;
+use crate::pack_key::PackKey;
+use crate::queue::{Queue, UNREAD_FEW};
+use crate::reading::Reading;
+use crate::resource::{HeadState, Step};
 use crate::retry::{Retries, RetryState};
-use crate::seen::Seen;
+use crate::seen::DedupWindow;
 use crate::shop::Shops;
 use crate::sorted::Content;
 use crate::status::Counts;
+use crate::turn::Turn;
 
-/// Longest time between two events: timers are looked at with each.
+/// Longest time between two events. Timers are checked with each event.
 const TICK: Duration = Duration::from_millis(50);
-/// Part of the index that replays may take: they are never cut, and what they leave belongs to
-/// windows.
+/// Replays may take 1/`REPLAYS_PART` of the index. They are never cut, and windows use the rest.
 const REPLAYS_PART: usize = 4;
 
-/// Time, lease and stage of the leader.
+/// Time, lease and phase of the leader.
 #[derive(Debug, Default)]
-pub(crate) struct Session {
+pub(crate) struct LeaderSession {
     pub now: Now,
     /// Attempts may begin before this time.
     pub lease_until: Duration,
     pub dead_room: u64,
     pub may_move: bool,
-    /// True once all replays that were there at start have arrived, or as many as fit.
+    /// True once all replays that existed at start have arrived, or as many as fit.
     pub are_replays_loaded: bool,
     pub is_draining: bool,
-    /// Whether the index had no room at the last look.
+    /// True if the index had no room at the last check.
     pub is_index_full: bool,
-    /// Set while a lane that could flow waits for room to be read.
+    /// Set while a lane that could be sent waits for room to be read.
     pub is_refill_due: bool,
-    /// Least memory of the index since it was full, in bytes, and when it became that.
+    /// Smallest memory of the index since it became full, in bytes, and the time at which it was
+    /// reached.
     pub shrunk: (usize, Duration),
-    /// Seed of the next chance.
+    /// State of the random number generator.
     pub chance: u64,
-    /// When the leader began, by Redis' clock, in milliseconds since the Unix epoch: the least that it was taken for.
+    /// Earliest estimate of the leader's start on Redis' clock, in milliseconds since the Unix
+    /// epoch.
     pub began_ms: Option<u64>,
-    pub looks: Looks,
+    pub looks: ScanTimes,
 }
 
-/// When everything of a kind is looked at again.
+/// Times of the next periodic scans.
 #[derive(Debug, Default)]
-pub(crate) struct Looks {
-    /// Lanes, for windows to cut.
+pub(crate) struct ScanTimes {
+    /// Scan of the lanes for windows to cut.
     pub cut_at: Duration,
-    /// Lanes, for windows of which most waits for retries.
+    /// Scan of the lanes for windows in which most webhooks wait for retries.
     pub stuck_at: Duration,
-    /// Attempts, for slow ones.
+    /// Scan of the attempts for slow ones.
     pub slow_at: Duration,
-    /// Lanes, for leads of a leader before.
+    /// Scan of the lanes for leads of a previous leader.
     pub leads_at: Duration,
-    /// Turns, for lanes that have not failed; and their probes since one of a lane that had.
+    /// Scan of the turns for lanes that have not failed, and the number of their probes since the
+    /// last probe of a lane that failed.
     pub unfailed_at: Duration,
     pub unfailed_probes: u32,
-    /// Turns, for lanes of which the leader before left nothing behind.
+    /// Scan of the turns for lanes of which the previous leader left nothing behind.
     pub fresh_at: Duration,
-    /// Resources that wait for their recorded lead.
+    /// Scan of the resources that wait for their recorded lead.
     pub unread_at: Duration,
-    /// Lanes, for the oldest webhook; and when that was accepted, in milliseconds since the Unix epoch.
+    /// Scan of the lanes for the oldest webhook, and the time at which it was accepted, in
+    /// milliseconds since the Unix epoch.
     pub oldest_at: Duration,
     pub oldest_ms: u64,
-    /// The index, for names of webhooks to drop that are settled.
+    /// Scan of the index for names of dropped webhooks that are settled.
     pub names_at: Duration,
 }
 
 /// All state of a leader.
 pub struct Core<C: Content> {
     pub(crate) config: Config,
-    pub(crate) session: Session,
+    pub(crate) session: LeaderSession,
     pub(crate) queue: Queue,
     pub(crate) reading: Reading<C>,
     pub(crate) mover: Mover<C>,
     pub(crate) attempts: Attempts,
-    pub(crate) backend: Backend,
+    pub(crate) backend: BackendHealth,
     pub(crate) limiter: Limiter,
     pub(crate) ledger: Ledger<C>,
     pub(crate) controls: ControlState<C::Filter>,
@@ -101,12 +104,12 @@ pub struct Core<C: Content> {
     pub(crate) counts: Counts,
 }
 
-/// The retry states that a leader loads when it begins have this part of the index: one in so many bytes.
+/// The retry states that a leader loads when it begins may take 1/`RETRIES_PART` of the index.
 const RETRIES_PART: usize = 4;
 
 impl<C: Content> Core<C> {
-    /// A leader that begins with what Redis holds, and with what was delivered lately.
-    pub fn new(config: Config, loaded: Loaded, seen: Seen) -> Self {
+    /// Creates a leader from the state in Redis and the fingerprints of recent deliveries.
+    pub fn new(config: Config, loaded: Loaded, seen: DedupWindow) -> Self {
         let known_to = loaded.bits.keys().max().copied().unwrap_or_default();
         let mut queue = Queue {
             index: Index::new(config.keeps_fingerprints),
@@ -128,7 +131,8 @@ impl<C: Content> Core<C> {
             queue.stored_barriers.insert(*position);
             queue.add_barrier(*shop, *position);
         }
-        let session = Session { may_move: true, chance: config.seed, ..Session::default() };
+        let session =
+            LeaderSession { may_move: true, chance: config.seed, ..LeaderSession::default() };
         let shops: HashSet<u64> = barriers.iter().map(|(_, shop)| *shop).collect();
         let mut core = Self {
             config,
@@ -137,14 +141,14 @@ impl<C: Content> Core<C> {
             reading: Reading::new(config.tuning.cache_bytes),
             mover: Mover::default(),
             attempts: Attempts::default(),
-            backend: Backend::default(),
+            backend: BackendHealth::default(),
             limiter: Limiter::new(config.bounds),
             ledger: Ledger::new(seen),
             controls: ControlState::default(),
             next: None,
             counts: Counts::default(),
         };
-        // A shop may have no lane any more.
+        // A shop with barriers may have no lane any more.
         for shop in shops {
             let shop = core.queue.shops.intern(shop);
             core.look_at_barriers(shop);
@@ -153,8 +157,8 @@ impl<C: Content> Core<C> {
         core
     }
 
-    /// Takes over the retry states of webhooks of the main stream, before they arrive: of the oldest, as many as have
-    /// room.
+    /// Takes over the retry states of webhooks of the main stream before they arrive. Of these, the
+    /// oldest that fit are kept.
     fn load_retries(&mut self, mut retries: Vec<(Position, StoredRetry)>) {
         retries.sort_unstable();
         let bytes = self.config.index_bytes / RETRIES_PART;
@@ -169,20 +173,20 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// A retry state that Redis held when it was written.
+    /// Converts a retry state from Redis.
     pub(crate) fn state_found(&mut self, stored: StoredRetry, is_in_main: bool) -> RetryState {
-        // Somewhere in its wait: all at once would be a burst.
+        // Random part of the wait, because all retries at once would be a burst.
         let wait = self.config.backoff.wait(stored.attempts, 1.0).mul_f64(self.chance());
         let due = self.session.now.at + wait;
         let written = self.active_when(stored.as_of_ms);
         RetryState { due, ..RetryState::found(stored, written, is_in_main) }
     }
 
-    /// Takes events, and returns what is to be done.
+    /// Takes events and returns the actions to carry out.
     pub fn on(&mut self, events: Vec<Event<C>>, now: Now) -> Vec<Effect<C>> {
         self.session.now = now;
         let at_ms = u64::try_from(now.at.as_millis()).unwrap_or(u64::MAX);
-        // Where that clock goes back, what is accepted from then on is not taken for older than it is.
+        // If Redis' clock goes back, later webhooks must not seem older than they are.
         let began_ms = now.wall_ms.saturating_sub(at_ms);
         let least = self.session.began_ms.map_or(began_ms, |before| before.min(began_ms));
         self.session.began_ms = Some(least);
@@ -208,7 +212,7 @@ impl<C: Content> Core<C> {
         effects
     }
 
-    /// Time of the next event at the latest.
+    /// Latest time of the next event.
     pub fn wakes_at(&self) -> Duration {
         let now = self.session.now.at;
         let timers = [
@@ -229,19 +233,19 @@ impl<C: Content> Core<C> {
         self.ledger.seen.forgets_before_ms(self.session.now.wall_ms)
     }
 
-    /// True if more of the main stream may be read: not before the replays that were there at start,
-    /// as far as they fit.
+    /// True if more of the main stream may be read. The replays that existed at start are read
+    /// first, as far as they fit.
     pub fn takes_packs(&self) -> bool {
         self.session.are_replays_loaded && !self.session.is_index_full
     }
 
-    /// True if more replays may be read. The others are read as those are settled.
+    /// True if more replays may be read. The remaining ones are read as these are settled.
     pub fn takes_replays(&self) -> bool {
         let most = self.config.index_bytes / REPLAYS_PART;
         !self.session.is_index_full && self.queue.replay_bytes() < most
     }
 
-    /// Whether nothing is under way.
+    /// True if nothing is under way.
     pub fn is_quiet(&self) -> bool {
         self.attempts.len() == 0 && self.ledger.is_quiet()
     }
@@ -277,14 +281,14 @@ impl<C: Content> Core<C> {
         None
     }
 
-    /// Nothing begins any more. Redis learns the time that was spent on retries up to now: the next
-    /// leader goes on from there.
+    /// Begins nothing new. The time spent on retries so far is written to Redis, so that the next
+    /// leader continues from there.
     fn drain(&mut self) {
         self.session.is_draining = true;
         let Queue { lanes, index, retries, main, .. } = &self.queue;
         for (key, lane) in lanes.iter() {
             let positions = index.window(&lane.window).map(|(_, node)| node.position);
-            // Of a replay nothing is kept.
+            // Nothing is kept of a replay.
             let is_kept = |position: Position, state: &RetryState| {
                 state.is_in_main || (lane.stored.is_some() && !main.is_after_cursor(position))
             };
@@ -298,12 +302,12 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Resources and shops whose wait is over have turns again.
+    /// Gives turns to resources, lanes and shops whose wait is over.
     fn wake(&mut self) {
         let now = self.session.now.at;
         self.queue.shops.wake(now);
         while let Some(resource) = self.queue.retries.pop_due(now) {
-            if self.queue.index.state(resource) == Some(State::Retrying) {
+            if self.queue.index.state(resource) == Some(HeadState::Retrying) {
                 self.release(resource);
             }
         }
@@ -316,36 +320,36 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Has a resource wait for what holds it back, or for its turn.
+    /// Puts a resource into the state that its head determines, or gives it a turn.
     pub(crate) fn release(&mut self, resource: ResourceKey) {
         let Some(head) = self.queue.index.head(resource) else { return };
         let now = self.session.now.at;
-        if let (Some(State::Held), Some(lane)) =
+        if let (Some(HeadState::Held), Some(lane)) =
             (self.queue.index.state(resource), self.queue.index.lane(resource))
         {
             self.queue.unhold(lane, head);
         }
-        if let (Some(State::Paused), Some(lane)) =
+        if let (Some(HeadState::Paused), Some(lane)) =
             (self.queue.index.state(resource), self.queue.index.lane(resource))
             && let Some(lane) = self.queue.lanes.get_mut(lane)
         {
             lane.flow.paused = lane.flow.paused.saturating_sub(1);
         }
         let state = self.queue.state_of(resource, head, now);
-        let step = if state == State::Ready { Step::Released } else { Step::Blocked(state) };
+        let step = if state == HeadState::Ready { Step::Released } else { Step::Blocked(state) };
         self.step(resource, step);
         match state {
-            State::Retrying => {
+            HeadState::Retrying => {
                 let due = self.queue.retries.get(head).map_or(now, |retry| retry.due);
                 self.queue.retries.schedule(due, resource);
             }
-            State::Unread => self.queue.unread.push(resource),
-            State::Held => self.queue.hold(resource, head),
+            HeadState::Unread => self.queue.unread.push(resource),
+            HeadState::Held => self.queue.hold(resource, head),
             _ => self.queue.push_ready(resource),
         }
     }
 
-    /// The only way in which a resource changes its state.
+    /// Changes the state of a resource. Nothing else does.
     pub(crate) fn step(&mut self, resource: ResourceKey, step: Step) {
         let Some(state) = self.queue.index.resource(resource).map(|resource| resource.state) else {
             return;
@@ -361,7 +365,7 @@ impl<C: Content> Core<C> {
         self.queue.bytes()
     }
 
-    /// Bytes of a pack or chunk, and where a webhook lies there.
+    /// Location of a webhook: the pack or chunk, and the index there.
     pub(crate) fn locate(&self, node: NodeKey) -> Option<(PackKey, u32)> {
         if let Some(id) = self.queue.index.replay(node) {
             return Some((PackKey::Replay(id), 0));
@@ -375,7 +379,7 @@ impl<C: Content> Core<C> {
         Some((PackKey::Chunk(lane.hash, number), index))
     }
 
-    /// A number that looks random, uniform in [0, 1).
+    /// Returns a pseudorandom number, uniform in [0, 1).
     pub(crate) fn chance(&mut self) -> f64 {
         self.session.chance = self.session.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let top = u32::try_from(mixed(self.session.chance) >> 32).unwrap_or(0);
@@ -383,7 +387,7 @@ impl<C: Content> Core<C> {
     }
 }
 
-/// A number that looks random, the same for the same `number`: the end of SplitMix64.
+/// Returns a pseudorandom number that depends only on `number`: the last step of SplitMix64.
 pub(crate) fn mixed(number: u64) -> u64 {
     let mut mixed = number;
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

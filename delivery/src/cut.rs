@@ -1,4 +1,4 @@
-//! Windows are cut from the end where the index is full.
+//! Cuts the newest webhooks off windows when the index is full.
 
 use std::cell::OnceCell;
 use std::time::Duration;
@@ -6,35 +6,37 @@ use std::time::Duration;
 use spillway_webhook::position::Position;
 
 use crate::core::Core;
-use crate::index::{LaneKey, Resource, usize_of};
+use crate::index::{IndexedResource, LaneKey, usize_of};
 use crate::lane::{Lane, Rest};
-use crate::resource::{State, Step};
+use crate::resource::{HeadState, Step};
 use crate::sorted::Content;
 
-/// A healthy lane's window is cut only where it holds more than this part of the index.
+/// The window of a healthy lane is cut only if it holds more than 1/`LARGE_PART` of the index.
 const LARGE_PART: usize = 16;
-/// Between two looks for windows to cut, and as much again for every [`CUT_LANES`] lanes: a look goes
-/// through all of them.
+/// Time between two scans for windows to cut. It grows by the same time for every [`CUT_LANES`]
+/// lanes, because a scan goes through all of them.
 const CUT_EVERY: Duration = Duration::from_millis(20);
 const CUT_LANES: u32 = 10_000;
-/// Bytes that one indexed webhook takes, about.
+/// Approximate bytes of one indexed webhook.
 const WEBHOOK_BYTES: usize = 150;
-/// A full index that has not become emptier for so long is read into again as soon as it is not full.
+/// Time without shrinking after which a full index takes more webhooks as soon as it is not full.
 const SHRINKS_WITHIN: Duration = Duration::from_secs(1);
-/// Between two looks for windows of which most waits for retries: a look goes through all of them.
+/// Time between two scans for windows in which most webhooks wait for retries. A scan goes through
+/// all of them.
 const STUCK_EVERY: Duration = Duration::from_secs(1);
-/// Such a window is filled again after this time: what follows may be retries, too.
+/// Time after which such a window is filled again. The webhooks that follow may be retries, too.
 const REFILL_AFTER: Duration = Duration::from_secs(10);
 
 impl<C: Content> Core<C> {
-    /// True if there is room to fill windows: more than is left by a cut, less than leads to one.
+    /// True if windows may be filled. This limit is above the size that a cut leaves and below the
+    /// size that causes one.
     pub(crate) fn has_room(&self) -> bool {
         self.index_bytes() < self.config.index_bytes / 8 * 7
     }
 
-    /// Cuts windows where the index is full: those of blocked lanes first, then those that hold much
-    /// of it, and then those that hold hardly anything but retries. Where nothing can be cut, no more
-    /// is read until something is settled.
+    /// Cuts windows when the index is full. Windows of blocked lanes are cut first, then windows
+    /// that hold much of the index, and then windows that hold mostly retries. If nothing can be
+    /// cut, no more is read until something is settled.
     pub(crate) fn make_room(&mut self) {
         let bytes = self.index_bytes();
         let most = self.config.index_bytes;
@@ -56,7 +58,7 @@ impl<C: Content> Core<C> {
         self.session.is_index_full = is_refill_first || self.index_bytes() >= most;
     }
 
-    /// True while a full index gets emptier, or did so lately: else nothing is gained by waiting.
+    /// True while a full index shrinks or shrank lately. Otherwise waiting gains nothing.
     fn shrinks(&mut self, bytes: usize) -> bool {
         let now = self.session.now.at;
         if bytes < self.session.shrunk.0 {
@@ -65,10 +67,11 @@ impl<C: Content> Core<C> {
         now < self.session.shrunk.1 + SHRINKS_WITHIN
     }
 
-    /// Cuts windows of blocked lanes, and large ones; none while the backend is stopped: everything is
-    /// blocked then.
+    /// Cuts windows of blocked lanes, and large windows. Cuts none while the backend is stopped,
+    /// because then everything is blocked.
     fn cut_blocked(&mut self) {
-        let (most, now) = (self.config.index_bytes, self.session.now.at);
+        let most = self.config.index_bytes;
+        let now = self.session.now.at;
         if self.backend.is_stopped() || now < self.session.looks.cut_at {
             return;
         }
@@ -91,7 +94,8 @@ impl<C: Content> Core<C> {
         self.shed_rows();
     }
 
-    /// Cuts windows of which most waits for retries, though some of their lanes' webhooks succeed.
+    /// Cuts windows in which most webhooks wait for retries, although other webhooks of their lanes
+    /// succeed.
     fn cut_stuck(&mut self) {
         let now = self.session.now.at;
         if now < self.session.looks.stuck_at {
@@ -102,13 +106,13 @@ impl<C: Content> Core<C> {
         let is_stuck = |lane: &Lane| {
             let nodes = index.window(&lane.window);
             let waits =
-                nodes.filter(|(_, node)| index.state(node.resource) == Some(State::Retrying));
+                nodes.filter(|(_, node)| index.state(node.resource) == Some(HeadState::Retrying));
             lane.window.count > 1 && waits.count() > usize_of(lane.window.count) / 2
         };
         let stuck = self.queue.lanes.iter().filter(|(_, lane)| is_stuck(lane));
         let unread = OnceCell::new();
         let stuck = stuck.map(|(key, _)| {
-            // Others wait for what is to be known of it.
+            // Other resources wait until more of this lane is indexed.
             let is_awaited = self.must_know_more(key, &unread);
             (key, now + if is_awaited { STUCK_EVERY } else { REFILL_AFTER })
         });
@@ -121,10 +125,10 @@ impl<C: Content> Core<C> {
             }
         }
         self.shed_rows();
-        // Those of windows that were cut come again.
+        // Resources of windows that were cut are scheduled again when they are read.
         let index = &self.queue.index;
         self.queue.retries.tidy_due(|resource| {
-            let is_retrying = index.state(resource) == Some(State::Retrying);
+            let is_retrying = index.state(resource) == Some(HeadState::Retrying);
             index.head(resource).filter(|_| is_retrying)
         });
     }
@@ -134,8 +138,8 @@ impl<C: Content> Core<C> {
         self.index_bytes() > self.config.index_bytes / 4 * 3
     }
 
-    /// Drops the rows of chunks of which nothing is indexed, where Redis holds their bits and no
-    /// older ones are on their way here.
+    /// Drops the rows of chunks of which nothing is indexed. Redis must hold their bits, and no
+    /// read or settlement of the lane may be under way.
     fn shed_rows(&mut self) {
         let settling = self.ledger.settling.as_ref();
         let is_settling = |key: &LaneKey| settling.is_some_and(|one| one.lanes.contains(key));
@@ -146,7 +150,7 @@ impl<C: Content> Core<C> {
         keys.into_iter().for_each(|key| self.queue.lanes.shed_rows(key));
     }
 
-    /// True if nothing of a lane flows just now.
+    /// True if no webhook of a lane can be delivered at present.
     pub(crate) fn is_blocked(&self, lane: &Lane) -> bool {
         let is_shop_blocked = self.queue.shops.get(lane.shop).is_some_and(|shop| {
             shop.is_stopped
@@ -156,19 +160,20 @@ impl<C: Content> Core<C> {
         is_shop_blocked || self.is_failing(lane) || (lane.flow.paused > 0 && lane.ready.is_empty())
     }
 
-    /// True if a lane keeps itself from flowing.
+    /// True if the lane's own failures block it.
     pub(crate) fn is_failing(&self, lane: &Lane) -> bool {
         lane.breaker.is_open() || lane.flow.suspect.is_some() || lane.flow.stalled > 0
     }
 
-    /// Cuts the newer half of a window off, which is filled again at `refill_at` or when it is empty.
-    /// Returns whether that made room.
+    /// Cuts the newer half off a window. It is filled again at `refill_at`, or when it is empty.
+    /// Returns true if that made room.
     fn cut(&mut self, key: LaneKey, refill_at: Duration) -> bool {
         let Some(lane) = self.queue.lanes.get(key) else { return false };
         if lane.reading.is_some() || lane.window.count < 2 {
             return false;
         }
-        let (keep, newest) = (lane.window.count / 2, self.queue.index.back(&lane.window));
+        let keep = lane.window.count / 2;
+        let newest = self.queue.index.back(&lane.window);
         let mut removed = 0;
         while self.drop_newest(key, keep) {
             removed += 1;
@@ -187,13 +192,14 @@ impl<C: Content> Core<C> {
         true
     }
 
-    /// Takes the newest webhook out of a window that holds more than `keep`. Returns whether it could.
+    /// Takes the newest webhook out of a window that holds more than `keep`. Returns true if it was
+    /// taken.
     fn drop_newest(&mut self, key: LaneKey, keep: u32) -> bool {
         let Some(lane) = self.queue.lanes.get(key).filter(|lane| lane.window.count > keep) else {
             return false;
         };
         let leads = &self.queue.leads;
-        let holds = |resource: &Resource, position: Position| {
+        let holds = |resource: &IndexedResource, position: Position| {
             leads.get(&resource.hash).is_some_and(|lead| position <= *lead)
         };
         let Some(node) = self.queue.index.loose_end(&lane.window, holds) else { return false };
@@ -202,10 +208,10 @@ impl<C: Content> Core<C> {
         if is_head {
             self.reading.forget(about.resource);
             let state = self.queue.index.state(about.resource);
-            if state == Some(State::Held) {
+            if state == Some(HeadState::Held) {
                 self.queue.unhold(key, about.position);
             }
-            if state == Some(State::Paused)
+            if state == Some(HeadState::Paused)
                 && let Some(lane) = self.queue.lanes.get_mut(key)
             {
                 lane.flow.paused = lane.flow.paused.saturating_sub(1);
@@ -216,11 +222,11 @@ impl<C: Content> Core<C> {
             self.queue.index.remove(node, &mut lane.window);
         }
         if !self.ledger.retries.contains_key(&about.position) {
-            // It comes again with the chunk.
+            // The retry state is read again with the chunk.
             self.queue.retries.shed(about.position);
         }
         if is_head {
-            // A replay that came amid an attempt waits after it.
+            // A replay that arrived during an attempt waits after it.
             self.release(about.resource);
         }
         true

@@ -1,8 +1,8 @@
-//! The gate, and how a webhook is sent.
+//! The gate, and the sending of a webhook.
 //!
-//! [`Core::may_send`] is the only answer to the question why something is not sent now. A webhook
-//! passes, in this order: leader and operator, backend, turn of its shop, lane, bytes at hand,
-//! pauses, duplicates, limiter.
+//! If something may not be sent now, the gate names the reason ([`Blocked`](crate::turn::Blocked)).
+//! A webhook passes these checks in order: leader and operator, backend, turn of its shop, lane,
+//! bytes in memory, pauses, duplicates, limiter.
 
 use std::time::Duration;
 
@@ -12,76 +12,33 @@ use crate::attempts::{Attempt, Sent};
 use crate::backend::Allowed;
 use crate::core::Core;
 use crate::event::{Dispatch, Effect};
-use crate::index::{LaneKey, Lead, NodeKey, ResourceKey, usize_of};
+use crate::index::{LaneKey, Lead, NodeKey, usize_of};
 use crate::lane::Lane;
 use crate::ledger::{Ended, Finished};
-use crate::resource::{State, Step};
+use crate::resource::{HeadState, Step};
 use crate::shop::{ShopGate, ShopKey};
 use crate::sorted::Content;
 use crate::suspects::SLICE;
+use crate::turn::{Blocked, Turn};
 
-/// Lanes of which the leader before left something behind get no turn up to this time: they had one,
-/// and may hang.
+/// Time before which lanes get no turn if the previous leader left webhooks of them behind. They
+/// had a turn before and may hang.
 pub(crate) const LEFT_AFTER: Duration = Duration::from_secs(1);
 
-/// Leads recorded by one settlement.
+/// Leads that one settlement records.
 const LEADS_MAX: usize = 256;
 
-/// Probes under way of a backend that is down, slow ones included.
+/// Most probes under way while the backend is stopped, including slow ones.
 const PROBES_MAX: usize = 4;
 
-/// Part of the slots from which on they count as held, if they are held for long.
+/// A shop holds slots if it has at least 1/`HELD_PART` of them and its deliveries are long.
 const HELD_PART: usize = 4;
-/// Shops that are passed over at once because they hold slots for long.
+
+/// Most shops that are skipped at once because they hold slots.
 const ASIDE_MAX: u32 = 16;
-/// Part of the slots that there are beside held ones for other shops.
+
+/// Other shops get 1/`MORE_PART` of the slots in addition while some are held.
 const MORE_PART: usize = 8;
-
-/// Reason for which something is not sent now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blocked {
-    /// The leader stops, or its lease is not confirmed, or the first replays are being read, or it
-    /// has just begun, and the leader before left the lane behind.
-    NotLeading,
-    /// An operator paused everything.
-    AllPaused,
-    /// As much waits for its settlement as a crash may repeat.
-    Unsettled,
-    /// The backend is down; a probe goes out now and then.
-    BackendDown,
-    /// The backend refuses most of what it gets, of most shops.
-    BackendRefuses,
-    /// An operator paused the shop.
-    ShopPaused,
-    /// An operator paused what matches a filter, and nothing else of the lane is left.
-    FilterPaused,
-    /// A redaction or uninstall waits for what came before it, and holds back what came after.
-    Barrier,
-    /// `SHOP_MAX_RATE`, or the backend asked to leave the shop alone.
-    ShopRate,
-    /// `SHOP_MAX_CONCURRENCY`.
-    ShopConcurrency,
-    /// The lane's circuit breaker is open.
-    LaneBreaker,
-    /// The lane's last attempt timed out: one attempt at a time.
-    LaneSuspect,
-    /// An attempt of the lane takes much longer than usual.
-    LaneSlow,
-    /// Slow lanes hold as many slots as they may.
-    SlowSlots,
-    /// The webhook's bytes are being read.
-    Reading,
-    /// As many are under way as the backend can bear, or `MAX_RATE`.
-    Limit,
-}
-
-/// A resource whose turn it is.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Turn {
-    pub shop: ShopKey,
-    pub lane: LaneKey,
-    pub resource: ResourceKey,
-}
 
 impl<C: Content> Core<C> {
     /// Sends what may be sent.
@@ -96,14 +53,14 @@ impl<C: Content> Core<C> {
         while self.may_begin().is_ok() {
             let Some(turn) = self.next_turn() else { break };
             let is_holding = !self.backend.is_stopped() && self.is_holding_slots(turn.shop);
-            if self.has_slot(&turn, is_holding).is_err() {
+            if self.ensure_slot(&turn, is_holding).is_err() {
                 if is_holding && aside < ASIDE_MAX {
                     aside += 1;
                     self.release(turn.resource);
                     self.queue.shops.set_aside(turn.shop);
                     continue;
                 }
-                // The first one that waits goes first; a lane that is called is asked again.
+                // The first one that waits goes first. A lane that was called is asked again.
                 if self.next.is_some() {
                     self.release(turn.resource);
                 } else {
@@ -124,15 +81,15 @@ impl<C: Content> Core<C> {
         effects
     }
 
-    /// Whether a head of this lane may be sent now, as far as everything except its own resource
-    /// and the limiter decides.
+    /// Checks if a head of this lane may be sent now, except for the checks of its own resource and
+    /// of the limiter.
     pub(crate) fn may_send(&self, lane: &Lane) -> Result<(), Blocked> {
         self.may_begin()?;
         self.shop_gate(lane.shop)?;
         self.lane_gate(lane)
     }
 
-    /// Why nothing of a blocked lane flows just now: what concerns everybody first.
+    /// Reason why nothing of a blocked lane is sent. Reasons that concern all lanes come first.
     pub(crate) fn blocked_by(&self, lane: &Lane) -> Blocked {
         if self.backend.is_stopped() {
             return self.stopped_by();
@@ -154,7 +111,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// True if anything may begin or end without an attempt.
+    /// Checks if anything may begin, or end without an attempt.
     pub(crate) fn may_go_on(&self) -> Result<(), Blocked> {
         let session = &self.session;
         if session.is_draining
@@ -172,7 +129,7 @@ impl<C: Content> Core<C> {
         Ok(())
     }
 
-    /// True if anything may begin.
+    /// Checks if any attempt may begin.
     pub(crate) fn may_begin(&self) -> Result<(), Blocked> {
         self.may_go_on()?;
         let at_risk = self.attempts.len() + self.ledger.unsettled();
@@ -182,14 +139,15 @@ impl<C: Content> Core<C> {
         let now = self.session.now.at;
         match self.backend.allows(now) {
             Allowed::Nothing => Err(self.stopped_by()),
-            // A slow probe does not keep a lane waiting that has not failed.
+            // A slow probe does not block a lane that has not failed.
             Allowed::Probe if self.has_quick_probe() => Err(self.stopped_by()),
             Allowed::Probe | Allowed::All => Ok(()),
         }
     }
 
-    /// True if a probe under way may still end soon. A backend that is down gets another one after the shortest
-    /// slice; one that refuses only beside slow ones: each may be a webhook that is lost on it.
+    /// True if a probe under way may end soon. A backend that is down gets another probe after the
+    /// shortest slice. One that refuses gets another only if those under way are slow, because each
+    /// probe may cost a webhook.
     fn has_quick_probe(&self) -> bool {
         if self.backend.is_refusing() {
             return self.attempts.has_quick(Duration::ZERO);
@@ -211,14 +169,14 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Whether the lane's own attempts allow another one.
+    /// Checks if the lane's own attempts allow another one.
     pub(crate) fn lane_gate(&self, lane: &Lane) -> Result<(), Blocked> {
         let now = self.session.now.at;
         if lane.flow.is_left && now < LEFT_AFTER {
             return Err(Blocked::NotLeading);
         }
         if self.backend.is_stopped() {
-            // The backend itself is probed.
+            // The backend itself is probed instead.
             return Ok(());
         }
         if let Some(probe_at) = lane.breaker.probe_at()
@@ -241,22 +199,22 @@ impl<C: Content> Core<C> {
         Ok(())
     }
 
-    /// True if a slow lane may take more than its part: no other lane had a success lately,
-    /// and there is a free slot. It does not wait for one: then others would wait behind it.
+    /// True if a slow lane may take more than its share: no other lane had a success lately, and a
+    /// slot is free. It does not wait for a slot, because others would then wait for it.
     fn has_free_slot_alone(&self, lane: LaneKey) -> bool {
         let now = self.session.now.at;
         self.attempts.len() < self.limiter.concurrency(now) + self.spare_slots()
             && self.attempts.is_alone(lane, now)
     }
 
-    /// Slots beyond the limiter's. One at a time would let a single hanging shop hold it, so two
+    /// Slots in addition to the limiter's. A single slot could be held by one hanging shop, so two
     /// are allowed while two shops send.
     pub(crate) fn spare_slots(&self) -> usize {
         let in_flight = self.attempts.len();
         if in_flight == 0 || in_flight >= self.config.bounds.concurrency_max {
             0
         } else if self.backend.is_stopped() {
-            // Probes that are slow.
+            // Slow probes do not count.
             if in_flight < PROBES_MAX { in_flight - self.attempts.usual() } else { 0 }
         } else {
             let concurrency = self.limiter.concurrency(self.session.now.at);
@@ -264,16 +222,16 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Slots for probes of a lane while the backend is stopped. Each may be a webhook that is lost on a backend
-    /// that refuses: then a lane that failed has one, if nothing else is under way.
+    /// Slots for probes of a lane while the backend is stopped. A backend that refuses may cost a
+    /// webhook for each probe. Then a lane that failed has one, if nothing else is under way.
     pub(crate) fn probe_slots(&self, lane: LaneKey) -> usize {
         let is_alone = !self.backend.is_down() && !self.is_unfailed(lane);
         let most = if is_alone { 1 } else { PROBES_MAX };
         most.min(self.config.bounds.concurrency_max)
     }
 
-    /// True if a shop holds a quarter of the slots and keeps them for long. Webhooks of other shops
-    /// would wait for as long as that.
+    /// True if a shop holds a quarter of the slots with long deliveries. Webhooks of other shops
+    /// would wait as long.
     fn is_holding_slots(&self, key: ShopKey) -> bool {
         let part = (self.limiter.concurrency(self.session.now.at) / HELD_PART).max(1);
         self.queue.shops.get(key).is_some_and(|shop| {
@@ -283,10 +241,10 @@ impl<C: Content> Core<C> {
         })
     }
 
-    /// Asks the limiter for a slot for a delivery of this shop. While long deliveries hold a quarter of
-    /// the slots, other shops may use an eighth more. Where the limit plus that eighth exceeds
-    /// `concurrency_max`, the shop that holds slots leaves the excess free.
-    fn has_slot(&mut self, turn: &Turn, is_holding: bool) -> Result<(), Blocked> {
+    /// Requests a slot from the limiter for a delivery of this shop. While long deliveries hold a
+    /// quarter of the slots, other shops may use an eighth more. If the limit plus that eighth
+    /// exceeds `concurrency_max`, the shop that holds slots leaves the excess free.
+    fn ensure_slot(&mut self, turn: &Turn, is_holding: bool) -> Result<(), Blocked> {
         if self.backend.is_stopped() && self.attempts.len() >= self.probe_slots(turn.lane) {
             return Err(Blocked::Limit);
         }
@@ -297,14 +255,14 @@ impl<C: Content> Core<C> {
         if is_admitted { Ok(()) } else { Err(Blocked::Limit) }
     }
 
-    /// Slots that a shop which holds them for long leaves to others.
+    /// Slots that a shop with long deliveries leaves to others.
     fn left_slots(&self) -> usize {
         let limit = self.limiter.concurrency(self.session.now.at);
         let most = self.config.bounds.concurrency_max;
         (limit + (limit / MORE_PART).max(1)).saturating_sub(most)
     }
 
-    /// Slots beyond the limiter's for a shop that does not hold them for long.
+    /// Slots in addition to the limiter's for a shop that does not hold slots.
     pub(crate) fn more_slots(&self, key: ShopKey) -> usize {
         let limit = self.limiter.concurrency(self.session.now.at);
         let in_flight = self.attempts.len();
@@ -317,15 +275,15 @@ impl<C: Content> Core<C> {
         if is_usual { (limit / MORE_PART).max(1).min(in_flight - self.spare_slots()) } else { 0 }
     }
 
-    /// Sends what has its turn, unless it waits for its bytes or is not to be sent at all.
+    /// Sends the webhook that has its turn, unless it waits for its bytes or is not to be sent.
     fn begin(&mut self, turn: Turn) -> Option<Effect<C>> {
         let wait_max = self.config.coalesce_wait_max;
         let (node, content, record_index) = self.at_turn(turn, wait_max)?;
         self.send(turn, node, content, record_index)
     }
 
-    /// What is to be sent of a resource that has its turn, with its bytes; `None` where it waits for them, or is not to
-    /// be sent.
+    /// Returns the webhook to send of a resource that has its turn, with its bytes. Returns `None`
+    /// if it waits for the bytes or is not to be sent.
     pub(crate) fn at_turn(&mut self, turn: Turn, wait_max: Duration) -> Option<(NodeKey, C, u32)> {
         let node = self.choose(turn, wait_max.min(self.config.coalesce_wait_max))?;
         let position = self.queue.index.node(node).position;
@@ -341,19 +299,19 @@ impl<C: Content> Core<C> {
         Some((node, content, record_index))
     }
 
-    /// Identity of a webhook for duplicates, where they are looked for.
+    /// Fingerprint of a webhook, if duplicates are looked for.
     pub(crate) fn fingerprint(&self, content: &C, record_index: u32) -> Option<Fingerprint> {
         self.ledger.seen.is_on().then(|| content.fingerprint(record_index)).flatten()
     }
 
-    /// Whether a webhook with this identity was delivered lately.
+    /// True if a webhook with this fingerprint was delivered lately.
     pub(crate) fn is_duplicate(&self, fingerprint: Option<Fingerprint>) -> bool {
         let wall_ms = self.session.now.wall_ms;
         fingerprint.is_some_and(|one| self.ledger.seen.contains(one, wall_ms))
     }
 
-    /// Decides what is sent of a resource: the newest event that may stand for its head. Where it
-    /// stands for others, that is recorded first.
+    /// Chooses the webhook to send of a resource: the newest event that may stand for its head. If
+    /// it stands for others, that is recorded first.
     fn choose(&mut self, turn: Turn, wait_max: Duration) -> Option<NodeKey> {
         let Turn { shop, lane, resource } = turn;
         let about = *self.queue.index.resource(resource)?;
@@ -364,12 +322,14 @@ impl<C: Content> Core<C> {
             }
             self.forget_lead(about.hash);
         }
-        let (head, wall_ms) = (self.queue.index.head(resource)?, self.session.now.wall_ms);
-        // It stood for none when it was tried: the time that it has spent is none of those behind it.
+        let head = self.queue.index.head(resource)?;
+        let wall_ms = self.session.now.wall_ms;
+        // A head that was tried alone stays alone, because its time for retries is not that of
+        // later events.
         let was_tried = self.queue.retries.get(head).is_some_and(|retry| retry.attempts > 0);
         let wait_max = u64::try_from(wait_max.as_millis()).unwrap_or(u64::MAX);
         let shop = self.queue.shops.get(shop)?;
-        // With lanes of two key schemes, a run may lie in two lanes.
+        // With lanes of two key schemes, a run may extend over two lanes.
         let is_mixed = shop.is_mixed();
         let barriers = shop.barriers.as_ref();
         let barrier = barriers.and_then(|barriers| barriers.positions.first().copied());
@@ -388,7 +348,7 @@ impl<C: Content> Core<C> {
         if length > 1 {
             let position = self.queue.index.node(lead).position;
             self.ledger.new_leads.push((resource, about.hash, position));
-            self.step(resource, Step::Blocked(State::Recording));
+            self.step(resource, Step::Blocked(HeadState::Recording));
             if let Some(lane) = self.queue.lanes.get_mut(lane) {
                 lane.flow.recording += 1;
             }

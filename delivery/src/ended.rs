@@ -9,25 +9,25 @@ use crate::attempts::{Attempt, AttemptId};
 use crate::backoff::jittered;
 use crate::core::Core;
 use crate::event::{AttemptEnd, Scope, Verdict};
-use crate::give_up::Failure;
+use crate::give_up::AttemptFailure;
 use crate::lane::{FAILURES_KNOWN, Failures, Suspect};
 use crate::ledger::{Ended, Finished};
-use crate::resource::{State, Step};
+use crate::resource::{HeadState, Step};
 use crate::retry::RetryState;
 use crate::sorted::Content;
 use crate::time::About;
 
-/// Longest wait between two attempts of a suspect lane: one that has recovered is found within a
+/// Longest wait between two attempts of a suspect lane. A lane that has recovered is found within a
 /// minute.
 const SUSPECT_LONGEST: Duration = Duration::from_secs(60);
 
-/// A delivery of another lane says for so long that it is a lane's own matter that it fails.
+/// Time for which a delivery of another lane shows that a failing lane's problem is its own.
 const SERVED_LATELY: Duration = Duration::from_secs(600);
 
-/// Reason of a dead letter that was tried for as long as it may be.
+/// Reason of a dead letter whose time for retries is over.
 const RETRIES_EXHAUSTED: &str = "retries_exhausted";
 
-/// True if the backend failed to do its work, and did not say for how long it is to be left alone.
+/// True if the backend failed and did not request a pause.
 fn is_failure(signal: Signal) -> bool {
     match signal {
         Signal::Done | Signal::Failed => false,
@@ -51,21 +51,22 @@ impl<C: Content> Core<C> {
                 if is_refusal {
                     self.refused(&attempt);
                 }
-                let (pause, evidence) = (Duration::ZERO, end.evidence);
-                self.give_up(Failure { attempt, pause, reason, is_refusal, evidence });
+                let pause = Duration::ZERO;
+                let evidence = end.evidence;
+                self.give_up(AttemptFailure { attempt, pause, reason, is_refusal, evidence });
             }
             Verdict::Retry { pause, scope, is_refusal } => {
                 self.failed(&attempt, &end, scope, is_refusal);
                 let reason = if is_refusal { "refused" } else { RETRIES_EXHAUSTED };
                 let evidence = end.evidence;
-                let failure = Failure { attempt, pause, reason, is_refusal, evidence };
+                let failure = AttemptFailure { attempt, pause, reason, is_refusal, evidence };
                 self.retry_or_give_up(failure, scope);
             }
         }
     }
 
-    /// An attempt was cut off, so that others get its slot. It failed: a webhook that hangs must not be
-    /// tried for ever because something else always waits.
+    /// Handles an attempt that was cut off so that others get its slot. It counts as failed.
+    /// Otherwise a webhook that hangs would be tried forever while others wait.
     pub(crate) fn was_cut_off(&mut self, id: AttemptId) {
         let Some(attempt) = self.attempts.end(id) else { return };
         let took = self.session.now.at.saturating_sub(attempt.began);
@@ -76,19 +77,20 @@ impl<C: Content> Core<C> {
         }
         self.suspect(&attempt, false);
         self.counts.cut_off += 1;
-        let (now, chance) = (self.session.now.at, self.chance());
+        let now = self.session.now.at;
+        let chance = self.chance();
         let most = self.config.tuning.breaker_failures;
         let lane = self.queue.lanes.get_mut(attempt.lane);
         let has_timed_out = lane.is_some_and(|lane| {
             lane.breaker.failed((false, most), attempt.began, now, chance);
             lane.flow.suspect.is_some_and(|suspect| suspect.has_timed_out)
         });
-        // Where a lane never had the time that there is, or its leader ends, this says nothing yet.
+        // This is no evidence yet if the lane never had the full timeout, or if its leader ends.
         if self.session.is_draining || !has_timed_out {
             self.retry(&attempt, attempt.number, Duration::ZERO, Some(false));
             return;
         }
-        let failure = Failure {
+        let failure = AttemptFailure {
             attempt,
             pause: Duration::ZERO,
             reason: RETRIES_EXHAUSTED,
@@ -98,7 +100,7 @@ impl<C: Content> Core<C> {
         self.retry_or_give_up(failure, None);
     }
 
-    /// The slot of an attempt is free.
+    /// Frees the slot of an attempt.
     fn freed(&mut self, attempt: &Attempt, took: Duration, is_usual: bool) {
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             lane.flow.in_flight -= 1;
@@ -112,10 +114,11 @@ impl<C: Content> Core<C> {
         self.queue.shops.ended(attempt.shop, took, is_usual, attempt.is_long);
     }
 
-    /// Tells the limiter, unless the attempt says more about its lane than about the backend.
+    /// Passes the result to the limiter, unless it is evidence about the lane rather than about the
+    /// backend.
     fn teach(&mut self, attempt: &Attempt, end: &AttemptEnd<C::Evidence>) {
         let others_flow = self.attempts.has_other_succeeded(attempt.lane, attempt.began);
-        // One who says outright that all is to be left alone is believed.
+        // A request to pause everything always counts.
         let is_outright = matches!(end.verdict, Verdict::Retry { scope: Some(Scope::All), .. })
             && !is_failure(end.signal);
         let is_own_matter = attempt.is_suspect || (end.signal == Signal::TimedOut && others_flow);
@@ -135,17 +138,18 @@ impl<C: Content> Core<C> {
         self.limiter.ended(&sample, self.session.now.at, chance);
     }
 
-    /// True for a failure of a lane that is known to fail while the backend serves others: that the backend is
-    /// full, or is to be left alone, is said by what fails else.
+    /// True for a failure of a lane that is known to fail while the backend serves others. Failures
+    /// of other lanes show if the backend is full or needs a pause.
     fn is_known_to_fail(&self, attempt: &Attempt, end: &AttemptEnd<C::Evidence>) -> bool {
         let Verdict::Retry { pause, scope: None, is_refusal: false } = end.verdict else {
             return false;
         };
-        // No connection is never one lane's fault. A backend that is stopped is left alone as it asks.
+        // A missing connection is never the fault of one lane. While the backend is stopped, the
+        // pauses that it requests count.
         if end.is_unconnected || (!pause.is_zero() && self.backend.is_stopped()) {
             return false;
         }
-        // Nobody waits for one lane twice.
+        // A requested pause counts only for the first failure of a lane.
         let least = if pause.is_zero() { FAILURES_KNOWN } else { 1 };
         let lane = self.queue.lanes.get(attempt.lane);
         let since = lane.and_then(|lane| lane.flow.failures.since(least));
@@ -154,14 +158,14 @@ impl<C: Content> Core<C> {
             .is_some_and(|since| self.attempts.has_other_succeeded(attempt.lane, since.max(lately)))
     }
 
-    /// True for a failure while the backend is stopped: its probes have a pace of their own, and what waits for
-    /// them is not to wait for the limiter as well.
+    /// True for a failure while the backend is stopped. Its probes have their own pace and must not
+    /// wait for the limiter as well.
     fn is_failed_probe(&self, signal: Signal) -> bool {
         self.backend.is_stopped() && is_failure(signal)
     }
 
-    /// True for a further failure of the only shop that fails, of a backend that serves others: it says
-    /// nothing about what the backend can bear.
+    /// True for a further failure of the only shop that fails, of a backend that serves others. It
+    /// is no evidence about the capacity of the backend.
     fn is_alone_in_failing(&self, attempt: &Attempt, signal: Signal) -> bool {
         let shop = self.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
         is_failure(signal)
@@ -198,12 +202,13 @@ impl<C: Content> Core<C> {
         }
         self.counts.delivered += 1;
         self.counts.coalesced += u64::from(attempt.sent.older);
-        let (fingerprint, attempts) = (attempt.sent.fingerprint, attempt.number);
+        let fingerprint = attempt.sent.fingerprint;
+        let attempts = attempt.number;
         let end = Ended::Delivered;
         self.finish(Finished { resource: attempt.resource, end, fingerprint, attempts });
     }
 
-    /// The backend is back: every lane may find out at once whether it is, too.
+    /// Lets every lane probe at once, because the backend has come back.
     fn probe_all(&mut self) {
         let now = self.session.now.at;
         let mut shops = Vec::new();
@@ -224,7 +229,8 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Notes a failure for the backend as a whole and for the lane, unless it was asked for less.
+    /// Notes a failure for the backend as a whole and for the lane, unless the backend requested a
+    /// narrower pause.
     fn failed(
         &mut self,
         attempt: &Attempt,
@@ -251,7 +257,7 @@ impl<C: Content> Core<C> {
                 self.backend.probes.failed(end.took);
             }
         }
-        // A backend that is just full says nothing about one lane, unless others are well.
+        // A full backend is no evidence about one lane, unless others succeed.
         let is_full = matches!(end.signal, Signal::Overloaded { .. } | Signal::Unavailable { .. });
         let is_lanes = !is_full
             || self.attempts.has_other_succeeded(attempt.lane, attempt.began)
@@ -267,7 +273,8 @@ impl<C: Content> Core<C> {
             lane.clock.failed_with_others();
         }
         if scope.is_none() && is_lanes && !end.is_unconnected {
-            let (active, chance) = (self.active(), self.chance());
+            let active = self.active();
+            let chance = self.chance();
             let most = self.config.tuning.breaker_failures;
             if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
                 lane.clock.failed(active, is_refusal);
@@ -284,10 +291,11 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// The backend asked to leave a shop alone: the lane fails all the same. It gets few attempts, so its circuit breaker
-    /// opens by time.
+    /// Notes that the backend requested a pause for a shop. The lane counts as failing. It gets few
+    /// attempts, so its circuit breaker opens by time.
     fn shop_is_left_alone(&mut self, attempt: &Attempt) {
-        let (now, active) = (self.session.now.at, self.active());
+        let now = self.session.now.at;
+        let active = self.active();
         let opens_after = self.config.tuning.breaker_opens_after;
         if let Some(lane) = self.queue.lanes.get_mut(attempt.lane) {
             lane.clock.failed(active, false);
@@ -299,7 +307,7 @@ impl<C: Content> Core<C> {
         self.ledger.changed.push(attempt.lane);
     }
 
-    /// The lane of an attempt that did not end in time gets one attempt at a time.
+    /// Limits the lane of an attempt that timed out or was cut off to one attempt at a time.
     fn suspect(&mut self, attempt: &Attempt, has_timed_out: bool) {
         let now = self.session.now.at;
         let chance = self.chance();
@@ -323,11 +331,12 @@ impl<C: Content> Core<C> {
         lane.flow.suspect = Some(Suspect { until, wait, since, probes, has_timed_out });
         let opens = active.saturating_sub(since) >= opens_after && lane.breaker.trip(now);
         self.counts.breakers_opened += u64::from(opens);
-        // Each time: a leader may be killed, and its row is all that the next one knows of the failing time.
+        // The row is written each time, because a leader may be killed and the next one knows the
+        // failing time only from it.
         self.ledger.changed.push(attempt.lane);
     }
 
-    fn retry_or_give_up(&mut self, failure: Failure<C::Evidence>, scope: Option<Scope>) {
+    fn retry_or_give_up(&mut self, failure: AttemptFailure<C::Evidence>, scope: Option<Scope>) {
         let attempt = failure.attempt;
         let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
         let is_refusal = Some(failure.is_refusal);
@@ -343,9 +352,10 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Whether a webhook had all the time for retries that it may have.
+    /// True if the time for retries of a webhook is over.
     fn is_spent(&self, attempt: &Attempt, head: Position, is_refusal: bool) -> bool {
-        let (retry_for, refused_for) = (self.config.retry_for, self.config.retry_refused_for);
+        let retry_for = self.config.retry_for;
+        let refused_for = self.config.retry_refused_for;
         let about = self.about_sent(attempt.resource, attempt.position);
         let newest = attempt.position;
         let spent = self.spent(attempt.lane, head, newest, about);
@@ -357,8 +367,8 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// True if an attempt that fails is the last one of its webhook, and none of its lane has had all the
-    /// time that there is.
+    /// True if an attempt that fails is the last one of its webhook, and no attempt of its lane had
+    /// the full timeout.
     pub(crate) fn is_last(&self, attempt: &Attempt) -> bool {
         let suspect =
             self.queue.lanes.get(attempt.lane).and_then(|lane| lane.flow.suspect.as_ref());
@@ -368,8 +378,8 @@ impl<C: Content> Core<C> {
                 >= self.config.retry_for
     }
 
-    /// Counts an attempt and the time up to now, and decides when the next one is due. Returns the wait. `is_refusal`:
-    /// `None` if it did not fail.
+    /// Counts an attempt and the time up to now, and schedules the next one. Returns the wait.
+    /// `is_refusal` is `None` if the attempt did not fail.
     fn note_attempt(
         &mut self,
         attempt: &Attempt,
@@ -387,7 +397,8 @@ impl<C: Content> Core<C> {
         let about = self.about_sent(attempt.resource, attempt.position);
         let active = self.active();
         let time = |from| self.time_of(attempt.lane, about, from, active);
-        let (passed, of_attempt) = (time(state.since), time(attempt.began_active));
+        let passed = time(state.since);
+        let of_attempt = time(attempt.began_active);
         state.go_on(passed, active);
         if let Some(is_refusal) = is_refusal {
             state.failed(is_refusal, of_attempt);
@@ -403,7 +414,7 @@ impl<C: Content> Core<C> {
         wait
     }
 
-    /// Has a webhook be tried again.
+    /// Schedules another attempt of a webhook.
     pub(crate) fn retry(
         &mut self,
         attempt: &Attempt,
@@ -415,17 +426,17 @@ impl<C: Content> Core<C> {
         self.wait(attempt);
     }
 
-    /// The resource of an attempt waits for its next one.
+    /// Makes the resource of an attempt wait for its next one.
     fn wait(&mut self, attempt: &Attempt) {
         self.step(attempt.resource, Step::Ended);
         self.ledger.sent.remove(&attempt.resource);
         self.controls.look_again.push(attempt.resource);
         let head = self.queue.index.head(attempt.resource).unwrap_or(attempt.position);
         let due = self.queue.retries.get(head).map_or(self.session.now.at, |retry| retry.due);
-        debug_assert_eq!(self.queue.index.state(attempt.resource), Some(State::Retrying));
+        debug_assert_eq!(self.queue.index.state(attempt.resource), Some(HeadState::Retrying));
         if self.queue.index.reorder(attempt.resource) {
-            // A replay that came amid the attempt goes first; a barrier that waited behind its own
-            // resource would wait forever.
+            // A replay that arrived during the attempt goes first. A barrier that waited after its
+            // own resource would wait forever.
             self.reading.forget(attempt.resource);
             self.release(attempt.resource);
             return;

@@ -10,14 +10,15 @@ use spillway_webhook::{Spans, StoredRetry, StreamId};
 
 use crate::attempts::AttemptId;
 use crate::controls::Controls;
-use crate::reading::PackKey;
-use crate::settlement::Settlement;
+use crate::pack_key::PackKey;
+use crate::settlement::PendingSettlement;
 use crate::sorted::{Content, Sorted};
 
-/// Time, on a clock that starts with the leader and never goes back, and on the clock by which positions are given.
+/// Current time, on two clocks: one that starts with the leader and never goes back, and the clock
+/// of the positions.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Now {
-    /// Since the leader began.
+    /// Time since the leader began.
     pub at: Duration,
     /// Redis' clock, in milliseconds since the Unix epoch.
     pub wall_ms: u64,
@@ -26,7 +27,7 @@ pub struct Now {
 /// State in Redis with which a leader begins.
 #[derive(Debug, Default)]
 pub struct Loaded {
-    /// Everything in main up to here is settled.
+    /// Cursor of the main stream: everything up to it is settled.
     pub cursor: StreamId,
     /// Bits of settled webhooks in packs after the cursor.
     pub bits: HashMap<StreamId, Vec<u8>>,
@@ -47,7 +48,7 @@ pub struct LaneLoaded {
     pub lane: u64,
     /// Hash of its shop.
     pub shop: u64,
-    /// Whether the lane was made under another key scheme than the one in force.
+    /// True if the lane was made under another key scheme than the one in force.
     pub is_other_scheme: bool,
     /// Number of its oldest chunk.
     pub first_chunk: u32,
@@ -59,37 +60,37 @@ pub struct LaneLoaded {
     pub first: Position,
     /// Newest webhook in them.
     pub last: Position,
-    /// Time in which nothing of it succeeded.
+    /// Times in which no delivery of the lane succeeded.
     pub failing: Spans,
-    /// Whether its circuit breaker was open.
+    /// True if the circuit breaker was open.
     pub is_tripped: bool,
-    /// Set where the last attempt timed out or was cut off.
+    /// Set if the last attempt timed out or was cut off.
     pub is_suspect: bool,
 }
 
 /// A pack of the main stream, read and sorted.
 #[derive(Debug, Clone)]
 pub struct PackRead<C> {
-    /// Its entry.
+    /// Stream entry of the pack.
     pub entry: StreamId,
-    /// What decides about each webhook.
+    /// Attributes of each webhook.
     pub sorted: Vec<Sorted>,
-    /// Its bytes.
+    /// Bytes of the pack.
     pub content: C,
 }
 
 /// A chunk of a lane, read and sorted.
 #[derive(Debug, Clone)]
 pub struct ChunkRead<C> {
-    /// Its number.
+    /// Number of the chunk.
     pub number: u32,
-    /// Where each webhook was accepted, and what decides about it.
+    /// Position and attributes of each webhook.
     pub records: Vec<(Position, Sorted)>,
-    /// A bit for each that is settled.
+    /// One bit per webhook, set when it is settled.
     pub bits: Vec<u8>,
-    /// Retry states of some of them.
+    /// Retry states of some of these webhooks.
     pub retries: Vec<(Position, StoredRetry)>,
-    /// Its bytes.
+    /// Bytes of the chunk.
     pub content: C,
 }
 
@@ -98,119 +99,119 @@ pub struct ChunkRead<C> {
 pub struct ReadAgain<C> {
     /// Bytes of the pack or chunk.
     pub content: C,
-    /// Where the webhooks of a chunk were accepted; empty for anything else.
+    /// Positions of the webhooks of a chunk; empty for anything else.
     pub positions: Vec<Position>,
 }
 
-/// Answer to the reading of one chunk.
+/// Result of reading one chunk.
 #[derive(Debug, Clone)]
 pub enum ChunkFound<C> {
     /// The chunk.
     Read(ChunkRead<C>),
-    /// It can't be decoded.
+    /// The chunk cannot be decoded.
     Corrupt,
-    /// It is not there.
+    /// The chunk does not exist.
     Missing,
 }
 
 /// A webhook that an operator replays.
 #[derive(Debug, Clone)]
 pub struct ReplayRead<C> {
-    /// Its entry among the replays.
+    /// Entry in the stream of replays.
     pub id: StreamId,
-    /// Where it was accepted.
+    /// Position at which the webhook was accepted.
     pub position: Position,
-    /// What decides about it.
+    /// Attributes of the webhook.
     pub sorted: Sorted,
-    /// Its bytes, at index 0.
+    /// Bytes of the webhook, at index 0.
     pub content: C,
 }
 
-/// Amount that an answer of 429 or 503 asks to leave alone.
+/// Scope of a pause that a backend's answer requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// The resource of this webhook.
     Resource,
-    /// Its shop.
+    /// Shop of this webhook.
     Shop,
     /// Everything.
     All,
 }
 
-/// Verdict on an attempt.
+/// Outcome of an attempt, which decides what happens next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The backend has it.
+    /// The backend accepted the webhook.
     Delivered,
-    /// Try it again, not before `pause` has passed.
+    /// Try the webhook again, not before `pause` has passed.
     Retry {
-        /// Pause that the backend asked for.
+        /// Pause that the backend requested.
         pause: Duration,
-        /// Scope of that pause; `None` when it asked for nothing.
+        /// Scope of that pause; `None` if the backend requested none.
         scope: Option<Scope>,
-        /// Refused rather than failed: retried for a shorter time.
+        /// True if the backend refused the webhook, which is then retried for a shorter time.
         is_refusal: bool,
     },
-    /// Give it up at once.
+    /// Give the webhook up at once.
     Dead {
         /// Reason, from a closed set.
         reason: &'static str,
-        /// Whether the backend refused it.
+        /// True if the backend refused the webhook.
         is_refusal: bool,
     },
-    /// Nothing was sent, for a reason that is neither the webhook's nor the backend's.
+    /// Nothing was sent, for a reason that concerns neither the webhook nor the backend.
     NotSent,
 }
 
 /// An attempt that ended.
 #[derive(Debug)]
 pub struct AttemptEnd<E> {
-    /// Which one.
+    /// Id of the attempt.
     pub id: AttemptId,
-    /// Verdict on it.
+    /// Outcome of the attempt.
     pub verdict: Verdict,
     /// Meaning for the limiter.
     pub signal: Signal,
-    /// Whether no connection could be made.
+    /// True if no connection could be made.
     pub is_unconnected: bool,
     /// Duration from its start.
     pub took: Duration,
-    /// Status and answer, for a dead letter.
+    /// Status and answer of the backend, for a dead letter.
     pub evidence: E,
 }
 
-/// Something that happened.
+/// Input of the core.
 #[derive(Debug)]
 pub enum Event<C: Content> {
     /// The next pack of the main stream.
     Pack(PackRead<C>),
-    /// The next entry of the main stream can't be decoded.
+    /// The next entry of the main stream cannot be decoded.
     Corrupt(StreamId),
     /// A webhook that is replayed.
     Replay(ReplayRead<C>),
-    /// An entry among the replays can't be decoded.
+    /// An entry in the stream of replays cannot be decoded.
     CorruptReplay(StreamId),
-    /// All replays that were there at start have arrived. Until then only replays are read; those for
-    /// which there is no room are not waited for.
+    /// All replays that existed at start have arrived. Until then only replays are read. Replays
+    /// that do not fit are not waited for.
     ReplaysLoaded,
-    /// A pack or chunk asked for by [`Effect::Read`]; `None` when it is not there.
+    /// A pack or chunk requested by [`Effect::Read`]; `None` if it does not exist.
     Read(PackKey, Option<ReadAgain<C>>),
-    /// Packs asked for by [`Effect::ReadFront`], from the first up to one that is not there, or as many
-    /// of them as one settlement may move.
+    /// Packs requested by [`Effect::ReadFront`], up to the first that does not exist, or as many as
+    /// one settlement may move.
     FrontRead(Vec<PackRead<C>>),
-    /// Chunks asked for by [`Effect::ReadChunks`].
+    /// Chunks requested by [`Effect::ReadChunks`].
     ChunksRead {
         /// Hash of the lane.
         lane: u64,
-        /// Chunks in order, from the first one on: fewer than asked for where reading them all took too
-        /// long.
+        /// Chunks in order, from the first requested one. There are fewer than requested if reading
+        /// them all took too long.
         chunks: Vec<ChunkFound<C>>,
     },
-    /// The pack asked for by [`Effect::ReadRest`]; `None` when it is not there.
+    /// The pack requested by [`Effect::ReadRest`]; `None` if it does not exist.
     RestRead {
         /// Hash of the lane.
         lane: u64,
-        /// Its entry.
+        /// Stream entry of the pack.
         entry: StreamId,
         /// The pack.
         pack: Option<PackRead<C>>,
@@ -219,21 +220,20 @@ pub enum Event<C: Content> {
     Ended(AttemptEnd<C::Evidence>),
     /// The last settlement was applied.
     Settled,
-    /// An operator's controls, all that are in force.
+    /// All operator controls that are in force.
     Controls(Controls<C::Filter>),
-    /// The lease holds until `until`; `dead_room` bytes are left for dead letters; `may_move`:
-    /// whether Redis has room for chunks.
+    /// The lease was confirmed.
     Lease {
         /// Time up to which attempts may begin.
         until: Duration,
         /// Bytes of dead letters that may still be written.
         dead_room: u64,
-        /// Whether webhooks may be moved into lanes.
+        /// True if Redis has room for chunks, so webhooks may move into lanes.
         may_move: bool,
     },
-    /// Redis came back without what was read.
+    /// Redis came back without data that was read before.
     OlderData,
-    /// Nothing new is begun from now on.
+    /// Begin nothing new from now on.
     Drain,
     /// Time passed.
     Tick,
@@ -242,29 +242,29 @@ pub enum Event<C: Content> {
 /// A webhook to send.
 #[derive(Debug, Clone)]
 pub struct Dispatch<C> {
-    /// The attempt.
+    /// Id of the attempt.
     pub id: AttemptId,
     /// Hash of its lane.
     pub lane: u64,
     /// Hash of its shop.
     pub shop: u64,
-    /// Where the webhook was accepted.
+    /// Position at which the webhook was accepted.
     pub position: Position,
-    /// Bytes that hold it.
+    /// Bytes that hold the webhook.
     pub content: C,
-    /// Index of the webhook in them.
+    /// Index of the webhook in `content`.
     pub record_index: u32,
     /// Number of the attempt, from 1.
     pub attempt: u32,
-    /// Older events that it stands for.
+    /// Number of older events that this webhook stands for.
     pub older: u32,
-    /// Whether an operator replays it.
+    /// True if the webhook is a replay.
     pub is_replay: bool,
-    /// Identity for duplicates.
+    /// Fingerprint to find duplicates.
     pub fingerprint: Option<Fingerprint>,
 }
 
-/// Something to do.
+/// Output of the core: an action for the worker to carry out.
 #[derive(Debug)]
 pub enum Effect<C: Content> {
     /// Send a webhook; [`Event::Ended`] follows.
@@ -279,20 +279,20 @@ pub enum Effect<C: Content> {
     ReadChunks {
         /// Hash of the lane.
         lane: u64,
-        /// First number.
+        /// Number of the first chunk.
         first: u32,
-        /// How many.
+        /// Number of chunks.
         count: u32,
     },
     /// Read a pack of the main stream for a lane, and sort it.
     ReadRest {
         /// Hash of the lane.
         lane: u64,
-        /// Its entry.
+        /// Stream entry of the pack.
         entry: StreamId,
     },
     /// Apply a settlement; [`Event::Settled`] follows.
-    Settle(Box<Settlement<C>>),
-    /// Begin again from what Redis holds, for this reason.
+    Settle(Box<PendingSettlement<C>>),
+    /// Begin again from the state in Redis, for this reason.
     Restart(&'static str),
 }

@@ -1,32 +1,33 @@
-//! State by which shops have their turns: how long theirs take, and what they owe each other.
+//! State for the fairness of turns: how long the deliveries of a shop take, and the debts of shops.
 
-/// Fairness of turns.
+/// Rule by which shops get turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TurnsBy {
-    /// By the time that a shop's deliveries take: one whose deliveries are long has fewer.
+    /// By the time that deliveries take: a shop with long deliveries has fewer turns.
     Time,
-    /// One after the other: where turns are rare, none has several, and none waits for what it took before.
+    /// One after the other, if turns are rare: no shop has several, and earlier deliveries do not
+    /// count.
     Number,
 }
 
 /// Time that the deliveries of a shop take.
 #[derive(Debug, Default)]
-pub struct Pace {
-    /// Deliveries under way that take long.
+pub struct DeliveryTimes {
+    /// Number of deliveries under way that are long.
     pub long: u32,
-    /// Duration of a delivery of late, in seconds.
+    /// Average duration of recent deliveries, in seconds.
     pub took: f64,
 }
 
-/// Turns of a shop.
+/// Turns of one shop.
 #[derive(Debug, Default)]
 pub struct TurnState {
-    /// Set while it waits for one, by class.
+    /// Set while the shop waits for a turn, by class.
     pub has_turn: [bool; 2],
-    /// Set while it leaves the last slots to others.
+    /// Set while the shop leaves the last slots to others.
     pub is_set_aside: bool,
-    /// Set if it is to be looked at when its pause ends.
+    /// Set if the shop is to be checked when its pause ends.
     pub is_due: bool,
-    /// Turns that it owes others; below zero, turns that it is owed.
+    /// Turns that the shop owes to others. Negative if it has credit.
     pub debt: f64,
 }

@@ -1,4 +1,4 @@
-//! Giving webhooks up: as dead letters, where there is room for them.
+//! Giving webhooks up, as dead letters if there is room for them.
 
 use std::time::Duration;
 
@@ -8,25 +8,25 @@ use crate::attempts::Attempt;
 use crate::core::Core;
 use crate::index::ResourceKey;
 use crate::ledger::{Ended, Finished};
-use crate::settlement::DeadLetter;
+use crate::settlement::GivenUp;
 use crate::sorted::Content;
 
-/// A failure of one attempt.
-pub(crate) struct Failure<E> {
+/// Failure of one attempt.
+pub(crate) struct AttemptFailure<E> {
     pub attempt: Attempt,
-    /// Wait that the backend asked for.
+    /// Wait that the backend requested.
     pub pause: Duration,
     pub reason: &'static str,
-    /// Refused, rather than failed.
+    /// True if the webhook was refused rather than failed.
     pub is_refusal: bool,
     pub evidence: E,
 }
 
 impl<C: Content> Core<C> {
-    /// Makes a dead letter of a webhook, or keeps it in retry: while the backend refuses everything,
-    /// where there is no room for dead letters, and where nothing at all succeeds.
-    pub(crate) fn give_up(&mut self, failure: Failure<C::Evidence>) {
-        let Failure { attempt, pause, reason, is_refusal, evidence, .. } = failure;
+    /// Makes a dead letter of a webhook. The webhook stays in retry instead while the backend
+    /// refuses everything, if there is no room for dead letters, or if nothing at all succeeds.
+    pub(crate) fn give_up(&mut self, failure: AttemptFailure<C::Evidence>) {
+        let AttemptFailure { attempt, pause, reason, is_refusal, evidence, .. } = failure;
         let letter = self.dead_letter(&attempt, reason, evidence);
         let Some(letter) = letter.filter(|_| !self.backend.is_refusing()) else {
             self.retry(&attempt, attempt.number, pause, None);
@@ -51,18 +51,18 @@ impl<C: Content> Core<C> {
         self.bury(attempt.resource, letter, bytes, attempt.sent.fingerprint);
     }
 
-    /// True if a dead letter of so many bytes has room.
+    /// True if there is room for a dead letter of `bytes`.
     pub(crate) fn has_dead_room(&mut self, bytes: u64) -> bool {
         let has_room = bytes <= self.session.dead_room;
         self.counts.kept_for_want_of_room += u64::from(!has_room);
         has_room
     }
 
-    /// A head ends as a dead letter of so many bytes.
+    /// Ends a head as a dead letter of `bytes`.
     pub(crate) fn bury(
         &mut self,
         resource: ResourceKey,
-        letter: DeadLetter<C>,
+        letter: GivenUp<C>,
         bytes: u64,
         fingerprint: Option<Fingerprint>,
     ) {
@@ -74,15 +74,16 @@ impl<C: Content> Core<C> {
         self.finish(Finished { resource, end, fingerprint, attempts });
     }
 
-    /// The dead letter of what an attempt sent; `None` where its bytes are not at hand.
+    /// Dead letter of the webhook that an attempt sent; `None` if its bytes are not in memory.
     fn dead_letter(
         &mut self,
         attempt: &Attempt,
         reason: &'static str,
         evidence: C::Evidence,
-    ) -> Option<DeadLetter<C>> {
+    ) -> Option<GivenUp<C>> {
         let (content, record_index) = self.ledger.sent.remove(&attempt.resource)?;
-        let (position, attempts) = (attempt.position, attempt.number);
-        Some(DeadLetter { position, content, record_index, reason, attempts, evidence })
+        let position = attempt.position;
+        let attempts = attempt.number;
+        Some(GivenUp { position, content, record_index, reason, attempts, evidence })
     }
 }

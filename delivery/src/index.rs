@@ -1,7 +1,8 @@
-//! Webhooks that are indexed: in order within their resource, and within their lane's window.
+//! Index of webhooks, in order within their resource and within their lane's window.
 //!
-//! Two lists run through each node: its resource's, whose head alone is ever sent, and its lane's
-//! window, which is cut from the end and filled again from Redis. Bounded in bytes.
+//! Two lists run through each node. The list of its resource has a head, and only the head is ever
+//! sent. The list of its lane is the window, which is cut from the end and filled again from Redis.
+//! Bounded in bytes.
 
 mod leads;
 mod links;
@@ -14,7 +15,7 @@ use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
 use crate::by_hash::ByHash;
-use crate::resource::State;
+use crate::resource::HeadState;
 use crate::sorted::{Class, Sorted};
 
 /// Key of a webhook in the index.
@@ -23,25 +24,26 @@ pub type NodeKey = u32;
 pub type ResourceKey = u32;
 /// Key of a lane.
 pub type LaneKey = u32;
-/// No node.
+/// Key that means no node.
 pub const NONE: u32 = u32::MAX;
 
 /// Bytes of one node, in a list that grows by doubling.
 const NODE_BYTES: usize = 48;
-/// Bytes of a fingerprint, where those are kept.
+/// Bytes of a fingerprint, if fingerprints are kept.
 const FINGERPRINT_BYTES: usize = 16;
-/// Bytes of a resource: its row, its place in a table between half and nearly full, a ready entry.
+/// Bytes of a resource: its row, its entry in a table between half and nearly full, and a ready
+/// entry.
 const RESOURCE_BYTES: usize = 96;
 /// Bytes of a replay's entry, in a table between half and nearly full.
 const REPLAY_BYTES: usize = 48;
 /// A webhook that waits.
 #[derive(Debug, Clone, Copy)]
 pub struct Node {
-    /// Where it was accepted.
+    /// Position at which the webhook was accepted.
     pub position: Position,
-    /// Its resource.
+    /// Resource of the webhook.
     pub resource: ResourceKey,
-    /// Its lane.
+    /// Lane of the webhook.
     pub lane: LaneKey,
     next: NodeKey,
     previous: NodeKey,
@@ -52,18 +54,18 @@ pub struct Node {
     is_replay: bool,
 }
 
-/// The webhooks of one resource that are indexed.
+/// Indexed webhooks of one resource.
 #[derive(Debug, Clone, Copy)]
-pub struct Resource {
+pub struct IndexedResource {
     /// Hash of the unit of order.
     pub hash: u64,
     /// Oldest webhook.
     pub head: NodeKey,
     tail: NodeKey,
-    /// Last webhook that the head speaks for; [`NONE`] while that is undecided.
+    /// Last webhook that the head stands for; [`NONE`] while that is undecided.
     lead: NodeKey,
-    /// What it is doing.
-    pub state: State,
+    /// State of the resource.
+    pub state: HeadState,
 }
 
 /// The indexed part of a lane, in stream order.
@@ -72,9 +74,9 @@ pub struct Window {
     /// Oldest webhook.
     pub first: NodeKey,
     last: NodeKey,
-    /// Webhooks in it.
+    /// Number of webhooks in the window.
     pub count: u32,
-    /// Replays of the lane: they stand beside the window and are never cut.
+    /// Number of replays of the lane. They are not part of the window and are never cut.
     pub replays: u32,
 }
 
@@ -84,36 +86,36 @@ impl Default for Window {
     }
 }
 
-/// Whether an event may stand for those before it.
+/// Result of checking if an event may stand for those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lead {
-    /// It may.
+    /// The event may.
     Yes,
-    /// It may not, but a later one may, and then stands for this one too.
+    /// The event may not, but a later one may. The later one then stands for this one, too.
     Skip,
-    /// Neither this one nor any later one.
+    /// Neither this event nor any later one may.
     End,
 }
 
 /// A webhook to index.
 #[derive(Debug, Clone, Copy)]
-pub struct Arrival {
-    /// Where it was accepted.
+pub struct IndexEntry {
+    /// Position at which the webhook was accepted.
     pub position: Position,
-    /// What decides about it.
+    /// Attributes that decide how it is handled.
     pub sorted: Sorted,
-    /// Its entry among the replays.
+    /// Entry in the stream of replays, if the webhook is a replay.
     pub replay: Option<StreamId>,
 }
 
 /// Result of indexing a webhook.
 #[derive(Debug, Clone, Copy)]
 pub struct Added {
-    /// Its resource.
+    /// Resource of the webhook.
     pub resource: ResourceKey,
-    /// Whether the resource was not indexed before.
+    /// True if the resource was not indexed before.
     pub is_new: bool,
-    /// Whether the webhook is the resource's head now.
+    /// True if the webhook is now the head of the resource.
     pub is_head: bool,
 }
 
@@ -123,14 +125,14 @@ pub struct Index {
     nodes: Vec<Node>,
     free: NodeKey,
     fingerprints: Option<Vec<Fingerprint>>,
-    resources: Slab<Resource>,
+    resources: Slab<IndexedResource>,
     by_hash: ByHash<ResourceKey>,
     replays: HashMap<NodeKey, StreamId>,
     bytes: usize,
 }
 
 impl Index {
-    /// An empty index that keeps fingerprints or not.
+    /// Creates an empty index, with or without fingerprints.
     pub fn new(keeps_fingerprints: bool) -> Self {
         Self {
             nodes: Vec::new(),
@@ -157,7 +159,7 @@ impl Index {
     }
 
     /// A resource, if it is indexed.
-    pub fn resource(&self, key: ResourceKey) -> Option<&Resource> {
+    pub fn resource(&self, key: ResourceKey) -> Option<&IndexedResource> {
         self.resources.get(usize_of(key))
     }
 
@@ -167,30 +169,30 @@ impl Index {
     }
 
     /// Every resource.
-    pub fn resources(&self) -> impl Iterator<Item = (ResourceKey, &Resource)> {
+    pub fn resources(&self) -> impl Iterator<Item = (ResourceKey, &IndexedResource)> {
         self.resources.iter().map(|(key, resource)| (key_of(key), resource))
     }
 
-    /// Resources that are indexed.
+    /// Number of indexed resources.
     pub fn len(&self) -> usize {
         self.resources.len()
     }
 
     /// The state of a resource.
-    pub fn state(&self, key: ResourceKey) -> Option<State> {
+    pub fn state(&self, key: ResourceKey) -> Option<HeadState> {
         self.resource(key).map(|resource| resource.state)
     }
 
     /// True if a resource waits for its turn in a lane, to send the webhook at `position`.
     pub fn is_ready(&self, lane: LaneKey, resource: ResourceKey, position: Position) -> bool {
         let lead = self.lead(resource).map(|lead| self.node(lead).position);
-        self.state(resource) == Some(State::Ready)
+        self.state(resource) == Some(HeadState::Ready)
             && self.lane(resource) == Some(lane)
             && lead == Some(position)
     }
 
     /// Changes the state of a resource.
-    pub fn set_state(&mut self, key: ResourceKey, state: State) {
+    pub fn set_state(&mut self, key: ResourceKey, state: HeadState) {
         if let Some(resource) = self.resources.get_mut(usize_of(key)) {
             resource.state = state;
         }
@@ -201,7 +203,7 @@ impl Index {
         &self.nodes[usize_of(key)]
     }
 
-    /// Memory that replays take, in bytes, if each has a resource of its own.
+    /// Memory that replays take, in bytes, as if each had its own resource.
     pub fn replay_bytes(&self) -> usize {
         self.replays.len() * (self.node_bytes() + RESOURCE_BYTES + REPLAY_BYTES)
     }
@@ -211,12 +213,12 @@ impl Index {
         self.replays.keys().map(|key| self.node(*key))
     }
 
-    /// Entry among the replays of a webhook that is one.
+    /// Entry of a replay in the stream of replays; `None` if the webhook is not a replay.
     pub fn replay(&self, key: NodeKey) -> Option<StreamId> {
         if self.node(key).is_replay { self.replays.get(&key).copied() } else { None }
     }
 
-    /// Identity for duplicates.
+    /// Fingerprint of a webhook, to find duplicates.
     pub fn fingerprint(&self, key: NodeKey) -> Option<Fingerprint> {
         let kept = self.fingerprints.as_ref()?.get(usize_of(key));
         kept.copied().filter(|fingerprint| *fingerprint != 0)
@@ -242,9 +244,15 @@ impl Index {
         })
     }
 
-    /// Adds a webhook in the order of its position. `None` when that position is indexed already.
-    pub fn add(&mut self, arrival: &Arrival, lane: LaneKey, window: &mut Window) -> Option<Added> {
-        let Arrival { position, sorted, replay } = *arrival;
+    /// Adds a webhook in the order of its position. Returns `None` if that position is already
+    /// indexed.
+    pub fn add(
+        &mut self,
+        arrival: &IndexEntry,
+        lane: LaneKey,
+        window: &mut Window,
+    ) -> Option<Added> {
+        let IndexEntry { position, sorted, replay } = *arrival;
         let before_in_lane = match replay {
             Some(_) => NONE,
             None => self.place_in_lane(window, position)?,
@@ -278,12 +286,12 @@ impl Index {
         let resource = match found {
             Some(resource) => resource,
             None => {
-                let resource = key_of(self.resources.insert(Resource {
+                let resource = key_of(self.resources.insert(IndexedResource {
                     hash: sorted.resource,
                     head: node,
                     tail: node,
                     lead: NONE,
-                    state: State::Ready,
+                    state: HeadState::Ready,
                 }));
                 self.by_hash.insert(sorted.resource, resource);
                 self.bytes += RESOURCE_BYTES;
@@ -311,27 +319,27 @@ impl Index {
         self.resource(key).map(|resource| self.node(resource.head).position)
     }
 
-    /// Whether a resource's head is a replay.
+    /// True if the head of a resource is a replay.
     pub fn is_replay(&self, key: ResourceKey) -> bool {
         self.resource(key).is_some_and(|resource| self.node(resource.head).is_replay)
     }
 
-    /// Node that is sent for a resource: its lead, or its head while that is undecided.
+    /// Node that is sent for a resource: its lead, or its head while the lead is undecided.
     pub fn lead(&self, key: ResourceKey) -> Option<NodeKey> {
         let resource = self.resource(key)?;
         Some(if resource.lead == NONE { resource.head } else { resource.lead })
     }
 
-    /// Whether a webhook of a resource up to `position` is indexed, replays aside.
+    /// True if a webhook of a resource up to `position` is indexed. Replays do not count.
     pub fn has_up_to(&self, key: ResourceKey, position: Position) -> bool {
         let head = self.resource(key).map_or(NONE, |resource| resource.head);
         self.chain(head).any(|(_, node)| !node.is_replay && node.position <= position)
     }
 
-    /// Puts the webhooks of a resource into the order of their positions, after an attempt amid which
-    /// replays came. Returns whether another one is the head now.
+    /// Sorts the webhooks of a resource by position, after an attempt during which replays arrived.
+    /// Returns true if the head changed.
     pub fn reorder(&mut self, key: ResourceKey) -> bool {
-        // Such replays stand just after what was sent.
+        // Such replays follow directly after the webhook that was sent.
         let sent = self.lead(key).unwrap_or(NONE);
         let is_after = |sent: &Node| {
             let next = self.nodes.get(usize_of(sent.next));
@@ -362,7 +370,7 @@ impl Index {
         self.chain(head).map(|(node, _)| node).collect()
     }
 
-    /// Takes a webhook out of its resource and its window. Returns whether the resource is gone.
+    /// Takes a webhook out of its resource and its window. Returns true if the resource is gone.
     pub fn remove(&mut self, key: NodeKey, window: &mut Window) -> bool {
         let node = *self.node(key);
         if node.is_replay {
@@ -400,12 +408,12 @@ impl Index {
         is_gone
     }
 
-    /// The newest webhook of a window, unless it must stay indexed: one of a resource that is at
-    /// work, or one for which a recorded lead stands, and that lead.
+    /// The newest webhook of a window, unless it must stay indexed. It must stay if its resource is
+    /// at work, if it is a recorded lead, or if a recorded lead stands for it.
     pub fn loose_end(
         &self,
         window: &Window,
-        holds: impl Fn(&Resource, Position) -> bool,
+        holds: impl Fn(&IndexedResource, Position) -> bool,
     ) -> Option<NodeKey> {
         let node = self.nodes.get(usize_of(window.last))?;
         let resource = self.resource(node.resource)?;

@@ -1,8 +1,8 @@
-//! A lane: the webhooks of one shop and kind. The unit of failure, of pauses, and of what is moved
+//! A lane: the webhooks of one shop and kind. It is the unit of failure, of pauses, and of moves
 //! out of the main stream.
 //!
-//! Of a lane, everything unsettled up to a position is indexed (its window) and nothing after it
-//! (its rest). What was moved lies in numbered chunks in Redis, in the order of its positions.
+//! Everything unsettled of a lane up to a position is indexed (the window) and nothing after it is
+//! (the rest). Moved webhooks lie in numbered chunks in Redis, in the order of their positions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,123 +18,124 @@ use crate::shop::ShopKey;
 /// The part of a lane that is not indexed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rest {
-    /// Everything unsettled up to here is indexed, and nothing after it.
+    /// Position up to which everything unsettled is indexed. Nothing after it is.
     pub after: Position,
     /// Newest webhook of the lane that was read.
     pub last: Position,
-    /// No more of it is indexed before, while something is.
+    /// Time before which no more of the rest is indexed, unless the window is empty.
     pub refill_at: Duration,
 }
 
-/// Webhooks of a lane whose chunks are taken to be small if those of others are.
+/// Number of webhooks up to which a lane's chunks are assumed to be small.
 const FEW: u64 = 16;
-/// Failures in a row from which on a lane is known to fail: a single one may be chance where a backend is full.
+/// Failures in a row after which a lane counts as failing. A single failure may be chance if a
+/// backend is full.
 pub const FAILURES_KNOWN: u32 = 2;
 
-/// A chunk whose webhooks are indexed, or some of them.
+/// A chunk of which at least some webhooks are indexed.
 #[derive(Debug)]
-pub struct Chunk {
-    /// Its number.
+pub struct IndexedChunk {
+    /// Number of the chunk.
     pub number: u32,
-    /// Where its webhooks were accepted, in order.
+    /// Positions of the webhooks, in order.
     pub positions: Vec<Position>,
-    /// A bit for each that is settled.
+    /// One bit per webhook, set when it is settled.
     pub bits: Vec<u8>,
-    /// Webhooks that are not settled.
+    /// Number of webhooks that are not settled.
     pub left: u32,
     /// Raw bytes.
     pub bytes: u32,
 }
 
-/// A read for a window.
+/// A read that fills a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WindowRead {
-    /// Chunks.
+    /// Read of chunks.
     Chunks {
-        /// Number of the first one.
+        /// Number of the first chunk.
         first: u32,
         /// Number of chunks.
         count: u32,
         /// Set if few webhooks of the lane waited when the read began.
         has_few: bool,
     },
-    /// A pack of the main stream.
+    /// Read of a pack of the main stream.
     Rest,
 }
 
 /// The chunks of a lane.
 #[derive(Debug)]
 pub struct Stored {
-    /// Those of which something is indexed.
-    pub chunks: VecDeque<Chunk>,
-    /// First number of which nothing is indexed.
+    /// Chunks of which at least some webhooks are indexed.
+    pub chunks: VecDeque<IndexedChunk>,
+    /// Number of the first chunk of which nothing is indexed.
     pub unread_from: u32,
     /// Number of the next chunk.
     pub next: u32,
-    /// Chunks below this number were there when the leader began.
+    /// Chunks below this number existed when the leader began.
     pub loaded_to: u32,
-    /// Set once a chunk from that number on was looked for in vain.
+    /// Set once a chunk with at least that number was missing.
     pub misses_own: bool,
-    /// Chunk that a settlement writes just now, and that can't be read yet.
+    /// Chunk that the settlement under way writes. It cannot be read yet.
     pub pending: Option<u32>,
-    /// Unsettled webhooks in chunks.
+    /// Number of unsettled webhooks in chunks.
     pub waiting: u64,
     /// Oldest webhook when the lane's first chunk was written or loaded.
     pub first: Position,
     /// Newest webhook in a chunk.
     pub last: Position,
-    /// Whether the lane was made under another key scheme than the one in force.
+    /// True if the lane was made under another key scheme than the one in force.
     pub is_other_scheme: bool,
-    /// Whether the row in Redis is older than this.
+    /// True if the row in Redis is outdated.
     pub is_changed: bool,
 }
 
-/// Attempts of a lane.
+/// State of a lane's attempts.
 #[derive(Debug, Default)]
 pub struct Flow {
-    /// Under way.
+    /// Number of attempts under way.
     pub in_flight: u32,
-    /// Resources whose leads are being recorded.
+    /// Number of resources whose leads are being recorded.
     pub recording: u32,
-    /// Resources that a filter of an operator's pause holds back.
+    /// Number of resources that a filter of an operator's pause holds back.
     pub paused: u32,
-    /// Slow attempts since whose beginning nothing of the lane succeeded.
+    /// Number of slow attempts under way, since whose start no delivery of the lane succeeded.
     pub stalled: u32,
-    /// Set where the leader before left something of it behind, until a delivery succeeds.
+    /// Set if the previous leader left webhooks of the lane behind, until a delivery succeeds.
     pub is_left: bool,
-    /// Time at which its last attempt began.
+    /// Time at which the last attempt began.
     pub began_at: Duration,
-    /// When the lane's last delivery succeeded.
+    /// Time of the last successful delivery.
     pub succeeded_at: Option<Duration>,
-    /// When the lane is to be looked at again.
+    /// Time at which the lane is to be checked again.
     pub wakes_at: Option<Duration>,
     /// Set while the last attempt timed out or was cut off.
     pub suspect: Option<Suspect>,
-    /// Set while it waits for a slot that suspect lanes share.
+    /// Set while the lane waits for one of the slots that suspect lanes share.
     pub is_in_line: bool,
-    /// Failures since its last success.
+    /// Failures since the last success.
     pub failures: Failures,
-    /// When something of it was let go that a barrier had held back.
+    /// Time at which a resource was last released that a barrier had held back.
     pub unheld_at: Duration,
 }
 
-/// Failures of a lane in a row.
+/// Consecutive failures of a lane.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Failures {
     count: u32,
-    /// When the first of them ended.
+    /// Time at which the first of them ended.
     since: Duration,
-    /// When the last of them began.
+    /// Latest start of an attempt that did not succeed.
     began: Duration,
 }
 
 impl Failures {
-    /// The leader before had some.
+    /// Creates the state of a lane that failed under the previous leader.
     pub fn left() -> Self {
         Self { count: FAILURES_KNOWN, ..Self::default() }
     }
 
-    /// One more, of an attempt that began then.
+    /// Adds a failure of an attempt that began at `began`.
     pub fn add(&mut self, began: Duration, now: Duration) {
         if self.count == 0 {
             self.since = now;
@@ -143,7 +144,7 @@ impl Failures {
         self.began(began);
     }
 
-    /// An attempt of then did not succeed.
+    /// Notes that an attempt that began at `began` did not succeed.
     pub fn began(&mut self, began: Duration) {
         self.began = self.began.max(began);
     }
@@ -153,42 +154,42 @@ impl Failures {
         self.began > moment
     }
 
-    /// When the first of at least so many ended, if there were as many: a further one says nothing about a backend
-    /// that has served others since then.
+    /// Time at which the first failure ended, if there were at least `least`. A further failure is
+    /// no evidence against a backend that has served others since that time.
     pub fn since(&self, least: u32) -> Option<Duration> {
         (self.count >= least).then_some(self.since)
     }
 }
 
 impl Flow {
-    /// True if a delivery succeeded after an attempt of then began.
+    /// True if a delivery succeeded after `began`.
     pub fn has_succeeded_since(&self, began: Duration) -> bool {
         self.succeeded_at.is_some_and(|at| at > began)
     }
 
-    /// True if the last attempt did not end in time, or one takes longer than usual.
+    /// True if the last attempt timed out or was cut off, or if one takes longer than usual.
     pub fn is_slow(&self) -> bool {
         self.suspect.is_some() || self.stalled > 0
     }
 
-    /// True while something of the lane is sent, or recorded to be sent.
+    /// True while a webhook of the lane is sent, or a lead of the lane is recorded.
     pub fn is_at_work(&self) -> bool {
         self.in_flight + self.recording > 0
     }
 }
 
-/// The state of a lane whose last attempt timed out.
+/// State of a lane whose last attempt timed out or was cut off.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Suspect {
-    /// No attempt before.
+    /// Time before which there is no attempt.
     pub until: Duration,
     /// Wait after the next failure.
     pub wait: Duration,
-    /// Active time since which it is suspect.
+    /// Active time at which the lane became suspect.
     pub since: Duration,
-    /// Attempts that did not end in time since then.
+    /// Number of attempts that timed out or were cut off since then.
     pub probes: u32,
-    /// Whether one of them had all the time that there is.
+    /// True if one of them had the full timeout.
     pub has_timed_out: bool,
 }
 
@@ -197,11 +198,11 @@ pub struct Suspect {
 pub struct Lane {
     /// Stable hash of the shop and the kind.
     pub hash: u64,
-    /// Its shop.
+    /// Shop of the lane.
     pub shop: ShopKey,
-    /// Webhooks that are indexed.
+    /// Indexed webhooks.
     pub window: Window,
-    /// The part that is not; `None` when all that was read is indexed.
+    /// Part of the lane that is not indexed; `None` if all that was read is indexed.
     pub rest: Option<Box<Rest>>,
     /// Chunks in Redis.
     pub stored: Option<Box<Stored>>,
@@ -213,16 +214,17 @@ pub struct Lane {
     pub clock: LaneClock,
     /// Attempts under way.
     pub flow: Flow,
-    /// Webhooks that are dropped and not settled.
+    /// Number of webhooks that are dropped and not settled.
     pub dropping: u32,
-    /// Part of it that is being read.
+    /// Read of the lane that is under way.
     pub reading: Option<WindowRead>,
-    /// Set while it is listed to be read more of: whether among lanes with few webhooks in chunks.
+    /// Set while the lane is listed to be read; true in the list of lanes with few webhooks in
+    /// chunks.
     pub listed: Option<bool>,
 }
 
 impl Lane {
-    /// A lane of which nothing waits yet.
+    /// Creates a lane of which nothing waits yet.
     pub fn new(hash: u64, shop: ShopKey) -> Self {
         Self {
             hash,
@@ -240,17 +242,18 @@ impl Lane {
         }
     }
 
-    /// True if its last attempt did not fail, it is not slow, and no attempt began after `since`.
+    /// True if the last attempt did not fail, the lane is not slow, and no attempt began after
+    /// `since`.
     pub fn is_unfailed(&self, since: Duration) -> bool {
         !self.has_failed() && !self.flow.is_slow() && self.flow.began_at <= since
     }
 
-    /// True if anything of it failed since its last success.
+    /// True if an attempt failed since the last success.
     pub fn has_failed(&self) -> bool {
         self.breaker.has_failed() || self.flow.failures.since(1).is_some()
     }
 
-    /// Whether nothing of it waits anywhere.
+    /// True if nothing of the lane waits anywhere.
     pub fn is_empty(&self) -> bool {
         self.window.count == 0
             && self.window.replays == 0
@@ -266,12 +269,12 @@ impl Lane {
         self.stored.as_ref().is_none_or(|stored| stored.waiting <= FEW)
     }
 
-    /// Whether everything of the lane before `position` is indexed.
-    pub fn is_known_up_to(&self, position: Position) -> bool {
+    /// True if everything of the lane up to `position` is indexed.
+    pub fn is_indexed_up_to(&self, position: Position) -> bool {
         self.rest.as_ref().is_none_or(|rest| rest.after >= position)
     }
 
-    /// The chunk in which a webhook lies, and its index there.
+    /// Chunk that holds a webhook, and the index of the webhook in it.
     pub fn locate(&self, position: Position) -> Option<(u32, u32)> {
         let chunks = &self.stored.as_ref()?.chunks;
         let at = chunks
@@ -281,22 +284,17 @@ impl Lane {
         Some((chunk.number, key_of(index)))
     }
 
-    /// Where the webhooks of a chunk were accepted, if something of it is indexed.
+    /// Positions of the webhooks of a chunk, if some of it is indexed.
     pub fn positions(&self, number: u32) -> Option<&[Position]> {
         Some(&self.stored.as_ref()?.chunk(number)?.positions)
     }
 
-    /// Whether something at `position` or later may be indexed.
-    pub fn is_known_after(&self, position: Position) -> bool {
-        self.rest.as_ref().is_none_or(|rest| rest.after >= position)
-    }
-
-    /// Chunk to read next for the window, if the rest of the lane lies in chunks. `Err` while that
-    /// chunk is being written.
+    /// Number of the chunk to read next for the window; `None` if the rest of the lane does not lie
+    /// in chunks. Returns an error while that chunk is being written.
     pub fn next_chunk(&self) -> Result<Option<u32>, Pending> {
         let (Some(rest), Some(stored)) = (&self.rest, &self.stored) else { return Ok(None) };
         let is_unread =
-            |chunk: &&Chunk| chunk.positions.last().is_some_and(|last| *last > rest.after);
+            |chunk: &&IndexedChunk| chunk.positions.last().is_some_and(|last| *last > rest.after);
         let number = match stored.chunks.iter().find(is_unread) {
             Some(chunk) => chunk.number,
             None if stored.unread_from < stored.next => stored.unread_from,
@@ -305,14 +303,14 @@ impl Lane {
         if stored.pending == Some(number) { Err(Pending) } else { Ok(Some(number)) }
     }
 
-    /// Notes that a webhook of it was read and is not indexed.
+    /// Notes that a webhook of the lane was read and is not indexed.
     pub fn skip(&mut self, position: Position) {
         if let Some(rest) = &mut self.rest {
             rest.last = rest.last.max(position);
         }
     }
 
-    /// Everything up to `after` is indexed now.
+    /// Notes that everything up to `after` is indexed.
     pub fn extend(&mut self, after: Position) {
         if let Some(rest) = &mut self.rest {
             rest.after = rest.after.max(after);
@@ -323,12 +321,12 @@ impl Lane {
     }
 }
 
-/// A chunk is being written.
+/// Error: the chunk is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pending;
 
 impl Stored {
-    /// Chunks that hold nothing yet.
+    /// Creates a lane's chunks without a first chunk yet.
     pub fn new(first: Position, number: u32) -> Self {
         Self {
             chunks: VecDeque::new(),
@@ -345,13 +343,13 @@ impl Stored {
         }
     }
 
-    /// The chunk with this number, if something of it is indexed.
-    pub fn chunk(&self, number: u32) -> Option<&Chunk> {
+    /// Returns the chunk with this number, if some of it is indexed.
+    pub fn chunk(&self, number: u32) -> Option<&IndexedChunk> {
         self.chunks.get(self.at(number)?)
     }
 
-    /// The same, to change it.
-    pub fn chunk_mut(&mut self, number: u32) -> Option<&mut Chunk> {
+    /// Returns the chunk with this number, to change it.
+    pub fn chunk_mut(&mut self, number: u32) -> Option<&mut IndexedChunk> {
         let at = self.at(number)?;
         self.chunks.get_mut(at)
     }

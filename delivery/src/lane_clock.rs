@@ -1,45 +1,46 @@
-//! Time of a lane in which nothing of it succeeded: it counts for the retries of what waits in it.
+//! Retry clock of a lane: the time in which no delivery of the lane succeeded. It counts for the
+//! retries of the webhooks that wait in the lane.
 //!
-//! Times are active times of this leader; what was before is kept as spans of wall-clock time. `time` says how much of
-//! an active time counts. Pure.
+//! Times are active times of this leader. Earlier times are kept as spans of wall-clock time. The
+//! `time` arguments return how much of an active time counts. Pure.
 
 use std::time::Duration;
 
 use spillway_webhook::Spans;
 
-/// Counts the part of the active time between two moments that is a webhook's own.
+/// Returns the part of the active time between two moments that counts for a webhook.
 pub type CountedTime<'a> = &'a dyn Fn(Duration, Duration) -> Duration;
 
-/// When something was accepted.
+/// Time at which a webhook was accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Accepted {
-    /// In milliseconds since the Unix epoch.
+pub struct AcceptTime {
+    /// Milliseconds since the Unix epoch.
     pub ms: u64,
-    /// As active time of this leader; zero if it was before.
+    /// Active time of this leader; zero if the webhook was accepted before this leader began.
     pub active: Duration,
-    /// True if that was before this leader.
+    /// True if the webhook was accepted before this leader began.
     pub is_before: bool,
 }
 
 /// Retry clock of a lane.
 #[derive(Debug, Default)]
 pub struct LaneClock {
-    /// When it failed before this leader.
+    /// Failing times before this leader.
     before: Option<Box<Spans>>,
     /// First failure since the last success.
     failing_since: Option<Duration>,
-    /// First of the refusals that no other failure and no success came after.
+    /// First of the latest refusals that no other failure and no success followed.
     refused_since: Option<Duration>,
 }
 
 impl LaneClock {
-    /// Takes over what the leader before knew.
+    /// Takes over the failing times of the previous leader.
     pub fn restore(&mut self, failing: &Spans) {
         self.failing_since = (!failing.is_empty()).then_some(Duration::ZERO);
         self.before = (!failing.is_empty()).then(|| Box::new(failing.clone()));
     }
 
-    /// An attempt failed, was refused, or did not end in time.
+    /// Notes an attempt that failed, was refused, or timed out.
     pub fn failed(&mut self, active: Duration, is_refusal: bool) {
         self.failing_since.get_or_insert(active);
         if is_refusal {
@@ -49,27 +50,27 @@ impl LaneClock {
         }
     }
 
-    /// An attempt failed, and that says nothing of the lane.
+    /// Notes a failed attempt that is no evidence about this lane.
     pub fn failed_with_others(&mut self) {
         self.refused_since = None;
     }
 
-    /// A delivery succeeded. Returns whether the lane had failed.
+    /// Notes a successful delivery. Returns true if the lane had failed before.
     pub fn succeeded(&mut self) -> bool {
         std::mem::take(self).failing_since.is_some()
     }
 
-    /// True if its last attempts were refused, for whatever reason it failed before.
+    /// True if the last attempts were refused, even if earlier ones failed for other reasons.
     pub fn is_refused(&self) -> bool {
         self.refused_since.is_some()
     }
 
-    /// True if it failed since the last success.
+    /// True if an attempt failed since the last success.
     pub fn is_failing(&self) -> bool {
         self.failing_since.is_some()
     }
 
-    /// Time from the first failure on in which nothing of the lane succeeded.
+    /// Time since the first failure in which no delivery of the lane succeeded.
     pub fn failing(
         &self,
         active: Duration,
@@ -79,10 +80,10 @@ impl LaneClock {
         before + self.failing_since.map_or(Duration::ZERO, |since| time(since, active))
     }
 
-    /// The part of it since a webhook was accepted.
+    /// Part of the failing time since a webhook was accepted.
     pub fn failing_of(
         &self,
-        accepted: Accepted,
+        accepted: AcceptTime,
         active: Duration,
         time: CountedTime<'_>,
     ) -> Duration {
@@ -92,10 +93,10 @@ impl LaneClock {
         before + since.map_or(Duration::ZERO, |since| time(since, active))
     }
 
-    /// The last part of that, in which all attempts were refused, since this leader began.
+    /// Last part of that time in which all attempts were refused, since this leader began.
     pub fn refused_of(
         &self,
-        accepted: Accepted,
+        accepted: AcceptTime,
         active: Duration,
         time: CountedTime<'_>,
     ) -> Duration {
@@ -103,7 +104,8 @@ impl LaneClock {
         since.map_or(Duration::ZERO, |since| time(since, active))
     }
 
-    /// When it failed, for the next leader. `spans` says when an active time was, as far as it counts.
+    /// Returns the failing times for the next leader. `spans` converts an active time to wall-clock
+    /// times, as far as it counts.
     pub fn spans(
         &self,
         active: Duration,
@@ -124,16 +126,16 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn accepted(second: u32) -> Accepted {
+    fn accepted(second: u32) -> AcceptTime {
         let ms = 100_000 + u64::from(second) * 1_000;
-        Accepted { ms, active: second * SECOND, is_before: false }
+        AcceptTime { ms, active: second * SECOND, is_before: false }
     }
 
-    fn before(ms: u64) -> Accepted {
-        Accepted { ms, active: Duration::ZERO, is_before: true }
+    fn before(ms: u64) -> AcceptTime {
+        AcceptTime { ms, active: Duration::ZERO, is_before: true }
     }
 
-    /// All but the fifth second counts.
+    /// Counts all time except the fifth second.
     fn time(from: Duration, to: Duration) -> Duration {
         let pause = to.min(5 * SECOND).saturating_sub(from.max(4 * SECOND));
         to.saturating_sub(from).saturating_sub(pause)

@@ -1,4 +1,4 @@
-//! All lanes of which something waits, by key and by hash, and what their chunks take.
+//! All lanes of which webhooks wait, by key and by hash, and the memory of their chunks.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -8,36 +8,36 @@ use slab::Slab;
 
 use crate::by_hash::ByHash;
 use crate::index::{LaneKey, key_of, usize_of};
-use crate::lane::{Chunk, Lane};
+use crate::lane::{IndexedChunk, Lane};
 use crate::shop::ShopKey;
 
 /// Bytes of a lane's row.
 pub const LANE_BYTES: usize = 256;
-/// Bytes of a chunk's row, beside its positions.
+/// Bytes of a chunk's row, in addition to its positions.
 const CHUNK_BYTES: usize = 104;
 /// Bytes of a position in a chunk's row.
 const POSITION_BYTES: usize = 16;
 
-/// All lanes of which something waits.
+/// All lanes of which webhooks wait.
 #[derive(Debug, Default)]
 pub struct Lanes {
     lanes: Slab<Lane>,
     by_hash: ByHash<LaneKey>,
-    /// Lanes to read more of: those with many webhooks in chunks, and those with few.
+    /// Lanes to read more of: first those with many webhooks in chunks, then those with few.
     hungry: [VecDeque<LaneKey>; 2],
-    /// Lanes to look at again.
+    /// Lanes to check again.
     due: BinaryHeap<Reverse<(Duration, LaneKey)>>,
-    /// Positions and rows of chunks, in bytes.
+    /// Bytes of positions and rows of chunks.
     chunk_bytes: usize,
-    /// Unsettled webhooks in chunks.
+    /// Number of unsettled webhooks in chunks.
     waiting: u64,
-    /// Number of the first chunk of a lane that has none: no number is used twice, so that late
+    /// Number for the first chunk of a lane that has none. No number is used twice, so that late
     /// bytes of another chunk are never taken for those of this one.
     first_number: u32,
 }
 
 impl Lanes {
-    /// The lane with this hash, made if there is none. Returns whether it is new.
+    /// Returns the lane with this hash, and true if it is new. Creates it if there is none.
     pub fn intern(&mut self, hash: u64, shop: ShopKey) -> (LaneKey, bool) {
         if let Some(key) = self.by_hash.get(&hash) {
             return (*key, false);
@@ -72,7 +72,7 @@ impl Lanes {
         self.lanes.iter_mut().map(|(key, lane)| (key_of(key), lane))
     }
 
-    /// Lets go of a lane of which nothing waits. Returns its shop.
+    /// Removes a lane of which nothing waits. Returns its shop.
     pub fn forget(&mut self, key: LaneKey) -> Option<ShopKey> {
         let lane = self.get(key)?;
         if !lane.is_empty() {
@@ -96,17 +96,17 @@ impl Lanes {
         self.lanes.len() * LANE_BYTES + chunks.sum::<usize>()
     }
 
-    /// Unsettled webhooks in chunks.
+    /// Number of unsettled webhooks in chunks.
     pub fn waiting(&self) -> u64 {
         self.waiting
     }
 
-    /// Number of the first chunk of a lane that has none.
+    /// Number for the first chunk of a lane that has none.
     pub fn first_number(&self) -> u32 {
         self.first_number
     }
 
-    /// Numbers below `next` were used.
+    /// Notes that numbers below `next` were used.
     pub fn used_up_to(&mut self, next: u32) {
         self.first_number = self.first_number.max(next);
     }
@@ -117,11 +117,11 @@ impl Lanes {
     }
 
     /// Adds a chunk to those of which something is indexed.
-    pub fn add_chunk(&mut self, key: LaneKey, chunk: Chunk) {
+    pub fn add_chunk(&mut self, key: LaneKey, chunk: IndexedChunk) {
         self.chunk_bytes += CHUNK_BYTES + POSITION_BYTES * chunk.positions.len();
         if let Some(stored) = self.get_mut(key).and_then(|lane| lane.stored.as_mut()) {
             stored.unread_from = stored.unread_from.max(chunk.number + 1);
-            // Most lanes of many have one.
+            // Most lanes have one chunk if there are many lanes.
             if stored.chunks.capacity() == 0 {
                 stored.chunks.reserve_exact(1);
             }
@@ -129,12 +129,12 @@ impl Lanes {
         }
     }
 
-    /// Notes that a chunk's row got so many positions more.
+    /// Notes that a chunk's row grew by `count` positions.
     pub fn grew(&mut self, count: u32) {
         self.chunk_bytes += POSITION_BYTES * usize_of(count);
     }
 
-    /// Settles the webhook at `index` of a chunk. Returns whether it was not settled before.
+    /// Settles the webhook at `index` of a chunk. Returns true if it was not settled before.
     pub fn settle_chunk(&mut self, key: LaneKey, number: u32, index: u32) -> bool {
         let stored = self.lanes.get_mut(usize_of(key)).and_then(|lane| lane.stored.as_mut());
         let Some(stored) = stored else { return false };
@@ -155,7 +155,7 @@ impl Lanes {
         true
     }
 
-    /// Drops the row of a chunk that is settled or gone, and the lane's chunks with the last one.
+    /// Drops the row of a chunk that is settled or gone.
     pub fn drop_chunk(&mut self, key: LaneKey, number: u32) {
         let Some(lane) = self.lanes.get_mut(usize_of(key)) else { return };
         let Some(stored) = lane.stored.as_mut() else { return };
@@ -166,8 +166,8 @@ impl Lanes {
         }
     }
 
-    /// Corrects the number of a lane's webhooks in chunks, if each chunk was read or is gone. Returns how
-    /// many are lost.
+    /// Corrects the number of a lane's webhooks in chunks, if each chunk was read or is gone.
+    /// Returns how many are lost.
     pub fn write_off(&mut self, key: LaneKey) -> u64 {
         let Some(stored) = self.get_mut(key).and_then(|lane| lane.stored.as_mut()) else {
             return 0;
@@ -183,8 +183,8 @@ impl Lanes {
         lost
     }
 
-    /// Drops the rows of the chunks of which nothing is indexed: they are read again. Redis must hold
-    /// their bits.
+    /// Drops the rows of the chunks of which nothing is indexed. They are read again later, so
+    /// Redis must hold their bits.
     pub fn shed_rows(&mut self, key: LaneKey) {
         let Some(lane) = self.lanes.get_mut(usize_of(key)) else { return };
         let (Some(rest), Some(stored)) = (&lane.rest, lane.stored.as_mut()) else { return };
@@ -198,7 +198,7 @@ impl Lanes {
         }
     }
 
-    /// Has a lane be looked at again at `at`.
+    /// Schedules a check of a lane at `at`.
     pub fn wake_at(&mut self, key: LaneKey, at: Duration) {
         let Some(lane) = self.lanes.get_mut(usize_of(key)) else { return };
         if lane.flow.wakes_at.is_none_or(|before| at < before) {
@@ -207,7 +207,7 @@ impl Lanes {
         }
     }
 
-    /// The next lane to look at again.
+    /// Takes the next lane whose check is due.
     pub fn next_awake(&mut self, now: Duration) -> Option<LaneKey> {
         let Reverse((at, key)) = self.due.peek().copied()?;
         if at > now {
@@ -222,12 +222,12 @@ impl Lanes {
         Some(key)
     }
 
-    /// Lanes to look at again.
+    /// Number of scheduled checks.
     pub fn due(&self) -> u32 {
         key_of(self.due.len())
     }
 
-    /// When the next lane is to be looked at again.
+    /// Time of the next scheduled check.
     pub fn wakes_at(&self) -> Option<Duration> {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
@@ -243,9 +243,9 @@ impl Lanes {
         }
     }
 
-    /// The next lane to read more of, of those with few webhooks in chunks or of the others.
+    /// Takes the next lane to read more of: one with few webhooks in chunks, or one of the others.
     pub fn next_listed(&mut self, has_few: bool) -> Option<LaneKey> {
-        // Some were listed anew in the other list since, or are of lanes that are gone.
+        // Some lanes have moved to the other list since, or are gone.
         loop {
             let key = self.hungry[usize::from(has_few)].pop_front()?;
             if let Some(lane) = self.lanes.get_mut(usize_of(key))
@@ -256,7 +256,7 @@ impl Lanes {
         }
     }
 
-    /// Lanes that are listed.
+    /// Number of listed lanes.
     pub fn listed(&self, has_few: bool) -> usize {
         self.hungry[usize::from(has_few)].len()
     }

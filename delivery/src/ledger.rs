@@ -1,4 +1,4 @@
-//! What waits for its settlement, the settlement that is being composed, and the one under way.
+//! Webhooks that wait for settlement, the settlement that is being composed, and the one under way.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -8,12 +8,12 @@ use spillway_webhook::position::Position;
 
 use crate::by_hash::ByHash;
 use crate::index::{LaneKey, NodeKey, ResourceKey};
-use crate::seen::Seen;
-use crate::settlement::{DeadLetter, Settlement};
+use crate::seen::DedupWindow;
+use crate::settlement::{GivenUp, PendingSettlement};
 use crate::shop::ShopKey;
 use crate::sorted::Content;
 
-/// A head that is done with.
+/// A head that has ended and waits for settlement.
 pub(crate) struct Finished<C: Content> {
     pub resource: ResourceKey,
     pub end: Ended<C>,
@@ -21,17 +21,17 @@ pub(crate) struct Finished<C: Content> {
     pub attempts: u32,
 }
 
-/// How a head ended.
+/// Result of a head.
 pub(crate) enum Ended<C: Content> {
-    /// The backend has it.
+    /// The backend accepted the webhook.
     Delivered,
-    /// The backend had it before.
+    /// The webhook was delivered before.
     Duplicate,
-    /// It is given up; with the letter's size in Redis.
-    Dead(Box<DeadLetter<C>>, u64),
+    /// The webhook is given up. Holds the dead letter and its size in Redis.
+    Dead(Box<GivenUp<C>>, u64),
 }
 
-/// A webhook that is dropped, and not indexed any more.
+/// A webhook that is dropped and no longer indexed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Dropped {
     pub lane: LaneKey,
@@ -49,35 +49,35 @@ pub(crate) struct Ledger<C: Content> {
     pub changed: Vec<LaneKey>,
     /// Webhooks in lanes whose retry state changed, and their lanes.
     pub retries: BTreeMap<Position, LaneKey>,
-    /// Bytes of what is being sent, for a dead letter.
+    /// Bytes of the webhooks that are being sent, for dead letters.
     pub sent: HashMap<ResourceKey, (C, u32)>,
-    /// The next settlement.
+    /// Next settlement.
     pub draft: Draft<C>,
     pub settling: Option<Settling>,
-    pub seen: Seen,
-    /// Bytes of dead letters that are not settled.
+    pub seen: DedupWindow,
+    /// Bytes of dead letters that are not settled yet.
     pub dying_bytes: u64,
-    /// Heads among those that are done with that have expired.
+    /// Number of heads in `finished` that have expired.
     pub expired: usize,
 }
 
 /// A settlement that is being composed.
 pub(crate) struct Draft<C: Content> {
-    pub settlement: Settlement<C>,
+    pub settlement: PendingSettlement<C>,
     pub settling: Settling,
-    /// Packs of which something is settled.
+    /// Packs with webhooks that it settles.
     pub packs: BTreeSet<StreamId>,
-    /// Chunks of which something is settled.
+    /// Chunks with webhooks that it settles.
     pub chunks: BTreeSet<(LaneKey, u32)>,
     /// Webhooks that it moves and that are not indexed.
     pub unread: Vec<Position>,
     /// Raw bytes that it moves into lanes.
     pub moved_bytes: usize,
-    /// Index of the chunk that it writes of a lane.
+    /// Index of the chunk that it writes for each lane.
     pub chunk_of: ByHash<usize>,
 }
 
-/// What follows once a settlement is applied.
+/// Changes to make once a settlement is applied.
 #[derive(Debug, Default)]
 pub(crate) struct Settling {
     pub nodes: Vec<NodeKey>,
@@ -86,14 +86,14 @@ pub(crate) struct Settling {
     pub leads: Vec<(ResourceKey, u64, Position)>,
     pub barriers: Vec<(ShopKey, Position)>,
     pub dead_bytes: u64,
-    /// Heads that have expired.
+    /// Number of heads that have expired.
     pub expired: usize,
-    /// Lanes that it changes.
+    /// Lanes that the settlement changes.
     pub lanes: BTreeSet<LaneKey>,
 }
 
 impl<C: Content> Ledger<C> {
-    pub fn new(seen: Seen) -> Self {
+    pub fn new(seen: DedupWindow) -> Self {
         Self {
             finished: Vec::new(),
             dropped: VecDeque::new(),
@@ -115,13 +115,13 @@ impl<C: Content> Ledger<C> {
         self.finished.is_empty() && self.settling.is_none() && is_written
     }
 
-    /// Heads that are done with and not settled, those left out that have expired.
+    /// Number of heads that have ended and are not settled, without those that have expired.
     pub fn unsettled(&self) -> usize {
         let settling = self.settling.as_ref().map_or(0, |settling| settling.heads.len());
         (self.finished.len() + settling).saturating_sub(self.expiring())
     }
 
-    /// Heads that have expired and are not settled.
+    /// Number of heads that have expired and are not settled.
     pub fn expiring(&self) -> usize {
         self.expired + self.settling.as_ref().map_or(0, |settling| settling.expired)
     }
@@ -130,7 +130,7 @@ impl<C: Content> Ledger<C> {
 impl<C: Content> Default for Draft<C> {
     fn default() -> Self {
         Self {
-            settlement: Settlement::default(),
+            settlement: PendingSettlement::default(),
             settling: Settling::default(),
             packs: BTreeSet::new(),
             chunks: BTreeSet::new(),

@@ -1,4 +1,4 @@
-//! The main stream after the cursor: packs, and which of their webhooks are settled.
+//! The main stream after the cursor: its packs, and the settled webhooks of each pack.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::index::usize_of;
 /// Bytes of a pack's row.
 pub const PACK_BYTES: usize = 104;
 
-/// Lanes of a pack, told apart by eight bits of their hashes.
+/// Set of the lanes of a pack, by eight bits of each lane's hash. Two lanes may share a bit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PackLanes([u64; 4]);
 
@@ -22,7 +22,7 @@ impl PackLanes {
         self.0[word] |= bit;
     }
 
-    /// False if the lane was not added.
+    /// True if the lane may have been added; false if it was not.
     pub fn may_hold(&self, lane: u64) -> bool {
         let (word, bit) = place(lane);
         self.0[word] & bit != 0
@@ -37,32 +37,32 @@ fn place(lane: u64) -> (usize, u64) {
 /// A pack after the cursor.
 #[derive(Debug)]
 pub struct MainPack {
-    /// Its entry.
+    /// Stream entry of the pack.
     pub entry: StreamId,
-    /// Webhooks in it.
+    /// Number of webhooks in the pack.
     pub count: u32,
-    /// Of these, not settled.
+    /// Number of webhooks that are not settled.
     pub left: u32,
-    /// Lanes of those that were not settled when it was read.
+    /// Lanes of the webhooks that were not settled when the pack was read.
     pub lanes: PackLanes,
-    /// A bit for each that is settled; empty while none is.
+    /// One bit per webhook, set when it is settled. Empty while none is settled.
     bits: Vec<u8>,
-    /// Whether Redis holds the bits.
+    /// True if Redis holds the bits.
     pub are_bits_stored: bool,
-    /// Active time from which it may move.
+    /// Active time from which the pack may move into lanes.
     pub due_at: Duration,
-    /// Webhooks settled in all when one of it was last.
+    /// Value of [`MainStream::settled`] when a webhook of this pack was last settled.
     pub moved_at: u64,
 }
 
 /// Distance by which the cursor moves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Advance {
-    /// The new cursor, if it moves.
+    /// New cursor; `None` if it does not move.
     pub cursor: Option<StreamId>,
-    /// Entries up to it.
+    /// Number of entries that the cursor passes.
     pub entries: u64,
-    /// Webhooks in them.
+    /// Number of webhooks in these entries.
     pub webhooks: u64,
 }
 
@@ -70,25 +70,25 @@ pub struct Advance {
 #[derive(Debug)]
 pub struct MainStream {
     packs: VecDeque<MainPack>,
-    /// Everything up to here is settled, as of the last settlement that was composed.
+    /// Cursor as of the last composed settlement: everything up to it is settled.
     pub cursor: StreamId,
-    /// Everything up to here was read.
+    /// Last entry that was read.
     pub read_to: StreamId,
-    /// The leader before had read up to here at least.
+    /// Entry up to which at least the previous leader had read.
     pub known_to: StreamId,
-    /// Settled webhooks in packs after the cursor.
+    /// Number of settled webhooks in packs after the cursor.
     pub settled_open: u64,
-    /// Webhooks settled in all.
+    /// Number of webhooks that this leader has settled in the main stream.
     pub settled: u64,
 }
 
 impl MainPack {
-    /// Whether the webhook at `index` is settled.
+    /// True if the webhook at `index` is settled.
     pub fn is_settled(&self, index: u32) -> bool {
         is_set(&self.bits, index)
     }
 
-    /// A bit for each settled webhook.
+    /// Returns one bit per webhook, set for each settled one.
     pub fn bits(&self) -> Vec<u8> {
         let mut bits = self.bits.clone();
         bits.resize(bytes_for(self.count), 0);
@@ -97,14 +97,15 @@ impl MainPack {
 }
 
 impl MainStream {
-    /// The stream after `cursor`, of which nothing was read, and the leader before up to `known_to`.
+    /// Creates a stream after `cursor` of which nothing was read. The previous leader had read up
+    /// to `known_to`.
     pub fn new(cursor: StreamId, known_to: StreamId) -> Self {
         let packs = VecDeque::new();
         Self { packs, cursor, read_to: cursor, known_to, settled_open: 0, settled: 0 }
     }
 
-    /// Adds the pack that was read next; `bits` are those that Redis holds, `due_at` is the active
-    /// time from which it may move.
+    /// Adds the pack that was read next. `bits` are the bits that Redis holds. `due_at` is the
+    /// active time from which the pack may move.
     pub fn push(&mut self, entry: StreamId, count: u32, bits: Option<Vec<u8>>, due_at: Duration) {
         self.read_to = entry;
         let are_bits_stored = bits.is_some();
@@ -135,7 +136,7 @@ impl MainStream {
         self.packs.len() * PACK_BYTES
     }
 
-    /// The first pack.
+    /// The oldest pack.
     pub fn front(&self) -> Option<&MainPack> {
         self.packs.front()
     }
@@ -151,19 +152,19 @@ impl MainStream {
         self.packs.range(self.packs.partition_point(|pack| pack.entry < entry)..)
     }
 
-    /// Notes that the newest pack holds something of a lane.
+    /// Notes that the newest pack holds a webhook of a lane.
     pub fn holds(&mut self, lane: u64) {
         if let Some(pack) = self.packs.back_mut() {
             pack.lanes.add(lane);
         }
     }
 
-    /// Whether a webhook lies after the cursor.
+    /// True if a webhook lies after the cursor.
     pub fn is_after_cursor(&self, position: Position) -> bool {
         position.entry() > self.cursor
     }
 
-    /// Settles a webhook. Returns whether it was not settled before.
+    /// Settles a webhook. Returns true if it was not settled before.
     pub fn settle(&mut self, position: Position) -> bool {
         let Ok(at) = self.packs.binary_search_by_key(&position.entry(), |pack| pack.entry) else {
             return false;
@@ -188,7 +189,8 @@ impl MainStream {
         }
     }
 
-    /// Moves the cursor over every pack that is settled whole.
+    /// Moves the cursor over all packs at the front that are completely settled. Returns these
+    /// packs.
     pub fn advance(&mut self, advance: &mut Advance) -> Vec<MainPack> {
         let mut passed = Vec::new();
         while self.packs.front().is_some_and(|pack| pack.left == 0) {
@@ -197,7 +199,7 @@ impl MainStream {
         passed
     }
 
-    /// Moves the cursor over the first pack, whatever is left of it.
+    /// Moves the cursor over the first pack, even if webhooks of it are not settled.
     pub fn pop(&mut self, advance: &mut Advance) -> Option<MainPack> {
         let pack = self.packs.pop_front()?;
         self.cursor = pack.entry;
@@ -209,12 +211,12 @@ impl MainStream {
     }
 }
 
-/// Bytes that hold a bit for each of `count`.
+/// Number of bytes that hold one bit for each of `count` webhooks.
 pub fn bytes_for(count: u32) -> usize {
     usize_of(count).div_ceil(8)
 }
 
-/// Whether the bit at `index` is set.
+/// True if the bit at `index` is set.
 pub fn is_set(bits: &[u8], index: u32) -> bool {
     bits.get(usize_of(index) / 8).is_some_and(|byte| byte & (1 << (index % 8)) != 0)
 }

@@ -1,10 +1,10 @@
-//! The front of the main stream into lanes, so that the cursor always moves.
+//! Moves the front of the main stream into lanes, so that the cursor always advances.
 //!
-//! Whole packs move, in stream order and at the front only: every unsettled webhook of theirs,
-//! indexed or not, under way or not, goes into the next chunk of its lane. Never while the backend
-//! is stopped: then everything would be copied for nothing.
+//! Only complete packs move, in stream order and at the front. Every unsettled webhook of a pack
+//! goes into the next chunk of its lane, indexed or not, under way or not. Nothing moves while the
+//! backend is stopped, because then everything would be copied for nothing.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use spillway_webhook::StreamId;
@@ -13,52 +13,29 @@ use spillway_webhook::position::Position;
 use crate::core::Core;
 use crate::event::{Effect, PackRead};
 use crate::index::{LaneKey, key_of, usize_of};
-use crate::lane::{Chunk, Stored};
+use crate::lane::{IndexedChunk, Stored};
 use crate::main_stream::{Advance, MainPack, bytes_for};
-use crate::resource::State;
+use crate::mover::LOOK_EVERY;
+use crate::resource::HeadState;
 use crate::settlement::ChunkWrite;
 use crate::sorted::{Content, Sorted};
 
-/// Between two looks, while no pack may have to move.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// The same, while the first pack is at hand and something of it has its turn or is under way.
-const AGAIN_AFTER: Duration = Duration::from_millis(50);
-/// A pack of which so little is left moves without another reason.
-const LEFT_PART: u32 = 4;
-/// Part of `PARK_AFTER` after which a pack moves that the leader before had read: it waited for that
-/// one, too.
-const AGAIN_PART: u32 = 4;
-/// Part of the index that rows of packs may take.
+/// Rows of packs may take 1/`ROWS_PART` of the index.
 const ROWS_PART: usize = 8;
 
-/// Packs that may move.
-#[derive(Debug)]
-pub(crate) struct Mover<C> {
-    at_hand: VecDeque<PackRead<C>>,
-    /// First of the packs that are being read.
-    requested: Option<StreamId>,
-    due: Duration,
-}
+/// A pack that the previous leader had read moves after 1/`AGAIN_PART` of `PARK_AFTER`, because it
+/// waited under that leader, too.
+const AGAIN_PART: u32 = 4;
 
-impl<C> Default for Mover<C> {
-    fn default() -> Self {
-        Self { at_hand: VecDeque::new(), requested: None, due: Duration::ZERO }
-    }
-}
+/// A pack moves without another reason if at most 1/`LEFT_PART` of it is left.
+const LEFT_PART: u32 = 4;
 
-impl<C> Mover<C> {
-    /// Takes packs that were read. Returns the first that was asked for.
-    pub fn front_read(&mut self, packs: Vec<PackRead<C>>, now: Duration) -> Option<StreamId> {
-        if packs.is_empty() {
-            self.due = now + LOOK_EVERY;
-        }
-        self.at_hand = packs.into();
-        self.requested.take()
-    }
-}
+/// Time between two checks while the first pack is in memory and a webhook of it waits for its turn
+/// or is under way.
+const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 impl<C: Content> Core<C> {
-    /// Asks for the front of the main stream, if it may have to move.
+    /// Requests the front of the main stream, if it may have to move.
     pub(crate) fn look_at_front(&mut self) -> Option<Effect<C>> {
         let now = self.session.now.at;
         if self.mover.requested.is_some()
@@ -92,9 +69,10 @@ impl<C: Content> Core<C> {
             && !self.backend.is_stopped()
     }
 
-    /// Active time from which a pack may move that is read now.
+    /// Active time from which a pack that is read now may move.
     pub(crate) fn moves_at(&self, entry: StreamId) -> Duration {
-        let (park_after, was_read) = (self.config.park_after, entry <= self.queue.main.known_to);
+        let park_after = self.config.park_after;
+        let was_read = entry <= self.queue.main.known_to;
         let after = if was_read { park_after / AGAIN_PART } else { park_after };
         self.active().saturating_add(after)
     }
@@ -107,7 +85,7 @@ impl<C: Content> Core<C> {
         self.queue.main.bytes() > self.config.index_bytes / ROWS_PART
     }
 
-    /// Moves the first pack, if it may move. Returns it.
+    /// Moves the first pack, if it may move, and returns it.
     pub(crate) fn move_next(&mut self, advance: &mut Advance) -> Option<MainPack> {
         while self.mover.at_hand.front().is_some_and(|pack| pack.entry <= self.queue.main.cursor) {
             self.mover.at_hand.pop_front();
@@ -127,7 +105,7 @@ impl<C: Content> Core<C> {
             self.mover.due = now + AGAIN_AFTER;
             return None;
         }
-        // One chunk may get all of it, and must be decoded again: of their true sizes.
+        // One chunk may get the whole pack and must be decodable again, so the true sizes count.
         let left = (0..front.count).filter(|index| !front.is_settled(*index));
         let share: usize = left.map(|index| pack.content.record_bytes(index)).sum();
         let most = self.config.tuning.moved_bytes;
@@ -145,10 +123,10 @@ impl<C: Content> Core<C> {
         Some(front)
     }
 
-    /// Whether the first pack may move: little is left of it, or all that is left is blocked by its
-    /// own lane or shop, or too many packs wait for it.
+    /// True if the first pack may move: little is left of it, or its lanes and shops block all that
+    /// is left, or there are too many packs.
     fn may_move(&self, front: &MainPack, sorted: &[Sorted]) -> bool {
-        // What is dropped is settled where it lies, before that changes.
+        // Dropped webhooks are settled in their pack before it moves.
         let is_dropping = !self.ledger.dropped.is_empty();
         if !self.may_move_at_all() || is_dropping || !self.is_due(front) {
             return false;
@@ -160,19 +138,22 @@ impl<C: Content> Core<C> {
             })
     }
 
-    /// Whether a webhook does not merely await its turn.
+    /// True if a webhook is blocked rather than waiting for its turn.
     fn is_stuck(&self, position: Position, sorted: &Sorted) -> bool {
         let Some(lane) = self.queue.lanes.by_hash(sorted.lane) else { return true };
         let Some(lane) = self.queue.lanes.get(lane) else { return true };
-        if !lane.is_known_up_to(position) || self.is_blocked(lane) {
+        if !lane.is_indexed_up_to(position) || self.is_blocked(lane) {
             return true;
         }
         let resource = self.queue.index.by_hash(sorted.resource);
         let state = resource.and_then(|resource| self.queue.index.state(resource));
-        matches!(state, Some(State::Retrying | State::Held | State::Paused | State::Unread))
+        matches!(
+            state,
+            Some(HeadState::Retrying | HeadState::Held | HeadState::Paused | HeadState::Unread)
+        )
     }
 
-    /// Writes everything unsettled of a pack into the chunks of its lanes.
+    /// Writes all unsettled webhooks of a pack into the chunks of their lanes.
     fn move_pack(&mut self, front: &MainPack, pack: PackRead<C>) {
         let mut by_lane: BTreeMap<LaneKey, (Vec<Position>, usize)> = BTreeMap::new();
         for (index, sorted) in (0..front.count).zip(&pack.sorted) {
@@ -190,7 +171,7 @@ impl<C: Content> Core<C> {
         for (lane, (positions, bytes)) in by_lane {
             self.ledger.draft.settling.lanes.insert(lane);
             if let Some(lane) = self.queue.lanes.get(lane) {
-                let unread = positions.iter().filter(|position| !lane.is_known_up_to(**position));
+                let unread = positions.iter().filter(|position| !lane.is_indexed_up_to(**position));
                 self.ledger.draft.unread.extend(unread);
             }
             self.write_chunk(lane, positions, u32::try_from(bytes).unwrap_or(u32::MAX));
@@ -198,7 +179,7 @@ impl<C: Content> Core<C> {
         self.ledger.draft.settlement.lanes.moved.insert(front.entry, pack.content);
     }
 
-    /// Notes what Redis must know about a webhook that moves.
+    /// Writes the retry state and the barrier of a webhook that moves.
     fn move_row(&mut self, lane: LaneKey, position: Position, shop: u64) {
         if let Some(state) = self.queue.retries.move_to_lane(position) {
             let stored = self.stored_now(lane, &state);
@@ -216,7 +197,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Adds webhooks of so many raw bytes to the chunk of a lane that this settlement writes.
+    /// Adds webhooks of `bytes` raw bytes to the chunk of a lane that this settlement writes.
     fn write_chunk(&mut self, key: LaneKey, positions: Vec<Position>, bytes: u32) {
         let (Some(first), Some(last)) = (positions.first().copied(), positions.last().copied())
         else {
@@ -226,7 +207,8 @@ impl<C: Content> Core<C> {
         self.queue.lanes.add_waiting(u64::from(count));
         let free = self.queue.lanes.first_number();
         let Some(lane) = self.queue.lanes.get_mut(key) else { return };
-        let (hash, is_indexed) = (lane.hash, lane.is_known_after(first));
+        let hash = lane.hash;
+        let is_indexed = lane.is_indexed_up_to(first);
         let stored = lane.stored.get_or_insert_with(|| Box::new(Stored::new(first, free)));
         stored.waiting += u64::from(count);
         stored.last = last;
@@ -255,7 +237,9 @@ impl<C: Content> Core<C> {
             self.queue.lanes.grew(count);
         } else if is_new && is_indexed {
             let bits = vec![0; bytes_for(count)];
-            self.queue.lanes.add_chunk(key, Chunk { number, positions, bits, left: count, bytes });
+            self.queue
+                .lanes
+                .add_chunk(key, IndexedChunk { number, positions, bits, left: count, bytes });
         }
     }
 }

@@ -1,30 +1,32 @@
-//! An operator's pauses, as far back as they matter: time in which a webhook was paused does not count for it.
+//! Operator pauses, present and past. Time in which a webhook was paused does not count for it.
 //!
-//! Times are active times of this leader. Pure. Bounded: of too many, some become longer, or pauses of more than they
-//! were. So less time counts than should, never more: something is given up late rather than early.
+//! Times are active times of this leader. Pure. Bounded: if there are too many pauses, some become
+//! longer or wider than they were. Therefore less time may count than should, but never more. A
+//! webhook is given up late rather than early.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-/// Past pauses of one shop, of one filter, or of everything. Of more, the two with the least time between them become
-/// one.
+/// Most past pauses of one shop, of one filter, or of everything. If there are more, the two with
+/// the least time between them are merged.
 const PERIODS_MAX: usize = 4_096;
-/// Filters that paused something in the past. Of more, the one whose last pause ended first counts as pauses of its
-/// shop, or of everything.
+/// Most filters with past pauses. If there are more, the filter whose last pause ended first counts
+/// as pauses of its shop, or of everything.
 const FILTERS_MAX: usize = 64;
-/// Past pauses of all shops. Of more, the half that ended first count as pauses of everything.
+/// Most past pauses of all shops. If there are more, the half that ended first counts as pauses of
+/// everything.
 const OF_SHOPS_MAX: usize = 65_536;
 
-/// Time in which something was paused.
+/// Start and end of a pause.
 type Period = (Duration, Duration);
 
-/// Past pauses of the same: in order, with time between them.
+/// Past pauses of one subject, in order, with time between them.
 #[derive(Debug, Default)]
 struct Periods(Vec<Period>);
 
-/// Pauses of this moment, with their beginnings.
+/// Present pauses, with the time at which each began.
 #[derive(Debug)]
-struct InForce<F> {
+struct ActivePauses<F> {
     all: Option<Duration>,
     shops: HashMap<u64, Duration>,
     filters: Vec<(F, Duration)>,
@@ -32,20 +34,20 @@ struct InForce<F> {
 
 /// Pauses that have ended.
 #[derive(Debug)]
-struct Past<F> {
+struct EndedPauses<F> {
     all: Periods,
     shops: HashMap<u64, Periods>,
-    /// Periods of all shops.
+    /// Number of periods of all shops.
     of_shops: usize,
-    /// The one whose last pause ended first is the first.
+    /// Past pauses by filter. The filter whose last pause ended first is the first.
     filters: Vec<(F, Periods)>,
 }
 
-/// Pauses up to now.
+/// All pauses up to now.
 #[derive(Debug)]
 pub(crate) struct Pauses<F> {
-    now: InForce<F>,
-    past: Past<F>,
+    now: ActivePauses<F>,
+    past: EndedPauses<F>,
 }
 
 impl Periods {
@@ -70,7 +72,7 @@ impl Periods {
         }
     }
 
-    /// Those that end after a moment.
+    /// Periods that end after a moment.
     fn after(&self, moment: Duration) -> &[Period] {
         &self.0[self.0.partition_point(|(_, end)| *end <= moment)..]
     }
@@ -79,8 +81,8 @@ impl Periods {
 impl<F> Default for Pauses<F> {
     fn default() -> Self {
         Self {
-            now: InForce { all: None, shops: HashMap::new(), filters: Vec::new() },
-            past: Past {
+            now: ActivePauses { all: None, shops: HashMap::new(), filters: Vec::new() },
+            past: EndedPauses {
                 all: Periods::default(),
                 shops: HashMap::new(),
                 of_shops: 0,
@@ -90,7 +92,7 @@ impl<F> Default for Pauses<F> {
     }
 }
 
-impl<F: PartialEq> Past<F> {
+impl<F: PartialEq> EndedPauses<F> {
     fn add_shop(&mut self, shop: u64, period: Period) {
         if period.0 >= period.1 {
             return;
@@ -144,12 +146,13 @@ impl<F: Clone + PartialEq> Pauses<F> {
         self.now.all.is_some()
     }
 
-    /// Filters of what is paused now, beside whole shops.
+    /// Filters of present pauses. Pauses of whole shops are not among them.
     pub fn filters(&self) -> impl Iterator<Item = &F> {
         self.now.filters.iter().map(|(filter, _)| filter)
     }
 
-    /// These are in force from `at` on, and no others. `shop_of` is the only shop of which a filter may pause anything.
+    /// Replaces the present pauses from `at` on. `shop_of` returns the only shop that a filter can
+    /// match.
     pub fn change(
         &mut self,
         is_all: bool,
@@ -179,7 +182,7 @@ impl<F: Clone + PartialEq> Pauses<F> {
     fn change_filters(&mut self, filters: Vec<F>, at: Duration, shop_of: fn(&F) -> Option<u64>) {
         let mut before = std::mem::take(&mut self.now.filters).into_iter().peekable();
         let mut new = filters.into_iter().peekable();
-        // They mostly keep their order: so what is compared with each other is few.
+        // Filters mostly keep their order, so few have to be compared with each other.
         while let Some(filter) = new.next_if(|one| before.peek().is_some_and(|(old, _)| old == one))
         {
             let since = before.next().map_or(at, |(_, since)| since);
@@ -202,7 +205,8 @@ impl<F: Clone + PartialEq> Pauses<F> {
         }
     }
 
-    /// The parts of a time in which neither everything, nor this shop, nor what these filters match was paused.
+    /// Parts of a time in which neither everything, nor this shop, nor a matching filter was
+    /// paused.
     pub fn unpaused(
         &self,
         from: Duration,
@@ -210,7 +214,8 @@ impl<F: Clone + PartialEq> Pauses<F> {
         shop: Option<u64>,
         is_matched: impl Fn(&F) -> bool,
     ) -> Vec<Period> {
-        let (now, past) = (&self.now, &self.past);
+        let now = &self.now;
+        let past = &self.past;
         let mut paused = past.all.after(from).to_vec();
         if let Some(periods) = shop.and_then(|shop| past.shops.get(&shop)) {
             paused.extend(periods.after(from));
@@ -221,9 +226,10 @@ impl<F: Clone + PartialEq> Pauses<F> {
         let of_filters = now.filters.iter().filter(|(filter, _)| is_matched(filter));
         let in_force = now.all.iter().chain(of_shop).chain(of_filters.map(|(_, since)| since));
         paused.extend(in_force.min().map(|since| (*since, Duration::MAX)));
-        // Of a few runs that are in order: they are merged.
+        // The list consists of a few sorted runs, which the sort merges.
         paused.sort();
-        let (mut parts, mut from) = (Vec::new(), from);
+        let mut parts = Vec::new();
+        let mut from = from;
         for (began, end) in paused.into_iter().filter(|(began, _)| *began < to) {
             if from < began {
                 parts.push((from, began));
@@ -243,7 +249,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Filters: those below 10,000 are of one shop each, others of all.
+    /// Filters below 10,000 match one shop each, others match all shops.
     fn shop_of(filter: &u32) -> Option<u64> {
         (*filter < 10_000).then_some(u64::from(*filter))
     }
@@ -272,7 +278,7 @@ mod tests {
     fn time_counts_for_whatever_is_not_paused_in_it() {
         let mut pauses = Pauses::default();
         pauses.pause(10 * SECOND, false, &[7], &[]);
-        // Something else has changed.
+        // Another control has changed.
         pauses.pause(12 * SECOND, false, &[7], &[]);
         pauses.pause(20 * SECOND, true, &[7], &[]);
         pauses.pause(30 * SECOND, false, &[], &[3]);
@@ -304,7 +310,7 @@ mod tests {
     fn old_pauses_of_some_shops_take_nothing_away_from_others() {
         let mut pauses = Pauses::default();
         let mut at = 0;
-        // Few and far between, and then close to each other.
+        // First few pauses with much time between them, and then close ones.
         for number in 0..84 {
             let (shop, length) = if number < 64 { (500 + number, 3_600) } else { (number, 100) };
             pauses.pause(at * SECOND, false, &[shop], &[]);

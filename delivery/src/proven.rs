@@ -1,34 +1,34 @@
-//! Shops that are known to be served, while attempts that hang hold most of the slots.
+//! Shops that are known to be served while hanging attempts hold most of the slots.
 //!
-//! Turns go round among shops. Where most shops begin to hang at once, those that are well would have
-//! a turn after each of them has held a slot. So a shop of which a delivery succeeded since has more
-//! turns than the others until that is over. Pure: time is an argument.
+//! Turns rotate among shops. If most shops begin to hang at once, a healthy shop would have its
+//! turn only after each of them has held a slot. Therefore a shop with a successful delivery since
+//! then gets more turns than the others until that ends. Pure: time is an argument.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// It is over when slow attempts have not held most slots for so long.
+/// Time after which the state ends, if slow attempts no longer hold most slots.
 const OVER_AFTER: Duration = Duration::from_secs(10);
-/// Of so many turns, one goes to any shop.
+/// One of this many turns goes to any shop.
 const TURNS: u32 = 4;
-/// Between two looks for such shops, where none had anything to send.
+/// Time between two scans for such shops, if none had anything to send.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Shops that are remembered.
+/// Most shops that are remembered.
 const SHOPS_MAX: usize = 16_384;
 
-/// Shops of which a delivery succeeded since slow attempts held most slots.
+/// Shops with a successful delivery since slow attempts held most slots.
 #[derive(Debug, Default)]
 pub struct Proven {
     shops: HashSet<u64>,
-    /// When slow attempts last held most slots.
+    /// Time at which slow attempts last held most slots.
     crowded_at: Option<Duration>,
-    /// No look for them before.
+    /// Time before which there is no scan for them.
     look_at: Duration,
     turns: u32,
 }
 
 impl Proven {
-    /// Notes whether slow attempts hold most slots.
+    /// Notes if slow attempts hold most slots.
     pub fn look(&mut self, is_crowded: bool, now: Duration) {
         if is_crowded {
             if !self.is_on(now) {
@@ -38,7 +38,7 @@ impl Proven {
         }
     }
 
-    /// Whether the next turn goes to one of them, if one has something to send.
+    /// True if the next turn goes to one of these shops, if one has something to send.
     pub fn has_turn(&mut self, now: Duration) -> bool {
         if !self.is_on(now) || self.shops.is_empty() || now < self.look_at {
             return false;
@@ -47,25 +47,25 @@ impl Proven {
         self.turns != 0
     }
 
-    /// None had anything to send.
+    /// Notes that none of these shops had anything to send.
     pub fn had_nothing(&mut self, now: Duration) {
         self.look_at = now + LOOK_EVERY;
     }
 
-    /// Whether a shop is one of them.
+    /// True if a shop is one of them.
     pub fn contains(&self, shop: u64) -> bool {
         self.shops.contains(&shop)
     }
 
-    /// A delivery of the shop succeeded, and was not slow.
+    /// Notes a successful delivery of a shop that was not slow.
     pub fn succeeded(&mut self, shop: u64, now: Duration) {
         if self.is_on(now) && self.shops.len() < SHOPS_MAX {
             self.shops.insert(shop);
         }
     }
 
-    /// An attempt of the shop is slow.
-    pub fn is_slow(&mut self, shop: u64) {
+    /// Notes a slow attempt of a shop.
+    pub fn on_slow(&mut self, shop: u64) {
         self.shops.remove(&shop);
     }
 
@@ -88,7 +88,7 @@ mod tests {
         assert!(!proven.has_turn(SECOND), "none is served since");
         proven.succeeded(1, SECOND);
         proven.succeeded(2, SECOND);
-        proven.is_slow(2);
+        proven.on_slow(2);
         assert!(proven.contains(1) && !proven.contains(2));
         assert_eq!((0..40).filter(|_| proven.has_turn(2 * SECOND)).count(), 30);
         proven.had_nothing(2 * SECOND);

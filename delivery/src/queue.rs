@@ -1,4 +1,4 @@
-//! State of the queue as a leader knows it: index, lanes, shops, main stream.
+//! State of the queue as known to a leader: index, lanes, shops and main stream.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -14,18 +14,22 @@ use crate::lane::{Failures, Rest, Stored, Suspect};
 use crate::lanes::{LANE_BYTES, Lanes};
 use crate::main_stream::MainStream;
 use crate::ready::ReadyKind;
-use crate::resource::State;
+use crate::resource::HeadState;
 use crate::retry::Retries;
 use crate::shop::{ShopKey, Shops};
 
 /// Bytes of a barrier's position in its shop's tree, whose nodes are at least half full.
 pub(crate) const BARRIER_BYTES: usize = 24;
-/// Bytes of a barrier in the table of those that lie in lanes, between half and nearly full: 17 each.
+/// Bytes of a barrier in the table of barriers in lanes, which is between half and nearly full: 17
+/// each.
 pub(crate) const STORED_BARRIER_BYTES: usize = 28;
 /// Bytes of a recorded lead in a table of the same kind: 25 each.
 pub(crate) const LEAD_BYTES: usize = 40;
 
-/// Windows, lanes, and what was loaded at start.
+/// Number of resources waiting for their recorded lead up to which all are checked after each read.
+pub(crate) const UNREAD_FEW: usize = 64;
+
+/// Windows, lanes, and the state that was loaded at start.
 pub(crate) struct Queue {
     pub index: Index,
     pub lanes: Lanes,
@@ -34,17 +38,17 @@ pub(crate) struct Queue {
     pub retries: Retries,
     /// Recorded leads by the hash of their resource.
     pub leads: ByHash<Position>,
-    /// Settled webhooks of packs that have not been read yet.
+    /// Bits of settled webhooks in packs that have not been read yet.
     pub bits: HashMap<StreamId, Vec<u8>>,
-    /// Barriers that are not settled, of all shops.
+    /// Number of unsettled barriers of all shops.
     pub barriers: usize,
-    /// Barriers that lie in lanes, as Redis has them.
+    /// Barriers that lie in lanes, as stored in Redis.
     pub stored_barriers: HashSet<Position>,
     /// Resources whose recorded lead is not indexed yet.
     pub unread: Vec<ResourceKey>,
     /// Lanes in which webhooks expire.
     pub expiry: Expiry,
-    /// Whether leads of a leader before may be settled, or of another key scheme.
+    /// Set if recorded leads of a previous leader or of another key scheme may be settled.
     pub are_leads_old: bool,
 }
 
@@ -64,13 +68,14 @@ impl Queue {
             if loaded.is_tripped {
                 lane.breaker.restore(Duration::ZERO);
             }
-            // It has its next attempt at once, and among those of its kind.
+            // The lane gets its next attempt at once, within its kind.
             lane.flow.is_left = true;
             if !loaded.failing.is_empty() {
                 lane.flow.failures = Failures::left();
             }
             lane.flow.suspect = loaded.is_suspect.then(Suspect::default);
-            let (after, last) = (Position::default(), loaded.last);
+            let after = Position::default();
+            let last = loaded.last;
             let refill_at = Duration::ZERO;
             lane.rest = Some(Box::new(Rest { after, last, refill_at }));
             lane.stored = Some(Box::new(Stored {
@@ -87,7 +92,7 @@ impl Queue {
         self.lanes.list(key);
     }
 
-    /// The lane with this hash, made if there is none.
+    /// Returns the lane with this hash. Creates it if there is none.
     pub fn lane(&mut self, hash: u64, shop: ShopKey) -> LaneKey {
         let (key, is_new) = self.lanes.intern(hash, shop);
         if is_new && let Some(shop) = self.shops.get_mut(shop) {
@@ -96,7 +101,7 @@ impl Queue {
         key
     }
 
-    /// Notes a barrier that is not settled.
+    /// Adds a barrier that is not settled.
     pub fn add_barrier(&mut self, shop: u64, position: Position) {
         let shop = self.shops.intern(shop);
         if let Some(shop) = self.shops.get_mut(shop) {
@@ -105,7 +110,7 @@ impl Queue {
         }
     }
 
-    /// A barrier is settled, or lost.
+    /// Removes a barrier that is settled or lost.
     pub fn remove_barrier(&mut self, shop: ShopKey, position: Position) {
         let barriers = self.shops.get_mut(shop).and_then(|shop| shop.barriers.as_mut());
         let was_there = barriers.is_some_and(|barriers| barriers.positions.remove(&position));
@@ -123,43 +128,48 @@ impl Queue {
             + self.leads.len() * LEAD_BYTES
     }
 
-    /// Memory that replays take at most, in bytes: each as if it had a resource and a lane of its own.
+    /// Memory that replays take at most, in bytes, as if each had its own resource and lane.
     pub(crate) fn replay_bytes(&self) -> usize {
         self.index.replay_bytes() + self.index.replays().len() * LANE_BYTES
     }
 
-    /// State of a resource that is not at work, as far as its head decides.
-    pub(crate) fn state_of(&self, resource: ResourceKey, head: Position, now: Duration) -> State {
+    /// State of a resource that is not at work, as far as its head determines it.
+    pub(crate) fn state_of(
+        &self,
+        resource: ResourceKey,
+        head: Position,
+        now: Duration,
+    ) -> HeadState {
         if self.retries.get(head).is_some_and(|retry| retry.due > now) {
-            return State::Retrying;
+            return HeadState::Retrying;
         }
         let (Some(about), Some(lane)) = (self.index.resource(resource), self.index.lane(resource))
         else {
-            return State::Ready;
+            return HeadState::Ready;
         };
         let is_replay = self.index.replay(about.head).is_some();
         if let Some(lead) = self.leads.get(&about.hash)
             && !is_replay
             && !self.is_run_read(lane, *lead)
         {
-            return State::Unread;
+            return HeadState::Unread;
         }
         let shop = self.lanes.get(lane).map_or(NONE, |lane| lane.shop);
-        if is_replay || self.is_open(shop, head) { State::Ready } else { State::Held }
+        if is_replay || self.is_open(shop, head) { HeadState::Ready } else { HeadState::Held }
     }
 
-    /// Whether everything that may be of one run with `lead` is indexed: of its lane, or of every
-    /// lane of a shop with two key schemes.
+    /// True if everything that may belong to one run with `lead` is indexed: of its lane, or of
+    /// every lane of a shop with two key schemes.
     pub fn is_run_read(&self, lane: LaneKey, lead: Position) -> bool {
         let is_known =
-            |lane: LaneKey| self.lanes.get(lane).is_none_or(|lane| lane.is_known_up_to(lead));
+            |lane: LaneKey| self.lanes.get(lane).is_none_or(|lane| lane.is_indexed_up_to(lead));
         let shop = self.lanes.get(lane).and_then(|lane| self.shops.get(lane.shop));
         let mixed = shop.filter(|shop| shop.is_mixed());
         self.main.read_to >= lead.entry()
             && mixed.map_or(is_known(lane), |shop| shop.lanes.iter().all(|lane| is_known(*lane)))
     }
 
-    /// Whether a webhook may go before or after the barriers of its shop.
+    /// True if the barriers of its shop let a webhook go.
     pub fn is_open(&self, shop: ShopKey, position: Position) -> bool {
         let barriers = self.shops.get(shop).and_then(|shop| shop.barriers.as_ref());
         let Some(barriers) = barriers else { return true };
@@ -170,12 +180,12 @@ impl Queue {
         !(is_barrier || barriers.is_mixed) || self.is_first_of_shop(shop, position)
     }
 
-    /// Whether nothing unsettled of a shop is before `position`.
+    /// True if no unsettled webhook of a shop is before `position`.
     pub(crate) fn is_first_of_shop(&self, shop: ShopKey, position: Position) -> bool {
         let Some(shop) = self.shops.get(shop) else { return true };
         shop.lanes.iter().filter_map(|lane| self.lanes.get(*lane)).all(|lane| {
             let front = self.index.front(&lane.window);
-            front.is_none_or(|front| front >= position) && lane.is_known_up_to(position)
+            front.is_none_or(|front| front >= position) && lane.is_indexed_up_to(position)
         })
     }
 
@@ -187,7 +197,7 @@ impl Queue {
         }
     }
 
-    /// A resource that was held back has another head, or is gone.
+    /// Removes a held resource that has another head or is gone.
     pub fn unhold(&mut self, lane: LaneKey, head: Position) {
         let Some(shop) = self.lanes.get(lane).map(|lane| lane.shop) else { return };
         if let Some(barriers) = self.shops.get_mut(shop).and_then(|shop| shop.barriers.as_mut()) {
@@ -211,11 +221,12 @@ impl Queue {
         }
     }
 
-    /// Takes the next held resource of a shop that may go now.
+    /// Takes the next held resource of a shop, if it may go now.
     pub fn next_unheld(&mut self, shop: ShopKey) -> Option<ResourceKey> {
         let barriers = self.shops.get(shop)?.barriers.as_ref()?;
         let (position, resource) = barriers.held.first_key_value()?;
-        let (position, resource) = (*position, *resource);
+        let position = *position;
+        let resource = *resource;
         if !self.is_open(shop, position) {
             return None;
         }

@@ -8,26 +8,26 @@ use spillway_webhook::position::Position;
 use crate::index::ResourceKey;
 use crate::sorted::Class;
 
-/// Resources by the position of what is sent of them, oldest first.
+/// Resources ordered by the position of the webhook that is sent for them, oldest first.
 type OldestFirst = BinaryHeap<Reverse<(Position, ResourceKey)>>;
 
-/// By class, and by whether the head was tried before.
+/// Heaps by class, and then by whether the head was tried before.
 type Heaps = [[OldestFirst; 2]; 2];
 
 /// Resources of a lane whose heads wait for their turn, in stream order.
 #[derive(Debug, Default)]
 pub struct Ready {
     heaps: Heaps,
-    /// Those whose head is a replay.
+    /// Resources whose head is a replay.
     replays: Option<Box<Heaps>>,
 }
 
-/// Kind of a head that waits.
+/// Kind of a head that waits for its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadyKind {
-    /// Whether it was tried before.
+    /// True if the head was tried before.
     pub was_tried: bool,
-    /// Whether it is a replay.
+    /// True if the head is a replay.
     pub is_replay: bool,
 }
 
@@ -40,15 +40,16 @@ impl Ready {
             &mut self.heaps
         };
         let heap = &mut heaps[class.index()][usize::from(kind.was_tried)];
-        // Of most lanes, one waits.
+        // In most lanes only one resource waits.
         if heap.capacity() == 0 {
             heap.reserve_exact(1);
         }
         heap.push(Reverse((at, resource)));
     }
 
-    /// The oldest resource of a class that `is_ready`; those that are not any more are dropped.
-    /// `fresh_first`: whether one that was never tried goes first, or one that was.
+    /// Returns the oldest resource of a class for which `is_ready` holds. Resources that are no
+    /// longer ready are dropped. With `fresh_first`, heads that were never tried go first (true) or
+    /// heads that were tried go first (false). Without it, the oldest goes first.
     pub fn peek(
         &mut self,
         class: Class,
@@ -69,7 +70,8 @@ impl Ready {
             (Some(accepted), _) => Some((accepted, kind(was_tried, false))),
             (None, replay) => replay.map(|replay| (replay, kind(was_tried, true))),
         };
-        let (fresh, tried) = (oldest(false), oldest(true));
+        let fresh = oldest(false);
+        let tried = oldest(true);
         match fresh_first {
             Some(true) => fresh.or(tried),
             Some(false) => tried.or(fresh),
@@ -77,7 +79,8 @@ impl Ready {
         }
     }
 
-    /// The oldest resource of a class that `is_ready`, was tried or not, and is no replay.
+    /// Returns the oldest resource of a class that is not a replay, has the given `was_tried`, and
+    /// for which `is_ready` holds.
     pub fn peek_accepted(
         &mut self,
         class: Class,
@@ -88,7 +91,7 @@ impl Ready {
             .map(|(_, resource)| resource)
     }
 
-    /// Keeps those that are ready.
+    /// Keeps only the resources for which `is_ready` holds.
     pub fn retain(&mut self, is_ready: impl Fn(Position, ResourceKey) -> bool) {
         let replays = self.replays.iter_mut().flat_map(|heaps| heaps.iter_mut().flatten());
         for heap in self.heaps.iter_mut().flatten().chain(replays) {
@@ -102,14 +105,14 @@ impl Ready {
         listed.any(|Reverse(one)| *one == (position, resource))
     }
 
-    /// True if a resource of a class `is_ready`. Slow: for tests.
+    /// True if `is_ready` holds for a resource of a class. Slow: for tests.
     pub fn has(&self, class: Class, is_ready: impl Fn(Position, ResourceKey) -> bool) -> bool {
         let all = self.replays.iter().map(|heaps| &**heaps).chain([&self.heaps]);
         let mut listed = all.flat_map(|heaps| &heaps[class.index()]).flatten();
         listed.any(|Reverse((position, resource))| is_ready(*position, *resource))
     }
 
-    /// Whether nothing waits for its turn.
+    /// True if no resource waits for its turn.
     pub fn is_empty(&self) -> bool {
         self.all().flatten().all(BinaryHeap::is_empty)
     }
@@ -118,7 +121,7 @@ impl Ready {
         self.heaps.iter().chain(self.replays.iter().flat_map(|heaps| heaps.iter()))
     }
 
-    /// Takes the oldest one of a kind, as [`Ready::peek`] showed it.
+    /// Takes the oldest resource of a kind, as returned by [`Ready::peek`].
     pub fn pop(&mut self, class: Class, kind: ReadyKind) -> Option<ResourceKey> {
         let heaps = if kind.is_replay { self.replays.as_deref_mut()? } else { &mut self.heaps };
         let Reverse((_, resource)) = heaps[class.index()][usize::from(kind.was_tried)].pop()?;
@@ -126,7 +129,7 @@ impl Ready {
     }
 }
 
-/// The oldest of a class that is ready: one that was never tried, and one that was.
+/// Positions of the oldest ready resources of a class: one that was never tried and one that was.
 fn tops(
     heaps: &mut Heaps,
     class: Class,
@@ -136,7 +139,7 @@ fn tops(
     [oldest(fresh, is_ready), oldest(tried, is_ready)].map(|top| top.map(|(position, _)| position))
 }
 
-/// The oldest that is ready. Those before it are dropped.
+/// Returns the oldest ready resource. Drops those before it, which are not ready.
 fn oldest(
     heap: &mut OldestFirst,
     is_ready: &impl Fn(Position, ResourceKey) -> bool,

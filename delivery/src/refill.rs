@@ -1,7 +1,7 @@
-//! Windows are filled from Redis.
+//! Fills windows from Redis.
 //!
-//! A lane's rest is read from its chunks first, then from the main stream. What was read for a
-//! window that was cut meanwhile, or from a pack that was moved meanwhile, is read again.
+//! The rest of a lane is read from its chunks first, then from the main stream. If the window was
+//! cut or the pack was moved during a read, the data is read again.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -10,33 +10,34 @@ use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
 use crate::core::Core;
-use crate::dispatch::Blocked;
 use crate::event::{ChunkFound, ChunkRead, Effect, PackRead};
-use crate::index::{Arrival, LaneKey, ResourceKey};
-use crate::lane::{Chunk, Pending, Rest, WindowRead};
+use crate::index::{IndexEntry, LaneKey, ResourceKey};
+use crate::lane::{IndexedChunk, Pending, Rest, WindowRead};
 use crate::ledger::Dropped;
 use crate::main_stream::{bytes_for, is_set};
-use crate::reading::PackKey;
+use crate::pack_key::PackKey;
 use crate::sorted::{Content, Sorted, raw_bytes};
 use crate::time::About;
+use crate::turn::Blocked;
 
-/// Lanes that are looked at for their windows at each event, of those with few webhooks in chunks, and of
+/// Lanes whose windows are checked at each event: of those with few webhooks in chunks, and of
 /// those with many.
 const FEW_LOOKS_MAX: usize = 64;
 const MANY_LOOKS_MAX: usize = 16;
-/// Of each of those, lanes for which the main stream is searched in vain: it may be long.
+/// Most lanes of each kind for which the main stream is searched in vain, because it may be long.
 const SEARCHES_MAX: usize = 8;
-/// Reason to begin again.
+/// Reason for a restart of the leader.
 const CHUNK_GONE: &str = "a chunk that waits can't be read any more";
 
 impl<C: Content> Core<C> {
-    /// Asks for more of the lanes whose windows are low.
+    /// Requests more of the lanes whose windows are low.
     pub(crate) fn refill(&mut self) -> Vec<Effect<C>> {
         let mut effects = Vec::new();
         if self.session.is_draining {
             return effects;
         }
-        let (unread, mut searches) = (OnceCell::new(), [SEARCHES_MAX; 2]);
+        let unread = OnceCell::new();
+        let mut searches = [SEARCHES_MAX; 2];
         let many = self.queue.lanes.listed(false).min(MANY_LOOKS_MAX);
         let few = self.queue.lanes.listed(true).min(FEW_LOOKS_MAX);
         for has_few in (0..many).map(|_| false).chain((0..few).map(|_| true)) {
@@ -50,7 +51,7 @@ impl<C: Content> Core<C> {
             if lane.reading.is_some() || lane.rest.is_none() || !is_low {
                 continue;
             }
-            // Something of the rest may be to be dropped.
+            // The rest may contain webhooks to drop.
             let is_paused =
                 !self.controls.has_drops() && self.shop_gate(lane.shop) == Err(Blocked::ShopPaused);
             let has_time =
@@ -66,16 +67,16 @@ impl<C: Content> Core<C> {
         effects
     }
 
-    /// Lanes of which something waits for a recorded lead that is not indexed; none while there is room,
-    /// as nobody asks then.
+    /// Lanes with a resource that waits for a recorded lead that is not indexed. Empty while there
+    /// is room, because it is not needed then.
     pub(crate) fn lanes_unread(&self) -> HashSet<LaneKey> {
         let unread: &[ResourceKey] = if self.has_room() { &[] } else { &self.queue.unread };
         unread.iter().filter_map(|resource| self.queue.index.lane(*resource)).collect()
     }
 
-    /// True if more of a lane has to be indexed before anything of it, or of its shop, can go on: up to
-    /// a recorded lead, or up to a barrier. That can't wait for room, or there may never be any.
-    /// `unread`: see [`Core::lanes_unread`], once that is asked for.
+    /// True if more of a lane must be indexed before its webhooks, or those of its shop, can be
+    /// sent: up to a recorded lead, or up to a barrier. That cannot wait for room, because there
+    /// may never be any. `unread` caches [`Core::lanes_unread`].
     pub(crate) fn must_know_more(&self, key: LaneKey, unread: &OnceCell<HashSet<LaneKey>>) -> bool {
         let Some(lane) = self.queue.lanes.get(key) else { return false };
         if !lane.ready.is_empty() || lane.flow.is_at_work() || self.is_failing(lane) {
@@ -83,18 +84,19 @@ impl<C: Content> Core<C> {
         }
         let barriers = self.queue.shops.get(lane.shop).and_then(|shop| shop.barriers.as_ref());
         let first = barriers.and_then(|barriers| barriers.positions.first());
-        let is_barrier_after = first.is_some_and(|first| !lane.is_known_up_to(*first));
+        let is_barrier_after = first.is_some_and(|first| !lane.is_indexed_up_to(*first));
         is_barrier_after || unread.get_or_init(|| self.lanes_unread()).contains(&key)
     }
 
-    /// Asks for the next part of a lane, unless as much is being read as may be. `searches`: of the main
-    /// stream, that are left.
+    /// Requests the next part of a lane, unless too much is being read. `searches` is the number of
+    /// searches of the main stream that are left.
     fn read_window(&mut self, key: LaneKey, searches: &mut usize) -> Option<Effect<C>> {
         let lane = self.queue.lanes.get(key)?;
-        let (rest, hash) = (**lane.rest.as_ref()?, lane.hash);
+        let rest = **lane.rest.as_ref()?;
+        let hash = lane.hash;
         let has_few = lane.has_few();
         let effect = match lane.next_chunk() {
-            // Listed again when the chunk is written.
+            // The lane is listed again when the chunk is written.
             Err(Pending) => return None,
             Ok(Some(first)) => {
                 let stored = lane.stored.as_ref()?;
@@ -116,7 +118,7 @@ impl<C: Content> Core<C> {
                 return None;
             }
             Ok(None) => match self.next_of_rest(hash, &rest) {
-                // One read serves all lanes whose next pack it is.
+                // One read serves all lanes that need this pack next.
                 Some(entry) if self.reading.rests.contains(&entry) => {
                     *searches -= 1;
                     self.queue.lanes.list(key);
@@ -146,10 +148,10 @@ impl<C: Content> Core<C> {
         Some(effect)
     }
 
-    /// The next pack of the main stream that may hold something of a lane's rest.
+    /// The next pack of the main stream that may hold webhooks of a lane's rest.
     fn next_of_rest(&self, lane: u64, rest: &Rest) -> Option<StreamId> {
         let from = rest.after.entry().max(self.queue.main.cursor);
-        // The rest of a pack of which a part is indexed comes before the next pack.
+        // The rest of a partly indexed pack comes before the next pack.
         let is_read_whole = |entry| entry == from && rest.after.index == u32::MAX;
         let packs = self.queue.main.packs_from(from);
         let mut packs = packs.take_while(|pack| pack.entry <= rest.last.entry());
@@ -186,9 +188,9 @@ impl<C: Content> Core<C> {
         None
     }
 
-    /// Passes over a chunk that can't be read, unless this leader has read something of it: then it
-    /// begins again, and the next leader passes over it. One that is not there may have been settled.
-    /// Returns whether the lane goes on.
+    /// Skips a chunk that cannot be read. If this leader has read some of it before, the leader
+    /// restarts instead, and the next leader skips it. A missing chunk may have been settled.
+    /// Returns true if the lane continues.
     fn pass_over(&mut self, key: LaneKey, number: u32, is_corrupt: bool) -> bool {
         let Some(lane) = self.queue.lanes.get_mut(key) else { return true };
         let hash = lane.hash;
@@ -210,9 +212,10 @@ impl<C: Content> Core<C> {
         true
     }
 
-    /// Once every chunk of a lane was read or passed over: what its row counts beside them is lost. If
-    /// this leader wrote it, it may have been looked for in an older Redis: the next leader looks
-    /// again. Returns whether the lane goes on.
+    /// Corrects the lane's count once every chunk was read or skipped: webhooks that are counted in
+    /// the row but lie in no chunk are lost. If this leader wrote the missing chunk, it may have
+    /// been read from an older Redis, so the next leader reads again. Returns true if the lane
+    /// continues.
     fn write_off(&mut self, key: LaneKey) -> bool {
         let lane = self.queue.lanes.get(key);
         let misses_own = lane.and_then(|lane| lane.stored.as_ref()).is_some_and(|it| it.misses_own);
@@ -235,13 +238,13 @@ impl<C: Content> Core<C> {
         let ChunkRead { number, records, bits, retries, content } = read;
         let lane = self.queue.lanes.get(key);
         if lane.is_none_or(|lane| lane.next_chunk() != Ok(Some(number))) {
-            // The window was cut meanwhile.
+            // The window was cut during the read.
             return;
         }
         for (position, stored) in retries {
             if self.is_rest(key, position) && self.queue.retries.get(position).is_none() {
                 let mut state = self.state_found(stored, false);
-                // Retries went on while they were not indexed, too.
+                // The time for retries also ran while the webhooks were not indexed.
                 let index = records.iter().position(|(at, _)| *at == position);
                 let index = index.and_then(|index| u32::try_from(index).ok());
                 let about =
@@ -273,7 +276,7 @@ impl<C: Content> Core<C> {
         rest.is_some_and(|rest| position > rest.after)
     }
 
-    /// Keeps a row of a chunk of which something is indexed.
+    /// Adds the row of a chunk of which at least some webhooks are indexed.
     fn note_chunk(
         &mut self,
         key: LaneKey,
@@ -290,9 +293,9 @@ impl<C: Content> Core<C> {
         let left = (0..count).filter(|index| !is_set(&bits, *index)).count();
         let positions = records.iter().map(|(position, _)| *position).collect();
         let left = u32::try_from(left).unwrap_or(u32::MAX);
-        self.queue.lanes.add_chunk(key, Chunk { number, positions, bits, left, bytes });
+        self.queue.lanes.add_chunk(key, IndexedChunk { number, positions, bits, left, bytes });
         if left == 0 {
-            // Settled whole; a crash came before it was deleted.
+            // The chunk is completely settled. A crash occurred before it was deleted.
             self.queue.lanes.drop_chunk(key, number);
             self.delete_chunk(key, number);
         }
@@ -329,7 +332,7 @@ impl<C: Content> Core<C> {
         None
     }
 
-    /// True if a pack is what a lane needs next.
+    /// True if a pack is the next one that a lane needs.
     fn is_next_of_rest(&self, lane: u64, entry: StreamId) -> bool {
         let key = self.queue.lanes.by_hash(lane);
         let rest = key.and_then(|key| self.queue.lanes.get(key)?.rest.as_deref());
@@ -337,8 +340,8 @@ impl<C: Content> Core<C> {
             && rest.is_some_and(|rest| self.next_of_rest(lane, rest) == Some(entry))
     }
 
-    /// Lanes of a pack that would be read next for their rests, too. Without room those of which nothing
-    /// is indexed: they are read all the same.
+    /// Other lanes that need this pack next for their rests. Without room, only those of which
+    /// nothing is indexed, because they are read in any case.
     fn others_next(&self, entry: StreamId, sorted: &[Sorted]) -> BTreeMap<u64, LaneKey> {
         let has_room = self.has_room();
         let hashes: BTreeSet<u64> = sorted.iter().map(|sorted| sorted.lane).collect();
@@ -359,7 +362,7 @@ impl<C: Content> Core<C> {
         Some((key, read))
     }
 
-    /// Indexes a webhook of a lane's rest, unless that is done or it is to be dropped.
+    /// Indexes a webhook of a lane's rest, unless it is indexed already or to be dropped.
     fn fill(&mut self, key: LaneKey, position: Position, sorted: Sorted) {
         let Some(lane) = self.queue.lanes.get(key) else { return };
         if lane.rest.as_ref().is_none_or(|rest| position <= rest.after) {
@@ -370,10 +373,10 @@ impl<C: Content> Core<C> {
             self.lead_dropped(sorted.resource, position);
             return;
         }
-        self.index_webhook(key, &Arrival { position, sorted, replay: None });
+        self.index_webhook(key, &IndexEntry { position, sorted, replay: None });
     }
 
-    /// Everything of a lane up to `after` is indexed now.
+    /// Notes that everything of a lane up to `after` is indexed.
     fn window_grew(&mut self, key: LaneKey, after: Position) {
         let Some(lane) = self.queue.lanes.get_mut(key) else { return };
         lane.extend(after);

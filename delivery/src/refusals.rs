@@ -1,60 +1,61 @@
-//! The circuit breaker on refusals: a bad deploy answers everything with 404, and without it every
-//! webhook would become a dead letter in an hour.
+//! Circuit breaker on refusals. A bad deploy may answer everything with 404. Without the breaker,
+//! every webhook would become a dead letter within an hour.
 //!
-//! It judges shops, not webhooks: it opens when most of the shops heard of last are refused, whichever
-//! of them sends how much. One shop's bad data is no bad deploy. An app with one shop is judged by its
-//! last outcomes. It closes with the first delivery that succeeds.
+//! The breaker judges shops, not webhooks. It opens when most of the recently seen shops are
+//! refused, however much each of them sends. Bad data of one shop does not open it. An app with one
+//! shop is judged by its last outcomes. The first successful delivery closes the breaker.
 //!
-//! Until the other shops are heard of, a flood of one shop must not become dead letters: a shop may
-//! give up [`CREDIT`] webhooks for each success of another shop, and all shops together [`CREDIT_ALL`]
-//! for each success. Memory is bounded by [`SHOPS`]. Pure: time is an argument.
+//! Until results of other shops arrive, a flood of one shop must not become dead letters. A shop
+//! may give up [`CREDIT`] webhooks for each success of another shop. All shops together may give up
+//! [`CREDIT_ALL`] for each success. Memory is bounded by [`SHOPS`]. Pure: time is an argument.
 
 use std::time::Duration;
 
-/// Shops that are judged: those heard of last. More than half of them open the circuit breaker, so
-/// more shops would make a bad deploy of a large app dearer.
+/// Number of shops that are judged: the most recently seen ones. More than half of them open the
+/// circuit breaker. With more shops, a bad deploy of a large app would cost more webhooks.
 const SHOPS: usize = 32;
-/// A shop of which nothing was heard for so long does not count.
+/// Time after which a shop without results does not count.
 const LATELY: Duration = Duration::from_secs(3600);
-/// Refusals that are no chance, spread over the shops: of two shops each must be refused sixteen times
-/// in a row. Single bad webhooks of a few shops in a quiet hour are no bad deploy. Where [`SHOPS`]
-/// are judged one of each is enough: of more shops than that, none may be heard of twice.
+/// Total refusals, spread over the shops, that are not chance: with two shops, each must be refused
+/// sixteen times in a row. Single bad webhooks of a few shops in a quiet hour are no bad deploy.
+/// With [`SHOPS`] shops, one refusal each is enough, because of more shops than that none may be
+/// seen twice.
 const REFUSALS_CERTAIN: usize = SHOPS;
-/// Outcomes by which an app with one shop is judged.
+/// Number of outcomes by which an app with one shop is judged.
 const OUTCOMES: u32 = 100;
-/// Webhooks that a shop may give up until another shop's delivery succeeds.
+/// Webhooks that a shop may give up until a delivery of another shop succeeds.
 const CREDIT: u32 = 32;
 /// Webhooks that all shops may give up until any delivery succeeds.
 const CREDIT_ALL: u32 = 128;
 
 const _: () = assert!(OUTCOMES <= u128::BITS && CREDIT <= CREDIT_ALL);
 
-/// Stops delivery while most shops are refused, and limits what may be given up before that is known.
+/// Stops delivery while most shops are refused, and limits the give-ups before that is known.
 #[derive(Debug, Default)]
 pub struct RefusalBreaker {
-    /// The shops heard of last, the latest at the end.
+    /// Most recently seen shops, the latest at the end.
     shops: Vec<Shop>,
     outcomes: Outcomes,
-    /// Webhooks given up since the last success.
+    /// Number of webhooks given up since the last success.
     given_up: u32,
     is_open: bool,
 }
 
-/// A shop that was heard of lately.
+/// A shop that was seen lately.
 #[derive(Debug, Clone, Copy)]
 struct Shop {
     key: u64,
     heard_at: Duration,
-    /// Refusals since its last success.
+    /// Number of refusals since the last success of the shop.
     refusals: usize,
-    /// Webhooks given up since another shop's last success.
+    /// Number of webhooks given up since the last success of another shop.
     given_up: u32,
 }
 
 /// The last outcomes of all shops.
 #[derive(Debug, Default)]
 struct Outcomes {
-    /// One bit for each, the latest the lowest: whether it was a refusal.
+    /// One bit per outcome, set for a refusal. The latest is the lowest bit.
     refused: u128,
     count: u32,
 }
@@ -72,12 +73,12 @@ impl Outcomes {
 }
 
 impl RefusalBreaker {
-    /// Whether nothing but probes may go out, and nothing may be given up.
+    /// True if only probes may be sent and nothing may be given up.
     pub fn is_open(&self) -> bool {
         self.is_open
     }
 
-    /// Whether a refused webhook of `shop` may become a dead letter; otherwise it stays in retry.
+    /// True if a refused webhook of `shop` may become a dead letter. Otherwise it stays in retry.
     pub fn may_give_up(&self, shop: u64) -> bool {
         let given_up =
             self.shops.iter().find(|one| one.key == shop).map_or(0, |known| known.given_up);
@@ -92,7 +93,7 @@ impl RefusalBreaker {
         }
     }
 
-    /// The backend accepted a webhook of `shop`. Closes the circuit breaker.
+    /// Notes that the backend accepted a webhook of `shop`. Closes the circuit breaker.
     pub fn on_success(&mut self, shop: u64, now: Duration) {
         if std::mem::take(&mut self.is_open) {
             self.outcomes = Outcomes::default();
@@ -109,7 +110,8 @@ impl RefusalBreaker {
         }
     }
 
-    /// The backend refused a webhook of `shop`. Returns whether that opens the circuit breaker.
+    /// Notes that the backend refused a webhook of `shop`. Returns true if that opens the circuit
+    /// breaker.
     pub fn on_refusal(&mut self, shop: u64, now: Duration) -> bool {
         self.outcomes.add(true);
         let known = self.hear_of(shop, now);
@@ -129,8 +131,8 @@ impl RefusalBreaker {
         2 * refused > heard
     }
 
-    /// The shop, now the latest; forgets those that were not heard of lately, and the oldest one if
-    /// there are too many.
+    /// Returns the shop, which becomes the latest. Forgets shops that were not seen lately, and the
+    /// oldest one if there are too many.
     fn hear_of(&mut self, shop: u64, now: Duration) -> &mut Shop {
         let is_late = |known: &Shop| now.saturating_sub(known.heard_at) < LATELY;
         let known = self.shops.iter().find(|known| known.key == shop).copied();
@@ -152,7 +154,7 @@ mod tests {
     const FLOOD: u64 = 1_000;
     const HOUR_S: u64 = 3_600;
 
-    /// Refuses a webhook and gives it up if that is allowed; returns the dead letters of it.
+    /// Refuses a webhook and gives it up if that is allowed. Returns the number of dead letters.
     fn refuse(breaker: &mut RefusalBreaker, shop: u64, now: Duration) -> usize {
         breaker.on_refusal(shop, now);
         let may = breaker.may_give_up(shop);
@@ -220,7 +222,8 @@ mod tests {
     #[test]
     fn bad_data_of_one_shop_among_healthy_ones_is_given_up_at_the_pace_of_their_successes() {
         let mut breaker = RefusalBreaker::default();
-        let (mut left, mut successes) = (10_000, 0);
+        let mut left = 10_000;
+        let mut successes = 0;
         while left > 0 {
             let now = SECOND * successes;
             breaker.on_success(u64::from(successes % 10), now);

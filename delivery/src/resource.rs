@@ -1,4 +1,4 @@
-//! The states of a resource, and the one function that changes them.
+//! States of a resource, and the one function that changes them.
 //!
 //! | state | Released | Blocked | Sent | Ended | Finished | Settled |
 //! |---|---|---|---|---|---|---|
@@ -7,51 +7,51 @@
 //! | Sending | | | | Retrying | Finished | |
 //! | Finished | | | | | | Ready |
 
-/// What the head of a resource is doing.
+/// State of a resource's head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// Waits for its turn.
+pub enum HeadState {
+    /// The head waits for its turn.
     Ready,
-    /// Is being sent.
+    /// The head is being sent.
     Sending,
-    /// Waits for its settlement.
+    /// The head waits for its settlement.
     Finished,
-    /// Waits for its next attempt.
+    /// The head waits for its next attempt.
     Retrying,
-    /// Waits for others of its shop: a barrier lies between them.
+    /// The head waits for others of its shop, because a barrier lies between them.
     Held,
-    /// Paused by an operator.
+    /// An operator paused the head.
     Paused,
-    /// Its recorded lead is not indexed yet.
+    /// The recorded lead is not indexed yet.
     Unread,
     /// The event that stands for others is being recorded.
     Recording,
 }
 
-/// What happens to a resource.
+/// Event that changes the state of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing holds it back any more.
+    /// Nothing holds the resource back any more.
     Released,
-    /// It must wait, in this state.
-    Blocked(State),
+    /// The resource must wait, in this state.
+    Blocked(HeadState),
     /// An attempt began.
     Sent,
-    /// An attempt failed; it is tried again later.
+    /// An attempt failed. The head is tried again later.
     Ended,
-    /// Its head is done with.
+    /// The head has ended.
     Finished,
-    /// The head's settlement is applied, and another webhook is the head.
+    /// The settlement of the head is applied, and another webhook is the head.
     Settled,
 }
 
-impl State {
-    /// Whether its head may be at the backend or on its way into a settlement.
+impl HeadState {
+    /// True if the head may be at the backend or on its way into a settlement.
     pub fn is_at_work(self) -> bool {
         matches!(self, Self::Sending | Self::Finished | Self::Recording)
     }
 
-    /// The state after `step`; `None` where that step can't happen.
+    /// Returns the state after `step`, or `None` if that step is impossible.
     pub fn after(self, step: Step) -> Option<Self> {
         match (self, step) {
             (Self::Sending | Self::Finished, Step::Released | Step::Blocked(_) | Step::Sent) => {

@@ -1,4 +1,4 @@
-//! Retry state: attempts, time spent, and when the next attempt is due.
+//! Retry state: attempts, time spent, and the time of the next attempt.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
@@ -17,20 +17,21 @@ const DUE_BYTES: usize = 36;
 /// Retry state of one webhook.
 #[derive(Debug, Clone, Copy)]
 pub struct RetryState {
-    /// Attempts made.
+    /// Number of attempts.
     pub attempts: u32,
     /// Time spent on retries.
     pub spent: Duration,
-    /// The last part of it, in which all attempts were refused; `None` if the last one was not.
+    /// Last part of that time, in which all attempts were refused; `None` if the last attempt was
+    /// not.
     pub refused: Option<Duration>,
-    /// Active time up to which these go: the last attempt, mostly.
+    /// Active time up to which these times are counted, usually that of the last attempt.
     pub since: Duration,
-    /// No attempt before.
+    /// Time before which there is no attempt.
     pub due: Duration,
-    /// True if Redis holds it, or will with the settlement that is composed.
+    /// True if Redis holds the state, or will with the settlement that is composed.
     pub is_stored: bool,
-    /// True while its webhook lies in the main stream: a leader loads it when it begins. The state of a webhook in a
-    /// lane comes with its chunk.
+    /// True while the webhook lies in the main stream. A leader loads such states when it begins.
+    /// The state of a webhook in a lane is read with its chunk.
     pub is_in_main: bool,
 }
 
@@ -44,7 +45,7 @@ pub struct Retries {
 }
 
 impl RetryState {
-    /// State of a webhook whose first attempt began at this active time.
+    /// Creates the state of a webhook whose first attempt began at active time `since`.
     pub fn new(since: Duration, is_in_main: bool) -> Self {
         Self {
             attempts: 0,
@@ -57,7 +58,7 @@ impl RetryState {
         }
     }
 
-    /// A state that Redis held at this active time.
+    /// Creates a state from one that Redis held at this active time.
     pub fn found(stored: StoredRetry, active: Duration, is_in_main: bool) -> Self {
         Self {
             attempts: stored.attempts,
@@ -68,19 +69,19 @@ impl RetryState {
         }
     }
 
-    /// So much of the time up to this active time counts.
+    /// Adds `time` to the counted time, up to active time `active`.
     pub fn go_on(&mut self, time: Duration, active: Duration) {
         self.spent += time;
         self.refused = self.refused.map(|refused| refused + time);
         self.since = active;
     }
 
-    /// An attempt failed, or was refused, of which so much time counts.
+    /// Notes a failed or refused attempt, of which `time` counts.
     pub fn failed(&mut self, is_refusal: bool, time: Duration) {
         self.refused = is_refusal.then(|| self.refused.unwrap_or(time));
     }
 
-    /// What Redis is to hold of it, so much time later.
+    /// Returns the state for Redis, after another `time`.
     pub fn stored(&self, time: Duration, as_of_ms: u64) -> StoredRetry {
         let refused = self.refused.map_or(Duration::ZERO, |refused| refused + time);
         StoredRetry { attempts: self.attempts, spent: self.spent + time, refused, as_of_ms }
@@ -88,17 +89,17 @@ impl RetryState {
 }
 
 impl Retries {
-    /// The state of a webhook, if it failed before.
+    /// State of a webhook, if it failed before.
     pub fn get(&self, position: Position) -> Option<&RetryState> {
         self.states.get(&position)
     }
 
-    /// The same, to change it.
+    /// State of a webhook, to change it.
     pub fn get_mut(&mut self, position: Position) -> Option<&mut RetryState> {
         self.states.get_mut(&position)
     }
 
-    /// Redis holds the state of a webhook with the settlement that is composed.
+    /// Notes that the settlement that is composed writes the state of a webhook.
     pub fn mark_stored(&mut self, position: Position) {
         if let Some(state) = self.states.get_mut(&position) {
             state.is_stored = true;
@@ -110,14 +111,16 @@ impl Retries {
         self.states.len() * STATE_BYTES + self.due.len() * DUE_BYTES
     }
 
-    /// Forgets the state of a webhook that is not indexed any more, if it is read again with its chunk.
+    /// Forgets the state of a webhook that is no longer indexed, if it is read again with its
+    /// chunk.
     pub fn shed(&mut self, position: Position) {
         if self.states.get(&position).is_some_and(|state| state.is_stored && !state.is_in_main) {
             self.states.remove(&position);
         }
     }
 
-    /// A webhook moves into a lane, and its state is written there. Returns the state as it was.
+    /// Notes that a webhook moves into a lane, where its state is written. Returns the state as it
+    /// was.
     pub fn move_to_lane(&mut self, position: Position) -> Option<RetryState> {
         let state = self.states.get_mut(&position).filter(|state| state.is_in_main)?;
         let before = *state;
@@ -126,12 +129,14 @@ impl Retries {
         Some(before)
     }
 
-    /// A state in Redis is of a webhook of the main stream that is settled, or for which there is no room.
+    /// Marks a state in Redis for deletion: the webhook of the main stream is settled, or there is
+    /// no room for the state.
     pub fn mark_stale(&mut self, position: Position) {
         self.stale.insert(position);
     }
 
-    /// A webhook of the main stream is settled when it arrives. The state of a replay of it stays.
+    /// Forgets the state of a webhook of the main stream that is already settled when it arrives.
+    /// The state of a replay of it stays.
     pub fn forget_settled(&mut self, position: Position) {
         if self.states.get(&position).is_some_and(|state| state.is_in_main) {
             self.states.remove(&position);
@@ -139,19 +144,19 @@ impl Retries {
         }
     }
 
-    /// An entry of the main stream can't be decoded.
+    /// Forgets the states of an entry of the main stream that cannot be decoded.
     pub fn forget_corrupt(&mut self, entry: StreamId) {
         let of_it = self.states.keys().filter(|position| position.entry() == entry);
         let of_it: Vec<Position> = of_it.copied().collect();
         of_it.into_iter().for_each(|position| self.forget_settled(position));
     }
 
-    /// Up to so many states to delete from Redis.
+    /// Takes up to `most` states to delete from Redis.
     pub fn take_stale(&mut self, most: usize) -> impl Iterator<Item = Position> {
         (0..most).map_while(|_| self.stale.pop_first())
     }
 
-    /// Remembers a state. What Redis holds of an earlier one is written over.
+    /// Adds a state. It replaces an earlier one in Redis.
     pub fn insert(&mut self, position: Position, state: RetryState) {
         self.stale.remove(&position);
         self.states.insert(position, state);
@@ -162,12 +167,13 @@ impl Retries {
         self.states.remove(&position).filter(|state| state.is_stored)
     }
 
-    /// Wakes a resource at `due`.
+    /// Schedules a resource for `due`.
     pub fn schedule(&mut self, due: Duration, resource: ResourceKey) {
         self.due.push(Reverse((due, resource)));
     }
 
-    /// Drops waits that are none any more, if they are many. `head`: the webhook that a resource waits with.
+    /// Drops outdated waits if there are many. `head` returns the webhook with which a resource
+    /// waits.
     pub fn tidy_due(&mut self, head: impl Fn(ResourceKey) -> Option<Position>) {
         if self.due.len() <= 2 * self.states.len() {
             return;
@@ -178,7 +184,7 @@ impl Retries {
         });
     }
 
-    /// The next resource whose wait is over.
+    /// Takes the next resource whose wait is over.
     pub fn pop_due(&mut self, now: Duration) -> Option<ResourceKey> {
         let Reverse((due, resource)) = self.due.peek().copied()?;
         if due > now {
@@ -188,7 +194,7 @@ impl Retries {
         Some(resource)
     }
 
-    /// When the next wait is over.
+    /// Time at which the next wait is over.
     pub fn wakes_at(&self) -> Option<Duration> {
         self.due.peek().map(|Reverse((due, _))| *due)
     }
@@ -207,7 +213,7 @@ mod tests {
         let state = |is_in_main| RetryState::found(found, Duration::ZERO, is_in_main);
         let mut retries = Retries::default();
         (3..6).for_each(|ms| retries.insert(at(ms, 0), state(true)));
-        // Of a replay.
+        // Retry state of a replay.
         retries.insert(at(3, 1), state(false));
         retries.mark_stale(at(1, 0));
         retries.forget_settled(at(3, 1));
@@ -216,7 +222,7 @@ mod tests {
         let left = [at(3, 0), at(3, 1), at(4, 0), at(5, 0)].map(|at| retries.get(at).is_some());
         assert_eq!(left, [false, true, false, true]);
         assert_eq!(retries.take_stale(2).collect::<Vec<_>>(), [at(1, 0), at(3, 0)]);
-        // It failed meanwhile: its new state is not deleted.
+        // The webhook failed meanwhile, so its new state is not deleted.
         retries.mark_stale(at(2, 0));
         retries.insert(at(2, 0), state(true));
         assert_eq!(retries.take_stale(2).collect::<Vec<_>>(), [at(4, 0)]);
@@ -232,7 +238,7 @@ mod tests {
             state.failed(true, 2 * SECOND);
         }
         assert_eq!((state.spent, state.refused), (7 * SECOND, Some(5 * SECOND)));
-        // Over a leader that ends.
+        // The state passes through Redis when a leader ends.
         let stored = state.stored(2 * SECOND, 9);
         assert_eq!((stored.spent, stored.refused), (9 * SECOND, 7 * SECOND));
         let mut state = RetryState::found(stored, SECOND, false);
@@ -256,7 +262,7 @@ mod tests {
         retries.tidy_due(|_| Some(position));
         assert_eq!(retries.bytes(), STATE_BYTES + DUE_BYTES);
         assert_eq!(retries.wakes_at(), Some(100 * SECOND));
-        // It does not wait any more.
+        // The resource no longer waits.
         retries.shed(position);
         retries.tidy_due(|_| None);
         assert_eq!(retries.bytes(), 0);

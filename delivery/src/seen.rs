@@ -1,8 +1,10 @@
-//! What was delivered lately, so that a duplicate is known when its turn comes.
+//! Deduplication window: fingerprints of recent deliveries, so that a duplicate is recognized when
+//! its turn comes.
 //!
-//! Sixteen bytes for each, in generations by age: the oldest is forgotten whole once it is out of the
-//! window, or once there is no memory for another. Forgetting delivers twice; it never drops. The
-//! same bytes lie in Redis, so that a restart forgets nothing. Pure: time is an argument.
+//! Each fingerprint has 16 bytes. They are kept in generations by age. The oldest generation is
+//! dropped as a whole when it leaves the window, or when there is no memory for another one. A
+//! forgotten fingerprint causes a second delivery, never a lost one. Redis holds the same
+//! fingerprints, so that a restart forgets nothing. Pure: time is an argument.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -10,36 +12,36 @@ use std::time::Duration;
 
 use spillway_webhook::fingerprint::Fingerprint;
 
-/// More of them forget more evenly; each costs a look.
+/// Number of generations. With more, forgetting is more even, but each costs a lookup.
 const GENERATIONS: u32 = 8;
-/// What one fingerprint takes in a table of the least favourable size: 17 bytes for each of 16/7
+/// Bytes of one fingerprint in a table of the least favourable size: 17 bytes for each of 16/7
 /// places.
 const FINGERPRINT_BYTES: usize = 39;
 
-/// Fingerprints of what was delivered within a window.
+/// Fingerprints of the deliveries within a window.
 #[derive(Debug)]
-pub struct Seen {
+pub struct DedupWindow {
     window_ms: u64,
     generation_ms: u64,
     generation_max: usize,
-    /// Oldest first.
+    /// Generations, oldest first.
     generations: VecDeque<Generation>,
 }
 
 #[derive(Debug)]
 struct Generation {
-    /// Milliseconds since the Unix epoch.
+    /// Time of the first delivery, in milliseconds since the Unix epoch.
     from_ms: u64,
     last_ms: u64,
     fingerprints: HashSet<Fingerprint, BuildHasherDefault<Folded>>,
 }
 
-/// A fingerprint is a hash already.
+/// Hasher for fingerprints, which are already hashes.
 #[derive(Debug, Default)]
 struct Folded(u64);
 
-impl Seen {
-    /// Remembers for `window`, in about `bytes` at most. A window of zero remembers nothing.
+impl DedupWindow {
+    /// Creates a window of `window`, with about `bytes` at most. A window of zero keeps nothing.
     pub fn new(window: Duration, bytes: usize) -> Self {
         let window_ms = u64::try_from(window.as_millis()).unwrap_or(u64::MAX);
         Self {
@@ -50,15 +52,15 @@ impl Seen {
         }
     }
 
-    /// Whether anything is remembered at all.
+    /// True if deliveries are remembered at all.
     pub fn is_on(&self) -> bool {
         self.window_ms > 0
     }
 
-    /// Whether it was delivered within the window, at `now_ms`.
+    /// True if the fingerprint was delivered within the window that ends at `now_ms`.
     pub fn contains(&self, fingerprint: Fingerprint, now_ms: u64) -> bool {
         let begins_ms = now_ms.saturating_sub(self.window_ms);
-        // Most duplicates are of something recent.
+        // Most duplicates are of a recent delivery, so the newest generation is checked first.
         self.generations
             .iter()
             .rev()
@@ -66,7 +68,7 @@ impl Seen {
             .any(|old| old.fingerprints.contains(&fingerprint))
     }
 
-    /// Notes a delivery at `now_ms`; times go up.
+    /// Adds a delivery at `now_ms`. Times must not go back.
     pub fn insert(&mut self, fingerprint: Fingerprint, now_ms: u64) {
         if !self.is_on() {
             return;
@@ -84,7 +86,7 @@ impl Seen {
         }
     }
 
-    /// What was delivered before this time is forgotten.
+    /// Time before which all deliveries are forgotten.
     pub fn forgets_before_ms(&self, now_ms: u64) -> u64 {
         let window_begins = now_ms.saturating_sub(self.window_ms);
         if self.generations.len() < GENERATIONS as usize {
@@ -131,8 +133,8 @@ mod tests {
 
     const HOUR_MS: u64 = 3_600_000;
 
-    fn seen(bytes: usize) -> Seen {
-        Seen::new(Duration::from_secs(8 * 3600), bytes)
+    fn seen(bytes: usize) -> DedupWindow {
+        DedupWindow::new(Duration::from_secs(8 * 3600), bytes)
     }
 
     fn spread(number: u64) -> Fingerprint {
@@ -168,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_window_of_zero_remembers_nothing() {
-        let mut seen = Seen::new(Duration::ZERO, 1 << 20);
+        let mut seen = DedupWindow::new(Duration::ZERO, 1 << 20);
         seen.insert(1, 5);
         assert!(!seen.is_on() && !seen.contains(1, 6));
     }

@@ -1,4 +1,4 @@
-//! What is final becomes one settlement. One is under way at a time.
+//! Composes final outcomes into one settlement. One settlement is under way at a time.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,18 +12,18 @@ use crate::expiry::EXPIRED;
 use crate::index::{LaneKey, NodeKey};
 use crate::ledger::{Draft, Dropped, Ended, Finished};
 use crate::main_stream::{Advance, MainPack};
-use crate::reading::PackKey;
+use crate::pack_key::PackKey;
 use crate::resource::Step;
 use crate::retry::RetryState;
 use crate::settlement::{LaneRowChange, Outcome, SettledRecord};
 use crate::sorted::Content;
 use crate::time::About;
 
-/// Dead letters in one settlement, in bytes.
+/// Bytes of dead letters in one settlement.
 const DEAD_BYTES_MAX: u64 = 8 << 20;
-/// Between two looks for the oldest webhook in a lane.
+/// Time between two scans for the oldest webhook in a lane.
 const OLDEST_LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Between two looks for leads of a leader before: it takes a look at every lane.
+/// Time between two scans for leads of a previous leader. A scan goes through every lane.
 const LEADS_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Rows of lanes in one settlement.
 const ROWS_MAX: usize = 256;
@@ -31,14 +31,14 @@ const ROWS_MAX: usize = 256;
 const RETRIES_MAX: usize = 4096;
 
 impl<C: Content> Core<C> {
-    /// A head is done with.
+    /// Ends a head. It then waits for its settlement.
     pub(crate) fn finish(&mut self, finished: Finished<C>) {
         self.step(finished.resource, Step::Finished);
         self.ledger.sent.remove(&finished.resource);
         self.ledger.finished.push(finished);
     }
 
-    /// Begins the next settlement if there is something to settle and none is being applied.
+    /// Begins the next settlement if there is something to settle and none is under way.
     pub(crate) fn settle(&mut self) -> Option<Effect<C>> {
         if self.ledger.settling.is_some() {
             return None;
@@ -62,8 +62,8 @@ impl<C: Content> Core<C> {
         Some(Effect::Settle(Box::new(settlement)))
     }
 
-    /// Time at which the oldest webhook in a chunk was accepted, as far as is known; 0: none waits.
-    /// Looked for now and then only: it takes a look at every lane.
+    /// Time at which the oldest webhook in a chunk was accepted, as far as is known; 0 if none
+    /// waits. Updated once per second, because a scan goes through every lane.
     fn oldest_in_lanes(&mut self) -> u64 {
         if self.queue.lanes.waiting() == 0 {
             self.session.looks.oldest_ms = 0;
@@ -83,7 +83,7 @@ impl<C: Content> Core<C> {
         self.session.looks.oldest_ms
     }
 
-    /// Takes in what is finished: heads, and everything that they speak for.
+    /// Adds the heads that have ended, with all webhooks that they stand for.
     fn settle_finished(&mut self) {
         let most = self.config.tuning.settled_webhooks;
         let finished = std::mem::take(&mut self.ledger.finished);
@@ -165,7 +165,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// A webhook that is not indexed is to be settled as dropped.
+    /// Settles a webhook as dropped that is not indexed.
     pub(crate) fn drop_webhook(&mut self, dropped: Dropped) {
         if let Some(lane) = self.queue.lanes.get_mut(dropped.lane) {
             lane.dropping += 1;
@@ -173,7 +173,7 @@ impl<C: Content> Core<C> {
         self.ledger.dropped.push_back(dropped);
     }
 
-    /// Marks one webhook settled, where it lies.
+    /// Marks one webhook as settled in its pack, chunk or replay.
     fn settle_one(&mut self, one: Dropped) {
         let Dropped { lane, position, replay } = one;
         let Draft { settlement, settling, packs, chunks, .. } = &mut self.ledger.draft;
@@ -209,14 +209,14 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Forgets the recorded lead of a resource, and has Redis forget it.
+    /// Forgets the recorded lead of a resource, also in Redis.
     pub(crate) fn forget_lead(&mut self, resource: u64) {
         self.queue.leads.remove(&resource);
         self.ledger.draft.settlement.lanes.leads.deleted.push(resource);
     }
 
-    /// Forgets the recorded lead of a resource if nothing is left for which it stands. Everything up
-    /// to the lead must be indexed.
+    /// Forgets the recorded lead of a resource if no webhook is left for which it stands.
+    /// Everything up to the lead must be indexed.
     pub(crate) fn tidy_lead(&mut self, resource: u64) {
         let Some(lead) = self.queue.leads.get(&resource).copied() else { return };
         let indexed = self.queue.index.by_hash(resource);
@@ -225,7 +225,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Looks once, when everything is indexed, for recorded leads that are settled.
+    /// Forgets recorded leads that are settled. Runs once, when everything is indexed.
     fn tidy_leads(&mut self) {
         let is_read = |lead: &Position| self.queue.main.read_to >= lead.entry();
         let now = self.session.now.at;
@@ -252,7 +252,8 @@ impl<C: Content> Core<C> {
         changes.deleted.retain(|gone| !changes.written.iter().any(|(hash, _)| hash == gone));
     }
 
-    /// Moves the cursor over what is settled whole, and over the front that moves into lanes.
+    /// Moves the cursor over packs that are completely settled, and over packs at the front that
+    /// move into lanes.
     fn advance(&mut self) {
         let mut advance = Advance::default();
         loop {
@@ -276,7 +277,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Bits of packs and chunks that are settled in part, and chunks that are settled whole.
+    /// Writes the bits of partly settled packs and chunks, and deletes completely settled chunks.
     fn settle_packs(&mut self) {
         let Draft { settlement, packs, chunks, .. } = &mut self.ledger.draft;
         for entry in std::mem::take(packs) {
@@ -300,7 +301,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// A chunk of which nothing is left is deleted by the next settlement.
+    /// Deletes a chunk of which nothing is left with the next settlement.
     pub(crate) fn delete_chunk(&mut self, key: LaneKey, number: u32) {
         let hash = self.queue.lanes.get(key).map_or(0, |lane| lane.hash);
         let draft = &mut self.ledger.draft;
@@ -322,7 +323,8 @@ impl<C: Content> Core<C> {
             let failing = if is_changed { self.failing_spans(key) } else { Spans::default() };
             let settlement = &mut self.ledger.draft.settlement;
             let Some(lane) = self.queue.lanes.get_mut(key) else { continue };
-            let (hash, breaker) = (lane.hash, lane.breaker);
+            let hash = lane.hash;
+            let breaker = lane.breaker;
             let is_suspect = lane.flow.suspect.is_some();
             let front = self.queue.index.front(&lane.window);
             let Some(stored) = lane.stored.as_mut() else { continue };
@@ -348,23 +350,24 @@ impl<C: Content> Core<C> {
             }
         }
         self.settle_retries();
-        // They come again with their chunks.
+        // Their retry states are read again with their chunks.
         let unread = std::mem::take(&mut self.ledger.draft.unread);
         unread.into_iter().for_each(|position| self.queue.retries.shed(position));
     }
 
-    /// A retry state as it is now.
+    /// Retry state of a webhook as of now.
     pub(crate) fn stored_now(&self, lane: LaneKey, state: &RetryState) -> StoredRetry {
         let time = self.time_of(lane, About::Shop, state.since, self.active());
         state.stored(time, self.now_ms())
     }
 
-    /// Retry states that changed.
+    /// Writes the retry states that changed.
     fn settle_retries(&mut self) {
         for _ in 0..RETRIES_MAX {
             let Some((position, lane)) = self.ledger.retries.pop_first() else { break };
             let Some(state) = self.queue.retries.get(position) else { continue };
-            let (stored, is_in_main) = (self.stored_now(lane, state), state.is_in_main);
+            let stored = self.stored_now(lane, state);
+            let is_in_main = state.is_in_main;
             let retries = self.ledger.draft.settlement.retries(is_in_main);
             retries.written.push((position, stored));
             self.queue.retries.mark_stored(position);

@@ -1,4 +1,4 @@
-//! The very last step: a settlement was applied, and what it settled is free.
+//! The last step: a settlement was applied, and its resources are released.
 
 use std::collections::BTreeSet;
 
@@ -7,12 +7,12 @@ use spillway_webhook::position::Position;
 use crate::core::Core;
 use crate::index::LaneKey;
 use crate::ledger::Settling;
-use crate::resource::{State, Step};
+use crate::resource::{HeadState, Step};
 use crate::shop::ShopKey;
 use crate::sorted::Content;
 
 impl<C: Content> Core<C> {
-    /// The settlement was applied.
+    /// Handles the applied settlement.
     pub(crate) fn settled(&mut self) {
         let Some(settling) = self.ledger.settling.take() else { return };
         let Settling { nodes, heads, seen, leads, barriers, dead_bytes, lanes, .. } = settling;
@@ -28,7 +28,7 @@ impl<C: Content> Core<C> {
         self.controls.look_again.extend(heads.iter().copied());
         self.controls.look_again.extend(leads.iter().map(|(resource, _, _)| *resource));
         for resource in heads {
-            if self.queue.index.state(resource) == Some(State::Finished) {
+            if self.queue.index.state(resource) == Some(HeadState::Finished) {
                 self.queue.index.clear_lead(resource);
                 self.step(resource, Step::Settled);
                 self.release(resource);
@@ -41,7 +41,7 @@ impl<C: Content> Core<C> {
                 lane.flow.recording = lane.flow.recording.saturating_sub(1);
                 self.queue.shops.give_turns(lane.shop);
             }
-            if self.queue.index.state(resource) == Some(State::Recording) {
+            if self.queue.index.state(resource) == Some(HeadState::Recording) {
                 self.release(resource);
             }
         }
@@ -56,7 +56,7 @@ impl<C: Content> Core<C> {
         lanes.into_iter().for_each(|lane| self.forget_if_empty(lane));
     }
 
-    /// The chunk of a lane that was being written can be read. Returns the lane's shop.
+    /// Makes the chunk that the settlement wrote readable. Returns the lane's shop.
     fn lane_settled(&mut self, key: LaneKey) -> Option<ShopKey> {
         let lane = self.queue.lanes.get_mut(key)?;
         let shop = lane.shop;
@@ -71,7 +71,7 @@ impl<C: Content> Core<C> {
         Some(shop)
     }
 
-    /// Releases what the barriers of a shop do not hold back any more.
+    /// Releases the resources that the barriers of a shop no longer hold back.
     pub(crate) fn look_at_barriers(&mut self, shop: ShopKey) {
         let Some(barriers) = self.queue.shops.get(shop).and_then(|shop| shop.barriers.as_ref())
         else {
@@ -98,8 +98,8 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// The first barrier of a shop, if it lay in a chunk that is lost: every lane is indexed up to it,
-    /// and it is in none.
+    /// First barrier of a shop, if it lay in a chunk that is lost: every lane is indexed up to it,
+    /// and no lane has it.
     fn lost_barrier(&self, key: ShopKey) -> Option<Position> {
         let shop = self.queue.shops.get(key)?;
         let position = *shop.barriers.as_ref()?.positions.first()?;
@@ -110,7 +110,7 @@ impl<C: Content> Core<C> {
         }
         let mut lanes = shop.lanes.iter().filter_map(|lane| self.queue.lanes.get(*lane));
         let is_lost =
-            lanes.all(|lane| lane.is_known_up_to(position) && lane.locate(position).is_none());
+            lanes.all(|lane| lane.is_indexed_up_to(position) && lane.locate(position).is_none());
         is_lost.then_some(position)
     }
 
@@ -120,7 +120,7 @@ impl<C: Content> Core<C> {
         self.queue.remove_barrier(shop, position);
     }
 
-    /// A shop goes by position only while it has lanes of another key scheme.
+    /// Ends the mixed mode of a shop once it has no lanes of another key scheme.
     fn look_at_scheme(&mut self, key: ShopKey) {
         let Some(shop) = self.queue.shops.get(key) else { return };
         let mut lanes = shop.lanes.iter().filter_map(|lane| self.queue.lanes.get(*lane));
@@ -133,7 +133,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Lets go of a lane of which nothing waits, and of its shop.
+    /// Removes a lane of which nothing waits, and its shop if nothing of it waits.
     pub(crate) fn forget_if_empty(&mut self, key: LaneKey) {
         let Some(shop) = self.queue.lanes.forget(key) else { return };
         if let Some(shop) = self.queue.shops.get_mut(shop) {

@@ -1,4 +1,5 @@
-//! One settlement: everything that became final since the last one, applied whole or not at all.
+//! One settlement: everything that became final since the previous one. It is applied completely or
+//! not at all.
 
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
@@ -10,47 +11,47 @@ use crate::sorted::Content;
 /// Final outcome of a webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The backend took it.
+    /// The backend accepted the webhook.
     Delivered,
-    /// The very same one was delivered before.
+    /// The same webhook was delivered before.
     Duplicate,
-    /// A newer one of its resource stood for it.
+    /// A newer webhook of the same resource stood for it.
     Coalesced,
-    /// It was given up.
+    /// The webhook was given up.
     Dead,
-    /// An operator dropped it.
+    /// An operator dropped the webhook.
     Dropped,
 }
 
 /// Record of one settled webhook.
 #[derive(Debug, Clone, Copy)]
 pub struct SettledRecord {
-    /// Where it was accepted.
+    /// Position at which the webhook was accepted.
     pub position: Position,
-    /// Outcome.
+    /// Final outcome.
     pub outcome: Outcome,
-    /// Identity for duplicates, if it is known.
+    /// Fingerprint to find duplicates, if it is known.
     pub fingerprint: Option<Fingerprint>,
-    /// Attempts made.
+    /// Number of attempts.
     pub attempts: u32,
-    /// Whether the fingerprint is remembered as delivered.
+    /// True if the fingerprint is remembered as delivered.
     pub is_remembered: bool,
 }
 
 /// A webhook that is given up.
 #[derive(Debug)]
-pub struct DeadLetter<C: Content> {
-    /// Where it was accepted.
+pub struct GivenUp<C: Content> {
+    /// Position at which the webhook was accepted.
     pub position: Position,
-    /// Bytes that hold it.
+    /// Bytes that hold the webhook.
     pub content: C,
-    /// Index of the webhook in them.
+    /// Index of the webhook in `content`.
     pub record_index: u32,
     /// Reason, from a closed set.
     pub reason: &'static str,
-    /// Attempts made.
+    /// Number of attempts.
     pub attempts: u32,
-    /// Status and answer of the last attempt.
+    /// Status and answer of the backend to the last attempt.
     pub evidence: C::Evidence,
 }
 
@@ -59,9 +60,9 @@ pub struct DeadLetter<C: Content> {
 pub struct ChunkWrite {
     /// Hash of the lane.
     pub lane: u64,
-    /// Its number.
+    /// Number of the chunk.
     pub number: u32,
-    /// Webhooks that it gets, in order; the settlement holds their bytes by entry.
+    /// Positions of the webhooks of the chunk, in order. The settlement holds their bytes by entry.
     pub positions: Vec<Position>,
 }
 
@@ -80,30 +81,30 @@ pub struct LaneRowChange {
     pub first: Position,
     /// Newest webhook in them.
     pub last: Position,
-    /// When nothing of it succeeded.
+    /// Times in which no delivery of the lane succeeded.
     pub failing: Spans,
-    /// Whether its circuit breaker is open.
+    /// True if the circuit breaker is open.
     pub is_tripped: bool,
-    /// Set where the last attempt timed out or was cut off.
+    /// Set if the last attempt timed out or was cut off.
     pub is_suspect: bool,
 }
 
 /// Changes to the main stream.
 #[derive(Debug, Default)]
 pub struct MainChange {
-    /// The new cursor: everything up to it is settled or in a lane. `None`: it stays.
+    /// New cursor: everything up to it is settled or in a lane. `None` if it does not move.
     pub cursor: Option<StreamId>,
-    /// Entries from the old cursor up to the new one.
+    /// Number of entries from the old cursor to the new one.
     pub entries_passed: u64,
-    /// Webhooks in them.
+    /// Number of webhooks in these entries.
     pub webhooks_passed: u64,
-    /// Settled webhooks in packs after the cursor.
+    /// Number of settled webhooks in packs after the cursor.
     pub open: u64,
     /// Bits of settled webhooks in packs after the cursor.
     pub bits: Vec<(StreamId, Vec<u8>)>,
-    /// Packs whose bits are not needed any more.
+    /// Packs whose bits are no longer needed.
     pub whole: Vec<StreamId>,
-    /// Entries that can't be decoded.
+    /// Entries that cannot be decoded.
     pub corrupt: Vec<StreamId>,
     /// Retry states of webhooks after the cursor.
     pub retries: RetryChanges,
@@ -114,60 +115,61 @@ pub struct MainChange {
 pub struct ReplayChange {
     /// Replays that are settled.
     pub settled: Vec<StreamId>,
-    /// Entries that can't be decoded.
+    /// Entries that cannot be decoded.
     pub corrupt: Vec<StreamId>,
 }
 
 /// Changes to lanes.
 #[derive(Debug)]
 pub struct LaneChange<C> {
-    /// Chunks to write, and those that are settled: lane and number.
+    /// Chunks to write, and chunks that are settled: lane and number.
     pub chunks: Changes<ChunkWrite, (u64, u32)>,
-    /// Bytes of the packs that the webhooks of written chunks come from.
+    /// Bytes of the packs that hold the webhooks of written chunks.
     pub moved: HashMap<StreamId, C>,
-    /// Chunks that can't be decoded, to set aside: lane and number.
+    /// Chunks to set aside because they cannot be decoded: lane and number.
     pub corrupt: Vec<(u64, u32)>,
     /// Bits of settled webhooks in chunks.
     pub chunk_bits: Vec<(u64, u32, Vec<u8>)>,
-    /// Rows to write, and lanes without chunks.
+    /// Rows to write, and lanes that have no chunks any more.
     pub rows: Changes<LaneRowChange, u64>,
-    /// Barriers that come to lie in lanes, with the hash of their shop, and those that leave them.
+    /// Barriers that move into lanes, with the hash of their shop, and barriers that are settled
+    /// there.
     pub barriers: Changes<(Position, u64), Position>,
     /// Leads to record and leads that are settled, by the hash of their resource.
     pub leads: Changes<(u64, Position), u64>,
     /// Retry states of webhooks in lanes.
     pub retries: RetryChanges,
-    /// Unsettled webhooks in chunks, after this.
+    /// Number of unsettled webhooks in chunks after this settlement.
     pub waiting: u64,
-    /// Time at which the oldest of them was accepted, in ms since the Unix epoch; 0: none waits.
+    /// Time at which the oldest of them was accepted, in ms since the Unix epoch; 0 if none waits.
     pub oldest_ms: u64,
 }
 
-/// What became of the operator's controls.
+/// Progress of carrying out the operator's controls.
 #[derive(Debug, Default)]
 pub struct ControlsChange {
-    /// Webhooks dropped by this settlement.
+    /// Number of webhooks dropped by this settlement.
     pub dropped: u64,
-    /// Version that is carried out.
+    /// Version of the controls that is carried out completely.
     pub carried_out: Option<u64>,
-    /// Version that is known.
+    /// Version of the controls that the leader knows.
     pub known: u64,
 }
 
 /// Everything that became final since the last settlement.
 #[derive(Debug)]
-pub struct Settlement<C: Content> {
+pub struct PendingSettlement<C: Content> {
     /// Changes to the main stream.
     pub main: MainChange,
     /// Changes to the replays.
     pub replays: ReplayChange,
     /// Webhooks that are given up.
-    pub dead: Vec<DeadLetter<C>>,
-    /// One record for each webhook that is settled.
+    pub dead: Vec<GivenUp<C>>,
+    /// One record for each settled webhook.
     pub records: Vec<SettledRecord>,
     /// Changes to lanes.
     pub lanes: LaneChange<C>,
-    /// What became of the controls.
+    /// Progress of carrying out the controls.
     pub controls: ControlsChange,
 }
 
@@ -199,13 +201,13 @@ impl<C> LaneChange<C> {
     }
 }
 
-impl<C: Content> Settlement<C> {
-    /// Changes to the retry states of the main stream, or of lanes.
+impl<C: Content> PendingSettlement<C> {
+    /// Changes to the retry states of the main stream or of lanes.
     pub(crate) fn retries(&mut self, is_in_main: bool) -> &mut RetryChanges {
         if is_in_main { &mut self.main.retries } else { &mut self.lanes.retries }
     }
 
-    /// Whether there is nothing to settle.
+    /// True if there is nothing to settle.
     pub fn is_empty(&self) -> bool {
         self.main.is_empty()
             && self.replays.is_empty()
@@ -233,7 +235,7 @@ impl<C> Default for LaneChange<C> {
     }
 }
 
-impl<C: Content> Default for Settlement<C> {
+impl<C: Content> Default for PendingSettlement<C> {
     fn default() -> Self {
         Self {
             main: MainChange::default(),

@@ -1,47 +1,47 @@
-//! Shares of the shops in what waits: unsettled webhooks, counted by shop.
+//! Share of each shop in the unsettled webhooks.
 //!
-//! A webhook is counted from its arrival until it is in a settlement, whether it is indexed or not:
-//! one that lies in a lane is counted as its lane's row says, from the start. Webhooks are counted
-//! and not their bytes, since a row of a lane knows only how many it holds. Replays are not
-//! counted: an operator asked for those.
+//! A webhook counts from its arrival until it is in a settlement, indexed or not. A webhook that
+//! lies in a lane counts from the start, by the number in its lane's row. Shares count webhooks and
+//! not bytes, because a lane's row holds only their number. Replays do not count, because an
+//! operator requested them.
 
 use crate::core::Core;
 use crate::shop::Shop;
 use crate::sorted::Content;
 
-/// A shop is listed with more than this part of all that waits.
+/// A shop is listed if its share is larger than 1/`LISTED_PART`.
 const LISTED_PART: u64 = 20;
-/// And with so many webhooks at least: fewer fill no Redis, and in calm whoever waits at a moment has
-/// a large share.
+/// Smallest number of webhooks of a listed shop. Fewer do not fill Redis, and with little load any
+/// shop with a waiting webhook has a large share.
 const LISTED_LEAST: u64 = 16;
-/// Shops that are listed.
+/// Most shops that are listed.
 const LISTED_MAX: usize = 16;
 
-/// Shops that take much of what waits.
+/// Shops with a large share of the unsettled webhooks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Shares {
-    /// Unsettled webhooks of all shops.
+pub struct ShopLoads {
+    /// Number of unsettled webhooks of all shops.
     pub waiting: u64,
-    /// Shops with more than 5 % of them and 16 webhooks or more, at most 16 shops, the largest
-    /// first; none in a cell of a single shop.
-    pub shops: Vec<ShopShare>,
+    /// Shops with more than 5 % of them and at least 16 webhooks, the largest first, at most 16
+    /// shops. Empty in a cell with a single shop.
+    pub shops: Vec<ShopLoad>,
 }
 
-/// Part of one shop in what waits.
+/// Share of one shop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ShopShare {
+pub struct ShopLoad {
     /// Hash of the shop.
     pub hash: u64,
-    /// Its unsettled webhooks.
+    /// Number of unsettled webhooks of the shop.
     pub waiting: u64,
-    /// Hash of one of its lanes with chunks, whose row holds the shop's name.
+    /// Hash of one of the shop's lanes with chunks. The row of that lane holds the shop's name.
     pub lane: Option<u64>,
 }
 
 impl<C: Content> Core<C> {
-    /// Shops that take much of what waits. Looks at every shop. The only shop of a backend that
-    /// never served another one is not listed: it takes room from nobody.
-    pub fn shares(&self) -> Shares {
+    /// Returns the shops with a large share. Scans every shop. The only shop of a backend that
+    /// never served another one is not listed, because it takes room from no other shop.
+    pub fn shares(&self) -> ShopLoads {
         let waiting = self.queue.shops.waiting();
         let is_single = self.queue.shops.len() == 1;
         let large = self.queue.shops.iter().filter(|shop| {
@@ -50,22 +50,22 @@ impl<C: Content> Core<C> {
             let is_only = is_single && !self.backend.has_served_other(shop.hash);
             own >= LISTED_LEAST && is_large && !is_only
         });
-        let mut shops: Vec<ShopShare> = large.map(|shop| self.share(shop)).collect();
+        let mut shops: Vec<ShopLoad> = large.map(|shop| self.share(shop)).collect();
         shops.sort_unstable_by_key(|shop| (std::cmp::Reverse(shop.waiting), shop.hash));
         shops.truncate(LISTED_MAX);
-        Shares { waiting, shops }
+        ShopLoads { waiting, shops }
     }
 
-    /// Unsettled webhooks of a shop that were read.
+    /// Number of unsettled webhooks of a shop that were read.
     pub fn waiting_of(&self, shop: u64) -> u64 {
         let key = self.queue.shops.by_hash(shop);
         key.and_then(|key| self.queue.shops.get(key)).map_or(0, Shop::waiting)
     }
 
-    fn share(&self, shop: &Shop) -> ShopShare {
+    fn share(&self, shop: &Shop) -> ShopLoad {
         let lanes = shop.lanes.iter().filter_map(|lane| self.queue.lanes.get(*lane));
         let mut stored = lanes.filter(|lane| lane.stored.is_some());
-        ShopShare {
+        ShopLoad {
             hash: shop.hash,
             waiting: shop.waiting(),
             lane: stored.next().map(|lane| lane.hash),

@@ -1,10 +1,10 @@
-//! Turns of shops, so that one shop's three million webhooks delay nobody else's, and the barriers
-//! within a shop.
+//! Turns of shops, and the barriers within a shop. Turns keep the webhooks of one shop, even three
+//! million, from delaying other shops.
 //!
-//! Deficit round robin (Shreedhar and Varghese, 1995) over the shops that have something ready,
-//! once for the priority topics and once for the rest, of which the rest has one turn in five. A
-//! turn is one delivery; its cost is known afterwards, so one that took longer than most is paid for
-//! with the shop's next turns. Pure: time is an argument.
+//! The algorithm is deficit round robin (Shreedhar and Varghese, 1995) over the shops that have
+//! something ready. It runs once for the priority topics and once for the rest, which has one turn
+//! in five. A turn is one delivery. Its cost is known afterwards, so a shop pays with its next
+//! turns for a delivery that took longer than most. Pure: time is an argument.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashSet, VecDeque};
@@ -13,23 +13,25 @@ use std::time::Duration;
 use slab::Slab;
 use spillway_webhook::position::Position;
 
-use crate::attempts::LONG;
 use crate::by_hash::ByHash;
-use crate::fairness::{Pace, TurnState, TurnsBy};
+use crate::fairness::{DeliveryTimes, TurnState, TurnsBy};
 use crate::index::{LaneKey, ResourceKey, key_of, usize_of};
 use crate::sorted::Class;
 
+/// An attempt that takes longer is long: it keeps its slot, whatever duration is usual.
+pub const LONG: Duration = Duration::from_secs(1);
 /// Turns of the priority topics before the rest has one.
 const PRIORITY_TURNS: u32 = 4;
-/// Most that a shop can owe, in turns.
+/// Highest debt of a shop, in turns.
 const DEBT_MAX: f64 = 16.0;
-/// Most that a shop can be owed.
+/// Highest credit of a shop, in turns.
 const CREDIT_MAX: f64 = 4.0;
-/// Deliveries over which the usual duration is averaged.
+/// Number of deliveries over which the usual duration is averaged.
 const USUAL_OVER: f64 = 64.0;
-/// The same of one shop.
+/// Number of deliveries over which the duration of one shop is averaged.
 const TOOK_OVER: f64 = 4.0;
-/// A delivery counts as so many usual ones at most: a few of one slow shop do not change what is usual.
+/// A delivery counts as at most this many usual ones, so that a few of one slow shop do not change
+/// the usual duration.
 const USUAL_TIMES: f64 = 4.0;
 
 /// Key of a shop.
@@ -38,34 +40,34 @@ pub type ShopKey = u32;
 /// Bounds of one shop.
 #[derive(Debug, Clone, Copy)]
 pub struct ShopBounds {
-    /// Deliveries at once.
+    /// Most deliveries at once.
     pub concurrency_max: u32,
     /// Time between two deliveries.
     pub spacing: Duration,
 }
 
-/// A shop of which something waits.
+/// A shop of which webhooks wait.
 #[derive(Debug)]
 pub struct Shop {
     /// Stable hash of its domain.
     pub hash: u64,
-    /// Its lanes.
+    /// Lanes of the shop.
     pub lanes: Vec<LaneKey>,
-    /// Deliveries under way.
+    /// Number of deliveries under way.
     pub in_flight: u32,
-    pace: Pace,
-    /// Unsettled webhooks that were read, replays aside.
+    pace: DeliveryTimes,
+    /// Number of unsettled webhooks that were read. Replays do not count.
     waiting: u64,
-    /// No turn before.
+    /// Time before which the shop has no turn.
     pub paused_until: Duration,
-    /// Whether an operator paused it.
+    /// True if an operator paused the shop.
     pub is_stopped: bool,
-    /// Whether its next webhook is being read.
+    /// True if the shop's next webhook is being read.
     pub is_starved: bool,
-    /// Barriers, and what they hold back.
+    /// Barriers and the resources that they hold back.
     pub barriers: Option<Box<Barriers>>,
     turns: TurnState,
-    /// Tells it from one that had its key before.
+    /// Number of this shop in order of creation. It distinguishes shops that used the same key.
     born: u32,
 }
 
@@ -76,22 +78,22 @@ pub struct Barriers {
     pub positions: BTreeSet<Position>,
     /// Resources that are held back, by the position of their head.
     pub held: BTreeMap<Position, ResourceKey>,
-    /// Whether the shop has lanes of another key scheme: then everything goes by position.
+    /// True if the shop has lanes of another key scheme. Then all its webhooks go by position.
     pub is_mixed: bool,
 }
 
-/// All shops of which something waits. Times are durations since the start.
+/// All shops of which webhooks wait. Times are durations since the start.
 #[derive(Debug)]
 pub struct Shops {
     bounds: ShopBounds,
     shops: Slab<Shop>,
     by_hash: ByHash<ShopKey>,
-    /// Keys of shops and when they were born; those of shops that are gone are passed over.
+    /// Keys of shops and their creation numbers. Those of shops that are gone are skipped.
     turns: [VecDeque<(ShopKey, u32)>; 2],
-    /// Goes up with each new shop.
+    /// Number of shops created so far.
     births: u32,
     priority_turns: u32,
-    /// Shops to look at again when their pause ends.
+    /// Shops to check again when their pause ends.
     due: BinaryHeap<Reverse<(Duration, ShopKey)>>,
     /// Shops that leave the last slots to others.
     aside: Vec<ShopKey>,
@@ -102,23 +104,23 @@ pub struct Shops {
     waiting: u64,
 }
 
-/// Whether a shop may have a turn.
+/// Result of checking if a shop may have a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShopGate {
-    /// It may.
+    /// The shop may have a turn.
     Open,
-    /// An operator paused it.
+    /// An operator paused the shop.
     Stopped,
-    /// Its next webhook is being read.
+    /// The shop's next webhook is being read.
     Starved,
-    /// It has as much under way as it may.
+    /// The shop has as many deliveries under way as it may have.
     Full,
-    /// It waits for its rate, or was asked to.
+    /// The shop waits for its rate, or for a pause that the backend requested.
     PausedUntil(Duration),
 }
 
 impl Shops {
-    /// No shops.
+    /// Creates an empty set of shops.
     pub fn new(bounds: ShopBounds) -> Self {
         Self {
             bounds,
@@ -135,16 +137,18 @@ impl Shops {
         }
     }
 
-    /// The shop with this hash, made if there is none.
+    /// Returns the shop with this hash. Creates it if there is none.
     pub fn intern(&mut self, hash: u64) -> ShopKey {
-        let (shops, stopped, births) = (&mut self.shops, &self.stopped, &mut self.births);
+        let shops = &mut self.shops;
+        let stopped = &self.stopped;
+        let births = &mut self.births;
         *self.by_hash.entry(hash).or_insert_with(|| {
             *births = births.wrapping_add(1);
             key_of(shops.insert(Shop {
                 hash,
                 lanes: Vec::new(),
                 in_flight: 0,
-                pace: Pace::default(),
+                pace: DeliveryTimes::default(),
                 waiting: 0,
                 paused_until: Duration::ZERO,
                 is_stopped: stopped.contains(&hash),
@@ -176,22 +180,22 @@ impl Shops {
         self.shops.iter().filter_map(|(_, shop)| shop.barriers.as_deref())
     }
 
-    /// Shops of which something waits.
+    /// Number of shops of which webhooks wait.
     pub fn len(&self) -> usize {
         self.shops.len()
     }
 
-    /// Every shop of which something waits.
+    /// Every shop of which webhooks wait.
     pub fn iter(&self) -> impl Iterator<Item = &Shop> {
         self.shops.iter().map(|(_, shop)| shop)
     }
 
-    /// Unsettled webhooks of all shops.
+    /// Number of unsettled webhooks of all shops.
     pub fn waiting(&self) -> u64 {
         self.waiting
     }
 
-    /// Webhooks of a shop were read that are not settled.
+    /// Adds unsettled webhooks that were read.
     pub fn arrived(&mut self, key: ShopKey, count: u64) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.waiting += count;
@@ -199,7 +203,7 @@ impl Shops {
         }
     }
 
-    /// Webhooks of a shop are settled, or lost.
+    /// Removes webhooks that are settled or lost.
     pub fn settled(&mut self, key: ShopKey, count: u64) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.waiting -= count;
@@ -212,7 +216,7 @@ impl Shops {
         Duration::from_secs_f64(self.usual)
     }
 
-    /// Class whose turn comes first.
+    /// Order of the classes for the next turn.
     pub fn first_class(&self, by: TurnsBy) -> [Class; 2] {
         let most = if by == TurnsBy::Time { PRIORITY_TURNS } else { 1 };
         if self.priority_turns >= most {
@@ -222,7 +226,7 @@ impl Shops {
         }
     }
 
-    /// A turn of this class was used.
+    /// Notes that a turn of this class was used.
     pub fn used(&mut self, class: Class) {
         self.priority_turns = match class {
             Class::Priority => self.priority_turns + 1,
@@ -230,7 +234,7 @@ impl Shops {
         };
     }
 
-    /// The next shop that may have a turn of this class.
+    /// Takes the next shop that may have a turn of this class.
     pub fn next(&mut self, class: Class, by: TurnsBy, now: Duration) -> Option<ShopKey> {
         let turns = &mut self.turns[class.index()];
         while let Some((key, born)) = turns.pop_front() {
@@ -239,7 +243,8 @@ impl Shops {
             shop.turns.has_turn[class.index()] = false;
             match gate(shop, self.bounds, now) {
                 ShopGate::Open => {}
-                // It has turns again when it is resumed, or read, or a delivery ends.
+                // The shop gets turns again when it is resumed, its bytes are read, or a delivery
+                // ends.
                 ShopGate::Stopped | ShopGate::Starved | ShopGate::Full => continue,
                 ShopGate::PausedUntil(until) => {
                     if !std::mem::replace(&mut shop.turns.is_due, true) {
@@ -259,7 +264,7 @@ impl Shops {
         None
     }
 
-    /// A shop that had a turn has another one later; soon, if it is owed some.
+    /// Gives a shop that had a turn another one. It comes soon if the shop has credit.
     pub fn keep_turn(&mut self, key: ShopKey, class: Class, by: TurnsBy) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
         if std::mem::replace(&mut shop.turns.has_turn[class.index()], true) {
@@ -273,7 +278,7 @@ impl Shops {
         }
     }
 
-    /// A shop whose turn was passed over has the next one.
+    /// Gives the next turn back to a shop that was skipped.
     pub fn put_back(&mut self, key: ShopKey, class: Class) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
         if !std::mem::replace(&mut shop.turns.has_turn[class.index()], true) {
@@ -281,7 +286,7 @@ impl Shops {
         }
     }
 
-    /// A shop may have something ready of this class.
+    /// Gives a turn to a shop that may have something ready of this class.
     pub fn give_turn(&mut self, key: ShopKey, class: Class) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
         let is_closed = shop.is_stopped
@@ -293,18 +298,18 @@ impl Shops {
         }
     }
 
-    /// The same of both classes.
+    /// Gives a turn of each class.
     pub fn give_turns(&mut self, key: ShopKey) {
         self.give_turn(key, Class::Priority);
         self.give_turn(key, Class::Rest);
     }
 
-    /// Whether a shop may have a turn at `now`.
+    /// Returns if a shop may have a turn at `now`, and if not, the reason.
     pub fn gate(&self, key: ShopKey, now: Duration) -> ShopGate {
         self.get(key).map_or(ShopGate::Open, |shop| gate(shop, self.bounds, now))
     }
 
-    /// A delivery of the shop began.
+    /// Notes that a delivery of the shop began.
     pub fn began(&mut self, key: ShopKey, now: Duration) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
         shop.in_flight += 1;
@@ -313,14 +318,14 @@ impl Shops {
         }
     }
 
-    /// A delivery of the shop takes long.
-    pub fn has_long(&mut self, key: ShopKey) {
+    /// Notes that a delivery of the shop is long.
+    pub fn mark_long(&mut self, key: ShopKey) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.pace.long += 1;
         }
     }
 
-    /// The shop leaves the last slots to others, until [`Self::take_back`].
+    /// Makes the shop leave the last slots to others, until [`Self::take_back`].
     pub fn set_aside(&mut self, key: ShopKey) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.turns.is_set_aside = true;
@@ -328,7 +333,7 @@ impl Shops {
         }
     }
 
-    /// Shops that were set aside have turns again.
+    /// Gives turns again to the shops that were set aside.
     pub fn take_back(&mut self) {
         for key in std::mem::take(&mut self.aside) {
             if let Some(shop) = self.shops.get_mut(usize_of(key)) {
@@ -338,7 +343,7 @@ impl Shops {
         }
     }
 
-    /// It ended, after `took`. An attempt of a slow lane does not change the usual duration.
+    /// Notes that a delivery ended after `took`. Only a usual one changes the usual duration.
     pub fn ended(&mut self, key: ShopKey, took: Duration, is_usual: bool, is_long: bool) {
         let took = took.as_secs_f64();
         if is_usual && self.usual == 0.0 {
@@ -351,13 +356,13 @@ impl Shops {
         shop.pace.long -= u32::from(is_long);
         shop.pace.took += (took - shop.pace.took) / TOOK_OVER;
         let cost = if self.usual > 0.0 { took / self.usual } else { 1.0 };
-        // A quick failure is a turn that others could have had.
+        // A quick failure uses a turn that others could have had.
         let cost = if is_usual { cost } else { cost.max(1.0) };
         shop.turns.debt = (shop.turns.debt + cost - 1.0).clamp(-CREDIT_MAX, DEBT_MAX);
         self.give_turns(key);
     }
 
-    /// Pauses these shops and no others, by an operator's order.
+    /// Pauses these shops and no others, as an operator ordered.
     pub fn stop(&mut self, shops: HashSet<u64>) {
         self.stopped = shops;
         let mut resumed = Vec::new();
@@ -371,21 +376,21 @@ impl Shops {
         resumed.into_iter().for_each(|key| self.give_turns(key));
     }
 
-    /// Leaves a shop alone until then, as the backend asked.
+    /// Pauses a shop until a time that the backend requested.
     pub fn pause(&mut self, key: ShopKey, until: Duration) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.paused_until = shop.paused_until.max(until);
         }
     }
 
-    /// The next webhook of a shop is being read.
+    /// Notes that the next webhook of a shop is being read.
     pub fn starve(&mut self, key: ShopKey) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.is_starved = true;
         }
     }
 
-    /// That webhook is at hand, or is not needed any more.
+    /// Notes that the webhook was read or is no longer needed.
     pub fn feed(&mut self, key: ShopKey) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.is_starved = false;
@@ -393,7 +398,7 @@ impl Shops {
         }
     }
 
-    /// When a paused shop is to be looked at again.
+    /// Time at which the next paused shop is to be checked.
     pub fn wakes_at(&self) -> Option<Duration> {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
@@ -412,7 +417,7 @@ impl Shops {
         }
     }
 
-    /// Lets go of a shop of which nothing waits, unless its pause is to outlast it.
+    /// Removes a shop of which nothing waits, unless its pause still lasts.
     pub fn forget(&mut self, key: ShopKey, now: Duration) {
         let Some(shop) = self.get(key) else { return };
         let has_barriers = shop.barriers.as_ref().is_some_and(|all| !all.positions.is_empty());
@@ -450,35 +455,36 @@ fn gate(shop: &Shop, bounds: ShopBounds, now: Duration) -> ShopGate {
 }
 
 impl Shop {
-    /// Unsettled webhooks that were read, in the main stream and in lanes, indexed or not.
+    /// Number of unsettled webhooks that were read, in the main stream and in lanes, indexed or
+    /// not.
     pub fn waiting(&self) -> u64 {
         self.waiting
     }
 
-    /// True if it keeps its slots for long: a delivery under way does, or the last few did.
+    /// True if the shop's deliveries are long: one under way is, or the last few were.
     pub fn is_long(&self) -> bool {
         self.pace.long > 0 || self.pace.took >= LONG.as_secs_f64()
     }
 
-    /// True if it has a turn of this class, or an event that must come gives it one.
+    /// True if the shop has a turn of this class, or if a coming event will give it one.
     pub fn has_turns_to_come(&self, class: Class) -> bool {
         let is_closed = self.is_stopped || self.is_starved || self.turns.is_set_aside;
         is_closed || self.turns.is_due || self.in_flight > 0 || self.turns.has_turn[class.index()]
     }
 
-    /// Whether the shop has lanes of two key schemes.
+    /// True if the shop has lanes of two key schemes.
     pub fn is_mixed(&self) -> bool {
         self.barriers.as_ref().is_some_and(|barriers| barriers.is_mixed)
     }
 }
 
 impl Barriers {
-    /// Whether no barrier and nothing else is left here.
+    /// True if there is no barrier, no held resource and only one key scheme.
     pub fn is_empty(&self) -> bool {
         self.positions.is_empty() && self.held.is_empty() && !self.is_mixed
     }
 
-    /// Whether no unsettled barrier is before `position`.
+    /// True if no unsettled barrier is before `position`.
     pub fn is_free(&self, position: Position) -> bool {
         self.positions.first().is_none_or(|first| *first >= position)
     }

@@ -1,4 +1,4 @@
-//! Slow attempts: marked, and cut off where others wait for their slots.
+//! Slow attempts: marking them, and cutting them off if others wait for their slots.
 
 use std::time::Duration;
 
@@ -8,19 +8,19 @@ use crate::event::Effect;
 use crate::sorted::Content;
 use crate::suspects::{SLICE, luby};
 
-/// Bits of an id that choose the slice: the longest is sixteen times the shortest.
+/// Bits of an id that choose the slice. The longest slice is sixteen times the shortest.
 const SLICE_BITS: u32 = 5;
 
-/// Shortest slices that a probe of a backend that is down has. By its id, and not by its number of failures: a
-/// lane that has not failed must have long ones, too.
+/// Length of a probe's slice while the backend is down, in shortest slices. It depends on the id
+/// and not on the number of failures, because a lane that has not failed must get long slices, too.
 fn slices(id: AttemptId) -> u32 {
     let number = mixed(id.0) >> (u64::BITS - SLICE_BITS);
     luby(1 + u32::try_from(number).unwrap_or(0))
 }
 
 impl<C: Content> Core<C> {
-    /// Cuts slow attempts off where others wait for their slots; all of them, where everything waits
-    /// for the next leader.
+    /// Cuts slow attempts off if others wait for their slots. Cuts all of them off if everything
+    /// waits for the next leader.
     pub(crate) fn cut_off(&mut self) -> Vec<Effect<C>> {
         let now = self.session.now.at;
         if now < self.session.looks.slow_at {
@@ -30,7 +30,7 @@ impl<C: Content> Core<C> {
         let most = if self.backend.is_down() { self.probe_slice() } else { Duration::MAX };
         for slow in self.attempts.mark_slow(now, self.queue.shops.usual(), most) {
             if let Some(shop) = self.queue.shops.get(slow.shop) {
-                self.attempts.proven.is_slow(shop.hash);
+                self.attempts.proven.on_slow(shop.hash);
             }
             if let Some(lane) = self.queue.lanes.get_mut(slow.lane)
                 && !lane.flow.has_succeeded_since(slow.began)
@@ -39,7 +39,7 @@ impl<C: Content> Core<C> {
             }
         }
         for shop in self.attempts.mark_long(now) {
-            self.queue.shops.has_long(shop);
+            self.queue.shops.mark_long(shop);
         }
         let ids: Vec<_> = if self.session.is_draining {
             self.attempts.all_to_cut(now)
@@ -47,8 +47,8 @@ impl<C: Content> Core<C> {
             self.down_probes_to_cut()
         } else {
             let longest = self.some_to_cut();
-            longest.iter().for_each(|id| self.attempts.is_cut(*id, now));
-            // Of those that are left, a probe may be among the longest.
+            longest.iter().for_each(|id| self.attempts.mark_cut(*id, now));
+            // The longest attempts may include probes.
             let mut over = self.probes_to_cut();
             over.retain(|id| !longest.contains(id));
             self.attempts.suspects.failed(over.len());
@@ -58,12 +58,14 @@ impl<C: Content> Core<C> {
         ids.into_iter().map(Effect::Cancel).collect()
     }
 
-    /// Probes of a backend that is down whose slice is over while others wait. One of several has all of
-    /// its time; a single one at a time has, in turns with those that have a slice.
+    /// Probes of a backend that is down whose slice is over while others wait. With several slots,
+    /// the longest probe keeps its full time. With a single slot, probes with full time and probes
+    /// with a slice alternate.
     fn down_probes_to_cut(&self) -> Vec<AttemptId> {
         let Some(waiting) = self.next else { return Vec::new() };
         let now = self.session.now.at;
-        let (in_flight, slots) = (self.attempts.len(), self.probe_slots(waiting.lane));
+        let in_flight = self.attempts.len();
+        let slots = self.probe_slots(waiting.lane);
         if self.limiter.concurrency(now) == 0 || in_flight < slots || self.may_begin().is_err() {
             return Vec::new();
         }
@@ -76,16 +78,16 @@ impl<C: Content> Core<C> {
         over.map(|(id, _)| id).collect()
     }
 
-    /// The shortest slice of a probe of a backend that is down.
+    /// Shortest slice of a probe of a backend that is down.
     fn probe_slice(&self) -> Duration {
         SLICE.max(self.queue.shops.usual() * 2)
     }
 
-    /// The attempts to cut off for a lane that waits for a slot.
+    /// Attempts to cut off for a lane that waits for a slot.
     fn some_to_cut(&self) -> Vec<AttemptId> {
         let now = self.session.now.at;
         let concurrency = self.limiter.concurrency(now);
-        // Where the rate, a pause or the leader holds the turn back, a slot would not help it.
+        // If the rate, a pause or the leader holds the turn back, a slot would not help it.
         let may_begin = concurrency > 0 && self.may_begin().is_ok();
         let waiting = self.next.filter(|turn| {
             let slots = concurrency + self.spare_slots() + self.more_slots(turn.shop);
@@ -104,7 +106,7 @@ impl<C: Content> Core<C> {
                     .get(attempt.lane)
                     .is_some_and(|lane| !lane.flow.has_succeeded_since(attempt.began))
         };
-        // Two at least are allowed while two shops send.
+        // At least two slots are allowed while two shops send.
         let limit = concurrency.max(2.min(self.config.bounds.concurrency_max));
         self.attempts.to_cut(limit, now, may_cut)
     }

@@ -1,14 +1,14 @@
-//! The part of a webhook that decides when it is delivered, and its bytes as the core sees them.
+//! Attributes that decide when a webhook is delivered, and its bytes as the core sees them.
 
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
-/// One of the two rounds of turns.
+/// Class of a webhook in the order of turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// `PRIORITY_TOPICS`: four turns of five.
+    /// Webhooks of `PRIORITY_TOPICS`, which have four turns of five.
     Priority,
-    /// All others.
+    /// All other webhooks.
     Rest,
 }
 
@@ -22,8 +22,8 @@ impl Class {
     }
 }
 
-/// Everything about a webhook that decides when it is delivered. All hashes are stable over
-/// restarts, because Redis keeps them.
+/// Attributes that decide when a webhook is delivered. All hashes are the same after a restart,
+/// because Redis keeps them.
 #[derive(Debug, Clone, Copy)]
 pub struct Sorted {
     /// Hash of the unit of order: under `ORDER_BY=resource` the shop, the kind and the id.
@@ -32,40 +32,41 @@ pub struct Sorted {
     pub lane: u64,
     /// Hash of the shop.
     pub shop: u64,
-    /// Round it takes part in.
+    /// Class in the order of turns.
     pub class: Class,
-    /// Waits for everything of its shop that was accepted before it, and holds back what came after.
+    /// True if the webhook waits for everything that its shop sent before, and holds back what the
+    /// shop sent after.
     pub is_barrier: bool,
-    /// Events of one resource with the same number may stand for each other; 0: for none.
+    /// Events of one resource with the same number may stand for each other; 0 for none.
     pub coalesces: u8,
-    /// Identity for duplicates, kept only where events are coalesced.
+    /// Fingerprint to find duplicates, kept only if events are coalesced.
     pub fingerprint: Option<Fingerprint>,
 }
 
-/// The bytes of a decoded pack. The core hands them on and never looks inside by itself.
+/// Bytes of a decoded pack. The core passes them on and does not parse them.
 pub trait Content: Clone + std::fmt::Debug {
-    /// Reason and answer that go into a dead letter; the default is that of an attempt that was cut off.
+    /// Reason and answer for a dead letter. The default is that of an attempt that was cut off.
     type Evidence: std::fmt::Debug + Default;
-    /// A pause by anything else than a whole shop.
+    /// Filter of a pause that concerns anything other than a whole shop.
     type Filter: std::fmt::Debug + Clone + PartialEq;
 
     /// Decoded size in bytes.
     fn raw_bytes(&self) -> usize;
     /// Decoded size of the record at `index` in bytes.
     fn record_bytes(&self, index: u32) -> usize;
-    /// The record at `index` as content of its own, at index 0.
+    /// Returns the record at `index` as separate content, at index 0.
     fn pluck(&self, index: u32) -> Self;
-    /// Identity of the record at `index` for duplicates.
+    /// Fingerprint of the record at `index`, to find duplicates.
     fn fingerprint(&self, index: u32) -> Option<Fingerprint>;
-    /// Hash of the only shop of which `filter` matches anything; `None`: it may be any.
+    /// Hash of the only shop whose webhooks `filter` can match; `None` if it can match any shop.
     fn shop_of(filter: &Self::Filter) -> Option<u64>;
-    /// Whether `filter` matches the record at `index`, which was accepted at `position`.
+    /// True if `filter` matches the record at `index`, which was accepted at `position`.
     fn is_matched(&self, index: u32, position: Position, filter: &Self::Filter) -> bool;
     /// Size in Redis of a dead letter of the record at `index`, in bytes.
     fn dead_bytes(&self, index: u32, evidence: &Self::Evidence) -> u64;
 }
 
-/// Raw bytes of a chunk, as its row holds them.
+/// Raw bytes of a chunk, in the type that its row uses.
 pub(crate) fn raw_bytes<C: Content>(content: &C) -> u32 {
     u32::try_from(content.raw_bytes()).unwrap_or(u32::MAX)
 }

@@ -1,37 +1,31 @@
-//! The core's own account of itself: counters, and which lanes wait for what.
+//! Status of the core: counters, and the lanes that are blocked with the reason.
 
-use crate::backend::Allowed;
-use crate::core::Core;
-use crate::dispatch::Blocked;
-use crate::sorted::Content;
-
-/// Blocked lanes that are listed.
-const LISTED_MAX: usize = 16;
+use crate::turn::Blocked;
 
 /// Counters since the leader began.
 #[derive(Debug, Default, Clone)]
 pub struct Counts {
-    /// Deliveries that the backend took.
+    /// Webhooks that the backend accepted.
     pub delivered: u64,
-    /// Webhooks not delivered because the very same one was delivered before.
+    /// Webhooks not delivered because the same webhook was delivered before.
     pub duplicates: u64,
-    /// Older events that a newer one stood for.
+    /// Older events for which a newer one was delivered.
     pub coalesced: u64,
-    /// Webhooks dropped by an operator's order.
+    /// Webhooks that an operator dropped.
     pub dropped: u64,
-    /// Windows cut for want of room.
+    /// Windows cut because the index was full.
     pub cuts: u64,
-    /// Slow attempts cut off so that others got their slots.
+    /// Slow attempts cut off so that others get their slots.
     pub cut_off: u64,
-    /// The backend as a whole.
+    /// Counters of the backend as a whole.
     pub backend: BackendCounts,
     /// Circuit breakers of lanes that opened.
     pub breakers_opened: u64,
     /// Chunks that could not be decoded.
     pub chunks_corrupt: u64,
-    /// Webhooks that were lost with their chunks.
+    /// Webhooks lost with their chunks.
     pub lost: u64,
-    /// Webhooks kept in retry for want of room for dead letters.
+    /// Webhooks kept in retry because there was no room for dead letters.
     pub kept_for_want_of_room: u64,
     /// Webhooks given up, by reason.
     pub dead: Vec<(&'static str, u64)>,
@@ -40,53 +34,53 @@ pub struct Counts {
 /// Counters of the backend as a whole.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BackendCounts {
-    /// Times that the refusals of most shops stopped everything.
+    /// Times that everything stopped because most shops were refused.
     pub refusals_opened: u64,
-    /// Times that it went down.
+    /// Times that the backend went down.
     pub went_down: u64,
-    /// Times that a delivery succeeded after it was down or refused everything.
+    /// Times that a delivery succeeded after the backend was down or refused everything.
     pub came_back: u64,
 }
 
-/// A lane of which nothing is sent.
+/// A lane of which nothing is sent at present.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockedLane {
     /// Hash of the lane.
     pub lane: u64,
-    /// Hash of its shop.
+    /// Hash of the shop.
     pub shop: u64,
-    /// Reason.
+    /// Reason why nothing is sent.
     pub reason: Blocked,
-    /// Webhooks of it that are indexed.
+    /// Number of indexed webhooks of the lane.
     pub indexed: u32,
-    /// Webhooks of it in chunks.
+    /// Number of webhooks of the lane in chunks.
     pub stored: u64,
 }
 
 /// State of the core.
 #[derive(Debug, Clone)]
 pub struct Status {
-    /// Deliveries under way.
+    /// Number of deliveries under way.
     pub in_flight: usize,
-    /// Deliveries that may be under way.
+    /// Number of deliveries that may be under way.
     pub limit: usize,
-    /// Whether everything is paused: by an operator, or because the backend is stopped.
+    /// True if everything is paused: by an operator, or because the backend is stopped.
     pub is_paused: bool,
-    /// Whether the backend refuses most of what it gets.
+    /// True if the backend refuses most deliveries.
     pub is_refusing: bool,
-    /// Whether the backend is down.
+    /// True if the backend is down.
     pub is_down: bool,
-    /// Whether nothing more is read for want of room.
+    /// True if no more is read because the index is full.
     pub is_index_full: bool,
     /// Memory of the index, in bytes.
     pub index_bytes: usize,
-    /// Lanes of which something waits.
+    /// Number of lanes of which webhooks wait.
     pub lanes: usize,
-    /// Webhooks in chunks.
+    /// Number of webhooks in chunks.
     pub stored: u64,
-    /// Lanes of which nothing is sent, in all.
+    /// Number of all lanes of which nothing is sent at present.
     pub blocked_lanes: usize,
-    /// The largest of them.
+    /// The largest of these lanes.
     pub blocked: Vec<BlockedLane>,
 }
 
@@ -95,54 +89,6 @@ impl Counts {
         match self.dead.iter_mut().find(|(known, _)| *known == reason) {
             Some((_, count)) => *count += 1,
             None => self.dead.push((reason, 1)),
-        }
-    }
-}
-
-impl<C: Content> Core<C> {
-    /// Counters since the leader began.
-    pub fn counts(&self) -> &Counts {
-        &self.counts
-    }
-
-    /// State of the core. Looks at every lane.
-    pub fn status(&self) -> Status {
-        let now = self.session.now.at;
-        let limit = match self.backend.allows(now) {
-            Allowed::Nothing => 0,
-            Allowed::Probe => self.limiter.concurrency(now).min(1),
-            Allowed::All => self.limiter.concurrency(now),
-        };
-        let mut blocked = Vec::new();
-        for (_, lane) in self.queue.lanes.iter() {
-            let stored = lane.stored.as_ref().map_or(0, |stored| stored.waiting);
-            if !self.is_blocked(lane)
-                || (lane.window.count + lane.window.replays == 0 && stored == 0)
-            {
-                continue;
-            }
-            let reason = self.blocked_by(lane);
-            let shop = self.queue.shops.get(lane.shop).map_or(0, |shop| shop.hash);
-            let indexed = lane.window.count + lane.window.replays;
-            blocked.push(BlockedLane { lane: lane.hash, shop, reason, indexed, stored });
-        }
-        let blocked_lanes = blocked.len();
-        blocked.sort_unstable_by_key(|lane| {
-            std::cmp::Reverse(lane.stored.max(u64::from(lane.indexed)))
-        });
-        blocked.truncate(LISTED_MAX);
-        Status {
-            in_flight: self.attempts.len(),
-            limit,
-            is_paused: limit == 0 || self.controls.pauses.is_all() || self.backend.is_stopped(),
-            is_refusing: self.backend.is_refusing(),
-            is_down: self.backend.is_down(),
-            is_index_full: self.session.is_index_full,
-            index_bytes: self.index_bytes(),
-            lanes: self.queue.lanes.iter().len(),
-            stored: self.queue.lanes.waiting(),
-            blocked_lanes,
-            blocked,
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Active time: it counts towards retries, and stands still while the backend is stopped. For a webhook, time in which
-//! an operator paused it counts for nothing.
+//! Active time: the time that counts for retries. It stands still while the backend is stopped. For
+//! a webhook, time in which an operator paused it does not count.
 //!
-//! Moments are on the clock of the leader's beginning, which goes on evenly; where that was on Redis' clock is corrected
-//! when Redis' clock goes back.
+//! Moments are on the clock that starts with the leader and runs evenly. The start of that clock on
+//! Redis' clock is corrected when Redis' clock goes back.
 
 use std::time::Duration;
 
@@ -11,15 +11,16 @@ use spillway_webhook::position::Position;
 
 use crate::core::Core;
 use crate::index::{LaneKey, ResourceKey};
-use crate::lane_clock::Accepted;
+use crate::lane_clock::AcceptTime;
 use crate::sorted::Content;
 
-/// What is known of a webhook whose time is counted.
+/// Known facts about a webhook whose time is counted.
 #[derive(Debug)]
 pub(crate) enum About<'a, C> {
-    /// Its bytes: the record at this index, accepted at this position.
+    /// The bytes are known: the record at this index, accepted at this position.
     Bytes(&'a C, u32, Position),
-    /// Its shop. Each filter that may match anything of it counts as a pause: less time counts rather than more.
+    /// Only the shop is known. Each filter that may match a webhook of the shop counts as a pause,
+    /// so that rather too little time counts than too much.
     Shop,
 }
 
@@ -32,24 +33,25 @@ impl<C> Clone for About<'_, C> {
 impl<C> Copy for About<'_, C> {}
 
 impl<C: Content> Core<C> {
-    /// Time that counts towards retries.
+    /// Active time now.
     pub(crate) fn active(&self) -> Duration {
         self.backend.active(self.session.now.at)
     }
 
-    /// What that time was at a moment, given in milliseconds since the Unix epoch; zero before this leader.
+    /// Active time at a moment, given in milliseconds since the Unix epoch; zero before this
+    /// leader.
     pub(crate) fn active_when(&self, ms: u64) -> Duration {
         let moment = Duration::from_millis(ms.saturating_sub(self.began_ms()));
         self.backend.active_at(moment, self.session.now.at)
     }
 
-    /// When a webhook was accepted.
-    pub(crate) fn accepted(&self, position: Position) -> Accepted {
+    /// Time at which a webhook was accepted.
+    pub(crate) fn accepted(&self, position: Position) -> AcceptTime {
         let ms = position.ms;
-        Accepted { ms, active: self.active_when(ms), is_before: ms < self.began_ms() }
+        AcceptTime { ms, active: self.active_when(ms), is_before: ms < self.began_ms() }
     }
 
-    /// What is known of a webhook that is being sent.
+    /// Known facts about a webhook that is being sent.
     pub(crate) fn about_sent(&self, resource: ResourceKey, position: Position) -> About<'_, C> {
         match self.ledger.sent.get(&resource) {
             Some((content, index)) => About::Bytes(content, *index, position),
@@ -57,7 +59,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// The part of an active time that counts for a webhook of a lane.
+    /// Part of an active time that counts for a webhook of a lane.
     pub(crate) fn time_of(
         &self,
         lane: LaneKey,
@@ -85,15 +87,17 @@ impl<C: Content> Core<C> {
         })
     }
 
-    /// Time from a lane's first failure on in which nothing of it succeeded. What waits behind a webhook that a filter
-    /// pauses can't be sent either, so filters of its shop are pauses of the lane.
+    /// Time since a lane's first failure in which no delivery of it succeeded. Webhooks that wait
+    /// for one that a filter pauses cannot be sent either, so filters of the shop count as pauses
+    /// of the lane.
     pub(crate) fn failing(&self, key: LaneKey) -> Duration {
-        let (lane, active) = (self.queue.lanes.get(key), self.active());
+        let lane = self.queue.lanes.get(key);
+        let active = self.active();
         let time = |from, to| self.time_of(key, About::Shop, from, to);
         lane.map_or(Duration::ZERO, |lane| lane.clock.failing(active, time))
     }
 
-    /// When that was, for the next leader.
+    /// The failing times as wall-clock times, for the next leader.
     pub(crate) fn failing_spans(&self, key: LaneKey) -> Spans {
         let Some(lane) = self.queue.lanes.get(key) else { return Spans::default() };
         lane.clock.spans(self.active(), |from, to| {
@@ -103,7 +107,7 @@ impl<C: Content> Core<C> {
         })
     }
 
-    /// Now on the leader's clock, rounded up to milliseconds since the Unix epoch.
+    /// Current time on the leader's clock, rounded up to milliseconds since the Unix epoch.
     pub(crate) fn now_ms(&self) -> u64 {
         self.ms_at(self.session.now.at)
     }

@@ -1,53 +1,56 @@
-//! Turns: which shop, lane and resource is next, and when a blocked lane is looked at again.
+//! Turns: choice of the next shop, lane and resource, and the next check of blocked lanes.
 
 use std::time::Duration;
 
 use spillway_webhook::position::Position;
 
 use crate::core::Core;
-use crate::dispatch::{Blocked, LEFT_AFTER, Turn};
+use crate::dispatch::LEFT_AFTER;
 use crate::fairness::TurnsBy;
 use crate::index::LaneKey;
 use crate::lane::Lane;
 use crate::ready::ReadyKind;
-use crate::resource::State;
+use crate::resource::HeadState;
 use crate::shop::ShopKey;
 use crate::sorted::{Class, Content};
+use crate::turn::{Blocked, Turn};
 
-/// Shops that are looked at for a lane that is preferred.
+/// Most shops that are examined for a preferred lane.
 const PROBE_LOOKS: usize = 512;
-/// Between two looks for others, where there were none.
+/// Time between two scans for lanes that the previous leader did not leave behind, if there were
+/// none.
 const FRESH_LOOK_EVERY: Duration = Duration::from_millis(50);
-/// The same for lanes that have not failed, while the backend is stopped; and so many of their probes come before
-/// one of the others.
+/// The same for lanes that have not failed while the backend is stopped. This many of their probes
+/// come before one of the other lanes.
 const UNFAILED_LOOK_EVERY: Duration = Duration::from_millis(50);
 const PROBES_UNFAILED: u32 = 7;
-/// Between two looks whether a slow or suspect lane may have a slot, and as much again for so many
-/// lanes that wait.
+/// Time between two checks if a slow or suspect lane may have a slot. It grows by the same time for
+/// every so many lanes that wait.
 const SLOT_LOOK_EVERY: Duration = Duration::from_millis(50);
 const SLOT_LOOKS: u32 = 64;
-/// Up to this time, all other lanes go first.
+/// Time up to which lanes that the previous leader left behind go last.
 const LEFT_LAST: Duration = Duration::from_secs(10);
 
-/// Lanes that are picked.
+/// Lanes from which the next turn is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Preferred {
-    /// Any.
+    /// All lanes.
     Any,
-    /// Those that have not failed, and were not tried since the backend stopped.
+    /// Lanes that have not failed and were not tried since the backend stopped.
     Unfailed,
-    /// The others.
+    /// All lanes except the unfailed ones.
     Failed,
-    /// Those of which the leader before left nothing behind.
+    /// Lanes of which the previous leader left nothing behind.
     Fresh,
-    /// Those of shops that are served while most slots are held.
+    /// Lanes of shops that are served while slow attempts hold most slots.
     Proven,
 }
 
 impl<C: Content> Core<C> {
-    /// The next turn.
+    /// Chooses the next turn.
     pub(crate) fn next_turn(&mut self) -> Option<Turn> {
-        // By turns with the one that waits, so that a single slot is not the line's alone.
+        // Suspect lanes and the waiting turn alternate, so that suspect lanes cannot take a single
+        // slot for themselves.
         let is_next = self.attempts.suspects.has_gone && self.next.is_some();
         if !is_next && let Some(called) = self.next_called() {
             self.attempts.suspects.has_gone = true;
@@ -77,13 +80,15 @@ impl<C: Content> Core<C> {
         self.pick(Preferred::Any)
     }
 
-    /// The next turn while the backend is stopped: of a lane that has not failed, if there is one. After seven such
-    /// probes one is of a lane that has: new ones that fail may come faster than they are probed.
+    /// Chooses the next turn while the backend is stopped: of a lane that has not failed, if there
+    /// is one. After seven such probes comes one of a lane that failed, because new failing lanes
+    /// may appear faster than they are probed.
     fn next_probe(&mut self) -> Option<Turn> {
         let waiting = self.take_waiting();
         let is_waiting_unfailed = waiting.is_some_and(|turn| self.is_unfailed(turn.lane));
         let unfailed_probes = self.session.looks.unfailed_probes;
-        // While it refuses, one that failed begins only if nothing else is under way.
+        // While the backend refuses, a lane that failed is probed only if nothing else is under
+        // way.
         let may_fail = self.backend.is_down() || self.attempts.len() == 0;
         if !may_fail && unfailed_probes >= 2 * PROBES_UNFAILED {
             self.next = waiting;
@@ -94,7 +99,7 @@ impl<C: Content> Core<C> {
             && (waiting.is_none() || is_waiting_unfailed)
             && let Some(failed) = self.pick(Preferred::Failed)
         {
-            // The one that waits keeps its place.
+            // The waiting turn keeps its place.
             self.next = waiting;
             return Some(failed);
         }
@@ -120,19 +125,19 @@ impl<C: Content> Core<C> {
         turn
     }
 
-    /// The turn that waits for a slot, if it is still due.
+    /// Takes the turn that waits for a slot, if it is still due.
     fn take_waiting(&mut self) -> Option<Turn> {
         let turn = self.next.take()?;
         if self.is_still_due(&turn) {
             return Some(turn);
         }
-        if self.queue.index.state(turn.resource) == Some(State::Ready) {
+        if self.queue.index.state(turn.resource) == Some(HeadState::Ready) {
             self.release(turn.resource);
         }
         None
     }
 
-    /// True if a lane has not failed, and was not tried since the backend stopped.
+    /// True if a lane has not failed and was not tried since the backend stopped.
     pub(crate) fn is_unfailed(&self, lane: LaneKey) -> bool {
         let stopped_at = self.backend.stopped_at();
         self.queue.lanes.get(lane).is_some_and(|lane| lane.is_unfailed(stopped_at))
@@ -140,7 +145,7 @@ impl<C: Content> Core<C> {
 
     fn is_still_due(&self, turn: &Turn) -> bool {
         let Some(lane) = self.queue.lanes.get(turn.lane) else { return false };
-        self.queue.index.state(turn.resource) == Some(State::Ready)
+        self.queue.index.state(turn.resource) == Some(HeadState::Ready)
             && self.queue.index.lane(turn.resource) == Some(turn.lane)
             && self.may_send(lane).is_ok()
             && self.is_open(turn)
@@ -152,12 +157,14 @@ impl<C: Content> Core<C> {
             || head.is_some_and(|head| self.queue.is_open(turn.shop, head))
     }
 
-    /// Picks by turns of shops, and within a shop in stream order, or by turns of its lanes where one fails.
+    /// Chooses by turns of shops, and within a shop in stream order. If a lane of the shop fails,
+    /// its lanes take turns.
     fn pick(&mut self, preferred: Preferred) -> Option<Turn> {
         let now = self.session.now.at;
         let by = if self.backend.is_stopped() { TurnsBy::Number } else { TurnsBy::Time };
         for class in self.queue.shops.first_class(by) {
-            let (mut set_aside, mut found) = (Vec::new(), None);
+            let mut set_aside = Vec::new();
+            let mut found = None;
             while let Some(shop) = self.queue.shops.next(class, by, now) {
                 if let Some(turn) = self.pick_of(shop, class, preferred) {
                     self.queue.shops.keep_turn(shop, class, by);
@@ -171,7 +178,7 @@ impl<C: Content> Core<C> {
                     }
                 }
             }
-            // Those that were passed over keep their places before the one that was found.
+            // Shops that were skipped keep their places before the chosen one.
             if found.is_some() {
                 set_aside.iter().rev().for_each(|shop| self.queue.shops.put_back(*shop, class));
             } else {
@@ -185,7 +192,7 @@ impl<C: Content> Core<C> {
         None
     }
 
-    /// The oldest ready resource of a shop's lanes that are open.
+    /// Takes the oldest ready resource of a shop's open lanes.
     fn pick_of(&mut self, shop: ShopKey, class: Class, preferred: Preferred) -> Option<Turn> {
         loop {
             let (lane, kind) = self.oldest_ready(shop, class, preferred)?;
@@ -196,7 +203,7 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// The oldest ready resource of a lane.
+    /// Takes the oldest ready resource of a lane.
     pub(crate) fn pick_of_lane(
         &mut self,
         shop: ShopKey,
@@ -216,7 +223,8 @@ impl<C: Content> Core<C> {
         }
     }
 
-    /// Takes a lane's next resource; `None` inside where a barrier has come before it.
+    /// Takes the next resource of a lane. The inner value is `None` if a barrier came before the
+    /// resource.
     pub(crate) fn take_from(
         &mut self,
         shop: ShopKey,
@@ -243,7 +251,7 @@ impl<C: Content> Core<C> {
         if preferred == Preferred::Proven && !self.attempts.proven.contains(about.hash) {
             return None;
         }
-        // Where turns may be rare, lanes of a shop take them one after the other: the oldest may be the only one
+        // If turns may be rare, the lanes of a shop take turns. The oldest lane may be the only one
         // that fails, or for which the shop is paused again and again.
         let lanes = &self.queue.lanes;
         let is_failing = |key: &LaneKey| lanes.get(*key).is_some_and(Lane::has_failed);
@@ -287,7 +295,7 @@ impl<C: Content> Core<C> {
         oldest.map(|(_, lane, kind)| (lane, kind))
     }
 
-    /// Notes when a blocked lane is to be looked at again.
+    /// Schedules the next check of a blocked lane.
     fn wait_for_lane(&mut self, key: LaneKey, blocked: Blocked) {
         let now = self.session.now.at;
         if blocked == Blocked::SlowSlots {
@@ -298,10 +306,10 @@ impl<C: Content> Core<C> {
             Blocked::LaneBreaker => lane.breaker.probe_at(),
             Blocked::LaneSuspect => lane.flow.suspect.map(|suspect| suspect.until),
             Blocked::NotLeading => Some(LEFT_AFTER),
-            // The more of them wait for a slot, the less often each is looked at.
+            // The more lanes wait for a slot, the less often each is checked.
             _ => Some(now + SLOT_LOOK_EVERY * (1 + self.queue.lanes.due() / SLOT_LOOKS)),
         };
-        // With an attempt under way, its end gives turns again.
+        // If an attempt is under way, its end gives turns again.
         let at = at.filter(|at| *at > now);
         if let Some(at) = at {
             self.queue.lanes.wake_at(key, at);

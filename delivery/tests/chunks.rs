@@ -1,4 +1,4 @@
-//! Chunks: none holds more than can be decoded again, and none is taken for another.
+//! Tests of chunks: a chunk holds no more than can be decoded, and is never taken for another.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use spillway_delivery::{
-    AttemptEnd, Backoff, ChunkFound, ChunkRead, Class, Config, Content, Controls, Core, Drops,
-    Effect, Event, LaneLoaded, Loaded, Now, PackKey, PackRead, ReadAgain, ReplayRead, Seen,
-    Settlement, ShopBounds, Sorted, Tuning, Verdict,
+    AttemptEnd, Backoff, ChunkFound, ChunkRead, Class, Config, Content, Controls, Core,
+    DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, PackKey, PackRead,
+    PendingSettlement, ReadAgain, ReplayRead, ShopBounds, Sorted, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::fingerprint::Fingerprint;
@@ -32,7 +32,7 @@ const SORTED: Sorted = Sorted {
     fingerprint: None,
 };
 
-/// The size of each webhook of a pack.
+/// Sizes of the webhooks of a pack.
 #[derive(Debug, Clone)]
 struct Sizes(Rc<Vec<usize>>);
 
@@ -93,7 +93,7 @@ fn entry(number: u64) -> StreamId {
     StreamId { ms: number, seq: 0 }
 }
 
-/// Many small webhooks that are settled, and a large one at the end that is not.
+/// A pack of many small webhooks that are settled, and a large one at the end that is not.
 fn pack(number: u64) -> PackRead<Sizes> {
     let mut sizes = vec![100; SMALL];
     sizes.push(LARGE);
@@ -102,7 +102,7 @@ fn pack(number: u64) -> PackRead<Sizes> {
 }
 
 /// Raw bytes of each chunk that a settlement writes.
-fn chunks(settlement: &Settlement<Sizes>) -> Vec<usize> {
+fn chunks(settlement: &PendingSettlement<Sizes>) -> Vec<usize> {
     let lanes = &settlement.lanes;
     let bytes = |at: &Position| lanes.moved[&at.entry()].record_bytes(at.index);
     lanes.chunks.written.iter().map(|chunk| chunk.positions.iter().map(bytes).sum()).collect()
@@ -111,8 +111,11 @@ fn chunks(settlement: &Settlement<Sizes>) -> Vec<usize> {
 #[test]
 fn large_webhooks_among_small_ones_do_not_share_a_chunk() {
     let bits: HashMap<_, _> = (1..4).map(|number| (entry(number), vec![255; SMALL / 8])).collect();
-    let mut core =
-        Core::new(config(), Loaded { bits, ..Loaded::default() }, Seen::new(Duration::ZERO, 0));
+    let mut core = Core::new(
+        config(),
+        Loaded { bits, ..Loaded::default() },
+        DedupWindow::new(Duration::ZERO, 0),
+    );
     let mut events = vec![lease(Duration::ZERO), Event::ReplaysLoaded];
     events.extend((1..4).map(|number| Event::Pack(pack(number))));
     let mut found = Vec::new();
@@ -157,7 +160,7 @@ fn one_chunk(known: &[Position]) -> LaneLoaded {
     }
 }
 
-/// What the core answers when it reads a chunk again, and finds one that holds `found`.
+/// Effects of the core when it reads a chunk again and gets one that holds `found`.
 fn reads_again(found: &[Position]) -> Vec<Effect<Sizes>> {
     let known = pair(1);
     let sizes = |positions: &[Position]| Sizes(Rc::new(vec![100; positions.len()]));
@@ -165,7 +168,7 @@ fn reads_again(found: &[Position]) -> Vec<Effect<Sizes>> {
     config.tuning.cache_bytes = 0;
     let lanes = vec![one_chunk(&known)];
     let loaded = Loaded { cursor: entry(9), lanes, ..Loaded::default() };
-    let mut core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
+    let mut core = Core::new(config, loaded, DedupWindow::new(Duration::ZERO, 0));
     let mut events = vec![lease(Duration::from_secs(60)), Event::ReplaysLoaded];
     for step in 0..10 {
         let now = Now { at: Duration::from_secs(step), wall_ms: step * 1000 };
@@ -180,7 +183,7 @@ fn reads_again(found: &[Position]) -> Vec<Effect<Sizes>> {
                         content: sizes(&known),
                     });
                     events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
-                    // Another one takes its place among the bytes at hand.
+                    // Another pack displaces it from the cache.
                     events.push(Event::Pack(pack(step + 10)));
                 }
                 Effect::Read(key @ PackKey::Chunk(..)) => {
@@ -205,14 +208,14 @@ fn another_chunk_of_the_same_number_is_not_sent() {
     }
 }
 
-/// Asked for while a settlement is under way: it can't have taken what is needed.
+/// The chunk is requested while a settlement is under way. The settlement cannot have removed it.
 #[test]
 fn a_chunk_that_is_gone_is_read_once_and_the_leader_begins_again() {
     let known = pair(1);
     let mut config = config();
     config.tuning.cache_bytes = 0;
     let loaded = Loaded { cursor: entry(9), lanes: vec![one_chunk(&known)], ..Loaded::default() };
-    let mut core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
+    let mut core = Core::new(config, loaded, DedupWindow::new(Duration::ZERO, 0));
     let mut events = vec![lease(Duration::from_secs(600)), Event::ReplaysLoaded];
     let (mut reads, mut settlements) = (0, 0);
     for step in 0..200 {
@@ -228,7 +231,7 @@ fn a_chunk_that_is_gone_is_read_once_and_the_leader_begins_again() {
                         content: Sizes(Rc::new(vec![100; known.len()])),
                     });
                     events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
-                    // Another one takes its place among the bytes at hand, and one is to be settled.
+                    // Another pack displaces it from the cache, and one is to be settled.
                     events.push(Event::Pack(pack(10 + 2 * step)));
                     events.push(Event::Corrupt(entry(11 + 2 * step)));
                 }
@@ -258,18 +261,19 @@ fn controls(version: u64, paused: Range<u64>) -> Controls<()> {
     }
 }
 
-/// Drops what is read again, which Redis has settled before it answers to the read.
+/// Drops webhooks of a pack or chunk that is read again. Redis settles them before it answers the
+/// read.
 fn drop_while_read_again(loaded: Loaded, first: Vec<Event<Sizes>>, drops: impl Fn() -> Drops) {
     let mut config = config();
     config.tuning.cache_bytes = 0;
-    let mut core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
+    let mut core = Core::new(config, loaded, DedupWindow::new(Duration::ZERO, 0));
     let mut events = vec![lease(Duration::ZERO), Event::ReplaysLoaded];
     events.extend(first);
     let (mut asked, mut dropped_at) = (None, None);
     for step in 0..60 {
         let now = Now { at: Duration::from_secs(step), wall_ms: 1_000 * step };
         if step == 2 {
-            // Another one takes its place among the bytes at hand, before anything may be sent.
+            // Another pack displaces it from the cache before anything may be sent.
             events.extend([Event::Pack(pack(10)), lease(Duration::from_secs(600))]);
         }
         for effect in core.on(std::mem::take(&mut events), now) {
@@ -293,7 +297,8 @@ fn drop_while_read_again(loaded: Loaded, first: Vec<Event<Sizes>>, drops: impl F
                     let is_gone = !settlement.lanes.chunks.deleted.is_empty()
                         || !settlement.replays.settled.is_empty();
                     match asked.take().filter(|_| is_gone) {
-                        // Redis has applied it, and the answer to the read comes first.
+                        // Redis has applied the settlement, but the result of the read arrives
+                        // first.
                         Some(key) => {
                             events.push(Event::Read(key, None));
                             dropped_at = Some(step);
@@ -350,7 +355,7 @@ fn a_lane_of_many_is_read_while_thousands_of_one_are() {
     let mut core = Core::new(
         Config { index_bytes: 64 << 20, ..config() },
         loaded,
-        Seen::new(Duration::ZERO, 0),
+        DedupWindow::new(Duration::ZERO, 0),
     );
     let mut events = vec![lease(Duration::ZERO), Event::ReplaysLoaded];
     // Redis answers in order; a consumer takes 64 answers at once.
@@ -386,12 +391,12 @@ fn a_lane_of_many_is_read_while_thousands_of_one_are() {
     panic!("not read beside {read} others");
 }
 
-/// The core's answer to a lane whose first chunk is not there, and the chunk that the core wrote
-/// neither, if `is_written_lost`.
+/// Result of a core that reads a lane whose first chunk does not exist. With `is_written_lost`, the
+/// chunk that the core wrote does not exist either.
 fn misses_chunks(is_written_lost: bool) -> (bool, u64) {
     let lanes = vec![one_chunk(&pair(1))];
     let loaded = Loaded { cursor: entry(9), lanes, ..Loaded::default() };
-    let mut core = Core::new(config(), loaded, Seen::new(Duration::ZERO, 0));
+    let mut core = Core::new(config(), loaded, DedupWindow::new(Duration::ZERO, 0));
     let mut events = vec![lease(Duration::ZERO), Event::ReplaysLoaded, Event::Pack(pack(10))];
     let mut written = Vec::new();
     let mut asked = None;
@@ -440,7 +445,8 @@ fn a_chunk_that_this_leader_wrote_is_looked_for_by_the_next_one_before_it_is_giv
     assert!(misses_chunks(true).0);
 }
 
-/// Time that a leader writes when it ends at 31 s, of a chunk that it could read only at 30.
+/// Retry time that a leader writes when it ends at 31 s, of a chunk that it could read only at 30
+/// s.
 #[test]
 fn retries_go_on_while_a_chunk_can_not_be_read() {
     let known = pair(1);
@@ -450,11 +456,11 @@ fn retries_go_on_while_a_chunk_can_not_be_read() {
         refused,
         as_of_ms,
     };
-    // One was written by this leader, at 12 s.
+    // This leader wrote one of them, at 12 s.
     let retries = [stored(Duration::ZERO, 0), stored(Duration::from_secs(4), 12_000)];
     let retries: Vec<_> = known.iter().copied().zip(retries).collect();
     let loaded = Loaded { cursor: entry(9), lanes: vec![one_chunk(&known)], ..Loaded::default() };
-    let mut core = Core::new(config(), loaded, Seen::new(Duration::ZERO, 0));
+    let mut core = Core::new(config(), loaded, DedupWindow::new(Duration::ZERO, 0));
     let mut events = vec![lease(Duration::from_secs(600)), Event::ReplaysLoaded];
     let (mut lane_read, mut written) = (None, Vec::new());
     for second in 0..40 {
@@ -491,6 +497,6 @@ fn retries_go_on_while_a_chunk_can_not_be_read() {
     }
     let secs: Vec<_> =
         written.iter().map(|(_, state)| (state.spent.as_secs(), state.refused.as_secs())).collect();
-    // Less the ten seconds for which an operator paused the shop.
+    // Without the ten seconds for which an operator paused the shop.
     assert_eq!(secs, [(31, 0), (19, 13)]);
 }

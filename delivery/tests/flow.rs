@@ -1,5 +1,5 @@
-//! How soon webhooks are delivered, in virtual time: one core, a backend that is a function of the
-//! shop, nothing moved and nothing lost.
+//! Delays of deliveries in virtual time: one core, and a backend that is a function of the shop.
+//! Nothing moves and nothing is lost.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use spillway_delivery::{
     AttemptEnd, AttemptId, Backoff, Blocked, ChunkFound, ChunkRead, Class, Config, Content,
-    Controls, Core, Drops, Effect, Event, LaneLoaded, Loaded, Now, PackKey, PackRead, ReadAgain,
-    Scope, Seen, ShopBounds, Sorted, Tuning, Verdict,
+    Controls, Core, DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, PackKey, PackRead,
+    ReadAgain, Scope, ShopBounds, Sorted, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::fingerprint::Fingerprint;
@@ -31,7 +31,7 @@ mod turns;
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const EPOCH_MS: u64 = 1_000_000_000;
-/// Time that a settlement takes.
+/// Duration of a settlement.
 const SETTLING: Duration = Duration::from_millis(2);
 /// `DELIVERY_TIMEOUT`.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,7 +44,7 @@ struct Lanes(Rc<Vec<(u32, u8)>>);
 
 impl Content for Lanes {
     type Evidence = ();
-    /// A kind.
+    /// Kind that a filter matches.
     type Filter = u8;
 
     fn raw_bytes(&self) -> usize {
@@ -76,7 +76,7 @@ impl Content for Lanes {
     }
 }
 
-/// What the backend does with a webhook of a shop and kind, at a time.
+/// Function that returns the backend's answer to a webhook of a shop and kind at a time.
 type Answers = dyn Fn(u32, u8, Duration) -> Answer;
 
 #[derive(Debug, Clone, Copy)]
@@ -84,18 +84,18 @@ enum Answer {
     Takes(Duration),
     Fails(Duration),
     Resets(Duration),
-    /// 503, and the shop to be left alone for so long.
+    /// 503 with a pause of this length for the shop.
     PausesShop(Duration),
-    /// 503, and outright everybody to be left alone for so long.
+    /// 503 with an explicit pause of this length for everything.
     PausesAll(Duration),
-    /// 503 with a `Retry-After` of so long.
+    /// 503 with a `Retry-After` of this length.
     RetryAfter(Duration),
     Hangs,
-    /// 503, after so long.
+    /// 503 after this time.
     Unavailable(Duration),
-    /// 429, after so long.
+    /// 429 after this time.
     Overloaded(Duration),
-    /// 403, after so long.
+    /// 403 after this time.
     Refuses(Duration),
 }
 
@@ -113,12 +113,12 @@ struct World {
     number: u64,
     /// Newest pack.
     last: StreamId,
-    /// Whether the lease is renewed.
+    /// True while the lease is renewed.
     has_lease: bool,
-    /// By how much the machine's clock is behind.
+    /// Time by which the machine's clock is slow.
     clock_behind: Duration,
     cancelled: HashSet<AttemptId>,
-    /// Time from accepted to delivered, by shop and kind.
+    /// Times from acceptance to delivery, by shop and kind.
     took: BTreeMap<(u32, u8), Vec<Duration>>,
     dead: u64,
     waiting: usize,
@@ -128,31 +128,30 @@ struct World {
     leads_max: usize,
     /// Set if as many webhooks are accepted as the core takes.
     has_backlog: bool,
-    /// Time spent on retries, as it was written last.
+    /// Time spent on retries, as last written.
     spent: HashMap<Position, Duration>,
     /// Webhooks whose retry states were deleted.
     forgotten: HashSet<Position>,
-    /// Packs that are being read for rests of lanes: each once, for all of them.
+    /// Packs that are being read for rests of lanes. Each is read once for all lanes.
     rests: HashSet<StreamId>,
     rests_read: usize,
-    /// Chunks that were written.
     chunks: HashMap<(u64, u32), Vec<Position>>,
-    /// Looks at the front of the main stream, and webhooks that moved.
+    /// Reads of the front of the main stream, and webhooks that moved.
     front_reads: usize,
     moved: usize,
-    /// When nothing of a lane succeeded, as it was written last.
+    /// Failing times of lanes, as last written.
     failing: HashMap<u64, Spans>,
 }
 
-/// Kinds from this one on are resources of one lane, whose events stand for each other.
+/// First of the kinds that are resources of one lane and whose events stand for each other.
 const COALESCED: u8 = 200;
-/// Those from this one on are of the class that goes first.
+/// First of the kinds of the priority class.
 const PRIORITY: u8 = 150;
-/// Webhooks of this kind are of one resource, and go one after the other.
+/// Kind whose webhooks belong to one resource and are delivered one after the other.
 const IN_LINE: u8 = 149;
-/// Webhooks of this kind wait for all earlier ones of their shop, and hold back all later ones.
+/// Kind whose webhooks wait for all earlier ones of their shop and hold back all later ones.
 const BARRIER: u8 = 148;
-/// Those of these kinds too, in the lane of [`COALESCED`].
+/// First of the kinds that are barriers, too, in the lane of [`COALESCED`].
 const TOPICS: u8 = 240;
 
 fn config(concurrency_max: usize) -> Config {
@@ -201,9 +200,9 @@ impl World {
         Self::load(config, answers, Loaded::default())
     }
 
-    /// A leader that begins with what is in Redis.
+    /// Creates a leader from the state in Redis.
     fn load(config: Config, answers: Box<Answers>, loaded: Loaded) -> Self {
-        let core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
+        let core = Core::new(config, loaded, DedupWindow::new(Duration::ZERO, 0));
         let mut world = Self {
             core,
             now: Duration::ZERO,
@@ -248,12 +247,12 @@ impl World {
         EPOCH_MS + (self.now - self.clock_behind).as_millis() as u64
     }
 
-    /// Redis answers.
+    /// Schedules an answer of Redis.
     fn happens(&mut self, event: Event<Lanes>) {
         self.later(self.now + SETTLING, Task::Event(Box::new(event)));
     }
 
-    /// An operator pauses what is of a kind, or nothing any more.
+    /// Pauses the webhooks of a kind, or none, as an operator.
     fn pause(&mut self, kind: Option<u8>) {
         self.version += 1;
         let controls = Controls {
@@ -266,7 +265,7 @@ impl World {
         self.step(vec![Event::Controls(controls)]);
     }
 
-    /// One webhook for each of `lanes` is accepted at `at`.
+    /// Accepts one webhook for each of `lanes` at `at`.
     fn accept(&mut self, at: Duration, lanes: impl IntoIterator<Item = (u32, u8)>) {
         let lanes: Vec<_> = lanes.into_iter().collect();
         self.waiting += lanes.len();
@@ -358,7 +357,7 @@ impl World {
         ReadAgain { content: Lanes(Rc::new(lanes)), positions }
     }
 
-    /// Accepted packs are named by the time at which they were accepted; see [`World::run`].
+    /// Accepted packs have the time of their acceptance as id. See [`World::run`].
     fn lane_of(&self, position: Position) -> (u32, u8) {
         if position.ms < EPOCH_MS {
             return lane_of_stored(position);
@@ -366,7 +365,7 @@ impl World {
         PACKS.with_borrow(|packs| packs[&position.entry()][position.index as usize])
     }
 
-    /// Runs until everything is settled, or until `end`. Returns what is left.
+    /// Runs until everything is settled, or until `end`. Returns the number of webhooks left.
     fn run(&mut self, end: Duration) -> usize {
         while self.waiting > 0 && self.now < end {
             let wakes_at = self.core.wakes_at().max(self.now + MS);
@@ -381,7 +380,7 @@ impl World {
             {
                 events.extend(match entry.remove() {
                     Task::Accept(lanes) => {
-                        // Ids never go back.
+                        // Ids never decrease.
                         let ms = self.wall_ms().max(self.last.ms);
                         let entry = StreamId { ms, seq: self.last.seq + 1 };
                         self.last = entry;
@@ -407,7 +406,7 @@ impl World {
         self.waiting
     }
 
-    /// The longest that a webhook of a shop took.
+    /// Longest time that a webhook of a shop took.
     fn longest(&self, shop: u32) -> Duration {
         let of = self.took.iter().filter(|((one, _), _)| *one == shop);
         of.flat_map(|(_, took)| took).max().copied().unwrap_or(Duration::MAX)
@@ -418,7 +417,7 @@ thread_local! {
     static PACKS: std::cell::RefCell<BTreeMap<StreamId, Vec<(u32, u8)>>> = const {
         std::cell::RefCell::new(BTreeMap::new())
     };
-    /// Webhooks that a leader finds in a lane, one to a chunk, if they are no others.
+    /// Webhooks that a leader finds in chunks of one webhook each, unless they are of another kind.
     static IN_CHUNKS: std::cell::RefCell<Vec<StreamId>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
@@ -455,7 +454,7 @@ fn slow(took: Duration) -> Box<Answers> {
     Box::new(move |_, _, _| Answer::Takes(took))
 }
 
-/// A webhook each of so many shops, all at once, to a backend that takes `took` for each.
+/// Sends one webhook of each of `shops` at once to a backend that takes `took` for each.
 fn burst(shops: u32, took: Duration) -> World {
     let mut world = World::new(config(64), slow(took));
     world.accept(MS, (0..shops).map(|shop| (shop, 0)));
@@ -484,7 +483,7 @@ fn a_backend_that_becomes_slow_is_not_cut_off() {
         for tick in 0..200 {
             world.accept(100 * MS * tick, (0..10).map(|shop| (shop, 0)));
         }
-        // 1,000 webhooks are left at ten seconds; half of the slots are enough.
+        // At ten seconds 1,000 webhooks are left. Half of the slots are enough for them.
         let left = world.run(10 * SECOND + took * 1_000 / 8 + 20 * took);
         assert_eq!(left, 0, "{took:?}");
     }
@@ -493,12 +492,12 @@ fn a_backend_that_becomes_slow_is_not_cut_off() {
 const X: u32 = 0;
 const Y: u32 = 1;
 
-/// Shop X gets `of_x` up to `until`, all others are well.
+/// Shop X gets the answer `of_x` up to `until`. All others are healthy.
 fn unwell(of_x: Answer, until: Duration) -> Box<Answers> {
     Box::new(move |shop, _, at| if shop == X && at < until { of_x } else { Answer::Takes(5 * MS) })
 }
 
-/// Both shops are known: the backend has served them.
+/// The backend has served both shops, so they are known.
 fn known(config: Config, answers: Box<Answers>) -> World {
     let mut world = World::new(config, answers);
     world.accept(MS, [(Y, 0), (2, 0)]);
@@ -518,7 +517,7 @@ fn a_hanging_shop_with_three_kinds_does_not_take_a_quiet_backend_down() {
             }
             world.run(3600 * SECOND);
             let longest = world.longest(Y);
-            // With a single slot, a lane that hangs and a backend that is slow can't be told apart.
+            // With a single slot, a hanging lane cannot be distinguished from a slow backend.
             let most = if concurrency_max == 1 { TIMEOUT + 2 * SECOND } else { 2 * SECOND };
             assert!(longest < most, "{concurrency_max} at once, seed {seed}: {longest:?}");
         }
@@ -563,7 +562,7 @@ fn what_is_overdue_of_a_hanging_lane_is_given_up_faster_than_it_comes() {
         world.accept(minute * 60 * SECOND, [(X, 0), (Y, 0)]);
     }
     world.run(hours * SECOND);
-    // What came within the last hour may wait, and as much again.
+    // Webhooks of the last hour may wait, and as many again.
     assert!(world.waiting < 120, "{} wait, {} are given up", world.waiting, world.dead);
 }
 
@@ -577,7 +576,7 @@ fn a_shop_is_left_alone_for_as_long_as_was_asked_for() {
         }),
     );
     world.accept(2 * MS, [(X, 0)]);
-    // By now the wait of the webhook itself is longer.
+    // At this time the wait of the webhook itself is longer.
     for second in 100..3_000 {
         world.accept(second * SECOND, [(X, 1)]);
     }
@@ -629,7 +628,7 @@ fn a_backend_that_goes_down_and_comes_back_is_counted() {
 fn a_failing_shop_whose_events_stand_for_each_other_leaves_room_for_others() {
     let config = Config { index_bytes: 128 << 10, ..config(16) };
     let mut world = known(config, unwell(Answer::Fails(MS), Duration::MAX));
-    // 55 resources, about 5,000 events: more than the index holds.
+    // 55 resources with about 5,000 events, which is more than the index holds.
     for tick in 0..100 {
         world.accept(SECOND + 20 * MS * tick, (COALESCED..=u8::MAX - 1).map(|kind| (X, kind)));
     }
@@ -640,7 +639,7 @@ fn a_failing_shop_whose_events_stand_for_each_other_leaves_room_for_others() {
     assert!(world.core.counts().cuts > 0);
     assert!(world.longest(Y) < SECOND, "{:?}", world.longest(Y));
     assert_eq!(world.took[&(Y, 0)].len(), 57);
-    // While its circuit breaker is open, what is probed is recorded, and nothing else.
+    // While the circuit breaker is open, only leads of probes are recorded.
     assert!(world.leads_max <= 2, "{} leads in one settlement", world.leads_max);
 }
 
@@ -684,7 +683,7 @@ fn a_pause_is_not_taken_off_the_time_for_retries_twice() {
     let retry_for = 3600 * SECOND;
     let mut world =
         known(Config { retry_for, ..config(16) }, unwell(Answer::Fails(MS), Duration::MAX));
-    // Too few for the circuit breaker.
+    // Too few to open the circuit breaker.
     world.accept(SECOND, (0..3).map(|_| (X, 1)));
     world.accept(SECOND, [(Y, 0)]);
     world.run(retry_for / 2);
@@ -704,7 +703,7 @@ fn a_paused_webhook_does_not_stop_the_time_of_others_of_its_lane() {
     let retry_for = 3600 * SECOND;
     let mut world =
         known(Config { retry_for, ..config(16) }, unwell(Answer::Fails(MS), Duration::MAX));
-    // Resources of one lane.
+    // These resources share one lane.
     world.accept(SECOND, (0..3).map(|one| (X, COALESCED + one)));
     world.accept(SECOND, [(Y, 0)]);
     for part in 1..5 {
@@ -739,7 +738,7 @@ fn hundreds_of_shops_that_begin_to_hang_leave_slots_to_the_others() {
     };
     let mut world = World::new(config(64), Box::new(answers));
     for tick in 0..600 {
-        // A shop sends each eight seconds.
+        // Each shop sends once in eight seconds.
         world.accept(100 * MS * tick, (0..10).map(|one| ((tick * 10 + one) % 800, 0)));
     }
     world.run(62 * SECOND);
@@ -751,23 +750,24 @@ fn hundreds_of_shops_that_begin_to_hang_leave_slots_to_the_others() {
     assert!(p99 < SECOND, "{p99:?}");
 }
 
-/// Chunks of a lane at most.
+/// Most chunks of a lane.
 const CHUNKS: u32 = 100;
 
-/// Position of the only webhook of a chunk that a leader finds; the lane's hash tells shop and kind.
+/// Position of the only webhook of a chunk that a leader finds. The lane's hash contains shop and
+/// kind.
 fn stored_at(lane: u64, number: u32) -> Position {
     Position::new(StreamId { ms: EPOCH_MS - u64::from(CHUNKS - number), seq: lane }, 0)
 }
 
-/// Shop and kind of a webhook that a leader finds in a chunk. Of lanes of several chunks, the first
-/// one is of kind 1.
+/// Shop and kind of a webhook that a leader finds in a chunk. In lanes of several chunks, the first
+/// webhook is of kind 1.
 fn lane_of_stored(position: Position) -> (u32, u8) {
     let shop = (position.seq >> 8) - 1;
     let is_first = position.ms == EPOCH_MS - u64::from(CHUNKS) && shop < FIRST_OF_ONE;
     (shop, u8::from(is_first))
 }
 
-/// From this shop on, lanes have one chunk.
+/// First shop whose lane has one chunk.
 const FIRST_OF_ONE: u32 = 1_000;
 
 fn stored_chunk(lane: u64, number: u32) -> ChunkRead<Lanes> {
@@ -784,7 +784,7 @@ fn stored_chunk(lane: u64, number: u32) -> ChunkRead<Lanes> {
     }
 }
 
-/// A lane of a shop with so many chunks of one webhook each.
+/// A lane of a shop with `chunks` chunks of one webhook each.
 fn stored_lane(shop: u32, chunks: u32) -> LaneLoaded {
     let Sorted { lane, shop, .. } = sorted(shop, 0, 0, 0);
     LaneLoaded {
@@ -802,7 +802,7 @@ fn stored_lane(shop: u32, chunks: u32) -> LaneLoaded {
     }
 }
 
-/// A leader that begins with a lane of a shop, of which the first webhook always fails.
+/// A leader that begins with a lane of a shop. The first webhook of the lane always fails.
 fn with_lane(config: Config, shop: u32, chunks: u32) -> World {
     let cursor = StreamId { ms: EPOCH_MS, seq: 0 };
     let loaded = Loaded { cursor, lanes: vec![stored_lane(shop, chunks)], ..Loaded::default() };
@@ -832,9 +832,9 @@ fn an_index_full_of_what_can_not_be_cut_is_read_into_as_soon_as_there_is_room() 
     let mut config = config(4);
     config.index_bytes = BYTES;
     config.tuning.chunks_at_once = 1;
-    // It would flow if there was room for its rest.
+    // The lane could be sent if there were room for its rest.
     let mut world = with_lane(config, 500, CHUNKS);
-    // One webhook each, which fails: there is nothing to cut.
+    // One webhook per lane, which fails. Nothing can be cut.
     let mut failing = 600..FIRST_OF_ONE;
     while world.core.status().index_bytes < BYTES / 100 * 79 {
         world.accept(world.now, failing.by_ref().take(5).map(|shop| (shop, 1)));
@@ -886,7 +886,7 @@ fn webhooks_that_fail_again_do_not_take_a_quiet_backend_down() {
 #[test]
 fn a_corrupt_pack_in_the_part_of_a_lane_that_is_not_indexed_is_passed_over() {
     let mut world = with_lane(config(4), 500, 2);
-    // It fails, and so the cursor stays before it.
+    // The first webhook fails, so the cursor stays before it.
     world.accept(MS, [(1, 1), (2, 0)]);
     let corrupt = StreamId { ms: EPOCH_MS + 2, seq: 1 };
     world.later(2 * MS, Task::Event(Box::new(Event::Corrupt(corrupt))));
@@ -897,7 +897,7 @@ fn a_corrupt_pack_in_the_part_of_a_lane_that_is_not_indexed_is_passed_over() {
     assert_eq!((delivered, world.waiting), (4, 2), "all but those that fail");
 }
 
-/// A shop that fails beside one that is served, and where its first webhook lies.
+/// A failing shop beside one that is served, and the position of its first webhook.
 fn one_that_fails(loaded: Loaded) -> (World, Position) {
     let answers = |shop, _, _: Duration| {
         if shop == X { Answer::Fails(5 * MS) } else { Answer::Takes(5 * MS) }
@@ -913,7 +913,7 @@ fn one_that_fails(loaded: Loaded) -> (World, Position) {
     (world, Position::new(entry, 0))
 }
 
-/// Retry state after so many attempts.
+/// Retry state after `attempts` attempts.
 fn tried(attempts: u32, spent: Duration) -> StoredRetry {
     StoredRetry { attempts, spent, ..StoredRetry::default() }
 }
@@ -946,7 +946,7 @@ fn retry_states_that_a_leader_finds_have_a_quarter_of_the_index() {
     let config = Config { index_bytes: 64 << 10, ..config(4) };
     let loaded = Loaded { retries, ..Loaded::default() };
     let world = World::load(config, Box::new(|_, _, _| Answer::Takes(5 * MS)), loaded);
-    // Of 172 bytes each, the oldest.
+    // The oldest states fit, of 172 bytes each.
     assert_eq!(world.forgotten, (96..400).map(at).collect());
 }
 
@@ -960,7 +960,7 @@ fn time_spent_on_retries_goes_on_after_a_restart() {
     world.run(1_001 * SECOND);
     let spent = world.spent[&position];
     assert!(before < spent, "{before:?}, then {spent:?}");
-    // It began after the chunk was read.
+    // The time counts from the read of the chunk.
     assert!(spent >= 995 * SECOND && spent <= 1_001 * SECOND, "{spent:?}");
     let failing = world.failing[&sorted(500, 0, 0, 0).lane].total();
     assert!(failing >= 995 * SECOND && failing <= 1_001 * SECOND, "{failing:?}");
@@ -1013,7 +1013,7 @@ fn a_pack_at_hand_moves_as_soon_as_nothing_of_it_is_under_way() {
     let config = Config { park_after: 10 * MS, ..config(64) };
     let mut world = World::new(config, slow(90 * MS));
     world.pause(Some(9));
-    // The first one is paused, the second one under way until shortly after the look at 500 ms.
+    // The first shop is paused. The second one is under way until shortly after the scan at 500 ms.
     world.accept(480 * MS, [(1, 9), (2, 0)]);
     world.run(560 * MS);
     assert_eq!((world.moved, world.front_reads), (0, 1));

@@ -1,40 +1,40 @@
-//! The backend: its URL, taken apart once.
+//! The backend and its parsed URL.
 
 use http::Uri;
 use http::uri::{Authority, Scheme};
 use rustls::pki_types::ServerName;
 
-/// The longest base path.
+/// Longest base path.
 const PATH_BYTES_MAX: usize = 1024;
 
 /// The backend that webhooks are delivered to.
 #[derive(Debug, Clone)]
 pub enum Backend {
-    /// Nowhere: accepted, counted, dropped.
+    /// No backend: webhooks are accepted, counted and dropped.
     Discard,
-    /// To a server.
+    /// A server.
     Http {
         /// http or https.
         scheme: Scheme,
         /// Host and port.
         authority: Authority,
-        /// Base of every path; without a slash at its end.
+        /// Base path of every request, without a slash at its end.
         path: String,
-        /// The Host header.
+        /// Value of the Host header.
         host: String,
-        /// The TLS server name.
+        /// TLS server name.
         server_name: ServerName<'static>,
     },
 }
 
 impl Backend {
-    /// A server at a base URL, with another host name if `host` is given.
+    /// Server at a base URL, with another host name if `host` is given.
     ///
     /// # Errors
-    /// The mistake in either.
+    /// The mistake in the URL or the host.
     pub fn http(url: &str, host: Option<&str>) -> Result<Self, &'static str> {
         const FORM: &str = "must be http://host:port/base, https://host/base or discard:";
-        // http::Uri keeps the path as it stands; URL crates would rewrite it.
+        // http::Uri keeps the path byte for byte. URL crates would rewrite it.
         let uri: Uri = url.parse().map_err(|_| FORM)?;
         let scheme = uri.scheme().ok_or(FORM)?.clone();
         if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {

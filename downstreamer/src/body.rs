@@ -1,8 +1,8 @@
-//! The body of a delivery, which is not sent once the lease is lost.
+//! Body of a delivery, which is not sent once the lease is lost.
 //!
-//! On an HTTP/2 connection a request may wait for a stream, longer than the lease lasts. A standby may
-//! have delivered it and newer ones meanwhile. The body is asked for only once there is a stream, so
-//! the lease is checked then: without its body the backend gets no whole request.
+//! On an HTTP/2 connection a request may wait for a stream, longer than the lease lasts. Meanwhile
+//! a standby may have delivered this webhook and newer ones. The body is polled only once there is
+//! a stream, so the lease is checked then. Without its body the backend gets no whole request.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -20,7 +20,7 @@ pub struct LeasedBody {
 }
 
 impl LeasedBody {
-    /// Sends `bytes` if `lease` holds then.
+    /// Body that is sent only if `lease` holds then.
     pub fn new(bytes: Bytes, lease: LeaseCheck) -> Self {
         Self { bytes: Full::new(bytes), lease }
     }
@@ -73,7 +73,8 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(5);
 
-    /// A backend of one stream at a time, which answers when it is told to. Whole bodies come out.
+    /// Backend of one stream at a time, which answers on notification. Returns the bodies that it
+    /// received whole.
     async fn backend(answer: Arc<Notify>) -> (http::Uri, mpsc::Receiver<Bytes>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
@@ -81,7 +82,8 @@ mod tests {
         tokio::spawn(async move {
             let (connection, _) = listener.accept().await.unwrap();
             let service = service_fn(move |request: Request<Incoming>| {
-                let (bodies, answer) = (bodies.clone(), answer.clone());
+                let bodies = bodies.clone();
+                let answer = answer.clone();
                 async move {
                     if let Ok(body) = request.into_body().collect().await {
                         bodies.send(body.to_bytes()).await.ok();
@@ -99,7 +101,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_that_waited_for_a_stream_is_not_sent_once_the_lease_is_lost() {
-        let (answer, is_held) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(true)));
+        let answer = Arc::new(Notify::new());
+        let is_held = Arc::new(AtomicBool::new(true));
         let (uri, mut received) = backend(answer.clone()).await;
         let lease: LeaseCheck = {
             let is_held = is_held.clone();
@@ -115,7 +118,7 @@ mod tests {
         let first = send("first");
         assert_eq!(timeout(PATIENCE, received.recv()).await.unwrap().unwrap(), "first");
         let second = send("second");
-        // Time in which it would come if it did not wait for the stream.
+        // Time in which the request would come if it did not wait for the stream.
         assert!(timeout(Duration::from_millis(200), received.recv()).await.is_err());
         is_held.store(false, Ordering::Relaxed);
         answer.notify_one();

@@ -1,8 +1,8 @@
-//! Connecting to the backend: bounded in time, and in vain once the lease is lost.
+//! Connects to the backend within a time limit. Fails once the lease is lost.
 //!
-//! A delivery checks the lease when it begins. Connecting may take a while after that, and a standby
-//! may take over meanwhile: so it is bounded by less than the margin of the lease, and the lease is
-//! checked again before a byte of the request is sent.
+//! A delivery checks the lease when it begins. Connecting may take a while after that, and a
+//! standby may take over meanwhile. So the time limit is less than the margin of the lease, and the
+//! lease is checked again before a byte of the request is sent.
 
 use std::error::Error;
 use std::future::Future;
@@ -12,10 +12,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Uri;
-use spillway_queue::owner::{TAKE_AFTER, UNCONFIRMED_MAX};
+use spillway_queue::leader::{TAKE_AFTER, UNCONFIRMED_MAX};
 use tower::Service;
 
-/// The longest that connecting may take, TLS included.
+/// Longest time for connecting, TLS included.
 pub const CONNECT_MAX: Duration = Duration::from_secs(2);
 
 // A request that waited for its connection is sent before a standby may deliver.
@@ -24,21 +24,21 @@ const _: () =
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Returns whether the lease holds now.
+/// Function that returns true if the lease holds now.
 pub type LeaseCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// No connection within the time allowed for it.
+/// Error: no connection within the time limit.
 #[derive(Debug, thiserror::Error)]
 #[error("no connection within {0:?}")]
 pub struct ConnectTimeout(Duration);
 
-/// The lease was lost while the connection was made.
+/// Error: the lease was lost before the request was sent.
 #[derive(Debug, thiserror::Error)]
 #[error("the lease was lost while connecting")]
 pub struct LeaseLost;
 
 impl LeaseLost {
-    /// Whether `error` is one, or was caused by one.
+    /// Returns true if `error` is this error, or was caused by it.
     pub fn is_cause_of(error: &(dyn Error + 'static)) -> bool {
         let mut cause = Some(error);
         while let Some(error) = cause {
@@ -51,7 +51,7 @@ impl LeaseLost {
     }
 }
 
-/// A connector whose connections are made in a bounded time and while the lease holds.
+/// Connector with a time limit. Its connections fail once the lease is lost.
 #[derive(Clone)]
 pub struct LeasedConnector<C> {
     connector: C,
@@ -60,7 +60,7 @@ pub struct LeasedConnector<C> {
 }
 
 impl<C> LeasedConnector<C> {
-    /// Wraps `connector`, which does all of the connecting: names, TCP and TLS.
+    /// Wraps `connector`, which does all of the connecting: name resolution, TCP and TLS.
     pub fn new(connector: C, timeout: Duration, lease: LeaseCheck) -> Self {
         Self { connector, timeout, lease }
     }
@@ -83,7 +83,8 @@ where
 
     fn call(&mut self, uri: Uri) -> Self::Future {
         let connecting = tokio::time::timeout(self.timeout, self.connector.call(uri));
-        let (timeout, lease) = (self.timeout, self.lease.clone());
+        let timeout = self.timeout;
+        let lease = self.lease.clone();
         Box::pin(async move {
             let connection = connecting.await.map_err(|_| ConnectTimeout(timeout))?;
             let connection = connection.map_err(Into::into)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use spillway_delivery::Content;
-use spillway_queue::orders::{Asked, Filter};
+use spillway_queue::controls::{Asked, Filter};
 use spillway_webhook::fingerprint::{Fingerprint, fingerprint};
 use spillway_webhook::pack::Pack;
 use spillway_webhook::resource::Resource;
@@ -12,7 +12,7 @@ use spillway_webhook::{Position, WebhookId};
 
 use crate::sort::shop_hash;
 
-/// Bytes of a dead letter's labels and ids, about.
+/// Approximate bytes of a dead letter's labels and ids.
 const LABEL_BYTES: u64 = 256;
 
 /// A decoded pack that its users share.
@@ -22,15 +22,15 @@ pub struct PackBytes(pub Arc<Pack>);
 /// Answer to the last attempt of a webhook that is given up.
 #[derive(Debug, Default)]
 pub struct Evidence {
-    /// Status; 0 if there was no answer.
+    /// Status, or 0 if there was no answer.
     pub status: u16,
     /// First bytes of the answer.
     pub answer: Vec<u8>,
 }
 
-/// A pause of something else than a whole shop.
+/// Pause of anything except a whole shop.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pause {
+pub struct PauseFilter {
     /// Webhooks that are paused.
     pub filter: Filter,
     /// Id of this cell.
@@ -39,7 +39,7 @@ pub struct Pause {
 
 impl Content for PackBytes {
     type Evidence = Evidence;
-    type Filter = Pause;
+    type Filter = PauseFilter;
 
     fn raw_bytes(&self) -> usize {
         self.0.raw_bytes()
@@ -57,15 +57,16 @@ impl Content for PackBytes {
         fingerprint(&self.0.record(index))
     }
 
-    fn shop_of(pause: &Pause) -> Option<u64> {
+    fn shop_of(pause: &PauseFilter) -> Option<u64> {
         pause.filter.shop.as_ref().map(|shop| shop_hash(shop.as_bytes()))
     }
 
-    fn is_matched(&self, index: u32, position: Position, pause: &Pause) -> bool {
+    fn is_matched(&self, index: u32, position: Position, pause: &PauseFilter) -> bool {
         let view = self.0.view(index);
         let text =
             |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into_owned();
-        let (shop, topic) = (text(view.shop()), text(view.topic()));
+        let shop = text(view.shop());
+        let topic = text(view.topic());
         let delivery_id = text(view.shopify("webhook-id"));
         pause.filter.matches(Asked {
             id: WebhookId { cell: pause.cell, entry: position.entry(), index: position.index },
@@ -77,7 +78,7 @@ impl Content for PackBytes {
     }
 
     fn dead_bytes(&self, index: u32, evidence: &Evidence) -> u64 {
-        // The record is compressed there: what it takes is at most this, and some more.
+        // Upper limit: the record is compressed in the dead letter.
         let bytes = self.0.record_raw_bytes(index) + evidence.answer.len();
         LABEL_BYTES + u64::try_from(bytes).unwrap_or(u64::MAX / 2)
     }

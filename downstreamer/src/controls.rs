@@ -1,37 +1,38 @@
-//! Reads an operator's controls whenever they changed.
+//! Reads an operator's controls whenever they change.
 
 use std::time::Duration;
 
+use spillway_consumer::LeaderHandle;
 use spillway_delivery::{Controls, Drops};
-use spillway_drain::Tenure;
-use spillway_queue::orders::{self, Filter, Orders};
+use spillway_process::error::chain;
+use spillway_queue::controls::{self, Filter, OperatorControls};
 use spillway_queue::{QueueError, Redis};
-use spillway_service::error::chain;
 use tokio::sync::mpsc;
 
-use crate::content::Pause;
+use crate::content::PauseFilter;
 use crate::sort::shop_hash;
 
-/// How often the version of the last bump is looked at.
+/// Time between checks of the version.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Starts reading the controls whenever there are others than those of `version`.
+/// Starts a task that reads the controls whenever their version differs from `version`.
 pub fn start(
     redis: Redis,
     consumer: &str,
-    tenure: Tenure,
+    leader: LeaderHandle,
     mut version: u64,
-) -> mpsc::Receiver<Orders> {
+) -> mpsc::Receiver<OperatorControls> {
     let (sender, receiver) = mpsc::channel(1);
     let consumer = consumer.to_owned();
     tokio::spawn(async move {
-        // Those that were read may be newer than the last bump knows: once is enough.
+        // The controls that were read may be newer than the last heartbeat reported: one read is
+        // enough.
         let mut looked_at = version;
         while !sender.is_closed() {
             tokio::time::sleep(LOOK_EVERY).await;
-            // An older one is news as well: Redis may have come back with older data.
-            let bumped = tenure.orders();
+            // An older version is a change, too: Redis may have come back with older data.
+            let bumped = leader.controls();
             if bumped == version {
                 looked_at = version;
             }
@@ -39,11 +40,11 @@ pub fn start(
                 continue;
             }
             match read(&redis, &consumer).await {
-                Ok(orders) => {
+                Ok(controls) => {
                     looked_at = bumped;
-                    if orders.version != version {
-                        version = orders.version;
-                        if sender.send(orders).await.is_err() {
+                    if controls.version != version {
+                        version = controls.version;
+                        if sender.send(controls).await.is_err() {
                             return;
                         }
                     }
@@ -60,17 +61,17 @@ pub fn start(
     receiver
 }
 
-async fn read(redis: &Redis, consumer: &str) -> Result<Orders, QueueError> {
+async fn read(redis: &Redis, consumer: &str) -> Result<OperatorControls, QueueError> {
     let mut connection = redis.connect(Some(ANSWER_TIMEOUT)).await?;
-    orders::read(redis, &mut connection, consumer).await
+    controls::read(redis, &mut connection, consumer).await
 }
 
-/// The core's controls for what Redis holds.
-pub fn of(orders: Orders, cell: u32) -> Controls<Pause> {
-    let filters = || orders.pauses.iter().map(|pause| &pause.filter);
+/// Converts the queue's controls to those of the delivery core.
+pub fn of(controls: OperatorControls, cell: u32) -> Controls<PauseFilter> {
+    let filters = || controls.pauses.iter().map(|pause| &pause.filter);
     let others = |filter: &&Filter| !filter.is_empty() && filter.only_shop().is_none();
     Controls {
-        version: orders.version,
+        version: controls.version,
         is_all_paused: filters().any(Filter::is_empty),
         shops: filters()
             .filter_map(Filter::only_shop)
@@ -78,8 +79,8 @@ pub fn of(orders: Orders, cell: u32) -> Controls<Pause> {
             .collect(),
         filters: filters()
             .filter(others)
-            .map(|filter| Pause { filter: filter.clone(), cell })
+            .map(|filter| PauseFilter { filter: filter.clone(), cell })
             .collect(),
-        drops: Drops { main: orders.dropping.main, replays: orders.dropping.replays },
+        drops: Drops { main: controls.dropping.main, replays: controls.dropping.replays },
     }
 }

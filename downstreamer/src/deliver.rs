@@ -1,4 +1,4 @@
-//! One delivery: the webhook as it was received, to the backend, and what came of it.
+//! One delivery: sends the webhook as it was received to the backend, and returns the outcome.
 //!
 //! Bounded: the whole delivery and the connecting in time, the answer in bytes.
 
@@ -17,9 +17,9 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::{ClientConfig, RootCertStore};
+use spillway_consumer::LeaderHandle;
 use spillway_delivery::Dispatch;
-use spillway_drain::Tenure;
-use spillway_queue::owner::boottime;
+use spillway_queue::leader::boottime;
 use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::Record;
@@ -29,70 +29,71 @@ use crate::backend::Backend;
 use crate::body::LeasedBody;
 use crate::connect::{CONNECT_MAX, LeaseCheck, LeaseLost, LeasedConnector};
 use crate::content::PackBytes;
-use crate::judge::{Outcome, parse_scope};
-use crate::settings::Settings;
+use crate::judge::{AttemptOutcome, parse_scope};
+use crate::settings::DownstreamerSettings;
 
-/// What an answer of 429 or 503 may say how much is to be left alone by.
+/// Response header of a 429 or 503 that limits a pause to one resource, one shop or all.
 const PAUSE: HeaderName = HeaderName::from_static("spillway-pause");
-/// What is kept of an answer, for a dead letter.
+/// Bytes of an answer that are kept for a dead letter.
 const ANSWER_KEPT_BYTES: usize = 1024;
-/// What is read of an answer; a connection with more on it is not used again.
+/// Bytes of an answer that are read. A connection with more on it is not used again.
 const ANSWER_READ_BYTES: usize = 64 << 10;
-/// On an HTTP/2 connection with deliveries under way.
+/// Time between pings on an HTTP/2 connection with deliveries under way.
 const HTTP2_PING_EVERY: Duration = Duration::from_secs(10);
-/// A pooled connection that was idle for longer is likely closed by the other side.
+/// Time after which an idle pooled connection is closed: by then the other side has likely closed
+/// it.
 const IDLE_CONNECTION: Duration = Duration::from_secs(30);
 
 /// Sends webhooks to one backend.
-pub struct Sender {
+pub struct DeliveryClient {
     backend: Backend,
     timeout: Duration,
     client: Client<LeasedConnector<HttpsConnector<HttpConnector>>, LeasedBody>,
     lease: LeaseCheck,
-    /// The tenure of this instance, while it owns the drain.
-    tenure: Arc<ArcSwapOption<Tenure>>,
+    /// Leadership of this instance, while it leads.
+    leader: Arc<ArcSwapOption<LeaderHandle>>,
 }
 
-/// One webhook on its way.
+/// One attempt to deliver a webhook.
 #[derive(Debug)]
-pub struct Job {
+pub struct DeliveryJob {
     /// The attempt.
     pub dispatch: Dispatch<PackBytes>,
     /// The webhook as it was received.
     pub record: Record,
-    /// Its id.
+    /// Id of the webhook.
     pub webhook: WebhookId,
 }
 
-/// A delivery that ended.
+/// Result of an attempt.
 #[derive(Debug)]
-pub struct Delivery {
-    /// What was delivered.
-    pub job: Job,
-    /// What came of it.
-    pub outcome: Outcome,
+pub struct EndedDelivery {
+    /// The attempt.
+    pub job: DeliveryJob,
+    /// Outcome of the attempt.
+    pub outcome: AttemptOutcome,
     /// The first bytes of the answer.
     pub answer: Vec<u8>,
-    /// How long it took.
+    /// Time that the attempt took.
     pub took: Duration,
 }
 
-/// No request can be made of a webhook.
+/// Error of a webhook that no request can be made of.
 struct Unsendable;
 
-impl Delivery {
-    /// A delivery that was not begun, because the lease was lost before.
-    pub fn not_sent(job: Job) -> Self {
-        Self { job, outcome: Outcome::LeaseLost, answer: Vec::new(), took: Duration::ZERO }
+impl EndedDelivery {
+    /// Result of an attempt that was not begun, because the lease was lost before.
+    pub fn not_sent(job: DeliveryJob) -> Self {
+        Self { job, outcome: AttemptOutcome::LeaseLost, answer: Vec::new(), took: Duration::ZERO }
     }
 }
 
-impl Sender {
-    /// A sender with a connection pool of its own.
+impl DeliveryClient {
+    /// Sender with a new connection pool.
     ///
     /// # Errors
-    /// When the backend is to be reached by TLS and this machine knows no certificate authority.
-    pub fn new(settings: &Settings) -> anyhow::Result<Self> {
+    /// If the backend uses TLS and this machine knows no certificate authority.
+    pub fn new(settings: &DownstreamerSettings) -> anyhow::Result<Self> {
         let connect_max = settings.delivery_timeout.min(CONNECT_MAX);
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
@@ -112,58 +113,59 @@ impl Sender {
             }
             Backend::Discard => https.enable_http1().wrap_connector(connector),
         };
-        let tenure = Arc::new(ArcSwapOption::<Tenure>::empty());
+        let leader = Arc::new(ArcSwapOption::<LeaderHandle>::empty());
         let lease: LeaseCheck = {
-            let tenure = tenure.clone();
-            Arc::new(move || tenure.load().as_ref().is_some_and(|one| one.holds(boottime())))
+            let leader = leader.clone();
+            Arc::new(move || leader.load().as_ref().is_some_and(|one| one.holds(boottime())))
         };
         let connector = LeasedConnector::new(https, connect_max, lease.clone());
         let client = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
-            // A dead connection is known before its deliveries have all timed out.
+            // Finds a dead connection before its deliveries have all timed out.
             .http2_keep_alive_interval(HTTP2_PING_EVERY)
             .pool_idle_timeout(IDLE_CONNECTION)
             .pool_max_idle_per_host(settings.bounds.concurrency_max)
-            // A pooled connection that was closed before a byte was sent: sending again repeats
-            // nothing.
+            // Only for a pooled connection that was closed before a byte was sent: sending again
+            // repeats nothing.
             .retry_canceled_requests(true)
             .build(connector);
         let backend = settings.backend.clone();
-        Ok(Self { backend, timeout: settings.delivery_timeout, client, lease, tenure })
+        Ok(Self { backend, timeout: settings.delivery_timeout, client, lease, leader })
     }
 
-    /// Sets the tenure in which deliveries are made from now on.
-    pub fn set_tenure(&self, tenure: Tenure) {
-        self.tenure.store(Some(Arc::new(tenure)));
+    /// Sets the leadership under which deliveries are made from now on.
+    pub fn set_leader(&self, leader: LeaderHandle) {
+        self.leader.store(Some(Arc::new(leader)));
     }
 
     /// Delivers one webhook.
-    pub async fn deliver(&self, job: Job) -> Delivery {
+    pub async fn deliver(&self, job: DeliveryJob) -> EndedDelivery {
         let began = Instant::now();
         let (outcome, answer) = match self.request(&job) {
-            Ok(None) => {
-                (Outcome::Answered { status: 204, retry_after: None, pauses: None }, Vec::new())
-            }
-            Err(Unsendable) => (Outcome::Unsendable, Vec::new()),
+            Ok(None) => (
+                AttemptOutcome::Answered { status: 204, retry_after: None, pauses: None },
+                Vec::new(),
+            ),
+            Err(Unsendable) => (AttemptOutcome::Unsendable, Vec::new()),
             Ok(Some(request)) => tokio::time::timeout(self.timeout, self.send(request))
                 .await
-                .unwrap_or((Outcome::TimedOut, Vec::new())),
+                .unwrap_or((AttemptOutcome::TimedOut, Vec::new())),
         };
-        Delivery { job, outcome, answer, took: began.elapsed() }
+        EndedDelivery { job, outcome, answer, took: began.elapsed() }
     }
 
-    async fn send(&self, request: Request<LeasedBody>) -> (Outcome, Vec<u8>) {
+    async fn send(&self, request: Request<LeasedBody>) -> (AttemptOutcome, Vec<u8>) {
         let response = match self.client.request(request).await {
             Ok(response) => response,
             Err(error) => {
                 tracing::debug!(?error, "delivery broke");
                 let outcome = if LeaseLost::is_cause_of(&error) {
-                    Outcome::LeaseLost
+                    AttemptOutcome::LeaseLost
                 } else if error.is_connect() {
-                    Outcome::Unconnected
+                    AttemptOutcome::Unconnected
                 } else {
-                    Outcome::Broken
+                    AttemptOutcome::Broken
                 };
                 return (outcome, Vec::new());
             }
@@ -173,17 +175,17 @@ impl Sender {
         let retry_after = text(RETRY_AFTER).map(ToOwned::to_owned);
         let pauses = text(PAUSE).and_then(parse_scope);
         match read_answer(response.into_body()).await {
-            Ok(answer) => (Outcome::Answered { status, retry_after, pauses }, answer),
-            // Half an answer may be of half a piece of work.
+            Ok(answer) => (AttemptOutcome::Answered { status, retry_after, pauses }, answer),
+            // Half an answer may mean that the backend did half of the work.
             Err(error) => {
                 tracing::debug!(%error, "the answer broke off");
-                (Outcome::Broken, Vec::new())
+                (AttemptOutcome::Broken, Vec::new())
             }
         }
     }
 
-    /// The request to send; `None` where everything is dropped.
-    fn request(&self, job: &Job) -> Result<Option<Request<LeasedBody>>, Unsendable> {
+    /// Builds the request. `None` if the backend is `discard:`.
+    fn request(&self, job: &DeliveryJob) -> Result<Option<Request<LeasedBody>>, Unsendable> {
         let Backend::Http { scheme, authority, path, host, .. } = &self.backend else {
             return Ok(None);
         };
@@ -201,16 +203,16 @@ impl Sender {
         let mut request = Request::new(LeasedBody::new(record.body.clone(), self.lease.clone()));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = uri;
-        // Beside the `:authority` of HTTP/2, Host is one too many: nginx answers 400. Where it is
-        // HTTP/1.1 after all, the client adds the URL's.
+        // With HTTP/2, Host must not be sent in addition to `:authority`: nginx answers 400. If the
+        // connection is HTTP/1.1 after all, the client adds the URL's host.
         let host = (!takes_http2(&self.backend)).then_some(host.as_str());
         *request.headers_mut() = headers(record, job, host);
         Ok(Some(request))
     }
 }
 
-/// Whether HTTP/2 is spoken if the backend offers it in the TLS handshake. There the URL names the
-/// host, so another name needs HTTP/1.1.
+/// Returns true if HTTP/2 is used when the backend offers it in the TLS handshake. HTTP/2 names the
+/// host by the URL, so another host name needs HTTP/1.1.
 fn takes_http2(backend: &Backend) -> bool {
     match backend {
         Backend::Http { scheme, authority, host, .. } => {
@@ -220,7 +222,7 @@ fn takes_http2(backend: &Backend) -> bool {
     }
 }
 
-/// Trust in the certificate authorities that this machine knows; in none where none is needed.
+/// TLS settings that trust this machine's certificate authorities. None are loaded for plain HTTP.
 fn tls(backend: &Backend) -> anyhow::Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     if matches!(backend, Backend::Http { scheme, .. } if *scheme == Scheme::HTTPS) {
@@ -236,8 +238,8 @@ fn tls(backend: &Backend) -> anyhow::Result<ClientConfig> {
     Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
 }
 
-/// The headers as received, but `Host`, and ours.
-fn headers(record: &Record, job: &Job, host: Option<&str>) -> HeaderMap {
+/// Headers as received, except `Host`, with those that are added to every delivery.
+fn headers(record: &Record, job: &DeliveryJob, host: Option<&str>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(record.headers.len() + 6);
     let own = |text: String| HeaderValue::try_from(text).expect("BUG: our values are plain text");
     if let Some(host) = host {
@@ -266,7 +268,7 @@ fn headers(record: &Record, job: &Job, host: Option<&str>) -> HeaderMap {
     headers
 }
 
-/// Reads an answer to its end, or as much of it as anyone needs, and keeps its beginning.
+/// Reads an answer to its end, up to `ANSWER_READ_BYTES`, and keeps its first bytes.
 async fn read_answer(mut body: Incoming) -> Result<Vec<u8>, hyper::Error> {
     let mut kept = Vec::new();
     let mut read = 0;

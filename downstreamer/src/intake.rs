@@ -1,23 +1,23 @@
-//! Decodes and sorts what was read ahead. A pack that can't be decoded is handed on as such; it
-//! never stops the stream.
+//! Decodes and classifies what is read ahead. A pack that can't be decoded is passed on as corrupt.
+//! It never stops the stream.
 
 use std::sync::Arc;
 
+use spillway_consumer::intake::{self, IntakeEvent, Streams};
 use spillway_delivery::{Event, PackRead, ReplayRead};
-use spillway_drain::intake::{self, Found, Streams};
+use spillway_process::error::chain;
 use spillway_queue::Redis;
 use spillway_queue::read::{Entry, Replay};
-use spillway_service::error::chain;
 use spillway_webhook::pack::{Corrupt, Pack};
 use spillway_webhook::{Position, StreamId};
 use tokio::sync::mpsc;
 
 use crate::content::PackBytes;
-use crate::metrics::Metrics;
+use crate::metrics::DownstreamerMetrics;
 use crate::sort::Sorter;
 
-/// What was read ahead. Two channels, so that replays for which there is no room do not keep the main
-/// stream from being read.
+/// Channels of what is read ahead. There are two, so that replays without room do not stop the
+/// reading of the main stream.
 pub struct Arrivals {
     /// Packs after the cursor.
     pub packs: mpsc::Receiver<Event<PackBytes>>,
@@ -25,20 +25,20 @@ pub struct Arrivals {
     pub replays: mpsc::Receiver<Event<PackBytes>>,
 }
 
-/// Decodes and sorts what was found.
+/// Decodes and classifies what was read.
 #[derive(Clone)]
 struct Decoder {
     sorter: Sorter,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DownstreamerMetrics>,
 }
 
-/// Starts reading replays, and the main stream after `cursor`; ends when the receivers are dropped.
+/// Starts reading replays, and the main stream after `cursor`. Ends when the receivers are dropped.
 pub fn start(
     redis: &Redis,
     consumer: &str,
     cursor: StreamId,
     sorter: Sorter,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DownstreamerMetrics>,
 ) -> Arrivals {
     let decoder = Decoder { sorter, metrics };
     let start = |streams| {
@@ -50,13 +50,13 @@ pub fn start(
 }
 
 impl Decoder {
-    fn decode(&self, found: Found) -> Event<PackBytes> {
+    fn decode(&self, found: IntakeEvent) -> Event<PackBytes> {
         match found {
-            Found::Main(entry) => self.main(&entry),
-            Found::Replay(replay) => self.replay(&replay),
-            Found::ReplaysLoaded => Event::ReplaysLoaded,
-            Found::CaughtUp => Event::Tick,
-            Found::OlderData => Event::OlderData,
+            IntakeEvent::Main(entry) => self.main(&entry),
+            IntakeEvent::Replay(replay) => self.replay(&replay),
+            IntakeEvent::ReplaysLoaded => Event::ReplaysLoaded,
+            IntakeEvent::CaughtUp => Event::Tick,
+            IntakeEvent::OlderData => Event::OlderData,
         }
     }
 
@@ -91,14 +91,14 @@ impl Decoder {
 
     fn corrupt(&self, id: StreamId, error: &Corrupt) {
         self.metrics.corrupt.inc();
-        tracing::error!(entry = %id, error = chain(error), "corrupt pack: set aside whole; the rest flows");
+        tracing::error!(entry = %id, error = chain(error), "corrupt pack: stored under corrupt:; delivery continues");
     }
 }
 
-/// Decodes a pack of the main stream and sorts its webhooks.
+/// Decodes a pack of the main stream and classifies its webhooks.
 ///
 /// # Errors
-/// [`Corrupt`] when it can't be decoded.
+/// [`Corrupt`] if it can't be decoded.
 pub fn decode_pack(
     sorter: &Sorter,
     entry: StreamId,

@@ -1,4 +1,4 @@
-//! What an answer means. Pure: an outcome in, a verdict out.
+//! Judges outcomes of attempts. Pure: an outcome in, a verdict out.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,53 +6,58 @@ use spillway_delivery::{Scope, Verdict};
 use spillway_limiter::Signal;
 
 use crate::content::Evidence;
-use crate::settings::Settings;
+use crate::settings::DownstreamerSettings;
 
-/// What came of one delivery.
+/// Outcome of one attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum AttemptOutcome {
     /// The backend answered.
     Answered {
-        /// Its status.
+        /// Status code.
         status: u16,
-        /// Its `Retry-After`, as it stands.
+        /// Value of `Retry-After`.
         retry_after: Option<String>,
-        /// What its `Spillway-Pause` says.
+        /// Scope that `Spillway-Pause` names.
         pauses: Option<Scope>,
     },
     /// No whole answer in time.
     TimedOut,
-    /// No connection could be made: it says nothing about the webhook.
+    /// No connection could be made. The webhook is not the cause.
     Unconnected,
-    /// The lease was lost before anything was sent: that is no attempt.
+    /// The lease was lost before anything was sent. This is no attempt.
     LeaseLost,
     /// The connection broke before the whole answer.
     Broken,
-    /// No request can be made of it, such as a path that is too long behind the base URL's.
+    /// No request can be made of the webhook. For example, its path is too long with the base
+    /// URL's.
     Unsendable,
 }
 
-/// Judges an outcome now, by these settings.
-pub fn judge(outcome: &Outcome, settings: &Settings) -> Verdict {
+/// Judges an outcome at the present time, by these settings.
+pub fn judge(outcome: &AttemptOutcome, settings: &DownstreamerSettings) -> Verdict {
     judge_at(outcome, &settings.dead_statuses, settings.backoff.longest, SystemTime::now())
 }
 
-/// Judges an outcome at `now`; `dead_statuses` are given up at once, `pause_max` bounds a
-/// Retry-After.
+/// Judges an outcome at `now`. An answer with one of `dead_statuses` makes a dead letter at once.
+/// `pause_max` limits a Retry-After.
 pub fn judge_at(
-    outcome: &Outcome,
+    outcome: &AttemptOutcome,
     dead_statuses: &[u16],
     pause_max: Duration,
     now: SystemTime,
 ) -> Verdict {
     let failed = Verdict::Retry { pause: Duration::ZERO, scope: None, is_refusal: false };
     let (status, retry_after, pauses) = match outcome {
-        Outcome::Answered { status, retry_after, pauses } => {
+        AttemptOutcome::Answered { status, retry_after, pauses } => {
             (*status, retry_after.as_deref(), *pauses)
         }
-        Outcome::TimedOut | Outcome::Unconnected | Outcome::Broken => return failed,
-        Outcome::LeaseLost => return Verdict::NotSent,
-        Outcome::Unsendable => return Verdict::Dead { reason: "unsendable", is_refusal: false },
+        AttemptOutcome::TimedOut | AttemptOutcome::Unconnected | AttemptOutcome::Broken => {
+            return failed;
+        }
+        AttemptOutcome::LeaseLost => return Verdict::NotSent,
+        AttemptOutcome::Unsendable => {
+            return Verdict::Dead { reason: "unsendable", is_refusal: false };
+        }
     };
     if (200..300).contains(&status) {
         return Verdict::Delivered;
@@ -66,13 +71,13 @@ pub fn judge_at(
     Verdict::Retry { pause: asked.unwrap_or_default().min(pause_max), scope, is_refusal }
 }
 
-/// Meaning of an outcome for how much the backend can bear.
-pub fn signal(outcome: &Outcome, verdict: Verdict) -> Signal {
+/// Signal of an outcome to the concurrency limiter and the circuit breaker.
+pub fn signal(outcome: &AttemptOutcome, verdict: Verdict) -> Signal {
     let status = match outcome {
-        Outcome::Answered { status, .. } => *status,
-        Outcome::TimedOut => return Signal::TimedOut,
-        Outcome::Unconnected | Outcome::Broken => return Signal::Broken,
-        Outcome::Unsendable | Outcome::LeaseLost => return Signal::Failed,
+        AttemptOutcome::Answered { status, .. } => *status,
+        AttemptOutcome::TimedOut => return Signal::TimedOut,
+        AttemptOutcome::Unconnected | AttemptOutcome::Broken => return Signal::Broken,
+        AttemptOutcome::Unsendable | AttemptOutcome::LeaseLost => return Signal::Failed,
     };
     let asked = match verdict {
         Verdict::Retry { pause, .. } => (!pause.is_zero()).then_some(pause),
@@ -88,32 +93,32 @@ pub fn signal(outcome: &Outcome, verdict: Verdict) -> Signal {
 }
 
 /// Evidence for a dead letter.
-pub fn evidence(outcome: &Outcome, answer: Vec<u8>) -> Evidence {
+pub fn evidence(outcome: &AttemptOutcome, answer: Vec<u8>) -> Evidence {
     let status = match outcome {
-        Outcome::Answered { status, .. } => *status,
-        Outcome::TimedOut
-        | Outcome::Unconnected
-        | Outcome::LeaseLost
-        | Outcome::Broken
-        | Outcome::Unsendable => 0,
+        AttemptOutcome::Answered { status, .. } => *status,
+        AttemptOutcome::TimedOut
+        | AttemptOutcome::Unconnected
+        | AttemptOutcome::LeaseLost
+        | AttemptOutcome::Broken
+        | AttemptOutcome::Unsendable => 0,
     };
     Evidence { status, answer }
 }
 
 /// Label of an attempt in the metrics.
-pub fn result_label(outcome: &Outcome, verdict: Verdict) -> &'static str {
+pub fn result_label(outcome: &AttemptOutcome, verdict: Verdict) -> &'static str {
     match (verdict, outcome) {
         (Verdict::Delivered, _) => "delivered",
         (Verdict::Dead { .. }, _) => "dead",
-        (Verdict::Retry { .. }, Outcome::TimedOut) => "timeout",
+        (Verdict::Retry { .. }, AttemptOutcome::TimedOut) => "timeout",
         (Verdict::Retry { is_refusal: true, .. }, _) => "refused",
         (Verdict::Retry { .. } | Verdict::NotSent, _) => "failed",
     }
 }
 
-impl Outcome {
-    /// Whether the backend asked for a pause of one resource or shop: it works, and says nothing
-    /// about the others.
+impl AttemptOutcome {
+    /// Returns true if the backend asked for a pause of one resource or shop. It works, and the
+    /// answer means nothing for the others.
     pub fn is_narrow_pause(&self) -> bool {
         matches!(
             self,
@@ -122,7 +127,7 @@ impl Outcome {
     }
 }
 
-/// Scope that a `Spillway-Pause` names; anything else is as if it were not there.
+/// Scope that `Spillway-Pause` names. `None` for any other text.
 pub fn parse_scope(text: &str) -> Option<Scope> {
     match text.trim() {
         "resource" => Some(Scope::Resource),
@@ -132,11 +137,12 @@ pub fn parse_scope(text: &str) -> Option<Scope> {
     }
 }
 
-/// Seconds, or an HTTP date (RFC 9110, section 10.2.3); a date that has passed is no pause.
+/// Parses seconds, or an HTTP date (RFC 9110, section 10.2.3). A date that has passed gives a pause
+/// of zero.
 fn parse_retry_after(text: &str, now: SystemTime) -> Option<Duration> {
     let text = text.trim();
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        // More than fits is longer than any pause that is honoured.
+        // A number that does not fit is longer than any pause that is honoured.
         return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
     }
     let date = httpdate::parse_http_date(text).ok()?;
@@ -156,7 +162,8 @@ mod tests {
 
     fn check(status: u16, retry_after: Option<&str>, expected: Verdict) {
         let retry_after_text = retry_after.map(str::to_owned);
-        let outcome = Outcome::Answered { status, retry_after: retry_after_text, pauses: None };
+        let outcome =
+            AttemptOutcome::Answered { status, retry_after: retry_after_text, pauses: None };
         assert_eq!(
             judge_at(&outcome, &DEAD, LONGEST, noon()),
             expected,
@@ -183,12 +190,14 @@ mod tests {
             check(status, None, retry(0, true));
         }
         let failed = retry(0, false);
-        for outcome in [Outcome::TimedOut, Outcome::Unconnected, Outcome::Broken] {
+        for outcome in
+            [AttemptOutcome::TimedOut, AttemptOutcome::Unconnected, AttemptOutcome::Broken]
+        {
             assert_eq!(judge_at(&outcome, &DEAD, LONGEST, noon()), failed);
         }
         let unsendable = Verdict::Dead { reason: "unsendable", is_refusal: false };
-        assert_eq!(judge_at(&Outcome::Unsendable, &DEAD, LONGEST, noon()), unsendable);
-        assert_eq!(judge_at(&Outcome::LeaseLost, &DEAD, LONGEST, noon()), Verdict::NotSent);
+        assert_eq!(judge_at(&AttemptOutcome::Unsendable, &DEAD, LONGEST, noon()), unsendable);
+        assert_eq!(judge_at(&AttemptOutcome::LeaseLost, &DEAD, LONGEST, noon()), Verdict::NotSent);
     }
 
     #[test]
@@ -200,7 +209,8 @@ mod tests {
             (503, Some(Scope::All), Some(Scope::All)),
             (500, Some(Scope::All), None),
         ] {
-            let outcome = Outcome::Answered { status, retry_after: Some("3".into()), pauses };
+            let outcome =
+                AttemptOutcome::Answered { status, retry_after: Some("3".into()), pauses };
             let verdict = judge_at(&outcome, &DEAD, LONGEST, noon());
             let pause = Duration::from_secs(3);
             assert_eq!(verdict, Verdict::Retry { pause, scope: expected, is_refusal: false });

@@ -1,9 +1,10 @@
-//! The downstreamer: packs in, HTTP out, in order per resource, at the speed the backend can bear.
+//! The downstreamer: reads packs and delivers webhooks by HTTP, in order per resource, at the speed
+//! that the backend can bear.
 //!
-//! `ownership` (who may deliver) starts a `worker`, which carries out what the delivery core
-//! (`spillway_delivery`) decides: `intake` → `sort` → core → `deliver` (`connect`) →
-//! `judge` → core → `settling`. Beside them: `reader` (packs and chunks read again),
-//! `controls` (an operator's) and `status`.
+//! `leadership` loads what Redis holds and starts a `worker`, which carries out the decisions of the
+//! delivery core (`spillway_delivery`): `intake` → `sort` → core → `deliver` (`connect`) → `judge` → core →
+//! `settling`. Also: `reader` (packs and chunks that are read again), `controls` (set by an
+//! operator) and `status`.
 
 mod backend;
 mod body;
@@ -13,9 +14,9 @@ mod controls;
 mod deliver;
 mod intake;
 pub mod judge;
+mod leadership;
 mod metrics;
 mod names;
-mod ownership;
 mod reader;
 mod settings;
 mod settling;
@@ -24,32 +25,35 @@ mod sort;
 mod status;
 mod worker;
 
-pub use crate::settings::{Settings, Written};
+pub use crate::settings::{DownstreamerArgs, DownstreamerSettings};
 
 use std::sync::Arc;
 
-use spillway_drain::watch::{self, Watched};
-use spillway_queue::drains::HTTP;
+use spillway_consumer::watch::{self, WatchTarget};
+use spillway_process::Background;
+use spillway_process::admin;
+use spillway_process::error::chain;
+use spillway_process::start::Unavailable;
+use spillway_process::supervisor::{self, Watchdog};
+use spillway_queue::consumers::HTTP;
 use spillway_queue::health;
-use spillway_service::Background;
-use spillway_service::admin;
-use spillway_service::error::chain;
-use spillway_service::start::Unavailable;
-use spillway_service::supervisor::{self, Watchdog};
 use tokio_util::sync::CancellationToken;
 
-use crate::deliver::Sender;
-use crate::metrics::Metrics;
-use crate::ownership::Instance;
+use crate::deliver::DeliveryClient;
+use crate::leadership::DownstreamerInstance;
+use crate::metrics::DownstreamerMetrics;
 
 /// Runs a downstreamer until `shutdown`.
 ///
 /// # Errors
-/// When the admin address can't be bound, when Redis is absent and the settings say to give up then, and
-/// when a background task ends before `shutdown`.
-pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+/// If the admin address can't be bound, if Redis is absent and the settings say to give up then,
+/// and if a background task ends before `shutdown`.
+pub async fn run(
+    settings: DownstreamerSettings,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(DownstreamerMetrics::new());
     let background = Background::default();
     let (readiness, after_all) =
         admin::start(settings.admin_listen, &metrics.registry, &background).await?;
@@ -57,22 +61,22 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         let reached = health::reach(&settings.common.redis).await;
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
-    let watched = Watched {
+    let watched = WatchTarget {
         redis: settings.common.redis.clone(),
-        drain: HTTP,
+        consumer: HTTP,
         gauges: metrics.queue.clone(),
         dead_keep: settings.dead_keep,
     };
-    background.spawn("the watch of the queue", watch::run(watched, after_all.clone()));
-    let sender = Arc::new(Sender::new(&settings)?);
+    background.spawn("health check of redis", watch::run(watched, after_all.clone()));
+    let sender = Arc::new(DeliveryClient::new(&settings)?);
     tracing::info!(
         backend = ?settings.backend, version = env!("CARGO_PKG_VERSION"), "delivering"
     );
     supervisor::ready();
     readiness.stops_with(&shutdown);
     let watchdog = Watchdog::start();
-    let instance = Instance { settings, metrics, sender, readiness, watchdog };
-    let ended = background.supervise(&shutdown, ownership::run(&instance, &shutdown)).await;
+    let instance = DownstreamerInstance { settings, metrics, sender, readiness, watchdog };
+    let ended = background.supervise(&shutdown, leadership::run(&instance, &shutdown)).await;
     after_all.cancel();
     Ok(ended?)
 }

@@ -1,49 +1,50 @@
-//! What the downstreamer counts. Every label set is closed.
+//! Metrics of the downstreamer. Every label set is closed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
-use spillway_delivery::{Counts, Status};
-use spillway_drain::gauges::{
+use spillway_consumer::gauges::{
     QueueGauges, TopicCounter, corrupt_packs, counter, counters, dead_lettered, end_to_end, gauge,
     histogram, pauses,
 };
-use spillway_queue::drains::HTTP;
-use spillway_service::metrics::registry;
+use spillway_delivery::{Counts, Status};
+use spillway_process::metrics::registry;
+use spillway_queue::consumers::HTTP;
 
 const RESULTS: [&str; 5] = ["delivered", "failed", "refused", "dead", "timeout"];
-/// Why a webhook was given up.
+/// Reasons for which a webhook is given up.
 pub const DEAD_REASONS: [&str; 5] =
     ["status", "retries_exhausted", "expired", "refused", "unsendable"];
 
 /// All metrics of a downstreamer.
-pub struct Metrics {
-    /// Where they are registered.
+pub struct DownstreamerMetrics {
+    /// Registry of all these metrics.
     pub registry: Registry,
-    /// Who owns the drain, and what Redis holds for it.
+    /// Gauges of leadership and of the queue in Redis.
     pub queue: Arc<QueueGauges>,
-    /// 1 while the backend asked to be left alone, or is down.
+    /// 1 while nothing is sent: the backend is down, refuses everything or asked for a pause, or an
+    /// operator paused everything.
     pub paused: IntGauge,
-    /// 1 while the backend refuses nearly everything.
-    pub brake: IntGauge,
-    /// Deliveries the backend took.
+    /// 1 while the backend refuses the webhooks of more than half of the recent shops.
+    pub backend_refuses: IntGauge,
+    /// Webhooks that were delivered.
     pub delivered: IntCounter,
-    /// What an operator paused: shops, topics, resources, or all.
+    /// Pauses in force that an operator set.
     pub pauses: IntGauge,
-    /// Webhooks dropped by an operator's order.
+    /// Webhooks dropped by an operator.
     pub dropped: IntCounter,
-    /// How many may be under way.
+    /// Deliveries that may be under way at once.
     pub concurrency_limit: IntGauge,
-    /// How many are.
+    /// Deliveries that are under way.
     pub concurrency_in_use: IntGauge,
     /// Duplicates that were dropped.
     pub duplicates: IntCounter,
-    /// Older events that a newer one stood for.
+    /// Older events that were coalesced into a newer one.
     pub coalesced: IntCounter,
     /// Packs that could not be decoded.
     pub corrupt: IntCounter,
-    /// Lanes.
+    /// Metrics of lanes.
     pub lanes: LaneMetrics,
     attempts: IntCounterVec,
     durations: Histogram,
@@ -52,19 +53,19 @@ pub struct Metrics {
     dead_lettered: IntCounterVec,
 }
 
-/// Lanes, and the memory of the index.
+/// Metrics of lanes, and of the index's memory.
 pub struct LaneMetrics {
-    /// Lanes of which something waits.
+    /// Lanes with waiting webhooks.
     pub lanes: IntGauge,
-    /// Lanes of which nothing is sent.
+    /// Lanes that wait: nothing of them is sent.
     pub blocked: IntGauge,
     /// Webhooks in chunks.
     pub stored: IntGauge,
     /// Memory of the index.
     pub index_bytes: IntGauge,
-    /// Windows cut.
+    /// Times that a part of a lane left the index for want of room.
     pub cuts: IntCounter,
-    /// Attempts cut off.
+    /// Slow attempts that were cut off.
     pub cut_off: IntCounter,
 }
 
@@ -105,14 +106,14 @@ impl LaneMetrics {
     }
 }
 
-impl Metrics {
-    /// Registers them all.
+impl DownstreamerMetrics {
+    /// Registers all metrics.
     pub fn new() -> Self {
         let registry = registry("downstreamer", env!("CARGO_PKG_VERSION"));
         let attempts = counters(
             &registry,
             "spillway_delivery_attempts_total",
-            "Deliveries tried, by what came of them.",
+            "Delivery attempts, by result.",
             "result",
         );
         RESULTS.iter().for_each(|result| attempts.with_label_values(&[result]).inc_by(0));
@@ -121,18 +122,18 @@ impl Metrics {
             paused: gauge(
                 &registry,
                 "spillway_paused",
-                "1 while nothing is let out: the backend is down, refuses everything, or asked to be left alone, or an operator paused it all.",
+                "1 while nothing is sent: the backend is down, refuses, or asked for a pause, or an operator paused everything.",
             ),
             pauses: pauses(&registry),
             dropped: counter(
                 &registry,
                 "spillway_dropped_total",
-                "Webhooks dropped by an operator's order.",
+                "Webhooks dropped by an operator.",
             ),
-            brake: gauge(
+            backend_refuses: gauge(
                 &registry,
-                "spillway_brake",
-                "1 while the backend refuses most of what it gets, of every shop: one probe every 10 s.",
+                "spillway_backend_refuses",
+                "1 while the backend refuses the webhooks of more than half of the recent shops: one probe every 10 s.",
             ),
             delivered: counter(&registry, "spillway_delivered_total", "Webhooks delivered."),
             concurrency_limit: gauge(
@@ -166,20 +167,20 @@ impl Metrics {
         }
     }
 
-    /// A delivery was tried.
+    /// Counts an attempt.
     pub fn attempted(&self, result: &str, took: Duration) {
         self.attempts.with_label_values(&[result]).inc();
         self.durations.observe(took.as_secs_f64());
     }
 
-    /// A webhook received at `received_at_ms` was delivered at `now_ms`.
+    /// Counts a webhook that was received at `received_at_ms` and delivered at `now_ms`.
     pub fn delivered(&self, received_at_ms: u64, now_ms: u64) {
         self.delivered.inc();
         let took = Duration::from_millis(now_ms.saturating_sub(received_at_ms));
         self.end_to_end.observe(took.as_secs_f64());
     }
 
-    /// Counts what the core did since `before`.
+    /// Counts the core's work since `before`.
     pub fn counted(&self, before: &Counts, now: &Counts) {
         self.duplicates.inc_by(now.duplicates - before.duplicates);
         self.coalesced.inc_by(now.coalesced - before.coalesced);
@@ -194,26 +195,26 @@ impl Metrics {
         }
     }
 
-    /// Shows the core's state.
+    /// Sets the gauges to the core's state.
     pub fn show(&self, status: &Status) {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.concurrency_in_use.set(number(status.in_flight));
         self.concurrency_limit.set(number(status.limit));
         self.paused.set(i64::from(status.is_paused));
-        self.brake.set(i64::from(status.is_refusing));
+        self.backend_refuses.set(i64::from(status.is_refusing));
         self.lanes.lanes.set(number(status.lanes));
         self.lanes.blocked.set(number(status.blocked_lanes));
         self.lanes.stored.set(i64::try_from(status.stored).unwrap_or(i64::MAX));
         self.lanes.index_bytes.set(number(status.index_bytes));
     }
 
-    /// A webhook of `topic` has no resource id.
+    /// Counts a webhook of `topic` without a resource id.
     pub fn fell_back(&self, topic: &str) {
         self.fallbacks.count(topic);
     }
 }
 
-impl Default for Metrics {
+impl Default for DownstreamerMetrics {
     fn default() -> Self {
         Self::new()
     }

@@ -1,4 +1,4 @@
-//! Names of shops and lanes, which the core knows by their hashes alone.
+//! Names of shops and lanes, which the core knows only by their hashes.
 
 use std::collections::HashMap;
 
@@ -8,17 +8,17 @@ use spillway_webhook::shopify::{Headers, resource_kind};
 
 use crate::sort::shop_hash;
 
-/// Lanes without a row whose names are kept; past it all of these are forgotten, and learnt again.
+/// Most names of lanes without a row. At this limit all of them are dropped, and learned again.
 const RECENT_MAX: usize = 10_000;
 
 /// Shop and kind of a lane.
 #[derive(Debug, Clone)]
-pub struct Name {
+pub struct LaneName {
     /// Shop domain.
     pub shop: String,
-    /// Kind of resource; empty for a lane of a whole shop.
+    /// Kind of resource. Empty for a lane of a whole shop.
     pub kind: String,
-    /// Key scheme under which it was made.
+    /// Key scheme of the lane.
     pub scheme: KeyScheme,
 }
 
@@ -26,18 +26,18 @@ pub struct Name {
 #[derive(Debug)]
 pub struct Names {
     scheme: KeyScheme,
-    /// Of lanes that have a row.
-    rows: HashMap<u64, Name>,
-    /// Of lanes of which something was sent lately.
-    recent: HashMap<u64, Name>,
-    /// Of shops with such lanes, and of those that an operator paused.
+    /// Lanes that have a row.
+    rows: HashMap<u64, LaneName>,
+    /// Lanes of which a webhook was sent lately.
+    recent: HashMap<u64, LaneName>,
+    /// Shops with such lanes, and shops that an operator paused.
     shops: HashMap<u64, String>,
 }
 
 impl Names {
-    /// Of lanes of this scheme, and of those that have a row.
+    /// Names of the lanes that have a row. `scheme` is for further lanes.
     pub fn new(scheme: KeyScheme, rows: &[LaneRow]) -> Self {
-        let name = |row: &LaneRow| Name {
+        let name = |row: &LaneRow| LaneName {
             shop: row.shop.clone(),
             kind: row.kind.clone(),
             scheme: row.scheme,
@@ -52,7 +52,7 @@ impl Names {
     }
 
     /// Name of a lane, if it is known.
-    pub fn lane(&self, lane: u64) -> Option<&Name> {
+    pub fn lane(&self, lane: u64) -> Option<&LaneName> {
         self.rows.get(&lane).or_else(|| self.recent.get(&lane))
     }
 
@@ -61,7 +61,7 @@ impl Names {
         self.shops.get(&shop).map(String::as_str)
     }
 
-    /// A webhook of a lane and shop is sent.
+    /// Learns the names of the lane and the shop of a webhook that is sent.
     pub fn learn(&mut self, lane: u64, shop: u64, record: &Record) {
         if self.rows.contains_key(&lane) || self.recent.contains_key(&lane) {
             return;
@@ -75,12 +75,12 @@ impl Names {
         self.recent.insert(lane, name);
     }
 
-    /// An operator named a shop.
+    /// Learns the name of a shop from an operator's pause.
     pub fn learn_shop(&mut self, domain: &str) {
         self.shops.insert(shop_hash(domain.as_bytes()), domain.to_owned());
     }
 
-    /// A lane gets a row, because of a webhook.
+    /// Learns the name of a lane that gets a row, from one of its webhooks.
     pub fn add_row(&mut self, lane: u64, record: &Record) {
         if !self.rows.contains_key(&lane) {
             let name = self.of(record);
@@ -89,18 +89,18 @@ impl Names {
         }
     }
 
-    /// The row of a lane is deleted.
+    /// Drops the name of a lane whose row is deleted.
     pub fn remove_row(&mut self, lane: u64) {
         self.rows.remove(&lane);
     }
 
-    fn of(&self, record: &Record) -> Name {
+    fn of(&self, record: &Record) -> LaneName {
         let text =
             |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into_owned();
         let kind = match self.scheme {
             KeyScheme::Kind => resource_kind(&text(record.topic())),
             KeyScheme::Shop => String::new(),
         };
-        Name { shop: text(record.shop()), kind, scheme: self.scheme }
+        LaneName { shop: text(record.shop()), kind, scheme: self.scheme }
     }
 }

@@ -1,5 +1,5 @@
-//! Reads packs and chunks again, when a webhook of theirs has its turn, when the front of the main
-//! stream moves, or when a lane's window is filled.
+//! Reads packs and chunks again: when one of their webhooks has its turn, when the front of the
+//! main stream moves, or when a lane's window is filled.
 
 mod wanted;
 
@@ -11,10 +11,10 @@ use bytes::Bytes;
 use spillway_delivery::{
     ChunkFound, ChunkRead, Content, Event, PackKey, PackRead, ReadAgain, Sorted,
 };
+use spillway_process::error::chain;
 use spillway_queue::lane::{ChunkId, StoredChunk};
-use spillway_queue::read::Reader;
+use spillway_queue::read::StreamReader;
 use spillway_queue::{Connection, QueueError, Redis};
-use spillway_service::error::chain;
 use spillway_webhook::pack::{Pack, Record};
 use spillway_webhook::{Chunk, Position, StoredRetry, StreamId};
 use tokio::time::Instant;
@@ -24,47 +24,47 @@ use crate::intake::decode_pack;
 use crate::sort::Sorter;
 
 use wanted::FRONT_AT_ONCE;
-pub use wanted::{ChunkRange, Wanted};
+pub use wanted::{ChunkRange, ReadRequest};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Before Redis is asked again after it failed.
+/// Pause before Redis is asked again after a failure.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time for which a read fails before the log says so, and between two such lines.
+/// Time after which a failing read is logged, and time between two such lines.
 const TELL_EVERY: Duration = Duration::from_secs(10);
 /// Compressed bytes that are decoded before other tasks have their turn: about a millisecond.
 const BYTES_AT_ONCE: usize = 128 << 10;
-/// Raw bytes of the front that one read brings, about.
+/// Approximate raw bytes of the front that one read returns.
 const FRONT_BYTES: usize = 512 << 10;
 
 /// Result of a read.
 pub struct Read {
     /// Events of everything that was read.
     pub events: Vec<Event<PackBytes>>,
-    /// Parts that failed: to be read again, each by itself.
-    pub left: Vec<Wanted>,
+    /// Parts that failed. Each is to be read again separately.
+    pub left: Vec<ReadRequest>,
 }
 
-/// A chunk with its bits, or why there is none.
+/// Chunk with its bits, or the reason for which there is none.
 type Decoded = Result<(Chunk, Vec<u8>), ChunkFound<PackBytes>>;
 
-/// Retry state of a webhook that was tried.
-type RetryState = Option<StoredRetry>;
+/// Retry state of a webhook, if it was tried.
+type StoredRetryState = Option<StoredRetry>;
 
-/// Reads over one connection that all readers share.
+/// Reader with one connection that all reads share.
 pub struct Rereader {
     redis: Redis,
-    reader: Reader,
+    reader: StreamReader,
     sorter: Sorter,
-    shared: tokio::sync::Mutex<Shared>,
-    /// Connections that were tried to make.
+    shared: tokio::sync::Mutex<ReaderConnection>,
+    /// Number of tries to connect.
     tries: AtomicU64,
-    /// When the log last said that reads fail.
+    /// Time at which a failing read was last logged.
     told: Mutex<Option<Instant>>,
 }
 
-/// The connection, and how many there were before it.
+/// Shared connection, and its number.
 #[derive(Default)]
-struct Shared {
+struct ReaderConnection {
     connection: Option<Connection>,
     number: u64,
 }
@@ -73,7 +73,7 @@ struct Shared {
 enum Failed {
     /// There is no connection.
     Connection(QueueError),
-    /// There is none, as another read has just found.
+    /// There is no connection, as another read has just found.
     Elsewhere,
     /// No answer, or an error.
     Answer {
@@ -84,17 +84,17 @@ enum Failed {
 }
 
 impl Rereader {
-    /// Reads for `consumer`.
+    /// Reader for `consumer`.
     pub fn new(redis: Redis, consumer: &str, sorter: Sorter) -> Self {
-        let reader = Reader::new(redis.clone(), consumer);
+        let reader = StreamReader::new(redis.clone(), consumer);
         let (shared, tries, told) = Default::default();
         Self { redis, reader, sorter, shared, tries, told }
     }
 
-    /// Reads what is wanted, once Redis answers: an event for each range of chunks, for each chunk that
-    /// is read again, and for anything else. Where Redis was there and gave no answer, it may have been
-    /// too much for one: half of it is left then.
-    pub async fn read(&self, mut wanted: Wanted) -> Read {
+    /// Reads what is wanted, once Redis answers. Returns an event for each range of chunks, for
+    /// each chunk that is read again, and for anything else. If Redis was reachable and did not
+    /// answer, the read may have been too much. Then parts of it are left.
+    pub async fn read(&self, mut wanted: ReadRequest) -> Read {
         let began = Instant::now();
         loop {
             let failed = match self.try_read(&wanted).await {
@@ -114,13 +114,13 @@ impl Rereader {
         }
     }
 
-    async fn try_read(&self, wanted: &Wanted) -> Result<Vec<Event<PackBytes>>, Failed> {
+    async fn try_read(&self, wanted: &ReadRequest) -> Result<Vec<Event<PackBytes>>, Failed> {
         let (mut connection, number) = self.connected().await?;
         let read = self.read_by(&mut connection, wanted).await;
         read.map_err(|error| Failed::Answer { error, on: number })
     }
 
-    /// Logs a read that has failed for some time, for all of them now and then.
+    /// Logs a read that has failed for some time. All reads share the interval of these lines.
     fn tell(&self, failed: &Failed, began: Instant) {
         let (Failed::Connection(error) | Failed::Answer { error, .. }) = failed else { return };
         let error = chain(error);
@@ -136,40 +136,41 @@ impl Rereader {
     async fn read_by(
         &self,
         connection: &mut Connection,
-        wanted: &Wanted,
+        wanted: &ReadRequest,
     ) -> Result<Vec<Event<PackBytes>>, QueueError> {
         match wanted {
-            Wanted::Main(entry) => {
+            ReadRequest::Main(entry) => {
                 let bytes = self.reader.main_entry(connection, *entry).await?;
                 Ok(vec![Event::Read(PackKey::Main(*entry), pack_again(bytes))])
             }
-            Wanted::Replay(id) => {
+            ReadRequest::Replay(id) => {
                 let bytes = self.reader.replay_entry(connection, *id).await?;
                 Ok(vec![Event::Read(PackKey::Replay(*id), pack_again(bytes))])
             }
-            Wanted::ChunksAgain(ids) => {
+            ReadRequest::ChunksAgain(ids) => {
                 let decoded = self.decoded(connection, ids).await?;
                 Ok(ids.iter().zip(decoded).map(|(id, decoded)| chunk_again(*id, decoded)).collect())
             }
-            Wanted::Front(entries) => {
+            ReadRequest::Front(entries) => {
                 Ok(vec![Event::FrontRead(self.front(connection, entries).await?)])
             }
-            Wanted::Chunks(ranges) => self.chunks(connection, ranges).await,
-            Wanted::Rest(lane, entry) => {
+            ReadRequest::Chunks(ranges) => self.chunks(connection, ranges).await,
+            ReadRequest::Rest(lane, entry) => {
                 let pack = self.main(connection, *entry).await?;
                 Ok(vec![Event::RestRead { lane: *lane, entry: *entry, pack }])
             }
         }
     }
 
-    /// Packs from the first of `entries` up to one that is not there, or until they are enough for one
+    /// Packs from the first of `entries` up to one that is missing, or until they suffice for one
     /// settlement.
     async fn front(
         &self,
         connection: &mut Connection,
         entries: &[StreamId],
     ) -> Result<Vec<PackRead<PackBytes>>, QueueError> {
-        let (mut packs, mut bytes) = (Vec::new(), 0);
+        let mut packs = Vec::new();
+        let mut bytes = 0;
         for part in entries.chunks(FRONT_AT_ONCE) {
             for found in self.reader.main_entries(connection, part).await? {
                 let pack = found
@@ -195,14 +196,15 @@ impl Rereader {
         Ok(bytes.and_then(|bytes| decode_pack(&self.sorter, entry, &bytes, false).ok()))
     }
 
-    /// Chunks with their bits, or why there is none, in one round trip.
+    /// Chunks with their bits, or the reasons for which there are none, in one round trip.
     async fn decoded(
         &self,
         connection: &mut Connection,
         ids: &[ChunkId],
     ) -> Result<Vec<Decoded>, QueueError> {
         let stored = self.reader.chunks(connection, ids).await?;
-        let (mut decoded, mut since) = (Vec::new(), 0);
+        let mut decoded = Vec::new();
+        let mut since = 0;
         for (id, stored) in ids.iter().zip(stored) {
             since += stored.as_ref().map_or(0, |stored| stored.bytes.len());
             decoded.push(decode_chunk(*id, stored));
@@ -229,8 +231,8 @@ impl Rereader {
         Ok(chunks_read(ranges, decoded, retries, sort))
     }
 
-    /// A handle on the shared connection: requests on it are pipelined. Of those that wait for one, the
-    /// first tries to make it.
+    /// Handle of the shared connection, on which requests are pipelined. If there is none, the
+    /// first of those that wait connects.
     async fn connected(&self) -> Result<(Connection, u64), Failed> {
         let tries = self.tries.load(Ordering::Relaxed);
         let mut shared = self.shared.lock().await;
@@ -241,14 +243,14 @@ impl Rereader {
             let connected = self.redis.connect(Some(ANSWER_TIMEOUT)).await;
             self.tries.fetch_add(1, Ordering::Relaxed);
             let connection = Some(connected.map_err(Failed::Connection)?);
-            *shared = Shared { connection, number: shared.number + 1 };
+            *shared = ReaderConnection { connection, number: shared.number + 1 };
         }
         let connection = shared.connection.clone().expect("BUG: it was just made");
         Ok((connection, shared.number))
     }
 
-    /// Ends the shared connection if it is the one that failed. One on which Redis says that it still
-    /// loads is as good as another.
+    /// Ends the shared connection if it is the one that failed. Keeps it if Redis is still loading:
+    /// another connection would not help.
     async fn end_connection(&self, failed: &Failed) {
         let Failed::Answer { error, on } = failed else { return };
         let mut shared = self.shared.lock().await;
@@ -259,18 +261,18 @@ impl Rereader {
 }
 
 impl Failed {
-    /// True if there may be an answer to less: Redis was there, and gave none.
+    /// Returns true if a smaller read may succeed: Redis was reachable, and did not answer.
     fn may_be_too_much(&self) -> bool {
         matches!(self, Self::Answer { error: QueueError::Unreachable(_), .. })
     }
 }
 
-/// An event for each range, made of its chunks and of the retry state of each of their webhooks, all in
-/// the order of the ranges.
+/// Makes an event for each range, from its chunks and the retry state of each of their webhooks.
+/// All are in the order of the ranges.
 fn chunks_read(
     ranges: &[ChunkRange],
     decoded: Vec<Decoded>,
-    retries: Vec<RetryState>,
+    retries: Vec<StoredRetryState>,
     sort: impl Fn(&Record, Position) -> Sorted,
 ) -> Vec<Event<PackBytes>> {
     let mut retries = retries.into_iter();
@@ -293,7 +295,7 @@ fn chunk_read(
     number: u32,
     Chunk { positions, pack }: Chunk,
     bits: Vec<u8>,
-    retries: Vec<RetryState>,
+    retries: Vec<StoredRetryState>,
     sort: impl Fn(&Record, Position) -> Sorted,
 ) -> ChunkRead<PackBytes> {
     let states = positions.iter().zip(retries);
@@ -342,7 +344,8 @@ mod tests {
         Position { ms, seq: 0, index: 0 }
     }
 
-    /// A chunk whose webhooks were accepted at `times`, each with that as its time and its body.
+    /// Chunk whose webhooks were accepted at `times`. Each has its time also as its position and
+    /// body.
     fn chunk_of(times: &[u64]) -> Decoded {
         let mut records = Records::default();
         for ms in times {
@@ -358,7 +361,7 @@ mod tests {
         Ok((Chunk { positions: times.iter().map(|ms| at(*ms)).collect(), pack }, bits))
     }
 
-    /// The record's own time as its resource.
+    /// Classifies a record with its time as the resource.
     fn by_time(record: &Record, position: Position) -> Sorted {
         assert_eq!(record.received_at_ms, position.ms);
         Sorted {

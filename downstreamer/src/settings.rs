@@ -1,12 +1,12 @@
-//! The downstreamer's settings, as written and checked.
+//! The downstreamer's settings, as set and as checked.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::Parser;
+use spillway_process::process_args::ProcessSettings;
+use spillway_process::{Checker, ProcessArgs};
 use spillway_queue::lane::KeyScheme;
-use spillway_service::common::CommonChecked;
-use spillway_service::{Checker, Common};
 use spillway_webhook::shopify::{is_barrier, is_compliance, topic_list};
 
 use spillway_delivery::{Backoff, Config, ShopBounds, Tuning};
@@ -15,16 +15,17 @@ use spillway_limiter::Bounds;
 use crate::backend::Backend;
 
 const MIB: u64 = 1 << 20;
-/// What a delivery that began just before SIGTERM may still take, beside its time-out.
+/// Time that a delivery which began just before SIGTERM may still take, in addition to its
+/// time-out.
 const SHUTDOWN_SLACK: Duration = Duration::from_secs(5);
 
-/// Lets queued webhooks out to a backend over HTTP: in order per resource, retried until they are
-/// delivered or dead. Every setting is a flag and an environment variable.
+/// Delivers queued webhooks to a backend over HTTP, in order per resource, and retries until each is
+/// delivered or a dead letter. Every setting is a flag and an environment variable.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
-pub struct Written {
+pub struct DownstreamerArgs {
     #[command(flatten)]
-    common: Common,
+    common: ProcessArgs,
 
     /// The backend's base URL, http or https; a webhook's path and query are appended. discard:
     /// accepts, counts and drops
@@ -39,7 +40,7 @@ pub struct Written {
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:9812")]
     admin_listen: String,
 
-    /// What is kept in order: resource, topic (of a shop), shop, or none
+    /// Unit that is kept in order: resource, topic (of a shop), shop, or none
     #[arg(long, env = "ORDER_BY", default_value = "resource")]
     order_by: String,
 
@@ -47,36 +48,36 @@ pub struct Written {
     #[arg(long, env = "DELIVERY_TIMEOUT", default_value = "30s")]
     delivery_timeout: String,
 
-    /// Deliveries at once, at least: what slows down goes no lower [1 to 10000]
+    /// Minimum of deliveries at once, also for a slow backend [1 to 10000]
     #[arg(long, env = "MIN_CONCURRENCY", default_value = "1")]
     min_concurrency: String,
 
-    /// Deliveries at once, at most; how many it is in between follows the backend [1 to 10000]
+    /// Maximum of deliveries at once; the number in use follows the backend [1 to 10000]
     #[arg(long, env = "MAX_CONCURRENCY", default_value = "64")]
     max_concurrency: String,
 
-    /// Deliveries at once for one shop [1 to 10000]; default: no bound of its own
+    /// Deliveries at once for one shop [1 to 10000]; default: no separate limit
     #[arg(long, env = "SHOP_MAX_CONCURRENCY")]
     shop_max_concurrency: Option<String>,
 
-    /// Deliveries per second [1 to 1000000]; default: no bound
+    /// Deliveries per second [1 to 1000000]; default: no limit
     #[arg(long, env = "MAX_RATE")]
     max_rate: Option<String>,
 
-    /// Deliveries per second for one shop [1 to 1000000]; default: no bound
+    /// Deliveries per second for one shop [1 to 1000000]; default: no limit
     #[arg(long, env = "SHOP_MAX_RATE")]
     shop_max_rate: Option<String>,
 
-    /// Topics that have four turns of five, comma separated; orders/* means all of a kind
+    /// Topics that get four of five turns, comma separated; orders/* means all of a kind
     #[arg(long, env = "PRIORITY_TOPICS", default_value = "orders/*")]
     priority_topics: String,
 
-    /// How long what was delivered is remembered, so that a duplicate is dropped [0 to 30d]; 0: off
+    /// Time for which delivered webhooks are remembered, to drop duplicates [0 to 30d]; 0: off
     #[arg(long, env = "DEDUP_WINDOW", default_value = "6h")]
     dedup_window: String,
 
-    /// Memory for that, here, and about half of it in Redis; past it the oldest is forgotten early
-    /// [1MiB to 16GiB]
+    /// Memory for that, here, and about half of it in Redis; at the limit the oldest is forgotten
+    /// early [1MiB to 16GiB]
     #[arg(long, env = "DEDUP_MEMORY", default_value = "128MiB")]
     dedup_memory: String,
 
@@ -85,7 +86,7 @@ pub struct Written {
     #[arg(long, env = "COALESCE_TOPICS", default_value = "")]
     coalesce_topics: String,
 
-    /// An event stands for none that was accepted longer before it than this [1s to 24h]
+    /// Maximum time by which a coalesced event may be older than the one delivered [1s to 24h]
     #[arg(long, env = "COALESCE_MAX_WAIT", default_value = "10m")]
     coalesce_max_wait: String,
 
@@ -98,8 +99,8 @@ pub struct Written {
     #[arg(long, env = "RETRY_LONGEST", default_value = "10m")]
     retry_longest: String,
 
-    /// How long failing deliveries are retried, from the first attempt; stands still while the
-    /// backend as a whole is down [1s to 60d]
+    /// Time for which failing deliveries are retried, from the first attempt; stands still while
+    /// the backend as a whole is down [1s to 60d]
     #[arg(long, env = "RETRY_FOR", default_value = "48h")]
     retry_for: String,
 
@@ -111,11 +112,11 @@ pub struct Written {
     #[arg(long, env = "DEAD_STATUSES", default_value = "400,410,413,414,415,422,431")]
     dead_statuses: String,
 
-    /// How long dead letters are kept; compliance topics are kept for ever [1h to 3650d]
+    /// Time for which dead letters are kept; compliance topics are kept for ever [1h to 3650d]
     #[arg(long, env = "DEAD_KEEP", default_value = "30d")]
     dead_keep: String,
 
-    /// Bytes of dead letters; past it, they stay in retry [0 to 64GiB]
+    /// Maximum bytes of dead letters; at the limit, webhooks stay in retry [0 to 64GiB]
     #[arg(long, env = "DEAD_MAX", default_value = "1GiB")]
     dead_max: String,
 
@@ -136,40 +137,40 @@ pub struct Written {
 
 /// The downstreamer's settings, checked.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct DownstreamerSettings {
     /// Settings that every process has.
-    pub common: CommonChecked,
-    /// Where webhooks go.
+    pub common: ProcessSettings,
+    /// Backend that webhooks are delivered to.
     pub backend: Backend,
-    /// Where the admin endpoint is.
+    /// Address of the admin endpoint.
     pub admin_listen: SocketAddr,
-    /// What is kept in order.
+    /// Unit that is kept in order.
     pub order_by: OrderBy,
     /// Time for one delivery.
     pub delivery_timeout: Duration,
-    /// How many deliveries at once, and per second.
+    /// Limits on deliveries at once and per second.
     pub bounds: Bounds,
-    /// The same for one shop.
+    /// The same limits for one shop.
     pub shop_bounds: ShopBounds,
     /// Topics, or kinds such as `orders/*`, that go first.
     pub priority_topics: Vec<String>,
-    /// Which duplicates are known.
+    /// Deduplication window.
     pub dedup: Dedup,
     /// Topics whose events may stand for older ones.
     pub coalesce_topics: Vec<String>,
-    /// How much older those may be.
+    /// Longest time by which an event may be older than the one that stands for it.
     pub coalesce_wait_max: Duration,
-    /// The wait between attempts.
+    /// Pauses between attempts.
     pub backoff: Backoff,
-    /// How long failing deliveries are retried.
+    /// Time for which failing deliveries are retried.
     pub retry_for: Duration,
-    /// How long refused deliveries are retried.
+    /// Time for which refused deliveries are retried.
     pub retry_refused_for: Duration,
     /// Statuses that make a dead letter at once.
     pub dead_statuses: Vec<u16>,
-    /// How long dead letters are kept.
+    /// Time for which dead letters are kept.
     pub dead_keep: Duration,
-    /// Bytes of dead letters.
+    /// Most bytes of dead letters.
     pub dead_bytes_max: u64,
     /// Time for which the front of the main stream may be blocked.
     pub park_after: Duration,
@@ -179,16 +180,16 @@ pub struct Settings {
     pub shutdown_timeout: Duration,
 }
 
-/// How long, and in how much memory, what was delivered is remembered.
+/// Deduplication window: its time and its memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Dedup {
-    /// Zero: not at all.
+    /// Time for which delivered webhooks are remembered. Zero: off.
     pub window: Duration,
-    /// Bytes.
+    /// Memory for them, in bytes.
     pub bytes: usize,
 }
 
-/// What is kept in order.
+/// Unit that is kept in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OrderBy {
     /// The events of one resource of one shop.
@@ -201,17 +202,19 @@ pub enum OrderBy {
     None,
 }
 
-impl spillway_service::Written for Written {
-    type Checked = Settings;
+impl spillway_process::ServerArgs for DownstreamerArgs {
+    type Checked = DownstreamerSettings;
 
-    fn common(&self) -> &Common {
+    fn common(&self) -> &ProcessArgs {
         &self.common
     }
 
-    fn check(&self, checker: &mut Checker) -> Settings {
-        let (ms, s) = (Duration::from_millis, Duration::from_secs);
-        let (hour, day) = (s(3600), s(24 * 3600));
-        let orders = [
+    fn check(&self, checker: &mut Checker) -> DownstreamerSettings {
+        let ms = Duration::from_millis;
+        let s = Duration::from_secs;
+        let hour = s(3600);
+        let day = s(24 * 3600);
+        let choices = [
             ("resource", OrderBy::Resource),
             ("topic", OrderBy::Topic),
             ("shop", OrderBy::Shop),
@@ -228,11 +231,11 @@ impl spillway_service::Written for Written {
         }
         let backend = self.backend(checker);
         let dedup = self.dedup(checker, &backend);
-        Settings {
+        DownstreamerSettings {
             common: self.common.check(checker),
             backend,
             admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
-            order_by: checker.choice("ORDER_BY", &self.order_by, &orders),
+            order_by: checker.choice("ORDER_BY", &self.order_by, &choices),
             delivery_timeout,
             bounds: self.bounds(checker),
             shop_bounds: self.shop_bounds(checker),
@@ -264,14 +267,14 @@ impl spillway_service::Written for Written {
     }
 }
 
-impl Settings {
-    /// Whether the fingerprint of everything that waits is needed: an event that stands for others
-    /// is remembered for all of them, and a late copy of one is not taken for the newest.
+impl DownstreamerSettings {
+    /// Returns true if the fingerprints of all waiting webhooks are needed. An event that stands
+    /// for others is remembered for all of them, so a late copy of one is not taken for the newest.
     pub fn keeps_fingerprints(&self) -> bool {
         !self.coalesce_topics.is_empty()
     }
 
-    /// Key scheme of lanes: one contains the unit of order.
+    /// Key scheme of lanes. A lane contains whole units of order.
     pub fn key_scheme(&self) -> KeyScheme {
         match self.order_by {
             OrderBy::Shop => KeyScheme::Shop,
@@ -279,7 +282,7 @@ impl Settings {
         }
     }
 
-    /// Settings of the delivery core; all its chance comes from `seed`.
+    /// Settings of the delivery core. All its randomness comes from `seed`.
     pub fn core(&self, seed: u64) -> Config {
         Config {
             bounds: self.bounds,
@@ -298,13 +301,13 @@ impl Settings {
 }
 
 impl Dedup {
-    /// Whether duplicates are looked for.
+    /// Returns true if duplicates are dropped.
     pub fn is_on(&self) -> bool {
         !self.window.is_zero()
     }
 }
 
-impl Written {
+impl DownstreamerArgs {
     fn bounds(&self, checker: &mut Checker) -> Bounds {
         let bounds = Bounds {
             concurrency_min: checker.number("MIN_CONCURRENCY", &self.min_concurrency, 1..=10_000),
@@ -335,11 +338,11 @@ impl Written {
         for topic in &topics {
             let (kind, event) = topic.split_once('/').unwrap_or((topic, ""));
             let problem = if is_compliance(topic.as_bytes()) || is_barrier(topic.as_bytes()) {
-                "is a legal duty to someone: each of its events is delivered"
+                "must be delivered for legal reasons, each of its events"
             } else if kind == "orders" {
                 "is about orders: each of their events is delivered"
             } else if matches!(event, "create" | "delete") {
-                "is not said of the same thing twice: there is nothing to stand for"
+                "occurs once for each resource, so it cannot be coalesced"
             } else if kind.is_empty() || event.is_empty() || topic.contains('*') {
                 "is not a topic, such as products/update"
             } else {
@@ -356,8 +359,8 @@ impl Written {
         topics
     }
 
-    /// What is dropped was not delivered: to remember it would make what comes later, for a real
-    /// backend, a duplicate of nothing.
+    /// With `discard:`, nothing is remembered. What is dropped was not delivered. To remember it
+    /// would make later webhooks, for a real backend, duplicates of nothing.
     fn dedup(&self, checker: &mut Checker, backend: &Backend) -> Dedup {
         let longest = Duration::from_secs(30 * 24 * 3600);
         let window = checker.duration("DEDUP_WINDOW", &self.dedup_window, Duration::ZERO..=longest);
@@ -409,9 +412,9 @@ mod tests {
 
     fn mistakes(arguments: &[&str]) -> String {
         let base = ["downstreamer", "--downstream-app-url", "discard:"];
-        let written = Written::parse_from(base.iter().chain(arguments));
+        let written = DownstreamerArgs::parse_from(base.iter().chain(arguments));
         let mut checker = Checker::default();
-        let settings = spillway_service::Written::check(&written, &mut checker);
+        let settings = spillway_process::ServerArgs::check(&written, &mut checker);
         checker.finish(settings).map_or_else(|mistakes| mistakes.to_string(), |_| String::new())
     }
 

@@ -1,13 +1,15 @@
-//! Turns the core's settlements into those of the queue: bytes, names of lanes, texts.
+//! Translates the core's settlements to those of the queue: bytes, names of lanes, texts.
 
 use std::collections::HashMap;
 
 use spillway_delivery::{
-    ChunkWrite, DeadLetter, LaneChange, LaneRowChange, Outcome, SettledRecord, Settlement,
+    ChunkWrite, GivenUp, LaneChange, LaneRowChange, Outcome, PendingSettlement, SettledRecord,
 };
-use spillway_queue::history::{self, Past};
+use spillway_queue::history::{self, OutcomeRecord};
 use spillway_queue::lane::{ChunkId, LaneChanges, LaneRow};
-use spillway_queue::settle::{self, CorruptEntries, Dead, OrdersProgress, Passed, Remembered};
+use spillway_queue::settle::{
+    self, ControlsProgress, CorruptEntries, Dead, PassedEntries, Remembered,
+};
 use spillway_webhook::fingerprint::key_of;
 use spillway_webhook::pack::{Pack, Packer};
 use spillway_webhook::resource::Resource;
@@ -17,7 +19,7 @@ use spillway_webhook::{Changes, Chunk, RetryChanges, StreamId, WebhookId};
 use crate::content::PackBytes;
 use crate::names::Names;
 
-/// Turns settlements of one leader.
+/// Translator for one leader.
 pub struct Translator {
     cell: u32,
     keeps_history: bool,
@@ -27,22 +29,25 @@ pub struct Translator {
 }
 
 impl Translator {
-    /// For the cell with this id.
+    /// Translator for the cell with this id.
     pub fn new(cell: u32, keeps_history: bool, names: Names) -> Self {
         Self { cell, keeps_history, names, packer: Packer::new() }
     }
 
-    /// The queue's settlement for one of the core's. `None`: it must not be applied, because bytes
-    /// of webhooks that it moves are missing.
-    pub fn translate(&mut self, settlement: Settlement<PackBytes>) -> Option<settle::Settlement> {
-        let Settlement { main, replays, controls, .. } = settlement;
+    /// Translates a settlement. `None`: it must not be applied, because bytes of webhooks that it
+    /// moves are missing.
+    pub fn translate(
+        &mut self,
+        settlement: PendingSettlement<PackBytes>,
+    ) -> Option<settle::Settlement> {
+        let PendingSettlement { main, replays, controls, .. } = settlement;
         let mut history = Vec::new();
         if self.keeps_history {
             settlement.records.iter().for_each(|record| past(record).write(&mut history));
         }
         let seen = settlement.records.iter().filter(|record| record.is_remembered);
         Some(settle::Settlement {
-            passed: main.cursor.map(|cursor| Passed {
+            passed: main.cursor.map(|cursor| PassedEntries {
                 cursor,
                 entries: main.entries_passed,
                 webhooks: main.webhooks_passed,
@@ -58,7 +63,7 @@ impl Translator {
                 history,
                 from_ms: 0,
             },
-            orders: OrdersProgress {
+            controls: ControlsProgress {
                 known: controls.known,
                 done: controls.carried_out,
                 dropped: controls.dropped,
@@ -82,7 +87,7 @@ impl Translator {
             tracing::error!(
                 shop = name.map(|name| name.shop.as_str()), kind = name.map(|name| name.kind.as_str()),
                 chunk = %ChunkId { lane: *lane, number: *number },
-                "corrupt chunk of a lane: set aside whole; the rest flows"
+                "corrupt chunk of a lane: stored under corrupt:; delivery continues"
             );
         }
         for lane in &lanes.rows.deleted {
@@ -110,7 +115,7 @@ impl Translator {
         })
     }
 
-    /// The bytes of a chunk, out of the packs that its webhooks come from.
+    /// Bytes of a chunk, from the packs of its webhooks.
     fn chunk(
         &mut self,
         write: &ChunkWrite,
@@ -152,9 +157,9 @@ impl Translator {
         })
     }
 
-    /// A webhook that is given up, with what an operator will want to know.
-    fn dead(&mut self, letter: DeadLetter<PackBytes>) -> Dead {
-        let DeadLetter { position, content, record_index, reason, attempts, evidence } = letter;
+    /// Dead letter of a webhook, with details for an operator.
+    fn dead(&mut self, letter: GivenUp<PackBytes>) -> Dead {
+        let GivenUp { position, content, record_index, reason, attempts, evidence } = letter;
         let record = content.0.record(record_index);
         let text = |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into();
         let webhook = WebhookId { cell: self.cell, entry: position.entry(), index: position.index };
@@ -180,15 +185,15 @@ impl Translator {
     }
 }
 
-fn past(record: &SettledRecord) -> Past {
+fn past(record: &SettledRecord) -> OutcomeRecord {
     let outcome = match record.outcome {
-        Outcome::Delivered => history::Outcome::Delivered,
-        Outcome::Duplicate => history::Outcome::Duplicate,
-        Outcome::Coalesced => history::Outcome::Coalesced,
-        Outcome::Dead => history::Outcome::Dead,
-        Outcome::Dropped => history::Outcome::Dropped,
+        Outcome::Delivered => history::RecordedOutcome::Delivered,
+        Outcome::Duplicate => history::RecordedOutcome::Duplicate,
+        Outcome::Coalesced => history::RecordedOutcome::Coalesced,
+        Outcome::Dead => history::RecordedOutcome::Dead,
+        Outcome::Dropped => history::RecordedOutcome::Dropped,
     };
-    Past {
+    OutcomeRecord {
         key: record.fingerprint.map_or(0, key_of),
         entry: record.position.entry(),
         index: record.position.index,

@@ -1,11 +1,11 @@
-//! Publishes which shops take much of what waits, so that receivers can refuse them past
+//! Publishes which shops take much of what waits, so that receivers can refuse them beyond
 //! `SHOP_MAX_QUEUED`.
 
 use std::time::Duration;
 
+use spillway_process::error::chain;
 use spillway_queue::shares::{self, Shares, ShopShare};
 use spillway_queue::{Connection, QueueError, Redis};
-use spillway_service::error::chain;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -13,24 +13,24 @@ use crate::names::Names;
 
 /// Time between two publications of shares that change.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
-/// Shares that do not change are published again after this time: receivers ignore those older than
-/// 60 s, since a downstreamer that is gone says nothing any more.
+/// Time after which unchanged shares are published again. Receivers ignore shares older than 60 s,
+/// since a downstreamer that is gone publishes nothing.
 const REPEAT_EVERY: Duration = Duration::from_secs(20);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Publishes for one leader.
+/// Publisher of one leader.
 struct Publisher {
     redis: Redis,
     consumer: String,
     token: String,
     connection: Option<Connection>,
-    /// What Redis holds, and since when; `None` before the first publication: a leader before may
-    /// have left something.
+    /// Shares that Redis holds, with the time of publication. `None` before the first publication:
+    /// an earlier leader may have published shares.
     published: Option<(Shares, Instant)>,
 }
 
-/// The core's shares with the names of shops.
-pub fn named(shares: &spillway_delivery::Shares, names: &Names) -> Shares {
+/// Adds the names of shops to the core's shares.
+pub fn named(shares: &spillway_delivery::ShopLoads, names: &Names) -> Shares {
     let shops = shares.shops.iter().map(|share| {
         let of_lane = share.lane.and_then(|lane| names.lane(lane)).map(|name| name.shop.as_str());
         let shop = of_lane.or_else(|| names.shop(share.hash)).unwrap_or_default().to_owned();
@@ -39,8 +39,8 @@ pub fn named(shares: &spillway_delivery::Shares, names: &Names) -> Shares {
     Shares { waiting: shares.waiting, shops: shops.collect() }
 }
 
-/// Starts publishing what is sent, as the leader with this token; ends when the sender is dropped.
-/// Publishes nothing more once another instance leads.
+/// Starts publishing the shares that are sent, as the leader with this token. Ends when the sender
+/// is dropped. Publishes nothing once another instance leads.
 pub fn start(redis: Redis, consumer: &str, token: &str) -> watch::Sender<Shares> {
     let (sender, mut latest) = watch::channel(Shares::default());
     let mut publisher = Publisher {
@@ -52,13 +52,14 @@ pub fn start(redis: Redis, consumer: &str, token: &str) -> watch::Sender<Shares>
     };
     tokio::spawn(async move {
         while latest.has_changed().is_ok() {
-            // At first, nothing is known of what waits.
+            // At first, it is unknown what waits.
             tokio::time::sleep(PUBLISH_EVERY).await;
             let shares = latest.borrow_and_update().clone();
             if publisher.is_due(&shares, Instant::now()) {
                 match publisher.publish(shares).await {
                     Ok(()) => {}
-                    // Another instance leads; the end of this task would be taken for a fault.
+                    // Another instance leads. The task goes on, since its end would be taken for a
+                    // fault.
                     Err(QueueError::Fenced) => break,
                     Err(error) => {
                         publisher.connection = None;

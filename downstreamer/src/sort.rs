@@ -1,4 +1,5 @@
-//! Sorts webhooks: shop, lane and unit of order, class, and which events may stand for each other.
+//! Classifies webhooks: shop, lane and unit of order, class, and events that may stand for each
+//! other.
 //!
 //! All hashes are the same in every process and after every restart, because Redis keeps them.
 
@@ -11,14 +12,14 @@ use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::{Headers, is_barrier, is_topic_match, resource_kind};
 use spillway_webhook::{Position, stable_hash};
 
-use crate::metrics::Metrics;
-use crate::settings::{OrderBy, Settings};
+use crate::metrics::DownstreamerMetrics;
+use crate::settings::{DownstreamerSettings, OrderBy};
 
-/// Sorts webhooks.
+/// Classifier of webhooks.
 #[derive(Clone)]
 pub struct Sorter {
-    settings: Arc<Settings>,
-    metrics: Arc<Metrics>,
+    settings: Arc<DownstreamerSettings>,
+    metrics: Arc<DownstreamerMetrics>,
 }
 
 /// Hash of a shop's domain.
@@ -27,12 +28,12 @@ pub fn shop_hash(shop: &[u8]) -> u64 {
 }
 
 impl Sorter {
-    /// Sorts as `settings` say.
-    pub fn new(settings: Arc<Settings>, metrics: Arc<Metrics>) -> Self {
+    /// Classifier with these settings.
+    pub fn new(settings: Arc<DownstreamerSettings>, metrics: Arc<DownstreamerMetrics>) -> Self {
         Self { settings, metrics }
     }
 
-    /// Sorts a webhook. `is_news`: it is read for the first time, and counted.
+    /// Classifies a webhook. `is_news` is set when it is read for the first time, and counted.
     pub fn sort(&self, record: &Record, position: Position, is_news: bool) -> Sorted {
         let settings = &self.settings;
         let shop = record.shop().unwrap_or_default();
@@ -74,7 +75,8 @@ impl Sorter {
                 } else if is_news {
                     self.metrics.fell_back(&String::from_utf8_lossy(topic));
                 }
-                let (kind, id) = (resource.kind.as_bytes(), resource.id.as_bytes());
+                let kind = resource.kind.as_bytes();
+                let id = resource.id.as_bytes();
                 let form = [u8::from(resource.is_fallback)];
                 sorted.resource = stable_hash::of(&[b"resource", shop, kind, id, &form]);
                 sorted.lane = stable_hash::of(&[b"kind", shop, kind]);
@@ -88,7 +90,7 @@ impl Sorter {
         stable_hash::of(&[b"kind", shop, kind.as_bytes()])
     }
 
-    /// Number of a topic that may be coalesced, from 1.
+    /// Number of a topic that may be coalesced, from 1. 0 for other topics.
     fn coalesces(&self, topic: &[u8]) -> u8 {
         let topics = &self.settings.coalesce_topics;
         let at = topics.iter().position(|coalesced| coalesced.as_bytes() == topic);

@@ -4,19 +4,20 @@ use spillway_delivery::{Blocked, BlockedLane, Counts, Status};
 
 use crate::names::Names;
 
-/// `/readyz` while the backend refuses most of what it gets.
+/// Text for `/readyz` while the backend refuses the webhooks of most shops.
 const REFUSES: &str =
-    "destination_refuses: the backend refuses most of what it gets, of every shop";
-/// `/readyz` while the backend is down.
-const DOWN: &str = "destination_down: no delivery succeeds; one attempt a second finds out when one \
-                    does, and the retry clock stands still";
-/// `/readyz` while nothing more is read and nothing is under way.
+    "backend_refuses: the backend refuses the webhooks of more than half of the recent shops";
+/// Text for `/readyz` while the backend is down.
+const DOWN: &str = "backend_down: no delivery succeeds; it is probed once a second, and the retry \
+                    clock is stopped";
+/// Text for `/readyz` while nothing more is read and nothing is under way.
 const FULL: &str =
     "index_full: what waits fills INDEX_MEMORY, and nothing after it is read; raise INDEX_MEMORY";
-/// Blocked lanes that are named.
+/// Most blocked lanes that are named.
 const NAMED_MAX: usize = 3;
 
-/// Why nothing gets out, and which lanes wait while others flow.
+/// Returns the reason for which nothing is delivered, and a note on lanes that wait while others
+/// flow.
 pub fn explain(status: &Status, names: &Names) -> (Option<String>, Option<String>) {
     let trouble = if status.is_refusing {
         Some(REFUSES.to_owned())
@@ -46,7 +47,7 @@ fn describe(lane: &BlockedLane, names: &Names) -> String {
     format!("{}: {} ({webhooks})", name_of(lane, names), reason(lane.reason))
 }
 
-/// Shop and kind of a lane, as far as they are known.
+/// Shop and kind of a lane, as far as known.
 fn name_of(lane: &BlockedLane, names: &Names) -> String {
     match (names.lane(lane.lane), names.shop(lane.shop)) {
         (Some(name), _) if name.kind.is_empty() => name.shop.clone(),
@@ -56,17 +57,19 @@ fn name_of(lane: &BlockedLane, names: &Names) -> String {
     }
 }
 
-/// Text of a reason.
+/// Text for a reason.
 pub fn reason(blocked: Blocked) -> &'static str {
     match blocked {
-        Blocked::NotLeading => "not leading",
+        Blocked::NotLeading => "starting or stopping, or the lease is not confirmed",
         Blocked::AllPaused => "everything is paused",
         Blocked::Unsettled => "waits for settlements",
         Blocked::BackendDown => "the backend is down",
         Blocked::BackendRefuses => "the backend refuses everything",
         Blocked::ShopPaused => "the shop is paused",
-        Blocked::FilterPaused => "an operator paused what is left of it",
-        Blocked::Barrier => "waits behind a redaction or uninstall, or is one that waits",
+        Blocked::FilterPaused => "all its waiting webhooks are paused by filters",
+        Blocked::Barrier => {
+            "waits for earlier webhooks of its shop, or for a redaction or uninstall"
+        }
         Blocked::ShopRate => "the shop is over its rate, or the backend asked for a pause",
         Blocked::ShopConcurrency => "the shop has as much under way as it may",
         Blocked::LaneBreaker => "circuit breaker open: its webhooks fail",
@@ -78,12 +81,12 @@ pub fn reason(blocked: Blocked) -> &'static str {
     }
 }
 
-/// Logs what changed since `before`.
+/// Logs the changes since `before`.
 pub fn log(before: &Counts, now: &Counts, status: &Status, names: &Names) {
     if now.backend.went_down > before.backend.went_down {
         tracing::warn!(
-            "the backend is down: no delivery succeeds; one attempt a second finds out when one does, \
-             and the retry clock stands still"
+            "the backend is down: no delivery succeeds; it is probed once a second, and the retry clock \
+             is stopped"
         );
     }
     if now.backend.came_back > before.backend.came_back {
@@ -91,8 +94,8 @@ pub fn log(before: &Counts, now: &Counts, status: &Status, names: &Names) {
     }
     if now.backend.refusals_opened > before.backend.refusals_opened {
         tracing::error!(
-            "the backend refuses most of what it gets, of every shop: nothing is given up, and one \
-             delivery every 10 s finds out when it is well again"
+            "the backend refuses the webhooks of more than half of the recent shops: nothing is given \
+             up, and one delivery every 10 s probes if it accepts webhooks again"
         );
     }
     if now.breakers_opened > before.breakers_opened {
@@ -164,7 +167,7 @@ mod tests {
         let down = Status { is_down: true, ..status(Vec::new()) };
         let (trouble, note) = explain(&down, &names);
         assert!(trouble.is_none());
-        assert!(note.is_some_and(|note| note.starts_with("destination_down: ")));
+        assert!(note.is_some_and(|note| note.starts_with("backend_down: ")));
         assert_eq!(explain(&status(Vec::new()), &names), (None, None));
     }
 }

@@ -1,52 +1,52 @@
-//! The worker around the delivery core: carries its effects out, and brings it what happened.
+//! Worker around the delivery core: carries its effects out, and passes events to it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use spillway_consumer::settle::{self, Settled};
+use spillway_consumer::{End, LeaderHandle};
 use spillway_delivery::{
-    AttemptEnd, AttemptId, Controls, Core, Counts, Effect, Event, Loaded, Now, PackKey, Seen,
-    Verdict,
+    AttemptEnd, AttemptId, Controls, Core, Counts, DedupWindow, Effect, Event, Loaded, Now,
+    PackKey, Verdict,
 };
-use spillway_drain::settle::{self, Settled};
-use spillway_drain::{End, Tenure};
+use spillway_process::clock::wall_clock_ms;
+use spillway_process::error::chain;
+use spillway_process::supervisor::Pulse;
+use spillway_queue::controls::OperatorControls;
 use spillway_queue::lane::{ChunkId, LaneRow};
-use spillway_queue::orders::Orders;
 use spillway_queue::settle::{Dead, Settlement};
 use spillway_queue::shares::Shares;
 use spillway_queue::{QueueError, Redis};
-use spillway_service::clock::wall_clock_ms;
-use spillway_service::error::chain;
-use spillway_service::supervisor::Pulse;
 use spillway_webhook::WebhookId;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::content::{PackBytes, Pause};
+use crate::content::{PackBytes, PauseFilter};
 use crate::controls;
-use crate::deliver::{Delivery, Job, Sender};
+use crate::deliver::{DeliveryClient, DeliveryJob, EndedDelivery};
 use crate::intake::{self, Arrivals};
 use crate::judge::{self, result_label};
-use crate::metrics::Metrics;
+use crate::metrics::DownstreamerMetrics;
 use crate::names::Names;
-use crate::reader::{ChunkRange, Read, Rereader, Wanted};
-use crate::settings::Settings;
+use crate::reader::{ChunkRange, Read, ReadRequest, Rereader};
+use crate::settings::DownstreamerSettings;
 use crate::settling::Translator;
 use crate::shares;
 use crate::sort::Sorter;
 use crate::status;
 
-/// How often the core's state is shown.
+/// Time between updates of metrics and status from the core.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
-/// Deliveries and packs that are taken in at once.
+/// Most deliveries, or reads, that are taken in at once.
 const BATCH_MAX: usize = 64;
-/// Chunks in one read: a large one is a megabyte, and none is indexed before all are decoded.
+/// Chunks in one read. A large one is a megabyte, and none is indexed before all are decoded.
 const CHUNKS_TOGETHER: u32 = 16;
 
 /// State in Redis with which a leader begins.
-pub struct Start {
+pub struct WorkerStart {
     /// Name of the consumer.
     pub consumer: &'static str,
     /// State of the queue.
@@ -56,29 +56,29 @@ pub struct Start {
     /// Mark of the last settlement.
     pub mark: Option<String>,
     /// Webhooks delivered lately.
-    pub seen: Seen,
+    pub seen: DedupWindow,
     /// An operator's controls.
-    pub orders: Orders,
+    pub controls: OperatorControls,
 }
 
-/// Tasks around the core.
+/// Channels and tasks around the core.
 struct Channels {
     settlements: mpsc::Sender<Settlement>,
     settled: mpsc::Receiver<Settled>,
     arrivals: Arrivals,
-    controls: mpsc::Receiver<Orders>,
+    controls: mpsc::Receiver<OperatorControls>,
     shares: watch::Sender<Shares>,
     reads: JoinSet<Read>,
-    deliveries: JoinSet<Delivery>,
+    deliveries: JoinSet<EndedDelivery>,
     running: HashMap<AttemptId, AbortHandle>,
 }
 
-/// What was shown of the core, and when.
-struct Shown {
+/// State of the core that was last shown, and when.
+struct PublishedStatus {
     at: Instant,
-    /// In the metrics.
+    /// Counts in the metrics.
     counted: Counts,
-    /// In the log.
+    /// Counts in the log.
     logged: Counts,
 }
 
@@ -88,45 +88,45 @@ pub struct Worker {
     channels: Channels,
     translator: Translator,
     rereader: Arc<Rereader>,
-    sender: Arc<Sender>,
-    tenure: Tenure,
-    settings: Arc<Settings>,
-    metrics: Arc<Metrics>,
+    sender: Arc<DeliveryClient>,
+    leader: LeaderHandle,
+    settings: Arc<DownstreamerSettings>,
+    metrics: Arc<DownstreamerMetrics>,
     started: Instant,
-    shown: Shown,
+    shown: PublishedStatus,
     /// Bytes of dead letters in the settlement that is being applied.
     dead_bytes: u64,
-    /// When it ends at the latest, once it was asked to.
+    /// Deadline of the shutdown, once it has begun.
     ends_at: Option<Instant>,
 }
 
 impl Worker {
-    /// A leader that begins where Redis says.
+    /// Leader that begins with the state in Redis.
     pub fn start(
         redis: &Redis,
-        settings: Arc<Settings>,
-        metrics: Arc<Metrics>,
-        sender: Arc<Sender>,
-        tenure: Tenure,
-        start: Start,
+        settings: Arc<DownstreamerSettings>,
+        metrics: Arc<DownstreamerMetrics>,
+        sender: Arc<DeliveryClient>,
+        leader: LeaderHandle,
+        start: WorkerStart,
     ) -> Self {
-        let Start { consumer, loaded, rows, mark, seen, orders } = start;
+        let WorkerStart { consumer, loaded, rows, mark, seen, controls } = start;
         let sorter = Sorter::new(settings.clone(), metrics.clone());
-        let (settlements, settled) = settle::start(redis.clone(), consumer, &tenure.token, mark);
+        let (settlements, settled) = settle::start(redis.clone(), consumer, &leader.token, mark);
         let cursor = loaded.cursor;
         let channels = Channels {
             settlements,
             settled,
             arrivals: intake::start(redis, consumer, cursor, sorter.clone(), metrics.clone()),
-            controls: controls::start(redis.clone(), consumer, tenure.clone(), orders.version),
-            shares: shares::start(redis.clone(), consumer, &tenure.token),
+            controls: controls::start(redis.clone(), consumer, leader.clone(), controls.version),
+            shares: shares::start(redis.clone(), consumer, &leader.token),
             reads: JoinSet::new(),
             deliveries: JoinSet::new(),
             running: HashMap::new(),
         };
         let scheme = settings.key_scheme();
         let names = Names::new(scheme, &rows);
-        let translator = Translator::new(tenure.cell, settings.dedup.is_on(), names);
+        let translator = Translator::new(leader.cell, settings.dedup.is_on(), names);
         let core = Core::new(settings.core(rand::random()), loaded, seen);
         let mut worker = Self {
             core,
@@ -134,11 +134,11 @@ impl Worker {
             translator,
             rereader: Arc::new(Rereader::new(redis.clone(), consumer, sorter)),
             sender,
-            tenure,
+            leader,
             settings,
             metrics,
             started: Instant::now(),
-            shown: Shown {
+            shown: PublishedStatus {
                 at: Instant::now(),
                 counted: Counts::default(),
                 logged: Counts::default(),
@@ -146,20 +146,20 @@ impl Worker {
             dead_bytes: 0,
             ends_at: None,
         };
-        let controls = worker.controls(orders);
+        let controls = worker.controls(controls);
         let now = worker.now();
-        // Effects of controls alone: there is nothing yet.
+        // No deliveries: nothing was read yet.
         let effects = worker.core.on(vec![Event::Controls(controls)], now);
         debug_assert!(effects.iter().all(|effect| !matches!(effect, Effect::Send(_))));
         worker.carry_out(effects);
         worker
     }
 
-    /// Runs until it ends; whatever is still under way then is dropped.
+    /// Runs until leadership or the process ends. Drops what is still under way then.
     pub async fn run(mut self, shutdown: &CancellationToken, pulse: &Pulse) -> End {
         let mut events = Vec::new();
         loop {
-            // Once a tick at least, whatever Redis and the backend do.
+            // Answers once a tick at least, whatever Redis and the backend do.
             pulse.answer();
             events.push(self.lease());
             let now = self.now();
@@ -186,20 +186,20 @@ impl Worker {
         let channels = &mut self.channels;
         tokio::select! {
             biased;
-            () = self.tenure.lost.cancelled() => Err(End::Lost),
+            () = self.leader.lost.cancelled() => Err(End::Lost),
             settled = channels.settled.recv() => match settled {
                 Some(Ok(())) => {
-                    self.tenure.wrote_dead(std::mem::take(&mut self.dead_bytes));
+                    self.leader.add_dead_bytes(std::mem::take(&mut self.dead_bytes));
                     Ok(vec![Event::Settled])
                 }
                 Some(Err(error)) => {
-                    tracing::warn!(error = chain(&error), "settling ended");
+                    tracing::warn!(error = chain(&error), "settling failed; leadership ends");
                     Err(end_of(&error))
                 }
                 None => Err(gone("settling")),
             },
-            orders = channels.controls.recv() => match orders {
-                Some(orders) => Ok(vec![Event::Controls(self.controls(orders))]),
+            controls = channels.controls.recv() => match controls {
+                Some(controls) => Ok(vec![Event::Controls(self.controls(controls))]),
                 None => Err(gone("reading controls")),
             },
             () = channels.shares.closed() => Err(gone("publishing shares")),
@@ -237,25 +237,26 @@ impl Worker {
         }
     }
 
-    /// Carries effects out. Returns why the leader ends, if it does.
+    /// Carries effects out. Returns the reason for which the leader ends, if it does.
     fn carry_out(&mut self, effects: Vec<Effect<PackBytes>>) -> Option<End> {
-        let (mut chunks, mut again) = (Vec::new(), Vec::new());
+        let mut chunks = Vec::new();
+        let mut again = Vec::new();
         for effect in effects {
             match effect {
-                Effect::Send(dispatch) => self.send(Job::new(*dispatch, self.tenure.cell)),
+                Effect::Send(dispatch) => self.send(DeliveryJob::new(*dispatch, self.leader.cell)),
                 Effect::Cancel(id) => {
                     if let Some(running) = self.channels.running.remove(&id) {
                         running.abort();
                     }
                 }
                 Effect::Read(PackKey::Chunk(lane, number)) => again.push(ChunkId { lane, number }),
-                Effect::Read(PackKey::Main(entry)) => self.read(Wanted::Main(entry)),
-                Effect::Read(PackKey::Replay(id)) => self.read(Wanted::Replay(id)),
-                Effect::ReadFront(entries) => self.read(Wanted::Front(entries)),
+                Effect::Read(PackKey::Main(entry)) => self.read(ReadRequest::Main(entry)),
+                Effect::Read(PackKey::Replay(id)) => self.read(ReadRequest::Replay(id)),
+                Effect::ReadFront(entries) => self.read(ReadRequest::Front(entries)),
                 Effect::ReadChunks { lane, first, count } => {
                     chunks.push(ChunkRange { lane, first, count });
                 }
-                Effect::ReadRest { lane, entry } => self.read(Wanted::Rest(lane, entry)),
+                Effect::ReadRest { lane, entry } => self.read(ReadRequest::Rest(lane, entry)),
                 Effect::Settle(settlement) => {
                     let Some(mut settlement) = self.translator.translate(*settlement) else {
                         return Some(End::Stale);
@@ -274,46 +275,49 @@ impl Worker {
             }
         }
         for together in together(chunks) {
-            self.read(Wanted::Chunks(together));
+            self.read(ReadRequest::Chunks(together));
         }
         for together in again.chunks(CHUNKS_TOGETHER as usize) {
-            self.read(Wanted::ChunksAgain(together.to_vec()));
+            self.read(ReadRequest::ChunksAgain(together.to_vec()));
         }
         None
     }
 
-    fn send(&mut self, job: Job) {
-        let (lane, shop) = (job.dispatch.lane, job.dispatch.shop);
+    fn send(&mut self, job: DeliveryJob) {
+        let lane = job.dispatch.lane;
+        let shop = job.dispatch.shop;
         self.translator.names.learn(lane, shop, &job.record);
-        let (id, sender, tenure) = (job.dispatch.id, self.sender.clone(), self.tenure.clone());
+        let id = job.dispatch.id;
+        let sender = self.sender.clone();
+        let leader = self.leader.clone();
         let running = self.channels.deliveries.spawn(async move {
-            // The process may have been stopped since this was decided.
-            if !tenure.holds(spillway_queue::owner::boottime()) {
-                return Delivery::not_sent(job);
+            // The process may have been suspended since this was decided.
+            if !leader.holds(spillway_queue::leader::boottime()) {
+                return EndedDelivery::not_sent(job);
             }
             sender.deliver(job).await
         });
         self.channels.running.insert(id, running);
     }
 
-    fn read(&mut self, wanted: Wanted) {
+    fn read(&mut self, wanted: ReadRequest) {
         let rereader = self.rereader.clone();
         self.channels.reads.spawn(async move { rereader.read(wanted).await });
     }
 
-    /// Events of what was read; the rest is read again.
+    /// Returns the events of a read, and starts reads of the rest.
     fn on_read(&mut self, read: Result<Read, JoinError>) -> Result<Vec<Event<PackBytes>>, End> {
         let Read { events, left } = read.map_err(|_| gone("reading a pack again"))?;
         left.into_iter().for_each(|wanted| self.read(wanted));
         Ok(events)
     }
 
-    /// The event of a delivery that ended; `None` for one that was cut off.
+    /// Returns the event of a delivery that ended. `None` for one that was cut off.
     fn ended(
         &mut self,
-        delivery: Result<Delivery, JoinError>,
+        delivery: Result<EndedDelivery, JoinError>,
     ) -> Result<Option<Event<PackBytes>>, End> {
-        let Delivery { job, outcome, answer, took } = match delivery {
+        let EndedDelivery { job, outcome, answer, took } = match delivery {
             Ok(delivery) => delivery,
             Err(error) if error.is_cancelled() => return Ok(None),
             Err(_) => return Err(gone("a delivery")),
@@ -331,35 +335,35 @@ impl Worker {
             id,
             verdict: judged,
             signal: judge::signal(&outcome, judged),
-            is_unconnected: outcome == judge::Outcome::Unconnected,
+            is_unconnected: outcome == judge::AttemptOutcome::Unconnected,
             took,
             evidence: judge::evidence(&outcome, answer),
         })))
     }
 
     fn lease(&self) -> Event<PackBytes> {
-        let left = self.tenure.lease_left(spillway_queue::owner::boottime());
+        let left = self.leader.lease_left(spillway_queue::leader::boottime());
         Event::Lease {
             until: self.started.elapsed() + left,
-            dead_room: self.tenure.dead_room(self.settings.dead_bytes_max),
-            may_move: !self.tenure.is_redis_full() || self.metrics.queue.is_only_consumer(),
+            dead_room: self.leader.dead_room(self.settings.dead_bytes_max),
+            may_move: !self.leader.is_redis_full() || self.metrics.queue.is_only_consumer(),
         }
     }
 
-    fn controls(&mut self, orders: Orders) -> Controls<Pause> {
-        if orders.version > 0 {
+    fn controls(&mut self, controls: OperatorControls) -> Controls<PauseFilter> {
+        if controls.version > 0 {
             tracing::info!(
-                version = orders.version,
-                pauses = orders.pauses.len(),
-                entries_with_drops = orders.dropping.main.len() + orders.dropping.replays.len(),
-                "an operator's controls"
+                version = controls.version,
+                pauses = controls.pauses.len(),
+                entries_with_drops = controls.dropping.main.len() + controls.dropping.replays.len(),
+                "an operator changed the controls"
             );
         }
-        for shop in orders.pauses.iter().filter_map(|pause| pause.filter.only_shop()) {
+        for shop in controls.pauses.iter().filter_map(|pause| pause.filter.only_shop()) {
             self.translator.names.learn_shop(shop);
         }
-        self.metrics.pauses.set(i64::try_from(orders.pauses.len()).unwrap_or(i64::MAX));
-        controls::of(orders, self.tenure.cell)
+        self.metrics.pauses.set(i64::try_from(controls.pauses.len()).unwrap_or(i64::MAX));
+        controls::of(controls, self.leader.cell)
     }
 
     fn show(&mut self) {
@@ -369,25 +373,28 @@ impl Worker {
         if self.shown.at.elapsed() < SHOW_EVERY {
             return;
         }
-        let (status, names) = (self.core.status(), &self.translator.names);
+        let status = self.core.status();
+        let names = &self.translator.names;
         self.metrics.show(&status);
         status::log(&self.shown.logged, counts, &status, names);
         let (trouble, note) = status::explain(&status, names);
-        self.tenure.show_trouble(trouble.map(Into::into));
-        self.tenure.show_note(note);
+        self.leader.show_trouble(trouble.map(Into::into));
+        self.leader.show_note(note);
         self.channels.shares.send_replace(shares::named(&self.core.shares(), names));
         self.shown.logged.clone_from(counts);
         self.shown.at = Instant::now();
     }
 
     fn now(&self) -> Now {
-        Now { at: self.started.elapsed(), wall_ms: self.tenure.now_ms() }
+        Now { at: self.started.elapsed(), wall_ms: self.leader.now_ms() }
     }
 }
 
-/// Ranges that are read in one go: lanes of a chunk each would else cost two round trips each.
+/// Groups ranges that are read in one go. Otherwise lanes of one chunk would cost two round trips
+/// each.
 fn together(ranges: Vec<ChunkRange>) -> Vec<Vec<ChunkRange>> {
-    let (mut all, mut count) = (Vec::<Vec<ChunkRange>>::new(), 0);
+    let mut all = Vec::<Vec<ChunkRange>>::new();
+    let mut count = 0;
     for range in ranges {
         count += range.count;
         match all.last_mut().filter(|_| count <= CHUNKS_TOGETHER) {
@@ -401,7 +408,7 @@ fn together(ranges: Vec<ChunkRange>) -> Vec<Vec<ChunkRange>> {
     all
 }
 
-impl Job {
+impl DeliveryJob {
     fn new(dispatch: spillway_delivery::Dispatch<PackBytes>, cell: u32) -> Self {
         let record = dispatch.content.0.record(dispatch.record_index);
         let position = dispatch.position;
@@ -410,13 +417,13 @@ impl Job {
     }
 }
 
-/// A task around the core ended before it: the leader begins again from what Redis holds.
+/// Logs that a task around the core ended early. The leader begins again with the state in Redis.
 fn gone(what: &'static str) -> End {
     tracing::error!(what, "BUG: a task ended early; beginning again");
     End::Stale
 }
 
-/// Whether an error means that this leader's time is over, or that it must begin again.
+/// Returns `Stale` for an error after which the leader must begin again, `Lost` for any other.
 fn end_of(error: &QueueError) -> End {
     match error {
         QueueError::Unregistered => End::Stale,

@@ -1,7 +1,8 @@
-//! A file of settings, read as systemd reads `EnvironmentFile=`, into this process's environment.
+//! Loads a file of settings into this process's environment, with the rules of systemd's
+//! `EnvironmentFile=`.
 //!
-//! One file then means the same to a unit and to `--env-file`: nothing is expanded, and quotes,
-//! backslashes and comments are those of systemd.exec(5).
+//! So a file means the same to a unit and to `--env-file`. Nothing is expanded. Quotes, backslashes
+//! and comments are those of systemd.exec(5).
 
 mod parse;
 
@@ -9,10 +10,11 @@ use std::path::Path;
 
 pub use parse::{parse, EnvFile};
 
-/// Sets what the file sets and the environment does not yet. Returns the numbers of the lines that were
-/// ignored because they begin neither a setting nor a comment.
+/// Sets the variables of the file that the environment does not hold yet. Returns the numbers of
+/// the lines that were ignored because they begin neither a setting nor a comment.
 ///
-/// Call it before any thread runs: reading the environment meanwhile would be a race.
+/// Call it before any other thread runs: a thread that reads the environment meanwhile would be a
+/// race.
 ///
 /// # Errors
 /// A sentence that names the file, not its content.
@@ -22,7 +24,7 @@ pub fn load(file: &Path) -> Result<Vec<usize>, String> {
         .map_err(|_| format!("cannot read {}: it is not UTF-8", file.display()))?;
     let EnvFile { settings, ignored_lines } = parse(&text);
     let is_missing = |name: &str| std::env::var_os(name).is_none();
-    // The last one counts: whoever comes first in this order is no longer missing.
+    // The last setting of a name counts: in this order it comes first, and the name is set then.
     for (name, value) in settings.iter().rev().filter(|(name, _)| is_missing(name)) {
         std::env::set_var(name, value);
     }

@@ -1,16 +1,17 @@
-//! The format, as a state machine over characters. Source: systemd.exec(5), EnvironmentFile=.
+//! Parser of the file format: a state machine over characters. Source: systemd.exec(5),
+//! EnvironmentFile=.
 
-/// The text of a file, read.
+/// Parsed content of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EnvFile {
-    /// Names and values, in the order of the file. Of two with one name, the later one counts.
+    /// Names and values, in the order of the file. If a name occurs twice, the later value counts.
     pub settings: Vec<(String, String)>,
-    /// Numbers of the lines that begin neither a setting nor a comment. systemd ignores them as well.
+    /// Numbers of the lines that begin neither a setting nor a comment. systemd also ignores them.
     pub ignored_lines: Vec<usize>,
 }
 
 #[derive(Clone, Copy, Default)]
-enum State {
+enum ParserState {
     #[default]
     BeforeName,
     Name,
@@ -26,17 +27,17 @@ enum State {
 
 #[derive(Default)]
 struct Parser {
-    state: State,
+    state: ParserState,
     name: String,
     value: String,
-    /// Length of the value without white space at its end that is to be discarded.
+    /// Length of the value without the white space at its end, which is discarded.
     kept_bytes: usize,
     lines_read: usize,
     first_line: usize,
     found: EnvFile,
 }
 
-/// Reads settings. Never fails: what is no setting is ignored and its line is noted.
+/// Parses settings. Never fails: other lines are ignored, and their numbers are returned.
 pub fn parse(text: &str) -> EnvFile {
     let mut parser = Parser::default();
     for c in text.chars() {
@@ -44,8 +45,8 @@ pub fn parse(text: &str) -> EnvFile {
         parser.lines_read += usize::from(c == '\n');
     }
     match parser.state {
-        State::BeforeName | State::Comment => {}
-        State::Name => parser.ignore(),
+        ParserState::BeforeName | ParserState::Comment => {}
+        ParserState::Name => parser.ignore(),
         // A quote that is still open ends with the file.
         _ => parser.finish(),
     }
@@ -53,60 +54,64 @@ pub fn parse(text: &str) -> EnvFile {
 }
 
 impl Parser {
-    fn step(&mut self, c: char) -> State {
+    fn step(&mut self, c: char) -> ParserState {
         match (self.state, c) {
-            (State::BeforeName, '#' | ';') => State::Comment,
-            (State::BeforeName, ' ' | '\t' | '\n' | '\r') => State::BeforeName,
-            (State::BeforeName, _) => {
+            (ParserState::BeforeName, '#' | ';') => ParserState::Comment,
+            (ParserState::BeforeName, ' ' | '\t' | '\n' | '\r') => ParserState::BeforeName,
+            (ParserState::BeforeName, _) => {
                 self.first_line = self.lines_read + 1;
                 self.name.push(c);
-                State::Name
+                ParserState::Name
             }
-            (State::Name, '=') => State::BeforeValue,
-            (State::Name, '\n' | '\r') => {
+            (ParserState::Name, '=') => ParserState::BeforeValue,
+            (ParserState::Name, '\n' | '\r') => {
                 self.ignore();
-                State::BeforeName
+                ParserState::BeforeName
             }
-            (State::Name, _) => {
+            (ParserState::Name, _) => {
                 self.name.push(c);
-                State::Name
+                ParserState::Name
             }
-            (State::BeforeValue | State::Value, '\n' | '\r') => {
+            (ParserState::BeforeValue | ParserState::Value, '\n' | '\r') => {
                 self.finish();
-                State::BeforeName
+                ParserState::BeforeName
             }
-            (State::BeforeValue, '\'') => State::SingleQuoted,
-            (State::BeforeValue, '"') => State::DoubleQuoted,
-            (State::BeforeValue, ' ' | '\t') => State::BeforeValue,
-            (State::BeforeValue | State::Value, '\\') => {
+            (ParserState::BeforeValue, '\'') => ParserState::SingleQuoted,
+            (ParserState::BeforeValue, '"') => ParserState::DoubleQuoted,
+            (ParserState::BeforeValue, ' ' | '\t') => ParserState::BeforeValue,
+            (ParserState::BeforeValue | ParserState::Value, '\\') => {
                 self.kept_bytes = self.value.len();
-                State::Escape
+                ParserState::Escape
             }
-            (State::Value, ' ' | '\t') => {
+            (ParserState::Value, ' ' | '\t') => {
                 self.value.push(c);
-                State::Value
+                ParserState::Value
             }
-            // The line goes on.
-            (State::Escape, '\n' | '\r') => State::Value,
-            (State::BeforeValue | State::Value | State::Escape, _) => self.keep(c, State::Value),
-            (State::SingleQuoted, '\'') | (State::DoubleQuoted, '"') => State::BeforeValue,
-            (State::SingleQuoted, _) => self.keep(c, State::SingleQuoted),
-            (State::DoubleQuoted, '\\') => State::DoubleQuotedEscape,
-            (State::DoubleQuotedEscape, '\n') => State::DoubleQuoted,
-            (State::DoubleQuotedEscape, '"' | '\\' | '`' | '$') | (State::DoubleQuoted, _) => {
-                self.keep(c, State::DoubleQuoted)
+            // The line continues.
+            (ParserState::Escape, '\n' | '\r') => ParserState::Value,
+            (ParserState::BeforeValue | ParserState::Value | ParserState::Escape, _) => {
+                self.keep(c, ParserState::Value)
             }
-            (State::DoubleQuotedEscape, _) => {
+            (ParserState::SingleQuoted, '\'') | (ParserState::DoubleQuoted, '"') => {
+                ParserState::BeforeValue
+            }
+            (ParserState::SingleQuoted, _) => self.keep(c, ParserState::SingleQuoted),
+            (ParserState::DoubleQuoted, '\\') => ParserState::DoubleQuotedEscape,
+            (ParserState::DoubleQuotedEscape, '\n') => ParserState::DoubleQuoted,
+            (ParserState::DoubleQuotedEscape, '"' | '\\' | '`' | '$')
+            | (ParserState::DoubleQuoted, _) => self.keep(c, ParserState::DoubleQuoted),
+            (ParserState::DoubleQuotedEscape, _) => {
                 self.value.push('\\');
-                self.keep(c, State::DoubleQuoted)
+                self.keep(c, ParserState::DoubleQuoted)
             }
-            // Also after a backslash; systemd before 254 took the next line into the comment.
-            (State::Comment, '\n' | '\r') => State::BeforeName,
-            (State::Comment, _) => State::Comment,
+            // A comment also ends after a backslash. systemd before 254 took the next line as part
+            // of it.
+            (ParserState::Comment, '\n' | '\r') => ParserState::BeforeName,
+            (ParserState::Comment, _) => ParserState::Comment,
         }
     }
 
-    fn keep(&mut self, c: char, next: State) -> State {
+    fn keep(&mut self, c: char, next: ParserState) -> ParserState {
         self.value.push(c);
         self.kept_bytes = self.value.len();
         next
@@ -144,7 +149,7 @@ mod tests {
         parse(text).settings
     }
 
-    /// The value of `A=<text>`, with a setting after it that must not be swallowed.
+    /// Returns the value of `A=<text>`, and checks that a setting after it is kept.
     fn value(text: &str) -> String {
         let found = settings(&format!("A={text}\nB=after\n"));
         assert_eq!(found.len(), 2, "{text:?}: {found:?}");
@@ -160,11 +165,11 @@ mod tests {
             // No variable is expanded.
             ("ab$cd", "ab$cd"),
             ("${HOME}$(id)`id`", "${HOME}$(id)`id`"),
-            // White space around a value is discarded, within it preserved; so are quotes in it.
+            // White space around a value is discarded. Within it, white space and quotes are kept.
             (" \t a  b\tc \t\r", "a  b\tc"),
             ("it's \"so\"", "it's \"so\""),
             ("a=b=c", "a=b=c"),
-            // A comment has a line of its own.
+            // A comment needs its own line.
             ("a # b ; c", "a # b ; c"),
             // Unquoted, a backslash preserves what follows.
             (r"a\\b", r"a\b"),
@@ -174,17 +179,18 @@ mod tests {
             ("a\\\nb", "ab"),
             ("a \\\n  b ", "a   b"),
             ("\\\nb", "b"),
-            // Within single quotes everything stands for itself.
+            // Within single quotes, every character stands for itself.
             (r#"'a\n$b"`# '"#, r#"a\n$b"`# "#),
             (" 'a\nb' ", "a\nb"),
             ("'a\\\nb'", "a\\\nb"),
             ("''", ""),
-            // Within double quotes a backslash preserves the characters that a shell would read.
+            // Within double quotes, a backslash escapes only the characters that are special to a
+            // shell.
             (r#""a\"b\\c\`d\$e""#, r#"a"b\c`d$e"#),
             (r#""a\nb\'$c""#, r#"a\nb\'$c"#),
             ("\"a\\\nb\"", "ab"),
             ("\t\" a\n b \" ", " a\n b "),
-            // Parts side by side are one value.
+            // Adjacent parts are one value.
             (r#""a "'b 'c d "#, "a b c d"),
             ("a\u{a0}ü\u{a0}", "a\u{a0}ü\u{a0}"),
         ];

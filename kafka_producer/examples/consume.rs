@@ -1,9 +1,9 @@
-//! How to read what the Kafka producer writes: committed records only, each handled before its
+//! Example: reads what the Kafka producer writes. Only committed records, each handled before its
 //! offset is committed.
 //!
 //!     KAFKA_URL=127.0.0.1:9092 cargo run -p kafka_producer --example consume
 //!
-//! Prints a line for each webhook. With `COUNT` set it ends after so many.
+//! Prints a line for each webhook. With `COUNT` set, ends after that many.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ fn main() -> anyhow::Result<()> {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", setting("KAFKA_URL", "127.0.0.1:9092"))
         .set("group.id", setting("GROUP", "my-app"))
-        // Without this, records of aborted transactions are seen, too: webhooks appear twice.
-        // librdkafka's default, but not Java's.
+        // Without this, records of aborted transactions are read, too: webhooks appear twice. It is
+        // the default of librdkafka, but not of Java.
         .set("isolation.level", "read_committed")
         // A new group begins with the oldest record that the topic still has.
         .set("auto.offset.reset", "earliest")
-        // Committed below, once a webhook is handled: after a crash it is handled again.
+        // Committed below, after a webhook is handled. After a crash it is handled again.
         .set("enable.auto.commit", "false")
         .create()?;
     consumer.subscribe(&[&setting("KAFKA_TOPIC", "shopify-webhooks")])?;
@@ -34,7 +34,7 @@ fn main() -> anyhow::Result<()> {
                 consumer.commit_message(&record, CommitMode::Async)?;
                 left -= 1;
             }
-            // A broker that is away is waited for.
+            // Waits for a broker that is away.
             Some(Err(error)) => eprintln!("{error}"),
             None => {}
         }
@@ -43,7 +43,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What your app does with a webhook. `spillway-id` is unique; two webhooks of one
+/// Handles a webhook, in place of your app. `spillway-id` is unique. Two webhooks with one
 /// `x-shopify-webhook-id` are one event that Shopify sent twice.
 fn handle(record: &BorrowedMessage<'_>) {
     println!(

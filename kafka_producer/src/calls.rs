@@ -1,28 +1,29 @@
-//! Whether a call into librdkafka comes back. Not all of its calls keep the time they are given:
-//! one that waits for a group's coordinator can wait for ever (librdkafka's issues 5456 and 5511).
+//! Watch over calls into librdkafka that do not return. Not all of its calls keep their time limit.
+//! A call that waits for a group's coordinator can wait for ever (librdkafka's issues 5456 and
+//! 5511).
 //!
-//! Told without a clock, by looks at regular intervals: a process that was stopped for a while has
-//! missed looks, not calls.
+//! Judged by looks at regular intervals, without a clock: a process that was stopped for a while
+//! has missed looks, not calls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Between two looks.
+/// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Looks after which a call is worth a word.
+/// Looks after which a call is reported.
 const SLOW: u32 = 10;
 /// Looks after which a call is given up: three times what the longest may take.
 const STUCK: u32 = 90;
 
-/// The calls of one producer after the other, made by one thread.
+/// Calls of one producer after the other, made by one thread.
 #[derive(Debug, Clone, Default)]
 pub struct Calls {
-    /// Counts beginnings and ends: odd while a call is under way.
+    /// Counts starts and ends: odd while a call is under way.
     steps: Arc<AtomicU64>,
 }
 
-/// A call under way. Dropped, it has come back.
+/// Call under way. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Entered {
     calls: Calls,
@@ -30,7 +31,7 @@ pub struct Entered {
 }
 
 impl Calls {
-    /// A call begins; one within another is part of that one.
+    /// Starts a call. A call within another is part of that one.
     pub fn enter(&self) -> Entered {
         let is_outermost = !is_call(self.steps.load(Ordering::Relaxed));
         if is_outermost {
@@ -39,10 +40,11 @@ impl Calls {
         Entered { calls: self.clone(), is_outermost }
     }
 
-    /// Returns when a call does not come back. `tell` hears of one that takes long, once a second,
-    /// with the time it has taken so far.
+    /// Returns when a call does not return. Calls `tell` once a second for a call that takes long,
+    /// with the time that it has taken so far.
     pub async fn stuck(&self, mut tell: impl FnMut(Duration)) {
-        let (mut last, mut looks) = (0, 0);
+        let mut last = 0;
+        let mut looks = 0;
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let step = self.steps.load(Ordering::Relaxed);

@@ -1,21 +1,21 @@
-//! What to do about an error of Kafka: one match, told by code and flags, never by text.
+//! Reaction to an error of Kafka: one match, by code and flags, never by text.
 
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 
-/// What was asked of librdkafka.
+/// Call into librdkafka.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    /// Becoming the one producer of the transactional id.
+    /// Becoming the only producer of the transactional id.
     Init,
-    /// Asking for the topic or the cursor.
+    /// Reading the topic or the cursor.
     Look,
     /// Beginning a transaction.
     Begin,
     /// Handing a record over.
     Send,
-    /// What became of a record.
+    /// Delivery of a record.
     Delivery,
-    /// The cursor's place in the transaction.
+    /// Adding the cursor to the transaction.
     Offsets,
     /// Committing.
     Commit,
@@ -23,45 +23,45 @@ pub enum Call {
     Abort,
 }
 
-/// What to do.
+/// Reaction to an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Wait, and ask the same again.
+    /// Wait, and repeat the call.
     Retry,
-    /// Abort the transaction, and go back to the last committed place.
+    /// Abort the transaction, and go back to the last committed position.
     Abort,
-    /// Whether the transaction was committed is unknown, or the producer is of no use any more:
-    /// build one anew and read the cursor again.
+    /// The outcome of the transaction is unknown, or the producer is not usable any more: build a
+    /// new one and read the cursor again.
     Rebuild,
     /// Another producer has the transactional id: stand by.
     Fenced,
-    /// Kafka will not have us like this: a person must change a setting or a permission.
+    /// Kafka denies access: a person must change a setting or a permission.
     Denied,
-    /// Kafka will never take this record.
+    /// Kafka will never accept this record.
     Refused,
 }
 
-/// An error, as far as it decides anything.
+/// The parts of an error that decide the reaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Failure {
-    /// Its code.
+pub struct KafkaFailure {
+    /// Code of the error.
     pub code: Code,
-    /// The producer is of no use any more.
+    /// True if the producer is not usable any more.
     pub is_fatal: bool,
-    /// The same call may succeed later.
+    /// True if the same call may succeed later.
     pub is_retriable: bool,
-    /// The transaction must be aborted.
+    /// True if the transaction must be aborted.
     pub requires_abort: bool,
 }
 
-impl Failure {
-    /// One that is known by its code only.
+impl KafkaFailure {
+    /// Failure of which only the code is known.
     pub fn of(code: Code) -> Self {
         Self { code, is_fatal: false, is_retriable: false, requires_abort: false }
     }
 }
 
-impl From<&KafkaError> for Failure {
+impl From<&KafkaError> for KafkaFailure {
     fn from(error: &KafkaError) -> Self {
         match error {
             KafkaError::Transaction(error) => Self {
@@ -75,20 +75,20 @@ impl From<&KafkaError> for Failure {
     }
 }
 
-/// What to do about a failed call.
-pub fn judge(call: Call, failure: Failure) -> Fault {
-    let Failure { code, is_fatal, is_retriable, requires_abort } = failure;
+/// Decides the reaction to a failed call.
+pub fn judge(call: Call, failure: KafkaFailure) -> Fault {
+    let KafkaFailure { code, is_fatal, is_retriable, requires_abort } = failure;
     match (call, code) {
         (_, Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch) => Fault::Fenced,
         (_, code) if is_denial(code) => Fault::Denied,
         (Call::Send | Call::Delivery, code) if is_refusal(code) => Fault::Refused,
-        // Its own memory is full: Kafka is slower than Redis just now.
+        // librdkafka's queue is full: Kafka is slower than Redis just now.
         (Call::Send, Code::QueueFull) => Fault::Retry,
         _ if is_fatal => Fault::Rebuild,
-        // The topic may be on its way, and a broker too.
+        // The topic or a broker may appear soon.
         (Call::Init | Call::Look, _) => Fault::Retry,
-        // Whatever librdkafka thinks of a failed commit, the broker may have completed it. And an
-        // abort that took too long can't be told from one that the broker gave up.
+        // Whatever librdkafka reports of a failed commit, the broker may have completed it. And an
+        // abort that took too long can't be distinguished from one that the broker gave up.
         (Call::Commit, _) | (Call::Abort, Code::OperationTimedOut | Code::RequestTimedOut) => {
             Fault::Rebuild
         }
@@ -99,7 +99,7 @@ pub fn judge(call: Call, failure: Failure) -> Fault {
     }
 }
 
-/// Whether only a person can help.
+/// Returns true if only a person can fix the error.
 pub fn is_denial(code: Code) -> bool {
     matches!(
         code,
@@ -120,7 +120,7 @@ pub fn is_denial(code: Code) -> bool {
     )
 }
 
-/// Whether the code speaks of what is in a record.
+/// Returns true if the content of a record causes the error.
 fn is_refusal(code: Code) -> bool {
     matches!(
         code,
@@ -136,7 +136,7 @@ fn is_refusal(code: Code) -> bool {
 mod tests {
     use super::*;
 
-    fn check(call: Call, failure: Failure, expected: Fault) {
+    fn check(call: Call, failure: KafkaFailure, expected: Fault) {
         assert_eq!(judge(call, failure), expected, "{call:?} {failure:?}");
     }
 
@@ -155,7 +155,7 @@ mod tests {
     fn a_fenced_producer_stands_by_whatever_it_asked() {
         for call in CALLS {
             for code in [Code::Fenced, Code::ProducerFenced, Code::InvalidProducerEpoch] {
-                let failure = Failure { is_fatal: true, ..Failure::of(code) };
+                let failure = KafkaFailure { is_fatal: true, ..KafkaFailure::of(code) };
                 check(call, failure, Fault::Fenced);
             }
         }
@@ -164,30 +164,35 @@ mod tests {
     #[test]
     fn what_a_person_must_change_is_not_retried_at_speed() {
         for call in CALLS {
-            check(call, Failure::of(Code::SaslAuthenticationFailed), Fault::Denied);
-            check(call, Failure::of(Code::TopicAuthorizationFailed), Fault::Denied);
+            check(call, KafkaFailure::of(Code::SaslAuthenticationFailed), Fault::Denied);
+            check(call, KafkaFailure::of(Code::TopicAuthorizationFailed), Fault::Denied);
         }
     }
 
     #[test]
     fn only_a_records_own_fault_is_a_refusal() {
-        check(Call::Send, Failure::of(Code::MessageSizeTooLarge), Fault::Refused);
-        check(Call::Delivery, Failure::of(Code::InvalidTimestamp), Fault::Refused);
-        check(Call::Delivery, Failure::of(Code::MessageTimedOut), Fault::Abort);
-        check(Call::Delivery, Failure::of(Code::PurgeQueue), Fault::Abort);
-        check(Call::Send, Failure::of(Code::QueueFull), Fault::Retry);
-        check(Call::Send, Failure::of(Code::State), Fault::Abort);
+        check(Call::Send, KafkaFailure::of(Code::MessageSizeTooLarge), Fault::Refused);
+        check(Call::Delivery, KafkaFailure::of(Code::InvalidTimestamp), Fault::Refused);
+        check(Call::Delivery, KafkaFailure::of(Code::MessageTimedOut), Fault::Abort);
+        check(Call::Delivery, KafkaFailure::of(Code::PurgeQueue), Fault::Abort);
+        check(Call::Send, KafkaFailure::of(Code::QueueFull), Fault::Retry);
+        check(Call::Send, KafkaFailure::of(Code::State), Fault::Abort);
     }
 
     #[test]
     fn a_commit_of_unknown_fate_rebuilds() {
-        let timed_out = Failure { is_retriable: true, ..Failure::of(Code::OperationTimedOut) };
+        let timed_out =
+            KafkaFailure { is_retriable: true, ..KafkaFailure::of(Code::OperationTimedOut) };
         for call in [Call::Commit, Call::Abort] {
             check(call, timed_out, Fault::Rebuild);
-            check(call, Failure { requires_abort: true, ..timed_out }, Fault::Rebuild);
-            check(call, Failure { is_fatal: true, ..Failure::of(Code::Fail) }, Fault::Rebuild);
+            check(call, KafkaFailure { requires_abort: true, ..timed_out }, Fault::Rebuild);
+            check(
+                call,
+                KafkaFailure { is_fatal: true, ..KafkaFailure::of(Code::Fail) },
+                Fault::Rebuild,
+            );
         }
-        let abortable = Failure { requires_abort: true, ..Failure::of(Code::Fail) };
+        let abortable = KafkaFailure { requires_abort: true, ..KafkaFailure::of(Code::Fail) };
         check(Call::Commit, abortable, Fault::Rebuild);
         check(Call::Offsets, timed_out, Fault::Retry);
         check(Call::Offsets, abortable, Fault::Abort);
@@ -195,8 +200,8 @@ mod tests {
 
     #[test]
     fn a_kafka_that_is_not_there_yet_is_waited_for() {
-        check(Call::Init, Failure::of(Code::OperationTimedOut), Fault::Retry);
-        check(Call::Look, Failure::of(Code::UnknownTopicOrPartition), Fault::Retry);
-        check(Call::Look, Failure::of(Code::BrokerTransportFailure), Fault::Retry);
+        check(Call::Init, KafkaFailure::of(Code::OperationTimedOut), Fault::Retry);
+        check(Call::Look, KafkaFailure::of(Code::UnknownTopicOrPartition), Fault::Retry);
+        check(Call::Look, KafkaFailure::of(Code::BrokerTransportFailure), Fault::Retry);
     }
 }

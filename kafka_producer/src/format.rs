@@ -1,7 +1,7 @@
-//! From a stored webhook to a record: key, value, headers, timestamp.
+//! Conversion of a stored webhook to a record: key, value, headers, timestamp.
 //!
-//! Nothing is allocated for a record but what librdkafka keeps of it: the buffers here are used
-//! again for each.
+//! A record allocates only what librdkafka keeps of it. The buffers here are reused for each
+//! record.
 
 mod cloudevents;
 mod envelope;
@@ -18,10 +18,10 @@ use spillway_webhook::shopify::Headers;
 use crate::key;
 use crate::settings::{Format, Key};
 
-/// Record headers beside those of a request.
+/// Record headers in addition to those of a request.
 const OWN_HEADERS: usize = 3;
 
-/// Makes records.
+/// Builds records.
 pub struct Encoder {
     format: Format,
     by: Key,
@@ -31,21 +31,21 @@ pub struct Encoder {
     received_at: Received,
 }
 
-/// A record, ready to be copied by librdkafka.
+/// Record that librdkafka can copy.
 pub struct Encoded<'a> {
-    /// What it is kept in order with.
+    /// Key: records with the same key are kept in order.
     pub key: &'a str,
-    /// Its value.
+    /// Value of the record.
     pub value: &'a [u8],
-    /// Its headers.
+    /// Headers of the record.
     pub headers: OwnedHeaders,
-    /// When it was triggered, in milliseconds since the Unix epoch.
+    /// Time at which the webhook was triggered, in milliseconds since the Unix epoch.
     pub timestamp_ms: i64,
-    /// Whether it has no resource id, and is kept in order with its shop and topic.
+    /// True if the webhook has no resource id, and is keyed by its shop and topic.
     pub is_fallback: bool,
 }
 
-/// The last time of receipt as text: many webhooks share theirs.
+/// Last time of receipt as text. Many webhooks share theirs.
 #[derive(Default)]
 struct Received {
     ms: u64,
@@ -53,7 +53,7 @@ struct Received {
 }
 
 impl Encoder {
-    /// Makes records of `format`, keyed by `by`.
+    /// Encoder for records of `format`, keyed by `by`.
     pub fn new(format: Format, by: Key) -> Self {
         Self {
             format,
@@ -65,7 +65,7 @@ impl Encoder {
         }
     }
 
-    /// The record of one webhook.
+    /// Encodes one webhook.
     pub fn encode<'a>(&'a mut self, webhook: &View<'a>, id: WebhookId) -> Encoded<'a> {
         let needs_resource = self.by == Key::Resource || self.format == Format::CloudEvents;
         let resource = needs_resource.then(|| Resource::of(webhook, webhook.body));
@@ -104,11 +104,11 @@ impl Received {
     }
 }
 
-/// Every header of the request: names in lower case, values byte for byte.
+/// All headers of the request, with names in lower case and values byte for byte.
 fn raw_headers(webhook: &View<'_>) -> OwnedHeaders {
     let mut headers = OwnedHeaders::new_with_capacity(webhook.header_count() + OWN_HEADERS);
     for (name, value) in webhook.headers() {
-        // A header's name is ASCII, or it would not have been one.
+        // The name of a header is always ASCII.
         let key = std::str::from_utf8(name).unwrap_or_default();
         headers = headers.insert(Header { key, value: Some(value) });
     }
@@ -122,8 +122,8 @@ fn own_headers(headers: OwnedHeaders, target: &[u8], received_at: &str, id: &str
         .insert(Header { key: "spillway-id", value: Some(id) })
 }
 
-/// When it was triggered; when it was received, where that is not said or lies later. A broker
-/// refuses records from the future, and retention counts from here.
+/// Time at which the webhook was triggered, or received if that is missing or later. A broker
+/// refuses records from the future, and retention counts from this time.
 fn timestamp_ms(webhook: &View<'_>) -> i64 {
     let received = webhook.received_at_ms.cast_signed();
     let triggered = webhook.shopify("triggered-at").and_then(millis);

@@ -1,48 +1,52 @@
-//! What intake makes of what it finds: decoded packs, ready to be produced.
+//! Decodes what is read ahead into packs that are ready to be produced.
 
 use std::sync::Arc;
 
-use spillway_drain::intake::{self, Found};
+use spillway_consumer::intake::{self, IntakeEvent};
+use spillway_process::error::chain;
 use spillway_queue::Redis;
-use spillway_queue::drains::KAFKA;
-use spillway_service::error::chain;
+use spillway_queue::consumers::KAFKA;
 use spillway_webhook::pack::{Corrupt, Pack};
 use spillway_webhook::{StreamId, WebhookId};
 use tokio::sync::mpsc;
 
-use crate::metrics::Metrics;
+use crate::metrics::ProducerMetrics;
 
-/// What intake found.
+/// Item that was read ahead.
 pub enum Arrived {
     /// A pack of the main stream.
     Pack(StreamId, Arc<Pack>),
-    /// A replayed webhook: its entry in the stream of replays, which one it is, its pack of one.
+    /// A replayed webhook: its entry in the stream of replays, its id, its pack of one.
     Replayed(StreamId, WebhookId, Arc<Pack>),
     /// An entry of the main stream that can't be decoded.
     Corrupt(StreamId),
     /// A replay that can't be decoded.
     CorruptReplay(StreamId),
-    /// Something that only a schedule needs to know.
+    /// A mark that only a scheduler needs.
     Mark,
-    /// Redis came back with older data: what has arrived may not be there any more.
+    /// Redis came back with older data. What has arrived may not exist any more.
     OlderData,
 }
 
-/// Starts reading behind `cursor`; ends when the receiver is dropped.
-pub fn start(redis: &Redis, cursor: StreamId, metrics: Arc<Metrics>) -> mpsc::Receiver<Arrived> {
+/// Starts reading after `cursor`. Ends when the receiver is dropped.
+pub fn start(
+    redis: &Redis,
+    cursor: StreamId,
+    metrics: Arc<ProducerMetrics>,
+) -> mpsc::Receiver<Arrived> {
     intake::start(redis, KAFKA, cursor, move |found| decode(found, &metrics))
 }
 
-fn decode(found: Found, metrics: &Metrics) -> Arrived {
+fn decode(found: IntakeEvent, metrics: &ProducerMetrics) -> Arrived {
     match found {
-        Found::Main(entry) => match Pack::decode(&entry.pack) {
+        IntakeEvent::Main(entry) => match Pack::decode(&entry.pack) {
             Ok(pack) => Arrived::Pack(entry.id, Arc::new(pack)),
             Err(error) => {
                 corrupt(entry.id, &error, metrics);
                 Arrived::Corrupt(entry.id)
             }
         },
-        Found::Replay(replay) => match Pack::decode(&replay.pack) {
+        IntakeEvent::Replay(replay) => match Pack::decode(&replay.pack) {
             Ok(pack) if pack.count() == 1 => {
                 Arrived::Replayed(replay.id, replay.webhook, Arc::new(pack))
             }
@@ -56,16 +60,16 @@ fn decode(found: Found, metrics: &Metrics) -> Arrived {
                 Arrived::CorruptReplay(replay.id)
             }
         },
-        Found::ReplaysLoaded | Found::CaughtUp => Arrived::Mark,
-        Found::OlderData => Arrived::OlderData,
+        IntakeEvent::ReplaysLoaded | IntakeEvent::CaughtUp => Arrived::Mark,
+        IntakeEvent::OlderData => Arrived::OlderData,
     }
 }
 
-fn corrupt(id: StreamId, error: &Corrupt, metrics: &Metrics) {
+fn corrupt(id: StreamId, error: &Corrupt, metrics: &ProducerMetrics) {
     metrics.corrupt.inc();
     tracing::error!(
         entry = %id,
         error = chain(error),
-        "corrupt pack: set aside whole; the rest flows"
+        "corrupt pack: stored under corrupt:; delivery continues"
     );
 }

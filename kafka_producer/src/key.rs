@@ -1,4 +1,4 @@
-//! What a record is keyed by: records of one key lie in one partition, in the order accepted.
+//! Keys of records: records with the same key lie in one partition, in the order accepted.
 
 use std::fmt::Write;
 
@@ -7,8 +7,8 @@ use spillway_webhook::shopify::Headers;
 
 use crate::settings::Key;
 
-/// Writes the key of a webhook into `key`: `<shop>/<type>/<id>` by resource, `<shop>/<topic>` by
-/// topic (and by resource, where the webhook has no resource id), `<shop>` by shop.
+/// Writes the key of a webhook into `key`. By resource: `<shop>/<type>/<id>`, or `<shop>/<topic>`
+/// if the webhook has no resource id. By topic: `<shop>/<topic>`. By shop: `<shop>`.
 pub fn write(by: Key, headers: &impl Headers, resource: Option<&Resource>, key: &mut String) {
     key.clear();
     push_text(headers.shop().unwrap_or_default(), key);

@@ -1,22 +1,24 @@
-//! The Kafka producer: packs in, records out, each webhook exactly once, in order per key.
+//! The Kafka producer: reads packs and writes records, each webhook exactly once, in order per key.
 //!
-//! Start reading at [`drain`] (what happens to a pack): [`intake`] → [`mod@format`] with [`key`] →
-//! [`open`] (a transaction) → [`link`] (all that is said to Kafka) → settled. Beside them:
-//! [`position`] and [`resume`] (how far, and where to go on), [`fault`] (what to do about an
-//! error), [`calls`] (whether librdkafka answers at all), [`reports`] (what it says on its own),
-//! [`settings`], [`properties`] and [`options`].
+//! Start reading at [`exporter`] (the path of a pack): [`intake`] → [`mod@format`] with [`key`] →
+//! [`open`] (a transaction) → [`link`] (all calls to Kafka) → settled. Also: [`position`] and
+//! [`resume`] (the cursor, and the position to continue from), [`fault`] (reaction to an error),
+//! [`calls`] (calls into librdkafka that do not return), [`reports`] (its reports), [`settings`],
+//! [`properties`] and [`options`].
 
 pub mod calls;
-pub mod drain;
+pub mod exporter;
 pub mod fault;
 pub mod format;
+pub mod instance;
 pub mod intake;
 pub mod key;
+pub mod leadership;
 pub mod link;
 pub mod metrics;
 pub mod open;
+pub mod operator_options;
 pub mod options;
-pub mod ownership;
 pub mod position;
 pub mod properties;
 pub mod reports;
@@ -25,30 +27,30 @@ pub mod settings;
 
 use std::sync::Arc;
 
-use spillway_drain::watch::{self, Watched};
-use spillway_queue::drains::KAFKA;
+use spillway_consumer::watch::{self, WatchTarget};
+use spillway_process::Background;
+use spillway_process::admin;
+use spillway_process::error::chain;
+use spillway_process::start::Unavailable;
+use spillway_process::supervisor::{self, Watchdog};
+use spillway_queue::consumers::KAFKA;
 use spillway_queue::health;
-use spillway_service::Background;
-use spillway_service::admin;
-use spillway_service::error::chain;
-use spillway_service::start::Unavailable;
-use spillway_service::supervisor::{self, Watchdog};
 use tokio_util::sync::CancellationToken;
 
 use crate::calls::Calls;
+use crate::instance::ProducerInstance;
 use crate::link::Link;
-use crate::metrics::Metrics;
-use crate::ownership::Instance;
-use crate::settings::Settings;
+use crate::metrics::ProducerMetrics;
+use crate::settings::ProducerSettings;
 
 /// Runs a Kafka producer until `shutdown`.
 ///
 /// # Errors
-/// When the admin address can't be bound, when Redis or Kafka is absent and the settings say to give
-/// up then, and when a background task ends before `shutdown`.
-pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+/// If the admin address can't be bound, if Redis or Kafka is absent and the settings say to give up
+/// then, and if a background task ends before `shutdown`.
+pub async fn run(settings: ProducerSettings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(ProducerMetrics::new());
     let background = Background::default();
     let (readiness, after_all) =
         admin::start(settings.admin_listen, &metrics.registry, &background).await?;
@@ -57,13 +59,13 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         reached.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
         reach_kafka(&settings).await?;
     }
-    let watched = Watched {
+    let watched = WatchTarget {
         redis: settings.common.redis.clone(),
-        drain: KAFKA,
+        consumer: KAFKA,
         gauges: metrics.queue.clone(),
         dead_keep: settings.dead_keep,
     };
-    background.spawn("the watch of the queue", watch::run(watched, after_all.clone()));
+    background.spawn("health check of redis", watch::run(watched, after_all.clone()));
     tracing::info!(
         kafka = settings.servers,
         topic = settings.topic,
@@ -71,18 +73,18 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         "producing"
     );
     supervisor::ready();
-    // Nothing is watched but the runtime itself, which confirms the ownership: the drain's own thread
-    // waits for Kafka for as long as Kafka takes.
+    // Only the runtime is watched, which confirms leadership. The producing thread waits for Kafka
+    // for as long as Kafka takes.
     Watchdog::start();
     readiness.stops_with(&shutdown);
-    let instance = Instance::new(settings, metrics, readiness);
-    let ended = background.supervise(&shutdown, ownership::run(&instance, &shutdown)).await;
+    let instance = ProducerInstance::new(settings, metrics, readiness);
+    let ended = background.supervise(&shutdown, leadership::run(&instance, &shutdown)).await;
     after_all.cancel();
     Ok(ended??)
 }
 
-/// Whether Kafka is there and has the topic.
-async fn reach_kafka(settings: &Arc<Settings>) -> anyhow::Result<()> {
+/// Checks that Kafka is reachable and has the topic.
+async fn reach_kafka(settings: &Arc<ProducerSettings>) -> anyhow::Result<()> {
     let settings = settings.clone();
     // No cell is known yet, and none is needed: the producer only looks.
     let look = move || {

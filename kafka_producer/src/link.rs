@@ -1,8 +1,8 @@
 //! The link to Kafka: one transactional producer, and the cursor that its transactions move.
 //!
-//! Blocking: it is used by one thread that does nothing else. Each call has a bound, but librdkafka
-//! does not keep them all: [`crate::calls`] sees a call that does not come back. It decides nothing:
-//! errors are for [`crate::fault`] to judge.
+//! Blocking: one thread uses it and does nothing else. Each call has a time limit, but librdkafka
+//! does not keep them all. [`crate::calls`] notices a call that does not return. The link decides
+//! nothing: [`crate::fault`] judges errors.
 
 use std::time::{Duration, Instant};
 
@@ -16,33 +16,33 @@ use rdkafka::topic_partition_list::Offset;
 use crate::calls::{Calls, Entered};
 use crate::format::Encoded;
 use crate::options;
-use crate::position::Position;
+use crate::position::CellPosition;
 use crate::reports::Reports;
 use crate::resume::Committed;
-use crate::settings::Settings;
+use crate::settings::ProducerSettings;
 
-/// One look at whether Kafka answers; it is taken again and again.
+/// Time limit of one call that checks if Kafka answers. It is repeated.
 const LOOK: Duration = Duration::from_secs(3);
-/// Time for the broker to take the cursor into the transaction.
+/// Time limit for the broker to take the cursor into the transaction.
 const OFFSETS: Duration = Duration::from_secs(15);
-/// Time for a commit. Past it, what came of it is unknown.
+/// Time limit for a commit. After it, the outcome is unknown.
 const COMMIT: Duration = Duration::from_secs(30);
-/// Time for an abort. What is not aborted then, the next producer ends.
+/// Time limit for an abort. The next producer ends what is not aborted by then.
 const ABORT: Duration = Duration::from_secs(10);
-/// A step of it, and how long reports are heard before each.
+/// Time limit of one step of an abort, and time for reports before each step.
 const ABORT_STEP: Duration = Duration::from_millis(50);
 const ABORT_HEARS: Duration = Duration::from_millis(2);
-/// The partition that the cursor is kept under: a topic has it, however few it has.
+/// Partition that the cursor is stored under. Every topic has it.
 const CURSOR_PARTITION: i32 = 0;
 
-/// One transactional producer of one cell.
+/// Transactional producer of one cell.
 pub struct Link {
     producer: BaseProducer<Reports>,
     cursor_options: ClientConfig,
     topic: String,
     group: Option<ConsumerGroupMetadata>,
     calls: Calls,
-    /// Dropped after everything above: taking a producer down is a call, too.
+    /// Dropped after all fields above: the destruction of a producer is a call, too.
     at_last: Option<Entered>,
 }
 
@@ -56,8 +56,12 @@ impl Link {
     /// Builds the producer. It connects in the background.
     ///
     /// # Errors
-    /// When librdkafka refuses its options.
-    pub fn build(settings: &Settings, cell: u32, calls: &Calls) -> Result<Self, KafkaError> {
+    /// If librdkafka refuses its options.
+    pub fn build(
+        settings: &ProducerSettings,
+        cell: u32,
+        calls: &Calls,
+    ) -> Result<Self, KafkaError> {
         let options = options::producer(settings, cell);
         let producer = BaseProducer::from_config_and_context(&options, Reports::default())?;
         let cursor_options = options::cursor_reader(settings, cell);
@@ -71,13 +75,13 @@ impl Link {
         })
     }
 
-    /// What librdkafka said on its own, as far as it was heard by [`Link::poll`].
+    /// Reports of librdkafka that [`Link::poll`] has received.
     pub fn reports(&self) -> &Reports {
         self.producer.context()
     }
 
-    /// Becomes the one producer of the transactional id: whatever another left open is aborted, and
-    /// that one is fenced. To be asked again after a time-out.
+    /// Makes this the only producer of the transactional id. Aborts what another left open, and
+    /// fences that one. Can be repeated after a time-out.
     ///
     /// # Errors
     /// From Kafka.
@@ -88,7 +92,7 @@ impl Link {
         asked
     }
 
-    /// Whether the topic is there.
+    /// Checks that the topic exists.
     ///
     /// # Errors
     /// From Kafka.
@@ -107,9 +111,9 @@ impl Link {
         }
     }
 
-    /// The committed cursor; `None` if there is none (yet, or any more: a broker forgets it 7 days
-    /// after the last commit, when Redis' own cursor is equal anyway). To be asked after
-    /// [`Link::init`], or what another is about to commit would be missed.
+    /// Returns the committed cursor. `None` if there is none (yet, or any more: a broker forgets it
+    /// 7 days after the last commit, when Redis' own cursor is equal anyway). Must be called after
+    /// [`Link::init`]: otherwise a commit of another producer could be missed.
     ///
     /// # Errors
     /// From Kafka.
@@ -140,10 +144,10 @@ impl Link {
         self.producer.begin_transaction()
     }
 
-    /// Hands a record over; what becomes of it is reported under `number` if it fails.
+    /// Hands a record to librdkafka. If it fails, that is reported under `number`.
     ///
     /// # Errors
-    /// From librdkafka, [`Code::QueueFull`] among them.
+    /// From librdkafka, including [`Code::QueueFull`].
     pub fn send(&self, record: Encoded<'_>, number: usize) -> Result<(), KafkaError> {
         let record = BaseRecord::with_opaque_to(&self.topic, number)
             .key(record.key)
@@ -153,22 +157,22 @@ impl Link {
         self.producer.send(record).map_err(|(error, _)| error)
     }
 
-    /// Records that were handed over, and neither delivered nor failed.
+    /// Number of records that were handed over, and neither delivered nor failed.
     pub fn in_flight(&self) -> usize {
         usize::try_from(self.producer.in_flight_count()).unwrap_or(0)
     }
 
-    /// Hears what librdkafka has to say, for so long.
+    /// Receives librdkafka's reports, for at most `wait`.
     pub fn poll(&self, wait: Duration) {
         let _call = self.calls.enter();
         self.producer.poll(wait);
     }
 
-    /// Puts the cursor into the transaction: it moves if the records appear, and only then.
+    /// Adds the cursor to the transaction: it moves only if the records appear.
     ///
     /// # Errors
     /// From Kafka.
-    pub fn move_cursor(&self, to: &Position, through: u64) -> Result<(), KafkaError> {
+    pub fn move_cursor(&self, to: &CellPosition, through: u64) -> Result<(), KafkaError> {
         let _call = self.calls.enter();
         let mut offsets = TopicPartitionList::new();
         let mut cursor = offsets.add_partition(&self.topic, CURSOR_PARTITION);
@@ -178,8 +182,8 @@ impl Link {
         self.producer.send_offsets_to_transaction(&offsets, group, OFFSETS)
     }
 
-    /// Commits. All records were delivered before: waiting for them here would be slower, since
-    /// rdkafka looks once in 100 ms.
+    /// Commits. All records must be delivered before. Waiting for them here would be slower, since
+    /// rdkafka checks only once in 100 ms.
     ///
     /// # Errors
     /// From Kafka.
@@ -188,8 +192,9 @@ impl Link {
         self.producer.commit_transaction(COMMIT)
     }
 
-    /// Aborts: none of the transaction's records appears. Done in short steps, as librdkafka allows: it
-    /// waits until every record is reported, and reports are heard between the steps only.
+    /// Aborts: none of the transaction's records appears. Works in short steps, as librdkafka
+    /// allows. It waits until every record is reported, and reports are only received between the
+    /// steps.
     ///
     /// # Errors
     /// From Kafka.

@@ -1,7 +1,7 @@
-//! Lets queued webhooks out into a Kafka topic.
+//! Program that produces queued webhooks to a Kafka topic.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    spillway_service::start::<kafka_producer::settings::Written, _, _>(kafka_producer::run)
+    spillway_process::start::<kafka_producer::settings::ProducerArgs, _, _>(kafka_producer::run)
 }

@@ -1,33 +1,33 @@
-//! What the Kafka producer counts. Every label set is closed.
+//! Metrics of the Kafka producer. Every label set is closed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, Registry};
-use spillway_drain::gauges::{
+use spillway_consumer::gauges::{
     QueueGauges, TopicCounter, corrupt_packs, counter, counters, dead_lettered, end_to_end, pauses,
 };
-use spillway_queue::drains::KAFKA;
-use spillway_service::metrics::registry;
+use spillway_process::metrics::registry;
+use spillway_queue::consumers::KAFKA;
 
-/// Why a webhook was given up.
+/// Reasons for which a webhook is given up.
 pub const DEAD_REASONS: [&str; 2] = ["too_large", "refused"];
 const OUTCOMES: [&str; 2] = ["committed", "aborted"];
 const GAPS: [&str; 3] = ["ahead", "behind", "freed"];
 
 /// All metrics of a Kafka producer.
-pub struct Metrics {
-    /// Where they are registered.
+pub struct ProducerMetrics {
+    /// Registry of all these metrics.
     pub registry: Registry,
-    /// Who owns the drain, and what Redis holds for it.
+    /// Gauges of leadership and of the queue in Redis.
     pub queue: Arc<QueueGauges>,
-    /// Records committed.
+    /// Records that were committed.
     pub produced: IntCounter,
-    /// Pauses in force that an operator ordered.
+    /// Pauses in force that an operator set.
     pub pauses: IntGauge,
     /// Packs that could not be decoded.
     pub corrupt: IntCounter,
-    /// Producers built: one for each ownership, and one more whenever its state was not known.
+    /// Producers built: one for each leader, and one more whenever the state of one was not known.
     pub producers: IntCounter,
     /// Webhooks without a resource id.
     pub fallbacks: TopicCounter,
@@ -37,14 +37,14 @@ pub struct Metrics {
     end_to_end: Histogram,
 }
 
-impl Metrics {
-    /// Registers them all.
+impl ProducerMetrics {
+    /// Registers all metrics.
     pub fn new() -> Self {
         let registry = registry("kafka_producer", env!("CARGO_PKG_VERSION"));
         let transactions = counters(
             &registry,
             "spillway_transactions_total",
-            "Kafka transactions, by what came of them.",
+            "Kafka transactions, by result.",
             "outcome",
         );
         OUTCOMES.iter().for_each(|outcome| transactions.with_label_values(&[outcome]).inc_by(0));
@@ -78,8 +78,8 @@ impl Metrics {
         }
     }
 
-    /// A transaction with webhooks received at these times (milliseconds since the Unix epoch) was
-    /// committed at `now_ms`.
+    /// Counts a transaction that was committed at `now_ms`, with webhooks received at these times
+    /// (milliseconds since the Unix epoch).
     pub fn committed(&self, received_at_ms: &[u64], now_ms: u64) {
         self.transactions.with_label_values(&["committed"]).inc();
         self.produced.inc_by(received_at_ms.len() as u64);
@@ -89,23 +89,23 @@ impl Metrics {
         }
     }
 
-    /// A transaction was aborted.
+    /// Counts a transaction that was aborted.
     pub fn aborted(&self) {
         self.transactions.with_label_values(&["aborted"]).inc();
     }
 
-    /// Kafka's cursor contradicted Redis'.
+    /// Counts a start at which Kafka's cursor contradicted Redis'.
     pub fn gap(&self, kind: &'static str) {
         self.gaps.with_label_values(&[kind]).inc();
     }
 
-    /// A webhook was given up.
+    /// Counts a webhook that was given up.
     pub fn dead(&self, reason: &'static str) {
         self.dead_lettered.with_label_values(&[reason]).inc();
     }
 }
 
-impl Default for Metrics {
+impl Default for ProducerMetrics {
     fn default() -> Self {
         Self::new()
     }

@@ -1,4 +1,4 @@
-//! An open transaction: what is in it, how far it goes, and when it is to be committed.
+//! An open transaction: its records, its position, and the time at which it is committed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,63 +7,64 @@ use spillway_queue::settle::Settlement;
 use spillway_webhook::pack::Pack;
 use spillway_webhook::{StreamId, WebhookId};
 
-use crate::position::Position;
+use crate::position::CellPosition;
 
-/// While little waits, records are committed this long after the first of them: ten commits a
-/// second cost the broker little, and a reader sees them soon.
+/// Age at which a transaction is committed while little waits. Ten commits a second cost the broker
+/// little, and a reader sees the records soon.
 const AGE_MAX: Duration = Duration::from_millis(100);
-/// While more waits, a transaction goes on for this long: a commit costs the same whatever its
+/// Age at which a transaction is committed while more waits. A commit costs the same whatever its
 /// size.
 const AGE_MAX_BEHIND: Duration = Duration::from_secs(2);
-/// Bytes at which it is committed in any case: what a fault makes us do again.
+/// Bytes at which a transaction is committed in any case. A fault makes at most this much be sent
+/// again.
 pub const BYTES_MAX: usize = 512 << 20;
-/// The least that this is lowered to for a Kafka that is slow.
+/// Lower limit of these bytes, for a Kafka that is slow.
 pub const BYTES_MIN: usize = 1 << 20;
 
-/// Which webhook a record is, by where it lies.
+/// RecordRef of a record's webhook in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
+pub enum RecordRef {
     /// In a pack of the main stream.
     Main(StreamId, u32),
     /// In the stream of replays.
     Replay(StreamId),
 }
 
-/// One record that is sent by itself, because it may be one that Kafka refuses.
+/// Record that is sent in a transaction without others, because Kafka may refuse it.
 #[derive(Clone)]
 pub struct Alone {
-    /// Where it lies.
-    pub place: Place,
-    /// Which webhook it is.
+    /// RecordRef of the webhook.
+    pub place: RecordRef,
+    /// Id of the webhook.
     pub webhook: WebhookId,
-    /// The pack that holds it.
+    /// Pack that holds the webhook.
     pub pack: Arc<Pack>,
-    /// Its place there.
+    /// Index of the webhook in the pack.
     pub index: u32,
 }
 
 /// An open transaction.
 pub struct Open {
-    /// Up to where it goes.
-    pub position: Position,
-    /// What Redis is to be told once it is committed.
+    /// Position that the commit moves the cursor to.
+    pub position: CellPosition,
+    /// Settlement to apply in Redis after the commit.
     pub settlement: Settlement,
-    /// Whether Kafka knows of it.
+    /// Set once the transaction has begun in Kafka.
     pub has_begun: bool,
-    /// When each record's webhook was received.
+    /// Time at which each record's webhook was received.
     pub received_at_ms: Vec<u64>,
-    /// The one record it is for, if it is for one only.
+    /// The only record, if the transaction is for one suspect record.
     pub alone: Option<Alone>,
     bytes: usize,
     bytes_max: usize,
     first_at: Option<Instant>,
-    /// The number of the first record of a run, and its place.
-    runs: Vec<(usize, Place)>,
+    /// Number and place of the first record of each run.
+    runs: Vec<(usize, RecordRef)>,
 }
 
 impl Open {
-    /// One that begins at `position` and ends at `bytes_max`, if not sooner.
-    pub fn at(position: Position, bytes_max: usize) -> Self {
+    /// Empty transaction from `position`. It is committed at `bytes_max`, if not sooner.
+    pub fn at(position: CellPosition, bytes_max: usize) -> Self {
         Self {
             position,
             settlement: Settlement::default(),
@@ -77,18 +78,18 @@ impl Open {
         }
     }
 
-    /// Records in it.
+    /// Number of records.
     pub fn records(&self) -> usize {
         self.received_at_ms.len()
     }
 
-    /// Bytes of its records.
+    /// Bytes of the records.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A record of so many bytes was handed over.
-    pub fn sent(&mut self, place: Place, received_at_ms: u64, bytes: usize, now: Instant) {
+    /// Adds a record of so many bytes that was handed to librdkafka.
+    pub fn sent(&mut self, place: RecordRef, received_at_ms: u64, bytes: usize, now: Instant) {
         if self.place(self.records()) != Some(place) {
             self.runs.push((self.records(), place));
         }
@@ -97,20 +98,20 @@ impl Open {
         self.first_at.get_or_insert(now);
     }
 
-    /// Where the record with this number lies.
-    pub fn place(&self, number: usize) -> Option<Place> {
+    /// RecordRef of the record with this number.
+    pub fn place(&self, number: usize) -> Option<RecordRef> {
         let run = self.runs.partition_point(|(first, _)| *first <= number).checked_sub(1)?;
         let (first, place) = self.runs[run];
         match place {
-            Place::Main(id, index) => {
-                Some(Place::Main(id, index + u32::try_from(number - first).unwrap_or(u32::MAX)))
+            RecordRef::Main(id, index) => {
+                Some(RecordRef::Main(id, index + u32::try_from(number - first).unwrap_or(u32::MAX)))
             }
-            Place::Replay(_) if number > first => None,
-            Place::Replay(_) => Some(place),
+            RecordRef::Replay(_) if number > first => None,
+            RecordRef::Replay(_) => Some(place),
         }
     }
 
-    /// The entry `id` with `webhooks` in it is done whole.
+    /// Moves the position after the entry `id`, which has `webhooks` in it.
     pub fn pass(&mut self, id: StreamId, webhooks: u64, now: Instant) {
         self.position.entry = id;
         self.position.part = None;
@@ -121,7 +122,7 @@ impl Open {
         self.first_at.get_or_insert(now);
     }
 
-    /// How long it may stay open from `now`; `None` while there is nothing in it.
+    /// Time that the transaction may stay open from `now`. `None` while it is empty.
     pub fn closes_in(&self, now: Instant, is_behind: bool) -> Option<Duration> {
         let first_at = self.first_at?;
         if self.bytes >= self.bytes_max {
@@ -134,7 +135,7 @@ impl Open {
 
 #[cfg(test)]
 mod tests {
-    use spillway_queue::settle::Passed;
+    use spillway_queue::settle::PassedEntries;
 
     use super::*;
 
@@ -145,14 +146,14 @@ mod tests {
     #[test]
     fn a_record_is_found_by_its_number() {
         let now = Instant::now();
-        let mut open = Open::at(Position::default(), BYTES_MAX);
+        let mut open = Open::at(CellPosition::default(), BYTES_MAX);
         let places = [
-            Place::Replay(id(1)),
-            Place::Replay(id(2)),
-            Place::Main(id(5), 0),
-            Place::Main(id(5), 1),
-            Place::Main(id(5), 4),
-            Place::Main(id(6), 0),
+            RecordRef::Replay(id(1)),
+            RecordRef::Replay(id(2)),
+            RecordRef::Main(id(5), 0),
+            RecordRef::Main(id(5), 1),
+            RecordRef::Main(id(5), 4),
+            RecordRef::Main(id(6), 0),
         ];
         for place in places {
             open.sent(place, 7, 10, now);
@@ -166,24 +167,27 @@ mod tests {
     #[test]
     fn it_is_committed_soon_while_little_waits_and_late_while_much_does() {
         let now = Instant::now();
-        let mut open = Open::at(Position::default(), BYTES_MAX);
+        let mut open = Open::at(CellPosition::default(), BYTES_MAX);
         assert_eq!(open.closes_in(now, false), None);
-        open.sent(Place::Main(id(5), 0), 7, 10, now);
+        open.sent(RecordRef::Main(id(5), 0), 7, 10, now);
         assert_eq!(open.closes_in(now, false), Some(AGE_MAX));
         assert_eq!(open.closes_in(now + AGE_MAX, false), Some(Duration::ZERO));
         assert_eq!(open.closes_in(now + AGE_MAX, true), Some(AGE_MAX_BEHIND - AGE_MAX));
-        open.sent(Place::Main(id(5), 1), 7, BYTES_MAX, now);
+        open.sent(RecordRef::Main(id(5), 1), 7, BYTES_MAX, now);
         assert_eq!(open.closes_in(now, true), Some(Duration::ZERO));
     }
 
     #[test]
     fn entries_without_records_move_it_too() {
         let now = Instant::now();
-        let mut open = Open::at(Position::after(id(4)), BYTES_MAX);
+        let mut open = Open::at(CellPosition::after(id(4)), BYTES_MAX);
         open.position.part = Some((id(5), 3));
         open.pass(id(5), 8, now);
-        assert_eq!(open.position, Position::after(id(5)));
-        assert_eq!(open.settlement.passed, Some(Passed { cursor: id(5), entries: 1, webhooks: 8 }));
+        assert_eq!(open.position, CellPosition::after(id(5)));
+        assert_eq!(
+            open.settlement.passed,
+            Some(PassedEntries { cursor: id(5), entries: 1, webhooks: 8 })
+        );
         assert!(open.closes_in(now, false).is_some());
     }
 }

@@ -1,44 +1,44 @@
-//! How far the drain has come, as it is committed to Kafka with the records themselves.
+//! Position up to which records were produced. It is committed to Kafka with the records.
 //!
-//! It is the metadata of an offset commit; the offset beside it is the number of webhooks of this
-//! cell that lie behind it, for people and for the check against Redis.
+//! It is the metadata of an offset commit. The offset is the number of webhooks of this cell up to
+//! it, for people and for the check against Redis.
 
 use std::fmt;
 use std::str::FromStr;
 
 use spillway_webhook::StreamId;
 
-/// A place in the streams of one cell: everything up to it is in Kafka.
+/// Position in the streams of one cell: everything up to it is in Kafka.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Position {
-    /// Every entry of the main stream up to here is done whole.
+pub struct CellPosition {
+    /// Every entry of the main stream up to here is done completely.
     pub entry: StreamId,
-    /// An entry behind that, of which so many webhooks are done.
+    /// A later entry, and the number of its webhooks that are done.
     pub part: Option<(StreamId, u32)>,
     /// Every replayed webhook up to here is done.
     pub replay: StreamId,
 }
 
-/// Text that is not a position: somebody else committed to our group.
+/// Text that is not a position: another program committed to this consumer group.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a position: {0:?}")]
 pub struct NotAPosition(String);
 
-/// Of the text below: a later form must be told from this one.
+/// Version of the text format, so that a later one can be recognized.
 const FORM: &str = "1";
 
-impl Position {
-    /// The place behind everything up to `entry`.
+impl CellPosition {
+    /// Position right after `entry`.
     pub fn after(entry: StreamId) -> Self {
         Self { entry, ..Self::default() }
     }
 
-    /// The last main entry that it speaks of.
+    /// Newest main entry that the position includes, at least in part.
     pub fn newest(&self) -> StreamId {
         self.part.map_or(self.entry, |(id, _)| id)
     }
 
-    /// How many webhooks of the entry `id` are done.
+    /// Number of webhooks of the entry `id` that are done.
     pub fn done_of(&self, id: StreamId) -> u32 {
         match self.part {
             _ if id <= self.entry => u32::MAX,
@@ -48,14 +48,14 @@ impl Position {
     }
 }
 
-impl fmt::Display for Position {
+impl fmt::Display for CellPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (part, done) = self.part.unwrap_or_default();
         write!(f, "{FORM} {} {part}/{done} {}", self.entry, self.replay)
     }
 }
 
-impl FromStr for Position {
+impl FromStr for CellPosition {
     type Err = NotAPosition;
 
     fn from_str(text: &str) -> Result<Self, NotAPosition> {
@@ -63,7 +63,7 @@ impl FromStr for Position {
     }
 }
 
-fn parse(text: &str) -> Option<Position> {
+fn parse(text: &str) -> Option<CellPosition> {
     let mut words = text.split(' ');
     words.next().filter(|form| *form == FORM)?;
     let entry = words.next()?.parse().ok()?;
@@ -71,7 +71,7 @@ fn parse(text: &str) -> Option<Position> {
     let (part, done): (StreamId, u32) = (part.parse().ok()?, done.parse().ok()?);
     let replay = words.next()?.parse().ok()?;
     let part = (done > 0).then_some((part, done));
-    words.next().is_none().then_some(Position { entry, part, replay })
+    words.next().is_none().then_some(CellPosition { entry, part, replay })
 }
 
 #[cfg(test)]
@@ -84,20 +84,20 @@ mod tests {
 
     #[test]
     fn a_position_is_read_back() {
-        let whole = Position::after(id(5, 1));
+        let whole = CellPosition::after(id(5, 1));
         assert_eq!(whole.to_string(), "1 5-1 0-0/0 0-0");
         assert_eq!(whole.to_string().parse(), Ok(whole));
-        let part = Position { part: Some((id(5, 2), 7)), replay: id(9, 0), ..whole };
+        let part = CellPosition { part: Some((id(5, 2), 7)), replay: id(9, 0), ..whole };
         assert_eq!(part.to_string(), "1 5-1 5-2/7 9-0");
         assert_eq!(part.to_string().parse(), Ok(part));
         for text in ["", "5-1", "2 5-1 0-0/0 0-0", "1 5-1 0-0 0-0", "1 5-1 0-0/0 0-0 x"] {
-            assert!(text.parse::<Position>().is_err(), "{text}");
+            assert!(text.parse::<CellPosition>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn it_knows_what_is_done_of_an_entry() {
-        let position = Position { part: Some((id(5, 2), 7)), ..Position::after(id(5, 1)) };
+        let position = CellPosition { part: Some((id(5, 2), 7)), ..CellPosition::after(id(5, 1)) };
         assert_eq!(position.done_of(id(5, 1)), u32::MAX);
         assert_eq!(position.done_of(id(5, 2)), 7);
         assert_eq!(position.done_of(id(5, 3)), 0);

@@ -1,16 +1,14 @@
 //! Settings in Java's properties format, as `java.util.Properties.load` reads it: `key=value`,
-//! `key: value` or `key value`; `#` and `!` begin a comment; a `\` at the end of a line goes on
-//! with the next; `\t`, `\n`, `\r`, `\f` and `\u` with four hexadecimal digits are
-//! escapes.
+//! `key: value` or `key value`. `#` and `!` begin a comment. A `\` at the end of a line continues
+//! it with the next. `\t`, `\n`, `\r`, `\f` and `\u` with four hexadecimal digits are escapes.
 
 /// Keys and values in the order of the file.
 pub type Properties = Vec<(String, String)>;
 
-/// Reads a whole file's text.
+/// Parses the whole text of a file.
 ///
 /// # Errors
-/// The number of the first line that is not of the format; never its content, which may be a
-/// secret.
+/// The number of the first line that is not valid. Never its content, which may be a secret.
 pub fn parse(text: &str) -> Result<Properties, usize> {
     let mut properties = Properties::new();
     let mut lines = text.lines().enumerate();
@@ -30,7 +28,8 @@ pub fn parse(text: &str) -> Result<Properties, usize> {
     Ok(properties)
 }
 
-/// An odd number of backslashes: the last one is not itself escaped.
+/// Returns true if the number of backslashes at the end is odd: then the last one is not escaped
+/// itself.
 fn ends_in_continuation(line: &str) -> bool {
     let backslashes = line.bytes().rev().take_while(|byte| *byte == b'\\').count();
     backslashes % 2 == 1
@@ -43,7 +42,7 @@ fn pair(line: &str) -> Option<(String, String)> {
     Some((unescape(&line[..end])?, unescape(value.trim_end())?)).filter(|(key, _)| !key.is_empty())
 }
 
-/// Where the key ends: at the first white space, `=` or `:` that is not escaped.
+/// Index of the end of the key: the first white space, `=` or `:` that is not escaped.
 fn key_end(line: &str) -> usize {
     let mut is_escaped = false;
     for (at, c) in line.char_indices() {

@@ -1,4 +1,4 @@
-//! What librdkafka says on its own: records that failed, and trouble with brokers.
+//! Reports from librdkafka: records that failed, and trouble with brokers.
 
 use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,34 +11,34 @@ use rdkafka::producer::{DeliveryResult, ProducerContext};
 
 use crate::fault::is_denial;
 
-/// Collects it until it is asked for. Bounded by the records of one transaction.
+/// Collects reports until they are asked for. Bounded by the records of one transaction.
 #[derive(Default)]
 pub struct Reports {
     failed: Mutex<Vec<(usize, Code)>>,
-    trouble: Mutex<Option<Trouble>>,
+    trouble: Mutex<Option<BrokerTrouble>>,
 }
 
-/// The last thing that a broker, or the way to it, was in trouble with.
+/// Last trouble with a broker or the connection to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trouble {
-    /// Whether a person must change something.
+pub struct BrokerTrouble {
+    /// True if a person must change something.
     pub is_denial: bool,
-    /// What librdkafka says of it.
+    /// Text from librdkafka.
     pub text: String,
 }
 
 impl Reports {
-    /// Numbers of the records that failed since this was asked last, and why.
+    /// Takes the numbers and errors of the records that failed since the last call.
     pub fn take_failed(&self) -> Vec<(usize, Code)> {
         std::mem::take(&mut *lock(&self.failed))
     }
 
-    /// Whether a record has failed.
+    /// Returns true if a record has failed.
     pub fn has_failed(&self) -> bool {
         !lock(&self.failed).is_empty()
     }
 
-    /// A record that librdkafka did not even take has failed, too: it can never be sent.
+    /// Notes a record that librdkafka did not accept. It can never be sent.
     pub fn refuse(&self, number: usize, error: &KafkaError) {
         let code = match error.rdkafka_error_code() {
             Some(code) if code != Code::QueueFull => code,
@@ -48,19 +48,19 @@ impl Reports {
         lock(&self.failed).push((number, code));
     }
 
-    /// What the trouble is, if there is any.
-    pub fn trouble(&self) -> Option<Trouble> {
+    /// The trouble, if there is any.
+    pub fn trouble(&self) -> Option<BrokerTrouble> {
         lock(&self.trouble).clone()
     }
 
-    /// Everything works.
+    /// Clears the trouble: everything works.
     pub fn forget_trouble(&self) {
         lock(&self.trouble).take();
     }
 }
 
-impl Trouble {
-    /// As `/readyz` tells it.
+impl BrokerTrouble {
+    /// Text for `/readyz`.
     pub fn reason(&self) -> Cow<'static, str> {
         let code = if self.is_denial { "kafka_refuses" } else { "kafka_unavailable" };
         format!("{code}: {}", self.text).into()
@@ -73,7 +73,7 @@ impl ClientContext for Reports {
             RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
                 tracing::error!(target: "librdkafka", fac, message);
             }
-            // A broker that is away is said over and over; what it means for us is said by us.
+            // librdkafka repeats that a broker is away. The consequences are logged elsewhere.
             RDKafkaLogLevel::Error | RDKafkaLogLevel::Warning | RDKafkaLogLevel::Notice => {
                 tracing::debug!(target: "librdkafka", fac, message);
             }
@@ -88,10 +88,10 @@ impl ClientContext for Reports {
         let text = format!("{code}: {reason}");
         tracing::debug!(target: "librdkafka", text, "trouble");
         let mut trouble = lock(&self.trouble);
-        // That no broker is left says less than why.
+        // "All brokers down" is less specific than the cause before it.
         let says_more = code != Code::AllBrokersDown || trouble.is_none();
         if says_more && !trouble.as_ref().is_some_and(|known| known.is_denial) {
-            *trouble = Some(Trouble { is_denial: is_denial(code), text });
+            *trouble = Some(BrokerTrouble { is_denial: is_denial(code), text });
         }
     }
 }

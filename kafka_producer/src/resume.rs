@@ -1,20 +1,21 @@
-//! Where a new owner goes on: Kafka's cursor, Redis' cursor and what the stream holds, made one.
+//! Start position of a new leader, from Kafka's cursor, Redis' cursor and the content of the
+//! stream.
 //!
-//! As a rule Kafka's is the one ahead, by what was committed and not yet settled. Where the two
-//! contradict each other, data was lost somewhere: the drain goes on from the side that repeats
-//! rather than skips what is still there, and says so.
+//! Usually Kafka's cursor is ahead, by what was committed and not yet settled. If the two
+//! contradict each other, data was lost somewhere. Then sending continues from the position that
+//! repeats webhooks rather than skip any that still exist, and the gap is reported.
 
-use spillway_queue::read::Span;
+use spillway_queue::read::StreamRange;
 use spillway_webhook::StreamId;
 
-use crate::position::Position;
+use crate::position::CellPosition;
 
-/// What Kafka holds of the cursor.
+/// Cursor that Kafka holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Committed {
-    /// The place.
-    pub position: Position,
-    /// Webhooks of this cell up to it.
+    /// Position of the cursor.
+    pub position: CellPosition,
+    /// Number of webhooks of this cell up to it.
     pub through: u64,
 }
 
@@ -22,33 +23,34 @@ pub struct Committed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gap {
     /// Kafka's cursor is ahead of the stream: Redis came back with older data. What was accepted
-    /// between the two is gone from Redis; what is left behind Redis' cursor is sent again.
+    /// between the two is gone from Redis. What is left after Redis' cursor is sent again.
     Ahead {
-        /// The last entry that Redis ever had.
+        /// Last entry that Redis ever had.
         last: StreamId,
         /// Kafka's cursor.
         cursor: StreamId,
     },
-    /// Kafka's cursor is behind Redis': Kafka lost commits, or the drain was told to begin later.
+    /// Kafka's cursor is before Redis': Kafka lost commits, or the consumer was registered to start
+    /// later.
     Behind {
         /// Kafka's cursor.
         cursor: StreamId,
-        /// Redis' cursor, from which it goes on.
+        /// Redis' cursor, from which sending continues.
         redis: StreamId,
     },
-    /// Entries behind Kafka's cursor were freed while the drain was not registered.
+    /// Entries after Kafka's cursor were freed while the consumer was not registered.
     Freed {
         /// Kafka's cursor.
         cursor: StreamId,
-        /// Where the stream begins now.
+        /// Oldest entry of the stream.
         oldest: StreamId,
-        /// Webhooks between the two.
+        /// Number of webhooks between the two.
         webhooks: u64,
     },
 }
 
 impl Gap {
-    /// Its name, for a label.
+    /// Label in the metrics.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Ahead { .. } => "ahead",
@@ -58,17 +60,22 @@ impl Gap {
     }
 }
 
-/// The place to go on from, and what contradicts it.
-pub fn decide(kafka: Option<Committed>, redis: StreamId, span: &Span) -> (Position, Option<Gap>) {
-    let from_redis = Position::after(redis);
+/// Decides the position to continue from. Returns a contradiction, if there is one.
+pub fn decide(
+    kafka: Option<Committed>,
+    redis: StreamId,
+    span: &StreamRange,
+) -> (CellPosition, Option<Gap>) {
+    let from_redis = CellPosition::after(redis);
     let Some(Committed { position, through }) = kafka else { return (from_redis, None) };
-    let (cursor, last) = (position.newest(), span.last);
+    let cursor = position.newest();
+    let last = span.last;
     if cursor > last {
         return (from_redis, Some(Gap::Ahead { last, cursor }));
     }
     if cursor < redis {
         let gap = Gap::Behind { cursor, redis };
-        return (Position { replay: position.replay, ..from_redis }, Some(gap));
+        return (CellPosition { replay: position.replay, ..from_redis }, Some(gap));
     }
     if position.entry > redis && span.trimmed > through {
         let oldest = span.oldest.unwrap_or(last);
@@ -87,7 +94,7 @@ mod tests {
     }
 
     fn kafka(ms: u64, through: u64) -> Option<Committed> {
-        Some(Committed { position: Position::after(id(ms)), through })
+        Some(Committed { position: CellPosition::after(id(ms)), through })
     }
 
     fn check(
@@ -96,7 +103,7 @@ mod tests {
         (oldest, last, trimmed): (Option<u64>, u64, u64),
         expected: (StreamId, Option<Gap>),
     ) {
-        let span = Span { oldest: oldest.map(id), last: id(last), trimmed };
+        let span = StreamRange { oldest: oldest.map(id), last: id(last), trimmed };
         let (position, gap) = decide(kafka, id(redis), &span);
         assert_eq!((position.entry, gap), expected);
     }
@@ -113,7 +120,7 @@ mod tests {
     fn a_redis_that_lost_data_is_read_again_from_its_own_cursor() {
         let gap = Gap::Ahead { last: id(9), cursor: id(12) };
         check(kafka(12, 120), 5, (Some(6), 9, 50), (id(5), Some(gap)));
-        let part = Position { part: Some((id(10), 1)), ..Position::after(id(9)) };
+        let part = CellPosition { part: Some((id(10), 1)), ..CellPosition::after(id(9)) };
         let gap = Gap::Ahead { last: id(9), cursor: id(10) };
         let kafka = Some(Committed { position: part, through: 90 });
         check(kafka, 5, (Some(6), 9, 50), (id(5), Some(gap)));
@@ -126,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_freed_while_the_drain_was_forgotten_is_counted() {
+    fn what_was_freed_while_the_consumer_was_forgotten_is_counted() {
         let gap = Gap::Freed { cursor: id(3), oldest: id(6), webhooks: 20 };
         check(kafka(3, 30), 0, (Some(6), 9, 50), (id(3), Some(gap)));
         check(kafka(5, 50), 0, (Some(6), 9, 50), (id(5), None));

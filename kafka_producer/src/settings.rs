@@ -1,4 +1,4 @@
-//! The Kafka producer's settings, as written and checked.
+//! The Kafka producer's settings, as set and as checked.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,26 +6,27 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
-use spillway_queue::drains::StartAt;
-use spillway_service::common::CommonChecked;
-use spillway_service::{Checker, Common};
+use spillway_process::process_args::ProcessSettings;
+use spillway_process::{Checker, ProcessArgs};
+use spillway_queue::consumers::StartAt;
 
-use crate::options;
+use crate::operator_options;
 use crate::properties::{self, Properties};
 
 const GIB: u64 = 1 << 30;
-/// The longest name of a topic. Source: Kafka's `Topic.java`.
+/// Longest name of a topic. Source: Kafka's `Topic.java`.
 const TOPIC_BYTES_MAX: usize = 249;
-/// A transaction of ours is open for about two seconds, and a commit may take some more.
+/// Shortest transaction timeout. A transaction is open for about two seconds, and a commit may take
+/// some more.
 const TRANSACTION_TIMEOUT_MIN_MS: u64 = 10_000;
 
-/// Lets queued webhooks out into a Kafka topic: each exactly once for a read_committed consumer, in
+/// Writes queued webhooks into a Kafka topic, each exactly once for a read_committed consumer, in
 /// order per key. Every setting is a flag and an environment variable.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
-pub struct Written {
+pub struct ProducerArgs {
     #[command(flatten)]
-    common: Common,
+    common: ProcessArgs,
 
     /// Bootstrap servers, comma separated, such as broker-1:9092,broker-2:9092 (also from
     /// KAFKA_BOOTSTRAP_SERVERS)
@@ -36,11 +37,11 @@ pub struct Written {
     #[arg(long, env = "KAFKA_TOPIC", default_value = "shopify-webhooks")]
     kafka_topic: String,
 
-    /// What a record is keyed by, and so kept in order with: resource, shop, or topic (of a shop)
+    /// Key of a record, by which it is kept in order: resource, shop, or topic (of a shop)
     #[arg(long, env = "KAFKA_KEY", default_value = "resource")]
     kafka_key: String,
 
-    /// What a record holds: raw (the body, headers as record headers), envelope (JSON of all), or
+    /// Format of a record: raw (the body, headers as record headers), envelope (JSON of all), or
     /// cloudevents (1.0, binary mode)
     #[arg(long, env = "KAFKA_FORMAT", default_value = "raw")]
     kafka_format: String,
@@ -53,8 +54,8 @@ pub struct Written {
     #[arg(long, env = "KAFKA_PROPERTIES_FILE")]
     kafka_properties_file: Option<PathBuf>,
 
-    /// Where to begin when this Redis knows no Kafka producer yet: oldest (with the oldest entry
-    /// left) or now
+    /// Start position when this Redis knows no Kafka producer yet: oldest (the oldest entry left)
+    /// or now
     #[arg(long, env = "START_AT", default_value = "oldest")]
     start_at: String,
 
@@ -62,12 +63,12 @@ pub struct Written {
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:9813")]
     admin_listen: String,
 
-    /// How long dead letters are kept; compliance topics are kept for ever [1h to 3650d]
+    /// Time for which dead letters are kept; compliance topics are kept for ever [1h to 3650d]
     #[arg(long, env = "DEAD_KEEP", default_value = "30d")]
     dead_keep: String,
 
-    /// Bytes of dead letters; past it, the drain waits at the next webhook that Kafka refuses
-    /// [0 to 64GiB]
+    /// Maximum bytes of dead letters; at the limit, producing waits at the next webhook that Kafka
+    /// refuses [0 to 64GiB]
     #[arg(long, env = "DEAD_MAX", default_value = "1GiB")]
     dead_max: String,
 
@@ -78,57 +79,57 @@ pub struct Written {
 
 /// The Kafka producer's settings, checked.
 #[derive(Clone)]
-pub struct Settings {
+pub struct ProducerSettings {
     /// Settings that every process has.
-    pub common: CommonChecked,
+    pub common: ProcessSettings,
     /// Bootstrap servers.
     pub servers: String,
-    /// The topic.
+    /// Topic that webhooks are written to.
     pub topic: String,
-    /// What a record is keyed by.
+    /// Key of records.
     pub key: Key,
-    /// What a record holds.
+    /// Format of records.
     pub format: Format,
-    /// What the transactional id begins with.
+    /// Prefix of the transactional id.
     pub tx_id: String,
     /// The operator's own librdkafka options.
     pub properties: Properties,
-    /// Where a drain that is registered for the first time begins.
+    /// Start position of a consumer that is registered for the first time.
     pub start_at: StartAt,
-    /// Where the admin endpoint is.
+    /// Address of the admin endpoint.
     pub admin_listen: SocketAddr,
-    /// How long dead letters are kept.
+    /// Time for which dead letters are kept.
     pub dead_keep: Duration,
-    /// Bytes of dead letters.
+    /// Most bytes of dead letters.
     pub dead_bytes_max: u64,
     /// Time to commit what is under way.
     pub shutdown_timeout: Duration,
 }
 
-/// What a record is keyed by.
+/// Key of records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
-    /// The shop and the thing it is about.
+    /// Shop and resource.
     Resource,
-    /// The shop.
+    /// Shop.
     Shop,
-    /// The shop and the topic.
+    /// Shop and topic.
     Topic,
 }
 
-/// What a record holds.
+/// Format of records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// The body; headers are record headers.
+    /// The body as value. Headers are record headers.
     Raw,
-    /// JSON of everything.
+    /// JSON of the whole request.
     Envelope,
     /// CloudEvents 1.0, Kafka binding, binary mode.
     CloudEvents,
 }
 
 // Written by hand: the properties may hold a password.
-impl fmt::Debug for Settings {
+impl fmt::Debug for ProducerSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
             .field("servers", &self.servers)
@@ -137,14 +138,14 @@ impl fmt::Debug for Settings {
     }
 }
 
-impl spillway_service::Written for Written {
-    type Checked = Settings;
+impl spillway_process::ServerArgs for ProducerArgs {
+    type Checked = ProducerSettings;
 
-    fn common(&self) -> &Common {
+    fn common(&self) -> &ProcessArgs {
         &self.common
     }
 
-    fn check(&self, checker: &mut Checker) -> Settings {
+    fn check(&self, checker: &mut Checker) -> ProducerSettings {
         let s = Duration::from_secs;
         let keys = [("resource", Key::Resource), ("shop", Key::Shop), ("topic", Key::Topic)];
         let formats = [
@@ -153,7 +154,7 @@ impl spillway_service::Written for Written {
             ("cloudevents", Format::CloudEvents),
         ];
         let starts = [("oldest", StartAt::Oldest), ("now", StartAt::Now)];
-        Settings {
+        ProducerSettings {
             common: self.common.check(checker),
             servers: self.servers(checker),
             topic: self.topic(checker),
@@ -174,11 +175,12 @@ impl spillway_service::Written for Written {
     }
 }
 
-impl Written {
+impl ProducerArgs {
     fn servers(&self, checker: &mut Checker) -> String {
         const KEY: &str = "KAFKA_URL";
         let alias = std::env::var("KAFKA_BOOTSTRAP_SERVERS").ok();
-        let (url, alias) = (self.kafka_url.as_deref(), alias.as_deref());
+        let url = self.kafka_url.as_deref();
+        let alias = alias.as_deref();
         if let (Some(url), Some(alias)) = (url, alias)
             && url.trim() != alias.trim()
         {
@@ -226,7 +228,7 @@ impl Written {
         let Some(file) = &self.kafka_properties_file else { return Properties::new() };
         match read_properties(file) {
             Ok(properties) => {
-                for problem in options::check(&properties) {
+                for problem in operator_options::check(&properties) {
                     checker.mistake(KEY, problem);
                 }
                 let timeout = properties.iter().find(|(key, _)| key == "transaction.timeout.ms");
@@ -256,7 +258,7 @@ fn read_properties(file: &Path) -> Result<Properties, String> {
         .map_err(|line| format!("{}, line {line}: not of the form key=value", file.display()))
 }
 
-/// `host:port`, in front of which a protocol may stand, as Java's listeners are written.
+/// Checks for `host:port`, with a protocol in front if need be, as Java's listeners are written.
 fn check_server(server: &str) -> Result<(), &'static str> {
     const FORM: &str = "is not a server such as broker-1:9092";
     let address = server.split_once("://").map_or(server, |(_, address)| address);
@@ -276,9 +278,9 @@ mod tests {
 
     fn mistakes(arguments: &[&str]) -> String {
         let base = ["kafka_producer", "--kafka-url", "127.0.0.1:9092"];
-        let written = Written::parse_from(base.iter().chain(arguments));
+        let written = ProducerArgs::parse_from(base.iter().chain(arguments));
         let mut checker = Checker::default();
-        let settings = spillway_service::Written::check(&written, &mut checker);
+        let settings = spillway_process::ServerArgs::check(&written, &mut checker);
         checker.finish(settings).map_or_else(|mistakes| mistakes.to_string(), |_| String::new())
     }
 

@@ -1,30 +1,32 @@
-//! The concurrency limiter: finds by experiments the concurrency at which the backend is busy and
+//! The concurrency limiter: finds, by experiments, the concurrency at which the backend is busy and
 //! nothing queues there.
 //!
-//! In a closed loop Little's law says all: with `n` under way and a mean latency `r` the goodput is
-//! `n/r`. Below the knee more in flight brings as much more goodput at the same latency; above it
-//! only latency. So two limits, measured one after the other, tell where the knee is: at what the
-//! larger one carried, times the latency of the smaller one.
+//! Little's law is the base: in a closed loop with `n` deliveries under way and a mean latency `r`,
+//! the goodput is `n/r`. Below the knee, more in flight brings proportionally more goodput at the
+//! same latency. Above the knee it brings only latency. So two limits, measured one after the
+//! other, show the knee: it is the concurrency of the larger limit, scaled by the ratio of the
+//! smaller limit's latency to the larger one's.
 //!
 //! - **Start** (`start`): the limit doubles until the latency rises.
-//! - **Rest** (here): the latency is watched.
-//! - **Up** (`experiment`), every second to every few: a limit a little higher, kept as far as it
-//!   brought goodput; 3 % is the least. While it brings all of it, a bigger step follows at once.
-//! - **Down**, when the latency is above its base, at once when far above, and twice a minute
-//!   anyhow: a lower limit. If the goodput falls with it there was no queue: the base has risen,
-//!   and the limit comes back.
+//! - **Rest** (this file): the latency is watched.
+//! - **Up** (`experiment`), every second to every few seconds: a slightly higher limit is tried. It
+//!   is kept as far as it brought goodput, at least 3 %. If all of it did, a bigger step follows at
+//!   once.
+//! - **Down**: a lower limit is tried when the latency is above its base, at once if far above, and
+//!   twice a minute in any case. If the goodput falls with the limit, there was no queue: then the
+//!   base has risen, and the limit returns.
 //!
-//! So the base is a minimum that rises only by measurement, or where nothing of ours can queue:
-//! never by waiting, which would make a standing queue the new normal. Latencies vary, by a third
-//! on a busy machine and by more than their mean in most backends: each step is as big, and each
-//! window as long, as the measured noise asks for. The limit never grows unless it is what keeps
-//! more from being under way.
+//! So the base is a minimum that rises only by measurement, or when none of our deliveries can
+//! queue. It never rises by waiting, which would turn a standing queue into the new normal.
+//! Latencies vary, by a third on a busy machine and by more than their mean in most backends: each
+//! step is as big, and each window as long, as the measured noise requires. The limit grows only if
+//! nothing else keeps more from being under way.
 //!
-//! From Vegas (Brakmo 1994; Netflix concurrency-limits) are the queue estimate and the slow start,
-//! from BBR (Cardwell 2016) the probing in both directions, from Envoy the measured minimum. Ours is
-//! that a cut is an experiment, too, and that errors decide. The first form, a limit of
-//! `L·(1 − base/p50)` per window, took noise for a queue (the minimum of many noisy windows is no
-//! base) and a backend that had become slower for a full one.
+//! The queue estimate and the slow start come from Vegas (Brakmo 1994; Netflix concurrency-limits),
+//! the probing in both directions from BBR (Cardwell 2016), the measured minimum from Envoy. New is
+//! that a cut is an experiment too, and that measured errors decide. A first version, with a limit
+//! of `L·(1 − base/p50)` per window, took noise for a queue (the minimum of many noisy windows is
+//! no base) and a backend that had become slower for a full one.
 
 mod experiment;
 mod start;
@@ -33,52 +35,55 @@ mod trouble;
 use std::time::Duration;
 
 use crate::Sample;
-use crate::window::{BUSY, Level, Tally, Window, count};
+use crate::window::{BUSY, LimitSample, SampleSums, SampleWindow, count};
 use trouble::Trouble;
 
-/// A latency above the base by this (of its logarithm) is worth an experiment.
+/// Excess of the latency over the base, as a logarithm, that justifies an experiment.
 const EXCESS: f64 = 0.15;
-/// By this, in two slices, at once.
+/// Excess that justifies a cut at once, if two slices in a row show it.
 const ALARM: f64 = 0.34;
-/// Closed slices before anything is decided at rest, and how long they last together at least.
+/// Minimum number of closed slices before a decision at rest. [`REST_SHORTEST`] is the minimum of
+/// their total length.
 const SLICES_REST: f64 = 4.0;
 const REST_SHORTEST: Duration = Duration::from_millis(200);
-/// Between two attempts at more, if the last one brought something; half as much more each time.
+/// Wait between two raises of the limit, after one that brought goodput. Each one that brought none
+/// makes it 1.5 times as long.
 const WAIT_FIRST: Duration = Duration::from_millis(1000);
-/// At most: four times the capacity must be found within ten seconds.
+/// Maximum wait: four times the capacity must be found within ten seconds.
 const WAIT_LONGEST: Duration = Duration::from_secs(4);
-/// Between two looks at less that nothing asked for.
+/// Time between two routine experiments with a lower limit.
 const LOWER_EVERY: Duration = Duration::from_secs(30);
-/// After one that was right.
+/// Time until the next one, after one that was justified.
 const LOWER_AGAIN: Duration = Duration::from_secs(10);
-/// Neither more often than once in so many round trips.
+/// Minimum number of round trips between two raises. [`LOWER_TRIPS`] is that between two routine
+/// experiments with a lower limit.
 const RAISE_TRIPS: u32 = 4;
 const LOWER_TRIPS: u32 = 64;
-/// A window at rest begins anew when it is so old: what it says must be recent. Or at
-/// [`REST_LONGEST`], as long as it is not exact enough for a step of a quarter.
+/// Age at which a window at rest starts again, so that its measurement is recent. While it is not
+/// exact enough for a step of a quarter, it goes on until [`REST_LONGEST`].
 const REST: Duration = Duration::from_secs(2);
 const REST_LONGEST: Duration = Duration::from_secs(8);
-/// Exact enough.
+/// Error up to which a window is exact enough.
 const REST_ERROR: f64 = 0.06;
-/// A step (of the logarithm) that is not bigger for the noise, and the biggest upwards.
+/// Smallest step, as a logarithm, for low noise. [`STEP_BIG`] is the biggest step upwards.
 const STEP_SMALL: f64 = 0.12;
 const STEP_BIG: f64 = 0.25;
 
-/// Searches the concurrency that carries the most goodput without a queue.
+/// Searches for the concurrency that carries the most goodput without a queue.
 #[derive(Debug)]
 pub struct ConcurrencyLimiter {
     min: usize,
     max: usize,
     limit: usize,
-    phase: Phase,
-    window: Window,
-    /// Logarithm of the latency with no queue.
+    phase: SearchPhase,
+    window: SampleWindow,
+    /// Logarithm of the latency without a queue.
     base: Option<f64>,
     /// Variance of one sample, in squares of the mean.
     noise: f64,
-    /// Slices in a row far above the base.
+    /// Number of slices in a row far above the base.
     alarms: u32,
-    /// About how long a delivery takes; kept when all else is forgotten.
+    /// Approximate latency of a delivery. It survives a restart of the search.
     latency: Duration,
     wait: Duration,
     rested_at: Duration,
@@ -87,22 +92,23 @@ pub struct ConcurrencyLimiter {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Phase {
-    /// What was measured while nothing queued.
+enum SearchPhase {
+    /// Doubles the limit. `quiet` was measured while nothing queued.
     Start {
-        quiet: Tally,
+        quiet: SampleSums,
     },
     Rest,
-    /// What was measured at `from`, the limit before, and the window to go on with there.
+    /// Tries a higher limit. `low` was measured at `from`, the limit before. `rest` is the window
+    /// to continue with there.
     Up {
-        low: Level,
+        low: LimitSample,
         from: usize,
-        rest: Window,
+        rest: SampleWindow,
     },
-    /// What was measured just before, unless that was in the midst of a change; `from`: the limit
-    /// to which to return if there was no queue.
+    /// Tries a lower limit. `high` was measured just before, unless that was during a change.
+    /// `from` is the limit to return to if there was no queue.
     Down {
-        high: Option<Level>,
+        high: Option<LimitSample>,
         from: usize,
     },
 }
@@ -114,8 +120,8 @@ impl ConcurrencyLimiter {
             min,
             max,
             limit: min,
-            phase: Phase::Start { quiet: Tally::default() },
-            window: Window::counting(Duration::ZERO),
+            phase: SearchPhase::Start { quiet: SampleSums::default() },
+            window: SampleWindow::counting(Duration::ZERO),
             base: None,
             noise: 0.0,
             alarms: 0,
@@ -127,72 +133,73 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// How many may be under way.
+    /// Maximum number of deliveries that may be under way.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// About how long a delivery takes.
+    /// Approximate latency of a delivery.
     pub fn latency(&self) -> Duration {
         self.latency
     }
 
-    /// Whether what began then began under the present limit, as far as trouble goes.
+    /// True if a delivery that began at `began` began after the last reaction to trouble.
     pub fn is_news(&self, began: Duration) -> bool {
         began >= self.trouble.acted_at()
     }
 
-    /// Begins again with one: after a pause nothing is known any more.
+    /// Starts the search again from the minimum: after a pause, nothing is known any more.
     pub fn restart(&mut self, now: Duration) {
         self.limit = self.min;
         self.base = None;
         self.alarms = 0;
-        self.phase = Phase::Start { quiet: Tally::default() };
-        // What is still under way saw another load.
-        self.window = Window::settling(now);
+        self.phase = SearchPhase::Start { quiet: SampleSums::default() };
+        // Deliveries that are still under way saw another load.
+        self.window = SampleWindow::settling(now);
         self.trouble.acted(now);
     }
 
-    /// One more could be under way but for the limit.
+    /// Records that only the limit kept a delivery from beginning.
     pub fn limited(&mut self) {
         self.window.limited();
     }
 
-    /// A delivery was refused for want of room, or never answered.
+    /// Records a delivery that was refused for lack of capacity, or was never answered.
     pub fn troubled(&mut self, sample: &Sample, now: Duration) {
         if !self.trouble.is_more(sample.began, self.latency(), now) {
             return;
         }
         self.trouble.acted(now);
         let limit = match self.phase {
-            Phase::Start { quiet } => {
+            SearchPhase::Start { quiet } => {
                 self.base = (quiet.count > 0.0).then(|| quiet.latency());
                 self.limit / 2
             }
-            Phase::Up { from, .. } => from,
-            Phase::Rest | Phase::Down { .. } => (self.limit * 3) / 4,
+            SearchPhase::Up { from, .. } => from,
+            SearchPhase::Rest | SearchPhase::Down { .. } => (self.limit * 3) / 4,
         };
         self.wait = (self.wait * 3 / 2).min(WAIT_LONGEST);
         self.rest(limit, now);
     }
 
-    /// A delivery was answered.
+    /// Records a delivery that was answered.
     pub fn done(&mut self, sample: &Sample, now: Duration) {
         self.trouble.none();
         let took = now.saturating_sub(sample.began);
         self.latency = if self.latency.is_zero() { took } else { (self.latency * 31 + took) / 32 };
         let slice = self.window.add(sample, self.latency, now);
         match (self.phase, slice) {
-            (Phase::Start { quiet }, _) => self.start(quiet, now),
+            (SearchPhase::Start { quiet }, _) => self.start(quiet, now),
             (_, None) => {}
-            (Phase::Rest, Some(slice)) => self.watch(slice, now),
-            (Phase::Up { low, from, rest }, Some(_)) => self.judge_up(low, from, rest, now),
-            (Phase::Down { high, from }, Some(_)) => self.judge_down(high, from, now),
+            (SearchPhase::Rest, Some(slice)) => self.watch(slice, now),
+            (SearchPhase::Up { low, from, rest }, Some(_)) => self.judge_up(low, from, rest, now),
+            (SearchPhase::Down { high, from }, Some(_)) => self.judge_down(high, from, now),
         }
     }
 
-    /// At rest: looks whether the latency asks for less, and whether it is time to try more.
-    fn watch(&mut self, slice: Tally, now: Duration) {
+    /// Checks, at rest, if the latency requires a lower limit, and if it is time to try a higher
+    /// one.
+    fn watch(&mut self, slice: SampleSums, now: Duration) {
         if self.is_alarming(slice) {
             let in_flight =
                 if self.window.was_limited() { count(self.limit) } else { slice.in_flight() };
@@ -219,22 +226,27 @@ impl ConcurrencyLimiter {
             let step = step(&level).min(STEP_BIG).exp_m1();
             self.raise(level, round(count(self.limit) * step), now);
         } else if age >= REST_LONGEST || (age >= REST && level.error <= REST_ERROR) {
-            self.window = Window::counting(now);
+            self.window = SampleWindow::counting(now);
         }
     }
 
-    /// What the window says. A drain that sends in bursts finds few under way when it begins the
-    /// next: what is under way at once is the limit all the same, if that is what stopped it.
-    fn level(&self) -> Level {
+    /// Measurement of the window. A sender that works in bursts finds few deliveries under way when
+    /// it begins the next one. If the limit stopped it, the number under way is the limit all the
+    /// same.
+    fn level(&self) -> LimitSample {
         let level = self.window.level();
-        if level.busy < BUSY { level } else { Level { in_flight: count(self.limit), ..level } }
+        if level.busy < BUSY {
+            level
+        } else {
+            LimitSample { in_flight: count(self.limit), ..level }
+        }
     }
 
     fn is_lower_due(&self, now: Duration) -> bool {
         now.saturating_sub(self.lowered_at) >= LOWER_EVERY.max(self.latency * LOWER_TRIPS)
     }
 
-    fn is_alarming(&mut self, slice: Tally) -> bool {
+    fn is_alarming(&mut self, slice: SampleSums) -> bool {
         let Some(base) = self.base else { return false };
         let error = (self.noise / slice.count).sqrt();
         let is_high = slice.latency() - base > ALARM + 3.0 * error && self.limit > self.min;
@@ -242,13 +254,13 @@ impl ConcurrencyLimiter {
         self.alarms >= 2
     }
 
-    /// Learns the base and the noise from a window at rest.
-    fn note(&mut self, level: &Level) {
-        // Bounded: a window in which the latency jumped looks as if all had been noise.
+    /// Updates the base and the noise from a window at rest.
+    fn note(&mut self, level: &LimitSample) {
+        // Bounded: a window in which the latency jumped looks like one full of noise.
         self.noise += 0.3 * (level.noise.min(4.0 * self.noise + 0.01) - self.noise);
         let is_alone = level.in_flight <= 1.05 || self.limit == self.min;
         self.base = Some(match self.base {
-            // Nothing of ours queues: this is the base, whichever way it went.
+            // None of our deliveries queues, so this is the base, whether it rose or fell.
             Some(base) if is_alone && (level.latency - base).abs() > 3.0 * level.error => {
                 level.latency
             }
@@ -259,7 +271,7 @@ impl ConcurrencyLimiter {
     }
 
     fn rest(&mut self, limit: usize, now: Duration) {
-        self.phase = Phase::Rest;
+        self.phase = SearchPhase::Rest;
         self.rested_at = now;
         self.alarms = 0;
         self.set(limit, now);
@@ -267,17 +279,18 @@ impl ConcurrencyLimiter {
 
     fn set(&mut self, limit: usize, now: Duration) {
         self.limit = limit.clamp(self.min, self.max);
-        self.window = Window::settling(now);
+        self.window = SampleWindow::settling(now);
     }
 }
 
-/// How far apart (of the logarithm) two limits must be for the noise not to hide it.
-fn step(level: &Level) -> f64 {
+/// Distance, as a logarithm, that two limits need for noise not to hide the difference.
+fn step(level: &LimitSample) -> f64 {
     let window = 0.6_f64.max(4.0 * level.latency.exp());
     (16.0 * level.noise / (level.rate * window)).sqrt().max(STEP_SMALL)
 }
 
-/// To a whole limit, rather up: one too few costs goodput, one too many a little latency.
+/// Rounds to a whole limit, rather up: one too few costs goodput, one too many costs little
+/// latency.
 fn round(limit: f64) -> usize {
     // Limits are small and positive.
     (limit - 0.2).ceil().max(0.0) as usize

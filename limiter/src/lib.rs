@@ -1,17 +1,18 @@
-//! Limits how many deliveries may be under way at a backend, and how many may begin a second, by
-//! what its answers say.
+//! Limits the number of deliveries to a backend that are under way, and the number that begin each
+//! second, by the backend's answers.
 //!
-//! Three parts, each with a rule of its own; the strictest wins:
+//! There are three parts, each with its own rule. The strictest one wins:
 //!
-//! - the concurrency limiter (`concurrency.rs`) finds the concurrency at which the backend is busy
-//!   and nothing queues there, by experiments on the latency;
-//! - the pacer (`pacer.rs`) is a token bucket: `MAX_RATE`, and a cap that many 429 set;
-//! - the circuit breaker (`breaker.rs`) pauses: as long as `Retry-After` asks, or, when nothing
-//!   succeeds any more, for a time that doubles, with one attempt at a time between.
+//! - The concurrency limiter (`concurrency.rs`) finds the concurrency at which the backend is busy
+//!   and nothing queues there, by experiments on the latency.
+//! - The pacer (`pacer.rs`) is a token bucket. Its rate is `MAX_RATE`, or a cap that many 429 set.
+//! - The circuit breaker (`breaker.rs`) pauses: as long as `Retry-After` asks, or, when nothing
+//!   succeeds any more, for a time that doubles, with one attempt at a time between pauses.
 //!
-//! Never more than `concurrency_max`, nor `rate_max`. A 5xx other than 503 changes nothing: it says
-//! nothing about room, and one resource that always fails must not slow the others. Pure: time and
-//! chance are arguments. Each sample costs the same few operations and no memory.
+//! `concurrency_max` and `rate_max` are never exceeded. A 5xx other than 503 changes nothing: it
+//! carries no information about capacity, and one resource that always fails must not slow the
+//! others. The crate is pure: time and random numbers are arguments. Each sample costs the same few
+//! operations and no memory.
 
 mod breaker;
 mod concurrency;
@@ -20,51 +21,51 @@ mod window;
 
 use std::time::Duration;
 
-use breaker::{CircuitBreaker, Failure};
+use breaker::{CircuitBreaker, FailedDelivery};
 use concurrency::ConcurrencyLimiter;
 use pacer::Pacer;
 
-/// A quota that is counted by the second refuses everything for most of one. Only a longer silence
-/// is for the circuit breaker.
+/// A quota that is counted by the second refuses everything for most of a second. The circuit
+/// breaker counts 429s only after a silence longer than that.
 const QUOTA_SILENCE: Duration = Duration::from_millis(1500);
 
-/// What the operator allows.
+/// Bounds that the operator sets.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// The concurrency limiter goes no lower. A pause does, and so does a backend that is probed.
+    /// Minimum of the concurrency limiter. A pause goes below it, and so does probing.
     pub concurrency_min: usize,
-    /// Nothing goes higher.
+    /// Maximum number of deliveries under way.
     pub concurrency_max: usize,
-    /// Per second.
+    /// Maximum number of deliveries that begin per second.
     pub rate_max: Option<f64>,
 }
 
-/// A delivery that ended.
+/// Result of a delivery that ended.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// When it was admitted.
+    /// Time at which it was admitted.
     pub began: Duration,
-    /// How many were under way when it began, itself included.
+    /// Number of deliveries under way when it began, including itself.
     pub in_flight: usize,
-    /// How it ended.
+    /// Outcome of the delivery.
     pub signal: Signal,
 }
 
-/// What a delivery's end says about the backend's room.
+/// Outcome of a delivery, as far as it shows the backend's capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
     /// The backend did its work: 2xx, and 3xx or 4xx that refuse the webhook.
     Done,
-    /// A 5xx other than 503: it says nothing about room.
+    /// A 5xx other than 503: it carries no information about capacity.
     Failed,
     /// 429.
     Overloaded {
-        /// How long it asks to be left alone.
+        /// Pause that the backend asks for.
         retry_after: Option<Duration>,
     },
     /// 503.
     Unavailable {
-        /// How long it asks to be left alone.
+        /// Pause that the backend asks for.
         retry_after: Option<Duration>,
     },
     /// No answer in time.
@@ -73,7 +74,7 @@ pub enum Signal {
     Broken,
 }
 
-/// Decides how much may be under way. Times are durations since an arbitrary start.
+/// Decides how many deliveries may be under way. Times are durations since an arbitrary start.
 #[derive(Debug)]
 pub struct Limiter {
     concurrency: ConcurrencyLimiter,
@@ -82,7 +83,8 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// Knows nothing yet: it begins with one at a time, or `concurrency_min`.
+    /// Creates a limiter without knowledge. It begins with one delivery at a time, or
+    /// `concurrency_min`.
     pub fn new(bounds: Bounds) -> Self {
         Self {
             concurrency: ConcurrencyLimiter::new(bounds.concurrency_min, bounds.concurrency_max),
@@ -91,9 +93,9 @@ impl Limiter {
         }
     }
 
-    /// Whether a delivery may begin at `now` while `in_flight` are under way. If so it counts
-    /// against the rate. To be asked only when there is something to send: a refusal tells that more
-    /// could be under way, and only then is more tried.
+    /// Returns true if a delivery may begin at `now` while `in_flight` are under way. An admitted
+    /// delivery counts against the rate. Call this only when there is something to send: a refusal
+    /// shows that more could be under way, and only then a higher limit is tried.
     pub fn admit(&mut self, in_flight: usize, now: Duration) -> bool {
         let has_room = in_flight < self.concurrency(now);
         if !has_room && !self.is_paused(now) {
@@ -102,17 +104,18 @@ impl Limiter {
         has_room && self.pacer.take(now)
     }
 
-    /// What was admitted last was not sent after all.
+    /// Takes back the last admission, whose delivery was not sent.
     pub fn unused(&mut self) {
         self.pacer.give_back();
     }
 
-    /// When time alone will change the answer: a pause ends, or the rate allows another.
+    /// Returns the time at which the answer changes without an event: a pause ends, or the rate
+    /// allows another delivery.
     pub fn wakes_at(&self, now: Duration) -> Option<Duration> {
         self.breaker.pause_ends(now).or_else(|| self.pacer.refills_at(now))
     }
 
-    /// How many may be under way at `now`; none in a pause.
+    /// Number of deliveries that may be under way at `now`; 0 in a pause.
     pub fn concurrency(&self, now: Duration) -> usize {
         if self.is_paused(now) {
             0
@@ -123,12 +126,12 @@ impl Limiter {
         }
     }
 
-    /// Whether nothing may begin at `now`.
+    /// True if nothing may begin at `now`.
     pub fn is_paused(&self, now: Duration) -> bool {
         self.breaker.pause_ends(now).is_some()
     }
 
-    /// A delivery that was admitted ended. `chance` is uniform in [0, 1).
+    /// Records the end of an admitted delivery. `chance` is uniform in [0, 1).
     pub fn ended(&mut self, sample: &Sample, now: Duration, chance: f64) {
         match sample.signal {
             Signal::Done => {
@@ -162,19 +165,19 @@ impl Limiter {
         }
         let limit = self.concurrency.limit();
         let is_news = self.concurrency.is_news(sample.began);
-        // A 429 is the rate's: that bounds what is under way, too, by Little's law. Cutting both
-        // keeps the quota no better and the rate lower.
+        // A 429 is handled by the rate, which by Little's law also bounds what is under way.
+        // Cutting both does not keep the quota better, and lowers the rate.
         if !matches!(sample.signal, Signal::Overloaded { .. }) {
             self.concurrency.troubled(sample, now);
         }
-        // Nobody listens at all where connections break; a backend that answers may be just full.
+        // If connections break, no process listens. A backend that answers may just be full.
         let is_full = sample.signal != Signal::Broken;
         let silence = match sample.signal {
             Signal::Broken => Duration::ZERO,
             Signal::Overloaded { .. } => QUOTA_SILENCE.max(2 * self.concurrency.latency()),
             _ => 2 * self.concurrency.latency(),
         };
-        let failure = Failure { began: sample.began, limit, silence };
+        let failure = FailedDelivery { began: sample.began, limit, silence };
         if (is_news || is_full) && self.breaker.failed(&failure, now, chance) {
             self.concurrency.restart(now);
         }

@@ -1,43 +1,47 @@
-//! The pacer: how many may begin a second. `MAX_RATE`, and a cap that many 429 set.
+//! The pacer: limits the number of deliveries that begin each second, to `MAX_RATE` and to a cap
+//! that many 429 set.
 //!
-//! A 429 tells of a quota. Only a rate can keep one: a concurrency that does would have to follow
-//! each change of the latency. The cap falls to a little below what was accepted in the last second,
-//! once a second at most: a quota that is counted by the second refuses all until the next. From
-//! there it grows in one of two ways ([`Growth`]):
+//! A 429 indicates a quota. Only a rate can keep a quota: a concurrency would have to follow each
+//! change of the latency. The cap falls to slightly below what was accepted in the last second. It
+//! falls at most once a second, since a quota that is counted by the second refuses everything
+//! until the next second. From there it grows in one of two ways ([`Growth`]):
 //!
-//! - While the quota is not known, the rate stays for a second and then doubles each second: what was
-//!   accepted before the first 429 may be a small part of the quota.
+//! - While the quota is not known, the rate stays for a second and then doubles each second: the
+//!   rate accepted before the first 429 may be a small part of the quota.
 //! - Once a rate is known to be refused, the cap grows towards it along a cubic (CUBIC, RFC 9438:
-//!   fast at first, long near that rate, then faster and faster), so that most of the time is spent
-//!   just below the quota.
+//!   fast at first, long near that rate, then faster and faster), so that it spends most of the
+//!   time just below the quota.
 
 use std::time::Duration;
 
-/// What is left of the rate after a 429.
+/// Part of the rate that remains after a 429.
 const CUT: f64 = 0.91;
-/// From the cut until the rate that was refused is reached again.
+/// Time from a cut until the rate that was refused is reached again.
 const RECOVERY: Duration = Duration::from_secs(5);
-/// The part of the tried rate that must be accepted for it to be the quota.
+/// Part of the tried rate that must be accepted for the tried rate to be the quota.
 const KNOWN: f64 = 0.9;
-/// The part that must be accepted for the quota to be near it.
+/// Part of the tried rate that must be accepted for the quota to be near it.
 const CLOSE: f64 = 0.5;
-/// Above so many times the rate after the cut the cap is forgotten.
+/// Growth since the cut, as a factor, after which the cap is dropped.
 const FORGOTTEN: f64 = 8.0;
-/// Enough for the cap to be forgotten.
+/// Maximum number of doublings: enough for the cap to be dropped.
 const DOUBLINGS_MAX: f64 = 4.0;
-/// Between two cuts; and the accepted rate is what was accepted in this time.
+/// Time between two cuts, and time over which the accepted rate is measured.
 const SECOND: Duration = Duration::from_secs(1);
-/// It is counted in so many parts.
+/// Number of parts in which that time is counted.
 const PARTS: usize = 10;
-/// Tokens that gather while nobody asks: a timer that fires late must not cost rate.
+/// Time for which unused tokens accumulate: a timer that fires late must not lower the rate.
 const GATHERED: Duration = Duration::from_millis(20);
-/// No quota is lower than this, per second.
+/// Minimum of the cap, per second: no quota is lower.
 const CAP_MIN: f64 = 0.2;
 
-/// How much one answer weighs, and a share of 429 that is no accident: a quota refuses in rows.
+/// Weight of one answer in the share of 429.
 const SHARE_WEIGHT: f64 = 1.0 / 64.0;
+/// Share of 429 that is no accident, while there is a cap. Three in a row exceed it, because a
+/// quota refuses several in a row.
 const SHARE: f64 = 0.04;
-/// The same before there is a cap: a quota that is passed refuses most of what is above it.
+/// Share of 429 that is no accident, while there is no cap. A quota that is exceeded refuses most
+/// of what is above it.
 const SHARE_FIRST: f64 = 0.2;
 
 /// A token bucket whose rate is the lower of `MAX_RATE` and the cap.
@@ -47,15 +51,15 @@ pub struct Pacer {
     cap: Option<Cap>,
     tokens: f64,
     filled_at: Duration,
-    accepted: Accepted,
-    /// The part of the last answers that were 429.
+    accepted: RecentStarts,
+    /// Share of 429 in the last answers.
     share: f64,
 }
 
-/// The most that may begin a second, at any time after a cut.
+/// Maximum number of deliveries that begin each second, as a function of the time since a cut.
 #[derive(Debug, Clone, Copy)]
 struct Cap {
-    /// The rate just after the cut.
+    /// Rate just after the cut.
     cut_to: f64,
     since: Duration,
     growth: Growth,
@@ -64,9 +68,9 @@ struct Cap {
 /// Growth of the cap after a cut.
 #[derive(Debug, Clone, Copy)]
 enum Growth {
-    /// The quota is unknown: doubles each second, after a first one without growth.
+    /// The quota is unknown. The rate doubles each second, after a first second without growth.
     Doubling,
-    /// This rate was refused: a cubic that is flat there.
+    /// The rate `refused` was refused. The cap follows a cubic that is flat there.
     Cubic { refused: f64 },
 }
 
@@ -86,18 +90,19 @@ impl Cap {
         }
     }
 
-    /// The cap that follows when this one is refused, while `accepted` a second were accepted.
-    /// `tried` is the rate of this cap when what was refused began.
+    /// Returns the next cap after a refusal, while `accepted` deliveries per second were accepted.
+    /// `tried` is the rate of this cap when the refused delivery began.
     fn cut(self, accepted: f64, tried: f64, now: Duration) -> Self {
         let is_known = accepted >= KNOWN * tried;
         let is_close = accepted >= CLOSE * tried;
         let (growth, base) = match self.growth {
-            // The cap says more exactly at which rate it happened, if that was the rate.
+            // If the rate was the quota, the cap states it more exactly than the count of accepted
+            // deliveries.
             _ if is_known => (Growth::Cubic { refused: tried }, tried),
-            // What was accepted lags behind a rate that doubles.
+            // The accepted rate lags behind a rate that doubles.
             Growth::Doubling if is_close => (Growth::Cubic { refused: tried }, accepted),
             Growth::Cubic { .. } if is_close => (Growth::Cubic { refused: accepted }, accepted),
-            // The rate was not what was refused.
+            // The quota is not near the tried rate.
             Growth::Doubling | Growth::Cubic { .. } => (Growth::Doubling, accepted),
         };
         Self { cut_to: (CUT * base).max(CAP_MIN), since: now, growth }
@@ -111,7 +116,7 @@ impl Pacer {
             cap: None,
             tokens: 1.0,
             filled_at: Duration::ZERO,
-            accepted: Accepted::default(),
+            accepted: RecentStarts::default(),
             share: 0.0,
         }
     }
@@ -129,21 +134,21 @@ impl Pacer {
         is_there
     }
 
-    /// The token that was taken last was not used.
+    /// Returns the token that was taken last and was not used.
     pub fn give_back(&mut self) {
         self.tokens += 1.0;
     }
 
-    /// When the next token is there, if none is at `now`.
+    /// Time of the next token, if there is none at `now`.
     pub fn refills_at(&self, now: Duration) -> Option<Duration> {
         let rate = self.rate(now)?;
         let since = now.saturating_sub(self.filled_at).as_secs_f64();
         let missing = 1.0 - self.tokens - since * rate;
-        // A little more, so that rounding does not wake anyone too early.
+        // Slightly later, so that rounding does not cause a wake-up too early.
         (missing > 0.0).then(|| now + Duration::from_secs_f64(missing / rate + 1e-6))
     }
 
-    /// A delivery was accepted.
+    /// Records an accepted delivery.
     pub fn done(&mut self, now: Duration) {
         self.accepted.add(now);
         self.share -= self.share * SHARE_WEIGHT;
@@ -152,7 +157,7 @@ impl Pacer {
         }
     }
 
-    /// A delivery that began then was answered 429.
+    /// Records a 429 for a delivery that began at `began`.
     pub fn refused(&mut self, began: Duration, now: Duration) {
         self.share += (1.0 - self.share) * SHARE_WEIGHT;
         if self.share < if self.cap.is_some() { SHARE } else { SHARE_FIRST } {
@@ -181,16 +186,16 @@ impl Pacer {
     }
 }
 
-/// What was accepted within the last second.
+/// Number of deliveries accepted within the last second.
 #[derive(Debug, Default)]
-struct Accepted {
+struct RecentStarts {
     parts: [u32; PARTS],
-    /// The number of the newest part since the start.
+    /// Number of the newest part, counted from the start.
     newest: u128,
     first_at: Option<Duration>,
 }
 
-impl Accepted {
+impl RecentStarts {
     fn add(&mut self, now: Duration) {
         self.forget(now);
         self.first_at.get_or_insert(now);
@@ -198,13 +203,14 @@ impl Accepted {
         self.parts[part] = self.parts[part].saturating_add(1);
     }
 
-    /// The number within the last second.
+    /// Number of deliveries within the last second.
     fn last_second(&mut self, now: Duration) -> f64 {
         self.forget(now);
         self.parts.iter().copied().map(f64::from).sum()
     }
 
-    /// The rate since the first within the last second: before that, little was sent.
+    /// Rate within the last second, or since the first accepted delivery: before that, little was
+    /// sent.
     fn since_first(&mut self, now: Duration) -> f64 {
         let number = self.last_second(now);
         let age = now.saturating_sub(self.first_at.unwrap_or(now)).clamp(SECOND / 10, SECOND);

@@ -1,4 +1,5 @@
-//! The limiter as a whole, by a closed loop in a few lines; `simulator/` has the backends.
+//! Tests of the whole limiter with a closed loop of a few lines. `simulator/` has the real
+//! backends.
 
 use super::*;
 
@@ -13,8 +14,8 @@ fn sample(began: Duration, in_flight: usize, signal: Signal) -> Sample {
     Sample { began, in_flight, signal }
 }
 
-/// A backend that takes 10 ms and bears all: as many under way as allowed, or `most`, from `from`
-/// for `length`; `answer` says how one ends.
+/// Drives the limiter from `from` for `length`. The backend takes 10 ms under any load. As many
+/// deliveries as allowed are under way, at most `most`. `answer` decides how each one ends.
 fn drive(
     limiter: &mut Limiter,
     from: Duration,
@@ -22,7 +23,8 @@ fn drive(
     most: usize,
     mut answer: impl FnMut(usize) -> Signal,
 ) {
-    let (mut now, mut number) = (from, 0);
+    let mut now = from;
+    let mut number = 0;
     while now < from + length {
         let mut in_flight = 0;
         while in_flight < most && limiter.admit(in_flight, now) {
@@ -91,7 +93,9 @@ fn retry_after_pauses_it_and_it_begins_again_with_one() {
 fn a_backend_that_is_down_is_probed_ever_more_rarely_and_one_success_ends_that() {
     let mut limiter = limiter();
     drive(&mut limiter, Duration::ZERO, 5 * SECOND, usize::MAX, |_| Signal::Done);
-    let (mut now, mut pauses, mut probes) = (5 * SECOND, Vec::new(), 0);
+    let mut now = 5 * SECOND;
+    let mut pauses = Vec::new();
+    let mut probes = 0;
     while now < 605 * SECOND {
         if limiter.admit(0, now) {
             limiter.ended(&sample(now, 1, Signal::Broken), now, 0.999);
@@ -116,7 +120,8 @@ fn a_backend_that_is_down_is_probed_ever_more_rarely_and_one_success_ends_that()
 fn the_rate_is_kept_and_says_when_it_allows_the_next() {
     let rate_max = Some(100.0);
     let mut limiter = Limiter::new(Bounds { concurrency_min: 8, concurrency_max: 8, rate_max });
-    let (mut now, mut admitted) = (Duration::ZERO, 0);
+    let mut now = Duration::ZERO;
+    let mut admitted = 0;
     while now < 10 * SECOND {
         if limiter.admit(0, now) {
             admitted += 1;

@@ -1,5 +1,5 @@
-//! A backend that keeps a quota by 429 without `Retry-After`, in virtual time and from one seed: the
-//! limiter finds the quota within seconds, whichever way the first second goes.
+//! A backend that enforces a quota by 429 without `Retry-After`, in virtual time and from one seed.
+//! The limiter finds the quota within seconds, whatever happens in the first second.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,17 +11,17 @@ use spillway_limiter::{Bounds, Limiter, Sample, Signal};
 
 const STARTS: u64 = 40;
 const QUOTA_PER_SECOND: f64 = 100.0;
-/// When a start is measured: the limiter has until then to find the quota.
+/// Start of the measurement. Until then, the limiter has time to find the quota.
 const MEASURED_FROM: Duration = Duration::from_secs(5);
 const MEASURED_TO: Duration = Duration::from_secs(15);
 const SETTINGS: Bounds = Bounds { concurrency_min: 1, concurrency_max: 512, rate_max: None };
 
-/// The way in which a backend counts.
+/// Counting method of a backend.
 #[derive(Debug, Clone, Copy)]
 enum Quota {
-    /// Tokens that refill evenly, at most this many.
+    /// Tokens that refill evenly, up to this number.
     TokenBucket(f64),
-    /// A count that begins at zero each second, this long after the start.
+    /// A count that begins at zero each second, at this offset after the start.
     FixedWindow(Duration),
 }
 
@@ -42,7 +42,7 @@ impl Backend {
         Self { quota, tokens, counted_at: Duration::ZERO, random }
     }
 
-    /// The answer to a request, and the time that it takes.
+    /// Returns the answer to a request, and the time that it takes.
     fn answer(&mut self, now: Duration) -> (Signal, Duration) {
         match self.quota {
             Quota::TokenBucket(burst) => {
@@ -83,7 +83,7 @@ impl Measured {
     }
 }
 
-/// Plays one start, with always one more delivery to send.
+/// Plays one start, always with one more delivery to send.
 fn play(quota: Quota, seed: u64) -> Measured {
     let mut backend = Backend::new(quota, seed);
     let mut limiter = Limiter::new(SETTINGS);

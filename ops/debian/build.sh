@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Builds a Debian package from a release build: `ops/debian/build.sh spillway|spillway-kafka`.
 #
-# Man pages and completions are written by the binaries themselves (--generate); ops/debian/man adds
-# what no flag can say. DEB_VERSION sets another version than Cargo.toml's, DEB_OUT another place than
-# target/debian. cargo-deb is installed beside the build, at a pinned version, if it is not there.
+# The binaries write their man pages and completions (--generate); ops/debian/man adds the sections that
+# are not about flags. DEB_VERSION overrides the version of Cargo.toml, DEB_OUT the directory
+# target/debian. The script installs cargo-deb at a pinned version into the build directory if it is
+# missing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

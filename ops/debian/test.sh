@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Lives through the life of the packages in a Debian of its own: installed on a clean root by apt,
-# configured by one file, killed, hung, restarted and upgraded under load, purged without a trace. What
-# was sent is in the backend and, exactly once, in the topic of a Kafka broker of this machine.
+# Tests the packages in a separate Debian: apt installs them on a clean root, one file configures them,
+# and they are killed, hung, restarted and upgraded under load, then purged without a trace. Every webhook
+# that was sent must be in the backend and, exactly once, in the topic of a Kafka broker on this machine.
 #
-# The root is made by debootstrap (kept in the build directory for the next time) and booted with its
-# own systemd in systemd-nspawn, without a network. Needs root. The report goes to standard output.
+# debootstrap makes the root (kept in the build directory for the next run). It boots with its own systemd
+# in systemd-nspawn, without a network. Needs root. The report goes to standard output.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -24,7 +24,7 @@ fail() {
   exit 1
 }
 inside() { nsenter --target "$leader" --mount --uts --ipc --net --pid --cgroup --root --wdns=/ -- "$@"; }
-# A program of this machine, on the network of that one.
+# Runs a program of this machine in the container's network.
 near() { nsenter --target "$leader" --net -- "$@"; }
 get() { near curl -sf --max-time 5 "$@"; }
 
@@ -49,7 +49,7 @@ clean_up() {
   [ -z "$packages" ] || rm -rf "$packages"
 }
 
-# DEBS names a directory with packages that were built before.
+# DEBS names a directory of packages that are already built.
 build() {
   local debs=${DEBS:-$TARGET/debian} package first version
   packages=$(mktemp -d /var/tmp/spillway-debs-XXXXXX)
@@ -58,7 +58,7 @@ build() {
     first=$(ls -t "$debs/$package"_*.deb | head -1)
     version=$(dpkg-deb -f "$first" Version)
     cp "$first" "$packages/$package-first.deb"
-    # The second version is the same but for its number: what is tested is how it comes.
+    # The second version differs only in its number: the test is about the upgrade.
     dpkg-deb -R "$first" "$packages/second"
     sed -i "s/^Version: .*/Version: $version+second/" "$packages/second/DEBIAN/control"
     dpkg-deb -Zgzip -b "$packages/second" "$packages/$package-second.deb" >&2
@@ -71,7 +71,7 @@ make_root() {
   if [ ! -e "$clean/made" ]; then
     rm -rf "$clean"
     debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus bookworm "$clean" >&2
-    # The container has no network: what the package depends on is there before, not installed.
+    # The container has no network, so the packages' dependencies are downloaded now and not installed.
     chroot "$clean" apt-get -qq update >&2
     chroot "$clean" apt-get -qq -y --download-only --no-install-recommends install redis-server libcurl4 >&2
     touch "$clean/made"
@@ -91,7 +91,7 @@ boot() {
 }
 is_booted() { inside systemctl is-system-running | grep -Eq 'running|degraded'; }
 
-# Both packages, of that version.
+# Installs both packages in the given version.
 install() {
   inside apt-get -qq -y --no-install-recommends -o Dpkg::Use-Pty=0 install \
     $(printf "/root/%s-$1.deb " "${PACKAGES[@]}") >&2
@@ -116,7 +116,7 @@ is_active() { inside systemctl is-active --quiet "$@"; }
 is_ready() { get 127.0.0.1:9811/readyz && get 127.0.0.1:9812/readyz && get 127.0.0.1:9813/readyz; }
 is_new() { is_active "$1" && [ "$(pid_of "$1")" != "$2" ] && [ "$(pid_of "$1")" != 0 ]; }
 has_all() { [ "$(get "$BACKEND/count")" -ge "$1" ]; }
-# Records that a read_committed consumer finds in the topic.
+# Counts the records that a read_committed consumer finds in the topic.
 records() {
   near ops/kafka.sh tool org.apache.kafka.tools.consumer.ConsoleConsumer --bootstrap-server "$KAFKA" \
     --topic shopify-webhooks --from-beginning --isolation-level read_committed --timeout-ms 8000 \
@@ -131,7 +131,7 @@ send() {
 }
 
 start_load() {
-  # No function of ours: its process is the one that is signalled.
+  # Not through near(): the signal must reach this process.
   nsenter --target "$leader" --net -- ops/debian/traffic.py load "$RECEIVER" "$SECRET" 16 \
     >"$root.load" 2>&1 &
   load=$!
@@ -155,7 +155,7 @@ REDIS_MAXMEMORY=256mb
 KAFKA_URL=$KAFKA
 EOT
   inside systemctl enable --quiet --now spillway.target spillway-kafka.service
-  # The broker is a Java program that has just been started.
+  # The broker is a Java program that was started just now.
   until_true "the cell is ready" 120 is_ready
   is_active "${UNITS[@]}" spillway-receiver.socket || fail "not every unit is active"
 }
@@ -248,7 +248,7 @@ main() {
     inside systemctl restart spillway-receiver
     inside systemctl restart spillway-downstreamer spillway-kafka
   done
-  end_load "three restarts of receiver and both drains under load, a quarter of the connections used every 3 s"
+  end_load "three restarts of receiver and both consumers under load, a quarter of the connections used every 3 s"
   rotate
   start_load
   local before

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Both ends of a package test: webhooks in, deliveries out, counted. Standard library only.
+"""Sender and backend of a package test: sends webhooks, counts deliveries. Standard library only.
 
-    traffic.py backend PORT                  answers every POST with 200; GET /count says how many
-                                             different webhooks came
+    traffic.py backend PORT                  answers every POST with 200; GET /count returns how many
+                                             different webhooks arrived
     traffic.py send URL SECRET COUNT         sends COUNT signed webhooks, one after the other
     traffic.py load URL SECRET CONNECTIONS   sends on keep-alive connections until SIGTERM
 
-A sender prints `sent S failed F slowest M ms`, and the first failures. Nothing is tried again: a
-connection that is refused or cut, and any answer but 200, is a failure. After an answer with
-`Connection: close` it connects anew, as any client does.
+A sender prints `sent S failed F slowest M ms`, and the first failures. It retries nothing: a connection
+that is refused or cut, and any answer except 200, is a failure. After an answer with
+`Connection: close` it connects again, as any client does.
 """
 
 import base64
@@ -80,7 +80,7 @@ def load(url, secret, connections):
     senders = [Sender(url, secret) for _ in range(connections)]
 
     def run(number, sender):
-        # Some are busy, some are used every few seconds only.
+        # Three of four connections are busy; the fourth is used every few seconds.
         pause = 0.01 if number % 4 else 3.0
         while not over.is_set():
             sender.send()

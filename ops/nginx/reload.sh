@@ -1,7 +1,7 @@
 #!/bin/sh
-# Reloads nginx and waits until all workers with the old configuration are gone: from then on every
-# request was routed by the new one. A worker that is told to go first finishes what it is at, so
-# this takes as long as the slowest request.
+# Reloads nginx and waits until all workers with the old configuration are gone. From then on, only the
+# new configuration routes requests. An old worker first finishes its requests, so this takes as long
+# as the slowest request.
 #
 #     ops/nginx/reload.sh                    as root, for the nginx of /run/nginx.pid
 #     NGINX_PID=… ops/nginx/reload.sh -c …   for another; arguments are those of nginx

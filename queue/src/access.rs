@@ -1,4 +1,4 @@
-//! What is needed to be let in, beside the URL: certificates and a password.
+//! Credentials for Redis that are not part of the URL: certificates and a password.
 
 use std::fmt;
 
@@ -7,18 +7,20 @@ use redis::{
 };
 use zeroize::Zeroizing;
 
-/// Certificates and password for Redis, its Sentinels' names of it, and the nodes of its cluster.
+/// Certificates and password for Redis, for the same Redis as its Sentinels name it, and for the
+/// nodes of its cluster.
 #[derive(Clone, Default)]
 pub struct Access {
-    /// PEM of the authorities that Redis' certificate may come from; without it, the system's.
+    /// PEM of the certificate authorities that may have signed Redis' certificate. `None`: those of
+    /// the system.
     pub authorities: Option<Vec<u8>>,
-    /// PEM of our certificate, and of its key.
+    /// PEM of our certificate and of its key.
     pub identity: Option<(Vec<u8>, Zeroizing<Vec<u8>>)>,
-    /// Password, instead of one in the URL.
+    /// Password that replaces one in the URL.
     pub password: Option<Zeroizing<String>>,
 }
 
-// Written by hand: nothing of it belongs into a log.
+// Written by hand: no part of it may appear in a log.
 impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Access").finish_non_exhaustive()
@@ -26,19 +28,19 @@ impl fmt::Debug for Access {
 }
 
 impl Access {
-    /// Whether there are certificates.
+    /// True if there are certificates.
     pub fn has_certificates(&self) -> bool {
         self.authorities.is_some() || self.identity.is_some()
     }
 
-    /// A client for a URL; `None` if it is none, or if a certificate is not one. The crate's own error may
-    /// repeat the URL, and with it a password.
+    /// Creates a client for a URL. `None` if the URL or a certificate is invalid. The error of the
+    /// redis crate is dropped, because it may repeat the URL and with it a password.
     pub(crate) fn client(&self, url: &str) -> Option<Client> {
         self.open(url.into_connection_info().ok()?).ok()
     }
 
     fn open(&self, info: ConnectionInfo) -> RedisResult<Client> {
-        // Which other crates are built beside this one must not decide whether there is TLS.
+        // Install a provider here, so that TLS does not depend on the other crates in the build.
         rustls::crypto::ring::default_provider().install_default().ok();
         let mut info = info.set_tcp_settings(crate::connect::tcp_settings());
         if let Some(password) = &self.password {

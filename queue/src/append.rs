@@ -1,8 +1,9 @@
-//! Writes packs: one at a time, and never a second before the first one's outcome is known.
+//! Appends packs, one at a time: never a second one before the outcome of the first is known.
 //!
-//! Invariant: [`Appender::append`] says `Ok` only after Redis confirmed, which under
+//! Invariant: [`Appender::append`] returns `Ok` only after Redis confirmed, which under
 //! `appendfsync always` is after its fsync. An append whose connection broke is
-//! [`AppendError::Unknown`]: it may lie in the stream, so nobody may be told either way.
+//! [`AppendError::Unknown`]: it may lie in the stream, so it must be reported neither as stored nor
+//! as lost.
 
 use rand::RngExt;
 use redis::{RedisError, RedisResult, Value, cmd};
@@ -11,56 +12,56 @@ use spillway_webhook::StreamId;
 use crate::connect::{CONNECT_TIMEOUT, Connection, Redis};
 use crate::error::QueueError;
 
-/// Holds the one connection that packs are written on.
+/// Holder of the one connection on which packs are appended.
 pub struct Appender {
     redis: Redis,
     connection: Option<Connection>,
-    /// What its connections are known by to Redis.
+    /// Part of the name by which Redis knows this appender's connections.
     name: u64,
 }
 
-/// Ends the connections of appenders from Redis' side, where their own side got no answer: what was
-/// sent on one may lie anywhere on the way, and must not arrive behind what is sent after it.
+/// Ends connections of appenders from Redis' side when an append got no answer. What was sent on
+/// such a connection may still be on its way, and must not arrive after what is sent later.
 pub struct Fence {
     redis: Redis,
-    /// Of one appender; of all that append to this stream, if none is given.
+    /// Name of one appender. `None`: all appenders to this stream.
     name: Option<u64>,
 }
 
-/// An append, ready to be sent.
+/// An append that is ready to be sent.
 pub struct Append(redis::Pipeline);
 
-/// Why an append did not succeed.
+/// Reason why an append did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
-    /// Redis said no, or was never reached: the pack is not stored.
+    /// Redis refused it, or was never reached. The pack is not stored.
     #[error("not stored")]
     NotStored(#[source] QueueError),
-    /// The connection broke after the pack was sent: it may be stored.
+    /// The connection broke after the pack was sent. The pack may be stored.
     #[error("it is unknown whether it was stored")]
     Unknown(#[source] QueueError),
 }
 
 impl AppendError {
-    /// Whether another connection is needed for the next append.
+    /// True if the next append needs another connection.
     fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unknown(_) | Self::NotStored(QueueError::Unreachable(_)))
     }
 }
 
 impl Appender {
-    /// Connects with the first append.
+    /// Creates an appender, which connects with its first append.
     pub fn new(redis: Redis) -> Self {
         Self { redis, connection: None, name: rand::rng().random() }
     }
 
-    /// What puts an end to the connection of an append that was given up.
+    /// Returns a fence that ends the connections of this appender, for an append that was given up.
     pub fn fence(&self) -> Fence {
         Fence { redis: self.redis.clone(), name: Some(self.name) }
     }
 
-    /// Appends a pack of `count` webhooks and counts them, in one transaction. Waits for the
-    /// answer for as long as the connection lives: the caller keeps its own time.
+    /// Appends a pack of `count` webhooks and counts them, in one transaction. Waits for the answer
+    /// as long as the connection lives. A time limit is up to the caller.
     ///
     /// # Errors
     /// [`AppendError`]; both variants leave the appender ready for the next pack.
@@ -69,11 +70,12 @@ impl Appender {
         self.send(append).await
     }
 
-    /// What [`send`](Self::send) sends: a copy of the pack, which can outlive it.
+    /// Prepares an append for [`send`](Self::send). It holds a copy of the pack, so it can outlive
+    /// the pack.
     pub fn prepare(&self, pack: &[u8], count: u32) -> Append {
         let keys = &self.redis.keys;
-        // MULTI and EXEC are written out, because the crate's own keep only one of the replies, and
-        // why a pack was refused can stand in any.
+        // MULTI and EXEC are written out, because the redis crate's own keep only one of the
+        // replies. The reason for a refusal can stand in any of them.
         let mut transaction = redis::pipe();
         transaction
             .cmd("MULTI")
@@ -91,7 +93,7 @@ impl Appender {
         Append(transaction)
     }
 
-    /// Appends what was prepared, as [`append`](Self::append) does.
+    /// Sends a prepared append, as [`append`](Self::append) does.
     ///
     /// # Errors
     /// [`AppendError`]; both variants leave the appender ready for the next pack.
@@ -107,17 +109,17 @@ impl Appender {
         outcome
     }
 
-    /// Connects anew: Redis is known to have gone and come back since the last append.
+    /// Connects again, after Redis is known to have gone and come back since the last append.
     ///
     /// # Errors
-    /// [`QueueError`] when it does not let us in; the next append tries again.
+    /// [`QueueError`] when connecting fails. The next append tries again.
     pub async fn reconnect(&mut self) -> Result<(), QueueError> {
         self.connection = None;
         self.connected().await.map(|_| ())
     }
 
-    /// Lets go of the connection: Redis is known to have gone and come back since the last append.
-    /// The next one connects, in its caller's time.
+    /// Drops the connection, after Redis is known to have gone and come back since the last append.
+    /// The next append connects, within its caller's time.
     pub fn disconnect(&mut self) {
         self.connection = None;
     }
@@ -125,15 +127,15 @@ impl Appender {
     async fn connected(&mut self) -> Result<&mut Connection, QueueError> {
         if self.connection.is_none() {
             let mut connection = self.redis.connect(None).await?;
-            // Where this is forbidden there will be no fence, and all else is as it was.
+            // Without this permission there is no fence. Everything else works.
             let mut name = cmd("CLIENT");
             name.arg("SETNAME").arg(client_name(&self.redis, Some(self.name)));
             match name.query_async::<()>(&mut connection).await.map_err(QueueError::from) {
                 Ok(()) => {}
                 Err(error @ QueueError::Refused(_)) => tracing::warn!(
                     %error,
-                    "redis does not let this connection have a name (CLIENT SETNAME): should it die \
-                     unnoticed, what was sent on it may arrive out of its order"
+                    "redis does not permit CLIENT SETNAME: a late append of this connection may be \
+                     stored out of order"
                 ),
                 Err(error) => return Err(error),
             }
@@ -144,13 +146,15 @@ impl Appender {
 }
 
 impl Fence {
-    /// Of every appender to this stream, of whatever process: for one that has none of its own yet.
+    /// Creates a fence for every appender to this stream, in any process. It is for a process that
+    /// has no appender yet.
     pub fn of_all(redis: Redis) -> Self {
         Self { redis, name: None }
     }
 
-    /// Ends them. From then on nothing that was sent on one takes effect; what took effect before
-    /// did so. Says how many there were: none where Redis does not allow it, which is told.
+    /// Ends the connections. After that, nothing that was sent on them takes effect. What took
+    /// effect before stays. Returns the number of connections: 0 if Redis does not allow it, which
+    /// is logged.
     ///
     /// # Errors
     /// [`QueueError`] when Redis cannot be asked now.
@@ -160,8 +164,8 @@ impl Fence {
             Err(error) if is_forbidden(&error) => {
                 tracing::warn!(
                     %error,
-                    "redis does not let connections be ended (CLIENT ID, LIST and KILL): should an \
-                     append arrive that got no answer, it is out of its order"
+                    "redis does not permit CLIENT ID, LIST and KILL: an append that got no answer \
+                     may be stored out of order"
                 );
                 Ok(0)
             }
@@ -180,7 +184,7 @@ impl Fence {
     }
 }
 
-/// Whether Redis will not do this for us, now or later: no permission, or a command that was renamed.
+/// True if Redis will never do this for us: the permission is missing, or the command was renamed.
 fn is_forbidden(error: &RedisError) -> bool {
     use redis::{ErrorKind, ServerErrorKind};
     let forbidden =
@@ -188,14 +192,14 @@ fn is_forbidden(error: &RedisError) -> bool {
     forbidden.contains(&error.kind())
 }
 
-/// What the connections of an appender are called, or what the names of all begin with.
+/// Name of one appender's connections, or the common prefix of all appenders' names.
 fn client_name(redis: &Redis, name: Option<u64>) -> String {
     let name = name.map(|name| format!("{name:016x}")).unwrap_or_default();
     format!("{}/{name}", redis.keys.stream())
 }
 
-/// The ids of the clients whose names begin so and that have selected the database that `own` has, in
-/// what CLIENT LIST says: a line each, of words such as `id=3`.
+/// Ids of the clients whose names start with `name` and that use the same database as the client
+/// `own`. `clients` is the reply of CLIENT LIST: a line for each client, with words such as `id=3`.
 fn ids_of<'a>(clients: &'a str, name: &str, own: &str) -> Vec<&'a str> {
     let value = |line: &'a str, key: &str| line.split(' ').find_map(|word| word.strip_prefix(key));
     let own = clients.lines().find(|line| value(line, "id=") == Some(own));
@@ -205,14 +209,15 @@ fn ids_of<'a>(clients: &'a str, name: &str, own: &str) -> Vec<&'a str> {
     of_name.filter_map(|line| value(line, "id=")).collect()
 }
 
-/// What the replies to MULTI, XADD, HINCRBY and EXEC come to.
+/// Outcome of the transaction, from the replies to MULTI, XADD, HINCRBY and EXEC.
 fn outcome(replies: Vec<RedisResult<Value>>) -> Result<StreamId, AppendError> {
     let unexpected = |what: String| AppendError::Unknown(QueueError::Unexpected(what));
     let [multi, xadd, hincrby, exec] =
         replies.try_into().map_err(|_| unexpected("not one reply a command".to_owned()))?;
-    // Without its MULTI, a command was run on the spot.
+    // Without its MULTI, a command was run at once.
     multi.map_err(|refused| AppendError::Unknown(refused.into()))?;
-    // A command that is refused while it is queued says why; EXEC then only that nothing was run.
+    // A command that is refused while it is queued names the reason. EXEC then only reports that
+    // nothing was run.
     let run = xadd.and(hincrby).and(exec);
     match run.map_err(|refused| AppendError::NotStored(refused.into()))? {
         Value::Array(run) => match run.into_iter().next() {

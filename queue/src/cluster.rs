@@ -1,9 +1,11 @@
-//! Node of a cluster that has the cell's keys: `redis+cluster://host:port,host:port`.
+//! Redis Cluster: finds the node that holds the cell's keys, for
+//! `redis+cluster://host:port,host:port`.
 //!
-//! All keys of a cell share one hash slot: the prefix holds a hash tag, `{spillway}:`. Which node has it is asked
-//! at each connect, so a failover or a move of the slot is followed by whoever connects after it; a node that has it
-//! no longer says so (MOVED), and that ends the connection. Bounded: each node by `ASK_WITHIN`. Source: the cluster
-//! specification (redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec).
+//! All keys of a cell share one hash slot: the prefix holds a hash tag, `{spillway}:`. The node
+//! that holds the slot is asked for at each connect, so a connect after a failover or a move of the
+//! slot finds the new one. A node that lost the slot answers MOVED, and that ends the connection.
+//! Asking one node takes at most `ASK_WITHIN`. Source: the cluster specification
+//! (redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,29 +16,29 @@ use redis::{AsyncConnectionConfig, Client, Value, cmd, from_redis_value_ref};
 use crate::access::Access;
 use crate::error::QueueError;
 
-/// What a URL for a cluster begins with, without and with TLS.
+/// Schemes of a URL for a cluster, without and with TLS.
 pub const SCHEMES: [&str; 2] = ["redis+cluster://", "rediss+cluster://"];
-/// One that does not answer sooner is passed over.
+/// Time for a node's answer. After it, the next node is asked.
 const ASK_WITHIN: Duration = Duration::from_millis(500);
 const PORT: u16 = 6379;
 const SLOTS: u16 = 16384;
 
-/// A cluster.
+/// Nodes of a cluster, and the slot that holds the cell's keys.
 #[derive(Debug, Clone)]
 pub struct Cluster {
-    /// Each with its host, for answers that name none.
+    /// Nodes to ask, each with its host name for answers that contain none.
     nodes: Arc<[(String, Client)]>,
-    /// The one that answered last is asked first.
+    /// Index of the node that answered last. It is asked first.
     first: Arc<AtomicUsize>,
     slot: u16,
-    /// What stands before the host in the URL of a node: scheme, user and password.
+    /// Part before the host in the URL of a node: scheme, user and password.
     before_host: String,
     access: Access,
 }
 
 impl Cluster {
-    /// Takes `redis+cluster://[user:password@]host[:port][,…]`, or `rediss+cluster` for TLS to all of them, and a
-    /// key of the cell. `None` if it is no such URL.
+    /// Parses `redis+cluster://[user:password@]host[:port][,…]`, or `rediss+cluster` for TLS to all
+    /// nodes, and takes a key of the cell. `None` if it is no such URL.
     pub fn parse(url: &str, key: &str, access: &Access) -> Option<Self> {
         let (scheme, rest) = SCHEMES
             .iter()
@@ -56,14 +58,15 @@ impl Cluster {
                 (!host.is_empty() && !host.contains('/')).then(|| (name.to_owned(), client))
             })
             .collect();
-        let (first, slot) = (Arc::default(), slot_of(key.as_bytes()));
+        let first = Arc::default();
+        let slot = slot_of(key.as_bytes());
         Some(Self { nodes: nodes?.into(), first, slot, before_host, access: access.clone() })
     }
 
-    /// The node that has the cell's keys, as the first node to answer says.
+    /// Returns the node that holds the cell's keys, as named by the first node that answers.
     ///
     /// # Errors
-    /// [`QueueError`] of the last one that was asked.
+    /// [`QueueError`] of the node that was asked last.
     pub async fn node(&self) -> Result<Client, QueueError> {
         let first = self.first.load(Ordering::Relaxed);
         let mut outcome = Err(QueueError::Unexpected("no node was asked".to_owned()));
@@ -96,7 +99,7 @@ impl Cluster {
     }
 }
 
-/// Host and port of the master of a range of slots, if it holds this one.
+/// Host and port of the master of a range of slots, if the range holds `slot`.
 fn master_of(range: &[Value], slot: u16) -> Option<(String, u16)> {
     let [first, last, master, ..] = range else { return None };
     let number = |value: &Value| from_redis_value_ref::<u16>(value).ok();
@@ -108,7 +111,7 @@ fn master_of(range: &[Value], slot: u16) -> Option<(String, u16)> {
     Some((host, number(master.get(1)?)?))
 }
 
-/// Hash slot of a key: CRC16 of its hash tag, or of all of it if there is none.
+/// Hash slot of a key: CRC16 of its hash tag, or of the whole key if there is none.
 fn slot_of(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
@@ -128,7 +131,7 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_the_specification() {
-        // The check value of CRC16/XMODEM, and what CLUSTER KEYSLOT says.
+        // The check value of CRC16/XMODEM, and results of CLUSTER KEYSLOT.
         assert_eq!(slot_of(b"123456789"), 0x31c3);
         assert_eq!(slot_of(b"{user1000}.following"), slot_of(b"user1000"));
         assert_eq!(slot_of(b"foo"), 12182);

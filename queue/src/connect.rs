@@ -1,8 +1,8 @@
 //! Connections to the one Redis of this cell.
 //!
-//! A connection is made when it is needed and thrown away when it fails: whoever holds one decides
-//! what an unanswered request means. Bounded: connecting by [`CONNECT_TIMEOUT`], a request by the
-//! budget its caller gives; the appender alone waits as long as the connection lives.
+//! A connection is made when it is needed and dropped when it fails. Its holder decides what an
+//! unanswered request means. Connecting takes at most [`CONNECT_TIMEOUT`]; a request takes at most
+//! the budget that its caller gives. Only the appender waits as long as the connection lives.
 
 use std::time::Duration;
 
@@ -17,26 +17,27 @@ use crate::error::QueueError;
 use crate::keys::Keys;
 use crate::sentinel::{self, Sentinels};
 
-/// A local socket answers at once or not at all; a remote one has this long.
+/// Time limit for connecting. A local socket answers at once or not at all; a remote one may need
+/// time.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Without a sign of the other machine for so long, a connection is dead.
+/// Time without a sign of the other machine after which a connection is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(10);
 
 /// A connection to Redis.
 pub type Connection = MultiplexedConnection;
 
-/// Where Redis is, and under which names we keep things there.
+/// Endpoint of Redis, and the names of our keys there.
 #[derive(Debug, Clone)]
 pub struct Redis {
-    endpoint: Endpoint,
+    endpoint: RedisEndpoint,
     /// Key names.
     pub keys: Keys,
     unix_socket: bool,
 }
 
 #[derive(Debug, Clone)]
-enum Endpoint {
+enum RedisEndpoint {
     At(Client),
     /// The master that Sentinels name.
     Sentinels(Sentinels),
@@ -45,71 +46,74 @@ enum Endpoint {
 }
 
 impl Redis {
-    /// Takes `unix:///path`, `redis://host:port/db`, `rediss://…`; by Sentinels
-    /// `redis+sentinel://host:port,host:port/name`; in a cluster `redis+cluster://host:port,host:port`; and these two
-    /// with `rediss+`.
+    /// Parses `unix:///path`, `redis://host:port/db` or `rediss://…`; for Sentinels
+    /// `redis+sentinel://host:port,host:port/name`; for a cluster
+    /// `redis+cluster://host:port,host:port`. The last two also exist with `rediss+`.
     ///
     /// # Errors
-    /// A sentence for the operator when the URL is none of these, or the prefix none for a cluster.
+    /// A sentence for the operator, when the URL has none of these forms or the prefix does not
+    /// suit a cluster.
     pub fn new(url: &str, prefix: &str) -> Result<Self, String> {
         Self::with_access(url, prefix, &Access::default())
     }
 
-    /// The same with certificates, or a password that is not in the URL.
+    /// Does the same as [`Redis::new`], with certificates or with a password that is not in the
+    /// URL.
     ///
     /// # Errors
-    /// As [`Redis::new`], and when a certificate is none.
+    /// As [`Redis::new`], and when a certificate is invalid.
     pub fn with_access(url: &str, prefix: &str, access: &Access) -> Result<Self, String> {
         let forms = "unix:///run/spillway/redis.sock, redis://host:6379/0, rediss://host:6379/0, \
                      redis+sentinel://host:26379,host:26379/name or redis+cluster://host:6379,host:6379";
         let begins_with = |schemes: &[&str]| schemes.iter().any(|scheme| url.starts_with(scheme));
-        let (unix_socket, keys) = (url.starts_with("unix:"), Keys::new(prefix));
+        let unix_socket = url.starts_with("unix:");
+        let keys = Keys::new(prefix);
         let endpoint = if begins_with(&sentinel::SCHEMES) {
-            Sentinels::parse(url, access).map(Endpoint::Sentinels)
+            Sentinels::parse(url, access).map(RedisEndpoint::Sentinels)
         } else if begins_with(&cluster::SCHEMES) {
             let has_tag = prefix.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
             if has_tag.is_none_or(|(tag, _)| tag.is_empty()) {
                 return Err("in a cluster, REDIS_PREFIX must hold a hash tag, such as {spillway}:"
                     .to_owned());
             }
-            Cluster::parse(url, &keys.stream(), access).map(Endpoint::Cluster)
+            Cluster::parse(url, &keys.stream(), access).map(RedisEndpoint::Cluster)
         } else if unix_socket || begins_with(&["redis:", "rediss:"]) {
-            access.client(url).map(Endpoint::At)
+            access.client(url).map(RedisEndpoint::At)
         } else {
             None
         };
-        // No word of the URL: it may hold a password.
+        // Nothing of the URL is repeated: it may hold a password.
         let endpoint = endpoint.ok_or_else(|| format!("must be of the form {forms}"))?;
         Ok(Self { endpoint, keys, unix_socket })
     }
 
-    /// Whether Redis runs on this machine for certain.
+    /// True if Redis certainly runs on this machine.
     pub fn is_local(&self) -> bool {
         self.unix_socket
     }
 
-    /// Whether it is reached as a cluster.
+    /// True if Redis is reached as a cluster.
     pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self.endpoint, Endpoint::Cluster(_))
+        matches!(self.endpoint, RedisEndpoint::Cluster(_))
     }
 
-    /// Connects; requests fail after `budget` without an answer (`None`: they wait for as long as
-    /// the connection lives).
+    /// Connects. Requests fail after `budget` without an answer. With `None` they wait as long as
+    /// the connection lives.
     ///
     /// # Errors
-    /// [`QueueError`] when Redis does not let us in.
+    /// [`QueueError`] when connecting fails.
     pub async fn connect(&self, budget: Option<Duration>) -> Result<Connection, QueueError> {
-        // Both are written out: the crate's defaults (500 ms for a response) would turn a slow
-        // fsync into an unknown outcome.
+        // Both are set: the redis crate's default (500 ms for a response) would turn a slow fsync
+        // into an unknown outcome.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(budget);
         let client = match &self.endpoint {
-            Endpoint::At(client) => {
+            RedisEndpoint::At(client) => {
                 return Ok(client.get_multiplexed_async_connection_with_config(&config).await?);
             }
-            Endpoint::Sentinels(sentinels) => sentinels.master().await?,
-            Endpoint::Cluster(cluster) => cluster.node().await?,
+            RedisEndpoint::Sentinels(sentinels) => sentinels.master().await?,
+            RedisEndpoint::Cluster(cluster) => cluster.node().await?,
         };
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         let unknown = || QueueError::Unexpected("it does not say whether it is a master".into());
@@ -120,7 +124,7 @@ impl Redis {
     }
 }
 
-/// Sentinels may name one that is not the master any more, or not yet.
+/// Fails if Redis is no master: Sentinels may name one that is not the master any more, or not yet.
 async fn expect_master(connection: &mut Connection) -> Result<(), QueueError> {
     let role: Vec<redis::Value> = redis::cmd("ROLE").query_async(connection).await?;
     let role = role.into_iter().next().map(redis::from_redis_value::<String>);
@@ -130,8 +134,8 @@ async fn expect_master(connection: &mut Connection) -> Result<(), QueueError> {
     }
 }
 
-/// A Redis on another machine may vanish without a word, and the appender waits for its reply for
-/// as long as the connection lives: so a dead connection must be noticed.
+/// TCP settings that detect a dead connection. A Redis on another machine may vanish without
+/// closing it, and the appender waits for a reply as long as the connection lives.
 pub(crate) fn tcp_settings() -> TcpSettings {
     let keepalive = socket2::TcpKeepalive::new()
         .with_time(DEAD_AFTER / 2)

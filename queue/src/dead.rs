@@ -1,6 +1,6 @@
-//! Dead letters of one drain: listed, replayed through the stream of replays, dropped, aged out.
+//! Dead letters of one consumer: listed, replayed through the stream of replays, dropped, aged out.
 //!
-//! Never aged out: the compliance topics, which are a legal duty to someone.
+//! Compliance topics never age out, because they are a legal duty.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,40 +14,42 @@ use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 use crate::read::{Fields, field, field_text, stream_id};
 
-/// Time between two calls of [`age_out`]: what one of them may drop is bounded by it.
+/// Time between two calls of [`age_out`], which bounds the number of letters that one call may
+/// drop.
 pub const AGE_OUT_EVERY: Duration = Duration::from_secs(60);
-/// Dead letters that may age out in an hour, however few there are.
+/// Dead letters that may age out in an hour, even if there are few.
 const AGE_OUT_HOURLY_MIN: u64 = 1000;
-/// Share of the dead letters that may age out in an hour: a clock that is wrong by weeks is noticed
-/// before it has cost many.
+/// Share (1/24) of the dead letters that may age out in an hour. A clock that is wrong by weeks is
+/// noticed before many are lost.
 const AGE_OUT_HOURLY_SHARE: u64 = 24;
-/// A cell that takes nothing for so long is rather one with a wrong clock.
+/// A cell that accepted nothing for longer than this probably has a wrong clock.
 const IDLE_MAX: Duration = Duration::from_secs(24 * 3600);
-/// Dead letters that one script takes away: with [`TAKE_BYTES_MAX`], bounds the time it holds Redis.
+/// Dead letters that one script takes away. Together with [`TAKE_BYTES_MAX`], this bounds the time
+/// for which the script blocks Redis.
 const TAKE_MAX: usize = 64;
-/// Stored bytes of them.
+/// Stored bytes of the dead letters that one script takes away.
 const TAKE_BYTES_MAX: usize = 8 << 20;
 
 /// A webhook that was given up.
 #[derive(Debug, Clone)]
 pub struct DeadLetter {
-    /// Its place among the dead letters; the time in it is when it was given up.
+    /// Id among the dead letters. Its milliseconds are the time at which the webhook was given up.
     pub id: StreamId,
-    /// Which webhook it is.
+    /// Id of the webhook.
     pub webhook: WebhookId,
     /// Shop domain.
     pub shop: String,
     /// Topic.
     pub topic: String,
-    /// What it was about, such as `product/12`.
+    /// Resource of the webhook, such as `product/12`.
     pub resource: String,
     /// Shopify's id of the webhook.
     pub delivery_id: String,
-    /// Why it was given up.
+    /// Reason for giving up.
     pub reason: String,
     /// Status of the last answer; 0 if there was none.
     pub status: u16,
-    /// Deliveries tried.
+    /// Delivery attempts made.
     pub attempts: u32,
     /// First KB of the last answer.
     pub answer: Bytes,
@@ -55,47 +57,47 @@ pub struct DeadLetter {
     pub pack: Bytes,
 }
 
-/// What becomes of dead letters that are taken away.
+/// Action on dead letters that are taken away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Take {
-    /// They are gone.
+    /// Drops them.
     Drop,
-    /// They are delivered again, in the order given.
+    /// Delivers them again, in the order given.
     Replay,
 }
 
-/// Up to `count` dead letters of `drain` behind `after`, oldest first.
+/// Returns up to `count` dead letters of `consumer` after `after`, oldest first.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
 pub async fn list(
     redis: &Redis,
     connection: &mut Connection,
-    drain: &str,
+    consumer: &str,
     after: StreamId,
     count: usize,
 ) -> Result<Vec<DeadLetter>, QueueError> {
-    page(redis, connection, drain, after, "+", count).await
+    page(redis, connection, consumer, after, "+", count).await
 }
 
-/// Dead letters that aged out.
+/// Result of aging out dead letters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AgedOut {
     /// Letters that were dropped.
     pub dropped: u64,
-    /// True when there were more, and the bound kept them for later.
+    /// True if there were more, and the bound kept them for later.
     pub is_bounded: bool,
 }
 
-/// Takes dead letters away, in the order given; says how many of them were still there. A bounded
-/// number at a time: after an error, some may be taken.
+/// Takes dead letters away, in the order given. Returns the number of those that still existed.
+/// Works in steps of bounded size: after an error, some may be taken.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
 pub async fn take(
     redis: &Redis,
     connection: &mut Connection,
-    drain: &str,
+    consumer: &str,
     how: Take,
     ids: &[StreamId],
 ) -> Result<u64, QueueError> {
@@ -105,24 +107,25 @@ pub async fn take(
         Take::Drop => "drop",
         Take::Replay => "replay",
     };
-    let (mut taken, mut rest) = (0, ids);
+    let mut taken = 0;
+    let mut rest = ids;
     while !rest.is_empty() {
-        let mut call = script.key(keys.dead(drain));
-        call.key(keys.dead_bytes(drain)).key(keys.replays(drain));
+        let mut call = script.key(keys.dead(consumer));
+        call.key(keys.dead_bytes(consumer)).key(keys.replays(consumer));
         call.arg(how).arg(TAKE_BYTES_MAX);
         for id in &rest[..rest.len().min(TAKE_MAX)] {
             call.arg(id.to_string());
         }
         let (part, looked_at): (u64, usize) = call.invoke_async(connection).await?;
         taken += part;
-        // It looks at one at least.
+        // The script looks at one at least.
         rest = rest.get(looked_at.max(1)..).unwrap_or_default();
     }
     Ok(taken)
 }
 
-/// Time of Redis' clock, which also gives dead letters their ids, in milliseconds since the Unix
-/// epoch.
+/// Returns the time of Redis' clock, in milliseconds since the Unix epoch. The ids of dead letters
+/// come from the same clock.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
@@ -131,30 +134,30 @@ pub async fn now_ms(connection: &mut Connection) -> Result<u64, QueueError> {
     Ok(seconds.saturating_mul(1000).saturating_add(micros / 1000))
 }
 
-/// Drops what was given up more than `keep` before `now_ms`, of [`now_ms`]. To be called once in
-/// [`AGE_OUT_EVERY`]. What a call drops is bounded: a clock that jumps ahead by weeks would
-/// otherwise drop all dead letters at once.
+/// Drops dead letters that were given up more than `keep` before `now_ms`, a result of [`now_ms`].
+/// Call it once in [`AGE_OUT_EVERY`]. The number that one call drops is bounded: otherwise a clock
+/// that jumps ahead by weeks would drop all dead letters at once.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
 pub async fn age_out(
     redis: &Redis,
     connection: &mut Connection,
-    drain: &str,
+    consumer: &str,
     keep: Duration,
     now_ms: u64,
 ) -> Result<AgedOut, QueueError> {
-    // Each may be as large as a webhook can be, and only its topic is looked at.
+    // Each may be as large as a webhook can be, and only its topic is needed.
     const AT_A_TIME: usize = 16;
     let mut aged = AgedOut { dropped: 0, is_bounded: false };
     let before_ms = now_ms.saturating_sub(millis(keep));
-    // Asked for by their time, so that the young ones are not even read.
+    // The range ends at this time, so that younger ones are not even read.
     let Some(newest_ms) = before_ms.checked_sub(1) else { return Ok(aged) };
     let newest = newest_ms.to_string();
     let mut after = StreamId::ZERO;
     let mut left = None;
     loop {
-        let old = page(redis, connection, drain, after, &newest, AT_A_TIME).await?;
+        let old = page(redis, connection, consumer, after, &newest, AT_A_TIME).await?;
         let Some(last) = old.last() else { return Ok(aged) };
         after = last.id;
         let mut ids: Vec<_> = old
@@ -167,11 +170,11 @@ pub async fn age_out(
         }
         let most = match left {
             Some(left) => left,
-            None => most_at_a_time(redis, connection, drain, keep, now_ms).await?,
+            None => most_at_a_time(redis, connection, consumer, keep, now_ms).await?,
         };
         aged.is_bounded = ids.len() > most;
         ids.truncate(most);
-        aged.dropped += take(redis, connection, drain, Take::Drop, &ids).await?;
+        aged.dropped += take(redis, connection, consumer, Take::Drop, &ids).await?;
         if aged.is_bounded {
             return Ok(aged);
         }
@@ -179,24 +182,24 @@ pub async fn age_out(
     }
 }
 
-/// Dead letters that one call of [`age_out`] may drop.
+/// Maximum number of dead letters that one call of [`age_out`] may drop.
 async fn most_at_a_time(
     redis: &Redis,
     connection: &mut Connection,
-    drain: &str,
+    consumer: &str,
     keep: Duration,
     now_ms: u64,
 ) -> Result<usize, QueueError> {
     let keys = &redis.keys;
     let main = newest_ms(connection, &keys.stream()).await?;
-    let dead = newest_ms(connection, &keys.dead(drain)).await?;
-    let letters: u64 = cmd("XLEN").arg(keys.dead(drain)).query_async(connection).await?;
+    let dead = newest_ms(connection, &keys.dead(consumer)).await?;
+    let letters: u64 = cmd("XLEN").arg(keys.dead(consumer)).query_async(connection).await?;
     let idle = Duration::from_millis(now_ms.saturating_sub(main.max(dead)));
     let is_plausible = idle <= keep.max(IDLE_MAX);
     Ok(usize::try_from(bound(letters, keep, is_plausible)).unwrap_or(usize::MAX))
 }
 
-/// Time of the id that a stream gave out last; 0 when there is no stream.
+/// Time of the newest id of a stream; 0 if there is no stream.
 async fn newest_ms(connection: &mut Connection, stream: &str) -> Result<u64, QueueError> {
     let found: Result<HashMap<String, Value>, _> =
         cmd("XINFO").arg("STREAM").arg(stream).query_async(connection).await;
@@ -206,14 +209,15 @@ async fn newest_ms(connection: &mut Connection, stream: &str) -> Result<u64, Que
             let id = id.and_then(|id| redis::from_redis_value_ref::<String>(id).ok());
             Ok(stream_id(&id.unwrap_or_default())?.ms)
         }
-        // XINFO of a stream that is not there is an error of its own kind.
+        // XINFO of a stream that does not exist is an error.
         Err(error) if error.code() == Some("ERR") => Ok(0),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Dead letters that may age out in one call, of so many: a share of them in an hour, and twice as
-/// many as age out evenly.
+/// Number of dead letters, of `letters`, that may age out in one call. The hourly bound is the
+/// largest of a fixed share, twice the rate at which they age out evenly, and a minimum. If the
+/// clock is not plausible, it is the minimum.
 fn bound(letters: u64, keep: Duration, is_plausible: bool) -> u64 {
     const HOUR: Duration = Duration::from_secs(3600);
     let evenly = letters.saturating_mul(HOUR.as_secs()) / keep.as_secs().max(1);
@@ -229,13 +233,13 @@ fn millis(time: Duration) -> u64 {
 async fn page(
     redis: &Redis,
     connection: &mut Connection,
-    drain: &str,
+    consumer: &str,
     after: StreamId,
     newest: &str,
     count: usize,
 ) -> Result<Vec<DeadLetter>, QueueError> {
     let found: Vec<(String, Fields)> = cmd("XRANGE")
-        .arg(redis.keys.dead(drain))
+        .arg(redis.keys.dead(consumer))
         .arg(format!("({after}"))
         .arg(newest)
         .arg("COUNT")
@@ -276,7 +280,7 @@ mod tests {
             (10, 30 * day, true, 17),
             (1_000_000, 30 * day, true, 695),
             (1_000_000, 30 * day, false, 17),
-            // All of them are as old as this in two hours.
+            // In two hours, all of them are this old.
             (1_000_000, day / 24, true, 33_334),
             (u64::MAX, Duration::ZERO, true, u64::MAX.div_ceil(60)),
         ] {

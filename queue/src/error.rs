@@ -1,38 +1,42 @@
-//! What can go wrong between us and Redis, by what the caller does next.
+//! Errors between us and Redis, one variant for each reaction of the caller.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-/// Why Redis did not do what was asked. Classified by error code, never by message text.
+/// Reason why Redis did not do what was asked. Errors are classified by code, never by message
+/// text.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum QueueError {
-    /// No connection, or it broke: whether a request that was under way took effect is unknown.
+    /// There is no connection, or it broke. If a request was on its way, its outcome is unknown.
     #[error("redis is unreachable")]
     Unreachable(#[source] RedisError),
-    /// Redis is up and still reads its data: wait.
+    /// Redis is up and still loads its data. Wait.
     #[error("redis is loading its data")]
     Loading,
-    /// `maxmemory` is reached, or Redis cannot write to its disk: drain, or give it more.
+    /// `maxmemory` is reached, or Redis cannot write to its disk. Drain the queue, or give Redis
+    /// more space.
     #[error("redis is full")]
     Full(#[source] RedisError),
-    /// Redis takes no writes from us: a replica, a missing permission, another key type.
+    /// Redis refuses our writes: it is a replica, a permission is missing, or a key has another
+    /// type.
     #[error("redis refused the request")]
     Refused(#[source] RedisError),
-    /// Another instance owns the drain.
-    #[error("another instance owns this drain")]
+    /// Another instance is the leader of the consumer.
+    #[error("another instance is the leader of this consumer")]
     Fenced,
-    /// The cursor of this drain is gone: it was forgotten, or the data was lost.
-    #[error("the drain is not registered")]
+    /// The consumer has no cursor: it was removed, or the data was lost.
+    #[error("the consumer is not registered")]
     Unregistered,
-    /// Spilled packs that do not follow the last one that was fed.
+    /// Spilled packs do not follow the last one that was restored.
     #[error("the spilled packs do not follow the last one that redis knows of")]
     OutOfStep,
-    /// Only a queue under the prefix that was the default before is there: it must not be left behind.
+    /// Redis holds a queue only under the prefix that was the default before. It must not be left
+    /// there unread.
     #[error(
         "redis holds a queue under spillway:, the default of REDIS_PREFIX before, and none under {{spillway}}:; set \
          REDIS_PREFIX=spillway:, or rename its keys as docs/upgrade.md says"
     )]
     OlderPrefix,
-    /// A reply of a shape we do not know.
+    /// A reply has an unknown form.
     #[error("redis answered in an unexpected way: {0}")]
     Unexpected(String),
 }
@@ -41,7 +45,8 @@ impl From<RedisError> for QueueError {
     fn from(error: RedisError) -> Self {
         match error.kind() {
             ErrorKind::Io | ErrorKind::Parse => Self::Unreachable(error),
-            // Another node of the cluster has the keys, or will have them: whoever connects again finds it.
+            // Another node of the cluster has the keys, or will have them. A new connection finds
+            // it.
             ErrorKind::Server(
                 ServerErrorKind::Moved
                 | ServerErrorKind::Ask
@@ -67,7 +72,7 @@ impl From<RedisError> for QueueError {
     }
 }
 
-/// The code of the error that EXEC itself met: it is repeated behind a fixed sentence.
+/// Code of the error that EXEC met. Redis repeats it after a fixed sentence.
 fn aborted_by(error: &RedisError) -> Option<&str> {
     let (_, cause) = error.detail()?.split_once("because of: ")?;
     cause.split(' ').next()

@@ -1,10 +1,11 @@
-//! What a receiver that spills to its own disk asks of Redis: the claim to be the only one that does,
-//! and that its packs are appended once each, in their order.
+//! Restores packs that a receiver spilled to its own disk: the claim to be the only receiver that
+//! spills, and the append of its packs, each once and in order.
 //!
-//! Invariant: packs and the number of the last one are one script, which applies only to the number
-//! before it. So a reply that was lost, a call that Redis gets late, or two of them on their way at
-//! once neither repeat a pack nor leave one out. The claim is a counter that its holder makes grow, as
-//! a drain's owner does: no expiry, so that it survives a Redis that was away for long.
+//! Invariant: one script appends packs and writes the number of the last one. It applies only if
+//! Redis holds the number before the first. So a lost reply, a call that reaches Redis late, or two
+//! calls at once neither repeat a pack nor leave one out. The claim is a counter that its holder
+//! increments, like the one of a consumer's leader. It has no expiry, so that it survives a Redis
+//! that is away for long.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -13,12 +14,12 @@ use redis::{Script, cmd};
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 
-/// One process' claim to spill for this cell.
-pub struct Claim {
+/// Claim of one process to be the cell's only receiver with an overflow log.
+pub struct SpillClaim {
     redis: Redis,
-    /// Of the log on disk: who has the same one takes the claim over at once.
+    /// Id of the log on disk. A process with the same log takes the claim over at once.
     log_id: String,
-    /// Of this process.
+    /// Token of this process.
     token: String,
     counter: AtomicU64,
     claim: Script,
@@ -26,25 +27,26 @@ pub struct Claim {
     is_held: AtomicBool,
 }
 
-/// What Redis says to a claim.
+/// Answer of Redis to a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claimed {
-    /// It is ours. `fed` is the number of the newest pack of our log that Redis knows of; 0 if none.
+    /// The claim is ours. `fed` is the number of the newest pack of our log that Redis holds; 0 if
+    /// none.
     Ours {
-        /// The number.
+        /// Number of the newest restored pack.
         fed: u64,
-        /// Set if it was not ours just before: nobody's, or another's that stood still.
+        /// Set if it was not ours just before: there was none, or another's counter stood still.
         is_new: bool,
     },
-    /// Somebody else holds it, with this value.
+    /// Another process holds the claim. This is its value.
     Theirs(String),
 }
 
-/// A pack to be fed: its number, its webhooks, its bytes.
+/// A pack to restore: its number, its webhooks, its bytes.
 pub type Fed<'a> = (u64, u32, &'a [u8]);
 
-impl Claim {
-    /// A claim for the log `log_id`, by a process that is told from others by `token`.
+impl SpillClaim {
+    /// Creates a claim for the log `log_id`, by the process that `token` identifies.
     pub fn new(redis: Redis, log_id: u64, token: u64) -> Self {
         Self {
             redis,
@@ -57,7 +59,8 @@ impl Claim {
         }
     }
 
-    /// Takes the claim, or confirms it. `from` is a value it may be taken from although it is another's.
+    /// Takes the claim or confirms it. `from` is a value of another's claim from which it may be
+    /// taken.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -67,7 +70,8 @@ impl Claim {
         from: &str,
     ) -> Result<Claimed, QueueError> {
         let counter = self.counter.fetch_add(1, Ordering::Relaxed) + 1;
-        // Whoever comes first after a crash takes over from itself; later, another token is another.
+        // The first call after a crash takes over from the process before, which had the same log.
+        // Later calls treat another token as another process.
         let verb = if self.is_held.load(Ordering::Relaxed) { "confirm" } else { "start" };
         let (granted, held, fed): (u8, String, String) = self
             .claim
@@ -88,7 +92,7 @@ impl Claim {
         Ok(Claimed::Ours { fed: fed.parse().unwrap_or(0), is_new })
     }
 
-    /// Gives the claim up, if it is ours.
+    /// Releases the claim, if it is ours.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -107,7 +111,7 @@ impl Claim {
         Ok(())
     }
 
-    /// Notes that our log was fed up to `fed`, whatever Redis knew.
+    /// Records that our log is restored up to `fed`, in place of what Redis holds.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -117,12 +121,11 @@ impl Claim {
         Ok(call.arg(&self.log_id).arg(fed).invoke_async(connection).await?)
     }
 
-    /// Appends packs behind the one numbered `after`, all of them in one script.
+    /// Appends packs after the one numbered `after`, all of them in one script.
     ///
-    /// # Errors
-    /// [`QueueError::Full`]: none of them. [`QueueError::Fenced`]: the claim is another's.
-    /// [`QueueError::OutOfStep`]: the newest one is not `after`. Any other: it is unknown; ask again
-    /// with [`confirm`](Self::confirm).
+    /// [`QueueError::Full`]: none was appended. [`QueueError::Fenced`]: another process holds the
+    /// claim. [`QueueError::OutOfStep`]: the newest restored pack is not `after`. After any other
+    /// error the outcome is unknown: ask with [`confirm`](Self::confirm).
     pub async fn feed(
         &self,
         connection: &mut Connection,
@@ -140,7 +143,7 @@ impl Claim {
     }
 }
 
-/// The claim as it stands; empty if there is none.
+/// Returns the current value of the claim; empty if there is none.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
@@ -150,7 +153,7 @@ pub async fn look(redis: &Redis, connection: &mut Connection) -> Result<String, 
     Ok(held.unwrap_or_default())
 }
 
-/// Removes a claim that stands as `held` still: its holder is known to be gone.
+/// Removes a claim if it still has the value `held`. Use it when its holder is known to be gone.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.

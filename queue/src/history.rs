@@ -1,11 +1,12 @@
-//! What became of webhooks: one record of a few bytes for each, written with the settlement that
-//! settled it, and forgotten like the fingerprints of what was delivered.
+//! History: outcomes of webhooks. Each has a record of a few bytes, which is written with its
+//! settlement and deleted as late as the fingerprints of delivered webhooks.
 //!
 //! ```text
 //! record  key u64 | entry ms u64 | entry seq u32 | index u32 | outcome u8 | attempts u8
 //! ```
 //! Integers are little endian. The key is half of the webhook's fingerprint: a hash of the id that
-//! Shopify gave it. Never a promise: it is for an operator's eyes, nothing is decided by it.
+//! Shopify gave it. The history is for operators only. Nothing is decided by it, and it may be
+//! incomplete.
 
 use redis::cmd;
 use spillway_webhook::StreamId;
@@ -14,55 +15,55 @@ use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 use crate::read::{Fields, field, stream_id};
 
-/// Settlements read at a time.
+/// Number of settlements that are read at a time.
 const CHUNKS_MAX: usize = 2048;
 const RECORD_BYTES: usize = 26;
 
-/// What became of a webhook.
+/// Outcome of a webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// The backend took it.
+pub enum RecordedOutcome {
+    /// The backend accepted it.
     Delivered = 1,
-    /// The very same one was delivered before.
+    /// An identical webhook was delivered before.
     Duplicate = 2,
-    /// A newer one of its resource stood for it: the next record that is not of this kind.
+    /// A newer webhook of its resource stood for it: the next record that is not of this kind.
     Coalesced = 3,
-    /// It was given up.
+    /// Given up: it became a dead letter.
     Dead = 4,
-    /// An operator ordered that it be dropped.
+    /// An operator ordered to drop it.
     Dropped = 5,
 }
 
-/// One record.
+/// Record of one settled webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Past {
-    /// A hash of its id; 0 where that was not known.
+pub struct OutcomeRecord {
+    /// Hash of its id; 0 if that was not known.
     pub key: u64,
-    /// The entry it was accepted in.
+    /// Stream entry in which it was accepted.
     pub entry: StreamId,
-    /// Its place there.
+    /// Index in that entry's pack.
     pub index: u32,
-    /// What became of it.
-    pub outcome: Outcome,
-    /// Deliveries tried, as far as the owner knew; 255 stands for more.
+    /// Outcome of the webhook.
+    pub outcome: RecordedOutcome,
+    /// Delivery attempts, as far as the leader knew; 255 means 255 or more.
     pub attempts: u8,
 }
 
-/// The records of one settlement, in its order.
+/// Records of one settlement, in the settlement's order.
 #[derive(Debug, Clone)]
-pub struct Chunk {
-    /// When it was applied: Redis' clock.
+pub struct OutcomeRecords {
+    /// Id in the history. Its milliseconds are the time of the settlement by Redis' clock.
     pub id: StreamId,
-    /// Its records.
-    pub records: Vec<Past>,
+    /// Records of the settlement.
+    pub records: Vec<OutcomeRecord>,
 }
 
-impl Past {
-    /// Writes it behind others.
+impl OutcomeRecord {
+    /// Appends the record to `out`.
     pub fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.key.to_le_bytes());
         out.extend_from_slice(&self.entry.ms.to_le_bytes());
-        // A sequence beyond this would be 4 billion packs in one millisecond.
+        // A larger sequence number would take four billion packs in one millisecond.
         out.extend_from_slice(&u32::try_from(self.entry.seq).unwrap_or(u32::MAX).to_le_bytes());
         out.extend_from_slice(&self.index.to_le_bytes());
         out.extend_from_slice(&[self.outcome as u8, self.attempts]);
@@ -77,32 +78,32 @@ impl Past {
             key: number(0, 8),
             entry: StreamId { ms: number(8, 16), seq: number(16, 20) },
             index: u32::try_from(number(20, 24)).ok()?,
-            outcome: Outcome::of(bytes[24])?,
+            outcome: RecordedOutcome::of(bytes[24])?,
             attempts: bytes[25],
         })
     }
 }
 
-impl Outcome {
+impl RecordedOutcome {
     fn of(byte: u8) -> Option<Self> {
         let all = [Self::Delivered, Self::Duplicate, Self::Coalesced, Self::Dead, Self::Dropped];
         all.into_iter().find(|outcome| *outcome as u8 == byte)
     }
 }
 
-/// The history of `drain` behind `after`, of a bounded number of settlements. Empty when there is no
-/// more. Records of a kind that is not known are left out.
+/// Returns the history of `consumer` after `after`, of a bounded number of settlements. Empty when
+/// there is no more. Records with an unknown outcome are left out.
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
 pub async fn after(
     redis: &Redis,
     connection: &mut Connection,
-    drain: &str,
+    consumer: &str,
     after: StreamId,
-) -> Result<Vec<Chunk>, QueueError> {
+) -> Result<Vec<OutcomeRecords>, QueueError> {
     let found: Vec<(String, Fields)> = cmd("XRANGE")
-        .arg(redis.keys.history(drain))
+        .arg(redis.keys.history(consumer))
         .arg(format!("({after}"))
         .arg("+")
         .arg("COUNT")
@@ -110,13 +111,13 @@ pub async fn after(
         .query_async(connection)
         .await?;
     let chunk = |(id, fields): (String, Fields)| {
-        Ok(Chunk { id: stream_id(&id)?, records: records(&field(&fields, "h")) })
+        Ok(OutcomeRecords { id: stream_id(&id)?, records: records(&field(&fields, "h")) })
     };
     found.into_iter().map(chunk).collect()
 }
 
-fn records(bytes: &[u8]) -> Vec<Past> {
-    bytes.as_chunks::<RECORD_BYTES>().0.iter().filter_map(Past::read).collect()
+fn records(bytes: &[u8]) -> Vec<OutcomeRecord> {
+    bytes.as_chunks::<RECORD_BYTES>().0.iter().filter_map(OutcomeRecord::read).collect()
 }
 
 #[cfg(test)]
@@ -125,17 +126,17 @@ mod tests {
 
     #[test]
     fn records_are_read_back_and_unknown_kinds_left_out() {
-        let one = Past {
+        let one = OutcomeRecord {
             key: 0xfedc_ba98_7654_3210,
             entry: StreamId { ms: 1_767_268_800_000, seq: 3 },
             index: 70_000,
-            outcome: Outcome::Coalesced,
+            outcome: RecordedOutcome::Coalesced,
             attempts: 7,
         };
         let mut bytes = Vec::new();
         one.write(&mut bytes);
         assert_eq!(bytes.len(), RECORD_BYTES);
-        let two = Past { outcome: Outcome::Dropped, ..one };
+        let two = OutcomeRecord { outcome: RecordedOutcome::Dropped, ..one };
         two.write(&mut bytes);
         let mut unknown = bytes.clone();
         unknown[24] = 99;

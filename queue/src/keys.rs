@@ -1,12 +1,13 @@
-//! Names of every key, in one place.
+//! Names of all keys in Redis.
 //!
-//! One cell is one Redis: keys of a script are not spread over slots.
+//! One cell is one Redis, or one hash slot of a cluster: the keys of a script are never spread over
+//! slots.
 
 use spillway_webhook::StreamId;
 
-/// Prefix where none is set. Its hash tag keeps a cell in one slot of a cluster.
+/// Default prefix. Its hash tag keeps a cell in one slot of a cluster.
 pub const DEFAULT_PREFIX: &str = "{spillway}:";
-/// What it was before: see [`crate::QueueError::OlderPrefix`].
+/// Default prefix of older versions: see [`crate::QueueError::OlderPrefix`].
 const OLDER_DEFAULT_PREFIX: &str = "spillway:";
 
 /// Builds key names under one prefix.
@@ -16,12 +17,13 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// `prefix` stands before every name, such as `{spillway}:`.
+    /// Sets the prefix of every name, such as `{spillway}:`.
     pub fn new(prefix: impl Into<String>) -> Self {
         Self { prefix: prefix.into() }
     }
 
-    /// The [`Self::cell`] that a queue under the default prefix of before would have, where this is today's.
+    /// The [`Self::cell`] key under the default prefix of older versions, if the prefix is today's
+    /// default.
     pub(crate) fn older_cell(&self) -> Option<String> {
         (self.prefix == DEFAULT_PREFIX).then(|| format!("{OLDER_DEFAULT_PREFIX}cell"))
     }
@@ -36,35 +38,36 @@ impl Keys {
         format!("{}cell", self.prefix)
     }
 
-    /// Hash of webhook counts: `appended`, `trimmed`, and `through:<drain>`, `open:<drain>`,
-    /// `lanes:<drain>`; and `oldest:<drain>`, a time in ms.
+    /// Hash of webhook counts: `appended`, `trimmed`, and `through:<consumer>`, `open:<consumer>`,
+    /// `lanes:<consumer>`; and `oldest:<consumer>`, a time in ms.
     pub fn counts(&self) -> String {
         format!("{}counts", self.prefix)
     }
 
-    /// Hash: drain → when its owner was last seen, in ms of Redis' clock.
-    pub fn drains(&self) -> String {
-        format!("{}drains", self.prefix)
+    /// Hash: consumer → time at which its leader was last seen, in ms of Redis' clock.
+    pub fn consumers(&self) -> String {
+        format!("{}consumers", self.prefix)
     }
 
-    /// Hash: consumer → shares of its shops, as [`crate::shares`] says.
+    /// Hash: consumer → shares of its shops, as described in [`crate::shares`].
     pub fn shares(&self) -> String {
         format!("{}shares", self.prefix)
     }
 
-    /// `<token>:<counter>` of a drain's owner.
-    pub fn owner(&self, drain: &str) -> String {
-        format!("{}{drain}:owner", self.prefix)
+    /// `<token>:<counter>` of a consumer's leader.
+    pub fn leader(&self, consumer: &str) -> String {
+        format!("{}{consumer}:leader", self.prefix)
     }
 
-    /// Hash: stream id → bits of the settled webhooks in a pack that is not yet settled whole.
-    pub fn done(&self, drain: &str) -> String {
-        format!("{}{drain}:done", self.prefix)
+    /// Hash: stream id → bits of the settled webhooks in a pack that is not yet completely settled.
+    pub fn done(&self, consumer: &str) -> String {
+        format!("{}{consumer}:done", self.prefix)
     }
 
-    /// Stream of dead letters that are replayed: field `p` holds a pack of one, `id` the webhook's id.
-    pub fn replays(&self, drain: &str) -> String {
-        format!("{}{drain}:replays", self.prefix)
+    /// Stream of dead letters that are replayed: field `p` holds a pack of one webhook, `id` the
+    /// webhook's id.
+    pub fn replays(&self, consumer: &str) -> String {
+        format!("{}{consumer}:replays", self.prefix)
     }
 
     /// Hash: chunk id → a chunk of a lane's webhooks.
@@ -72,27 +75,28 @@ impl Keys {
         format!("{}{consumer}:chunks", self.prefix)
     }
 
-    /// Hash: chunk id → bits of the settled webhooks in a chunk that is not yet settled whole.
+    /// Hash: chunk id → bits of the settled webhooks in a chunk that is not yet completely settled.
     pub fn chunks_done(&self, consumer: &str) -> String {
         format!("{}{consumer}:chunks:done", self.prefix)
     }
 
-    /// Hash: lane, 16 hex digits → its row as JSON.
+    /// Hash: lane, as 16 hex digits → row of the lane, as JSON.
     pub fn lanes(&self, consumer: &str) -> String {
         format!("{}{consumer}:lanes", self.prefix)
     }
 
-    /// Hash: position of a barrier → its shop's hash, 16 hex digits.
+    /// Hash: position of a barrier → hash of its shop, as 16 hex digits.
     pub fn barriers(&self, consumer: &str) -> String {
         format!("{}{consumer}:barriers", self.prefix)
     }
 
-    /// Hash: a resource's hash, 16 hex digits → position of the webhook that leads it.
+    /// Hash: hash of a resource, as 16 hex digits → position of the webhook that leads it.
     pub fn leads(&self, consumer: &str) -> String {
         format!("{}{consumer}:leads", self.prefix)
     }
 
-    /// Hash: position of a webhook in the main stream → its [`StoredRetry`](spillway_webhook::StoredRetry).
+    /// Hash: position of a webhook in the main stream → its
+    /// [`StoredRetry`](spillway_webhook::StoredRetry).
     pub fn main_retries(&self, consumer: &str) -> String {
         format!("{}{consumer}:retries:main", self.prefix)
     }
@@ -103,41 +107,43 @@ impl Keys {
     }
 
     /// Stream of dead letters.
-    pub fn dead(&self, drain: &str) -> String {
-        format!("{}{drain}:dead", self.prefix)
+    pub fn dead(&self, consumer: &str) -> String {
+        format!("{}{consumer}:dead", self.prefix)
     }
 
     /// Bytes held by the dead letters.
-    pub fn dead_bytes(&self, drain: &str) -> String {
-        format!("{}{drain}:dead:bytes", self.prefix)
+    pub fn dead_bytes(&self, consumer: &str) -> String {
+        format!("{}{consumer}:dead:bytes", self.prefix)
     }
 
-    /// Stream of fingerprints of what was delivered lately: field `d`, 16 bytes each.
-    pub fn seen(&self, drain: &str) -> String {
-        format!("{}{drain}:seen", self.prefix)
+    /// Deduplication window: stream of fingerprints of webhooks delivered lately. Field `d` holds
+    /// 16 bytes for each.
+    pub fn seen(&self, consumer: &str) -> String {
+        format!("{}{consumer}:seen", self.prefix)
     }
 
-    /// Stream of what became of webhooks: field `h`, some bytes each.
-    pub fn history(&self, drain: &str) -> String {
-        format!("{}{drain}:history", self.prefix)
+    /// Stream of the outcomes of webhooks: field `h` holds records of [`crate::history`].
+    pub fn history(&self, consumer: &str) -> String {
+        format!("{}{consumer}:history", self.prefix)
     }
 
-    /// Hash of an operator's orders: `version`, `applied`, `dropped`, and `pause:<filter>` → since.
-    pub fn orders(&self, drain: &str) -> String {
-        format!("{}{drain}:orders", self.prefix)
+    /// Hash of an operator's controls: `version`, `applied`, `dropped`, and `pause:<filter>` → start
+    /// in ms.
+    pub fn controls(&self, consumer: &str) -> String {
+        format!("{}{consumer}:controls", self.prefix)
     }
 
-    /// Hash of webhooks to drop: stream id → a bit for each, and `replay:<id>`.
-    pub fn dropping(&self, drain: &str) -> String {
-        format!("{}{drain}:dropping", self.prefix)
+    /// Hash of webhooks to drop: stream id → one bit for each webhook, and `replay:<id>`.
+    pub fn dropping(&self, consumer: &str) -> String {
+        format!("{}{consumer}:dropping", self.prefix)
     }
 
     /// `<token>:<number>` of the last settlement that was applied.
-    pub fn settled(&self, drain: &str) -> String {
-        format!("{}{drain}:settled", self.prefix)
+    pub fn settled(&self, consumer: &str) -> String {
+        format!("{}{consumer}:settled", self.prefix)
     }
 
-    /// Hash: id of a receiver's log on disk → number of the newest pack of it that was fed.
+    /// Hash: id of a receiver's log on disk → number of its newest pack that was restored.
     pub fn spill(&self) -> String {
         format!("{}spill", self.prefix)
     }
@@ -147,12 +153,12 @@ impl Keys {
         format!("{}spill:claim", self.prefix)
     }
 
-    /// Where the pack of an entry goes that cannot be decoded.
+    /// Key under which the pack of an entry is set aside that cannot be decoded.
     pub fn corrupt(&self, entry: StreamId) -> String {
         format!("{}{entry}", self.corrupt_prefix())
     }
 
-    /// What [`Keys::corrupt`] begins with.
+    /// Common prefix of all [`Keys::corrupt`].
     pub fn corrupt_prefix(&self) -> String {
         format!("{}corrupt:", self.prefix)
     }

@@ -1,4 +1,4 @@
-//! Lanes: the webhooks of one shop (and kind) that can't go now, moved out of the main stream.
+//! Lanes: webhooks of one shop (and kind) that cannot go now, moved out of the main stream.
 //!
 //! A lane has a row, and its webhooks lie in numbered chunks. Barriers, leads and retry states are
 //! kept beside them. [`LaneChanges`] is the part of a settlement that changes any of it.
@@ -24,7 +24,7 @@ const LEADS: u8 = 17;
 const RETRIES: u8 = 18;
 const MAIN_RETRIES: u8 = 19;
 
-/// Id of a chunk. Its text is `<lane as 16 hex digits>:<number>`.
+/// Id of a chunk. As text: `<lane as 16 hex digits>:<number>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId {
     /// Hash of the lane.
@@ -64,7 +64,7 @@ pub struct LaneRow {
     pub first: Position,
     /// Position of the last webhook in the chunks.
     pub last: Position,
-    /// When nothing of the lane succeeded.
+    /// Spans of time in which nothing of the lane succeeded.
     #[serde(default)]
     pub failing: Spans,
     /// True while the lane's circuit breaker is open.
@@ -79,20 +79,20 @@ pub struct LaneRow {
 pub struct StoredChunk {
     /// The chunk, for [`Chunk::decode`](spillway_webhook::Chunk::decode).
     pub bytes: Bytes,
-    /// A bit for each settled webhook of it; empty when none is.
+    /// One bit for each settled webhook of the chunk; empty if none is settled.
     pub bits: Vec<u8>,
 }
 
-/// Changes of the lanes in one settlement. Fields are set first and deleted then: of what is named
-/// in both, nothing is left.
+/// Changes of the lanes in one settlement. Fields are set first and deleted afterwards: a field
+/// that is named in both lists is gone.
 #[derive(Debug, Clone, Default)]
 pub struct LaneChanges {
-    /// Chunks to write, as bytes of [`Chunk::encode`](spillway_webhook::Chunk::encode), and those to
-    /// delete, with their bits.
+    /// Chunks to write, as bytes of [`Chunk::encode`](spillway_webhook::Chunk::encode), and chunks
+    /// to delete together with their bits.
     pub chunks: Changes<(ChunkId, Vec<u8>), ChunkId>,
-    /// Chunks that can't be decoded, to set aside under a key of their own.
+    /// Chunks that cannot be decoded, to set aside under their own keys.
     pub corrupt: Vec<ChunkId>,
-    /// Chunks with a bit for each settled webhook; they replace the bits from before.
+    /// Chunks with one bit for each settled webhook. The bits replace those from before.
     pub chunk_bits: Vec<(ChunkId, Vec<u8>)>,
     /// Rows to write, and lanes whose rows to delete.
     pub rows: Changes<LaneRow, u64>,
@@ -102,7 +102,7 @@ pub struct LaneChanges {
     pub leads: Changes<(u64, Position), u64>,
     /// Retry states of webhooks in lanes.
     pub retries: RetryChanges,
-    /// The same of those in the main stream.
+    /// Retry states of webhooks in the main stream.
     pub main_retries: RetryChanges,
     /// Webhooks that wait in chunks after this settlement. Every settlement states it, changed or
     /// not, as it does [`Settlement::open`](crate::settle::Settlement::open).
@@ -130,7 +130,7 @@ impl FromStr for ChunkId {
 }
 
 impl LaneChanges {
-    /// True when nothing is to be written or deleted.
+    /// True if nothing is to be written or deleted.
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()
             && self.corrupt.is_empty()
@@ -219,7 +219,7 @@ pub(crate) fn hash(hash: u64) -> String {
     format!("{hash:016x}")
 }
 
-/// Hash of such a text; `None` when it is none.
+/// Parses a hash of 16 hex digits; `None` if the text is none.
 pub(crate) fn parse_hash(text: &str) -> Option<u64> {
     (text.len() == 16).then(|| u64::from_str_radix(text, 16).ok())?
 }

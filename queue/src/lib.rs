@@ -1,29 +1,34 @@
-//! The queue in Redis: the only crate that names a Redis command.
+//! The queue in Redis. This is the only crate that names a Redis command.
 //!
-//! The path of a pack: [`append`] (receiver writes it) → [`read`] (a drain reads it behind its
-//! cursor) → [`settle`] (one script records what is done, dead-letters, changes the [`lane`]s in
-//! which the rest waits, advances the cursor and trims). Beside it: [`owner`] (one instance per
-//! drain), [`dead`] (dead letters), [`drains`] (who reads), [`orders`] (what an operator tells a drain), [`history`] (what became of a webhook),
-//! [`feed`] (what a receiver spilled to its disk), [`shares`] (which shops take much of what waits),
-//! [`status`] and [`health`] (what an operator asks), [`rewrite`] (when the AOF is rewritten).
+//! A consumer is a named reader of the queue with its own cursor. One of its instances is the
+//! leader; the others are standbys.
 //!
-//! Every write of a drain is one Lua script with `allow-oom`: atomic, fenced by the owner's token,
-//! and it works on a Redis that is full to the brim, because only draining can empty it.
+//! The path of a pack: [`append`] (the receiver writes it) → [`read`] (a consumer reads it after
+//! its cursor) → [`settle`] (one script records outcomes and dead letters, changes the [`lane`]s in
+//! which the rest waits, advances the cursor and trims). Other modules: [`leader`] (leader
+//! election), [`dead`] (dead letters), [`consumers`] (registered consumers), [`controls`] (an operator's
+//! controls), [`history`] (outcomes of webhooks), [`feed`] (restores what a receiver spilled to its
+//! disk), [`shares`] (shops that take much of what waits), [`status`] and [`health`] (reports for
+//! operators), [`rewrite`] (rewrites of the AOF).
+//!
+//! Every write of a consumer is one Lua script with `allow-oom`. It is atomic, it is fenced by the
+//! leader's token, and it works on a Redis that is completely full, because only consumers can
+//! empty it.
 
 pub mod access;
 pub mod append;
 pub mod cluster;
 pub mod connect;
+pub mod consumers;
+pub mod controls;
 pub mod dead;
-pub mod drains;
 pub mod error;
 pub mod feed;
 pub mod health;
 pub mod history;
 pub mod keys;
 pub mod lane;
-pub mod orders;
-pub mod owner;
+pub mod leader;
 pub mod permissions;
 pub mod read;
 pub mod rewrite;

@@ -1,19 +1,20 @@
-//! Permissions of the Redis user for what a receiver does only with a webhook in its hand: asked for without doing any of
-//! it. All else is used by each look, and named in its error.
+//! Checks the permissions of the Redis user for those commands that a receiver needs only to store
+//! a webhook. Nothing is executed. The other commands are used by each look, and their errors name
+//! them.
 //!
-//! Redis checks a command, and the keys it names, when the command is queued behind MULTI, and says NOPERM then.
-//! DISCARD forgets the queue.
+//! Redis checks a command and its keys when the command is queued after MULTI, and answers NOPERM
+//! then. DISCARD drops the queued commands.
 
 use redis::{RedisResult, Value};
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 
-/// Commands of an append that the user may not use, or not on the cell's keys. After any but none, the connection
-/// must not be used again: it may still queue commands.
+/// Returns the commands of an append that the user may not use, or not on the cell's keys. If the
+/// list is not empty, the connection must not be used again: it may still queue commands.
 ///
 /// # Errors
-/// [`QueueError`] when Redis can't be asked.
+/// [`QueueError`] when Redis cannot be asked.
 pub async fn missing(
     redis: &Redis,
     connection: &mut Connection,
@@ -23,7 +24,7 @@ pub async fn missing(
     let replies: Vec<RedisResult<Value>> = transaction.query_async(connection).await?;
     let missing = refused(&["MULTI", "EXEC"], &replies);
     if !missing.is_empty() {
-        // Without MULTI, what follows would be done.
+        // Without MULTI, the commands below would be executed.
         return Ok(missing);
     }
     let keys = &redis.keys;
@@ -38,7 +39,7 @@ pub async fn missing(
 
 fn refused(commands: &[&'static str], replies: &[RedisResult<Value>]) -> Vec<&'static str> {
     let is_refused = |reply: &RedisResult<Value>| {
-        // EXEC that is not permitted discards the transaction.
+        // An EXEC that is not permitted discards the transaction.
         let code = reply.as_ref().err().and_then(|error| error.code());
         matches!(code, Some("NOPERM" | "EXECABORT"))
     };

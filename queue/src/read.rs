@@ -1,4 +1,4 @@
-//! Reads what lies behind a drain's cursor. Reading changes nothing in Redis.
+//! Reads the entries after a consumer's cursor. Reading changes nothing in Redis.
 
 mod lanes;
 mod progress;
@@ -13,22 +13,24 @@ use spillway_webhook::{StreamId, WebhookId};
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 
-pub use self::progress::{LastRead, Progress, Span};
+pub use self::progress::{ConsumerProgress, LastRead, StreamRange};
 
-/// Entries asked for at a time, whatever their size: bounds the time one script holds Redis.
+/// Maximum number of entries for one script, whatever their size. It bounds the time for which the
+/// script blocks Redis.
 const ENTRIES_MAX: usize = 64;
 
-/// Settlements whose fingerprints are read at a time: sixty megabytes, if each was full, and mostly
-/// far less.
+/// Settlements whose fingerprints are read at a time: 60 MB if each were full, and mostly much
+/// less.
 const SEEN_MAX: usize = 2048;
 
-/// Fields of a hash that Redis looks at for one answer: bounds the time one step holds Redis.
+/// Fields of a hash that Redis scans for one answer. It bounds the time for which one step blocks
+/// Redis.
 const SCAN_COUNT: usize = 1000;
 
 /// One entry of the main stream.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// Its id.
+    /// Stream id of the entry.
     pub id: StreamId,
     /// The pack as stored, not yet decoded.
     pub pack: Bytes,
@@ -39,28 +41,29 @@ pub struct Entry {
 pub struct Replay {
     /// Id in the stream of replays.
     pub id: StreamId,
-    /// Which webhook it is.
+    /// Id of the webhook.
     pub webhook: WebhookId,
-    /// A pack of one.
+    /// A pack of one webhook.
     pub pack: Bytes,
 }
 
-/// Reads the streams of one drain.
-pub struct Reader {
+/// Reader of the streams of one consumer.
+pub struct StreamReader {
     redis: Redis,
-    drain: String,
+    consumer: String,
     script: Script,
 }
 
-impl Reader {
-    /// Reads for `drain`.
-    pub fn new(redis: Redis, drain: &str) -> Self {
+impl StreamReader {
+    /// Creates a reader for `consumer`.
+    pub fn new(redis: Redis, consumer: &str) -> Self {
         let script = Script::new(include_str!("lua/read.lua"));
-        Self { redis, drain: drain.to_owned(), script }
+        Self { redis, consumer: consumer.to_owned(), script }
     }
 
-    /// Fingerprints of what was delivered behind `after`, and when, in milliseconds since the Unix
-    /// epoch; of a bounded number of settlements. Empty when there are no more.
+    /// Returns the fingerprints of webhooks that were delivered after `after`, of a bounded number
+    /// of settlements. Each id holds the time of the settlement, in milliseconds since the Unix
+    /// epoch. Empty when there are no more.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -70,7 +73,7 @@ impl Reader {
         after: StreamId,
     ) -> Result<Vec<(StreamId, Vec<Fingerprint>)>, QueueError> {
         let found: Vec<(String, Fields)> = cmd("XRANGE")
-            .arg(self.redis.keys.seen(&self.drain))
+            .arg(self.redis.keys.seen(&self.consumer))
             .arg(format!("({after}"))
             .arg("+")
             .arg("COUNT")
@@ -80,7 +83,7 @@ impl Reader {
         found.into_iter().map(|(id, fields)| Ok((stream_id(&id)?, fingerprints(&fields)))).collect()
     }
 
-    /// Up to about `bytes` of main entries behind `after`; at least one if there is one.
+    /// Returns up to about `bytes` of main entries after `after`; at least one if there is one.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -95,7 +98,7 @@ impl Reader {
         Ok(found.into_iter().map(|(id, fields)| Entry { id, pack: field(&fields, "p") }).collect())
     }
 
-    /// The same for replays.
+    /// Returns up to about `bytes` of replays after `after`; at least one if there is one.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -105,13 +108,13 @@ impl Reader {
         after: StreamId,
         bytes: usize,
     ) -> Result<Vec<Replay>, QueueError> {
-        let stream = self.redis.keys.replays(&self.drain);
+        let stream = self.redis.keys.replays(&self.consumer);
         let found = self.behind(connection, &stream, after, bytes).await?;
         found.into_iter().map(|(id, fields)| replay(id, &fields)).collect()
     }
 
-    /// Waits up to `patience` for a main entry behind `after`. Blocks its connection, which must
-    /// serve nothing else meanwhile.
+    /// Waits up to `patience` for a main entry after `after`. Returns true if there is one. Blocks
+    /// its connection, which must serve nothing else meanwhile.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -134,7 +137,8 @@ impl Reader {
         Ok(reply != Value::Nil)
     }
 
-    /// The first main entries of each span: from, up to, how many at most. In one round trip.
+    /// Returns the first main entries of each span (first id, last id, maximum number), in one
+    /// round trip.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -155,7 +159,7 @@ impl Reader {
         found.into_iter().map(|front| front.into_iter().map(entry).collect()).collect()
     }
 
-    /// Reads one main entry again; `None` when it is not there any more.
+    /// Reads one main entry again; `None` if it is gone.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -167,7 +171,7 @@ impl Reader {
         self.entry(connection, &self.redis.keys.stream(), id).await
     }
 
-    /// Reads main entries again, in one round trip; `None` for one that is not there any more.
+    /// Reads main entries again, in one round trip; `None` for an entry that is gone.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -181,7 +185,7 @@ impl Reader {
         Ok(found.into_iter().map(|mut entries| entries.pop()).collect())
     }
 
-    /// Reads the pack of one replay again; `None` when it is not there any more.
+    /// Reads the pack of one replay again; `None` if it is gone.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -190,7 +194,7 @@ impl Reader {
         connection: &mut Connection,
         id: StreamId,
     ) -> Result<Option<Bytes>, QueueError> {
-        self.entry(connection, &self.redis.keys.replays(&self.drain), id).await
+        self.entry(connection, &self.redis.keys.replays(&self.consumer), id).await
     }
 
     async fn entry(
@@ -224,11 +228,11 @@ impl Reader {
     }
 }
 
-/// Names and values in turn, as a stream entry holds them.
+/// Names and values in alternation, as in a stream entry.
 pub(crate) type Fields = Vec<Bytes>;
 
-/// The value of `name`, or nothing: an entry without it was not written by us and decodes as
-/// corrupt.
+/// Returns the value of `name`, or an empty one. An entry without it was not written by us and
+/// decodes as corrupt.
 pub(crate) fn field(fields: &Fields, name: &str) -> Bytes {
     let found = fields.chunks_exact(2).find(|pair| pair[0] == name.as_bytes());
     found.map(|pair| pair[1].clone()).unwrap_or_default()
@@ -242,8 +246,8 @@ pub(crate) fn stream_id(text: &str) -> Result<StreamId, QueueError> {
     text.parse().map_err(|_| QueueError::Unexpected(format!("stream id {text:?}")))
 }
 
-/// All fields of a hash as `parse` makes of them, read in parts and sorted. Redis may return a field
-/// twice: the last value is kept. A part is parsed while Redis looks for the next.
+/// Reads all fields of a hash in parts, parses them with `parse`, and sorts them. Redis may return
+/// a field twice: the last value is kept. A part is parsed while Redis reads the next one.
 async fn scan<K: Ord, V>(
     connection: &mut Connection,
     key: &str,

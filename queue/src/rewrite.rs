@@ -1,7 +1,8 @@
-//! Rewrites of the AOF: when one is asked for, and how soon another after a failure.
+//! Rewrites of the AOF: when to request one, and how long to wait after a failure.
 //!
-//! Redis rewrites by itself as the AOF grows, and limits those attempts. What is asked for here is not
-//! limited by Redis: each attempt forks, and one that fails leaves one more file in the AOF's directory.
+//! Redis starts rewrites itself as the AOF grows, and limits those attempts. It does not limit
+//! requested ones: each attempt forks, and one that fails leaves another file in the AOF's
+//! directory.
 
 use std::time::{Duration, Instant};
 
@@ -9,34 +10,34 @@ use redis::cmd;
 
 use crate::connect::Connection;
 use crate::error::QueueError;
-use crate::health::{Facts, is_disk_short};
+use crate::health::{RedisInfo, is_disk_short};
 
 /// An AOF smaller than this is not worth rewriting.
 const WORTH_BYTES: u64 = 256 << 20;
-/// From `4 × used memory + 4 GiB` on the AOF is rewritten whatever it costs.
+/// From `4 × used memory + 4 GiB` on, the AOF is rewritten at any cost.
 const OUTGROWN_FACTOR: u64 = 4;
 const OUTGROWN_SLACK_BYTES: u64 = 4 << 30;
-/// A rewrite on a disk that is short must give back at least this.
+/// Minimum gain of a rewrite on a disk that is short of space.
 const GAIN_BYTES: u64 = 64 << 20;
-/// Pause after the first failure; it doubles with each further one.
+/// Pause after the first failure. It doubles with each further failure.
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
-/// Longest pause: 24 attempts a day at most while every one fails.
+/// Longest pause: at most 24 attempts a day while every one fails.
 const PAUSE_LONGEST: Duration = Duration::from_secs(3600);
 
-/// Spaces rewrites after failures: of Redis' child process, or of the request itself.
+/// Backoff of rewrites after failures, of Redis' child process or of the request itself.
 #[derive(Debug, Default)]
 pub struct RewriteBackoff {
-    /// Requests that Redis refused since the last one that it accepted.
+    /// Number of requests that Redis refused since the last accepted one.
     refused: u32,
-    /// Failures, and when their number changed last.
+    /// Number of failures, and the time of its last change.
     failed: Option<(u32, Instant)>,
-    /// Set once a rewrite was asked for, or none was urgent.
+    /// Set once a rewrite was requested, or once none was urgent.
     has_begun: bool,
 }
 
 impl RewriteBackoff {
-    /// True if a rewrite is to be asked for at `now`.
-    pub fn is_due(&mut self, facts: &Facts, now: Instant) -> bool {
+    /// True if a rewrite is to be requested at `now`.
+    pub fn is_due(&mut self, facts: &RedisInfo, now: Instant) -> bool {
         let failures = facts.rewrite_failures.saturating_add(self.refused);
         if failures == 0 {
             self.has_begun = true;
@@ -50,7 +51,7 @@ impl RewriteBackoff {
                 now
             }
         };
-        // How long ago the last failure was is not known yet, and webhooks are refused meanwhile.
+        // The time of the last failure is not known yet, and webhooks are refused meanwhile.
         let is_urgent = !self.has_begun && is_disk_short(facts);
         let is_over = now.duration_since(failed_at) >= pause_after(failures);
         let is_due = should_rewrite(facts) && (is_urgent || is_over);
@@ -58,23 +59,24 @@ impl RewriteBackoff {
         is_due
     }
 
-    /// Notes the answer to a request for a rewrite.
+    /// Records Redis' answer to a request for a rewrite.
     pub fn on_answer(&mut self, is_accepted: bool) {
         self.refused = if is_accepted { 0 } else { self.refused.saturating_add(1) };
     }
 }
 
-/// The pause after so many failures in a row; at least one.
+/// Pause after `failures` failures in a row, which are at least one.
 fn pause_after(failures: u32) -> Duration {
     let doubled = 2_u32.checked_pow(failures.saturating_sub(1));
     let pause = doubled.and_then(|times| PAUSE_FIRST.checked_mul(times));
     pause.unwrap_or(PAUSE_LONGEST).min(PAUSE_LONGEST)
 }
 
-/// True if a rewrite of the AOF fits on its disk and is worth it: cheap as the queue is nearly empty, or
-/// due as the AOF outgrew the data, or all that gives a full disk room again. In the last case webhooks are
-/// refused, so nothing else would ever make the AOF smaller, however empty the queue becomes.
-pub fn should_rewrite(facts: &Facts) -> bool {
+/// True if a rewrite of the AOF fits on its disk and is worthwhile: it is cheap because the queue
+/// is nearly empty, or the AOF has outgrown the data, or only a rewrite gives a full disk room
+/// again. In the last case webhooks are refused, so nothing else would ever shrink the AOF, however
+/// empty the queue becomes.
+pub fn should_rewrite(facts: &RedisInfo) -> bool {
     if !facts.aof_enabled || facts.is_rewriting || !fits(facts) {
         return false;
     }
@@ -87,16 +89,16 @@ pub fn should_rewrite(facts: &Facts) -> bool {
     facts.aof_bytes >= WORTH_BYTES && (is_nearly_empty || has_outgrown)
 }
 
-/// True if the new AOF fits beside the old one, as far as is known. One that does not fills the disk to
-/// its last byte, and an append that meets that moment ends Redis.
-fn fits(facts: &Facts) -> bool {
+/// True if the new AOF fits beside the old one, as far as is known. One that does not fit fills the
+/// disk completely, and an append at that moment ends Redis.
+fn fits(facts: &RedisInfo) -> bool {
     facts.disk_free_bytes.is_none_or(|free| free > facts.used_bytes)
 }
 
-/// Asks Redis to rewrite its AOF in the background.
+/// Requests a rewrite of the AOF in the background.
 ///
 /// # Errors
-/// [`QueueError`] from Redis, also when it is busy with another.
+/// [`QueueError`] from Redis, also when another rewrite is running.
 pub async fn start(connection: &mut Connection) -> Result<(), QueueError> {
     Ok(cmd("BGREWRITEAOF").query_async(connection).await?)
 }
@@ -105,7 +107,7 @@ pub async fn start(connection: &mut Connection) -> Result<(), QueueError> {
 mod tests {
     use super::*;
     use crate::health::tests::{LENIENT, good};
-    use crate::health::{Verdict, judge};
+    use crate::health::{HealthVerdict, judge};
 
     fn after(start: Instant, seconds: u64) -> Instant {
         start + Duration::from_secs(seconds)
@@ -113,50 +115,56 @@ mod tests {
 
     #[test]
     fn the_aof_is_rewritten_when_cheap_and_when_due() {
-        let cheap = Facts { aof_bytes: 300 << 20, ..good() };
+        let cheap = RedisInfo { aof_bytes: 300 << 20, ..good() };
         assert!(should_rewrite(&cheap));
-        let busy = Facts { is_rewriting: true, ..cheap };
+        let busy = RedisInfo { is_rewriting: true, ..cheap };
         assert!(!should_rewrite(&busy));
-        let held = Facts { used_bytes: 900 << 20, aof_bytes: 4 << 30, ..good() };
+        let held = RedisInfo { used_bytes: 900 << 20, aof_bytes: 4 << 30, ..good() };
         assert!(!should_rewrite(&held));
-        let outgrown = Facts { aof_bytes: 8 << 30, limit_bytes: 2 << 30, ..held };
+        let outgrown = RedisInfo { aof_bytes: 8 << 30, limit_bytes: 2 << 30, ..held };
         assert!(should_rewrite(&outgrown));
     }
 
     #[test]
     fn the_aof_is_rewritten_where_only_that_gives_the_disk_room() {
-        let full = Facts {
+        let full = RedisInfo {
             used_bytes: 43 << 20,
             aof_bytes: 330 << 20,
             disk_free_bytes: Some(1066 << 20),
             ..good()
         };
-        assert!(matches!(judge(&full, LENIENT, false), Verdict::Full(_)));
+        assert!(matches!(judge(&full, LENIENT, false), HealthVerdict::Full(_)));
         assert!(should_rewrite(&full));
-        // It would gain nothing, or not fit.
-        let waiting = Facts { used_bytes: 300 << 20, ..full.clone() };
+        // A rewrite would gain nothing, or would not fit.
+        let waiting = RedisInfo { used_bytes: 300 << 20, ..full.clone() };
         assert!(!should_rewrite(&waiting));
-        let brim = Facts { disk_free_bytes: Some(40 << 20), ..full };
+        let brim = RedisInfo { disk_free_bytes: Some(40 << 20), ..full };
         assert!(!should_rewrite(&brim));
     }
 
     #[test]
     fn a_rewrite_that_does_not_fit_is_never_asked_for() {
         let free = Some(300 << 20);
-        let nearly_empty =
-            Facts { used_bytes: 500 << 20, aof_bytes: 7 << 30, disk_free_bytes: free, ..good() };
+        let nearly_empty = RedisInfo {
+            used_bytes: 500 << 20,
+            aof_bytes: 7 << 30,
+            disk_free_bytes: free,
+            ..good()
+        };
         assert!(!should_rewrite(&nearly_empty));
-        let outgrown = Facts { used_bytes: 2 << 30, aof_bytes: 13 << 30, ..nearly_empty.clone() };
+        let outgrown =
+            RedisInfo { used_bytes: 2 << 30, aof_bytes: 13 << 30, ..nearly_empty.clone() };
         assert!(!should_rewrite(&outgrown));
-        // Where Redis is on another machine, its disk is not known.
-        let unknown = Facts { disk_free_bytes: None, ..nearly_empty };
+        // The disk of a Redis on another machine is not known.
+        let unknown = RedisInfo { disk_free_bytes: None, ..nearly_empty };
         assert!(should_rewrite(&unknown));
     }
 
     #[test]
     fn after_failures_the_pause_doubles_up_to_an_hour_and_a_success_ends_it() {
         let start = Instant::now();
-        let due = |failures| Facts { aof_bytes: 300 << 20, rewrite_failures: failures, ..good() };
+        let due =
+            |failures| RedisInfo { aof_bytes: 300 << 20, rewrite_failures: failures, ..good() };
         let mut backoff = RewriteBackoff::default();
         assert!(backoff.is_due(&due(0), start));
         assert!(!backoff.is_due(&due(1), after(start, 1)));
@@ -175,7 +183,7 @@ mod tests {
     #[test]
     fn a_redis_that_refuses_the_request_is_asked_ever_more_rarely() {
         let start = Instant::now();
-        let facts = Facts { aof_bytes: 300 << 20, ..good() };
+        let facts = RedisInfo { aof_bytes: 300 << 20, ..good() };
         let mut backoff = RewriteBackoff::default();
         let mut asked = 0;
         for second in 0..3600 {
@@ -192,7 +200,7 @@ mod tests {
     #[test]
     fn a_process_that_begins_amid_failures_and_a_full_disk_asks_once_at_once() {
         let start = Instant::now();
-        let full = Facts {
+        let full = RedisInfo {
             used_bytes: 43 << 20,
             aof_bytes: 330 << 20,
             disk_free_bytes: Some(1066 << 20),
@@ -200,12 +208,12 @@ mod tests {
             ..good()
         };
         let mut backoff = RewriteBackoff::default();
-        let busy = Facts { is_rewriting: true, ..full.clone() };
+        let busy = RedisInfo { is_rewriting: true, ..full.clone() };
         assert!(!backoff.is_due(&busy, start));
         assert!(backoff.is_due(&full, start));
         assert!(!backoff.is_due(&full, after(start, 1)));
         let mut backoff = RewriteBackoff::default();
-        let roomy = Facts { aof_bytes: 300 << 20, disk_free_bytes: None, ..full };
+        let roomy = RedisInfo { aof_bytes: 300 << 20, disk_free_bytes: None, ..full };
         assert!(!backoff.is_due(&roomy, start), "nobody waits for it");
     }
 }

@@ -1,8 +1,10 @@
-//! Which Redis is the cell's now, as its Sentinels say: `redis+sentinel://host:port,host:port/name`.
+//! Redis Sentinel: asks Sentinels for the master of the cell, for
+//! `redis+sentinel://host:port,host:port/name`.
 //!
-//! Asked at each connect, so a failover is followed by whoever connects after it. Invariant: only a
-//! Redis that calls itself a master is connected to. Bounded: each Sentinel by `ASK_WITHIN`. Source:
-//! the guidelines for Sentinel's clients (redis.io/docs/latest/develop/reference/sentinel-clients).
+//! They are asked at each connect, so a connect after a failover finds the new master. Invariant: a
+//! connection is only used if its Redis reports to be a master. Asking one Sentinel takes at most
+//! `ASK_WITHIN`. Source: the guidelines for Sentinel's clients
+//! (redis.io/docs/latest/develop/reference/sentinel-clients).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,28 +15,30 @@ use redis::{AsyncConnectionConfig, Client, cmd};
 use crate::access::Access;
 use crate::error::QueueError;
 
-/// What a URL for Sentinels begins with, without and with TLS.
+/// Schemes of a URL for Sentinels, without and with TLS.
 pub const SCHEMES: [&str; 2] = ["redis+sentinel://", "rediss+sentinel://"];
-/// A Sentinel does little else than to answer this; one that does not is passed over.
+/// Time for a Sentinel's answer. A Sentinel has little other work; after this, the next one is
+/// asked.
 const ASK_WITHIN: Duration = Duration::from_millis(500);
 const PORT: u16 = 26379;
 
-/// The Sentinels of one Redis.
+/// Sentinels of one Redis.
 #[derive(Debug, Clone)]
 pub struct Sentinels {
     nodes: Arc<[Client]>,
-    /// The one that answered last is asked first.
+    /// Index of the Sentinel that answered last. It is asked first.
     first: Arc<AtomicUsize>,
     name: String,
-    /// What stands before the host in the URL of the Redis: scheme, user and password.
+    /// Part before the host in the URL of the Redis: scheme, user and password.
     before_host: String,
     database: String,
     access: Access,
 }
 
 impl Sentinels {
-    /// Takes `redis+sentinel://[user:password@]host[:port][,…]/name[/database]`, or `rediss+sentinel`
-    /// for TLS to all of them. User and password are those of the Redis. `None` if it is no such URL.
+    /// Parses `redis+sentinel://[user:password@]host[:port][,…]/name[/database]`, or
+    /// `rediss+sentinel` for TLS to all of them. User and password are those of the Redis. `None`
+    /// if it is no such URL.
     pub fn parse(url: &str, access: &Access) -> Option<Self> {
         let (scheme, rest) = SCHEMES
             .iter()
@@ -57,14 +61,14 @@ impl Sentinels {
             database: database.to_owned(),
             access: access.clone(),
         };
-        // A password with characters that a URL may not have is found out now, not at a failover.
+        // A password with characters that a URL may not contain is detected now, not at a failover.
         sentinels.at("localhost", 6379).map(|_| sentinels)
     }
 
-    /// The master that the first Sentinel to answer names.
+    /// Returns the master, as named by the first Sentinel that answers.
     ///
     /// # Errors
-    /// [`QueueError`] of the last one that was asked.
+    /// [`QueueError`] of the Sentinel that was asked last.
     pub async fn master(&self) -> Result<Client, QueueError> {
         let first = self.first.load(Ordering::Relaxed);
         let mut outcome = Err(QueueError::Unexpected("no sentinel was asked".to_owned()));
@@ -99,7 +103,7 @@ impl Sentinels {
     }
 }
 
-/// A Sentinel, which has a certificate as the Redis has, and no password of its own.
+/// Client of a Sentinel. It has certificates like the Redis, and no password.
 fn node(scheme: &str, host: &str, access: &Access) -> Option<Client> {
     let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let port = if has_port { String::new() } else { format!(":{PORT}") };

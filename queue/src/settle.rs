@@ -1,7 +1,7 @@
-//! Settles: the last step of a webhook, once, and only for what the next system confirmed.
+//! Settles webhooks: the last step of each, once, and only after the next system confirmed it.
 //!
-//! Invariant: one [`Settlement`] is applied whole or not at all, by the drain's owner only, and not
-//! twice: sent again after a lost reply it changes nothing.
+//! Invariant: one [`Settlement`] is applied completely or not at all, by the consumer's leader
+//! only, and not twice: when it is sent again after a lost reply, it changes nothing.
 
 use rand::RngExt;
 use redis::{Script, ScriptInvocation};
@@ -12,40 +12,41 @@ use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
 use crate::lane::{self, LaneChanges};
 
-/// Bytes of dead letters in one settlement, by [`Dead::size_bytes`]: bounds its request and the time
-/// its script holds Redis. One that is larger goes by itself.
+/// Maximum size of the dead letters in one settlement, by [`Dead::size_bytes`]. It bounds the
+/// request and the time for which its script blocks Redis. A larger dead letter gets its own
+/// settlement.
 pub const DEAD_BYTES_MAX: u64 = 8 << 20;
 
-/// Everything a drain is done with since its last settlement.
+/// Everything that a consumer has finished since its last settlement.
 #[derive(Debug, Clone, Default)]
 pub struct Settlement {
-    /// Entries that the cursor passes. `None`: it stays.
-    pub passed: Option<Passed>,
-    /// Webhooks settled in packs behind the cursor.
+    /// Entries over which the cursor moves. `None`: the cursor stays.
+    pub passed: Option<PassedEntries>,
+    /// Webhooks settled in packs after the cursor.
     pub open: u64,
-    /// Entries to set aside, each under a key of its own.
+    /// Entries to set aside, each under its own key.
     pub corrupt: CorruptEntries,
-    /// Packs behind the cursor, with a bit for each settled webhook.
+    /// Packs after the cursor, with one bit for each settled webhook.
     pub bits: Vec<(StreamId, Vec<u8>)>,
-    /// Packs whose bits, settled or to be dropped, are not needed any more.
+    /// Packs whose bits, settled or to be dropped, are no longer needed.
     pub whole: Vec<StreamId>,
     /// Replays that are settled, by their ids in the stream of replays.
     pub replays: Vec<StreamId>,
     /// Webhooks to dead-letter.
     pub dead: Vec<Dead>,
-    /// Records of what became of webhooks.
+    /// Records of settled webhooks to keep for a time.
     pub remembered: Remembered,
-    /// Progress with the operator's orders.
-    pub orders: OrdersProgress,
-    /// Changes of the lanes and of what waits in them.
+    /// Progress with the operator's controls.
+    pub controls: ControlsProgress,
+    /// Changes of the lanes and of the webhooks that wait in them.
     pub lanes: LaneChanges,
 }
 
 /// Entries of the main stream between the old cursor and the new one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Passed {
-    /// The new cursor: every entry up to it is settled. It is the id of an entry that was read; if
-    /// that is not in the stream, the settlement is refused.
+pub struct PassedEntries {
+    /// The new cursor: every entry up to it is settled. It is the id of an entry that was read. If
+    /// the stream does not hold that entry, the settlement is refused.
     pub cursor: StreamId,
     /// Number of these entries.
     pub entries: u64,
@@ -53,19 +54,19 @@ pub struct Passed {
     pub webhooks: u64,
 }
 
-/// Entries that can't be decoded.
+/// Entries that cannot be decoded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CorruptEntries {
-    /// Those of the main stream.
+    /// Entries of the main stream.
     pub packs: Vec<StreamId>,
-    /// Those of the stream of replays.
+    /// Entries of the stream of replays.
     pub replays: Vec<StreamId>,
 }
 
 /// Records that are kept of settled webhooks for a time.
 #[derive(Debug, Clone, Default)]
 pub struct Remembered {
-    /// Fingerprints of what was delivered, so that a duplicate is known.
+    /// Fingerprints of delivered webhooks, by which duplicates are found.
     pub seen: Vec<Fingerprint>,
     /// Outcomes, as records of [`crate::history`].
     pub history: Vec<u8>,
@@ -74,39 +75,39 @@ pub struct Remembered {
     pub from_ms: u64,
 }
 
-/// Progress of a drain with its operator's orders.
+/// Progress of a consumer with its operator's controls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct OrdersProgress {
-    /// Orders up to this version are known. Names of a pack that is passed are kept while there are
-    /// newer ones: something of it may have moved into a lane.
+pub struct ControlsProgress {
+    /// Controls up to this version are known. If there are newer ones, the names in a pack that the
+    /// cursor reaches are kept: some of its webhooks may have moved into a lane.
     pub known: u64,
-    /// Orders up to this version are carried out; `None`: no more than before.
+    /// Controls up to this version are carried out. `None`: no more than before.
     pub done: Option<u64>,
-    /// Webhooks that were dropped by order, of those that are settled here.
+    /// Number of webhooks in this settlement that were dropped by order.
     pub dropped: u64,
 }
 
-/// A webhook that is given up, exactly as it was received, and why.
+/// A webhook that is given up, exactly as it was received, and the reason.
 #[derive(Debug, Clone)]
 pub struct Dead {
-    /// A pack of one.
+    /// A pack of one webhook.
     pub pack: Vec<u8>,
-    /// Which webhook it is.
+    /// Id of the webhook.
     pub webhook: WebhookId,
     /// Shop domain, topic, resource and Shopify's webhook id, for filters.
     pub labels: [String; 4],
-    /// Why, from a closed set.
+    /// Reason for giving up, from a closed set.
     pub reason: &'static str,
-    /// The last answer's status, 0 if there was none.
+    /// Status of the last answer; 0 if there was none.
     pub status: u16,
-    /// Deliveries tried.
+    /// Delivery attempts made.
     pub attempts: u32,
-    /// The first KB of the last answer.
+    /// First KB of the last answer.
     pub answer: Vec<u8>,
 }
 
 impl Dead {
-    /// About what it takes in Redis, in bytes.
+    /// Approximate size in Redis, in bytes.
     pub fn size_bytes(&self) -> u64 {
         let labels: usize = self.labels.iter().map(String::len).sum();
         (self.pack.len() + labels + self.answer.len() + 32) as u64
@@ -116,16 +117,16 @@ impl Dead {
 /// Applies settlements, one after the other.
 pub struct Settler {
     redis: Redis,
-    drain: String,
+    consumer: String,
     token: String,
     number: u64,
-    /// Mark of the last one that is known to be applied: the next names it.
+    /// Mark of the last settlement that is known to be applied. The next one names it.
     previous: Option<String>,
     script: Script,
 }
 
 impl Settlement {
-    /// Whether there is nothing to record.
+    /// True if there is nothing to record.
     pub fn is_empty(&self) -> bool {
         self.passed.is_none()
             && self.corrupt.packs.is_empty()
@@ -135,21 +136,23 @@ impl Settlement {
             && self.replays.is_empty()
             && self.dead.is_empty()
             && self.remembered.seen.is_empty()
-            && self.orders.done.is_none()
+            && self.controls.done.is_none()
             && self.lanes.is_empty()
     }
 }
 
 impl Settler {
-    /// Settles for `drain` under the owner's `token`. `previous` is the mark that stood when the
-    /// drain's progress was read, [`Progress::mark`](crate::read::Progress::mark).
-    pub fn new(redis: Redis, drain: &str, token: &str, previous: Option<String>) -> Self {
+    /// Creates a settler for `consumer` under the leader's `token`. `previous` is the mark that was
+    /// valid when the consumer's progress was read,
+    /// [`ConsumerProgress::mark`](crate::read::ConsumerProgress::mark).
+    pub fn new(redis: Redis, consumer: &str, token: &str, previous: Option<String>) -> Self {
         let script = Script::new(include_str!("lua/settle.lua"));
-        // Not from 0: an instance that lost the drain and took it again has the same token, and its
+        // Not from 0: an instance that lost the lease and took it again has the same token. Its
         // first settlement must not look like a repeat of the first one before.
         let number = rand::rng().random::<u32>().into();
-        let (drain, token) = (drain.to_owned(), token.to_owned());
-        Self { redis, drain, token, number, previous, script }
+        let consumer = consumer.to_owned();
+        let token = token.to_owned();
+        Self { redis, consumer, token, number, previous, script }
     }
 
     /// Begins the next settlement. Until then, [`Settler::apply`] repeats the current one.
@@ -157,13 +160,14 @@ impl Settler {
         self.number += 1;
     }
 
-    /// Applies the current settlement; safe to repeat after an error.
+    /// Applies the current settlement. It is safe to repeat after an error.
     ///
     /// # Errors
-    /// [`QueueError::Fenced`] when another instance owns the drain, [`QueueError::Unregistered`]
-    /// when Redis lost its cursor, or when another settlement stands there than the one before this
-    /// one, or the entry of the new cursor is gone: what was moved or dead-lettered may be gone too,
-    /// so the drain must begin again from what Redis holds. Nothing was changed in either case.
+    /// [`QueueError::Fenced`] when another instance is the leader. [`QueueError::Unregistered`]
+    /// when the cursor is missing, when the last settlement in Redis is not the one before this, or
+    /// when the entry of the new cursor is missing. Moved webhooks or dead letters may be lost then
+    /// too, so the consumer must start again from what Redis holds. Nothing was changed in either
+    /// case.
     pub async fn apply(
         &mut self,
         connection: &mut Connection,
@@ -177,22 +181,26 @@ impl Settler {
     }
 
     fn arguments(&self, call: &mut ScriptInvocation<'_>, settlement: &Settlement) {
-        let (keys, drain) = (&self.redis.keys, &self.drain);
-        call.key(keys.stream()).key(keys.counts()).key(keys.owner(drain)).key(keys.done(drain));
-        call.key(keys.replays(drain)).key(keys.dead(drain));
-        call.key(keys.dead_bytes(drain)).key(keys.settled(drain)).key(keys.seen(drain));
-        call.key(keys.history(drain)).key(keys.orders(drain)).key(keys.dropping(drain));
-        lane::add_keys(call, keys, drain);
-        call.arg(&self.token).arg(self.number).arg(drain).arg(keys.corrupt_prefix());
-        let Settlement { passed, remembered, orders, .. } = settlement;
+        let keys = &self.redis.keys;
+        let consumer = &self.consumer;
+        call.key(keys.stream())
+            .key(keys.counts())
+            .key(keys.leader(consumer))
+            .key(keys.done(consumer));
+        call.key(keys.replays(consumer)).key(keys.dead(consumer));
+        call.key(keys.dead_bytes(consumer)).key(keys.settled(consumer)).key(keys.seen(consumer));
+        call.key(keys.history(consumer)).key(keys.controls(consumer)).key(keys.dropping(consumer));
+        lane::add_keys(call, keys, consumer);
+        call.arg(&self.token).arg(self.number).arg(consumer).arg(keys.corrupt_prefix());
+        let Settlement { passed, remembered, controls, .. } = settlement;
         let cursor = passed.map(|passed| passed.cursor.to_string()).unwrap_or_default();
-        let Passed { entries, webhooks, .. } = passed.unwrap_or_default();
+        let PassedEntries { entries, webhooks, .. } = passed.unwrap_or_default();
         call.arg(cursor).arg(entries).arg(webhooks).arg(settlement.open);
         call.arg(self.previous.as_deref().unwrap_or_default());
         let seen: Vec<u8> = remembered.seen.iter().flat_map(|one| one.to_le_bytes()).collect();
         call.arg(seen).arg(remembered.from_ms).arg(&remembered.history[..]);
-        let done = orders.done.map(|version| version.to_string()).unwrap_or_default();
-        call.arg(orders.dropped).arg(done).arg(orders.known);
+        let done = controls.done.map(|version| version.to_string()).unwrap_or_default();
+        call.arg(controls.dropped).arg(done).arg(controls.known);
         call.arg(settlement.lanes.waiting).arg(settlement.lanes.oldest_ms);
         lists(call, settlement);
     }

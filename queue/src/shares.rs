@@ -1,5 +1,5 @@
-//! Shares of the shops in what waits for a consumer: published by its leader, read by receivers with
-//! the [status](crate::status).
+//! Shares of the shops in what waits for a consumer. Its leader publishes them; receivers read them
+//! with the [status](crate::status).
 //!
 //! Stored as `<ms of Redis' clock> <JSON>`, such as
 //! `5 {"waiting":9,"shops":[{"hash":"00000000000000ab","shop":"a.myshopify.com","waiting":8}]}`.
@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::connect::{Connection, Redis};
 use crate::error::QueueError;
-use crate::status::{DrainStatus, Status};
+use crate::status::{CellStatus, ConsumerStatus};
 
-/// Published shares older than this are ignored: nobody delivers. A leader publishes those that do
-/// not change every 20 s.
+/// Published shares older than this are ignored, because no leader is active. A leader publishes
+/// unchanged shares again every 20 s.
 pub const FRESH_FOR: Duration = Duration::from_secs(60);
-/// Most that one webhook is assumed to take in Redis. Where Redis is full of other things, the few
-/// webhooks that wait are not taken for what fills it.
+/// Maximum memory that one webhook is assumed to take in Redis. If Redis is full of other data, the
+/// few webhooks that wait are not taken for the cause.
 const WEBHOOK_BYTES_MAX: u64 = 1 << 20;
 
 /// Shops that take much of what waits for a consumer.
@@ -25,25 +25,25 @@ const WEBHOOK_BYTES_MAX: u64 = 1 << 20;
 pub struct Shares {
     /// Unsettled webhooks of all shops that the consumer has read.
     pub waiting: u64,
-    /// Shops with more than 5 % of them.
+    /// Shops with more than 5 % of these webhooks.
     pub shops: Vec<ShopShare>,
 }
 
-/// Part of one shop in what waits.
+/// Share of one shop in what waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShopShare {
     /// Stable hash of the shop's domain.
     #[serde(with = "hex")]
     pub hash: u64,
-    /// The domain; empty where none of the shop's webhooks lies in a lane.
+    /// Domain of the shop; empty if none of its webhooks lies in a lane.
     #[serde(default)]
     pub shop: String,
-    /// Its unsettled webhooks.
+    /// Unsettled webhooks of the shop.
     pub waiting: u64,
 }
 
 impl ShopShare {
-    /// The shop's domain, or its hash where that is not known.
+    /// Returns the shop's domain, or its hash if the domain is not known.
     pub fn label(&self) -> String {
         if self.shop.is_empty() { crate::lane::hash(self.hash) } else { self.shop.clone() }
     }
@@ -60,29 +60,33 @@ struct Published {
 /// A shop that takes much of the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LargeShop {
-    /// Its share in what waits for a consumer.
+    /// Share of the shop in what waits for a consumer.
     pub share: ShopShare,
-    /// Memory that its webhooks take, about, in bytes: what Redis uses without dead letters, divided
-    /// by webhooks.
+    /// Approximate memory of its webhooks, in bytes: the memory of Redis without dead letters,
+    /// divided by the number of webhooks, times the number of the shop's webhooks.
     pub bytes: u64,
 }
 
-/// Shops that take much of the queue, as `consumer` published within [`FRESH_FOR`].
+/// Returns the shops that take much of the queue, as `consumer` published within [`FRESH_FOR`].
 ///
 /// # Errors
-/// [`QueueError::Unexpected`] when what it published has another form.
-pub fn large_shops(status: &Status, consumer: &DrainStatus) -> Result<Vec<LargeShop>, QueueError> {
+/// [`QueueError::Unexpected`] when the published text has another form.
+pub fn large_shops(
+    status: &CellStatus,
+    consumer: &ConsumerStatus,
+) -> Result<Vec<LargeShop>, QueueError> {
     if consumer.shares.is_empty() {
         return Ok(Vec::new());
     }
     let Published { at_ms, shares } = Published::parse(&consumer.shares)?;
-    // A clock that was set back makes old shares look new.
+    // A clock that was set back would make old shares look new.
     if u128::from(status.now_ms.abs_diff(at_ms)) > FRESH_FOR.as_millis() {
         return Ok(Vec::new());
     }
-    let dead_bytes: u64 = status.drains.iter().map(|drain| drain.dead_bytes).sum();
+    let dead_bytes: u64 = status.consumers.iter().map(|consumer| consumer.dead_bytes).sum();
     let queue_bytes = status.queue.bytes.saturating_sub(dead_bytes);
-    // Also what this consumer has not read yet, and what waits for another one only.
+    // Includes webhooks that this consumer has not read yet, and those that wait only for another
+    // one.
     let webhooks = shares.waiting.max(status.queue.webhooks + consumer.parked);
     let large = shares.shops.into_iter().map(|share| {
         let most = share.waiting.saturating_mul(WEBHOOK_BYTES_MAX);
@@ -103,11 +107,11 @@ impl Published {
     }
 }
 
-/// Publishes the shares of `consumer`, also in a Redis that is full; without a shop, takes back what
-/// was published.
+/// Publishes the shares of `consumer`, even in a full Redis. Without a shop, removes the published
+/// ones.
 ///
 /// # Errors
-/// [`QueueError::Fenced`] when `token` does not own the consumer; any other from Redis.
+/// [`QueueError::Fenced`] when `token` is not the leader's; any other from Redis.
 pub async fn publish(
     redis: &Redis,
     connection: &mut Connection,
@@ -121,7 +125,7 @@ pub async fn publish(
         serde_json::to_string(shares).expect("BUG: shares have no map and no odd key")
     };
     let _: u64 = Script::new(include_str!("lua/shares.lua"))
-        .key(redis.keys.owner(consumer))
+        .key(redis.keys.leader(consumer))
         .key(redis.keys.shares())
         .arg(token)
         .arg(consumer)
@@ -131,7 +135,7 @@ pub async fn publish(
     Ok(())
 }
 
-/// A hash as 16 hex digits: other readers of JSON have no whole numbers of 64 bits.
+/// A hash as 16 hex digits: other readers of JSON have no 64-bit integers.
 mod hex {
     use serde::{Deserialize, Deserializer, Serializer, de};
 

@@ -1,4 +1,4 @@
-//! What an operator asks of the queue, in one round trip that moves no pack.
+//! Status of the queue for operators, read in one round trip that moves no pack.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,74 +8,74 @@ use serde::Serialize;
 use spillway_webhook::StreamId;
 
 use crate::connect::{Connection, Redis};
+use crate::controls::{self, Pause};
 use crate::error::QueueError;
-use crate::orders::{self, Pause};
 
-/// The queue and all who read it.
+/// Status of the queue and its consumers.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Status {
-    /// The stream.
+pub struct CellStatus {
+    /// Main stream.
     pub queue: QueueStatus,
-    /// Each registered drain.
-    pub drains: Vec<DrainStatus>,
+    /// All registered consumers.
+    pub consumers: Vec<ConsumerStatus>,
     /// Redis' clock, in milliseconds since the Unix epoch.
     #[serde(skip)]
     pub now_ms: u64,
 }
 
-/// The stream.
+/// Status of the main stream.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct QueueStatus {
     /// Entries not yet freed.
     pub packs: u64,
     /// Webhooks not yet freed.
     pub webhooks: u64,
-    /// Memory Redis uses.
+    /// Memory that Redis uses.
     pub bytes: u64,
     /// Redis' `maxmemory`; 0 = none.
     pub limit_bytes: u64,
-    /// Webhooks ever accepted.
+    /// Number of webhooks ever accepted.
     pub accepted: u64,
 }
 
-/// One drain.
+/// Status of one consumer.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct DrainStatus {
-    /// Its name.
+pub struct ConsumerStatus {
+    /// Name of the consumer.
     pub name: String,
-    /// Webhooks it has not settled, parked ones included.
+    /// Webhooks that it has not settled, including parked ones.
     pub waiting: u64,
-    /// Webhooks it has settled, of all that were ever accepted; parked ones count as settled here.
+    /// Webhooks that it has settled, of all that were ever accepted. Parked ones count as settled
+    /// here.
     pub settled: u64,
-    /// Age of the oldest of them.
+    /// Age of the oldest webhook that waits; `None` if none does.
     pub oldest_age_seconds: Option<f64>,
-    /// Token of the instance that owns it; `None` if nobody does.
-    pub owner: Option<String>,
-    /// How long ago the owner was last seen; `None` if never.
+    /// Token of the leader; `None` if there is none.
+    pub leader: Option<String>,
+    /// Time since a leader was last seen; `None` if never.
     pub last_seen_seconds: Option<f64>,
-    /// The same as a time, in milliseconds since the Unix epoch; 0 if never.
+    /// Time at which a leader was last seen, in milliseconds since the Unix epoch; 0 if never.
     pub last_seen_ms: u64,
-    /// Webhooks that wait outside the main stream: in chunks of lanes, for a retry, or for their
-    /// replay.
+    /// Webhooks that wait outside the main stream: in chunks of lanes, or for their replay.
     pub parked: u64,
-    /// Webhooks given up.
+    /// Number of dead letters.
     pub dead_letters: u64,
-    /// Bytes these hold.
+    /// Bytes that the dead letters hold.
     pub dead_bytes: u64,
-    /// Entries up to here are settled.
+    /// Cursor: entries up to here are settled.
     pub cursor: String,
-    /// What an operator paused.
+    /// Pauses that an operator ordered.
     pub pauses: Vec<Pause>,
-    /// Webhooks dropped by an operator's order, ever.
+    /// Total number of webhooks dropped by an operator's order.
     pub dropped: u64,
-    /// Shares of its shops as they are stored, for
-    /// [`large_shops`](crate::shares::large_shops); empty where no shop takes much.
+    /// Shares of its shops as they are stored, for [`large_shops`](crate::shares::large_shops);
+    /// empty if no shop takes much.
     #[serde(skip)]
     pub shares: String,
 }
 
 type QueueRow = (u64, String, String, String, String, String);
-type DrainRow = (
+type ConsumerRow = (
     String,
     String,
     String,
@@ -94,14 +94,14 @@ type DrainRow = (
 ///
 /// # Errors
 /// [`QueueError`] from Redis.
-pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Status, QueueError> {
+pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<CellStatus, QueueError> {
     let keys = &redis.keys;
     let stream = keys.stream();
     let prefix = stream.strip_suffix("in").unwrap_or_default();
     let rows: Vec<Value> = Script::new(include_str!("lua/status.lua"))
         .key(&stream)
         .key(keys.counts())
-        .key(keys.drains())
+        .key(keys.consumers())
         .key(keys.shares())
         .arg(prefix)
         .invoke_async(connection)
@@ -120,35 +120,35 @@ pub async fn read(redis: &Redis, connection: &mut Connection) -> Result<Status, 
         limit_bytes: number(&limit),
         accepted: appended,
     };
-    let drains = rows
-        .map(|row| redis::from_redis_value(row).map(|row| drain(row, appended, now_ms)))
+    let consumers = rows
+        .map(|row| redis::from_redis_value(row).map(|row| consumer(row, appended, now_ms)))
         .collect::<Result<_, _>>()
         .map_err(unexpected)?;
-    Ok(Status { queue, drains, now_ms })
+    Ok(CellStatus { queue, consumers, now_ms })
 }
 
-fn drain(row: DrainRow, appended: u64, now_ms: u64) -> DrainStatus {
-    let (name, cursor, oldest, through, open, owner, seen, parked, aside, dead, bytes, last) = row;
-    let (orders, shares) = last;
+fn consumer(row: ConsumerRow, appended: u64, now_ms: u64) -> ConsumerStatus {
+    let (name, cursor, oldest, through, open, leader, seen, parked, aside, dead, bytes, last) = row;
+    let (controls, shares) = last;
     let settled = number(&through) + number(&open);
     let main = oldest.parse::<StreamId>().ok().map(|id| id.ms);
     let set_aside = Some(number(&aside)).filter(|ms| *ms > 0);
     let oldest_ms = main.into_iter().chain(set_aside).min();
     let last_seen_ms = number(&seen);
-    DrainStatus {
+    ConsumerStatus {
         name,
         waiting: appended.saturating_sub(settled) + parked,
         settled,
         oldest_age_seconds: oldest_ms.map(|ms| age(now_ms, ms)),
-        owner: owner.split_once(':').map(|(token, _)| token.to_owned()),
+        leader: leader.split_once(':').map(|(token, _)| token.to_owned()),
         last_seen_seconds: (last_seen_ms > 0).then(|| age(now_ms, last_seen_ms)),
         last_seen_ms,
         parked,
         dead_letters: dead,
         dead_bytes: number(&bytes),
         cursor,
-        pauses: orders::pauses(&orders),
-        dropped: orders.get("dropped").map_or(0, |dropped| number(dropped)),
+        pauses: controls::pauses(&controls),
+        dropped: controls.get("dropped").map_or(0, |dropped| number(dropped)),
         shares,
     }
 }

@@ -1,8 +1,8 @@
-//! Bounds what is received and not yet stored, in bytes.
+//! Limit on the bytes that are received and not yet stored.
 //!
-//! A webhook holds what has arrived of it, not what its sender announced: an announcement costs a
-//! stranger nothing. The permit travels with the webhook, and then with its batch, to the end of the
-//! append; dropping it frees its bytes, panics included.
+//! A webhook holds what has arrived of it, not the length that its sender announced. An
+//! announcement costs a stranger nothing. The permit travels with the webhook, and then with its
+//! batch, until the append ends. Dropping it frees its bytes, also after a panic.
 
 use std::sync::Arc;
 
@@ -14,23 +14,23 @@ use tokio::sync::Semaphore;
 use crate::reply::Refusal;
 use crate::settings::OVERHEAD_BYTES;
 
-/// So much of an announced body is held ahead of its arrival: the connection's read buffer is as
-/// large, and most webhooks then come for room only once.
+/// Part of an announced body that is reserved before it arrives. The connection's read buffer is as
+/// large. Most webhooks then reserve memory only once.
 const AHEAD_BYTES: usize = 8192;
 
-/// Hands out bytes.
+/// Limit on the bytes in flight. Hands out permits.
 #[derive(Debug, Clone)]
 pub struct Admission {
     bytes: Arc<Semaphore>,
     bytes_max: usize,
 }
 
-/// Bytes that one webhook may hold.
+/// Bytes that are reserved for one webhook, or for one batch after [`Permit::merge`].
 #[derive(Debug)]
 pub struct Permit {
     from: Arc<Semaphore>,
     held_bytes: usize,
-    /// The part of them that is for the body.
+    /// Part of `held_bytes` that is for the body.
     body_bytes: usize,
 }
 
@@ -40,16 +40,16 @@ impl Admission {
         Self { bytes: Arc::new(Semaphore::new(bytes_max)), bytes_max }
     }
 
-    /// Bytes handed out now.
+    /// Bytes that are reserved now.
     pub fn in_flight_bytes(&self) -> usize {
         self.bytes_max - self.bytes.available_permits()
     }
 
-    /// Room for a webhook with a head of `head_bytes`, if its body as announced (0 if unknown)
-    /// would fit too. The body's room is taken as it arrives, by [`Permit::grow_to`].
+    /// Reserves memory for a webhook with a head of `head_bytes`. The body as announced (0 if
+    /// unknown) must fit, too. Its memory is reserved as it arrives, by [`Permit::grow_to`].
     ///
     /// # Errors
-    /// [`Refusal::Overloaded`] when there is none.
+    /// [`Refusal::Overloaded`] if too little is left.
     pub fn admit(&self, head_bytes: usize, announced_bytes: usize) -> Result<Permit, Refusal> {
         let fixed_bytes = OVERHEAD_BYTES + head_bytes;
         if fixed_bytes.saturating_add(announced_bytes) > self.bytes.available_permits() {
@@ -63,10 +63,10 @@ impl Admission {
 }
 
 impl Permit {
-    /// Makes room for a body that has grown to `body_bytes`.
+    /// Reserves memory for a body that has grown to `body_bytes`.
     ///
     /// # Errors
-    /// [`Refusal::Overloaded`] when there is none.
+    /// [`Refusal::Overloaded`] if too little is left.
     pub fn grow_to(&mut self, body_bytes: usize) -> Result<(), Refusal> {
         if let Some(more) = body_bytes.checked_sub(self.body_bytes).filter(|more| *more > 0) {
             take(&self.from, more)?;
@@ -76,7 +76,7 @@ impl Permit {
         Ok(())
     }
 
-    /// Takes over what `other` holds: many webhooks, one permit.
+    /// Takes over the bytes of `other`, so that one permit covers many webhooks.
     pub fn merge(&mut self, mut other: Self) {
         self.held_bytes += std::mem::take(&mut other.held_bytes);
     }
@@ -90,7 +90,8 @@ impl Drop for Permit {
     }
 }
 
-/// Bytes handed out, read when the metrics are scraped, so that the hot path need not write a gauge.
+/// Metric of the bytes in flight. It is read when the metrics are scraped, so the hot path writes
+/// no gauge.
 #[derive(Clone)]
 pub struct InFlightMetric {
     admission: Admission,
@@ -98,7 +99,7 @@ pub struct InFlightMetric {
 }
 
 impl InFlightMetric {
-    /// Metric of what `admission` hands out.
+    /// Metric of the bytes that `admission` has handed out.
     pub fn new(admission: Admission) -> Self {
         let help = "Bytes received and not yet stored.";
         let gauge = IntGauge::new("spillway_in_flight_bytes", help).expect("BUG: a valid name");
@@ -146,7 +147,7 @@ mod tests {
         let admission = Admission::new(256 << 20);
         let announced: Vec<_> = (0..100).map(|_| admission.admit(100, 16 << 20).unwrap()).collect();
         assert!(admission.in_flight_bytes() < 2 << 20);
-        // One that could not fit even now is told at once.
+        // A webhook that could not fit even now is refused at once.
         assert!(admission.admit(0, 256 << 20).is_err());
         drop(announced);
     }

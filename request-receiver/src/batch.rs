@@ -1,8 +1,8 @@
-//! Batches of one shard: verified webhooks that are stored together, and whose senders wait for that.
+//! Batches of one shard: verified webhooks that are stored together.
 //!
 //! A webhook is written into its batch once. Its headers and body are dropped then, so that the
-//! connection's read buffer can be used again. Only a [`Verified`] webhook gets in. Bounded by the
-//! permits that the batches hold. [`queue`] decides what each sender is answered.
+//! connection can reuse its read buffer. Only a [`Verified`] webhook gets in. The permits that the
+//! batches hold bound their memory. [`queue`] decides the answer of each sender.
 
 pub mod queue;
 
@@ -18,30 +18,30 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::admit::Permit;
-use crate::batch::queue::{Contents, Queue};
+use crate::batch::queue::{BatchQueue, Contents};
 use crate::reply::Refusal;
-// For the queue.
+// `queue` imports the locks by this path.
 use crate::sync;
 use crate::topics::{TopicIndex, Topics};
 
-/// What a webhook's sender is answered.
+/// Answer to the sender of a webhook.
 pub type Answer = Result<(), Refusal>;
 
 /// Webhooks that are stored together.
 pub type Batch = queue::Batch<Webhooks>;
 
-/// Time between looks at the deadlines: a webhook is answered about this late at most.
+/// Time between looks at the deadlines. An answer is late by about this much at most.
 const DEADLINE_TICK: Duration = Duration::from_millis(20);
 
 /// Batches of one shard that wait to be stored.
 pub struct Batches {
-    queue: Queue<Webhooks>,
+    queue: BatchQueue<Webhooks>,
     topics: Mutex<Topics>,
     arrived: Notify,
     closed: CancellationToken,
 }
 
-/// Webhooks of a batch, with the memory that they may hold.
+/// Webhooks of a batch, with the permit for the memory that they hold.
 #[derive(Default)]
 pub struct Webhooks {
     records: Records,
@@ -82,17 +82,17 @@ impl Contents for Webhooks {
 }
 
 impl Batch {
-    /// What it holds.
+    /// Records of the webhooks.
     pub fn records(&self) -> &Records {
         &self.contents().records
     }
 }
 
 impl Batches {
-    /// None yet; `topics` counts what is stored.
+    /// No batches yet. `topics` counts the stored webhooks.
     pub fn new(topics: Topics) -> Self {
         Self {
-            queue: Queue::default(),
+            queue: BatchQueue::default(),
             topics: Mutex::new(topics),
             arrived: Notify::new(),
             closed: CancellationToken::new(),
@@ -102,7 +102,7 @@ impl Batches {
     /// Waits until `webhook` is stored.
     ///
     /// # Errors
-    /// [`Refusal`] when it is not, or not known to be, by `deadline`.
+    /// [`Refusal`] if the webhook is not stored, or not known to be stored, by `deadline`.
     pub async fn push(
         &self,
         webhook: Verified<Webhook>,
@@ -115,12 +115,12 @@ impl Batches {
         if is_first {
             self.arrived.notify_one();
         }
-        // Before the wait: its headers and body lie in the connection's read buffer.
+        // Drops the headers and the body before the wait: they lie in the connection's read buffer.
         drop(webhook);
         poll_fn(|cx| ticket.poll(cx, Instant::now())).await
     }
 
-    /// Waits for something to store; `false` once there will be nothing more.
+    /// Waits for something to store. Returns `false` once the batches are closed and empty.
     pub async fn arrived(&self) -> bool {
         loop {
             if !self.queue.is_empty() {
@@ -133,23 +133,23 @@ impl Batches {
         }
     }
 
-    /// Nothing more will arrive.
+    /// Closes the batches: nothing more will arrive.
     pub fn close(&self) {
         self.closed.cancel();
         self.arrived.notify_one();
     }
 
-    /// Uncompressed bytes that wait.
+    /// Uncompressed bytes of the records that wait.
     pub fn bytes(&self) -> usize {
         self.queue.bytes()
     }
 
-    /// The oldest batch, without what need not be stored any more.
+    /// Takes the oldest batch, without the records that nobody waits for any more.
     pub fn take(&self) -> Option<Batch> {
         self.queue.seal(Instant::now())
     }
 
-    /// Answers those who wait in `batch`, and counts what was stored.
+    /// Answers all senders that wait in `batch`, and counts the stored webhooks.
     pub fn complete(&self, batch: Batch, answer: Answer) {
         if answer.is_err() {
             return self.queue.complete(batch, answer, |_| {});
@@ -159,7 +159,7 @@ impl Batches {
         self.topics().stored(stored.into_iter());
     }
 
-    /// Keeps the deadlines, for as long as it is polled.
+    /// Enforces the deadlines for as long as it is polled.
     pub async fn keep_deadlines(&self) {
         let mut tick = interval(DEADLINE_TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -199,7 +199,7 @@ mod tests {
         (Batches::new(Topics::new(topics)), Admission::new(64 << 20))
     }
 
-    /// A webhook that waits from now on, for at most `time`.
+    /// Pushes a webhook that waits for at most `time` from now on.
     fn push<'a>(
         batches: &'a Batches,
         admission: &Admission,
@@ -251,11 +251,11 @@ mod tests {
         tokio::time::advance(2 * SECOND).await;
         batches.queue.expire(Instant::now());
         assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
-        // Into the batch that lost one.
+        // Goes into the batch that lost a record.
         let mut last = push(&batches, &admission, b"{}", 3 * SECOND);
         let batch = batches.take().unwrap();
         assert_eq!(batch.records().count(), 2);
-        // In flight, it is told too, and sent nevertheless.
+        // A webhook in flight is answered, too, and is stored nevertheless.
         tokio::time::advance(2 * SECOND).await;
         batches.queue.expire(Instant::now());
         assert_eq!(poll(&mut later), Poll::Ready(Err(Refusal::AckTimeout)));
@@ -269,7 +269,7 @@ mod tests {
         let mut soon = push(&batches, &admission, b"{\"soon\":1}", SECOND);
         let mut later = push(&batches, &admission, b"{}", 3 * SECOND);
         tokio::time::advance(2 * SECOND).await;
-        // It is woken, and polled only after the batch is stored without it.
+        // The sender is woken, but polls only after the batch is stored without its webhook.
         let batch = batches.take().unwrap();
         assert_eq!(batch.records().count(), 1);
         batches.complete(batch, Ok(()));

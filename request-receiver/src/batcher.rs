@@ -1,4 +1,4 @@
-//! Group commit: whatever arrives while one batch is stored becomes the next.
+//! Group commit: the webhooks that arrive while one batch is stored form the next batch.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use spillway_webhook::pack::RAW_BYTES_TARGET;
 use crate::batch::Batches;
 use crate::store::ShardStore;
 
-/// How often a shard lets its other tasks run before it closes a batch, as long as each time brings
-/// more. Past this it would only wait for itself.
+/// Times that a shard lets its other tasks run before it closes a batch, while each time adds more
+/// webhooks. After that the shard would only wait for itself.
 const GATHER_ROUNDS_MAX: usize = 12;
 
 /// Hands the batches of one shard to its store.
@@ -18,12 +18,12 @@ pub struct Batcher {
 }
 
 impl Batcher {
-    /// A batcher for one shard.
+    /// Batcher for one shard.
     pub fn new(batches: Arc<Batches>, store: ShardStore) -> Self {
         Self { batches, store }
     }
 
-    /// Runs until the batches are closed, and stored.
+    /// Runs until the batches are closed and all of them are stored.
     pub async fn run(mut self) {
         while self.arrived().await {
             self.gather().await;
@@ -33,7 +33,7 @@ impl Batcher {
         }
     }
 
-    /// Waits for something to store; `false` once there will be nothing more.
+    /// Waits for something to store. Returns `false` once nothing more will come.
     async fn arrived(&mut self) -> bool {
         tokio::select! {
             biased;
@@ -42,7 +42,7 @@ impl Batcher {
         }
     }
 
-    /// What lies in the sockets by now comes along: a fuller pack is a sync saved.
+    /// Lets the webhooks that lie in the sockets by now join the batch. A fuller pack saves a sync.
     async fn gather(&self) {
         let mut bytes = self.batches.bytes();
         for _ in 0..GATHER_ROUNDS_MAX {

@@ -1,4 +1,4 @@
-//! Reads a body whole: bounded in bytes, in time, and by its permit.
+//! Reads a whole body. Its length, its time and its permit are limits.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use tokio::time::{Instant, timeout_at};
 use crate::admit::Permit;
 use crate::reply::Refusal;
 
-/// What is read of a body that is not wanted, and for how long: a refusal comes within 100 ms.
+/// Limits on reading the body of a refused request, so that the refusal comes within 100 ms.
 const DISCARD_BYTES_MAX: usize = 64 << 10;
 const DISCARD_TIME: Duration = Duration::from_millis(50);
 
-/// Reads `body`, up to `bytes_max`, within `time` from now.
+/// Reads `body`, up to `bytes_max` bytes, within `time` from now.
 ///
 /// # Errors
-/// [`Refusal::TooLarge`], [`Refusal::Slow`], [`Refusal::Overloaded`] when the permit can't grow
-/// with it, [`Refusal::BrokenBody`] when it breaks off or isn't framed as announced.
+/// [`Refusal::TooLarge`]; [`Refusal::Slow`]; [`Refusal::Overloaded`] if the permit can't grow with
+/// the body; [`Refusal::BrokenBody`] if the body breaks off or isn't framed as announced.
 pub async fn read<B>(
     mut body: B,
     bytes_max: usize,
@@ -29,20 +29,20 @@ pub async fn read<B>(
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    // The timer only comes into being if the body is not already here, which it mostly is.
+    // The timer is armed only if the body is not here already. Mostly it is.
     timeout_at(Instant::now() + time, collect(&mut body, bytes_max, permit))
         .await
         .unwrap_or(Err(Refusal::Slow))
 }
 
-/// Throws the body of a refused request away, if it is small and quick to come, so that its
-/// connection can be used again: under overload, a new connection for each refusal would be part of
-/// the load. Says whether the body was read to its end.
+/// Reads and drops the body of a refused request, if it is small and arrives quickly. Then the
+/// connection can be used again. Under overload, a new connection for each refusal would add to the
+/// load. Returns whether the body was read to its end.
 pub async fn discard<B>(body: &mut B, headers: &HeaderMap) -> bool
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    // Whoever asks first would only send it because we begin to read.
+    // A sender with an `Expect` header sends the body only because reading begins.
     if headers.contains_key(header::EXPECT) {
         return body.is_end_stream();
     }
@@ -84,14 +84,15 @@ where
     Ok(Bytes::from(whole))
 }
 
-/// Room for a body of which `arrived_bytes` have come and `left_bytes` are announced. What is
-/// announced may never come, so it is at most twice what has; doubling keeps the copying linear.
+/// Capacity for a body of which `arrived_bytes` have come and `left_bytes` are announced. The
+/// announced bytes may never come, so the capacity is at most twice what has come. Doubling keeps
+/// the cost of copying linear.
 fn capacity_for(arrived_bytes: usize, left_bytes: Option<u64>) -> usize {
     let left_bytes = left_bytes.and_then(|left| usize::try_from(left).ok()).unwrap_or(usize::MAX);
     arrived_bytes.saturating_add(left_bytes.min(arrived_bytes))
 }
 
-/// The next piece of data; trailers are not part of the signed body and are dropped.
+/// Returns the next piece of data. Drops trailers: the signature does not cover them.
 async fn next<B>(body: &mut B) -> Result<Option<Bytes>, Refusal>
 where
     B: Body<Data = Bytes> + Unpin,

@@ -1,7 +1,7 @@
-//! One connection: its requests, their answers, its end.
+//! Serves one connection: its requests, its answers and its end.
 //!
-//! Invariant: a request whose headers were read whole is answered before its connection is closed,
-//! unless the process stops first.
+//! Invariant: a request whose headers were read is answered before its connection is closed, unless
+//! the process stops first.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -15,63 +15,64 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use spillway_service::error::chain;
+use spillway_process::error::chain;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::closing::Closing;
-use crate::metrics::Metrics;
-use crate::phase::{Arrival, Phase, PhaseTimes, Swept};
+use crate::metrics::ReceiverMetrics;
+use crate::phase::{Phase, PhaseTimes, RequestArrival, Swept};
 use crate::receive::{Receiver, RequestContext, receive};
 use crate::reply::{NOT_HTTP, Refusal, raw_answer};
 use crate::settings::HEADER_BYTES_MAX;
-use crate::stream::{Stream, Watched};
+use crate::stream::{PhasedStream, Stream};
 
-/// How long, and how much, is read from a sender who has not noticed that it was refused. Closing
-/// at once would reset the connection and destroy the answer on its way.
+/// Limits on reading from a sender that has not noticed a refusal yet. Closing at once would reset
+/// the connection and destroy the answer on its way.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: usize = 1 << 20;
-/// So much is read at a time, and then nothing for a while, so that all of it takes most of that time:
-/// what is thrown away comes no faster than 650 KB a second. At 4 MiB and four times that, ten who
-/// sent without an end made the good ones' p99 grow by two thirds.
+/// Bytes that are read before each pause. Together with the pause they limit what is thrown away to
+/// 650 KB a second. With 4 MiB in all and four times that rate, ten endless senders made the p99 of
+/// the others grow by two thirds.
 const LINGER_TURN_BYTES: usize = 16 << 10;
 const LINGER_PAUSE: Duration = Duration::from_millis(25);
-/// What is read at once: a head and as much again.
+/// Limit of hyper's read buffer: two heads.
 const READ_BYTES_MAX: usize = 2 * HEADER_BYTES_MAX;
 
-/// What every connection is served with.
+/// State that all connections of a shard share.
 pub struct Serving {
     /// Answers requests.
     pub receiver: Arc<Receiver>,
-    /// Counts what is answered past it.
-    pub metrics: Metrics,
-    /// Once it has begun, no connection should outlive its next answer.
+    /// Counts answers that are written without hyper.
+    pub metrics: ReceiverMetrics,
+    /// Once it has begun, each connection closes with its next answer.
     pub closing: Closing,
-    /// Times that connections have.
+    /// Time limits of connections.
     pub times: PhaseTimes,
 }
 
 /// Serves one connection to its end.
 pub async fn serve(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
-    // Until something comes, there is neither a buffer nor anything of hyper's: a crowd that only
-    // connects costs its sockets.
+    // A connection has no buffer and no hyper state until something comes. Clients that only
+    // connect cost no more than their sockets.
     tokio::select! {
         biased;
-        // What there is to read, or what is wrong, is told by reading.
+        // Reading shows what there is, or which error.
         _ = stream.readable() => Box::pin(talk(stream, phase, serving)).await,
-        // It was idle for too long, or the process stops.
-        () = phase.swept() => close(Watched::new(stream, phase.clone()), &phase).await,
+        // The connection was idle for too long, or the process stops.
+        () = phase.swept() => close(PhasedStream::new(stream, phase.clone()), &phase).await,
     }
 }
 
-/// Serves one connection that has brought something.
+/// Serves a connection that has something to read.
 async fn talk(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
-    let io = TokioIo::new(Watched::new(stream, phase.clone()));
+    let io = TokioIo::new(PhasedStream::new(stream, phase.clone()));
     let service = {
-        let (phase, serving) = (phase.clone(), serving.clone());
+        let phase = phase.clone();
+        let serving = serving.clone();
         service_fn(move |request| Box::pin(answer(request, phase.clone(), serving.clone())))
     };
-    // `header_read_timeout` is ours (see stream.rs); the rest is written out because the bound on
-    // a hostile sender's memory hangs on it.
+    // phase.rs replaces `header_read_timeout`. The other options are explicit because they bound
+    // the memory that a hostile sender can take.
     let mut connection = http1::Builder::new()
         .header_read_timeout(None)
         .max_header_size(HEADER_BYTES_MAX)
@@ -110,17 +111,18 @@ async fn talk(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
     close(stream, &phase).await;
 }
 
-/// Refuses a connection that there is no room for.
+/// Refuses a connection over the limit.
 pub async fn refuse(stream: Stream) {
     let phase = Phase::new();
     phase.body_may_be_unread();
-    let mut stream = Watched::new(stream, phase.clone());
+    let mut stream = PhasedStream::new(stream, phase.clone());
     tell(&mut stream, Refusal::Overloaded).await;
     close(stream, &phase).await;
 }
 
-/// Answers past hyper. Not behind a part of another answer, which its reader does not read.
-async fn tell(stream: &mut Watched, refusal: Refusal) {
+/// Writes an answer without hyper. Writes nothing after a part of another answer: its reader does
+/// not read.
+async fn tell(stream: &mut PhasedStream, refusal: Refusal) {
     if !stream.is_write_blocked() {
         let answer = raw_answer(refusal);
         tokio::time::timeout(LINGER, stream.write_all(answer.as_bytes())).await.ok();
@@ -133,9 +135,9 @@ async fn answer(
     serving: Arc<Serving>,
 ) -> Result<Response<Body>, Infallible> {
     let first_byte = phase.begin_request();
-    let arrival = Arrival { first_byte, connection: phase.clone() };
+    let arrival = RequestArrival { first_byte, connection: phase.clone() };
     let context = RequestContext { receiver: serving.receiver.clone(), arrival };
-    // Every path is the receiver's: a router would only cost.
+    // No router: every path is the receiver's.
     let mut response = receive.call(request.map(Body::new), context).await;
     phase.answered();
     if serving.closing.has_begun() {
@@ -144,14 +146,15 @@ async fn answer(
     Ok(response)
 }
 
-async fn close(mut stream: Watched, phase: &Phase) {
+async fn close(mut stream: PhasedStream, phase: &Phase) {
     let is_answer_at_risk = phase.is_body_unread() && stream.has_written();
     if stream.shutdown().await.is_err() || !is_answer_at_risk {
         return;
     }
-    let drain = async {
+    let linger = async {
         let mut scratch = vec![0; LINGER_TURN_BYTES];
-        let (mut left, mut turn) = (LINGER_BYTES_MAX, 0);
+        let mut left = LINGER_BYTES_MAX;
+        let mut turn = 0;
         while left > 0 {
             match stream.read(&mut scratch).await {
                 Ok(0) | Err(_) => return,
@@ -166,6 +169,6 @@ async fn close(mut stream: Watched, phase: &Phase) {
             }
         }
     };
-    // Whoever still sends after this is cut off.
-    tokio::time::timeout(LINGER, drain).await.ok();
+    // A sender that still sends after this is cut off.
+    tokio::time::timeout(LINGER, linger).await.ok();
 }

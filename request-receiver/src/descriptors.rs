@@ -1,23 +1,25 @@
-//! File descriptors: how many this process may have, and how many of them connections may take.
+//! File descriptors: the limit of the process, and the part of it that connections may take.
 //!
-//! Invariant: connections, those that are refused included, never take the descriptors that Redis, the
-//! admin port, the spill and the log need.
+//! Invariant: connections, refused ones included, never take the descriptors that Redis, the admin
+//! port, the overflow log and the logs need.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use spillway_service::start::Misconfigured;
+use spillway_process::start::Misconfigured;
 
-/// Kept for the listeners, Redis' watch, the admin port, the spill's files, the log and the runtime.
+/// Kept for the listeners, the watch over Redis, the admin port, the overflow log's files, the logs
+/// and the runtime.
 const RESERVED: usize = 64;
 /// Kept for each shard: its runtime, its connection to Redis, and one more while that is replaced.
 const RESERVED_PER_SHARD: usize = 8;
-/// With fewer connections than this, senders such as nginx would be refused in quiet times.
+/// Fewest connections to start with, unless fewer are asked for. With fewer, senders such as nginx
+/// would be refused in quiet times.
 const CONNECTIONS_MIN: usize = 64;
-/// Connections over the limit that are told so, at once; further ones wait to be accepted.
+/// Connections over the limit that are answered 503 at once. Further ones wait to be accepted.
 const REFUSED_MAX: usize = 256;
-/// The part of scarce descriptors that refusals may take.
+/// Divisor: refusals may take this part of scarce descriptors.
 const REFUSED_PART: usize = 8;
 
-/// Bounds of the number of connections.
+/// Limits on the number of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Connections that are served at once.
@@ -26,10 +28,10 @@ pub struct ConnectionLimits {
     pub refused: usize,
 }
 
-/// Raises the limit of open files as far as it may be, and fits MAX_CONNECTIONS into it.
+/// Raises the limit of open files as far as allowed, and fits MAX_CONNECTIONS into it.
 ///
 /// # Errors
-/// When too few connections would be left.
+/// If too few connections would be left.
 pub fn connection_limits(
     connections_max: usize,
     shards: usize,
@@ -47,8 +49,8 @@ pub fn connection_limits(
     Ok(limits)
 }
 
-/// Raises the soft limit of open files to the hard one. Returns the limit in force; none if there is
-/// none.
+/// Raises the soft limit of open files to the hard one. Returns the limit in force. `None` if it is
+/// unlimited.
 fn raise_limit() -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
@@ -98,7 +100,7 @@ mod tests {
         assert_eq!(fitted(10_000, None), limits(10_000, 256));
         assert_eq!(fitted(10_000, Some(65_536)), limits(10_000, 256));
         assert_eq!(fitted(10_000, Some(10_000 + 256 + 80)), limits(10_000, 256));
-        // First fewer are told that they are refused; then fewer are served.
+        // First, fewer are answered that they are refused. Then fewer are served.
         assert_eq!(fitted(800, Some(1024)), limits(800, 144));
         assert_eq!(fitted(10_000, Some(1024)), limits(826, 118));
         assert_eq!(fitted(10_000, Some(256)), limits(154, 22));
@@ -113,7 +115,7 @@ mod tests {
     #[test]
     fn the_soft_limit_becomes_the_hard_one() {
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-        // More than the tests of this process need meanwhile.
+        // More than the tests of this process need at the same time.
         setrlimit(Resource::Nofile, Rlimit { current: Some(500), maximum }).unwrap();
         assert_eq!(raise_limit(), maximum);
         assert_eq!(getrlimit(Resource::Nofile).current, maximum);

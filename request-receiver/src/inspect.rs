@@ -1,25 +1,25 @@
-//! What is asked of a webhook whose signature is good: that it is one, fresh, and new to us.
+//! Checks of a webhook whose signature is good: loop, kind of body, topic, freshness.
 
 use http::HeaderMap;
 use spillway_webhook::Webhook;
-use spillway_webhook::freshness::{self, Window};
+use spillway_webhook::freshness::{self, FreshnessWindow};
 use spillway_webhook::shopify::{Headers, is_compliance};
 
 use crate::reply::Refusal;
 use crate::settings::BodyKinds;
 
-/// Set by a downstreamer on every delivery.
+/// Header that a downstreamer sets on every delivery.
 const DELIVERY_HEADER: &str = "spillway-id";
 
-/// Checks a verified webhook, in the order the contract gives.
+/// Checks a verified webhook, in the order of the contract.
 ///
 /// # Errors
-/// The first rule it breaks.
+/// The first rule that the webhook breaks.
 pub fn inspect(
     webhook: &Webhook,
     now_ms: u64,
     kinds: BodyKinds,
-    window: &Window,
+    window: &FreshnessWindow,
 ) -> Result<(), Refusal> {
     if webhook.headers.contains_key(DELIVERY_HEADER) {
         return Err(Refusal::Loop);
@@ -34,13 +34,13 @@ pub fn inspect(
     fresh(&webhook.headers, now_ms, window)
 }
 
-fn fresh(headers: &HeaderMap, now_ms: u64, window: &Window) -> Result<(), Refusal> {
+fn fresh(headers: &HeaderMap, now_ms: u64, window: &FreshnessWindow) -> Result<(), Refusal> {
     freshness::check(headers.shopify("triggered-at"), now_ms, window).map_err(Refusal::NotFresh)
 }
 
-/// Whether the first byte that is neither white space nor a byte order mark begins an allowed kind.
-/// The client secret also signs session tokens (`eyJ…`) and OAuth queries, whose holders must not
-/// pass as Shopify.
+/// Returns true if the body begins as an allowed kind, after white space and a byte order mark. The
+/// client secret also signs session tokens (`eyJ…`) and OAuth queries. Their holders must not pass
+/// as Shopify.
 fn begins_as(body: &[u8], kinds: BodyKinds) -> bool {
     let text = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     match text.iter().find(|byte| !byte.is_ascii_whitespace()) {

@@ -1,9 +1,9 @@
-//! The receiver: HTTP in, packs out.
+//! The receiver: takes webhooks by HTTP and stores them as packs.
 //!
-//! The path of a webhook: [`serve`] (accepts, hands to a [`shard`]) → [`connection`] → [`receive`]
-//! (one request, step by step: admit → read the body → authenticate → inspect → shares) → [`batch`] →
-//! [`batcher`] (group commit) → [`store`] (appends to Redis, or writes to the overflow log, which is
-//! [`spill`]) → [`reply`] (what the sender is answered).
+//! Path of a webhook: [`serve`] (accepts, hands to a [`shard`]) → [`connection`] → [`receive`] (one
+//! request: admit → read the body → authenticate → inspect → shares) → [`batch`] → [`batcher`]
+//! (group commit) → [`store`] (appends to Redis, or writes to the overflow log, which is [`spill`])
+//! → [`reply`] (the answer).
 
 pub mod admit;
 pub mod batch;
@@ -34,13 +34,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
-use spillway_service::Background;
-use spillway_service::admin;
-use spillway_service::error::chain;
-use spillway_service::listen::Listener;
-use spillway_service::metrics::register;
-use spillway_service::start::Unavailable;
-use spillway_service::supervisor::{self, Watchdog};
+use spillway_process::Background;
+use spillway_process::admin;
+use spillway_process::error::chain;
+use spillway_process::listen::Listener;
+use spillway_process::metrics::register;
+use spillway_process::start::Unavailable;
+use spillway_process::supervisor::{self, Watchdog};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -48,34 +48,34 @@ use tokio_util::sync::CancellationToken;
 use crate::admit::{Admission, InFlightMetric};
 use crate::closing::Closing;
 use crate::descriptors::connection_limits;
-use crate::metrics::Metrics;
+use crate::metrics::ReceiverMetrics;
 use crate::reply::OUTCOMES;
 use crate::secrets::ClientSecrets;
 use crate::serve::Acceptor;
-use crate::settings::Settings;
+use crate::settings::ReceiverSettings;
 use crate::shard::Shard;
-use crate::shared::Shared;
+use crate::shared::ShardContext;
 use crate::shares::{Judge, ShopShares};
 use crate::store::Store;
 use crate::store::log::LogMetrics;
-use crate::store::watch::Watch;
+use crate::store::watch::RedisWatch;
 use crate::topics::TopicMetrics;
 
-/// How long who connects first may have to wait for what Redis says: a part of Shopify's 5 s.
+/// Time for which connections wait for the first look at Redis, a part of Shopify's 5 s.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
-/// What the feeder may have on its way, which Redis knows the outcome of in any case.
+/// Time that the feeder has to stop. Redis knows the outcome of any call that is cut off.
 const FEEDER_STOPS_WITHIN: Duration = Duration::from_millis(500);
 
 /// Runs a receiver until `shutdown`.
 ///
 /// # Errors
-/// When an address can't be bound, when too few files may be open, when Redis is absent and the settings
-/// say to give up then, and when a shard or a background task ends before `shutdown`.
-pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Result<()> {
+/// If an address can't be bound, if too few files may be open, if Redis is absent and the settings
+/// say to give up then, and if a shard or a background task ends before `shutdown`.
+pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> anyhow::Result<()> {
     let limits = connection_limits(settings.connections_max, shard_count())?;
     let settings = Arc::new(settings);
-    let metrics = Metrics::new(&OUTCOMES);
+    let metrics = ReceiverMetrics::new(&OUTCOMES);
     let topics = TopicMetrics::new(&metrics.registry);
     let secrets =
         Arc::new(ClientSecrets::new(&settings.secrets.secrets, settings.secrets.file.clone()));
@@ -91,20 +91,20 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
     let shares = Arc::new(ShopShares::new(settings.shop_limit.priority_topics.clone()));
     let judge =
         Judge::new(settings.shop_limit.clone(), shares.clone(), metrics.queue.shops_over.clone());
-    let watch = Watch::new(&settings, store.clone(), readiness.clone(), &metrics, judge);
+    let watch = RedisWatch::new(&settings, store.clone(), readiness.clone(), &metrics, judge);
     if settings.common.exit_if_unavailable {
         watch
             .look_once()
             .await
             .map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
-    background.spawn("the watch of the queue", watch.run(after_all.clone()));
+    background.spawn("health check of redis", watch.run(after_all.clone()));
     let reloading = secrets::reload_on_hangup(secrets.clone())?;
     background.spawn("reading the secrets again", reloading);
 
     log_start(&listeners);
     let closing = Closing::default();
-    let shards = start_shards(Shared {
+    let shards = start_shards(ShardContext {
         admission: watched_admission(&settings, &metrics),
         settings: settings.clone(),
         store: store.clone(),
@@ -127,7 +127,7 @@ pub async fn run(settings: Settings, shutdown: CancellationToken) -> anyhow::Res
         accepted = acceptor.last_call(settings.shutdown_timeout).await;
     }
     if let Err(error) = &accepted {
-        tracing::error!(%error, "stopping, to be started again");
+        tracing::error!(%error, "exiting, so that the supervisor restarts this process");
     }
     acceptor.finish(stop_by).await;
     stop_feeding.cancel();
@@ -144,15 +144,16 @@ fn log_start(listeners: &[Listener]) {
     tracing::info!(%address, version = env!("CARGO_PKG_VERSION"), "receiving");
 }
 
-/// Waits for the first look at Redis, for a second at most: until it is known that the queue is usable,
-/// webhooks would be refused that could be stored.
+/// Waits for the first look at Redis, for a second at most. Before it, webhooks would be refused
+/// that could be stored.
 async fn first_look(store: &Store, shutdown: &CancellationToken) {
     shutdown.run_until_cancelled(timeout(FIRST_LOOK, store.looked())).await;
 }
 
-/// The store, with what restores its log if it has one. A second receiver beside one that spills ends here.
+/// Opens the store, and starts the task that restores its log if it has one. Fails if another
+/// receiver spills for this cell.
 async fn open_store(
-    settings: &Settings,
+    settings: &ReceiverSettings,
     background: &Background,
     stop: &CancellationToken,
 ) -> anyhow::Result<(Store, Option<JoinHandle<()>>)> {
@@ -170,8 +171,8 @@ async fn open_store(
     Ok((Store::without_log(), None))
 }
 
-/// A shard for each core.
-fn start_shards(shared: Shared) -> std::io::Result<Vec<Shard>> {
+/// Starts a shard for each core.
+fn start_shards(shared: ShardContext) -> std::io::Result<Vec<Shard>> {
     let shards = shard_count();
     let cores = cores_for(shards);
     (0..shards).map(|shard| Shard::start(shared.clone(), cores.get(shard).copied())).collect()
@@ -181,15 +182,16 @@ fn shard_count() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// A core for each shard, or none at all: where a quota grants less than the cores we may run on,
-/// others run there too, and a shard that is bound to one would wait while the next is idle.
+/// Returns a core for each shard, or none at all. Where a quota grants less than the cores that the
+/// process may run on, other processes run there, too. A shard that is bound to one core would wait
+/// while the next is idle.
 fn cores_for(shards: usize) -> Vec<usize> {
     let Ok(ours) = sched_getaffinity(None) else { return Vec::new() };
     let cores: Vec<_> = (0..CpuSet::MAX_CPU).filter(|core| ours.is_set(*core)).collect();
     if cores.len() == shards { cores } else { Vec::new() }
 }
 
-fn watched_admission(settings: &Settings, metrics: &Metrics) -> Admission {
+fn watched_admission(settings: &ReceiverSettings, metrics: &ReceiverMetrics) -> Admission {
     let admission = Admission::new(settings.in_flight_bytes_max);
     register(&metrics.registry, &InFlightMetric::new(admission.clone()));
     admission

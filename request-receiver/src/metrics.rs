@@ -8,26 +8,26 @@ use prometheus::{
     Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
     Registry,
 };
-use spillway_queue::health::{self, Facts};
-use spillway_service::drain_gauges::DrainGauges;
-use spillway_service::metrics::{register, registry};
+use spillway_process::consumer_gauges::ConsumerGauges;
+use spillway_process::metrics::{register, registry};
+use spillway_queue::health::{self, RedisInfo};
 
 /// All metrics of a receiver.
 #[derive(Clone)]
-pub struct Metrics {
-    /// Where they are registered.
+pub struct ReceiverMetrics {
+    /// Registry of all these metrics.
     pub registry: Registry,
-    /// What is known of Redis.
-    pub queue: QueueGauges,
+    /// Gauges of the queue in Redis.
+    pub queue: ReceiverQueueGauges,
     outcomes: HashMap<&'static str, (IntCounter, Histogram)>,
     pack_webhooks: Histogram,
 }
 
-/// What is known of Redis.
+/// Gauges of the queue in Redis.
 #[derive(Clone)]
-pub struct QueueGauges {
-    /// Each registered drain.
-    pub drains: DrainGauges,
+pub struct ReceiverQueueGauges {
+    /// Gauges of each registered consumer.
+    pub consumers: ConsumerGauges,
     /// Shops over `SHOP_MAX_QUEUED`.
     pub shops_over: IntGauge,
     durability: IntGauge,
@@ -37,8 +37,8 @@ pub struct QueueGauges {
     disk_needed_bytes: IntGauge,
 }
 
-impl Metrics {
-    /// Registers them all. Requests are counted by these outcomes.
+impl ReceiverMetrics {
+    /// Registers all metrics. Requests are counted by these outcomes.
     pub fn new(outcomes: &[&'static str]) -> Self {
         let registry = registry("request-receiver", env!("CARGO_PKG_VERSION"));
         let received = vec(&registry, "spillway_received_total", "Requests answered.", "outcome");
@@ -59,35 +59,35 @@ impl Metrics {
         let packs = HistogramOpts::new("spillway_pack_webhooks", "Webhooks in one stored pack.")
             .buckets(prometheus::exponential_buckets(1.0, 2.0, 12).expect("BUG: constants"));
         Self {
-            queue: QueueGauges::new(&registry),
+            queue: ReceiverQueueGauges::new(&registry),
             outcomes,
             pack_webhooks: add(&registry, Histogram::with_opts(packs)),
             registry,
         }
     }
 
-    /// A request was answered.
+    /// Counts a request that was answered.
     pub fn answered(&self, outcome: &str, took: Duration) {
         let (count, duration) = self.outcomes.get(outcome).expect("BUG: outcomes are closed");
         count.inc();
         duration.observe(took.as_secs_f64());
     }
 
-    /// A pack of `count` webhooks was stored.
+    /// Counts a stored pack of `count` webhooks.
     pub fn packed(&self, count: u32) {
         self.pack_webhooks.observe(f64::from(count));
     }
 }
 
-impl QueueGauges {
+impl ReceiverQueueGauges {
     fn new(registry: &Registry) -> Self {
         let gauge = |name, help| add(registry, IntGauge::new(name, help));
         let disk_free = Gauge::new(
             "spillway_disk_free_bytes",
-            "Free disk below the AOF; NaN where Redis is on another machine, or not known.",
+            "Free space on the disk that holds the AOF; NaN where Redis is on another machine, or not known.",
         );
         let gauges = Self {
-            drains: DrainGauges::new(registry),
+            consumers: ConsumerGauges::new(registry),
             shops_over: gauge(
                 "spillway_shops_over_share",
                 "Shops over SHOP_MAX_QUEUED: their webhooks are answered 503 shop_queue_full.",
@@ -108,8 +108,8 @@ impl QueueGauges {
         gauges
     }
 
-    /// What Redis says now.
-    pub fn show(&self, facts: &Facts, is_vouched: bool) {
+    /// Sets the gauges to the state that Redis reports.
+    pub fn show(&self, facts: &RedisInfo, is_vouched: bool) {
         self.durability.set(health::durability(facts, is_vouched) as i64);
         self.bytes.set(facts.used_bytes.cast_signed());
         self.limit_bytes.set(facts.limit_bytes.cast_signed());
@@ -117,21 +117,21 @@ impl QueueGauges {
         self.disk_needed_bytes.set(health::disk_needed_bytes(facts).cast_signed());
     }
 
-    /// Redis can't be reached: nothing is known of its durability.
+    /// Notes that Redis can't be reached: its durability is unknown.
     pub fn unreachable(&self) {
         self.durability.set(0);
     }
 }
 
-/// Counters by one label.
+/// Counter vector with one label.
 pub fn vec(registry: &Registry, name: &str, help: &str, label: &str) -> IntCounterVec {
     add(registry, IntCounterVec::new(Opts::new(name, help), &[label]))
 }
 
-/// Registers what was made.
+/// Registers a metric.
 ///
 /// # Panics
-/// When its name is not valid or taken already, which is a bug.
+/// If its name is not valid or already taken, which is a bug.
 pub fn add<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
     register(registry, &made.expect("BUG: a constant name is valid"))
 }

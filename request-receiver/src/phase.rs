@@ -1,8 +1,8 @@
-//! Phase of a connection: where it is in its requests, and since when.
+//! Phase of a connection within its requests, and the time since it began.
 //!
-//! A connection is new, idle, in a request's headers, in a request, or not done with an answer. All but
-//! a request have a deadline here (a request keeps its own); a sweep over all connections finds
-//! those past it, so that no timer is armed for each request.
+//! A connection is new, idle, in a request's headers, in a request, or not done with an answer. All
+//! phases except a request have a deadline here; a request keeps its own. A sweep over all
+//! connections finds those past their deadline, so no timer is armed for each request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -13,17 +13,18 @@ use tokio::time::Instant;
 
 const IDLE: u8 = 0;
 const HEADERS: u8 = 1;
-/// The headers are read, the body perhaps not.
+/// The headers are read. The body may not be.
 const REQUEST: u8 = 2;
-/// The body is read whole: what comes now is the next request's.
+/// The whole body is read. Bytes that come now belong to the next request.
 const BODY_READ: u8 = 3;
-/// It stays so only while the answer can't be written: its reader does not read.
+/// The answer is made. The phase lasts only while the answer can't be written, because its reader
+/// does not read.
 const ANSWERED: u8 = 4;
-/// Not a byte has come. It has the time of headers: senders connect to send, and a crowd that only
-/// connects would else hold all connections for `IDLE_TIMEOUT`.
+/// No byte has come. The deadline is that of headers: senders connect to send. Otherwise clients
+/// that only connect could hold all connections for `IDLE_TIMEOUT`.
 const NEW: u8 = 5;
 
-/// Where a connection is, shared with the sweep.
+/// Phase of a connection, shared with the sweep.
 #[derive(Debug)]
 pub struct Phase {
     opened: Instant,
@@ -31,42 +32,42 @@ pub struct Phase {
     /// Milliseconds since `opened`.
     since_ms: AtomicU64,
     is_body_unread: AtomicBool,
-    /// Part of the next request came before the answer to this one went out.
+    /// Set when part of the next request comes before the answer to this one goes out.
     has_read_ahead: AtomicBool,
     kick: Notify,
 }
 
-/// Times that connections have.
+/// Time limits of connections.
 #[derive(Debug, Clone, Copy)]
 pub struct PhaseTimes {
-    /// For a request's headers, and for the first byte of a new connection.
+    /// Time for the headers of a request, and for the first byte of a new connection.
     pub headers: Duration,
-    /// To be idle after an answer.
+    /// Time for which a connection may be idle after an answer.
     pub idle: Duration,
 }
 
-/// What becomes of a connection that the sweep has woken.
+/// Fate of a connection that the sweep has woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Swept {
-    /// It goes on.
+    /// The connection goes on.
     Stays,
-    /// It is closed.
+    /// The connection is closed.
     Closed,
-    /// Its headers took too long: it is told so, and closed.
+    /// The headers took too long. The connection is answered 408 and closed.
     Refused,
 }
 
-/// What a request knows about how it came.
+/// Connection and time of arrival of a request.
 #[derive(Debug, Clone)]
-pub struct Arrival {
-    /// When its first byte was read.
+pub struct RequestArrival {
+    /// Time at which its first byte was read.
     pub first_byte: Instant,
-    /// The connection it came over.
+    /// Connection of the request.
     pub connection: Arc<Phase>,
 }
 
 impl Phase {
-    /// A connection that was opened now.
+    /// Phase of a connection that was opened now.
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
             opened: Instant::now(),
@@ -78,7 +79,7 @@ impl Phase {
         })
     }
 
-    /// Bytes were read: the first of a request starts its headers.
+    /// Notes that bytes were read. The first byte of a request starts its headers.
     pub fn bytes_arrived(&self) {
         match self.now.load(Ordering::Relaxed) {
             NEW | IDLE | ANSWERED => self.enter(HEADERS),
@@ -87,30 +88,31 @@ impl Phase {
         }
     }
 
-    /// Nothing is there to read: after an answer, the connection is idle, or waits for the rest of
-    /// a request whose beginning it has read already.
+    /// Notes that there is nothing to read. After an answer, the connection is idle, or waits for
+    /// the rest of a request whose beginning it has already read.
     pub fn waits_for_bytes(&self) {
         if self.now.load(Ordering::Relaxed) == ANSWERED {
             self.enter(if self.has_read_ahead.load(Ordering::Relaxed) { HEADERS } else { IDLE });
         }
     }
 
-    /// The request's body was read whole.
+    /// Notes that the whole body of the request was read.
     pub fn body_is_read(&self) {
         self.now.store(BODY_READ, Ordering::Relaxed);
     }
 
-    /// Whether it was.
+    /// Returns true if the whole body was read, and the request is not answered yet.
     pub fn is_body_read(&self) -> bool {
         self.now.load(Ordering::Relaxed) == BODY_READ
     }
 
-    /// The request was refused before its body was read whole, perhaps.
+    /// Notes that the request is refused although its body may not be read.
     pub fn body_may_be_unread(&self) {
         self.is_body_unread.store(true, Ordering::Relaxed);
     }
 
-    /// Wakes the connection if it is past its deadline, or in no request while `close_idle` is set.
+    /// Wakes the connection if it is past its deadline. With `close_idle`, also wakes it between
+    /// requests.
     pub fn sweep(&self, times: PhaseTimes, close_idle: bool) {
         let is_between = matches!(self.now.load(Ordering::Relaxed), NEW | IDLE | ANSWERED);
         if self.is_past_deadline(times) || (close_idle && is_between) {
@@ -123,7 +125,7 @@ impl Phase {
         self.kick.notified().await;
     }
 
-    /// What becomes of it once the sweep has woken it.
+    /// Decides the fate of the connection after the sweep has woken it.
     pub fn after_sweep(&self, times: PhaseTimes, is_closing: bool) -> Swept {
         match self.now.load(Ordering::Relaxed) {
             HEADERS if self.is_past_deadline(times) => Swept::Refused,
@@ -142,12 +144,12 @@ impl Phase {
         self.since().elapsed() > time
     }
 
-    /// Time since its last change.
+    /// Time since the phase began.
     pub fn elapsed(&self) -> Duration {
         self.since().elapsed()
     }
 
-    /// Whether an answer may be lost if it is closed at once.
+    /// Returns true if an answer may be lost when the connection is closed at once.
     pub fn is_body_unread(&self) -> bool {
         self.is_body_unread.load(Ordering::Relaxed)
     }
@@ -162,12 +164,12 @@ impl Phase {
         self.now.store(phase, Ordering::Relaxed);
     }
 
-    /// The headers are read; returns when their first byte was.
+    /// Notes that the headers are read. Returns when their first byte was read.
     pub fn begin_request(&self) -> Instant {
         let began = if self.now.load(Ordering::Relaxed) == HEADERS {
             self.since()
         } else {
-            // It was in the buffer behind the request before it.
+            // Its first byte came into the buffer together with the request before it.
             Instant::now()
         };
         self.is_body_unread.store(false, Ordering::Relaxed);
@@ -176,7 +178,7 @@ impl Phase {
         began
     }
 
-    /// The request is answered.
+    /// Notes that the request is answered.
     pub fn answered(&self) {
         self.enter(ANSWERED);
     }

@@ -1,4 +1,4 @@
-//! One request, step by step. This is the path to read aloud.
+//! Handles one request, step by step. [`Receiver`] holds the path that a webhook takes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,40 +8,40 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
-use spillway_service::clock::wall_clock_ms;
-use spillway_webhook::freshness::Window;
+use spillway_process::clock::wall_clock_ms;
+use spillway_webhook::freshness::FreshnessWindow;
 use spillway_webhook::{Verified, Webhook, target};
 
 use crate::admit::{Admission, Permit};
 use crate::batch::Batches;
 use crate::body;
 use crate::inspect::inspect;
-use crate::metrics::Metrics;
-use crate::phase::Arrival;
+use crate::metrics::ReceiverMetrics;
+use crate::phase::RequestArrival;
 use crate::reply::Refusal;
 use crate::secrets::ClientSecrets;
 use crate::settings::BodyKinds;
-use crate::shared::Shared;
+use crate::shared::ShardContext;
 use crate::shares::ShopShares;
 use crate::store::Store;
 use crate::topics::TopicMetrics;
 
-/// Up to this size a body is hashed in one go: 0.7 ms with the processor's SHA instructions, 3 ms
-/// without. During that time its shard serves nobody else.
+/// Largest body that is hashed in one go. 1 MiB takes 0.7 ms with the processor's SHA instructions,
+/// 3 ms without. During that time its shard serves no other connection.
 const HASHED_AT_ONCE_BYTES_MAX: usize = 1 << 20;
 
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
-/// Everything a request needs.
+/// State that all requests of a shard share.
 pub struct Receiver {
     admission: Admission,
     secrets: Arc<ClientSecrets>,
     store: Store,
     shares: Arc<ShopShares>,
     batches: Arc<Batches>,
-    metrics: Metrics,
+    metrics: ReceiverMetrics,
     topics: TopicMetrics,
-    window: Window,
+    window: FreshnessWindow,
     body_kinds: BodyKinds,
     body_bytes_max: usize,
     body_timeout: Duration,
@@ -49,9 +49,9 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver for one shard: `store` is the shard's, and so are the batches.
-    pub fn new(shared: Shared, store: Store, batches: Arc<Batches>) -> Self {
-        let Shared { settings, admission, secrets, shares, metrics, topics, .. } = shared;
+    /// Receiver for one shard, with the store and the batches of that shard.
+    pub fn new(shared: ShardContext, store: Store, batches: Arc<Batches>) -> Self {
+        let ShardContext { settings, admission, secrets, shares, metrics, topics, .. } = shared;
         Self {
             admission,
             secrets,
@@ -68,11 +68,11 @@ impl Receiver {
         }
     }
 
-    async fn take(&self, request: Request, arrival: &Arrival) -> Result<(), Refusal> {
+    async fn take(&self, request: Request, arrival: &RequestArrival) -> Result<(), Refusal> {
         let (head, mut body) = request.into_parts();
         let mut permit = match check_head(&head).and_then(|()| self.admit(&head)) {
             Ok(permit) => permit,
-            // Where its body ends is a matter of opinion: the connection ends with it.
+            // The end of the body is ambiguous, so the connection ends with this request.
             Err(Refusal::Malformed) => return Err(Refusal::Malformed),
             Err(refusal) => {
                 if body::discard(&mut body, &head.headers).await {
@@ -91,13 +91,14 @@ impl Receiver {
         self.batches.push(verified, permit, arrival.first_byte + self.ack_timeout).await
     }
 
-    /// Before the body is read: is there room for it, and somewhere to put it?
+    /// Reserves memory for a request before its body is read. Refuses it if the store takes
+    /// nothing.
     fn admit(&self, head: &Parts) -> Result<Permit, Refusal> {
         self.store.takes()?;
         let announced = announced_bytes(head);
         let head_bytes = head_bytes(head);
         if announced > self.body_bytes_max {
-            // Only once there is room at all: 503 comes before 413.
+            // A 503 takes precedence over the 413.
             self.admission.admit(head_bytes, 0)?;
             return Err(Refusal::TooLarge);
         }
@@ -115,7 +116,7 @@ impl Receiver {
         let verified = if webhook.body.len() <= HASHED_AT_ONCE_BYTES_MAX {
             self.secrets.verify(webhook)
         } else {
-            // Boxed, so that the many small ones carry nothing of it.
+            // Boxed, so that the futures of the many small bodies stay small.
             Box::pin(self.secrets.verify_in_pieces(webhook)).await
         };
         verified.map_err(|_| Refusal::BadSignature)
@@ -125,10 +126,10 @@ impl Receiver {
 /// State of a request's handler.
 #[derive(Clone)]
 pub struct RequestContext {
-    /// What all requests share.
+    /// State that all requests share.
     pub receiver: Arc<Receiver>,
-    /// What is known of this one.
-    pub arrival: Arrival,
+    /// Connection and time of arrival of this request.
+    pub arrival: RequestArrival,
 }
 
 /// Answers one request.
@@ -147,7 +148,8 @@ pub async fn receive(
             receiver.topics.refused(claim, refusal);
             let mut response = refusal.into_response();
             if !arrival.connection.is_body_read() {
-                // Said rather than done in silence: the sender would use the connection again.
+                // Announces the close to the sender, which would otherwise use the connection
+                // again.
                 arrival.connection.body_may_be_unread();
                 response.headers_mut().insert(header::CONNECTION, CLOSE);
             }
@@ -161,7 +163,7 @@ fn check_head(head: &Parts) -> Result<(), Refusal> {
         return Err(Refusal::Malformed);
     }
     let Some(target) = target_with_path(&head.uri) else {
-        // CONNECT names an authority, and nothing else.
+        // CONNECT names only an authority.
         let is_connect = head.method == Method::CONNECT;
         return Err(if is_connect { Refusal::NotPost } else { Refusal::Malformed });
     };
@@ -174,11 +176,12 @@ fn check_head(head: &Parts) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The target from its path on; `None` where it has no path, as `*`, `host:80` or `http://host`.
+/// Returns the target from its path on. `None` if it has no path, as `*`, `host:80` or
+/// `http://host`.
 fn target_with_path(uri: &Uri) -> Option<&str> {
     let target = uri.path_and_query()?.as_str();
-    // Of `http://host`, `http` makes the same value as of `http://host/`. But a path that was received
-    // stands right behind the authority, in one buffer.
+    // `http` makes the same value of `http://host` as of `http://host/`. But a path that was
+    // received stands right after the authority, in one buffer.
     let is_received = uri.authority().is_none_or(|authority| {
         authority.as_str().as_bytes().as_ptr_range().end == target.as_ptr()
     });
@@ -186,10 +189,10 @@ fn target_with_path(uri: &Uri) -> Option<&str> {
     (is_received && target.starts_with('/')).then_some(target)
 }
 
-/// Whether a proxy in front may have read the head otherwise than hyper does: with transfer codings
-/// beside `chunked`, about where the request ends; with two hosts, about whom it is for (RFC 9112,
-/// sections 6.1 and 3.2). A Content-Length beside `chunked` never gets here: hyper leaves it out,
-/// and ends the connection with that request.
+/// Returns true if a proxy in front may have read the head in another way than hyper does. Transfer
+/// codings other than `chunked` leave open where the request ends. Two hosts leave open whom it is
+/// for (RFC 9112, sections 6.1 and 3.2). A Content-Length next to `chunked` never gets here: hyper
+/// removes it, and ends the connection with that request.
 fn is_ambiguous(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let is_plain =
@@ -204,7 +207,7 @@ fn head_bytes(head: &Parts) -> usize {
     target + headers.sum::<usize>()
 }
 
-/// The body's length as announced; 0 where it is sent in chunks.
+/// Length of the body as announced. 0 if it is sent in chunks.
 fn announced_bytes(head: &Parts) -> usize {
     let length = head.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
     // hyper has already refused a length that is not a number.
@@ -219,7 +222,7 @@ mod tests {
 
     use axum::body::Body;
     use futures_util::FutureExt;
-    use spillway_service::metrics::encode;
+    use spillway_process::metrics::encode;
     use spillway_webhook::stable_hash;
     use zeroize::Zeroizing;
 
@@ -232,7 +235,7 @@ mod tests {
 
     fn receiver() -> Receiver {
         let secrets = Arc::new(ClientSecrets::new(&[Zeroizing::new("hush".to_owned())], None));
-        let metrics = Metrics::new(&OUTCOMES);
+        let metrics = ReceiverMetrics::new(&OUTCOMES);
         let topics = TopicMetrics::new(&metrics.registry);
         Receiver {
             admission: Admission::new(64 << 20),
@@ -242,7 +245,7 @@ mod tests {
             batches: Arc::new(Batches::new(Topics::new(topics.clone()))),
             metrics,
             topics,
-            window: Window {
+            window: FreshnessWindow {
                 age_max: Duration::from_secs(3600),
                 skew_max: Duration::from_secs(60),
                 required: false,
@@ -266,9 +269,10 @@ mod tests {
     #[tokio::test]
     async fn a_forged_webhook_allocates_nothing_but_its_body() {
         let receiver = receiver();
-        let arrival = Arrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
+        let arrival =
+            RequestArrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
         let forged = spillway_webhook::Secrets::new(&[Zeroizing::new("guess".to_owned())]);
-        // What a thread keeps of the secrets in force comes with its first webhook.
+        // The first webhook of a thread makes it cache the secrets in force.
         receiver.take(request(""), &arrival).await.expect_err("it is forged");
         for signature in [forged.sign(BODY).as_str(), "", "not base64"] {
             let request = request(signature);
@@ -285,7 +289,7 @@ mod tests {
     #[test]
     fn a_target_is_taken_by_its_path_and_refused_without_one() {
         let checked = |method: &str, target: &'static str| {
-            // As hyper makes it, from a piece of its buffer.
+            // Built as hyper does it, from a slice of its buffer.
             let uri = Uri::from_maybe_shared(Bytes::from_static(target.as_bytes()));
             let request = Request::builder().method(method).uri(uri.expect("a target"));
             let (head, _) = request.body(Body::empty()).expect("a request").into_parts();
@@ -310,7 +314,7 @@ mod tests {
         assert_eq!(checked("GET", "http://other.example/"), Err(Refusal::NotPost));
     }
 
-    /// Requests refused under a topic, as shown in the metrics.
+    /// Number of requests refused under a topic, as shown in the metrics.
     fn refused(receiver: &Receiver, topic: &str) -> u64 {
         let page = encode(&receiver.metrics.registry);
         let sample = format!("spillway_refused_total{{topic=\"{topic}\"}} ");
@@ -323,10 +327,13 @@ mod tests {
         let receiver = Arc::new(receiver());
         let context = || RequestContext {
             receiver: receiver.clone(),
-            arrival: Arrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() },
+            arrival: RequestArrival {
+                first_byte: tokio::time::Instant::now(),
+                connection: Phase::new(),
+            },
         };
         let hush = spillway_webhook::Secrets::new(&[Zeroizing::new("hush".to_owned())]);
-        // Its topic is known from then on; nobody stores it here.
+        // The topic is known from then on. No batcher runs here to store the webhook.
         let signed = receive(State(context()), request(&hush.sign(BODY))).now_or_never();
         assert!(signed.is_none());
         for _ in 0..5 {
@@ -335,7 +342,7 @@ mod tests {
         }
         assert_eq!(refused(&receiver, "products/update"), 0);
         assert_eq!(refused(&receiver, "other"), 5);
-        // Signed and refused, or refused for a reason of ours before anybody could know.
+        // Refused after a good signature, or refused by a 503 before the signature is checked.
         receiver.shares.show(HashSet::from([stable_hash::of(&[b""])]));
         let over = receive(State(context()), request(&hush.sign(BODY))).await;
         assert_eq!(over.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -348,7 +355,8 @@ mod tests {
     #[tokio::test]
     async fn a_large_forged_body_lets_others_run_while_it_is_hashed() {
         let receiver = receiver();
-        let arrival = Arrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
+        let arrival =
+            RequestArrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
         for (bytes, pauses) in [(HASHED_AT_ONCE_BYTES_MAX, 0), (3 << 20, 11)] {
             let forged = Request::post("/")
                 .header("x-shopify-hmac-sha256", "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
@@ -369,7 +377,8 @@ mod tests {
     #[tokio::test]
     async fn a_stranger_is_not_told_that_a_shop_is_over_its_share() {
         let receiver = receiver();
-        let arrival = Arrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
+        let arrival =
+            RequestArrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
         receiver.shares.show(HashSet::from([stable_hash::of(&[b""])]));
         let forged = receiver.take(request("forged"), &arrival).await;
         assert_eq!(forged, Err(Refusal::BadSignature));

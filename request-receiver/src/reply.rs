@@ -1,33 +1,33 @@
-//! What the sender is told: one status and one code for each way to be refused.
+//! Answers of refusals: one status and one code for each.
 //!
-//! Never in an answer: a detail of the cause, a secret, anything of the request.
+//! An answer never holds details of the cause, a secret, or anything of the request.
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use spillway_webhook::freshness::NotFresh;
 
-/// Seconds after which a retry is worth while.
+/// Seconds after which a sender should try again.
 const RETRY_AFTER_SECONDS: &str = "2";
 
-/// Why a request was refused.
+/// Reason for which a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// Another method than POST.
     NotPost,
     /// A `.` or `..` segment in the path.
     DotSegment,
-    /// Not HTTP, though hyper takes it: headers that two readers may understand differently, or a
-    /// target without a path.
+    /// Not valid HTTP, though hyper accepts it: headers that two readers may understand
+    /// differently, or a target without a path.
     Malformed,
     /// Too many bytes or connections are in flight.
     Overloaded,
-    /// Redis can't be reached, loads, or is not one to trust.
+    /// Redis can't be reached, is loading, or may not be trusted.
     QueueUnavailable,
     /// Redis has no memory or disk left.
     QueueFull,
     /// The webhook's shop takes too much of the queue.
     ShopQueueFull,
-    /// Not stored, or not known to be, in time.
+    /// The webhook is not stored in time, or not known to be.
     AckTimeout,
     /// The body is too long.
     TooLarge,
@@ -37,9 +37,9 @@ pub enum Refusal {
     BrokenBody,
     /// The signature is missing, malformed or wrong.
     BadSignature,
-    /// It came from a downstreamer.
+    /// The request came from a downstreamer.
     Loop,
-    /// The body does not begin as a webhook's.
+    /// The body does not begin as a webhook's body does.
     NotAWebhook,
     /// The topic header is missing.
     NoTopic,
@@ -48,7 +48,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Status, code and sentence.
+    /// Status, code and sentence of the answer.
     pub fn told(self) -> (StatusCode, &'static str, &'static str) {
         use StatusCode as S;
         match self {
@@ -96,8 +96,9 @@ impl Refusal {
         }
     }
 
-    /// True if this counts under the topic that the request names. Until its signature is checked, that
-    /// topic is a stranger's claim; then only refusals for a reason of ours count, all of them 503.
+    /// Returns true if the refusal counts under the topic that the request names. Until the
+    /// signature is checked, that topic is a stranger's claim. Then only refusals for a reason on
+    /// the receiver's side count; all of them are 503.
     pub fn counts_under_topic(self) -> bool {
         match self {
             Self::NotPost
@@ -119,7 +120,7 @@ impl Refusal {
         }
     }
 
-    /// Label of this refusal in the metrics, from a closed set.
+    /// Label in the metrics, from a closed set.
     pub fn outcome(self) -> &'static str {
         match self {
             Self::NotPost => "not_post",
@@ -131,18 +132,18 @@ impl Refusal {
         }
     }
 
-    /// The JSON body.
+    /// JSON body of the answer.
     pub fn body(self) -> String {
         let (_, code, message) = self.told();
         format!(r#"{{"error":"{code}","message":"{message}"}}"#)
     }
 }
 
-/// The outcome of what is not valid HTTP, or has too large a header block: mostly answered by hyper,
-/// with 400, 414 or 431 and no body.
+/// Outcome of a request that is not valid HTTP or has too large a header block. Mostly hyper
+/// answers it, with 400, 414 or 431 and no body.
 pub const NOT_HTTP: &str = "not_http";
 
-/// Every outcome's label.
+/// Labels of all outcomes.
 pub const OUTCOMES: [&str; 19] = [
     "accepted",
     NOT_HTTP,
@@ -181,7 +182,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// A whole HTTP/1.1 answer for a connection that has no request to answer through hyper.
+/// Whole HTTP/1.1 answer for a connection without a request that hyper could answer.
 pub fn raw_answer(refusal: Refusal) -> String {
     let (status, _, _) = refusal.told();
     let body = refusal.body();

@@ -1,6 +1,6 @@
-//! The client secrets in force, and how they are replaced while running.
+//! The client secrets in force, and their reload while the process runs.
 //!
-//! Invariant: there is always at least one secret: a file that can't be read, or holds none, leaves
+//! Invariant: there is always at least one secret. A file that can't be read, or holds none, leaves
 //! the old ones in force.
 
 use std::path::PathBuf;
@@ -8,40 +8,40 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use prometheus::{IntCounter, IntCounterVec, Opts};
-use spillway_service::settings::read_secrets;
+use spillway_process::settings::read_secrets;
 use spillway_webhook::signature::BadSignature;
 use spillway_webhook::{Secrets, Verified, Webhook};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::yield_now;
 use zeroize::Zeroizing;
 
-/// The secrets in force and the file they can be read from again.
+/// The secrets in force, and the file from which they are read again.
 #[derive(Debug)]
 pub struct ClientSecrets {
-    in_force: ArcSwap<InForce>,
+    in_force: ArcSwap<SecretsInForce>,
     file: Option<PathBuf>,
     matches: IntCounterVec,
 }
 
 #[derive(Debug)]
-struct InForce {
+struct SecretsInForce {
     secrets: Secrets,
-    /// A counter for each, so that none is looked up for a webhook.
+    /// A counter for each secret, so that no webhook needs a lookup.
     matches: Vec<IntCounter>,
 }
 
 impl ClientSecrets {
-    /// Starts with `secrets`; `file` is read again on SIGHUP.
+    /// Starts with `secrets`. SIGHUP reads `file` again.
     pub fn new(secrets: &[Zeroizing<String>], file: Option<PathBuf>) -> Self {
         let help = "Webhooks by the secret that signed them (first 8 hex digits of its SHA-256).";
         let matches = Opts::new("spillway_signature_matches_total", help);
         let matches =
             IntCounterVec::new(matches, &["secret"]).expect("BUG: a constant name is valid");
-        let in_force = ArcSwap::from_pointee(InForce::new(secrets, &matches));
+        let in_force = ArcSwap::from_pointee(SecretsInForce::new(secrets, &matches));
         Self { in_force, file, matches }
     }
 
-    /// Counts what each secret has signed, by its fingerprint.
+    /// Counter of webhooks for each secret, by its fingerprint.
     pub fn matches(&self) -> &IntCounterVec {
         &self.matches
     }
@@ -49,7 +49,7 @@ impl ClientSecrets {
     /// Checks the webhook's signature under the secrets in force.
     ///
     /// # Errors
-    /// [`BadSignature`] when none of them made it.
+    /// [`BadSignature`] if none of them made the signature.
     pub fn verify(&self, webhook: Webhook) -> Result<Verified<Webhook>, BadSignature> {
         let in_force = self.in_force.load();
         let verified = in_force.secrets.verify(webhook)?;
@@ -57,15 +57,17 @@ impl ClientSecrets {
         Ok(verified)
     }
 
-    /// The same for a large body, while others on this thread have their turns.
+    /// Checks a large webhook as [`Self::verify`] does, and lets other tasks of the thread run
+    /// meanwhile.
     ///
     /// # Errors
-    /// [`BadSignature`] when none of the secrets made it that were in force at the beginning.
+    /// [`BadSignature`] if none of the secrets that were in force at the beginning made the
+    /// signature.
     pub async fn verify_in_pieces(
         &self,
         webhook: Webhook,
     ) -> Result<Verified<Webhook>, BadSignature> {
-        // Not borrowed: a reload would wait for it.
+        // Not borrowed: a reload would wait for the end of the borrow.
         let in_force = self.in_force.load_full();
         let verified = in_force.secrets.verify_in_pieces(webhook, yield_now).await?;
         in_force.matches[verified.secret()].inc();
@@ -79,9 +81,10 @@ impl ClientSecrets {
         };
         match read_secrets(file) {
             Ok(secrets) => {
-                let in_force = InForce::new(&secrets, &self.matches);
+                let in_force = SecretsInForce::new(&secrets, &self.matches);
                 let fingerprints = in_force.secrets.fingerprints().to_vec();
-                // First: whoever reads the line may sign with the new one at once.
+                // Stored before the line is logged: a sender that sees the line may sign with the
+                // new secret at once.
                 self.in_force.store(Arc::new(in_force));
                 tracing::info!(?fingerprints, "secrets read again");
             }
@@ -92,7 +95,7 @@ impl ClientSecrets {
     }
 }
 
-impl InForce {
+impl SecretsInForce {
     fn new(secrets: &[Zeroizing<String>], matches: &IntCounterVec) -> Self {
         let secrets = Secrets::new(secrets);
         let fingerprints = secrets.fingerprints().iter();
@@ -101,11 +104,11 @@ impl InForce {
     }
 }
 
-/// Reads the file again on each SIGHUP. Listens from the call on, not from the first poll: a signal in
-/// between would be lost, or end the process.
+/// Reads the file again on each SIGHUP. The handler is installed by the call, not by the first
+/// poll: a signal in between would be lost, or end the process.
 ///
 /// # Errors
-/// When the signal handler can't be installed.
+/// If the signal handler can't be installed.
 pub fn reload_on_hangup(
     secrets: Arc<ClientSecrets>,
 ) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {

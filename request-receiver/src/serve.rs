@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{join_all, select_all};
-use spillway_service::background::{Background, TaskEnded};
-use spillway_service::listen::Listener;
+use spillway_process::background::{Background, TaskEnded};
+use spillway_process::listen::Listener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -18,47 +18,49 @@ use tokio_util::task::TaskTracker;
 
 use crate::connection;
 use crate::descriptors::ConnectionLimits;
-use crate::metrics::Metrics;
+use crate::metrics::ReceiverMetrics;
 use crate::reply::Refusal;
 use crate::shard::{Shard, Slot};
-use crate::stream::Accepted;
+use crate::stream::AcceptedConnection;
 
-/// Out of file descriptors: accepting again at once would spin.
+/// Pause after a failed accept. Without file descriptors, accepting again at once would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// The kernel holds no more than this for one listener (net.core.somaxconn's default).
+/// Connections that the kernel holds for one listener at most (net.core.somaxconn's default).
 const BACKLOG_MAX: usize = 4096;
 
-/// How long a live connection may still bring a request after SIGTERM, to be answered with
-/// `Connection: close`. A second more is the shards': one that is used every 5 s is never cut off.
+/// Time after SIGTERM in which a live connection may still bring a request. It is answered with
+/// `Connection: close`. The shards add a second: a connection that is used every 5 s is never cut
+/// off.
 const LAST_CALL: Duration = Duration::from_secs(4);
 
-/// What accepted connections are handed to.
+/// Accepts connections and hands them to the shards.
 pub struct Acceptor {
     listeners: Vec<Listener>,
-    /// The listener that is asked first for the next connection.
+    /// Index of the listener that is polled first for the next connection.
     turn: usize,
-    /// Accepted, and not handed over yet: kept here when the process is told to stop meanwhile.
-    in_hand: Option<Accepted>,
+    /// Connection that is accepted and not handed over yet. It survives here when the accept loop
+    /// is cancelled.
+    in_hand: Option<AcceptedConnection>,
     shards: Vec<Shard>,
-    /// The shards and everything else that must not end before the process.
+    /// The shards and all other tasks that must not end before the process.
     background: Background,
     next: usize,
     slots: Arc<Semaphore>,
-    /// Connections that are not over, refused ones excepted.
+    /// Connections that are not over, except refused ones.
     live: TaskTracker,
     refusals: Arc<Semaphore>,
     refusing: TaskTracker,
-    metrics: Metrics,
+    metrics: ReceiverMetrics,
 }
 
 impl Acceptor {
-    /// Puts an acceptor together; `background` is the one that its shards were started with.
+    /// Puts an acceptor together. The shards were started with the same `background`.
     pub fn new(
         listeners: Vec<Listener>,
         shards: Vec<Shard>,
         background: Background,
         limits: ConnectionLimits,
-        metrics: Metrics,
+        metrics: ReceiverMetrics,
     ) -> Self {
         Self {
             listeners,
@@ -78,8 +80,8 @@ impl Acceptor {
     /// Accepts until `shutdown`.
     ///
     /// # Errors
-    /// When a shard or a background task ends first: without it, connections would be taken and not
-    /// served, or webhooks refused for ever.
+    /// If a shard or a background task ends first. Without it, connections would be accepted and
+    /// not served, or webhooks refused for ever.
     pub async fn accept_until(&mut self, shutdown: &CancellationToken) -> Result<(), TaskEnded> {
         let background = self.background.clone();
         tokio::select! {
@@ -90,12 +92,12 @@ impl Acceptor {
         }
     }
 
-    /// Goes on accepting until all older connections have had their last answer or `time_left` is
-    /// nearly half over. The next process starts only when this one has ended: who connected
-    /// meanwhile would wait for connections that are idle.
+    /// Goes on accepting until all older connections have had their last answer, for at most 4 s
+    /// or two fifths of `time_left`, whichever is less. The next process starts only when this one
+    /// has ended. Otherwise new connections would wait for idle ones.
     ///
     /// # Errors
-    /// When a shard or a background task ends first.
+    /// If a shard or a background task ends first.
     pub async fn last_call(&mut self, time_left: Duration) -> Result<(), TaskEnded> {
         let older = std::mem::take(&mut self.live);
         older.close();
@@ -107,12 +109,12 @@ impl Acceptor {
         tokio::join!(until_over, self.accept_until(&over)).1
     }
 
-    /// Serves what the kernel has accepted for us, waits for the shards to finish, and cuts off
-    /// what is left at `stop_by`.
+    /// Serves what the kernel has accepted, waits for the shards to finish, and cuts off what is
+    /// left at `stop_by`.
     pub async fn finish(mut self, stop_by: Instant) {
         // Closing the listeners at once would reset those connections.
         if timeout_at(stop_by, self.take_backlog()).await.is_err() {
-            tracing::warn!("connections that were not taken yet are reset");
+            tracing::warn!("connections in the backlog are reset");
         }
         drop(self.listeners);
         join_all(self.shards.into_iter().map(|shard| shard.finish(stop_by))).await;
@@ -132,8 +134,8 @@ impl Acceptor {
             self.place().await;
         }
         for _ in 0..BACKLOG_MAX * self.listeners.len() {
-            // Unconstrained: a task that has done much is told to yield by a listener that seems
-            // to have nothing.
+            // Unconstrained: with its budget spent, a task would see a listener that seems to have
+            // nothing.
             let next = accept(&self.listeners, &mut self.turn);
             match tokio::task::unconstrained(next).now_or_never() {
                 Some(accepted) => self.take(accepted).await,
@@ -142,7 +144,7 @@ impl Acceptor {
         }
     }
 
-    async fn take(&mut self, accepted: io::Result<Accepted>) {
+    async fn take(&mut self, accepted: io::Result<AcceptedConnection>) {
         match accepted {
             Ok(accepted) => {
                 self.in_hand = Some(accepted);
@@ -155,10 +157,11 @@ impl Acceptor {
         }
     }
 
-    /// Hands the connection in hand to a shard if it is among those allowed; else it is refused, if
-    /// it is among those told so. Waits until it is either.
+    /// Hands the accepted connection to a shard if a slot is free. Otherwise refuses it, if fewer
+    /// than the limit are being refused. Waits until either is possible.
     async fn place(&mut self) {
-        let (slots, refusals) = (self.slots.clone(), self.refusals.clone());
+        let slots = self.slots.clone();
+        let refusals = self.refusals.clone();
         tokio::select! {
             biased;
             Ok(allowed) = slots.acquire_owned() => {
@@ -173,7 +176,7 @@ impl Acceptor {
     async fn hand_over(&mut self, slot: Slot) {
         let Some(accepted) = self.in_hand.take() else { return };
         let mut incoming = (accepted, slot);
-        // In turn: senders keep their connections for long and use them alike.
+        // Round robin: senders keep their connections for long and use them alike.
         for _ in 0..self.shards.len() {
             self.next = (self.next + 1) % self.shards.len();
             match self.shards[self.next].try_take(incoming) {
@@ -202,9 +205,9 @@ impl Acceptor {
     }
 }
 
-/// Accepts from the first listener, from `turn` on, that has a connection; the one after it has the
-/// next turn. A crowd at one listener can't keep the others waiting.
-async fn accept(listeners: &[Listener], turn: &mut usize) -> io::Result<Accepted> {
+/// Accepts from the first listener, from `turn` on, that has a connection. The next listener has
+/// the next turn. Many connections at one listener can't keep the others waiting.
+async fn accept(listeners: &[Listener], turn: &mut usize) -> io::Result<AcceptedConnection> {
     poll_fn(|cx| {
         for offset in 0..listeners.len() {
             let place = (*turn + offset) % listeners.len();
@@ -218,17 +221,17 @@ async fn accept(listeners: &[Listener], turn: &mut usize) -> io::Result<Accepted
     .await
 }
 
-fn poll_accept(listener: &Listener, cx: &mut Context<'_>) -> Poll<io::Result<Accepted>> {
+fn poll_accept(listener: &Listener, cx: &mut Context<'_>) -> Poll<io::Result<AcceptedConnection>> {
     match listener {
         Listener::Tcp(listener) => listener.poll_accept(cx).map(|accepted| {
             let (stream, _) = accepted?;
-            // Answers are small: waiting to fill a segment would only delay them.
+            // Answers are small. Waiting to fill a segment would only delay them.
             stream.set_nodelay(true)?;
-            Ok(Accepted::Tcp(stream.into_std()?))
+            Ok(AcceptedConnection::Tcp(stream.into_std()?))
         }),
-        Listener::Unix(listener) => {
-            listener.poll_accept(cx).map(|accepted| Ok(Accepted::Unix(accepted?.0.into_std()?)))
-        }
+        Listener::Unix(listener) => listener
+            .poll_accept(cx)
+            .map(|accepted| Ok(AcceptedConnection::Unix(accepted?.0.into_std()?))),
     }
 }
 
@@ -236,20 +239,20 @@ fn poll_accept(listener: &Listener, cx: &mut Context<'_>) -> Poll<io::Result<Acc
 mod tests {
     use std::net::TcpStream;
 
-    use spillway_service::listen::{Address, Endpoint, SocketAccess};
+    use spillway_process::listen::{Address, ListenEndpoint, SocketAccess};
 
     use super::*;
     use crate::reply::OUTCOMES;
 
     async fn without_shards(background: &Background) -> Acceptor {
-        let metrics = Metrics::new(&OUTCOMES);
+        let metrics = ReceiverMetrics::new(&OUTCOMES);
         let limits = ConnectionLimits { served: 1, refused: 1 };
         Acceptor::new(listening().await, Vec::new(), background.clone(), limits, metrics)
     }
 
     async fn listening() -> Vec<Listener> {
         let address = Address::Tcp(([127, 0, 0, 1], 0).into());
-        Listener::all(&Endpoint { address, access: SocketAccess::default() }).await.unwrap()
+        Listener::all(&ListenEndpoint { address, access: SocketAccess::default() }).await.unwrap()
     }
 
     #[tokio::test]
@@ -258,10 +261,11 @@ mod tests {
         listeners.extend(listening().await);
         let [busy, quiet] = [0, 1].map(|place: usize| listeners[place].to_string());
         let _crowd = [&busy, &busy, &busy, &quiet].map(|at| TcpStream::connect(at).unwrap());
-        let (mut turn, mut accepted_at) = (0, Vec::new());
+        let mut turn = 0;
+        let mut accepted_at = Vec::new();
         for _ in 0..4 {
             let accepted = accept(&listeners, &mut turn).await.unwrap();
-            let Accepted::Tcp(stream) = accepted else { panic!("not TCP") };
+            let AcceptedConnection::Tcp(stream) = accepted else { panic!("not TCP") };
             accepted_at.push(stream.local_addr().unwrap().to_string());
         }
         assert_eq!(accepted_at, [&busy, &quiet, &busy, &busy].map(String::clone));
@@ -269,11 +273,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_shard_that_ends_early_ends_the_process_with_an_error() {
-        let (background, shutdown) = (Background::default(), CancellationToken::new());
+        let background = Background::default();
+        let shutdown = CancellationToken::new();
         drop(background.guard("a shard"));
         let mut acceptor = without_shards(&background).await;
         assert!(acceptor.accept_until(&shutdown).await.is_err());
-        // Once the process was told to stop, shards are expected to end.
+        // Once the process stops, shards are expected to end.
         shutdown.cancel();
         assert!(acceptor.accept_until(&shutdown).await.is_ok());
     }

@@ -1,50 +1,54 @@
-//! The receiver's settings, as written and checked.
+//! The receiver's settings, as set and as checked.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
+use spillway_process::listen::ListenEndpoint;
+use spillway_process::process_args::ProcessSettings;
+use spillway_process::{Checker, ProcessArgs};
 use spillway_queue::health::DurabilityPolicy;
-use spillway_service::common::CommonChecked;
-use spillway_service::listen::Endpoint;
-use spillway_service::{Checker, Common};
-use spillway_webhook::freshness::Window;
+use spillway_webhook::freshness::FreshnessWindow;
 use spillway_webhook::shopify::topic_list;
 use zeroize::Zeroizing;
 
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
 const MIB: u64 = 1 << 20;
-/// The largest header block. Shopify's are about 1 KB; proxies add some.
+/// Largest header block. Shopify's are about 1 KB; proxies add some.
 pub const HEADER_BYTES_MAX: usize = 64 << 10;
-/// Beside its head and body, a webhook holds a header map, a ticket in its batch, a waker, and its
-/// connection, which has a task and buffers: measured, with thousands that wait.
+/// Bytes that a webhook holds in addition to its head and body: a header map, a ticket in its
+/// batch, a waker, and its connection with a task and buffers. Measured, with thousands that wait.
 pub const OVERHEAD_BYTES: usize = 4096;
-/// What a webhook may hold beside its body.
+/// Bytes that a webhook may hold in addition to its body.
 const HEAD_ROOM_BYTES: usize = OVERHEAD_BYTES + HEADER_BYTES_MAX;
-/// What a pack may hold beside its largest body.
+/// Bytes that a pack may hold in addition to its largest body.
 const SPILL_ROOM_BYTES: u64 = 2 * MIB;
-/// Bodies past this would make packs that no drain can decode.
+/// Larger bodies would make packs that no consumer can decode.
 const BODY_MAX: u64 = 128 * MIB;
 
-/// Takes in Shopify webhooks (POST to any path), checks their signature and time, and answers 200
-/// once Redis has stored them. Every setting is a flag and an environment variable.
+/// Receives Shopify webhooks (POST to any path), verifies signature and time, and answers 200 once
+/// Redis has stored them. Every setting is a flag and an environment variable.
 #[derive(Parser)]
 #[command(version, max_term_width = 100)]
-pub struct Written {
+pub struct ReceiverArgs {
     #[command(flatten)]
-    common: Common,
+    common: ProcessArgs,
 
-    /// Where to receive: 127.0.0.1:8080 or unix:/path; the sockets passed by systemd win
+    /// Address or socket to receive on: 127.0.0.1:8080 or unix:/path; sockets passed by systemd
+    /// take precedence
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8080")]
     listen: String,
 
-    /// Mode of the unix socket that LISTEN names, such as 0660: who may write may connect. Not set: as
-    /// the umask leaves it [octal, 0 to 0777]
+    /// Mode of the unix socket that LISTEN names, such as 0660: processes with write permission may
+    /// connect. Not set: as the umask leaves it [octal, 0 to 0777]
     #[arg(long, env = "LISTEN_MODE")]
     listen_mode: Option<String>,
 
-    /// Group of that socket, which the process must be a member of: a name of /etc/group, or a number.
-    /// Not set: its own
+    /// Group of that socket: a name of /etc/group, or a number; the process must be a member of it.
+    /// Not set: the group of the process
     #[arg(long, env = "LISTEN_GROUP")]
     listen_group: Option<String>,
 
@@ -53,7 +57,7 @@ pub struct Written {
     admin_listen: String,
 
     /// The app's client secret; several, comma separated, while it is rotated: any of them
-    /// verifies. Prefer the file: a flag shows in the process list
+    /// verifies. Prefer the file: a flag is visible in the process list
     #[arg(long, env = "SHOPIFY_CLIENT_SECRET", hide_env_values = true)]
     shopify_client_secret: Option<String>,
 
@@ -61,11 +65,11 @@ pub struct Written {
     #[arg(long, env = "SHOPIFY_CLIENT_SECRET_FILE")]
     shopify_client_secret_file: Option<PathBuf>,
 
-    /// How old a webhook's triggered-at may be [1s to 365d]
+    /// Maximum age of a webhook's triggered-at [1s to 365d]
     #[arg(long, env = "MAX_EVENT_AGE", default_value = "72h")]
     max_event_age: String,
 
-    /// How far ahead of this machine's clock triggered-at may be [0 to 30d]
+    /// Maximum time by which triggered-at may be ahead of this machine's clock [0 to 30d]
     #[arg(long, env = "MAX_CLOCK_SKEW", default_value = "1h")]
     max_clock_skew: String,
 
@@ -73,21 +77,21 @@ pub struct Written {
     #[arg(long, env = "REQUIRE_TIMESTAMP", default_value = "true")]
     require_timestamp: String,
 
-    /// What a body may begin as: json, xml, both (comma separated), or any
+    /// Allowed kinds of bodies: json, xml, both (comma separated), or any
     #[arg(long, env = "BODY_KINDS", default_value = "json,xml")]
     body_kinds: String,
 
-    /// The largest body [1KiB to 128MiB]
+    /// Maximum size of a body [1KiB to 128MiB]
     #[arg(long, env = "MAX_BODY", default_value = "16MiB")]
     max_body: String,
 
-    /// Bytes received and not yet stored, before more is refused; at least MAX_BODY + 68KiB [1MiB
+    /// Maximum bytes received and not yet stored; more is refused; at least MAX_BODY + 68KiB [1MiB
     /// to 64GiB]
     #[arg(long, env = "MAX_IN_FLIGHT", default_value = "256MiB")]
     max_in_flight: String,
 
-    /// Connections at once; fewer where the limit of open files, less 64 and 8 for each core, is lower
-    /// [1 to 1000000]
+    /// Maximum connections at once; fewer where the limit of open files, less 64 and 8 for each
+    /// core, is lower [1 to 1000000]
     #[arg(long, env = "MAX_CONNECTIONS", default_value = "10000")]
     max_connections: String,
 
@@ -100,7 +104,7 @@ pub struct Written {
     #[arg(long, env = "BODY_TIMEOUT", default_value = "3s")]
     body_timeout: String,
 
-    /// How long a connection may be idle after an answer [1s to 1h]
+    /// Time for which a connection may be idle after an answer [1s to 1h]
     #[arg(long, env = "IDLE_TIMEOUT", default_value = "75s")]
     idle_timeout: String,
 
@@ -108,35 +112,35 @@ pub struct Written {
     #[arg(long, env = "ACK_TIMEOUT", default_value = "3s")]
     ack_timeout: String,
 
-    /// Refuse to receive unless Redis syncs to disk before it answers: true or false; with false, a crash of
-    /// Redis can lose webhooks that were answered 200
+    /// Refuse to receive unless Redis syncs to disk before it answers: true or false. With false, a
+    /// crash of Redis can lose webhooks that were answered 200
     #[arg(long, env = "REQUIRE_DURABLE", default_value = "true")]
     require_durable: String,
 
-    /// How Redis' durability is known: measured (by its settings), or vouched: you know that the service keeps
-    /// what it has answered, though it hides its settings
+    /// Source of Redis' durability: measured (read from its settings), or vouched (you know that
+    /// the service keeps what it has answered, though it hides its settings)
     #[arg(long, env = "REDIS_DURABILITY", default_value = "measured")]
     redis_durability: String,
 
-    /// Directory to write webhooks to while Redis takes none, rather than refuse them; they are fed
-    /// to it in order afterwards. On a disk that keeps what it synced; for one receiver alone, which
-    /// is then its cell's only one. Not set: refuse them
+    /// Directory that webhooks are written to while Redis takes none; they are restored to Redis in
+    /// order afterwards. Use a disk that keeps what it synced. The directory is for one receiver
+    /// alone, which is then the only one of its cell. Not set: webhooks are refused
     #[arg(long, env = "SPILL_DIR")]
     spill_dir: Option<PathBuf>,
 
-    /// What may lie in SPILL_DIR, before webhooks are refused; at least MAX_BODY + 2MiB [1MiB to
+    /// Maximum size of SPILL_DIR; webhooks are refused beyond it; at least MAX_BODY + 2MiB [1MiB to
     /// 16TiB]
     #[arg(long, env = "SPILL_MAX", default_value = "10GiB")]
     spill_max: String,
 
-    /// What one shop's webhooks that wait may take of Redis' maxmemory; past it, that shop's are
-    /// answered 503, except compliance topics, app/uninstalled and PRIORITY_TOPICS; 100: no bound
-    /// [percent, 1 to 100]
+    /// Maximum part of Redis' maxmemory for the waiting webhooks of one shop. Beyond it, those of
+    /// that shop are answered 503, except compliance topics, app/uninstalled and PRIORITY_TOPICS;
+    /// 100: no limit [percent, 1 to 100]
     #[arg(long, env = "SHOP_MAX_QUEUED", default_value = "50")]
     shop_max_queued: String,
 
-    /// Topics that are stored past SHOP_MAX_QUEUED, comma separated; orders/* means all of a kind.
-    /// The downstreamer's setting of the same name
+    /// Topics that are stored even beyond SHOP_MAX_QUEUED, comma separated; orders/* means all of a
+    /// kind. The downstreamer has a setting of the same name
     #[arg(long, env = "PRIORITY_TOPICS", default_value = "orders/*")]
     priority_topics: String,
 
@@ -147,38 +151,38 @@ pub struct Written {
 
 /// The receiver's settings, checked.
 #[derive(Debug)]
-pub struct Settings {
+pub struct ReceiverSettings {
     /// Settings that every process has.
-    pub common: CommonChecked,
-    /// Where to receive.
-    pub listen: Endpoint,
-    /// Where the admin endpoint is.
+    pub common: ProcessSettings,
+    /// Address or socket that receives webhooks.
+    pub listen: ListenEndpoint,
+    /// Address of the admin endpoint.
     pub admin_listen: SocketAddr,
-    /// The client secrets, and where they can be read again.
+    /// The client secrets, and the file from which they can be read again.
     pub secrets: SecretSettings,
-    /// The accepted window of triggered-at.
-    pub window: Window,
-    /// What a body may begin as.
+    /// Accepted window of triggered-at.
+    pub window: FreshnessWindow,
+    /// Allowed kinds of bodies.
     pub body_kinds: BodyKinds,
-    /// The largest body, in bytes.
+    /// Largest body, in bytes.
     pub body_bytes_max: usize,
-    /// Bytes received and not yet stored.
+    /// Most bytes that are received and not yet stored.
     pub in_flight_bytes_max: usize,
-    /// Connections at once.
+    /// Most connections at once.
     pub connections_max: usize,
     /// Time for a request's headers.
     pub header_timeout: Duration,
     /// Time for a request's body.
     pub body_timeout: Duration,
-    /// How long a connection may be idle.
+    /// Time for which a connection may be idle.
     pub idle_timeout: Duration,
     /// Time from a request's first byte to its answer.
     pub ack_timeout: Duration,
-    /// What is asked of Redis' durability.
+    /// Requirements for Redis' durability.
     pub durability: DurabilityPolicy,
-    /// Where packs go while Redis takes none.
+    /// Overflow log, for the time in which Redis takes no packs.
     pub spill: Option<SpillSettings>,
-    /// Bound of each shop.
+    /// Limit of each shop.
     pub shop_limit: ShopLimit,
     /// Time to finish what is under way.
     pub shutdown_timeout: Duration,
@@ -187,62 +191,62 @@ pub struct Settings {
 /// Client secrets as they were set.
 #[derive(Debug, Clone)]
 pub struct SecretSettings {
-    /// One at least. Any of them verifies.
+    /// At least one. Any of them verifies a signature.
     pub secrets: Vec<Zeroizing<String>>,
-    /// File that they were read from, if any.
+    /// File from which the secrets were read, if any.
     pub file: Option<PathBuf>,
 }
 
-/// Overflow log: where, and how much.
+/// Directory and size of the overflow log.
 #[derive(Debug, Clone)]
 pub struct SpillSettings {
-    /// The directory.
+    /// Directory of the log.
     pub directory: PathBuf,
-    /// Bytes on disk.
+    /// Most bytes on disk.
     pub bytes_max: u64,
 }
 
-/// Bound of a shop, and what is stored past it.
+/// Limit of a shop, and the topics that are exempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShopLimit {
-    /// Part of Redis' `maxmemory` in percent; 100: no bound.
+    /// Percentage of Redis' `maxmemory`. 100: no limit.
     pub queued_percent: u64,
-    /// Topics, or kinds such as `orders/*`, that are stored past it.
+    /// Topics, or kinds such as `orders/*`, that are stored past the limit.
     pub priority_topics: Vec<String>,
 }
 
-/// What a body may begin as.
+/// Allowed kinds of bodies, by their first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BodyKinds {
     /// `{` or `[`.
     pub json: bool,
     /// `<`.
     pub xml: bool,
-    /// Anything at all, nothing included.
+    /// Any body, also an empty one.
     pub any: bool,
 }
 
-impl spillway_service::Written for Written {
-    type Checked = Settings;
+impl spillway_process::ServerArgs for ReceiverArgs {
+    type Checked = ReceiverSettings;
 
-    fn common(&self) -> &Common {
+    fn common(&self) -> &ProcessArgs {
         &self.common
     }
 
-    fn check(&self, checker: &mut Checker) -> Settings {
-        let (ms, s) = (Duration::from_millis, Duration::from_secs);
-        let (hour, day) = (s(3600), s(24 * 3600));
-        let settings = Settings {
+    fn check(&self, checker: &mut Checker) -> ReceiverSettings {
+        let ms = Duration::from_millis;
+        let s = Duration::from_secs;
+        let settings = ReceiverSettings {
             common: self.common.check(checker),
             listen: self.endpoint(checker),
             admin_listen: checker.address("ADMIN_LISTEN", &self.admin_listen),
             secrets: self.secrets(checker),
-            window: Window {
-                age_max: checker.duration("MAX_EVENT_AGE", &self.max_event_age, s(1)..=365 * day),
+            window: FreshnessWindow {
+                age_max: checker.duration("MAX_EVENT_AGE", &self.max_event_age, s(1)..=365 * DAY),
                 skew_max: checker.duration(
                     "MAX_CLOCK_SKEW",
                     &self.max_clock_skew,
-                    Duration::ZERO..=30 * day,
+                    Duration::ZERO..=30 * DAY,
                 ),
                 required: checker.flag("REQUIRE_TIMESTAMP", &self.require_timestamp),
             },
@@ -264,7 +268,7 @@ impl spillway_service::Written for Written {
                 ms(100)..=s(60),
             ),
             body_timeout: checker.duration("BODY_TIMEOUT", &self.body_timeout, ms(100)..=s(60)),
-            idle_timeout: checker.duration("IDLE_TIMEOUT", &self.idle_timeout, s(1)..=hour),
+            idle_timeout: checker.duration("IDLE_TIMEOUT", &self.idle_timeout, s(1)..=HOUR),
             ack_timeout: checker.duration("ACK_TIMEOUT", &self.ack_timeout, ms(100)..=s(60)),
             durability: self.durability(checker),
             spill: self.spill(checker),
@@ -296,10 +300,11 @@ impl spillway_service::Written for Written {
     }
 }
 
-impl Written {
-    fn endpoint(&self, checker: &mut Checker) -> Endpoint {
-        let (mode, group) = (self.listen_mode.as_deref(), self.listen_group.as_deref());
-        Endpoint::check(checker, &self.listen, mode, group)
+impl ReceiverArgs {
+    fn endpoint(&self, checker: &mut Checker) -> ListenEndpoint {
+        let mode = self.listen_mode.as_deref();
+        let group = self.listen_group.as_deref();
+        ListenEndpoint::check(checker, &self.listen, mode, group)
     }
 
     fn durability(&self, checker: &mut Checker) -> DurabilityPolicy {

@@ -1,8 +1,8 @@
-//! One thread with everything a webhook needs on its way to Redis: connections, a batcher, a
+//! One thread with everything that a webhook needs on its way to Redis: connections, a batcher, a
 //! connection to the queue.
 //!
-//! Nobody is woken across threads for a webhook: that wake-up cost more than all other work on it
-//! but the hash and the compression.
+//! No wake-up across threads happens for a webhook. It would cost more than all other work on the
+//! webhook except the hash and the compression.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -19,36 +19,37 @@ use crate::batcher::Batcher;
 use crate::connection::{self, Serving};
 use crate::phase::{Phase, PhaseTimes};
 use crate::receive::Receiver;
-use crate::shared::Shared;
+use crate::shared::ShardContext;
 use crate::store::ShardStore;
-use crate::stream::Accepted;
+use crate::stream::AcceptedConnection;
 use crate::topics::Topics;
 
-/// Connections on their way to a shard: they are taken at once unless it is busy with a huge body.
+/// Connections on their way to a shard. The shard takes them at once unless it is busy with a huge
+/// body.
 const INCOMING_MAX: usize = 128;
-/// How often connections are looked at for their deadlines.
+/// Time between sweeps over the connections for their deadlines.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
-/// How many at a time: to look at five thousand that lie scattered in memory takes longer than most
-/// webhooks do.
+/// Connections that a sweep visits before other tasks run. To visit five thousand that lie
+/// scattered in memory takes longer than most webhooks do.
 const SWEPT_AT_ONCE: usize = 256;
-/// How long the connections that were taken last may still bring their request, once no more are
-/// taken. Senders connect to send: theirs is on its way.
+/// Time in which the connections that were taken last may still bring their request, once no more
+/// are taken. Senders connect to send: their request is on its way.
 const FIRST_BYTE: Duration = Duration::from_secs(1);
-/// How long after the deadline a shard may take to let go of what it cuts off.
+/// Time after the deadline that a shard may take to close what it cuts off.
 const CUT_TIME: Duration = Duration::from_millis(250);
 
-/// A connection and its place among those allowed.
-type Incoming = (Accepted, Slot);
+/// A connection with its slot.
+type Incoming = (AcceptedConnection, Slot);
 
-/// A connection's place, given back when it ends.
+/// Slot of a connection. It is free again when the connection ends.
 pub struct Slot {
-    /// Among those allowed at once.
+    /// Permit of the limit on connections.
     pub allowed: OwnedSemaphorePermit,
-    /// Among those that came before the process was told to stop, or after.
+    /// Counts the connection with those from before the shutdown began, or with those after.
     pub counted: TaskTrackerToken,
 }
 
-/// A handle on a shard; it ends once this is closed and what it was given is finished.
+/// Handle of a shard. The shard ends once the handle is closed and its work is finished.
 pub struct Shard {
     incoming: mpsc::Sender<Incoming>,
     thread: JoinHandle<()>,
@@ -59,27 +60,27 @@ pub struct Shard {
 struct Connections(Mutex<Vec<Weak<Phase>>>);
 
 impl Shard {
-    /// Starts a shard on a thread of its own, bound to `core` if there is one for it.
+    /// Starts a shard on a new thread, bound to `core` if that is given.
     ///
     /// # Errors
-    /// When no runtime can be made.
-    pub fn start(shared: Shared, core: Option<usize>) -> std::io::Result<Self> {
+    /// If no runtime can be built.
+    pub fn start(shared: ShardContext, core: Option<usize>) -> std::io::Result<Self> {
         let (sender, incoming) = mpsc::channel(INCOMING_MAX);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = tokio::task::spawn_blocking(move || {
             let _guard = shared.background.guard("a shard");
             core.inspect(|core| stay_on(*core));
             runtime.block_on(run(shared, incoming));
-            // A name that is still being resolved must not hold up the end.
+            // A name that is still being resolved must not delay the end.
             runtime.shutdown_background();
         });
         Ok(Self { incoming: sender, thread })
     }
 
-    /// Hands a connection over; gives it back if the shard is busy.
+    /// Hands a connection over. Returns it if the shard is busy.
     ///
     /// # Errors
-    /// With the connection, when there is no room for it.
+    /// The connection, if there is no room for it.
     pub fn try_take(&self, incoming: Incoming) -> Result<(), Incoming> {
         self.incoming.try_send(incoming).map_err(TrySendError::into_inner)
     }
@@ -87,13 +88,13 @@ impl Shard {
     /// Waits for room for a connection.
     ///
     /// # Errors
-    /// When the shard has ended.
+    /// If the shard has ended.
     pub async fn room(&self) -> Result<mpsc::Permit<'_, Incoming>, SendError<()>> {
         self.incoming.reserve().await
     }
 
-    /// Takes no more; ends when its connections are finished and its webhooks are stored, and soon
-    /// after `stop_by` at the latest.
+    /// Closes the shard. It takes no more connections, and ends when its connections are finished
+    /// and its webhooks are stored. It ends soon after `stop_by` at the latest.
     pub async fn finish(self, stop_by: Instant) {
         drop(self.incoming);
         match timeout_at(stop_by + CUT_TIME, self.thread).await {
@@ -104,7 +105,8 @@ impl Shard {
     }
 }
 
-/// Left to itself, Linux runs shards that wake each other's senders on one core while another is idle.
+/// Binds the thread to a core. Otherwise Linux runs shards that wake each other's senders on one
+/// core while another is idle.
 fn stay_on(core: usize) {
     let mut only = CpuSet::new();
     only.set(core);
@@ -113,13 +115,14 @@ fn stay_on(core: usize) {
     }
 }
 
-async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
+async fn run(shared: ShardContext, mut incoming: mpsc::Receiver<Incoming>) {
     let closing = shared.closing.clone();
     let batches = Arc::new(Batches::new(Topics::new(shared.topics.clone())));
     let store = shared.store.for_shard();
     let mut batcher = tokio::spawn({
         let pulse = shared.watchdog.watch("a shard's batcher");
-        let (store, metrics) = (store.clone(), shared.metrics.clone());
+        let store = store.clone();
+        let metrics = shared.metrics.clone();
         let store = ShardStore::new(store, batches.clone(), &shared.settings, metrics, pulse);
         Batcher::new(batches.clone(), store).run()
     });
@@ -163,7 +166,7 @@ async fn run(shared: Shared, mut incoming: mpsc::Receiver<Incoming>) {
     let stop_by = closing.stop_by();
     finish(&mut tasks, &connections, &serving, stop_by).await;
     sweep.abort();
-    // The batcher ends by itself once what was accepted is stored.
+    // The batcher ends by itself once everything accepted is stored.
     batches.close();
     if timeout_at(stop_by, batcher).await.is_err() {
         tracing::warn!("stopped before redis answered; those webhooks were not answered 200");
@@ -189,8 +192,8 @@ fn serve(
     }
 }
 
-/// Every connection ends with its next answer; those that stay idle are closed soon, and whatever is
-/// left shortly before the deadline is cut: the rest is the batcher's.
+/// Finishes all connections. Each ends with its next answer. Idle ones are closed soon. A tenth of
+/// the time before the deadline, the rest is cut off: that time is for the batcher.
 async fn finish(
     tasks: &mut JoinSet<()>,
     connections: &Connections,
@@ -238,7 +241,7 @@ impl Connections {
         }
     }
 
-    /// Visits all of them, a few at a time: in between, webhooks have their turn.
+    /// Visits all connections, a few at a time. In between, other tasks run.
     async fn each(&self, visit: impl Fn(&Phase)) {
         let mut next = Some(0);
         while let Some(place) = next {
@@ -247,7 +250,7 @@ impl Connections {
         }
     }
 
-    /// Visits a few, from this place on; says where the others are.
+    /// Visits a few connections, from index `place` on. Returns the index of the next one.
     fn some(&self, mut place: usize, visit: impl Fn(&Phase)) -> Option<usize> {
         let mut phases = self.lock();
         for _ in 0..SWEPT_AT_ONCE {

@@ -1,40 +1,40 @@
-//! What all shards of the process share.
+//! State that all shards of the process share.
 
 use std::sync::Arc;
 
-use spillway_service::Background;
-use spillway_service::supervisor::Watchdog;
+use spillway_process::Background;
+use spillway_process::supervisor::Watchdog;
 
 use crate::admit::Admission;
 use crate::closing::Closing;
-use crate::metrics::Metrics;
+use crate::metrics::ReceiverMetrics;
 use crate::secrets::ClientSecrets;
-use crate::settings::Settings;
+use crate::settings::ReceiverSettings;
 use crate::shares::ShopShares;
 use crate::store::Store;
 use crate::topics::TopicMetrics;
 
-/// What all shards share.
+/// State that all shards share.
 #[derive(Clone)]
-pub struct Shared {
+pub struct ShardContext {
     /// The receiver's settings.
-    pub settings: Arc<Settings>,
-    /// Bounds what is in flight.
+    pub settings: Arc<ReceiverSettings>,
+    /// Limit on the bytes in flight.
     pub admission: Admission,
-    /// Way of webhooks into the queue.
+    /// Store for webhooks.
     pub store: Store,
     /// The client secrets in force.
     pub secrets: Arc<ClientSecrets>,
-    /// Shops that take too much of it.
+    /// Shops that take too much of the queue.
     pub shares: Arc<ShopShares>,
-    /// What is counted.
-    pub metrics: Metrics,
-    /// What is counted by topic.
+    /// Metrics of requests, packs and the queue.
+    pub metrics: ReceiverMetrics,
+    /// Metrics by topic.
     pub topics: TopicMetrics,
-    /// Has the batchers answer to the supervisor.
+    /// Lets the batchers answer to the supervisor.
     pub watchdog: Watchdog,
-    /// Whether and until when the process stops.
+    /// Shutdown state.
     pub closing: Closing,
-    /// Ends the process when a shard ends, for whatever reason.
+    /// Ends the process when a shard ends for whatever reason.
     pub background: Background,
 }

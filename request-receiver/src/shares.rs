@@ -1,9 +1,11 @@
-//! Shops that take too much of the queue. Their webhooks are answered 503 until less of theirs waits,
-//! so that one failing or paused shop can't fill Redis for all.
+//! Shops that take too much of the queue.
+//!
+//! Their webhooks are answered 503 until less of theirs waits. So one failing or paused shop can't
+//! fill Redis for all.
 //!
 //! The leader of a consumer publishes which shops take much of what waits
-//! ([`spillway_queue::shares`]), and the watch over Redis reads it with each look. Nothing published
-//! lately means that nothing is delivered; then the queue fills for all shops alike, and none is
+//! ([`spillway_queue::shares`]). The watch over Redis reads it with each look. If nothing was
+//! published lately, nothing is delivered. Then the queue fills for all shops alike, and no shop is
 //! refused for its share.
 
 use std::collections::{BTreeMap, HashSet};
@@ -13,10 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use prometheus::IntGauge;
+use spillway_process::error::chain;
 use spillway_queue::QueueError;
 use spillway_queue::shares::{FRESH_FOR, large_shops};
-use spillway_queue::status::Status;
-use spillway_service::error::chain;
+use spillway_queue::status::CellStatus;
 use spillway_webhook::shopify::{Headers, is_barrier, is_compliance, is_topic_match};
 use spillway_webhook::stable_hash;
 use tokio::time::Instant;
@@ -24,11 +26,11 @@ use tokio::time::Instant;
 use crate::reply::Refusal;
 use crate::settings::ShopLimit;
 
-/// A shop that is over is taken again below this part of its bound, in percent: at the bound itself
-/// it would be refused and taken in turn.
+/// Percentage of its limit below which a shop that was over is accepted again. At the limit itself
+/// the shop would be refused and accepted in turn.
 const UNDER_PERCENT: u64 = 90;
 
-/// Shops over their bound, as every connection sees them.
+/// Shops over their limit, as every connection sees them.
 #[derive(Debug)]
 pub struct ShopShares {
     is_any_over: AtomicBool,
@@ -36,15 +38,15 @@ pub struct ShopShares {
     priority_topics: Vec<String>,
 }
 
-/// Finds out which shops are over their bound.
+/// Finds out which shops are over their limit.
 pub struct Judge {
     limit: ShopLimit,
-    /// Names of the shops that are over, as far as they are known, by hash.
+    /// Names of the shops that are over their limit, by hash.
     over: BTreeMap<u64, String>,
     shown: Arc<ShopShares>,
     gauge: IntGauge,
     judged_at: Instant,
-    /// Whether published shares could not be read the last time.
+    /// True if published shares could not be read the last time.
     is_unreadable: bool,
 }
 
@@ -55,16 +57,16 @@ impl Default for ShopShares {
 }
 
 impl ShopShares {
-    /// No shop is over. These topics are stored in any case.
+    /// No shop is over its limit. Webhooks of these topics are always stored.
     pub fn new(priority_topics: Vec<String>) -> Self {
         Self { is_any_over: AtomicBool::new(false), over: ArcSwap::default(), priority_topics }
     }
 
-    /// Whether a verified webhook with these headers may be stored. Webhooks without a shop count as
-    /// those of one shop, as they do for the consumer.
+    /// Checks if a verified webhook with these headers may be stored. Webhooks without a shop count
+    /// as those of one shop, as they do for the consumer.
     ///
     /// # Errors
-    /// [`Refusal::ShopQueueFull`] when its shop is over its bound.
+    /// [`Refusal::ShopQueueFull`] if the shop is over its limit.
     pub fn admit(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         if !self.is_any_over.load(Ordering::Relaxed) {
             return Ok(());
@@ -91,7 +93,7 @@ impl ShopShares {
 }
 
 impl Judge {
-    /// A judge that shows what it finds in `shown` and `gauge`.
+    /// Judge that publishes its findings in `shown` and `gauge`.
     pub fn new(limit: ShopLimit, shown: Arc<ShopShares>, gauge: IntGauge) -> Self {
         Self {
             limit,
@@ -103,12 +105,12 @@ impl Judge {
         }
     }
 
-    /// Takes what Redis says now.
-    pub fn look(&mut self, status: &Status) {
+    /// Judges all shops by the status that Redis returned.
+    pub fn look(&mut self, status: &CellStatus) {
         self.judged_at = Instant::now();
         let mut over = BTreeMap::new();
         let mut error = None;
-        for consumer in &status.drains {
+        for consumer in &status.consumers {
             match large_shops(status, consumer) {
                 Ok(shops) => {
                     let limit_bytes = status.queue.limit_bytes;
@@ -124,15 +126,16 @@ impl Judge {
         self.found(over);
     }
 
-    /// Redis did not say. After a while, what it said is forgotten.
+    /// Handles a failed look. All shops are under their limit once the last status is older than
+    /// [`FRESH_FOR`].
     pub fn look_failed(&mut self) {
         if self.judged_at.elapsed() > FRESH_FOR {
             self.found(BTreeMap::new());
         }
     }
 
-    /// Whether a shop is over its bound, or has not come far enough below it since. Without
-    /// `maxmemory` there is nothing to have a part of.
+    /// Returns true if a shop is over its limit, or was over it and is not far enough below it yet.
+    /// Without `maxmemory` there is no limit.
     fn is_over(&self, shop: u64, bytes: u64, limit_bytes: u64) -> bool {
         if limit_bytes == 0 || self.limit.queued_percent >= 100 {
             return false;
@@ -142,7 +145,7 @@ impl Judge {
         u128::from(bytes) * 100 * 100 >= u128::from(limit_bytes) * u128::from(part)
     }
 
-    /// Logs an error unless the last look had one, too. Returns whether it was logged.
+    /// Logs an error unless the last look had one, too. Returns true if it was logged.
     fn report(&mut self, error: Option<&QueueError>) -> bool {
         let was_unreadable = std::mem::replace(&mut self.is_unreadable, error.is_some());
         match error {
@@ -175,7 +178,7 @@ impl Judge {
 mod tests {
     use std::time::Duration;
 
-    use spillway_queue::status::{DrainStatus, QueueStatus};
+    use spillway_queue::status::{ConsumerStatus, QueueStatus};
 
     use super::*;
 
@@ -194,8 +197,8 @@ mod tests {
         stable_hash::of(&[SHOP.as_bytes()])
     }
 
-    /// A queue of 1,000 webhooks in 1,000 MiB, of which the shop has so many.
-    fn status(used_mib: u64, of_shop: u64) -> Status {
+    /// A queue of 1,000 webhooks in 1,000 MiB, of which `of_shop` belong to the shop.
+    fn status(used_mib: u64, of_shop: u64) -> CellStatus {
         let json = format!(
             r#"{{"waiting":1000,"shops":[{{"hash":"{:016x}","shop":"{SHOP}","waiting":{of_shop}}}]}}"#,
             hash()
@@ -206,8 +209,9 @@ mod tests {
             limit_bytes: 1000 * MIB,
             ..QueueStatus::default()
         };
-        let consumer = DrainStatus { shares: format!("{NOW_MS} {json}"), ..DrainStatus::default() };
-        Status { queue, drains: vec![consumer], now_ms: NOW_MS }
+        let consumer =
+            ConsumerStatus { shares: format!("{NOW_MS} {json}"), ..ConsumerStatus::default() };
+        CellStatus { queue, consumers: vec![consumer], now_ms: NOW_MS }
     }
 
     fn headers(shop: &str, topic: &str) -> HeaderMap {
@@ -275,7 +279,7 @@ mod tests {
         assert!(!is_over(&unbounded));
         let mut judge = judge(50);
         let queue = QueueStatus { limit_bytes: 0, ..full.queue.clone() };
-        judge.look(&Status { queue, ..full.clone() });
+        judge.look(&CellStatus { queue, ..full.clone() });
         assert!(!is_over(&judge));
         judge.look(&full);
         assert!(is_over(&judge));
@@ -286,22 +290,22 @@ mod tests {
         let mut judge = judge(50);
         // Dead letters.
         let mut dead = status(900, 1000);
-        dead.drains[0].dead_bytes = 500 * MIB;
+        dead.consumers[0].dead_bytes = 500 * MIB;
         judge.look(&dead);
         assert!(!is_over(&judge));
-        // Another consumer that lags behind.
+        // Another consumer has a large backlog.
         let mut lag = status(900, 1000);
         lag.queue.webhooks = 100_000;
         judge.look(&lag);
         assert!(!is_over(&judge));
-        // What was moved into lanes counts as well.
+        // Webhooks that were moved into lanes count, too.
         let mut moved = status(900, 1000);
-        moved.drains[0].parked = 1000;
+        moved.consumers[0].parked = 1000;
         judge.look(&moved);
         assert!(!is_over(&judge));
-        // Few webhooks are not taken for much memory.
+        // Few webhooks do not count as much memory.
         let mut few = status(900, 400);
-        few.drains[0].shares = few.drains[0].shares.replace(":1000,", ":400,");
+        few.consumers[0].shares = few.consumers[0].shares.replace(":1000,", ":400,");
         few.queue.webhooks = 400;
         judge.look(&few);
         assert!(!is_over(&judge));
@@ -317,7 +321,7 @@ mod tests {
             (NOW_MS, true),
             (NOW_MS - 60_001, false),
         ] {
-            judge.look(&Status { now_ms, ..full.clone() });
+            judge.look(&CellStatus { now_ms, ..full.clone() });
             assert_eq!(is_over(&judge), expected, "{now_ms}");
         }
     }
@@ -329,8 +333,8 @@ mod tests {
         judge.look(&full);
         assert!(is_over(&judge) && !judge.is_unreadable);
         let mut bad = full.clone();
-        bad.drains[0].shares = format!("{NOW_MS} {{");
-        let error = large_shops(&bad, &bad.drains[0]).expect_err("it is no JSON");
+        bad.consumers[0].shares = format!("{NOW_MS} {{");
+        let error = large_shops(&bad, &bad.consumers[0]).expect_err("it is no JSON");
         judge.look(&bad);
         assert!(!is_over(&judge) && judge.is_unreadable);
         assert!(!judge.report(Some(&error)), "it was reported before");

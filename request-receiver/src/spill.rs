@@ -1,10 +1,12 @@
-//! Overflow log on this machine's disk, which is restored to Redis in order once it takes packs again.
+//! Overflow log on this machine's disk. It is restored to Redis in order once Redis takes packs
+//! again.
 //!
-//! [`channel`] opens it and is the overflow log of the store, [`writer`] syncs what is written, [`mod@feeder`]
-//! restores it, [`pace`] how fast, [`claim`] sees to it that one receiver spills for a cell. The files are
-//! `spillway-spill`'s.
+//! [`channel`] opens the log and is the overflow log of the store. [`writer`] writes and syncs it.
+//! [`mod@feeder`] restores it, at the rate that [`pace`] sets. [`claim`] makes sure that only one
+//! receiver spills for a cell. The crate `spillway-spill` holds the format of the files.
 //!
-//! Bounded by `SPILL_MAX` on disk, and by one pack for each shard and two chunks of the feeder in memory.
+//! `SPILL_MAX` bounds the disk. In memory are at most two packs for each shard and two chunks of
+//! the feeder.
 
 pub mod channel;
 pub mod claim;
@@ -15,8 +17,8 @@ pub mod writer;
 use std::sync::Arc;
 use std::time::Duration;
 
+use spillway_process::Background;
 use spillway_queue::Redis;
-use spillway_service::Background;
 use tokio_util::sync::CancellationToken;
 
 use crate::settings::SpillSettings;
@@ -24,13 +26,14 @@ use crate::spill::channel::SpillChannel;
 use crate::spill::feeder::Feeder;
 use crate::store::Store;
 use crate::store::gate::Gate;
-use crate::store::looks::Looks;
+use crate::store::looks::RedisLooks;
 
-/// Opens the log, settles the claim if Redis can be asked, and starts what restores the log. Until it has looked at
-/// Redis, everything is written to the log. Returns the store, and the task that restores.
+/// Opens the log, settles the claim if Redis answers, and starts the task that restores the log.
+/// Until that task has looked at Redis, everything is written to the log. Returns the store and the
+/// task.
 ///
 /// # Errors
-/// When the directory is not one to use, or another receiver spills for this cell.
+/// If the directory can't be used, or another receiver spills for this cell.
 pub async fn start(
     settings: &SpillSettings,
     ack_timeout: Duration,
@@ -40,11 +43,12 @@ pub async fn start(
 ) -> anyhow::Result<(Store, tokio::task::JoinHandle<()>)> {
     let (channel, log_id) = SpillChannel::open(settings, background)?;
     let gate = Gate::new(true, ack_timeout);
-    let looks = Looks::new(gate.clone());
+    let looks = RedisLooks::new(gate.clone());
     let mut feeder = Feeder::new(channel.clone(), &gate, &looks, log_id, redis.clone());
     claim::settle(&mut feeder).await?;
-    background.spawn("trying the disk of the spill again", {
-        let (channel, stop) = (channel.clone(), stop.clone());
+    background.spawn("probe of the overflow disk", {
+        let channel = channel.clone();
+        let stop = stop.clone();
         async move {
             stop.run_until_cancelled(channel.try_again()).await;
         }

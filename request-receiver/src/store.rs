@@ -1,14 +1,14 @@
 //! Store: takes batches, appends them to the queue or writes them to the overflow log, and answers
-//! those who wait in them.
+//! the senders that wait in them.
 //!
-//! [`mode`] decides where batches go, [`gate`] lets them pass, [`append`] is one append, [`log`] the
-//! overflow log as seen from here, [`looks`] what is known of Redis, [`watch`] finds that out, [`claim`]
-//! sees whether another receiver has the cell.
+//! [`mode`] decides where batches go, and [`gate`] lets them pass. [`append`] is one append.
+//! [`log`] is the overflow log as the store sees it. [`watch`] looks at Redis, and [`looks`] holds
+//! what it finds. [`claim`] checks if another receiver has the cell.
 //!
-//! Each shard has one batch under way, and no core waits for another. An append that hangs is left to
-//! itself where there is a log: other batches go there, and are restored once its outcome is known.
-//! A batch that Redis refused for certain goes into the log, too. One that may be stored is answered that
-//! nothing is known, and is not written again.
+//! Each shard has one batch under way, and no core waits for another. If there is a log, an append
+//! that hangs is awaited in the background. Other batches go into the log, and are restored once
+//! its outcome is known. A batch that Redis refused for certain goes into the log, too. A batch
+//! that may be stored is answered that nothing is known, and is not written again.
 
 pub mod append;
 pub mod claim;
@@ -27,37 +27,38 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use spillway_service::error::chain;
-use spillway_service::supervisor::Pulse;
+use spillway_process::error::chain;
+use spillway_process::supervisor::Pulse;
 use spillway_webhook::pack::Packer;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use crate::batch::{Batch, Batches};
-use crate::metrics::Metrics;
+use crate::metrics::ReceiverMetrics;
 use crate::reply::Refusal;
-use crate::settings::Settings;
+use crate::settings::ReceiverSettings;
 use crate::store::append::{AppendEnd, RunningAppend, ShardAppender};
-use crate::store::gate::{AppendPass, Gate, Passed, WritePass};
+use crate::store::gate::{AppendPass, Gate, GatePass, WritePass};
 use crate::store::log::OverflowLog;
-use crate::store::looks::{Looks, QueueHealth};
+use crate::store::looks::{QueueHealth, RedisLooks};
 use crate::store::mode::StoreMode;
 
-/// Time after which an append counts as hanging where there is a log, as a part of ACK_TIMEOUT: what
-/// arrives from then on goes into the log, with most of its time left.
+/// Divisor of ACK_TIMEOUT: time after which an append counts as hanging, if there is a log.
+/// Webhooks that arrive from then on go into the log, with most of their time left.
 const STALL_PART: u32 = 6;
-/// However long ACK_TIMEOUT is: the shard stores nothing else meanwhile.
+/// Upper limit of that time for any ACK_TIMEOUT. The shard stores nothing else meanwhile.
 const STALL_MAX: Duration = Duration::from_secs(1);
-/// Longer than a batch waits for the gate's lock.
+/// Time that a batch may wait at the gate before it is cut. Longer than the wait for the gate's
+/// lock.
 const HELD: Duration = Duration::from_millis(5);
 
-/// Way of webhooks into the queue, or into the overflow log, as one shard sees it.
+/// Store as one shard sees it: appends to the queue or writes to the overflow log.
 #[derive(Clone)]
 pub struct Store {
     gate: Arc<Gate>,
-    looks: Arc<Looks>,
+    looks: Arc<RedisLooks>,
     log: Option<Arc<dyn OverflowLog>>,
-    /// Set while this shard's batch takes longer than its senders wait.
+    /// Set while the shard's batch takes longer than its senders wait.
     is_stalled: Arc<AtomicBool>,
 }
 
@@ -74,34 +75,35 @@ pub struct ShardStore {
     pulse: ShardPulse,
 }
 
-/// Signs of life of a shard while it waits for Redis or the disk.
+/// Heartbeat of a shard while it waits for Redis or the disk.
 struct ShardPulse {
     pulse: Pulse,
     store: Store,
 }
 
-/// What is needed to bring a batch to its end.
+/// State that is needed to settle a batch.
 #[derive(Clone)]
 struct StoreContext {
     store: Store,
     batches: Arc<Batches>,
-    metrics: Metrics,
+    metrics: ReceiverMetrics,
 }
 
 impl Store {
-    /// A store with this log, or with none.
-    pub fn new(gate: Arc<Gate>, looks: Arc<Looks>, log: Option<Arc<dyn OverflowLog>>) -> Self {
+    /// A store with or without a log.
+    pub fn new(gate: Arc<Gate>, looks: Arc<RedisLooks>, log: Option<Arc<dyn OverflowLog>>) -> Self {
         Self { gate, looks, log, is_stalled: Arc::default() }
     }
 
     /// A store without a log.
     pub fn without_log() -> Self {
         let gate = Gate::new(false, Duration::ZERO);
-        let looks = Looks::new(gate.clone());
+        let looks = RedisLooks::new(gate.clone());
         Self::new(gate, looks, None)
     }
 
-    /// As after a look that found nothing wrong: for who runs the handler without a Redis.
+    /// A store as after a look that found nothing wrong. For callers that run the handler without
+    /// Redis.
     pub fn usable_one() -> Self {
         let store = Self::without_log();
         store.looks.set(QueueHealth::Usable);
@@ -114,30 +116,31 @@ impl Store {
         Self { is_stalled: Arc::default(), ..self.clone() }
     }
 
-    /// Whether a webhook that comes now would be stored, as far as is known.
+    /// Checks if a webhook that comes now would be stored, as far as is known.
     ///
     /// # Errors
-    /// What is answered instead.
+    /// The answer to the webhook, if it would not.
     pub fn takes(&self) -> Result<(), Refusal> {
         if self.is_stalled.load(Ordering::Relaxed) {
             return Err(Refusal::QueueUnavailable);
         }
         match (self.gate.mode(), &self.log) {
             (StoreMode::StandingBack, _) => Err(Refusal::QueueUnavailable),
-            // Whatever Redis' health: it is noted a moment before batches go into the log.
+            // The log decides, whatever the health of Redis: that changes a moment before batches
+            // go into the log.
             (_, Some(log)) => log.takes(),
             (StoreMode::Direct, None) => Ok(()),
             (_, None) => Err(self.looks.refusal()),
         }
     }
 
-    /// Gate that the batches pass.
+    /// Gate that batches pass.
     pub fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
 
-    /// What is known of Redis.
-    pub fn looks(&self) -> &Arc<Looks> {
+    /// State of Redis as the last looks found it.
+    pub fn looks(&self) -> &Arc<RedisLooks> {
         &self.looks
     }
 
@@ -146,7 +149,7 @@ impl Store {
         self.log.as_ref()
     }
 
-    /// Waits until Redis was looked at, and the log as well.
+    /// Waits until Redis was looked at, and until it is known if the log holds anything.
     pub async fn looked(&self) {
         self.looks.looked().await;
         if let Some(log) = &self.log {
@@ -160,12 +163,12 @@ impl Store {
 }
 
 impl ShardStore {
-    /// A store for the batches of one shard. `pulse` answers to the supervisor.
+    /// Store for the batches of one shard. `pulse` answers to the supervisor.
     pub fn new(
         store: Store,
         batches: Arc<Batches>,
-        settings: &Settings,
-        metrics: Metrics,
+        settings: &ReceiverSettings,
+        metrics: ReceiverMetrics,
         pulse: Pulse,
     ) -> Self {
         let ack_timeout = settings.ack_timeout;
@@ -184,14 +187,15 @@ impl ShardStore {
         }
     }
 
-    /// Stores a batch, wherever it has to go. Returns when the next one may be formed.
+    /// Stores a batch in the queue or in the log. Returns when the next batch may be formed.
     pub async fn store(&mut self, mut batch: Batch) {
         let formed = Instant::now();
         let too_late = formed + self.ack_timeout;
         let store = &self.context.store;
         match store.gate.pass().await {
-            Passed::Append(pass) => {
-                // Those who were answered while it was held may have sent it again, and what came after it.
+            GatePass::Append(pass) => {
+                // Senders that were answered while the batch was held may have sent their webhook
+                // again, and later ones.
                 if formed.elapsed() > HELD && !batch.cut(Instant::now()) {
                     pass.ended(true);
                     self.context.batches.complete(batch, Err(Refusal::AckTimeout));
@@ -199,11 +203,11 @@ impl ShardStore {
                     self.append(batch, pass, too_late).await;
                 }
             }
-            Passed::Write(pass) => {
+            GatePass::Write(pass) => {
                 let writing = self.context.write(batch, pass, &mut self.packer);
                 self.pulse.attend(writing, too_late).await;
             }
-            Passed::Refused => {
+            GatePass::Refused => {
                 let refusal = store.takes().err().unwrap_or(Refusal::QueueUnavailable);
                 self.context.batches.complete(batch, Err(refusal));
             }
@@ -211,13 +215,14 @@ impl ShardStore {
         self.pulse.pulse.answer();
     }
 
-    /// Attends to appends that hang, and to the supervisor, while there is nothing to store.
+    /// Awaits appends that hang, and answers the supervisor, while there is nothing to store.
     pub async fn idle(&mut self) -> Infallible {
         loop {
             tokio::select! {
                 biased;
                 Some(ended) = self.late.join_next() => {
-                    // Nothing is restored before each append that hangs has ended: with a panic, never.
+                    // Nothing is restored before each append that hangs has ended. After a panic
+                    // that would be never.
                     if let Err(panic) = ended.map_err(tokio::task::JoinError::try_into_panic)
                         && let Ok(panic) = panic
                     {
@@ -253,9 +258,9 @@ impl ShardStore {
 }
 
 impl ShardPulse {
-    /// Waits for something that may take longer than senders wait. Then requests are refused, as nothing
-    /// that arrives now would be answered in time. The supervisor is answered meanwhile: a restart would
-    /// not help what Redis or the disk is slow with, and would lose what is in flight.
+    /// Waits for work that may take longer than senders wait. Past that time, requests are refused,
+    /// since nothing that arrives would be answered in time. The supervisor is answered meanwhile:
+    /// a restart would not help a slow Redis or disk, and would lose what is in flight.
     async fn attend<T>(&self, work: impl Future<Output = T>, too_late: Instant) -> T {
         let mut work = pin!(work);
         let mut is_stalled = false;
@@ -278,7 +283,7 @@ impl ShardPulse {
 }
 
 impl StoreContext {
-    /// Brings a batch to its end whose append has ended.
+    /// Settles a batch whose append has ended.
     async fn settle(&self, batch: Batch, pass: AppendPass, end: AppendEnd, packer: &mut Packer) {
         let count = batch.records().count();
         if let Some(error) = end.error() {
@@ -305,7 +310,8 @@ impl StoreContext {
         }
     }
 
-    /// The same for an append that hangs: waits for its end for as long as its connection may live.
+    /// Settles a batch whose append hangs. Waits for its end for as long as the connection may
+    /// live.
     async fn settle_late(self, append: RunningAppend, batch: Batch, pass: AppendPass) {
         let end = append.end(&self.store.looks).await;
         self.settle(batch, pass, end, &mut Packer::new()).await;
@@ -317,7 +323,7 @@ impl StoreContext {
             debug_assert!(false, "BUG: passed to a log that is not there");
             return self.batches.complete(batch, Err(Refusal::QueueUnavailable));
         };
-        // Those who were answered meanwhile may have sent it again, and what came after it.
+        // Senders that were answered meanwhile may have sent their webhook again, and later ones.
         if !batch.cut(Instant::now()) {
             return self.batches.complete(batch, Err(Refusal::AckTimeout));
         }

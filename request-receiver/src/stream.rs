@@ -1,6 +1,6 @@
-//! One accepted byte stream, TCP or unix, that tells its connection when bytes arrive.
+//! One accepted byte stream, TCP or unix, that notifies its connection when bytes arrive.
 //!
-//! hyper's own header time-out starts when a connection begins to wait, so an idle connection and a
+//! hyper's own header time-out starts when a connection begins to wait. An idle connection and a
 //! slow one look the same to it. Here the first byte of a request is seen as it is read.
 
 use std::future::Future;
@@ -15,12 +15,12 @@ use tokio::task::yield_now;
 
 use crate::phase::Phase;
 
-/// What one connection reads before its shard's others have their turn: some twenty webhooks. A sender
-/// that is faster than we are would else be read for milliseconds, up to hyper's and tokio's own bounds,
-/// which count reads and not bytes.
+/// Bytes that one connection reads before the others of its shard have their turn: some twenty
+/// webhooks. A fast sender would otherwise be read for milliseconds. hyper and tokio have limits of
+/// their own, which count reads and not bytes.
 const TURN_BYTES: usize = 128 << 10;
 
-/// TCP or unix.
+/// Stream of a connection.
 #[derive(Debug)]
 pub enum Stream {
     /// TCP.
@@ -30,10 +30,11 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Waits until there is something to read, or the end. Until then nothing is kept for reading.
+    /// Waits until there is something to read, or the end of the stream. Allocates no buffer until
+    /// then.
     ///
     /// # Errors
-    /// When the runtime has ended.
+    /// If the runtime has ended.
     pub async fn readable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.readable().await,
@@ -44,18 +45,18 @@ impl Stream {
 
 /// An accepted connection that belongs to no runtime yet.
 #[derive(Debug)]
-pub enum Accepted {
+pub enum AcceptedConnection {
     /// TCP.
     Tcp(std::net::TcpStream),
     /// A unix socket.
     Unix(std::os::unix::net::UnixStream),
 }
 
-impl Accepted {
-    /// Makes it a stream of the runtime this is called on.
+impl AcceptedConnection {
+    /// Makes it a stream of the current runtime.
     ///
     /// # Errors
-    /// When the runtime can't watch it.
+    /// If the runtime can't watch it.
     pub fn into_stream(self) -> io::Result<Stream> {
         match self {
             Self::Tcp(stream) => TcpStream::from_std(stream).map(Stream::Tcp),
@@ -64,29 +65,29 @@ impl Accepted {
     }
 }
 
-/// A stream whose reads are noted.
+/// Stream that notes its reads in a [`Phase`].
 #[derive(Debug)]
-pub struct Watched {
+pub struct PhasedStream {
     stream: Stream,
     phase: Arc<Phase>,
     is_write_blocked: bool,
     has_written: bool,
-    /// Read since its shard's others had their turn.
+    /// Bytes read since the others of its shard had their turn.
     turn_bytes: usize,
 }
 
-impl Watched {
+impl PhasedStream {
     /// Notes every read of `stream` in `phase`.
     pub fn new(stream: Stream, phase: Arc<Phase>) -> Self {
         Self { stream, phase, is_write_blocked: false, has_written: false, turn_bytes: 0 }
     }
 
-    /// Whether anything was ever answered over it.
+    /// Returns true if anything was ever written.
     pub fn has_written(&self) -> bool {
         self.has_written
     }
 
-    /// Whether the last write had to wait for its reader.
+    /// Returns true if the last write had to wait for the reader.
     pub fn is_write_blocked(&self) -> bool {
         self.is_write_blocked
     }
@@ -97,7 +98,7 @@ impl Watched {
     }
 }
 
-impl AsyncRead for Watched {
+impl AsyncRead for PhasedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -105,7 +106,7 @@ impl AsyncRead for Watched {
     ) -> Poll<io::Result<()>> {
         if self.turn_bytes >= TURN_BYTES {
             self.turn_bytes = 0;
-            // Woken once all others that are ready have run, and the sockets were looked at.
+            // Woken once all other ready tasks have run and the sockets were polled.
             if pin!(yield_now()).poll(cx).is_pending() {
                 return Poll::Pending;
             }
@@ -130,7 +131,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for PhasedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -1,3 +1,4 @@
-//! Locks of the batch queue. Its models in `tests/batches.rs` bring others, which try every interleaving.
+//! Locks of the batch queue. `tests/batches.rs` replaces them with loom's locks, to try every
+//! interleaving.
 
 pub use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,9 +1,10 @@
-//! Counts by topic, with a bounded number of labels.
+//! Counters by topic, with a bounded number of labels.
 //!
-//! Only a verified webhook makes a topic known: before its signature is checked, a topic is a
-//! stranger's claim, and a stranger may claim a new one with every request. What is refused is
-//! counted under a topic known already, if it was verified or refused for a reason of ours; else under
-//! `other`. So a stranger can't make a subscription look as if it failed.
+//! Only a verified webhook makes a topic known. Before its signature is checked, a topic is a
+//! stranger's claim, and a stranger may claim a new one with every request. A refused request
+//! counts under its topic if that is known already, and the request was verified or refused for a
+//! reason on the receiver's side. All others count under `other`. So a stranger can't make a
+//! subscription look as if it failed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,67 +13,67 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, Opts, Registry};
-use spillway_service::clock::wall_clock_ms;
+use spillway_process::clock::wall_clock_ms;
 use spillway_webhook::Webhook;
 use spillway_webhook::shopify::Headers;
 
 use crate::metrics::{add, vec};
 use crate::reply::Refusal;
 
-/// Topics with a label of their own; the rest is `other`.
+/// Topics with a label, `other` included.
 const TOPICS_MAX: usize = 100;
 const OTHER_TOPIC: &str = "other";
 
-/// What is counted by topic, for the whole process.
+/// Metrics by topic, for the whole process.
 #[derive(Clone)]
 pub struct TopicMetrics {
     accepted: IntCounterVec,
     last_accepted: GaugeVec,
     refused: IntCounterVec,
     refused_other: IntCounter,
-    /// Looked into for each request and changed for each new topic: read without a lock.
-    known: Arc<ArcSwap<Known>>,
+    /// Read for each request and replaced for each new topic. Reading takes no lock.
+    known: Arc<ArcSwap<KnownTopics>>,
     learning: Arc<Mutex<()>>,
 }
 
-/// The counters of what is refused, by topic.
+/// Counters of refused requests, by topic.
 #[derive(Clone, Default)]
-struct Known {
+struct KnownTopics {
     indices: HashMap<Vec<u8>, usize>,
     refused: Vec<IntCounter>,
 }
 
-/// The topic that a request claims.
+/// Topic that a request claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Claim {
-    /// None: this is nothing of Shopify's.
+pub enum TopicClaim {
+    /// No topic header: not a request from Shopify.
     Missing,
-    /// One that was verified before.
+    /// A topic that was verified before.
     Known(usize),
-    /// Another.
+    /// Another topic.
     Other,
 }
 
-/// Counters per topic, held by one shard.
+/// Counters by topic, held by one shard.
 pub struct Topics {
     indices: HashMap<Vec<u8>, TopicIndex>,
     known: Vec<Topic>,
     metrics: TopicMetrics,
 }
 
-/// Stands for a topic, in the [`Topics`] that gave it.
+/// Index of a topic in the [`Topics`] that returned it.
 #[derive(Debug, Clone, Copy)]
 pub struct TopicIndex(u16);
 
 struct Topic {
     accepted: IntCounter,
     last_accepted: Gauge,
-    /// Of the batch that is being counted.
+    /// Webhooks of the batch that is being counted.
     stored: u64,
 }
 
 impl TopicMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     pub fn new(registry: &Registry) -> Self {
         let last = Opts::new(
             "spillway_last_accepted_timestamp_seconds",
@@ -81,7 +82,7 @@ impl TopicMetrics {
         let refused = vec(
             registry,
             "spillway_refused_total",
-            "Requests not answered 200, by topic; other: a topic never verified, or a 4xx before the signature was.",
+            "Requests not answered 200, by topic; other: a topic never verified, or a 4xx before the signature was verified.",
             "topic",
         );
         Self {
@@ -94,25 +95,29 @@ impl TopicMetrics {
         }
     }
 
-    /// The topic these headers claim. To be asked before the request is taken apart: what it holds
-    /// of the connection's buffer must not be kept.
-    pub fn claim(&self, headers: &HeaderMap) -> Claim {
-        let Some(topic) = headers.topic() else { return Claim::Missing };
-        self.known.load().indices.get(topic).map_or(Claim::Other, |index| Claim::Known(*index))
+    /// Topic that these headers claim. Must be called before the request is taken apart: a part of
+    /// the connection's buffer must not be kept.
+    pub fn claim(&self, headers: &HeaderMap) -> TopicClaim {
+        let Some(topic) = headers.topic() else { return TopicClaim::Missing };
+        self.known
+            .load()
+            .indices
+            .get(topic)
+            .map_or(TopicClaim::Other, |index| TopicClaim::Known(*index))
     }
 
-    /// Counts a request that was not answered 200.
-    pub fn refused(&self, claim: Claim, refusal: Refusal) {
+    /// Counts a request that is not answered 200.
+    pub fn refused(&self, claim: TopicClaim, refusal: Refusal) {
         match claim {
-            Claim::Missing => {}
-            Claim::Known(index) if refusal.counts_under_topic() => {
+            TopicClaim::Missing => {}
+            TopicClaim::Known(index) if refusal.counts_under_topic() => {
                 self.known.load().refused[index].inc();
             }
-            Claim::Known(_) | Claim::Other => self.refused_other.inc(),
+            TopicClaim::Known(_) | TopicClaim::Other => self.refused_other.inc(),
         }
     }
 
-    /// The label of a verified topic: its own while there is room.
+    /// Returns the label of a verified topic, which is the topic itself while there is room.
     fn learn<'a>(&self, topic: &'a [u8]) -> &'a str {
         let Ok(label) = std::str::from_utf8(topic) else { return OTHER_TOPIC };
         let _one_at_a_time = self.learning.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,11 +125,11 @@ impl TopicMetrics {
         if known.indices.contains_key(topic) {
             return label;
         }
-        // The last one is for `other`.
+        // The last label is for `other`.
         if label == OTHER_TOPIC || known.refused.len() >= TOPICS_MAX - 1 {
             return OTHER_TOPIC;
         }
-        let mut more = Known::clone(&known);
+        let mut more = KnownTopics::clone(&known);
         more.indices.insert(topic.to_owned(), more.refused.len());
         more.refused.push(self.refused.with_label_values(&[label]));
         self.known.store(Arc::new(more));
@@ -133,12 +138,12 @@ impl TopicMetrics {
 }
 
 impl Topics {
-    /// Knows none yet.
+    /// No topic is known yet.
     pub fn new(metrics: TopicMetrics) -> Self {
         Self { indices: HashMap::new(), known: Vec::new(), metrics }
     }
 
-    /// What stands for the webhook's topic here.
+    /// Returns the index of the webhook's topic.
     pub fn index_of(&mut self, webhook: &Webhook) -> TopicIndex {
         let topic = webhook.headers.topic().unwrap_or_default();
         if let Some(index) = self.indices.get(topic) {
@@ -158,7 +163,7 @@ impl Topics {
         index
     }
 
-    /// Counts webhooks that were stored, by their topics.
+    /// Counts stored webhooks by their topics.
     pub fn stored(&mut self, topics: impl Iterator<Item = TopicIndex>) {
         topics.for_each(|index| self.known[usize::from(index.0)].stored += 1);
         let now = Duration::from_millis(wall_clock_ms()).as_secs_f64();
@@ -184,14 +189,14 @@ mod tests {
     #[test]
     fn a_stranger_makes_no_topic_known() {
         let metrics = TopicMetrics::new(&Registry::new());
-        assert_eq!(metrics.claim(&HeaderMap::new()), Claim::Missing);
-        assert_eq!(metrics.claim(&headers("products/update")), Claim::Other);
+        assert_eq!(metrics.claim(&HeaderMap::new()), TopicClaim::Missing);
+        assert_eq!(metrics.claim(&headers("products/update")), TopicClaim::Other);
         metrics.learn(b"products/update");
         let claim = metrics.claim(&headers("products/update"));
-        assert_eq!(claim, Claim::Known(0));
+        assert_eq!(claim, TopicClaim::Known(0));
         metrics.refused(claim, Refusal::Overloaded);
         metrics.refused(metrics.claim(&headers("orders/create")), Refusal::Overloaded);
-        metrics.refused(Claim::Missing, Refusal::Overloaded);
+        metrics.refused(TopicClaim::Missing, Refusal::Overloaded);
         let count = |topic: &str| metrics.refused.with_label_values(&[topic]).get();
         assert_eq!((count("products/update"), count("other")), (1, 1));
     }

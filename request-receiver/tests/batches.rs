@@ -1,4 +1,4 @@
-//! Models of the batch queue: loom plays every interleaving of a few threads over its locks.
+//! Models of the batch queue: loom tries every interleaving of a few threads over its locks.
 //!
 //! The source is the receiver's own, with loom's locks in place of std's.
 
@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use loom::sync::Arc;
 use loom::thread;
-use queue::{Batch, Contents, Queue, Ticket};
+use queue::{Batch, BatchQueue, Contents, Ticket};
 
 /// Records of a model: numbers, two to a batch.
 #[derive(Default)]
@@ -72,7 +72,7 @@ const AFTER: u8 = 3;
 /// Deadline that never comes.
 const NEVER: u8 = 9;
 
-fn push(queue: &Queue<Numbers>, number: u8, deadline: u8) -> Ticket<Numbers> {
+fn push(queue: &BatchQueue<Numbers>, number: u8, deadline: u8) -> Ticket<Numbers> {
     queue.push(number, number, deadline, Waker::noop().clone()).0
 }
 
@@ -81,7 +81,7 @@ fn answer(ticket: &Ticket<Numbers>, now: u8) -> Poll<Answer> {
 }
 
 /// Stores a batch. Returns what was in it.
-fn store(queue: &Queue<Numbers>, batch: Batch<Numbers>) -> Vec<u8> {
+fn store(queue: &BatchQueue<Numbers>, batch: Batch<Numbers>) -> Vec<u8> {
     let records = batch.contents().0.clone();
     let mut counted = Vec::new();
     queue.complete(batch, Answer::Stored, |number| counted.push(number));
@@ -90,7 +90,7 @@ fn store(queue: &Queue<Numbers>, batch: Batch<Numbers>) -> Vec<u8> {
 }
 
 /// Stores all that is open. Returns the records.
-fn store_all(queue: &Queue<Numbers>, now: u8) -> Vec<u8> {
+fn store_all(queue: &BatchQueue<Numbers>, now: u8) -> Vec<u8> {
     let mut all = Vec::new();
     while let Some(batch) = queue.seal(now) {
         all.extend(store(queue, batch));
@@ -98,7 +98,7 @@ fn store_all(queue: &Queue<Numbers>, now: u8) -> Vec<u8> {
     all
 }
 
-/// What is answered as stored is stored; what is not, may be.
+/// Checks that a webhook that is answered as stored is stored. One that is not may be.
 fn check(ticket: &Ticket<Numbers>, number: u8, stored: &[u8]) {
     let answer = answer(ticket, AFTER);
     if answer == Poll::Ready(Answer::Stored) {
@@ -109,7 +109,7 @@ fn check(ticket: &Ticket<Numbers>, number: u8, stored: &[u8]) {
 #[test]
 fn a_webhook_that_expires_while_its_batch_is_sealed_and_stored() {
     loom::model(|| {
-        let queue = Arc::new(Queue::<Numbers>::default());
+        let queue = Arc::new(BatchQueue::<Numbers>::default());
         let (soon, later) = (push(&queue, 1, DEADLINE), push(&queue, 2, NEVER));
         let expiring = thread::spawn({
             let queue = queue.clone();
@@ -127,7 +127,7 @@ fn a_webhook_that_expires_while_its_batch_is_sealed_and_stored() {
 #[test]
 fn a_webhook_that_is_late_when_its_batch_is_sealed_and_polled_while_it_is_stored() {
     loom::model(|| {
-        let queue = Arc::new(Queue::<Numbers>::default());
+        let queue = Arc::new(BatchQueue::<Numbers>::default());
         let (soon, later) = (push(&queue, 1, DEADLINE), push(&queue, 2, NEVER));
         let storing = thread::spawn({
             let queue = queue.clone();
@@ -144,7 +144,7 @@ fn a_webhook_that_is_late_when_its_batch_is_sealed_and_polled_while_it_is_stored
 #[test]
 fn a_sender_that_leaves_while_its_batch_is_sealed_and_stored() {
     loom::model(|| {
-        let queue = Arc::new(Queue::<Numbers>::default());
+        let queue = Arc::new(BatchQueue::<Numbers>::default());
         let (gone, stays) = (push(&queue, 1, NEVER), push(&queue, 2, NEVER));
         let leaving = thread::spawn(move || drop(gone));
         let stored = store_all(&queue, BEFORE);
@@ -157,7 +157,7 @@ fn a_sender_that_leaves_while_its_batch_is_sealed_and_stored() {
 #[test]
 fn a_webhook_that_comes_while_a_batch_is_sealed_is_in_this_batch_or_the_next() {
     loom::model(|| {
-        let queue = Arc::new(Queue::<Numbers>::default());
+        let queue = Arc::new(BatchQueue::<Numbers>::default());
         let first = push(&queue, 1, NEVER);
         let pushing = thread::spawn({
             let queue = queue.clone();
@@ -179,7 +179,7 @@ fn a_webhook_that_comes_while_a_batch_is_sealed_is_in_this_batch_or_the_next() {
 #[test]
 fn two_that_store_at_once_share_the_batches() {
     loom::model(|| {
-        let queue = Arc::new(Queue::<Numbers>::default());
+        let queue = Arc::new(BatchQueue::<Numbers>::default());
         let tickets: Vec<_> = (1..=3).map(|number| push(&queue, number, NEVER)).collect();
         let storing = thread::spawn({
             let queue = queue.clone();
@@ -198,7 +198,7 @@ fn two_that_store_at_once_share_the_batches() {
 #[test]
 fn a_batch_that_is_lost_while_one_of_its_webhooks_expires() {
     loom::model(|| {
-        let queue = Arc::new(Queue::<Numbers>::default());
+        let queue = Arc::new(BatchQueue::<Numbers>::default());
         let (soon, later) = (push(&queue, 1, DEADLINE), push(&queue, 2, NEVER));
         let expiring = thread::spawn({
             let queue = queue.clone();
@@ -217,7 +217,7 @@ fn a_batch_that_is_lost_while_one_of_its_webhooks_expires() {
 #[test]
 fn a_batch_that_is_cut_again_on_its_way_to_another_place() {
     loom::model(|| {
-        let queue = Arc::new(Queue::<Numbers>::default());
+        let queue = Arc::new(BatchQueue::<Numbers>::default());
         let (soon, later) = (push(&queue, 1, DEADLINE), push(&queue, 2, NEVER));
         let mut batch = queue.seal(BEFORE).expect("two wait");
         let expiring = thread::spawn({
@@ -235,7 +235,7 @@ fn a_batch_that_is_cut_again_on_its_way_to_another_place() {
 #[test]
 fn whoever_waits_when_it_is_decided_is_woken() {
     loom::model(|| {
-        let queue = Arc::new(Queue::<Numbers>::default());
+        let queue = Arc::new(BatchQueue::<Numbers>::default());
         let ticket = push(&queue, 1, NEVER);
         let storing = thread::spawn({
             let queue = queue.clone();

@@ -1,4 +1,4 @@
-//! The limiters that are compared.
+//! Limiters that are compared with each other.
 
 mod aimd;
 mod fixed;
@@ -10,36 +10,36 @@ use spillway_limiter::{Bounds, Limiter, Sample};
 
 use crate::scenario::Client;
 
-/// What the drain asks of a limiter; as of [`Limiter`].
+/// Operations that the consumer needs of a limiter; see [`Limiter`].
 pub trait Algorithm {
-    /// Whether one more may begin.
+    /// Returns true if one more request may begin.
     fn admit(&mut self, in_flight: usize, now: Duration) -> bool;
-    /// When time alone changes that.
+    /// Time at which that changes without any event.
     fn wakes_at(&self, now: Duration) -> Option<Duration>;
-    /// One ended.
+    /// Notes that a request ended.
     fn ended(&mut self, sample: &Sample, now: Duration, chance: f64);
-    /// How many may be under way.
+    /// Number of requests that may be under way.
     fn concurrency(&self, now: Duration) -> usize;
 }
 
-/// Which one.
+/// Kind of limiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The downstreamer's.
+    /// The limiter of the downstreamer.
     Spillway,
-    /// 32 at once, whatever happens.
+    /// A fixed limit of 32.
     Fixed,
-    /// One more each round trip, half after a failure.
+    /// Additive increase, multiplicative decrease: one more each round trip, half after a failure.
     Aimd,
     /// Vector's adaptive request concurrency.
     Vector,
 }
 
 impl Kind {
-    /// All, ours first.
+    /// All kinds, the downstreamer's first.
     pub const ALL: [Self; 4] = [Self::Spillway, Self::Fixed, Self::Aimd, Self::Vector];
 
-    /// As shown.
+    /// Name in the reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Spillway => "spillway",
@@ -49,7 +49,7 @@ impl Kind {
         }
     }
 
-    /// A new one within the client's bounds.
+    /// Creates a limiter of this kind within the client's bounds.
     pub fn build(self, client: &Client) -> Box<dyn Algorithm> {
         match self {
             Self::Spillway => Box::new(Limiter::new(Bounds {

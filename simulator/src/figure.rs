@@ -1,63 +1,64 @@
-//! What a record says, and what it should.
+//! Figures that are read from a record, and their expected ranges.
 
 use serde::Deserialize;
 
 use crate::record::{ROW, Record, Row};
 
-/// What may be read from a record between two times.
+/// Figure that can be read from a record between two times.
 #[derive(Debug, Clone, Copy, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Figure {
-    /// Answered 200, as a part of what the backend can do.
+    /// Answers with 200, as a fraction of the backend's capacity.
     Goodput,
-    /// Answered 200 a second.
+    /// Answers with 200 per second.
     DonePerSecond,
-    /// The median latency, in medians of one request alone.
+    /// Median latency, as a multiple of the median of a single request.
     P50,
-    /// Seconds until the next second's goodput is 0.9 or more.
+    /// Seconds until the goodput of the next second is at least 0.9.
     Reached,
-    /// The most in flight above what the backend needs, as a part of that.
+    /// Largest number in flight above the number that the backend needs, as a fraction of that
+    /// number.
     Excess,
-    /// The lowest limit, as a part of what the backend needs.
+    /// Lowest limit, as a fraction of the number that the backend needs.
     LimitLowest,
-    /// The highest.
+    /// Highest limit, as a fraction of the number that the backend needs.
     LimitHighest,
-    /// The part of the answers that is 429.
+    /// Fraction of the answers that are 429.
     Overloaded,
-    /// Requests.
+    /// Number of requests.
     Sent,
-    /// Requests a second.
+    /// Requests per second.
     SentPerSecond,
 }
 
-/// A range for a figure.
+/// Expected range of a figure.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expectation {
-    /// Which.
+    /// Figure that is checked.
     pub figure: Figure,
-    /// From this second on.
+    /// Start of the period, in seconds.
     pub from: f64,
-    /// To this.
+    /// End of the period, in seconds.
     pub to: f64,
-    /// At least.
+    /// Lower bound.
     pub min: Option<f64>,
-    /// At most.
+    /// Upper bound.
     pub max: Option<f64>,
 }
 
 impl Expectation {
-    /// What the record says.
+    /// Reads the figure from a record.
     pub fn measure(&self, record: &Record) -> f64 {
         self.figure.of(record, self.from, self.to)
     }
 
-    /// Whether that is right.
+    /// True if the value is in the range.
     pub fn holds(&self, measured: f64) -> bool {
         self.min.is_none_or(|min| measured >= min) && self.max.is_none_or(|max| measured <= max)
     }
 
-    /// The range in words.
+    /// Text form of the range.
     pub fn range(&self) -> String {
         match (self.min, self.max) {
             (Some(min), Some(max)) => format!("{min} to {max}"),
@@ -92,7 +93,7 @@ impl Figure {
         }
     }
 
-    /// As shown.
+    /// Name in the reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Goodput => "goodput / capacity",

@@ -1,9 +1,9 @@
-//! Simulates a backend, the drain in front of it and the limiter between them, in virtual time: an
-//! hour takes about a second, and the same seed gives the same hour.
+//! Simulates a backend, the consumer in front of it and the limiter between them, in virtual time.
+//! An hour takes about a second, and the same seed gives the same hour.
 //!
-//! A [`scenario`] is a file: what the backend is, what happens to it and what is to be expected.
-//! [`run`] plays it with one [`algorithm`] into a [`record`], from which [`figure`] reads what the
-//! expectations name, and [`report`] writes them down. No clock, no socket, no thread.
+//! A [`scenario`] is a file with the backend, the changes that happen to it and the expectations.
+//! [`run`] plays it with one [`algorithm`] and fills a [`record`]. [`figure`] reads the figures of
+//! the expectations from the record, and [`report`] writes them. No clock, no socket, no thread.
 
 pub mod algorithm;
 pub mod figure;

@@ -1,4 +1,4 @@
-//! `simulate`: plays scenarios with every algorithm and says what came of it.
+//! `simulate`: plays scenarios with every algorithm and reports the results.
 
 use std::path::PathBuf;
 
@@ -10,18 +10,18 @@ use simulator::scenario::Scenario;
 #[derive(Parser)]
 #[command(about = "Plays backends against limiters, in virtual time")]
 struct Arguments {
-    /// Only scenarios whose name holds one of these.
+    /// Only scenarios whose name contains one of these.
     names: Vec<String>,
     /// Only the downstreamer's own algorithm.
     #[arg(long)]
     ours: bool,
-    /// So many seeds for each, whatever the file says.
+    /// Number of seeds for each scenario, instead of those in its file.
     #[arg(long)]
     seeds: Option<u64>,
-    /// Where figures.csv and curves.csv are to be written.
+    /// Directory for figures.csv and curves.csv.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Where the scenarios are.
+    /// Directory of the scenarios.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios"))]
     scenarios: PathBuf,
 }

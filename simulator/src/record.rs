@@ -1,52 +1,52 @@
-//! What happened in a run: a row for each tenth of a second, and every latency.
+//! Record of a run: one row per tenth of a second, and every latency.
 
 use std::time::Duration;
 
 use crate::scenario::Answer;
 
-/// A row is so long.
+/// Length of a row.
 pub const ROW: Duration = Duration::from_millis(100);
 
-/// A tenth of a second.
+/// Counts and state of one tenth of a second.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Row {
-    /// Requests sent.
+    /// Number of requests sent.
     pub sent: u32,
-    /// Answered 200.
+    /// Number of answers with 200.
     pub done: u32,
-    /// Answered 429.
+    /// Number of answers with 429.
     pub overloaded: u32,
-    /// Answered 503, timed out, broken, or 500.
+    /// Number of requests that got 503 or 500, timed out or broke.
     pub failed: u32,
-    /// At its end.
+    /// Limit at the end of the row.
     pub limit: usize,
-    /// At its end.
+    /// Requests in flight at the end of the row.
     pub in_flight: usize,
-    /// What the backend can do, a second.
+    /// Capacity of the backend, in requests per second.
     pub capacity: f64,
-    /// The mean latency of one alone, in seconds.
+    /// Mean latency of a single request, in seconds.
     pub base: f64,
-    /// The median.
+    /// Median latency of a single request, in seconds.
     pub base_p50: f64,
 }
 
-/// A whole run.
+/// Record of a whole run.
 #[derive(Debug, Default)]
 pub struct Record {
-    /// One after the other from the start.
+    /// Rows in order, from the start.
     pub rows: Vec<Row>,
-    /// When each that was done ended, and its latency, in seconds.
+    /// End time and latency of each successful request, in seconds.
     pub latencies: Vec<(f32, f32)>,
     open: Row,
 }
 
 impl Record {
-    /// A request was sent.
+    /// Counts a sent request.
     pub fn sent(&mut self) {
         self.open.sent += 1;
     }
 
-    /// One ended.
+    /// Counts a request that ended.
     pub fn ended(&mut self, answer: Answer, latency: Duration, now: Duration) {
         match answer {
             Answer::Done => {
@@ -60,19 +60,19 @@ impl Record {
         }
     }
 
-    /// When the open row ends.
+    /// Time at which the open row ends.
     pub fn row_ends(&self) -> Duration {
         ROW * (u32::try_from(self.rows.len()).unwrap_or(u32::MAX) + 1)
     }
 
-    /// Ends the open row; `state` fills in what is true at its end.
+    /// Ends the open row. `state` fills in the state at its end.
     pub fn close(&mut self, state: impl FnOnce(&mut Row)) {
         let mut row = std::mem::take(&mut self.open);
         state(&mut row);
         self.rows.push(row);
     }
 
-    /// The rows between two times in seconds.
+    /// Returns the rows between two times in seconds.
     pub fn between(&self, from: f64, to: f64) -> &[Row] {
         let row = |at: f64| ((at * 10.0).round() as usize).min(self.rows.len());
         &self.rows[row(from)..row(to)]

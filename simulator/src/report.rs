@@ -1,4 +1,4 @@
-//! What the runs say, as CSV: figures, and how limit and goodput went over time.
+//! Results of the runs as CSV: figures, and the limit and goodput over time.
 
 use std::fmt::Write as _;
 
@@ -7,41 +7,41 @@ use crate::record::{ROW, Record};
 use crate::run::run;
 use crate::scenario::Scenario;
 
-/// Points of a curve at most.
+/// Most points of a curve.
 const POINTS_MAX: usize = 120;
 
-/// A scenario played with one algorithm.
+/// A scenario that was played with one algorithm.
 #[derive(Debug)]
 pub struct Played<'a> {
     scenario: &'a Scenario,
     kind: Kind,
-    /// One for each seed.
+    /// One record per seed.
     records: Vec<Record>,
 }
 
-/// An expectation, and what came of it.
+/// An expectation and its results.
 #[derive(Debug)]
 pub struct Finding {
-    /// The figure and the seconds it is taken over.
+    /// Figure and its period in seconds.
     pub what: String,
-    /// The range.
+    /// Expected range.
     pub range: String,
-    /// With each seed.
+    /// One value per seed.
     pub measured: Vec<f64>,
-    /// Of `measured`, the one furthest towards the wrong side.
+    /// Smallest value of `measured` if the range has a lower bound, otherwise the largest.
     pub worst: f64,
-    /// Whether all are in the range.
+    /// True if all values are in the range.
     pub holds: bool,
 }
 
 impl<'a> Played<'a> {
-    /// Plays it with every seed.
+    /// Plays the scenario with every seed.
     pub fn play(scenario: &'a Scenario, kind: Kind) -> Self {
         let once = |seed: &u64| run(scenario, &mut *kind.build(&scenario.client), *seed);
         Self { scenario, kind, records: scenario.seeds.iter().map(once).collect() }
     }
 
-    /// Each expectation.
+    /// Results of each expectation.
     pub fn findings(&self) -> Vec<Finding> {
         let finding = |expectation: &crate::figure::Expectation| {
             let measured: Vec<f64> =
@@ -64,7 +64,7 @@ impl<'a> Played<'a> {
         self.scenario.expectations.iter().map(finding).collect()
     }
 
-    /// Rows of `limits.csv`: scenario, about, algorithm, figure, range, worst, holds.
+    /// Rows of `figures.csv`: scenario, about, algorithm, figure, range, worst, holds.
     pub fn figures_csv(&self) -> String {
         let mut rows = String::new();
         for finding in self.findings() {
@@ -84,8 +84,8 @@ impl<'a> Played<'a> {
         rows
     }
 
-    /// Rows of the curves, with the first seed: scenario, algorithm, seconds, limit, goodput a
-    /// second, capacity a second, what is needed in flight.
+    /// Rows of the curves, with the first seed: scenario, algorithm, seconds, limit, goodput per
+    /// second, capacity per second, and the number in flight that the backend needs.
     pub fn curves_csv(&self) -> String {
         let mut rows = String::new();
         let all = self.records.first().map_or(&[][..], |record| &record.rows);
@@ -111,7 +111,7 @@ impl<'a> Played<'a> {
     }
 }
 
-/// The heads of [`Played::figures_csv`].
+/// Header of [`Played::figures_csv`].
 pub const FIGURES_HEAD: &str = "scenario,about,algorithm,figure,range,worst,holds\n";
-/// The heads of [`Played::curves_csv`].
+/// Header of [`Played::curves_csv`].
 pub const CURVES_HEAD: &str = "scenario,algorithm,seconds,limit,goodput,capacity,needed\n";

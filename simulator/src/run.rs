@@ -1,4 +1,4 @@
-//! Plays a scenario: events in order of their time, nothing between them.
+//! Plays a scenario as a sequence of timed events.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -14,19 +14,19 @@ use crate::server::{Arrival, Request, Server};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The backend changes, as the change of that number says.
+    /// The change with this index happens to the backend.
     Changed(usize),
-    /// A worker is done.
+    /// A worker finishes a request.
     Finished(Request),
     /// An answer arrives.
     Answered(Request, u8),
-    /// A webhook comes in.
+    /// A webhook arrives.
     Offered,
-    /// The drain looks up.
+    /// The consumer processes answers and sends requests.
     Woken,
 }
 
-/// A request on its way.
+/// A request under way.
 #[derive(Debug, Clone, Copy)]
 struct Flight {
     began: Duration,
@@ -43,11 +43,11 @@ struct World<'a> {
     events: BinaryHeap<Reverse<(Duration, u64, Event)>>,
     sequence: u64,
     flights: VecDeque<Flight>,
-    /// The number of the first of `flights`.
+    /// Number of the first request in `flights`.
     first: Request,
     in_flight: usize,
     backlog: usize,
-    /// Answers that the drain has not looked at.
+    /// Answers that the consumer has not processed.
     unseen: Vec<(Flight, Answer)>,
     wake_at: Option<Duration>,
     offered: Option<f64>,
@@ -55,7 +55,7 @@ struct World<'a> {
     tick: Duration,
 }
 
-/// Plays `scenario` with `seed`.
+/// Plays `scenario` with `algorithm` and `seed`.
 pub fn run(scenario: &Scenario, algorithm: &mut dyn Algorithm, seed: u64) -> Record {
     let client = &scenario.client;
     let mut world = World {
@@ -113,7 +113,7 @@ impl World<'_> {
         }
     }
 
-    /// When the oldest request times out.
+    /// Time at which the oldest request times out.
     fn deadline(&mut self) -> Option<Duration> {
         while self.flights.front().is_some_and(|flight| flight.is_over) {
             self.flights.pop_front();
@@ -168,7 +168,7 @@ impl World<'_> {
         self.at(at, Event::Answered(request, u8::try_from(number).unwrap_or_default()));
     }
 
-    /// The drain hears of an answer, at once or with its next look.
+    /// Passes an answer to the consumer, at once or at its next tick.
     fn see(&mut self, request: Request, answer: Answer, now: Duration) {
         let Some(flight) = request.checked_sub(self.first).and_then(|at| self.flights.get_mut(at))
         else {
@@ -187,7 +187,7 @@ impl World<'_> {
         }
     }
 
-    /// Has the drain look up, at its next tick.
+    /// Wakes the consumer at its first tick at or after `at`.
     fn wake(&mut self, at: Duration) {
         let tick = self.tick.as_nanos().max(1);
         let ticks = at.as_nanos().div_ceil(tick);
@@ -264,7 +264,7 @@ impl World<'_> {
     }
 }
 
-/// So that an event can be ordered.
+/// Answers by number, because events must be ordered.
 const ANSWERS: [Answer; 6] = [
     Answer::Done,
     Answer::Failed,

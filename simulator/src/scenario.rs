@@ -1,4 +1,4 @@
-//! Scenario files: a backend, what happens to it, what is to be expected.
+//! Scenario files: a backend, the changes that happen to it, and the expectations.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,34 +8,34 @@ use serde::Deserialize;
 
 use crate::figure::Expectation;
 
-/// One file.
+/// Contents of one scenario file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// The name of its file, without the ending.
+    /// Name of the file without its extension.
     #[serde(skip)]
     pub name: String,
-    /// One sentence.
+    /// Description in one sentence.
     pub about: String,
-    /// How long it lasts.
+    /// Duration.
     pub seconds: f64,
-    /// It is run once with each.
+    /// Seeds. The scenario runs once with each.
     #[serde(default = "seeds")]
     pub seeds: Vec<u64>,
-    /// The drain.
+    /// Settings of the consumer.
     #[serde(default)]
     pub client: Client,
-    /// The backend at the beginning.
+    /// Backend at the start.
     pub server: Server,
-    /// What happens to it, in order.
+    /// Changes of the backend, in order.
     #[serde(default, rename = "change")]
     pub changes: Vec<Change>,
-    /// What must hold for our algorithm, with every seed.
+    /// Expectations for the downstreamer's algorithm, with every seed.
     #[serde(default, rename = "expect")]
     pub expectations: Vec<Expectation>,
 }
 
-/// The drain, and what it is told.
+/// Settings of the consumer.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Client {
@@ -47,9 +47,9 @@ pub struct Client {
     pub rate_max: Option<f64>,
     /// `DELIVERY_TIMEOUT`.
     pub timeout_ms: f64,
-    /// It looks at answers, and sends, only so often; 0 = at once.
+    /// Interval at which it processes answers and sends, in milliseconds; 0 for at once.
     pub tick_ms: f64,
-    /// Webhooks that come in a second, at random; without it there is always one waiting.
+    /// Webhooks that arrive per second, at random times. Without it one always waits.
     pub offered: Option<f64>,
 }
 
@@ -66,93 +66,95 @@ impl Default for Client {
     }
 }
 
-/// The backend.
+/// Settings of the backend.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Server {
-    /// Requests it works on at once.
+    /// Number of requests that it processes at once.
     pub workers: f64,
-    /// How long one takes on the average.
+    /// Mean processing time of a request.
     pub service_ms: f64,
-    /// How that varies.
+    /// Distribution of the processing time.
     #[serde(default)]
     pub distribution: Distribution,
-    /// Deviation of the logarithm, if lognormal.
+    /// Deviation of the logarithm of the processing time, if lognormal.
     #[serde(default = "sigma")]
     pub sigma: f64,
-    /// There and back.
+    /// Network time of a request and its answer together.
     #[serde(default)]
     pub network_ms: f64,
-    /// Requests that may wait for a worker; one more is answered `full`. Without it: any.
+    /// Requests that may wait for a worker. Further ones are answered `full`. Without it there is
+    /// no limit.
     pub queue_max: Option<usize>,
-    /// 503, if nothing else is said.
+    /// Answer while the queue is full; 503 by default.
     #[serde(default = "unavailable")]
     pub full: Answer,
-    /// Requests a second; more are answered 429.
+    /// Limit of requests per second. Further ones are answered 429.
     pub quota: Option<Quota>,
-    /// Requests that end without any work.
+    /// Requests that end without processing.
     #[serde(default, rename = "fault")]
     pub faults: Vec<Fault>,
-    /// How the machine itself varies.
+    /// Random variation of the machine's speed.
     pub noise: Option<Noise>,
-    /// How the capacity comes and goes.
+    /// Periodic variation of the capacity.
     pub drift: Option<Drift>,
-    /// What it does with requests.
+    /// Handling of requests.
     #[serde(default)]
     pub mode: Mode,
-    /// The `Retry-After` of its 429 and 503.
+    /// `Retry-After` of the answers 429 and 503, in seconds.
     pub retry_after_s: Option<f64>,
 }
 
-/// How the time of one request varies.
+/// Distribution of the processing time of one request.
 #[derive(Debug, Clone, Copy, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Distribution {
-    /// Not.
+    /// Constant time.
     #[default]
     Constant,
-    /// As of a queue's textbook.
+    /// Exponential, as in queueing theory.
     Exponential,
-    /// As of most backends.
+    /// Lognormal, as in most backends.
     Lognormal,
 }
 
-/// What the backend does with requests.
+/// Handling of requests by the backend.
 #[derive(Debug, Clone, Copy, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Works.
+    /// Processes requests.
     #[default]
     Serve,
-    /// Takes them and never answers: a black hole.
+    /// Accepts requests and never answers.
     Hang,
-    /// Refuses the connection.
+    /// Refuses connections.
     Refuse,
     /// Answers 503.
     Unavailable,
 }
 
-/// A hard limit of the rate.
+/// Hard limit of the rate.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Quota {
-    /// Requests.
+    /// Requests per second.
     pub per_second: f64,
-    /// How many may come at once, as of a token bucket. 0: counted anew each second instead.
+    /// Requests that may arrive at once, as in a token bucket. With 0, each second is counted
+    /// separately.
     pub burst: f64,
 }
 
-/// A part of the requests that ends at once.
+/// A fraction of the requests that ends at once.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// How large a part.
+    /// Fraction of the requests.
     pub share: f64,
-    /// How they end.
+    /// Answer to these requests.
     pub answer: Answer,
 }
 
-/// How a request ends.
+/// End of a request.
 #[derive(Debug, Clone, Copy, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
@@ -164,58 +166,58 @@ pub enum Answer {
     Overloaded,
     /// 503.
     Unavailable,
-    /// Reset.
+    /// Connection reset.
     Broken,
-    /// By the client.
+    /// The client's timeout.
     TimedOut,
 }
 
-/// Service times are multiplied by a factor in 1 ± `spread`, drawn anew every `period_ms`, or for
+/// Service times are multiplied by a factor in 1 ± `spread`. It is drawn every `period_ms`, or for
 /// each request if that is 0.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Noise {
-    /// 0.3 is ± 30 %.
+    /// Size of the variation; 0.3 is ± 30 %.
     pub spread: f64,
-    /// How long a factor holds.
+    /// Time for which a factor is valid.
     #[serde(default)]
     pub period_ms: f64,
 }
 
-/// The capacity swings like a sine.
+/// Sinusoidal variation of the capacity.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Drift {
-    /// 0.3 is ± 30 %.
+    /// Size of the variation; 0.3 is ± 30 %.
     pub swing: f64,
-    /// From top to top.
+    /// Time from one maximum to the next.
     pub period_s: f64,
-    /// By the time of each request, not the number of workers.
+    /// True if the service time varies instead of the number of workers.
     #[serde(default)]
     pub of_service: bool,
 }
 
-/// Something happens to the backend.
+/// A change of the backend or of the load.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Change {
-    /// When, in seconds.
+    /// Time of the change, in seconds.
     pub at: f64,
-    /// From then on.
+    /// New number of workers.
     pub workers: Option<f64>,
-    /// From then on.
+    /// New mean processing time.
     pub service_ms: Option<f64>,
-    /// From then on.
+    /// New handling of requests.
     pub mode: Option<Mode>,
-    /// Of the client, from then on.
+    /// New rate of arriving webhooks.
     pub offered: Option<f64>,
 }
 
 impl Scenario {
-    /// Reads one file.
+    /// Reads one scenario file.
     ///
     /// # Errors
-    /// If it can't be read or isn't a scenario; says which and where.
+    /// If the file cannot be read or is not a scenario. The error names the file and the position.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         let mut scenario: Self =
@@ -224,10 +226,10 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// Reads all files of a directory, by name.
+    /// Reads all scenario files of a directory, sorted by name.
     ///
     /// # Errors
-    /// As [`Scenario::read`].
+    /// As for [`Scenario::read`].
     pub fn read_all(directory: &Path) -> anyhow::Result<Vec<Self>> {
         let entries = std::fs::read_dir(directory)
             .with_context(|| directory.display().to_string())?
@@ -241,7 +243,7 @@ impl Scenario {
         paths.iter().map(|path| Self::read(path)).collect()
     }
 
-    /// How long it lasts.
+    /// Duration of the scenario.
     pub fn length(&self) -> Duration {
         Duration::from_secs_f64(self.seconds)
     }

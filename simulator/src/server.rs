@@ -1,4 +1,4 @@
-//! A backend: workers, a queue before them, and everything that may be wrong with it.
+//! A backend: workers, a queue in front of them, and all simulated faults.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -6,26 +6,26 @@ use std::time::Duration;
 use crate::random::Random;
 use crate::scenario::{Answer, Change, Distribution, Mode, Quota, Server as Settings};
 
-/// How long an answer takes that needs no work.
+/// Latency of an answer without processing.
 const AT_ONCE: Duration = Duration::from_millis(1);
 
-/// A request, by its number.
+/// Number of a request.
 pub type Request = usize;
 
-/// What comes of a request's arrival.
+/// Result of a request's arrival.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Arrival {
-    /// It is answered after so long without a worker.
+    /// The request is answered after this time without a worker.
     Answered(Answer, Duration),
-    /// A worker is at it for so long.
+    /// A worker processes the request for this time.
     Begun(Duration),
-    /// It waits for a worker.
+    /// The request waits for a worker.
     Queued,
-    /// Nobody will ever hear of it.
+    /// The request never gets an answer.
     Lost,
 }
 
-/// The backend.
+/// Simulated backend.
 #[derive(Debug)]
 pub struct Server {
     settings: Settings,
@@ -35,12 +35,12 @@ pub struct Server {
     counted_at: Duration,
     factor: f64,
     factor_at: Option<Duration>,
-    /// Requests that were there when it began to hang are lost: those below this number.
+    /// Requests below this number are lost: they had arrived when the backend began to hang.
     lost_below: Request,
 }
 
 impl Server {
-    /// An idle one.
+    /// Creates an idle backend.
     pub fn new(settings: Settings) -> Self {
         let tokens = settings.quota.map_or(0.0, |quota| quota.burst);
         Self {
@@ -55,7 +55,7 @@ impl Server {
         }
     }
 
-    /// Something happens to it; `next` is the number of the next request. Gives those that can
+    /// Applies a change. `next` is the number of the next request. Returns the requests that can
     /// begin now.
     pub fn change(
         &mut self,
@@ -81,7 +81,7 @@ impl Server {
         begun
     }
 
-    /// Takes a request.
+    /// Accepts a request.
     pub fn arrive(&mut self, request: Request, now: Duration, random: &mut Random) -> Arrival {
         match self.settings.mode {
             Mode::Hang => return Arrival::Lost,
@@ -113,8 +113,8 @@ impl Server {
         Arrival::Queued
     }
 
-    /// A worker is done with a request; none if nobody will hear of it. Gives the one that it takes
-    /// next.
+    /// Finishes a request of a worker. Returns false if the request is lost, and the request that
+    /// the worker takes next.
     pub fn finish(
         &mut self,
         request: Request,
@@ -137,29 +137,29 @@ impl Server {
         Some((request, self.service(now, random)))
     }
 
-    /// The `Retry-After` of its refusals.
+    /// `Retry-After` of its refusals.
     pub fn retry_after(&self) -> Option<Duration> {
         self.settings.retry_after_s.map(Duration::from_secs_f64)
     }
 
-    /// There and back.
+    /// Network time of a request and its answer together.
     pub fn network(&self) -> Duration {
         Duration::from_secs_f64(self.settings.network_ms / 1e3)
     }
 
-    /// Requests a second that it can do.
+    /// Capacity in requests per second.
     pub fn capacity(&self, now: Duration) -> f64 {
         let capacity = self.workers(now) as f64 / self.service_mean(now);
         let capacity = self.settings.quota.map_or(capacity, |q| capacity.min(q.per_second));
         if self.settings.mode == Mode::Serve { capacity } else { 0.0 }
     }
 
-    /// The latency that one alone sees, on the average, in seconds.
+    /// Mean latency of a single request, in seconds.
     pub fn base(&self, now: Duration) -> f64 {
         self.service_mean(now) + self.settings.network_ms / 1e3
     }
 
-    /// The median of that.
+    /// Median latency of a single request, in seconds.
     pub fn base_p50(&self, now: Duration) -> f64 {
         let service = self.service_mean(now);
         let sigma = self.settings.sigma;

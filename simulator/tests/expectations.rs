@@ -1,4 +1,5 @@
-//! Every scenario with our limiter: what its file expects must hold, with each of its seeds.
+//! Checks the expectations of every scenario file with the downstreamer's limiter and each of its
+//! seeds.
 
 use std::path::Path;
 
@@ -17,7 +18,7 @@ fn scenario(name: &str) -> Scenario {
     all.find(|one| one.name == name).unwrap_or_else(|| panic!("no scenario {name}"))
 }
 
-/// Plays all scenarios of which `is_chosen` tells, and lists what does not hold.
+/// Plays all scenarios for which `is_chosen` holds, and lists the expectations that do not hold.
 fn check(is_chosen: impl Fn(&Scenario) -> bool) {
     let mut missed = Vec::new();
     for scenario in scenarios().iter().filter(|one| is_chosen(one)) {
@@ -58,14 +59,14 @@ fn a_seed_gives_the_same_run_again() {
 
 #[test]
 fn a_fixed_limit_does_what_littles_law_says() {
-    // 32 at once with 128 workers of 50 ms: 640 a second, each in 50 ms.
+    // 32 at once with 128 workers of 50 ms: 640 per second, each in 50 ms.
     let mut many = scenario("constant-128");
     many.seconds = 10.0;
     let record = run(&many, &mut *Kind::Fixed.build(&many.client), 1);
     let done: u32 = record.rows.iter().map(|row| row.done).sum();
     assert!((6340..=6400).contains(&done), "{done}");
     assert!(record.latencies.iter().all(|(_, latency)| (latency - 0.05).abs() < 1e-4));
-    // With 4 workers: 80 a second, each in 400 ms.
+    // With 4 workers: 80 per second, each in 400 ms.
     let mut few = scenario("constant-004");
     few.seconds = 10.0;
     let record = run(&few, &mut *Kind::Fixed.build(&few.client), 1);

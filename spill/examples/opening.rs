@@ -1,8 +1,8 @@
-//! How long a start takes to open what lies in a spill: `opening DIRECTORY MIB`. The directory is made,
-//! filled with packs of 1 KB, and left for the next run, which only opens it.
+//! Measures how long a start takes to open a spill: `opening DIRECTORY MIB`. The directory is
+//! created, filled with packs of 1 KB, and left for the next run, which only opens it.
 //!
-//! Run it twice, with `echo 3 > /proc/sys/vm/drop_caches` in between: a start after a crash of the
-//! machine finds nothing in memory.
+//! Run it twice, with `echo 3 > /proc/sys/vm/drop_caches` in between: after a crash of the machine,
+//! a start finds nothing in memory.
 
 use std::path::PathBuf;
 use std::time::Instant;

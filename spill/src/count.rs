@@ -1,20 +1,21 @@
-//! Counts the webhooks that a start has found, for an operator: nothing waits for it.
+//! Counts the webhooks that a start has found. The result is for operators; nothing waits for it.
 //!
-//! By the records' heads alone, and from the newest segment on: they are fed from the oldest on, and
-//! what is fed meanwhile need not be counted. Damage is the reader's to find.
+//! Only the heads of records are read, from the newest segment to the oldest: segments are restored
+//! from the oldest on, and those restored meanwhile need not be counted. Damage is left to the
+//! reader.
 
 use std::fs::File;
 use std::io;
 
-use crate::index::{Index, Segment};
-use crate::scan::{Miss, Span};
+use crate::index::{Segment, SegmentIndex};
+use crate::scan::{Miss, ScanRange};
 use crate::segment::HEAD_BYTES;
 
-/// Counts what is in each segment of which that is not known, one after the other.
-pub fn count(index: &Index) {
+/// Counts the webhooks of each segment whose number is unknown, one segment after the other.
+pub fn count(index: &SegmentIndex) {
     while let Some(segment) = index.uncounted() {
         let webhooks = webhooks_of(&segment).unwrap_or_else(|error| {
-            // It is gone, or it is the reader that will say so.
+            // The segment is gone, or the reader will report the error.
             tracing::debug!(%error, path = ?segment.path, "a spill segment cannot be counted");
             0
         });
@@ -24,8 +25,10 @@ pub fn count(index: &Index) {
 
 fn webhooks_of(segment: &Segment) -> io::Result<u64> {
     let file = File::open(&segment.path)?;
-    let span = Span { file: &file, end: segment.end };
-    let (mut offset, mut number, mut webhooks) = (HEAD_BYTES, segment.after, 0);
+    let span = ScanRange { file: &file, end: segment.end };
+    let mut offset = HEAD_BYTES;
+    let mut number = segment.after;
+    let mut webhooks = 0;
     loop {
         match span.head(offset, number) {
             Ok(record) => {

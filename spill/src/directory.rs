@@ -1,7 +1,7 @@
-//! The directory: made, locked, and known by a random id.
+//! The directory of a spill: created, locked, and identified by a random id.
 //!
-//! Invariant: whoever holds a [`Directory`] is the only process on this machine that does. The lock
-//! is the kernel's: it ends with its process, however that ends.
+//! Invariant: the process that holds a [`Directory`] is the only one on this machine. The kernel
+//! keeps the lock, which ends with the process, in whatever way that ends.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -17,47 +17,47 @@ use crate::segment::{self, HeadError};
 const LOCK: &str = "lock";
 const ID: &str = "id";
 
-/// A directory that is ours.
+/// A locked directory.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
     id: u64,
-    /// Held for as long as this lives.
+    /// Held as long as this value lives.
     _lock: File,
 }
 
-/// Why a directory cannot be used; a sentence each for the operator.
+/// Reason why a directory cannot be used, as a sentence for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// Another process has it.
+    /// Another process holds it.
     #[error("{0} is in use by another receiver: each needs a directory of its own")]
     InUse(PathBuf),
-    /// It can't be made, read or written.
+    /// The directory or a file in it cannot be created, read or written.
     #[error("{path}: {error}")]
     Io {
-        /// What could not be used.
+        /// Path that could not be used.
         path: PathBuf,
-        /// Why.
+        /// Error of the file system.
         error: io::Error,
     },
-    /// It holds a segment that is not this log's.
+    /// A segment in it belongs to another log.
     #[error("{0} belongs to another log: a spill directory is moved whole or not at all")]
     Foreign(PathBuf),
-    /// Its id is no id.
+    /// The id file does not hold an id.
     #[error("{0} does not hold 16 hex digits: a spill directory is moved whole or not at all")]
     BadId(PathBuf),
-    /// It holds a segment that this release cannot read.
+    /// This release cannot read a segment in it.
     #[error("{path}: {error}")]
     Segment {
-        /// The segment.
+        /// Path of the segment.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason why its head was not read.
         error: HeadError,
     },
 }
 
 impl Directory {
-    /// Takes the directory at `path`, made if it is not there.
+    /// Locks the directory at `path`, and creates it if it does not exist.
     ///
     /// # Errors
     /// [`DirectoryError`].
@@ -80,20 +80,20 @@ impl Directory {
         Ok(Self { path: path.to_path_buf(), id, _lock: lock })
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its log's id: random, and kept with it wherever it is moved.
+    /// Id of the log in it. It is random, and moves with the directory.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The first numbers of the segments in it, lowest first.
+    /// First numbers of its segments, lowest first.
     ///
     /// # Errors
-    /// When it can't be read.
+    /// When the directory cannot be read.
     pub fn segments(&self) -> Result<Vec<u64>, DirectoryError> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.path).map_err(at(&self.path))? {
@@ -105,7 +105,7 @@ impl Directory {
     }
 }
 
-/// An error of the file system, with where it was met.
+/// Adds the path to an error of the file system.
 pub fn at(path: &Path) -> impl Fn(io::Error) -> DirectoryError {
     move |error| DirectoryError::Io { path: path.to_path_buf(), error }
 }
@@ -114,7 +114,7 @@ fn make(path: &Path) -> io::Result<()> {
     let missing = path.ancestors().take_while(|one| !one.as_os_str().is_empty() && !one.is_dir());
     let missing: Vec<&Path> = missing.collect();
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-    // Each of their names, or a power cut takes all of it.
+    // Every new name is synced. Without that, a power cut could remove them all.
     for parent in missing.into_iter().filter_map(Path::parent) {
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         File::open(parent)?.sync_all()?;
@@ -138,7 +138,7 @@ fn id_of(directory: &Path) -> Result<u64, DirectoryError> {
     }
 }
 
-/// Whole or not at all, whenever the power goes.
+/// Writes the id file completely or not at all, even if the power fails.
 fn write_id(directory: &Path, path: &Path, id: u64) -> io::Result<()> {
     let unfinished = directory.join("id.new");
     let mut file =

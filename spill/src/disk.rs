@@ -1,13 +1,13 @@
-//! The writing side of the file system: what a test can make fail.
+//! The writing side of the file system, as an interface that a test can make fail.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Where segments are made.
+/// File system that holds the segments.
 pub trait Disk: Send {
-    /// Makes a file that was not there.
+    /// Creates a file that does not exist yet.
     ///
     /// # Errors
     /// From the file system.
@@ -20,16 +20,16 @@ pub trait Disk: Send {
     fn sync_directory(&self, directory: &Path) -> io::Result<()>;
 }
 
-/// A segment's file, to be written.
+/// File of a segment that is being written.
 pub trait DiskFile: Send {
-    /// Writes some of `bytes`, and says how many.
+    /// Writes a part of `bytes` and returns its length.
     ///
     /// # Errors
     /// From the file system.
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize>;
 
-    /// Makes sure that what was written survives a power cut. After an error, nothing is known of
-    /// what was written since the last success, whatever a second call says.
+    /// Makes sure that what was written survives a power cut. After an error, the state of
+    /// everything written since the last success is unknown, whatever a second call returns.
     ///
     /// # Errors
     /// From the file system.
@@ -42,13 +42,13 @@ pub trait DiskFile: Send {
     fn truncate(&mut self, end: u64) -> io::Result<()>;
 }
 
-/// The real one.
+/// The real file system.
 #[derive(Debug, Clone, Copy)]
 pub struct RealDisk;
 
 impl Disk for RealDisk {
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        // Webhooks hold personal data: nobody else's to read.
+        // Webhooks hold personal data: no other user may read them.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         Ok(Box::new(file))
     }
@@ -72,10 +72,10 @@ impl DiskFile for File {
     }
 }
 
-/// Writes all of `bytes`, however little is taken at a time.
+/// Writes all of `bytes`, in several calls if needed.
 ///
 /// # Errors
-/// From the file system; some of them may have been written then.
+/// From the file system. Part of the bytes may have been written.
 pub fn write_all(file: &mut dyn DiskFile, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
     while !bytes.is_empty() {
         match file.write_at(bytes, offset) {

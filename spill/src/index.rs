@@ -1,8 +1,9 @@
-//! Which segments there are, how far each is good, and how much waits in them.
+//! Index of the segments: their ends, and the number of webhooks that wait in them.
 //!
-//! Shared by the writer, which adds to the last segment, and the reader, which takes from the first.
-//! Invariant: a segment's end is past synced bytes only, so the reader never sees what might still
-//! be taken back. A segment is deleted when it was fed to its end; one with damage is put aside.
+//! The writer, which adds to the last segment, and the reader, which takes from the first, share
+//! it. Invariant: a segment's end covers synced bytes only, so the reader never sees bytes that may
+//! still be withdrawn. A segment is deleted once it is completely restored. One with damage is
+//! moved aside instead.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -11,38 +12,38 @@ use std::{fs, io};
 
 use crate::segment;
 
-/// The segments of one log.
+/// Segments of one log.
 #[derive(Debug, Default)]
-pub struct Index(Mutex<Inner>);
+pub struct SegmentIndex(Mutex<Segments>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct Segments {
     segments: VecDeque<Segment>,
-    /// Records up to this number are counted as fed: they may be read again.
+    /// Records up to this number count as restored, even if they are read again.
     fed_through: u64,
     damages: u64,
 }
 
-/// What is known of one segment.
+/// State of one segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// Its file.
+    /// Path of its file.
     pub path: PathBuf,
-    /// The lowest number that a record of it may have: its name.
+    /// Lowest number that one of its records may have. It gives the file its name.
     pub first: u64,
-    /// The newest record before it.
+    /// Number of the newest record before it.
     pub after: u64,
-    /// The newest record in it; `after` if there is none.
+    /// Number of its newest record; `after` if there is none.
     pub last: u64,
-    /// Up to here it is synced.
+    /// End of the synced bytes.
     pub end: u64,
-    /// Nothing is added any more.
+    /// Set when nothing more is added to it.
     pub is_sealed: bool,
-    /// Something in it could not be read back.
+    /// Set when a part of it could not be read back.
     pub is_damaged: bool,
     /// Webhooks in it; `None` until they are counted.
     pub webhooks: Option<u64>,
-    /// Webhooks of it that were fed.
+    /// Webhooks of it that are restored.
     pub fed: u64,
 }
 
@@ -52,44 +53,45 @@ impl Segment {
     }
 }
 
-impl Index {
-    /// All up to this number have been fed: their segments are gone.
+impl SegmentIndex {
+    /// Records up to this number are restored, and their segments are gone.
     pub fn floor(&self) -> u64 {
         self.lock().segments.front().map_or(0, |segment| segment.after)
     }
 
-    /// The newest record.
+    /// Number of the newest record.
     pub fn last(&self) -> u64 {
         self.lock().segments.back().map_or(0, |segment| segment.last)
     }
 
-    /// Bytes of all segments.
+    /// Size of all segments in bytes.
     pub fn bytes(&self) -> u64 {
         self.lock().segments.iter().map(|segment| segment.end).sum()
     }
 
-    /// Webhooks that were written and not fed, in what is counted; where there is damage, about so
-    /// many.
+    /// Webhooks in counted segments that were written and not restored. The figure is approximate
+    /// if there is damage.
     pub fn webhooks(&self) -> u64 {
         self.lock().segments.iter().map(Segment::waiting).sum()
     }
 
-    /// Whether anything waits to be fed, as far as is known: by the records' numbers, since counts may
-    /// be missing, and where there is damage wrong.
+    /// True if anything waits to be restored, as far as is known. It compares numbers of records,
+    /// since counts may be missing, or wrong because of damage.
     pub fn holds_any(&self) -> bool {
         let inner = self.lock();
-        let (first, last) = (inner.segments.front(), inner.segments.back());
+        let first = inner.segments.front();
+        let last = inner.segments.back();
         let gone = first.map_or(0, |segment| segment.after).max(inner.fed_through);
         last.is_some_and(|segment| segment.last > gone)
     }
 
-    /// The newest segment of which it is not known how many webhooks are in it.
+    /// Newest segment whose webhooks are not counted yet.
     pub fn uncounted(&self) -> Option<Segment> {
         let inner = self.lock();
         inner.segments.iter().rev().find(|segment| segment.webhooks.is_none()).cloned()
     }
 
-    /// So many webhooks are in the segment named `first`.
+    /// Records that the segment named `first` holds `webhooks` webhooks.
     pub fn counted(&self, first: u64, webhooks: u64) {
         let mut inner = self.lock();
         let found = inner.segments.iter_mut().find(|segment| segment.first == first);
@@ -98,12 +100,12 @@ impl Index {
         }
     }
 
-    /// How often damage was met.
+    /// Number of times that damage was found.
     pub fn damages(&self) -> u64 {
         self.lock().damages
     }
 
-    /// The first segment.
+    /// Oldest segment.
     pub fn front(&self) -> Option<Segment> {
         self.lock().segments.front().cloned()
     }
@@ -113,12 +115,12 @@ impl Index {
         self.lock().segments.iter().find(|segment| segment.first == first).cloned()
     }
 
-    /// The segment behind the one named `first`.
+    /// Segment after the one named `first`.
     pub fn behind(&self, first: u64) -> Option<Segment> {
         self.lock().segments.iter().find(|segment| segment.first > first).cloned()
     }
 
-    /// One more segment; the one before is sealed.
+    /// Adds a segment and seals the one before it.
     pub fn add(&self, segment: Segment) {
         let mut inner = self.lock();
         if let Some(last) = inner.segments.back_mut() {
@@ -127,7 +129,8 @@ impl Index {
         inner.segments.push_back(segment);
     }
 
-    /// Records up to the number `last` were written and synced; the last segment now ends at `end`.
+    /// Records that all records up to the number `last` are written and synced. The last segment
+    /// now ends at `end`.
     pub fn written(&self, last: u64, end: u64, webhooks: u64) {
         let mut inner = self.lock();
         if let Some(segment) = inner.segments.back_mut() {
@@ -137,14 +140,14 @@ impl Index {
         }
     }
 
-    /// Nothing more is added to the last segment.
+    /// Seals the last segment: nothing more is added to it.
     pub fn seal(&self) {
         if let Some(last) = self.lock().segments.back_mut() {
             last.is_sealed = true;
         }
     }
 
-    /// The record `number`, with so many webhooks, was fed.
+    /// Records that the record `number`, which holds `webhooks` webhooks, is restored.
     pub fn fed(&self, number: u64, webhooks: u32) {
         let mut inner = self.lock();
         if number > inner.fed_through {
@@ -156,28 +159,29 @@ impl Index {
         }
     }
 
-    /// All that there is was fed: a count that damage has left wrong is made good.
+    /// Records that everything is restored, and corrects a count that damage has left wrong.
     pub fn all_fed(&self) {
         let mut inner = self.lock();
         let last = inner.segments.back().map_or(0, |segment| segment.last);
         inner.fed_through = last.max(inner.fed_through);
         for segment in &mut inner.segments {
-            // Also where they are being counted still. More may be written to the last one.
+            // This includes segments that are still being counted. More may be written to the last
+            // one.
             (segment.webhooks, segment.fed) = (Some(0), 0);
         }
     }
 
-    /// What is behind the number `fed` waits again, though it was fed before.
+    /// Marks everything after the number `fed` as waiting again, although it was restored before.
     pub fn again_after(&self, fed: u64) {
         let mut inner = self.lock();
         inner.fed_through = inner.fed_through.min(fed);
         for segment in inner.segments.iter_mut().filter(|segment| segment.last > fed) {
-            // Rather more wait than less.
+            // Rather too many wait than too few.
             segment.fed = 0;
         }
     }
 
-    /// Something in the segment named `first` could not be read back.
+    /// Records that a part of the segment named `first` could not be read back.
     pub fn damaged(&self, first: u64) {
         let mut inner = self.lock();
         inner.damages += 1;
@@ -187,13 +191,13 @@ impl Index {
         }
     }
 
-    /// Frees the segments before the one named `first`: they were fed to their ends.
+    /// Frees the segments before the one named `first`. They are completely restored.
     pub fn free_before(&self, first: u64) {
         self.free_while(|segment| segment.first < first);
     }
 
-    /// Frees the segments in which nothing comes after the number `last`, but for the newest: all up to that number was
-    /// fed.
+    /// Frees the segments without a record after the number `last`, except the newest segment. All
+    /// records up to that number are restored.
     pub fn free_through(&self, last: u64) {
         self.free_while(|segment| segment.is_sealed && segment.last <= last);
     }
@@ -202,7 +206,7 @@ impl Index {
         loop {
             let segment = {
                 let mut inner = self.lock();
-                // The last one stays: its head says what came before it.
+                // The last segment stays: its head names the number before it.
                 if inner.segments.len() < 2 || !inner.segments.front().is_some_and(&may_go) {
                     return;
                 }
@@ -214,12 +218,12 @@ impl Index {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, Segments> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Its name may come back after a power cut. What is in it is known to be fed then, too.
+/// After a power cut, the name may come back. Its records are known to be restored then, too.
 fn free(segment: &Segment) {
     let path = &segment.path;
     let freed = if segment.is_damaged {

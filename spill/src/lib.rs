@@ -1,14 +1,17 @@
-//! A log on the receiver's own disk, for the time in which Redis takes nothing: packs go in, and come
-//! out in the same order.
+//! A log on the receiver's own disk, for times in which Redis takes nothing. Packs come out in the
+//! order in which they went in.
 //!
-//! The path of a pack: [`writer`] (a group of packs, one sync) → [`segment`] (the files they lie in)
-//! → [`reader`] (reads them back, and finds its way past damage) → [`index`] (what is fed is freed).
-//! Beside it: [`record`] (bytes), [`mod@open`] (what a crash left), [`mod@count`] (how much), [`directory`] (whose it is), [`disk`]
-//! (the writing side of the file system, so that tests can make it fail).
+//! The path of a pack: [`writer`] (writes a group of packs with one sync) → [`segment`] (the files
+//! that hold them) → [`reader`] (reads them back, and continues after damage) → [`index`] (frees
+//! what is restored to the queue). Other modules: [`record`] (the format), [`mod@open`] (recovery
+//! after a crash), [`mod@count`] (number of webhooks), [`directory`] (lock and id), [`disk`] (the
+//! writing side of the file system, so that tests can make it fail).
 //!
-//! Invariants: a group is reported as written only after its sync; a record that was reported is
-//! read back, or an error names where it lay; a number is never used twice. Nothing here knows Redis
-//! or HTTP, and nothing is deleted that was not said to be fed.
+//! The code calls a pack fed when it is restored to Redis and Redis confirmed that.
+//!
+//! Invariants: A group is reported as written only after its sync. A record that was reported is
+//! read back, or an error names the place where it lay. A number is never used twice. This crate
+//! knows neither Redis nor HTTP, and deletes nothing that was not reported as restored.
 
 pub mod count;
 pub mod directory;
@@ -23,9 +26,9 @@ pub mod writer;
 
 pub use count::count;
 pub use directory::{Directory, DirectoryError};
-pub use index::Index;
+pub use index::SegmentIndex;
 pub use open::open;
-pub use reader::{Chunk, Reader};
+pub use reader::{LogReader, RecordBatch};
 pub use writer::{Limits, WriteError, Writer};
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
-//! Takes up a log where the last process left it, however it ended.
+//! Opens a log that an earlier process left, after a clean end or a crash.
 //!
-//! What a crash leaves half written at the end was answered to nobody: it is cut off. What cannot be read
-//! is not: that is no crash's doing, and nothing is known of it. Numbers go on behind the newest one or
-//! with the clock, whichever is further: a directory that was put back from a copy does not use a number
-//! again that Redis has seen.
+//! A half-written record at the end is a torn tail: its senders got no 200, so it is cut off. Bytes
+//! that cannot be read are not cut off: a crash does not cause that, and nothing is known of them.
+//! Numbers continue after the newest one or with the clock, whichever is higher. So a directory
+//! that was put back from a copy does not use a number again that Redis has seen.
 //!
-//! Bounded: the newest segment is read, and of the others their heads, however much lies there. Each
-//! says what the one before it ends with; damage in them is the reader's to find.
+//! The work is bounded: of the newest segment everything is read, of the others only the head,
+//! however much they hold. Each head names the number with which the segment before it ends. Damage
+//! in the older segments is left to the reader.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,12 +16,12 @@ use std::sync::Arc;
 
 use crate::directory::{Directory, DirectoryError, at};
 use crate::disk::Disk;
-use crate::index::{Index, Segment};
-use crate::scan::{Miss, Span};
+use crate::index::{Segment, SegmentIndex};
+use crate::scan::{Miss, ScanRange};
 use crate::segment::{self, HEAD_BYTES, Head, HeadError};
 use crate::writer::{Limits, WriteError, Writer, remove_probe};
 
-/// A segment's file, as it lies there.
+/// File of a segment, as found.
 struct Lying {
     path: PathBuf,
     file: File,
@@ -29,34 +30,36 @@ struct Lying {
     is_damaged: bool,
 }
 
-/// What a scan found in a segment.
+/// Result of a scan of a segment.
 #[derive(Debug, Default)]
-struct Found {
+struct SegmentScan {
     last: u64,
     webhooks: u64,
-    /// Where what is good, or was synced, ends.
+    /// End of the part that is good or was synced.
     end: u64,
-    /// Whether all of it could be walked.
+    /// True if every record could be read.
     is_whole: bool,
 }
 
-/// Takes up the log in `directory` at the time `now_us`, in microseconds since the Unix epoch. How many
-/// webhooks are in the older segments is not known then: see [`count`](crate::count::count).
+/// Opens the log in `directory` at the time `now_us`, in microseconds since the Unix epoch. The
+/// number of webhooks in the older segments is not known then: see [`count`](crate::count::count).
 ///
 /// # Errors
-/// [`DirectoryError`] when it can't be read or written, or isn't ours. A disk that is merely full is
-/// no error: what lies there can be fed.
+/// [`DirectoryError`] when the directory cannot be read or written, or belongs to another log. A
+/// full disk is no error: the packs on it can still be restored.
 pub fn open(
     directory: Directory,
     disk: Box<dyn Disk>,
     limits: Limits,
     now_us: u64,
-) -> Result<(Arc<Index>, Writer), DirectoryError> {
+) -> Result<(Arc<SegmentIndex>, Writer), DirectoryError> {
     remove_probe(&directory);
-    let index = Arc::new(Index::default());
+    let index = Arc::new(SegmentIndex::default());
     let firsts = directory.segments()?;
-    // From the newest to the oldest: what one begins behind, the one before it ends with.
-    let (mut segments, mut behind) = (Vec::new(), None);
+    // From the newest to the oldest: the `after` of one segment is the last number of the segment
+    // before it.
+    let mut segments = Vec::new();
+    let mut behind = None;
     for first in firsts.iter().rev() {
         let Some(lying) = lying(&directory, *first)? else { continue };
         let segment = match behind {
@@ -70,7 +73,7 @@ pub fn open(
     let last = segments.iter().map(|segment| segment.last).max().unwrap_or(0);
     let mut empty = Vec::new();
     for segment in segments.into_iter().rev() {
-        // The newest says what came before it, until there is another to say so.
+        // The newest segment names the number before it, until another segment does.
         if segment.end <= HEAD_BYTES && segment.first != newest {
             empty.push(segment);
         } else {
@@ -98,7 +101,7 @@ pub fn open(
     Ok((index, writer))
 }
 
-/// The segment's file and its head; `None` if it never came to be one.
+/// Opens a segment's file and reads its head. `None` if its creation was not finished.
 fn lying(directory: &Directory, first: u64) -> Result<Option<Lying>, DirectoryError> {
     let path = segment::path(directory.path(), first);
     let file = OpenOptions::new().read(true).write(true).open(&path).map_err(at(&path))?;
@@ -109,13 +112,13 @@ fn lying(directory: &Directory, first: u64) -> Result<Option<Lying>, DirectoryEr
         }
         Ok(head) => Ok(Some(Lying { path, file, length, head, is_damaged: false })),
         Err(HeadError::Damaged) if length <= HEAD_BYTES => {
-            // Its making was not finished, so nothing was ever written to it.
+            // The creation was not finished, so nothing was ever written to it.
             std::fs::remove_file(&path).map_err(at(&path))?;
             Ok(None)
         }
         Err(HeadError::Damaged) => {
             tracing::error!(?path, "a spill segment's head is damaged");
-            // All before it are below its name.
+            // All records before it have numbers below the one in its name.
             let head = Head { log_id: directory.id(), after: first.saturating_sub(1), first };
             Ok(Some(Lying { path, file, length, head, is_damaged: true }))
         }
@@ -124,7 +127,8 @@ fn lying(directory: &Directory, first: u64) -> Result<Option<Lying>, DirectoryEr
 }
 
 impl Lying {
-    /// One with another behind it, which begins behind the number `last`.
+    /// Describes a segment that is followed by another, whose head names `last` as the number
+    /// before it.
     fn older(self, last: u64) -> Segment {
         Segment {
             path: self.path,
@@ -139,12 +143,13 @@ impl Lying {
         }
     }
 
-    /// The newest: what is torn off at its end is cut.
+    /// Describes the newest segment, and cuts off a torn tail.
     fn newest(self) -> Result<Segment, DirectoryError> {
-        let span = Span { file: &self.file, end: self.length };
+        let span = ScanRange { file: &self.file, end: self.length };
         let found = scan(span, &self.head).map_err(at(&self.path))?;
         if found.end < self.length {
-            let (path, bytes) = (&self.path, self.length - found.end);
+            let path = &self.path;
+            let bytes = self.length - found.end;
             tracing::warn!(
                 ?path,
                 bytes,
@@ -153,7 +158,7 @@ impl Lying {
             cut(&self.file, found.end).map_err(at(path))?;
         }
         let is_damaged = self.is_damaged || !found.is_whole;
-        let Found { last, webhooks, end, .. } = found;
+        let SegmentScan { last, webhooks, end, .. } = found;
         let webhooks = Some(webhooks);
         Ok(Segment { end, is_damaged, webhooks, ..self.older(last) })
     }
@@ -164,11 +169,12 @@ fn cut(file: &File, end: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Reads the newest segment whole: bad bytes with nothing good behind them are a torn tail. With
-/// something good behind them they are the reader's to tell of, torn or damaged: nothing is cut that
-/// somebody may have been answered for.
-fn scan(span: Span<'_>, head: &Head) -> io::Result<Found> {
-    let mut found = Found { last: head.after, end: HEAD_BYTES, is_whole: true, ..Found::default() };
+/// Reads the whole newest segment. Bad bytes with no good record after them are a torn tail. Bad
+/// bytes with a good record after them, torn or damaged, are left for the reader to report: nothing
+/// is cut off that may have been acknowledged.
+fn scan(span: ScanRange<'_>, head: &Head) -> io::Result<SegmentScan> {
+    let mut found =
+        SegmentScan { last: head.after, end: HEAD_BYTES, is_whole: true, ..SegmentScan::default() };
     loop {
         match span.record(found.end, found.last) {
             Ok((record, _)) => {

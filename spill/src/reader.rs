@@ -1,81 +1,82 @@
-//! Reads records back in order, a chunk at a time, and finds its way past damage.
+//! Reads records back in order, a chunk at a time, and continues after damage.
 //!
-//! Invariant: every record between the first one asked for and the end of the log is handed out
-//! once, or an error in the log names the file and where in it one should have been. Bounded: one
-//! chunk in memory, and a segment while the way past damage is looked for.
+//! Invariant: every record from the first one requested to the end of the log is handed out once,
+//! or an error in the log names the file and the offset where one should have been. Memory is
+//! bounded: one chunk, and one segment during the search for the next record after damage.
 
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use crate::index::{Index, Segment};
+use crate::index::{Segment, SegmentIndex};
 use crate::record::Head;
-use crate::scan::{Miss, Span};
+use crate::scan::{Miss, ScanRange};
 use crate::segment::HEAD_BYTES;
 
-/// Takes records from the front of a log.
+/// Reader of the records at the front of a log.
 #[derive(Debug)]
-pub struct Reader {
-    index: Arc<Index>,
-    /// Up to this number records are known to be fed: they are passed over.
+pub struct LogReader {
+    index: Arc<SegmentIndex>,
+    /// Records up to this number are known to be restored: they are skipped.
     skip_through: u64,
-    /// The segment that is read, by its first number, and where.
+    /// The segment that is read, by its first number. `offset` is the position in it.
     segment: u64,
     offset: u64,
-    /// The newest record that was passed.
+    /// Number of the newest record that was read or skipped.
     number: u64,
     file: Option<(u64, Arc<File>)>,
     passing: Passing,
 }
 
-/// How records that are known to be fed are passed over in the segment that is read.
+/// Method by which restored records are skipped in the segment that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passing {
-    /// None was yet, or the last of them is behind.
+    /// No record is being skipped.
     None,
-    /// By what their heads say, without a look at the packs.
+    /// By the heads, without reading the packs.
     ByHeads,
-    /// By records whose checksums match: what heads said led astray.
+    /// By records whose checksums match, because the heads led astray.
     ByChecksums,
 }
 
-/// One record to be fed.
+/// A record to restore.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Record {
-    /// Its number.
+pub struct LogRecord {
+    /// Number of the record.
     pub number: u64,
-    /// How many webhooks its pack holds.
+    /// Number of webhooks in its pack.
     pub webhooks: u32,
-    /// The pack.
+    /// Pack of the record.
     pub pack: Vec<u8>,
 }
 
-/// Records that are fed together.
+/// Records that are restored together.
 #[derive(Debug, Default)]
-pub struct Chunk {
-    /// In their order.
-    pub records: Vec<Record>,
-    /// Nothing lay behind it when it was read.
+pub struct RecordBatch {
+    /// Records in their order.
+    pub records: Vec<LogRecord>,
+    /// True if nothing came after it when it was read.
     pub is_last: bool,
-    /// Where the next chunk begins: all before that segment may go once this one is fed.
+    /// Segment in which the next chunk begins. All segments before it may be freed once this chunk
+    /// is restored.
     segment: u64,
 }
 
-impl Chunk {
-    /// Bytes of its packs.
+impl RecordBatch {
+    /// Size of its packs in bytes.
     pub fn bytes(&self) -> usize {
         self.records.iter().map(|record| record.pack.len()).sum()
     }
 
-    /// The number of its last record.
+    /// Number of its last record.
     pub fn last(&self) -> Option<u64> {
         self.records.last().map(|record| record.number)
     }
 }
 
-impl Reader {
-    /// Reads what comes after the number `skip_through`.
-    pub fn after(index: Arc<Index>, skip_through: u64) -> Self {
+impl LogReader {
+    /// Creates a reader for the records after the number `skip_through`.
+    pub fn after(index: Arc<SegmentIndex>, skip_through: u64) -> Self {
         let front = index.front();
         let (segment, number) = front.map_or((0, 0), |front| (front.first, front.after));
         Self {
@@ -89,12 +90,13 @@ impl Reader {
         }
     }
 
-    /// The next records: `records_max` of them or `bytes_max`, and one in any case. Empty at the end.
+    /// Reads the next records: up to `records_max` of them and up to `bytes_max`, but at least one.
+    /// Empty at the end.
     ///
     /// # Errors
-    /// When the next one cannot be read now. What cannot be read is not lost: to be tried again.
-    pub fn read(&mut self, records_max: usize, bytes_max: usize) -> io::Result<Chunk> {
-        let mut chunk = Chunk::default();
+    /// When the next record cannot be read now. It is not lost: try again.
+    pub fn read(&mut self, records_max: usize, bytes_max: usize) -> io::Result<RecordBatch> {
+        let mut chunk = RecordBatch::default();
         let mut room = bytes_max;
         while chunk.records.len() < records_max {
             let is_first = chunk.records.is_empty();
@@ -102,15 +104,16 @@ impl Reader {
                 Ok(Some((head, pack))) if is_first || head.pack_bytes <= room => {
                     self.pass(&head);
                     room = room.saturating_sub(head.pack_bytes);
-                    let (number, webhooks) = (head.number, head.webhooks);
-                    chunk.records.push(Record { number, webhooks, pack });
+                    let number = head.number;
+                    let webhooks = head.webhooks;
+                    chunk.records.push(LogRecord { number, webhooks, pack });
                 }
                 Ok(None) => {
                     chunk.is_last = true;
                     break;
                 }
                 Err(error) if is_first => return Err(error),
-                // It is read again for the next chunk.
+                // This record is read again for the next chunk.
                 Ok(Some(_)) | Err(_) => break,
             }
         }
@@ -118,15 +121,15 @@ impl Reader {
         Ok(chunk)
     }
 
-    /// A chunk was fed, and all before it: what lies before it is let go.
-    pub fn fed(&self, chunk: &Chunk) {
+    /// Records that a chunk and everything before it is restored, and frees the segments before it.
+    pub fn fed(&self, chunk: &RecordBatch) {
         for record in &chunk.records {
             self.index.fed(record.number, record.webhooks);
         }
         self.index.free_before(chunk.segment);
     }
 
-    /// Whether everything that was written was read. True only while nothing is being written.
+    /// True if everything that was written was read. Correct only while nothing is being written.
     pub fn is_at_end(&mut self) -> bool {
         loop {
             let Some(segment) = self.here() else { return true };
@@ -139,7 +142,7 @@ impl Reader {
         }
     }
 
-    /// The next record, which is not passed yet.
+    /// Returns the next record, without moving to the one after it.
     fn next(&mut self) -> io::Result<Option<(Head, Vec<u8>)>> {
         loop {
             let Some(segment) = self.here() else { return Ok(None) };
@@ -155,7 +158,7 @@ impl Reader {
                 continue;
             }
             let Some(file) = self.opened(&segment)? else { continue };
-            let span = Span { file: &file, end: segment.end };
+            let span = ScanRange { file: &file, end: segment.end };
             if self.passing != Passing::ByChecksums
                 && let Ok(head) = span.head(self.offset, self.number)
                 && head.number <= self.skip_through
@@ -166,7 +169,8 @@ impl Reader {
             }
             match span.record(self.offset, self.number) {
                 Ok((head, _)) if head.number <= self.skip_through => self.skip(&head),
-                // A damaged length among those may have led past what was never fed.
+                // A damaged length among the skipped heads may have led beyond records that were
+                // never restored.
                 Ok((head, _))
                     if self.passing == Passing::ByHeads && head.number > self.skip_through + 1 =>
                 {
@@ -189,7 +193,7 @@ impl Reader {
         self.index.fed(head.number, head.webhooks);
     }
 
-    /// Begins with this segment again, and trusts no head in it whose record is not good.
+    /// Starts this segment again, and trusts only records whose checksums match.
     fn pass_anew(&mut self, segment: &Segment) {
         self.begin(segment);
         self.passing = Passing::ByChecksums;
@@ -202,7 +206,7 @@ impl Reader {
         self.passing = Passing::None;
     }
 
-    /// The segment that is read; the first one if it is gone.
+    /// Returns the segment that is read, or the first one if it is gone.
     fn here(&mut self) -> Option<Segment> {
         let found = self.index.segment(self.segment);
         if found.is_none()
@@ -214,14 +218,15 @@ impl Reader {
         found
     }
 
-    /// Whether all of a segment is to be passed over: the next one says where it ends.
+    /// True if the whole segment is to be skipped: the next one's head names its last number.
     fn is_fed_whole(&self, segment: &Segment) -> bool {
         self.offset == HEAD_BYTES
             && segment.last <= self.skip_through
             && self.index.behind(segment.first).is_some_and(|next| next.after <= self.skip_through)
     }
 
-    /// From the end of a segment to the next; `false` if there is none, or may be more in this one.
+    /// Moves from the end of a segment to the next one. `false` if there is none, or if more may be
+    /// added to this one.
     fn go_on(&mut self, segment: &Segment) -> bool {
         if !segment.is_sealed {
             return false;
@@ -233,7 +238,9 @@ impl Reader {
         let is_known_damage = is_damaged(segment) || is_damaged(&next);
         if next.after > self.number.max(self.skip_through) && !is_known_damage {
             self.index.damaged(segment.first);
-            let (after, through, path) = (self.number, next.after, &segment.path);
+            let after = self.number;
+            let through = next.after;
+            let path = &segment.path;
             tracing::error!(after, through, ?path, "spilled packs are missing: they are lost");
         }
         self.number = self.number.max(next.after);
@@ -241,7 +248,7 @@ impl Reader {
         true
     }
 
-    /// The file of a segment; `None` if it is gone.
+    /// Opens the file of a segment; `None` if it is gone.
     fn opened(&mut self, segment: &Segment) -> io::Result<Option<Arc<File>>> {
         if self.file.as_ref().is_none_or(|(first, _)| *first != segment.first) {
             match File::open(&segment.path) {
@@ -266,8 +273,10 @@ impl Reader {
 
     fn behind_damage(&mut self, segment: &Segment, why: &'static str) -> io::Result<u64> {
         let Some((_, file)) = &self.file else { return Ok(segment.end) };
-        let span = Span { file, end: segment.end };
-        let (offset, after, path) = (self.offset, self.number, &segment.path);
+        let span = ScanRange { file, end: segment.end };
+        let offset = self.offset;
+        let after = self.number;
+        let path = &segment.path;
         let found = span.next_good(offset, after)?;
         let next_after = self.index.behind(segment.first).map(|next| next.after);
         if found.is_none() && next_after.is_some_and(|next_after| next_after <= after) {
@@ -282,7 +291,7 @@ impl Reader {
             return Ok(next);
         }
         let next = found.map_or(segment.end, |(next, _)| next);
-        // If not, a power cut may have torn it, and then nobody was answered for it.
+        // If it was not synced, a power cut may have torn it, and then its senders got no 200.
         let was_synced = found.is_none_or(|(_, head)| head.synced > after);
         let bytes = next - offset;
         tracing::error!(

@@ -1,44 +1,46 @@
-//! A record: one pack, with what it takes to find it again and to trust it.
+//! A record: one pack, with the data to find it again and to check it.
 //!
 //! ```text
 //! record  "SPRC" | crc32c u32 | pack_bytes u32 | webhooks u32 | number u64 | synced u64 | pack
 //! ```
-//! Integers are little endian. The CRC covers everything behind itself. `synced` is the number of the
-//! newest record that was on disk for certain when this one was written: it tells damage to what
-//! somebody was answered for from what a power cut may have torn. The magic is what is looked for behind damage.
+//! Integers are little endian. The CRC covers everything after itself. `synced` is the number of
+//! the newest record that was certainly on disk when this one was written. It separates damage to
+//! acknowledged records from a tail that a power cut may have torn. The magic number is what the
+//! search for the next record after damage looks for.
 
-/// What a record begins with.
+/// Magic number at the start of a record.
 pub const MAGIC: &[u8; 4] = b"SPRC";
-/// Bytes ahead of the pack.
+/// Bytes before the pack.
 pub const HEAD_BYTES: usize = 32;
-/// The largest pack a record may hold: what a pack may decode to, and some more for one that does
-/// not compress. A length beyond it is damage.
+/// Maximum size of a pack in a record: the maximum decoded size of a pack, and a reserve for one
+/// that does not compress. A larger length is damage.
 pub const PACK_BYTES_MAX: usize = 192 << 20;
 
-/// What stands ahead of the pack.
+/// Head of a record, before the pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// CRC32C of all that follows it.
+    /// CRC32C of everything after it.
     pub crc: u32,
     /// Length of the pack.
     pub pack_bytes: usize,
-    /// How many webhooks are in the pack.
+    /// Number of webhooks in the pack.
     pub webhooks: u32,
-    /// The record's number: greater than that of any before it, never used again.
+    /// Number of the record: greater than that of any record before it, and never used again.
     pub number: u64,
-    /// The newest record that was synced before this one was written; 0 if none.
+    /// Number of the newest record that was synced before this one was written; 0 if there was
+    /// none.
     pub synced: u64,
 }
 
 impl Head {
-    /// For a pack that is to be written.
+    /// Creates the head for a pack that is to be written.
     pub fn of(pack: &[u8], webhooks: u32, number: u64, synced: u64) -> Self {
         let mut head = Self { crc: 0, pack_bytes: pack.len(), webhooks, number, synced };
         head.crc = crc32c::crc32c_append(crc32c::crc32c(&head.encode()[8..]), pack);
         head
     }
 
-    /// As it is written.
+    /// Returns the bytes of the head in the file.
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         let pack_bytes = u32::try_from(self.pack_bytes).expect("BUG: a pack is bounded");
@@ -51,8 +53,8 @@ impl Head {
         bytes
     }
 
-    /// Reads one that may be anything: `None` where it cannot be a record's. What it says is only to
-    /// be trusted once [`is_of`](Self::is_of) has seen the pack.
+    /// Reads bytes that may be anything. `None` if they cannot be the head of a record. The result
+    /// is only trustworthy once [`is_of`](Self::is_of) has checked the pack.
     pub fn decode(bytes: &[u8; HEAD_BYTES]) -> Option<Self> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or([0; 4]));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or([0; 8]));
@@ -66,13 +68,13 @@ impl Head {
         (bytes.starts_with(MAGIC) && head.pack_bytes <= PACK_BYTES_MAX).then_some(head)
     }
 
-    /// Whether head and pack are as they were written.
+    /// True if head and pack are as they were written.
     pub fn is_of(&self, pack: &[u8]) -> bool {
         pack.len() == self.pack_bytes
             && crc32c::crc32c_append(crc32c::crc32c(&self.encode()[8..]), pack) == self.crc
     }
 
-    /// Bytes of the whole record.
+    /// Size of the whole record in bytes.
     pub fn record_bytes(&self) -> u64 {
         (HEAD_BYTES + self.pack_bytes) as u64
     }

@@ -1,4 +1,4 @@
-//! From one record to the next, over anything that may lie in a file.
+//! Finds one record after the other in a file that may hold any bytes.
 
 use std::fs::File;
 use std::io;
@@ -6,14 +6,14 @@ use std::os::unix::fs::FileExt;
 
 use crate::record::{HEAD_BYTES, Head, MAGIC};
 
-/// Why no record was read at some place of a segment.
+/// Reason why no record was read at an offset of a segment.
 #[derive(Debug)]
 pub enum Miss {
-    /// It is the end.
+    /// The end of the segment.
     End,
-    /// What was read is none; why.
+    /// The bytes are no record, for this reason.
     Bad(&'static str),
-    /// It could not be read: that says nothing about what lies there.
+    /// The bytes could not be read, which says nothing about them.
     Unreadable(io::Error),
 }
 
@@ -26,21 +26,21 @@ impl From<io::Error> for Miss {
     }
 }
 
-/// The part of a segment's file that is to be read.
+/// Part of a segment's file that is to be read.
 #[derive(Debug, Clone, Copy)]
-pub struct Span<'a> {
+pub struct ScanRange<'a> {
     /// The file.
     pub file: &'a File,
-    /// Nothing from here on is read.
+    /// End of that part.
     pub end: u64,
 }
 
-impl Span<'_> {
-    /// The head of a record at `offset`, whose number must be greater than `above`; the pack is not
-    /// looked at.
+impl ScanRange<'_> {
+    /// Reads the head of a record at `offset`, whose number must be greater than `above`. The pack
+    /// is not checked.
     ///
     /// # Errors
-    /// Why there is none.
+    /// [`Miss`] if there is none.
     pub fn head(&self, offset: u64, above: u64) -> Result<Head, Miss> {
         if offset == self.end {
             return Err(Miss::End);
@@ -60,10 +60,10 @@ impl Span<'_> {
         Ok(head)
     }
 
-    /// The record at `offset`, and its pack.
+    /// Reads the record at `offset` and its pack.
     ///
     /// # Errors
-    /// Why there is none.
+    /// [`Miss`] if there is none.
     pub fn record(&self, offset: u64, above: u64) -> Result<(Head, Vec<u8>), Miss> {
         let head = self.head(offset, above)?;
         let mut pack = vec![0; head.pack_bytes];
@@ -75,8 +75,8 @@ impl Span<'_> {
         }
     }
 
-    /// The next good record behind `offset` whose number is above `above`, and where it begins. Reads
-    /// the rest of the file into memory: a segment, at most.
+    /// Finds the next good record after `offset` with a number greater than `above`, and its
+    /// offset. Reads the rest of the file into memory, which is at most a segment.
     ///
     /// # Errors
     /// When some of it cannot be read.
@@ -94,7 +94,7 @@ impl Span<'_> {
         Ok(None)
     }
 
-    /// The rest of the file; zeros where it ends early.
+    /// Reads the rest of the file; zeros if the file ends early.
     fn rest(&self, offset: u64) -> io::Result<Vec<u8>> {
         const PIECE: usize = 4096;
         let length = usize::try_from(self.end.saturating_sub(offset)).unwrap_or(0);

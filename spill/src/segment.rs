@@ -4,49 +4,49 @@
 //! file    head | record*
 //! head    "SPWYSPIL" | version u32 | crc32c u32 | log id u64 | after u64 | first u64
 //! ```
-//! Integers are little endian; the CRC covers what stands behind it. `after` is the number of the
-//! newest record before this file: all up to the oldest file's `after` has been fed. `first` is the
-//! lowest number that may follow, and the file's name.
+//! Integers are little endian. The CRC covers everything after itself. `after` is the number of the
+//! newest record before this file: all records up to the oldest file's `after` are restored.
+//! `first` is the lowest number that may follow, and gives the file its name.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes ahead of the first record.
+/// Bytes before the first record.
 pub const HEAD_BYTES: u64 = 40;
-/// The only version there is.
+/// The only version of the format.
 pub const VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"SPWYSPIL";
 const ENDING: &str = ".spill";
 
-/// What a segment's file begins with.
+/// Head of a segment's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// The log it belongs to.
+    /// Id of the log that it belongs to.
     pub log_id: u64,
-    /// The newest record before it; 0 if there was none.
+    /// Number of the newest record before it; 0 if there was none.
     pub after: u64,
-    /// The lowest number that a record of it may have.
+    /// Lowest number that one of its records may have.
     pub first: u64,
 }
 
-/// Why a file's head was not read.
+/// Reason why a file's head was not read.
 #[derive(Debug, thiserror::Error)]
 pub enum HeadError {
     /// Written by a newer version.
     #[error("its version {0} is unknown: it was written by a newer release")]
     Unknown(u32),
-    /// Too short, or not as it was written.
+    /// Too short, or changed since it was written.
     #[error("its head is damaged")]
     Damaged,
-    /// The file can't be read.
+    /// The file cannot be read.
     #[error("it cannot be read")]
     Io(#[from] io::Error),
 }
 
 impl Head {
-    /// As it is written.
+    /// Returns the bytes of the head in the file.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::with_capacity(24);
         body.extend_from_slice(&self.log_id.to_le_bytes());
@@ -84,19 +84,19 @@ impl Head {
     }
 }
 
-/// Where the segment lies that begins with `first`.
+/// Path of the segment that begins with `first`.
 pub fn path(directory: &Path, first: u64) -> PathBuf {
     directory.join(format!("{first:016x}{ENDING}"))
 }
 
-/// Where one is put aside that was found damaged: nothing here reads it again, or deletes it.
+/// Path to which a damaged segment is moved. This crate neither reads nor deletes it again.
 pub fn path_aside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".damaged");
     PathBuf::from(name)
 }
 
-/// The first number of a segment, by its file's name; `None` for any other file.
+/// First number of a segment, from its file's name; `None` for any other file.
 pub fn first_of(name: &str) -> Option<u64> {
     let digits = name.strip_suffix(ENDING)?;
     (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok())?

@@ -1,4 +1,4 @@
-//! The log over crashes, damage and a disk that fails.
+//! The log under crashes, damage and a failing disk.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -8,23 +8,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::disk::{Disk, DiskFile, RealDisk};
-use crate::{Directory, Index, Limits, Reader, WriteError, Writer, count, open};
+use crate::{Directory, Limits, LogReader, SegmentIndex, WriteError, Writer, count, open};
 use proptest::prelude::*;
 
 mod opening;
 
 const LIMITS: Limits = Limits { bytes_max: 1 << 20, segment_bytes: 4096 };
 
-/// What the next calls do instead of what they should.
+/// Fault of the next calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// Takes so many bytes and then has no room.
+    /// Takes this number of bytes, then has no room.
     FullAfter(usize),
     /// Takes one byte at a time.
     Short,
-    /// The sync fails, and what was written since the last one is gone.
+    /// The sync fails, and everything written since the last one is lost.
     Sync,
-    /// Nothing can be made, nothing written.
+    /// No file can be created or written.
     Broken,
 }
 
@@ -79,10 +79,10 @@ impl DiskFile for FaultyFile {
     }
 }
 
-/// Clocks of processes that follow one another.
+/// Clock that is shared by processes that follow one another.
 static CLOCK: AtomicU64 = AtomicU64::new(1000);
 
-fn opened(path: &Path) -> (Arc<Index>, Writer, Faults) {
+fn opened(path: &Path) -> (Arc<SegmentIndex>, Writer, Faults) {
     let faults = Faults::default();
     let now = CLOCK.fetch_add(1000, Ordering::Relaxed);
     let directory = Directory::take(path).unwrap();
@@ -101,9 +101,9 @@ fn write(writer: &mut Writer, numbers: impl IntoIterator<Item = usize>) {
     }
 }
 
-/// All that is there, fed as it is read.
-fn fed(index: &Arc<Index>, skip_through: u64) -> Vec<Vec<u8>> {
-    let mut reader = Reader::after(index.clone(), skip_through);
+/// Returns all packs, and marks each as restored when it is read.
+fn fed(index: &Arc<SegmentIndex>, skip_through: u64) -> Vec<Vec<u8>> {
+    let mut reader = LogReader::after(index.clone(), skip_through);
     let mut packs = Vec::new();
     loop {
         let chunk = reader.read(1000, 1000).unwrap();
@@ -154,13 +154,14 @@ fn what_goes_in_comes_out_in_order_over_segments_and_processes() {
     assert_eq!(fed(&index, 0), packs(0..120));
     assert_eq!(index.webhooks(), 0);
     assert!(!index.holds_any());
-    // A Redis that came back with older data is fed again: an end amid that leaves the claim standing.
+    // A Redis that came back with older data is restored again. If that is interrupted, the claim
+    // stays.
     index.again_after(index.floor());
     assert!(index.holds_any());
     index.again_after(index.last());
     assert!(index.holds_any(), "what waits is not fed by that");
     assert_eq!(index.damages(), 0);
-    // What was fed to its end is gone; the newest number stays.
+    // A completely restored segment is gone; the newest number stays.
     let last = index.last();
     writer.rotate().unwrap();
     assert!(fed(&index, last).is_empty());
@@ -174,7 +175,7 @@ fn what_was_fed_is_passed_over() {
     let place = tempfile::tempdir().unwrap();
     let (index, mut writer, _) = opened(place.path());
     write(&mut writer, 0..100);
-    let mut reader = Reader::after(index, 0);
+    let mut reader = LogReader::after(index, 0);
     let numbers: Vec<u64> = std::iter::from_fn(|| reader.read(1000, 1).unwrap().records.pop())
         .map(|record| record.number)
         .collect();
@@ -195,13 +196,13 @@ fn what_was_fed_is_passed_over() {
 #[test]
 fn damage_to_what_was_fed_leads_past_nothing_else() {
     let record_bytes = 32 + pack(1).len() as u32;
-    // Into others, to where others begin, to the end and beyond it.
+    // Lengths that end in other records, at their starts, at the end and beyond it.
     for longer in [1, 32, record_bytes, 3 * record_bytes, 6 * record_bytes, 1 << 20] {
         let place = tempfile::tempdir().unwrap();
         let (index, mut writer, _) = opened(place.path());
         write(&mut writer, [1; 8]);
         let first = index.last() - 7;
-        // The length of the second, of three that were fed.
+        // The length of the second record, of three that are restored.
         let offset = 40 + u64::from(record_bytes) + 8;
         let length = pack(1).len() as u32 + longer;
         let file = OpenOptions::new().write(true).open(&files(place.path(), ".spill")[0]).unwrap();
@@ -214,7 +215,7 @@ fn damage_to_what_was_fed_leads_past_nothing_else() {
 fn a_reader_follows_a_writer() {
     let place = tempfile::tempdir().unwrap();
     let (index, mut writer, _) = opened(place.path());
-    let mut reader = Reader::after(index, 0);
+    let mut reader = LogReader::after(index, 0);
     assert!(reader.is_at_end());
     for number in 0..200 {
         write(&mut writer, [number]);
@@ -237,7 +238,7 @@ fn damage_in_the_middle_costs_what_is_damaged_and_nothing_else() {
     write(&mut writer, 0..100);
     drop((index, writer));
     let all = files(place.path(), ".spill");
-    // The head of the first record, of the file, and something within the last file.
+    // The head of the first record, the head of a file, and a byte in the last file.
     flip(&all[0], 40 + 9);
     flip(&all[1], 20);
     flip(&all[2], 40 + 32 + 3);
@@ -326,7 +327,7 @@ fn a_failed_sync_is_not_trusted_and_not_tried_again() {
     write(&mut writer, 0..5);
     *faults.lock().unwrap() = Some(Fault::Sync);
     assert!(matches!(writer.append(&[(pack(9), 1)]), Err(WriteError::Unknown(_))));
-    // The next segment cannot even be begun.
+    // The next segment cannot even be created.
     assert!(matches!(writer.append(&[(pack(9), 1)]), Err(WriteError::Failed(_))));
     *faults.lock().unwrap() = Some(Fault::Broken);
     assert!(matches!(writer.append(&[(pack(9), 1)]), Err(WriteError::Failed(_))));
@@ -366,7 +367,7 @@ fn a_limit_that_was_reached_is_one_until_as_much_fits_as_was_refused() {
     let (index, mut writer, _) = opened(place.path());
     while writer.append(&[(vec![7; 4000], 1)]).is_ok() {}
     assert!(matches!(writer.probe(), Err(WriteError::Limit)));
-    let mut reader = Reader::after(index, 0);
+    let mut reader = LogReader::after(index, 0);
     let first = reader.read(1, 1).unwrap();
     reader.fed(&first);
     assert!(matches!(writer.probe(), Err(WriteError::Limit)), "its segment is not free yet");
@@ -381,7 +382,7 @@ fn a_limit_that_was_reached_is_one_until_as_much_fits_as_was_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Wherever a crash has cut the newest file off, all that was synced before is there.
+    /// A crash may cut the newest file off at any byte: everything that was synced before is kept.
     #[test]
     fn a_torn_tail_is_cut_wherever_it_is_torn(
         groups in prop::collection::vec(1usize..4, 1..8),
@@ -421,7 +422,7 @@ proptest! {
         prop_assert_eq!(index.damages(), 0);
     }
 
-    /// Whatever a file's bytes are: no panic, nothing invented, order kept.
+    /// With any bytes in a file, nothing panics, no pack is invented, and the order is kept.
     #[test]
     fn any_damage_is_survived(
         flips in prop::collection::vec((0.0f64..1.0, 0usize..3), 1..6),
@@ -434,7 +435,7 @@ proptest! {
         for (where_, file) in flips {
             let path = &all[file % all.len()];
             let length = fs::metadata(path).unwrap().len();
-            // The version is left alone: an unknown one is rightly refused.
+            // The version is not changed: an unknown one is rightly refused.
             let offset = (length as f64 * where_) as u64;
             if !(8..40).contains(&offset) {
                 flip(path, offset.min(length - 1));

@@ -1,8 +1,8 @@
-//! Writes groups of packs, one sync for each.
+//! Writes groups of packs, with one sync for each group.
 //!
-//! Invariant: `Ok` means that the group survives a power cut. After a sync that failed, nothing is
-//! known of what was written since the last one, and a second sync may well say it is fine although
-//! the pages are gone: the file is not written to again, and its end stays where it was.
+//! Invariant: `Ok` means that the group survives a power cut. After a failed sync, the state of
+//! everything written since the last one is unknown, and a second sync may succeed although the
+//! pages are gone. So the file is not written to again, and its end in the index stays.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,49 +10,49 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::disk::{Disk, DiskFile, write_all};
-use crate::index::{Index, Segment};
+use crate::index::{Segment, SegmentIndex};
 use crate::record::{self, Head};
 use crate::segment;
 
-/// The name of what is written to see whether the disk takes anything.
+/// Name of the file that tests if the disk takes anything.
 const PROBE: &str = "probe";
 
-/// How much may be written.
+/// Limits of the log's size.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Bytes of all segments.
+    /// Maximum size of all segments.
     pub bytes_max: u64,
-    /// A segment that has reached this is followed by another.
+    /// Size at which a segment is followed by another.
     pub segment_bytes: u64,
 }
 
-/// Why a group was not written.
+/// Reason why a group was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The limit is reached: not written.
+    /// The limit is reached. Nothing was written.
     #[error("the spill has reached its limit")]
     Limit,
-    /// The disk has no room: not written.
+    /// The disk has no room. Nothing was written.
     #[error("the spill's disk is full")]
     Full(#[source] io::Error),
-    /// The disk failed: not written.
+    /// The disk failed. Nothing was written.
     #[error("the spill cannot be written")]
     Failed(#[source] io::Error),
-    /// The sync failed: it is unknown whether it was written.
+    /// The sync failed. It is unknown if the group was written.
     #[error("the spill cannot be synced")]
     Unknown(#[source] io::Error),
 }
 
-/// Adds to a log.
+/// Writer of a log.
 pub struct Writer {
     directory: Directory,
-    index: Arc<Index>,
+    index: Arc<SegmentIndex>,
     disk: Box<dyn Disk>,
     limits: Limits,
     active: Option<Active>,
-    /// The next record's number.
+    /// Number of the next record.
     next: u64,
-    /// Bytes of the group that was refused last.
+    /// Size of the group that was refused last.
     refused: u64,
 }
 
@@ -63,10 +63,10 @@ struct Active {
 }
 
 impl Writer {
-    /// Goes on with a log whose newest record is below `next`.
+    /// Creates a writer for a log whose newest record is below `next`.
     pub fn new(
         directory: Directory,
-        index: Arc<Index>,
+        index: Arc<SegmentIndex>,
         disk: Box<dyn Disk>,
         limits: Limits,
         next: u64,
@@ -74,15 +74,16 @@ impl Writer {
         Self { directory, index, disk, limits, active: None, next, refused: 0 }
     }
 
-    /// The log's id.
+    /// Id of the log.
     pub fn log_id(&self) -> u64 {
         self.directory.id()
     }
 
-    /// Writes packs, each with its count of webhooks, and syncs. All have one fate.
+    /// Writes packs, each with its number of webhooks, and syncs. Either all of them are written or
+    /// none.
     ///
     /// # Errors
-    /// [`WriteError`]; after any of them the next group may be tried.
+    /// [`WriteError`]. After any of them the next group may be tried.
     pub fn append<P: AsRef<[u8]>>(&mut self, packs: &[(P, u32)]) -> Result<(), WriteError> {
         let bytes =
             packs.iter().map(|(pack, _)| (record::HEAD_BYTES + pack.as_ref().len()) as u64).sum();
@@ -93,13 +94,13 @@ impl Writer {
         outcome
     }
 
-    /// Whether a group as large as the one that was refused last would be taken now. What is tried
-    /// is a file beside the segments, synced and removed: no number is used for it.
+    /// Tests if a group as large as the one that was refused last would be written now. It writes,
+    /// syncs and removes a file beside the segments, and uses no number.
     ///
     /// # Errors
-    /// Why it would not be.
+    /// Reason why it would not be written.
     pub fn probe(&self) -> Result<(), WriteError> {
-        // Several packs may have been refused together that find room one by one.
+        // The refused group may have held several packs that fit one by one.
         let bytes = self.refused.min(self.limits.segment_bytes);
         self.expect_below_limit(bytes)?;
         let zeros = vec![0; bytes as usize];
@@ -122,15 +123,16 @@ impl Writer {
         if self.active.as_ref().is_none_or(|active| active.end >= self.limits.segment_bytes) {
             self.begin_segment()?;
         }
-        let (first, synced) = (self.next, self.index.last());
+        let first = self.next;
+        let synced = self.index.last();
         let Some(active) = self.active.as_mut() else { return Ok(()) };
         let start = active.end;
         match write_group(active, packs, first, synced) {
             Ok(()) => {}
             Err(error) => {
                 let error = not_written(error);
-                // Whatever was written of it must not stand before the next group. A file that is
-                // at fault itself may be so for ever.
+                // Remove what was written of the group: it must not stand before the next group. If
+                // the file itself is at fault, it may stay so for ever.
                 let is_clean = active.file.truncate(start).is_ok();
                 if !is_clean || !matches!(error, WriteError::Full(_)) {
                     self.abandon(packs.len());
@@ -151,11 +153,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Begins another segment unless the last one has nothing in it: the one before can be let go
-    /// then, and the number that is next stays on disk.
+    /// Begins another segment, unless the last one is empty. Then the segment before can be freed,
+    /// and the next number stays on disk.
     ///
     /// # Errors
-    /// [`WriteError`]; the last segment is still good then.
+    /// [`WriteError`]. The last segment stays usable.
     pub fn rotate(&mut self) -> Result<(), WriteError> {
         match &self.active {
             Some(active) if !active.has_records => Ok(()),
@@ -163,7 +165,8 @@ impl Writer {
         }
     }
 
-    /// What was written since the last sync is not trusted; its numbers are not used again.
+    /// Gives up the active file: what was written since the last sync is not trusted. Its numbers
+    /// are not used again.
     fn abandon(&mut self, records: usize) {
         self.next += records as u64;
         self.active = None;
@@ -190,7 +193,7 @@ impl Writer {
             Ok(file) => file,
             Err(error) => {
                 std::fs::remove_file(&path).ok();
-                // If it is still there, the next one has another name.
+                // If the file still exists, the next one has another name.
                 self.next += 1;
                 return Err(not_written(error));
             }
@@ -212,7 +215,7 @@ impl Writer {
     }
 }
 
-/// What is left of a probe by a process that was killed in it; says where one lies.
+/// Removes the probe file of a process that was killed while probing. Returns its path.
 pub(crate) fn remove_probe(directory: &Directory) -> PathBuf {
     let path = directory.path().join(PROBE);
     std::fs::remove_file(&path).ok();

@@ -1,18 +1,18 @@
-//! The command line: which subcommand, and where settings come from (flag, environment, env file).
+//! The command line: subcommands, and the sources of settings (flag, environment, env file).
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use spillway_service::start::{parse_flags, read_env_file};
-use spillway_service::{exit, generate};
+use spillway_process::start::{parse_flags, read_env_file};
+use spillway_process::{exit, generate};
 
-use crate::{dead, dev, doctor, drains, explain, pause, queue, send, status, top};
+use crate::{consumers, dead, dev, doctor, explain, pause, queue, send, status, top};
 
-/// Where `dev` finds settings that are neither flags nor in the environment.
+/// File from which `dev` reads settings that are neither flags nor in the environment.
 const DEV_ENV_FILE: &str = ".env";
 
-/// Spillway's command for operators: look into the queue, mend what was given up, try a cell.
+/// Spillway's command for operators: inspect the queue, handle dead letters, try a cell.
 #[derive(Debug, Parser)]
 #[command(name = "spillway", version, max_term_width = 100)]
 struct Cli {
@@ -25,34 +25,36 @@ struct Cli {
     command: Command,
 }
 
-/// What to do.
+/// A subcommand.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Post signed webhooks, as Shopify would
     Send(send::Arguments),
-    /// Show the queue, who drains it and what was given up
+    /// Show the queue, its consumers and the number of dead letters
     Status(status::Arguments),
-    /// Show which shop, topic or resource has most waiting, and since when
+    /// Show which shop, topic or resource has the most waiting webhooks, and since when
     Top(top::Arguments),
-    /// List, show or drop what waits
+    /// List, show or drop waiting webhooks
     Queue(queue::Arguments),
-    /// Let a shop, a topic, a resource or all of a drain wait, until it is resumed (kafka: only all)
+    /// Pause a shop, a topic, a resource or a whole consumer until it is resumed (kafka: whole consumer
+    /// only)
     Pause(pause::Arguments),
     /// End a pause
     Resume(pause::ResumeArguments),
-    /// Tell all that is known of one webhook: where it waits, or what became of it
+    /// Show everything that is known about one webhook: where it waits, or its outcome
     Explain(explain::Arguments),
     /// List, show, replay or drop dead letters: webhooks that were given up
     Dead(dead::Arguments),
-    /// List, add or forget drains: who has to be past an entry before it is freed
-    Drains(drains::Arguments),
-    /// Check Redis, disk, clock, drains and the backend; say how to mend what is wrong
+    /// List, add or forget consumers; an entry is freed once every registered consumer has settled it
+    Consumers(consumers::Arguments),
+    /// Check Redis, disk, clock, consumers and the backend; show how to fix what is wrong
     Doctor(doctor::Arguments),
-    /// Start a whole cell here to try it: Redis, receiver, downstreamer and a demo backend
+    /// Start a whole cell on this machine to try it: Redis, receiver, downstreamer and a demo
+    /// backend
     Dev(dev::Arguments),
 }
 
-/// Parses the command line. The error is the exit code, after everything has been said.
+/// Parses the command line. The error is the exit code; every message is printed by then.
 pub fn parse() -> Result<Command, ExitCode> {
     if let Some(code) = generate::on_demand(Cli::command(), generate::COMMANDS) {
         return Err(code);

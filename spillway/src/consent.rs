@@ -1,4 +1,4 @@
-//! What has to be said before something is dropped for good.
+//! Confirmation that is required before something is dropped for good.
 
 use clap::Args;
 use spillway_webhook::shopify::is_compliance;
@@ -6,42 +6,44 @@ use spillway_webhook::shopify::is_compliance;
 use crate::failure::Failure;
 use crate::out::count;
 
-/// Of every `drop`.
+/// Flags that every `drop` takes.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Consent {
-    /// Without a filter: all of them
+    /// Drop all of them if no filter is given
     #[arg(long)]
     pub all: bool,
-    /// Do it
+    /// Confirm the drop; without it, only the number that would be dropped is reported
     #[arg(long)]
     yes: bool,
-    /// Drop those of the compliance topics too, which are a legal duty to someone
+    /// Also drop those of the compliance topics, which are a legal duty
     #[arg(long)]
     force: bool,
 }
 
 impl Consent {
-    /// Whether what is of `topic` stays, however much it matches.
+    /// True if webhooks of `topic` are kept although they match the filter.
     pub fn keeps(&self, topic: &str) -> bool {
         !self.force && is_compliance(topic.as_bytes())
     }
 
-    /// Says how many of `what` stay because of their topic.
+    /// Reports how many of `what` are kept because of their topic.
     pub fn tell_kept(&self, kept: u64, what: &str) {
         if kept > 0 {
             let kept = count(kept, what);
             eprintln!(
-                "{kept} of a compliance topic stay: they are a legal duty; --force drops them"
+                "kept {kept} of a compliance topic, because handling them is a legal duty; --force drops them"
             );
         }
     }
 
-    /// Goes on only with a yes to so many of `what` from `drain`.
-    pub fn given(&self, number: u64, what: &str, drain: &str) -> Result<(), Failure> {
+    /// Requires `--yes` before `number` of `what` are dropped from `consumer`.
+    pub fn given(&self, number: u64, what: &str, consumer: &str) -> Result<(), Failure> {
         if self.yes {
             return Ok(());
         }
         let number = count(number, what);
-        Err(Failure::Usage(format!("{number} would be dropped for {drain}, for good; add --yes")))
+        Err(Failure::Usage(format!(
+            "{number} would be dropped for {consumer}, for good; add --yes"
+        )))
     }
 }

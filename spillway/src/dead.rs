@@ -12,14 +12,13 @@ use clap::{Args, Subcommand};
 use spillway_queue::dead::DeadLetter;
 
 use crate::failure::Failure;
-use crate::place::{DrainPlace, Place};
-use filter::{Filter, WrittenFilter};
+use crate::place::{CellArgs, ConsumerArgs};
+use filter::{DeadFilter, WrittenFilter};
 
-/// Of `dead`.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    place: DrainPlace,
+    place: ConsumerArgs,
 
     #[command(subcommand)]
     action: Action,
@@ -27,52 +26,53 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// List them, oldest first
+    /// List dead letters, oldest first
     List {
         #[command(flatten)]
         filter: WrittenFilter,
-        /// One JSON object a line
+        /// Print one JSON object per line
         #[arg(long)]
         json: bool,
-        /// How many lines the table has at most
+        /// Maximum number of lines in the table
         #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
-    /// Show one, exactly as it was received, and why it was given up
+    /// Show one dead letter exactly as it was received, and why it was given up
     Show {
-        /// Its Spillway-Id
+        /// Spillway-Id of the dead letter
         id: String,
-        /// Only the body, byte for byte
+        /// Print only the body, byte for byte
         #[arg(long)]
         body: bool,
     },
-    /// Have them delivered again: in order among themselves and with what still waits
+    /// Deliver dead letters again, in order among themselves and with what still waits
     Replay(take::ReplayArguments),
-    /// Drop them for good
+    /// Drop dead letters for good
     Drop(take::DropArguments),
 }
 
-/// The dead letters of `drain` with this Shopify webhook id or Spillway-Id.
-pub async fn find(place: &Place, drain: &str, id: &str) -> Result<Vec<DeadLetter>, Failure> {
+/// Returns the dead letters of `consumer` with this Shopify webhook id or Spillway-Id.
+pub async fn find(place: &CellArgs, consumer: &str, id: &str) -> Result<Vec<DeadLetter>, Failure> {
     let (redis, mut connection) = place.connect().await?;
-    let (filter, mut found) = (Filter::with_id(id), Vec::new());
-    let mut walk = walk::Walk::new(&redis, &mut connection, drain);
+    let filter = DeadFilter::with_id(id);
+    let mut found = Vec::new();
+    let mut walk = walk::Walk::new(&redis, &mut connection, consumer);
     while let Some(page) = walk.next(&filter).await? {
         found.extend(page);
     }
     Ok(found)
 }
 
-/// Does what was asked.
+/// Runs `spillway dead`.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { place: DrainPlace { cell, drain }, action } = arguments;
+    let Arguments { place: ConsumerArgs { cell, consumer }, action } = arguments;
     match action {
         Action::List { filter, json, limit } => {
-            list::run(&cell, &drain, &filter.checked()?, json, limit).await?;
+            list::run(&cell, &consumer, &filter.checked()?, json, limit).await?;
         }
-        Action::Show { id, body } => show::run(&cell, &drain, &id, body).await?,
-        Action::Replay(replay) => take::replay(&cell, &drain, replay).await?,
-        Action::Drop(drop) => take::drop(&cell, &drain, drop).await?,
+        Action::Show { id, body } => show::run(&cell, &consumer, &id, body).await?,
+        Action::Replay(replay) => take::replay(&cell, &consumer, replay).await?,
+        Action::Drop(drop) => take::drop(&cell, &consumer, drop).await?,
     }
     Ok(ExitCode::SUCCESS)
 }

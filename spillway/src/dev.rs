@@ -1,9 +1,9 @@
 //! `spillway dev`: a whole cell on this machine, to try Spillway out. `make run` starts it.
 //!
-//! A private Redis, the receiver, the downstreamer and, without a backend, a demo one; then one
-//! signed sample goes through all of it. Everything it keeps is in `./run`. Whatever ends it, it
-//! stops what it started, in order: receiver, downstreamer, Redis. Only SIGKILL leaves those
-//! behind, which the next start notices.
+//! Starts a private Redis, the receiver, the downstreamer and, if no backend is set, a demo
+//! backend. Then it sends one signed sample through all of them. All files are in `./run`. Before
+//! it exits, it stops the processes that it started, in order: receiver, downstreamer, Redis. Only
+//! after a SIGKILL do they keep running; the next start detects them.
 
 mod backend;
 mod children;
@@ -21,20 +21,20 @@ use crate::failure::Failure;
 use crate::out::line;
 use backend::DemoBackend;
 use children::Children;
-use plan::Plan;
+use plan::DevPlan;
 use signals::Signals;
-use state::State;
+use state::CellDirectory;
 
 pub use plan::Arguments;
 
-/// How long `--oneshot` gives the sample, from the start.
+/// Time limit of `--oneshot` for the delivery of the sample, measured from the start.
 const ONESHOT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs the cell until a signal, or with `--oneshot` until the sample is delivered.
+/// Runs the cell until a signal. With `--oneshot`, it stops once the sample is delivered.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let signals = Signals::listen()?;
-    let state = State::prepare()?;
-    let plan = Plan::check(arguments, &state)?;
+    let state = CellDirectory::prepare()?;
+    let plan = DevPlan::check(arguments, &state)?;
     Children::check(&[&plan.receiver()?, &plan.downstreamer()?]).await?;
     let demo = match &plan.demo_listen {
         Some(address) => Some(DemoBackend::start(*address, plan.secrets()?).await?),
@@ -43,17 +43,17 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let mut children = Children::new(&state);
     let ended = supervise(&plan, &state, demo.as_ref(), &mut children, &signals).await;
     if let Err(failure) = &ended {
-        // Said before the children stop, which may take a while.
+        // Printed before the children stop, because stopping may take a while.
         eprintln!("spillway: {failure}");
     }
     children.stop(&signals).await;
     Ok(if ended.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Starts everything and watches it until there is a reason to stop.
+/// Starts everything and supervises it until there is a reason to stop.
 async fn supervise(
-    plan: &Plan,
-    state: &State,
+    plan: &DevPlan,
+    state: &CellDirectory,
     demo: Option<&DemoBackend>,
     children: &mut Children<'_>,
     signals: &Signals,
@@ -90,8 +90,12 @@ async fn supervise(
     }
 }
 
-/// Waits for the processes, says what runs where, sends the sample and tells how it went.
-async fn show(plan: &Plan, state: &State, demo: Option<&DemoBackend>) -> Result<(), Failure> {
+/// Waits for the processes, prints their addresses, sends the sample and prints the result.
+async fn show(
+    plan: &DevPlan,
+    state: &CellDirectory,
+    demo: Option<&DemoBackend>,
+) -> Result<(), Failure> {
     ready::process("receiver", plan.receiver_admin).await?;
     ready::process("downstreamer", plan.downstreamer_admin).await?;
     tell::what_runs(plan)?;

@@ -1,6 +1,7 @@
-//! `spillway doctor`: looks at everything a cell hangs on, and says how to mend what is wrong.
+//! `spillway doctor`: checks everything that a cell depends on, and reports how to fix what is
+//! wrong.
 //!
-//! Never changes anything, but for `--probe`, which posts one test webhook to the backend.
+//! The checks change nothing, except that `--probe` posts one test webhook to the backend.
 
 mod backend;
 mod endpoints;
@@ -12,19 +13,18 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
-use spillway_queue::drains::KAFKA;
+use spillway_queue::consumers::KAFKA;
 
 use crate::failure::Failure;
-use crate::out::line;
-use crate::place::Place;
+use crate::out::{count, line};
+use crate::place::CellArgs;
 use crate::secret::SecretArguments;
-use finding::Level;
+use finding::Severity;
 
-/// Of `doctor`.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    place: Place,
+    place: CellArgs,
 
     #[command(flatten)]
     endpoints: endpoints::EndpointArguments,
@@ -35,7 +35,7 @@ pub struct Arguments {
     #[command(flatten)]
     secret: SecretArguments,
 
-    /// Directory that the receiver spills to, as it has it
+    /// Directory of the receiver's overflow log, as in the receiver's settings
     #[arg(long, env = "SPILL_DIR", value_name = "DIRECTORY")]
     spill_dir: Option<PathBuf>,
 
@@ -44,21 +44,24 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Looks at everything. Exit code 1 if there is a problem; warnings do not count.
+/// Runs all checks. The exit code is 1 if there is a problem; warnings do not count.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let redis = arguments.place.redis()?;
-    let (mut findings, drains) = queue::examine(&redis, arguments.spill_dir.as_deref()).await;
-    let has_kafka = drains.iter().any(|drain| drain.name == KAFKA);
+    let (mut findings, consumers) = queue::examine(&redis, arguments.spill_dir.as_deref()).await;
+    let has_kafka = consumers.iter().any(|consumer| consumer.name == KAFKA);
     findings.extend(endpoints::examine(&arguments.endpoints, has_kafka).await);
     findings.extend(backend::examine(&arguments.backend, &arguments.secret).await?);
-    let of = |level: Level| findings.iter().filter(|finding| finding.level == level).count();
-    let (problems, warnings) = (of(Level::Problem), of(Level::Warning));
+    let of = |level: Severity| findings.iter().filter(|finding| finding.level == level).count();
+    let problems = of(Severity::Problem);
+    let warnings = of(Severity::Warning);
     if arguments.json {
         let all: Vec<_> = findings.iter().map(finding::Finding::json).collect();
         line(json!({ "problems": problems, "warnings": warnings, "findings": all }))?;
     } else {
         findings.iter().try_for_each(line)?;
-        line(format_args!("\n{problems} problems, {warnings} warnings, {} ok", of(Level::Ok)))?;
+        let found = count(problems as u64, "problem");
+        let warned = count(warnings as u64, "warning");
+        line(format_args!("\n{found}, {warned}, {} ok", of(Severity::Ok)))?;
     }
     Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,8 +1,8 @@
-//! `spillway explain`: all that is known of one webhook, for each drain.
+//! `spillway explain`: everything that is known about one webhook, for each consumer.
 //!
-//! What waits is looked for in the queue itself, what was given up among the dead letters, what is
-//! settled in the history, which goes back as far as duplicates are remembered. Where nothing is found,
-//! it is said what that can mean.
+//! Waiting webhooks are searched in the queue itself, given-up ones among the dead letters, and
+//! settled ones in the history. The history covers the deduplication window. If nothing is found,
+//! the output explains what that can mean.
 
 mod past;
 
@@ -12,28 +12,27 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
-use spillway_queue::drains::KAFKA;
+use spillway_queue::consumers::KAFKA;
+use spillway_queue::controls::{Filter, Pause};
 use spillway_queue::lane::LaneRow;
-use spillway_queue::orders::{Filter, Pause};
-use spillway_queue::status::{self, DrainStatus};
+use spillway_queue::status::{self, ConsumerStatus};
 use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::shopify::resource_kind;
 
 use crate::dead;
 use crate::failure::Failure;
-use crate::out::{age, line, now_ms, printable};
-use crate::place::Place;
+use crate::out::{age, float, line, now_ms, printable};
+use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
 use past::History;
 
-/// Of `explain`.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    place: Place,
+    place: CellArgs,
 
-    /// Shopify's webhook id (X-Shopify-Webhook-Id), or a Spillway-Id
+    /// Shopify's webhook id (X-Shopify-Webhook-Id) or a Spillway-Id
     webhook_id: String,
 
     /// Print JSON
@@ -41,33 +40,33 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Something known of it.
+/// One fact about the webhook.
 struct Fact {
     id: String,
-    /// A closed code, for scripts.
+    /// One of a fixed set of codes, for scripts.
     state: &'static str,
     at_ms: u64,
-    /// A sentence.
+    /// The fact as a sentence.
     text: String,
     more: Value,
 }
 
-/// What one drain knows.
-struct Known {
-    drain: String,
+/// Facts that one consumer has about the webhook.
+struct ConsumerFacts {
+    consumer: String,
     facts: Vec<Fact>,
-    /// What the drain can't tell.
+    /// Sentence that says what the consumer cannot know.
     gap: String,
 }
 
-/// Prints what is known. Exit code 0 if anything is, else 1.
+/// Prints the known facts. The exit code is 0 if there is one, else 1.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place, webhook_id, json } = arguments;
     let (redis, mut connection) = place.connect().await?;
     let status = status::read(&redis, &mut connection).await?;
     let mut all = Vec::new();
-    for drain in &status.drains {
-        all.push(of_drain(&place, drain, &webhook_id).await?);
+    for consumer in &status.consumers {
+        all.push(of_consumer(&place, consumer, &webhook_id).await?);
     }
     let is_known = all.iter().any(|known| !known.facts.is_empty());
     if json {
@@ -78,23 +77,27 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(if is_known { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn of_drain(place: &Place, drain: &DrainStatus, wanted: &str) -> Result<Known, Failure> {
-    let name = &drain.name;
-    let mut waiting = Waiting::for_drain(place, name).await?;
+async fn of_consumer(
+    place: &CellArgs,
+    consumer: &ConsumerStatus,
+    wanted: &str,
+) -> Result<ConsumerFacts, Failure> {
+    let name = &consumer.name;
+    let mut waiting = Waiting::for_consumer(place, name).await?;
     let redis = waiting.redis.clone();
     let history = History::read(&redis, waiting.connection(), name, wanted).await?;
     let mut facts: Vec<Fact> = history.facts(waiting.cell());
     facts.extend(dead_letters(place, name, wanted).await?);
-    facts.extend(what_waits(&mut waiting, drain, wanted).await?);
+    facts.extend(what_waits(&mut waiting, consumer, wanted).await?);
     facts.sort_by_key(|fact| fact.at_ms);
     let mut gap = history.gap(wanted);
     if name == KAFKA {
         gap = of_kafka(&waiting, wanted);
     }
-    Ok(Known { drain: name.clone(), facts, gap })
+    Ok(ConsumerFacts { consumer: name.clone(), facts, gap })
 }
 
-/// The producer keeps no history: what is behind its cursor is in the topic.
+/// Explains the gap of the Kafka producer, which keeps no history of what it settled.
 fn of_kafka(waiting: &Waiting, wanted: &str) -> String {
     match wanted.parse::<WebhookId>() {
         Ok(id) if id.entry <= waiting.cursor() => {
@@ -102,21 +105,25 @@ fn of_kafka(waiting: &Waiting, wanted: &str) -> String {
              dropped by order"
                 .to_owned()
         }
-        _ => "this drain keeps no history; what is not listed here is in the topic (record header \
+        _ => "this consumer keeps no history; what is not listed here is in the topic (record header \
               x-shopify-webhook-id), or was never received"
             .to_owned(),
     }
 }
 
-async fn dead_letters(place: &Place, drain: &str, wanted: &str) -> Result<Vec<Fact>, Failure> {
-    let letters = dead::find(place, drain, wanted).await?;
+async fn dead_letters(
+    place: &CellArgs,
+    consumer: &str,
+    wanted: &str,
+) -> Result<Vec<Fact>, Failure> {
+    let letters = dead::find(place, consumer, wanted).await?;
     let fact = |letter: spillway_queue::dead::DeadLetter| Fact {
         id: letter.webhook.to_string(),
         state: "dead",
         at_ms: letter.id.ms,
         text: format!(
             "is a dead letter: {}, last status {}, {} attempts; {} {} of {}. \
-             `spillway dead show --drain {drain} {}`",
+             `spillway dead show --consumer {consumer} {}`",
             letter.reason,
             letter.status,
             letter.attempts,
@@ -135,11 +142,12 @@ async fn dead_letters(place: &Place, drain: &str, wanted: &str) -> Result<Vec<Fa
 
 async fn what_waits(
     waiting: &mut Waiting,
-    drain: &DrainStatus,
+    consumer: &ConsumerStatus,
     wanted: &str,
 ) -> Result<Vec<Fact>, Failure> {
     let filter = Filter { webhook_id: Some(wanted.to_owned()), ..Filter::default() };
-    let (pauses, lanes) = (drain.pauses.clone(), Arc::new(waiting.lanes(&filter).await?));
+    let pauses = consumer.pauses.clone();
+    let lanes = Arc::new(waiting.lanes(&filter).await?);
     let known = lanes.clone();
     let look = move |look: &Look<'_>| {
         let meant = look.webhooks().filter(|met| met.is_meant(&filter));
@@ -151,7 +159,7 @@ async fn what_waits(
         ControlFlow::Continue(())
     };
     waiting.aside(&lanes, look.clone(), &mut take).await?;
-    // A Spillway-Id tells the pack.
+    // A Spillway-Id names the pack.
     match wanted.parse::<WebhookId>() {
         Ok(id) => waiting.pack(id.entry, look, &mut take).await?,
         Err(_) => waiting.main(look, &mut take).await?,
@@ -159,9 +167,10 @@ async fn what_waits(
     Ok(facts)
 }
 
-/// The lane of a webhook, and why it waits there.
+/// Describes the lane of a webhook, and why the webhook waits there.
 fn lane(met: &Met<'_>, lanes: &[LaneRow]) -> String {
-    let (shop, kind) = (met.shop(), resource_kind(&met.topic()));
+    let shop = met.shop();
+    let kind = resource_kind(&met.topic());
     let own =
         lanes.iter().find(|row| row.shop == shop && (row.kind == kind || row.kind.is_empty()));
     let Some(row) = own else { return "in a lane".to_owned() };
@@ -176,8 +185,10 @@ fn lane(met: &Met<'_>, lanes: &[LaneRow]) -> String {
 
 fn waits(met: &Met<'_>, pauses: &[Pause], lanes: &[LaneRow]) -> Fact {
     let received_ms = met.view.received_at_ms;
-    let waited = age(now_ms().saturating_sub(received_ms) as f64 / 1000.0);
-    let (shop, topic, resource) = (met.shop(), met.topic(), met.resource());
+    let waited = age(float(now_ms().saturating_sub(received_ms)) / 1000.0);
+    let shop = met.shop();
+    let topic = met.topic();
+    let resource = met.resource();
     let place = match met.aside {
         Some(aside) if aside.replay.is_some() => "to be replayed".to_owned(),
         Some(aside) => format!("{}; {} attempts so far", lane(met, lanes), aside.attempts),
@@ -206,18 +217,18 @@ fn waits(met: &Met<'_>, pauses: &[Pause], lanes: &[LaneRow]) -> Fact {
     }
 }
 
-fn text(wanted: &str, all: &[Known]) -> String {
+fn text(wanted: &str, all: &[ConsumerFacts]) -> String {
     let mut text = printable(wanted.as_bytes());
     if all.is_empty() {
-        text.push_str("\nno drain is registered, so nothing waits and nothing was delivered");
+        text.push_str("\nno consumer is registered, so nothing waits and nothing was delivered");
     }
-    for Known { drain, facts, gap } in all {
-        text.push_str(&format!("\n\n{drain}:"));
+    for ConsumerFacts { consumer, facts, gap } in all {
+        text.push_str(&format!("\n\n{consumer}:"));
         for Fact { id, at_ms, text: fact, .. } in facts {
             let fact = printable(fact.as_bytes());
             text.push_str(&format!("\n  {}  {id}\n    {fact}", rfc3339(*at_ms)));
         }
-        if facts.is_empty() || drain == KAFKA {
+        if facts.is_empty() || consumer == KAFKA {
             text.push_str(&format!(
                 "\n  {}{gap}",
                 if facts.is_empty() { "not known: " } else { "" }
@@ -227,7 +238,7 @@ fn text(wanted: &str, all: &[Known]) -> String {
     text
 }
 
-fn object(wanted: &str, is_known: bool, all: &[Known]) -> Value {
+fn object(wanted: &str, is_known: bool, all: &[ConsumerFacts]) -> Value {
     let fact = |fact: &Fact| {
         let mut object = fact.more.clone();
         object["id"] = fact.id.clone().into();
@@ -236,10 +247,10 @@ fn object(wanted: &str, is_known: bool, all: &[Known]) -> Value {
         object["text"] = fact.text.clone().into();
         object
     };
-    let known = |known: &Known| {
+    let known = |known: &ConsumerFacts| {
         let facts: Vec<Value> = known.facts.iter().map(fact).collect();
-        json!({ "drain": known.drain, "facts": facts, "not_known": known.gap })
+        json!({ "consumer": known.consumer, "facts": facts, "not_known": known.gap })
     };
-    let drains: Vec<Value> = all.iter().map(known).collect();
-    json!({ "webhook_id": wanted, "known": is_known, "drains": drains })
+    let consumers: Vec<Value> = all.iter().map(known).collect();
+    json!({ "webhook_id": wanted, "known": is_known, "consumers": consumers })
 }

@@ -1,34 +1,34 @@
-//! How a command fails: what the operator is told, and the exit code.
+//! Failures of a command: the message for the operator, and the exit code.
 
 use std::io;
 use std::process::ExitCode;
 
+use spillway_process::exit;
+use spillway_process::settings::Mistakes;
 use spillway_queue::QueueError;
-use spillway_service::exit;
-use spillway_service::settings::Mistakes;
 
-/// Why a command did not do what it was asked.
+/// Reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// Flags that do not go together.
+    /// Flags that are missing or contradict each other.
     #[error("{0}")]
     Usage(String),
-    /// Settings that are wrong, a line each.
+    /// Invalid settings, one per line.
     #[error("{0}")]
     Settings(#[from] Mistakes),
-    /// Redis did not do what was asked.
+    /// Redis failed or refused a command.
     #[error("{}", with_hint(.0))]
     Queue(#[from] QueueError),
     /// Standard output is closed or full.
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
-    /// Anything else, in a sentence.
+    /// Any other failure, as a sentence.
     #[error("{0}")]
     Failed(String),
 }
 
 impl Failure {
-    /// The code to exit with.
+    /// Exit code of the failure.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) => exit::USAGE,
@@ -37,13 +37,13 @@ impl Failure {
         })
     }
 
-    /// Whether the reader of our output went away, as `head` does: no failure of ours.
+    /// True if the reader of our output went away, as `head` does. That is not a failure.
     pub fn is_closed_output(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 }
 
-/// What Redis said, and what to look at. Never the URL: it may hold a password.
+/// The error of Redis and a hint. It never contains the URL, which may hold a password.
 fn with_hint(error: &QueueError) -> String {
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
     let hint = match error {

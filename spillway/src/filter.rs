@@ -1,40 +1,40 @@
-//! Which webhooks are meant, as every command asks for it.
+//! Filter flags that all commands share.
 
 use clap::Args;
-use spillway_queue::orders::Filter;
+use spillway_queue::controls::Filter;
 use spillway_webhook::WebhookId;
 
 use crate::failure::Failure;
 
-/// All of those given have to match.
+/// Filter flags. A webhook must match all of those given.
 #[derive(Debug, Clone, Default, Args)]
 pub struct FilterArguments {
-    /// Of this shop
+    /// Only webhooks of this shop
     #[arg(long)]
     pub shop: Option<String>,
 
-    /// Of this topic; orders/* means every topic that begins so
+    /// Only webhooks of this topic; orders/* matches every topic that begins with orders/
     #[arg(long)]
     pub topic: Option<String>,
 
-    /// About this resource, such as product/12
+    /// Only webhooks about this resource, such as product/12
     #[arg(long)]
     pub resource: Option<String>,
 
-    /// With this Shopify webhook id or Spillway-Id
+    /// Only webhooks with this Shopify webhook id or Spillway-Id
     #[arg(long)]
     pub webhook_id: Option<String>,
 }
 
 impl FilterArguments {
-    /// The filter they make.
+    /// Converts the flags to a filter.
     pub fn filter(self) -> Filter {
         let Self { shop, topic, resource, webhook_id } = self;
         Filter { shop, topic, resource, webhook_id }
     }
 }
 
-/// Reads a Spillway-Id.
+/// Parses a Spillway-Id.
 pub fn webhook_id(text: &str) -> Result<WebhookId, Failure> {
     text.parse().map_err(|_| {
         Failure::Usage(format!(

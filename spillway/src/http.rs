@@ -1,4 +1,4 @@
-//! The HTTP client of this command: plain or TLS, bounded in time and in what it reads.
+//! The HTTP client of this command: plain or TLS, with limits on time and size of an answer.
 
 use std::time::Duration;
 
@@ -14,26 +14,26 @@ use rustls::pki_types::ServerName;
 
 use crate::failure::Failure;
 
-/// Longer than any receiver or backend may take.
+/// Request timeout, longer than any receiver or backend may take.
 const TIMEOUT: Duration = Duration::from_secs(35);
-/// Answers are read for their message, not for their content.
+/// Largest answer that is read. Only the message of an answer matters.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// A client with its pool of connections.
+/// A client with its connection pool.
 #[derive(Clone)]
 pub struct HttpClient(Client<HttpsConnector<HttpConnector>, Full<Bytes>>);
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Debug)]
-pub struct Answer {
-    /// Its status.
+pub struct HttpAnswer {
+    /// Status code.
     pub status: StatusCode,
-    /// Its body, if it was short.
+    /// Body; empty if it was too long.
     pub body: Bytes,
 }
 
 impl HttpClient {
-    /// For `http` only.
+    /// A client for `http` only.
     pub fn plain() -> Self {
         let config = rustls::ClientConfig::builder_with_provider(ring::default_provider().into())
             .with_safe_default_protocol_versions()
@@ -49,7 +49,7 @@ impl HttpClient {
         )
     }
 
-    /// For `uri`: with the system's certificates where it is `https`. `name` stands in for the
+    /// A client for `uri`, which uses the system's certificates for `https`. `name` replaces the
     /// URL's host in the TLS handshake.
     pub fn for_uri(uri: &http::Uri, name: Option<&str>) -> Result<Self, Failure> {
         if uri.scheme_str() != Some("https") {
@@ -73,32 +73,33 @@ impl HttpClient {
         let client = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
-            // As Shopify spells them; some proxies and people compare by case.
+            // Shopify spells headers in title case; some proxies and people compare
+            // case-sensitively.
             .http1_title_case_headers(true)
             .build(connector);
         Self(client)
     }
 
     /// Sends one request and reads the answer. The error is a sentence.
-    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer, String> {
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<HttpAnswer, String> {
         let exchange = async {
             let response = self.0.request(request).await.map_err(|error| chain(&error))?;
             let status = response.status();
             let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-            Ok(Answer { status, body: body.map(|body| body.to_bytes()).unwrap_or_default() })
+            Ok(HttpAnswer { status, body: body.map(|body| body.to_bytes()).unwrap_or_default() })
         };
         let timed = tokio::time::timeout(TIMEOUT, exchange).await;
         timed.unwrap_or_else(|_| Err(format!("no answer within {} s", TIMEOUT.as_secs())))
     }
 
-    /// GET of `url`.
-    pub async fn get(&self, url: &str) -> Result<Answer, String> {
+    /// Sends a GET request to `url`.
+    pub async fn get(&self, url: &str) -> Result<HttpAnswer, String> {
         let request = Request::get(url).body(Full::default()).map_err(|error| error.to_string())?;
         self.send(request).await
     }
 }
 
-/// An error with all its causes: hyper's own text is only "client error (Connect)".
+/// An error with all its causes. Hyper's own text is only "client error (Connect)".
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     let mut texts: Vec<String> = causes.map(ToString::to_string).collect();

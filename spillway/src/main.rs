@@ -1,12 +1,12 @@
-//! The operator's command. Each subcommand is a file of its own; [`cli`] parses, [`failure`] says
-//! how it ends.
+//! The operators' command. Each subcommand has its own file. [`cli`] parses the arguments;
+//! [`failure`] defines messages and exit codes.
 
 mod cli;
 mod consent;
+mod consumers;
 mod dead;
 mod dev;
 mod doctor;
-mod drains;
 mod explain;
 mod failure;
 mod filter;
@@ -56,7 +56,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             Command::Resume(arguments) => pause::resume(arguments).await,
             Command::Explain(arguments) => explain::run(arguments).await,
             Command::Dead(arguments) => dead::run(arguments).await,
-            Command::Drains(arguments) => drains::run(arguments).await,
+            Command::Consumers(arguments) => consumers::run(arguments).await,
             Command::Doctor(arguments) => doctor::run(arguments).await,
             Command::Dev(arguments) => dev::run(arguments).await,
         }

@@ -1,4 +1,4 @@
-//! What people read: tables, ages, sizes, and text from elsewhere made harmless for a terminal.
+//! Output for people: tables, ages, sizes, and foreign text made safe for a terminal.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -6,22 +6,22 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 
-/// How often work that takes long says how far it is.
+/// Time between two progress messages of long work.
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
-/// Says on standard error how far a long work is, now and then, where a person looks on; short work
-/// stays silent.
+/// Reports the progress of long work on standard error, if that is a terminal. Short work reports
+/// nothing.
 pub struct Progress {
     said: Instant,
 }
 
 impl Progress {
-    /// Begins now.
+    /// Starts the interval now.
     pub fn new() -> Self {
         Self { said: Instant::now() }
     }
 
-    /// Says `text` unless something was said a moment ago.
+    /// Prints `text`, unless the last message was less than an interval ago.
     pub fn tell(&mut self, text: impl FnOnce() -> String) {
         if self.said.elapsed() >= PROGRESS_EVERY && io::stderr().is_terminal() {
             self.said = Instant::now();
@@ -35,8 +35,8 @@ pub fn line(text: impl std::fmt::Display) -> io::Result<()> {
     writeln!(io::stdout(), "{text}")
 }
 
-/// Rows below a header, in columns as wide as they need: no line is ever broken, so that `grep`
-/// and `awk` work on it.
+/// Formats rows below a header in columns as wide as needed. No line is ever broken, so `grep` and
+/// `awk` work on the output.
 pub fn table<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -53,30 +53,35 @@ pub fn table<const N: usize>(
     table.trim_fmt()
 }
 
-/// An age in its two largest units, such as `3m 12s`.
+/// Returns a count as a number to calculate with. It is exact up to 2^53.
+pub fn float(count: impl TryInto<u64>) -> f64 {
+    count.try_into().map_or(f64::INFINITY, |count| count as f64)
+}
+
+/// Formats an age in its two largest units, such as `3m 12s`.
 pub fn age(seconds: f64) -> String {
     let whole = Duration::from_secs(if seconds.is_finite() { seconds.max(0.0) as u64 } else { 0 });
     let text = humantime::format_duration(whole).to_string();
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
-/// This machine's clock, in milliseconds since the Unix epoch.
+/// Time of this machine's clock in milliseconds since the Unix epoch.
 pub fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A size such as `1.5 MiB`.
+/// Formats a size such as `1.5 MiB`.
 pub fn size(bytes: u64) -> String {
     bytesize::ByteSize(bytes).to_string()
 }
 
-/// A count with its noun: `1 pack`, `2 packs`.
+/// Formats a count with its noun: `1 pack`, `2 packs`.
 pub fn count(number: u64, singular: &str) -> String {
     if number == 1 { format!("1 {singular}") } else { format!("{number} {singular}s") }
 }
 
-/// Text for a terminal: whoever wrote a header, a body or an answer must not move its cursor.
+/// Makes text safe for a terminal: a header, a body or an answer must not control the terminal.
 pub fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let harmless =

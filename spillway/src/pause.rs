@@ -1,76 +1,75 @@
-//! `spillway pause` and `resume`: what a drain does not let out until it is told to.
+//! `spillway pause` and `resume`: pauses delivery by a consumer until it is resumed.
 //!
-//! A pause lies in Redis, so it holds over restarts and takeovers, until `resume` ends it. The drain
-//! takes it in within a second; what is under way by then is delivered.
+//! A pause is stored in Redis, so it survives restarts and takeovers until `resume` ends it. The
+//! consumer applies it within a second. Deliveries under way at that time are completed.
 
 use std::process::ExitCode;
 
 use clap::Args;
-use spillway_queue::drains::KAFKA;
-use spillway_queue::orders::{self, Filter, Pause};
+use spillway_queue::consumers::KAFKA;
+use spillway_queue::controls::{self, Filter, Pause};
 use spillway_queue::status;
 
 use crate::failure::Failure;
 use crate::filter::FilterArguments;
 use crate::out::{count, line, now_ms};
-use crate::place::DrainPlace;
+use crate::place::ConsumerArgs;
 use crate::walk::unknown;
 
-/// Of both.
+/// Arguments of both commands.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    place: DrainPlace,
+    place: ConsumerArgs,
 
     #[command(flatten)]
     filter: FilterArguments,
 }
 
-/// Of `resume`.
 #[derive(Debug, Args)]
 pub struct ResumeArguments {
     #[command(flatten)]
     arguments: Arguments,
 
-    /// End every pause there is
+    /// End all pauses of the consumer
     #[arg(long)]
     all: bool,
 }
 
-/// Pauses what the filter means; without one, the whole drain.
+/// Pauses the webhooks that match the filter; without a filter, the whole consumer.
 pub async fn pause(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { place: DrainPlace { cell, drain }, filter } = arguments;
+    let Arguments { place: ConsumerArgs { cell, consumer }, filter } = arguments;
     let filter = filter.filter();
-    if drain == KAFKA && !filter.is_empty() {
-        let text = "the kafka drain keeps the order of its topic: pause it as a whole";
+    if consumer == KAFKA && !filter.is_empty() {
+        let text = "the kafka consumer keeps the order of its topic: pause it as a whole";
         return Err(Failure::Usage(text.to_owned()));
     }
     let (redis, mut connection) = cell.connect().await?;
     let status = status::read(&redis, &mut connection).await?;
-    let known = status.drains.iter().find(|known| known.name == drain);
-    let known = known.ok_or_else(|| unknown(&drain, &status))?;
+    let known = status.consumers.iter().find(|known| known.name == consumer);
+    let known = known.ok_or_else(|| unknown(&consumer, &status))?;
     let now = now_ms();
-    let (is_new, _) = orders::pause(&redis, &mut connection, &drain, &filter, now).await?;
-    let owner = match known.owner {
+    let (is_new, _) = controls::pause(&redis, &mut connection, &consumer, &filter, now).await?;
+    let leader = match known.leader {
         Some(_) => "within a second; what is under way is delivered",
-        None => "as soon as it runs: nobody owns it",
+        None => "as soon as it runs: it has no leader",
     };
     line(match is_new {
-        true => format!("{drain} pauses {filter}, {owner}. End it with `spillway resume`"),
-        false => format!("{drain} paused {filter} before"),
+        true => format!("{consumer} pauses {filter}, {leader}. End it with `spillway resume`"),
+        false => format!("{consumer} paused {filter} before"),
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ends the pause of just this filter: without one, that of the whole drain.
+/// Ends the pause with exactly this filter; without a filter, that of the whole consumer.
 pub async fn resume(arguments: ResumeArguments) -> Result<ExitCode, Failure> {
     let ResumeArguments { arguments: Arguments { place, filter }, all } = arguments;
-    let DrainPlace { cell, drain } = place;
+    let ConsumerArgs { cell, consumer } = place;
     let filter = filter.filter();
     let (redis, mut connection) = cell.connect().await?;
     let status = status::read(&redis, &mut connection).await?;
-    let known = status.drains.iter().find(|known| known.name == drain);
-    let pauses = &known.ok_or_else(|| unknown(&drain, &status))?.pauses;
+    let known = status.consumers.iter().find(|known| known.name == consumer);
+    let pauses = &known.ok_or_else(|| unknown(&consumer, &status))?.pauses;
     let meant = |pause: &&Pause| all || pause.filter == filter;
     let ended: Vec<Filter> =
         pauses.iter().filter(meant).map(|pause| pause.filter.clone()).collect();
@@ -80,10 +79,10 @@ pub async fn resume(arguments: ResumeArguments) -> Result<ExitCode, Failure> {
             true => "nothing is".to_owned(),
             false => format!("paused is: {}", named.join("; ")),
         };
-        return Err(Failure::Failed(format!("{drain} has not paused {filter}; {has}")));
+        return Err(Failure::Failed(format!("{consumer} has not paused {filter}; {has}")));
     }
-    let (number, _) = orders::resume(&redis, &mut connection, &drain, &ended).await?;
+    let (number, _) = controls::resume(&redis, &mut connection, &consumer, &ended).await?;
     let named: Vec<_> = ended.iter().map(ToString::to_string).collect();
-    line(format_args!("{drain} resumes {} ({})", named.join("; "), count(number, "pause")))?;
+    line(format_args!("{consumer} resumes {} ({})", named.join("; "), count(number, "pause")))?;
     Ok(ExitCode::SUCCESS)
 }

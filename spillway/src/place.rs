@@ -1,50 +1,50 @@
-//! Which cell a command is about: its Redis; and which of its drains.
+//! The cell of a command (its Redis), and one of its consumers.
 
 use std::time::Duration;
 
 use clap::Args;
+use spillway_process::Checker;
+use spillway_process::redis_args::RedisArgs;
 use spillway_queue::{Connection, Redis};
-use spillway_service::Checker;
-use spillway_service::redis_args::RedisArgs;
 
 use crate::failure::Failure;
 
-/// No single request of ours takes long; a Redis that is silent for this long is stuck.
+/// Response timeout of Redis. No request of this command takes that long.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The cell, as written.
+/// Redis of the cell, as given on the command line.
 #[derive(Debug, Args)]
-pub struct Place {
+pub struct CellArgs {
     #[command(flatten)]
     redis: RedisArgs,
 }
 
-/// One drain of the cell, as written.
+/// One consumer of the cell, as given on the command line.
 #[derive(Debug, Args)]
-pub struct DrainPlace {
+pub struct ConsumerArgs {
     /// The cell.
     #[command(flatten)]
-    pub cell: Place,
+    pub cell: CellArgs,
 
-    /// Which drain: each has its own view of the queue, and its own dead letters
-    #[arg(long, global = true, default_value = spillway_queue::drains::HTTP)]
-    pub drain: String,
+    /// Name of the consumer; each has its own view of the queue and its own dead letters
+    #[arg(long, global = true, default_value = spillway_queue::consumers::HTTP)]
+    pub consumer: String,
 }
 
-impl Place {
-    /// A place that is known already.
+impl CellArgs {
+    /// Creates a value from known settings.
     pub fn new(redis_url: String, redis_prefix: String) -> Self {
         Self { redis: RedisArgs::new(redis_url, redis_prefix) }
     }
 
-    /// The Redis, not yet connected.
+    /// Returns the Redis handle, not yet connected.
     pub fn redis(&self) -> Result<Redis, Failure> {
         let mut checker = Checker::default();
         let redis = self.redis.check(&mut checker);
         Ok(checker.finish(redis)?)
     }
 
-    /// The Redis, and a connection to it.
+    /// Returns the Redis handle and a connection.
     pub async fn connect(&self) -> Result<(Redis, Connection), Failure> {
         let redis = self.redis()?;
         let connection = redis.connect(Some(PATIENCE)).await?;

@@ -1,4 +1,4 @@
-//! `spillway queue`: what waits, listed, shown or dropped.
+//! `spillway queue`: lists, shows or drops waiting webhooks.
 
 mod drop;
 mod list;
@@ -10,13 +10,12 @@ use clap::{Args, Subcommand};
 
 use crate::failure::Failure;
 use crate::filter::FilterArguments;
-use crate::place::DrainPlace;
+use crate::place::ConsumerArgs;
 
-/// Of `queue`.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    place: DrainPlace,
+    place: ConsumerArgs,
 
     #[command(subcommand)]
     action: Action,
@@ -24,38 +23,38 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// List what waits, oldest first
+    /// List waiting webhooks, oldest first
     List {
         #[command(flatten)]
         filter: FilterArguments,
-        /// One JSON object a line, all of them
+        /// Print one JSON object per line, without a limit
         #[arg(long)]
         json: bool,
-        /// How many lines the table has at most
+        /// Maximum number of lines in the table
         #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
         limit: u32,
     },
-    /// Show one, exactly as it was received
+    /// Show one waiting webhook exactly as it was received
     Show {
-        /// Its Spillway-Id
+        /// Spillway-Id of the webhook
         id: String,
-        /// Only the body, byte for byte
+        /// Print only the body, byte for byte
         #[arg(long)]
         body: bool,
     },
-    /// Drop them for good: those that wait now and are not under way
+    /// Drop waiting webhooks for good, except those under way
     Drop(drop::Arguments),
 }
 
-/// Does what was asked.
+/// Runs `spillway queue`.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
-    let Arguments { place: DrainPlace { cell, drain }, action } = arguments;
+    let Arguments { place: ConsumerArgs { cell, consumer }, action } = arguments;
     match action {
         Action::List { filter, json, limit } => {
-            list::run(&cell, &drain, filter.filter(), json, limit).await?;
+            list::run(&cell, &consumer, filter.filter(), json, limit).await?;
         }
-        Action::Show { id, body } => show::run(&cell, &drain, &id, body).await?,
-        Action::Drop(arguments) => drop::run(&cell, &drain, arguments).await?,
+        Action::Show { id, body } => show::run(&cell, &consumer, &id, body).await?,
+        Action::Drop(arguments) => drop::run(&cell, &consumer, arguments).await?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,10 +1,10 @@
-//! The client secret a command signs with.
+//! The client secret with which a command signs.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
-use spillway_service::Checker;
+use spillway_process::Checker;
 use spillway_webhook::Secrets;
 
 use crate::failure::Failure;
@@ -12,7 +12,7 @@ use crate::failure::Failure;
 const VALUE: &str = "SHOPIFY_CLIENT_SECRET";
 const FILE: &str = "SHOPIFY_CLIENT_SECRET_FILE";
 
-/// The client secret, as written.
+/// The client secret, as given on the command line.
 #[derive(Debug, Args)]
 pub struct SecretArguments {
     /// The app's client secret; of several, the first signs. Prefer the file: a flag shows in the
@@ -26,12 +26,12 @@ pub struct SecretArguments {
 }
 
 impl SecretArguments {
-    /// A secret in this file.
+    /// Uses the secret in this file.
     pub fn in_file(file: PathBuf) -> Self {
         Self { secret: None, secret_file: Some(file) }
     }
 
-    /// The variable that tells a child of it, and the one that the child must not see.
+    /// The variable that passes the secret to a child, and the one that the child must not see.
     pub fn environment(&self) -> ((&'static str, OsString), &'static str) {
         match &self.secret_file {
             Some(file) => ((FILE, file.clone().into()), VALUE),
@@ -39,15 +39,16 @@ impl SecretArguments {
         }
     }
 
-    /// Whether any is given.
+    /// True if a secret is given.
     pub fn is_given(&self) -> bool {
         self.secret.is_some() || self.secret_file.is_some()
     }
 
-    /// The secrets, of which there is at least one.
+    /// Returns the secrets; there is at least one.
     pub fn checked(&self) -> Result<Secrets, Failure> {
         let mut checker = Checker::default();
-        let (value, file) = (self.secret.as_deref(), self.secret_file.as_deref());
+        let value = self.secret.as_deref();
+        let file = self.secret_file.as_deref();
         let secrets = checker.secrets(VALUE, value, file, true);
         Ok(Secrets::new(&checker.finish(secrets)?))
     }

@@ -15,12 +15,11 @@ use crate::failure::Failure;
 use crate::http::HttpClient;
 use crate::out::{line, printable};
 use crate::secret::SecretArguments;
-use webhook::{SAMPLE, Webhook};
+use webhook::{SAMPLE, SampleWebhook};
 
-/// Read where no file is named, if it is there.
+/// File that is read if none is named and it exists.
 const DEFAULT_FILE: &str = "request.json";
 
-/// Of `send`.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Body of the webhook; '-' is standard input. Default: ./request.json, else a built-in product
@@ -37,25 +36,25 @@ pub struct Arguments {
     #[command(flatten)]
     secret: SecretArguments,
 
-    /// Where to post
+    /// URL to post to
     #[arg(long, default_value = "http://127.0.0.1:8080/webhooks")]
     url: String,
 
-    /// How many, each with ids and a time of its own
+    /// Number of webhooks, each with new ids and a new time
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     count: u64,
 
-    /// How many a second; default: as fast as they are answered
+    /// Number per second; default: as fast as they are answered
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
 }
 
-/// Posts them. Exit code 0 if all were answered 200, else 1.
+/// Posts the webhooks. The exit code is 0 if all were answered 200, else 1.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let secrets = arguments.secret.checked()?;
     let uri = target(&arguments.url)?;
     let body = read_body(arguments.file.as_deref())?;
-    let webhook = Webhook::new(&arguments.topic, &arguments.shop, body, &secrets)?;
+    let webhook = SampleWebhook::new(&arguments.topic, &arguments.shop, body, &secrets)?;
     let client = HttpClient::for_uri(&uri, None)?;
     let all_stored = if arguments.count == 1 {
         one(&client, &uri, &webhook).await?
@@ -65,7 +64,7 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(if all_stored { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn one(client: &HttpClient, uri: &Uri, webhook: &Webhook) -> Result<bool, Failure> {
+async fn one(client: &HttpClient, uri: &Uri, webhook: &SampleWebhook) -> Result<bool, Failure> {
     let answer = client.send(webhook.request(uri)).await;
     let answer = answer.map_err(|error| Failure::Failed(format!("{uri}: {error}")))?;
     line(answer.status)?;

@@ -1,4 +1,4 @@
-//! `spillway status`: the queue, who drains it and what was given up, in one look.
+//! `spillway status`: the queue, its consumers and the dead letters at a glance.
 
 mod check;
 mod watch;
@@ -7,37 +7,36 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use spillway_queue::orders::Pause;
+use spillway_queue::controls::Pause;
 use spillway_queue::shares::large_shops;
-use spillway_queue::status::{DrainStatus, QueueStatus, Status, read};
+use spillway_queue::status::{CellStatus, ConsumerStatus, QueueStatus, read};
 use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
 use crate::out::{age, count, line, size, table};
-use crate::place::Place;
+use crate::place::CellArgs;
 
-/// A shop is shown from this part of `maxmemory` on, in percent.
+/// Percentage of `maxmemory` from which a shop is shown.
 const SHOWN_PERCENT: u64 = 10;
 
-/// Of `status`.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    place: Place,
+    place: CellArgs,
 
-    /// Print JSON; with --watch a line each time
+    /// Print JSON; with --watch, one line each time
     #[arg(long)]
     json: bool,
 
-    /// Look again and again, with the rates in between, until interrupted
+    /// Repeat until interrupted, with the rates in between
     #[arg(long, conflicts_with = "check")]
     watch: bool,
 
-    /// How often, with --watch
+    /// Time between two outputs, with --watch
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = watch::interval)]
     every: Duration,
 
-    /// One line for monitoring; exit code 0: well, 1: warning, 2: critical
+    /// Print one line for monitoring; exit code 0: ok, 1: warning, 2: critical
     #[arg(long)]
     check: bool,
 
@@ -64,62 +63,75 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn look(place: &Place) -> Result<Status, Failure> {
+async fn look(place: &CellArgs) -> Result<CellStatus, Failure> {
     let (redis, mut connection) = place.connect().await?;
     Ok(read(&redis, &mut connection).await?)
 }
 
-/// The drains as a table, or a sentence where there is none.
-pub fn drains_text(drains: &[DrainStatus]) -> String {
-    if drains.is_empty() {
-        return "no drain is registered: nothing is delivered or freed. Start a downstreamer"
+/// The consumers as a table, or a sentence if there is none.
+pub fn consumers_text(consumers: &[ConsumerStatus]) -> String {
+    if consumers.is_empty() {
+        return "no consumer is registered: nothing is delivered or freed. Start a downstreamer"
             .to_owned();
     }
-    let header =
-        ["DRAIN", "WAITING", "OLDEST", "OWNER", "LAST SEEN", "PARKED", "DEAD LETTERS", "CURSOR"];
-    let mut text = table(header, drains.iter().map(drain_row));
-    for drain in drains {
-        for Pause { filter, since_ms } in &drain.pauses {
-            let (name, since) = (&drain.name, rfc3339(*since_ms));
+    let header = [
+        "CONSUMER",
+        "WAITING",
+        "OLDEST",
+        "LEADER",
+        "LAST SEEN",
+        "PARKED",
+        "DEAD LETTERS",
+        "CURSOR",
+    ];
+    let mut text = table(header, consumers.iter().map(consumer_row));
+    for consumer in consumers {
+        for Pause { filter, since_ms } in &consumer.pauses {
+            let name = &consumer.name;
+            let since = rfc3339(*since_ms);
             text.push_str(&format!("\n{name} has paused {filter} since {since}"));
         }
     }
     text
 }
 
-fn drain_row(drain: &DrainStatus) -> [String; 8] {
-    let dead = match drain.dead_letters {
+fn consumer_row(consumer: &ConsumerStatus) -> [String; 8] {
+    let dead = match consumer.dead_letters {
         0 => "0".to_owned(),
-        letters => format!("{letters} ({})", size(drain.dead_bytes)),
+        letters => format!("{letters} ({})", size(consumer.dead_bytes)),
     };
     [
-        drain.name.clone(),
-        drain.waiting.to_string(),
-        drain.oldest_age_seconds.map_or_else(|| "-".to_owned(), age),
-        drain.owner.clone().unwrap_or_else(|| "none".to_owned()),
-        drain.last_seen_seconds.map_or_else(|| "never".to_owned(), |s| format!("{} ago", age(s))),
-        drain.parked.to_string(),
+        consumer.name.clone(),
+        consumer.waiting.to_string(),
+        consumer.oldest_age_seconds.map_or_else(|| "-".to_owned(), age),
+        consumer.leader.clone().unwrap_or_else(|| "none".to_owned()),
+        consumer
+            .last_seen_seconds
+            .map_or_else(|| "never".to_owned(), |s| format!("{} ago", age(s))),
+        consumer.parked.to_string(),
         dead,
-        drain.cursor.clone(),
+        consumer.cursor.clone(),
     ]
 }
 
-fn text(status: &Status) -> String {
-    let drains = drains_text(&status.drains);
-    format!("{}\n\n{drains}{}", queue_text(&status.queue), shops_text(status))
+fn text(status: &CellStatus) -> String {
+    let consumers = consumers_text(&status.consumers);
+    format!("{}\n\n{consumers}{}", queue_text(&status.queue), shops_text(status))
 }
 
-/// A line for each shop that takes much of Redis' memory.
-fn shops_text(status: &Status) -> String {
+/// One line for each shop that takes much of Redis' memory.
+fn shops_text(status: &CellStatus) -> String {
     let mut text = String::new();
-    for drain in &status.drains {
-        for shop in large_shops(status, drain).unwrap_or_default() {
+    for consumer in &status.consumers {
+        for shop in large_shops(status, consumer).unwrap_or_default() {
             let percent = shop.bytes * 100 / status.queue.limit_bytes.max(1);
             if status.queue.limit_bytes > 0 && percent >= SHOWN_PERCENT {
-                let (waiting, bytes) = (count(shop.share.waiting, "webhook"), size(shop.bytes));
-                let (drain, shop) = (&drain.name, shop.share.label());
+                let waiting = count(shop.share.waiting, "webhook");
+                let bytes = size(shop.bytes);
+                let consumer = &consumer.name;
+                let shop = shop.share.label();
                 text.push_str(&format!(
-                    "\n{drain}: {waiting} of shop {shop} take about {bytes}, {percent} % of redis' \
+                    "\n{consumer}: {waiting} of shop {shop} take about {bytes}, {percent} % of redis' \
                      maxmemory"
                 ));
             }
@@ -147,21 +159,21 @@ fn queue_text(queue: &QueueStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spillway_queue::orders::Filter;
+    use spillway_queue::controls::Filter;
 
-    fn drain() -> DrainStatus {
-        DrainStatus {
+    fn consumer() -> ConsumerStatus {
+        ConsumerStatus {
             name: "http".to_owned(),
             waiting: 12,
             oldest_age_seconds: Some(61.5),
-            owner: Some("0123456789abcdef".to_owned()),
+            leader: Some("0123456789abcdef".to_owned()),
             last_seen_seconds: Some(0.3),
             last_seen_ms: 1,
             parked: 2,
             dead_letters: 3,
             dead_bytes: 2048,
             cursor: "5-0".to_owned(),
-            ..DrainStatus::default()
+            ..ConsumerStatus::default()
         }
     }
 
@@ -169,7 +181,7 @@ mod tests {
     fn it_is_read_at_a_glance() {
         let queue =
             QueueStatus { packs: 1, webhooks: 12, bytes: 512, limit_bytes: 1024, accepted: 99 };
-        let text = text(&Status { queue, drains: vec![drain()], now_ms: 0 });
+        let text = text(&CellStatus { queue, consumers: vec![consumer()], now_ms: 0 });
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(
             lines[0],
@@ -190,8 +202,9 @@ mod tests {
             limit_bytes: 64 << 20,
             ..QueueStatus::default()
         };
-        let drain = DrainStatus { shares: shares.to_owned(), parked: 0, dead_bytes: 0, ..drain() };
-        let mut status = Status { queue, drains: vec![drain], now_ms: 5 };
+        let consumer =
+            ConsumerStatus { shares: shares.to_owned(), parked: 0, dead_bytes: 0, ..consumer() };
+        let mut status = CellStatus { queue, consumers: vec![consumer], now_ms: 5 };
         assert_eq!(
             shops_text(&status),
             "\nhttp: 80 webhooks of shop a.example take about 40.0 MiB, 62 % of redis' maxmemory\
@@ -205,18 +218,18 @@ mod tests {
 
     #[test]
     fn nobody_draining_is_said() {
-        let idle = DrainStatus {
-            owner: None,
+        let idle = ConsumerStatus {
+            leader: None,
             last_seen_seconds: None,
             oldest_age_seconds: None,
-            ..drain()
+            ..consumer()
         };
-        let text = drains_text(&[idle]);
+        let text = consumers_text(&[idle]);
         assert!(text.contains("none") && text.contains("never"), "{text}");
         let filter = Filter { shop: Some("a.example".to_owned()), ..Filter::default() };
-        let paused = DrainStatus { pauses: vec![Pause { filter, since_ms: 0 }], ..drain() };
-        let text = drains_text(&[paused]);
+        let paused = ConsumerStatus { pauses: vec![Pause { filter, since_ms: 0 }], ..consumer() };
+        let text = consumers_text(&[paused]);
         assert!(text.contains("\nhttp has paused shop a.example since 1970-01-01"), "{text}");
-        assert!(drains_text(&[]).contains("no drain"));
+        assert!(consumers_text(&[]).contains("no consumer"));
     }
 }

@@ -1,8 +1,8 @@
-//! `spillway top`: which shop, topic or resource has most waiting, and since when.
+//! `spillway top`: which shop, topic or resource has the most waiting webhooks, and since when.
 //!
-//! Reads for a second or so, a few packs at many places of the queue. Where that is all there is, the
-//! numbers are exact; where it is not, they are scaled up from what was read, and each says by how much it
-//! may be off.
+//! Reads for about a second, a few packs at many positions of the queue. If that covers the whole
+//! queue, the numbers are exact. Otherwise they are scaled up from the sample, and each number has
+//! its margin of error.
 
 mod regions;
 mod tally;
@@ -13,43 +13,42 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use spillway_queue::orders::{Filter, Pause};
+use spillway_queue::controls::{Filter, Pause};
 use spillway_queue::status;
 use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
 use crate::filter::FilterArguments;
-use crate::out::{Progress, age, count, line, now_ms, table};
-use crate::place::DrainPlace;
+use crate::out::{Progress, age, count, float, line, now_ms, table};
+use crate::place::ConsumerArgs;
 use crate::walk::{Fetched, Look, Waiting};
 use regions::Regions;
-use tally::{Row, Seen, Tally};
+use tally::{PackCounts, Row, TopTally};
 
-/// Regions read in one round trip.
+/// Regions that are read in one round trip.
 const READ_TOGETHER: usize = 8;
 
-/// Of `top`.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    place: DrainPlace,
+    place: ConsumerArgs,
 
-    /// What is counted
+    /// Group to count by
     #[arg(long, value_enum, default_value = "shop")]
     by: By,
 
     #[command(flatten)]
     filter: FilterArguments,
 
-    /// How many lines
+    /// Number of lines
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 
-    /// After how long what was read stands for the rest
+    /// Time after which the counts are estimated from what was read
     #[arg(long, value_name = "DURATION", default_value = "1500ms", value_parser = humantime::parse_duration)]
     budget: Duration,
 
-    /// Read everything, however long that takes
+    /// Read everything, however long it takes
     #[arg(long)]
     exact: bool,
 
@@ -58,25 +57,26 @@ pub struct Arguments {
     json: bool,
 }
 
-/// What is counted.
+/// Group to count by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum By {
     /// Shop domains
     Shop,
     /// Topics
     Topic,
-    /// Resources: their shop, type and id
+    /// Resources: shop, type and id
     Resource,
 }
 
 /// Counts and prints.
 pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let began = Instant::now();
-    let mut waiting = Waiting::for_drain(&arguments.place.cell, &arguments.place.drain).await?;
+    let mut waiting =
+        Waiting::for_consumer(&arguments.place.cell, &arguments.place.consumer).await?;
     let tally = read(&mut waiting, &arguments, began).await?;
     let redis = waiting.redis.clone();
     let status = status::read(&redis, waiting.connection()).await?;
-    let own = status.drains.into_iter().find(|known| known.name == arguments.place.drain);
+    let own = status.consumers.into_iter().find(|known| known.name == arguments.place.consumer);
     let pauses = own.map(|own| own.pauses).unwrap_or_default();
     let rows = tally.rows(arguments.limit as usize);
     if arguments.json {
@@ -91,11 +91,12 @@ async fn read(
     waiting: &mut Waiting,
     arguments: &Arguments,
     began: Instant,
-) -> Result<Tally, Failure> {
-    let (filter, by) = (arguments.filter.clone().filter(), arguments.by);
+) -> Result<TopTally, Failure> {
+    let filter = arguments.filter.clone().filter();
+    let by = arguments.by;
     let is_filtered = !filter.is_empty();
     let look = move |look: &Look<'_>| {
-        let mut seen = Seen::default();
+        let mut seen = PackCounts::default();
         for met in look.webhooks() {
             seen.webhooks += 1;
             if is_filtered && !met.is_meant(&filter) {
@@ -110,7 +111,8 @@ async fn read(
         }
         seen
     };
-    let (mut tally, lanes) = (Tally::default(), waiting.lanes(&Filter::default()).await?);
+    let mut tally = TopTally::default();
+    let lanes = waiting.lanes(&Filter::default()).await?;
     waiting
         .aside(&lanes, look.clone(), |seen| {
             tally.add_beside(seen);
@@ -122,16 +124,17 @@ async fn read(
     Ok(tally)
 }
 
-/// Reads the main stream, until it is over or all is read.
+/// Reads the main stream, until `is_over` or all is read.
 async fn sample(
     waiting: &mut Waiting,
-    look: impl Fn(&Look<'_>) -> Seen + Send + Sync + 'static,
+    look: impl Fn(&Look<'_>) -> PackCounts + Send + Sync + 'static,
     is_over: impl Fn() -> bool,
-    tally: &mut Tally,
+    tally: &mut TopTally,
 ) -> Result<(), Failure> {
     let Some(first) = waiting.first().await? else { return Ok(()) };
     let mut regions = Regions::new(first, waiting.last, waiting.packs);
-    let (mut looks, mut progress) = (waiting.looks(look), Progress::new());
+    let mut looks = waiting.looks(look);
+    let mut progress = Progress::new();
     loop {
         let is_enough = is_over() && regions.is_spread();
         if is_enough || regions.is_read() {
@@ -161,7 +164,7 @@ async fn sample(
 fn object(
     arguments: &Arguments,
     waiting: &Waiting,
-    tally: &Tally,
+    tally: &TopTally,
     rows: &[Row],
     pauses: &[Pause],
 ) -> serde_json::Value {
@@ -175,7 +178,7 @@ fn object(
         })
     };
     json!({
-        "drain": arguments.place.drain,
+        "consumer": arguments.place.consumer,
         "waiting": waiting.count,
         "exact": tally.is_exact(),
         "read": tally.read(),
@@ -187,12 +190,12 @@ fn object(
 fn text(
     arguments: &Arguments,
     waiting: &Waiting,
-    tally: &Tally,
+    tally: &TopTally,
     rows: &[Row],
     pauses: &[Pause],
 ) -> String {
     let mut text =
-        format!("{} for {}", count(waiting.count, "waiting webhook"), arguments.place.drain);
+        format!("{} for {}", count(waiting.count, "waiting webhook"), arguments.place.consumer);
     if !tally.is_exact() {
         text.push_str(&format!(
             "; estimated from {} of them, within ± in 95 of 100 cases (--exact reads all)",
@@ -211,22 +214,23 @@ fn text(
         By::Resource => "SHOP AND RESOURCE",
     };
     let now = now_ms();
-    let waits = |at_ms: u64| age(now.saturating_sub(at_ms) as f64 / 1000.0);
+    let waits = |at_ms: u64| age(float(now.saturating_sub(at_ms)) / 1000.0);
     let total: u64 = tally.total().max(1);
     let cells = rows.iter().map(|row| {
         let off_by = if row.off_by > 0 { format!("±{}", row.off_by) } else { String::new() };
-        let share = format!("{:.1} %", row.waiting as f64 * 100.0 / total as f64);
+        let share = format!("{:.1} %", float(row.waiting) * 100.0 / float(total));
         let paused = pauses.iter().any(|pause| is_of(pause, arguments.by, &row.name));
         let paused = if paused { "paused" } else { "" }.to_owned();
         let name = if row.name.is_empty() { "-".to_owned() } else { row.name.clone() };
-        let (oldest, newest) = (waits(row.oldest_ms), waits(row.newest_ms));
+        let oldest = waits(row.oldest_ms);
+        let newest = waits(row.newest_ms);
         [name, row.waiting.to_string(), off_by, share, oldest, newest, paused]
     });
     let header = [name, "WAITING", "±", "SHARE", "OLDEST", "NEWEST", ""];
     format!("{text}\n\n{}", table(header, cells))
 }
 
-/// Whether a pause is of just what a row counts.
+/// True if a pause covers exactly what a row counts.
 fn is_of(pause: &Pause, by: By, name: &str) -> bool {
     let filter = &pause.filter;
     if filter.webhook_id.is_some() {

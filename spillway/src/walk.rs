@@ -1,18 +1,18 @@
-//! Goes over what waits for a drain, and takes none of it.
+//! Walks over the waiting webhooks of a consumer without changing them.
 //!
-//! Packs are fetched a page at a time and decoded on every core; what a look makes of each comes back
-//! in their order. What waits is what Redis says when the walk begins: what is settled
-//! meanwhile is met all the same, what comes in behind is not. Bounded: a few packs are in memory at
-//! a time, however many there are.
+//! Packs are fetched a page at a time and decoded on all cores. The results come back in the order
+//! of the packs. Redis determines what waits when the walk begins: webhooks settled during the walk
+//! are still visited, packs appended later are not. Memory is bounded: only a few packs are held at
+//! a time.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use spillway_queue::controls::{self, Asked, Dropping, Filter, is_set};
 use spillway_queue::lane::{ChunkId, LaneRow, StoredChunk};
-use spillway_queue::orders::{self, Asked, Dropping, Filter, is_set};
-use spillway_queue::read::{Entry, Progress, Reader, Replay};
-use spillway_queue::{Connection, QueueError, Redis, drains, status};
+use spillway_queue::read::{ConsumerProgress, Entry, Replay, StreamReader};
+use spillway_queue::{Connection, QueueError, Redis, consumers, status};
 use spillway_webhook::pack::{Pack, View};
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
@@ -20,67 +20,68 @@ use spillway_webhook::{Chunk, Position, StreamId, WebhookId};
 use tokio::task::JoinHandle;
 
 use crate::failure::Failure;
-use crate::place::Place;
+use crate::place::CellArgs;
 
 /// Bytes read at a time.
 const PAGE_BYTES: usize = 4 << 20;
-/// Chunks of lanes in the first page, of up to a megabyte each before they are compressed.
+/// Chunks of lanes in the first page. Each has up to a megabyte before compression.
 const CHUNKS_AT_FIRST: usize = 16;
-/// Chunks in one page, however small: bounds how long one command holds Redis.
+/// Maximum number of chunks in one page. It bounds how long one command blocks Redis.
 const CHUNKS_MAX: usize = 512;
 
-/// What waits for one drain.
+/// The waiting webhooks of one consumer.
 pub struct Waiting {
-    reader: Reader,
+    reader: StreamReader,
     connection: Connection,
-    /// Where the queue is.
+    /// Redis of the cell.
     pub redis: Redis,
-    facts: Arc<Facts>,
-    /// The pack that came last.
+    facts: Arc<WaitFacts>,
+    /// Id of the newest pack.
     pub last: StreamId,
-    /// Packs there are, those included that wait for other drains only.
+    /// Number of packs in the main stream, including those that wait only for other consumers.
     pub packs: u64,
-    /// Webhooks that wait, those outside the main stream included, as the drain counts them.
+    /// Number of waiting webhooks as the consumer counts them, including those outside the main
+    /// stream.
     pub count: u64,
 }
 
-/// What tells a webhook that waits from one that does not.
+/// State that decides if a webhook waits.
 #[derive(Default)]
-struct Facts {
+struct WaitFacts {
     cell: u32,
-    progress: Progress,
+    progress: ConsumerProgress,
     dropping: Dropping,
 }
 
-/// A webhook that waits.
+/// A waiting webhook.
 pub struct Met<'a> {
-    /// Which one it is.
+    /// Spillway-Id.
     pub id: WebhookId,
-    /// Its bytes.
+    /// The stored bytes.
     pub view: View<'a>,
-    /// Set where it waits outside the main stream.
+    /// Set if it waits outside the main stream.
     pub aside: Option<Aside>,
 }
 
-/// A webhook outside the main stream: in a lane of its shop and kind, or to be replayed.
+/// State of a webhook outside the main stream: in the lane of its shop and kind, or to be replayed.
 #[derive(Debug, Clone, Copy)]
 pub struct Aside {
     /// Attempts made.
     pub attempts: u32,
-    /// Its entry among the replays, if it is one.
+    /// Id of its entry among the replays, if it is one.
     pub replay: Option<StreamId>,
 }
 
 /// A chunk of a lane, not yet decoded.
 pub struct LaneChunk {
     stored: StoredChunk,
-    /// Attempts made of each webhook.
+    /// Attempts made for each webhook.
     attempts: Vec<u32>,
 }
 
-/// What of a pack waits.
+/// A pack and the state to find its waiting webhooks.
 pub struct Look<'a> {
-    facts: &'a Facts,
+    facts: &'a WaitFacts,
     pack: &'a Pack,
     from: From<'a>,
 }
@@ -92,78 +93,81 @@ enum From<'a> {
     Lane(&'a LaneChunk, &'a [Position]),
 }
 
-/// One or several packs, not yet decoded.
+/// One or more packs, not yet decoded.
 pub enum Fetched {
-    /// Of the main stream.
+    /// Packs of the main stream.
     Main(Vec<Entry>),
-    /// Of the replays.
+    /// Packs of the replays.
     Replays(Vec<Replay>),
-    /// Of lanes.
+    /// Chunks of lanes.
     Chunks(Vec<LaneChunk>),
 }
 
-/// Decodes on every core, and looks; what was found comes in the order begun.
-pub struct Looks<T, L> {
-    facts: Arc<Facts>,
+/// Decodes and inspects packs on all cores. Results come in the order in which the work was begun.
+pub struct PackInspector<T, L> {
+    facts: Arc<WaitFacts>,
     look: Arc<L>,
-    /// As many packs, or pages of them, are worth having under way.
+    /// Number of packs, or pages of packs, that should be under way.
     pub cores: usize,
     begun: VecDeque<JoinHandle<Vec<T>>>,
 }
 
 impl Waiting {
-    /// What waits for `drain` now.
-    pub async fn for_drain(place: &Place, drain: &str) -> Result<Self, Failure> {
+    /// Reads what waits for `consumer` now.
+    pub async fn for_consumer(place: &CellArgs, consumer: &str) -> Result<Self, Failure> {
         let (redis, mut connection) = place.connect().await?;
-        let reader = Reader::new(redis.clone(), drain);
+        let reader = StreamReader::new(redis.clone(), consumer);
         let status = status::read(&redis, &mut connection).await?;
-        let known = status.drains.iter().find(|known| known.name == drain);
-        let known = known.ok_or_else(|| unknown(drain, &status))?;
+        let known = status.consumers.iter().find(|known| known.name == consumer);
+        let known = known.ok_or_else(|| unknown(consumer, &status))?;
         let progress = match reader.progress(&mut connection).await {
-            Err(QueueError::Unregistered) => return Err(unknown(drain, &status)),
+            Err(QueueError::Unregistered) => return Err(unknown(consumer, &status)),
             progress => progress?,
         };
-        let dropping = orders::read(&redis, &mut connection, drain).await?.dropping;
-        let cell = drains::cell(&redis, &mut connection).await?.unwrap_or_default();
+        let dropping = controls::read(&redis, &mut connection, consumer).await?.dropping;
+        let cell = consumers::cell(&redis, &mut connection).await?.unwrap_or_default();
         let last = reader.last(&mut connection).await?;
-        let (packs, count) = (status.queue.packs, known.waiting);
-        let facts = Arc::new(Facts { cell, progress, dropping });
+        let packs = status.queue.packs;
+        let count = known.waiting;
+        let facts = Arc::new(WaitFacts { cell, progress, dropping });
         Ok(Self { reader, connection, redis, facts, last, packs, count })
     }
 
-    /// The connection by which it was read.
+    /// The connection to Redis.
     pub fn connection(&mut self) -> &mut Connection {
         &mut self.connection
     }
 
-    /// The random id of the cell.
+    /// Random id of the cell.
     pub fn cell(&self) -> u32 {
         self.facts.cell
     }
 
-    /// Up to where the drain has settled everything.
+    /// The cursor: the consumer has settled everything up to it.
     pub fn cursor(&self) -> StreamId {
         self.facts.progress.cursor
     }
 
-    /// The first pack behind the cursor, if there is one.
+    /// Id of the first pack after the cursor, if there is one.
     pub async fn first(&mut self) -> Result<Option<StreamId>, Failure> {
         let page =
             self.reader.main_after(&mut self.connection, self.facts.progress.cursor, 1).await?;
         Ok(page.first().map(|entry| entry.id).filter(|id| *id <= self.last))
     }
 
-    /// Hands what `look` makes of the webhooks outside the main stream to `each`: replays, then those of
-    /// `lanes`, until that breaks.
+    /// Calls `look` on the packs outside the main stream, and `each` on its results: replays, then
+    /// `lanes`, until `each` breaks.
     pub async fn aside<T: Send + 'static>(
         &mut self,
         lanes: &[LaneRow],
         look: impl Fn(&Look<'_>) -> T + Send + Sync + 'static,
         mut each: impl FnMut(T) -> ControlFlow<()>,
     ) -> Result<(), Failure> {
-        let (mut looks, mut after) = (self.looks(look), StreamId::ZERO);
+        let mut looks = self.looks(look);
+        let mut after = StreamId::ZERO;
         loop {
-            let (reader, connection) = (&self.reader, &mut self.connection);
+            let reader = &self.reader;
+            let connection = &mut self.connection;
             let page = reader.replays_after(connection, after, PAGE_BYTES).await?;
             let Some(last) = page.last() else { break };
             after = last.id;
@@ -176,12 +180,14 @@ impl Waiting {
             (row.first_chunk..=row.last_chunk).map(|number| ChunkId { lane: row.lane, number })
         });
         let ids: Vec<ChunkId> = ids.collect();
-        let (mut left, mut at_once) = (ids.as_slice(), CHUNKS_AT_FIRST);
+        let mut left = ids.as_slice();
+        let mut at_once = CHUNKS_AT_FIRST;
         while !left.is_empty() {
             let (page, rest) = left.split_at(at_once.min(left.len()));
             left = rest;
             let chunks = self.chunks(page).await?;
-            // Many small ones in a page, or the round trips would take most of the time.
+            // A page holds many small chunks; otherwise the round trips would take most of the
+            // time.
             let bytes: usize = chunks.iter().map(|chunk| chunk.stored.bytes.len()).sum();
             let fitting = page.len() * PAGE_BYTES / bytes.max(1);
             at_once = fitting.clamp(1, CHUNKS_MAX.min(2 * page.len()));
@@ -193,14 +199,14 @@ impl Waiting {
         looks.tell(0, &mut each).await.map(|_| ())
     }
 
-    /// Lanes that may hold webhooks that `filter` means, outside the main stream.
+    /// Lanes that may hold matching webhooks outside the main stream.
     pub async fn lanes(&mut self, filter: &Filter) -> Result<Vec<LaneRow>, Failure> {
         let mut rows = self.reader.lane_rows(&mut self.connection).await?;
         rows.retain(|row| may_hold(row, filter));
         Ok(rows)
     }
 
-    /// Chunks that are still there, with the attempts of their webhooks.
+    /// Chunks that still exist, with the attempts of their webhooks.
     async fn chunks(&mut self, ids: &[ChunkId]) -> Result<Vec<LaneChunk>, Failure> {
         let stored = self.reader.chunks(&mut self.connection, ids).await?;
         let stored: Vec<_> = stored.into_iter().flatten().collect();
@@ -216,13 +222,14 @@ impl Waiting {
         Ok(chunks.collect())
     }
 
-    /// The same of the main stream.
+    /// Does the same for the main stream.
     pub async fn main<T: Send + 'static>(
         &mut self,
         look: impl Fn(&Look<'_>) -> T + Send + Sync + 'static,
         mut each: impl FnMut(T) -> ControlFlow<()>,
     ) -> Result<(), Failure> {
-        let (mut looks, mut after) = (self.looks(look), self.cursor());
+        let mut looks = self.looks(look);
+        let mut after = self.cursor();
         loop {
             let mut page = self.reader.main_after(&mut self.connection, after, PAGE_BYTES).await?;
             page.retain(|entry| entry.id <= self.last);
@@ -237,7 +244,7 @@ impl Waiting {
         }
     }
 
-    /// The same of one pack of the main stream, if it is still there.
+    /// Does the same for one pack of the main stream, if it still exists.
     pub async fn pack<T: Send + 'static>(
         &mut self,
         id: StreamId,
@@ -251,7 +258,7 @@ impl Waiting {
         looks.tell(0, &mut each).await.map(|_| ())
     }
 
-    /// The first packs of each span of the main stream: from, up to, how many. In one round trip.
+    /// Reads the first packs of each span (first id, last id, number) in one round trip.
     pub async fn fronts(
         &mut self,
         spans: &[(StreamId, StreamId, usize)],
@@ -259,23 +266,25 @@ impl Waiting {
         Ok(self.reader.main_fronts(&mut self.connection, spans).await?)
     }
 
-    /// Looks at what is fetched for it.
-    pub fn looks<T: Send + 'static, L>(&self, look: L) -> Looks<T, L>
+    /// Prepares to call `look` on fetched packs.
+    pub fn looks<T: Send + 'static, L>(&self, look: L) -> PackInspector<T, L>
     where
         L: Fn(&Look<'_>) -> T + Send + Sync + 'static,
     {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        let (facts, look) = (self.facts.clone(), Arc::new(look));
-        Looks { facts, look, cores, begun: VecDeque::new() }
+        let facts = self.facts.clone();
+        let look = Arc::new(look);
+        PackInspector { facts, look, cores, begun: VecDeque::new() }
     }
 }
 
-impl<T: Send + 'static, L: Fn(&Look<'_>) -> T + Send + Sync + 'static> Looks<T, L> {
-    /// Begins to look at what was fetched.
+impl<T: Send + 'static, L: Fn(&Look<'_>) -> T + Send + Sync + 'static> PackInspector<T, L> {
+    /// Starts to inspect what was fetched.
     pub fn begin(&mut self, fetched: Fetched) {
-        let (facts, look) = (self.facts.clone(), self.look.clone());
+        let facts = self.facts.clone();
+        let look = self.look.clone();
         self.begun.push_back(tokio::task::spawn_blocking(move || {
-            // A pack that can't be read is the drain's to report.
+            // The consumer reports a pack that cannot be decoded.
             let one = |bytes: &[u8], from| {
                 let pack = Pack::decode(bytes).ok()?;
                 Some(look(&Look { facts: &facts, pack: &pack, from }))
@@ -301,7 +310,7 @@ impl<T: Send + 'static, L: Fn(&Look<'_>) -> T + Send + Sync + 'static> Looks<T, 
         }));
     }
 
-    /// Tells what was found, as long as more than `ahead` are under way, until `each` breaks.
+    /// Passes results to `each` while more than `ahead` pages are under way, until `each` breaks.
     async fn tell(
         &mut self,
         ahead: usize,
@@ -315,7 +324,7 @@ impl<T: Send + 'static, L: Fn(&Look<'_>) -> T + Send + Sync + 'static> Looks<T, 
         Ok(ControlFlow::Continue(()))
     }
 
-    /// What was found in what was begun first, unless no more than `ahead` are under way.
+    /// Returns the results of the oldest page, unless at most `ahead` pages are under way.
     pub async fn next(&mut self, ahead: usize) -> Result<Option<Vec<T>>, Failure> {
         if self.begun.len() <= ahead {
             return Ok(None);
@@ -326,9 +335,9 @@ impl<T: Send + 'static, L: Fn(&Look<'_>) -> T + Send + Sync + 'static> Looks<T, 
     }
 }
 
-impl Facts {
+impl WaitFacts {
     fn is_settled(&self, entry: StreamId, index: u32) -> bool {
-        // Another drain may still hold what this one is past.
+        // A pack up to the cursor may still exist because another consumer needs it.
         entry <= self.progress.cursor
             || self.progress.done.get(&entry).is_some_and(|bits| is_set(bits, index))
             || self.dropping.is_named(entry, index)
@@ -336,7 +345,7 @@ impl Facts {
 }
 
 impl<'a> Look<'a> {
-    /// The webhooks of the pack that wait, in their order.
+    /// The waiting webhooks of the pack, in their order.
     pub fn webhooks(&self) -> impl Iterator<Item = Met<'a>> {
         let Self { facts, pack, from } = *self;
         (0..pack.count()).filter_map(move |place| {
@@ -350,7 +359,8 @@ impl<'a> Look<'a> {
                 From::Lane(chunk, positions) => {
                     let at = usize::try_from(place).ok()?;
                     let position = positions.get(at)?;
-                    let (entry, index) = (position.entry(), position.index);
+                    let entry = position.entry();
+                    let index = position.index;
                     let is_settled =
                         is_set(&chunk.stored.bits, place) || facts.dropping.is_named(entry, index);
                     let attempts = chunk.attempts.get(at).copied().unwrap_or(0);
@@ -371,27 +381,27 @@ impl std::fmt::Display for Aside {
 }
 
 impl Met<'_> {
-    /// Its shop's domain.
+    /// Domain of the shop.
     pub fn shop(&self) -> String {
         text(self.view.shop())
     }
 
-    /// Its topic.
+    /// Topic.
     pub fn topic(&self) -> String {
         text(self.view.topic())
     }
 
-    /// What Shopify calls it.
+    /// Shopify's webhook id.
     pub fn delivery_id(&self) -> String {
         text(self.view.shopify("webhook-id"))
     }
 
-    /// What it is about, such as `product/12`.
+    /// Resource, such as `product/12`.
     pub fn resource(&self) -> String {
         Resource::of(&self.view, self.view.body).to_string()
     }
 
-    /// Whether it is meant.
+    /// True if it matches the filter.
     pub fn is_meant(&self, filter: &Filter) -> bool {
         filter.matches(Asked {
             id: self.id,
@@ -403,7 +413,7 @@ impl Met<'_> {
     }
 }
 
-/// Whether a lane may hold what a filter means. A Spillway-Id tells the position, Shopify's id nothing.
+/// True if a lane may hold a match. A Spillway-Id gives the position; Shopify's id does not.
 fn may_hold(row: &LaneRow, filter: &Filter) -> bool {
     let id = filter.webhook_id.as_ref().and_then(|id| id.parse::<WebhookId>().ok());
     let position = id.map(|id| Position::new(id.entry, id.index));
@@ -416,12 +426,14 @@ fn text(value: Option<&[u8]>) -> String {
     String::from_utf8_lossy(value.unwrap_or_default()).into_owned()
 }
 
-/// There is no such drain; these are the ones there are.
-pub fn unknown(drain: &str, status: &status::Status) -> Failure {
-    let known: Vec<_> = status.drains.iter().map(|known| known.name.as_str()).collect();
+/// Failure for an unknown consumer. It lists the known consumers.
+pub fn unknown(consumer: &str, status: &status::CellStatus) -> Failure {
+    let known: Vec<_> = status.consumers.iter().map(|known| known.name.as_str()).collect();
     Failure::Failed(match known.is_empty() {
-        true => format!("no drain is named {drain}; none is registered: start a downstreamer"),
-        false => format!("no drain is named {drain}; there is {}", known.join(", ")),
+        true => {
+            format!("no consumer is named {consumer}; none is registered: start a downstreamer")
+        }
+        false => format!("no consumer is named {consumer}; there is {}", known.join(", ")),
     })
 }
 

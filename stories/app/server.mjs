@@ -1,6 +1,6 @@
-// The app of the migration story: what an app that Shopify posts to today does, in one process. It
-// insists on TLS and on its own name as a framework does, checks the signature, works, remembers
-// which webhooks it has done, and keeps the newest state of each product. webhooks.mjs is the handler
+// The app of the migration test: an app as Shopify posts to it today, in one process. It requires
+// TLS and its own host name as a framework does, checks the signature, works, records the webhooks
+// that it has processed, and keeps the newest state of each product. webhooks.mjs is the handler
 // that docs/backends.md shows. Every request is a line in the journal.
 
 import { createHash } from "node:crypto";
@@ -25,7 +25,7 @@ async function work() {
   else free += 1;
 }
 
-// What the transaction of docs/backends.md does in a database.
+// Replaces the database transaction of docs/backends.md.
 async function apply({ id, shop, data }, journal) {
   await work();
   if (done.has(id)) return journal("duplicate");
@@ -47,7 +47,7 @@ const server = createServer((request, response) => {
     apply: (webhook) => apply(webhook, (what) => (outcome = what)),
   });
   const end = response.end.bind(response);
-  // The journal is written before the answer: from its first byte on the sender relies on it.
+  // The journal is written first: the sender relies on the answer from its first byte.
   response.end = () => {
     const line = {
       webhook: headers["x-shopify-webhook-id"],

@@ -1,4 +1,4 @@
-//! What a server answered.
+//! Answers of a server.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::wire::{HEADERS_MAX, Headers, Incoming};
 
-/// A whole HTTP answer.
+/// A complete HTTP answer.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// Status code.
@@ -44,7 +44,7 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The closed code of an error answer, from `{"error":"<code>","message":"…"}`.
+    /// Error code of an error answer, from `{"error":"<code>","message":"…"}`.
     pub fn code(&self) -> String {
         let json: serde_json::Value = serde_json::from_slice(&self.body)
             .unwrap_or_else(|error| panic!("{error} in the body of {self:?}"));
@@ -52,14 +52,14 @@ impl Answer {
         json["error"].as_str().expect("an error has a code").to_owned()
     }
 
-    /// Fails the test unless status and error code are these.
+    /// Fails the test unless the status and the error code match.
     #[track_caller]
     pub fn expect(&self, status: u16, code: &str) {
         assert_eq!(self.status, status, "{}", self.text());
         assert_eq!(self.code(), code, "{}", self.text());
     }
 
-    /// As [`expect`](Self::expect) for a 503, which also says when to come again.
+    /// Same as [`expect`](Self::expect) for a 503, which must also have a Retry-After header.
     #[track_caller]
     pub fn expect_later(&self, code: &str) {
         self.expect(503, code);
@@ -67,7 +67,7 @@ impl Answer {
         seconds.parse::<u64>().expect("Retry-After is in whole seconds");
     }
 
-    /// Fails the test unless the webhook was taken: 200 and nothing else.
+    /// Fails the test unless the webhook was stored: status 200 with an empty body.
     #[track_caller]
     pub fn expect_stored(&self) {
         assert_eq!(self.status, 200, "{}", self.text());

@@ -1,5 +1,5 @@
-//! The app of the migration: `stories/app/server.mjs` around the handler that docs/backends.md shows,
-//! in a process of its own, and its journal of every request it was sent.
+//! The app of the migration tests: `stories/app/server.mjs` around the handler that
+//! docs/backends.md shows. It runs in its own process and keeps a journal of all its requests.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::receipt::Receipt;
 use crate::until::until;
 use crate::wire::Headers;
 
-/// The name that the app insists on: what every webhook of the stories has in Host.
+/// Host name that the app requires, which is the Host of every webhook of the stories.
 pub const HOST_NAME: &str = "hooks.example";
 
 /// A running app.
@@ -28,24 +28,24 @@ pub struct App {
     directory: PathBuf,
 }
 
-/// One request, as the app saw it.
+/// One request in the app's journal.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// Shopify's id of the webhook.
+    /// Shopify's webhook id.
     pub webhook: String,
-    /// `Spillway-Id`, where it came that way.
+    /// `Spillway-Id`, if it came through Spillway.
     pub spillway: Option<String>,
     /// Path and query.
     pub path: String,
-    /// What the app answered.
+    /// Status that the app answered.
     pub status: u16,
-    /// What the app made of it: `applied`, `duplicate`, `stale`, or nothing.
+    /// Result in the app: `applied`, `duplicate`, `stale`, or empty.
     pub outcome: String,
     body_hash: [u8; 32],
 }
 
 impl App {
-    /// Starts one with so many workers, each of which takes so long for a webhook.
+    /// Starts an app with `workers` workers, each of which takes `work` for a webhook.
     pub async fn start(directory: &Path, secrets: &str, workers: usize, work: Duration) -> Self {
         let directory = directory.join("app");
         fs::create_dir(&directory).expect("make the app's directory");
@@ -78,17 +78,17 @@ impl App {
         Self { process, address, directory }
     }
 
-    /// Where it listens.
+    /// Address on which the app listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its base URL.
+    /// Base URL of the app.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// From now on its job queue is too deep, or is not.
+    /// Sets if the app reports that its job queue is too deep.
     pub fn be_busy(&self, is_busy: bool) {
         let file = self.directory.join("busy");
         if is_busy {
@@ -98,22 +98,22 @@ impl App {
         }
     }
 
-    /// Its whole journal, in order.
+    /// The whole journal, in order.
     pub fn journal(&self) -> Vec<Line> {
         let journal = fs::read_to_string(self.directory.join("journal")).unwrap_or_default();
-        // A line that is being written has no end yet.
+        // A line that is still being written has no newline yet.
         let whole = journal.rsplit_once('\n').map_or("", |(whole, _)| whole);
         whole.lines().map(Line::parse).collect()
     }
 
-    /// How many requests it answered 200 that came by Spillway, or did not.
+    /// Number of requests answered 200 that came through Spillway, or that came directly.
     pub fn taken(&self, by_spillway: bool) -> usize {
         let journal = self.journal();
         let taken = journal.iter().filter(|line| line.status == 200);
         taken.filter(|line| line.spillway.is_some() == by_spillway).count()
     }
 
-    /// True while it has not ended.
+    /// True while the app runs.
     pub fn is_running(&mut self) -> bool {
         self.process.is_running()
     }
@@ -135,8 +135,8 @@ impl Line {
         }
     }
 
-    /// The same in the form of the backend's. What came straight has an id of its own: `place` in the
-    /// journal.
+    /// Converts the line to a receipt as the backend has it. A request that came directly has no
+    /// Spillway id; its position in the journal replaces it.
     pub fn receipt(&self, place: usize) -> Receipt {
         let copy = self.spillway.clone().unwrap_or_else(|| format!("straight-{place}"));
         let headers = [("X-Shopify-Webhook-Id", &self.webhook), ("Spillway-Id", &copy)];

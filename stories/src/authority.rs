@@ -1,10 +1,10 @@
-//! A certificate authority to throw away, made with the openssl command in a test's directory.
+//! A certificate authority for one test, made with the openssl command in the test's directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// An authority: `NAME.pem` and `NAME.key` in its directory.
+/// An authority: the files `NAME.pem` and `NAME.key` in its directory.
 #[derive(Debug)]
 pub struct Authority {
     directory: PathBuf,
@@ -12,7 +12,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// A new one.
+    /// Creates an authority.
     pub fn new(directory: &Path, name: &str) -> Self {
         let authority = Self { directory: directory.to_path_buf(), name: name.to_owned() };
         let key = format!("{name}.key");
@@ -20,7 +20,7 @@ impl Authority {
         authority
     }
 
-    /// Makes `HOST.pem` and `HOST.key` beside its own.
+    /// Creates `HOST.pem` and `HOST.key` in the directory of the authority.
     pub fn certify(&self, host: &str) {
         let extensions = format!("basicConstraints=CA:FALSE\nsubjectAltName=DNS:{host}");
         let (certificate, key) = (format!("{}.pem", self.name), format!("{}.key", self.name));
@@ -28,7 +28,7 @@ impl Authority {
         self.issue(host, &extensions, &signer);
     }
 
-    /// What to trust in order to trust it, in the form of `SSL_CERT_FILE`.
+    /// Path of its certificate, in the form of `SSL_CERT_FILE`.
     pub fn certificate(&self) -> String {
         let path = self.directory.join(format!("{}.pem", self.name));
         path.to_str().expect("a plain path").to_owned()

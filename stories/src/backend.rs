@@ -1,7 +1,7 @@
-//! The backend: an HTTP server that does as it is told and records all it is sent.
+//! The backend: an HTTP server with scripted behaviour that records everything it is sent.
 //!
-//! What it will answer is recorded before it answers: from the first byte of a 2xx on, the other
-//! side may rely on it.
+//! An answer is recorded before it is sent: from the first byte of a 2xx on, the other side may
+//! rely on it.
 
 use std::collections::HashSet;
 use std::io;
@@ -21,7 +21,7 @@ use crate::receipt::{Receipt, RequestHead};
 use crate::until::until;
 use crate::wire::Incoming;
 
-/// A running backend. Dropped, it takes no more connections.
+/// A running backend. Once dropped, it accepts no more connections.
 #[derive(Debug)]
 pub struct Backend {
     address: SocketAddr,
@@ -43,15 +43,16 @@ struct Books {
     delivered: HashSet<String>,
     in_flight: usize,
     in_flight_max: usize,
-    /// Who is connected.
+    /// Connected peers.
     peers: HashSet<SocketAddr>,
 }
 
-/// A connection whose other end is gone is noticed in far less, even on a busy machine.
+/// Time within which closed connections are detected. Usually it takes far less, even on a busy
+/// machine.
 const HANGS_UP_WITHIN: Duration = Duration::from_secs(20);
 
 impl Backend {
-    /// Starts one that answers 200 at once.
+    /// Starts a backend that answers 200 at once.
     pub async fn start() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bind the backend");
         let address = listener.local_addr().expect("the backend's address");
@@ -62,74 +63,76 @@ impl Backend {
         Self { address, shared, accepting }
     }
 
-    /// From now on requests are treated so.
+    /// Sets the behaviour for requests from now on.
     pub fn behave(&self, plan: impl Fn(&Receipt) -> Behaviour + Send + Sync + 'static) {
         *self.shared.plan.lock().expect("no plan panicked") = Arc::new(plan);
     }
 
-    /// From now on at most so many requests are worked on at once; the others wait for their turn,
-    /// as they do in an app server.
+    /// Limits the requests that are worked on at once. The others wait for a worker, as in an app
+    /// server.
     pub fn employ(&self, workers: usize) {
         let workers = Arc::new(Semaphore::new(workers));
         *self.shared.workers.lock().expect("nobody panicked over workers") = workers;
     }
 
-    /// Its base URL.
+    /// Base URL of the backend.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Its address, which is what Host must say.
+    /// Address of the backend, which is the expected value of Host.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Everything it was sent, in order of arrival.
+    /// Everything that the backend was sent, in order of arrival.
     pub fn receipts(&self) -> Vec<Receipt> {
         self.shared.books().receipts.clone()
     }
 
-    /// As [`receipts`](Self::receipts), but only the events of a load, not a test's own webhooks.
+    /// Same as [`receipts`](Self::receipts), but only the events of a load, without a test's own
+    /// webhooks.
     pub fn receipts_of_load(&self) -> Vec<Receipt> {
         let of_load = |receipt: &&Receipt| Event::of(receipt.webhook_id()).is_some();
         self.look(|receipts| receipts.iter().filter(of_load).cloned().collect())
     }
 
-    /// Looks at the receipts without copying them.
+    /// Calls `look` on the receipts without copying them.
     pub fn look<T>(&self, look: impl FnOnce(&[Receipt]) -> T) -> T {
         look(&self.shared.books().receipts)
     }
 
-    /// How many requests it was sent.
+    /// Number of requests that the backend was sent.
     pub fn count(&self) -> usize {
         self.look(<[Receipt]>::len)
     }
 
-    /// How many webhooks it acknowledged, each counted once.
+    /// Number of webhooks that it acknowledged, each counted once.
     pub fn delivered(&self) -> usize {
         self.shared.books().delivered.len()
     }
 
-    /// True if it acknowledged this webhook.
+    /// True if the backend acknowledged this webhook.
     pub fn has_delivered(&self, webhook_id: &str) -> bool {
         self.shared.books().delivered.contains(webhook_id)
     }
 
-    /// Waits until every connection made so far has closed, and all it brought is on the books: for
-    /// a sender that is gone, whose last requests may still be on their way.
+    /// Waits until every connection made so far has closed and everything sent on it is recorded. A
+    /// sender that was killed may have requests under way.
     pub async fn hung_up(&self) {
         let last = TcpStream::connect(self.address).await.expect("connect to the backend");
         let last = (last.local_addr().expect("an address"), last);
         until("all others have hung up", HANGS_UP_WITHIN, async || {
-            // Connections are accepted in turn: with the last one here, so were all before it.
+            // Connections are accepted in order: once this one is here, all earlier ones were
+            // accepted too.
             let books = self.shared.books();
             books.peers.len() == 1 && books.peers.contains(&last.0)
         })
         .await;
     }
 
-    /// The most requests it ever had open at once. Those it leaves hanging are not counted: when
-    /// their sender gave up, it is the last to know.
+    /// Largest number of requests that were open at once. Hanging requests are not counted: the
+    /// backend notices late that their sender gave up.
     pub fn in_flight_max(&self) -> usize {
         self.shared.books().in_flight_max
     }
@@ -174,7 +177,7 @@ impl Shared {
         (books.receipts.len() - 1, behaviour)
     }
 
-    /// To be told before the first byte of the answer: from then on the sender may send the next.
+    /// Called before the first byte of an answer, after which the sender may send the next request.
     fn begin_answer(&self, number: usize, behaviour: &Behaviour) {
         let mut books = self.books();
         books.in_flight -= usize::from(behaviour.ends_here());
@@ -194,7 +197,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let shared = Arc::clone(&shared);
         shared.books().peers.insert(peer);
         tokio::spawn(async move {
-            // A broken connection is the other side's doing, and the receipts show it.
+            // The other side broke the connection; the receipts show it.
             serve(stream, &shared).await.ok();
             shared.books().peers.remove(&peer);
         });
@@ -220,7 +223,7 @@ async fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
             shared.abandon(number);
         }
         if !goes_on? {
-            // Without this, dropping the half would say goodbye before the reset.
+            // Without this, dropping the half would close the connection before the reset.
             outgoing.forget();
             return Ok(());
         }
@@ -228,7 +231,7 @@ async fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for a worker and takes its time; false if the sender is gone by then.
+/// Waits for a worker and then for the working time. Returns false if the sender is gone by then.
 async fn think(behaviour: &Behaviour, workers: &Semaphore, incoming: &mut Incoming) -> bool {
     match behaviour {
         Behaviour::Answer { after, .. } => tokio::select! {
@@ -251,7 +254,7 @@ async fn work(time: Duration, workers: &Semaphore) {
     }
 }
 
-/// Answers; false if the connection is to break.
+/// Sends the answer. Returns false if the connection must break.
 async fn answer(behaviour: Behaviour, outgoing: &mut OwnedWriteHalf) -> io::Result<bool> {
     match behaviour {
         Behaviour::Answer { status, headers, .. } => {

@@ -1,51 +1,51 @@
-//! What a backend may do with a request.
+//! Scripted reactions of a backend to a request.
 
 use std::time::Duration;
 
-/// The answer to one request, or the lack of it.
+/// The answer to one request, or its absence.
 #[derive(Clone, Debug)]
 pub enum Behaviour {
-    /// A whole answer.
+    /// A complete answer.
     Answer {
-        /// Its status.
+        /// Status code.
         status: u16,
-        /// How long the backend thinks first.
+        /// Working time before the answer.
         after: Duration,
         /// Header lines such as Retry-After.
         headers: Vec<(&'static str, String)>,
     },
     /// The connection is reset.
     Reset,
-    /// Nothing comes until the sender gives up.
+    /// No answer comes until the sender gives up.
     Hang,
     /// The connection closes in the middle of the status line.
     CutShort,
-    /// These bytes, whatever they are, and then these again and again, until the sender hangs up.
-    /// With nothing to repeat, the connection goes on, or closes.
+    /// Writes arbitrary bytes first, and then other bytes repeatedly until the sender hangs up. If
+    /// there is nothing to repeat, the connection stays open or closes.
     Wire {
-        /// What is written first.
+        /// Bytes written first.
         begins: Vec<u8>,
-        /// What is written after it.
+        /// Bytes written repeatedly after that.
         repeats: Vec<u8>,
-        /// How often.
+        /// Time between two repetitions.
         every: Duration,
-        /// Whether the connection closes where there is nothing to repeat.
+        /// Set if the connection closes when there is nothing to repeat.
         closes: bool,
     },
 }
 
 impl Behaviour {
-    /// 200 at once.
+    /// Answers 200 at once.
     pub fn ok() -> Self {
         Self::status(200)
     }
 
-    /// A status at once.
+    /// Answers with a status at once.
     pub fn status(status: u16) -> Self {
         Self::Answer { status, after: Duration::ZERO, headers: Vec::new() }
     }
 
-    /// 200 after some time.
+    /// Answers 200 after some time.
     pub fn slowly(after: Duration) -> Self {
         Self::Answer { status: 200, after, headers: Vec::new() }
     }
@@ -59,12 +59,12 @@ impl Behaviour {
         self
     }
 
-    /// True if it is this side that ends the exchange.
+    /// True if the backend, not the sender, ends the exchange.
     pub(crate) fn ends_here(&self) -> bool {
         !matches!(self, Self::Hang)
     }
 
-    /// The status it will give.
+    /// The status that is answered, if any.
     pub(crate) fn status_given(&self) -> Option<u16> {
         match self {
             Self::Answer { status, .. } => Some(*status),

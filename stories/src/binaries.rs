@@ -1,4 +1,5 @@
-//! Where the programs under test are, and what to run when one is missing.
+//! Paths of the programs under test. If one is missing, the test fails with the command that builds
+//! it.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -10,18 +11,18 @@ pub fn directory() -> PathBuf {
     directory.to_path_buf()
 }
 
-/// Where our own binaries are: where `BINARIES` says, for those who measure what people run, or beside
-/// this test.
+/// Directory of our own binaries: `BINARIES` if it is set, to measure release builds, or else the
+/// directory of this test.
 fn binaries() -> PathBuf {
     env::var_os("BINARIES").map_or_else(directory, |at| repository().join(at))
 }
 
-/// Whether they are what people run: built by `cargo build --release`.
+/// True if the binaries are release builds, made by `cargo build --release`.
 pub fn are_released() -> bool {
     binaries().ends_with("release")
 }
 
-/// The path of one of our own binaries.
+/// Path of one of our own binaries.
 pub fn ours(name: &str) -> PathBuf {
     let path = binaries().join(name);
     assert!(
@@ -32,7 +33,7 @@ pub fn ours(name: &str) -> PathBuf {
     path
 }
 
-/// The path of one of our own examples.
+/// Path of one of our own examples.
 pub fn example(name: &str) -> PathBuf {
     let path = directory().join("examples").join(name);
     assert!(
@@ -43,7 +44,7 @@ pub fn example(name: &str) -> PathBuf {
     path
 }
 
-/// The path of `redis-server`.
+/// Path of `redis-server`.
 pub fn redis_server() -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
@@ -52,7 +53,7 @@ pub fn redis_server() -> PathBuf {
         .expect("redis-server is missing; install it with: apt-get install redis-server")
 }
 
-/// The root of the repository.
+/// Root of the repository.
 pub fn repository() -> &'static Path {
     let crate_root = Path::new(env!("CARGO_MANIFEST_DIR"));
     crate_root.parent().expect("the crate lies in the repository")

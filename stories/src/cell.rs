@@ -1,4 +1,4 @@
-//! A cell: a directory with one Redis, and whatever runs on it.
+//! A cell: a directory with one Redis, and the processes that use it.
 //!
 //! ```text
 //! let cell = Cell::alone();
@@ -31,10 +31,10 @@ use crate::{binaries, port};
 /// Settings by name, in the form of environment variables.
 pub type Settings<'a> = &'a [(&'a str, &'a str)];
 
-/// How many deliveries a downstreamer of the tests has in flight at most.
+/// Maximum concurrency of a downstreamer in the tests.
 pub const CONCURRENCY: usize = 64;
 
-/// A directory for processes that belong together, and the leave to use the machine.
+/// A directory for processes that belong together, and a lock on the machine.
 #[derive(Debug)]
 pub struct Cell {
     directory: TempDir,
@@ -48,12 +48,12 @@ impl Cell {
         Self::with_turn(Some(machine::alone()))
     }
 
-    /// For a test that does little, and may do it beside others.
+    /// For a test that needs little and can run in parallel with others.
     pub fn shared() -> Self {
         Self::with_turn(Some(machine::shared()))
     }
 
-    /// One more cell for a test that already has one.
+    /// Another cell for a test that already has one.
     pub fn beside() -> Self {
         Self::with_turn(None)
     }
@@ -64,31 +64,31 @@ impl Cell {
         Self { directory, started: AtomicUsize::new(0), _turn: turn }
     }
 
-    /// Where its files are.
+    /// Directory of the cell's files.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Starts its Redis and waits for it.
+    /// Starts the cell's Redis and waits until it is ready.
     pub async fn redis(&self, options: &[&str]) -> RedisServer {
         let redis = self.redis_loading(options);
         redis.ready().await;
         redis
     }
 
-    /// Starts its Redis and does not wait.
+    /// Starts the cell's Redis without waiting.
     pub fn redis_loading(&self, options: &[&str]) -> RedisServer {
         RedisServer::start(self.directory(), options)
     }
 
-    /// A receiver that is ready.
+    /// Starts a receiver and waits until it is ready.
     pub async fn receiver(&self, settings: Settings<'_>) -> Service {
         let receiver = self.receiver_starting(settings);
         receiver.ready().await;
         receiver
     }
 
-    /// A receiver that was just started.
+    /// Starts a receiver without waiting.
     pub fn receiver_starting(&self, settings: Settings<'_>) -> Service {
         let listen = port::free();
         let listen_text = listen.to_string();
@@ -96,7 +96,7 @@ impl Cell {
         self.service("request-receiver", Some(listen), &own, settings)
     }
 
-    /// A receiver that was just started and may open so many files: at first, and at most.
+    /// Starts a receiver with limits for open files (soft limit, hard limit), without waiting.
     pub fn receiver_with_files(&self, files: [u64; 2], settings: Settings<'_>) -> Service {
         let listen = port::free();
         let listen_text = listen.to_string();
@@ -109,7 +109,8 @@ impl Cell {
         })
     }
 
-    /// The bare server that `make bench` compares a receiver with, once it takes connections.
+    /// Starts the bare server that `make bench` compares a receiver with, and waits until it
+    /// accepts connections.
     pub async fn bare_server(&self, settings: Settings<'_>) -> Service {
         let listen = port::free();
         let listen_text = listen.to_string();
@@ -120,12 +121,12 @@ impl Cell {
         server
     }
 
-    /// A receiver that was just started, on a socket that it is passed as systemd passes one.
+    /// Starts a receiver on a socket that is passed to it as systemd does, without waiting.
     pub fn receiver_on(&self, socket: &TcpListener, settings: Settings<'_>) -> Service {
         self.receiver_on_sockets(socket, None, settings)
     }
 
-    /// The same with a unix socket as the second one.
+    /// Same as [`receiver_on`](Self::receiver_on), with a unix socket as the second socket.
     pub fn receiver_on_both(
         &self,
         socket: &TcpListener,
@@ -150,7 +151,7 @@ impl Cell {
         })
     }
 
-    /// A downstreamer that is ready; or, where another owns the queue, stands by.
+    /// Starts a downstreamer and waits until it is alive: ready, or a standby if another one leads.
     pub async fn downstreamer(&self, backend: &Backend, settings: Settings<'_>) -> Service {
         let downstreamer = self.downstreamer_starting(&backend.url(), settings);
         let answers = async || downstreamer.admin("/livez").await.is_some();
@@ -158,7 +159,7 @@ impl Cell {
         downstreamer
     }
 
-    /// A downstreamer that was just started. It retries soon, so that tests end soon.
+    /// Starts a downstreamer without waiting. Its retries come early, to keep tests short.
     pub fn downstreamer_starting(&self, url: &str, settings: Settings<'_>) -> Service {
         let concurrency = CONCURRENCY.to_string();
         let own = [
@@ -171,29 +172,29 @@ impl Cell {
         self.service("downstreamer", None, &own, settings)
     }
 
-    /// Starts its Kafka and waits for it.
+    /// Starts the cell's Kafka and waits until it is ready.
     pub async fn kafka(&self) -> KafkaServer {
         self.kafka_with(&KafkaOptions::default()).await
     }
 
-    /// The same, with some difference.
+    /// Same as [`kafka`](Self::kafka), with options.
     pub async fn kafka_with(&self, options: &KafkaOptions<'_>) -> KafkaServer {
         let kafka = KafkaServer::start(self.directory(), options);
         kafka.ready().await;
         kafka
     }
 
-    /// A Kafka producer that was just started.
+    /// Starts a Kafka producer without waiting.
     pub fn kafka_producer(&self, kafka: &KafkaServer, settings: Settings<'_>) -> Service {
         self.kafka_producer_to(&kafka.url(), settings)
     }
 
-    /// The same, for brokers that are no process of the cell's.
+    /// Same as [`kafka_producer`](Self::kafka_producer), for brokers that the cell does not run.
     pub fn kafka_producer_to(&self, url: &str, settings: Settings<'_>) -> Service {
         self.service("kafka_producer", None, &[("KAFKA_URL", url)], settings)
     }
 
-    /// Runs the operator's command to its end.
+    /// Runs the operators' command until it ends.
     pub async fn spillway(&self, arguments: &[&str]) -> Output {
         let mut recipe = self.recipe("spillway", &[("REDIS_URL", &self.redis_url())], &[]);
         recipe.arguments = arguments.iter().map(Into::into).collect();
@@ -201,7 +202,7 @@ impl Cell {
         tokio::task::spawn_blocking(run).await.expect("spillway was run")
     }
 
-    /// Runs a binary of ours to its end with these settings and no others.
+    /// Runs one of our binaries until it ends, with only these settings.
     pub async fn run(&self, name: &str, arguments: &[&str], settings: Settings<'_>) -> Output {
         let mut recipe = self.recipe(name, &[], settings);
         recipe.arguments = arguments.iter().map(Into::into).collect();
@@ -209,7 +210,7 @@ impl Cell {
         tokio::task::spawn_blocking(run).await.expect("a binary was run")
     }
 
-    /// The `REDIS_URL` of its Redis.
+    /// `REDIS_URL` of the cell's Redis.
     pub fn redis_url(&self) -> String {
         format!("unix://{}", socket_in(self.directory()).display())
     }
@@ -242,7 +243,7 @@ impl Cell {
         Service::new(recipe.start(), admin, listen)
     }
 
-    /// A setting of `settings` replaces the same one of `own`; an empty value takes it away.
+    /// A setting in `settings` replaces the one in `own`; an empty value removes it.
     fn recipe(&self, name: &str, own: Settings<'_>, settings: Settings<'_>) -> Recipe {
         let replaced = |key: &str| settings.iter().any(|(other, _)| *other == key);
         let own = own.iter().filter(|(key, _)| !replaced(key));

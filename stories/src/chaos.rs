@@ -1,14 +1,14 @@
-//! Chaos: a whole cell under load, one fault after the other and some of them together, and a ledger
-//! that tells afterwards what came of each webhook.
+//! Chaos: a whole cell under load, with one fault after another and some together. A ledger then
+//! shows the outcome of each webhook.
 //!
 //! - [`fault`]: the kinds of faults, and in which cells each can be made;
-//! - [`plan`]: which fault when, drawn from one seed, so that a failure can be played again;
-//! - [`world`]: the cell, its parts kept running as systemd keeps them, and its faults made and undone;
-//! - [`episode`]: one plan carried out, and what it showed;
-//! - [`report`]: all of it as tables.
+//! - [`plan`]: the order of the faults, drawn from one seed, so that a failure can be reproduced;
+//! - [`world`]: the cell, its parts restarted as systemd does it, and its faults made and undone;
+//! - [`episode`]: the execution of one plan, and its results;
+//! - [`report`]: the results as tables.
 //!
-//! The plan is the same for the same seed. When exactly a fault meets which webhook is not: that is
-//! left to the machine.
+//! The same seed gives the same plan. The webhooks that a fault affects depend on the machine's
+//! timing.
 
 pub mod episode;
 pub mod fault;

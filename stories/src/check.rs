@@ -1,11 +1,11 @@
-//! The check: what was promised against what arrived.
+//! The check: compares what was promised with what arrived.
 //!
-//! - lost: answered 200, never acknowledged by the backend (and no dead letter).
-//! - invented: arrived, but never sent, or refused for good, or in more copies than may be.
+//! - lost: answered 200, but never acknowledged by the backend (and no dead letter).
+//! - invented: arrived, but was never sent, was refused for good, or came in too many copies.
 //! - altered: arrived with another body.
-//! - disordered: arrived while an earlier promised event of its resource had not been delivered,
-//!   or for the first time after a later one.
-//! - repeats: a stored copy acknowledged again; late if a later event of its resource had been
+//! - disordered: arrived while an earlier promised event of its resource was not delivered, or
+//!   arrived for the first time after a later one.
+//! - repeats: a stored copy acknowledged again; late if a later event of its resource was
 //!   acknowledged by then.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -14,44 +14,44 @@ use crate::ledger::{Event, Ledger, Outcome, Sent};
 use crate::receipt::Receipt;
 use crate::report::say;
 
-/// What the check found.
+/// Results of the check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Events sent.
     pub sent: usize,
     /// Events answered 200.
     pub stored: usize,
-    /// Attempts with an unknown end: 503, or no answer.
+    /// Attempts with an unknown outcome: 503, or no answer.
     pub unknown: usize,
     /// Requests that reached the backend.
     pub receipts: usize,
-    /// Events the backend acknowledged.
+    /// Events that the backend acknowledged.
     pub delivered: usize,
-    /// Promised and not delivered.
+    /// Events promised and not delivered.
     pub lost: usize,
-    /// Delivered and not sent.
+    /// Events delivered and not sent.
     pub invented: usize,
-    /// Delivered with another body.
+    /// Events delivered with another body.
     pub altered: usize,
-    /// Arrived out of the order of their resource.
+    /// Events that arrived out of the order of their resource.
     pub disordered: usize,
-    /// Acknowledged again.
+    /// Deliveries acknowledged again.
     pub repeats: usize,
-    /// Of these, after a later event of the resource.
+    /// Repeats after a later event of the resource.
     pub late_repeats: usize,
 }
 
-/// Where a resource stands while its receipts are read.
+/// Progress of a resource while its receipts are read.
 #[derive(Default)]
 struct Progress {
-    /// Promised events of the resource in order, and which of them is due.
+    /// Promised events of the resource in order; `due` is the index of the next.
     promised: Vec<u64>,
     due: usize,
     delivered: HashSet<u64>,
     newest: u64,
 }
 
-/// Compares. `dead` are events known to be dead letters: not lost, and not waited for.
+/// Compares both. The events in `dead` are known dead letters: not lost, and not waited for.
 pub fn check(ledger: &Ledger, receipts: &[Receipt], dead: &HashSet<Event>) -> Figures {
     let sent = ledger.entries();
     let mut figures = Figures {
@@ -95,7 +95,7 @@ pub fn check(ledger: &Ledger, receipts: &[Receipt], dead: &HashSet<Event>) -> Fi
 }
 
 impl Figures {
-    /// Prints them on one line.
+    /// Prints the figures on one line.
     pub fn print(&self, story: &str) {
         let Self { sent, stored, unknown, receipts, delivered, .. } = self;
         let Self { lost, invented, altered, disordered, repeats, late_repeats, .. } = self;
@@ -126,7 +126,7 @@ impl Figures {
 }
 
 impl Progress {
-    /// True if an earlier promised event is still due.
+    /// True if an earlier promised event was not delivered yet.
     fn is_early(&self, event: Event) -> bool {
         self.promised.get(self.due).is_some_and(|due| *due < event.sequence)
     }

@@ -1,8 +1,8 @@
 //! A clock that can be set while its process runs.
 //!
-//! Not libfaketime: it asks for memory to answer its first question, and Redis' allocator asks for
-//! the time to give it. The monotonic clock is left alone, as when an administrator or NTP sets the
-//! time.
+//! This is not libfaketime. That library allocates memory for its first answer, while Redis'
+//! allocator asks for the time before it allocates. The monotonic clock is not changed, as when an
+//! administrator or NTP sets the time.
 
 use std::path::Path;
 
@@ -16,18 +16,18 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// One that is right, in a file of this name.
+    /// Creates a clock with the right time, controlled by a file of this name.
     pub fn new(directory: &Path, name: &str) -> Self {
         let file = directory.join(format!("{name}.clock"));
         Self { ahead_s: Number::new(file), library: library(directory) }
     }
 
-    /// From now on it is so many seconds ahead, or behind.
+    /// Sets the offset of the clock; a negative number of seconds sets it back.
     pub fn set(&self, seconds: i64) {
         self.ahead_s.set(seconds);
     }
 
-    /// What its process has to have in its environment.
+    /// Environment variables that the process needs.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![(LIBRARY, self.library.clone()), ("CLOCK_FILE", self.ahead_s.path())]
     }

@@ -1,4 +1,4 @@
-//! A small file system of its own, to be filled up. For root: others may not mount one.
+//! A small separate file system that can be filled up. Only root may mount one.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 const BALLAST: &str = "ballast";
 
-/// Mounted for as long as this lives.
+/// A disk that is mounted while this value lives.
 #[derive(Debug)]
 pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// At a path that is made; `None` where this is not allowed.
+    /// Creates the path and mounts the disk there. `None` if this user may not mount.
     pub fn mount(path: PathBuf, mib: u32) -> Option<Self> {
         fs::create_dir(&path).expect("make a directory");
         let mut mount = Command::new("mount");
@@ -21,18 +21,18 @@ impl SmallDisk {
         mount.output().is_ok_and(|output| output.status.success()).then_some(Self(path))
     }
 
-    /// True if this user may mount one.
+    /// True if this user may mount a disk.
     pub fn is_allowed() -> bool {
         let directory = tempfile::tempdir().expect("make a directory");
         Self::mount(directory.path().join("disk"), 1).is_some()
     }
 
-    /// Where it is.
+    /// Path of the disk.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Takes all the room that is left.
+    /// Fills all free space.
     pub fn fill(&self) {
         let ballast = File::create(self.0.join(BALLAST)).expect("make a file");
         let (mut filled, mut bytes) = (0, 1 << 30);
@@ -44,7 +44,7 @@ impl SmallDisk {
         }
     }
 
-    /// Gives it back.
+    /// Frees the space again.
     pub fn clear(&self) {
         fs::remove_file(self.0.join(BALLAST)).ok();
     }

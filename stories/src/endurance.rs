@@ -1,9 +1,9 @@
-//! What the endurance measurements stand on: crowds of shops that send millions of numbered
-//! webhooks, a record of them in arrays, a backend that is cheap for each, and what is measured
-//! beside them.
+//! Foundation of the endurance measurements: crowds of shops that send millions of numbered
+//! webhooks, a record of them in arrays, a backend with little work per delivery, and samples of
+//! the cell.
 //!
-//! The [`ledger`](crate::ledger) and the [`backend`](crate::backend) of the other stories keep every
-//! attempt and every header, which is too much for millions.
+//! The [`ledger`](crate::ledger) and the [`backend`](crate::backend) of the other stories keep
+//! every attempt and every header, which is too much for millions of webhooks.
 
 pub mod crowd;
 pub mod lanes;

@@ -1,5 +1,5 @@
-//! The check of a topic: every stored webhook once, its bytes unchanged, each resource in order and
-//! in one partition.
+//! Checks a topic: every stored webhook appears once with unchanged bytes, and each resource is in
+//! order and in one partition.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,30 +7,30 @@ use crate::kafka_topic::Arrival;
 use crate::ledger::{Event, Ledger};
 use crate::report::say;
 
-/// What the check found.
+/// Results of the check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Once {
     /// Events answered 200.
     pub stored: usize,
     /// Records read.
     pub records: usize,
-    /// Events that appear.
+    /// Events in the topic.
     pub appeared: usize,
-    /// Stored, and not there.
+    /// Events stored and not in the topic.
     pub lost: usize,
-    /// One stored webhook, there again.
+    /// Records that repeat one stored webhook.
     pub repeated: usize,
-    /// Never sent, or more often than it may have been stored.
+    /// Records never sent, or in more copies than may have been stored.
     pub invented: usize,
-    /// Another body than was sent.
+    /// Records with another body than was sent.
     pub altered: usize,
-    /// Behind a later event of its resource.
+    /// Records after a later event of their resource.
     pub disordered: usize,
-    /// In another partition than its resource's others.
+    /// Records in another partition than the others of their resource.
     pub scattered: usize,
 }
 
-/// Compares what was promised with what is in the topic, but for `dead` events.
+/// Compares what was promised with the content of the topic, except for `dead` events.
 pub fn check(ledger: &Ledger, mut arrivals: Vec<Arrival>, dead: &HashSet<Event>) -> Once {
     arrivals.sort_by_key(|arrival| (arrival.partition, arrival.offset));
     let sent = ledger.entries();
@@ -70,12 +70,12 @@ pub fn check(ledger: &Ledger, mut arrivals: Vec<Arrival>, dead: &HashSet<Event>)
 }
 
 impl Once {
-    /// Prints them on one line.
+    /// Prints the figures on one line.
     pub fn print(&self, story: &str) {
         say(&format!("{story}: {self:?}"));
     }
 
-    /// Fails the test if anything is missing, there twice, changed or out of order.
+    /// Fails the test if anything is missing, repeated, altered or out of order.
     #[track_caller]
     pub fn expect_exact(&self) {
         assert!(self.stored > 0, "nothing was promised: {self:?}");

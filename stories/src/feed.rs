@@ -1,4 +1,4 @@
-//! Feeds: chosen webhooks, each stored once; and many shops that go on at a steady pace.
+//! Feeds: chosen webhooks, each stored once, and many shops that send at a steady rate.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -15,37 +15,37 @@ use crate::load::Running;
 use crate::shop;
 use crate::webhook::Webhook;
 
-/// Where webhooks are fed in, and who keeps book.
+/// A receiver to feed with webhooks, and the ledger that records them.
 #[derive(Clone, Debug)]
 pub struct Feed {
     /// The receiver.
     pub address: SocketAddr,
-    /// What was sent.
+    /// Ledger of what was sent.
     pub ledger: Arc<Ledger>,
-    /// Over so many connections at once.
+    /// Number of connections used at once.
     pub connections: u64,
 }
 
-/// Shops that send one webhook of each topic in every period, each about a resource of its own.
+/// Shops that send one webhook of each topic in every period, each about a new resource.
 #[derive(Clone, Debug)]
 pub struct Trickle {
     /// Numbers of the shops.
     pub shops: Range<u64>,
-    /// What each sends.
+    /// Topics that each shop sends.
     pub topics: &'static [&'static str],
-    /// How often. The shops take turns within it.
+    /// Length of the period. The shops take turns within it.
     pub every: Duration,
-    /// Number of the first resource; the others follow.
+    /// Number of the first resource; later webhooks use the following numbers.
     pub first_resource: u64,
 }
 
 impl Feed {
-    /// Feeds over 32 connections: several packs' worth, and little beside a flood.
+    /// A feed over 32 connections: enough for several packs, and little compared to a flood.
     pub fn to(address: SocketAddr, ledger: &Arc<Ledger>) -> Self {
         Self { address, ledger: Arc::clone(ledger), connections: 32 }
     }
 
-    /// Stores all of them, those of one resource in their order.
+    /// Stores all webhooks; those of one resource are stored in order.
     pub async fn store(&self, items: Vec<(Event, Webhook)>) {
         let mut shares: Vec<Vec<(Event, Webhook)>> = Vec::new();
         shares.resize_with(self.connections as usize, Vec::new);
@@ -64,7 +64,7 @@ impl Feed {
         senders.join_all().await;
     }
 
-    /// Stores them one after the other, each accepted before the next is sent.
+    /// Stores the webhooks one by one: each is accepted before the next is sent.
     pub async fn store_in_turn(&self, items: Vec<(Event, Webhook)>) {
         let mut line = self.line();
         for (event, webhook) in items {
@@ -72,7 +72,7 @@ impl Feed {
         }
     }
 
-    /// Starts a trickle, which goes on until it is stopped.
+    /// Starts a trickle, which runs until it is stopped.
     pub fn trickle(&self, trickle: &Trickle) -> Running {
         let mut running = Running::new();
         let next = Arc::new(AtomicU64::new(trickle.first_resource));

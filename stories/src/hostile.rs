@@ -1,8 +1,8 @@
-//! Strangers who mean harm: what they write on a connection ([`shape`]), what many of them do at
-//! once ([`attack`], [`siege`]), and what a hostile backend answers ([`answers`]).
+//! Attackers: what they write on a connection ([`shape`]), what many of them do at once
+//! ([`attack`], [`siege`]), and what a hostile backend answers ([`answers`]).
 //!
-//! A webhook that only a misread request can bring in is signed, so that nothing but reading the
-//! request right keeps it out; its id begins with [`HIDDEN`].
+//! A webhook that can get in only through a misread request is signed. Only reading the request
+//! correctly keeps it out. Its id begins with [`HIDDEN`].
 
 pub mod answers;
 pub mod attack;
@@ -20,32 +20,32 @@ use tokio::time::{sleep, timeout};
 
 use crate::webhook::Webhook;
 
-/// What the ids of webhooks begin with that nobody may store.
+/// Prefix of the ids of webhooks that must never be stored.
 pub const HIDDEN: &str = "hidden-";
 
-/// Longer than any of the receiver's own time-outs in these stories.
+/// Longer than any of the receiver's own timeouts in these tests.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a stranger writes at once, and then nothing for a moment: 16 MB a second, as a link of 130 Mbit/s
-/// would bring it. At the speed of the loopback, one call of the kernel's keeps a core for as long as
-/// the whole of it takes.
+/// Bytes that an attacker writes at once, followed by a short pause: 16 MB per second, as a link of
+/// 130 Mbit/s would deliver. At loopback speed, one call of the kernel keeps a core busy until all
+/// bytes are copied.
 const PIECE_BYTES: usize = 16 << 10;
 const BETWEEN_PIECES: Duration = Duration::from_millis(1);
 
-/// A whole signed request that must never be taken for one.
+/// A complete signed request that must never be accepted as one.
 pub fn hidden() -> Vec<u8> {
     let id = format!("{HIDDEN}{:016x}", rand::random::<u64>());
     Webhook::product(666, &id, br#"{"id":666}"#.to_vec()).encode()
 }
 
-/// Writes these bytes and reads up to `answers` answers, or to the end of the connection; their
+/// Writes these bytes and reads up to `answers` answers, or until the connection ends. Returns the
 /// statuses.
 pub async fn play(address: SocketAddr, bytes: &[u8], answers: usize) -> Vec<u16> {
     let Ok(stream) = TcpStream::connect(address).await else { return Vec::new() };
     let (mut incoming, mut outgoing) = stream.into_split();
     let mut read = Vec::new();
     let exchange = async {
-        // A refusal may come, and the connection close, long before all is written.
+        // A refusal may come, and the connection may close, long before everything is written.
         let writing = async {
             write(&mut outgoing, bytes).await.ok();
             std::future::pending::<()>().await;
@@ -63,7 +63,7 @@ pub async fn play(address: SocketAddr, bytes: &[u8], answers: usize) -> Vec<u16>
     statuses(&read)
 }
 
-/// Writes all of it, no faster than a stranger's link.
+/// Writes everything, no faster than an attacker's link.
 async fn write(outgoing: &mut OwnedWriteHalf, bytes: &[u8]) -> io::Result<()> {
     for piece in bytes.chunks(PIECE_BYTES) {
         outgoing.write_all(piece).await?;
@@ -74,7 +74,7 @@ async fn write(outgoing: &mut OwnedWriteHalf, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The statuses of all answers in these bytes; no body of ours looks like a status line.
+/// Statuses of all answers in these bytes. No body of our servers looks like a status line.
 pub fn statuses(read: &[u8]) -> Vec<u16> {
     const VERSION: &[u8] = b"HTTP/1.1 ";
     let begins = |window: &[u8]| window.starts_with(VERSION);

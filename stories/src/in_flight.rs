@@ -1,7 +1,7 @@
-//! What was in flight when a downstreamer was killed, and what was repeated for it.
+//! Webhooks in flight when a downstreamer was killed, and the repeats that the kill caused.
 //!
-//! In flight is what the backend had been sent and Redis does not hold as settled. With the
-//! process gone neither can change, until another one takes the queue over.
+//! A webhook is in flight if the backend was sent it and Redis does not hold it as settled. After
+//! the process is killed, neither can change until another one takes over the queue.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -16,41 +16,42 @@ use crate::redis_server::{connect, socket_in};
 use crate::service::Service;
 use crate::until::until_some;
 
-/// A Redis that was killed too is back within this time.
+/// Time within which a Redis that was also killed is back.
 const REDIS_WITHIN: Duration = Duration::from_secs(20);
 
-/// For a downstreamer whose settled webhooks are counted: a duplicate is settled and never sent,
-/// and a webhook whose storing was in doubt is sent again.
+/// Settings of a downstreamer whose settled webhooks are counted. Deduplication would settle
+/// webhooks that are never sent. Webhooks that were stored twice, after an unknown outcome, would
+/// be such duplicates.
 pub const COUNTED: Settings<'static> = &[("DEDUP_WINDOW", "0")];
 
-/// Where a queue stood at one moment.
+/// State of a queue at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stock {
-    /// Requests the backend had been sent.
+    /// Requests that the backend was sent.
     pub received: usize,
     /// Webhooks among them that were not settled.
     pub in_flight: usize,
 }
 
-/// What the backend was sent more than once.
+/// Webhooks that the backend was sent more than once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repeats {
-    /// For each kill, requests between it and the next one for a webhook sent before it.
+    /// For each kill, requests between it and the next kill for a webhook sent before it.
     pub after_kill: Vec<usize>,
-    /// Requests for a webhook already sent by the same process.
+    /// Requests for a webhook that the same process had already sent.
     pub unprovoked: usize,
 }
 
 impl Stock {
-    /// Kills the downstreamer of a cell and takes stock. There may be no other at work.
+    /// Kills the downstreamer of a cell and takes stock. No other one may be running.
     pub async fn at_kill(downstreamer: &mut Service, cell: &Cell, backend: &Backend) -> Self {
         downstreamer.kill9();
         backend.hung_up().await;
         Self::take(cell, backend).await
     }
 
-    /// Takes stock while nobody delivers. Not for queues with dead letters or replays: those are
-    /// settled in two places.
+    /// Takes stock while no downstreamer runs. Not for queues with dead letters or replays, which
+    /// are settled in two places.
     pub async fn take(cell: &Cell, backend: &Backend) -> Self {
         let socket = socket_in(cell.directory());
         let ask = async || settled(&socket).await.ok();
@@ -66,7 +67,7 @@ impl Stock {
 }
 
 impl Repeats {
-    /// Counts. `kills` are all there were, in order.
+    /// Counts the repeats. `kills` holds all kills, in order.
     pub fn count(receipts: &[Receipt], kills: &[Stock]) -> Self {
         let ids = receipts.iter().map(Receipt::spillway_id);
         Self::count_ids(ids, kills)
@@ -95,7 +96,7 @@ impl Repeats {
     }
 }
 
-/// How many webhooks the drain has settled, up to its cursor and behind it.
+/// Number of webhooks that the consumer has settled, up to its cursor and after it.
 async fn settled(socket: &Path) -> RedisResult<usize> {
     let mut connection = connect(socket).await?;
     let mut pipe = redis::pipe();

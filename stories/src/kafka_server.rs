@@ -16,9 +16,9 @@ use crate::process::{Process, Recipe};
 use crate::until::until;
 use crate::{binaries, port};
 
-/// Formatting its storage and starting takes some seconds each, on a busy machine more.
+/// Formatting the storage and starting take some seconds each, and more on a busy machine.
 const READY_WITHIN: Duration = Duration::from_secs(90);
-/// One question to it.
+/// Time limit of one request to the broker.
 const ANSWER: Duration = Duration::from_secs(3);
 
 /// The Kafka of one test. Signals and restarts are those of [`Process`].
@@ -29,19 +29,19 @@ pub struct KafkaServer {
     clients: ClientConfig,
 }
 
-/// How a broker differs from the usual one.
+/// Differences of a broker from the default.
 #[derive(Debug, Default)]
 pub struct KafkaOptions<'a> {
-    /// Broker settings, a line each; `{port}` and `{controller}` stand for its two ports.
+    /// Broker settings, one per line; `{port}` and `{controller}` stand for its two ports.
     pub settings: &'a str,
-    /// For the formatting of its storage.
+    /// Arguments to format its storage.
     pub format_arguments: &'a str,
-    /// What the test's own clients need to be let in.
+    /// Settings that the test's own clients need to connect.
     pub clients: &'a [(&'a str, &'a str)],
 }
 
 impl KafkaServer {
-    /// Starts it in a directory of its own below `directory`, and does not wait.
+    /// Starts a broker in a new directory below `directory`, without waiting.
     pub fn start(directory: &Path, options: &KafkaOptions<'_>) -> Self {
         let (address, controller) = (port::free(), port::free());
         let directory = directory.join("kafka");
@@ -79,7 +79,7 @@ impl KafkaServer {
         Self { process: recipe.start(), address, clients }
     }
 
-    /// Waits until it answers.
+    /// Waits until the broker answers.
     pub async fn ready(&self) {
         let config = self.clients();
         until("kafka answers", READY_WITHIN, async || {
@@ -93,17 +93,17 @@ impl KafkaServer {
         .await;
     }
 
-    /// Where it listens.
+    /// Address on which the broker listens.
     pub fn url(&self) -> String {
         format!("localhost:{}", self.address.port())
     }
 
-    /// What a client of the test's own begins with.
+    /// Basic settings of the test's own clients.
     pub fn clients(&self) -> ClientConfig {
         self.clients.clone()
     }
 
-    /// Makes a topic.
+    /// Creates a topic.
     pub async fn topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
         let admin: AdminClient<DefaultClientContext> = self.clients().create().expect("a client");
         let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
@@ -115,7 +115,7 @@ impl KafkaServer {
         made[0].as_ref().expect("the topic is made");
     }
 
-    /// Gives a topic these settings and no others.
+    /// Sets the settings of a topic; all others are reset.
     pub async fn configure_topic(&self, name: &str, settings: &[(&str, &str)]) {
         let admin: AdminClient<DefaultClientContext> = self.clients().create().expect("a client");
         let mut change = AlterConfig::new(ResourceSpecifier::Topic(name));

@@ -1,5 +1,5 @@
-//! A reader of a topic, as a consumer of Spillway's users would be: `read_committed`, from the
-//! first record on, over the broker's deaths.
+//! A reader of a topic, as a consumer of Spillway's users would be. It uses `read_committed`,
+//! starts at the first record, and survives restarts of the broker.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,39 +15,39 @@ use crate::ledger::Event;
 use crate::receipt::{BodyHash, hash};
 use crate::until::until;
 
-/// A record as it was read.
+/// A complete record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Where it lies.
+    /// Partition.
     pub partition: i32,
-    /// Its place there.
+    /// Offset in the partition.
     pub offset: i64,
-    /// Its key.
+    /// Key.
     pub key: Vec<u8>,
-    /// Its headers, in their order.
+    /// Headers, in order.
     pub headers: Vec<(String, Vec<u8>)>,
-    /// Its value.
+    /// Value.
     pub value: Vec<u8>,
-    /// Its timestamp, in milliseconds since the Unix epoch.
+    /// Timestamp, in milliseconds since the Unix epoch.
     pub timestamp_ms: i64,
 }
 
-/// What the ledger needs to know of a raw record.
+/// The parts of a raw record that the checks need.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// Where it lies.
+    /// Partition.
     pub partition: i32,
-    /// Its place there.
+    /// Offset in the partition.
     pub offset: i64,
-    /// Which event it is of; `None` if of none of ours.
+    /// Event of the record; `None` if it is not an event of the test.
     pub event: Option<Event>,
-    /// Hash of its Spillway id.
+    /// Hash of the Spillway id.
     pub spillway_id: BodyHash,
-    /// Hash of its body.
+    /// Hash of the body.
     pub body_hash: BodyHash,
 }
 
-/// Reads until it is dropped.
+/// A topic that is read until this value is dropped.
 #[derive(Debug)]
 pub struct Topic<T> {
     read: Arc<Mutex<Vec<T>>>,
@@ -73,7 +73,7 @@ impl Record {
         }
     }
 
-    /// The first header of a name, as text.
+    /// First header with this name, as text.
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(have, _)| have == name);
         found.map(|(_, value)| std::str::from_utf8(value).expect("a header of text"))
@@ -98,14 +98,14 @@ impl Arrival {
 }
 
 impl Topic<Record> {
-    /// Reads whole records.
+    /// Reads complete records.
     pub fn records(clients: ClientConfig, name: &str, partitions: i32) -> Self {
         Self::read(clients, name, partitions, Record::of)
     }
 }
 
 impl Topic<Arrival> {
-    /// Reads raw records of a load: what the ledger needs to know of each.
+    /// Reads raw records of a load, with only the parts that the checks need.
     pub fn arrivals(clients: ClientConfig, name: &str, partitions: i32) -> Self {
         Self::read(clients, name, partitions, Arrival::of)
     }
@@ -118,7 +118,7 @@ impl<T: Send + Clone + 'static> Topic<T> {
         partitions: i32,
         of: fn(&BorrowedMessage<'_>) -> T,
     ) -> Self {
-        // Said although it is librdkafka's default, because Java's is another.
+        // Explicit although it is librdkafka's default, because Java's default differs.
         clients.set("isolation.level", "read_committed").set("enable.auto.commit", "false");
         clients.set("group.id", "reader-of-the-tests").set("reconnect.backoff.max.ms", "500");
         let consumer: BaseConsumer = clients.create().expect("a consumer");
@@ -136,22 +136,22 @@ impl<T: Send + Clone + 'static> Topic<T> {
         Self { read, stop, reader: Some(reader) }
     }
 
-    /// How many were read.
+    /// Number of records read.
     pub fn count(&self) -> usize {
         self.entries().len()
     }
 
-    /// Everything that was read.
+    /// All records read.
     pub fn all(&self) -> Vec<T> {
         self.entries().clone()
     }
 
-    /// What was read after the first so many.
+    /// Records read after the first `seen`.
     pub fn after(&self, seen: usize) -> Vec<T> {
         self.entries()[seen..].to_vec()
     }
 
-    /// Waits for so many.
+    /// Waits until `count` records are read.
     pub async fn reaches(&self, count: usize, within: Duration) {
         until(&format!("{count} records are read"), within, async || self.count() >= count).await;
     }
@@ -168,7 +168,7 @@ fn read_on<T>(
     of: fn(&BorrowedMessage<'_>) -> T,
 ) {
     while !stop.load(Ordering::Relaxed) {
-        // A broker that is away is an error here, and tried again.
+        // An unavailable broker is an error here; the next poll tries again.
         if let Some(Ok(message)) = consumer.poll(Duration::from_millis(50)) {
             let record = of(&message);
             read.lock().expect("no looker panicked").push(record);

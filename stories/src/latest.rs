@@ -1,8 +1,9 @@
-//! The check for webhooks that may be coalesced: not every event arrives, but the newest does.
+//! Check for webhooks that may be coalesced: not every event arrives, but the newest does.
 //!
 //! - lost: the newest promised event of a resource was never acknowledged.
 //! - disordered: arrived after a later event of its resource was acknowledged.
-//! - stood for: what the acknowledged deliveries say they were worth, each counted once.
+//! - stood for: the number of webhooks that the acknowledged deliveries represent, each counted
+//!   once.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,16 +11,16 @@ use crate::ledger::{Event, Ledger};
 use crate::receipt::Receipt;
 use crate::report::say;
 
-/// What the check found.
+/// Results of the check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Latest {
     /// Events answered 200.
     pub stored: usize,
-    /// Resources they are about.
+    /// Resources of these events.
     pub resources: usize,
-    /// Deliveries acknowledged, each webhook once.
+    /// Deliveries acknowledged, each webhook counted once.
     pub delivered: usize,
-    /// These and all that they stand for.
+    /// Deliveries plus all webhooks that they stand for.
     pub stood_for: usize,
     /// Resources whose newest event is missing.
     pub lost: usize,
@@ -27,11 +28,11 @@ pub struct Latest {
     pub altered: usize,
     /// Arrivals after a newer one of the resource.
     pub disordered: usize,
-    /// Acknowledged again.
+    /// Deliveries acknowledged again.
     pub repeats: usize,
 }
 
-/// Compares what was promised about these resources with what arrived.
+/// Compares what was promised about the selected resources with what arrived.
 pub fn check_latest(
     ledger: &Ledger,
     receipts: &[Receipt],
@@ -75,12 +76,12 @@ pub fn check_latest(
 }
 
 impl Latest {
-    /// Prints them on one line.
+    /// Prints the figures on one line.
     pub fn print(&self, story: &str) {
         say(&format!("{story}: {self:?}"));
     }
 
-    /// Fails the test if a newest state is missing, or an old one came after it.
+    /// Fails the test if a newest event is missing, or an older one came after it.
     #[track_caller]
     pub fn expect_sound(&self, repeats_max: usize) {
         assert!(self.stored > 0, "nothing was promised: {self:?}");

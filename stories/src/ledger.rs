@@ -1,4 +1,4 @@
-//! The ledger: what was sent and what was promised in return, written by the senders.
+//! The ledger: what was sent and what was promised for it, recorded by the senders.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -8,16 +8,16 @@ use crate::backend::Backend;
 use crate::receipt::BodyHash;
 use crate::until::until;
 
-/// One event of one resource. Its webhook id says which.
+/// One event of one resource. Its webhook id contains both numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Event {
     /// The resource, a product id.
     pub resource: u64,
-    /// Its place among the events of the resource, from 1.
+    /// Position among the events of the resource, from 1.
     pub sequence: u64,
 }
 
-/// What came of one attempt to send a webhook.
+/// Outcome of one attempt to send a webhook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// 200: promised.
@@ -28,7 +28,7 @@ pub enum Outcome {
     Later,
     /// The connection broke before any answer: may arrive once.
     Unanswered,
-    /// The connection broke within the answer: may arrive once, and is nobody's fault but ours.
+    /// The connection broke within the answer: may arrive once. Only the test causes this.
     CutInAnswer,
     /// No connection: will not arrive.
     NotSent,
@@ -37,39 +37,39 @@ pub enum Outcome {
 /// One attempt.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt {
-    /// When its first byte was sent.
+    /// Time at which its first byte was sent.
     pub began: Instant,
-    /// How long until its outcome.
+    /// Time until its outcome.
     pub took: Duration,
-    /// What came of it.
+    /// Outcome.
     pub outcome: Outcome,
 }
 
 /// One webhook and all the attempts to send it.
 #[derive(Clone, Debug)]
 pub struct Sent {
-    /// Hash of its body.
+    /// Hash of the body.
     pub body_hash: BodyHash,
     /// The attempts, in order.
     pub attempts: Vec<Attempt>,
 }
 
-/// All that was sent.
+/// Everything that was sent.
 #[derive(Debug, Default)]
 pub struct Ledger {
     sent: Mutex<HashMap<Event, Sent>>,
-    /// Kept beside the entries, in the order in which they were promised: tests ask for it every few
-    /// milliseconds, under load.
+    /// Stored events in the order in which they were promised. They are kept in addition to the
+    /// entries, because tests read them every few milliseconds under load.
     stored: Mutex<Vec<Event>>,
 }
 
 impl Event {
-    /// Its webhook id: a UUID to look at.
+    /// The webhook id, in the form of a UUID.
     pub fn webhook_id(self) -> String {
         format!("{:08x}-0000-4000-8000-{:012x}", self.resource, self.sequence)
     }
 
-    /// The event of a webhook id, if it is one of ours.
+    /// The event of a webhook id, if it is an event of a test.
     pub fn of(webhook_id: &str) -> Option<Self> {
         let (resource, rest) = webhook_id.split_once('-')?;
         let (_, sequence) = rest.rsplit_once('-')?;
@@ -85,13 +85,13 @@ impl Sent {
         self.attempts.iter().any(|attempt| attempt.outcome == Outcome::Stored)
     }
 
-    /// When it was promised: the end of the first answer with 200.
+    /// Time at which it was promised: the end of the first answer with 200.
     pub fn accepted_at(&self) -> Option<Instant> {
         let mut stored = self.attempts.iter().filter(|attempt| attempt.outcome == Outcome::Stored);
         stored.next().map(|attempt| attempt.began + attempt.took)
     }
 
-    /// How often it may arrive, not counting repeats after a crash.
+    /// Maximum number of copies that may arrive, without repeats after a crash.
     pub fn copies_max(&self) -> usize {
         let may_arrive = |attempt: &&Attempt| match attempt.outcome {
             Outcome::Stored | Outcome::Later | Outcome::Unanswered | Outcome::CutInAnswer => true,
@@ -102,7 +102,7 @@ impl Sent {
 }
 
 impl Ledger {
-    /// Notes one attempt.
+    /// Records one attempt.
     pub fn note(&self, event: Event, body_hash: BodyHash, attempt: Attempt) {
         let mut sent = self.entries();
         let entry = sent.entry(event).or_insert_with(|| Sent { body_hash, attempts: Vec::new() });
@@ -112,7 +112,7 @@ impl Ledger {
         entry.attempts.push(attempt);
     }
 
-    /// Takes in what another ledger holds of other events.
+    /// Adds the entries of another ledger, which has other events.
     pub fn absorb(&self, other: &Self) {
         let taken: Vec<_> = other.entries().drain().collect();
         self.promised().append(&mut other.promised());
@@ -129,17 +129,17 @@ impl Ledger {
         self.entries().values().flat_map(|sent| sent.attempts.iter().copied()).collect()
     }
 
-    /// Events answered 200, in the order in which they first were.
+    /// Events answered 200, in the order of their first such answer.
     pub fn stored(&self) -> Vec<Event> {
         self.stored_after(0)
     }
 
-    /// The same without the first so many.
+    /// Same as [`stored`](Self::stored), without the first `seen`.
     pub fn stored_after(&self, seen: usize) -> Vec<Event> {
         self.promised()[seen..].to_vec()
     }
 
-    /// How many events were answered 200.
+    /// Number of events answered 200.
     pub fn stored_count(&self) -> usize {
         self.promised().len()
     }
@@ -148,7 +148,7 @@ impl Ledger {
         self.stored.lock().expect("no book-keeper panicked")
     }
 
-    /// Attempts of one outcome.
+    /// Number of attempts with this outcome.
     pub fn count(&self, outcome: Outcome) -> usize {
         self.attempts().iter().filter(|attempt| attempt.outcome == outcome).count()
     }
@@ -159,7 +159,7 @@ impl Ledger {
         let what = format!("{} stored webhooks are delivered", stored.len());
         let mut done = 0;
         until(&what, within, async || {
-            // Never looks at a delivered one again: the books are locked while it looks.
+            // Delivered events are not checked again, because each check locks the backend's books.
             while done < stored.len() && backend.has_delivered(&stored[done]) {
                 done += 1;
             }

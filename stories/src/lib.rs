@@ -1,8 +1,8 @@
-//! What the stories stand on: a private Redis, the real binaries, a backend that can be told to
-//! misbehave, clients that remember what they were promised, and the check that compares the two.
+//! Foundation of the stories: a private Redis, the real binaries, a backend with scripted failures,
+//! clients that record what they were promised, and the check that compares the two.
 //!
-//! The harness knows the outside contract only: settings, statuses, headers, Redis key names. It
-//! shares no code with the binaries, so a mistake in theirs cannot be hidden by the same one here.
+//! The harness knows only the external contract: settings, statuses, headers, Redis key names. It
+//! shares no code with the binaries, so the same mistake cannot hide in both.
 //!
 //! Start reading at [`cell`], then [`ledger`] and [`check`].
 
@@ -42,6 +42,7 @@ pub mod redis_server;
 pub mod report;
 pub mod seed;
 pub mod service;
+pub mod settings_page;
 pub mod settlements;
 pub mod shop;
 pub mod sick_disk;

@@ -1,4 +1,4 @@
-//! A line to the receiver: one connection at a time, opened again when it breaks, as Shopify's are.
+//! A connection to the receiver that is opened again when it breaks, as Shopify's are.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::ledger::{Attempt, Event, Ledger, Outcome};
 use crate::receipt::hash;
 use crate::webhook::Webhook;
 
-/// Shopify waits 5 s for a whole exchange.
+/// Shopify's limit for a whole exchange.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between two attempts to store the same webhook.
+/// Time between two attempts to store the same webhook.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// One sender's way to the receiver. All it sends is noted in its ledger.
+/// Connection of one sender to the receiver. Everything it sends is recorded in the ledger.
 #[derive(Debug)]
 pub struct Line {
     address: SocketAddr,
@@ -26,12 +26,12 @@ pub struct Line {
 }
 
 impl Line {
-    /// A line that connects when it has something to send.
+    /// Creates a line that connects when it sends something.
     pub fn new(address: SocketAddr, ledger: &Arc<Ledger>) -> Self {
         Self { address, ledger: Arc::clone(ledger), connection: None }
     }
 
-    /// Sends once and notes what came of it.
+    /// Sends once and records the outcome.
     pub async fn attempt(&mut self, event: Event, webhook: &Webhook) -> Outcome {
         let (request, body_hash) = (webhook.encode(), hash(webhook.payload()));
         let began = Instant::now();
@@ -40,7 +40,7 @@ impl Line {
         outcome
     }
 
-    /// Sends the same bytes until they are stored.
+    /// Sends the same bytes repeatedly until they are stored.
     pub async fn store(&mut self, event: Event, webhook: &Webhook) {
         loop {
             match self.attempt(event, webhook).await {

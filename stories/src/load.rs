@@ -1,8 +1,9 @@
-//! Load: many connections that send the events of many resources, each resource in order, and
-//! note every outcome in the ledger.
+//! Load: many connections that send the events of many resources, each resource in order. Every
+//! outcome is recorded in the ledger.
 //!
-//! An event of a resource is sent once the one before it was answered 200, and again, the same
-//! bytes, until it is itself. Closed loop: never more requests open than connections.
+//! An event of a resource is sent once the previous one was answered 200. The same bytes are sent
+//! again until they are answered 200. The loop is closed: there are never more open requests than
+//! connections.
 
 use std::net::SocketAddr;
 use std::ops::{Range, RangeInclusive};
@@ -22,7 +23,7 @@ use crate::seed::chance;
 use crate::shop;
 use crate::webhook::{Webhook, rfc3339};
 
-/// What to send.
+/// Parameters of the load.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// Connections, each with its own share of the resources.
@@ -31,19 +32,19 @@ pub struct Load {
     pub resources: u64,
     /// Number of the first resource.
     pub first_resource: u64,
-    /// Events for each resource; `None` goes on until stopped.
+    /// Events for each resource; `None` continues until stopped.
     pub events: Option<u64>,
-    /// Numbers of the shops, which have the resources in turn; `None`: the one shop of
+    /// Numbers of the shops, which take turns at the resources. `None` uses the one shop of
     /// [`Webhook::product`].
     pub shops: Option<Range<u64>>,
     /// Paths, each with its share of the resources.
     pub targets: &'static [&'static str],
     /// Size of the bodies.
     pub body_bytes: RangeInclusive<usize>,
-    /// From the start of a connection's event to the start of its next, on average; more where an
-    /// answer takes longer.
+    /// Average time from the start of a connection's event to the start of its next. It is longer
+    /// if an answer takes longer.
     pub pause: Duration,
-    /// For the random choices.
+    /// Seed of the random choices.
     pub seed: u64,
 }
 
@@ -82,7 +83,7 @@ impl Load {
         self.start_after(0, address, ledger)
     }
 
-    /// Starts sending the events that follow the one of this sequence.
+    /// Starts sending after the event with sequence number `sent`.
     pub fn start_after(&self, sent: u64, address: SocketAddr, ledger: &Arc<Ledger>) -> Running {
         let mut running = Running::new();
         for number in 0..self.connections {
@@ -99,29 +100,29 @@ impl Load {
 }
 
 impl Running {
-    /// Nobody sends yet.
+    /// Creates a load without senders.
     pub(crate) fn new() -> Self {
         Self { stop: Arc::new(AtomicBool::new(false)), senders: JoinSet::new() }
     }
 
-    /// True once the load is to end.
+    /// A flag that is set once the load must end.
     pub(crate) fn stopping(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop)
     }
 
-    /// One more sender.
+    /// Adds a sender.
     pub(crate) fn spawn(&mut self, sender: impl Future<Output = ()> + Send + 'static) {
         self.senders.spawn(sender);
     }
 
-    /// Waits until all is sent, however long that takes the server.
+    /// Waits until everything is sent, however long it takes.
     pub async fn join(mut self) {
         while let Some(sender) = self.senders.join_next().await {
             sender.expect("a sender ends well");
         }
     }
 
-    /// Ends the load. Each connection still waits for the answer it is owed.
+    /// Ends the load. Each connection still waits for its pending answer.
     pub async fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         self.join().await;
@@ -147,7 +148,7 @@ impl Sender {
         }
     }
 
-    /// Sends until it is promised or refused for good, or the load is stopped.
+    /// Sends an event until it is promised or refused for good, or the load is stopped.
     async fn send_until_settled(&mut self, event: Event) {
         let body = self.body(event);
         let targets = self.load.targets;
@@ -170,10 +171,10 @@ impl Sender {
         }
     }
 
-    /// JSON that names its event, filled up with text that does not compress to nothing.
+    /// JSON with the numbers of the event, filled up with text that does not compress too well.
     fn body(&mut self, event: Event) -> Vec<u8> {
         let Event { resource, sequence } = event;
-        // Shopify's have seconds, too.
+        // Shopify's timestamps have seconds too.
         let updated_at = OffsetDateTime::UNIX_EPOCH + Duration::from_secs(sequence);
         let updated_at = rfc3339(updated_at);
         let mut body = format!(

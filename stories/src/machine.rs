@@ -1,16 +1,16 @@
-//! One machine, many tests: those that load it run alone, the others may share it.
+//! A lock on the machine: tests that load it run alone; the others share it.
 
 use std::fs::File;
 
 use crate::binaries;
 
-/// Leave to use the machine; given back when dropped.
+/// Permission to use the machine, which ends when the value is dropped.
 #[derive(Debug)]
 pub struct Turn {
     _lock: File,
 }
 
-/// Waits until no other test runs, in this process or another.
+/// Waits until no other test runs, in this process or another one.
 pub fn alone() -> Turn {
     let lock = open();
     lock.lock().expect("lock the machine for one test");

@@ -1,4 +1,4 @@
-//! What the stories compute from receipts: rates, delays, shares.
+//! Computes figures from receipts: rates, delays, shares.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,13 +10,13 @@ use crate::receipt::Receipt;
 /// Waiting times of some webhooks.
 #[derive(Clone, Debug, Default)]
 pub struct Waits {
-    /// Each of them, in no order.
+    /// The waiting times, unordered.
     pub all: Vec<Duration>,
-    /// Number of those that are not delivered yet.
+    /// Number of webhooks that are not delivered yet.
     pub undelivered: usize,
 }
 
-/// The smallest of the values that this part of them does not exceed.
+/// Smallest value that this fraction of the values does not exceed.
 pub fn percentile(values: &[Duration], part: f64) -> Duration {
     assert!(!values.is_empty(), "a percentile of nothing");
     let mut values = values.to_vec();
@@ -25,14 +25,14 @@ pub fn percentile(values: &[Duration], part: f64) -> Duration {
     values[rank.saturating_sub(1)]
 }
 
-/// Jain's index of fairness (R. Jain et al., DEC-TR-301): 1 for equal shares, 1/n for one taker.
+/// Jain's fairness index (R. Jain et al., DEC-TR-301): 1 for equal shares, 1/n if one takes all.
 pub fn jain(shares: &[usize]) -> f64 {
     let sum: f64 = shares.iter().map(|share| *share as f64).sum();
     let squares: f64 = shares.iter().map(|share| (*share as f64).powi(2)).sum();
     sum * sum / (shares.len() as f64 * squares)
 }
 
-/// From each webhook's 200 to the end of its first delivery, for those accepted in this window.
+/// Time from each webhook's 200 to the end of its first delivery, for those accepted in the window.
 pub fn delays(
     ledger: &Ledger,
     receipts: &[Receipt],
@@ -49,8 +49,8 @@ pub fn delays(
     delivered.filter_map(delay).collect()
 }
 
-/// Waiting times of the webhooks that were accepted in this window: from the 200 to the end of the
-/// first delivery, or, undelivered, until now.
+/// Waiting times of the webhooks that were accepted in the window: from the 200 to the end of the
+/// first delivery, or until now if undelivered.
 pub fn waits(
     ledger: &Ledger,
     receipts: &[Receipt],
@@ -74,7 +74,7 @@ pub fn waits(
     waits
 }
 
-/// Deliveries that ended in this window.
+/// Deliveries that ended in the window.
 pub fn delivered_in<'a>(
     receipts: &'a [Receipt],
     window: &Range<Instant>,
@@ -83,7 +83,7 @@ pub fn delivered_in<'a>(
     receipts.iter().filter(|receipt| receipt.delivered()).filter(ended)
 }
 
-/// Deliveries a second of a window.
+/// Deliveries per second in the window.
 pub fn rate(count: usize, window: &Range<Instant>) -> f64 {
     count as f64 / (window.end - window.start).as_secs_f64()
 }

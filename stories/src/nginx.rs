@@ -1,4 +1,4 @@
-//! nginx as anybody may run it: in the foreground, its files in one directory.
+//! An nginx that any user can run: in the foreground, with its files in one directory.
 
 use std::ffi::OsString;
 use std::fs;
@@ -20,7 +20,7 @@ pub struct Nginx {
     has_workers: bool,
 }
 
-/// What belongs around a site.
+/// Configuration around a site.
 const AROUND: &str = "
 daemon off;
 pid nginx.pid;
@@ -36,24 +36,23 @@ http {
 }
 ";
 
-/// One process is enough for a site that stays as it is.
+/// One process is enough for a site that does not change.
 const ALONE: &str = "master_process off;";
 
-/// To be reloaded as anybody's is, it needs a master and workers. A worker of another user could not
-/// enter a test's directory.
+/// A reload needs a master and workers. Workers of another user could not enter a test's directory.
 const WITH_WORKERS: &str = "user root; worker_processes 2;";
 
-/// A worker that has nothing to do ends at once.
+/// Time limit for nginx to end. A worker without work ends at once.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 impl Nginx {
-    /// Starts one with this site, in which files are named from `directory`, and waits until it
-    /// listens on `address`.
+    /// Starts nginx with this site and waits until it listens on `address`. File names in the site
+    /// are relative to `directory`.
     pub async fn start(directory: &Path, site: &str, address: SocketAddr) -> Self {
         Self::start_as(false, directory, site, address).await
     }
 
-    /// The same, with a master and workers: one that can be reloaded.
+    /// Same as [`start`](Self::start), with a master and workers, so that it can be reloaded.
     pub async fn start_reloadable(directory: &Path, site: &str, address: SocketAddr) -> Self {
         Self::start_as(true, directory, site, address).await
     }
@@ -83,8 +82,8 @@ impl Nginx {
         nginx
     }
 
-    /// Puts another site in place, and reloads it by the shipped script, which waits until all
-    /// workers with the old one are gone.
+    /// Replaces the site and reloads it with the shipped script. The script waits until all workers
+    /// with the old site are gone.
     pub async fn reload(&self, site: &str) {
         assert!(self.has_workers, "an nginx without workers is not reloaded as others are");
         fs::write(self.directory.join("site.conf"), site).expect("write the site");
@@ -97,7 +96,7 @@ impl Nginx {
 }
 
 impl Drop for Nginx {
-    /// Workers outlive a master that is killed.
+    /// Stops the workers too, which outlive a killed master.
     fn drop(&mut self) {
         if self.has_workers && self.process.is_running() {
             self.process.sigterm();
@@ -106,7 +105,7 @@ impl Drop for Nginx {
     }
 }
 
-/// Where it finds its files: in the directory it is started in.
+/// Arguments that make nginx use the files in its working directory.
 const FILES: [&str; 6] = ["-p", ".", "-c", "nginx.conf", "-e", "stderr"];
 
 fn program() -> PathBuf {

@@ -1,19 +1,19 @@
-//! The pages under docs/, whose code is run as it stands there.
+//! Pages under docs/. Their code is run exactly as printed.
 
 use std::fs;
 
 use crate::binaries::repository;
 
-/// A fenced block: the language it names, and its text.
+/// A fenced block: its language and its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// What stands behind the fence; empty where nothing does.
+    /// Text after the fence; empty if there is none.
     pub language: String,
-    /// The lines between the fences.
+    /// Lines between the fences.
     pub text: String,
 }
 
-/// The text of a page, named from the root of the repository.
+/// Text of a page. The name is relative to the root of the repository.
 fn text(page: &str) -> String {
     fs::read_to_string(repository().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"))
 }
@@ -23,7 +23,7 @@ pub fn blocks(text: &str) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut open: Option<Block> = None;
     for line in text.lines() {
-        // In a list, a fence is indented as the list is.
+        // In a list, a fence is indented.
         let fence = line.trim_start().strip_prefix("```");
         match (&mut open, fence) {
             (None, Some(language)) => {
@@ -41,7 +41,7 @@ pub fn blocks(text: &str) -> Vec<Block> {
     blocks
 }
 
-/// The one block of a page in this language.
+/// The only block of a page in this language.
 pub fn only_block(page: &str, language: &str) -> String {
     let mut found = blocks(&text(page)).into_iter().filter(|block| block.language == language);
     let block = found.next().unwrap_or_else(|| panic!("no block in {language} in {page}"));

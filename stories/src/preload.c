@@ -1,7 +1,7 @@
-/* The time of day, some seconds off, and a disk that stalls or fails. Loaded before the C library by
- * LD_PRELOAD. How far off the time is says the number of eight bytes in CLOCK_FILE; how the disk is, that in
- * DISK_FILE. Both may change at any moment. The monotonic clock is the kernel's own. The disk is all that lies
- * below DISK_BELOW. */
+/* Changes the time of day, and simulates a disk that stalls or fails. Loaded before the C library
+ * by LD_PRELOAD. The eight-byte number in CLOCK_FILE is the offset of the time in seconds; the one
+ * in DISK_FILE is the state of the disk. Both may change at any time. The monotonic clock is not
+ * changed. The disk consists of all files below DISK_BELOW. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -33,7 +33,7 @@ __attribute__((constructor)) static void map(void) {
   below = getenv("DISK_BELOW");
 }
 
-/* An allocator may ask for the time before anything is set up: it gets the right one. */
+/* An allocator may ask for the time before the offset is mapped: it gets the right time. */
 int clock_gettime(clockid_t clock, struct timespec *now) {
   int failed = (int)syscall(SYS_clock_gettime, clock, now);
   if (!failed && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
@@ -62,7 +62,7 @@ static int is_below(const char *path) {
   return below && !strncmp(path, below, strlen(below));
 }
 
-/* Waits while the disk stalls. True if what was asked of it fails. */
+/* Waits while the disk stalls. Returns true if the operation must fail. */
 static int fails(void) {
   while (*disk == STALLS) usleep(500);
   return *disk == FAILS;

@@ -1,15 +1,15 @@
-//! Some C that is loaded before the C library, and does what a test tells it: it changes what a process is
-//! told of the time, and what a disk does for it.
+//! A C library that is loaded before the C standard library. It changes the time that a process
+//! sees, and how a disk behaves for it.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Variable of the environment that names [`library`].
+/// Environment variable that names [`library`].
 pub const LIBRARY: &str = "LD_PRELOAD";
 
-/// A number in a file, which the C has mapped.
+/// A number in a file, which the library has mapped.
 #[derive(Debug)]
 pub struct Number {
     file: File,
@@ -17,7 +17,7 @@ pub struct Number {
 }
 
 impl Number {
-    /// Zero, in a file that is made.
+    /// Creates the file with the number zero.
     pub fn new(path: PathBuf) -> Self {
         let mut options = OpenOptions::new();
         let file = options.create_new(true).write(true).open(&path).expect("make a number");
@@ -26,19 +26,19 @@ impl Number {
         number
     }
 
-    /// Changes it.
+    /// Changes the number.
     pub fn set(&self, number: i64) {
-        // Eight bytes at their place are one store to whoever has them mapped.
+        // An aligned write of eight bytes is one store for a process that has the file mapped.
         self.file.write_all_at(&number.to_ne_bytes(), 0).expect("set a number");
     }
 
-    /// Path of its file.
+    /// Path of the file.
     pub fn path(&self) -> String {
         self.path.display().to_string()
     }
 }
 
-/// The C, compiled once a directory.
+/// Path of the library, which is compiled once per directory.
 pub fn library(directory: &Path) -> String {
     let (source, library) = (directory.join("preload.c"), directory.join("preload.so"));
     if !library.exists() {

@@ -1,4 +1,4 @@
-//! A real Prometheus, with files of its own in one directory, and what it says.
+//! A real Prometheus, with its files in one directory, and queries to it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::port;
 use crate::process::{Process, Recipe};
 use crate::until::until;
 
-/// A running Prometheus. Dropped, it is killed.
+/// A running Prometheus. It is killed when this value is dropped.
 #[derive(Debug)]
 pub struct Prometheus {
     _process: Process,
@@ -23,7 +23,8 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts one on a free port with this configuration, which lies in `directory` with its rules.
+    /// Starts Prometheus on a free port with this configuration. `directory` holds the
+    /// configuration and the rules.
     pub async fn start(directory: &Path, configuration: &str) -> Self {
         let address = port::free();
         fs::write(directory.join("prometheus.yml"), configuration).expect("write prometheus.yml");
@@ -49,12 +50,12 @@ impl Prometheus {
         started
     }
 
-    /// Its base URL.
+    /// Base URL.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Names of the alerts that fire now, in order.
+    /// Names of the alerts that fire now, sorted.
     pub async fn firing(&self) -> Vec<String> {
         let alerts = self.api("/api/v1/alerts").await;
         let alerts = alerts["alerts"].as_array().expect("a list of alerts").iter();
@@ -66,7 +67,7 @@ impl Prometheus {
         names
     }
 
-    /// The values of an expression without a character that a URL must escape.
+    /// Values of an expression, which must not contain characters that a URL escapes.
     pub async fn values(&self, expression: &str) -> Vec<f64> {
         let found = self.api(&format!("/api/v1/query?query={expression}")).await;
         let rows = found["result"].as_array().expect("a vector").iter();
@@ -80,7 +81,7 @@ impl Prometheus {
         json["data"].take()
     }
 
-    /// By HTTP/1.0, to which no answer comes in chunks.
+    /// Uses HTTP/1.0, because its answers are never chunked.
     async fn get(&self, target: &str) -> std::io::Result<Answer> {
         let mut connection = Connection::open(self.address).await?;
         connection.write(format!("GET {target} HTTP/1.0\r\n\r\n").as_bytes()).await?;

@@ -1,4 +1,4 @@
-//! What the backend was sent, and what it said.
+//! Requests that the backend was sent, and its answers.
 
 use std::time::Instant;
 
@@ -8,28 +8,28 @@ use sha2::{Digest, Sha256};
 use crate::ledger::Event;
 use crate::wire::{HEADERS_MAX, Headers};
 
-/// Bodies up to this size are kept whole; of longer ones the hash will do.
+/// Largest body that is kept. Of larger ones only the hash is kept.
 const KEPT_BODY_BYTES_MAX: usize = 1024;
 
 /// SHA-256 of a body.
 pub type BodyHash = [u8; 32];
 
-/// One request as it reached the backend.
+/// One request as it arrived at the backend.
 #[derive(Clone, Debug)]
 pub struct Receipt {
-    /// When the whole request had come.
+    /// Time at which the whole request had arrived.
     pub arrived: Instant,
-    /// When the answer began, if one was given.
+    /// Time at which the answer began, if there was one.
     pub answered: Option<Instant>,
-    /// The status given; `None` for a reset, a hang or an answer cut short.
+    /// Status of the answer; `None` for a reset, a hang or an answer cut short.
     pub status: Option<u16>,
-    /// The sender was gone before the answer.
+    /// Set if the sender was gone before the answer.
     pub abandoned: bool,
     /// Method.
     pub method: String,
-    /// Path and query as on the wire.
+    /// Path and query as sent.
     pub target: String,
-    /// Header lines as on the wire.
+    /// Header lines as sent.
     pub headers: Headers,
     /// Hash of the body.
     pub body_hash: BodyHash,
@@ -38,7 +38,7 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// A request just read.
+    /// Creates a receipt of a request that was just read.
     pub fn new(head: &RequestHead, body: Bytes) -> Self {
         Self {
             arrived: Instant::now(),
@@ -53,55 +53,55 @@ impl Receipt {
         }
     }
 
-    /// True if it was answered 2xx: from then on its sender may not lose it.
+    /// True if it was answered 2xx. From then on, its sender must not lose it.
     pub fn delivered(&self) -> bool {
         self.status.is_some_and(|status| (200..300).contains(&status))
     }
 
-    /// A header that must be there.
+    /// Value of a header that must be present.
     pub fn header(&self, name: &str) -> &str {
         let value = self.headers.text(name);
         value.unwrap_or_else(|| panic!("a delivery carries {name}: {:?}", self.headers))
     }
 
-    /// Shopify's id of the webhook.
+    /// Shopify's webhook id.
     pub fn webhook_id(&self) -> &str {
         self.header("X-Shopify-Webhook-Id")
     }
 
-    /// Its event: the test's or the load's own.
+    /// Event of the webhook, from the test or the load.
     pub fn event(&self) -> Event {
         Event::of(self.webhook_id()).expect("an event of ours")
     }
 
-    /// Our id: one for each time the webhook was stored.
+    /// The Spillway id: one for each time the webhook was stored.
     pub fn spillway_id(&self) -> &str {
         self.header("Spillway-Id")
     }
 
-    /// 1 for the first attempt.
+    /// Number of the attempt, from 1.
     pub fn attempt(&self) -> u64 {
         self.header("Spillway-Attempt").parse().expect("Spillway-Attempt is a number")
     }
 
-    /// How many older webhooks this one stands for.
+    /// Number of older webhooks that this one stands for.
     pub fn coalesced(&self) -> usize {
         let count = self.headers.text("Spillway-Coalesced").unwrap_or("0");
         count.parse().expect("Spillway-Coalesced is a number")
     }
 
-    /// The shop it comes from.
+    /// Domain of the shop.
     pub fn shop(&self) -> &str {
         self.header("X-Shopify-Shop-Domain")
     }
 
-    /// Its topic.
+    /// Topic.
     pub fn topic(&self) -> &str {
         self.header("X-Shopify-Topic")
     }
 }
 
-/// The head of a request, split.
+/// The parsed head of a request.
 #[derive(Debug)]
 pub struct RequestHead {
     /// Method.
@@ -113,7 +113,7 @@ pub struct RequestHead {
 }
 
 impl RequestHead {
-    /// Splits a whole head. A delivery is well formed, whatever came in.
+    /// Parses a complete head. A delivery is always well-formed, even if the webhook was not.
     pub fn parse(head: &[u8]) -> Self {
         let mut lines = [httparse::EMPTY_HEADER; HEADERS_MAX];
         let mut parsed = httparse::Request::new(&mut lines);
@@ -126,7 +126,7 @@ impl RequestHead {
         }
     }
 
-    /// Length of the body. Its whole is known before it is sent, so it is never chunked.
+    /// Length of the body. It is known before the delivery starts, so a delivery is never chunked.
     pub fn body_bytes(&self) -> usize {
         let chunked = self.headers.get("transfer-encoding").is_some();
         assert!(!chunked, "a delivery carries its Content-Length");

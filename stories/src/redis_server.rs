@@ -1,4 +1,4 @@
-//! A private, durable Redis on a unix socket, set up by the repository's own `ops/redis.conf`.
+//! A private, durable Redis on a unix socket, configured by the repository's `ops/redis.conf`.
 
 use std::ffi::OsString;
 use std::ops::{Deref, DerefMut};
@@ -19,7 +19,7 @@ pub struct RedisServer {
     socket: PathBuf,
 }
 
-/// What `ops/redis.conf` says too, for a checkout that lacks it.
+/// Options of `ops/redis.conf`, for a checkout without that file.
 const WITHOUT_FILE: &[&str] = &[
     "--appendonly",
     "yes",
@@ -32,18 +32,18 @@ const WITHOUT_FILE: &[&str] = &[
 ];
 
 impl RedisServer {
-    /// Starts it in `directory` and does not wait. `extra` overrides any option.
+    /// Starts Redis in `directory`, without waiting. `extra` overrides any option.
     pub fn start(directory: &Path, extra: &[&str]) -> Self {
         Self::start_in(directory, extra, Vec::new())
     }
 
-    /// The same with an environment.
+    /// Same as [`start`](Self::start), with environment variables.
     pub fn start_in(directory: &Path, extra: &[&str], environment: Vec<(String, String)>) -> Self {
         let socket = socket_in(directory);
         let file = binaries::repository().join("ops/redis.conf");
         let mut arguments: Vec<OsString> = Vec::new();
         if file.is_file() {
-            // A copy: a Sentinel has its Redis write down what it has become.
+            // A copy, because a Sentinel makes its Redis rewrite the file.
             let copy = directory.join("redis.conf");
             std::fs::copy(&file, &copy).expect("copy redis.conf");
             arguments.push(copy.into());
@@ -65,7 +65,7 @@ impl RedisServer {
         Self { process: recipe.start(), socket }
     }
 
-    /// Waits until it has loaded its data and answers.
+    /// Waits until Redis has loaded its data and answers.
     pub async fn ready(&self) {
         until("redis answers PING", Duration::from_secs(30), async || {
             self.try_command::<String>(&["PING"]).await.is_ok()
@@ -73,25 +73,25 @@ impl RedisServer {
         .await;
     }
 
-    /// A connection for the test's own look inside.
+    /// Opens a connection to inspect the data.
     pub async fn connection(&self) -> redis::RedisResult<MultiplexedConnection> {
         connect(&self.socket).await
     }
 
-    /// Runs one command on a connection of its own.
+    /// Runs one command on a new connection.
     pub async fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
         let mut connection = self.connection().await?;
         let (name, arguments) = words.split_first().expect("a command has a name");
         redis::cmd(name).arg(arguments).query_async(&mut connection).await
     }
 
-    /// As [`try_command`](Self::try_command), for a Redis that must be well.
+    /// Same as [`try_command`](Self::try_command), for a command that must succeed.
     pub async fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
         let answer = self.try_command(words).await;
         answer.unwrap_or_else(|error| panic!("redis refused {words:?}: {error}"))
     }
 
-    /// Sets some keys, so that there is something to load.
+    /// Sets some keys, so that a restart has data to load.
     pub async fn fill(&self, keys: u64) {
         let mut pipe = redis::pipe();
         for key in 0..keys {
@@ -101,9 +101,9 @@ impl RedisServer {
         pipe.query_async::<()>(&mut connection).await.expect("redis takes the ballast");
     }
 
-    /// Starts it again, killed before, with some 0.1 ms spent on each command it loads, and waits
-    /// until it says that it is loading. It looks at its clients once in 1,024 commands: a longer
-    /// pause each would make it deaf, not slow.
+    /// Restarts a killed Redis with a delay of about 0.1 ms per command that it loads, and waits
+    /// until it reports that it is loading. While loading, it serves its clients once in 1,024
+    /// commands. A longer delay would make it unresponsive instead of slow.
     pub async fn restart_slowly(&mut self) {
         let slow = ["--key-load-delay", "50", "--loading-process-events-interval-bytes", "1024"];
         self.process.add_arguments(&slow);
@@ -116,19 +116,19 @@ impl RedisServer {
         .await;
     }
 
-    /// Entries of a stream; 0 where it does not exist.
+    /// Number of entries of a stream; 0 if it does not exist.
     pub async fn stream_len(&self, key: &str) -> u64 {
         self.command(&["XLEN", key]).await
     }
 
-    /// Webhooks that wait in the lanes of the downstreamer, outside the main stream.
+    /// Number of webhooks in the lanes of the downstreamer, outside the main stream.
     pub async fn in_lanes(&self) -> u64 {
         let waiting: Option<u64> = self.command(&["HGET", "{spillway}:counts", "lanes:http"]).await;
         waiting.unwrap_or(0)
     }
 }
 
-/// A connection to the Redis of a socket, whoever started it.
+/// Connects to the Redis at a socket.
 pub async fn connect(socket: &Path) -> redis::RedisResult<MultiplexedConnection> {
     let client = Client::open(format!("unix://{}", socket.display()))?;
     let patient = AsyncConnectionConfig::new()
@@ -137,7 +137,7 @@ pub async fn connect(socket: &Path) -> redis::RedisResult<MultiplexedConnection>
     client.get_multiplexed_async_connection_with_config(&patient).await
 }
 
-/// Where the Redis of a directory listens.
+/// Path of the socket of the Redis in a directory.
 pub fn socket_in(directory: &Path) -> PathBuf {
     directory.join("redis.sock")
 }

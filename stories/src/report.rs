@@ -1,16 +1,16 @@
 //! Figures and logs for the reader of a test run.
 //!
-//! Written to the real standard error: the test runner's capture swallows what a passing test
-//! prints, and the figures matter most when it passes.
+//! Written to the real standard error: the test runner hides the output of a passing test, and the
+//! figures matter most when a test passes.
 
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-/// How much of a log's end is shown: enough for the last seconds of a server that logs each error.
+/// Bytes of a log's end that are shown: the last seconds of a server that logs each error.
 const LOG_TAIL_BYTES: usize = 16 * 1024;
 
-/// Prints one line, whether or not the test runner captures output.
+/// Prints one line, even if the test runner captures output.
 pub fn say(line: &str) {
     writeln!(std::io::stderr().lock(), "{line}").ok();
 }

@@ -1,11 +1,11 @@
-//! One printed seed for every random choice of a test, so that a failure can be run again.
+//! One printed seed for every random choice of a test, so that a failure can be reproduced.
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use crate::report::say;
 
-/// The seed of this run: `SEED` from the environment, else the test's own.
+/// Seed of this run: `SEED` from the environment, or the test's default.
 pub fn seed(story: &str, default: u64) -> u64 {
     let seed = match std::env::var("SEED") {
         Ok(text) => text.parse().expect("SEED must be a whole number"),
@@ -15,8 +15,8 @@ pub fn seed(story: &str, default: u64) -> u64 {
     seed
 }
 
-/// A generator for one actor of the test. Actors run side by side, so each needs its own stream of
-/// numbers to be repeatable.
+/// A random generator for one actor of the test. Actors run concurrently, so each needs its own
+/// sequence to be reproducible.
 pub fn chance(seed: u64, actor: u64) -> StdRng {
     StdRng::seed_from_u64(seed ^ actor.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }

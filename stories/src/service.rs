@@ -1,4 +1,4 @@
-//! One of our servers: a process with an admin address, and a listen address where it has one.
+//! One of our servers: a process with an admin address and, for the receiver, a listen address.
 
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
@@ -9,7 +9,7 @@ use crate::client::get;
 use crate::process::Process;
 use crate::until::until;
 
-/// A server ready to work is one within this time, on a busy machine.
+/// Time within which a server becomes ready, even on a busy machine.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// A started server. Signals and restarts are those of [`Process`].
@@ -25,33 +25,33 @@ impl Service {
         Self { process, admin, listen }
     }
 
-    /// Where it takes webhooks.
+    /// Address on which the receiver accepts webhooks.
     pub fn address(&self) -> SocketAddr {
         self.listen.expect("only the receiver takes webhooks")
     }
 
-    /// Where it tells of itself.
+    /// Address of the admin endpoint.
     pub fn admin_address(&self) -> SocketAddr {
         self.admin
     }
 
-    /// Asks the admin endpoint; `None` where nothing listens.
+    /// Requests a page of the admin endpoint; `None` if nothing listens.
     pub async fn admin(&self, path: &str) -> Option<Answer> {
         get(self.admin, path).await.ok()
     }
 
-    /// True if `/readyz` says so.
+    /// True if `/readyz` answers 200.
     pub async fn is_ready(&self) -> bool {
         self.admin("/readyz").await.is_some_and(|answer| answer.status == 200)
     }
 
-    /// Waits for `/readyz` to be 200.
+    /// Waits until `/readyz` answers 200.
     pub async fn ready(&self) {
         until(&format!("{} is ready", self.name()), READY_WITHIN, async || self.is_ready().await)
             .await;
     }
 
-    /// Waits for `/readyz` to be 503 with a body that names `reason`.
+    /// Waits until `/readyz` answers 503 with a body that contains `reason`.
     pub async fn unready(&self, reason: &str) {
         let what = format!("{} is not ready because of {reason:?}", self.name());
         until(&what, READY_WITHIN, async || {
@@ -61,7 +61,7 @@ impl Service {
         .await;
     }
 
-    /// The sum of a metric over its labels; `None` where it is not shown.
+    /// Sum of a metric over its labels; `None` if it is not shown.
     pub async fn metric(&self, name: &str) -> Option<f64> {
         let page = self.admin("/metrics").await?.text();
         let mut values = page.lines().filter_map(|line| sample(line, name)).peekable();
@@ -69,19 +69,19 @@ impl Service {
         Some(values.sum())
     }
 
-    /// True if it says it owns its queue.
-    pub async fn is_owner(&self) -> bool {
-        self.metric("spillway_owner").await == Some(1.0)
+    /// True if it reports that it leads.
+    pub async fn is_leader(&self) -> bool {
+        self.metric("spillway_leader").await == Some(1.0)
     }
 
-    /// Waits until it is ready and owns its queue.
+    /// Waits until it is ready and leads.
     pub async fn leads(&self) {
-        let leads = async || self.is_ready().await && self.is_owner().await;
+        let leads = async || self.is_ready().await && self.is_leader().await;
         until("it is ready and leads", Duration::from_secs(60), leads).await;
     }
 }
 
-/// The value of a line `name{labels} value` of this very name.
+/// Value of a line `name{labels} value` with exactly this name.
 pub(crate) fn sample(line: &str, name: &str) -> Option<f64> {
     let rest = line.strip_prefix(name)?;
     if !rest.starts_with(['{', ' ']) {
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_sample_is_found_by_its_whole_name() {
-        assert_eq!(sample("spillway_owner 1", "spillway_owner"), Some(1.0));
+        assert_eq!(sample("spillway_leader 1", "spillway_leader"), Some(1.0));
         assert_eq!(sample("a_total{x=\"y z\"} 2.5", "a_total"), Some(2.5));
         assert_eq!(sample("a_total_seconds 2", "a_total"), None);
         assert_eq!(sample("# HELP a_total 3", "a_total"), None);

@@ -1,4 +1,4 @@
-//! Settlements of consumers, recorded on their way to Redis and sent again later, as delayed
+//! Records settlements of consumers on their way to Redis, and sends them again later as delayed
 //! duplicates.
 //!
 //! A duplicate of a settlement that Redis confirmed must change nothing, whenever it comes.
@@ -16,19 +16,20 @@ use tokio::time::timeout;
 use crate::redis_server::connect;
 use crate::report::say;
 
-/// Suffix of the key that holds the mark of the last settlement. No script but the settlement's
-/// takes it.
+/// Suffix of the key that holds the mark of the last settlement. Only the settlement script takes
+/// this key.
 const MARK_KEY: &[u8] = b":settled";
 /// Arguments of the script before its lists.
 const HEAD: usize = 17;
-/// Width of an element of each of its lists. The last two are fields to set and to delete.
+/// Width of an element of each list of the script. The last two lists are fields to set and to
+/// delete.
 const LISTS: [usize; 9] = [1, 1, 2, 1, 1, 10, 1, 3, 2];
-/// Numbers of the keys that hold chunks and what of them is settled.
+/// Numbers of the keys that hold chunks, and which webhooks of them are settled.
 const CHUNKS: &[u8] = b"13";
 const CHUNKS_DONE: &[u8] = b"14";
-/// Settlements of each kind that are kept: more than an episode has of the rare ones.
+/// Settlements of each kind that are kept: more than an episode has of the rare kinds.
 const KEPT_MAX: usize = 200;
-/// One exchange with a Redis that may just have ended.
+/// Time limit of one exchange with a Redis that may just have ended.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// One settlement as it was sent.
@@ -36,17 +37,17 @@ const ANSWER: Duration = Duration::from_secs(2);
 pub struct Settlement {
     /// Words of the command.
     words: Vec<Vec<u8>>,
-    /// True for the first settlement of a leader.
+    /// True if it is the first settlement of a leader.
     is_first: bool,
     /// True if it writes chunks of lanes.
     is_move: bool,
     /// True if it settles webhooks in chunks of lanes.
     settles_chunks: bool,
-    /// True once Redis answered that it is applied.
+    /// True once Redis confirmed that it is applied.
     is_confirmed: AtomicBool,
 }
 
-/// Settlements that passed, and what came of their duplicates.
+/// The recorded settlements, and the results of their duplicates.
 #[derive(Debug, Default)]
 pub struct Recorder {
     kept: Mutex<Kept>,
@@ -71,38 +72,38 @@ struct Kept {
 /// Counts of duplicates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Duplicates {
-    /// Sent, and answered.
+    /// Duplicates sent and answered.
     pub sent: usize,
-    /// Refused: another settlement was applied last, or another instance leads.
+    /// Duplicates refused, because another settlement was applied last or another instance leads.
     pub refused: usize,
-    /// Answered as the settlement that was applied last; nothing changed.
+    /// Duplicates recognised as the settlement that was applied last. They changed nothing.
     pub known: usize,
-    /// Applied for the first time: the original never reached Redis.
+    /// Duplicates applied for the first time: the original never reached Redis.
     pub applied: usize,
-    /// Applied although Redis had confirmed the original before. There may be none.
+    /// Duplicates applied although Redis had confirmed the original. There must be none.
     pub applied_twice: usize,
-    /// Of those sent, first settlements of a leader.
+    /// Duplicates sent of a leader's first settlement.
     pub firsts: usize,
-    /// Of those sent, settlements that write chunks.
+    /// Duplicates sent of settlements that write chunks.
     pub moves: usize,
-    /// Of those sent, settlements of webhooks in chunks.
+    /// Duplicates sent of settlements of webhooks in chunks.
     pub chunks: usize,
-    /// Originals, not duplicates, that came so late that Redis refused them.
+    /// Originals that arrived so late that Redis refused them.
     pub late: usize,
 }
 
-/// One connection, of which the settlements are recorded.
+/// One connection whose settlements are recorded.
 #[derive(Debug)]
 pub(crate) struct Watched {
     recorder: Arc<Recorder>,
-    /// The command that is not whole yet.
+    /// The incomplete command.
     part: Vec<u8>,
-    /// What the next reply answers, if that is a settlement.
+    /// The settlement that the next reply answers, if any.
     asked: Option<Arc<Settlement>>,
 }
 
 impl Settlement {
-    /// The settlement of a command, if that is one.
+    /// Parses a command; `None` if it is not a settlement.
     fn of(words: Vec<Vec<u8>>) -> Option<Self> {
         let is_script = words.first()?.eq_ignore_ascii_case(b"EVALSHA");
         let keys: usize = number(words.get(2)?)?;
@@ -127,14 +128,14 @@ impl Settlement {
         })
     }
 
-    /// The key of the mark.
+    /// Name of the key with the mark.
     fn mark_key(&self) -> &[u8] {
         let key = self.words.iter().find(|word| word.ends_with(MARK_KEY));
         key.expect("a settlement has it")
     }
 }
 
-/// Fields to set and fields to delete.
+/// The fields to set and the fields to delete.
 fn lane_fields(arguments: &[Vec<u8>]) -> Option<[&[Vec<u8>]; 2]> {
     let mut rest = arguments.get(HEAD..)?;
     let mut lists = [&rest[..0]; LISTS.len()];
@@ -146,7 +147,7 @@ fn lane_fields(arguments: &[Vec<u8>]) -> Option<[&[Vec<u8>]; 2]> {
 }
 
 impl Recorder {
-    /// What came of the duplicates by now.
+    /// Results of the duplicates so far.
     pub fn duplicates(&self) -> Duplicates {
         let count = |of: &AtomicUsize| of.load(Ordering::Relaxed);
         Duplicates {
@@ -162,8 +163,8 @@ impl Recorder {
         }
     }
 
-    /// Sends one of those recorded to the Redis at `socket`, on a connection of its own. First
-    /// settlements of a leader and those of lanes are chosen as often as all others.
+    /// Sends one recorded settlement to the Redis at `socket` on a new connection. First
+    /// settlements of a leader, settlements of lanes and all others are equally likely.
     pub async fn send_one_again(&self, socket: &Path) {
         let chosen = {
             let (kept, mut chance) = (self.kept(), rand::rng());
@@ -176,7 +177,7 @@ impl Recorder {
         }
     }
 
-    /// Sends all of those recorded, in no order.
+    /// Sends all recorded settlements, in no particular order.
     pub async fn send_all_again(&self, socket: &Path) {
         let all: Vec<_> = {
             let kept = self.kept();
@@ -203,7 +204,7 @@ impl Recorder {
             }
             Ok(_) => &self.applied,
             Err(error) if matches!(error.code(), Some("FENCED" | "NOGROUP")) => &self.refused,
-            // A Redis that was started again does not know the script yet.
+            // A Redis that was restarted does not have the script yet.
             Err(_) => return,
         };
         add(count, true);
@@ -222,7 +223,7 @@ impl Recorder {
             false => &mut kept.others,
         };
         if kind.len() == KEPT_MAX {
-            // Any of them, so that some are as old as the episode.
+            // Replaces a random one, so that some are as old as the episode.
             kind.swap_remove(rand::random_range(0..KEPT_MAX));
         }
         kind.push(Arc::clone(settlement));
@@ -233,7 +234,7 @@ impl Recorder {
     }
 }
 
-/// Sends the settlement between two looks at the mark, in one transaction.
+/// Reads the mark before and after the settlement, in one transaction.
 async fn exchange(socket: &Path, settlement: &Settlement) -> RedisResult<Vec<RedisResult<Value>>> {
     let mut connection = connect(socket).await?;
     let (name, arguments) = settlement.words.split_first().expect("a command has a name");
@@ -249,7 +250,7 @@ async fn exchange(socket: &Path, settlement: &Settlement) -> RedisResult<Vec<Red
 }
 
 impl Duplicates {
-    /// Adds those of another cell.
+    /// Adds the counts of another cell.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -271,7 +272,7 @@ impl Watched {
         Self { recorder: Arc::clone(recorder), part: Vec::new(), asked: None }
     }
 
-    /// Records the settlements of what was asked.
+    /// Records the settlements in a request.
     pub(crate) fn on_request(&mut self, request: &[u8]) {
         self.part.extend_from_slice(request);
         while let Some((words, length)) = command(&self.part) {
@@ -283,12 +284,12 @@ impl Watched {
         }
     }
 
-    /// True if the last command was whole, and a settlement.
+    /// True if the last command was complete and a settlement.
     pub(crate) fn has_asked(&self) -> bool {
         self.part.is_empty() && self.asked.is_some()
     }
 
-    /// True if it answers a settlement.
+    /// Processes a reply. Returns true if it answers a settlement.
     pub(crate) fn on_reply(&mut self, reply: &[u8]) -> bool {
         let Some(settlement) = self.asked.take() else { return false };
         let is_refused = [&b"-FENCED"[..], b"-NOGROUP"].iter().any(|no| reply.starts_with(no));
@@ -298,13 +299,13 @@ impl Watched {
     }
 }
 
-/// True if a piece of a request begins a settlement.
+/// True if a part of a request begins a settlement.
 pub(crate) fn is_settlement(request: &[u8]) -> bool {
     let has = |word: &[u8]| request.windows(word.len()).any(|bytes| bytes == word);
     has(b"EVALSHA") && has(MARK_KEY)
 }
 
-/// Words of the first command, if it is whole, and its length.
+/// Words and length of the first command, if it is complete.
 fn command(bytes: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
     let (count, mut rest) = header(bytes, b'*')?;
     let mut words = Vec::with_capacity(count);
@@ -316,7 +317,7 @@ fn command(bytes: &[u8]) -> Option<(Vec<Vec<u8>>, usize)> {
     Some((words, bytes.len() - rest.len()))
 }
 
-/// The number after a sign, and what follows its line.
+/// Parses the number after a sign. Also returns the bytes after its line.
 fn header(bytes: &[u8], sign: u8) -> Option<(usize, &[u8])> {
     let end = bytes.windows(2).position(|two| two == b"\r\n")?;
     let (first, digits) = bytes[..end].split_first()?;
@@ -341,7 +342,8 @@ mod tests {
         format!("*{}\r\n{}", words.len(), strings.collect::<String>()).into_bytes()
     }
 
-    /// A settlement after `previous` with these lists, as numbers of elements and elements.
+    /// A settlement after `previous` with these lists, each as the number of elements and the
+    /// elements.
     fn settlement(previous: &str, lists: &[&str]) -> Vec<u8> {
         let mut words = vec!["EVALSHA", "sha", "2", "{spillway}:in", "{spillway}:http:settled"];
         words.extend(["token", "7", "http", "", "", "0", "0", "0", previous]);

@@ -1,9 +1,9 @@
-//! Webhooks of many shops and topics. Their webhook ids tell the event, as those of a load do.
+//! Webhooks of many shops and topics. As in a load, the webhook id contains the event.
 
 use crate::ledger::Event;
 use crate::webhook::{Webhook, now};
 
-/// About what a subscription with a few fields gets.
+/// About the size of a webhook whose subscription has a few fields.
 const FILL_BYTES: usize = 300;
 
 /// The domain of the shop with this number.
@@ -11,8 +11,8 @@ pub fn domain(shop: u64) -> String {
     format!("shop-{shop:04}.myshopify.com")
 }
 
-/// A webhook of this shop and topic for an event. Two resources of a story have two numbers, of
-/// whatever shop and topic they are.
+/// A webhook of this shop and topic for an event. Resources of a test must have different numbers,
+/// even across shops and topics.
 pub fn webhook(shop: u64, topic: &str, event: Event) -> Webhook {
     let Event { resource, sequence } = event;
     let fill = "x".repeat(FILL_BYTES);

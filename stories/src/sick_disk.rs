@@ -1,21 +1,21 @@
-//! A disk that stalls or fails when it is told to: for one process, and for what lies below one directory.
+//! A disk that stalls or fails on demand, for one process and the files below one directory.
 
 use std::path::Path;
 
 use crate::preload::{LIBRARY, Number, library};
 
-/// How a disk is.
+/// State of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// It does what it is asked for.
+    /// The disk works.
     Well = 0,
-    /// Writes, syncs, reads and removals wait until it is well, or fails.
+    /// Writes, syncs, reads and removals wait until the state changes.
     Stalls = 1,
     /// Writes and syncs fail with EIO.
     Fails = 2,
 }
 
-/// The disk.
+/// A disk with a controlled state.
 #[derive(Debug)]
 pub struct SickDisk {
     health: Number,
@@ -24,7 +24,7 @@ pub struct SickDisk {
 }
 
 impl SickDisk {
-    /// One that is well: all below `below`. Its own files lie in `directory`.
+    /// Creates a working disk for everything below `below`. Its own files lie in `directory`.
     pub fn new(directory: &Path, below: &Path) -> Self {
         Self {
             health: Number::new(directory.join("disk")),
@@ -33,12 +33,12 @@ impl SickDisk {
         }
     }
 
-    /// From now on it is so.
+    /// Sets the state.
     pub fn is(&self, health: Health) {
         self.health.set(health as i64);
     }
 
-    /// What its process has to have in its environment.
+    /// Environment variables that the process needs.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
             (LIBRARY, self.library.clone()),

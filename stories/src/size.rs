@@ -1,6 +1,6 @@
-//! How big a story is: as big as a test suite allows, or, under `make endure`, as big as the promise.
+//! Size of a test: small enough for a test suite or, under `make endure`, as large as the promise.
 
-/// `usual`, or `full` when `ENDURE=1` is in the environment.
+/// Returns `usual`, or `full` if `ENDURE=1` is in the environment.
 pub fn size<T>(usual: T, full: T) -> T {
     match std::env::var("ENDURE").as_deref() {
         Err(_) | Ok("0") => usual,

@@ -1,4 +1,4 @@
-//! What a process says to its supervisor, heard on a `NOTIFY_SOCKET` as systemd's.
+//! Receives the messages of a process to its supervisor on a `NOTIFY_SOCKET`, like systemd.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,13 +8,14 @@ use tokio::sync::mpsc::{self, Receiver};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// More words than any test lets pass unheard. Who does not read them makes the process wait.
+/// Maximum number of unread messages, more than any test leaves. If they are not read, the process
+/// waits.
 const UNHEARD_MAX: usize = 4096;
 
-/// A word comes within this time, on a busy machine.
+/// Time within which a message must come, even on a busy machine.
 const WITHIN: Duration = Duration::from_secs(30);
 
-/// Hears one process.
+/// Receives the messages of one process.
 #[derive(Debug)]
 pub struct Supervisor {
     heard: Receiver<String>,
@@ -23,7 +24,7 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Listens in `directory`.
+    /// Starts to listen in `directory`.
     pub fn listen(directory: &Path) -> Self {
         let path = directory.join("notify.sock");
         let socket = UnixDatagram::bind(&path).expect("a socket to be notified on");
@@ -40,12 +41,12 @@ impl Supervisor {
         Self { heard, path, listening }
     }
 
-    /// The `NOTIFY_SOCKET` of the process.
+    /// `NOTIFY_SOCKET` of the process.
     pub fn address(&self) -> &str {
         self.path.to_str().expect("a temporary directory has a plain name")
     }
 
-    /// Waits for `word`, such as `READY=1`; other words that come before it are passed over.
+    /// Waits for `word`, such as `READY=1`. Other messages before it are skipped.
     pub async fn hears(&mut self, word: &str) {
         let heard =
             timeout(WITHIN, async { while self.heard.recv().await.as_deref() != Some(word) {} })
@@ -53,7 +54,7 @@ impl Supervisor {
         assert!(heard.is_ok(), "not within {WITHIN:?}: {word}");
     }
 
-    /// Waits for `count` pings that come from now on.
+    /// Waits for `count` watchdog pings from now on.
     pub async fn hears_pings(&mut self, count: usize) {
         self.forget();
         for _ in 0..count {
@@ -61,7 +62,7 @@ impl Supervisor {
         }
     }
 
-    /// Whether there is silence for so long, from now on.
+    /// Returns true if no message comes within `time` from now.
     pub async fn hears_nothing(&mut self, time: Duration) -> bool {
         self.forget();
         timeout(time, self.heard.recv()).await.is_err()

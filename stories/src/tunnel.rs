@@ -1,5 +1,5 @@
-//! A tunnel: plain HTTP in, TLS out, byte for byte. The stories' clients read and write the wire
-//! themselves and know nothing of TLS; Shopify speaks nothing else.
+//! A tunnel from plain HTTP to TLS, byte for byte. The clients of the tests read and write raw
+//! bytes without TLS, while Shopify uses only TLS.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::authority::Authority;
 
-/// A running tunnel. Dropped, it takes no more connections.
+/// A running tunnel. Once dropped, it accepts no more connections.
 #[derive(Debug)]
 pub struct Tunnel {
     address: SocketAddr,
@@ -22,7 +22,7 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// Opens one to a server that has a certificate of `authority` for `name`.
+    /// Opens a tunnel to a server that has a certificate of `authority` for `name`.
     pub async fn to(server: SocketAddr, name: &str, authority: &Authority) -> Self {
         let mut roots = RootCertStore::empty();
         let certificate = CertificateDer::from_pem_file(authority.certificate());
@@ -36,7 +36,7 @@ impl Tunnel {
         Self { address, accepting }
     }
 
-    /// Where it takes what it passes on.
+    /// Address on which the tunnel accepts connections.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -61,7 +61,7 @@ async fn accept(
             let Ok(far) = TcpStream::connect(server).await else { return };
             far.set_nodelay(true).ok();
             let Ok(mut far) = connector.connect(name, far).await else { return };
-            // How it ended is for the two sides to see.
+            // The two sides see how it ended.
             copy_bidirectional(&mut near, &mut far).await.ok();
         });
     }

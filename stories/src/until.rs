@@ -1,16 +1,16 @@
-//! Waiting for a condition, under a deadline. No test sleeps to synchronise.
+//! Waits for a condition with a time limit. No test sleeps to synchronise.
 
 use std::time::{Duration, Instant};
 
-/// How often a condition is looked at: small beside every time the tests assert on.
+/// Time between two checks, short compared with every time that the tests assert on.
 const POLL: Duration = Duration::from_millis(15);
 
-/// Waits until `check` is true, or fails the test naming `what`.
+/// Waits until `check` is true. After `within`, fails the test with `what`.
 pub async fn until(what: &str, within: Duration, mut check: impl AsyncFnMut() -> bool) {
     until_some(what, within, async || check().await.then_some(())).await;
 }
 
-/// Waits until `check` yields a value, or fails the test naming `what`.
+/// Waits until `check` returns a value. After `within`, fails the test with `what`.
 pub async fn until_some<T>(
     what: &str,
     within: Duration,

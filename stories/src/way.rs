@@ -1,9 +1,9 @@
-//! A way between two parties, over a unix socket or TCP, that can be made as bad as a network is:
-//! replies that are lost after what they reply to was done, requests cut in the middle, delays, and
-//! connections that are swallowed, as by a firewall that forgot them: both ends believe that they
-//! live, and nothing comes through.
+//! A proxy between two parties, over a unix socket or TCP, with the faults of a network: replies
+//! lost after the request was executed, requests cut in the middle, delays, and swallowed
+//! connections. A swallowed connection is like one that a firewall forgot: both ends believe that
+//! it works, but nothing comes through.
 //!
-//! What is swallowed stays so: whoever uses it has to notice by itself.
+//! A swallowed connection stays so: its user must detect it.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -20,40 +20,40 @@ use tokio::time::sleep;
 
 use crate::settlements::{Recorder, Watched, is_settlement};
 
-/// What only the connection of a batcher says.
+/// Word that only a batcher's connection sends.
 const APPEND: &[u8] = b"XADD";
 const CHUNK_BYTES: usize = 1 << 16;
-/// Pieces a second of a way that crawls: small enough that a short command is not late.
+/// Pieces per second of a way that crawls: small enough that a short command is not late.
 const PIECES: usize = 20;
-/// How often a way that holds something looks whether it may go on.
+/// Time between two checks of a way that holds something back.
 const LOOK: Duration = Duration::from_millis(15);
 
-/// What is wrong with a way.
+/// Fault of a way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// Nothing.
+    /// No fault.
     None,
-    /// A connection breaks in the place of its next reply: what was asked has been done.
+    /// A connection breaks instead of passing its next reply. The request was executed.
     LosesReplies,
-    /// A connection breaks with half of its next request through.
+    /// A connection breaks after half of its next request.
     CutsRequests,
-    /// Each reply is so late.
+    /// Each reply is delayed by this time.
     Delays(Duration),
-    /// So many bytes a second of what is asked come through on each connection, as over a line that
-    /// is long or full.
+    /// Limits the requests on each connection to this many bytes per second, like a long or
+    /// congested line.
     Crawls(usize),
-    /// A connection is swallowed with the next byte that it is given.
+    /// A connection is swallowed when it receives its next byte.
     Swallows,
-    /// A connection is held up with its next append to the queue. What it was given is passed on once
-    /// nothing is wrong any more, however late.
+    /// A connection is held up at its next append to the queue. Held data is passed on once the
+    /// fault ends, however late.
     HoldsAppends,
-    /// The same for settlements of a consumer.
+    /// A connection is held up at its next settlement of a consumer.
     HoldsSettlements,
-    /// A connection breaks in the place of the reply to its next settlement, which is applied.
+    /// A connection breaks instead of passing the reply to its next settlement, which is applied.
     LosesSettlementReplies,
 }
 
-/// The way, for as long as this lives.
+/// A running proxy, until the value is dropped.
 #[derive(Debug)]
 pub struct Way {
     near: Place,
@@ -85,7 +85,7 @@ struct Passage<'a> {
     server: Box<dyn Stream>,
     state: &'a State,
     watched: Option<Watched>,
-    /// Nothing more is read from the client before the next reply.
+    /// Set if nothing more is read from the client before the next reply.
     is_owed_reply: bool,
 }
 
@@ -94,7 +94,7 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 impl Way {
-    /// To the Redis at `socket`, by a socket of this name beside it.
+    /// A way to the Redis at `socket`, with a socket of this name in the same directory.
     pub fn to_redis(socket: &Path, name: &str) -> Self {
         let near = socket.with_file_name(format!("{name}.sock"));
         let listener = UnixListener::bind(&near).expect("a socket before Redis");
@@ -102,7 +102,7 @@ impl Way {
         Self::new(Place::Unix(near), far, Listener::Unix(listener), None)
     }
 
-    /// The same, and records the settlements that pass.
+    /// Same as [`to_redis`](Self::to_redis), and records the settlements that pass.
     pub fn of_consumers(socket: &Path, name: &str, recorder: &Arc<Recorder>) -> Self {
         let near = socket.with_file_name(format!("{name}.sock"));
         let listener = UnixListener::bind(&near).expect("a socket before Redis");
@@ -110,7 +110,7 @@ impl Way {
         Self::new(Place::Unix(near), far, Listener::Unix(listener), recorder)
     }
 
-    /// To a server.
+    /// A way to a server.
     pub async fn to(server: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bind a way");
         let near = listener.local_addr().expect("the way's address");
@@ -134,7 +134,7 @@ impl Way {
         Self { near, state, accepting }
     }
 
-    /// The `REDIS_URL`, or the URL of the backend, through it.
+    /// The `REDIS_URL`, or the URL of the backend, through this way.
     pub fn url(&self) -> String {
         match &self.near {
             Place::Unix(socket) => format!("unix://{}", socket.display()),
@@ -142,7 +142,7 @@ impl Way {
         }
     }
 
-    /// Where it takes connections.
+    /// Address on which it accepts connections.
     pub fn address(&self) -> SocketAddr {
         match self.near {
             Place::Tcp(address) => address,
@@ -150,12 +150,12 @@ impl Way {
         }
     }
 
-    /// From now on this is wrong with it.
+    /// Sets the fault from now on.
     pub fn suffers(&self, trouble: Trouble) {
         *self.state.trouble.lock().expect("no way panicked") = trouble;
     }
 
-    /// How many replies it has lost.
+    /// Number of replies lost.
     pub fn replies_lost(&self) -> usize {
         self.state.replies_lost.load(Ordering::Relaxed)
     }
@@ -181,7 +181,7 @@ impl Listener {
 }
 
 impl State {
-    /// Waits until nothing is wrong any more.
+    /// Waits until the fault ends.
     async fn healed(&self) {
         while self.trouble() != Trouble::None {
             sleep(LOOK).await;
@@ -204,7 +204,7 @@ async fn connect(client: Box<dyn Stream>, far: Place, state: Arc<State>) {
     if let Ok(server) = server {
         let watched = state.recorder.as_ref().map(Watched::new);
         let passage = Passage { client, server, state: &state, watched, is_owed_reply: false };
-        // How it ended is for the two sides to see.
+        // The two sides see how it ended.
         passage.run().await.ok();
     }
 }
@@ -219,7 +219,7 @@ impl Passage<'_> {
                 _ => CHUNK_BYTES,
             };
             flow = tokio::select! {
-                // A reply to what was held up is seen although its client is gone.
+                // The reply to a held request is seen even if its client is gone.
                 biased;
                 read = self.server.read(&mut replies) => self.on_reply(&replies[..read?]).await?,
                 read = self.client.read(&mut requests[..piece_bytes]), if !self.is_owed_reply => {

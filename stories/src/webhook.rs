@@ -1,4 +1,4 @@
-//! A webhook as Shopify sends it, and every way to get one wrong.
+//! A webhook as Shopify sends it, and methods to make it invalid in every way.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -13,7 +13,7 @@ pub const SECRET: &str = "hush-this-is-the-secret-of-the-tests";
 /// The header that carries the signature, in the older family.
 pub const SIGNATURE: &str = "X-Shopify-Hmac-Sha256";
 
-/// A request to be.
+/// A request to send.
 #[derive(Clone, Debug)]
 pub struct Webhook {
     method: String,
@@ -23,7 +23,7 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    /// A `products/update` of a product, signed, with the header order of a real delivery.
+    /// A signed `products/update` webhook with the header order of a real delivery.
     pub fn product(product: u64, webhook_id: &str, body: Vec<u8>) -> Self {
         let signature = sign(SECRET, &body);
         let mut webhook = Self::bare(body);
@@ -46,14 +46,14 @@ impl Webhook {
         webhook
     }
 
-    /// A `products/update` for a test to which its content does not matter.
+    /// A `products/update` webhook for tests that do not depend on its content.
     pub fn any() -> Self {
         let product = rand::random_range(1..1_000_000_000_u64);
         let id = format!("{:032x}", rand::random::<u128>());
         Self::product(product, &id, format!("{{\"id\":{product}}}").into_bytes())
     }
 
-    /// A `POST /webhooks` with a body and no header of its own.
+    /// A `POST /webhooks` with a body and no additional headers.
     pub fn bare(body: Vec<u8>) -> Self {
         let (method, target) = ("POST".to_owned(), "/webhooks".to_owned());
         Self { method, target, headers: Vec::new(), body }
@@ -65,47 +65,47 @@ impl Webhook {
         self
     }
 
-    /// Takes every line of a header away.
+    /// Removes all lines of a header.
     pub fn without(mut self, name: &str) -> Self {
         self.headers.retain(|(other, _)| !other.eq_ignore_ascii_case(name));
         self
     }
 
-    /// Gives a header one other value.
+    /// Replaces a header with one value.
     pub fn with(self, name: &str, value: impl AsRef<[u8]>) -> Self {
         self.without(name).header(name, value)
     }
 
-    /// Another path and query.
+    /// Replaces path and query.
     pub fn to(mut self, target: &str) -> Self {
         target.clone_into(&mut self.target);
         self
     }
 
-    /// Another method.
+    /// Replaces the method.
     pub fn method(mut self, method: &str) -> Self {
         method.clone_into(&mut self.method);
         self
     }
 
-    /// Another topic.
+    /// Replaces the topic.
     pub fn topic(self, topic: &str) -> Self {
         self.with("X-Shopify-Topic", topic)
     }
 
-    /// Another body, signed with the usual secret.
+    /// Replaces the body and signs it with the usual secret.
     pub fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
         self.body = body.into();
         self.signed_with(SECRET)
     }
 
-    /// Signed with this secret.
+    /// Signs the body with this secret.
     pub fn signed_with(self, secret: &str) -> Self {
         let signature = sign(secret, &self.body);
         self.with(SIGNATURE, signature)
     }
 
-    /// Every header name with `from` at its beginning gets `to` instead.
+    /// Replaces the prefix `from` of every header name by `to`.
     pub fn rename(mut self, from: &str, to: &str) -> Self {
         for (name, _) in &mut self.headers {
             if let Some(rest) = name.strip_prefix(from) {
@@ -115,34 +115,34 @@ impl Webhook {
         self
     }
 
-    /// Its header lines.
+    /// Header lines.
     pub fn headers(&self) -> &[(String, Vec<u8>)] {
         &self.headers
     }
 
-    /// Its path and query.
+    /// Path and query.
     pub fn target(&self) -> &str {
         &self.target
     }
 
-    /// Its body.
+    /// Body.
     pub fn payload(&self) -> &[u8] {
         &self.body
     }
 
-    /// The request, its length given by Content-Length.
+    /// Encodes the request with a Content-Length.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.head(self.body.len());
         bytes.extend_from_slice(&self.body);
         bytes
     }
 
-    /// The head alone, announcing a body of `length` bytes.
+    /// Encodes only the head, for a body of `length` bytes.
     pub fn head(&self, length: usize) -> Vec<u8> {
         self.head_with(&format!("Content-Length: {length}"))
     }
 
-    /// The request in chunks of at most `size` bytes.
+    /// Encodes the request in chunks of at most `size` bytes.
     pub fn encode_chunked(&self, size: usize) -> Vec<u8> {
         let mut bytes = self.head_with("Transfer-Encoding: chunked");
         for chunk in self.body.chunks(size) {
@@ -154,7 +154,7 @@ impl Webhook {
         bytes
     }
 
-    /// The head alone, with these lines about the body's length or none.
+    /// Encodes only the head, with these lines about the body's length.
     pub fn head_with(&self, framing: &str) -> Vec<u8> {
         let Self { method, target, .. } = self;
         let mut head =
@@ -171,7 +171,7 @@ impl Webhook {
     }
 }
 
-/// base64(HMAC-SHA256(secret, body)).
+/// Returns base64(HMAC-SHA256(secret, body)).
 pub fn sign(secret: &str, body: &[u8]) -> String {
     let mut mac =
         Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("any key length will do");
@@ -179,12 +179,12 @@ pub fn sign(secret: &str, body: &[u8]) -> String {
     STANDARD.encode(mac.finalize().into_bytes())
 }
 
-/// This moment as RFC 3339 with nanoseconds.
+/// The current time in RFC 3339 with nanoseconds.
 pub fn now() -> String {
     rfc3339(OffsetDateTime::now_utc())
 }
 
-/// A moment as RFC 3339.
+/// A time in RFC 3339.
 pub fn rfc3339(moment: OffsetDateTime) -> String {
     moment.format(&Rfc3339).expect("RFC 3339 has room for this year")
 }

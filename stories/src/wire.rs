@@ -1,7 +1,7 @@
 //! HTTP/1.1 as bytes on a socket.
 //!
-//! Both ends of the stories read the wire themselves: an HTTP library would put right, merge or
-//! reorder the very things the tests are about. `httparse` splits the head, nothing more.
+//! The tests read and write raw bytes at both ends: an HTTP library would correct, merge or reorder
+//! exactly what the tests check. `httparse` only splits the head.
 
 use std::io;
 
@@ -9,38 +9,38 @@ use bytes::{Bytes, BytesMut};
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::OwnedReadHalf;
 
-/// Larger than any head a test sends or gets.
+/// Larger than any head that a test sends or receives.
 const HEAD_BYTES_MAX: usize = 1024 * 1024;
 
 /// More headers than any test sends.
 pub const HEADERS_MAX: usize = 256;
 
-/// Header lines in the order they came, values as bytes.
+/// Header lines in the order of arrival, with values as bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Headers(pub Vec<(String, Vec<u8>)>);
 
-/// The reading half of a connection, with what was read too far.
+/// Reading half of a connection, with the bytes that were read ahead.
 #[derive(Debug)]
 pub struct Incoming {
     stream: OwnedReadHalf,
     buffer: BytesMut,
-    /// True once a byte of the current message has come.
+    /// True once a byte of the current message has arrived.
     pub begun: bool,
 }
 
 impl Headers {
-    /// The first value of a name, compared without case.
+    /// First value of a header; names are compared without case.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         let same = |(other, _): &&(String, Vec<u8>)| other.eq_ignore_ascii_case(name);
         self.0.iter().find(same).map(|(_, value)| value.as_slice())
     }
 
-    /// The first value of a name, where it is text.
+    /// First value of a header, if it is text.
     pub fn text(&self, name: &str) -> Option<&str> {
         std::str::from_utf8(self.get(name)?).ok()
     }
 
-    /// Every value of a name, in order.
+    /// All values of a header, in order.
     pub fn all(&self, name: &str) -> Vec<&[u8]> {
         let same = |(other, _): &&(String, Vec<u8>)| other.eq_ignore_ascii_case(name);
         self.0.iter().filter(same).map(|(_, value)| value.as_slice()).collect()
@@ -54,12 +54,12 @@ impl From<&[httparse::Header<'_>]> for Headers {
 }
 
 impl Incoming {
-    /// Reads from the start of a message.
+    /// Starts at the beginning of a message.
     pub fn new(stream: OwnedReadHalf) -> Self {
         Self { stream, buffer: BytesMut::new(), begun: false }
     }
 
-    /// The next head with its blank line; `None` where the peer closed in between messages.
+    /// Reads the next head with its blank line; `None` if the peer closed between messages.
     pub async fn head(&mut self) -> io::Result<Option<Bytes>> {
         let mut searched = 0;
         self.begun = !self.buffer.is_empty();
@@ -78,7 +78,7 @@ impl Incoming {
         }
     }
 
-    /// Exactly `length` bytes of body.
+    /// Reads exactly `length` bytes of body.
     pub async fn body(&mut self, length: usize) -> io::Result<Bytes> {
         self.buffer.reserve(length.saturating_sub(self.buffer.len()));
         while self.buffer.len() < length {
@@ -89,13 +89,13 @@ impl Incoming {
         Ok(self.buffer.split_to(length).freeze())
     }
 
-    /// Everything up to the end of the connection.
+    /// Reads everything up to the end of the connection.
     pub async fn rest(&mut self) -> io::Result<Bytes> {
         while self.stream.read_buf(&mut self.buffer).await? > 0 {}
         Ok(self.buffer.split().freeze())
     }
 
-    /// Resolves when the peer has closed. Never, if it sends more first: then it is still there.
+    /// Resolves when the peer has closed. It never resolves if the peer sends data first.
     pub async fn closed(&mut self) {
         if self.stream.peek(&mut [0]).await.is_ok_and(|bytes| bytes > 0) {
             std::future::pending().await

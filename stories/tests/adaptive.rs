@@ -1,4 +1,4 @@
-//! How many deliveries are under way at once follows what the backend can bear.
+//! The concurrency of deliveries adapts to what the backend can handle.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,10 +21,10 @@ const WARM_UP: Duration = Duration::from_secs(3);
 const WINDOW: Duration = Duration::from_secs(5);
 const SOON: Duration = Duration::from_secs(20);
 
-/// As an operator has it who sets nothing.
+/// Settings of an operator who sets nothing.
 const DEFAULT: Settings<'static> = &[("MAX_CONCURRENCY", "")];
 
-/// A queue of webhooks about as many resources.
+/// A queue of webhooks, each about a different resource.
 struct Queue {
     backend: Backend,
     _receiver: Service,
@@ -32,10 +32,10 @@ struct Queue {
     cell: Cell,
 }
 
-/// What came in a window.
+/// Deliveries in a window.
 struct Came {
     per_second: f64,
-    /// Half of the requests took the backend no longer than this, its own queue included.
+    /// Median time of a request in the backend, including the backend's own queue.
     p50: Duration,
 }
 
@@ -53,7 +53,7 @@ impl Queue {
         Self { backend, _receiver: receiver, _redis: redis, cell }
     }
 
-    /// Drains some seconds of it; what comes in the last of them.
+    /// Drains the queue for some seconds. Returns the deliveries of the last of them.
     async fn drain(&self, settings: Settings<'_>, warm_up: Duration) -> Came {
         let before = self.backend.count();
         let mut downstreamer = self.cell.downstreamer(&self.backend, settings).await;

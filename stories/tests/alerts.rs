@@ -1,9 +1,9 @@
-//! A real Prometheus with the shipped files, scraping a real cell: calm is calm, and each alert fires
-//! in its fault.
+//! A real Prometheus with the shipped files scrapes a real cell. Nothing fires without a fault, and
+//! each alert fires in its fault.
 //!
-//! In the copy that is run, every duration is a few seconds: nothing else is changed. Under
-//! `make alerts-live` every fault is made, and what fired is written to a table; without it the
-//! suite makes those that need nobody to be killed.
+//! In the copy of the rules that is used, every duration is a few seconds; nothing else is changed.
+//! `make alerts-live` makes every fault and writes the alerts that fired to a table. Without it,
+//! the suite makes only the faults that kill no process.
 
 use std::fmt::Write;
 use std::fs;
@@ -35,7 +35,7 @@ use tokio::time::sleep;
 
 const SOON: Duration = Duration::from_secs(90);
 
-/// 100 webhooks a second, of ten shops.
+/// 100 webhooks per second of ten shops.
 const SHOPS: Trickle = Trickle {
     shops: 1..11,
     topics: &["products/update", "orders/create"],
@@ -43,14 +43,14 @@ const SHOPS: Trickle = Trickle {
     first_resource: 1,
 };
 
-/// The shipped durations, and those of the copy.
+/// The shipped durations, and their replacements in the copy.
 const SHORTER: [(&str, &str); 20] = [
     ("for: 10m", "for: 3s"),
     ("for: 5m", "for: 2s"),
     ("for: 2m", "for: 2s"),
     ("for: 1m", "for: 2s"),
     ("[7d:1h]", "[30s:1s]"),
-    // The step of that subquery, in seconds.
+    // Step of that subquery in seconds.
     ("* 3600 > 100", "* 1 > 100"),
     ("[4h]", "[10s]"),
     ("[1h]", "[10s]"),
@@ -68,14 +68,14 @@ const SHORTER: [(&str, &str); 20] = [
     ("evaluation_interval: 15s", "evaluation_interval: 1s"),
 ];
 
-/// Writes a copy of the shipped files with shorter durations; the configuration is given back.
+/// Writes a copy of the shipped files with shorter durations. Returns the configuration.
 fn shipped(directory: &Path, targets: &[(&str, SocketAddr)]) -> String {
     let mut files = ["recording.yml", "alerts.yml", "prometheus.yml"].map(|name| {
         let path = repository().join("ops/prometheus").join(name);
         (name, fs::read_to_string(path).expect("read a shipped file"))
     });
     for (from, to) in SHORTER {
-        // The shipped files and this table cannot drift apart unseen.
+        // Makes sure that the shipped files and this table stay consistent.
         assert!(files.iter().any(|(_, text)| text.contains(from)), "{from:?} is nowhere");
         files.iter_mut().for_each(|(_, text)| *text = text.replace(from, to));
     }
@@ -90,7 +90,7 @@ fn shipped(directory: &Path, targets: &[(&str, SocketAddr)]) -> String {
     configuration
 }
 
-/// A cell with both drains and traffic, and the Prometheus that watches it.
+/// A cell with both consumers and traffic, and a Prometheus that monitors it.
 struct Watched {
     prometheus: Prometheus,
     receiver: Service,
@@ -139,7 +139,7 @@ impl Watched {
         (watched, traffic)
     }
 
-    /// Waits until all of these fire; each is noted with the time it took.
+    /// Waits until all of these alerts fire, and records the time of each.
     async fn fire(&mut self, fault: &str, alerts: &[&str]) {
         let began = Instant::now();
         let mut missing = alerts.to_vec();
@@ -163,7 +163,7 @@ impl Watched {
         }
     }
 
-    /// Waits until nothing has fired for 6 s: longer than any alert of the copy hesitates.
+    /// Waits until nothing has fired for 6 s, which is longer than any `for` in the copy.
     async fn calm(&self) {
         let mut since = Instant::now();
         let mut last = Vec::new();
@@ -181,7 +181,7 @@ impl Watched {
         .await;
     }
 
-    /// As [`fire`](Self::fire), while these are sent in turn, over and over.
+    /// Same as [`fire`](Self::fire), while these webhooks are sent repeatedly in turn.
     async fn while_sending(&mut self, webhooks: Vec<Webhook>, fault: &str, alerts: &[&str]) {
         let address = self.receiver.address();
         let sending = tokio::spawn(async move {
@@ -211,7 +211,7 @@ async fn each_alert_fires_in_its_fault_and_in_no_calm() {
     })
     .await;
     watched.calm().await;
-    // A topic's first webhooks are no increase: its counter begins with them.
+    // The first webhooks of a topic are not an increase, because its counter starts with them.
     for topic in ["carts/create", "carts/update"] {
         watched.store(1, topic).await;
     }
@@ -224,7 +224,7 @@ async fn each_alert_fires_in_its_fault_and_in_no_calm() {
     watched.redis_and_packs().await;
     if size(false, true) {
         watched.backend_answers().await;
-        watched.drains_die(traffic).await;
+        watched.consumers_die(traffic).await;
         watched.intake_dies().await;
         watched.draw(began.elapsed());
         watched.disk().await;
@@ -236,9 +236,9 @@ async fn each_alert_fires_in_its_fault_and_in_no_calm() {
     }
 }
 
-/// The rounds: a fault each, or several at once where they do not hide one another.
+/// The rounds: one fault each, or several at once if they do not hide each other.
 impl Watched {
-    /// What is wrong with requests.
+    /// Faults of requests.
     async fn requests(&mut self) {
         let of_topic = || Webhook::any().topic("carts/update");
         let fault = "every webhook of one topic forged, stale or without a time; of another, none";
@@ -253,13 +253,14 @@ impl Watched {
             "SpillwayStaleEvents",
             "SpillwayRefusedForGood",
             "SpillwaySubscriptionAtRisk",
-            // Waited for together: it fires for no longer than its copy of a week.
+            // Expected together with the others: it fires only for as long as its copy of a week
+            // lasts.
             "SpillwayTopicSilent",
         ];
         self.while_sending(bad, fault, &alerts).await;
     }
 
-    /// A Redis that is set otherwise, and what is not ours in its stream.
+    /// A Redis with other settings, and foreign data in its stream.
     async fn redis_and_packs(&mut self) {
         let _: String = self.redis.command(&["CONFIG", "SET", "appendfsync", "everysec"]).await;
         self.fire("CONFIG SET appendfsync everysec", &["SpillwayNotDurable"]).await;
@@ -268,7 +269,7 @@ impl Watched {
         let _: String = self.redis.command(&["CONFIG", "SET", "appendfsync", "always"]).await;
     }
 
-    /// What the backend does.
+    /// Faults of the backend.
     async fn backend_answers(&mut self) {
         self.backend.behave(|receipt| match receipt.shop() {
             "shop-0001.myshopify.com" => Behaviour::status(400),
@@ -276,7 +277,8 @@ impl Watched {
         });
         self.fire("the backend answers 400 to one shop", &["SpillwayDeadLetters"]).await;
         self.backend.behave(|_| Behaviour::status(404));
-        self.fire("the backend answers 404", &["SpillwayBrakeOn", "SpillwayBacklogOld"]).await;
+        self.fire("the backend answers 404", &["SpillwayBackendRefuses", "SpillwayBacklogOld"])
+            .await;
         self.backend.behave(|_| Behaviour::ok());
         until("it flows", SOON, async || self.downstreamer.is_ready().await).await;
         self.backend.behave(|_| Behaviour::Reset);
@@ -284,34 +286,34 @@ impl Watched {
         self.backend.behave(|_| Behaviour::ok());
     }
 
-    /// Both drains are killed; the Kafka drain is forgotten and comes back.
-    async fn drains_die(&mut self, traffic: Running) {
+    /// Both consumers are killed; the Kafka consumer is forgotten and registers again.
+    async fn consumers_die(&mut self, traffic: Running) {
         let used: u64 =
             self.receiver.metric("spillway_queue_bytes").await.expect("a metric") as u64;
         let limit = (used + (3 << 20)).to_string();
         self.downstreamer.kill9();
         self.producer.kill9();
         let _: String = self.redis.command(&["CONFIG", "SET", "maxmemory", &limit]).await;
-        let alerts = ["SpillwayNoOwner", "SpillwayInstanceDown", "SpillwayDrainSilent"];
-        self.fire("kill -9 of both drains", &alerts).await;
+        let alerts = ["SpillwayNoLeader", "SpillwayInstanceDown", "SpillwayConsumerSilent"];
+        self.fire("kill -9 of both consumers", &alerts).await;
         self.fire("the same, and 3 MiB of memory left", &["SpillwayQueueFillsUp"]).await;
         let _: String = self.redis.command(&["CONFIG", "SET", "maxmemory", "0"]).await;
-        let forgotten = self.cell.spillway(&["drains", "forget", "kafka", "--yes"]).await;
+        let forgotten = self.cell.spillway(&["consumers", "forget", "kafka", "--yes"]).await;
         assert!(forgotten.status.success(), "{forgotten:?}");
         self.downstreamer.restart();
-        // What it drains is freed, and Kafka never gets it.
-        let http = "spillway_queue_webhooks{drain=\"http\"}";
+        // Entries that the http consumer settles are freed, and Kafka never receives them.
+        let http = "spillway_queue_webhooks{consumer=\"http\"}";
         until("the queue is freed", SOON, async || {
             let page = self.downstreamer.admin("/metrics").await;
             page.is_some_and(|page| page.text().lines().any(|line| line == format!("{http} 0")))
         })
         .await;
         self.producer.restart();
-        self.fire("spillway drains forget kafka, and its return", &["SpillwayCursorGap"]).await;
+        self.fire("spillway consumers forget kafka, and its return", &["SpillwayCursorGap"]).await;
         traffic.stop().await;
     }
 
-    /// The way in: without Redis, then without a receiver.
+    /// Faults of the intake: first no Redis, then no receiver.
     async fn intake_dies(&mut self) {
         self.redis.kill9();
         let webhooks = vec![Webhook::any()];
@@ -326,7 +328,7 @@ impl Watched {
         self.calm().await;
     }
 
-    /// The dashboard over all of it, for the docs.
+    /// Draws the dashboard of the whole run for the docs.
     fn draw(&self, over: Duration) {
         let drawn = Command::new("bench/dashboard.py")
             .args([self.prometheus.url(), over.as_secs().to_string()])
@@ -336,8 +338,8 @@ impl Watched {
         assert!(drawn.expect("run bench/dashboard.py").success(), "the dashboard is not drawn");
     }
 
-    /// A Redis on a disk of 1.5 GiB, seen by a receiver and a Prometheus of its own. The disk is a
-    /// tmpfs in a name space that root may make.
+    /// A Redis on a disk of 1.5 GiB, monitored through its own receiver and Prometheus. The disk is
+    /// a tmpfs in a mount namespace, which needs root.
     async fn disk(&mut self) {
         let cell = Cell::beside();
         let (listen, admin) = (port::free(), port::free());
@@ -370,8 +372,8 @@ impl Watched {
         self.fire("a disk with 1.5 GiB", &["SpillwayDiskFillsUp"]).await;
     }
 
-    /// A receiver with a disk of its own, and a Prometheus that watches it: without Redis, and with
-    /// damage on that disk.
+    /// A receiver with its own overflow disk, and a Prometheus that monitors it: without Redis, and
+    /// with damage on that disk.
     async fn spill(&mut self) {
         let cell = Cell::beside();
         let mut redis = cell.redis(&[]).await;
@@ -415,7 +417,7 @@ impl Watched {
     }
 }
 
-/// Writes the table where the other results are.
+/// Writes the table to the directory of the other results.
 fn report(table: &str) {
     let shipped = fs::read_to_string(repository().join("ops/prometheus/alerts.yml"));
     let shipped = shipped.expect("read the alerts");

@@ -1,4 +1,4 @@
-//! What the downstreamer makes of the backend's answers.
+//! Reactions of the downstreamer to the backend's answers.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use stories::webhook::Webhook;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Sends one webhook to a backend that does `first` once and is well after; what arrived.
+/// Sends one webhook to a backend that does `first` once and then works. Returns what arrived.
 async fn answered(first: Behaviour, settings: Settings<'_>) -> Vec<Receipt> {
     let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;

@@ -1,5 +1,6 @@
-//! Barriers: `customers/redact`, `shop/redact` and `app/uninstalled` come after everything their
-//! shop sent before, and before everything it sent after, whatever fails or is killed meanwhile.
+//! Barriers: `customers/redact`, `shop/redact` and `app/uninstalled` are delivered after everything
+//! that their shop sent before, and before everything that it sent after. This holds whatever fails
+//! or is killed meanwhile.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,14 +18,14 @@ use stories::shop;
 use stories::until::until;
 use stories::webhook::Webhook;
 
-/// The shop with the barriers, and one without.
+/// The shop with the barriers, and a shop without.
 const SHOP: u64 = 1;
 const OTHER: u64 = 2;
 const ORDERS: u64 = 1000;
 const SOON: Duration = Duration::from_secs(40);
 
-/// Of the shop's webhooks, the sequence is the section: a barrier stands alone in its own, and the
-/// orders before and after it in those beside.
+/// The sequence number of the shop's webhooks is their section. A barrier is alone in its section;
+/// the orders before and after it are in the neighbouring sections.
 struct Sections {
     backend: Backend,
     ledger: Arc<Ledger>,
@@ -49,7 +50,7 @@ impl Sections {
         Self { backend, ledger, feed, _receiver: receiver, redis, cell, sections: 1, resources: 0 }
     }
 
-    /// Some orders, each its own resource.
+    /// Stores some orders, each about a different resource.
     async fn orders(&mut self, count: u64) {
         let sequence = self.sections;
         let resources = self.resources + 1..=self.resources + count;
@@ -58,7 +59,7 @@ impl Sections {
         self.feed.store(of(SHOP, "orders/create", events)).await;
     }
 
-    /// A barrier, as Shopify's: without an id of its own.
+    /// Stores a barrier. Like Shopify's, it has no resource id.
     async fn barrier(&mut self, topic: &str) -> Event {
         self.sections += 1;
         self.resources += 1;
@@ -66,12 +67,12 @@ impl Sections {
         let body = format!("{{\"shop_id\":{SHOP},\"customer\":{{\"id\":{}}}}}", event.sequence);
         let webhook = shop::webhook(SHOP, topic, event).body(body);
         self.feed.store_in_turn(vec![(event, webhook)]).await;
-        // What follows is another section.
+        // Later webhooks are in another section.
         self.sections += 1;
         event
     }
 
-    /// What the other shop sends: orders as well, whose numbers lie above those of the first.
+    /// Stores orders of the other shop, whose numbers are above those of the first shop.
     async fn others(&self, count: u64) {
         let events = (1..=count).map(|number| Event { resource: 1_000_000 + number, sequence: 1 });
         self.feed.store(of(OTHER, "orders/create", events)).await;
@@ -81,7 +82,8 @@ impl Sections {
         self.ledger.delivered_to(&self.backend, SOON).await;
     }
 
-    /// When a barrier first arrived, and how many of the other shop's were delivered before that.
+    /// Time at which a barrier first arrived, and the number of the other shop's deliveries before
+    /// it.
     fn passed(&self, barrier: Event) -> (Instant, usize) {
         self.backend.look(|receipts| {
             let id = barrier.webhook_id();
@@ -92,8 +94,9 @@ impl Sections {
         })
     }
 
-    /// Fails unless every section was acknowledged whole before anything of the next arrived. So
-    /// nothing of an earlier one is repeated either: a barrier waits for what is settled.
+    /// Fails unless every section was completely acknowledged before anything of the next one
+    /// arrived. Nothing of an earlier section is repeated either, because a barrier waits until it
+    /// is settled.
     #[track_caller]
     fn expect_apart(&self) {
         let receipts = self.backend.receipts();
@@ -137,7 +140,7 @@ async fn a_barrier_waits_for_all_that_its_shop_sent_before() {
     ));
     queue.expect_apart();
     assert_eq!(queue.backend.count(), queue.ledger.stored_count(), "each once");
-    // Orders go first, and the rest has a turn in five meanwhile: 250 products beside 1,000 orders.
+    // Orders go first; other webhooks get every fifth turn: 250 products for 1,000 orders.
     assert!(others >= 200, "only {others} of the other shop flowed");
 }
 

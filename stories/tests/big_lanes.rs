@@ -1,7 +1,7 @@
-//! Large lanes, and many of them: what waits outside the main stream costs neither memory nor time.
+//! Large lanes and many lanes: waiting outside the main stream costs neither memory nor time.
 //!
-//! The suite plays them small. `make endure-lanes` plays a million webhooks of one paused shop and
-//! 200,000 lanes of one webhook each; `WEBHOOKS` and `LANES` are other numbers.
+//! The suite uses small numbers. `make endure-lanes` uses a million webhooks of one paused shop,
+//! and 200,000 lanes of one webhook each. `WEBHOOKS` and `LANES` override the numbers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,35 +26,34 @@ use tokio::task::JoinHandle;
 const QUEUE: &str = "{spillway}:in";
 const SOON: Duration = Duration::from_secs(60);
 const TOPIC: &str = "products/update";
-/// Twenty shops that are never paused, together a hundred webhooks a second.
+/// Number of shops that are never paused. Together they send a hundred webhooks per second.
 const HEALTHY_SHOPS: u32 = 20;
 const HEALTHY_RATE: f64 = 100.0;
-/// An hour of them.
+/// Webhooks that they send in an hour.
 const HEALTHY_WEBHOOKS: u32 = 360_000;
-/// Packs of the healthy shops that may lie in the main stream while all others are in lanes.
+/// Packs of the healthy shops that may be in the main stream while all others are in lanes.
 const AT_HAND: u64 = 20;
 
-/// The promises.
-/// Memory of the downstreamer for a lane of any length, beyond what the same webhooks take that come
-/// and go by the main stream.
+/// Promised limits. This one is the downstreamer's memory, in MiB, for a lane of any length, beyond
+/// what the same webhooks need in the main stream.
 const RESIDENT_MORE_MAX: f64 = 16.0;
-/// Freed memory, in MiB, that the allocator keeps for a while: it shows where there are few lanes.
+/// Freed memory, in MiB, that the allocator keeps for a while. It matters if there are few lanes.
 const KEPT_SMALL: f64 = 12.0;
-/// Memory for each of many lanes: names, row, window. docs/sizing.md says so, too.
+/// Memory per lane if there are many: names, row, window. docs/sizing.md has the same figure.
 const ROW_MEBIBYTES: f64 = 1_536.0 / 1_048_576.0;
 const READY_MAX: Duration = Duration::from_secs(2);
-/// After SIGKILL, a lease has to end first.
+/// After SIGKILL, a lease must end first.
 const READY_AFTER_KILL_MAX: Duration = Duration::from_secs(15);
 const RATE_LEAST: f64 = 0.8;
-/// In the suite, both are over in a second, and binaries are not optimised.
+/// In the suite, both runs take only a second, and binaries are not optimised.
 const RATE_LEAST_SMALL: f64 = 0.2;
 const SETTLEMENT_MAX_SMALL: Duration = Duration::from_millis(100);
 const SETTLEMENT_MAX: Duration = Duration::from_millis(5);
 const HEALTHY_P99: Duration = Duration::from_secs(1);
 const VERB_MAX: Duration = Duration::from_secs(5);
 
-/// The usual settings, except that what is blocked leaves the main stream soon, and that as many are
-/// under way at once with lanes as without: a backend that takes no time gives the limit nothing to go by.
+/// The usual settings, except that blocked webhooks leave the main stream early and the concurrency
+/// is the same with and without lanes: an instant backend gives the limiter no signal.
 const USUAL: Settings<'static> = &[
     ("PARK_AFTER", "2s"),
     ("DELIVERY_TIMEOUT", "4s"),
@@ -63,7 +62,7 @@ const USUAL: Settings<'static> = &[
     ("MIN_CONCURRENCY", "64"),
 ];
 
-/// A cell, and the two crowds that send to it.
+/// A cell and the two crowds that send to it.
 struct App {
     many: Arc<Crowd>,
     healthy: Arc<Crowd>,
@@ -74,16 +73,16 @@ struct App {
     cell: Cell,
 }
 
-/// One measurement: its figures, and the promises that it broke.
+/// The figures of one measurement, and the limits that they exceed.
 struct Figures {
     story: &'static str,
     all: Vec<Value>,
     broken: Vec<String>,
-    /// Ticks of all cores at the start: stolen, and all.
+    /// CPU ticks of all cores at the start: stolen and total.
     ticks: (u64, u64),
 }
 
-/// Ticks that the hypervisor gave to others, and all.
+/// CPU ticks that the hypervisor took away, and the total.
 fn ticks() -> (u64, u64) {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let all: Vec<u64> = stat
@@ -107,7 +106,7 @@ impl Figures {
         self.all.push(json!({ "figure": name, "value": value }));
     }
 
-    /// Notes a figure and whether it is as promised.
+    /// Records a figure, and if it is within its limit.
     fn judge(&mut self, name: &str, value: f64, holds: bool) {
         let rounded = (value * 1_000.0).round() / 1_000.0;
         self.note(name, rounded);
@@ -120,7 +119,7 @@ impl Figures {
         self.judge(name, took.as_secs_f64(), took <= most);
     }
 
-    /// Writes them down first: what is not as promised is to be seen.
+    /// Ends the measurement. The figures are written before the limits are checked.
     #[track_caller]
     fn end(mut self) {
         let (stolen, all) = ticks();
@@ -139,7 +138,7 @@ impl App {
         let healthy = Crowd::new("orders/create", shops..shops + HEALTHY_SHOPS, numbers);
         let record = Arc::new(Record::new(webhooks + HEALTHY_WEBHOOKS));
         let redis = cell.redis(&LOGGED).await;
-        // How long a script takes is asked for, not what else is busy on the machine.
+        // The measured time must be that of the script, without waiting for a core.
         if size(false, true) && !redis.put_first() {
             say("not root: what Redis takes includes waiting for a core");
         }
@@ -162,14 +161,14 @@ impl App {
         Sender { address: self.receiver.address(), crowd, record, rate }
     }
 
-    /// Stores all webhooks of the many.
+    /// Stores all webhooks of the large crowd.
     async fn fill(&self) -> Duration {
         let began = Instant::now();
         self.sender(&self.many, None).send_all().await;
         began.elapsed()
     }
 
-    /// Lets the healthy shops send until it is aborted.
+    /// Lets the healthy shops send until the task is aborted.
     fn healthy_flow(&self) -> JoinHandle<()> {
         let sender = self.sender(&self.healthy, Some(HEALTHY_RATE));
         tokio::spawn(async move { sender.send_all().await })
@@ -191,13 +190,13 @@ impl App {
         u64::from(self.many.numbers().end)
     }
 
-    /// True if a lane costs no more memory than it may; many have a row each.
+    /// True if the memory is within the limit, which allows a row for each of many lanes.
     fn is_bounded(&self, more: f64) -> bool {
         let rows = if self.many.shops() > 1 { self.many.shops() as f64 } else { 0.0 };
         more <= RESIDENT_MORE_MAX + size(KEPT_SMALL, 0.0) + rows * ROW_MEBIBYTES
     }
 
-    /// Waits until everything that is paused lies in lanes.
+    /// Waits until everything that is paused is in lanes.
     async fn all_in_lanes(&self) -> Duration {
         let began = Instant::now();
         until("everything that is paused lies in lanes", 10 * SOON, async || {
@@ -208,7 +207,7 @@ impl App {
         began.elapsed()
     }
 
-    /// Waits until all webhooks of the many are delivered, except so many.
+    /// Waits until all webhooks of the large crowd are delivered, except `except` of them.
     async fn delivered(&self, except: u64) {
         let least = self.webhooks() - except;
         until("all webhooks are delivered", 30 * SOON, async || {
@@ -218,7 +217,7 @@ impl App {
         .await;
     }
 
-    /// Waits until nothing is left of the lanes and the main stream.
+    /// Waits until the lanes and the main stream are empty.
     async fn nothing_left(&self) {
         until("nothing is left in Redis", SOON, async || {
             left_over(&self.redis).await.is_empty() && self.redis.stream_len(QUEUE).await == 0
@@ -232,7 +231,7 @@ impl App {
     }
 }
 
-/// Time from its start until it is ready and leads.
+/// Returns the time from the start until it is ready and leads.
 async fn restart(downstreamer: &mut Service, is_killed: bool) -> Duration {
     if is_killed {
         downstreamer.kill9();
@@ -256,7 +255,7 @@ fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Runs a verb, and notes how long it took.
+/// Runs a command and records how long it took.
 async fn verb(app: &App, figures: &mut Figures, arguments: &[&str]) -> String {
     let began = Instant::now();
     let told = app.spillway(arguments).await;
@@ -269,8 +268,9 @@ fn parsed(told: &str) -> Value {
     serde_json::from_str(told).expect("JSON")
 }
 
-/// Each of the operator's verbs, over all that waits. Orders the drop of the webhook of this number,
-/// which is the only one of its resource. Outside the window of its lane it is dropped when it is read.
+/// Runs each of the operators' commands on everything that waits. It also orders the drop of
+/// webhook `number`, the only one of its resource. It is dropped when it is read, if it is not
+/// indexed.
 async fn verbs(app: &App, figures: &mut Figures, number: u32) {
     let webhooks = app.webhooks();
     let domain = shop::domain(app.many.shop(number).into());
@@ -278,7 +278,7 @@ async fn verbs(app: &App, figures: &mut Figures, number: u32) {
     let of_shop = app.many.numbers().filter(|one| app.many.shop(*one) == app.many.shop(number));
     let of_shop = of_shop.count() as u64;
     let status = parsed(&verb(app, figures, &["status", "--json"]).await);
-    let waiting = status["drains"][0]["waiting"].as_u64().expect("a count");
+    let waiting = status["consumers"][0]["waiting"].as_u64().expect("a count");
     assert!((webhooks..webhooks + 1_000).contains(&waiting), "{status}");
     let top = parsed(&verb(app, figures, &["top", "--by", "topic", "--json"]).await);
     assert_eq!(top["rows"][0]["name"], TOPIC, "{top}");
@@ -298,7 +298,7 @@ async fn verbs(app: &App, figures: &mut Figures, number: u32) {
     let began = Instant::now();
     let known = parsed(&app.spillway(&["explain", &delivery, "--json"]).await);
     figures.at_most("`spillway explain` (s)", began.elapsed(), VERB_MAX);
-    let fact = &known["drains"][0]["facts"][0];
+    let fact = &known["consumers"][0]["facts"][0];
     assert_eq!((&fact["in_lane"], &fact["paused"]), (&true.into(), &true.into()), "{known}");
 
     let drop = ["queue", "drop", "--webhook-id", &delivery, "--yes", "--json"];
@@ -318,7 +318,7 @@ async fn app_show(app: &App, figures: &mut Figures, id: &str) -> String {
     shown
 }
 
-/// Memory and restarts while everything lies in lanes, beside healthy shops.
+/// Measures memory and restarts while everything is in lanes, next to healthy shops.
 async fn waits_in_lanes(
     app: &App,
     figures: &mut Figures,
@@ -338,7 +338,7 @@ async fn waits_in_lanes(
     figures.note("filled in (s)", app.fill().await.as_secs_f64());
     figures.note("then in lanes after (s)", app.all_in_lanes().await.as_secs_f64());
     let moved = app.record.elapsed();
-    // The allocator gives back what moving took.
+    // The allocator returns the memory that the move needed.
     tokio::time::sleep(Duration::from_secs(size(0, 15))).await;
     let more = mebibytes(downstreamer.resident_bytes()) - before;
     figures.note("downstreamer resident before (MiB)", before);
@@ -389,7 +389,7 @@ async fn note_slowest(app: &App, figures: &mut Figures, when: &str) {
     figures.note(&format!("longest other command {when}"), format!("{took:?} {what}"));
 }
 
-/// Everything flows out of the lanes again; the rate.
+/// Delivers everything from the lanes and returns the rate.
 async fn leaves_lanes(app: &App, figures: &mut Figures, dropped: u32) -> f64 {
     let resumed = Instant::now();
     app.spillway(&["resume", "--all"]).await;
@@ -400,17 +400,17 @@ async fn leaves_lanes(app: &App, figures: &mut Figures, dropped: u32) -> f64 {
     app.nothing_left().await;
     app.record.forget(dropped);
     note_slowest(app, figures, "while the lanes empty").await;
-    // What was under way when it was killed comes again.
+    // Deliveries under way at a kill are repeated.
     app.record.expect_sound(figures.story, app.many.numbers(), 0);
     app.record.expect_sound(figures.story, app.healthy.numbers(), 64 + 256);
     rate
 }
 
-/// The same webhooks, delivered from the main stream.
+/// Figures of the same webhooks, delivered from the main stream.
 struct Direct {
-    /// Deliveries a second.
+    /// Deliveries per second.
     rate: f64,
-    /// Memory of the downstreamer at the end, in mebibytes.
+    /// Memory of the downstreamer at the end, in MiB.
     resident: f64,
 }
 
@@ -424,7 +424,7 @@ async fn without_lanes(shops: u32, webhooks: u32) -> Direct {
     Direct { rate: app.record.rate(app.many.numbers()), resident }
 }
 
-/// A webhook that is the only one of its resource: see [`Crowd::before`].
+/// Number of a webhook that is the only one of its resource: see [`Crowd::before`].
 fn alone(crowd: &Crowd) -> u32 {
     let is_alone = |one: &u32| crowd.before(*one).is_none() && crowd.after(*one).is_none();
     crowd.numbers().rev().find(is_alone).expect("most are")
@@ -446,7 +446,7 @@ async fn lives_through(story: &'static str, shops: u32, webhooks: u32, pause: &[
     note_slowest(&app, &mut figures, "under the verbs").await;
     let rate = leaves_lanes(&app, &mut figures, dropped).await;
     drop((app, downstreamer));
-    // Before and after: what else runs on the machine comes and goes.
+    // Measured before and after, because other load on the machine varies.
     let again =
         if size(false, true) { without_lanes(shops, webhooks).await.rate } else { direct.rate };
     figures.note("delivered a second without lanes, again", again);

@@ -1,4 +1,5 @@
-//! A log that can't be written any more, as a pipe whose reader ended: its lines are lost, and nothing else.
+//! A log that cannot be written, such as a pipe whose reader ended, loses its lines and nothing
+//! else.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -14,27 +15,27 @@ use stories::webhook::Webhook;
 
 const WITHIN: Duration = Duration::from_secs(20);
 
-/// A receiver whose standard error is a pipe that nobody reads.
+/// Starts a receiver whose standard error is a pipe that nobody reads.
 async fn receiver_with_broken_log(cell: &Cell, settings: Settings<'_>) -> Service {
-    // Where the log of the cell's first process is written.
+    // Path of the log of the cell's first process.
     let log = cell.directory().join("request-receiver-0.log");
     let made = Command::new("mkfifo").arg(&log).status().expect("run mkfifo");
     assert!(made.success(), "mkfifo fails");
-    // For writing as well: opening it for reading alone waits for a writer.
+    // Opened for writing too, because opening it only for reading waits for a writer.
     let reader = File::options().read(true).write(true).open(&log).expect("open the pipe");
     let receiver = cell.receiver(settings).await;
     drop(reader);
-    // The log of a test that fails is read, and that would wait for a writer.
+    // A failed test reads the log, and reading a pipe would wait for a writer.
     fs::remove_file(&log).expect("remove the pipe");
     receiver
 }
 
-/// The same on a disk without room for a byte.
+/// Same as above, with a log on a full disk.
 async fn receiver_with_full_log(cell: &Cell, settings: Settings<'_>) -> Service {
     let log = cell.directory().join("request-receiver-0.log");
     symlink("/dev/full", &log).expect("link the log");
     let receiver = cell.receiver(settings).await;
-    // It has no end to be read to.
+    // Reading it would never end.
     fs::remove_file(&log).expect("remove the link");
     receiver
 }

@@ -1,5 +1,5 @@
-//! Hundreds of senders whose time is over within the same moment, because the disk of the spill or Redis stands still
-//! for about as long as an answer may take: whatever is answered 200 is stored.
+//! Hundreds of senders reach their timeout in the same moment, because the overflow disk or Redis
+//! hangs for about as long as an answer may take. Whatever is answered 200 is stored.
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
@@ -24,7 +24,7 @@ use tokio::time::sleep;
 const SENDERS: u64 = 660;
 const ROUNDS: u32 = 8;
 const ROUND: [(&str, &str); 2] = [("ACK_TIMEOUT", "1s"), ("SHOP_MAX_QUEUED", "100")];
-/// Stalls that last about as long, in milliseconds.
+/// Stalls of about the timeout, in milliseconds.
 const ABOUT_MS: RangeInclusive<u64> = 950..=1_050;
 const SOON: Duration = Duration::from_secs(60);
 
@@ -32,7 +32,8 @@ fn spill(cell: &Cell) -> PathBuf {
     cell.directory().join("spill")
 }
 
-/// Stalls something again and again for so long, in milliseconds, while hundreds send. Returns what they were answered.
+/// Stalls something repeatedly, each time for a random time in `lasts_ms`, while hundreds send.
+/// Returns their ledger.
 async fn stalled(
     name: &str,
     receiver: &Service,
@@ -125,7 +126,7 @@ async fn a_redis_that_stands_still_before_a_log_loses_nothing() {
     let settings = [&ROUND[..], &[("SPILL_DIR", directory.as_str())]].concat();
     let receiver = cell.receiver(&settings).await;
     let stall = |is_stalled| if is_stalled { redis.sigstop() } else { redis.sigcont() };
-    // Batches go to the log instead: some of the stalls are shorter than anybody's time.
+    // Batches go to the overflow log instead, because some stalls are shorter than the timeouts.
     let ledger = stalled(name, &receiver, 193, 400..=1_100, stall).await;
     until("all is fed", SOON, async || {
         receiver.metric("spillway_spilling").await == Some(0.0)

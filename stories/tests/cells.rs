@@ -1,5 +1,5 @@
-//! `ops/nginx/cells.conf`, as it is shipped but for addresses: a shop's webhooks all go to one cell,
-//! and the shops spread over the cells.
+//! `ops/nginx/cells.conf` as shipped, except for addresses. All webhooks of a shop go to one cell,
+//! and the shops are spread over the cells.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,7 +23,7 @@ async fn a_shop_always_goes_to_the_same_cell() {
     let (_nginx, address) = start(&cell, &cells).await;
     for number in 0..3 * SHOPS {
         let webhook = Webhook::any().with("X-Shopify-Shop-Domain", domain(number % SHOPS));
-        // Both families of headers mean the same shop.
+        // Both families of headers identify the same shop.
         let is_new = number >= 2 * SHOPS;
         let webhook = if is_new { webhook.rename("X-Shopify-", "Shopify-") } else { webhook };
         post(address, &webhook).await.expect_stored();
@@ -53,7 +53,7 @@ async fn what_names_no_shop_goes_to_one_cell() {
     assert_eq!(counts.iter().filter(|count| **count > 0).count(), 1, "of each cell: {counts:?}");
 }
 
-/// What the page shows is what is shipped, without its comments.
+/// The page shows the shipped file without its comments.
 #[test]
 fn the_page_shows_the_shipped_file() {
     let shown = page::only_block("docs/cells.md", "nginx");
@@ -65,7 +65,7 @@ fn the_page_shows_the_shipped_file() {
     );
 }
 
-/// nginx in front of these, and where it listens.
+/// Starts nginx in front of these cells. Returns its address.
 async fn start(cell: &Cell, cells: &[Backend]) -> (Nginx, SocketAddr) {
     let address = port::free();
     let site = format!(

@@ -1,8 +1,8 @@
-//! Everything that can go wrong, made to go wrong, under load: what was answered 200 arrives, once in
-//! Kafka and hardly ever twice at the backend, unchanged and in order.
+//! All kinds of faults under load. What was answered 200 arrives unchanged and in order: once in
+//! Kafka, and rarely twice at the backend.
 //!
-//! In the suite some dozens of faults; under `make chaos` more than two thousand, and half an hour of
-//! one cell with a fault each minute.
+//! The suite makes some dozens of faults. `make chaos` makes more than two thousand, and runs one
+//! cell for half an hour with a fault every minute.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -24,13 +24,13 @@ use stories::settlements::Duplicates;
 use stories::size::size;
 use tokio::task::{JoinSet, LocalSet};
 
-/// Cells at a time: most of the time each waits for something.
+/// Number of cells at a time. Each one mostly waits.
 const AT_ONCE: usize = 3;
 
-/// In a run of so many faults every kind is made.
+/// Number of faults from which a run must contain every kind.
 const ALL_KINDS_FROM: usize = 500;
 
-/// How many faults: as many as `FAULTS` says, or as the suite has time for.
+/// Number of faults: `FAULTS` if it is set, or the default of the suite.
 fn faults() -> usize {
     match std::env::var("FAULTS") {
         Ok(text) => text.parse().expect("FAULTS must be a whole number"),
@@ -38,9 +38,9 @@ fn faults() -> usize {
     }
 }
 
-/// Plays the plans, some at a time, in their order.
+/// Executes the plans in order, several at a time.
 async fn play_all(plans: Vec<Plan>) -> Vec<Shown> {
-    // Held for as long as any of the others run.
+    // Held while any of the cells runs.
     let _turn = Cell::alone();
     let plans = Rc::new(RefCell::new(VecDeque::from(plans)));
     let (here, mut players) = (LocalSet::new(), JoinSet::new());
@@ -59,7 +59,7 @@ async fn play_all(plans: Vec<Plan>) -> Vec<Shown> {
     here.run_until(players.join_all()).await.into_iter().flatten().collect()
 }
 
-/// Where results go, under `make chaos`.
+/// Directory of the results under `make chaos`.
 fn results() -> Option<PathBuf> {
     std::env::var_os("RESULTS").map(PathBuf::from).filter(|_| size(false, true))
 }
@@ -111,7 +111,7 @@ async fn nothing_is_lost_invented_or_disordered_by_any_fault() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cell_with_everything_stands_a_fault_each_minute() {
     if !size(false, true) {
-        // The other test plays the same faults in smaller cells.
+        // The other test makes the same faults in smaller cells.
         return;
     }
     let seed = seed("chaos, soak", 72);

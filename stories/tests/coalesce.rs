@@ -1,4 +1,4 @@
-//! Coalescing: behind a slow backend the newest state of a resource stands for the older ones.
+//! Coalescing: if the backend is slow, the newest state of a resource replaces the older ones.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -22,14 +22,14 @@ const SOON: Duration = Duration::from_secs(60);
 
 const PRODUCTS: u64 = 200;
 const UPDATES: u64 = 100;
-/// Products up to this number are deleted amid their updates, and made anew.
+/// Products up to this number are deleted amid their updates, and created again.
 const DELETED: u64 = 20;
 const DELETE_AT: u64 = 50;
-/// Orders, numbered behind the products; each changes three times.
+/// Orders, whose numbers follow those of the products. Each changes three times.
 const ORDERS: std::ops::RangeInclusive<u64> = 1001..=1020;
 const CHANGES: u64 = 3;
 
-/// All updates of all products, round by round; a few deletes and orders among them.
+/// All updates of all products, round by round, with a few deletes and orders among them.
 fn updates() -> Vec<(Event, Webhook)> {
     let mut items = Vec::new();
     for sequence in 1..=UPDATES {
@@ -79,7 +79,8 @@ async fn of_a_flood_of_updates_each_products_last_state_is_delivered() {
     assert_eq!(orders.count() as u64, 20 * CHANGES, "another topic was coalesced");
 }
 
-/// Around a delete the states before and after it both arrive, and the delete stands for itself.
+/// Checks deletes: the states before and after a delete both arrive, and the delete is not
+/// coalesced.
 fn expect_deletes_apart(receipts: &[Receipt]) {
     let arrived: HashMap<Event, usize> = receipts
         .iter()
@@ -143,7 +144,7 @@ async fn stock_levels_of_one_shop_are_coalesced_one_by_one_and_delivered_side_by
     assert!(backend.in_flight_max() >= 32, "{} at once", backend.in_flight_max());
 }
 
-/// As Shopify sends it: what it is about stands in the body alone.
+/// An inventory level as Shopify sends it: only the body contains the resource.
 fn stock_level(event: Event) -> (Event, Webhook) {
     let Event { resource, sequence } = event;
     let (item, location) = (resource / 2 + 1, resource % 2 + 1);
@@ -153,7 +154,7 @@ fn stock_level(event: Event) -> (Event, Webhook) {
     (event, shop::webhook(1, "inventory_levels/update", event).body(body))
 }
 
-/// A cell that coalesces, to which a few states of one product come.
+/// A cell that coalesces, for a few states of one product.
 struct Product {
     redis: RedisServer,
     backend: Backend,
@@ -172,7 +173,7 @@ impl Product {
         Self { redis, backend, feed, _receiver: receiver, cell }
     }
 
-    /// Stores these states of it, one after the other.
+    /// Stores these states of the product one by one.
     async fn states(&self, sequences: &[u64]) {
         let events = sequences.iter().map(|sequence| Event { resource: 1, sequence: *sequence });
         let states = events.map(|event| (event, shop::webhook(1, "products/update", event)));
@@ -184,7 +185,7 @@ impl Product {
         self.cell.downstreamer(&self.backend, &topics).await
     }
 
-    /// What the backend was sent, once all is settled.
+    /// States that the backend was sent, once everything is settled.
     async fn arrived(&self) -> Vec<u64> {
         let is_empty = async || self.redis.stream_len("{spillway}:in").await == 0;
         until("everything is settled", SOON, is_empty).await;
@@ -195,12 +196,12 @@ impl Product {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_copy_of_an_old_state_is_never_taken_for_the_newest() {
     let product = Product::new().await;
-    // The others wait while the first is under way.
+    // The other states wait while the first delivery is under way.
     product.backend.behave(|_| Behaviour::slowly(Duration::from_secs(1)));
     let _downstreamer = product.start().await;
     product.states(&[1]).await;
     until("the first is under way", SOON, async || product.backend.count() == 1).await;
-    // Shopify sends the second again, since it did not see that it was stored.
+    // Shopify sends the second again, because it received no answer.
     product.states(&[2, 3, 2]).await;
     let arrived = product.arrived().await;
     say(&format!("coalesce: of 1, 2, 3 and 2 again came {arrived:?}"));
@@ -235,7 +236,7 @@ async fn no_state_stands_for_one_before_a_barrier() {
     let _downstreamer = product.start().await;
     let arrived = product.arrived().await;
     say(&format!("coalesce: around a barrier (0) came {arrived:?}"));
-    // The first may be under way before the others are read.
+    // The first delivery may be under way before the other states are read.
     assert!(arrived.ends_with(&[3, 0, 6]), "{arrived:?}");
 }
 

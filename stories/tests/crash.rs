@@ -1,7 +1,7 @@
-//! Nothing lost, whatever is killed: receiver, Redis and downstreamer, 20 times each, under load.
+//! Nothing is lost when receiver, Redis and downstreamer are killed 20 times each under load.
 //!
-//! Four cells side by side, five kills of each process in each: a downstreamer that was killed
-//! holds its queue for some seconds more, and four such waits at once are one.
+//! Four cells run in parallel, with five kills of each process in each. The lease of a killed
+//! downstreamer lasts some seconds, and in parallel the cells wait for it only once.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use tokio::time::sleep;
 
 const KILLS: usize = 5;
 
-/// A downstreamer killed is followed within 10 s by itself or another, and some on a busy machine.
+/// Time limit: a killed downstreamer is replaced within 10 s, and later on a busy machine.
 const BACK_WITHIN: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -46,7 +46,7 @@ async fn one_cell(seed: u64, number: u64) -> Figures {
     let cell = Cell::beside();
     let mut redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
-    // Some time in the backend, so that kills meet deliveries under way.
+    // The backend takes some time, so that kills meet deliveries under way.
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(0..20))));
     let mut receiver = cell.receiver(&[]).await;
     let mut downstreamer = cell.downstreamer(&backend, COUNTED).await;
@@ -73,7 +73,7 @@ async fn one_cell(seed: u64, number: u64) -> Figures {
     let in_flight: Vec<usize> = kills.iter().map(|kill| kill.in_flight).collect();
     say(&format!("kills, cell {number}: {in_flight:?} in flight at the kills, {repeats:?}"));
     repeats.expect_in_flight(&kills);
-    // One that goes on while Redis is killed repeats what it could not settle, at most.
+    // A downstreamer that runs while Redis is killed repeats at most what it could not settle.
     figures.expect_sound(in_flight.iter().sum::<usize>() + KILLS * CONCURRENCY);
     figures.expect_no_late_repeat();
     figures
@@ -115,13 +115,13 @@ async fn kill_downstreamer(
     kills
 }
 
-/// Waits until a count has grown by ten: the next kill shall hit something at work.
+/// Waits until a count has grown by ten, so that the next kill hits a working process.
 async fn progress(what: &str, count: impl Fn() -> usize) {
     let before = count();
     until(what, BACK_WITHIN, async || count() >= before + 10).await;
 }
 
-/// A kill comes at any time.
+/// Waits for a random time before a kill.
 async fn pause(chance: &mut StdRng) {
     sleep(Duration::from_millis(chance.random_range(0..2500))).await;
 }

@@ -22,7 +22,7 @@ use stories::until::until;
 use stories::webhook::Webhook;
 
 const DEAD: &str = "{spillway}:http:dead";
-/// Five events of a resource die one after the other, each after a second of retries and more.
+/// Five events of a resource are given up one after the other, each after more than a second.
 const SOON: Duration = Duration::from_secs(40);
 
 struct Morgue {
@@ -32,11 +32,12 @@ struct Morgue {
     receiver: Service,
     _downstreamer: Service,
     cell: Cell,
-    /// Webhooks delivered while the others died.
+    /// Number of webhooks delivered while the others were given up.
     delivered: usize,
 }
 
-/// Two resources with five events each, all refused with `status`, until all are dead letters.
+/// Sends two resources with five events each, all refused with `status`, and waits until all are
+/// dead letters.
 async fn refused(status: u16, settings: Settings<'_>) -> Morgue {
     let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
@@ -49,7 +50,7 @@ async fn refused(status: u16, settings: Settings<'_>) -> Morgue {
     let downstreamer = cell.downstreamer(&backend, settings).await;
     let ledger = Arc::new(Ledger::default());
     let load = Load { connections: 2, resources: 2, events: Some(5), ..Load::steady(81) };
-    // The rest of the app works: the clock of `RETRY_FOR` stands still while all of it is down.
+    // Other webhooks succeed: the time of `RETRY_FOR` does not count while everything fails.
     let well = Arc::new(Ledger::default());
     let others = Load { resources: 20, first_resource: 100, events: None, ..load.clone() };
     let others = others.start(receiver.address(), &well);
@@ -78,7 +79,7 @@ impl Morgue {
         lines.lines().map(|line| serde_json::from_str(line).expect("JSON in each line")).collect()
     }
 
-    /// The events of one resource that were delivered, in order.
+    /// Delivered events of one resource, in order.
     fn delivered_of(&self, resource: u64) -> Vec<u64> {
         let delivered = self.backend.receipts().into_iter().filter(|receipt| receipt.delivered());
         let events = delivered.filter_map(|receipt| Event::of(receipt.webhook_id()));
@@ -120,8 +121,12 @@ async fn dead_letters_are_listed_and_shown_as_they_were_received() {
 
     let status = morgue.cell.spillway(&["status", "--json"]).await;
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
-    let drain = &status["drains"][0];
-    assert_eq!((&drain["name"], &drain["dead_letters"]), (&"http".into(), &10.into()), "{status}");
+    let consumer = &status["consumers"][0];
+    assert_eq!(
+        (&consumer["name"], &consumer["dead_letters"]),
+        (&"http".into(), &10.into()),
+        "{status}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -140,7 +145,8 @@ async fn a_dead_letter_is_shown_header_by_header() {
             .header("x-repeated", "second: with a colon, and a comma")
             .header("X-Empty", "")
             .header("X-Utf-8", "h\u{e9}l\u{e9}na")
-            // Of this hop alone, or not for the world to set: the backend never sees them.
+            // Hop-by-hop headers, or headers that a sender may not set: the backend never receives
+            // them.
             .header("Keep-Alive", "timeout=5")
             .header("Spillway-Attempt", "9");
     post(receiver.address(), &webhook).await.expect_stored();
@@ -181,7 +187,7 @@ async fn dead_letters_are_replayed_in_order_per_resource() {
     assert_eq!((morgue.list().await.len(), morgue.backend.count()), (10, tried));
 
     morgue.backend.behave(|_| Behaviour::ok());
-    // One by its webhook id, then the rest.
+    // Replays one by its webhook id, then the rest.
     let one = Event { resource: 1, sequence: 1 }.webhook_id();
     morgue.dead_ok(&["replay", "--webhook-id", &one]).await;
     until("the one is delivered", SOON, async || morgue.backend.has_delivered(&one)).await;
@@ -260,11 +266,11 @@ async fn a_replay_goes_before_one_of_its_resource_that_was_read_and_waits_for_it
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::status(400));
     let receiver = cell.receiver(&[]).await;
-    // One at a time, each for long: what was read on demand waits meanwhile.
+    // One delivery at a time, each slow. Webhooks that were read on demand wait meanwhile.
     let _downstreamer = cell.downstreamer(&backend, &[("MAX_CONCURRENCY", "1")]).await;
     let ledger = Arc::new(Ledger::default());
     let feed = Feed::to(receiver.address(), &ledger);
-    // Each shop has one product, and each product a first and a second event.
+    // Each shop has one product, with a first and a second event.
     let small = |sequence| {
         let events = SMALL.map(|resource| Event { resource, sequence });
         events.map(|event| (event, shop::webhook(event.resource, "products/update", event)))
@@ -272,7 +278,7 @@ async fn a_replay_goes_before_one_of_its_resource_that_was_read_and_waits_for_it
     feed.store_in_turn(small(1).to_vec()).await;
     until("all are dead letters", SOON, async || redis.stream_len(DEAD).await == 6).await;
 
-    // The second ones lie behind a flood: further back than what is kept at hand.
+    // The second events follow a flood, beyond what is kept in memory.
     backend.behave(|_| Behaviour::slowly(EACH));
     let flood = (1000..17_000).map(|resource| Event { resource, sequence: 1 });
     feed.store(flood.map(|event| (event, shop::webhook(100, "products/update", event))).collect())
@@ -330,7 +336,7 @@ async fn dead_letters_are_dropped_only_with_a_yes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn retries_end_as_dead_letters() {
-    // The events of a resource wait for one another, and each is given its time.
+    // The events of a resource wait for each other, and each has its own retry time.
     let morgue = refused(500, &[("RETRY_FOR", "1s")]).await;
     for letter in morgue.list().await {
         assert!(letter["attempts"].as_u64().unwrap() > 1, "{letter}");

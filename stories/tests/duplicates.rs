@@ -18,15 +18,15 @@ use stories::until::until;
 use stories::webhook::Webhook;
 
 const SOON: Duration = Duration::from_secs(60);
-/// A copy comes after so many other webhooks of its connection.
+/// Number of other webhooks of the connection between an original and its copy.
 const COPY_AFTER: usize = 20;
 
-/// How many webhooks; one in ten is sent twice.
+/// Number of webhooks. One in ten is sent twice.
 fn webhooks() -> u64 {
     size(10_000, 100_000)
 }
 
-/// These products, and a copy, to the byte, of every tenth of them some time later.
+/// These products, and an exact copy of every tenth of them some time later.
 fn with_copies(resources: std::ops::Range<u64>, connections: u64) -> Vec<(Event, Webhook)> {
     let mut items = Vec::new();
     let mut due: Vec<(usize, Event, Webhook)> = Vec::new();
@@ -69,8 +69,8 @@ async fn a_tenth_sent_twice_is_delivered_once_also_after_a_crash() {
     let receiver = cell.receiver(&[]).await;
     let ledger = Arc::new(Ledger::default());
     let feed = Feed::to(receiver.address(), &ledger);
-    // The first half waits with its copies; the copies of the second mostly come when the webhook
-    // is delivered and settled.
+    // The first half waits together with its copies. In the second half, most originals are
+    // delivered and settled before their copies come.
     feed.store(with_copies(1..count / 2 + 1, feed.connections)).await;
     let mut downstreamer = cell.downstreamer(&backend, &[]).await;
     feed.store(with_copies(count / 2 + 1..count + 1, feed.connections)).await;
@@ -87,7 +87,7 @@ async fn a_tenth_sent_twice_is_delivered_once_also_after_a_crash() {
         (event, shop::webhook(resource % 50, "products/update", event))
     });
     feed.store(copies.collect()).await;
-    // One that is new, behind them.
+    // A new webhook after them.
     let new = Event { resource: count + 1, sequence: 1 };
     feed.store_in_turn(vec![(new, shop::webhook(1, "products/update", new))]).await;
     ledger.delivered_to(&backend, SOON).await;
@@ -97,7 +97,7 @@ async fn a_tenth_sent_twice_is_delivered_once_also_after_a_crash() {
     assert_eq!(backend.count() as u64, count + 1, "a crash makes it forget");
 }
 
-/// Two webhooks, and whether the second is one too many.
+/// Two webhooks, and if the second is a duplicate.
 struct Pair {
     what: &'static str,
     first: Webhook,
@@ -116,7 +116,7 @@ fn pair(
     Pair { what, first, second, is_duplicate }
 }
 
-/// Each difference that makes two webhooks out of one, and some that do not.
+/// All differences that distinguish two webhooks, and some that do not.
 fn pairs() -> Vec<Pair> {
     let same = |webhook: Webhook| webhook;
     let by_event = |webhook: Webhook| {
@@ -146,7 +146,8 @@ fn pairs() -> Vec<Pair> {
     ]
 }
 
-/// Stores all pairs, both behind each other, and waits until as many are delivered as must be.
+/// Stores the first webhook of each pair, then the second of each. Waits until the expected number
+/// is delivered.
 async fn deliver(pairs: &[Pair], settings: &[(&str, &str)], expected: usize) -> (Backend, f64) {
     let cell = Cell::shared();
     let redis = cell.redis(&[]).await;

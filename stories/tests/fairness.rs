@@ -1,4 +1,4 @@
-//! One shop's flood is that shop's own: the others hardly notice, and shares are equal.
+//! A flood of one shop affects only that shop: the others hardly notice, and shares are equal.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,10 +18,10 @@ use stories::until::until;
 use stories::webhook::Webhook;
 use tokio::time::{sleep, sleep_until};
 
-/// The flooding shop; the others are 1 to 50.
+/// Number of the flooding shop; the others are 1 to 50.
 const FLOODING: u64 = 0;
 const FLOOD: u64 = 20_000;
-/// One order of the flooding shop, sent behind its flood.
+/// An order of the flooding shop, sent after its flood.
 const LAST_ORDER: Event = Event { resource: 100_000, sequence: 1 };
 const OTHERS: Trickle = Trickle {
     shops: 1..51,
@@ -30,7 +30,7 @@ const OTHERS: Trickle = Trickle {
     first_resource: 1_000_000,
 };
 
-/// The backend: 320 webhooks a second.
+/// Workers of the backend, which handles 320 webhooks per second.
 const WORKERS: usize = 16;
 const WORK: Duration = Duration::from_millis(50);
 
@@ -38,9 +38,9 @@ const WARM_UP: Duration = Duration::from_secs(2);
 const CALM: Duration = Duration::from_secs(8);
 const FLOODED: Duration = Duration::from_secs(12);
 
-/// The promise: another shop's flood makes nothing take more than three times as long.
+/// Promised limit: a flood of another shop makes deliveries at most three times slower.
 const SLOWER_MAX: f64 = 3.0;
-/// What a flood of this size may add: decoded packs at hand, the index, an allocator's slack.
+/// Memory that a flood of this size may add: decoded packs, the index, and the allocator's slack.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
 
 fn flood(webhooks: u64) -> Vec<(Event, Webhook)> {
@@ -109,7 +109,7 @@ async fn a_flood_of_one_shop_delays_no_other() {
     assert!(grown <= GROWTH_BYTES_MAX, "{} MiB", grown >> 20);
 }
 
-/// How many times as long (p99) the others' webhooks of a topic take in the second window.
+/// Ratio of the others' waiting times (p99) of a topic: second window to first window.
 fn slower(
     topic: &str,
     ledger: &Ledger,
@@ -142,8 +142,8 @@ async fn shops_with_a_backlog_get_equal_shares() {
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(20)));
     let receiver = cell.receiver(&[]).await;
     let ledger = Arc::new(Ledger::default());
-    // The first shop has 900 waiting, the last 7,200, one shop behind the other. At 800 a second
-    // none of them runs dry within the window.
+    // The first shop has 900 waiting webhooks, the last has 7,200, and the shops are stored one
+    // after another. At 800 per second, none of them runs out within the window.
     let backlog = (0..SHOPS).rev().flat_map(|shop| {
         let resources = (0..900 * (shop + 1)).map(move |number| (shop + 1) * 10_000 + number);
         resources.map(move |resource| {

@@ -1,4 +1,4 @@
-//! What the backend gets is what Shopify sent, byte for byte and header for header.
+//! The backend receives exactly what Shopify sent, byte for byte and header for header.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ const WEBHOOKS: u64 = 10_000;
 const SENDERS: u64 = 16;
 const BODY_BYTES_MAX: f64 = 2.0 * 1024.0 * 1024.0;
 
-/// Undelivered at most: bounds what Redis holds.
+/// Maximum number of undelivered webhooks, which bounds what Redis holds.
 const BACKLOG: usize = 400;
 
 const PATHS: &[&str] = &[
@@ -45,12 +45,13 @@ const QUERIES: &[&str] =
 
 const REPEATED: &[&str] = &["X-Repeated", "x-repeated", "X-REPEATED", "Cookie"];
 
-/// Framing belongs to each connection; Host is the backend's; Spillway's own are added.
+/// Headers that Spillway sets: framing belongs to each connection, Host to the backend, and
+/// `Spillway-` headers are added.
 fn is_ours_to_set(name: &str) -> bool {
     name == "host" || name == "content-length" || name.starts_with("spillway-")
 }
 
-/// What must arrive.
+/// Content that must arrive unchanged.
 #[derive(Debug, PartialEq)]
 struct Content {
     target: String,
@@ -152,7 +153,7 @@ async fn send_share(
     }
 }
 
-/// A webhook with everything odd that is legal.
+/// A webhook with unusual but legal content.
 fn odd(resource: u64, id: &str, chance: &mut StdRng) -> Webhook {
     let size = BODY_BYTES_MAX.powf(chance.random_range(0.0..=1.0)).max(2.0) as usize;
     let mut body = vec![0; size];
@@ -215,7 +216,7 @@ async fn a_chunked_or_compressed_body_arrives_as_it_was() {
         let content = Content::sent(sent);
         assert!(receipts.iter().any(|receipt| Content::received(receipt) == content), "{sent:?}");
     }
-    // The backend verifies what Shopify signed.
+    // The backend verifies Shopify's signature.
     for receipt in receipts.iter().filter(|receipt| receipt.body.is_some()) {
         let body = receipt.body.as_deref().unwrap();
         assert_eq!(receipt.header("X-Shopify-Hmac-Sha256"), sign(SECRET, body));

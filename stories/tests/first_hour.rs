@@ -1,4 +1,4 @@
-//! The first hour: the commands of README.md as they stand there, in a clone of the repository.
+//! The first hour: runs the commands of README.md as printed, in a clone of the repository.
 //!
 //! The commands use the default ports, as they do for a newcomer. A cell that already runs on this
 //! machine must be stopped first; `make run` reports the port.
@@ -18,9 +18,9 @@ use stories::report::say;
 use stories::until::until;
 use tempfile::TempDir;
 
-/// `make run` looks for packages first, and Redis starts.
+/// Time limit for `make run`, which checks for packages first, and for Redis to start.
 const STARTS_WITHIN: Duration = Duration::from_secs(60);
-/// The downstreamer waits for what is in flight.
+/// Time limit for the end. The downstreamer waits for deliveries in flight.
 const ENDS_WITHIN: Duration = Duration::from_secs(45);
 /// The programs that `make run` and `attack.sh` build.
 const PROGRAMS: [&str; 4] = ["spillway", "request-receiver", "downstreamer", "generate"];
@@ -47,7 +47,7 @@ impl Checkout {
         Self { path, _directory: directory }
     }
 
-    /// Starts `make run`. It builds nothing: the programs are there.
+    /// Starts `make run`. It builds nothing, because the programs exist.
     fn run(&self) -> Process {
         let recipe = Recipe {
             name: "make".to_owned(),
@@ -74,14 +74,14 @@ impl Checkout {
         tokio::task::spawn_blocking(run).await.expect("the command was run")
     }
 
-    /// Ids and names of the processes that work in the clone.
+    /// Ids and names of the processes whose working directory is in the clone.
     fn processes(&self) -> Vec<(i32, String)> {
         let entries = fs::read_dir("/proc").expect("read /proc").filter_map(Result::ok);
         let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         ids.filter_map(|id| Some((id, name_if_in(id, &self.path)?))).collect()
     }
 
-    /// The process that a Ctrl-C in the terminal is meant for.
+    /// The process that receives a Ctrl-C in the terminal.
     fn cell(&self) -> Pid {
         let processes = self.processes();
         let cell = processes.iter().find(|(_, name)| name == "spillway");
@@ -90,7 +90,7 @@ impl Checkout {
     }
 }
 
-/// The name of a process, if its working directory lies in `directory`. A zombie has none.
+/// Name of a process if its working directory is in `directory`. A zombie has none.
 fn name_if_in(id: i32, directory: &Path) -> Option<String> {
     let process = PathBuf::from(format!("/proc/{id}"));
     let is_in = fs::read_link(process.join("cwd")).ok()?.starts_with(directory);
@@ -100,7 +100,8 @@ fn name_if_in(id: i32, directory: &Path) -> Option<String> {
         .map(|name| name.trim().to_owned())
 }
 
-/// Home, where Rust and Go keep their caches, and the settings of Go and of a proxy.
+/// Variables that are kept: `HOME`, where Rust and Go keep their caches, and settings of Go and of
+/// a proxy.
 fn environment() -> Vec<(String, String)> {
     let is_kept = |name: &str| {
         name == "HOME" || name.starts_with("GO") || name.to_lowercase().ends_with("_proxy")
@@ -133,7 +134,7 @@ fn require_vegeta() {
 fn expected(command: &str) -> &'static [&'static str] {
     match command {
         _ if command.contains(" send ") => &["20 sent, 20 answered 200"],
-        _ if command.contains(" status ") => &["DRAIN", "http"],
+        _ if command.contains(" status ") => &["CONSUMER", "http"],
         _ if command.contains(" doctor ") => &["0 problems, 0 warnings"],
         _ if command.contains("attack.sh spike") => &["accepted            200   100.00 %"],
         other => panic!("README.md gives a command that this story does not know: {other}"),
@@ -177,7 +178,7 @@ async fn the_commands_of_the_readme_work_as_they_stand_there() {
 async fn an_attack_reads_the_secret_from_the_file_that_is_named_wherever_it_is_named() {
     let _turn = machine::shared();
     let clone = Checkout::make();
-    // Nothing listens on port 9: what is asked for comes after the secret.
+    // Nothing listens on port 9, so the error is about a check before the connection.
     let attack = "URL=http://127.0.0.1:9/ ./attack.sh spike";
     let errors = |output: Output| String::from_utf8_lossy(&output.stderr).into_owned();
     let without = errors(clone.shell(attack).await);

@@ -1,4 +1,5 @@
-//! A Redis that is full to the brim: refused at once, kept, and emptied without help.
+//! A Redis without free memory: webhooks are refused at once, stored ones are kept, and the queue
+//! empties without help.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,12 +20,12 @@ use stories::service::Service;
 use stories::until::until;
 use stories::webhook::Webhook;
 
-/// The promise for a refusal.
+/// Promised time limit for a refusal.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 const SMALL: [&str; 2] = ["--maxmemory", "32mb"];
 
-/// Sends until Redis takes no more.
+/// Sends until Redis is full.
 async fn fill(receiver: &Service, seed: u64) -> Arc<Ledger> {
     let ledger = Arc::new(Ledger::default());
     let load = Load {
@@ -41,7 +42,7 @@ async fn fill(receiver: &Service, seed: u64) -> Arc<Ledger> {
     ledger
 }
 
-/// Refusals come at once. A webhook may still slip in where a few bytes became free.
+/// Checks that refusals come at once. A webhook may still be stored if a few bytes became free.
 async fn expect_quick_refusals(receiver: &mut Service) {
     let mut connection = Connection::to(receiver.address()).await;
     let (mut refused, mut slow, mut slowest) = (0, 0, Duration::ZERO);
@@ -66,7 +67,7 @@ async fn expect_quick_refusals(receiver: &mut Service) {
     }
     say(&format!("full: {refused} refusals, the slowest answer after {slowest:?}"));
     assert_eq!(refused, 50, "Redis is not full");
-    // Where others want the machine too, one may have to wait for its turn.
+    // On a busy machine, a refusal may have to wait for its turn.
     assert!(slow <= 2 && slowest < 10 * AT_ONCE, "{slow} slow ones, one took {slowest:?}");
     assert!(receiver.is_running());
 }
@@ -107,18 +108,18 @@ async fn takeover_and_dead_letters_work_on_a_full_queue() {
     let redis = cell.redis(&SMALL).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::status(503));
-    // All of it is one shop's.
+    // All webhooks belong to one shop.
     let mut receiver = cell.receiver(&[("SHOP_MAX_QUEUED", "100")]).await;
     let ledger = fill(&receiver, seed).await;
     expect_quick_refusals(&mut receiver).await;
 
     let mut first = cell.downstreamer(&backend, &[]).await;
-    until("the first owns the queue", Duration::from_secs(20), async || first.is_owner().await)
+    until("the first owns the queue", Duration::from_secs(20), async || first.is_leader().await)
         .await;
     let second = cell.downstreamer(&backend, &[]).await;
     until("the backend is tried", Duration::from_secs(20), async || backend.count() > 0).await;
     first.kill9();
-    until("the second owns the queue", Duration::from_secs(20), async || second.is_owner().await)
+    until("the second owns the queue", Duration::from_secs(20), async || second.is_leader().await)
         .await;
     expect_quick_refusals(&mut receiver).await;
 
@@ -161,7 +162,8 @@ async fn an_aof_that_fills_the_disk_is_rewritten_although_webhooks_are_refused()
         return;
     };
     let redis = cell.redis(&["--dir", disk.path().to_str().expect("a path of letters")]).await;
-    // It came and went: the queue is empty, and the AOF holds all of it. Less than 1 GiB is free.
+    // Data is written and overwritten: the queue is empty, but the AOF contains all of it. Less
+    // than 1 GiB is free.
     let data = "x".repeat(10 << 20);
     for _ in 0..20 {
         redis.command::<()>(&["SET", "data", &data]).await;

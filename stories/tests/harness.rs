@@ -1,4 +1,4 @@
-//! The stories' own tools, tested without the binaries: a check that cannot fail proves nothing.
+//! Tests of the stories' own tools without the binaries: a check that cannot fail proves nothing.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -100,7 +100,7 @@ async fn the_backend_does_as_it_is_told_and_records_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_load_reaches_a_server_in_order_and_the_ledger_agrees() {
-    // The backend in the place of the receiver: its 503s and resets must all be made good.
+    // The backend replaces the receiver: the load must recover from all its 503s and resets.
     let server = Backend::start().await;
     server.behave(|_| match rand::random_range(0..20) {
         0 => Behaviour::status(503),
@@ -161,7 +161,8 @@ fn the_check_counts_repeats_and_the_late_ones() {
     assert_eq!((figures.repeats, figures.late_repeats, figures.disordered), (2, 1, 0));
 }
 
-/// Three events of one resource were promised; these arrived: sequence, Spillway-Id, status.
+/// Checks three promised events of one resource against these arrivals: sequence, Spillway-Id,
+/// status.
 fn figures(arrived: &[(u64, &str, u16)]) -> Figures {
     let ledger = Ledger::default();
     for sequence in 1..=3 {

@@ -1,5 +1,5 @@
-//! A backend that means harm, or is broken beyond words: whatever it answers, each webhook is
-//! tried again and delivered, and the downstreamer's memory stays bounded.
+//! A hostile or broken backend: whatever it answers, each webhook is retried and delivered, and the
+//! downstreamer's memory stays bounded.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use stories::webhook::Webhook;
 
 const SOON: Duration = Duration::from_secs(120);
 
-/// What one connection may hold: as much as hyper reads of a head (about 400 KB) and its answer; and
-/// what the process needs in any case.
+/// Memory that hyper reads of a head (about 400 KB) and its answer for each connection, plus what
+/// the process needs in any case.
 const GROWTH_MAX: u64 = CONCURRENCY as u64 * (512 << 10) + (16 << 20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -37,7 +37,7 @@ async fn whatever_a_backend_answers_each_webhook_is_delivered_in_the_end() {
             Webhook::product(case as u64 + 1, &id(case), format!("{{\"id\":{case}}}").into());
         post(receiver.address(), &webhook).await.expect_stored();
     }
-    // All at once: the webhooks are there before the downstreamer.
+    // All deliveries start at once, because the webhooks are stored before the downstreamer starts.
     let settings = [("DELIVERY_TIMEOUT", "2s"), ("MIN_CONCURRENCY", "64")];
     let mut downstreamer = cell.downstreamer(&backend, &settings).await;
     let before = downstreamer.resident_bytes();
@@ -52,7 +52,7 @@ async fn whatever_a_backend_answers_each_webhook_is_delivered_in_the_end() {
             let id = id(case);
             let attempts = receipts.iter().filter(|receipt| receipt.webhook_id() == id);
             let attempts: Vec<_> = attempts.map(|receipt| receipt.attempt()).collect();
-            // The second one is the answer; nothing is sent again behind it.
+            // The second answer completes the webhook; it is not sent again.
             assert_eq!(attempts, [1, 2], "{name}");
         }
     });

@@ -1,8 +1,7 @@
-//! A kill of the downstreamer repeats what was in flight at that moment, counted then and there,
-//! and nothing else.
+//! A kill of the downstreamer repeats only what was in flight, which is counted at that moment.
 //!
-//! Four cells side by side, five kills in each: a downstreamer that was killed holds its queue for
-//! some seconds more, and four such waits at once are one.
+//! Four cells run in parallel, with five kills in each. The lease of a killed downstreamer lasts
+//! some seconds, and in parallel the cells wait for it only once.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,10 +22,10 @@ use tokio::time::sleep;
 
 const KILLS: usize = 5;
 
-/// Deliveries that may wait for their settlement while others are under way.
+/// Deliveries that may wait for settlement while others are under way.
 const UNSETTLED_MAX: usize = 256;
 
-/// A downstreamer killed is followed within 10 s by itself or another, and some on a busy machine.
+/// Time limit: a killed downstreamer is replaced within 10 s, and later on a busy machine.
 const BACK_WITHIN: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -57,7 +56,7 @@ async fn a_kill_amid_a_backlog_of_many_resources_repeats_little_of_it() {
     let backend = Backend::start().await;
     let receiver = cell.receiver(&[]).await;
     let ledger = Arc::new(Ledger::default());
-    // One event each: no resource has to wait for another delivery of its own.
+    // One event per resource, so that no resource waits for another delivery.
     let pause = Duration::ZERO;
     let load = Load { resources: 10_000, events: Some(1), pause, ..Load::steady(seed) };
     load.start(receiver.address(), &ledger).join().await;
@@ -96,7 +95,7 @@ async fn a_kill_while_redis_stands_still_repeats_no_more_than_the_bound() {
     let begun = async || backend.delivered() >= 300;
     until("it is at work", Duration::from_secs(60), begun).await;
     redis.sigstop();
-    // What it may still deliver without Redis, it has delivered by then.
+    // By then it has delivered everything that it may deliver without Redis.
     sleep(Duration::from_secs(3)).await;
     downstreamer.kill9();
     redis.sigcont();
@@ -112,12 +111,12 @@ async fn a_kill_while_redis_stands_still_repeats_no_more_than_the_bound() {
     assert!(stock.in_flight <= CONCURRENCY + UNSETTLED_MAX, "{stock:?}");
 }
 
-/// For each kill, what was in flight and how much of it was repeated.
+/// For each kill, the number of webhooks in flight and of repeats.
 async fn one_cell(seed: u64, number: u64) -> Vec<(usize, usize)> {
     let cell = Cell::beside();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
-    // Some time in the backend, so that kills meet deliveries under way.
+    // The backend takes some time, so that kills meet deliveries under way.
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(0..20))));
     let receiver = cell.receiver(&[]).await;
     let mut downstreamer = cell.downstreamer(&backend, COUNTED).await;
@@ -129,7 +128,7 @@ async fn one_cell(seed: u64, number: u64) -> Vec<(usize, usize)> {
     let mut kills = Vec::new();
     for _ in 0..KILLS {
         works_again(&backend).await;
-        // Sometimes it still makes up for the time since the last kill, sometimes it is done.
+        // Sometimes it is still catching up after the last kill, and sometimes it has finished.
         sleep(Duration::from_millis(chance.random_range(0..1500))).await;
         kills.push(Stock::at_kill(&mut downstreamer, &cell, &backend).await);
         downstreamer.restart();
@@ -152,7 +151,7 @@ async fn one_cell(seed: u64, number: u64) -> Vec<(usize, usize)> {
     in_flight.into_iter().zip(repeats.after_kill).collect()
 }
 
-/// Waits for new deliveries: the next kill shall hit something at work.
+/// Waits for new deliveries, so that the next kill hits a working process.
 async fn works_again(backend: &Backend) {
     let before = backend.delivered();
     let more = async || backend.delivered() >= before + 10;

@@ -1,5 +1,6 @@
-//! What others make of the topic: the consumers that the page shows (the example in Rust, Kafka's own
-//! console consumer), the CloudEvents SDK, and Java's producer, which has to choose the same partitions.
+//! Other software that reads or writes the topic: the consumers shown in the docs (the example in
+//! Rust, Kafka's console consumer), the CloudEvents SDK, and Java's producer, which must choose the
+//! same partitions.
 
 use std::collections::{BTreeMap, HashSet};
 use std::process::{Command, Output};
@@ -76,7 +77,7 @@ async fn the_cloudevents_sdk_reads_what_was_received() {
             "type='com.shopify.products.update'",
             "datacontenttype='application/json'",
             &subject,
-            // Java's bytes are signed.
+            // Bytes in Java are signed.
             &format!("{:?}", body.iter().map(|byte| byte.cast_signed()).collect::<Vec<_>>()),
         ] {
             assert!(one.contains(part), "{part} in {one}");
@@ -91,7 +92,7 @@ async fn javas_producer_puts_the_same_keys_into_the_same_partitions() {
     const JAVAS: &str = "javas";
     let cell = Cell::alone();
     let kafka = cell.kafka().await;
-    // No power of two: a wrong hash shall not pass by its last bits.
+    // Not a power of two, so that a wrong hash cannot pass by its last bits.
     let partitions = 7;
     kafka.topic(TOPIC, partitions, &[]).await;
     kafka.topic(JAVAS, partitions, &[]).await;
@@ -117,7 +118,7 @@ async fn javas_producer_puts_the_same_keys_into_the_same_partitions() {
     assert_eq!(used.len(), partitions as usize, "keys are spread: {ours:?}");
 }
 
-/// In which partition each key is, once all of them are there.
+/// Partition of each key, once all records are read.
 async fn partitions_of(kafka: &KafkaServer, topic: &str, partitions: i32) -> BTreeMap<String, i32> {
     let records = Topic::records(kafka.clients(), topic, partitions);
     records.reaches(COUNT, SOON).await;

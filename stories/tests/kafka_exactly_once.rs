@@ -1,6 +1,6 @@
-//! Exactly once into Kafka, whatever is killed: producer, broker, Redis and receiver, under load.
+//! Exactly once into Kafka under load, while producer, broker, Redis and receiver are killed.
 //!
-//! Under `make endure`, a million webhooks at least and forty kills.
+//! `make endure` uses at least a million webhooks and forty kills.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ use tokio::time::sleep;
 
 const TOPIC: &str = "shopify-webhooks";
 const PARTITIONS: i32 = 6;
-/// After any kill webhooks come through again within this time, on a busy machine.
+/// Time limit for new records after any kill, on a busy machine.
 const BACK_WITHIN: Duration = Duration::from_secs(60);
-/// Everything stored has come through.
+/// Time limit for all stored webhooks to arrive.
 const DRAINED_WITHIN: Duration = Duration::from_secs(180);
-/// No record came for so long: there are no more.
+/// Time without a new record after which no more are expected.
 const QUIET: Duration = Duration::from_secs(2);
-/// Up to here, the load takes its time, so that the kills meet it at work.
+/// Number of webhooks up to which the load is slowed down, so that the kills meet it running.
 const PACED_MAX: usize = 100_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +120,7 @@ impl Parts {
         }
     }
 
-    /// Waits until more records appear: the next kill shall hit something at work.
+    /// Waits until more records appear, so that the next kill hits a working process.
     async fn progress(&self) {
         let before = self.topic.count();
         until("records appear", BACK_WITHIN, async || self.topic.count() >= before + 50).await;

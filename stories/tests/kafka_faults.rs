@@ -1,5 +1,5 @@
-//! What goes wrong between the producer and Kafka: a record it never takes, a broker that is away,
-//! a queue that fills up meanwhile, a password that is wrong.
+//! Faults between the producer and Kafka: a record that is always refused, an unavailable broker, a
+//! queue that fills up meanwhile, and a wrong password.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -28,11 +28,12 @@ const TOPIC: &str = "shopify-webhooks";
 const PARTITIONS: i32 = 2;
 const SOON: Duration = Duration::from_secs(90);
 
-/// What a topic of the tests takes at most; less than a batch, so that innocents are refused too.
+/// Largest batch of a topic in the tests. It is less than a usual batch, so valid records are
+/// refused too.
 const TOPIC_BYTES_MAX: usize = 50_000;
-/// What lets into the broker that asks for it.
+/// Password of the broker that requires one.
 const PASSWORD: &str = "hush-hush";
-/// What librdkafka's queue may hold, and what a process needs in any case.
+/// Memory for librdkafka's queue, plus what a process needs in any case.
 const GROWTH_MAX: u64 = (192 + 128) << 20;
 
 fn order(resource: u64) -> (Event, Webhook) {
@@ -40,7 +41,7 @@ fn order(resource: u64) -> (Event, Webhook) {
     (event, shop::webhook(1, "orders/create", event))
 }
 
-/// A body that no compression makes smaller.
+/// A webhook with a body that does not compress.
 fn large(resource: u64, bytes: usize, chance: &mut impl Rng) -> (Event, Webhook) {
     let event = Event { resource, sequence: 1 };
     let mut fill = vec![0; bytes];
@@ -72,7 +73,7 @@ async fn a_record_that_is_too_large_is_a_dead_letter_and_the_rest_flows() {
     Feed::to(receiver.address(), &ledger).store(items.collect()).await;
     let mut producer = cell.kafka_producer(&kafka, &[]);
     let topic = Topic::arrivals(kafka.clients(), TOPIC, PARTITIONS);
-    // A crash among it changes nothing.
+    // A crash during this changes nothing.
     until("one is given up", SOON, async || redis.stream_len("{spillway}:kafka:dead").await > 0)
         .await;
     producer.kill9();
@@ -90,12 +91,12 @@ async fn a_record_that_is_too_large_is_a_dead_letter_and_the_rest_flows() {
     found.expect_exact();
     assert_eq!(found.appeared, 195);
 
-    // Made larger, the topic takes them when they are replayed.
+    // With a larger limit, the topic accepts them when they are replayed.
     kafka.configure_topic(TOPIC, &[("max.message.bytes", "1000000")]).await;
-    let listed = cell.spillway(&["dead", "list", "--drain", "kafka", "--json"]).await;
+    let listed = cell.spillway(&["dead", "list", "--consumer", "kafka", "--json"]).await;
     let listed = String::from_utf8(listed.stdout).unwrap();
     assert_eq!(listed.matches("too_large").count(), 5, "{listed}");
-    let replayed = cell.spillway(&["dead", "replay", "--drain", "kafka", "--all"]).await;
+    let replayed = cell.spillway(&["dead", "replay", "--consumer", "kafka", "--all"]).await;
     assert!(replayed.status.success(), "{replayed:?}");
     topic.reaches(200, SOON).await;
     let replays = async || redis.stream_len("{spillway}:kafka:replays").await;
@@ -109,7 +110,7 @@ async fn one_that_is_too_large_among_many_holds_nothing_up() {
     let mut chance = chance(seed("kafka, one among many", 107), 0);
     let cell = Cell::alone();
     let kafka = cell.kafka().await;
-    // Many batches wait beside the one that is refused.
+    // Many batches wait next to the one that is refused.
     kafka.topic(TOPIC, 24, &[]).await;
     let redis = cell.redis(&[]).await;
     let receiver = cell.receiver(&[]).await;
@@ -159,7 +160,7 @@ async fn a_broker_that_is_away_is_waited_for_while_the_queue_fills_up() {
     let growth = producer.resident_bytes().saturating_sub(before);
     say(&format!("kafka, away: {stored} stored until the queue was full, {growth} bytes more"));
     assert!(growth < GROWTH_MAX, "{growth} bytes more");
-    // Away for so long that the records' time is over, and whether they are there is unknown.
+    // The broker is away until the records time out, so their outcome is unknown.
     until("another producer is built", SOON, async || {
         producer.metric("spillway_producers_built_total").await >= Some(2.0)
     })
@@ -174,7 +175,7 @@ async fn a_broker_that_is_away_is_waited_for_while_the_queue_fills_up() {
     say(&format!("kafka, away: all appeared {:?} after it was started again", back.elapsed()));
     producer.ready().await;
     drained(&redis).await;
-    // It looks at a full Redis four times a second.
+    // The receiver checks a full Redis four times a second.
     receiver.ready().await;
     assert_eq!(post(receiver.address(), &Webhook::any()).await.status, 200);
     check_without_any(&ledger, &topic).expect_exact();
@@ -185,7 +186,7 @@ fn check_without_any(ledger: &Ledger, topic: &Topic<Arrival>) -> stories::exactl
     check(ledger, ours, &HashSet::new())
 }
 
-/// Stores large webhooks until the queue is full; says how many it took.
+/// Stores large webhooks until the queue is full. Returns their number.
 async fn fill(receiver: &Service, ledger: &Arc<Ledger>) -> usize {
     let mut chance = chance(seed("kafka, away", 104), 0);
     let mut line = Line::new(receiver.address(), ledger);
@@ -229,7 +230,7 @@ async fn over_tls_a_wrong_password_is_said_and_the_right_one_lets_it_in() {
     topic.reaches(1, SOON).await;
 }
 
-/// A broker that lets in over TLS, and with a password.
+/// A broker that requires TLS and a password.
 async fn secured(cell: &Cell, ca: &str) -> KafkaServer {
     let pem = |ending| {
         let file = cell.directory().join(format!("localhost.{ending}"));

@@ -1,4 +1,4 @@
-//! What lies in the topic: byte for byte what was received, in each of the three forms.
+//! Records in the topic contain exactly what was received, in each of the three formats.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use time::format_description::well_known::Rfc3339;
 const SOON: Duration = Duration::from_secs(60);
 const PARTITIONS: i32 = 4;
 
-/// Webhooks with all that is legal and rare: bytes that are no text in a header and in the body, a
-/// repeated header, an empty one, a query.
+/// Webhooks with legal but rare content: bytes that are not text in a header and in the body, a
+/// repeated header, an empty header, a query.
 fn odd() -> Vec<Webhook> {
     let id = |resource| Event { resource, sequence: 1 }.webhook_id();
     vec![
@@ -36,7 +36,7 @@ fn odd() -> Vec<Webhook> {
     ]
 }
 
-/// Stores the odd webhooks, each in a pack of its own, and reads what comes of them.
+/// Stores the odd webhooks, each in its own pack, and reads their records.
 async fn produced(format: &str, kafka: &KafkaServer, cell: &Cell) -> (Vec<Webhook>, Vec<Record>) {
     let sent = odd();
     let receiver = cell.receiver(&[]).await;
@@ -56,13 +56,13 @@ async fn produced(format: &str, kafka: &KafkaServer, cell: &Cell) -> (Vec<Webhoo
     (sent, records)
 }
 
-/// The header lines of a request as they are stored: names in lower case, without its framing.
+/// Header lines of a request as they are stored: lower-case names, without its framing.
 fn kept(webhook: &Webhook) -> Vec<(String, Vec<u8>)> {
     let lines = webhook.headers().iter();
     lines.map(|(name, value)| (name.to_ascii_lowercase(), value.clone())).collect()
 }
 
-/// The values of each name in their order; names of different lines may change places.
+/// Sorts the headers by name. Values of one name stay in order; names may change places.
 fn by_name(mut headers: Vec<(String, Vec<u8>)>) -> Vec<(String, Vec<u8>)> {
     headers.retain(|(name, _)| name != "host");
     headers.sort_by(|a, b| a.0.cmp(&b.0));
@@ -101,7 +101,7 @@ async fn expect_raw(kafka: &KafkaServer) {
         let received = record.header("spillway-received-at").expect("a time of receipt");
         assert!(OffsetDateTime::parse(received, &Rfc3339).is_ok(), "{received}");
         assert_eq!(record.timestamp_ms, triggered_ms(webhook));
-        // A consumer that verifies again finds what the backend would.
+        // A consumer that verifies again gets the same result as the backend.
         assert_eq!(record.header("x-shopify-hmac-sha256"), Some(&*sign(SECRET, &record.value)));
     }
     let keys: Vec<_> = records.iter().map(|record| record.key.as_slice()).collect();

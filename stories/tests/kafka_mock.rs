@@ -1,9 +1,9 @@
-//! What brokers say when several of them are not of one mind: librdkafka's mock cluster of three says
-//! it on demand.
+//! Errors of several brokers that disagree. librdkafka's mock cluster of three brokers produces
+//! them on demand.
 //!
-//! It takes part in transactions but shows every record at once, aborted ones too. So a record may be
-//! read again here; what is judged is that none is lost or altered, and that the first reading of
-//! each is in order. Exactly once is for the real broker, in `kafka_exactly_once.rs`.
+//! The mock cluster supports transactions but shows every record at once, even aborted ones. A
+//! record may therefore be read twice here. The tests check that none is lost or altered, and that
+//! the first copies are in order. `kafka_exactly_once.rs` checks exactly-once with a real broker.
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
@@ -28,12 +28,12 @@ use stories::until::until;
 const TOPIC: &str = "shopify-webhooks";
 const PARTITIONS: i32 = 4;
 const BROKERS: i32 = 3;
-/// Longer than a transaction's time: what got stuck in one is done again after it.
+/// Longer than the transaction timeout, after which stuck work is repeated.
 const SOON: Duration = Duration::from_secs(150);
-/// Records before the first fault, and after each.
+/// Number of records before the first fault, and after each.
 const SOME: usize = 200;
-/// The mock cluster forgets what is beyond 5 MiB of a partition (`max_size` in rdkafka_mock.c), read
-/// or not: so little and so seldom, 90 KB/s in all, that it keeps what comes within `SOON`.
+/// The mock cluster drops what exceeds 5 MiB of a partition (`max_size` in rdkafka_mock.c), read or
+/// not. The load is small and slow, 90 KB/s in all, so that records within `SOON` are kept.
 const BODY_BYTES: RangeInclusive<usize> = 100..=200;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -59,7 +59,7 @@ impl Cluster {
         Self { brokers, topic, producer, redis, cell }
     }
 
-    /// Puts `faults` into a load, one after the other, and looks at what came through.
+    /// Makes `faults` one after the other during a load, and checks the result.
     async fn flows_through(&mut self, story: &str, faults: &[&dyn Fn(&Self)]) {
         let receiver = self.cell.receiver(&[]).await;
         let ledger = Arc::new(Ledger::default());
@@ -80,7 +80,7 @@ impl Cluster {
             self.redis.stream_len("{spillway}:in").await == 0
         })
         .await;
-        // Counting them would count repeated ones.
+        // A count alone would include repeats.
         let all = async || check(&ledger, self.topic.all(), &HashSet::new()).lost == 0;
         until("all are read", SOON, all).await;
         let found = check(&ledger, self.topic.all(), &HashSet::new());
@@ -103,13 +103,13 @@ impl Cluster {
         self.brokers.request_errors(api, errors);
     }
 
-    /// Of the transactions and of the group that holds the cursor, once the cell has it.
+    /// Id of the transactions and of the group that holds the cursor, once the cell has it.
     async fn id(&self) -> String {
         until("the cell has its id", SOON, async || self.producer.is_ready().await).await;
         format!("spillway-{}", self.redis.command::<String>(&["GET", "{spillway}:cell"]).await)
     }
 
-    /// Both coordinators move to `broker`.
+    /// Moves both coordinators to `broker`.
     fn coordinate(&self, id: &str, broker: i32) {
         for coordinator in
             [MockCoordinator::Transaction(id.to_owned()), MockCoordinator::Group(id.to_owned())]
@@ -118,7 +118,7 @@ impl Cluster {
         }
     }
 
-    /// Partitions' leaders move on by so many brokers.
+    /// Moves the leader of each partition on by `by` brokers.
     fn lead(&self, by: i32) {
         for partition in 0..PARTITIONS {
             let leader = Some((partition + by) % BROKERS + 1);
@@ -126,8 +126,8 @@ impl Cluster {
         }
     }
 
-    /// A broker goes, as a real one would: what it led and coordinated is the others'. It is not in
-    /// the metadata any more, so that librdkafka takes its connection down for good.
+    /// Takes a broker away as a real one would go: the others lead and coordinate in its place. It
+    /// is removed from the metadata, so that librdkafka closes its connection for good.
     fn goes(&self, id: &str, broker: i32) {
         self.brokers.broker_down(broker).expect("a broker goes");
         let next = |step: i32| Some((broker - 1 + step) % BROKERS + 1);
@@ -203,7 +203,7 @@ async fn another_coordinator_is_found() {
 async fn a_full_queue_of_librdkafka_holds_the_reading_up() {
     let files = tempfile::tempdir().expect("a directory");
     let file = files.path().join("kafka.properties");
-    // A tenth of a pack, and brokers that take their time.
+    // A queue of a tenth of a pack, and slow brokers.
     std::fs::write(&file, "queue.buffering.max.messages=5\n").expect("write the properties");
     let file = file.to_str().expect("a path of text");
     let mut cluster = Cluster::start(&[("KAFKA_PROPERTIES_FILE", file)]).await;
@@ -219,7 +219,7 @@ async fn a_full_queue_of_librdkafka_holds_the_reading_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fenced_producer_that_is_still_the_owner_begins_again() {
+async fn a_fenced_producer_that_is_still_the_leader_begins_again() {
     use Error::RD_KAFKA_RESP_ERR_PRODUCER_FENCED as FENCED;
     let mut cluster = Cluster::start(&[]).await;
     cluster

@@ -1,5 +1,5 @@
-//! Two Kafka producers on one queue: one works, the other waits, takes over, and the first, woken
-//! in the middle of a transaction, can add nothing to the topic.
+//! Two Kafka producers on one queue: one leads, the other is a standby and takes over. The first,
+//! resumed in the middle of a transaction, can add nothing to the topic.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 const TOPIC: &str = "shopify-webhooks";
 const PARTITIONS: i32 = 4;
 const SOON: Duration = Duration::from_secs(60);
-/// How long the first one sleeps: twice what a takeover may take.
+/// Time for which the first is stopped: twice what a takeover may take.
 const ASLEEP: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -36,30 +36,30 @@ async fn a_producer_that_slept_through_a_takeover_adds_nothing() {
     let ledger = Arc::new(Ledger::default());
     let running = Load::steady(seed).start(receiver.address(), &ledger);
     topic.reaches(1000, SOON).await;
-    assert!(!second.is_owner().await, "two owners");
+    assert!(!second.is_leader().await, "two leaders");
 
-    // Under this load a transaction is open nearly always.
+    // Under this load, a transaction is almost always open.
     first.sigstop();
     let stopped = Instant::now();
-    until("the second owns the queue", SOON, async || second.is_owner().await).await;
+    until("the second owns the queue", SOON, async || second.is_leader().await).await;
     let before = topic.count();
     topic.reaches(before + 1000, SOON).await;
     sleep_until(stopped + ASLEEP).await;
     first.sigcont();
     until("the first sees that it lost", SOON, async || {
-        first.metric("spillway_owner").await == Some(0.0)
+        first.metric("spillway_leader").await == Some(0.0)
     })
     .await;
     first.unready("standby").await;
-    assert!(second.is_owner().await);
+    assert!(second.is_leader().await);
     let before = topic.count();
     topic.reaches(before + 1000, SOON).await;
 
-    // And back: told to stop, the second gives the queue up at once.
+    // Takeover back: after SIGTERM, the second gives up its lease at once.
     let mut second = second;
     second.sigterm();
     assert!(second.exit(SOON).await.success());
-    until("the first owns the queue", SOON, async || first.is_owner().await).await;
+    until("the first owns the queue", SOON, async || first.is_leader().await).await;
     let before = topic.count();
     topic.reaches(before + 1000, SOON).await;
     running.stop().await;

@@ -1,4 +1,4 @@
-//! Isolation: whatever fails, hangs, is paused or held back, everything else flows.
+//! Isolation: when some webhooks fail, hang, are paused or held back, all others are delivered.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -25,13 +25,13 @@ use tokio::time::sleep;
 
 const QUEUE: &str = "{spillway}:in";
 const DEAD: &str = "{spillway}:http:dead";
-/// Packs of one second of the healthy shops: the main stream holds no more while those flow.
+/// Packs of one second of the healthy shops, the limit of the main stream while they are delivered.
 const AT_HAND: u64 = 40;
 const SOON: Duration = Duration::from_secs(60);
-/// A standby delivers within this time of the leader's death.
+/// Time within which a standby delivers after the leader's death.
 const TAKEOVER: Duration = Duration::from_secs(15);
 
-/// A small index and few places: whatever one shop can fill is full.
+/// A small index and low concurrency, so that one shop can fill them.
 const TIGHT: Settings<'static> = &[
     ("INDEX_MEMORY", "1MiB"),
     ("MAX_CONCURRENCY", CONCURRENCY_TEXT),
@@ -41,28 +41,28 @@ const TIGHT: Settings<'static> = &[
 const CONCURRENCY: usize = 16;
 const CONCURRENCY_TEXT: &str = "16";
 
-/// The shop that fails; the healthy ones have other numbers.
+/// The shop that fails; the healthy shops have other numbers.
 const FAILING: u64 = 0;
-/// Ten healthy shops, together 40 webhooks a second.
+/// Ten healthy shops, together 40 webhooks per second.
 const HEALTHY: Trickle = Trickle {
     shops: 1..11,
     topics: &["products/update", "orders/create"],
     every: Duration::from_millis(500),
     first_resource: 1_000_000,
 };
-/// The same rate from more shops, each of which stays under a rate of two a second.
+/// The same rate from more shops, each of which stays below two webhooks per second.
 const HEALTHY_AND_SLOW: Trickle =
     Trickle { shops: 1..41, every: Duration::from_secs(2), ..HEALTHY };
 
-/// The promises: of other shops, and of other webhooks of the same shop.
+/// Promised limits for other shops, and for other webhooks of the same shop.
 const OTHERS_P99: Duration = Duration::from_secs(1);
 const OWN_P99: Duration = Duration::from_secs(2);
 
 struct App {
     backend: Backend,
-    /// Webhooks that are to flow all the time.
+    /// Webhooks that must be delivered all the time.
     healthy: Arc<Ledger>,
-    /// Webhooks that stand still until the cause is removed.
+    /// Webhooks that wait until the cause is removed.
     failing: Arc<Ledger>,
     downstreamer: Service,
     receiver: Service,
@@ -70,7 +70,7 @@ struct App {
     cell: Cell,
 }
 
-/// End of the downstreamer in the midst of a story: SIGKILL or SIGTERM.
+/// Signal that ends the downstreamer during a test: SIGKILL or SIGTERM.
 #[derive(Clone, Copy)]
 enum End {
     Killed,
@@ -78,12 +78,12 @@ enum End {
 }
 
 impl App {
-    /// For a story that loads the machine.
+    /// Starts an app for a test that loads the machine.
     async fn start(settings: Settings<'_>) -> Self {
         Self::start_in(Cell::alone(), settings).await
     }
 
-    /// For a story whose webhooks are few.
+    /// Starts an app for a test with few webhooks.
     async fn start_shared(settings: Settings<'_>) -> Self {
         Self::start_in(Cell::shared(), settings).await
     }
@@ -100,7 +100,7 @@ impl App {
         Self { backend, healthy, failing, downstreamer, receiver, redis, cell }
     }
 
-    /// Treats what `meant` selects in this way from now on; everything else works.
+    /// Behaves as `how` for the receipts that `meant` selects; all others succeed.
     fn fails(
         &self,
         how: impl Fn() -> Behaviour + Send + Sync + 'static,
@@ -109,7 +109,7 @@ impl App {
         self.backend.behave(move |receipt| if meant(receipt) { how() } else { works() });
     }
 
-    /// Everything works from now on, and as fast as it can: what waited is many.
+    /// Lets everything succeed at once from now on: many webhooks have waited.
     fn heal(&self) {
         self.backend.behave(|_| Behaviour::ok());
     }
@@ -118,14 +118,14 @@ impl App {
         Feed::to(self.receiver.address(), ledger)
     }
 
-    /// Stores webhooks of the failing shop, and a later one of every hundredth resource.
+    /// Stores webhooks of the failing shop, and a later event of every hundredth resource.
     async fn flood(&self, topic: &str, webhooks: u64) {
         let first = (1..=webhooks).map(|resource| Event { resource, sequence: 1 });
         let later = (1..=webhooks).step_by(100).map(|resource| Event { resource, sequence: 2 });
         self.feed(&self.failing).store(of(FAILING, topic, first.chain(later))).await;
     }
 
-    /// Runs a command that succeeds.
+    /// Runs a command that must succeed.
     async fn spillway(&self, arguments: &[&str]) -> String {
         let output = self.cell.spillway(arguments).await;
         assert!(output.status.success(), "{arguments:?}: {output:?}");
@@ -142,7 +142,7 @@ impl App {
         until("the main stream is empty", within, is_empty).await;
     }
 
-    /// Waits until the failing webhooks lie outside the main stream, beside the healthy ones.
+    /// Waits until the failing webhooks have left the main stream.
     async fn set_aside(&self) {
         let is_short = async || self.redis.stream_len(QUEUE).await <= AT_HAND;
         until("the failing webhooks leave the main stream", SOON, is_short).await;
@@ -153,7 +153,7 @@ impl App {
         until("the healthy webhooks flow", SOON, flow).await;
     }
 
-    /// Ends the downstreamer, starts it again, and waits until it leads. The time in between.
+    /// Ends the downstreamer, restarts it, and waits until it leads. Returns the time in between.
     async fn restart(&mut self, end: End) -> Range<Instant> {
         let ended = Instant::now();
         match end {
@@ -164,11 +164,11 @@ impl App {
             }
         }
         self.downstreamer.restart();
-        until("it leads again", SOON, async || self.downstreamer.is_owner().await).await;
+        until("it leads again", SOON, async || self.downstreamer.is_leader().await).await;
         ended..Instant::now()
     }
 
-    /// Fails unless the healthy webhooks accepted in each window are delivered soon. Prints the figures.
+    /// Fails unless healthy webhooks accepted in the windows are delivered in time. Prints figures.
     #[track_caller]
     fn expect_flow(
         &self,
@@ -194,7 +194,7 @@ impl App {
         assert!(p99.iter().all(|p99| *p99 < p99_max), "{story}: p99 {p99:?}, at most {p99_max:?}");
     }
 
-    /// Waits until everything is delivered and fails unless each came once and in order.
+    /// Waits until everything is delivered, and fails unless each came once and in order.
     async fn expect_all(&self, story: &str, within: Duration, repeats_max: usize) {
         let began = Instant::now();
         self.healthy.delivered_to(&self.backend, within).await;
@@ -219,14 +219,14 @@ fn of(shop: u64, topic: &str, events: impl Iterator<Item = Event>) -> Vec<(Event
     events.map(|event| (event, shop::webhook(shop, topic, event))).collect()
 }
 
-/// Settings on top of the tight ones.
+/// The tight settings with `more`, which override them.
 fn tight(more: Settings<'static>) -> Vec<(&'static str, &'static str)> {
     let is_replaced = |key: &str| more.iter().any(|(other, _)| *other == key);
     let kept = TIGHT.iter().filter(|(key, _)| !is_replaced(key));
     kept.chain(more).copied().collect()
 }
 
-/// One shop's webhooks stand still from the first second to the last.
+/// The webhooks of one shop wait from the first second to the last.
 struct Standstill {
     story: &'static str,
     settings: Settings<'static>,
@@ -243,7 +243,7 @@ impl Standstill {
         size(14_000, 140_000)
     }
 
-    /// Long enough for all of them to be delivered.
+    /// Time limit for the delivery of all of them.
     fn healed_within() -> Duration {
         size(2 * SOON, 10 * SOON)
     }
@@ -252,7 +252,7 @@ impl Standstill {
         App::start(&tight(self.settings)).await
     }
 
-    /// The others flow beside the flood and after it, and again after a restart of the downstreamer.
+    /// The others are delivered during the flood, after it, and after the downstreamer restarts.
     async fn others_flow(&self, app: &mut App) {
         let before = Duration::from_secs(size(3, 60));
         let after = Duration::from_secs(size(4, 60));
@@ -270,8 +270,8 @@ impl Standstill {
         ));
         sleep(after).await;
         others.stop().await;
-        // Those of the last second before the end may have been waiting for it, and are delivered
-        // after it.
+        // Webhooks of the last second before the end may have waited for it, and are delivered
+        // later.
         let windows = [began..down.start - OTHERS_P99, down.end..Instant::now()];
         app.expect_flow(self.story, &windows, OTHERS_P99, |_| true);
     }
@@ -284,7 +284,7 @@ impl Standstill {
         app.expect_all(self.story, Self::healed_within(), repeats_max).await;
     }
 
-    /// The whole story of a shop whose webhooks the backend treats in this way.
+    /// A complete test of a shop for which the backend behaves as `how`.
     async fn of_a_backend_that(self, how: impl Fn() -> Behaviour + Send + Sync + 'static) {
         let mut app = self.start().await;
         app.fails(how, of_failing_shop);
@@ -334,7 +334,7 @@ async fn a_shop_that_is_never_answered_delays_no_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shop_that_is_never_answered_delays_no_other_with_the_usual_time_out() {
     if !size(false, true) {
-        // It ends half a minute after the shop is answered again.
+        // The test would end only half a minute after the shop's webhooks succeed again.
         return;
     }
     let usual = &[("DELIVERY_TIMEOUT", "30s")];
@@ -406,9 +406,9 @@ async fn what_waits_for_a_failing_redaction_delays_no_other_and_follows_it() {
     assert_eq!(first, Some(redact), "what arrives first");
 }
 
-/// The only shop sends products, all of which fail, and customers.
-/// Shop/redact waits in a chunk; Redis comes back with that chunk as `loss` (a script of one field of
-/// the hash of chunks) leaves it. Everything else is delivered, and nothing is left of the lanes.
+/// The only shop sends products, which all fail, and customers. `shop/redact` waits in a chunk.
+/// Redis returns with that chunk as `loss` (a script on one field of the hash of chunks) leaves it.
+/// Everything else is delivered, and nothing is left of the lanes.
 async fn a_chunk_is_lost(loss: &str) {
     let mut app = App::start(TIGHT).await;
     app.fails(|| Behaviour::status(500), of_failing_shop);
@@ -504,7 +504,7 @@ async fn a_customer_now_and_then_flows_while_every_product_of_the_only_shop_fail
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_customer_every_ten_seconds_flows_while_every_product_of_the_only_shop_fails() {
     if !size(false, true) {
-        // A few webhooks would take the suite a minute.
+        // A few webhooks would take a minute of the suite.
         return;
     }
     let lasts = Duration::from_secs(180);
@@ -548,7 +548,7 @@ async fn a_bad_deploy_amid_one_shops_flood_costs_few_dead_letters() {
         first_resource: 1,
     };
     let others = Trickle { topics: &["orders/create"], every: Duration::from_secs(10), ..HEALTHY };
-    // Three senders of one hundred a second each.
+    // Three senders of one hundred per second each.
     let floods: Vec<_> = [1, 100_000, 200_000]
         .into_iter()
         .map(|first_resource| Trickle { first_resource, ..flood.clone() })
@@ -579,7 +579,7 @@ async fn what_lies_outside_the_main_stream_is_paused_by_topic_and_dropped_by_sho
     let app = App::start_shared(TIGHT).await;
     let is_product = |one: &Receipt| of_failing_shop(one) && one.topic() == "products/update";
     app.fails(|| Behaviour::status(500), is_product);
-    // The pause is to hold none of these.
+    // The pause must hold none of these.
     let orders = Trickle { topics: &["orders/create"], every: HEALTHY.every / 2, ..HEALTHY };
     let others = app.feed(&app.healthy).trickle(&orders);
     app.healthy_flow().await;
@@ -589,7 +589,7 @@ async fn what_lies_outside_the_main_stream_is_paused_by_topic_and_dropped_by_sho
     others.stop().await;
     app.spillway(&["pause", "--topic", "products/update"]).await;
     app.pauses(1.0).await;
-    // Orders of the same shop pass; those before the first count, attempts that were under way.
+    // Orders of the same shop pass. Only product attempts under way before them may still count.
     let mut attempts = Vec::new();
     for first in [2_000_000, 2_000_100] {
         let orders = (first..first + 20).map(|resource| Event { resource, sequence: 1 });
@@ -612,8 +612,8 @@ async fn what_lies_outside_the_main_stream_is_paused_by_topic_and_dropped_by_sho
     app.main_stream_is_empty(SOON).await;
     let status: Value =
         serde_json::from_str(&app.spillway(&["status", "--json"]).await).expect("JSON");
-    assert_eq!(status["drains"][0]["waiting"], 0, "{status}");
-    assert_eq!(status["drains"][0]["dropped"], many, "{status}");
+    assert_eq!(status["consumers"][0]["waiting"], 0, "{status}");
+    assert_eq!(status["consumers"][0]["dropped"], many, "{status}");
     let delivered = app
         .backend
         .look(|all| all.iter().filter(|one| one.delivered() && of_failing_shop(one)).count());
@@ -624,14 +624,14 @@ async fn what_lies_outside_the_main_stream_is_paused_by_topic_and_dropped_by_sho
 async fn a_standby_takes_over_what_lies_outside_the_main_stream() {
     let story = "takeover";
     let mut app = App::start_shared(TIGHT).await;
-    until("the first leads", SOON, async || app.downstreamer.is_owner().await).await;
+    until("the first leads", SOON, async || app.downstreamer.is_leader().await).await;
     let standby = app.cell.downstreamer(&app.backend, TIGHT).await;
     app.fails(|| Behaviour::status(500), of_failing_shop);
     let others = app.feed(&app.healthy).trickle(&HEALTHY);
     app.healthy_flow().await;
     app.flood("products/update", size(3_000, 30_000)).await;
     app.set_aside().await;
-    assert!(!standby.is_owner().await, "two leaders");
+    assert!(!standby.is_leader().await, "two leaders");
 
     let killed = Instant::now();
     app.downstreamer.kill9();

@@ -1,5 +1,5 @@
-//! Lanes where there is no room: a full Redis, a main stream that another consumer keeps, a changed
-//! unit of order, and barriers and coalesced runs in the part of a lane that is not indexed.
+//! Lanes without free space: a full Redis, a main stream that another consumer keeps, and a changed
+//! unit of order. Also barriers and coalesced runs in the part of a lane that is not indexed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -31,13 +31,14 @@ use tokio::time::sleep;
 const MAIN: &str = "{spillway}:in";
 const CHUNKS: &str = "{spillway}:http:chunks";
 const SOON: Duration = Duration::from_secs(60);
-/// Longer than `PARK_AFTER`, a look at the front and a settlement.
+/// Longer than `PARK_AFTER`, a check of the front and a settlement.
 const MOVES_WITHIN: Duration = Duration::from_secs(4);
 const SETTINGS: Settings<'static> = &[("PARK_AFTER", "1s"), ("RETRY_LONGEST", "300ms")];
-/// The shop whose webhooks fail until the backend takes them; the healthy ones have other numbers.
+/// The shop whose webhooks fail until the backend accepts them; the healthy shops have other
+/// numbers.
 const FAILING: u64 = 0;
 const HEALTHY: std::ops::Range<u64> = 10..20;
-/// Resources of healthy shops begin here.
+/// First resource number of the healthy shops.
 const HEALTHY_RESOURCES: u64 = 1_000_000;
 
 struct App {
@@ -52,7 +53,7 @@ struct App {
 }
 
 impl App {
-    /// Everything but a downstreamer. The failing shop is answered 500.
+    /// Starts everything except a downstreamer. The failing shop is answered 500.
     async fn start() -> Self {
         let cell = Cell::alone();
         let redis = cell.redis(&[]).await;
@@ -69,7 +70,7 @@ impl App {
         Feed::to(self.receiver.address(), ledger)
     }
 
-    /// Stores these states of so many resources of the failing shop.
+    /// Stores these states of `resources` resources of the failing shop.
     async fn store_failing(&self, resources: u64, states: std::ops::Range<u64>) {
         let events = states
             .flat_map(|sequence| (1..=resources).map(move |resource| Event { resource, sequence }));
@@ -86,10 +87,10 @@ impl App {
         self.feed(&self.healthy).store(events.map(|event| (event, of(event))).collect()).await;
     }
 
-    /// Makes Redis full by this part of the memory that `key` takes, or by that part of all.
+    /// Fills Redis until it exceeds its limit by `1/part` of the memory of `key`, or of all memory.
     async fn fill_up(&self, part: u64, key: Option<&str>) {
         until("Redis is full", SOON, async || {
-            // What its clients needed is freed only after a while.
+            // Memory of its clients is freed only after a while.
             let used = self.memory("used_memory").await;
             let over = match key {
                 Some(key) => self.key_bytes(key).await,
@@ -113,7 +114,7 @@ impl App {
         line.expect("a figure of Redis").trim().parse().expect("a number")
     }
 
-    /// Memory that a key takes.
+    /// Memory of a key.
     async fn key_bytes(&self, key: &str) -> u64 {
         let bytes: Option<u64> =
             self.redis.command(&["MEMORY", "USAGE", key, "SAMPLES", "0"]).await;
@@ -124,8 +125,8 @@ impl App {
         let is_settled = async || {
             let status = self.cell.spillway(&["status", "--json"]).await;
             let status: Value = serde_json::from_slice(&status.stdout).expect("JSON");
-            let drains = status["drains"].as_array().expect("a list of consumers");
-            let http = drains.iter().find(|drain| drain["name"] == "http");
+            let consumers = status["consumers"].as_array().expect("a list of consumers");
+            let http = consumers.iter().find(|consumer| consumer["name"] == "http");
             http.expect("the downstreamer's")["waiting"] == waiting
         };
         until("the healthy shops' webhooks are settled", SOON, is_settled).await;
@@ -140,7 +141,7 @@ impl App {
         until("main is empty", SOON, async || self.redis.stream_len(MAIN).await == 0).await;
     }
 
-    /// Waits until everything is delivered; fails unless all came in order and no key of a lane is
+    /// Waits until everything is delivered. Fails unless all came in order and no key of a lane is
     /// left.
     async fn expect_all(&self, story: &str, repeats_max: usize) {
         self.healthy.delivered_to(&self.backend, SOON).await;
@@ -194,7 +195,7 @@ async fn on_a_full_redis_moves_make_room_and_healthy_shops_flow() {
     ));
     assert!(chunks < main, "{chunks} bytes of chunks for {main} of main");
     app.settled(stored).await;
-    // What is in lanes is read again by another leader.
+    // Another leader reads the lanes again.
     downstreamer.sigterm();
     downstreamer.exit(SOON).await;
     downstreamer.restart();
@@ -207,7 +208,7 @@ async fn on_a_full_redis_moves_make_room_and_healthy_shops_flow() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_full_redis_nothing_moves_that_another_consumer_keeps() {
     let app = App::start().await;
-    assert!(app.cell.spillway(&["drains", "add", "kafka"]).await.status.success());
+    assert!(app.cell.spillway(&["consumers", "add", "kafka"]).await.status.success());
     app.store_failing(1_000, 1..2).await;
     app.store_healthy(1_000).await;
     app.fill_up(2, None).await;
@@ -229,7 +230,7 @@ async fn on_a_full_redis_nothing_moves_that_another_consumer_keeps() {
     app.store_failing(1_000, 2..3).await;
     app.backend.behave(|_| works());
     app.expect_all("kept", 0).await;
-    assert!(app.cell.spillway(&["drains", "forget", "kafka", "--yes"]).await.status.success());
+    assert!(app.cell.spillway(&["consumers", "forget", "kafka", "--yes"]).await.status.success());
     app.main_is_empty().await;
 }
 
@@ -239,7 +240,7 @@ async fn healthy_shops_flow_while_webhooks_move_and_a_stopped_kafka_producer_kee
     const PARTITIONS: i32 = 4;
     const P99: Duration = Duration::from_secs(1);
     let app = App::start().await;
-    assert!(app.cell.spillway(&["drains", "add", "kafka"]).await.status.success());
+    assert!(app.cell.spillway(&["consumers", "add", "kafka"]).await.status.success());
     let downstreamer = app.cell.downstreamer(&app.backend, SETTINGS).await;
     downstreamer.ready().await;
     let trickle = Trickle {
@@ -295,7 +296,7 @@ async fn another_unit_of_order_keeps_the_order_of_what_waits_in_lanes() {
         states = states.end..states.end + 2;
         app.store_failing(100, states.clone()).await;
         app.in_lanes(app.failing.stored_count()).await;
-        // Stopped at times, killed at others.
+        // Stopped in some cases, killed in others.
         if unit == "resource" {
             downstreamer.kill9();
         } else {
@@ -303,7 +304,7 @@ async fn another_unit_of_order_keeps_the_order_of_what_waits_in_lanes() {
             downstreamer.exit(SOON).await;
         }
         downstreamer = app.cell.downstreamer(&app.backend, &ordered_by(unit)).await;
-        until("it leads", SOON, async || downstreamer.is_owner().await).await;
+        until("it leads", SOON, async || downstreamer.is_leader().await).await;
     }
     app.store_healthy(100).await;
     app.store_failing(100, states.end..states.end + 2).await;
@@ -315,7 +316,7 @@ async fn another_unit_of_order_keeps_the_order_of_what_waits_in_lanes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_takeover_keeps_barriers_and_coalesced_runs_in_what_is_not_indexed() {
-    /// More than fit into the index.
+    /// More than the index can hold.
     const MANY: u64 = 9_000;
     const PRODUCTS: u64 = 30;
     const BEFORE: u64 = 6;
@@ -324,7 +325,7 @@ async fn a_takeover_keeps_barriers_and_coalesced_runs_in_what_is_not_indexed() {
         [SETTINGS, &[("INDEX_MEMORY", "1MiB"), ("COALESCE_TOPICS", "products/update")]].concat();
     let app = App::start().await;
     let mut leader = app.cell.downstreamer(&app.backend, &settings).await;
-    until("the first leads", SOON, async || leader.is_owner().await).await;
+    until("the first leads", SOON, async || leader.is_leader().await).await;
     let standby = app.cell.downstreamer(&app.backend, &settings).await;
     let of = |topic, events: Vec<Event>| -> Vec<(Event, Webhook)> {
         events.into_iter().map(|event| (event, shop::webhook(FAILING, topic, event))).collect()
@@ -346,7 +347,7 @@ async fn a_takeover_keeps_barriers_and_coalesced_runs_in_what_is_not_indexed() {
     feed.store(states(BEFORE + 1..=AFTER)).await;
     app.in_lanes(app.failing.stored_count()).await;
     leader.kill9();
-    until("the standby leads", SOON, async || standby.is_owner().await).await;
+    until("the standby leads", SOON, async || standby.is_leader().await).await;
     assert_eq!(app.backend.delivered(), 0, "delivered while the shop fails");
     app.backend.behave(|_| works());
     app.expect_no_lanes().await;
@@ -364,8 +365,8 @@ async fn a_takeover_keeps_barriers_and_coalesced_runs_in_what_is_not_indexed() {
     assert!(runs < PRODUCTS * AFTER / 2, "hardly anything was coalesced");
 }
 
-/// Fails unless everything earlier was delivered before the redaction, the newest state of each
-/// product among it, and everything later after it.
+/// Fails unless everything before the redaction was delivered first, including the newest state of
+/// each product, and everything after it later.
 #[track_caller]
 fn expect_apart(receipts: &[Receipt], redact: Event, before: u64, products: u64) {
     let delivered: Vec<Event> =

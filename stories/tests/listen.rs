@@ -41,7 +41,7 @@ async fn a_receiver_accepts_from_every_socket_that_it_is_passed() {
         assert_eq!(post_to(&path).await, "HTTP/1.1 200");
         post(address, &Webhook::any()).await.expect_stored();
     }
-    // What lies in a backlog is served before the end, whichever it is.
+    // Connections in the backlog of each socket are served before the end.
     receiver.sigstop();
     let waiting = tokio::spawn({
         let path = path.clone();
@@ -69,7 +69,7 @@ async fn a_unix_socket_has_the_mode_and_group_that_are_set() {
         assert_eq!(post_to(&path).await, "HTTP/1.1 200");
         let found = std::fs::metadata(&path).unwrap();
         assert_eq!((found.mode() & 0o7777, found.gid()), (0o620, group));
-        // What it leaves behind when it is killed is no obstacle for the next one.
+        // The socket of a killed receiver does not prevent the next start.
         receiver.kill9();
         receiver.restart();
         receiver.ready().await;

@@ -1,5 +1,5 @@
-//! What the three processes say of themselves: every metric is the one that docs/monitoring.md lists,
-//! and every log line is one JSON object that holds no secret.
+//! Metrics and logs of the three processes: every metric is listed in docs/monitoring.md, and every
+//! log line is one JSON object without secrets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,10 +20,10 @@ use stories::webhook::{SECRET, SIGNATURE, Webhook};
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Topics with a label of their own, and one for all others.
+/// Topics with their own label, and one label for all others.
 const TOPICS_MAX: usize = 100;
 
-/// All three processes, after something has happened to each.
+/// All three processes, after some activity of each.
 struct Busy {
     receiver: Service,
     downstreamer: Service,
@@ -82,8 +82,8 @@ impl Busy {
     }
 }
 
-/// More topics than there are labels, one without a resource, one that becomes a dead letter, and
-/// some that are refused.
+/// More topics than there are labels, a webhook without a resource, one that becomes a dead letter,
+/// and some that are refused.
 fn traffic() -> Vec<Webhook> {
     let without_resource =
         Webhook::any().without("X-Shopify-Product-Id").body("{}").topic("shop/update");
@@ -94,7 +94,7 @@ fn traffic() -> Vec<Webhook> {
     [without_resource, given_up, forged, stale].into_iter().chain(topics).collect()
 }
 
-/// A metric, as docs/monitoring.md has it or as a process shows it.
+/// A metric, as listed in docs/monitoring.md or as shown by a process.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Metric {
     name: String,
@@ -132,7 +132,7 @@ async fn every_metric_is_the_one_that_is_documented() {
     assert_eq!(busy.receiver.metric("spillway_refused_total").await, Some(2.0));
 }
 
-/// The metrics of a page. Labels are those of the family's samples, `le` left out.
+/// The metrics of a page. Labels are those of the family's samples, without `le`.
 fn metrics(page: &str) -> Vec<Metric> {
     let mut found: Vec<Metric> = Vec::new();
     for line in page.lines() {
@@ -173,7 +173,7 @@ async fn every_log_line_is_json_with_a_constant_message_and_no_secret() {
     fs::write(secrets.path(), SECRET).expect("write the secret");
     let file = secrets.path().to_str().expect("a path of letters");
     let log = "info,request_receiver=trace,downstreamer=trace,kafka_producer=trace,\
-               spillway_service=trace,spillway_queue=trace,spillway_drain=trace,\
+               spillway_process=trace,spillway_queue=trace,spillway_consumer=trace,\
                spillway_webhook=trace";
     let mut busy = Busy::start(&[
         ("LOG_FORMAT", "json"),
@@ -216,7 +216,7 @@ fn check(line: &str, sources: &str) {
     let message =
         json["fields"]["message"].as_str().unwrap_or_else(|| panic!("no message: {line}"));
     let target = json["target"].as_str().unwrap_or_default();
-    // Other people's crates choose their own words.
+    // Crates of others choose their own words.
     let ours = ["request_receiver", "downstreamer", "kafka_producer", "spillway_"];
     if !ours.iter().any(|ours| target.starts_with(ours)) {
         return;
@@ -225,7 +225,7 @@ fn check(line: &str, sources: &str) {
     assert!(sources.contains(&format!("\"{message}\"")), "the message is not constant: {line}");
 }
 
-/// What must be in no log: the secret, the signature, the body.
+/// Values that no log may contain: secret, signature, body.
 fn secrets_of(webhook: &Webhook) -> Vec<String> {
     let signature = webhook.headers().iter().find(|(name, _)| name == SIGNATURE);
     let signature = signature.map(|(_, value)| String::from_utf8_lossy(value).into_owned());
@@ -234,10 +234,10 @@ fn secrets_of(webhook: &Webhook) -> Vec<String> {
     secrets.filter(|secret| secret.len() > 2).collect()
 }
 
-/// Every line of Rust that the processes are made of.
+/// The complete Rust source of the processes.
 fn sources(repository: &Path) -> String {
     let crates =
-        ["request-receiver", "downstreamer", "kafka_producer", "drain", "service", "queue"];
+        ["request-receiver", "downstreamer", "kafka_producer", "consumer", "process", "queue"];
     let mut directories: Vec<_> = crates.map(|name| repository.join(name).join("src")).into();
     let mut text = String::new();
     while let Some(directory) = directories.pop() {

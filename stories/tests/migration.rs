@@ -1,6 +1,7 @@
-//! docs/migrate.md, rehearsed under load with the shipped nginx files: from Shopify straight to an
-//! app, over a shadow, one path and all of them, to Spillway in between, and back. Nothing is lost,
-//! nothing comes twice that was answered, and the app never sees an older state after a newer one.
+//! Tests docs/migrate.md under load with the shipped nginx files: from Shopify directly to an app,
+//! through a shadow, one path and all paths, to Spillway in between, and back. Nothing is lost,
+//! nothing that was answered comes twice, and the app never receives an older state after a newer
+//! one.
 
 use std::collections::HashSet;
 use std::fs;
@@ -30,20 +31,20 @@ use stories::tunnel::Tunnel;
 use stories::until::until;
 use stories::webhook::{SECRET, Webhook};
 
-/// What one step of the way takes, on a busy machine.
+/// Time limit of one step on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
 
 const CERTIFIED: &str = "hooks.example.com";
 const PATHS: [&str; 2] = ["/webhooks/products", "/webhooks/orders"];
 const OLD_SECRET: &str = "the-secret-before-this-one";
 
-/// The steps, as lines of `migrate-routes`.
+/// The steps of the migration, as lines of `migrate-routes`.
 const STRAIGHT: &str = "default app;";
 const SHADOW: &str = "default app; ~^/webhooks(/|$) shadow;";
 const ONE_PATH: &str = "default app; /webhooks/products spillway;";
 const CLOSED: &str = "default app; ~^/webhooks(/|$) closed;";
 
-/// Everything there is on the way.
+/// All parts of the migration.
 struct Rehearsal {
     load: Running,
     ledger: Arc<Ledger>,
@@ -85,7 +86,7 @@ async fn a_path_that_is_rolled_back_while_webhooks_wait_is_overtaken_by_newer_on
     Line::new(app.address(), &ledger).store(event(2), &state(event(2))).await;
     downstreamer.sigcont();
     until("both came", SOON, async || taken(&app).len() == 2).await;
-    // Only the app's own comparison saves it.
+    // Only the app's own comparison prevents the older state.
     assert_eq!(taken(&app), [(2, "applied".to_owned()), (1, "stale".to_owned())]);
 }
 
@@ -107,7 +108,7 @@ async fn what_was_dropped_in_the_shadow_is_no_duplicate_of_what_shopify_sends_ag
     shadow.sigterm();
     assert!(shadow.exit(SOON).await.success());
 
-    // The app failed with the original, so Shopify sends it again, after the switch.
+    // The app failed with the original, so Shopify sends it again after the switch.
     let backend = Backend::start().await;
     let _downstreamer = cell.downstreamer(&backend, &[]).await;
     line.store(Event { resource: 1, sequence: 1 }, &webhook).await;
@@ -142,7 +143,8 @@ async fn the_app_and_the_shadow_get_every_path_as_it_came() {
     }
 }
 
-/// Both files say the same of TLS, limits and headers: the app sees no difference at the last step.
+/// Both files have the same TLS settings, limits and headers, so the last step changes nothing for
+/// the app.
 #[test]
 fn the_file_for_the_way_says_what_the_file_for_the_end_says() {
     let directives = |file: &str| -> HashSet<String> {
@@ -150,7 +152,7 @@ fn the_file_for_the_way_says_what_the_file_for_the_end_says() {
         let lines = lines.lines().map(str::trim).filter(|line| !line.starts_with('#'));
         lines.filter(|line| line.ends_with(';')).map(str::to_owned).collect()
     };
-    // Where a webhook goes, and how long an app may take.
+    // The target of a webhook, and the time that an app may take.
     let own = ["proxy_pass http://spillway;", "proxy_read_timeout 4s;"];
     let way = directives("migrate.conf");
     let missing: Vec<String> = directives("spillway.conf")
@@ -161,7 +163,7 @@ fn the_file_for_the_way_says_what_the_file_for_the_end_says() {
 }
 
 impl Rehearsal {
-    /// The app as it is today, behind nginx, and load. A cell stands beside it.
+    /// Starts today's app behind nginx, with load, and a cell that is not used yet.
     async fn begin() -> Self {
         let cell = Cell::alone();
         let _redis = cell.redis(&[]).await;
@@ -181,7 +183,7 @@ impl Rehearsal {
         Self { load, ledger, _tunnel: tunnel, nginx, address, receiver, app, _redis, cell }
     }
 
-    /// Copies go to Spillway, which drops them. Ends with none of them left. Returns how many were not
+    /// Copies go to Spillway, which drops them, until none is left. Returns how many were not
     /// stored because Spillway hung.
     async fn shadow(&self) -> usize {
         let mut shadow = self.cell.downstreamer_starting("discard:", &[]);
@@ -201,7 +203,7 @@ impl Rehearsal {
         self.not_stored().await
     }
 
-    /// The doctor's probe passes with each secret the app knows, and with no other.
+    /// The doctor's probe succeeds with each secret that the app knows, and with no other.
     async fn probe(&self) {
         for (secret, status) in [(SECRET, 200), (OLD_SECRET, 200), ("another", 401)] {
             let (url, path) = (self.app.url(), PATHS[0]);
@@ -214,7 +216,7 @@ impl Rehearsal {
         }
     }
 
-    /// A Spillway that hangs slows the shadow's senders down, and fails none of them.
+    /// A Spillway that hangs slows the senders down, but fails none of them.
     async fn hang(&self) {
         self.receiver.sigstop();
         let before = self.app.taken(false);
@@ -240,7 +242,7 @@ impl Rehearsal {
         assert_eq!(self.count(PATHS[1], true), 0, "the other went two ways");
     }
 
-    /// The file for the end takes the place of the one for the way.
+    /// Replaces the configuration of the migration by the final one.
     async fn switch_all(&self) {
         self.nginx.reload(&end(self.address, &self.receiver)).await;
         let straight = self.app.taken(false);
@@ -248,13 +250,14 @@ impl Rehearsal {
         until("all come by Spillway", SOON, async || self.count(PATHS[1], true) > before + 300)
             .await;
         assert_eq!(self.app.taken(false), straight, "some still come straight");
-        // A backlog, so that the way back is not too easy.
+        // A backlog, so that the way back is harder.
         self.app.be_busy(true);
         until("some hundreds wait", SOON, async || self.waiting().await > 500).await;
         self.app.be_busy(false);
     }
 
-    /// First nothing new, then nothing left, then straight again.
+    /// Rolls back: nothing new is accepted, the queue empties, then webhooks go directly to the app
+    /// again.
     async fn roll_back(&self) {
         self.route(CLOSED).await;
         say(&format!("migration: {} wait when the gate is closed", self.waiting().await));
@@ -273,7 +276,7 @@ impl Rehearsal {
         let journal = self.app.journal();
         let receipts: Vec<Receipt> =
             journal.iter().enumerate().map(|(place, line)| line.receipt(place)).collect();
-        // The probes are no events of the load.
+        // The probes are not events of the load.
         let receipts: Vec<Receipt> = receipts
             .into_iter()
             .filter(|receipt| Event::of(receipt.webhook_id()).is_some())
@@ -285,7 +288,8 @@ impl Rehearsal {
         let stale = journal.iter().filter(|line| line.outcome == "stale").count();
         let unanswered =
             self.ledger.count(Outcome::Unanswered) + self.ledger.count(Outcome::CutInAnswer);
-        // What the receiver answered other than 200 may have been stored, too.
+        // Requests that the receiver answered with other statuses than 200 may have been stored
+        // too.
         let in_doubt = unanswered + not_stored - hung;
         say(&format!(
             "migration: {} straight, {} by Spillway, {again} twice ({in_doubt} in doubt), {stale} \
@@ -303,7 +307,7 @@ impl Rehearsal {
         self.nginx.reload(&way(self.address, app, receiver, routes)).await;
     }
 
-    /// Waits until nothing waits in Spillway.
+    /// Waits until no webhook waits in Spillway.
     async fn empty(&self) {
         until("the queue is empty", SOON, async || self.waiting().await == 0).await;
     }
@@ -311,10 +315,10 @@ impl Rehearsal {
     async fn waiting(&self) -> u64 {
         let ended = self.cell.spillway(&["status", "--json"]).await;
         let status: Value = serde_json::from_slice(&ended.stdout).expect("status is JSON");
-        status["drains"][0]["waiting"].as_u64().expect("a drain is registered")
+        status["consumers"][0]["waiting"].as_u64().expect("a consumer is registered")
     }
 
-    /// How many requests the receiver answered otherwise than 200.
+    /// Number of requests that the receiver answered with another status than 200.
     async fn not_stored(&self) -> usize {
         let page = self.receiver.admin("/metrics").await.expect("metrics").text();
         let answered = page.lines().filter(|line| line.starts_with("spillway_received_total{"));
@@ -335,7 +339,7 @@ async fn app(cell: &Cell) -> App {
     App::start(cell.directory(), &secrets, 16, Duration::from_millis(5)).await
 }
 
-/// A product's state number `sequence`, as nginx would hand it on.
+/// State number `sequence` of a product, as nginx would pass it on.
 fn state(event: Event) -> Webhook {
     let Event { resource, sequence } = event;
     let body = format!("{{\"id\":{resource},\"updated_at\":\"2026-01-01T00:00:0{sequence}Z\"}}");
@@ -343,7 +347,7 @@ fn state(event: Event) -> Webhook {
         .header("X-Forwarded-Proto", "https")
 }
 
-/// What the app took: which state, and what it made of it.
+/// States that the app accepted, with its result for each.
 fn taken(app: &App) -> Vec<(u64, String)> {
     let journal = app.journal().into_iter().filter(|line| line.status == 200);
     let event = |webhook: &str| Event::of(webhook).expect("an event of ours").sequence;
@@ -385,7 +389,7 @@ fn shipped(file: &str) -> String {
     fs::read_to_string(repository().join("ops/nginx").join(file)).expect("read the shipped file")
 }
 
-/// Each is there exactly once: the shipped file and this test cannot drift apart unseen.
+/// Each text must occur exactly once, so that the shipped file and this test stay consistent.
 fn replace_each(mut text: String, replacements: &[(&str, String)]) -> String {
     for (from, to) in replacements {
         assert_eq!(text.matches(from).count(), 1, "{from:?} in the shipped file");

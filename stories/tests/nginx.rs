@@ -1,5 +1,5 @@
-//! `ops/nginx/spillway.conf` as it is shipped, but for addresses and certificate: what goes in
-//! through TLS comes out behind nginx unchanged, over connections that are reused.
+//! `ops/nginx/spillway.conf` as shipped, except for addresses and certificate. Webhooks sent
+//! through TLS arrive unchanged behind nginx, over reused connections.
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,7 +18,7 @@ use stories::port;
 use stories::receipt::hash;
 use stories::webhook::Webhook;
 
-/// Set by nginx itself, or by the framing of the hop.
+/// Headers that nginx sets, or that belong to the framing of the hop.
 const NOT_COMPARED: [&str; 5] =
     ["host", "content-length", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"];
 
@@ -80,7 +80,7 @@ async fn a_lost_answer_is_not_tried_again() {
     let cell = Cell::shared();
     let backend = Backend::start().await;
     let nginx = Front::start(&cell, backend.address()).await;
-    // Over a connection that was kept open, where nginx would think of another try at all.
+    // On a kept-alive connection, because nginx retries only there.
     assert_eq!(nginx.post(&Webhook::any()).await, 200);
     backend.behave(|_| Behaviour::Reset);
     assert_eq!(nginx.post(&Webhook::any()).await, 502);
@@ -101,7 +101,7 @@ async fn the_receiver_behind_nginx_answers_as_it_does_alone() {
     assert_eq!(nginx.post(&Webhook::any().method("PUT")).await, 405);
 }
 
-/// An nginx with the shipped file, on a port of its own.
+/// An nginx with the shipped file, on its own port.
 struct Front {
     address: SocketAddr,
     _nginx: Nginx,
@@ -133,7 +133,7 @@ impl Front {
     }
 }
 
-/// curl sends the request target and the headers as it is told, in their order.
+/// Runs curl, which sends the request target and the headers unchanged and in order.
 fn curl(address: SocketAddr, webhook: &Webhook) -> u16 {
     let head = webhook.head(0);
     let method = head.split(|byte| *byte == b' ').next().expect("a method");
@@ -141,7 +141,7 @@ fn curl(address: SocketAddr, webhook: &Webhook) -> u16 {
     let mut command = Command::new("curl");
     command.args(["-sS", "-k", "--http1.1", "-m", "20", "-o", "/dev/null", "-w", "%{http_code}"]);
     command.args(["-X", &method, "--request-target", webhook.target(), "--data-binary", "@-"]);
-    // Of large bodies curl asks first whether they are welcome.
+    // Disables `Expect: 100-continue`, which curl uses for large bodies.
     command.args(["-H", "Host: hooks.example.com", "-H", "Expect:"]);
     for (name, value) in webhook.headers() {
         let line = [name.as_bytes(), b": ", value].concat();
@@ -154,7 +154,8 @@ fn curl(address: SocketAddr, webhook: &Webhook) -> u16 {
         .spawn()
         .expect("curl is missing; install it with: apt-get install curl");
     let mut stdin = child.stdin.take().expect("a pipe to curl");
-    // nginx may refuse before it has all: then curl stops reading, and its status tells.
+    // nginx may answer before it has read everything. curl then stops reading, and its status is
+    // checked.
     stdin.write_all(webhook.payload()).ok();
     drop(stdin);
     let output = child.wait_with_output().expect("reap curl");
@@ -166,7 +167,7 @@ fn compared(name: &str) -> bool {
     !NOT_COMPARED.iter().any(|other| name.eq_ignore_ascii_case(other))
 }
 
-/// Each is there exactly once: the shipped file and this test cannot drift apart unseen.
+/// Each text must occur exactly once, so that the shipped file and this test stay consistent.
 fn replace_each(mut text: String, replacements: &[(&str, &str)]) -> String {
     for (from, to) in replacements {
         assert_eq!(text.matches(from).count(), 1, "{from:?} in the shipped file");
@@ -175,8 +176,8 @@ fn replace_each(mut text: String, replacements: &[(&str, &str)]) -> String {
     text
 }
 
-/// How many connections to this address there were lately: open ones, and those closed less than
-/// a minute ago, which the kernel remembers on the side that closed.
+/// Number of recent connections to this address: open ones, and those closed less than a minute
+/// ago, which the kernel remembers on the side that closed.
 fn connections_to(address: SocketAddr) -> usize {
     let remote = format!("0100007F:{:04X}", address.port());
     let table = fs::read_to_string("/proc/net/tcp").expect("read /proc/net/tcp");

@@ -1,9 +1,9 @@
-//! One percent of the shops fail, one hang, one are paused and one are over their rate: the healthy
-//! ones do not notice, for half an hour.
+//! One percent of the shops fail, one percent hang, one percent are paused and one percent exceed
+//! their rate. The healthy shops do not notice, for half an hour.
 //!
-//! The suite plays it small. `make endure-shops` plays it with 1,000 and 20,000 shops at 2,000 webhooks
-//! a second, for half an hour between two calm phases of five minutes. `DURATION` is the seconds of the
-//! bad phase, `CALM` those of each calm one, `RATE` the webhooks a second.
+//! The suite uses small numbers. `make endure-shops` uses 1,000 and 20,000 shops at 2,000 webhooks
+//! per second, for half an hour between two calm phases of five minutes. `DURATION` overrides the
+//! seconds of the bad phase, `CALM` those of each calm phase, and `RATE` the webhooks per second.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,24 +31,24 @@ const DEAD: &str = "{spillway}:http:dead";
 const SOON: Duration = Duration::from_secs(60);
 const TOPIC: &str = "products/update";
 const WINDOW: Duration = Duration::from_secs(10);
-/// What a healthy shop's webhook takes the backend.
+/// Time that the backend takes for a webhook of a healthy shop.
 const WORK: Duration = Duration::from_millis(5);
 const INDEX_BYTES_MAX: f64 = (128 << 20) as f64;
-/// How much slower the healthy shops may be than in calm, and what is too short to compare.
+/// Maximum slowdown of the healthy shops compared with calm. Differences below `NOISE` are ignored.
 const SLOWER_MAX: f64 = 1.5;
 const NOISE: Duration = Duration::from_millis(2);
-/// The same in the suite, whose binaries are not optimised.
+/// Limit in the suite, whose binaries are not optimised.
 const P99_MAX: Duration = Duration::from_secs(1);
-/// At the start of a phase, and after each restart, the limiter learns how much the backend bears.
+/// At the start of a phase, and after each restart, the limiter learns the capacity of the backend.
 const WARM_UP: Duration = Duration::from_secs(5);
-/// A webhook of a healthy shop is delivered within this time, or the downstreamer has not caught up.
+/// The downstreamer has caught up if a healthy webhook is delivered within this time.
 const CAUGHT_UP: Duration = Duration::from_millis(500);
 /// Deliveries that SIGKILL may repeat: those under way, and those that wait for settlement.
 const REPEATS_MAX: u64 = 64 + 256;
-/// Main stream beyond the calm one, in `PARK_AFTER` of accepted packs.
+/// Growth of the main stream over calm, in packs accepted within `PARK_AFTER`.
 const STREAM_PART_MAX: f64 = 1.5;
 
-/// What is wrong with one shop in a hundred each.
+/// Fault that affects one shop in a hundred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ill {
     Fails,
@@ -73,23 +73,23 @@ impl Ill {
     }
 }
 
-/// How many shops there are, and how much those send that are over their rate.
+/// Number of shops, and the volume of those that exceed their rate.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     name: &'static str,
     shops: u32,
-    /// Webhooks a second that each shop may have: more than the healthy ones need after a restart.
+    /// Rate limit of a shop per second, more than the healthy shops need after a restart.
     shop_rate: u32,
-    /// Turns that a busy shop has beside its own.
+    /// Additional turns of a busy shop.
     busy_turns: u32,
 }
 
-/// A phase: what was sent in it, when, and the samples.
+/// A phase: the webhooks sent, their times, and the samples.
 struct Phase {
     name: &'static str,
     numbers: Range<u32>,
     time: Range<Duration>,
-    /// Windows in which the downstreamer was away, or caught up.
+    /// Windows in which the downstreamer was away or catching up.
     away: Vec<Range<Duration>>,
     samples: Vec<Sample>,
 }
@@ -122,12 +122,12 @@ fn calm_duration() -> Duration {
     Duration::from_secs(given("CALM", 40, 300).into())
 }
 
-/// Webhooks a second of all shops together.
+/// Webhooks per second of all shops together.
 fn rate() -> u32 {
     given("RATE", 500, 2_000)
 }
 
-/// Webhooks of a phase: each connection sends as many.
+/// Number of webhooks of a phase, a multiple of the number of connections.
 fn webhooks(duration: Duration) -> u32 {
     (rate() * duration.as_secs() as u32).next_multiple_of(CONNECTIONS)
 }
@@ -139,7 +139,7 @@ impl Scale {
             let share = f64::from(turns + 1) / f64::from(shops + shops / 100 * turns);
             share * f64::from(rate())
         };
-        // They send twice what they may, about.
+        // They send about twice what they may.
         let is_busy = |turns: &u32| busy_rate(*turns) >= 1.8 * f64::from(shop_rate);
         let busy_turns = (1..1_000).find(is_busy).expect("one shop in a hundred can be busy");
         Self { name, shops, shop_rate, busy_turns }
@@ -195,14 +195,14 @@ impl App {
         until("the pauses are read", SOON, are_read).await;
     }
 
-    /// Settings are changed by a restart.
+    /// Restarts the downstreamer with other settings.
     async fn restart_with(&mut self, settings: Settings<'_>) {
         self.downstreamer.sigterm();
         self.downstreamer.exit(SOON).await;
         self.downstreamer = start_downstreamer(&self.cell, &self.sink, settings).await;
     }
 
-    /// Sends for a while, and does this meanwhile.
+    /// Sends for the duration of a phase.
     async fn phase(&mut self, name: &'static str, is_ill: bool) -> Phase {
         let duration = if is_ill { bad_duration() } else { calm_duration() };
         let numbers = self.sent..self.sent + webhooks(duration);
@@ -228,8 +228,8 @@ impl App {
         Phase { name, numbers, time, away, samples: sampler.stop() }
     }
 
-    /// SIGTERM after a third of the time, SIGKILL after two. The times in which the healthy shops
-    /// had to wait for the next leader.
+    /// Sends SIGTERM after a third of the time, and SIGKILL after two thirds. Returns the windows
+    /// in which the healthy shops had to wait for the next leader.
     async fn restarts(&mut self, numbers: &Range<u32>) -> Vec<Range<Duration>> {
         let mut away = Vec::new();
         for is_killed in [false, true] {
@@ -252,13 +252,13 @@ impl App {
                 leads - from,
                 to - from
             ));
-            // What was accepted just before had to wait, too.
+            // Webhooks accepted just before also had to wait.
             away.push(from.saturating_sub(Duration::from_secs(1))..to + WARM_UP);
         }
         away
     }
 
-    /// Waits until no webhook of a healthy shop waits any more that was accepted a while ago.
+    /// Waits until no healthy webhook waits that was accepted more than `CAUGHT_UP` ago.
     async fn caught_up(&self, numbers: &Range<u32>) {
         let is_healthy = |number: u32| Ill::of(self.crowd.shop(number)).is_none();
         until("the healthy shops have caught up", 5 * SOON, async || {
@@ -276,7 +276,8 @@ impl App {
         (!waits.is_empty()).then(|| (waits.percentile(0.5), waits.percentile(0.99), undelivered))
     }
 
-    /// The figures of a phase. Windows in which the downstreamer was away are left out of the whole.
+    /// The figures of a phase. Windows in which the downstreamer was away are excluded from the
+    /// total.
     fn figures(&self, phase: &Phase) -> Value {
         let mut windows = Vec::new();
         let mut from = phase.time.start;
@@ -314,7 +315,7 @@ impl App {
         })
     }
 
-    /// Waits until nothing waits any more, and fails unless all was delivered, once and in order.
+    /// Waits until nothing waits any more. Fails unless everything was delivered once and in order.
     async fn nothing_left(&self, within: Duration) -> Duration {
         let began = Instant::now();
         until("everything is delivered", within, async || {
@@ -352,7 +353,7 @@ fn packs_per_second(samples: &[Sample]) -> f64 {
     last.appended.saturating_sub(first.appended) as f64 / seconds
 }
 
-/// The promises that were broken.
+/// Limits that were exceeded.
 fn broken(calm: &[&Value; 2], bad: &Value) -> Vec<String> {
     let figure = |value: &Value, name: &str| value[name].as_f64().unwrap_or(f64::NAN);
     let calmest = |name: &str| calm.iter().map(|one| figure(one, name)).fold(0.0, f64::max);
@@ -369,8 +370,8 @@ fn broken(calm: &[&Value; 2], bad: &Value) -> Vec<String> {
     if index > INDEX_BYTES_MAX {
         broken.push(format!("the index is {index} bytes"));
     }
-    // The load is the same in all phases. Where a busy receiver puts more webhooks into a pack for a
-    // while, the packs of the whole phase are fewer than come in a second of it.
+    // The load is the same in all phases. If a busy receiver puts more webhooks into a pack for a
+    // while, a phase has fewer packs per second on average than in some seconds.
     let pace = calmest("packs_per_second").max(figure(bad, "packs_per_second"));
     let parked = STREAM_PART_MAX * park_after().as_secs_f64() * pace;
     let (packs, most) = (figure(bad, "packs_max"), calmest("packs_max") + parked);

@@ -1,4 +1,4 @@
-//! Order within a resource, and independence between them.
+//! Order within a resource, and independence between resources.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use stories::report::say;
 use stories::seed::{chance, seed};
 use stories::until::until;
 
-/// Fails this share of the requests, in every way a backend can.
+/// Fails this share of the requests, in every way that a backend can.
 fn failing(share: f64, seed: u64) -> impl Fn(&Receipt) -> Behaviour + Send + Sync + 'static {
     let chance = Mutex::new(chance(seed, 1 << 32));
     move |_| {
@@ -65,7 +65,8 @@ async fn two_hundred_resources_stay_in_order_while_a_tenth_of_all_deliveries_fai
     assert!(failed > 1500, "only {failed} deliveries failed");
 }
 
-/// Never two deliveries of one resource at once: the next arrives after the last was answered.
+/// Fails if two deliveries of one resource overlapped: the next must arrive after the last was
+/// answered.
 fn expect_one_at_a_time(receipts: &[Receipt]) {
     let mut answered: HashMap<u64, Instant> = HashMap::new();
     for receipt in receipts {
@@ -86,7 +87,7 @@ async fn resources_that_fail_for_good_take_no_place_from_the_others() {
     let cell = Cell::alone();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
-    // More failing resources than places: 1 to 30 fail, 31 to 200 do not.
+    // More failing resources than concurrent deliveries: 1 to 30 fail, 31 to 200 do not.
     backend.behave(|receipt| match resource_of(receipt) {
         1..=30 => Behaviour::status(500),
         _ => Behaviour::ok(),
@@ -139,7 +140,7 @@ async fn a_resource_that_fails_for_good_does_not_hold_the_memory_of_the_queue() 
         receipts.iter().any(|receipt| resource_of(receipt) == 1 && receipt.delivered())
     }));
 
-    // A crash with webhooks in a lane: they are still older than what comes now.
+    // A crash with webhooks in a lane: they are still older than new webhooks.
     downstreamer.kill9();
     downstreamer.restart();
     let more = Load { resources: 1, connections: 1, ..load };

@@ -1,5 +1,6 @@
-//! What the packages do when they are configured, played over a directory: their own scripts, with
-//! `/etc/spillway` elsewhere and the programs that change a machine replaced by ones that take notes.
+//! Configuration of the packages, simulated in a directory. It runs their own scripts with
+//! `/etc/spillway` elsewhere, and replaces programs that change the machine by ones that record
+//! their calls.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,10 +10,10 @@ use std::process::{Command, Output};
 use stories::binaries::repository;
 use tempfile::TempDir;
 
-/// A program's name, and what a shell does in its place.
+/// Name of a program, and the shell code that replaces it.
 type Instead<'a> = (&'a str, &'a str);
 
-/// No file is to be otherwise, every user is there, and every unit is up.
+/// Defaults: no file overrides, every user exists, and every unit is active.
 const USUAL: [Instead; 5] = [
     ("dpkg-statoverride", "exit 1"),
     ("getent", "exit 0"),
@@ -21,7 +22,7 @@ const USUAL: [Instead; 5] = [
     ("systemctl", "case $1 in show) echo active ;; esac"),
 ];
 
-/// A machine, as far as these scripts see one.
+/// A simulated machine for these scripts.
 struct Machine {
     directory: TempDir,
 }
@@ -57,14 +58,14 @@ impl Machine {
         fs::metadata(self.path(name)).expect("it is there").permissions().mode() & 0o7777
     }
 
-    /// Each call is noted, then this is done.
+    /// Replaces a program: each call is recorded, then the code runs.
     fn replace(&self, (program, does): Instead) {
         let notes = self.path("notes").display().to_string();
         let script = format!("#!/bin/sh\necho \"{program} $*\" >>{notes}\n{does}\n");
         self.write(&format!("bin/{program}"), 0o755, &script);
     }
 
-    /// Configures a package, and says what it said.
+    /// Configures a package and returns the output.
     fn configure(&self, package: &str) -> Output {
         let script = repository().join("ops/debian").join(package).join("postinst");
         let script = fs::read_to_string(script).expect("read a postinst");
@@ -80,7 +81,7 @@ impl Machine {
         output
     }
 
-    /// Whether a program was called like this; the directory is left out.
+    /// True if a program was called like this, without regard to the directory.
     fn was_called(&self, call: &str) -> bool {
         let notes = fs::read_to_string(self.path("notes")).unwrap_or_default();
         let here = format!("{}/etc", self.directory.path().display());
@@ -127,7 +128,7 @@ const SERVICES: [(&str, &str); 3] = [
 
 #[test]
 fn what_runs_is_replaced() {
-    // One that is just starting is the old program, too.
+    // A unit that is just starting also runs the old program.
     for state in ["active", "activating"] {
         for (package, service) in SERVICES {
             let machine = Machine::new();

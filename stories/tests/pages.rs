@@ -1,5 +1,5 @@
-//! The pages hold what they say: every link leads somewhere, and every setting, flag and command in
-//! them is one of the binaries'.
+//! The pages are consistent: every link has a target, and every setting, flag and command exists in
+//! the binaries.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -8,6 +8,7 @@ use std::process::Command;
 
 use stories::binaries::{self, repository};
 use stories::page::blocks;
+use stories::settings_page;
 
 const BINARIES: [&str; 4] = ["request-receiver", "downstreamer", "kafka_producer", "spillway"];
 
@@ -54,7 +55,7 @@ fn every_file_of_the_settings_on_a_page_is_one_of_the_packages() {
     let mut unknown = BTreeSet::new();
     for page in pages() {
         for file in settings_files(&read(&page)) {
-            // One kept beside it, such as `client-secret-old`.
+            // A file next to a known one, such as `client-secret-old`.
             let is_known = known.iter().any(|known| {
                 file.strip_prefix(known)
                     .is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
@@ -81,7 +82,74 @@ fn every_command_on_a_page_is_taken_by_its_binary() {
     assert!(wrong.is_empty(), "commands that would be refused: {wrong:#?}");
 }
 
-/// README.md and the like, and all of docs/.
+#[test]
+fn the_page_of_settings_is_what_the_help_prints() {
+    let servers = ["request-receiver", "downstreamer", "kafka_producer"];
+    let made = settings_page::page(&servers.map(|name| (name, help(name, &[]))));
+    let path = repository().join("docs/settings.md");
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, &made).expect("write the page");
+    }
+    assert!(
+        fs::read_to_string(path).is_ok_and(|page| page == made),
+        "docs/settings.md is old; write it with: UPDATE=1 cargo test -p stories --test pages settings"
+    );
+}
+
+#[test]
+fn every_source_file_on_a_page_is_there() {
+    let tracked = tracked();
+    let is_source = |code: &str| {
+        let endings = [".rs", ".lua", ".py", ".yml"];
+        endings.iter().any(|ending| code.ends_with(ending))
+            && code.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c))
+    };
+    let is_there =
+        |name: &str| tracked.iter().any(|file| file == name || file.ends_with(&format!("/{name}")));
+    let mut gone = BTreeSet::new();
+    for page in pages() {
+        for code in code(&read(&page)).into_iter().filter(|code| is_source(code)) {
+            if !is_there(&code) {
+                gone.insert(format!("{}: {code}", name(&page)));
+            }
+        }
+    }
+    assert!(gone.is_empty(), "source files that are gone: {gone:#?}");
+}
+
+#[test]
+fn every_metric_on_a_page_is_one_of_a_process() {
+    let is_code = |file: &String| file.ends_with(".rs") || file.ends_with("recording.yml");
+    let sources = tracked().into_iter().filter(is_code);
+    let sources = sources.filter_map(|file| fs::read_to_string(repository().join(file)).ok());
+    let known: BTreeSet<String> = sources.flat_map(|text| metrics(&text)).collect();
+    let mut unknown = BTreeSet::new();
+    // The changelog also names those that are gone.
+    for page in pages().into_iter().filter(|page| name(page) != "CHANGELOG.md") {
+        for metric in code(&read(&page)).iter().flat_map(|code| metrics(code)) {
+            let suffixes = ["_bucket", "_count", "_sum"];
+            let base = suffixes.iter().find_map(|suffix| metric.strip_suffix(suffix));
+            if !known.contains(&metric) && !base.is_some_and(|base| known.contains(base)) {
+                unknown.insert(format!("{}: {metric}", name(&page)));
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "metrics that no process has: {unknown:#?}");
+}
+
+/// Names in the form of a metric of ours.
+fn metrics(text: &str) -> Vec<String> {
+    let is_letter =
+        |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | ':');
+    let words = text.split(|c: char| !is_letter(c));
+    let is_metric = |word: &&str| {
+        (word.starts_with("spillway_") || word.starts_with("spillway:"))
+            && !word.ends_with(['_', ':'])
+    };
+    words.filter(is_metric).map(str::to_owned).collect()
+}
+
+/// README.md and similar pages, and all of docs/.
 fn pages() -> Vec<PathBuf> {
     let markdown = |directory: PathBuf| -> Vec<PathBuf> {
         let entries = fs::read_dir(directory).expect("read a directory");
@@ -89,7 +157,7 @@ fn pages() -> Vec<PathBuf> {
         paths.filter(|path| path.extension().is_some_and(|ending| ending == "md")).collect()
     };
     let root = repository();
-    let places = ["", "docs", "docs/alerts"].map(|place| markdown(root.join(place)));
+    let places = ["", "docs", "docs/alerts", "docs/adr"].map(|place| markdown(root.join(place)));
     let mut pages = places.concat();
     pages.push(root.join("bench/README.md"));
     pages.sort();
@@ -104,7 +172,7 @@ fn name(page: &Path) -> String {
     page.strip_prefix(repository()).unwrap_or(page).display().to_string()
 }
 
-/// Targets of links to files of the repository.
+/// Targets of links to files in the repository.
 fn links(text: &str) -> Vec<String> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
     let targets = targets.map(|(target, _)| target.to_owned());
@@ -113,7 +181,7 @@ fn links(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Headings in the form that links have.
+/// Headings in the form used in links.
 fn headings(text: &str) -> BTreeSet<String> {
     let lines = text.lines().filter(|line| line.starts_with('#'));
     let anchor = |line: &str| -> String {
@@ -124,7 +192,7 @@ fn headings(text: &str) -> BTreeSet<String> {
     lines.map(anchor).collect()
 }
 
-/// What is code on a page: shell and plain blocks, and what stands between backticks.
+/// Code on a page: shell blocks, plain blocks, and text between backticks.
 fn code(text: &str) -> Vec<String> {
     let is_shell = |language: &str| matches!(language, "" | "sh" | "bash" | "console");
     let blocks = blocks(text).into_iter().filter(|block| is_shell(&block.language));
@@ -136,13 +204,13 @@ fn code(text: &str) -> Vec<String> {
     code
 }
 
-/// Where a page may call a binary; `/etc/spillway` is a directory.
+/// Directories from which a page may call a binary; `/etc/spillway` is a directory of settings.
 const PLACES: [&str; 4] = ["", "target/release/", "/usr/bin/", "/usr/local/bin/"];
 
-/// What stands for a name of yours.
+/// Placeholders for a name that the reader chooses.
 const STANDS_FOR_ANOTHER: [&str; 2] = ["X_FILE", "WEBHOOK_ID"];
 
-/// Names in the form of a setting: two words of capitals or more, such as `MAX_BODY`.
+/// Names in the form of a setting: two or more words of capitals, such as `MAX_BODY`.
 fn settings(code: &str) -> Vec<String> {
     let words = code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-'));
     let is_setting = |word: &&str| {
@@ -156,7 +224,7 @@ fn settings(code: &str) -> Vec<String> {
     words.filter(is_setting).map(str::to_owned).collect()
 }
 
-/// The binaries' own, and whatever a script, a unit or a source of ours reads.
+/// Settings of the binaries, and all that a script, a unit or a source file reads.
 fn known_settings() -> BTreeSet<String> {
     let mut known: BTreeSet<String> = BTreeSet::new();
     for binary in BINARIES {
@@ -166,7 +234,7 @@ fn known_settings() -> BTreeSet<String> {
         known.extend(settings(&help("spillway", &[subcommand])));
     }
     for file in tracked().into_iter().filter(|file| !file.ends_with(".md")) {
-        // Not everything is text, and what was just removed is still listed.
+        // Some files are not text, and a file that was just removed is still listed.
         if let Ok(text) = fs::read_to_string(repository().join(file)) {
             known.extend(settings(&text));
         }
@@ -174,17 +242,17 @@ fn known_settings() -> BTreeSet<String> {
     known
 }
 
-/// The files of the repository, as git lists them.
+/// Files of the repository, as listed by git.
 fn tracked() -> Vec<String> {
     let listed = Command::new("git").args(["ls-files", "-z"]).current_dir(repository()).output();
     let listed = String::from_utf8(listed.expect("run git").stdout).expect("names are text");
     listed.split('\0').filter(|file| !file.is_empty()).map(str::to_owned).collect()
 }
 
-/// Where the packages have their settings.
+/// Directory of the packages' settings.
 const SETTINGS: &str = "/etc/spillway/";
 
-/// Names of files there.
+/// Names of files in that directory.
 fn settings_files(text: &str) -> BTreeSet<String> {
     let ends = |c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-'));
     let names = text.split(SETTINGS).skip(1).filter_map(|rest| rest.split(ends).next());
@@ -208,7 +276,7 @@ fn commands(code: &str) -> Vec<Vec<String>> {
         let is_called =
             |name: &&&str| PLACES.iter().any(|place| program.strip_prefix(place) == Some(**name));
         let Some(program) = BINARIES.iter().find(is_called) else { continue };
-        // A name in a sentence, such as `spillway` alone, is no call.
+        // A name in a sentence, such as `spillway` alone, is not a call.
         if !arguments.is_empty() {
             let words = std::iter::once(*program).chain(arguments.iter().copied());
             calls.push(words.map(str::to_owned).collect());
@@ -217,7 +285,7 @@ fn commands(code: &str) -> Vec<Vec<String>> {
     calls
 }
 
-/// What a binary would refuse of a call, by what its help knows.
+/// The error that a binary would report for a call, according to its help.
 fn problem(command: &[String], helps: &mut HashMap<Vec<String>, String>) -> Option<String> {
     let (binary, rest) = command.split_first().expect("a command has a name");
     let mut path: Vec<&str> = Vec::new();
@@ -230,7 +298,7 @@ fn problem(command: &[String], helps: &mut HashMap<Vec<String>, String>) -> Opti
         path.push(word);
     }
     let help = known_help(binary, &path, helps);
-    // `spillway drains` has a default of its own.
+    // `spillway consumers` has a default subcommand.
     let needs_subcommand = help.contains("<COMMAND>");
     if needs_subcommand && !rest.iter().any(|word| word.starts_with('-')) {
         return Some(format!("no subcommand among those of `{binary} {}`", path.join(" ")));
@@ -251,6 +319,8 @@ fn known_help(binary: &str, path: &[&str], helps: &mut HashMap<Vec<String>, Stri
 
 fn help(binary: &str, path: &[&str]) -> String {
     let mut command = Command::new(binaries::ours(binary));
+    // A setting of the environment would be printed beside its name.
+    command.env_clear();
     let output = command.args(path).arg("--help").output().expect("run a binary of ours");
     assert!(output.status.success(), "{binary} {path:?} --help");
     String::from_utf8(output.stdout).expect("help is text")

@@ -1,4 +1,4 @@
-//! `Spillway-Pause`: an answer says how much of the delivery is to wait.
+//! `Spillway-Pause`: response header that pauses part of the delivery.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,11 +20,12 @@ use tokio::time::sleep_until;
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// The harness lets no pause be longer than half a second, else.
+/// The harness otherwise limits a pause to half a second.
 const PATIENT: Settings<'static> = &[("RETRY_LONGEST", "10s")];
 const RETRY_AFTER: &str = "2";
-/// What was under way when the answer came arrives within the first; the pause holds up to the
-/// second, and a delivery may take a little after that.
+/// Period after the answer in which nothing may arrive. Deliveries under way when the answer came
+/// arrive before its start. The pause holds up to two seconds, and a delivery may take a little
+/// longer.
 const QUIET: Range<Duration> = Duration::from_millis(400)..Duration::from_millis(1950);
 
 struct App {
@@ -38,7 +39,7 @@ struct App {
 }
 
 impl App {
-    /// A backend of 16 workers with these webhooks waiting for it.
+    /// Starts a backend with 16 workers, and webhooks that wait for it.
     async fn with_backlog(shops: Range<u64>, webhooks_each: u64) -> Self {
         let cell = Cell::alone();
         let redis = cell.redis(&[]).await;
@@ -60,13 +61,13 @@ impl App {
         Self { backend, ledger, feed, _downstreamer: downstreamer, _receiver, _redis, _cell }
     }
 
-    /// Waits until it has delivered so many more.
+    /// Waits until `more` webhooks are delivered.
     async fn at_work(&self, more: usize) {
         let before = self.backend.delivered();
         until("it is at work", SOON, async || self.backend.delivered() >= before + more).await;
     }
 
-    /// When the first of these was answered 429.
+    /// Time at which the first of these was answered 429.
     async fn refused_at(&self, since: Instant, meant: impl Fn(&Receipt) -> bool) -> Instant {
         let first = || {
             self.backend.look(|all| {
@@ -78,7 +79,7 @@ impl App {
         first().expect("just seen")
     }
 
-    /// How many of these arrived while the pause held.
+    /// Number of these that arrived while the pause held.
     async fn arrived_in_pause(&self, refused: Instant, meant: impl Fn(&Receipt) -> bool) -> usize {
         let quiet = refused + QUIET.start..refused + QUIET.end;
         sleep_until(quiet.end.into()).await;
@@ -108,7 +109,7 @@ fn of_shop(shop: u64) -> impl Fn(&Receipt) -> bool + Clone {
 async fn a_shop_that_is_paused_costs_the_others_nothing() {
     const PAUSED: u64 = 1;
     const WINDOW: Duration = Duration::from_secs(4);
-    // At 800 a second, more than four windows take.
+    // At 800 per second, more than four windows need.
     let app = App::with_backlog(1..10, 1900).await;
     app.at_work(800).await;
     let mut rates = Vec::new();
@@ -147,7 +148,7 @@ async fn a_shop_that_is_paused_costs_the_others_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_resource_that_is_paused_waits_alone() {
     let app = App::with_backlog(1..2, 4000).await;
-    // One amid the backlog, and a later event of the same resource.
+    // One webhook amid the backlog, and a later event of the same resource.
     let paused = Event { resource: 100_700, sequence: 1 };
     let later = Event { sequence: 2, ..paused };
     app.feed.store_in_turn(vec![(later, shop::webhook(1, "products/update", later))]).await;
@@ -163,7 +164,7 @@ async fn a_resource_that_is_paused_waits_alone() {
     let flowed = app.backend.delivered() - delivered;
     say(&format!("pause: {flowed} others of its shop while a resource was paused"));
     assert_eq!(arrived, 0, "of the paused resource");
-    // 800 a second are possible, for two seconds.
+    // 800 per second are possible, for two seconds.
     assert!(flowed > 800, "the others wait too: {flowed}");
     app.ledger.delivered_to(&app.backend, SOON).await;
 }

@@ -1,5 +1,5 @@
-//! The files for Prometheus and Grafana: promtool takes them, each alert passes its unit test and has
-//! its section in the docs, and no file asks for a metric that no process shows.
+//! The files for Prometheus and Grafana: promtool accepts them, each alert passes its unit test and
+//! has its section in the docs, and no file uses a metric that no process shows.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -130,7 +130,7 @@ fn overlap([x, y, w, h]: [u64; 4], [x2, y2, w2, h2]: [u64; 4]) -> bool {
     x < x2 + w2 && x2 < x + w && y < y2 + h2 && y2 < y + h
 }
 
-/// The metric names in a text: ours, those of processes, and none of files or keys in Redis.
+/// Metric names in a text: ours and those of processes, without names of files or Redis keys.
 fn names(text: &str) -> impl Iterator<Item = &str> {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == ':';
     let words = text.split(move |letter| !is_part(letter));

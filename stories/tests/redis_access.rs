@@ -1,5 +1,5 @@
-//! A Redis that is not open to everybody: behind TLS by an authority of its own, asking for a certificate and a
-//! password, a cluster of one shard in a failover, and users that may do what they need, or less.
+//! A Redis with restricted access: TLS with its own authority, a client certificate and a password;
+//! a cluster of one shard in a failover; and users with exactly the required permissions, or fewer.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use stories::webhook::Webhook;
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// Options of a Redis that is reached by TLS only, with a certificate for `localhost`.
+/// Options of a Redis that is reached only by TLS, with a certificate for `localhost`.
 fn tls(cell: &Cell, port: &str, more: &[(&str, &str)]) -> Vec<String> {
     let file = |name: &str| cell.directory().join(name).to_str().expect("a plain path").to_owned();
     let mut options: Vec<String> = [
@@ -70,7 +70,7 @@ async fn a_redis_that_asks_for_a_certificate_and_a_password_lets_in_who_has_them
     }
 }
 
-/// The rule of docs/redis.md, as words.
+/// The ACL rule of docs/redis.md, as words.
 fn documented_rule() -> Vec<String> {
     let page = std::fs::read_to_string(binaries::repository().join("docs/redis.md"));
     let page = page.expect("docs/redis.md");
@@ -100,7 +100,7 @@ async fn a_user_by_the_documented_rule_has_all_it_needs_and_one_with_less_is_tol
     let backend = Backend::start().await;
     let receiver = cell.receiver(&settings).await;
     let downstreamer = cell.downstreamer(&backend, &settings).await;
-    until("the downstreamer owns the queue", SOON, async || downstreamer.is_owner().await).await;
+    until("the downstreamer owns the queue", SOON, async || downstreamer.is_leader().await).await;
     for _ in 0..20 {
         post(receiver.address(), &Webhook::any()).await.expect_stored();
     }
@@ -118,7 +118,7 @@ async fn a_user_by_the_documented_rule_has_all_it_needs_and_one_with_less_is_tol
     assert_eq!(redis.stream_len("{spillway}:in").await, 0, "what was refused is stored");
 }
 
-/// A node of a cluster, alone yet.
+/// Starts a cluster node that knows no other node yet.
 async fn node(cell: &Cell, port: u16) -> (RedisServer, u16) {
     let bus = port::free().port();
     let (port, bus_text) = (port.to_string(), bus.to_string());
@@ -139,7 +139,7 @@ async fn says(redis: &RedisServer, words: &[&str], part: &str) -> bool {
     redis.try_command::<String>(words).await.is_ok_and(|said| said.contains(part))
 }
 
-/// The webhook is stored, once the cluster has settled.
+/// Stores a webhook, once the cluster has settled.
 async fn store(receiver: std::net::SocketAddr) {
     until("a webhook is stored", SOON, async || {
         post(receiver, &Webhook::any()).await.status == 200
@@ -183,13 +183,13 @@ async fn a_cluster_of_one_shard_is_followed_through_failovers() {
     let backend = Backend::start().await;
     let receiver = cell.receiver(&settings).await;
     let downstreamer = cell.downstreamer(&backend, &settings).await;
-    until("the downstreamer owns the queue", SOON, async || downstreamer.is_owner().await).await;
+    until("the downstreamer owns the queue", SOON, async || downstreamer.is_leader().await).await;
     for _ in 0..20 {
         post(receiver.address(), &Webhook::any()).await.expect_stored();
     }
     until("they are delivered", SOON, async || backend.delivered() >= 20).await;
 
-    // The operator moves the shard: the first one says that it has moved.
+    // The operator moves the shard. The first node reports that it has moved.
     second.command::<String>(&["CLUSTER", "FAILOVER"]).await;
     until("the second is the master", SOON, async || {
         says(&second, &replication, "role:master").await
@@ -200,7 +200,7 @@ async fn a_cluster_of_one_shard_is_followed_through_failovers() {
     }
     until("they are delivered, too", SOON, async || backend.delivered() >= 40).await;
 
-    // It dies, and an operator has the first one take over: one shard has no majority to elect it.
+    // The second dies, and an operator promotes the first: one shard has no majority to elect it.
     until("the first is in step", SOON, async || {
         says(&first, &replication, "master_link_status:up").await
     })

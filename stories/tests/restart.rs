@@ -1,4 +1,4 @@
-//! Restarts and rotations under load that no sender notices.
+//! Restarts and secret rotations under load that no sender notices.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use stories::size::size;
 use stories::until::until;
 use stories::webhook::Webhook;
 
-/// More than its last call, and what a busy machine needs.
+/// Longer than the receiver takes to stop on a busy machine.
 const EXIT_WITHIN: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -35,7 +35,7 @@ async fn a_receiver_is_restarted_and_no_request_fails() {
     let _downstreamer = cell.downstreamer(&backend, &[]).await;
     let ledger = Arc::new(Ledger::default());
     let busy = Load { connections: 24, pause: Duration::from_millis(10), ..Load::steady(seed) };
-    // Half to one and a half of it: up to 4.5 s, where restarts may take their time.
+    // Actual pauses are half to one and a half times this: up to 4.5 s if restarts may be slow.
     let pause = size(Duration::from_secs(1), Duration::from_secs(3));
     let first_resource = 1 + busy.resources;
     let quiet = Load { connections: 8, resources: 8, first_resource, pause, ..busy.clone() };
@@ -47,7 +47,7 @@ async fn a_receiver_is_restarted_and_no_request_fails() {
         until("webhooks come in", EXIT_WITHIN, async || ledger.stored_count() > stored + 50).await;
         let told = Instant::now();
         receiver.sigterm();
-        // As systemd does it: nothing is started before this one has ended.
+        // Like systemd, it starts nothing before this one has ended.
         assert_eq!(receiver.exit(EXIT_WITHIN).await.code(), Some(0));
         longest = longest.max(told.elapsed());
         receiver.restart();
@@ -77,7 +77,7 @@ async fn who_connects_during_the_last_call_waits_for_no_idle_connection() {
     let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
     let mut receiver = cell.receiver(&[]).await;
-    // It has been used, and is kept open.
+    // A used connection that is kept open.
     let mut idle = stories::client::Connection::to(receiver.address()).await;
     idle.post(&Webhook::any()).await.expect_stored();
     receiver.sigterm();
@@ -94,10 +94,10 @@ async fn who_connects_during_the_last_call_waits_for_no_idle_connection() {
 
 const SIGNERS: usize = 16;
 
-/// Signs with whatever secret is the newest that the receiver was told of.
+/// Senders that sign with the newest secret that the receiver has loaded.
 struct Signers {
     newest: AtomicUsize,
-    /// For each sender, the one whose answer it has seen last.
+    /// For each sender, the secret of its last answered webhook.
     used: [AtomicUsize; SIGNERS],
     is_over: AtomicBool,
     ledger: Arc<Ledger>,
@@ -108,7 +108,7 @@ fn secret(number: usize) -> String {
 }
 
 impl Signers {
-    /// Whether nothing that was signed with an older secret is on its way any more.
+    /// True if no webhook that was signed with an older secret is under way.
     fn all_use(&self, number: usize) -> bool {
         self.used.iter().all(|used| used.load(Ordering::Relaxed) >= number)
     }
@@ -136,7 +136,8 @@ async fn secrets_are_rotated_under_load_and_nobody_is_turned_away() {
     let cell = Cell::alone();
     let _redis = cell.redis(&[]).await;
     let path = cell.directory().join("secrets");
-    // As an editor or `install` replaces a file: whoever reads it reads all of one version.
+    // Replaces the file atomically, as an editor or `install` does: a reader gets one complete
+    // version.
     let write = |secrets: &[usize]| {
         let new = cell.directory().join("secrets.new");
         let lines: String = secrets.iter().map(|number| secret(*number) + "\n").collect();
@@ -159,7 +160,8 @@ async fn secrets_are_rotated_under_load_and_nobody_is_turned_away() {
         .map(|place| tokio::spawn(signers.clone().send(place, receiver.address())))
         .collect();
     for number in 1..=rotations {
-        // The new one beside the old one; then Shopify signs with it; then the old one goes.
+        // The new secret is added to the old one, then Shopify signs with it, then the old one is
+        // removed.
         write(&[number - 1, number]);
         receiver.sighup();
         reloaded(2 * number - 1).await;

@@ -1,6 +1,6 @@
-//! docs/backup.md, rehearsed: a copy of Redis is made under load by the shipped script, and put back
-//! by the page's own commands when more has been accepted and delivered. What comes again, what is
-//! gone, and what is said of it.
+//! Tests docs/backup.md. The shipped script copies Redis under load. The page's own commands
+//! restore the copy after more webhooks were accepted and delivered. The test checks what is
+//! repeated, what is lost, and what is logged.
 
 use std::collections::HashSet;
 use std::fs::{self, Permissions};
@@ -42,7 +42,7 @@ async fn a_redis_put_back_delivers_again_what_was_delivered_since_and_takes_more
     let running = load.start(receiver.address(), &before);
     until("the load flows", SOON, async || backend.delivered() > 500).await;
 
-    // Held back, so that some wait while the copy is made.
+    // Deliveries fail, so that some webhooks wait while the copy is made.
     backend.behave(|_| Behaviour::status(503));
     until("some wait", SOON, async || before.stored_count() > backend.delivered() + 300).await;
     let stored = before.stored();
@@ -57,7 +57,7 @@ async fn a_redis_put_back_delivers_again_what_was_delivered_since_and_takes_more
     until("all is settled", SOON, async || redis.stream_len("{spillway}:in").await == 0).await;
     let first: HashSet<String> = ids(&backend).into_iter().collect();
 
-    // What is accepted and not delivered when the disk dies is lost with it.
+    // Webhooks accepted and not delivered when the disk dies are lost with it.
     backend.behave(|_| Behaviour::status(503));
     let lost = Arc::new(Ledger::default());
     feed(&receiver, &lost, 1_000_001..=1_000_050).await;
@@ -79,7 +79,7 @@ async fn a_redis_put_back_delivers_again_what_was_delivered_since_and_takes_more
     say(&format!(
         "restore: {delivered} were delivered, {repeated} again, {waited} waited for sure"
     ));
-    // With the ids they had: an app that goes by them knows them all.
+    // They have the same ids, so that an app can recognise all of them.
     assert_eq!(repeated + 50, again.len(), "delivered under new ids");
     assert!(waited > 0 && repeated >= waited, "{waited} waited, {repeated} came again");
     for event in lost.stored() {
@@ -101,7 +101,7 @@ async fn a_kafka_producer_that_starts_when_new_webhooks_have_come_repeats_nothin
     let empty = async |redis: &RedisServer| {
         until("all is settled", SOON, async || redis.stream_len("{spillway}:in").await == 0).await;
     };
-    // As it was when the copy was made: 100 behind the cursor.
+    // State at the time of the copy: 100 webhooks after the cursor.
     producer.sigstop();
     feed(&receiver, &ledger, 1..=100).await;
     let copy = back_up(&cell).await;
@@ -124,8 +124,8 @@ async fn a_kafka_producer_that_starts_when_new_webhooks_have_come_repeats_nothin
     found.expect_exact();
 }
 
-/// In the place of cp: between the manifest and the other files, a rewrite comes to its end. It is
-/// one that was under way, or else, the first time, one that begins there.
+/// Replacement of cp: an AOF rewrite finishes between the copy of the manifest and of the other
+/// files. It is one that was under way or, the first time, one that starts there.
 const INTERRUPTED_CP: &str = r#"#!/bin/sh
 [ "$1" = -al ] || exec /bin/cp "$@"
 mkdir "$3"
@@ -139,7 +139,7 @@ find "$2" -type f ! -name '*.manifest' -exec /bin/cp -al {} "$3" ';'
 async fn a_copy_that_rewrites_get_in_the_way_of_is_whole() {
     const KEYS: u64 = 300;
     let cell = Cell::shared();
-    // In microseconds for each key: a rewrite takes a second or so.
+    // Delay per key in microseconds: a rewrite takes about a second.
     let mut redis = cell.redis(&["--rdb-key-save-delay", "3000"]).await;
     redis.fill(KEYS).await;
     let programs = cell.directory().join("bin");
@@ -161,12 +161,12 @@ async fn a_copy_of_a_redis_that_is_away_is_refused() {
     assert!(!copy_of(&cell).exists());
 }
 
-/// Makes a copy by the shipped script.
+/// Makes a copy with the shipped script.
 async fn back_up(cell: &Cell) -> PathBuf {
     back_up_with(cell, Path::new("/bin")).await
 }
 
-/// The same, with programs that are found before the usual ones.
+/// Same as [`back_up`], with programs that replace the usual ones.
 async fn back_up_with(cell: &Cell, programs: &Path) -> PathBuf {
     let ended = script(cell, programs).await;
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
@@ -191,7 +191,7 @@ fn copy_of(cell: &Cell) -> PathBuf {
     cell.directory().join("copy")
 }
 
-/// Redis dies, and the copy takes the place of its data.
+/// Kills Redis and replaces its data by the copy.
 async fn put_back(cell: &Cell, redis: &mut RedisServer, copy: &Path) {
     redis.kill9();
     let commands = commands_of_the_page(cell, copy);
@@ -201,8 +201,8 @@ async fn put_back(cell: &Cell, redis: &mut RedisServer, copy: &Path) {
     redis.ready().await;
 }
 
-/// What docs/backup.md says to type, with the places and the user of this cell. It is the test that
-/// ends Redis and starts it.
+/// The commands of docs/backup.md, with the paths and the user of this cell. The test itself stops
+/// and starts Redis.
 fn commands_of_the_page(cell: &Cell, copy: &Path) -> String {
     let page = fs::read_to_string(repository().join("docs/backup.md")).expect("read the page");
     let mut blocks = blocks(&page).into_iter();

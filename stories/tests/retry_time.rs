@@ -1,4 +1,4 @@
-//! The time for retries is a webhook's own: over a restart, over a kill, and by a leader whose clock is wrong.
+//! A webhook's retry time survives a restart and a kill, and does not depend on the leader's clock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ const SOON: Duration = Duration::from_secs(60);
 const TOPIC: &str = "products/update";
 const RETRY_FOR: Duration = Duration::from_secs(15);
 const RETRY_LONGEST: Duration = Duration::from_secs(1);
-/// Beside the wait for an attempt: its answer, its settlement, and a busy machine.
+/// Added to the wait for an attempt: its answer, its settlement, and a busy machine.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// Two shops: of the first all is delivered, of the second nothing.
+/// Two shops: all webhooks of the first are delivered, none of the second.
 struct Shops {
     cell: Cell,
     redis: RedisServer,
@@ -60,7 +60,8 @@ impl Shops {
         downstreamer
     }
 
-    /// Sends what the first shop gets until `count` of the second one are given up. Returns how long that took.
+    /// Sends the first shop's webhooks until `count` of the second shop's are given up. Returns the
+    /// time.
     async fn flow_until_dead(&self, count: u64) -> Duration {
         let began = Instant::now();
         for number in self.crowd.numbers().skip(2) {
@@ -77,12 +78,12 @@ impl Shops {
     }
 }
 
-/// Time from the first attempt to the dead letter of a shop's only webhook, and how long meanwhile no
-/// downstreamer led.
+/// Time from the first attempt to the dead letter of a shop's only webhook, and the time without a
+/// leader in between.
 async fn given_up_after(is_killed: bool, park_after: &str) -> (Duration, Duration) {
     let shops = Shops::start().await;
     let mut downstreamer = shops.downstreamer(&[("PARK_AFTER", park_after)]).await;
-    // Both shops once, and then the healthy one alone.
+    // One webhook of each shop, and then only the healthy shop.
     shops.sender.send_some(0..2).await;
     let restart = async {
         sleep(RETRY_FOR / 3).await;
@@ -100,7 +101,7 @@ async fn given_up_after(is_killed: bool, park_after: &str) -> (Duration, Duratio
     tokio::join!(shops.flow_until_dead(1), restart)
 }
 
-/// Time in which nobody led need not count; what counts is not lost over the restart.
+/// Time without a leader need not count. Time that counts is not lost by the restart.
 async fn is_given_up_in_time(name: &str, is_killed: bool, park_after: &str) {
     let (took, away) = given_up_after(is_killed, park_after).await;
     say(&format!(
@@ -130,7 +131,7 @@ async fn a_webhook_that_has_not_moved_is_given_up_in_time_over_a_kill() {
     is_given_up_in_time("SIGKILL", true, "60s").await;
 }
 
-/// Ages are by Redis' clock: that of the leader's machine may be an hour ahead.
+/// Ages are measured with Redis' clock: the clock of the leader may be an hour ahead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_whose_clock_is_ahead_gives_nothing_up_before_its_time() {
     let shops = Shops::start().await;
@@ -141,7 +142,7 @@ async fn a_leader_whose_clock_is_ahead_gives_nothing_up_before_its_time() {
     settings.extend(environment.iter().map(|(key, value)| (*key, value.as_str())));
     let _downstreamer = shops.downstreamer(&settings).await;
     shops.sender.send_some(0..2).await;
-    // The shop has failed for a while when this one comes.
+    // The shop has failed for a while when this webhook comes.
     sleep(RETRY_FOR * 2 / 3).await;
     let late = shops.crowd.numbers().skip(2).find(|number| shops.crowd.shop(*number) == 1);
     let late = late.expect("a webhook of the second shop");

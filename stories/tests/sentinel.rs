@@ -1,5 +1,5 @@
-//! A Redis with a replica and a Sentinel: when the one dies the other takes over, and all of ours find
-//! it by themselves.
+//! A Redis with a replica and a Sentinel: when the Redis dies, the replica takes over and all
+//! processes find it.
 
 use std::collections::HashSet;
 use std::fs;
@@ -21,7 +21,7 @@ use stories::until::until;
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// One Sentinel, whose word is enough.
+/// Starts one Sentinel, with a quorum of one.
 fn sentinel(cell: &Cell, port: u16, master: u16) -> Process {
     let directory = cell.directory().to_path_buf();
     let conf = directory.join("sentinel.conf");
@@ -64,7 +64,7 @@ async fn a_failover_is_followed_and_refuses_only_what_was_on_its_way() {
     until("the replica is in step", SOON, async || is_in_step(&replica).await).await;
     let _sentinel = sentinel(&cell, ports[2], ports[0]);
 
-    // The first of them is nobody's: the next one is asked.
+    // Nothing listens on the first address, so the next one is used.
     let nobody = port::free();
     let url = format!("redis+sentinel://{nobody},127.0.0.1:{sentinel_port}/cell");
     let spill = cell.directory().join("spill");
@@ -72,7 +72,7 @@ async fn a_failover_is_followed_and_refuses_only_what_was_on_its_way() {
     let backend = Backend::start().await;
     let receiver = cell.receiver(&[("REDIS_URL", &url), ("SPILL_DIR", spill)]).await;
     let downstreamer = cell.downstreamer(&backend, &[("REDIS_URL", &url)]).await;
-    until("the downstreamer owns the queue", SOON, async || downstreamer.is_owner().await).await;
+    until("the downstreamer owns the queue", SOON, async || downstreamer.is_leader().await).await;
     let ledger = Arc::new(Ledger::default());
     let load = Load::steady(seed("failover", 91));
     let running = load.start(receiver.address(), &ledger);
@@ -100,7 +100,8 @@ async fn a_failover_is_followed_and_refuses_only_what_was_on_its_way() {
         let lost = check(&ledger, &backend.receipts(), &HashSet::new()).lost;
         u64::try_from(lost).unwrap_or(u64::MAX)
     };
-    // What the dead one had answered for and not passed on is lost: a pack of each core, at most.
+    // Webhooks that the dead Redis confirmed but did not replicate are lost: at most one pack per
+    // core.
     until("it is delivered", SOON, async || held() <= load.connections).await;
     until("all is settled", SOON, async || replica.stream_len("{spillway}:in").await == 0).await;
     let figures = check(&ledger, &backend.receipts(), &HashSet::new());

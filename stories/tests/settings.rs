@@ -1,4 +1,4 @@
-//! Bad settings, and bad data in the queue: a clear error, and nothing lost.
+//! Bad settings, and bad data in the queue: a clear error, and nothing is lost.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -238,7 +238,7 @@ async fn a_corrupt_pack_is_set_aside_whole_and_the_rest_flows() {
     figures.expect_sound(0);
 }
 
-/// The good ones may be delivered before the bad one is moved.
+/// Good webhooks may be delivered before the bad one is moved.
 async fn expect_set_aside(redis: &RedisServer, id: &str, pack: &[u8]) {
     let key = format!("{{spillway}}:corrupt:{id}");
     until(&format!("{key} holds the pack"), Duration::from_secs(20), async || {
@@ -262,7 +262,7 @@ async fn a_pack_spoilt_on_the_way_is_set_aside_by_its_checksum() {
     let (id, fields) = &entries[0];
     let (field, pack) = &fields[0];
     assert_eq!(field, "p");
-    // One bit, in the middle of a good pack that takes the place of the first.
+    // One bit in the middle of a good pack that replaces the first pack.
     let mut spoilt = pack.clone();
     let middle = spoilt.len() / 2;
     spoilt[middle] ^= 0x10;

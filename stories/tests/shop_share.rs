@@ -1,5 +1,5 @@
-//! One failing shop can't fill Redis for all: past its share its own webhooks are refused, and no
-//! others.
+//! One failing shop cannot fill Redis for all: above its share, its own webhooks are refused, and
+//! no others.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,35 +25,35 @@ use stories::webhook::Webhook;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-/// The shop that fails; the healthy ones have other numbers.
+/// The shop that fails; the healthy shops have other numbers.
 const FAILING: u64 = 0;
-/// Ten healthy shops, together 20 webhooks a second.
+/// Ten healthy shops, together 20 webhooks per second.
 const HEALTHY: Trickle = Trickle {
     shops: 1..11,
     topics: &["products/update", "orders/create"],
     every: Duration::from_secs(1),
     first_resource: 1_000_000,
 };
-/// The failing shop's webhooks a second, and the connections that bring them.
+/// Webhooks per second of the failing shop, and the number of its connections.
 const RATE: u32 = 500;
 const CONNECTIONS: u32 = 10;
-/// Time in which they reach the bound.
+/// Time limit until it reaches its share.
 const SOON: Duration = Duration::from_secs(120);
 const P99_MAX: Duration = Duration::from_secs(1);
-/// Part of `maxmemory` that stays free for the others.
+/// Largest part of `maxmemory` in use; the rest stays free for the others.
 const USED_MAX: f64 = 0.6;
 
 const OVER: &str = "spillway_shops_over_share";
 
-/// The failing shop's senders.
+/// The senders of the failing shop.
 struct Flood {
     stop: Arc<AtomicBool>,
     senders: JoinSet<()>,
 }
 
 impl Flood {
-    /// Starts it. Each webhook is sent once, about a product of its own, with a body that does not
-    /// compress well.
+    /// Starts the senders. Each webhook is sent once, about a different product, with a body that
+    /// compresses poorly.
     fn start(receiver: &Service, ledger: &Arc<Ledger>, body_bytes: usize) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let next = Arc::new(AtomicU64::new(1));
@@ -88,7 +88,7 @@ fn of_failing_shop(event: Event, body_bytes: usize) -> Webhook {
         .body(format!("{{\"id\":{id},\"noise\":\"{noise}\"}}"))
 }
 
-/// A webhook beside the load.
+/// A webhook that is not part of the load.
 fn single(shop: u64, topic: &str) -> Webhook {
     let id = format!("{:032x}", rand::random::<u128>());
     let event = Event { resource: rand::random_range(1..1_000_000_000), sequence: 1 };
@@ -105,13 +105,13 @@ async fn is_over(receiver: &Service, count: f64, within: Duration) {
     until(&what, within, async || receiver.metric(OVER).await == Some(count)).await;
 }
 
-/// Answers while the failing shop is over its share.
+/// Checks the answers while the failing shop exceeds its share.
 async fn expect_only_its_own_refused(receiver: &Service) {
     let send = async |webhook: &Webhook| post(receiver.address(), webhook).await;
     let refused = single(FAILING, "products/update");
     send(&refused).await.expect_later("shop_queue_full");
     send(&refused.clone().rename("X-Shopify-", "Shopify-")).await.expect_later("shop_queue_full");
-    // A stranger is not told.
+    // An unauthenticated sender gets no such information.
     send(&refused.signed_with("a guess")).await.expect(401, "bad_signature");
     for topic in ["customers/redact", "customers/data_request", "orders/create"] {
         send(&single(FAILING, topic)).await.expect_stored();
@@ -119,7 +119,7 @@ async fn expect_only_its_own_refused(receiver: &Service) {
     send(&single(1, "products/update")).await.expect_stored();
 }
 
-/// Fails unless the healthy webhooks were all taken at once and delivered soon.
+/// Fails unless all healthy webhooks were accepted at once and delivered in time.
 fn expect_flow(healthy: &Ledger, backend: &Backend, began: Instant) {
     let later = healthy.attempts().len() - healthy.count(Outcome::Stored);
     let window = began..Instant::now();

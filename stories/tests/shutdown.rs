@@ -1,4 +1,4 @@
-//! SIGTERM under load: what was begun is ended, what was promised is kept.
+//! SIGTERM under load: requests that were begun are answered, and promises are kept.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use stories::seed::seed;
 use stories::until::until;
 use stories::webhook::Webhook;
 
-/// The default of the receiver.
+/// Default of the receiver.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -32,7 +32,7 @@ async fn a_receiver_told_to_end_answers_what_it_was_sent() {
     let running = load.start(receiver.address(), &ledger);
     until("the load flows", Duration::from_secs(30), async || ledger.stored_count() > 2000).await;
 
-    // Half of each body is there when the signal comes.
+    // Half of each body has arrived when the signal comes.
     let mut halves = Vec::new();
     for _ in 0..8 {
         let request = Webhook::any().body(format!("{{\"a\":\"{}\"}}", "b".repeat(5000))).encode();
@@ -55,8 +55,8 @@ async fn a_receiver_told_to_end_answers_what_it_was_sent() {
     running.stop().await;
 
     assert_eq!(ledger.count(Outcome::CutInAnswer), 0, "an answer was cut");
-    // Sent well before the signal and not answered: cut in the middle. Sent on an idle connection
-    // in the moment it was closed: not begun, and safe to send again.
+    // A request sent well before the signal and not answered was cut in the middle. A request sent
+    // on an idle connection while it was being closed was not begun, and can be sent again.
     let cut = |attempt: &&stories::ledger::Attempt| {
         attempt.outcome == Outcome::Unanswered && attempt.began + Duration::from_millis(50) < told
     };
@@ -76,7 +76,7 @@ async fn a_sender_that_stalls_is_cut_off_at_the_one_deadline() {
     let mut receiver = cell.receiver(&settings).await;
     let mut stalled = Connection::to(receiver.address()).await;
     stalled.write(&Webhook::any().head(100)).await.unwrap();
-    // Another waits for a Redis that does not answer.
+    // Another request waits for a Redis that does not answer.
     redis.sigstop();
     let mut waiting = Connection::to(receiver.address()).await;
     waiting.write(&Webhook::any().encode()).await.unwrap();
@@ -126,7 +126,7 @@ async fn a_downstreamer_told_to_end_settles_what_it_delivers() {
     assert_eq!(cut, 0, "deliveries were cut in the middle");
     let figures = check(&ledger, &receipts, &HashSet::new());
     figures.print("downstreamer shutdown");
-    // A stop is no crash: nothing is delivered twice.
+    // A stop is not a crash: nothing is delivered twice.
     figures.expect_sound(0);
 }
 
@@ -143,7 +143,7 @@ async fn a_backend_that_hangs_does_not_hold_up_the_end() {
     until("the delivery hangs", Duration::from_secs(20), async || backend.count() == 1).await;
     downstreamer.sigterm();
     downstreamer.exit(Duration::from_secs(5)).await;
-    // Another goes on with it.
+    // Another process continues with it.
     backend.behave(|_| Behaviour::ok());
     downstreamer.restart();
     until("it is delivered", Duration::from_secs(20), async || backend.delivered() == 1).await;

@@ -1,5 +1,5 @@
-//! Redis is away, full, or hangs, and a receiver with a disk of its own takes webhooks in all the same:
-//! none refused, none lost, none twice, in order, and back to Redis without help.
+//! Redis is away, full or hangs, and a receiver with its own disk still accepts webhooks. None is
+//! refused, lost or repeated, they stay in order, and they return to Redis without help.
 
 use std::collections::HashSet;
 use std::fs;
@@ -24,10 +24,10 @@ use stories::way::{Trouble, Way};
 use stories::webhook::Webhook;
 use tokio::time::sleep;
 
-/// `ACK_TIMEOUT` and what a busy machine adds.
+/// `ACK_TIMEOUT` plus the delay of a busy machine.
 const ANSWER_WITHIN: Duration = Duration::from_millis(4500);
 const SOON: Duration = Duration::from_secs(20);
-/// Duplicates are to be seen.
+/// Deduplication is off, so that duplicates are visible.
 const EACH: [(&str, &str); 1] = [("DEDUP_WINDOW", "0")];
 
 fn directory(cell: &Cell) -> String {
@@ -38,7 +38,7 @@ async fn spilling(receiver: &Service) -> bool {
     receiver.metric("spillway_spilling").await == Some(1.0)
 }
 
-/// Waits until all is fed and webhooks go to Redis again.
+/// Waits until everything is restored and webhooks go to Redis again.
 async fn direct(receiver: &Service, within: Duration) {
     until("webhooks go to Redis directly", within, async || {
         receiver.metric("spillway_spilling").await == Some(0.0)
@@ -52,7 +52,7 @@ async fn more_are_stored(ledger: &Ledger, more: usize) {
     until("webhooks are stored", SOON, async || ledger.stored_count() >= before + more).await;
 }
 
-/// Each pack is in the stream once.
+/// Checks that each pack is in the stream once.
 async fn expect_no_pack_twice(redis: &RedisServer) {
     type Entry = (String, Vec<(String, Vec<u8>)>);
     let entries: Vec<Entry> = redis.command(&["XRANGE", "{spillway}:in", "-", "+"]).await;
@@ -61,7 +61,7 @@ async fn expect_no_pack_twice(redis: &RedisServer) {
     say(&format!("spill: {} packs in the stream, none twice", entries.len()));
 }
 
-/// All that was answered 200 arrives, in order, nothing twice.
+/// Checks that everything answered 200 arrives in order and once.
 async fn expect_delivered(cell: &Cell, ledger: &Ledger, story: &str) {
     let backend = Backend::start().await;
     let _downstreamer = cell.downstreamer(&backend, &EACH).await;
@@ -105,7 +105,7 @@ async fn a_redis_that_is_away_refuses_only_what_was_on_its_way_to_it() {
     more_are_stored(&ledger, 200).await;
     running.stop().await;
 
-    // At most what each connection had under way.
+    // At most the requests that each connection had under way.
     let refused = ledger.count(Outcome::Later);
     say(&format!("spill: {refused} refused of {}", ledger.attempts().len()));
     assert!(refused as u64 <= load.connections, "{refused} were refused");
@@ -126,7 +126,7 @@ async fn a_redis_that_hangs_costs_what_was_on_its_way_to_it() {
     let spill = directory(&cell);
     let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
     let ledger = Arc::new(Ledger::default());
-    // Without a pause there is no moment at which nothing is on its way to the disk.
+    // Without a pause there is always something on its way to the disk.
     let pause = size(Duration::ZERO, Duration::from_millis(2));
     let load = Load { pause, ..Load::steady(seed) };
     let running = load.start(receiver.address(), &ledger);
@@ -210,7 +210,7 @@ async fn a_receiver_killed_while_it_spills_and_while_it_feeds_repeats_and_loses_
         more_are_stored(&ledger, 1000).await;
         redis.restart();
         redis.ready().await;
-        // While it feeds: soon after Redis is back, at some other time in each round.
+        // While it restores: soon after Redis is back, at a different time in each round.
         sleep(Duration::from_millis(150 + 70 * (round % 5))).await;
         caught += usize::from(spilling(&receiver).await);
         receiver.kill9();
@@ -249,7 +249,8 @@ async fn redis_killed_while_it_is_fed_repeats_and_loses_nothing() {
     expect_delivered(&cell, &ledger, "spill, redis killed while fed").await;
 }
 
-/// It comes to its end under load: two calls are longer than batches are held for a Redis near by.
+/// Restoring ends under load, even if two calls take longer than batches are held for a local
+/// Redis.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_spill_comes_to_its_end_under_load_though_redis_is_far_away_or_load_never_pauses() {
     let seed = seed("spill, to its end", 76);
@@ -302,7 +303,7 @@ async fn another_redis_is_fed_nothing_before_it_is_known_to_keep_it() {
     until("it is fed", SOON, async || redis.stream_len("{spillway}:in").await > 5).await;
     redis.kill9();
     fs::remove_dir_all(cell.directory().join("appendonlydir")).expect("remove the data");
-    // Another one, in memory only.
+    // Another Redis, in memory only.
     let other = cell.redis(&["--appendonly", "no"]).await;
     until("it is found out", SOON, async || {
         let answer = receiver.admin("/readyz").await;
@@ -316,7 +317,7 @@ async fn another_redis_is_fed_nothing_before_it_is_known_to_keep_it() {
 async fn a_redis_at_the_end_of_a_slow_way_is_fed_all_the_same() {
     let cell = Cell::alone();
     let spill = directory(&cell);
-    // One large webhook takes longer than an answer is waited for at first, and so do all together.
+    // One large webhook takes longer than the initial timeout, and so do all together.
     let way = Way::to_redis(&socket_in(cell.directory()), "way");
     way.suffers(Trouble::Crawls(80 << 10));
     let url = way.url();
@@ -359,7 +360,7 @@ async fn it_starts_without_redis_and_stops_and_what_it_took_is_fed_by_the_next()
     assert_eq!(receiver.metric("spillway_spilled_total").await, Some(0.0));
     let left = std::fs::read_dir(Path::new(&spill)).unwrap().count();
     assert!(left <= 3, "a lock, an id and one segment: {left}");
-    // A clean end lets anybody else begin at once.
+    // After a clean end, any other receiver can start at once.
     receiver.sigterm();
     assert_eq!(receiver.exit(SOON).await.code(), Some(0));
     let claim: Option<String> = redis.command(&["GET", "{spillway}:spill:claim"]).await;
@@ -380,7 +381,7 @@ async fn what_a_killed_process_left_on_its_way_does_not_arrive_behind_what_is_fe
     post(killed.address(), &Webhook::any()).await.expect_stored();
     killed.kill9();
 
-    // The next one starts while Redis does not answer, so it learns only later that it may feed.
+    // The next one starts while Redis does not answer, so it learns only later that it may restore.
     redis.sigstop();
     let next = cell.receiver(&[("SPILL_DIR", &spill)]).await;
     post(next.address(), &Webhook::any()).await.expect_stored();

@@ -1,5 +1,5 @@
-//! The disk that webhooks are spilled to: full, torn, damaged, claimed by another; and a Redis that
-//! does not know any more what it was fed.
+//! The disk of the overflow log: full, torn, damaged, or claimed by another receiver. Also a Redis
+//! that has lost what was restored to it.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -47,7 +47,8 @@ async fn exits_78(receiver: &mut Service, saying: &str) {
     assert!(receiver.output().contains(saying), "{}", receiver.output());
 }
 
-/// Spills until no more is taken; then Redis comes, and all that was answered 200 with it.
+/// Fills the overflow log until no more is accepted. Then Redis returns with everything that was
+/// answered 200.
 async fn a_full_spill(cell: &Cell, spill: &str, spill_max: &str, story: &str) {
     let settings = [("SPILL_DIR", spill), ("SPILL_MAX", spill_max), ("MAX_BODY", "1MiB")];
     let receiver = cell.receiver(&settings).await;
@@ -129,7 +130,7 @@ async fn a_disk_that_was_full_is_found_to_have_room_without_a_request() {
     })
     .await;
     receiver.unready("spill_full").await;
-    // Through several tries it stays so: what is full is not called well.
+    // The log stays full through several attempts: it is not reported as healthy.
     let began = Instant::now();
     until("some time passes", SOON, async || {
         assert!(!receiver.is_ready().await);
@@ -147,7 +148,7 @@ async fn a_disk_that_was_full_is_found_to_have_room_without_a_request() {
     assert_eq!(receiver.metric("spillway_spill_errors_total").await, Some(0.0));
 }
 
-/// Segments with something in them, oldest first.
+/// Segments with content, oldest first.
 fn segments(spill: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(spill).expect("read the spill");
     let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -173,7 +174,7 @@ async fn a_torn_tail_is_cut_and_damage_is_told_and_passed() {
     receiver.ready().await;
     store(&receiver, 30).await;
     receiver.kill9();
-    // As a write leaves it in which the power went.
+    // A torn write, as after a power failure.
     let newest = segments(&spill).pop().unwrap();
     let mut file = OpenOptions::new().append(true).open(&newest).unwrap();
     file.write_all(b"SPRC and then something else").unwrap();
@@ -222,7 +223,7 @@ async fn one_receiver_spills_for_a_cell() {
     exits_78(&mut without, "SPILL_DIR: another receiver of this cell").await;
     store(&first, 1).await;
 
-    // After a crash it takes over from itself at once, and others once it is known to be gone.
+    // After a crash it takes over from itself at once; others wait until it is known to be gone.
     first.kill9();
     first.restart();
     first.ready().await;
@@ -230,7 +231,7 @@ async fn one_receiver_spills_for_a_cell() {
     first.kill9();
     let second = cell.receiver(&[("SPILL_DIR", &other)]).await;
     store(&second, 1).await;
-    // The first comes back, and finds that it is not the one any more.
+    // The first returns, and finds that another receiver has taken over.
     first.restart();
     exits_78(&mut first, "SPILL_DIR: another receiver of this cell").await;
 }
@@ -250,7 +251,7 @@ async fn a_receiver_without_a_spill_stands_back_behind_one_with_it() {
     without.ready().await;
     store(&without, 1).await;
 
-    // One that was killed is waited for by the next start, and by none after that.
+    // The next start waits for the claim of a killed receiver; later starts do not.
     with.restart();
     with.ready().await;
     with.kill9();
@@ -291,7 +292,7 @@ async fn a_redis_that_lost_its_data_is_told_of_and_fed_nothing_that_others_were_
         let mut receiver = cell.receiver(&settings).await;
         redis.kill9();
         store_while_away(&receiver, 10).await;
-        // Then it can't be removed.
+        // Then it cannot be removed.
         disk.is(if is_sick { Health::Fails } else { Health::Well });
         redis.restart();
         direct(&receiver).await;
@@ -300,7 +301,7 @@ async fn a_redis_that_lost_its_data_is_told_of_and_fed_nothing_that_others_were_
             until("what was fed is removed", SOON, async || segments(&spill).is_empty()).await;
         }
         redis.kill9();
-        // All that it knew is gone with its disk.
+        // All data of Redis is lost with its disk.
         let aof = cell.directory().join("appendonlydir");
         fs::remove_dir_all(aof).expect("remove what Redis has");
         let spilled = if is_sick { 0 } else { 5 };
@@ -314,7 +315,7 @@ async fn a_redis_that_lost_its_data_is_told_of_and_fed_nothing_that_others_were_
         let told =
             || receiver.output().matches("redis does not know packs that it was fed").count();
         until("it is told of", SOON, async || told() > 0).await;
-        // Also where Redis is full.
+        // This also holds if Redis is full.
         sleep(Duration::from_secs(1)).await;
         assert_eq!(told(), 1);
         let errors = receiver.metric("spillway_spill_errors_total").await;
@@ -382,7 +383,7 @@ async fn a_receiver_that_spills_is_vouched_for() {
     supervisor.hears("READY=1").await;
     store(&receiver, 1).await;
     redis.sigstop();
-    // The first of them hangs with Redis; what comes after it does not.
+    // The first request hangs with Redis; later ones do not.
     let mut hangs = Connection::to(receiver.address()).await;
     hangs.write(&Webhook::any().encode()).await.unwrap();
     until("webhooks are spilled", SOON, async || {
@@ -391,7 +392,8 @@ async fn a_receiver_that_spills_is_vouched_for() {
     .await;
     store(&receiver, 5).await;
     supervisor.hears_pings(6).await;
-    // It was sent, and nobody knows; or its shard had not connected yet, and it is spilled too.
+    // The webhook was sent and its outcome is unknown, or its shard was not connected yet and the
+    // webhook is spilled too.
     let status = hangs.answer().await.status;
     assert!(status == 503 || status == 200, "{status}");
     redis.sigcont();

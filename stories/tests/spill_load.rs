@@ -1,5 +1,6 @@
-//! Minutes without Redis at half of what the machine sustains, webhooks drained before and after: what
-//! is refused, lost, repeated or out of order, and how soon all is as it was.
+//! Minutes without Redis at half of the sustained load, with webhooks drained before and after.
+//! Measures what is refused, lost, repeated or out of order, and the time until everything is
+//! normal.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -25,21 +26,22 @@ use stories::until::until;
 use tokio::time::sleep;
 
 const CONNECTIONS: u64 = 256;
-/// What is refused began before this had passed: Redis counts as hanging after half a second.
+/// Refused requests began within this time of the outage: Redis counts as hanging after half a
+/// second.
 const UNDER_WAY: Duration = Duration::from_secs(1);
 const RECEIVER_KILLS: u32 = 6;
 
-/// How Redis, or the receiver, is wronged.
+/// Outage of Redis or of the receiver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outage {
     Killed,
     Stopped,
     Full,
-    /// Redis is killed, and the receiver again and again.
+    /// Redis is killed, and the receiver is killed repeatedly.
     ReceiverKilled,
 }
 
-/// What came of one.
+/// Results of one outage.
 struct Row {
     outage: Outage,
     sustained: f64,
@@ -54,7 +56,7 @@ struct Row {
     normal_after: Duration,
 }
 
-/// A cell with all that it takes, and its receiver's socket outside of it, as under systemd.
+/// A complete cell. The receiver's socket is held outside of it, as by systemd.
 struct Stage {
     redis: RedisServer,
     receiver: Service,
@@ -70,7 +72,7 @@ impl Stage {
         let spill = cell.directory().join("spill");
         let socket = Arc::new(TcpListener::bind("127.0.0.1:0").expect("a socket"));
         let spill = spill.to_str().expect("a path of letters");
-        // All of it is one shop's.
+        // All webhooks belong to one shop.
         let settings = [("SPILL_DIR", spill), ("SHOP_MAX_QUEUED", "100")];
         let receiver = cell.receiver_on(&socket, &settings);
         receiver.ready().await;
@@ -87,7 +89,7 @@ impl Stage {
         .await;
     }
 
-    /// For so long, the outage; says when it began.
+    /// Causes the outage for this time. Returns when it began.
     async fn wrong(&mut self, outage: Outage, time: Duration) -> Instant {
         match outage {
             Outage::Killed | Outage::ReceiverKilled => self.redis.kill9(),
@@ -129,7 +131,7 @@ fn load(pause: Duration) -> Load {
     }
 }
 
-/// Webhooks stored a second, by a load that does not pause.
+/// Webhooks stored per second by a load without pauses.
 async fn sustained() -> f64 {
     let stage = Stage::set().await;
     let ledger = Arc::new(Ledger::default());
@@ -189,8 +191,8 @@ async fn suffer(outage: Outage, sustained: f64) -> Row {
     row
 }
 
-/// Prints of each webhook that was delivered again when that was, in seconds after Redis went, and
-/// which attempt its sender took it for.
+/// Prints, for each webhook that was delivered again, the time in seconds after Redis went away,
+/// and the attempt number that its sender gave it.
 fn say_repeats(receipts: &[Receipt], went: Instant) {
     let mut first: HashMap<&str, &Receipt> = HashMap::new();
     let after = |receipt: &Receipt| {
@@ -228,13 +230,13 @@ impl Row {
     }
 
     fn expect_as_promised(&self) {
-        // What the downstreamer had under way when its Redis went is delivered again, with the same id.
-        // A pack that was fed twice would come with another one, and count as invented.
+        // Deliveries under way when Redis went away are repeated with the same id. A pack that was
+        // restored twice would have another id, and count as invented.
         self.figures.expect_sound(CONCURRENCY);
         self.figures.expect_no_late_repeat();
         assert!(self.waited > 0.0, "nothing was spilled");
         match self.outage {
-            // What Redis refuses for certain is spilled.
+            // Webhooks that Redis certainly refuses are spilled.
             Outage::Full => assert_eq!((self.refused, self.unanswered), (0, 0)),
             Outage::Killed | Outage::Stopped => {
                 assert!(self.refused as u64 <= CONNECTIONS, "{} were refused", self.refused);
@@ -249,7 +251,7 @@ impl Row {
     }
 }
 
-/// The columns of the table: what is shown of a row, its heading and its decimals.
+/// Columns of the table: name of the figure, heading and decimals.
 const COLUMNS: [(&str, &str, usize); 14] = [
     ("sustained_per_second", "sustained/s", 0),
     ("stored_per_second", "stored/s", 0),
@@ -286,8 +288,8 @@ fn table(rows: &[Value]) -> String {
     table
 }
 
-/// Writes a row into `spill.md` and `spill.json` in the directory that `RESULTS` names, if it names
-/// one. The others' rows stay: each can be run by itself.
+/// Writes a row into `spill.md` and `spill.json` in the directory named by `RESULTS`, if it is set.
+/// Other rows stay, because each can be run separately.
 fn write(row: &Row) {
     let Some(directory) = std::env::var_os("RESULTS") else { return };
     let directory = repository().join(directory);
@@ -305,7 +307,7 @@ fn write(row: &Row) {
          keep up.\n\n\
          *Refused*: answered 503; *last*: how long after Redis went the last of them was sent (0: \
          before). *Unanswered*: the connection broke, or none was made. *Repeated*: delivered again with \
-         the same id, by the drain; a pack that is fed twice has another id, and counts as invented. \
+         the same id, by the consumer; a pack that is fed twice has another id, and counts as invented. \
          *Waited*: on the disk, when Redis came back. *Normal*: from then on, until all is fed and \
          webhooks go to Redis directly.\n\n{}",
         table(&rows)
@@ -318,7 +320,7 @@ fn write(row: &Row) {
 
 async fn lives_through(outage: Outage) {
     let row = suffer(outage, sustained().await).await;
-    // Before it is judged: what was not as promised is to be seen.
+    // Written before it is judged, so that figures outside the limits are visible.
     write(&row);
     row.expect_as_promised();
 }

@@ -1,4 +1,4 @@
-//! A Redis that stands still, is not there, or is not there yet.
+//! A Redis that hangs, is absent, or is still starting.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use tokio::time::sleep;
 
 const STALL: Duration = Duration::from_secs(8);
 
-/// `ACK_TIMEOUT` and what a busy machine adds.
+/// `ACK_TIMEOUT` plus the delay of a busy machine.
 const ANSWER_WITHIN: Duration = Duration::from_millis(4500);
 
-/// Three times the 8 MiB that may be in flight, and what a process needs in any case.
+/// Three times the 8 MiB that may be in flight, plus what a process needs in any case.
 const GROWTH_MAX: u64 = 64 * 1024 * 1024;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -72,11 +72,11 @@ async fn a_redis_that_stands_still_costs_no_webhook_and_no_memory() {
     figures.expect_sound(CONCURRENCY);
 }
 
-/// No 200 while Redis stood still, and every answer in time.
+/// Fails if there was a 200 while Redis hung, or a late answer.
 fn expect_honest(ledger: &Ledger, stopped: Instant, goes_on: Instant) {
     let ended = |attempt: &Attempt| attempt.began + attempt.took;
     let attempts = ledger.attempts();
-    // What Redis had already done when it was stopped may still be answered.
+    // Commands that Redis executed before it was stopped may still be answered.
     let from = stopped + Duration::from_millis(500);
     let within = |attempt: &&Attempt| from < ended(attempt) && ended(attempt) < goes_on;
     let promised = attempts.iter().filter(within);
@@ -134,13 +134,13 @@ async fn a_redis_that_loads_a_large_file_is_waited_for() {
 
     let mut impatient = cell.receiver_starting(&[("EXIT_IF_UNAVAILABLE", "true")]);
     assert_eq!(impatient.exit(Duration::from_secs(20)).await.code(), Some(69));
-    // Started while it loads, and running since before: both wait.
+    // One process starts while Redis loads, and one was running before: both wait.
     let mut downstreamer = cell.downstreamer_starting(&backend.url(), &[]);
     receiver.unready("").await;
     downstreamer.unready("").await;
     let began = Instant::now();
     post(receiver.address(), &Webhook::any()).await.expect_later("queue_unavailable");
-    // Not after `ACK_TIMEOUT`.
+    // At once, without waiting for `ACK_TIMEOUT`.
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     redis.ready().await;
     receiver.ready().await;

@@ -1,4 +1,4 @@
-//! What a supervisor such as systemd is told: READY, WATCHDOG, STOPPING, each only when it is so.
+//! Messages to a supervisor such as systemd: READY, WATCHDOG and STOPPING, each at the right time.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use stories::way::{Trouble, Way};
 use stories::webhook::Webhook;
 
 const WITHIN: Duration = Duration::from_secs(40);
-/// What WatchdogSec= says to the process, in microseconds; it pings four times as often.
+/// WatchdogSec= as passed to the process, in microseconds. It pings four times as often.
 const WATCHDOG: (&str, &str) = ("WATCHDOG_USEC", "4000000");
-/// Four rounds of the watchdog: the supervisor's patience.
+/// Time of four pings, after which the supervisor would act.
 const SILENCE: Duration = Duration::from_secs(4);
 
 #[tokio::test]
@@ -27,11 +27,11 @@ async fn a_receiver_tells_when_it_is_ready_alive_and_stopping() {
     let settings = [("NOTIFY_SOCKET", address.as_str()), WATCHDOG];
     let mut receiver = cell.receiver_starting(&settings);
     supervisor.hears("READY=1").await;
-    // Ready is when it answers, not only listens.
+    // Ready means that it answers, not only that it listens.
     post(receiver.address(), &Webhook::any()).await.expect_stored();
     supervisor.hears_pings(3).await;
 
-    // A Redis that hangs is not ours to be restarted for, with an append under way or without.
+    // A Redis that hangs is no reason to restart the receiver, with or without an append under way.
     redis.sigstop();
     let mut waiting = Connection::to(receiver.address()).await;
     waiting.write(&Webhook::any().encode()).await.unwrap();
@@ -57,7 +57,7 @@ async fn it_arrives_no_more_where_webhooks_are_spilled_either() {
     held_up(cell, &spill).await;
 }
 
-/// An append is held up for longer than anybody waits for it, and then let through.
+/// An append is held up for longer than any sender waits, and then passed on.
 async fn held_up(cell: Cell, spill: &str) {
     let redis = cell.redis(&[]).await;
     let way = Way::to_redis(&socket_in(cell.directory()), "way");
@@ -71,7 +71,7 @@ async fn held_up(cell: Cell, spill: &str) {
     way.suffers(Trouble::HoldsAppends);
     let held = post(receiver.address(), &Webhook::any()).await;
     assert_eq!(held.status, 503, "nobody knows whether it was stored");
-    // Redis answers everybody else for ten looks.
+    // Redis answers all others for ten checks.
     until("it is given up", WITHIN, async || receiver.output().contains("was given up")).await;
     supervisor.hears_pings(3).await;
     let before = redis.stream_len("{spillway}:in").await;
@@ -81,7 +81,7 @@ async fn held_up(cell: Cell, spill: &str) {
         let answer = post(receiver.address(), &Webhook::any()).await;
         stored += u64::from(answer.status == 200);
     }
-    // What was held up went first, to a connection that Redis had ended.
+    // The held append was passed on first, to a connection that Redis had ended.
     until("all that was stored is there", WITHIN, async || {
         redis.stream_len("{spillway}:in").await >= before + stored
     })
@@ -111,7 +111,7 @@ async fn a_downstreamer_is_vouched_for_while_all_around_it_hangs() {
     redis.sigstop();
     supervisor.hears_pings(3).await;
     redis.sigcont();
-    // A process that is stopped pings nobody: the supervisor is what starts it again.
+    // A stopped process sends no pings, so the supervisor restarts it.
     downstreamer.sigstop();
     assert!(supervisor.hears_nothing(SILENCE).await, "it pings on");
     downstreamer.sigcont();

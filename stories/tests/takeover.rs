@@ -1,4 +1,4 @@
-//! Two downstreamers on one queue: one works, the other waits, and takes over.
+//! Two downstreamers on one queue: one leads, the other is a standby and takes over.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use stories::service::Service;
 use stories::until::until;
 use tokio::time::sleep;
 
-/// The promise.
+/// Promised time limit of a takeover.
 const TAKEOVER: Duration = Duration::from_secs(10);
 
-/// What was sent has arrived after this time, on a busy machine.
+/// Time within which sent deliveries have arrived, on a busy machine.
 const ON_ITS_WAY: Duration = Duration::from_secs(2);
 
 struct Pair {
@@ -41,7 +41,7 @@ async fn pair() -> Pair {
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(0..30))));
     let receiver = cell.receiver(&[]).await;
     let first = cell.downstreamer(&backend, COUNTED).await;
-    until("the first owns the queue", TAKEOVER * 2, async || first.is_owner().await).await;
+    until("the first owns the queue", TAKEOVER * 2, async || first.is_leader().await).await;
     let second = cell.downstreamer(&backend, COUNTED).await;
     let ledger = Arc::new(Ledger::default());
     Pair { first, second, receiver, backend, ledger, _redis: redis, cell }
@@ -51,13 +51,13 @@ impl Pair {
     async fn load(&self, seed: u64) -> Running {
         let running = Load::steady(seed).start(self.receiver.address(), &self.ledger);
         until("the load flows", TAKEOVER, async || self.backend.delivered() > 1000).await;
-        assert!(!self.second.is_owner().await, "two owners");
+        assert!(!self.second.is_leader().await, "two leaders");
         running
     }
 
-    /// Waits for a delivery that the first can no longer have made; says how long that took.
+    /// Waits for a delivery that the first cannot have made. Returns the time until then.
     async fn taken_over(&self, story: &str, gone: Instant) -> Duration {
-        // What the first had sent may come a little later; nobody takes over that early.
+        // Deliveries of the first may arrive a little later; no takeover is that early.
         let after = gone + ON_ITS_WAY;
         until("the second delivers", TAKEOVER * 2, async || {
             self.backend.look(|receipts| receipts.last().is_some_and(|last| last.arrived > after))
@@ -68,7 +68,7 @@ impl Pair {
         took
     }
 
-    /// What the one at work had in flight: it was just stopped, and the other waits.
+    /// Deliveries in flight of the leader, which was just stopped while the other waits.
     async fn in_flight(&self) -> usize {
         sleep(ON_ITS_WAY).await;
         Stock::take(&self.cell, &self.backend).await.in_flight
@@ -92,12 +92,12 @@ async fn a_standby_takes_over_from_one_that_was_killed() {
     let stock = Stock::at_kill(&mut pair.first, &pair.cell, &pair.backend).await;
     let took = pair.taken_over("takeover after a kill", killed).await;
     assert!(took <= TAKEOVER, "{took:?}");
-    assert!(pair.second.is_owner().await);
+    assert!(pair.second.is_leader().await);
     pair.settle("takeover after a kill", running, stock.in_flight).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_owner_that_slept_through_a_takeover_settles_nothing_and_stands_by() {
+async fn a_leader_that_slept_through_a_takeover_settles_nothing_and_stands_by() {
     let mut pair = pair().await;
     let running = pair.load(seed("takeover after a stop", 32)).await;
     pair.first.sigstop();
@@ -108,20 +108,20 @@ async fn an_owner_that_slept_through_a_takeover_settles_nothing_and_stands_by() 
     sleep(Duration::from_secs(20).saturating_sub(stopped.elapsed())).await;
     pair.first.sigcont();
     until("the first sees that it lost the queue", TAKEOVER, async || {
-        pair.first.metric("spillway_owner").await == Some(0.0)
+        pair.first.metric("spillway_leader").await == Some(0.0)
     })
     .await;
     sleep(Duration::from_secs(3)).await;
-    assert!(pair.second.is_owner().await);
+    assert!(pair.second.is_leader().await);
     assert!(pair.first.is_running(), "the one that lost goes back to standby");
 
-    // And back: the one that slept is a standby like any other.
+    // Takeover back: the resumed process is a normal standby.
     pair.second.kill9();
     let killed = Instant::now();
     let in_flight_at_kill = pair.in_flight().await;
     let took = pair.taken_over("takeover back", killed).await;
     assert!(took <= TAKEOVER, "{took:?}");
-    // The one that slept sends what its HTTP client already held when it wakes up.
+    // When it resumes, it sends the requests that its HTTP client already held.
     let repeats_max = in_flight_at_stop + CONCURRENCY + in_flight_at_kill;
     pair.settle("takeover there and back", running, repeats_max).await;
 }

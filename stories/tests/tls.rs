@@ -1,5 +1,5 @@
-//! Delivery over TLS, to a backend behind nginx: by HTTP/2 where it is offered, by HTTP/1.1 under
-//! another name than the URL's, and not at all to one that the machine has no reason to trust.
+//! Delivery over TLS to a backend behind nginx: by HTTP/2 if it is offered, by HTTP/1.1 under
+//! another name than the URL's, and not at all to a server without a trusted certificate.
 
 use std::collections::HashSet;
 use std::iter;
@@ -25,19 +25,19 @@ use stories::webhook::Webhook;
 const WEBHOOKS: u64 = 200;
 const SOON: Duration = Duration::from_secs(30);
 
-/// The names the backend has certificates for. Who names none gets the first one's.
+/// Names in the backend's certificates. A client without a name gets the first.
 const NAMES: [&str; 2] = ["localhost", "hooks.example.com"];
 const TARGETS: [&str; 5] =
     ["/webhooks", "/", "//products", "/a%2Fb/%C3%A9?c=%20d&e=//f", "/webhooks?"];
 
-/// nginx says how it was reached; the rest it passes on as it came.
+/// nginx configuration that reports how it was reached and passes everything else on unchanged.
 const PASSES_ON: &str = "
 proxy_set_header Host $http_host;
 proxy_set_header Reached-By $server_protocol;
 proxy_set_header Reached-Over $connection;
 ";
 
-/// A backend behind TLS, and webhooks to be had.
+/// A backend behind TLS, and a feed of webhooks.
 struct Story {
     backend: Backend,
     address: SocketAddr,
@@ -50,7 +50,7 @@ struct Story {
 }
 
 impl Story {
-    /// `listen` is what nginx is told beside the address to listen on.
+    /// Starts everything. `listen` is added to the address in nginx's `listen` directive.
     async fn begin(listen: &str) -> Self {
         let cell = Cell::shared();
         let redis = cell.redis(&[]).await;
@@ -65,13 +65,13 @@ impl Story {
         Self { backend, address, authority, _nginx, redis, _receiver: receiver, feed, cell }
     }
 
-    /// Stores that many.
+    /// Stores that many webhooks.
     async fn store(&self, webhooks: u64) {
         let items = (1..=webhooks).map(|resource| (event(resource), webhook(resource)));
         self.feed.store(items.collect()).await;
     }
 
-    /// A downstreamer that trusts this authority and no other.
+    /// Starts a downstreamer that trusts only this authority.
     async fn downstreamer(
         &self,
         url: &str,
@@ -85,7 +85,7 @@ impl Story {
         downstreamer
     }
 
-    /// Waits until all that was stored is delivered, and expects each once and as it was sent.
+    /// Waits until everything stored is delivered. Fails unless each arrived once and unchanged.
     async fn expect_delivered(&self, base: &str) -> Vec<Receipt> {
         self.feed.ledger.delivered_to(&self.backend, SOON).await;
         let receipts = self.backend.receipts();
@@ -105,7 +105,7 @@ async fn a_backend_that_offers_http_2_gets_all_over_one_connection() {
     let _downstreamer = story.downstreamer(&url, &story.authority, &[]).await;
     let receipts = story.expect_delivered("/base").await;
     let connections = connections(&receipts, "HTTP/2.0", &host);
-    // Two, if the first deliveries begin before it is known that one will do.
+    // Two connections, if the first deliveries begin before the protocol is known.
     assert!(connections <= 2, "{connections} connections");
     let at_once = story.backend.in_flight_max();
     assert!(at_once > 1, "one after the other");
@@ -124,7 +124,7 @@ async fn a_backend_of_another_name_gets_all_over_http_1_1_connections_that_are_r
     let _downstreamer = story.downstreamer(&url, &story.authority, &settings).await;
     let receipts = story.expect_delivered("").await;
     let connections = connections(&receipts, "HTTP/1.1", NAMES[1]);
-    // One that is still being made when another falls idle is kept too.
+    // A connection that is still being opened when another becomes idle is kept too.
     assert!(connections <= 2 * CONCURRENCY, "{connections} connections");
     let at_once = story.backend.in_flight_max();
     say(&format!("tls: {WEBHOOKS} over HTTP/1.1, {connections} connections, {at_once} at once"));
@@ -185,7 +185,7 @@ fn event(resource: u64) -> Event {
     Event { resource, sequence: 1 }
 }
 
-/// Every tenth is longer than HTTP/2 lets out unasked.
+/// A webhook. Every tenth is longer than the initial window of HTTP/2.
 fn webhook(resource: u64) -> Webhook {
     let bytes = if resource.is_multiple_of(10) { 200_000 } else { 100 * resource };
     let odd = (0..bytes).map(|at| (at * 7 + resource) as u8);
@@ -199,13 +199,13 @@ fn expect_unchanged(receipt: &Receipt, base: &str) {
     assert_eq!(receipt.method, "POST");
     assert_eq!(receipt.target, format!("{base}{}", sent.target()));
     assert_eq!(receipt.body_hash, hash(sent.payload()), "{}", receipt.target);
-    // The moment of sending is the one header that is not the same when it is made again.
+    // The time of sending is the only header that differs when a webhook is built again.
     for (name, value) in sent.without("X-Shopify-Triggered-At").headers() {
         assert_eq!(receipt.headers.all(name), [value], "{name}");
     }
 }
 
-/// How many connections they came over, all by this protocol and under this name.
+/// Number of connections used. All must use this protocol and this name.
 fn connections(receipts: &[Receipt], protocol: &str, host: &str) -> usize {
     for receipt in receipts {
         assert_eq!(receipt.header("Reached-By"), protocol);

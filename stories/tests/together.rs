@@ -1,5 +1,5 @@
-//! All at once: a flood, failures, kills, takeovers, coalescing. No resource sees an old state
-//! after a new one, and each sees its newest.
+//! A flood, failures, kills, takeovers and coalescing together. No resource receives an old state
+//! after a new one, and each receives its newest.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +19,11 @@ use stories::until::until;
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// The resources of the load: 1 to 50. The flood's come after them.
+/// Resources of the load are 1 to 50. Those of the flood follow.
 const LOADED: u64 = 50;
 const FLOOD: std::ops::RangeInclusive<u64> = 10_001..=20_000;
 
-/// Deliveries that may wait for their settlement while others are under way.
+/// Deliveries that may wait for settlement while others are under way.
 const UNSETTLED_MAX: usize = 256;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -61,9 +61,9 @@ async fn order_holds_through_flood_kills_takeover_and_coalescing() {
     let mut in_flight_max = 0;
     for kill in 0..2 {
         progress(&backend, 500).await;
-        let owner = if pair[0].is_owner().await { 0 } else { 1 };
-        pair[owner].kill9();
-        pair[owner].restart();
+        let leader = if pair[0].is_leader().await { 0 } else { 1 };
+        pair[leader].kill9();
+        pair[leader].restart();
         say(&format!("together: {} delivered at kill {kill}", backend.delivered()));
         in_flight_max += CONCURRENCY + UNSETTLED_MAX;
     }
@@ -89,7 +89,7 @@ async fn order_holds_through_flood_kills_takeover_and_coalescing() {
     assert!(backend.in_flight_max() <= 2 * CONCURRENCY, "{}", backend.in_flight_max());
 }
 
-/// Waits until so many more are delivered, by whoever does.
+/// Waits until `more` webhooks are delivered, by any process.
 async fn progress(backend: &Backend, more: usize) {
     let before = backend.delivered();
     until("webhooks are delivered", SOON, async || backend.delivered() >= before + more).await;

@@ -1,4 +1,4 @@
-//! The trial that `make run` starts: one command, everything here, one webhook through it.
+//! The trial that `make run` starts: one command starts everything here and sends one webhook.
 
 use std::process::Command;
 use std::time::Instant;

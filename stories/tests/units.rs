@@ -1,4 +1,4 @@
-//! The systemd units, as systemd itself judges them: no mistake in them, and little exposed.
+//! The systemd units as checked by systemd: they contain no mistakes and expose little.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::process::Command;
 use stories::binaries;
 use tempfile::TempDir;
 
-/// What `systemd-analyze security` may say at most, in tenths: 1.5 of 10.
+/// Limit for `systemd-analyze security` in tenths: 1.5 of 10.
 const EXPOSURE_MAX: &str = "15";
 
-/// The units, with our own binaries at their place in the build: systemd looks for them.
+/// The units with the paths of our built binaries, because systemd checks that they exist.
 fn units() -> (TempDir, Vec<PathBuf>) {
     let directory = tempfile::tempdir().expect("make a directory");
     let mut units = Vec::new();
@@ -32,7 +32,7 @@ fn analyze(directory: &Path, arguments: &[&str], units: &[PathBuf]) -> (bool, St
     let output = Command::new("systemd-analyze")
         .args(arguments)
         .args(units)
-        // Ours are found before those that are installed.
+        // Our units take precedence over installed ones.
         .env("SYSTEMD_UNIT_PATH", format!("{}:", directory.display()))
         .output()
         .expect("systemd-analyze is missing; install it with: apt-get install systemd");
@@ -52,15 +52,15 @@ fn verify(directory: &Path, units: &[PathBuf]) -> (bool, String) {
 fn systemd_finds_no_mistake_in_the_units() {
     let (directory, units) = units();
     assert_eq!(verify(directory.path(), &units), (true, String::new()));
-    // It would have said so.
+    // A mistake is reported.
     let receiver = directory.path().join("spillway-receiver.service");
     let spoilt = fs::read_to_string(&receiver).unwrap().replace("WatchdogSec=", "WatchdogSecs=");
     fs::write(&receiver, spoilt).unwrap();
     assert!(verify(directory.path(), &units).1.contains("WatchdogSecs"));
 }
 
-/// By default systemd gives up after five starts in ten seconds, and then a full disk that is mended
-/// mends nothing.
+/// By default systemd gives up after five starts in ten seconds. A unit would then stay down after
+/// a full disk is fixed.
 #[test]
 fn what_is_always_started_again_is_so_without_end() {
     let (_directory, units) = units();
@@ -76,7 +76,7 @@ fn what_is_always_started_again_is_so_without_end() {
     assert_eq!(endless, 4, "services that are always started again");
 }
 
-/// The ids of webhooks, the age of events and what is waited for go by the clock.
+/// Webhook ids, event ages and waiting times depend on the clock.
 #[test]
 fn every_service_of_a_cell_starts_after_the_clock_is_right() {
     let (_directory, units) = units();
@@ -91,7 +91,8 @@ fn every_service_of_a_cell_starts_after_the_clock_is_right() {
     assert_eq!(ordered, 4, "services");
 }
 
-/// A directory that a service makes is gone when it stops, and nginx may enter none of Redis'.
+/// A directory that a service creates is removed when it stops, and nginx may not enter Redis'
+/// directory.
 #[test]
 fn a_unix_socket_for_nginx_is_advised_where_it_lasts_and_nginx_reaches_it() {
     for file in

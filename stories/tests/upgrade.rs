@@ -1,5 +1,5 @@
-//! docs/upgrade.md, rehearsed: a queue under the prefix that was the default before is not left behind, and moves by
-//! the page's own commands, or stays by its setting.
+//! Tests docs/upgrade.md: a queue under the earlier default prefix is not left behind. It moves
+//! with the page's own commands, or stays with a setting.
 
 use std::fs;
 use std::process::Command;
@@ -21,7 +21,7 @@ use stories::until::until;
 use stories::webhook::Webhook;
 
 const SOON: Duration = Duration::from_secs(60);
-/// What a version before ran with, where nothing was set.
+/// Default settings of an earlier version.
 const OLDER: Settings<'static> = &[("REDIS_PREFIX", "spillway:")];
 
 /// Stores one webhook of each of these resources of shop 1.
@@ -42,7 +42,8 @@ async fn dead(cell: &Cell, more: &[&str]) -> Vec<u8> {
     listed.stdout
 }
 
-/// The page's commands with this cell's socket and directory. It is the test that stops and starts.
+/// Runs the page's commands with this cell's socket and directory. The test itself stops and starts
+/// the processes.
 fn move_keys(cell: &Cell) {
     let page = fs::read_to_string(repository().join("docs/upgrade.md")).expect("read the page");
     let mut blocks = blocks(&page).into_iter();
@@ -67,7 +68,8 @@ fn move_keys(cell: &Cell) {
     assert_eq!(String::from_utf8_lossy(&ended.stdout), "", "all are moved");
 }
 
-/// A queue of a version before: ten webhooks in lanes or dead, ten that wait. All processes are stopped again.
+/// Makes a queue of an earlier version: ten webhooks in lanes or dead, ten that wait. All processes
+/// are stopped again.
 async fn filled(cell: &Cell, redis: &RedisServer, backend: &Backend) -> [Arc<Ledger>; 2] {
     backend.behave(|receipt| match Event::of(receipt.webhook_id()) {
         Some(Event { resource: ..=5, .. }) => Behaviour::status(404),
@@ -102,7 +104,7 @@ async fn a_queue_under_the_older_prefix_is_refused_then_moved() {
     let [_, waiting] = filled(&cell, &redis, &backend).await;
     let was_dead = dead(&cell, &["--redis-prefix", "spillway:"]).await;
 
-    // Nothing set, and nothing moved: both say what to do, and take nothing.
+    // Without the setting and without a move, both report what to do and accept nothing.
     let receiver = cell.receiver_starting(&[]);
     let downstreamer = cell.downstreamer_starting(&backend.url(), &[]);
     receiver.unready("REDIS_PREFIX=spillway:").await;

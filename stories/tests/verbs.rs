@@ -1,4 +1,4 @@
-//! The operator's verbs: what waits is counted, dropped, paused and explained from the command line.
+//! The operators' commands: waiting webhooks are counted, dropped, paused and explained.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl App {
         Self { backend, ledger, feed, downstreamer, redis, _receiver: receiver, cell }
     }
 
-    /// Stores webhooks of all shops: as many resources of each, this many events each.
+    /// Stores webhooks of all shops: `resources` resources of each shop, with `events` events each.
     async fn fill(&self, resources: u64, events: u64) {
         let mut items = Vec::new();
         for sequence in 1..=events {
@@ -63,7 +63,7 @@ impl App {
         self.feed.store(items).await;
     }
 
-    /// The output of a command that succeeds.
+    /// Returns the output of a command that must succeed.
     async fn told(&self, arguments: &[&str]) -> String {
         let output = self.cell.spillway(arguments).await;
         assert!(output.status.success(), "{arguments:?}: {output:?}");
@@ -77,8 +77,8 @@ impl App {
 
     async fn empty(&self) {
         let is_empty = async || {
-            let drain = &self.json(&["status"]).await["drains"][0];
-            drain["waiting"] == 0
+            let consumer = &self.json(&["status"]).await["consumers"][0];
+            consumer["waiting"] == 0
         };
         until("nothing waits", size(SOON, 30 * SOON), is_empty).await;
         let left = self.redis.stream_len("{spillway}:in").await;
@@ -90,7 +90,7 @@ impl App {
         until("the pauses are taken in", SOON, is_taken_in).await;
     }
 
-    /// Webhooks of a shop that the backend took, each once.
+    /// Number of a shop's webhooks that the backend acknowledged, each counted once.
     fn delivered_of(&self, shop: u64) -> usize {
         let domain = shop::domain(shop);
         let mut copies: HashMap<Event, usize> = HashMap::new();
@@ -129,7 +129,7 @@ async fn a_shop_is_dropped_whole_and_nothing_else_also_over_a_crash() {
     assert_eq!(counted.len() as u64, SHOPS);
     assert!(counted.values().all(|waiting| *waiting == 3 * each), "{counted:?}");
 
-    // While the drain runs.
+    // With a running consumer.
     let first = shop::domain(1);
     let refused = app.cell.spillway(&["queue", "drop", "--shop", &first]).await;
     assert_eq!(refused.status.code(), Some(64), "without --yes");
@@ -137,7 +137,7 @@ async fn a_shop_is_dropped_whole_and_nothing_else_also_over_a_crash() {
     say(&format!("verbs: {dropped}"));
     assert_eq!(dropped["matched"], 3 * each);
     assert_eq!(dropped["dropped"], 3 * each, "nothing was under way");
-    // Ordered and killed at once: whoever comes next carries it out.
+    // The order is followed by a kill at once: the next leader carries it out.
     let second = shop::domain(2);
     app.downstreamer.kill9();
     app.told(&["queue", "drop", "--shop", &second, "--yes", "--no-wait"]).await;
@@ -151,7 +151,7 @@ async fn a_shop_is_dropped_whole_and_nothing_else_also_over_a_crash() {
     }
     assert_eq!(app.backend.count() as u64, 3 * each * (SHOPS - 2), "requests");
     let status = app.json(&["status"]).await;
-    assert_eq!(status["drains"][0]["dropped"], 6 * each);
+    assert_eq!(status["consumers"][0]["dropped"], 6 * each);
     let left = async || app.redis.command::<u64>(&["EXISTS", "{spillway}:http:dropping"]).await;
     until("orders are cleared away", SOON, async || left().await == 0).await;
 }
@@ -159,7 +159,7 @@ async fn a_shop_is_dropped_whole_and_nothing_else_also_over_a_crash() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_under_way_is_delivered_or_dropped_and_never_both() {
     let app = App::start(&[("PARK_AFTER", "1s")]).await;
-    // Of shop 3, every fifth product fails for ever: its webhooks move into a lane.
+    // Every fifth product of shop 3 always fails: its webhooks move into a lane.
     let of_three = of_shop(3);
     let fails = move |one: &Receipt| of_three(one) && one.event().resource / SHOPS % 5 == 4;
     app.backend.behave(move |one| if fails(one) { Behaviour::status(500) } else { work() });
@@ -169,7 +169,7 @@ async fn what_is_under_way_is_delivered_or_dropped_and_never_both() {
     let domain = shop::domain(3);
     let dropped = app.json(&["queue", "drop", "--shop", &domain, "--yes"]).await;
     app.empty().await;
-    let all = app.json(&["status"]).await["drains"][0]["dropped"].as_u64().expect("a count");
+    let all = app.json(&["status"]).await["consumers"][0]["dropped"].as_u64().expect("a count");
     let delivered = app.delivered_of(3);
     say(&format!("verbs: {dropped}, {all} dropped in the end, {delivered} delivered"));
     assert_eq!(all + delivered as u64, 4 * 150, "each was delivered or dropped");
@@ -227,7 +227,7 @@ async fn a_paused_shop_waits_alone_over_a_restart_and_goes_on_in_order() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_shop_that_fills_the_index_leaves_room_for_the_others() {
-    // Room for some 9,000 resources.
+    // Index memory for about 9,000 resources.
     let app = App::start(&[("INDEX_MEMORY", "1MiB")]).await;
     app.backend.behave(|_| Behaviour::ok());
     let item = |shop, resource, sequence| {
@@ -237,7 +237,7 @@ async fn a_paused_shop_that_fills_the_index_leaves_room_for_the_others() {
     let (many, few) = (size(12_000, 120_000), 200);
     let of_paused = |sequence| (1..=many).map(move |resource| item(5, resource, sequence));
     let others = |sequence| (1..=few).map(move |resource| item(6, many + resource, sequence));
-    // It is full of what was there before the pause, and is to hold what comes after it.
+    // The index is full of webhooks from before the pause, and must also hold later ones.
     app.told(&["pause"]).await;
     app.pauses(1.0).await;
     app.feed.store(of_paused(1).chain(others(1)).collect()).await;
@@ -288,7 +288,7 @@ async fn a_drop_amid_coalescing_leaves_the_newest_of_each_resource() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replay_that_is_to_be_dropped_is_not_delivered_by_the_next_owner() {
+async fn a_replay_that_is_to_be_dropped_is_not_delivered_by_the_next_leader() {
     let mut app = App::start(&[]).await;
     app.backend.behave(|_| Behaviour::status(422));
     app.fill(3, 1).await;
@@ -327,7 +327,7 @@ async fn a_topic_or_a_resource_is_paused_as_well() {
     let free = [item(2, "orders/create", 101), item(1, "products/update", 102)];
     app.feed.store_in_turn(held.iter().chain(&free).cloned().collect()).await;
     until("the others are delivered", SOON, async || app.backend.delivered() == 2).await;
-    let waiting = async || app.json(&["status"]).await["drains"][0]["waiting"].clone();
+    let waiting = async || app.json(&["status"]).await["consumers"][0]["waiting"].clone();
     until("these are settled, and the rest waits", SOON, async || waiting().await == 3).await;
     app.told(&["resume", "--resource", "product/7"]).await;
     until("the resource is delivered", SOON, async || app.backend.delivered() == 4).await;
@@ -341,10 +341,10 @@ async fn a_topic_or_a_resource_is_paused_as_well() {
     assert_eq!(order, [1, 2]);
 }
 
-/// What is known of an event: `drains[0].facts[..].state`.
+/// Known states of an event: `consumers[0].facts[..].state`.
 async fn states(app: &App, event: Event) -> Vec<String> {
     let explained = app.json(&["explain", &event.webhook_id()]).await;
-    let facts = explained["drains"][0]["facts"].as_array().expect("facts").clone();
+    let facts = explained["consumers"][0]["facts"].as_array().expect("facts").clone();
     facts.iter().map(|fact| fact["state"].as_str().expect("a state").to_owned()).collect()
 }
 
@@ -361,7 +361,7 @@ async fn each_webhook_is_explained_whatever_became_of_it() {
     });
     let store = async |items: Vec<(Event, Webhook)>| app.feed.store_in_turn(items).await;
     let (delivered, dead) = (item(1, 1, "orders/create"), item(900, 1, "orders/create"));
-    // The second is the very same, stored again.
+    // The second webhook is an identical copy, stored again.
     store(vec![delivered.clone(), dead.clone(), delivered.clone()]).await;
     app.empty().await;
     app.told(&["pause"]).await;
@@ -380,7 +380,7 @@ async fn each_webhook_is_explained_whatever_became_of_it() {
     assert_eq!(states(&app, newer.0).await, ["delivered"]);
     assert_eq!(states(&app, dropped.0).await, ["drop_ordered"]);
     let explained = app.json(&["explain", &older.0.webhook_id()]).await;
-    let into = &explained["drains"][0]["facts"][0]["other_id"];
+    let into = &explained["consumers"][0]["facts"][0]["other_id"];
     let of_newer = app.backend.look(|all| {
         let newer = all.iter().find(|one| one.event() == newer.0).expect("delivered");
         newer.spillway_id().to_owned()
@@ -389,10 +389,10 @@ async fn each_webhook_is_explained_whatever_became_of_it() {
     let by_id = app.told(&["explain", &of_newer]).await;
     assert!(by_id.contains("was delivered, 1 attempt"), "{by_id}");
     let explained = app.json(&["explain", &delivered.0.webhook_id()]).await;
-    let facts = &explained["drains"][0]["facts"];
+    let facts = &explained["consumers"][0]["facts"];
     let (first, copy) = (&facts[0]["id"], facts[1]["id"].as_str().expect("an id"));
     let of_copy = app.json(&["explain", copy]).await;
-    assert_eq!(&of_copy["drains"][0]["facts"][0]["other_id"], first);
+    assert_eq!(&of_copy["consumers"][0]["facts"][0]["other_id"], first);
     let unknown = app.cell.spillway(&["explain", "no-such-webhook"]).await;
     let told = String::from_utf8_lossy(&unknown.stdout).into_owned();
     assert_eq!(unknown.status.code(), Some(1), "{told}");

@@ -18,7 +18,8 @@ pub struct StoredRetry {
     pub spent: Duration,
     /// The last part of that time, in which all attempts were refused.
     pub refused: Duration,
-    /// When this was so, in milliseconds since the Unix epoch: what comes after it may count, too.
+    /// Time at which these figures were taken, in milliseconds since the Unix epoch. Time on
+    /// retries after it is not included.
     pub as_of_ms: u64,
 }
 
@@ -28,7 +29,8 @@ pub struct NoRetry;
 
 impl fmt::Display for StoredRetry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (spent, refused) = (self.spent.as_millis(), self.refused.as_millis());
+        let spent = self.spent.as_millis();
+        let refused = self.refused.as_millis();
         write!(f, "{}:{spent}:{refused}@{}", self.attempts, self.as_of_ms)
     }
 }
@@ -73,7 +75,7 @@ impl<Record, Key> Changes<Record, Key> {
         Self { written: Vec::new(), deleted: keys.into_iter().collect() }
     }
 
-    /// Whether nothing changes.
+    /// True if nothing changes.
     pub fn is_empty(&self) -> bool {
         self.written.is_empty() && self.deleted.is_empty()
     }

@@ -8,12 +8,13 @@
 //! record of each position, unchanged and in the same order.
 //!
 //! Invariant: a decoded chunk has exactly one position for each record. A claimed count is compared
-//! with the bytes at hand before memory is taken for it.
+//! with the bytes at hand before memory is allocated for it.
 
 use bytes::{Buf, BufMut};
 
 use crate::pack::{Corrupt, Pack, Packer};
 use crate::position::Position;
+use crate::size::size;
 
 const MAGIC: &[u8; 4] = b"SPWC";
 const VERSION: u8 = 1;
@@ -26,15 +27,16 @@ const POSITION_BYTES: usize = 16;
 pub struct Chunk {
     /// Position of each record of the pack.
     pub positions: Vec<Position>,
-    /// The webhooks.
+    /// Pack that holds the webhooks.
     pub pack: Pack,
 }
 
 impl Chunk {
-    /// Bytes of a chunk of `records`, each a pack and an index in it, accepted at `positions`.
+    /// Encodes a chunk of `records`, each a pack and an index in it, that were accepted at
+    /// `positions`.
     ///
-    /// The caller bounds the records: together at most
-    /// [`RAW_BYTES_MAX`](crate::pack::RAW_BYTES_MAX), or the chunk does not decode.
+    /// The caller bounds the records: a chunk whose records are together larger than
+    /// [`RAW_BYTES_MAX`](crate::pack::RAW_BYTES_MAX) does not decode.
     ///
     /// # Panics
     /// When there is not one position for each record, or an index is not below [`Pack::count`].
@@ -70,14 +72,14 @@ impl Chunk {
     pub fn decode(bytes: &[u8]) -> Result<Self, Corrupt> {
         let (positions, pack) = split(bytes)?;
         let pack = Pack::decode(pack)?;
-        if pack.count() as usize != positions.len() {
+        if size(pack.count()) != positions.len() {
             return Err(Corrupt::Malformed("not one position for each record"));
         }
         Ok(Self { positions, pack })
     }
 
-    /// Only the positions of a chunk: a fifth of the time. That there is a record for each is not
-    /// checked.
+    /// Decodes only the positions of a chunk, in a fifth of the time that [`Chunk::decode`] takes.
+    /// Does not check that there is a record for each position.
     ///
     /// # Errors
     /// [`Corrupt`] when the checksum or the header is not as [`Chunk::encode`] writes it.
@@ -86,7 +88,7 @@ impl Chunk {
     }
 }
 
-/// Positions, and the bytes of the pack.
+/// Splits a chunk into its positions and the bytes of its pack.
 fn split(bytes: &[u8]) -> Result<(Vec<Position>, &[u8]), Corrupt> {
     if bytes.len() < HEADER_BYTES || bytes[..4] != *MAGIC {
         return Err(Corrupt::NotAPack);
@@ -146,7 +148,7 @@ mod tests {
         Chunk::encode(&mut Packer::new(), &[at(1), at(2)], &[(&first, 1), (&second, 0)])
     }
 
-    /// The bytes with a checksum that matches them.
+    /// Replaces the checksum by one that matches the bytes.
     fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
         let crc = crc32fast::hash(&bytes[CRC_COVERS_FROM..]);
         bytes[4..8].copy_from_slice(&crc.to_le_bytes());

@@ -1,8 +1,8 @@
-//! A webhook as it was received, and which of its headers are kept.
+//! A webhook as it was received, and the choice of headers to keep.
 //!
-//! Kept: everything the sender said about the webhook. Left out: what belonged to the connection it
-//! came over (RFC 9110, section 7.6.1), the framing of its body, and any `Spillway-*` header, which
-//! only a downstreamer may set.
+//! Every header that describes the webhook is kept. Left out are the headers of the connection (RFC
+//! 9110, section 7.6.1), those of the body's framing, and any `Spillway-*` header, which only a
+//! downstreamer may set.
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName};
@@ -21,10 +21,10 @@ pub struct Webhook {
     pub body: Bytes,
 }
 
-/// Prefix of the headers that only Spillway itself sets.
+/// Prefix of the headers that only Spillway sets.
 pub const OWN_HEADER_PREFIX: &str = "spillway-";
 
-/// Whether `name` is about the connection or the framing rather than about the webhook.
+/// True if `name` describes the connection or the framing rather than the webhook.
 pub fn is_connection_bound(name: &HeaderName) -> bool {
     matches!(
         *name,
@@ -55,8 +55,8 @@ impl Webhook {
     }
 }
 
-/// Names listed in `Connection`, lower case: those headers are hop-by-hop too. `close` and
-/// `keep-alive` name no header worth the allocation.
+/// Names listed in `Connection`, in lower case: those headers are hop-by-hop too. `close` and
+/// `keep-alive` are left out, since they name no header that needs this check.
 fn connection_tokens(headers: &HeaderMap) -> Vec<String> {
     headers
         .get_all(header::CONNECTION)

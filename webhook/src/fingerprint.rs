@@ -1,23 +1,24 @@
-//! What makes two stored webhooks one and the same: a duplicate is dropped on certainty only.
+//! Fingerprint of a stored webhook, by which duplicates are found. Only a certain duplicate is
+//! dropped.
 //!
-//! Shop, topic, path, name, the webhook id (else the event id) and the signature of the body must all
-//! be equal. The ids alone are not enough: one merchant action gives one event id to many
-//! subscriptions, and no header but the signature is bound to the body. A webhook without an id, or
-//! without a signature, is never a duplicate.
+//! Shop, topic, path, name, the webhook id (else the event id) and the signature of the body must
+//! all be equal. The ids alone are not enough: one merchant action gives one event id to many
+//! subscriptions, and no header except the signature is bound to the body. A webhook without an id,
+//! or without a signature, is never a duplicate.
 //!
-//! One half of a fingerprint is of the id alone: by it, an operator who knows the id finds what became
-//! of its webhook.
+//! One half of a fingerprint is a hash of the id alone. With it, an operator who knows the id finds
+//! the outcome of its webhook.
 
 use sha2::{Digest, Sha256};
 
 use crate::pack::Record;
 use crate::shopify::Headers;
 
-/// 128 bits of a webhook's identity, 64 of a SHA-256 of all its parts and 64 of one of its id: as many
-/// as it takes that nobody can make two webhooks share them.
+/// 128 bits of a webhook's identity: 64 of a SHA-256 of all its parts, and 64 of a SHA-256 of its
+/// id. That is wide enough that nobody can make two webhooks share one.
 pub type Fingerprint = u128;
 
-/// The fingerprint of a stored webhook; `None` where nothing would be certain.
+/// Returns the fingerprint of a stored webhook, or `None` if a duplicate could not be certain.
 pub fn fingerprint(record: &Record) -> Option<Fingerprint> {
     let id = ["webhook-id", "event-id"].iter().find_map(|name| named(record, name))?;
     let signature = named(record, "hmac-sha256")?;
@@ -32,7 +33,7 @@ pub fn fingerprint(record: &Record) -> Option<Fingerprint> {
     ];
     let mut hash = Sha256::new();
     for part in parts {
-        // Its length first: no two lists of parts run together into the same bytes.
+        // The length first: no two lists of parts give the same bytes.
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
@@ -40,12 +41,12 @@ pub fn fingerprint(record: &Record) -> Option<Fingerprint> {
     Some(u128::from(whole) << 64 | u128::from(id_key(id.1)))
 }
 
-/// The half of a fingerprint that is of the webhook's id, or else its event's id.
+/// Half of a fingerprint that is made from the webhook's id, or else from its event's id.
 pub fn id_key(id: &[u8]) -> u64 {
     first_half(&Sha256::digest(id))
 }
 
-/// The same, of a fingerprint.
+/// Returns the half of `fingerprint` that [`id_key`] makes.
 pub fn key_of(fingerprint: Fingerprint) -> u64 {
     fingerprint as u64
 }
@@ -108,7 +109,7 @@ mod tests {
     fn the_event_id_counts_where_there_is_no_webhook_id() {
         let without = [PLAIN[0], PLAIN[1], PLAIN[3], PLAIN[4]];
         assert!(fingerprint(&record("/", &without)).is_some());
-        // The same text as another kind of id is another webhook.
+        // The same text under another kind of id is another webhook.
         let other_kind = [PLAIN[0], PLAIN[1], ("x-shopify-webhook-id", "2"), PLAIN[4]];
         assert_ne!(fingerprint(&record("/", &without)), fingerprint(&record("/", &other_kind)));
     }

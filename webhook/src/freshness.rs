@@ -1,7 +1,7 @@
-//! Since when: whether the triggered-at header puts a webhook inside the window we accept.
+//! Freshness: checks that the triggered-at header lies inside the accepted window.
 //!
 //! The header is not signed, so this bounds staleness; it does not stop a replay. Compliance topics
-//! are exempt: refusing one would lose a legal duty.
+//! are exempt: refusing one would break a legal duty.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use time::format_description::well_known::Rfc3339;
 
 /// The accepted window around now.
 #[derive(Debug, Clone, Copy)]
-pub struct Window {
-    /// How old a webhook may be.
+pub struct FreshnessWindow {
+    /// Maximum age of a webhook.
     pub age_max: Duration,
-    /// How far ahead of our clock it may be.
+    /// Maximum time that a webhook may lie ahead of our clock.
     pub skew_max: Duration,
-    /// Whether a webhook without the header is refused.
+    /// True if a webhook without the header is refused.
     pub required: bool,
 }
 
-/// Why a triggered-at header was refused.
+/// Reason why a triggered-at header was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotFresh {
     /// The header is missing and `required` is set.
@@ -40,8 +40,12 @@ pub enum NotFresh {
 /// (milliseconds since the Unix epoch).
 ///
 /// # Errors
-/// [`NotFresh`] says which rule it broke.
-pub fn check(triggered_at: Option<&[u8]>, now_ms: u64, window: &Window) -> Result<(), NotFresh> {
+/// [`NotFresh`] names the rule that it broke.
+pub fn check(
+    triggered_at: Option<&[u8]>,
+    now_ms: u64,
+    window: &FreshnessWindow,
+) -> Result<(), NotFresh> {
     let Some(text) = triggered_at else {
         return if window.required { Err(NotFresh::Missing) } else { Ok(()) };
     };
@@ -63,7 +67,8 @@ pub fn millis(text: &[u8]) -> Option<i128> {
     Some(time.unix_timestamp_nanos().div_euclid(1_000_000))
 }
 
-/// Milliseconds since the Unix epoch as RFC 3339 in UTC, with milliseconds.
+/// Formats milliseconds since the Unix epoch as RFC 3339 in UTC, exact to the millisecond. A time
+/// out of the format's range is returned as a number.
 pub fn rfc3339(millis: u64) -> String {
     OffsetDateTime::from_unix_timestamp_nanos(i128::from(millis) * 1_000_000)
         .ok()
@@ -76,7 +81,7 @@ mod tests {
     use super::*;
 
     const NOON: u64 = 1_767_268_800_000; // 2026-01-01T12:00:00Z
-    const WINDOW: Window = Window {
+    const WINDOW: FreshnessWindow = FreshnessWindow {
         age_max: Duration::from_secs(72 * 3600),
         skew_max: Duration::from_secs(3600),
         required: true,
@@ -108,7 +113,7 @@ mod tests {
     #[test]
     fn a_missing_header_is_refused_only_where_required() {
         assert_eq!(check(None, NOON, &WINDOW), Err(NotFresh::Missing));
-        assert_eq!(check(None, NOON, &Window { required: false, ..WINDOW }), Ok(()));
+        assert_eq!(check(None, NOON, &FreshnessWindow { required: false, ..WINDOW }), Ok(()));
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Which webhook it is: the cell it was accepted in, the stream entry it lies in, its place there.
+//! Identity of a webhook: its cell, the stream entry that it was accepted in, and its index there.
 //!
-//! Invariant: within a cell, ids sort (as text and as values) in accepted order, because Redis
-//! hands out stream ids that only grow, and their text has a fixed width.
+//! Invariant: within a cell, ids sort (as text and as values) in accepted order. Redis only hands
+//! out growing stream ids, and the text of an id has a fixed width.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,11 +18,11 @@ pub struct StreamId {
 /// A webhook's id: `<cell>-<ms>-<seq>-<index>`, stable over retries and replays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WebhookId {
-    /// Random id of the cell (one Redis).
+    /// Random id of the cell. A cell has one Redis.
     pub cell: u32,
-    /// The entry it was accepted in.
+    /// Stream entry in which the webhook was accepted.
     pub entry: StreamId,
-    /// Its place in that entry's pack.
+    /// Index in that entry's pack.
     pub index: u32,
 }
 
@@ -32,7 +32,7 @@ pub struct WebhookId {
 pub struct NotAnId(pub(crate) String);
 
 impl StreamId {
-    /// Before every entry.
+    /// The id before every entry.
     pub const ZERO: Self = Self { ms: 0, seq: 0 };
 
     /// The id just after this one.
@@ -74,8 +74,8 @@ impl FromStr for StreamId {
 
 impl fmt::Display for WebhookId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // 13 digits of milliseconds last until the year 2286; the sequence only grows past a few
-        // digits while Redis' clock stands behind its last id.
+        // 13 digits of milliseconds last until the year 2286. The sequence number needs more than a
+        // few digits only while Redis' clock is earlier than its last id.
         write!(
             f,
             "{:08x}-{:013}-{:010}-{:05}",

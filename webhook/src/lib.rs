@@ -1,11 +1,11 @@
-//! What a Shopify webhook is, and everything that can be decided about one without a socket, a
+//! The webhook as a value, and everything that can be decided about one webhook without a socket, a
 //! clock or Redis.
 //!
-//! The path of a webhook through this crate: [`target`] (is the path one we pass on?) →
-//! [`signature`] (who sent it?) → [`shopify`] and [`freshness`] (what is it, and since when?) →
-//! [`pack`] (many of them as one stream entry) → [`identity`], [`resource`] and [`fingerprint`]
-//! (which one is it, what must it stay in order with, was it there before?) → [`chunk`] (webhooks of
-//! one lane that wait, each with its [`position`]).
+//! The path of a webhook through this crate: [`target`] (is the path acceptable?) → [`signature`]
+//! (did Shopify send it?) → [`shopify`] and [`freshness`] (what is its topic, and how old is it?) →
+//! [`pack`] (many webhooks as one stream entry) → [`identity`], [`resource`] and [`fingerprint`]
+//! (its id, its resource, and is it a duplicate?) → [`chunk`] (webhooks of one lane that wait, each
+//! with its [`position`]).
 
 pub mod changes;
 pub mod chunk;
@@ -18,6 +18,7 @@ pub mod position;
 pub mod resource;
 pub mod shopify;
 pub mod signature;
+mod size;
 pub mod spans;
 pub mod stable_hash;
 pub mod target;

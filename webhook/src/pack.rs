@@ -6,11 +6,11 @@
 //! record  received_at_ms u64 | target u32 | headers u32 | body u32 | header_count u16
 //!         | target bytes | headers: (name u16, value u32, name bytes, value bytes)* | body bytes
 //! ```
-//! Integers are little endian. The CRC (IEEE) covers everything behind itself.
+//! Integers are little endian. The CRC (IEEE) covers everything after itself.
 //!
-//! Invariant: a decoded pack has been walked to its last byte, so reading a record of it cannot
-//! fail. Never trusted: any length; a claimed size past [`RAW_BYTES_MAX`] is refused before memory
-//! is taken for it.
+//! Invariant: a decoded pack was checked up to its last byte, so reading one of its records cannot
+//! fail. No length is trusted: a claimed size over [`RAW_BYTES_MAX`] is refused before memory is
+//! allocated for it.
 
 mod view;
 
@@ -21,42 +21,43 @@ use zstd::zstd_safe::CParameter;
 
 use crate::event::Webhook;
 use crate::shopify::Headers;
+use crate::size::size;
 
 pub use self::view::{HeaderViews, View};
 
-/// A pack is closed once it holds this many raw bytes. Bigger packs bring no more throughput.
+/// A pack is closed once it holds this many raw bytes. Bigger packs do not raise the throughput.
 pub const RAW_BYTES_TARGET: usize = 1 << 20;
-/// No pack decodes to more than this: the largest body that may be set, and its headers.
+/// Maximum decoded size of a pack: the largest body that may be configured, and its headers.
 pub const RAW_BYTES_MAX: usize = 160 << 20;
 
 const MAGIC: &[u8; 4] = b"SPWY";
 const VERSION: u8 = 1;
-/// What a record usually takes beside its body, and some more.
+/// Usual size of a record without its body, with some reserve.
 const HEAD_BYTES: usize = 4096;
 const HEADER_BYTES: usize = 20;
 const CRC_COVERS_FROM: usize = 8;
 const RECORD_HEADER_BYTES: usize = 22;
 const CODEC_STORED: u8 = 0;
 const CODEC_ZSTD: u8 = 1;
-/// Level 1 with a table that stays in the first cache, and only matches that are worth their
-/// sequence: on 5.3 KB webhooks, 64 to a pack, 946 bytes each for 8.2 µs instead of 920 for 9.4.
-/// Figures from bench/NOTES.md.
+/// Level 1 with a hash table that fits the first-level cache, and without matches that cost more
+/// than they save. On 5.3 KB webhooks, 64 to a pack, this gives 946 bytes each in 8.2 µs, instead
+/// of 920 in 9.4 µs. Figures from bench/NOTES.md.
 const ZSTD_LEVEL: i32 = 1;
 const ZSTD_PARAMETERS: [CParameter; 3] =
     [CParameter::WindowLog(18), CParameter::HashLog(13), CParameter::MinMatch(7)];
 
-/// Records one behind the other: what the next pack is made of.
+/// Records, one after the other: the content of the next pack.
 #[derive(Debug, Default)]
 pub struct Records {
     raw: Vec<u8>,
-    /// Where each record ends.
+    /// End of each record in `raw`.
     ends: Vec<usize>,
 }
 
-/// Closes records into packs. Reused, so that its buffers are.
+/// Makes packs of records. Reuse one packer, so that its buffers are reused.
 pub struct Packer {
     zstd: zstd::bulk::Compressor<'static>,
-    /// Longer than the pack it holds: it is not cleared for each.
+    /// Longer than the pack it holds: it is not cleared for each pack.
     pack: Vec<u8>,
 }
 
@@ -67,7 +68,7 @@ pub struct Pack {
     starts: Vec<u32>,
 }
 
-/// One webhook of a pack: views into the pack's memory.
+/// One webhook of a pack. Its fields share the pack's memory.
 #[derive(Debug, Clone)]
 pub struct Record {
     /// Wall clock at the first byte of the request, in milliseconds since the Unix epoch.
@@ -80,10 +81,10 @@ pub struct Record {
     pub body: Bytes,
 }
 
-/// Why bytes are not a pack.
+/// Reason why bytes are not a pack.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Corrupt {
-    /// Shorter than a pack's header, or with another magic.
+    /// Shorter than a pack's header, or another magic number.
     #[error("not a pack")]
     NotAPack,
     /// Written by a newer version.
@@ -119,9 +120,11 @@ impl Records {
         self.ends.push(self.raw.len());
     }
 
-    /// Keeps the records whose index `keep` says yes to, in their order.
+    /// Keeps the records for whose index `keep` returns true, in their order.
     pub fn retain(&mut self, mut keep: impl FnMut(usize) -> bool) {
-        let (mut start, mut kept_bytes, mut kept) = (0, 0, 0);
+        let mut start = 0;
+        let mut kept_bytes = 0;
+        let mut kept = 0;
         for index in 0..self.ends.len() {
             let end = self.ends[index];
             if keep(index) {
@@ -141,21 +144,21 @@ impl Records {
         self.raw.len()
     }
 
-    /// How many there are.
+    /// Number of records.
     pub fn count(&self) -> u32 {
         length(self.ends.len())
     }
 
-    /// Forgets them, and keeps their memory for the next ones.
+    /// Removes all records and keeps the memory for the next ones.
     pub fn clear(&mut self) {
         self.ends.clear();
         self.raw.clear();
-        // One huge webhook must not pin its size for good.
+        // One huge webhook must not keep its memory allocated for good.
         self.raw.shrink_to(2 * RAW_BYTES_TARGET);
     }
 
-    /// Doubling would leave much of what a full pack holds empty: past a quarter of it, it is taken
-    /// whole.
+    /// Reserves memory for `bytes` more. Doubling would leave much of a full pack's memory unused:
+    /// over a quarter of the target size, the memory of a whole pack is reserved at once.
     fn make_room(&mut self, bytes: usize) {
         let needed = self.raw.len() + bytes;
         if needed > self.raw.capacity() && needed > RAW_BYTES_TARGET / 4 {
@@ -180,7 +183,7 @@ impl Default for Packer {
 }
 
 impl Packer {
-    /// Ready for the first pack.
+    /// Creates a packer without content.
     pub fn new() -> Self {
         let mut zstd = zstd::bulk::Compressor::new(ZSTD_LEVEL).expect("BUG: level 1 exists");
         for parameter in ZSTD_PARAMETERS {
@@ -189,11 +192,11 @@ impl Packer {
         Self { zstd, pack: Vec::new() }
     }
 
-    /// The pack that `records` make.
+    /// Compresses `records` into a pack.
     pub fn pack(&mut self, records: &Records) -> &[u8] {
         let raw = &records.raw;
         let bound = HEADER_BYTES + zstd::zstd_safe::compress_bound(raw.len()).max(raw.len());
-        // One huge webhook must not pin its size for good.
+        // One huge webhook must not keep its memory allocated for good.
         self.pack.truncate(bound.max(2 * RAW_BYTES_TARGET));
         self.pack.shrink_to(2 * RAW_BYTES_TARGET);
         if self.pack.len() < bound {
@@ -202,7 +205,7 @@ impl Packer {
         let (header, payload) = self.pack.split_at_mut(HEADER_BYTES);
         let (codec, payload_bytes) = match self.zstd.compress_to_buffer(raw, payload) {
             Ok(bytes) if bytes < raw.len() => (CODEC_ZSTD, bytes),
-            // What does not compress, such as images in base64 of random bytes, is stored.
+            // Data that does not compress, such as random bytes in base64, is stored.
             _ => {
                 payload[..raw.len()].copy_from_slice(raw);
                 (CODEC_STORED, raw.len())
@@ -218,7 +221,7 @@ impl Packer {
         pack
     }
 
-    /// A pack of its own for one webhook of `pack`, unchanged.
+    /// Makes a pack that holds one webhook of `pack`, unchanged.
     ///
     /// # Panics
     /// When `index` is not below [`Pack::count`].
@@ -226,7 +229,7 @@ impl Packer {
         self.pack_records(&[(pack, index)]).to_vec()
     }
 
-    /// A pack of webhooks of several packs, unchanged and in the order given.
+    /// Makes a pack of webhooks from several packs, unchanged and in the order given.
     ///
     /// # Panics
     /// When an index is not below [`Pack::count`].
@@ -243,7 +246,7 @@ impl Packer {
 }
 
 thread_local! {
-    /// Kept, as making one takes five times as long as decompressing a webhook.
+    /// Kept, because creating one takes five times as long as decompressing a webhook.
     static DECOMPRESSOR: RefCell<zstd::bulk::Decompressor<'static>> = RefCell::new(
         zstd::bulk::Decompressor::new().expect("BUG: without a dictionary it can't fail"),
     );
@@ -263,9 +266,11 @@ impl Pack {
         if crc32fast::hash(&bytes[CRC_COVERS_FROM..]) != crc {
             return Err(Corrupt::Checksum);
         }
-        let (version, codec) = (header.get_u8(), header.get_u8());
+        let version = header.get_u8();
+        let codec = header.get_u8();
         header.advance(2);
-        let (count, raw_bytes) = (header.get_u32_le(), header.get_u32_le() as usize);
+        let count = header.get_u32_le();
+        let raw_bytes = size(header.get_u32_le());
         if version != VERSION {
             return Err(Corrupt::Unknown(version, codec));
         }
@@ -286,7 +291,7 @@ impl Pack {
         Ok(Self { raw: Bytes::from(raw), starts })
     }
 
-    /// How many webhooks it holds.
+    /// Number of webhooks.
     pub fn count(&self) -> u32 {
         u32::try_from(self.starts.len()).expect("BUG: the count came from a u32")
     }
@@ -304,21 +309,23 @@ impl Pack {
         let (start, _) = self.bounds(index);
         let mut rest = self.raw.slice(start..);
         let received_at_ms = rest.get_u64_le();
-        let target_bytes = rest.get_u32_le() as usize;
+        let target_bytes = size(rest.get_u32_le());
         let _headers_bytes = rest.get_u32_le();
-        let body_bytes = rest.get_u32_le() as usize;
+        let body_bytes = size(rest.get_u32_le());
         let header_count = rest.get_u16_le();
         let target = rest.split_to(target_bytes);
         let headers = (0..header_count)
             .map(|_| {
-                let (name, value) = (rest.get_u16_le() as usize, rest.get_u32_le() as usize);
+                let name = usize::from(rest.get_u16_le());
+                let value = size(rest.get_u32_le());
                 (rest.split_to(name), rest.split_to(value))
             })
             .collect();
         Record { received_at_ms, target, headers, body: rest.split_to(body_bytes) }
     }
 
-    /// One webhook of it, in memory of its own: the rest of the pack can be let go.
+    /// Copies one webhook into a pack with its own memory, so that the rest of this pack can be
+    /// freed.
     ///
     /// # Panics
     /// When `index` is not below [`Pack::count`].
@@ -340,8 +347,8 @@ impl Pack {
     }
 
     fn bounds(&self, index: u32) -> (usize, usize) {
-        let start = self.starts[index as usize] as usize;
-        let end = self.starts.get(index as usize + 1).map_or(self.raw.len(), |end| *end as usize);
+        let start = size(self.starts[size(index)]);
+        let end = self.starts.get(size(index) + 1).map_or(self.raw.len(), |end| size(*end));
         (start, end)
     }
 }
@@ -353,20 +360,20 @@ impl Headers for Record {
     }
 }
 
-/// Finds where each record starts, checking every length on the way.
+/// Finds the start of each record, and checks every length on the way.
 fn walk(raw: &[u8], count: u32) -> Result<Vec<u32>, Corrupt> {
     const SHORT: Corrupt = Corrupt::Malformed("a record ends early");
-    if raw.len() < count as usize * RECORD_HEADER_BYTES {
+    if raw.len() < size(count) * RECORD_HEADER_BYTES {
         return Err(SHORT);
     }
-    let mut starts = Vec::with_capacity(count as usize);
+    let mut starts = Vec::with_capacity(size(count));
     let mut rest = raw;
     for _ in 0..count {
         starts.push(length(raw.len() - rest.len()));
         let mut header = rest.get(8..RECORD_HEADER_BYTES).ok_or(SHORT)?;
-        let target = header.get_u32_le() as usize;
-        let headers = header.get_u32_le() as usize;
-        let body = header.get_u32_le() as usize;
+        let target = size(header.get_u32_le());
+        let headers = size(header.get_u32_le());
+        let body = size(header.get_u32_le());
         let header_count = header.get_u16_le();
         let content = &rest[RECORD_HEADER_BYTES..];
         if content.len() < target.saturating_add(headers).saturating_add(body) {
@@ -386,7 +393,8 @@ fn walk_headers(mut headers: &[u8], count: u16) -> Result<(), Corrupt> {
     const BAD: Corrupt = Corrupt::Malformed("headers do not add up");
     for _ in 0..count {
         let mut lengths = headers.get(..6).ok_or(BAD)?;
-        let (name, value) = (lengths.get_u16_le() as usize, lengths.get_u32_le() as usize);
+        let name = usize::from(lengths.get_u16_le());
+        let value = size(lengths.get_u32_le());
         headers =
             headers.get(6..).and_then(|rest| rest.get(name.saturating_add(value)..)).ok_or(BAD)?;
     }

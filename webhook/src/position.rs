@@ -1,4 +1,4 @@
-//! Position of a webhook: the stream entry it was accepted in, and its index there.
+//! Position of a webhook: the stream entry in which it was accepted, and its index there.
 //!
 //! A position is a webhook's identity within a cell. Positions sort in accepted order.
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::identity::{NotAnId, StreamId};
 
-/// Place at which a webhook was accepted. Its text is `<ms>-<seq>-<index>`.
+/// Position at which a webhook was accepted. As text: `<ms>-<seq>-<index>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Position {
     /// Milliseconds of the entry's id.
@@ -21,13 +21,13 @@ pub struct Position {
 }
 
 impl Position {
-    /// Position of the webhook at `index` of `entry`. A sequence number over `u32::MAX` is clamped:
-    /// Redis would have to append four billion entries in a millisecond.
+    /// Returns the position of the webhook at `index` of `entry`. A sequence number over `u32::MAX`
+    /// is clamped: for that, Redis would have to append four billion entries in a millisecond.
     pub fn new(entry: StreamId, index: u32) -> Self {
         Self { ms: entry.ms, seq: u32::try_from(entry.seq).unwrap_or(u32::MAX), index }
     }
 
-    /// The stream entry that the webhook was accepted in.
+    /// Stream entry in which the webhook was accepted.
     pub fn entry(self) -> StreamId {
         StreamId { ms: self.ms, seq: u64::from(self.seq) }
     }

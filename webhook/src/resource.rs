@@ -1,8 +1,9 @@
-//! What a webhook must stay in order with: its shop and the thing it is about.
+//! Resource of a webhook: its shop and the object that the event is about. The webhooks of one
+//! resource stay in order.
 //!
-//! The id is looked for in the headers first, then in the body, then given up: a webhook without
-//! one is in order with its whole shop and topic, which is safe and slower, so it is counted.
-//! Webhook and event ids are never resource ids: they differ for each event of a resource.
+//! The id is looked for in the headers first, then in the body. A webhook without an id is kept in
+//! order with its whole shop and topic. That is safe but slower, so it is counted. Webhook and
+//! event ids are never resource ids: they differ for each event of a resource.
 
 use std::borrow::Cow;
 
@@ -11,14 +12,14 @@ use serde_json::value::RawValue;
 
 use crate::shopify::{Headers, resource_kind};
 
-/// The thing an event is about, within its shop.
+/// Object that an event is about, within its shop.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Resource {
     /// The topic's first segment in the singular, such as `product`.
     pub kind: String,
-    /// Its id as text; where none was found, the topic.
+    /// Id of the object as text. If none was found, the topic.
     pub id: String,
-    /// Whether no id was found.
+    /// True if no id was found.
     pub is_fallback: bool,
 }
 
@@ -79,7 +80,7 @@ fn id_from_body(body: &[u8]) -> Option<String> {
     scalar(ids.id).map(|id| without_gid(id).to_owned())
 }
 
-/// A JSON number or string as its text.
+/// Text of a JSON number, or of a JSON string without its quotes.
 fn scalar(value: Option<&RawValue>) -> Option<&str> {
     let text = value?.get();
     let unquoted = text.trim_matches('"');
@@ -88,7 +89,7 @@ fn scalar(value: Option<&RawValue>) -> Option<&str> {
     .then_some(unquoted)
 }
 
-/// `gid://shopify/Product/12` is `12`; what stands behind a `?` belongs to the id.
+/// Cuts `gid://shopify/Product/12` down to `12`. A part from a `?` on belongs to the id.
 fn without_gid(id: &str) -> &str {
     let path = id.split('?').next().unwrap_or_default();
     match path.rfind('/') {

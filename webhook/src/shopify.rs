@@ -1,4 +1,4 @@
-//! Shopify's header names, in both families, and what its topics mean to us.
+//! Shopify's header names, in both families, and the meaning of its topics.
 //!
 //! Shopify sends `X-Shopify-*`; the newer family drops the `X-`. Both are read, the older one
 //! first. None of these headers is covered by the signature: only the body is.
@@ -41,19 +41,21 @@ impl Headers for HeaderMap {
     }
 }
 
-/// The mandatory privacy topics: never refused for their age, dropped, coalesced or aged out.
-/// Source: Shopify, "Privacy law compliance".
+/// True for the mandatory privacy topics. They are never refused for their age, dropped, coalesced
+/// or aged out. Source: Shopify, "Privacy law compliance".
 pub fn is_compliance(topic: &[u8]) -> bool {
     matches!(topic, b"customers/data_request" | b"customers/redact" | b"shop/redact")
 }
 
-/// Topics that everything else of their shop stays in order with: what was sent before must have
-/// arrived before, or a late order would bring back the person that was to be forgotten.
+/// True for topics with which everything else of their shop stays in order. The webhooks sent
+/// before such a one must arrive before it: a late order would bring back the data of a person who
+/// must be forgotten.
 pub fn is_barrier(topic: &[u8]) -> bool {
     matches!(topic, b"customers/redact" | b"shop/redact" | b"app/uninstalled")
 }
 
-/// Whether `topic` is meant by `pattern`: a topic, or all of its kind, such as `orders/*`.
+/// True if `pattern` matches `topic`. A pattern is a topic, or all topics of a kind, such as
+/// `orders/*`.
 pub fn is_topic_match(pattern: &str, topic: &[u8]) -> bool {
     match pattern.strip_suffix('*') {
         Some(kind) => topic.starts_with(kind.as_bytes()),
@@ -61,14 +63,14 @@ pub fn is_topic_match(pattern: &str, topic: &[u8]) -> bool {
     }
 }
 
-/// Topics, or kinds such as `orders/*`, of a list with commas.
+/// Splits a comma-separated list of topics, or of kinds such as `orders/*`.
 pub fn topic_list(text: &str) -> Vec<String> {
     let topics = text.split(',').map(str::trim).filter(|topic| !topic.is_empty());
     topics.map(ToOwned::to_owned).collect()
 }
 
-/// The singular of a topic's first segment: `inventory_levels/update` is about an
-/// `inventory_level`.
+/// Returns the singular of a topic's first segment, such as `inventory_level` for
+/// `inventory_levels/update`.
 pub fn resource_kind(topic: &str) -> String {
     let plural = topic.split('/').next().unwrap_or_default();
     if let Some(stem) = plural.strip_suffix("ies") {

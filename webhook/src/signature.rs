@@ -1,9 +1,9 @@
-//! Who sent it: HMAC-SHA256 of the raw body under the app's client secret.
+//! Signature of a webhook: HMAC-SHA256 of the raw body with the app's client secret as the key.
 //!
 //! Invariant: only [`Secrets::verify`] and [`Secrets::verify_in_pieces`] build a [`Verified`], and
 //! only a `Verified` can be stored. The comparison runs on the decoded 32 bytes in constant time
-//! (equality of the `hmac` crate's `CtOutput`). Secrets are wiped from memory when dropped and never
-//! printed.
+//! (equality of the `hmac` crate's `CtOutput`). Secrets are wiped from memory when dropped and are
+//! never printed.
 //! Source: Shopify, "Verify webhook deliveries".
 
 use std::fmt;
@@ -18,11 +18,12 @@ use zeroize::Zeroizing;
 
 use crate::event::Webhook;
 
-/// Where the signature stands, one name for each header family.
+/// Headers that carry the signature, one for each header family.
 const SIGNATURE_HEADERS: [&str; 2] = ["x-shopify-hmac-sha256", "shopify-hmac-sha256"];
 /// Base64 of 32 bytes, padded.
 const ENCODED_BYTES: usize = 44;
-/// Bytes hashed between two pauses: 0.2 ms with the processor's SHA instructions, 0.7 ms without.
+/// Bytes hashed between two pauses. A piece takes 0.2 ms with the processor's SHA instructions and
+/// 0.7 ms without.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// HMAC of a body under one secret. Equality is constant-time.
@@ -35,27 +36,27 @@ pub struct Verified<T> {
     secret: usize,
 }
 
-/// The client secrets of one app: any of them may have signed.
+/// Client secrets of one app. Any of them may have signed a webhook.
 pub struct Secrets {
     keyed: Vec<Hmac<Sha256>>,
     fingerprints: Vec<String>,
 }
 
-/// Tags that a webhook's headers claim: one for each header family, equal ones once.
+/// Tags that a webhook's headers claim: one for each header family, or one if both are equal.
 struct Claims([Option<Tag>; SIGNATURE_HEADERS.len()]);
 
-/// Missing, malformed or wrong: the sender is told the same for each.
+/// A signature is missing, malformed or wrong. The sender gets the same answer for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the signature is missing, malformed or made with another secret")]
 pub struct BadSignature;
 
 impl<T> Verified<T> {
-    /// Position, among the secrets, of the one that signed.
+    /// Index, among the secrets, of the one that signed.
     pub fn secret(&self) -> usize {
         self.secret
     }
 
-    /// Reads the verified value.
+    /// Returns the verified value.
     pub fn get(&self) -> &T {
         &self.value
     }
@@ -67,7 +68,7 @@ impl<T> Verified<T> {
 }
 
 impl Secrets {
-    /// Takes one or more secrets, each not empty.
+    /// Creates the set from one or more secrets, none of them empty.
     pub fn new(secrets: &[Zeroizing<String>]) -> Self {
         let keyed = secrets
             .iter()
@@ -80,12 +81,12 @@ impl Secrets {
         Self { keyed, fingerprints }
     }
 
-    /// First 8 hex digits of each secret's SHA-256: tells them apart without telling them.
+    /// First 8 hex digits of each secret's SHA-256: they tell secrets apart without revealing them.
     pub fn fingerprints(&self) -> &[String] {
         &self.fingerprints
     }
 
-    /// Base64 signature of `body` under the first secret.
+    /// Returns the base64 signature of `body` under the first secret.
     pub fn sign(&self, body: &[u8]) -> String {
         let mut mac = self.keyed.first().expect("BUG: no secret").clone();
         mac.update(body);
@@ -95,9 +96,9 @@ impl Secrets {
     /// Checks the webhook's body against its signature header.
     ///
     /// # Errors
-    /// [`BadSignature`] when no header of either family holds 32 bytes in padded standard base64
-    /// that one of the secrets makes of the body. A header given twice is ambiguous, so it counts
-    /// as malformed. The body is hashed once for each secret at most, and not at all where no
+    /// [`BadSignature`] if no header of either family holds 32 bytes in padded standard base64 that
+    /// equal the tag of the body under one of the secrets. A header given twice is ambiguous, so it
+    /// counts as malformed. The body is hashed at most once for each secret, and not at all if no
     /// header is well-formed.
     pub fn verify(&self, webhook: Webhook) -> Result<Verified<Webhook>, BadSignature> {
         let claims = Claims::of(&webhook.headers)?;
@@ -108,8 +109,8 @@ impl Secrets {
         }
     }
 
-    /// [`verify`](Self::verify) for a large body: calls `pause` between pieces of 256 KiB, so that
-    /// others on the same thread run meanwhile.
+    /// Does the same as [`verify`](Self::verify) for a large body: calls `pause` between pieces of
+    /// 256 KiB, so that other tasks of the same thread can run.
     ///
     /// # Errors
     /// As [`verify`](Self::verify).
@@ -140,7 +141,7 @@ impl Secrets {
 }
 
 impl Claims {
-    /// Reads the claims; at least one must be well-formed.
+    /// Reads the claimed tags. At least one must be well-formed.
     fn of(headers: &HeaderMap) -> Result<Self, BadSignature> {
         let [first, second] = SIGNATURE_HEADERS.map(|name| claim(headers, name));
         match (first, second) {
@@ -173,7 +174,8 @@ fn tag(mut mac: Hmac<Sha256>, body: &[u8]) -> Tag {
     mac.finalize()
 }
 
-/// The tag that `name` claims, if it stands there once and well-formed.
+/// Returns the tag that the header `name` claims, if there is one such header and it is
+/// well-formed.
 fn claim(headers: &HeaderMap, name: &str) -> Option<Tag> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?;
@@ -204,7 +206,7 @@ mod tests {
     const NEW_FAMILY: &str = SIGNATURE_HEADERS[1];
 
     thread_local! {
-        /// Times that a body's hash was begun on this thread.
+        /// Number of body hashes that began on this thread.
         pub static HASH_RUNS: Cell<usize> = const { Cell::new(0) };
     }
 
@@ -267,7 +269,7 @@ mod tests {
     fn secrets_are_not_printed() {
         assert!(!format!("{:?}", secrets(&["hush-hush"])).contains("hush"));
     }
-    /// The position of the secret that signed, and how often the body was hashed.
+    /// Returns the index of the secret that signed, and the number of body hashes.
     fn verified(
         secrets: &Secrets,
         body: &'static [u8],

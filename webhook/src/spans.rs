@@ -4,34 +4,35 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Spans of time, oldest first. As text: a list of pairs in milliseconds, when a span began since the Unix epoch, and
-/// how long it took.
+/// Spans of time, oldest first. As text: a list of pairs in milliseconds. A pair holds the start of
+/// a span since the Unix epoch, and its length.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Spans(Vec<(u64, u64)>);
 
 impl Spans {
-    /// Number of spans that are kept apart: outages, pauses and restarts within two days, mostly.
+    /// Maximum number of separate spans. They are mostly outages, pauses and restarts within two
+    /// days.
     pub const MOST: usize = 8;
 
-    /// One span.
+    /// Creates a list of one span.
     pub fn one(began_ms: u64, time: Duration) -> Self {
         let mut spans = Self::default();
         spans.push(began_ms, time);
         spans
     }
 
-    /// True if there is none.
+    /// True if there are no spans.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Time of all of them.
+    /// Total length of all spans.
     pub fn total(&self) -> Duration {
         Duration::from_millis(self.0.iter().map(|(_, ms)| ms).sum())
     }
 
-    /// The part of that time after a moment, given in milliseconds since the Unix epoch.
+    /// Part of the total that lies after a moment, given in milliseconds since the Unix epoch.
     pub fn after(&self, moment_ms: u64) -> Duration {
         let parts = self
             .0
@@ -40,9 +41,12 @@ impl Spans {
         Duration::from_millis(parts.sum())
     }
 
-    /// Adds a span, mostly behind the others: the clock by which they are told may have gone back. Of too many, the two
-    /// with the shortest time between them become one that ends so much sooner: then no moment has more time after it than
-    /// before.
+    /// Adds a span. It mostly comes after the others, but the clock that dates spans may have gone
+    /// back.
+    ///
+    /// If there are too many spans, the two with the shortest time between them become one. Its
+    /// length is the sum of both, so it ends earlier by the time between them. For no moment does
+    /// the time after it grow by that.
     pub fn push(&mut self, began_ms: u64, time: Duration) {
         let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         if ms > 0 {
@@ -58,7 +62,7 @@ impl Spans {
             let (next, ms) = self.0.remove(at + 1);
             let (began, before) = self.0[at];
             let total = before.saturating_add(ms);
-            // Where they overlap, it ends no later than the second one.
+            // If the two overlap, the result ends no later than the second one.
             let began = began.min(next.saturating_add(ms).saturating_sub(total));
             self.0[at] = (began, total);
         }
@@ -86,9 +90,10 @@ mod tests {
 
     #[test]
     fn of_too_many_none_gets_longer_after_any_moment() {
-        let (mut spans, mut all) = (Spans::default(), Vec::new());
+        let mut spans = Spans::default();
+        let mut all = Vec::new();
         for number in 0..30 {
-            // Some overlap, and some come when the clock has gone back.
+            // Some overlap, and some come after the clock has gone back.
             let began = number * 1_000 + number % 7 * 100 - if number % 5 == 4 { 2_450 } else { 0 };
             spans.push(began, ms(300));
             all.push((began, 300));

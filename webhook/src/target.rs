@@ -1,11 +1,11 @@
-//! Which request targets are passed on: any path, except one that a backend might resolve to
-//! somewhere else than it says.
+//! Check of request targets. Any path is passed on, except one that a backend might resolve to a
+//! path other than the one written.
 //!
 //! A `.` or `..` segment is refused however it is spelt: `%2e` is a dot to most backends, and
 //! `%2f`, `\` and `%5c` are separators to some. Everything else stays byte for byte, so the path is
 //! never normalised here.
 
-/// Whether the path of `target` (the part before `?`) has a `.` or `..` segment, encoded or not.
+/// True if the path of `target` (the part before `?`) has a `.` or `..` segment, encoded or not.
 pub fn has_dot_segment(target: &[u8]) -> bool {
     let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
     if !path.iter().any(|byte| matches!(byte, b'.' | b'%' | b'\\')) {

@@ -1,6 +1,6 @@
-//! The bare server that Spillway's receiver is compared with: it reads the body, checks the
-//! signature and answers, and does nothing else. Served the plain way, so that it is what anyone
-//! would write first with the same crates.
+//! Baseline for the comparison with Spillway's receiver: a bare server that reads the body, checks
+//! the signature, answers, and does nothing else. It is served in the simplest way, as a first
+//! version with the same crates would be.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use clap::Parser;
 /// A bare axum server that checks the signature and answers 200 or 401.
 #[derive(Parser)]
 struct Options {
-    /// Where it listens.
+    /// Address to listen on.
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8090")]
     listen: SocketAddr,
-    /// The app's client secret.
+    /// Client secret of the app.
     #[arg(long, env = "SHOPIFY_CLIENT_SECRET", hide_env_values = true)]
     shopify_client_secret: String,
-    /// The largest body that it takes; the receiver's own default, so that both read the same bodies.
+    /// Largest accepted body. The default is the receiver's, so that both read the same bodies.
     #[arg(long, env = "BODY_BYTES_MAX", default_value_t = 16 << 20)]
     body_bytes_max: usize,
 }

@@ -1,6 +1,5 @@
-//! Measures what the disk itself costs: an append and its fdatasync, as Redis does under
-//! `appendfsync always`. No durable answer can be faster than this, so it stands beside every
-//! benchmark result.
+//! Measures the cost of the disk: an append and its fdatasync, as in Redis with `appendfsync
+//! always`. No durable answer can be faster, so every benchmark result contains this figure.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,17 +10,17 @@ use anyhow::Context;
 use clap::Parser;
 use serde::Serialize;
 
-/// A small append, a usual pack of webhooks, the largest pack.
+/// Sizes of a small append, a usual pack of webhooks, and the largest pack.
 const APPEND_BYTES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
-/// The first appends to a new file allocate more than later ones do.
+/// First appends, which are not measured: a new file allocates more in them than later.
 const WARM_UP: usize = 10;
 
 /// Measures write + fdatasync of appends of 4 KB, 64 KB and 1 MB.
 #[derive(Parser)]
 struct Options {
-    /// A directory on the disk to measure.
+    /// Directory on the disk to measure.
     directory: PathBuf,
-    /// Appends per size (the file grows to as many MB, then is deleted).
+    /// Appends per size. The file grows to this many MB and is then deleted.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(200..=10_000))]
     samples: u32,
     /// Prints JSON.
@@ -74,7 +73,7 @@ fn measure(directory: &Path, bytes: usize, samples: usize) -> anyhow::Result<Fig
 }
 
 fn append(file: &mut File, bytes: usize, samples: usize) -> std::io::Result<Vec<Duration>> {
-    // Bytes that neither a file system nor a disk can compress away.
+    // Bytes that neither a file system nor a disk can compress.
     let mut state = 0x9E37_79B9_u32;
     let block: Vec<u8> = (0..bytes)
         .map(|_| {

@@ -19,40 +19,40 @@ use time::format_description::well_known::Rfc3339;
 /// Writes signed, distinct Shopify webhooks for a load generator.
 #[derive(Parser)]
 struct Options {
-    /// How many webhooks.
+    /// Number of webhooks.
     #[arg(long, default_value_t = 10_000)]
     count: u64,
-    /// About how long each body is, in bytes.
+    /// Approximate size of each body, in bytes.
     #[arg(long, default_value_t = 5_300, value_parser = clap::value_parser!(u32).range(300..=16_777_216))]
     size: u32,
-    /// Over how many shops they are spread.
+    /// Number of shops that send the webhooks.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     shops: u32,
-    /// The form they are written in.
+    /// Output format.
     #[arg(long, value_enum, default_value_t = Format::VegetaJson)]
     format: Format,
-    /// Another seed gives other products and ids.
+    /// Seed. Other seeds give other products and ids.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The template of request line and headers; its `@body` is the product's template.
+    /// Template of request line and headers; its `@body` is the product's template.
     #[arg(long, default_value = "loadtest")]
     targets: PathBuf,
-    /// Overrides the template's URL.
+    /// URL instead of the one in the template.
     #[arg(long)]
     url: Option<String>,
-    /// The app's client secret.
+    /// Client secret of the app.
     #[arg(long, env = "SHOPIFY_CLIENT_SECRET", hide_env_values = true)]
     shopify_client_secret: String,
     /// Writes to this file instead of standard output.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Where the form vegeta-http puts one file per body.
+    /// Directory for the bodies of the format vegeta-http, one file each.
     #[arg(long, default_value = "bodies")]
     bodies: PathBuf,
-    /// Stands in for the clock, so that a run repeats to the byte (RFC 3339).
+    /// Time used instead of the clock, so that runs give identical bytes (RFC 3339).
     #[arg(long, value_parser = |text: &str| OffsetDateTime::parse(text, &Rfc3339))]
     now: Option<OffsetDateTime>,
-    /// On how many threads they are made.
+    /// Number of threads.
     #[arg(long, default_value = "2")]
     threads: NonZeroU64,
 }
@@ -86,7 +86,7 @@ fn main() -> anyhow::Result<()> {
     };
     let out = BufWriter::with_capacity(1 << 20, out);
     match stream::write_all(&maker, &encoder, options.count, options.threads.get(), out) {
-        // The reader has had enough: that is its decision.
+        // The reader closed its end, which is no error.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         result => result.context("cannot write the webhooks"),
     }

@@ -1,6 +1,6 @@
-//! The plain producer that Spillway's Kafka drain is compared with: librdkafka, idempotent, every
-//! record on all replicas, no transaction, nothing read from anywhere. The same bodies, headers,
-//! keys and compression as a record of Spillway's has.
+//! Plain producer for the comparison with Spillway's Kafka consumer: librdkafka, idempotent, every
+//! record on all replicas, without transactions and without reading. Bodies, headers, keys and
+//! compression are the same as in Spillway's records.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,29 +18,29 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use serde_json::json;
 
-/// Bodies that are made before and sent in turn: as many as a queue is filled with.
+/// Bodies that are made in advance and sent in turn: as many as `fill` uses.
 const BODIES: u64 = 10_000;
-/// How long a full queue is waited for.
+/// Wait while the producer's queue is full.
 const QUEUE_FULL_WAIT: Duration = Duration::from_millis(5);
-/// Everything is delivered within this time, or the run has failed.
+/// Time within which everything must be delivered; otherwise the run fails.
 const DELIVERED_WITHIN: Duration = Duration::from_secs(300);
 
-/// Produces webhooks as records; prints how many and how fast.
+/// Produces webhooks as records. Prints their number and rate.
 #[derive(Parser)]
 struct Options {
     /// Bootstrap servers.
     #[arg(long)]
     servers: String,
-    /// The topic.
+    /// Topic of the records.
     #[arg(long)]
     topic: String,
-    /// How many records.
+    /// Number of records.
     #[arg(long, default_value_t = 100_000)]
     count: u64,
-    /// About how long each body is, in bytes.
+    /// Approximate size of each body, in bytes.
     #[arg(long, default_value_t = 5_300)]
     size: u32,
-    /// The template of the headers; its `@body` is the product's template.
+    /// Template of the headers; its `@body` is the product's template.
     #[arg(long, default_value = "loadtest")]
     targets: PathBuf,
 }
@@ -67,7 +67,7 @@ fn main() -> anyhow::Result<()> {
         .set("partitioner", "murmur2_random")
         .set("delivery.report.only.error", "true")
         .create()?;
-    // The topic is made by its first use; that is no part of the measure.
+    // The first use creates the topic, which is not measured.
     producer.client().fetch_metadata(Some(&options.topic), Duration::from_secs(20))?;
     let began = Instant::now();
     for number in 0..options.count {

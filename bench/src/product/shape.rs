@@ -1,10 +1,10 @@
-//! A product as Shopify sends it: the fields in their order. A template with a field that is not
-//! here is refused rather than sent without it.
+//! Fields of a product in Shopify's order. A template with an unknown field is rejected, so that no
+//! field is dropped.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The body of `products/update`.
+/// Body of `products/update`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs, reason = "the names are Shopify's and documented there")]
@@ -104,7 +104,7 @@ pub struct Category {
     pub full_name: String,
 }
 
-/// What a subscription with `include_fields` gets.
+/// Body for a subscription with `include_fields`.
 #[derive(Serialize)]
 struct FewFields<'a> {
     id: u64,

@@ -1,5 +1,5 @@
-//! Makes another product out of the template: every id, name, price, stock level, date and the
-//! description are new; the structure, the keys and the settings stay.
+//! Makes another product from the template. All ids, names, prices, stock levels, dates and the
+//! description are new. The structure, the keys and the settings stay.
 
 use rand::RngExt;
 use rand::rngs::SmallRng;
@@ -9,7 +9,7 @@ use time::{Duration, OffsetDateTime, UtcOffset};
 use super::shape::{Image, Product, Variant, VariantGid};
 use super::words::{COLOURS, LOOKS, SIZES, STUFFS, THINGS, VENDORS, WORDS};
 
-/// Ids in today's shops: thirteen digits for products, fourteen for the rest.
+/// Ranges of ids in current shops: thirteen digits for products, fourteen for other objects.
 const PRODUCT_IDS: std::ops::Range<u64> = 7_000_000_000_000..9_999_999_999_999;
 const OTHER_IDS: std::ops::Range<u64> = 40_000_000_000_000..60_000_000_000_000;
 
@@ -101,7 +101,7 @@ fn gid(variant: &Variant, now: OffsetDateTime) -> VariantGid {
     }
 }
 
-/// Paragraphs of common shop words; empty when there is no room for one.
+/// Paragraphs of common shop words. Empty if there is no room for one.
 fn description(bytes: usize, random: &mut SmallRng) -> String {
     let mut html = String::with_capacity(bytes + 16);
     while html.len() + 32 < bytes {
@@ -122,7 +122,7 @@ fn money(cents: u32) -> String {
     format!("{}.{:02}", cents / 100, cents % 100)
 }
 
-/// Shopify writes a product's dates in the shop's own offset, to the second.
+/// Formats a date as Shopify does: in the shop's offset, to the second.
 fn in_shop_time(at: OffsetDateTime) -> String {
     let second = at - Duration::nanoseconds(i64::from(at.nanosecond()));
     rfc3339(second.to_offset(UtcOffset::from_hms(-5, 0, 0).expect("BUG: a legal offset")))

@@ -1,5 +1,5 @@
-//! The vocabulary: enough words that no two products read the same, few enough that a shop sounds
-//! like itself.
+//! Vocabulary of products: enough words to make products differ, and few enough to make them
+//! repetitive, as in a real shop.
 
 #[rustfmt::skip]
 pub(super) const LOOKS: [&str; 24] = [

@@ -1,4 +1,4 @@
-//! Leads: which event of a resource is sent for its head, and for which others it stands.
+//! Leads: the event of a resource that is sent for its head, and the others for which it stands.
 
 use std::collections::HashSet;
 
@@ -7,12 +7,12 @@ use spillway_webhook::position::Position;
 
 use super::{Index, Lead, NONE, NodeKey, ResourceKey, usize_of};
 
-/// Events that one stands for, at most: bounds the time of a choice.
+/// Most events for which one event stands. Bounds the time of a choice.
 const RUN_MAX: u32 = 10_000;
 
 impl Index {
-    /// Decides what is sent for a resource, unless that is decided: the newest event that may stand
-    /// for its head. Returns how many it stands for, itself included.
+    /// Chooses the newest event that may stand for the head of a resource, unless the choice is
+    /// made already. Returns the number of events for which it stands, including itself.
     pub fn choose_lead(
         &mut self,
         key: ResourceKey,
@@ -22,7 +22,8 @@ impl Index {
         if resource.lead != NONE {
             return self.run_length(key);
         }
-        let (mut lead, mut length) = (resource.head, 1);
+        let mut lead = resource.head;
+        let mut length = 1;
         let coalesces = self.node(resource.head).coalesces;
         if coalesces != 0 {
             let mut known: HashSet<Fingerprint> =
@@ -33,7 +34,7 @@ impl Index {
                     break;
                 }
                 let fingerprint = self.fingerprint(node);
-                // A late copy of an older event is not the newest.
+                // A late copy of an older event is not the newest event.
                 let is_copy = fingerprint.is_some_and(|fingerprint| !known.insert(fingerprint));
                 match may_lead(candidate.position, fingerprint) {
                     Lead::Yes if is_copy => {}
@@ -47,8 +48,8 @@ impl Index {
         length
     }
 
-    /// Decides that the last event up to `position` is sent. Returns how many it stands for; 0 when
-    /// all events are later.
+    /// Chooses the last event up to `position`. Returns the number of events for which it stands,
+    /// or 0 if all events are later.
     pub fn lead_up_to(&mut self, key: ResourceKey, position: Position) -> u32 {
         let Some(resource) = self.resource(key).copied() else { return 0 };
         let run = self.chain(resource.head).take_while(|(_, node)| node.position <= position);
@@ -58,12 +59,12 @@ impl Index {
         u32::try_from(run.len()).unwrap_or(u32::MAX)
     }
 
-    /// Leaves it undecided again what is sent.
+    /// Makes the choice undecided again.
     pub fn clear_lead(&mut self, key: ResourceKey) {
         self.set_lead(key, NONE);
     }
 
-    /// The webhooks that the head speaks for, itself first, its lead last.
+    /// Webhooks for which the head stands: the head first, its lead last.
     pub fn run(&self, key: ResourceKey) -> Vec<NodeKey> {
         let (Some(resource), Some(lead)) = (self.resource(key), self.lead(key)) else {
             return Vec::new();

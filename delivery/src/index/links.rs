@@ -5,7 +5,8 @@ use spillway_webhook::position::Position;
 use super::{Index, NONE, Node, NodeKey, ResourceKey, Window, usize_of};
 
 impl Index {
-    /// The node of the window after which `position` belongs; `None` when it is there already.
+    /// Node of the window after which `position` belongs; `None` if the position is in the window
+    /// already.
     pub(super) fn place_in_lane(&self, window: &Window, position: Position) -> Option<NodeKey> {
         let mut before = window.last;
         while let Some(node) = self.nodes.get(usize_of(before))
@@ -50,7 +51,7 @@ impl Index {
     }
 
     /// Puts a node into its resource's chain by position, but never before a head that is at work,
-    /// nor among what that speaks for. Returns whether it is the head now.
+    /// nor among the webhooks for which that head stands. Returns true if the node is now the head.
     pub(super) fn link_resource(&mut self, key: ResourceKey, node: NodeKey) -> bool {
         let resource = self.resources[usize_of(key)];
         let position = self.node(node).position;
@@ -61,7 +62,7 @@ impl Index {
             (true, NONE) => resource.head,
             (true, lead) => lead,
         };
-        // A replay is older than most: it need not be looked for from the newest on.
+        // A replay is older than most webhooks, so the search need not begin at the newest.
         let first = if fixed == NONE { resource.head } else { self.node(fixed).next };
         let is_first = first == NONE || self.node(first).position > position;
         let mut before = if is_first { fixed } else { resource.tail };

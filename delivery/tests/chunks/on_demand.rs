@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Chunks that are read again at once: of so many lanes of one webhook of so many bytes each, which were
-/// there, or which this leader wrote.
+/// Number of chunks that are read again at once, of `count` lanes with one webhook of `bytes` each.
+/// The chunks existed at start, or this leader wrote them.
 fn read_again_at_once(count: u64, bytes: usize, are_written: bool) -> usize {
     let lanes = (100..100 + count).map(|lane| LaneLoaded {
         lane,
@@ -24,10 +24,10 @@ fn read_again_at_once(count: u64, bytes: usize, are_written: bool) -> usize {
     let mut config = config();
     config.tuning.cache_bytes = 0;
     config.bounds = Bounds { concurrency_min: 64, concurrency_max: 64, rate_max: None };
-    let mut core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
+    let mut core = Core::new(config, loaded, DedupWindow::new(Duration::ZERO, 0));
     let mut events = vec![lease(Duration::ZERO), Event::ReplaysLoaded];
     if are_written {
-        // What is paused moves.
+        // Paused webhooks move into lanes.
         events.push(Event::Controls(controls(1, 100..100 + count)));
         events.extend((100..100 + count).map(|lane| Event::Pack(small(entry(lane)))));
     }
@@ -37,7 +37,8 @@ fn read_again_at_once(count: u64, bytes: usize, are_written: bool) -> usize {
         if step == 60 {
             events.push(Event::Controls(controls(2, 0..0)));
         }
-        // Nothing may be sent before all are indexed, and others have taken their place at hand.
+        // Nothing may be sent before all webhooks are indexed and others have displaced them from
+        // the cache.
         if step == 80 {
             events.extend([Event::Pack(pack(1_000)), lease(Duration::from_secs(600))]);
         }
@@ -88,7 +89,7 @@ fn few_large_chunks_are_read_again_at_once_and_more_small_ones() {
     }
 }
 
-/// Shop X has two webhooks, each in a chunk of its own: a small one, and a large one.
+/// Sizes of the two webhooks of shop X, each in its own chunk: a small one and a large one.
 const OF_X: [usize; 2] = [100, 17 << 20];
 
 fn bytes_of(lane: u64, number: u32) -> Sizes {
@@ -139,7 +140,7 @@ fn fails(id: spillway_delivery::AttemptId) -> Event<Sizes> {
     })
 }
 
-/// Shop 1 is X; shop 2 has something under way all the time; shop 3 is paused at first.
+/// Shop 1 is X. Shop 2 has an attempt under way all the time. Shop 3 is paused at first.
 #[test]
 fn bytes_that_can_not_go_now_leave_room_for_those_of_other_shops() {
     let lanes = vec![lane_of_chunks(1, 2), lane_of_chunks(2, 1), lane_of_chunks(3, 1)];
@@ -148,7 +149,7 @@ fn bytes_that_can_not_go_now_leave_room_for_those_of_other_shops() {
     config.tuning.cache_bytes = 0;
     config.index_bytes = 64 << 20;
     config.bounds = Bounds { concurrency_min: 4, concurrency_max: 4, rate_max: None };
-    let mut core = Core::new(config, loaded, Seen::new(Duration::ZERO, 0));
+    let mut core = Core::new(config, loaded, DedupWindow::new(Duration::ZERO, 0));
     let mut events = vec![lease(Duration::from_secs(600)), Event::ReplaysLoaded];
     events.push(Event::Controls(controls(1, 3..4)));
     let (mut is_withheld, mut failed_at) = (false, None);
@@ -183,7 +184,7 @@ fn bytes_that_can_not_go_now_leave_room_for_those_of_other_shops() {
 
 #[test]
 fn a_front_pack_that_is_gone_is_noticed_although_all_of_it_is_paused() {
-    let mut core = Core::new(config(), Loaded::default(), Seen::new(Duration::ZERO, 0));
+    let mut core = Core::new(config(), Loaded::default(), DedupWindow::new(Duration::ZERO, 0));
     let mut events = vec![lease(Duration::from_secs(600)), Event::ReplaysLoaded];
     events.push(Event::Controls(controls(1, SORTED.shop..SORTED.shop + 1)));
     events.push(Event::Pack(pack(10)));

@@ -1,8 +1,8 @@
-//! Shops that hang altogether, many of them or with few slots.
+//! Shops of which everything hangs, in large numbers or with few slots.
 
 use super::*;
 
-/// 200 shops hang, twelve are well, and shop Y recovers.
+/// 200 shops hang, ten are healthy, and shop Y recovers.
 fn beside_200_that_hang(seed: u64, of_y: impl Fn(Duration) -> Answer + 'static) -> World {
     let answers: Box<Answers> = Box::new(move |shop, _, at| match shop {
         100..300 => Answer::Hangs,
@@ -44,7 +44,7 @@ fn a_shop_that_takes_25_seconds_is_served_among_two_hundred_that_hang() {
     }
 }
 
-/// A shard of the backend hangs: most of what has its turn does, and nothing of it was tried before.
+/// A shard of the backend hangs, with most lanes that have their turn. None was tried before.
 #[test]
 fn ten_shops_are_served_soon_when_two_hundred_begin_to_hang_at_once() {
     for seed in 0..20 {
@@ -84,7 +84,7 @@ fn what_hangs_beside_steady_traffic_is_given_up_though_each_attempt_is_cut_off()
     }
 }
 
-/// So many slots, of which the limiter takes none away.
+/// A configuration with a fixed number of slots.
 fn slots(slots: usize, seed: u64) -> Config {
     let bounds = Bounds { concurrency_min: slots, concurrency_max: slots, rate_max: None };
     Config { bounds, seed, ..config(slots) }
@@ -192,7 +192,7 @@ fn the_oldest_webhook_of_a_shop_that_hangs_is_given_up_while_new_ones_come() {
     }
     world.run(7_200 * SECOND);
     assert!(world.dead > 200, "{} dead", world.dead);
-    // One attempt had all the time that there is.
+    // One attempt had the full timeout.
     assert!(world.longest(Y) <= 30 * SECOND, "{:?}", world.longest(Y));
 }
 
@@ -379,7 +379,7 @@ fn slow_deliveries_that_succeed_leave_the_line_a_slot() {
     }
 }
 
-/// So many shops hang, all accepted in one pack before the first webhook of ten that are well.
+/// `shops` shops hang. All are accepted in one pack before the first webhook of ten healthy shops.
 fn all_that_hang_come_first(config: Config, shops: u32) -> World {
     let answers: Box<Answers> = Box::new(move |shop, _, _| match shop {
         100.. => Answer::Hangs,
@@ -418,7 +418,7 @@ fn with_a_single_slot_ten_shops_are_found_behind_forty_that_hang() {
     }
 }
 
-/// Everything hangs until `recovers`; then ten shops of 210 are well.
+/// Everything hangs until `recovers`. Then ten shops of 210 are healthy.
 fn few_recover(recovers: Duration, seed: u64) -> World {
     let answers: Box<Answers> = Box::new(move |shop, _, at| match shop {
         2..12 if at >= recovers => Answer::Takes(5 * MS),
@@ -434,7 +434,7 @@ fn few_recover(recovers: Duration, seed: u64) -> World {
 
 #[test]
 fn a_backend_that_was_down_altogether_is_found_by_the_few_shops_that_recover() {
-    // Before and after every lane has failed.
+    // Before and after all lanes have failed.
     for (recovers, found) in [(60, 180), (900, 960)] {
         for seed in 0..20 {
             let mut world = few_recover(recovers * SECOND, seed);
@@ -458,7 +458,7 @@ fn a_backend_that_is_down_and_hangs_has_four_probes_at_most() {
     }
 }
 
-/// The same backend, of which every answer takes long: its probes have the time that they need.
+/// The same backend, but every answer takes long. Its probes get the time that they need.
 #[test]
 fn a_backend_that_was_down_and_now_takes_twenty_seconds_is_found() {
     for concurrency in [1, 4, 16] {
@@ -475,7 +475,7 @@ fn a_backend_that_was_down_and_now_takes_twenty_seconds_is_found() {
     }
 }
 
-/// Quick failures do not take a slow probe's time from it.
+/// Quick failures do not shorten the time of a slow probe.
 #[test]
 fn a_shop_that_takes_twelve_seconds_is_found_among_thirty_that_fail_at_once() {
     for concurrency in [1, 4, 16] {
@@ -493,7 +493,7 @@ fn a_shop_that_takes_twelve_seconds_is_found_among_thirty_that_fail_at_once() {
     }
 }
 
-/// One kind of each shop recovers, behind the shop's older backlog of another kind.
+/// One kind of each shop recovers, after the shop's older backlog of another kind.
 #[test]
 fn a_kind_that_recovers_is_found_behind_one_that_still_fails() {
     for still in [Answer::Hangs, Answer::Fails(MS)] {
@@ -511,7 +511,7 @@ fn a_kind_that_recovers_is_found_behind_one_that_still_fails() {
     }
 }
 
-/// Nobody waits for the slot of a single webhook.
+/// No other lane waits for the slot of a single webhook.
 #[test]
 fn a_lone_probe_has_all_its_time() {
     for recovers in (400..700).step_by(50) {
@@ -549,7 +549,7 @@ fn ten_shops_of_an_app_that_takes_a_second_are_found_behind_two_hundred_that_han
     }
 }
 
-/// Lanes that hung before, and now fail at once.
+/// Lanes that hung before now fail at once.
 #[test]
 fn a_backend_that_fails_at_once_is_probed_once_a_second() {
     let answers: Box<Answers> = Box::new(|_, _, at| match at {
@@ -567,7 +567,7 @@ fn a_backend_that_fails_at_once_is_probed_once_a_second() {
     assert!(sent(&world) - before <= 65, "{} in a minute", sent(&world) - before);
 }
 
-/// A failure that is no lane's own does not keep a lane at the front of the probes.
+/// A failure that is not the lane's own does not keep a lane at the front of the probes.
 #[test]
 fn shops_that_recover_are_found_though_another_answers_503_for_ever() {
     for pause in [MS, 5 * SECOND] {
@@ -587,7 +587,7 @@ fn shops_that_recover_are_found_though_another_answers_503_for_ever() {
     }
 }
 
-/// New shops that hang come faster than they are probed.
+/// New hanging shops arrive faster than they are probed.
 #[test]
 fn shops_that_recover_are_found_though_new_ones_that_hang_come_all_the_time() {
     let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
@@ -622,7 +622,7 @@ fn a_backend_that_asks_for_less_of_each_shop_is_probed_once_a_second() {
     assert!(sent(&world) - before <= 15, "{}", sent(&world) - before);
 }
 
-/// Slow refusals: each probe may be a webhook that is lost.
+/// Slow refusals: each probe may cost a webhook.
 #[test]
 fn a_backend_that_refuses_slowly_has_one_probe_at_a_time() {
     let answers: Box<Answers> = Box::new(|_, _, at| match at {
@@ -642,7 +642,7 @@ fn a_backend_that_refuses_slowly_has_one_probe_at_a_time() {
     assert!(sent(&world) - before <= 6, "{} in a minute", sent(&world) - before);
 }
 
-/// One slot is for lanes that failed, and a lane that did not need not wait for it.
+/// One slot is for lanes that failed. A lane that did not fail need not wait for it.
 #[test]
 fn a_new_shop_is_probed_beside_one_that_hangs_while_the_backend_refuses() {
     for arrives in (105..135).step_by(5) {
@@ -664,7 +664,7 @@ fn a_new_shop_is_probed_beside_one_that_hangs_while_the_backend_refuses() {
     }
 }
 
-/// New lanes have most probes of a backend that refuses, and slow ones are under way all the time.
+/// Most probes of a refusing backend go to new lanes, and slow ones are under way all the time.
 #[test]
 fn a_shop_that_recovers_is_found_before_thousands_that_were_never_tried() {
     let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
@@ -684,7 +684,7 @@ fn a_shop_that_recovers_is_found_before_thousands_that_were_never_tried() {
     assert!(world.took.get(&(Y, 0)).map_or(0, Vec::len) > before, "{:?}", world.core.status());
 }
 
-/// One kind of shop Y asks for pauses of the shop, again and again, and another one has recovered.
+/// One kind of shop Y causes pauses of the shop again and again, and another kind has recovered.
 #[test]
 fn a_suspect_lane_keeps_its_place_while_its_shop_is_paused() {
     for seed in 0..5 {

@@ -1,4 +1,4 @@
-//! What had all its time for retries is given up, however few attempts its lane gets; nothing is before.
+//! A webhook is given up when its time for retries is over, also in lanes with few attempts.
 
 use spillway_delivery::ReplayRead;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Shop X gets a webhook each `every` up to `until`, all others are well. Returns how many X got.
+/// Shop X gets a webhook each `every` up to `until`; others are healthy. Returns the number for X.
 fn with_others(world: &mut World, every: Duration, until: Duration, end: Duration) -> u64 {
     let mut count = 0;
     while count * every < until {
@@ -29,7 +29,7 @@ fn a_shop_that_asks_for_pauses_for_good_is_given_up_as_fast_as_it_fills() {
     world.run(3 * HOUR);
     assert!(world.dead >= count / 2 - 70, "{} of {count} after an hour more", world.dead);
     assert!(world.dead <= count / 2 + 1, "{} of {count} after an hour more", world.dead);
-    // The pauses that it asks for, a minute more, and the time of a look.
+    // The requested pauses, one more minute, and the time of a scan.
     world.run(4 * HOUR + 700 * SECOND);
     assert_eq!(world.dead, count);
     assert!(world.sent[&(X, 0)] < 40, "{} attempts", world.sent[&(X, 0)]);
@@ -55,7 +55,7 @@ fn what_expires_while_a_shop_hangs_is_none_of_what_came_after_its_recovery() {
     let mut world = known(Config { retry_for: HOUR, ..config(16) }, answers);
     let count = with_others(&mut world, SECOND, 2 * HOUR, 3 * HOUR);
     world.run(2 * HOUR + 60 * SECOND);
-    // Those of the first minutes, and no more.
+    // Only the webhooks of the first minutes.
     assert!((200..=400).contains(&world.dead), "{} of {count}", world.dead);
     assert_eq!(world.took[&(X, 0)].len() as u64, count, "dead or delivered");
 }
@@ -98,7 +98,7 @@ fn a_replay_is_tried_although_all_else_of_its_lane_expires() {
     let entry = PACKS.with_borrow(|packs| {
         *packs.iter().find(|(_, lanes)| lanes[0] == (X, 0)).expect("it was accepted").0
     });
-    // Kind 1 is told from the others by what is sent.
+    // Kind 1 distinguishes the replay from the others in what is sent.
     let (sorted, content) = (sorted(X, 0, entry.seq, 0), Lanes(Rc::new(vec![(X, 1)])));
     let (id, position) = (StreamId { ms: 1, seq: 1 }, Position::new(entry, 0));
     world.step(vec![Event::Replay(ReplayRead { id, position, sorted, content })]);
@@ -106,7 +106,7 @@ fn a_replay_is_tried_although_all_else_of_its_lane_expires() {
     assert_eq!(world.sent.get(&(X, 1)), Some(&1), "once, and given up again");
 }
 
-/// An operator pauses shops, or none any more.
+/// Pauses these shops and no others, as an operator.
 fn pause_shops(world: &mut World, shops: &[u32]) {
     world.version += 1;
     world.step(vec![Event::Controls(Controls {
@@ -128,12 +128,12 @@ fn what_came_while_an_operator_paused_its_shop_has_all_its_time_after_that() {
     world.run(3 * HOUR);
     pause_shops(&mut world, &[]);
     world.run(4 * HOUR + 300 * SECOND);
-    // Of the first four minutes.
+    // Webhooks of the first four minutes.
     assert!((10..40).contains(&world.dead), "{} of {count}", world.dead);
-    // Those from before the pause, with an hour before it and one after it.
+    // Webhooks from before the pause, which had an hour before it and one after it.
     world.run(5 * HOUR);
     assert!((320..=366).contains(&world.dead), "{} of {count}", world.dead);
-    // Those that came amid it: two hours from its end on.
+    // Webhooks that arrived during the pause have two hours from its end.
     world.run(5 * HOUR + 150 * SECOND);
     assert!(world.dead >= 1_070, "{} of {count}", world.dead);
     world.run(6 * HOUR + 500 * SECOND);
@@ -154,7 +154,7 @@ fn a_stop_of_the_backend_before_it_came_gives_no_webhook_more_time() {
     }
     world.run(2 * HOUR + 300 * SECOND);
     assert!(world.dead <= 1, "{}", world.dead);
-    // One that came every ten seconds, and a minute.
+    // One webhook every ten seconds, and one more minute.
     world.run(2 * HOUR + 960 * SECOND);
     assert!((55..=66).contains(&world.dead), "{}", world.dead);
 }
@@ -230,8 +230,8 @@ fn what_waits_behind_a_resource_that_always_fails_is_given_up_as_fast_as_it_fill
     assert!((285..=300).contains(&world.dead), "{}", world.dead);
 }
 
-/// A leader that begins with a lane of X that failed before it, and a webhook each that was accepted so long before it.
-/// Everything of X hangs.
+/// A leader that begins with a lane of X that failed before, and one webhook for each of these
+/// ages. All webhooks of X hang.
 fn taken_over(failing: Spans, accepted_before: &[Duration]) -> World {
     let Sorted { lane, .. } = sorted(X, 0, 0, 0);
     let ids = accepted_before.iter().map(|ago| StreamId { ms: before(*ago), seq: lane });
@@ -250,24 +250,24 @@ fn taken_over(failing: Spans, accepted_before: &[Duration]) -> World {
     world
 }
 
-/// So long before the leader, in milliseconds since the Unix epoch.
+/// A time before the leader, in milliseconds since the Unix epoch.
 fn before(time: Duration) -> u64 {
     EPOCH_MS - time.as_millis() as u64
 }
 
 #[test]
 fn what_came_while_there_was_no_leader_or_the_backend_was_stopped_has_all_its_time() {
-    // It failed for 40 minutes, then nothing counted for an hour; then 30 minutes, and ten without a leader.
+    // It failed for 40 minutes; an hour did not count; then 30 minutes, and ten without a leader.
     let minutes = |count: u32| count * 60 * SECOND;
     let mut failed = Spans::one(before(minutes(140)), minutes(40));
     failed.push(before(minutes(40)), minutes(30));
-    // Before it failed, in its 30th minute, amid the hour, in the 15th minute after that, and without a leader.
+    // Before it failed, in its 30th minute, in the hour, 15 minutes after it, and without a leader.
     let accepted = [150, 110, 70, 25, 5].map(minutes);
     let mut world = taken_over(failed, &accepted);
     for tick in 0..720 {
         world.accept(tick * 10 * SECOND, [(2 + tick % 5, 0)]);
     }
-    // Minutes of this leader until each has spent an hour, and a few more for a probe, the grace and a look.
+    // Minutes until each has spent an hour, plus a few minutes for a probe, the grace and a scan.
     for (dead, minute) in [(1, 5), (2, 23), (3, 33), (4, 48), (5, 63)] {
         if dead > 1 {
             world.run(minutes(minute) - minutes(3) - SECOND);
@@ -280,7 +280,7 @@ fn what_came_while_there_was_no_leader_or_the_backend_was_stopped_has_all_its_ti
 
 #[test]
 fn the_rows_of_lanes_whose_probes_are_all_cut_off_say_for_how_long_they_have_failed() {
-    // The leader may be killed at any moment: what the next one finds is what was written.
+    // The leader may be killed at any time. The next one finds only what was written.
     let shops = FIRST_OF_ONE..FIRST_OF_ONE + 40;
     let failing = Spans::one(before(60 * SECOND), 60 * SECOND);
     let lane = |shop| LaneLoaded {
@@ -331,14 +331,14 @@ fn a_clock_that_goes_back_makes_no_webhook_older() {
     let mut world = known(Config { retry_for: 2 * HOUR, ..config(16) }, answers);
     let count = with_others(&mut world, 10 * SECOND, 3 * HOUR, 4 * HOUR);
     world.run(HOUR);
-    // All that comes within the next hour seems to come now.
+    // All webhooks of the next hour seem to arrive now.
     world.clock_behind = HOUR;
     world.run(3 * HOUR + 300 * SECOND);
-    // Those of the first minutes, as it went back: later rather than sooner.
+    // Only webhooks of the first minutes, because of the clock: late rather than early.
     assert!((20..=362).contains(&world.dead), "{} of {count}", world.dead);
 }
 
-/// Kinds 200 and 201 are of one lane. An operator pauses kind 200 for two hours, and `of_others` is what the others get.
+/// Kinds 200 and 201 share a lane. Kind 200 is paused for two hours; others get `of_others`.
 fn paused_beside(of_others: Answer, config: Config) -> World {
     let answers = move |shop, kind, at| match kind {
         _ if shop != X => Answer::Takes(5 * MS),
@@ -414,7 +414,7 @@ fn what_a_filter_paused_has_not_failed_with_its_lane_for_the_next_leader() {
     world.accept(SECOND, [(X, 200), (X, 201)]);
     with_others(&mut world, HOUR, HOUR, 3 * HOUR);
     world.run(2 * HOUR);
-    // Something else has changed, and it did not have its turn since.
+    // Another control has changed, and the webhook had no turn since.
     world.pause(Some(200));
     world.step(vec![Event::Drain]);
     world.run(2 * HOUR + SECOND);
@@ -519,20 +519,20 @@ fn a_run_that_was_not_tried_expires_as_far_as_it_is_overdue() {
     world.run(HOUR);
     let untried: Vec<_> =
         world.took.iter().filter(|(key, _)| key.0 == X && !world.sent.contains_key(key)).collect();
-    // Of a few a lead was recorded for a probe that another one then had.
+    // For a few, a lead was recorded for a probe that another resource then got.
     let is_early = |took: &Vec<Duration>| took.iter().min() < Some(&(660 * SECOND));
     let early = untried.iter().filter(|(_, took)| is_early(took)).count();
     assert!(untried.len() > 5 && early <= 2, "{early} of {}", untried.len());
 }
 
-/// Others are well up to then.
+/// Sends webhooks of healthy shops up to `end`.
 fn others_are_well(world: &mut World, end: Duration) {
     for tick in (0..).take_while(|tick| *tick * 10 * SECOND < end) {
         world.accept(SECOND + tick * 10 * SECOND, [(2 + tick % 5, 0)]);
     }
 }
 
-/// Redis' clock goes back by an hour. What comes then, and is paused for two hours, has not failed with its lane before.
+/// Redis' clock goes back by an hour. Later webhooks are paused for two hours and have not failed.
 #[test]
 fn what_comes_after_the_clock_went_back_has_all_its_time() {
     let config = Config { retry_for: 50 * 60 * SECOND, ..config(16) };
@@ -542,7 +542,7 @@ fn what_comes_after_the_clock_went_back_has_all_its_time() {
     world.run(2 * HOUR);
     assert_eq!(world.dead, 1);
     world.clock_behind = HOUR;
-    // By then ids are not those of before any more.
+    // At this time the ids are again higher than before.
     world.accept(3 * HOUR + 60 * SECOND, [(X, 201)]);
     world.run(3 * HOUR + 61 * SECOND);
     pause_shops(&mut world, &[X]);
@@ -554,8 +554,8 @@ fn what_comes_after_the_clock_went_back_has_all_its_time() {
     assert_eq!(world.dead, 2);
 }
 
-/// An event of a product has failed for nearly all its time, and another one has come. The next leader does not know that
-/// they were not sent together; the other one has its own time all the same.
+/// An event of a product has failed for nearly all its time when another one arrives. The next
+/// leader does not know that they were not sent together. The later one still has its own time.
 #[test]
 fn what_came_behind_one_that_failed_for_long_is_not_given_up_with_it_by_the_next_leader() {
     let entry = StreamId { ms: EPOCH_MS + 1_000, seq: 1 };

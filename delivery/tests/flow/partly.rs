@@ -1,24 +1,24 @@
-//! Some shops are answered that the backend has no room, or get no answer at all, and others are served: these
-//! must not notice.
+//! Some shops get no answer, or the answer that the backend is full. Other shops are served and
+//! must not be delayed.
 
 use super::*;
 
-/// When the first shops begin to be ill.
+/// Time at which the first shops begin to fail.
 const ILL_FROM: Duration = Duration::from_secs(10);
-/// From then on, what is theirs is told from the backend's.
+/// Time after which their failures are recognized as their own.
 const TOLD_AFTER: Duration = Duration::from_secs(30);
 const END: Duration = Duration::from_secs(600);
-/// Numbers of the ill shops begin here.
+/// Number of the first failing shop.
 const ILL: u32 = 100;
 const HEALTHY: u32 = 20;
 
-/// Webhooks of healthy shops, one every so often.
+/// Number of webhooks of healthy shops, at one each `every`.
 fn accepted(every: Duration) -> u32 {
     (END - SECOND).div_duration_f64(every) as u32
 }
 
-/// Twenty healthy shops beside ill ones: webhooks of all that are accepted every so often, by turns, and of each
-/// ill one.
+/// Twenty healthy shops beside failing ones. The healthy shops together get a webhook each
+/// `all_every`, in turn. Each failing shop gets one each `ill_every`.
 fn beside(ill: u32, answer: Answer, all_every: Duration, ill_every: Duration) -> World {
     PACKS.with_borrow_mut(BTreeMap::clear);
     let answers = move |shop, _, at| {
@@ -66,7 +66,7 @@ fn shops_that_are_served_do_not_wait_for_others_whose_answers_say_that_there_is_
     }
 }
 
-/// A number below a hundred, as if drawn for each attempt.
+/// A pseudorandom number below a hundred for an attempt.
 fn percentile(shop: u32, at: Duration) -> u64 {
     let drawn = (at.as_nanos() as u64 ^ u64::from(shop)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (drawn >> 32) % 100

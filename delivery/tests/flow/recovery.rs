@@ -1,8 +1,9 @@
-//! Everything is ill, and some of it recovers: what has recovered is found, and is then served, although the
-//! rest stays ill for good.
+//! All lanes fail, and some of them recover. Recovered lanes are found and then served, although
+//! the rest keeps failing.
 //!
-//! Each seed draws how many lanes there are, in which ways they are ill, how they are loaded, how many slots the
-//! backend has, and what recovers when. `RECOVERY_SEEDS` plays more of them, `RECOVERY_SEED` one.
+//! Each seed determines how many lanes there are, how they fail, their load, the slots of the
+//! backend, and which lanes recover when. `RECOVERY_SEEDS` runs more seeds, `RECOVERY_SEED` runs
+//! one.
 
 use super::*;
 
@@ -11,21 +12,21 @@ mod random;
 
 use random::{Random, mix};
 
-/// Number of the first shop that recovers; those below are ill for good.
+/// Number of the first shop that recovers. Lower ones never recover.
 const RECOVERING: u32 = 1_000;
-/// Shops that come later, and are ill too.
+/// Number of the first shop that arrives later and also fails.
 const NEW: u32 = 2_000;
-/// A round of probes of a backend that refuses: one in ten seconds. Of slices that hang: less.
+/// Time between two probes of a refusing backend: ten seconds. With slices it is less.
 const PROBE: Duration = Duration::from_secs(10);
-/// A failure that takes long.
+/// Duration of a slow failure.
 const SLOW: Duration = Duration::from_secs(12);
-/// Rounds within which a lane that has recovered is found.
+/// Rounds of probes within which a lane that has recovered is found.
 const ROUNDS: u32 = 3;
-/// Beside the rounds.
+/// Time in addition to the rounds.
 const BESIDE: Duration = Duration::from_secs(300);
-/// Time that the found ones have to catch up.
+/// Time that found lanes have to catch up.
 const CATCHES_UP: Duration = Duration::from_secs(600);
-/// Wait of a webhook accepted after its lane was found.
+/// Longest wait of a webhook accepted after its lane was found.
 const SERVED_WITHIN: Duration = Duration::from_secs(120);
 
 #[derive(Debug, Clone)]
@@ -36,15 +37,15 @@ struct Plan {
     shops: u32,
     kinds: u8,
     recovering: u32,
-    /// When those recover, each of its kinds but those that never do.
+    /// Time at which the recovering shops recover, except for kinds that never do.
     at: Duration,
-    /// Only the last kind of what recovers does.
+    /// Set if only the last kind of a recovering shop recovers.
     in_part: bool,
     well: Duration,
-    /// Between two webhooks of a lane.
+    /// Time between two webhooks of a lane.
     every: Option<Duration>,
     first: u32,
-    /// Between two new shops.
+    /// Time between two new shops.
     new_every: Option<Duration>,
     is_served_before: bool,
     seed: u64,
@@ -85,7 +86,7 @@ impl Plan {
             is_served_before: random.chance(500),
             seed,
         };
-        // What has recovered can be served, by half of the slots and of the rate.
+        // Recovered lanes can be served with half of the slots and of the rate.
         if let Some(every) = plan.every {
             let lanes = plan.recovering * u32::from(plan.kinds);
             plan.well = plan.well.min(every * plan.slots as u32 / (2 * lanes));
@@ -95,7 +96,7 @@ impl Plan {
         plan
     }
 
-    /// Lanes that are ill.
+    /// Number of lanes that fail at first.
     fn lanes(&self) -> u32 {
         (self.shops + self.recovering) * u32::from(self.kinds)
     }
@@ -104,24 +105,24 @@ impl Plan {
         (RECOVERING..NEW).contains(&shop) && (!self.in_part || kind + 1 == self.kinds)
     }
 
-    /// Time from the recovery within which each lane that recovers is served for the first time.
+    /// Time after the recovery within which each recovering lane is served for the first time.
     fn bound(&self) -> Duration {
         let has = |is: fn(&Answer) -> bool| self.ills.iter().any(is);
         let may_refuse = has(|ill| matches!(ill, Answer::Refuses(_)));
-        // A backend that refuses has one probe at a time, and so has one with few slots.
+        // A refusing backend has one probe at a time, and so has one with few slots.
         let is_single = may_refuse || self.slots < 4;
         let is_slow = has(|ill| matches!(ill, Answer::Hangs | Answer::Fails(SLOW))) && is_single;
         let round = ROUNDS * if is_slow { TIMEOUT + PROBE } else { PROBE };
         let least = BESIDE + round * self.lanes();
-        // New ones come meanwhile.
+        // New shops arrive meanwhile.
         let Some(every) = self.new_every else { return least };
         let new = round.div_duration_f64(every);
         (least + self.at.mul_f64(new)).mul_f64(1.0 / (1.0 - new.min(0.75)))
     }
 
-    /// True if what has recovered is served in full. Where most shops refuse for good, everybody waits for probes:
-    /// that is what the circuit breaker of refusals is for. Slow failures of most shops hold most of the
-    /// slots, and a shop waits as long as its other kinds ask for it.
+    /// True if recovered lanes are served in full. If most shops refuse forever, all lanes wait for
+    /// probes because of the circuit breaker on refusals. Slow failures of most shops hold most of
+    /// the slots. A shop waits as long as pauses for its other kinds last.
     fn is_served(&self) -> bool {
         !self.ills.iter().any(|ill| match ill {
             Answer::Refuses(_) | Answer::Fails(SLOW) => true,
@@ -130,7 +131,7 @@ impl Plan {
         })
     }
 
-    /// Time in which what has waited is served by half of the slots.
+    /// Time in which waiting webhooks are served with half of the slots.
     fn catches_up(&self, found: Duration) -> Duration {
         let arrived = self.every.map_or(0.0, |every| found.div_duration_f64(every));
         let lanes = f64::from(self.recovering * u32::from(self.kinds));
@@ -153,7 +154,7 @@ impl Plan {
         })
     }
 
-    /// The load up to `end`, and when the webhooks of each lane are accepted.
+    /// Creates the load up to `end`. Returns the acceptance times of each lane, too.
     fn world(&self, end: Duration) -> (World, HashMap<(u32, u8), Vec<Duration>>) {
         let config = Config {
             bounds: self.bounds,
@@ -194,7 +195,8 @@ impl Plan {
         (world, accepted)
     }
 
-    /// Plays it; returns the longest time until a lane was found, and the longest wait after it.
+    /// Plays the plan. Returns the longest time until a lane was found, and the longest wait after
+    /// it.
     fn play(&self) -> Result<(Duration, Duration), String> {
         let end = self.at + self.bound();
         let (mut world, accepted) = self.world(end + self.catches_up(end) + 400 * SECOND);
@@ -224,7 +226,7 @@ impl Plan {
         for _ in 0..30 {
             world.run(world.now + 10 * SECOND);
             for lane in &recovered {
-                // Webhooks of a lane are counted: so many of the oldest ones are taken for delivered.
+                // The test counts webhooks of a lane and assumes that the oldest were delivered.
                 let oldest = accepted[lane].get(count(&world, *lane));
                 let wait = oldest.map_or(Duration::ZERO, |at| world.now.saturating_sub(*at));
                 waited = waited.max(wait);

@@ -1,10 +1,10 @@
-//! Shops that are slow or hang in part, and succeed in between.
+//! Shops that are partly slow or hanging and succeed in between.
 
 use std::cell::Cell;
 
 use super::*;
 
-/// Slots, of which the limiter may take none away.
+/// Number of slots, which the limiter may not reduce.
 const SLOTS: usize = 16;
 
 fn steady(seed: u64) -> Config {
@@ -12,8 +12,8 @@ fn steady(seed: u64) -> Config {
     Config { bounds, seed, ..config(SLOTS) }
 }
 
-/// Shop Y is well, and sends a webhook every ten seconds amid a flood of others. Checks that the first may wait
-/// until one attempt is cut off, and no other does.
+/// Shop Y is healthy and sends a webhook every ten seconds during a flood of others. Checks that
+/// only the first one waits until an attempt is cut off.
 fn flows(mut world: World, from: Duration, cuts_max: u64) {
     for round in 0..12 {
         world.accept(from + round * 10 * SECOND, [(Y, 0)]);
@@ -26,7 +26,7 @@ fn flows(mut world: World, from: Duration, cuts_max: u64) {
     assert!(world.core.counts().cut_off <= cuts_max, "{} cut off", world.core.counts().cut_off);
 }
 
-/// A flood of shop X beside it.
+/// Runs shop Y beside a flood of shop X.
 fn flows_beside(seed: u64, flood: u32, of_x: impl Fn() -> Answer + 'static, cuts_max: u64) {
     let answers: Box<Answers> =
         Box::new(move |shop, _, _| if shop == X { of_x() } else { Answer::Takes(5 * MS) });

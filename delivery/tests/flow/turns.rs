@@ -1,9 +1,9 @@
-//! Turns are rare, because the backend is stopped, has few slots or a rate: every lane has its own, whatever the
-//! others answer.
+//! Turns are rare because the backend is stopped or has few slots or a low rate. Every lane gets
+//! turns, whatever the answers to other lanes are.
 
 use super::*;
 
-/// So many slots, of which the limiter takes none away.
+/// A configuration with a fixed number of slots.
 fn slots(slots: usize, seed: u64) -> Config {
     let bounds = Bounds { concurrency_min: slots, concurrency_max: slots, rate_max: None };
     Config { bounds, seed, retry_refused_for: 48 * 3600 * SECOND, ..config(slots) }
@@ -18,8 +18,8 @@ fn sent(world: &World, lane: (u32, u8)) -> u64 {
     world.sent.get(&lane).copied().unwrap_or(0)
 }
 
-/// Runs until `end`, and does something each second; returns the longest time in which one of the lanes was not
-/// tried.
+/// Runs until `end` and calls `each_second` each second. Returns the longest time in which one of
+/// the lanes was not tried.
 fn longest_untried(
     world: &mut World,
     lanes: &[(u32, u8)],
@@ -41,7 +41,8 @@ fn longest_untried(
     longest
 }
 
-/// A new shop comes after each probe of another one, and is probed first: the one that waited is the next.
+/// A new shop arrives after each probe of another one and is probed first. The waiting turn is
+/// next.
 #[test]
 fn a_lane_whose_turn_waits_for_a_slow_probe_keeps_it_while_new_ones_go_first() {
     for failed in [3, 4, 6] {
@@ -54,7 +55,7 @@ fn a_lane_whose_turn_waits_for_a_slow_probe_keeps_it_while_new_ones_go_first() {
         for round in 0..20 {
             world.accept(10 * SECOND + round * MS, lanes.iter().copied());
         }
-        // Most of the shops that were heard of lately are refused.
+        // Most of the recently seen shops are refused.
         world.accept(20 * SECOND, (500..520).map(|shop| (shop, 0)));
         world.run(1_000 * SECOND);
         assert!(world.core.status().is_refusing);
@@ -67,13 +68,13 @@ fn a_lane_whose_turn_waits_for_a_slow_probe_keeps_it_while_new_ones_go_first() {
             }
         });
         println!("{failed} lanes: {longest:?}");
-        // A round is of them, the twenty others and as many new ones, one in twelve seconds. A lane that loses its
-        // place is not tried at all.
+        // A round consists of the lanes, the twenty others and as many new ones, one in twelve
+        // seconds. A lane that loses its place is never tried.
         assert!(longest < (failed + 20) * 2 * 30 * SECOND, "{failed} lanes: {longest:?}");
     }
 }
 
-/// A probe that takes long is one probe.
+/// A long probe counts as one probe.
 #[test]
 fn lanes_of_a_backend_that_is_down_are_probed_one_after_the_other_however_long_each_takes() {
     for quick in [Answer::PausesShop(500 * MS), Answer::Fails(5 * MS)] {
@@ -93,7 +94,7 @@ fn lanes_of_a_backend_that_is_down_are_probed_one_after_the_other_however_long_e
     }
 }
 
-/// Topics that go first do so while turns are many.
+/// Priority topics go first only while turns are many.
 #[test]
 fn lanes_of_a_backend_that_refuses_are_probed_whatever_their_class() {
     let mut world = world(slots(16, 7), |_, _, at| match at {
@@ -111,7 +112,8 @@ fn lanes_of_a_backend_that_refuses_are_probed_whatever_their_class() {
     assert!(world.core.status().is_refusing && longest < 200 * SECOND, "{longest:?}");
 }
 
-/// All hang, and nothing was delivered lately; one attempt at a time of each, in the order of the line.
+/// All lanes hang, and nothing was delivered lately. Each has one attempt at a time, in the order
+/// of the queue.
 #[test]
 fn each_lane_that_hangs_is_tried_again_where_nothing_else_is_delivered() {
     for (slots_max, hanging) in [(2, 10), (2, 30), (4, 60)] {
@@ -125,13 +127,14 @@ fn each_lane_that_hangs_is_tried_again_where_nothing_else_is_delivered() {
         }
         world.accept(2 * SECOND, lanes.iter().copied());
         let longest = longest_untried(&mut world, &lanes, 7_200 * SECOND, |_| ());
-        // Between the longest time with places in line, 97, 173 and 191 s, and without, 336 s and more.
+        // Longest time with places in the queue: 97, 173 and 191 s. Without them it is at least 336
+        // s.
         println!("{hanging} lanes, {slots_max} slots: {longest:?}");
         assert!(longest < 60 * SECOND + 12 * SECOND * hanging, "{hanging} lanes: {longest:?}");
     }
 }
 
-/// The shop is paused again and again, for the sake of a kind of which more waits than the pauses let through.
+/// The shop is paused repeatedly for a kind with more webhooks than the pauses let through.
 #[test]
 fn a_kind_that_asks_for_pauses_of_its_shop_does_not_go_first_after_each() {
     let mut world = world(slots(16, 7), |shop, kind, _| match (shop, kind) {
@@ -167,7 +170,8 @@ fn a_backend_is_found_when_it_comes_back_however_long_its_probes_were_refused() 
     }
 }
 
-/// While it refuses, new lanes that do so slowly are probed side by side: they leave a gap for one that failed.
+/// While the backend refuses, slow probes of new lanes run in parallel. They leave a gap for a lane
+/// that failed.
 #[test]
 fn a_shop_that_recovers_is_found_though_new_ones_refuse_slowly_all_the_time() {
     for new_every in [500 * MS, 5 * SECOND] {
@@ -192,7 +196,7 @@ fn a_shop_that_recovers_is_found_though_new_ones_refuse_slowly_all_the_time() {
     }
 }
 
-/// A failure costs as much of a scarce rate as a delivery.
+/// A failure uses as much of a low rate as a delivery.
 #[test]
 fn a_shop_whose_kinds_fail_at_once_has_no_more_of_the_rate_than_others() {
     let bounds = Bounds { concurrency_min: 16, concurrency_max: 16, rate_max: Some(10.0) };

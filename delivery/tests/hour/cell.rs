@@ -1,4 +1,4 @@
-//! A cell in virtual time: load, a leader that is replaced twice, a backend.
+//! A cell in virtual time: a load, a backend, and a leader that is replaced twice.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use spillway_delivery::{
-    AttemptEnd, AttemptId, Backoff, Config, Controls, Core, Dispatch, Drops, Effect, Event, Loaded,
-    Now, Outcome, Seen, Settlement, ShopBounds, Tuning, Verdict,
+    AttemptEnd, AttemptId, Backoff, Config, Controls, Core, DedupWindow, Dispatch, Drops, Effect,
+    Event, Loaded, Now, Outcome, PendingSettlement, ShopBounds, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::StreamId;
@@ -24,29 +24,29 @@ const EPOCH_MS: u64 = 1_700_000_000_000;
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// `RETRY_LONGEST`.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Packs that are read before the core takes them.
+/// Packs that are read before the core requests them.
 const READ_AHEAD: usize = 4;
-/// Time that Redis takes for a settlement, and for a read.
+/// Duration of a settlement and of a read in Redis.
 const SETTLING: Duration = MS;
 const READING: Duration = Duration::from_micros(300);
-/// Time in which nobody leads, after a leader was killed.
+/// Time without a leader after one was killed.
 const NOBODY_LEADS: Duration = Duration::from_secs(12);
-/// After it, waits are compared again.
+/// Time after that until waits are compared again.
 const CATCHES_UP: Duration = Duration::from_secs(12);
-/// After the load, all that still waits is delivered within this time.
+/// Time within which everything is delivered after the load.
 const ENDS_WITHIN: Duration = Duration::from_secs(4 * 3600);
-/// Buckets of waiting times: each longer by so much than the one before.
+/// Factor between the limits of two buckets of waiting times.
 const BUCKET: f64 = 1.02;
 
 enum Task {
     Accept,
     Event(u64, Event<Webhooks>),
     End(u64, AttemptId),
-    Apply(u64, Box<Settlement<Webhooks>>),
+    Apply(u64, Box<PendingSettlement<Webhooks>>),
     Lead,
 }
 
-/// Fate of the webhooks of the shops of one kind.
+/// Counts of the webhooks of shops of one kind.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
     pub accepted: u64,
@@ -54,24 +54,24 @@ pub struct Tally {
     pub dead: u64,
 }
 
-/// Figures of an hour.
+/// Results of an hour.
 #[derive(Default)]
 pub struct Played {
     tallies: HashMap<u8, Tally>,
-    /// Waits of the healthy shops, counted by bucket, but for those while others catch up.
+    /// Waits of the healthy shops, counted by bucket, except while other shops catch up.
     waits: BTreeMap<u32, u64>,
-    /// Longest of them while shops that have recovered catch up: each shop has its turn.
+    /// Longest wait of the healthy shops while recovered shops catch up: each shop has its turn.
     pub catching_up_wait: Duration,
-    /// Longest wait of a shop that has recovered, of what was accepted in the last sixth of the load but for
-    /// its last second.
+    /// Longest wait of a recovered shop, for webhooks of the last sixth of the load except its last
+    /// second.
     pub recovered_wait: Duration,
-    /// Attempts of shops that recover which failed, by the second they ended in.
+    /// Failed attempts of recovering shops, by the second in which they ended.
     failed_in: BTreeMap<u64, u32>,
-    /// Packs of the main stream that were read again for parts of lanes that are not indexed.
+    /// Packs of the main stream that were read again for rests of lanes.
     pub rest_reads: u64,
-    /// Most that the index held, in bytes.
+    /// Largest size of the index, in bytes.
     pub index_bytes: usize,
-    /// Most packs in the main stream.
+    /// Largest number of packs in the main stream.
     pub main_packs: usize,
     lane_webhooks: u64,
     /// Time after the load until nothing was left.
@@ -87,7 +87,7 @@ impl Played {
         self.tallies.entry(health as u8).or_default()
     }
 
-    /// A percentile of the healthy shops' waits.
+    /// A percentile of the waits of healthy shops.
     pub fn wait(&self, part: f64) -> Duration {
         let all: u64 = self.waits.values().sum();
         let mut left = (all as f64 * part) as u64;
@@ -100,7 +100,7 @@ impl Played {
         Duration::MAX
     }
 
-    /// Most attempts that failed in one second between two times.
+    /// Largest number of failed attempts in one second, between two times.
     pub fn most_failed(&self, from: Duration, to: Duration) -> u32 {
         self.failed_in
             .range(from.as_secs()..to.as_secs())
@@ -174,12 +174,12 @@ pub struct Cell<'a> {
     tasks: BTreeMap<(Duration, u64), Task>,
     task_number: u64,
     accepted: u64,
-    /// Number of each pack's first webhook, by when it was accepted.
+    /// Number of each pack's first webhook, by the time of acceptance.
     first_numbers: HashMap<u64, u64>,
-    /// Goes up with each leader.
+    /// Number of the current leader.
     term: u64,
     leader: Option<Leader>,
-    /// Newest webhook delivered of each resource, and by which leader.
+    /// Newest delivered webhook of each resource, and the leader that delivered it.
     newest: HashMap<u64, (Position, u64)>,
     settled: u64,
     sampled_at: Duration,
@@ -238,7 +238,7 @@ impl<'a> Cell<'a> {
         }
     }
 
-    /// True if the load has ended, and with it all illness.
+    /// True if the load has ended, and with it all failures.
     fn is_over(&self) -> bool {
         self.now >= self.load.length
     }
@@ -247,11 +247,11 @@ impl<'a> Cell<'a> {
         if self.is_over() { Health::Well } else { self.load.health(shop) }
     }
 
-    /// The leader is gone, and another one begins with what is stored.
+    /// Replaces the leader by one that begins with the stored state.
     fn lead(&mut self) {
         self.term += 1;
         let loaded = if self.term == 1 { Loaded::default() } else { self.store.load() };
-        let core = Core::new(self.config(), loaded, Seen::new(Duration::ZERO, 0));
+        let core = Core::new(self.config(), loaded, DedupWindow::new(Duration::ZERO, 0));
         self.leader = Some(Leader {
             core,
             began: self.now,
@@ -272,7 +272,7 @@ impl<'a> Cell<'a> {
         self.drive(vec![Event::Controls(controls), Event::ReplaysLoaded]);
     }
 
-    /// Plays the load, and then until nothing is left.
+    /// Plays the load, and then continues until nothing is left.
     pub fn play(mut self) -> Played {
         let end = self.load.length + ENDS_WITHIN;
         let mut is_healed = false;
@@ -341,7 +341,7 @@ impl<'a> Cell<'a> {
         }
     }
 
-    /// A pack is appended.
+    /// Appends a pack.
     fn accept(&mut self) {
         let each = f64::from(self.load.rate) / PACKS_PER_SECOND;
         let to = (self.now.as_secs_f64() * PACKS_PER_SECOND * each) as u64;
@@ -434,7 +434,7 @@ impl<'a> Cell<'a> {
         assert_ne!(health, Health::Paused, "{webhook:?} is paused, and sent");
         let took = match health {
             Health::Hangs => TIMEOUT,
-            // From three to eight milliseconds.
+            // Three to eight milliseconds.
             _ => 3 * MS + MS * (mixed(self.task_number) % 6) as u32,
         };
         let Some(leader) = self.leader.as_mut() else { return };
@@ -443,7 +443,7 @@ impl<'a> Cell<'a> {
         self.later(took, Task::End(self.term, dispatch.id));
     }
 
-    /// An attempt ends, unless it was cut off.
+    /// Ends an attempt, unless it was cut off.
     fn end(&mut self, id: AttemptId) -> Option<Event<Webhooks>> {
         let attempt = self.leader.as_mut()?.attempts.remove(&id)?;
         let InFlight { webhook, health, began } = attempt;
@@ -464,7 +464,7 @@ impl<'a> Cell<'a> {
         };
         if verdict == Verdict::Delivered {
             let newest = self.newest.insert(webhook.resource, (webhook.position, self.term));
-            // The next leader repeats what was not settled.
+            // The next leader repeats webhooks that were not settled.
             let is_after =
                 newest.is_none_or(|(newest, term)| newest < webhook.position || term < self.term);
             assert!(is_after, "{webhook:?} after {newest:?}");
@@ -478,8 +478,8 @@ impl<'a> Cell<'a> {
         Some(Event::Ended(end))
     }
 
-    /// Counts what is settled.
-    fn count(&mut self, settlement: &Settlement<Webhooks>) {
+    /// Counts the settled webhooks.
+    fn count(&mut self, settlement: &PendingSettlement<Webhooks>) {
         for record in &settlement.records {
             let shop = self.shop_of(record.position);
             let tally = self.played.of_mut(self.load.health(shop));

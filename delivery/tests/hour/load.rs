@@ -1,4 +1,4 @@
-//! Who sends how much, and what the backend does with it.
+//! Load of the shops, and the answers of the backend.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -7,22 +7,23 @@ use spillway_delivery::{Class, Content, Sorted};
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
-/// The receiver appends so many packs a second.
+/// Packs that the receiver appends per second.
 pub const PACKS_PER_SECOND: f64 = 100.0;
-/// Events of one resource come after each other: a resource of a shop has so many, about.
+/// Approximate number of resources of a shop. Events of one resource are delivered one after the
+/// other.
 const RESOURCES: u64 = 50;
-/// Turns that a shop over its rate has beside its own.
+/// Additional turns of a shop over its rate.
 const MORE_TURNS: u32 = 9;
-/// Of ten webhooks of a shop that fails in part, so many fail.
+/// Failing webhooks, of ten webhooks of a partly failing shop.
 const FAILING_PART: u64 = 4;
-/// A webhook's size, in bytes.
+/// Size of a webhook in bytes.
 pub const RAW_BYTES: usize = 500;
 
 /// Load of an hour.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
     pub shops: u32,
-    /// Webhooks a second of all shops together.
+    /// Webhooks per second of all shops together.
     pub rate: u32,
     pub length: Duration,
     /// `PARK_AFTER`.
@@ -34,16 +35,16 @@ pub struct Load {
     pub ills: Ills,
 }
 
-/// Shops that are unwell.
+/// Shops that are not healthy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ills {
-    /// None.
+    /// No shop.
     None,
-    /// One in a hundred of each kind.
+    /// One in a hundred shops of each kind.
     Hundredth,
-    /// The first so many fail in part.
+    /// The first shops, in this number, fail partly.
     InPart(u32),
-    /// The first so many fail until shortly before the second takeover.
+    /// The first shops, in this number, fail until shortly before the second takeover.
     Recovering(u32),
 }
 
@@ -55,9 +56,9 @@ pub enum Health {
     Hangs,
     Paused,
     OverRate,
-    /// Some of its webhooks fail, again and again.
+    /// Some webhooks of the shop fail, again and again.
     FailsInPart,
-    /// It fails up to a time.
+    /// The shop fails up to a time.
     Recovers,
 }
 
@@ -78,7 +79,7 @@ impl Health {
     }
 }
 
-/// A number that looks random and is the same in each run.
+/// A pseudorandom number that is the same in each run.
 pub fn mixed(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -87,7 +88,7 @@ pub fn mixed(number: u64) -> u64 {
 }
 
 impl Load {
-    /// Turns in a round: each shop has one, and those that are over their rate have ten.
+    /// Number of turns in a round: one for each shop, and ten for shops over their rate.
     fn turns(&self) -> u32 {
         self.shops + MORE_TURNS * (self.shops / 100)
     }
@@ -109,26 +110,26 @@ impl Load {
         (0..self.shops).any(|shop| self.health(shop) == health)
     }
 
-    /// Until when shops fail that recover: some seconds before the leader is killed again.
+    /// Time up to which recovering shops fail: some seconds before the leader is killed again.
     pub fn recovers_at(&self) -> Duration {
         self.length * 2 / 3 - Duration::from_secs(5)
     }
 
-    /// True from when shops recover until the leader is killed, shortly after.
+    /// True between the recovery of shops and the kill of the leader shortly after.
     pub fn is_catching_up(&self, since: Duration) -> bool {
         let times = self.recovers_at()..self.length * 2 / 3;
         matches!(self.ills, Ills::Recovering(_)) && times.contains(&since)
     }
 
-    /// Least time between two deliveries to one shop: twice as long as those over their rate would
-    /// need, and a fifth of what the others do.
+    /// Shortest time between two deliveries to one shop: twice the time that shops over their rate
+    /// would need, and a fifth of the time that the others need.
     pub fn spacing(&self) -> Duration {
         Duration::from_secs_f64(f64::from(self.turns()) / (5.0 * f64::from(self.rate)))
     }
 
-    /// Shop and resource of the webhook of this number.
+    /// Shop and resource of the webhook with this number.
     pub fn webhook(&self, number: u64) -> (u32, u64) {
-        // Neighbours in a round are of distant shops.
+        // Neighbours in a round belong to distant shops.
         let turn = number * 7_919 % u64::from(self.turns());
         let turn = u32::try_from(turn).expect("it is small");
         let shop = match turn.checked_sub(self.shops) {
@@ -136,20 +137,20 @@ impl Load {
             Some(more) => more / MORE_TURNS * 100 + 4,
         };
         let resource = match self.ills {
-            // One that fails does not hold others up.
+            // A failing resource does not block others.
             Ills::InPart(_) | Ills::Recovering(_) => (1 << 40) + number,
             _ => (u64::from(shop) << 16) + mixed(number) % RESOURCES,
         };
         (shop, resource)
     }
 
-    /// True if the webhook is of a shop that is well in both hours.
+    /// True if the webhook belongs to a shop that is healthy in both hours.
     pub fn is_compared(&self, shop: u32) -> bool {
         !(1..=4).contains(&(shop % 100)) && self.health(shop) == Health::Well
     }
 }
 
-/// A webhook.
+/// An accepted webhook.
 #[derive(Debug, Clone, Copy)]
 pub struct Webhook {
     pub position: Position,
@@ -158,7 +159,7 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    /// True if it fails when its shop fails in part.
+    /// True if the webhook fails when its shop fails partly.
     pub fn is_failing_part(&self) -> bool {
         mixed(self.resource) % 10 < FAILING_PART
     }

@@ -1,9 +1,9 @@
-//! An hour of a cell in virtual time, in which one shop of a hundred fails, one hangs, one is paused
-//! and one is over its rate: what the healthy ones notice, beside the same hour without them.
+//! An hour of a cell in virtual time. Of a hundred shops one fails, one hangs, one is paused and
+//! one is over its rate. The test compares the healthy shops with the same hour without the others.
 //!
-//! The suite plays four minutes of it at a tenth of the load. `make simulate-core` plays the hour at
-//! 2,000 webhooks a second, of 1,000 and of 20,000 shops. `MINUTES`, `RATE` and `SEED` are other numbers;
-//! the same numbers play the same hour.
+//! The test suite plays four minutes at a tenth of the load. `make simulate-core` plays the hour at
+//! 2,000 webhooks a second, with 1,000 and with 20,000 shops. `MINUTES`, `RATE` and `SEED` change
+//! these numbers. The same numbers play the same hour.
 
 mod cell;
 mod load;
@@ -14,18 +14,18 @@ use std::time::{Duration, Instant};
 use crate::cell::{Cell, Played};
 use crate::load::{Health, Ills, Load};
 
-/// How much longer the healthy shops may wait than without the others, and what is too short to
-/// compare.
+/// Factor by which healthy shops may wait longer than without the others, and the difference that
+/// is too short to compare.
 const SLOWER_MAX: f64 = 1.5;
 const NOISE: Duration = Duration::from_millis(2);
 /// `INDEX_MEMORY`.
 const INDEX_BYTES: usize = 64 << 20;
-/// Part of the index for reads for windows that were under way when it became full.
+/// Reads that were under way when the index became full may take 1/`SLACK_PART` of it.
 const SLACK_PART: usize = 16;
-/// Main stream beyond the calm one, in `PARK_AFTER` of accepted packs.
+/// Bound of the main stream beyond that of the calm hour, in `PARK_AFTER` of accepted packs.
 const STREAM_PART_MAX: f64 = 1.5;
 
-/// A number from the environment.
+/// Number from an environment variable.
 fn number(name: &str, usual: u32) -> u32 {
     std::env::var(name).map_or(usual, |text| text.parse().expect("a number"))
 }
@@ -47,7 +47,7 @@ fn play(load: &Load) -> Played {
     played
 }
 
-/// Plays both, and compares. Returns what was compared.
+/// Plays both hours and compares them. Returns the results.
 fn compare(ill: &Load) -> (Played, Played) {
     let calm = play(&Load { ills: Ills::None, ..*ill });
     let bad = play(ill);
@@ -124,7 +124,7 @@ fn shops_that_recover_catch_up_with_the_main_stream() {
     for wait in [recovered.recovered_wait, recovered.catching_up_wait] {
         assert!(wait > Duration::ZERO && wait < Duration::from_secs(1), "{wait:?}");
     }
-    // Their breakers opened at the same time, and are not probed at the same time.
+    // Their breakers opened at the same time, but are not probed at the same time.
     let to = load.recovers_at();
     let (from, shops) = (to - Duration::from_secs(15), 400);
     let most = recovered.most_failed(from, to);

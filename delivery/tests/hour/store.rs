@@ -1,18 +1,18 @@
-//! What Redis holds: the main stream and the lanes.
+//! Data in Redis: the main stream and the lanes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use spillway_delivery::{
-    ChunkFound, ChunkRead, LaneLoaded, LaneRowChange, Loaded, PackKey, PackRead, ReadAgain,
-    Settlement,
+    ChunkFound, ChunkRead, LaneLoaded, LaneRowChange, Loaded, PackKey, PackRead, PendingSettlement,
+    ReadAgain,
 };
 use spillway_webhook::position::Position;
 use spillway_webhook::{StoredRetry, StreamId};
 
 use crate::load::{Webhook, Webhooks};
 
-/// Webhooks of a chunk, and a bit for each that is settled.
+/// Webhooks of a chunk, and one bit per webhook, set when it is settled.
 type Chunk = (Rc<Vec<Webhook>>, Vec<u8>);
 
 #[derive(Default)]
@@ -82,7 +82,7 @@ impl Store {
         })
     }
 
-    /// A pack or chunk, read again.
+    /// Returns a pack or chunk that is read again.
     pub fn again(&self, key: PackKey) -> Option<ReadAgain<Webhooks>> {
         match key {
             PackKey::Main(entry) => {
@@ -99,7 +99,7 @@ impl Store {
     }
 
     /// Applies a settlement.
-    pub fn apply(&mut self, settlement: &Settlement<Webhooks>) {
+    pub fn apply(&mut self, settlement: &PendingSettlement<Webhooks>) {
         let lanes = &settlement.lanes;
         for write in &lanes.chunks.written {
             let of = |at: &Position| lanes.moved[&at.entry()].0[at.index as usize];
@@ -135,7 +135,7 @@ impl Store {
         }
     }
 
-    /// True if nothing is left of the main stream and the lanes.
+    /// True if the main stream and the lanes are empty.
     pub fn is_empty(&self) -> bool {
         self.main.is_empty()
             && self.bits.is_empty()

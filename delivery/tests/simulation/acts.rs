@@ -11,13 +11,13 @@ use crate::redis::Redis;
 use crate::webhook::{BARRIERS, ORDERS, PRODUCTS, Resource, SHOPS, Webhook, shop_hash};
 use crate::world::{Task, World};
 
-/// Webhooks that wait at most: more would only take longer.
+/// Most webhooks that wait. More would only take longer.
 pub const WAITING_MAX: usize = 300;
-/// Replays ordered at once, at most: more than the smaller indexes hold.
+/// Most replays ordered at once: more than the smaller indexes hold.
 const REPLAYS_MAX: usize = 150;
 
 impl World {
-    /// Does something, unless the calm has begun.
+    /// Does one random act, unless the calm has begun.
     pub fn act(&mut self) {
         if self.environment.is_calm {
             return;
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// Keeps a copy of the data, or goes back to it; the leader finds out sooner or later.
+    /// Keeps a copy of the data, or restores it. The leader detects that later.
     fn restore(&mut self) {
         let Some((redis, truth)) = self.copy.take() else {
             self.copy = Some((self.redis.clone(), self.truth.clone()));
@@ -79,7 +79,7 @@ impl World {
         self.later(delay, Task::Restart);
     }
 
-    /// Redis came back with a chunk that can't be decoded, or without it.
+    /// Makes a chunk undecodable or removes it, as if Redis came back so.
     pub fn spoil(&mut self) {
         if self.is_astray || self.redis.chunks.is_empty() || !self.random.chance(self.plan.spoils) {
             return;
@@ -105,7 +105,7 @@ impl World {
         u8::try_from(self.random.below(bound)).expect("it is small")
     }
 
-    /// Senders' webhooks are stored.
+    /// Stores webhooks of senders.
     fn append(&mut self) {
         let ms = self.wall_ms();
         let seq = if self.redis.last.ms == ms { self.redis.last.seq + 1 } else { 0 };
@@ -207,7 +207,7 @@ impl World {
         }
     }
 
-    /// An operator replays a dead letter, which may be replayed again then. Of a flood all are.
+    /// Replays a dead letter as an operator, perhaps again later. A flood replays all.
     fn replay(&mut self, is_flood: bool) {
         if self.redis.dead.is_empty() {
             return;
@@ -227,7 +227,7 @@ impl World {
         self.redis.replays.insert(id, webhook);
     }
 
-    /// Everything is healthy from now on.
+    /// Makes everything healthy from now on.
     pub fn calm(&mut self) {
         self.environment.is_calm = true;
         self.backends = Backends::default();

@@ -1,4 +1,4 @@
-//! Backends of the simulation: how each lane and resource answers.
+//! Backends of the simulation: the answers to each lane and resource.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use spillway_limiter::Signal;
 use crate::random::Random;
 use crate::webhook::{Resource, Webhook};
 
-/// Time after which an attempt is given up.
+/// Time after which an attempt times out.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A way to answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Healthy,
-    /// Takes seconds for some.
+    /// Takes seconds for some webhooks.
     Slow,
     /// 500.
     Failing,
@@ -47,7 +47,7 @@ pub struct End {
     pub signal: Signal,
     pub is_unconnected: bool,
     pub took: Duration,
-    /// Whether the backend takes the webhook.
+    /// True if the backend accepts the webhook.
     pub arrives: bool,
 }
 
@@ -79,7 +79,7 @@ impl Backends {
             Mode::Poison => (Verdict::Dead { reason: "poison", is_refusal: true }, Signal::Done),
             Mode::Busy(scope) => {
                 let pause = random.ms(200, 3000);
-                // A narrow pause says nothing about the backend as a whole.
+                // A narrow pause is no evidence about the backend as a whole.
                 (fail(pause, scope, false), Signal::Failed)
             }
             Mode::Unconnected => (retry, Signal::Broken),

@@ -1,4 +1,5 @@
-//! Time that counts towards retries, as the world sees it: no webhook is given up before it had all of it.
+//! Time that counts for retries, as the world counts it. No webhook is given up before its time is
+//! over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,24 +10,25 @@ use crate::truth::Violation;
 use crate::webhook::{ORDERS, Resource, SHOPS, Webhook};
 use crate::world::World;
 
-/// The leader hears of a pause, of its end, and of what it delivered a while after it was so.
+/// Delay after which the leader learns of a pause, of its end, and of its deliveries.
 const HEARD_AFTER: Duration = Duration::from_millis(1500);
 
-/// Time that counted: there was a leader with a lease, the backend was not stopped, and no operator paused it.
+/// Counted time: there was a leader with a lease, the backend was not stopped, and no operator
+/// paused it.
 #[derive(Debug, Default)]
 pub struct Counted {
     up_to: Duration,
     /// End of the leader's lease.
     pub leads_until: Duration,
     of_shops: [Duration; SHOPS as usize],
-    /// The part of it in which a filter paused a resource.
+    /// Part of that time in which a filter paused a resource.
     filtered: BTreeMap<Resource, Duration>,
-    /// Time that counted for each webhook's resource when it was accepted.
+    /// Counted time of each webhook's resource when it was accepted.
     at_first: BTreeMap<Position, Duration>,
 }
 
 impl Counted {
-    /// A webhook is accepted.
+    /// Notes that a webhook is accepted.
     pub fn accepted(&mut self, webhook: &Webhook) {
         self.at_first.insert(webhook.position, self.of(webhook));
     }
@@ -43,7 +45,7 @@ impl Counted {
 }
 
 impl World {
-    /// The time up to now counts, or does not: nothing has changed since the last call.
+    /// Counts the time up to now, if it counts. Nothing has changed since the last call.
     pub fn count_time(&mut self) {
         let from = std::mem::replace(&mut self.counted.up_to, self.now);
         let took = self.now.min(self.counted.leads_until).saturating_sub(from);
@@ -64,8 +66,8 @@ impl World {
         }
     }
 
-    /// A webhook that is given up for want of time had all its time. One that stands for others has theirs, and a
-    /// replay that of what it repeats.
+    /// Checks that a webhook given up because of its time had all its time. One that stands for
+    /// others has their time, and a replay has that of the repeated webhook.
     pub fn check_dead(&self, webhook: &Webhook, reason: &str) -> Result<(), Violation> {
         let least = match reason {
             "expired" => self.plan.config.retry_for + self.plan.config.tuning.expiry_grace,

@@ -1,4 +1,4 @@
-//! A leader: the core, and what the worker around it keeps.
+//! A leader: the core, and the state of the worker around it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
@@ -18,9 +18,9 @@ use crate::truth::Violation;
 use crate::webhook::{Bytes, RAW_BYTES, Resource, SHOPS, Scheme, Webhook, shop_hash};
 use crate::world::{Request, Task, World};
 
-/// Memory of the index over its bound that is allowed, beside what is read for empty windows.
+/// Bytes by which the index may exceed its bound, in addition to what is read for empty windows.
 const INDEX_SLACK: usize = 6000;
-/// Reads for windows under way at once.
+/// Reads for windows that may be under way at once.
 const WINDOW_CHUNKS: usize = 32;
 /// Bytes of an indexed webhook.
 const WEBHOOK_BYTES: usize = 160;
@@ -45,16 +45,17 @@ pub struct Leader {
     pub is_reading: bool,
     /// Newest replay that the core got.
     pub replays_to: StreamId,
-    /// Whether the core was told that it got all replays that were there at start.
+    /// True if the core was told that it got all replays that existed at start.
     pub are_replays_loaded: bool,
     settled: Mark,
-    /// Settlement on its way.
+    /// Settlement that is under way.
     pub settling: Option<Rc<Letter>>,
-    /// What that leaves of each shop, and the newest pack that the core had got before it.
+    /// Unsettled webhooks of each shop after that settlement, and the newest pack that the core had
+    /// before it.
     leaves: ([u64; SHOPS as usize], StreamId),
     number: u64,
     about: (Scheme, bool),
-    /// Fingerprints of what was delivered, as far as the leader knows.
+    /// Fingerprints of deliveries that the leader knows.
     known: HashSet<u128>,
     known_to: usize,
 }
@@ -104,8 +105,7 @@ impl Leader {
 }
 
 impl World {
-    /// The core takes its events, and its effects are carried out; sometimes a crash comes amid
-    /// them.
+    /// Passes events to the core and carries out its effects. Sometimes a crash occurs in between.
     pub fn drive(&mut self) -> Result<(), Violation> {
         let inbox = std::mem::take(&mut self.leader.inbox);
         for event in &inbox {
@@ -141,9 +141,9 @@ impl World {
         self.check_shares()
     }
 
-    /// The core counts what waits of each shop: everything that it has read and not settled.
+    /// Checks that the core counts the unsettled webhooks of each shop that it has read.
     fn check_shares(&self) -> Result<(), Violation> {
-        // What a lost chunk held is counted until every chunk of its lane was read.
+        // Webhooks of a lost chunk count until every chunk of their lane was read.
         if self.is_astray || !self.redis.spoiled.is_empty() {
             return Ok(());
         }
@@ -179,10 +179,10 @@ impl World {
         Ok(())
     }
 
-    /// What a settlement will leave of each shop.
+    /// Computes the unsettled webhooks of each shop after a settlement.
     fn foresee(&mut self, letter: &Letter) {
         let mut after = self.redis.clone();
-        // One that does not follow is refused, and this leader gone with it.
+        // A settlement that does not follow the last one is refused, and this leader ends.
         after.apply(letter).ok();
         let read_to = self.leader.read_to;
         self.leader.leaves = (after.waiting(true, StreamId::ZERO, read_to), read_to);
@@ -245,7 +245,8 @@ impl World {
                 self.later(delay, Task::Apply(letter, true));
                 return Ok(());
             }
-            // What is lost is written off by the next leader, where this one wrote of the lane, too.
+            // If this leader wrote to the lane, too, the next leader corrects the count of lost
+            // webhooks.
             Effect::Restart(_) if self.is_astray || !self.redis.spoiled.is_empty() => {
                 return self.take_over();
             }
@@ -288,7 +289,7 @@ impl World {
         Ok(())
     }
 
-    /// A webhook that was delivered before is not sent for the first time.
+    /// Checks that a webhook that was delivered before is not sent as new.
     fn check_duplicate(&self, dispatch: &Dispatch<Bytes>) -> Result<(), Violation> {
         let is_new = dispatch.attempt == 1 && !dispatch.is_replay;
         let webhook = self.truth.webhook(dispatch.position)?;
@@ -310,14 +311,14 @@ impl World {
         self.environment.controls.shops.contains(&shop_hash(shop))
     }
 
-    /// An attempt ends without an answer.
+    /// Ends an attempt without an answer.
     fn cut(&mut self, attempt: &InFlight) {
         if self.random.chance(500) {
             self.arrived(attempt);
         }
     }
 
-    /// Notes that the backend took a webhook, unless what is stored is older than that.
+    /// Notes that the backend accepted a webhook, unless the stored data is older.
     fn arrived(&mut self, attempt: &InFlight) {
         if attempt.end.arrives && !self.is_astray {
             self.truth.arrive(attempt.webhook.position, attempt.is_replay, self.scheme);
@@ -333,7 +334,7 @@ impl World {
         self.leader.inbox.push(Event::Ended(end));
     }
 
-    /// The leader is gone, and another one begins.
+    /// Replaces the leader by another one.
     pub fn take_over(&mut self) -> Result<(), Violation> {
         let attempts = std::mem::take(&mut self.leader.attempts);
         attempts.values().for_each(|attempt| self.cut(attempt));

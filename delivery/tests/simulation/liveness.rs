@@ -1,4 +1,4 @@
-//! Nothing waits for long without a reason of its own.
+//! Liveness: a webhook waits for long only for a reason of its own lane, shop or resource.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use crate::truth::Violation;
 use crate::webhook::{BARRIERS, Resource, Scheme, shop_hash};
 use crate::world::World;
 
-/// Time within which a healthy lane's webhook is settled where nothing else is wrong, and where a
-/// backlog may have to be caught up with by few slots.
+/// Time within which a webhook of a healthy lane is settled if nothing else fails, and if few slots
+/// may have to catch up with a backlog.
 const BOUND_STEADY: Duration = Duration::from_secs(10);
 const BOUND: Duration = Duration::from_secs(30);
-/// Time after which a lane's circuit breaker must have found out that it is healthy again.
+/// Time within which the circuit breaker of a lane must find out that it is healthy again.
 const RECOVERY: Duration = Duration::from_secs(75);
-/// Memory of the index in which each lane has its place.
+/// Memory of an index that has room for each lane.
 const INDEX_LEAST: usize = 8000;
-/// Replays of priority that count as a flood.
+/// Number of priority replays that count as a flood.
 const URGENT: usize = 8;
-/// Between two checks.
+/// Time between two checks.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// Times up to which something had a reason to wait.
@@ -107,7 +107,7 @@ impl World {
         }
         for (resource, mode) in &self.backends.resources {
             raise(&mut live.resources, *resource, retry);
-            // A resource that fails is its own matter.
+            // A failing resource concerns only itself.
             if !matches!(mode, Mode::Failing | Mode::Refusing | Mode::Poison) {
                 raise(&mut live.lanes, (resource.0, resource.1), now + RECOVERY);
             }
@@ -121,12 +121,12 @@ impl World {
                 raise(&mut live.resources, fate.webhook.resource(), fate.appended_at);
             }
         }
-        // Those of priority have four turns of five, of a rate that is low.
+        // Priority replays have four turns of five, of a low rate.
         let urgent = self.redis.replays.values().filter(|webhook| webhook.kind == BARRIERS);
         if self.plan.config.bounds.rate_max.is_some() && urgent.count() >= URGENT {
             live.excuse_all(now);
         }
-        // Replays are older than what waits of their shop, and go first.
+        // Replays are older than the waiting webhooks of their shop, and go first.
         for webhook in self.redis.replays.values() {
             raise(&mut live.shops, webhook.shop, now);
         }

@@ -1,7 +1,8 @@
-//! The delivery core in virtual time, against a model of Redis, backends that fail, an operator,
-//! crashes and takeovers. Each run follows from its seed.
+//! Simulation of the delivery core in virtual time, against a model of Redis, failing backends, an
+//! operator, crashes and takeovers. Each run is determined by its seed.
 //!
-//! `SEEDS=n` runs so many seeds, `STEPS=n` so many steps of each, `SEED=n` one seed with its schedule.
+//! `SEEDS=n` runs n seeds, `STEPS=n` runs n steps of each, `SEED=n` runs one seed and prints its
+//! schedule.
 
 mod acts;
 mod backend;
@@ -25,13 +26,13 @@ use tally::Tally;
 use truth::Violation;
 use world::World;
 
-/// Time for which seeds are run unless their number is given.
+/// Time for which seeds are run, unless their number is given.
 const RUN_FOR: Duration = Duration::from_secs(40);
-/// Virtual time in which everything is settled once all is healthy.
+/// Virtual time within which everything is settled once all is healthy.
 const CALM_MAX: Duration = Duration::from_secs(900);
-/// Steps in that time, at most.
+/// Most steps in that time.
 const CALM_STEPS: usize = 400_000;
-/// Failing seeds that are reported.
+/// Most failing seeds that are reported.
 const FAILURES_MAX: u64 = 5;
 
 fn setting(name: &str) -> Option<u64> {
@@ -39,7 +40,7 @@ fn setting(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-/// Runs a world through its faults and then in calm until nothing is left.
+/// Runs a world through its faults, and then without faults until nothing is left.
 fn play(world: &mut World, steps: u64) -> Result<(), Violation> {
     for _ in 0..steps {
         world.step()?;

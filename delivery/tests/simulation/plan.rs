@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use spillway_delivery::{Backoff, Config, Seen, ShopBounds, Tuning};
+use spillway_delivery::{Backoff, Config, DedupWindow, ShopBounds, Tuning};
 use spillway_limiter::Bounds;
 
 use crate::random::Random;
@@ -12,29 +12,29 @@ use crate::webhook::{SHOPS, Scheme};
 pub struct Plan {
     pub config: Config,
     pub scheme: Scheme,
-    /// Whether the scheme changes at some takeovers.
+    /// True if the scheme changes at some takeovers.
     pub changes_scheme: bool,
     /// A shop whose backend never fails.
     pub healthy: Option<u8>,
     pub dedup_window: Duration,
     pub resources: u64,
-    /// Longest time between two looks of the core at its timers.
+    /// Longest time after which the core checks its timers.
     pub tick: Duration,
-    /// Time between two acts of the world, at most, in milliseconds.
+    /// Longest time between two acts of the world, in milliseconds.
     pub act_ms: u64,
     /// Takeovers in a thousand acts.
     pub crashes: u64,
-    /// Failures begun in a thousand acts.
+    /// New failures in a thousand acts.
     pub failures: u64,
-    /// Operator's acts in a thousand.
+    /// Acts of the operator in a thousand acts.
     pub operator: u64,
     pub packs: u64,
     pub latency_ms: u64,
     /// Restores of older data in a thousand acts.
     pub restores: u64,
-    /// Chunks that are lost in a thousand takeovers.
+    /// Lost chunks in a thousand takeovers.
     pub spoils: u64,
-    /// Whether only lanes fail: then every wait of a healthy one is checked.
+    /// True if only lanes fail. Then every wait of a healthy lane is checked.
     pub is_steady: bool,
 }
 
@@ -67,7 +67,7 @@ impl Plan {
         plan
     }
 
-    /// Only lanes of other shops fail, and a healthy one has what it needs.
+    /// Makes only lanes of other shops fail, so that a healthy lane has what it needs.
     fn steady(&mut self, random: &mut Random) {
         self.is_steady = true;
         self.changes_scheme = false;
@@ -88,9 +88,9 @@ impl Plan {
         config.tuning.unsettled = 256;
     }
 
-    /// A deduplication window with what was delivered.
-    pub fn seen(&self, delivered: &[(u128, u64)]) -> Seen {
-        let mut seen = Seen::new(self.dedup_window, 1 << 20);
+    /// Creates a deduplication window with these deliveries.
+    pub fn seen(&self, delivered: &[(u128, u64)]) -> DedupWindow {
+        let mut seen = DedupWindow::new(self.dedup_window, 1 << 20);
         delivered.iter().for_each(|(fingerprint, at)| seen.insert(*fingerprint, *at));
         seen
     }

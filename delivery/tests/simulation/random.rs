@@ -17,33 +17,33 @@ impl Random {
         mix(self.0)
     }
 
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
 
-    /// An index below `bound`.
+    /// Returns an index below `bound`.
     pub fn index(&mut self, bound: usize) -> usize {
         usize::try_from(self.below(bound as u64)).expect("it is below an usize")
     }
 
-    /// Whether an event of this probability, in parts of a thousand, happens.
+    /// True with this probability, in parts of a thousand.
     pub fn chance(&mut self, thousandths: u64) -> bool {
         self.below(1000) < thousandths
     }
 
-    /// One of these.
+    /// Returns one of these values.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.index(of.len())]
     }
 
-    /// A duration from `from` to `to` milliseconds.
+    /// Returns a duration from `from` to `to` milliseconds.
     pub fn ms(&mut self, from: u64, to: u64) -> Duration {
         Duration::from_micros(from * 1000 + self.below((to - from) * 1000 + 1))
     }
 }
 
-/// Spreads the bits of a number.
+/// Mixes the bits of a number.
 pub fn mix(number: u64) -> u64 {
     let mut mixed = number;
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

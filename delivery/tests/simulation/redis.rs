@@ -1,10 +1,11 @@
-//! A model of Redis: the main stream, lanes, and settlements that are applied whole or not at all.
+//! A model of Redis: the main stream, lanes, and settlements that are applied completely or not at
+//! all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use spillway_delivery::{
-    ChunkFound, ChunkRead, LaneLoaded, LaneRowChange, Loaded, PackRead, Settlement,
+    ChunkFound, ChunkRead, LaneLoaded, LaneRowChange, Loaded, PackRead, PendingSettlement,
 };
 use spillway_webhook::position::Position;
 use spillway_webhook::{StoredRetry, StreamId};
@@ -14,8 +15,8 @@ use crate::webhook::{Bytes, SHOPS, Scheme, Webhook};
 /// Token of the leader and number of a settlement.
 pub type Mark = (u64, u64);
 
-/// Room for the time of an operator's pause, which is taken back when it ends: a filter is judged when a webhook
-/// has its turn, and what was written until then counts it.
+/// Time of a pause that may be written as spent and is subtracted when the pause ends. A filter is
+/// checked when a webhook has its turn, and times written before include the pause.
 const PAUSED_MAX: Duration = Duration::from_secs(2);
 
 /// A chunk of a lane.
@@ -23,7 +24,7 @@ const PAUSED_MAX: Duration = Duration::from_secs(2);
 pub struct Chunk {
     pub webhooks: Vec<Webhook>,
     pub bits: Vec<u8>,
-    /// Whether it can't be decoded any more.
+    /// True if the chunk can no longer be decoded.
     pub is_spoiled: bool,
 }
 
@@ -35,25 +36,25 @@ pub struct Row {
     pub scheme: Scheme,
 }
 
-/// Reason for which a settlement is not applied.
+/// Reason why a settlement is not applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// Another leader is there.
+    /// There is another leader.
     Fenced,
-    /// It does not follow the last one.
+    /// The settlement does not follow the last one.
     Older,
 }
 
-/// A settlement on its way.
+/// A settlement that is under way.
 #[derive(Debug)]
 pub struct Letter {
     pub mark: Mark,
     pub follows: Mark,
     pub scheme: Scheme,
-    pub settlement: Settlement<Bytes>,
+    pub settlement: PendingSettlement<Bytes>,
 }
 
-/// All that Redis holds.
+/// Complete state of Redis.
 #[derive(Debug, Clone, Default)]
 pub struct Redis {
     pub main: BTreeMap<StreamId, Vec<Webhook>>,
@@ -66,7 +67,7 @@ pub struct Redis {
     pub leads: BTreeMap<u64, Position>,
     pub retries: BTreeMap<Position, StoredRetry>,
     pub main_retries: BTreeMap<Position, StoredRetry>,
-    /// Time spent on each webhook, as it was written last, wherever it lay.
+    /// Time spent on each webhook, as last written, in the main stream or in a lane.
     pub spent: BTreeMap<Position, Duration>,
     pub replays: BTreeMap<StreamId, Webhook>,
     pub dead: Vec<Webhook>,
@@ -81,7 +82,7 @@ pub fn is_set(bits: &[u8], index: usize) -> bool {
 }
 
 impl Redis {
-    /// State with which a leader begins.
+    /// Returns the state with which a leader begins.
     pub fn load(&self, scheme: Scheme) -> Loaded {
         let lanes = self.rows.values().map(|row| LaneLoaded {
             lane: row.change.lane,
@@ -133,7 +134,7 @@ impl Redis {
         })
     }
 
-    /// A chunk is lost: it can't be decoded any more, or is not there. Returns what it held.
+    /// Loses a chunk: it can no longer be decoded, or does not exist. Returns its webhooks.
     pub fn spoil(&mut self, key: (u64, u32), is_deleted: bool) -> Vec<Position> {
         let Some(chunk) = self.chunks.get_mut(&key).filter(|chunk| !chunk.is_spoiled) else {
             return Vec::new();
@@ -147,7 +148,7 @@ impl Redis {
         lost
     }
 
-    /// Applies a settlement. Returns whether it was not applied before.
+    /// Applies a settlement. Returns true if it was not applied before.
     pub fn apply(&mut self, letter: &Letter) -> Result<bool, Refused> {
         if letter.mark.0 != self.token {
             return Err(Refused::Fenced);
@@ -232,7 +233,7 @@ impl Redis {
         self.spoiled.retain(|lane| self.rows.contains_key(lane));
     }
 
-    /// Everything that is not settled, wherever it lies.
+    /// All unsettled webhooks, in the main stream and in lanes.
     pub fn unsettled(&self) -> Result<BTreeSet<Position>, String> {
         let mut all = BTreeSet::new();
         let none = Vec::new();
@@ -251,7 +252,8 @@ impl Redis {
         Ok(all)
     }
 
-    /// Unsettled webhooks of each shop in lanes, and in the main stream after `from` up to `to`.
+    /// Number of unsettled webhooks of each shop in lanes, and in the main stream after `from` up
+    /// to `to`.
     pub fn waiting(&self, has_lanes: bool, from: StreamId, to: StreamId) -> [u64; SHOPS as usize] {
         let mut waiting = [0; SHOPS as usize];
         let none = Vec::new();
@@ -266,7 +268,8 @@ impl Redis {
         waiting
     }
 
-    /// Checks that rows and chunks agree, and that a retry state is of a webhook that is still to be settled.
+    /// Checks that rows and chunks agree, and that each retry state belongs to an unsettled
+    /// webhook.
     pub fn check(&self) -> Result<(), String> {
         let none = Vec::new();
         for position in self.main_retries.keys() {
@@ -303,7 +306,7 @@ impl Redis {
         Ok(())
     }
 
-    /// What lanes left behind.
+    /// Describes data of lanes that should have been deleted.
     pub fn remains(&self) -> Option<String> {
         let is_clean = self.rows.is_empty()
             && self.chunks.is_empty()

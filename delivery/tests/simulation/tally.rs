@@ -1,13 +1,13 @@
-//! Counts of what happened in a run: a schedule in which nothing happens finds nothing.
+//! Counts of the events of a run. A schedule in which nothing happens finds no bugs.
 
 use std::fmt;
 use std::time::Duration;
 
-use spillway_delivery::{Outcome, Settlement};
+use spillway_delivery::{Outcome, PendingSettlement};
 
 use crate::webhook::Bytes;
 
-/// Counts of one run, or of many.
+/// Counts of one run or of several runs.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Tally {
     pub steps: u64,
@@ -16,7 +16,7 @@ pub struct Tally {
     pub takeovers: u64,
     pub moved: u64,
     pub cuts: u64,
-    /// Chunks that were lost.
+    /// Number of lost chunks.
     pub spoiled: u64,
     pub chunks_read: u64,
     pub leads: u64,
@@ -25,7 +25,7 @@ pub struct Tally {
     /// Dead letters without a last attempt.
     pub expired: u64,
     pub replays: u64,
-    /// Checks of liveness of webhooks that waited for more than a second without an excuse.
+    /// Liveness checks of webhooks that waited for more than a second without an excuse.
     pub waits: u64,
     /// Longest wait without an excuse.
     pub longest: Duration,
@@ -33,7 +33,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    pub fn settled(&mut self, settlement: &Settlement<Bytes>) {
+    pub fn settled(&mut self, settlement: &PendingSettlement<Bytes>) {
         let lanes = &settlement.lanes;
         self.moved +=
             lanes.chunks.written.iter().map(|chunk| chunk.positions.len() as u64).sum::<u64>();

@@ -1,4 +1,4 @@
-//! The account of every webhook that was accepted, and the rules that each step must keep.
+//! Record of every accepted webhook, and the rules that each step must keep.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -11,29 +11,29 @@ use spillway_webhook::position::Position;
 use crate::redis::{Letter, Redis};
 use crate::webhook::{Bytes, Resource, Scheme, Webhook};
 
-/// A rule that was broken.
+/// Description of a broken rule.
 pub type Violation = String;
 
-/// What became of a webhook.
+/// State of an accepted webhook.
 #[derive(Debug, Clone)]
 pub struct Fate {
     pub webhook: Webhook,
     pub appended_at: Duration,
-    /// Times that the backend took it.
+    /// Number of times that the backend accepted the webhook.
     pub arrived: u32,
 }
 
-/// Every webhook that was accepted.
+/// All accepted webhooks.
 #[derive(Debug, Clone, Default)]
 pub struct Truth {
     pub fates: BTreeMap<Position, Fate>,
     pub unsettled: BTreeSet<Position>,
     /// Webhooks that an operator dropped.
     pub dropping: BTreeSet<Position>,
-    /// Newest webhook of a unit of order that the backend took.
+    /// Newest webhook of each unit of order that the backend accepted.
     arrived: HashMap<Resource, Position>,
     taken: HashSet<Fingerprint>,
-    /// Delivered ones for the deduplication window, with the time.
+    /// Delivered webhooks for the deduplication window, with the time.
     pub delivered: Vec<(Fingerprint, u64)>,
 }
 
@@ -49,7 +49,7 @@ impl Truth {
         Ok(&fate.webhook)
     }
 
-    /// The backend took a webhook.
+    /// Notes that the backend accepted a webhook.
     pub fn arrive(&mut self, position: Position, is_replay: bool, scheme: Scheme) {
         let Some(fate) = self.fates.get_mut(&position) else { return };
         fate.arrived += 1;
@@ -60,13 +60,13 @@ impl Truth {
         }
     }
 
-    /// A webhook was lost with its chunk. If it stood for older ones, these are sent.
+    /// Notes that a webhook was lost with its chunk. If it stood for older ones, these are sent.
     pub fn lost(&mut self, position: Position) {
         self.unsettled.remove(&position);
         self.arrived.retain(|_, newest| *newest != position);
     }
 
-    /// Another unit of order: what arrived under the old one says nothing.
+    /// Changes the unit of order. Earlier arrivals are then no evidence.
     pub fn scheme_changed(&mut self) {
         self.arrived.clear();
     }
@@ -75,7 +75,7 @@ impl Truth {
         self.fates.get(&position).map_or(position.to_string(), |fate| fate.webhook.name())
     }
 
-    /// Checks a dispatch against everything that is not settled.
+    /// Checks a dispatch against all unsettled webhooks.
     pub fn check_send(&self, sent: &Dispatch<Bytes>, scheme: Scheme) -> Result<(), Violation> {
         let webhook = *self.webhook(sent.position)?;
         let held = sent.content.0.get(sent.record_index as usize);
@@ -91,7 +91,7 @@ impl Truth {
             return Err(format!("{} is sent after it was settled", webhook.name()));
         }
         let unit = webhook.unit(scheme);
-        // Where a newer one is dropped, the older ones that it stood for are sent.
+        // If a newer webhook is dropped, the older ones for which it stood are sent.
         let newest = self.arrived.get(&unit).filter(|newest| !self.dropping.contains(newest));
         if let Some(newest) = newest.filter(|newest| **newest > at) {
             return Err(format!("order: {} is sent after {}", webhook.name(), self.name(*newest)));
@@ -137,7 +137,8 @@ impl Truth {
         Ok(())
     }
 
-    /// Checks a settlement that was applied just now. `replays`: position of each replay before it.
+    /// Checks a settlement that was just applied. `replays` has the position of each replay before
+    /// it.
     pub fn check_applied(
         &mut self,
         letter: &Letter,
@@ -174,7 +175,7 @@ impl Truth {
                 return Err(format!("{} is not {:?}", self.name(at), record.outcome));
             }
             let fate = &self.fates[&at];
-            // What a newer one stood for counts as delivered with it.
+            // Webhooks for which a newer one stood count as delivered with it.
             let run = settlement.records[index..].iter();
             let mut run = run.skip_while(|one| one.outcome == Outcome::Coalesced);
             if run.next().is_some_and(|lead| lead.outcome == Outcome::Delivered) {
@@ -195,7 +196,7 @@ impl Truth {
         Ok(())
     }
 
-    /// Whether the outcome of a webhook is true; `later`: this record and those after it.
+    /// True if the outcome of a webhook is correct. `later` has this record and those after it.
     fn is_right(&self, record: &SettledRecord, later: &[SettledRecord], letter: &Letter) -> bool {
         let at = record.position;
         let fate = &self.fates[&at];

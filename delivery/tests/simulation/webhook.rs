@@ -1,4 +1,4 @@
-//! Webhooks of the simulation: small, and with all that decides about their delivery.
+//! Webhooks of the simulation: small, with all attributes that decide about their delivery.
 
 use std::rc::Rc;
 
@@ -9,11 +9,11 @@ use spillway_webhook::position::Position;
 use crate::random::mix;
 
 pub const SHOPS: u8 = 3;
-/// Orders; they coalesce.
+/// Kind of orders, which coalesce.
 pub const ORDERS: u8 = 0;
-/// Products; a few of them.
+/// Kind of products, of which there are few.
 pub const PRODUCTS: u8 = 1;
-/// Requests to erase a shop's data: barriers, in the priority class.
+/// Kind of requests to erase a shop's data: barriers in the priority class.
 pub const BARRIERS: u8 = 2;
 /// Bytes of a webhook.
 pub const RAW_BYTES: usize = 100;
@@ -94,7 +94,7 @@ fn hash(of: [u8; 4]) -> u64 {
     mix(u64::from(u32::from_le_bytes(of)) + 1)
 }
 
-/// The bytes of a pack, a chunk or a replay.
+/// Bytes of a pack, a chunk or a replay.
 #[derive(Debug, Clone)]
 pub struct Bytes(pub Rc<Vec<Webhook>>);
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use spillway_delivery::{
-    AttemptId, Controls, Event, Now, PackKey, ReadAgain, ReplayRead, Settlement,
+    AttemptId, Controls, Event, Now, PackKey, PendingSettlement, ReadAgain, ReplayRead,
 };
 use spillway_webhook::StreamId;
 
@@ -29,7 +29,7 @@ const LOGGED: usize = 60;
 const LEASE_EVERY: Duration = Duration::from_millis(500);
 const LEASE_FOR: Duration = Duration::from_secs(2);
 
-/// Something that is read from Redis.
+/// A read from Redis.
 #[derive(Debug, Clone)]
 pub enum Request {
     Next,
@@ -39,19 +39,19 @@ pub enum Request {
     Rest(u64, StreamId),
 }
 
-/// Something that happens later. The number is the token of the leader that it is for.
+/// A scheduled event. The number is the token of the leader that it is for.
 pub enum Task {
-    /// Redis looks something up.
+    /// Redis executes a read.
     Execute(u64, Request),
     /// The leader gets an event.
     Deliver(u64, Event<Bytes>),
-    /// Redis gets a settlement; whether the leader waits for the reply.
+    /// Redis gets a settlement. The flag is set if the leader waits for the reply.
     Apply(Rc<Letter>, bool),
     /// An attempt ends.
     End(u64, AttemptId),
-    /// The world does something.
+    /// The world acts.
     Act,
-    /// The worker finds that the data was replaced.
+    /// The worker detects that the data was replaced.
     Restart,
 }
 
@@ -61,7 +61,7 @@ pub struct Due {
     task: Task,
 }
 
-/// What an operator has set, and how the environment is.
+/// Operator controls in force, and the state of the environment.
 pub struct Environment {
     pub has_lease: bool,
     pub lease_at: Duration,
@@ -71,7 +71,7 @@ pub struct Environment {
     pub is_calm: bool,
 }
 
-/// The schedule so far, if it is kept.
+/// Schedule so far, if it is kept.
 pub struct Log {
     pub is_on: bool,
     lines: VecDeque<String>,
@@ -93,9 +93,9 @@ pub struct World {
     pub agenda: BinaryHeap<Reverse<Due>>,
     pub log: Log,
     pub tally: Tally,
-    /// Older data, for a restore.
+    /// Copy of older data, for a restore.
     pub copy: Option<(Redis, Truth)>,
-    /// Whether the leader goes by data that was replaced.
+    /// True if the leader works with data that was replaced.
     pub is_astray: bool,
 }
 
@@ -173,14 +173,14 @@ impl World {
         self.agenda.push(Reverse(Due { at: self.now + after, order, task }));
     }
 
-    /// A delay of Redis.
+    /// Returns a delay of Redis.
     pub fn delay(&mut self) -> Duration {
         let is_late = !self.environment.is_calm && self.random.chance(20);
         let most = self.plan.latency_ms * if is_late { 20 } else { 1 };
         self.random.ms(0, most)
     }
 
-    /// A new leader begins with what Redis holds.
+    /// Starts a new leader with the state in Redis.
     pub fn lead(&mut self) {
         self.redis.token += 1;
         self.is_astray = false;
@@ -196,7 +196,7 @@ impl World {
         self.leader.inbox.push(Event::Controls(self.environment.controls.clone()));
     }
 
-    /// Goes on to the next thing that happens.
+    /// Advances to the next scheduled event.
     pub fn step(&mut self) -> Result<(), Violation> {
         self.tally.steps += 1;
         let tick = self.random.ms(0, 1000).min(self.plan.tick);
@@ -268,7 +268,7 @@ impl World {
             }
             Request::Chunks(lane, first, count) => {
                 self.tally.chunks_read += u64::from(*count);
-                // Fewer than asked for, where reading all of them took too long.
+                // Returns fewer chunks than requested, as if reading all of them took too long.
                 let fewer = u32::try_from(self.random.below(4)).expect("below four");
                 let count = count - fewer.min(count - 1);
                 let chunks = (*first..first + count)
@@ -284,12 +284,12 @@ impl World {
         self.later(delay, Task::Deliver(token, event));
     }
 
-    /// Redis gets a settlement.
+    /// Handles a settlement that arrives at Redis.
     pub fn apply(&mut self, letter: &Rc<Letter>, is_awaited: bool) -> Result<(), Violation> {
         let replays: BTreeMap<_, _> = self.redis.replays.clone();
         let is_mine = letter.mark.0 == self.leader.token;
         if self.is_astray {
-            // It names a predecessor that is not there any more.
+            // The settlement names a predecessor that no longer exists.
             return if is_mine { self.take_over() } else { Ok(()) };
         }
         match self.redis.apply(letter) {
@@ -336,7 +336,7 @@ impl World {
         }
     }
 
-    /// Reads replays in order while the core takes them, one at each step or some at once.
+    /// Reads replays in order while the core takes them, one or several at each step.
     fn read_replays(&mut self) {
         for _ in 0..self.random.pick(&[1, 4, 64]) {
             if !self.leader.core.takes_replays() {
@@ -365,7 +365,7 @@ impl World {
         self.leader.inbox.push(Event::Lease { until, dead_room, may_move });
     }
 
-    /// Time on the leader's clock.
+    /// Time on the leader's clocks.
     pub fn leader_now(&self) -> Now {
         Now { at: self.now - self.leader.began, wall_ms: self.wall_ms() }
     }
@@ -396,11 +396,11 @@ impl Ord for Due {
     }
 }
 
-/// No webhook has spent more time on its retries than there was since it was accepted.
-fn check_retries(settlement: &Settlement<Bytes>, wall_ms: u64) -> Result<(), Violation> {
+/// Checks that no webhook has spent more time on retries than its age.
+fn check_retries(settlement: &PendingSettlement<Bytes>, wall_ms: u64) -> Result<(), Violation> {
     let all = [&settlement.main.retries, &settlement.lanes.retries];
     for (position, state) in all.into_iter().flat_map(|changes| &changes.written) {
-        // To the next millisecond.
+        // Rounded up to the next millisecond.
         let age = Duration::from_millis(wall_ms.saturating_sub(position.ms) + 1);
         if state.spent > age || state.refused > state.spent {
             return Err(format!("{position}: {state:?} after {age:?}"));

@@ -1,14 +1,14 @@
-//! What there is to read, and parts of it.
+//! Requests to read, and their division.
 
 use spillway_queue::lane::ChunkId;
 use spillway_webhook::StreamId;
 
-/// Packs of the front in one round trip: they are small where there are many.
+/// Packs of the front in one round trip. They are small where there are many.
 pub(super) const FRONT_AT_ONCE: usize = 16;
 
 /// Something to read.
 #[derive(Debug, Clone)]
-pub enum Wanted {
+pub enum ReadRequest {
     /// A pack of the main stream.
     Main(StreamId),
     /// A replay.
@@ -34,9 +34,10 @@ pub struct ChunkRange {
     pub count: u32,
 }
 
-impl Wanted {
-    /// The same in two parts, if it is of several lanes or of several chunks that are read again. Of one
-    /// lane's chunks and of the front the first half: the core asks for the others then.
+impl ReadRequest {
+    /// Divides a request for several lanes, or for several chunks that are read again, in two.
+    /// Returns only the first half of a request for one lane's chunks or for the front: the core
+    /// asks for the rest later.
     pub(super) fn halves(self) -> Vec<Self> {
         match self {
             Self::Chunks(ranges) if ranges.len() == 1 => {
@@ -53,7 +54,7 @@ impl Wanted {
                 vec![Self::ChunksAgain(first.to_vec()), Self::ChunksAgain(second.to_vec())]
             }
             Self::Front(mut entries) => {
-                // Less than the first round trip was: that one may have been too much.
+                // Less than the first round trip, which may have been too much.
                 entries.truncate(entries.len().min(FRONT_AT_ONCE).div_ceil(2));
                 vec![Self::Front(entries)]
             }
@@ -78,17 +79,22 @@ mod tests {
         let chunks: Vec<u32> = (1..=16).collect();
         let ids = chunks.iter().map(|number| ChunkId { lane: 7, number: *number });
         let ranges = chunks.iter().map(|first| ChunkRange { lane: 7, first: *first, count: 2 });
-        let whole = [Wanted::ChunksAgain(ids.collect()), Wanted::Chunks(ranges.collect())];
+        let whole =
+            [ReadRequest::ChunksAgain(ids.collect()), ReadRequest::Chunks(ranges.collect())];
         for whole in whole {
             let mut parts = vec![whole];
             for count in [2, 4, 8, 16] {
-                parts = parts.into_iter().flat_map(Wanted::halves).collect();
+                parts = parts.into_iter().flat_map(ReadRequest::halves).collect();
                 assert_eq!(parts.len(), count);
                 let mut held = Vec::new();
                 for part in &parts {
                     match part {
-                        Wanted::ChunksAgain(ids) => held.extend(ids.iter().map(|id| id.number)),
-                        Wanted::Chunks(ranges) => held.extend(ranges.iter().map(|one| one.first)),
+                        ReadRequest::ChunksAgain(ids) => {
+                            held.extend(ids.iter().map(|id| id.number))
+                        }
+                        ReadRequest::Chunks(ranges) => {
+                            held.extend(ranges.iter().map(|one| one.first))
+                        }
                         other => panic!("{other:?}"),
                     }
                 }
@@ -96,23 +102,23 @@ mod tests {
             }
         }
         let long = ChunkRange { lane: 7, first: 3, count: 4 };
-        let mut parts = vec![Wanted::Chunks(vec![long])];
+        let mut parts = vec![ReadRequest::Chunks(vec![long])];
         for expected in [2, 1, 1] {
-            parts = parts.into_iter().flat_map(Wanted::halves).collect();
-            let [Wanted::Chunks(ranges)] = &parts[..] else { panic!("{parts:?}") };
+            parts = parts.into_iter().flat_map(ReadRequest::halves).collect();
+            let [ReadRequest::Chunks(ranges)] = &parts[..] else { panic!("{parts:?}") };
             let [ChunkRange { lane: 7, first: 3, count }] = ranges[..] else {
                 panic!("{ranges:?}")
             };
             assert_eq!(count, expected, "of one lane, from its first chunk on");
         }
         let entry = |ms| StreamId { ms, seq: 0 };
-        let mut front = Wanted::Front((1..=64).map(entry).collect());
+        let mut front = ReadRequest::Front((1..=64).map(entry).collect());
         for expected in [8, 4, 2, 1, 1] {
             front = front.halves().remove(0);
-            let Wanted::Front(entries) = &front else { panic!("{front:?}") };
+            let ReadRequest::Front(entries) = &front else { panic!("{front:?}") };
             assert_eq!(*entries, (1..=expected).map(entry).collect::<Vec<_>>());
         }
-        let one = Wanted::Rest(7, StreamId { ms: 1, seq: 0 }).halves();
-        assert!(matches!(one[..], [Wanted::Rest(7, StreamId { ms: 1, seq: 0 })]), "{one:?}");
+        let one = ReadRequest::Rest(7, StreamId { ms: 1, seq: 0 }).halves();
+        assert!(matches!(one[..], [ReadRequest::Rest(7, StreamId { ms: 1, seq: 0 })]), "{one:?}");
     }
 }

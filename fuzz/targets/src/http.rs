@@ -1,8 +1,8 @@
 //! Bytes on a connection → the receiver's own connection and handler → verified, packed, unpacked.
 //!
-//! Holds: each answer is one of HTTP/1 with a status of the contract; no 5xx but the loop's 508;
-//! as many webhooks are stored as 200s are answered; each is signed, and comes out of its pack with
-//! nothing in its headers that belongs to the connection; the connection ends.
+//! Properties: each answer is HTTP/1 with a status of the contract. The only 5xx is the 508 of the
+//! loop check. As many webhooks are stored as requests are answered with 200. Each is signed, and
+//! its unpacked headers contain none that belong to the connection. The connection ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,18 +12,18 @@ use request_receiver::admit::Admission;
 use request_receiver::batch::Batches;
 use request_receiver::closing::Closing;
 use request_receiver::connection::{self, Serving};
-use request_receiver::metrics::Metrics;
+use request_receiver::metrics::ReceiverMetrics;
 use request_receiver::phase::{Phase, PhaseTimes};
 use request_receiver::receive::Receiver;
 use request_receiver::reply::OUTCOMES;
 use request_receiver::secrets::ClientSecrets;
-use request_receiver::settings::Written;
-use request_receiver::shared::Shared;
+use request_receiver::settings::ReceiverArgs;
+use request_receiver::shared::ShardContext;
 use request_receiver::store::Store;
 use request_receiver::stream::Stream;
 use request_receiver::topics::{TopicMetrics, Topics};
-use spillway_service::supervisor::Watchdog;
-use spillway_service::{Background, Checker, Written as _};
+use spillway_process::supervisor::Watchdog;
+use spillway_process::{Background, Checker, ServerArgs as _};
 use spillway_webhook::pack::{Pack, Record, Records};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -33,7 +33,8 @@ use crate::packed;
 use crate::signed::{SECRET, filled, sign};
 
 const STATUSES: [u16; 11] = [100, 200, 400, 401, 405, 408, 413, 414, 417, 431, 508];
-/// Nothing waits for a clock here: the sender says when it has said all.
+/// Timeout of each phase. Nothing waits for a clock here, because the sender ends its side when all
+/// is sent.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Bench {
@@ -46,7 +47,7 @@ thread_local! {
     static BENCH: Bench = Bench::new();
 }
 
-/// See the header.
+/// Runs the target; see the module documentation.
 pub fn run(data: &[u8]) {
     BENCH.with(|bench| bench.play(&filled(data)));
 }
@@ -57,15 +58,15 @@ impl Bench {
         let runtime = runtime.expect("a runtime");
         let flags = ["--require-timestamp", "false", "--max-body", "64KiB"];
         let secret = ["request-receiver", "--shopify-client-secret", SECRET];
-        let written = Written::try_parse_from([&secret[..], &flags[..]].concat());
+        let written = ReceiverArgs::try_parse_from([&secret[..], &flags[..]].concat());
         let mut checker = Checker::default();
         let settings = written.expect("flags that exist").check(&mut checker);
         let settings = Arc::new(checker.finish(settings).expect("settings that are good"));
-        let metrics = Metrics::new(&OUTCOMES);
+        let metrics = ReceiverMetrics::new(&OUTCOMES);
         let topics = TopicMetrics::new(&metrics.registry);
         let batches = Arc::new(Batches::new(Topics::new(topics.clone())));
         let store = Store::usable_one();
-        let shared = Shared {
+        let shared = ShardContext {
             admission: Admission::new(settings.in_flight_bytes_max),
             store: store.clone(),
             secrets: Arc::new(ClientSecrets::new(&settings.secrets.secrets, None)),
@@ -93,7 +94,7 @@ impl Bench {
             let served = connection::serve(Stream::Unix(far), Phase::new(), self.serving.clone());
             let (mut incoming, mut outgoing) = near.into_split();
             let sending = async {
-                // It may be refused before it has said all.
+                // The request may be refused before it is sent completely.
                 outgoing.write_all(request).await.ok();
                 outgoing.shutdown().await.ok();
             };
@@ -112,7 +113,7 @@ impl Bench {
         stored.iter().for_each(check);
     }
 
-    /// Stores what waits, as a batcher does, for ever.
+    /// Stores the batches that wait, as a batcher does, forever.
     async fn store(&self, stored: &mut Vec<Record>) {
         while self.batches.arrived().await {
             while let Some(batch) = self.batches.take() {
@@ -143,8 +144,8 @@ fn check(record: &Record) {
     assert!(record.headers.iter().any(is_signature), "stored without a good signature");
 }
 
-/// The statuses of all answers; no body of ours looks like a status line. Who asked by HTTP/1.0 is
-/// answered so.
+/// Returns the statuses of all answers. No body of the receiver looks like a status line. A request
+/// by HTTP/1.0 is answered by HTTP/1.0.
 fn statuses(answers: &[u8]) -> Vec<u16> {
     let begins = |line: &[u8]| line.starts_with(b"HTTP/1.1 ") || line.starts_with(b"HTTP/1.0 ");
     let lines = answers.windows(12).filter(|window| begins(window));

@@ -1,7 +1,7 @@
-//! What is fuzzed: each target takes any bytes and panics where something does not hold.
+//! Fuzz targets. Each one takes any bytes and panics if a property does not hold.
 //!
 //! `make fuzz` drives them with libFuzzer, `tests/corpus.rs` with the committed corpus, on a stable
-//! toolchain. What must hold stands in each target's header.
+//! toolchain. The properties are listed in the documentation of each target's module.
 
 pub mod http;
 pub mod pack;
@@ -19,11 +19,12 @@ use std::cell::RefCell;
 use spillway_webhook::pack::{Packer, Records};
 
 thread_local! {
-    /// Kept over packs, as a batcher's is: making one costs more than a small pack.
+    /// One packer for all packs, as in a batcher, because creating one costs more than a small
+    /// pack.
     static PACKER: RefCell<Packer> = RefCell::default();
 }
 
-/// Takes any bytes.
+/// Function that takes any bytes.
 pub type Target = fn(&[u8]);
 
 /// Every target, by its name in `fuzz/corpus` and `fuzz/fuzz_targets`.
@@ -37,7 +38,7 @@ pub const ALL: [(&str, Target); 7] = [
     ("times", times::run),
 ];
 
-/// The pack that these make.
+/// Packs these records.
 fn packed(records: &Records) -> Vec<u8> {
     PACKER.with_borrow_mut(|packer| packer.pack(records).to_vec())
 }

@@ -1,17 +1,18 @@
 //! Any bytes as a pack.
 //!
-//! Holds: no panic; what decodes is no larger than a pack may be; every reader of it sees the same;
-//! a webhook singled out of it is the same in a pack of its own. Memory is libFuzzer's to watch
-//! (`malloc_limit_mb`): none is taken for a size that is only claimed.
+//! Properties: no panic. A pack that decodes is no larger than allowed. All readers of it see the
+//! same. A webhook extracted into its own pack stays the same. libFuzzer checks the memory
+//! (`malloc_limit_mb`): none is allocated for a size that is only claimed.
 
 use spillway_webhook::pack::{Pack, RAW_BYTES_MAX};
 
 use crate::PACKER;
 
-/// More records than this are looked at only in part.
+/// Packs with more records are checked only in part.
 const LOOKED_AT_MAX: u32 = 64;
 
-/// An odd first byte: the checksum is made to fit, so that what is behind it is reached.
+/// Runs the target. If the first byte is odd, the checksum is corrected, so that the code after it
+/// is reached.
 pub fn run(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else { return };
     let mut bytes = rest.to_vec();

@@ -1,13 +1,13 @@
-//! Any bytes as Redis' replies, through the redis crate's own parser over a socket.
+//! Any bytes as replies of Redis, through the parser of the redis crate over a socket.
 //!
-//! Holds: no panic; nothing hangs; a pack counts as stored only where MULTI was taken and EXEC came
-//! with an array whose first element is the entry's id.
+//! Properties: no panic, and nothing hangs. A pack counts as stored only if MULTI was accepted and
+//! EXEC returned an array whose first element is the id of the entry.
 
 use std::cell::Cell;
 use std::time::Duration;
 
 use spillway_queue::append::Appender;
-use spillway_queue::read::Reader;
+use spillway_queue::read::StreamReader;
 use spillway_queue::settle::{Settlement, Settler};
 use spillway_queue::{Connection, Redis, health, status};
 use spillway_webhook::StreamId;
@@ -17,7 +17,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-/// Who hangs up without an answer is noticed at once: this only ends what never would.
+/// Timeout that ends a run which would otherwise never end. A connection closed without an answer
+/// is noticed at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Bench {
@@ -31,7 +32,7 @@ thread_local! {
     static BENCH: Bench = Bench::new();
 }
 
-/// The first byte says what is asked; the rest is replied.
+/// Runs the target. The first byte selects the request; the rest is the reply.
 pub fn run(data: &[u8]) {
     let Some((which, reply)) = data.split_first() else { return };
     BENCH.with(|bench| bench.play(*which, reply));
@@ -72,7 +73,7 @@ impl Bench {
     async fn ask(&self, which: u8) {
         let Ok(mut connection) = self.redis.connect(Some(PATIENCE)).await else { return };
         let connection: &mut Connection = &mut connection;
-        let reader = Reader::new(self.redis.clone(), "http");
+        let reader = StreamReader::new(self.redis.clone(), "http");
         let (after, bytes) = (StreamId::default(), 1 << 20);
         match which {
             2 => {
@@ -92,7 +93,7 @@ impl Bench {
         }
     }
 
-    /// Answers connections, for ever.
+    /// Answers connections, forever.
     async fn answer(&self, reply: &[u8]) {
         loop {
             let (stream, _) = self.listener.accept().await.expect("a connection");
@@ -101,8 +102,8 @@ impl Bench {
     }
 }
 
-/// Lets the client in, then replies these bytes to whatever it asks, and hangs up: it must not wait
-/// for the rest of half a reply.
+/// Accepts the client's greeting, replies with these bytes to anything, and closes the connection.
+/// The client must not wait for the rest of a partial reply.
 async fn converse(mut stream: UnixStream, reply: &[u8]) -> std::io::Result<()> {
     let mut asked = Vec::new();
     while stream.read_buf(&mut asked).await? > 0 {
@@ -116,8 +117,8 @@ async fn converse(mut stream: UnixStream, reply: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether replies that are plain enough to be read here say so: three lines that are no error, and
-/// an array that begins with the id. Others are for the parser alone to judge.
+/// True if replies that can be read here mean stored: three lines that are no error, and an array
+/// that begins with the id. All others are left to the parser.
 fn says_stored(reply: &[u8], id: StreamId) -> bool {
     let mut rest = reply;
     for _ in 0..3 {

@@ -1,22 +1,23 @@
 //! Any status with any Retry-After.
 //!
-//! Holds: no pause is longer than the longest; digits are seconds, however many; what is neither
-//! digits nor a date is no pause; 2xx is delivered whatever else the answer says.
+//! Properties: no pause is longer than the longest one. Digits are seconds, however many there are.
+//! A value that is neither digits nor a date is no pause. 2xx means delivered, whatever else the
+//! answer contains.
 
 use std::time::{Duration, SystemTime};
 
-use downstreamer::judge::{Outcome, judge_at, parse_scope};
+use downstreamer::judge::{AttemptOutcome, judge_at, parse_scope};
 use spillway_delivery::Verdict;
 
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Two bytes of status, and the header's value.
+/// Runs the target. The input is two bytes of status and the value of the header.
 pub fn run(data: &[u8]) {
     let [high, low, text @ ..] = data else { return };
     let status = 100 + u16::from_be_bytes([*high, *low]) % 500;
     let Ok(text) = std::str::from_utf8(text) else { return };
     let (pauses, now) = (parse_scope(text), SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 31));
-    let outcome = Outcome::Answered { status, retry_after: Some(text.to_owned()), pauses };
+    let outcome = AttemptOutcome::Answered { status, retry_after: Some(text.to_owned()), pauses };
     match judge_at(&outcome, &[410], LONGEST, now) {
         Verdict::Delivered => assert!((200..300).contains(&status)),
         Verdict::Dead { .. } => assert_eq!(status, 410),

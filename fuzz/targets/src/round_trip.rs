@@ -1,7 +1,7 @@
-//! Any webhooks into a pack and out of it.
+//! Any webhooks, packed and unpacked.
 //!
-//! Holds: what was kept of each comes out as it went in, in the same order; dropping some changes
-//! nothing of the others; a pack with one bit changed does not decode.
+//! Properties: the stored parts of each webhook are unchanged, in the same order. Dropping some
+//! webhooks does not change the others. A pack with one changed bit does not decode.
 
 use bytes::Bytes;
 use http::uri::PathAndQuery;
@@ -11,10 +11,10 @@ use spillway_webhook::pack::{Pack, Record, Records};
 
 use crate::packed;
 
-/// Pieces of the input: a byte says how long the next one is.
+/// Pieces of the input. A byte gives the length of the next piece.
 struct Pieces<'a>(&'a [u8]);
 
-/// See the header.
+/// Runs the target; see the module documentation.
 pub fn run(data: &[u8]) {
     let mut pieces = Pieces(data);
     let (damaged, mask) = (pieces.number(), pieces.number());

@@ -1,36 +1,38 @@
 //! Any flags, env file or properties file.
 //!
-//! Holds: no panic; a mistake never repeats a secret; what properties are written out comes back.
+//! Properties: no panic. An error message never contains a secret. Properties that are written are
+//! read back the same.
 
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
 use clap::Parser;
-use spillway_service::{Checker, Written};
+use spillway_process::{Checker, ServerArgs};
 
 use crate::properties;
 
 const SECRET: &str = "hush-hush-hush";
 
-/// The first byte says which.
+/// Runs the target. The first byte selects the kind of settings.
 pub fn run(data: &[u8]) {
     let Some((which, rest)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(rest) else { return };
     match which % 5 {
-        0 => {
-            flags::<request_receiver::settings::Written>(&["--shopify-client-secret", SECRET], text)
-        }
-        1 => flags::<downstreamer::Written>(&["--downstream-app-url", "discard:"], text),
+        0 => flags::<request_receiver::settings::ReceiverArgs>(
+            &["--shopify-client-secret", SECRET],
+            text,
+        ),
+        1 => flags::<downstreamer::DownstreamerArgs>(&["--downstream-app-url", "discard:"], text),
         2 => env_file(text),
         3 => properties_file(text),
         _ => values(text),
     }
 }
 
-/// A flag a line.
-fn flags<W: Written + Parser>(given: &[&str], text: &str) {
-    // No file of this machine is to be read.
+/// Parses one flag per line.
+fn flags<W: ServerArgs + Parser>(given: &[&str], text: &str) {
+    // Files of this machine must not be read.
     let lines = text.lines().filter(|line| !line.contains("file"));
     let flags = ["name"].into_iter().chain(given.iter().copied()).chain(lines);
     let Ok(written) = W::try_parse_from(flags) else { return };
@@ -41,7 +43,7 @@ fn flags<W: Written + Parser>(given: &[&str], text: &str) {
     }
 }
 
-/// Every name and value can be set; a value that is written in quotes is read again as it was.
+/// Checks that every name and value can be set, and that a quoted value is read back the same.
 fn env_file(text: &str) {
     let found = spillway_env_file::parse(text);
     for (name, value) in &found.settings {
@@ -65,7 +67,7 @@ fn properties_file(text: &str) {
     assert_eq!(properties::parse(&written), Ok(parsed), "{written:?}");
 }
 
-/// Every character in a form that means nothing but itself.
+/// Escapes every character so that it stands only for itself.
 fn escaped(text: &str) -> String {
     text.chars()
         .map(|c| match c {
@@ -92,5 +94,5 @@ fn values(text: &str) {
     assert!(told.is_empty());
     let mistakes = checker.finish(()).expect_err("both are set");
     assert!(!mistakes.to_string().contains(SECRET) || text.contains(SECRET));
-    text.parse::<spillway_service::listen::Address>().ok();
+    text.parse::<spillway_process::listen::Address>().ok();
 }

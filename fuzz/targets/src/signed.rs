@@ -1,17 +1,17 @@
-//! Puts signatures into requests, so that what a fuzzer makes of them gets past the check now and
-//! then: `%SIGN%` becomes the signature of the body behind it.
+//! Inserts signatures into requests, so that some mutated requests pass the signature check.
+//! `%SIGN%` is replaced by the signature of the body after it.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// The client secret of the receiver under test.
+/// Client secret of the receiver under test.
 pub const SECRET: &str = "hush";
 
 const PLACE: &[u8] = b"%SIGN%";
 
-/// The request with every place filled in.
+/// Returns the request with every placeholder replaced.
 pub fn filled(data: &[u8]) -> Vec<u8> {
     let (mut request, mut rest) = (Vec::with_capacity(data.len() + 64), data);
     while let Some(at) = find(rest, PLACE) {
@@ -34,7 +34,7 @@ pub fn sign(body: &[u8]) -> String {
     STANDARD.encode(mac.finalize().into_bytes())
 }
 
-/// The body that a head in lower case announces, if it does so plainly.
+/// Returns the body that a lower-case head announces, if it does so plainly.
 fn body(head: &[u8], rest: &[u8]) -> Vec<u8> {
     if find(head, b"transfer-encoding: chunked").is_some() {
         return unchunked(rest);

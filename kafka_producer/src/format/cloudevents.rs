@@ -9,10 +9,10 @@ use spillway_webhook::pack::View;
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
 
-/// With those of every record.
+/// Headers, including those of every record.
 const HEADERS: usize = 12;
 
-/// The attributes of a webhook with this id.
+/// Attributes of a webhook with this id.
 pub fn headers(webhook: &View<'_>, id: &str, resource: Option<&Resource>) -> OwnedHeaders {
     let topic = text(webhook.topic()).replace('/', ".");
     let kind = format!("com.shopify.{topic}");
@@ -44,7 +44,7 @@ fn content_type<'a>(webhook: &'a View<'_>) -> Cow<'a, str> {
     }
 }
 
-/// Where it happened: a URI, which an event must have also where the shop is not known.
+/// URI of the source. An event must have one also if the shop is not known.
 fn source(webhook: &View<'_>) -> String {
     match webhook.shop() {
         Some(shop) => format!("https://{}", text(Some(shop))),
@@ -52,7 +52,8 @@ fn source(webhook: &View<'_>) -> String {
     }
 }
 
-/// When it was triggered, as Shopify wrote it; else when it was received.
+/// Time at which the webhook was triggered, as Shopify wrote it. Otherwise the time at which it was
+/// received.
 fn time<'a>(webhook: &'a View<'_>) -> Cow<'a, str> {
     match webhook.shopify("triggered-at").filter(|text| millis(text).is_some()) {
         Some(triggered) => text(Some(triggered)),

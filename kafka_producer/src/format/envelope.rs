@@ -1,4 +1,4 @@
-//! One JSON object that holds the whole request: for consumers that read no record headers.
+//! One JSON object with the whole request, for consumers that read no record headers.
 //!
 //! ```json
 //! {"endpoint": "/hooks", "method": "POST", "headers": {"x-shopify-topic": "orders/create"},
@@ -24,7 +24,7 @@ struct QueryMap<'a>(&'a [u8]);
 /// Writes the envelope of a webhook into `value`.
 pub fn write(webhook: &View<'_>, value: &mut Vec<u8>) {
     value.clear();
-    // One huge webhook must not pin its size for good.
+    // One huge webhook must not keep its size allocated for good.
     value.shrink_to(1 << 20);
     serde_json::to_writer(value, &Envelope(webhook)).expect("BUG: an envelope is JSON");
 }
@@ -92,7 +92,7 @@ fn split_target(target: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// The parameters of a query as forms write them (`+` is a space).
+/// Parameters of a query in form encoding, where `+` is a space.
 fn pairs(query: &[u8]) -> impl Iterator<Item = (String, String)> {
     query.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()).map(|pair| {
         let at = pair.iter().position(|byte| *byte == b'=');
@@ -122,7 +122,7 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
-/// UTF-8 if it is, else Latin-1.
+/// Decodes UTF-8, or Latin-1 if it is not valid UTF-8.
 fn text(bytes: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Cow::Borrowed(text),

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
--- Takes dead letters away: dropped, or replayed through the stream of replays in the order given.
--- Stops after so many bytes. Returns how many were there, and how many it looked at.
+-- Takes dead letters away: drops them, or replays them through the stream of replays, in the order
+-- given. Stops after a number of bytes. Returns the number of letters that existed, and the number
+-- of ids that it looked at.
 -- KEYS  1 dead  2 dead bytes  3 replays  ARGV  1 drop | replay  2 bytes  3... dead ids
 local taken, looked_at, left = 0, 0, tonumber(ARGV[2])
 for i = 3, #ARGV do

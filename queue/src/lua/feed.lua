@@ -1,6 +1,6 @@
 #!lua
--- Appends packs that were spilled, behind the last one that was: all of them once, in their order.
--- Refused on a full Redis, as every append is.
+-- Appends packs that were spilled, after the last one that was restored: each once, in order.
+-- Refused on a full Redis, like every append.
 -- KEYS  1 stream  2 counts  3 claim  4 spill
 -- ARGV  1 log id  2 token  3 number of the pack before the first  then (number, webhooks, pack)*
 local id, token = string.match(redis.call('GET', KEYS[3]) or '', '^(%x+):(%x+):')

@@ -1,14 +1,15 @@
 #!lua flags=allow-oom
--- Forgets a drain: its cursor, its replays, lanes and dead letters; frees what only it held back.
--- KEYS  1 stream  2 counts  3 drains  4 shares  5... the drain's own keys
--- ARGV  1 drain
+-- Removes a consumer with its cursor, replays, lanes and dead letters. Frees the entries that only
+-- it held back.
+-- KEYS  1 stream  2 counts  3 consumers  4 shares  5... the consumer's own keys
+-- ARGV  1 consumer
 local gone = redis.pcall('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 for _, count in ipairs({'through:', 'open:', 'lanes:', 'oldest:'}) do
   redis.call('HDEL', KEYS[2], count .. ARGV[1])
 end
 redis.call('HDEL', KEYS[3], ARGV[1])
 redis.call('HDEL', KEYS[4], ARGV[1])
--- Not DEL: dead letters may be a gigabyte, and Redis serves nobody while it frees them.
+-- Not DEL: dead letters may be a gigabyte, and Redis serves no client while DEL frees them.
 redis.call('UNLINK', unpack(KEYS, 5))
 local function parts(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')

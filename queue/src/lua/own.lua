@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- Ownership of a drain, without a clock of Redis': the owner makes the counter grow, and whoever
--- has seen it stand still for long enough on a clock of its own may take over.
--- KEYS  1 owner  2 drains  3 dead bytes  4 orders
--- ARGV  1 bump | take | release  2 token  3 drain  4 value that was seen ('' = none)
+-- Leader election of a consumer. It needs no clock of Redis: the leader increments a counter. A
+-- standby that has seen it stand still for long enough, by the standby's own clock, may take over.
+-- KEYS  1 leader  2 consumers  3 dead bytes  4 controls
+-- ARGV  1 bump | take | release  2 token  3 consumer  4 value that was seen ('' = none)
 local current = redis.call('GET', KEYS[1]) or ''
 local token, counter = string.match(current, '^([^:]*):(%d+)$')
 local function mine(count)
@@ -14,8 +14,8 @@ local function mine(count)
   local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
   local limit = tonumber(string.match(memory, '\nmaxmemory:(%d+)'))
   local full = limit > 0 and used >= limit
-  local orders = redis.call('HGET', KEYS[4], 'version') or '0'
-  return {1, redis.call('GET', KEYS[3]) or '0', full and '1' or '0', orders, ms}
+  local controls = redis.call('HGET', KEYS[4], 'version') or '0'
+  return {1, redis.call('GET', KEYS[3]) or '0', full and '1' or '0', controls, ms}
 end
 if ARGV[1] == 'take' then
   if current ~= ARGV[4] then return {0, '0', '0', '0', '0'} end

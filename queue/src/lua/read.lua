@@ -1,6 +1,6 @@
 #!lua flags=no-writes
--- Entries of a stream behind an id, until they add up to a budget: reading ahead is bounded in
--- bytes however large single packs are. One entry is always returned if there is one.
+-- Returns entries of a stream after an id, until they add up to a budget. Reading ahead is bounded
+-- in bytes even if single packs are large. Returns at least one entry if there is one.
 -- KEYS[1] stream  ARGV after, bytes, entries
 local after, left, entries = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local found = {}

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- Makes sure that the cell has an id and the drain a cursor.
--- KEYS  1 stream  2 cell  3 counts  4 drains
--- ARGV  1 drain ('' = only the cell)  2 oldest | now  3 id for a new cell
+-- Creates the cell's id and the consumer's cursor if they do not exist.
+-- KEYS  1 stream  2 cell  3 counts  4 consumers
+-- ARGV  1 consumer ('' = only the cell)  2 oldest | now  3 id for a new cell
 if redis.call('SET', KEYS[2], ARGV[3], 'NX') then
   redis.call('HSETNX', KEYS[3], 'appended', 0)
 end

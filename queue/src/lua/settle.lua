@@ -1,33 +1,34 @@
 #!lua flags=allow-oom
--- Records what one drain is done with, all of it or nothing, and only for the drain's owner.
--- KEYS  1 stream  2 counts  3 owner  4 done  5 replays  6 dead  7 dead bytes  8 settled
---       9 seen  10 history  11 orders  12 dropping
+-- Records what a consumer has finished, completely or not at all, and only for the consumer's
+-- leader.
+-- KEYS  1 stream  2 counts  3 leader  4 done  5 replays  6 dead  7 dead bytes  8 settled
+--       9 seen  10 history  11 controls  12 dropping
 --       13 chunks  14 chunks done  15 lanes  16 barriers  17 leads  18 retries
 --       19 retries of the main stream
--- ARGV  1 token  2 number  3 drain  4 corrupt prefix
---       5 cursor ('' = stays)  6 entries passed  7 webhooks passed  8 settled behind the cursor
+-- ARGV  1 token  2 number  3 consumer  4 corrupt prefix
+--       5 cursor ('' = stays)  6 entries passed  7 webhooks passed  8 settled after the cursor
 --       9 mark of the settlement before this one ('' = there was none yet)
---       10 fingerprints of what was delivered  11 when the oldest one still known was, in ms
---       12 records of what became of webhooks ('' = none)  13 webhooks dropped by order
---       14 version of the orders that are carried out ('' = none new)  15 of those that are known
---       16 webhooks that wait in chunks  17 when the oldest of them was accepted, in ms (0 = none)
---       then lists, each led by its length:
+--       10 fingerprints of delivered webhooks  11 time in ms before which records may be deleted
+--       12 records for the history ('' = none)  13 webhooks dropped by order
+--       14 version of the controls that are carried out ('' = none new)  15 of those that are known
+--       16 webhooks that wait in chunks  17 time in ms at which the oldest was accepted (0 = none)
+--       then lists, each after its length:
 --       corrupt (id)  corrupt replays (id)  bits (id, bits)  whole (id)  settled replays (id)
 --       dead (pack, webhook id, shop, topic, resource, delivery id, reason, status, attempts,
 --       answer)
 --       corrupt chunks (id)
---       fields to set (number of the key, field, value)  fields to delete (number of the key, field)
-local stream, counts, drain = KEYS[1], KEYS[2], ARGV[3]
-local owner = redis.call('GET', KEYS[3])
-if not owner or string.match(owner, '^[^:]*') ~= ARGV[1] then
-  return redis.error_reply('FENCED another instance owns this drain')
+--       fields to set (number of the key, field, value)  to delete (number of the key, field)
+local stream, counts, consumer = KEYS[1], KEYS[2], ARGV[3]
+local leader = redis.call('GET', KEYS[3])
+if not leader or string.match(leader, '^[^:]*') ~= ARGV[1] then
+  return redis.error_reply('FENCED another instance is the leader')
 end
 -- The same settlement again, because its reply was lost: it is already applied.
 local mark = ARGV[1] .. ':' .. ARGV[2]
 local last = redis.call('GET', KEYS[8]) or ''
 if last == mark then return redis.status_reply('OK') end
--- Another one before it than it names: this is a late copy, or Redis came back without what it had
--- confirmed.
+-- The last settlement is not the one that this one names as its predecessor. Either this is a late
+-- copy, or Redis came back without settlements that it had confirmed.
 if last ~= ARGV[9] then
   return redis.error_reply('NOGROUP redis came back with older data')
 end
@@ -47,7 +48,7 @@ local function id_parts(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
   return tonumber(ms), tonumber(seq)
 end
--- Ids compare as numbers: as text, 1-10 would come before 1-9.
+-- Ids are compared as numbers: as text, 1-10 would come before 1-9.
 local function is_before(a, b)
   local a_ms, a_seq = id_parts(a)
   local b_ms, b_seq = id_parts(b)
@@ -60,7 +61,7 @@ for _, reply in ipairs(groups) do
   for i = 1, #reply, 2 do group[reply[i]] = reply[i + 1] end
   local cursor = group['last-delivered-id']
   local through = tonumber(redis.call('HGET', counts, 'through:' .. group.name) or 0)
-  if group.name == drain then
+  if group.name == consumer then
     own = group
     if ARGV[5] ~= '' and is_before(cursor, ARGV[5]) then
       cursor, through = ARGV[5], through + tonumber(ARGV[7])
@@ -69,9 +70,10 @@ for _, reply in ipairs(groups) do
   end
   if not lowest or is_before(cursor, lowest) then lowest, lowest_through = cursor, through end
 end
-if not own then return redis.error_reply('NOGROUP the drain is not registered') end
--- A new cursor is an entry that was read. If it is not there, Redis lost it, and what has been
--- appended since, perhaps with a slower clock and lower ids, is another's: it must not be trimmed.
+if not own then return redis.error_reply('NOGROUP the consumer is not registered') end
+-- A new cursor is an entry that was read. If it is missing, Redis lost it. Entries that were
+-- appended since then, perhaps with a slower clock and lower ids, are different ones: they must not
+-- be trimmed.
 if ARGV[5] ~= '' and is_before(own['last-delivered-id'], ARGV[5])
   and #redis.call('XRANGE', stream, ARGV[5], ARGV[5]) == 0 then
   return redis.error_reply('NOGROUP redis came back with older data')
@@ -88,7 +90,8 @@ each(1, function(id)
 end)
 each(2, function(id, bits) redis.call('HSET', KEYS[4], id, bits) end)
 local is_dropping = redis.call('EXISTS', KEYS[12]) == 1
--- An order that the drain has not read yet may name what moved into a lane by its pack.
+-- An order that the consumer has not read yet may name, by its pack, a webhook that moved into a
+-- lane.
 local are_names_known = is_dropping
   and (redis.call('HGET', KEYS[11], 'version') or '0') == ARGV[15]
 each(1, function(id)
@@ -99,7 +102,8 @@ each(1, function(id)
   redis.call('XDEL', KEYS[5], id)
   if is_dropping then redis.call('HDEL', KEYS[12], 'replay:' .. id) end
 end)
--- Before the dead letters: the clock goes on within a script, and a webhook is given up first.
+-- This comes before the dead letters: the clock advances within a script, and a record of the
+-- history must not be newer than its dead letter.
 if ARGV[12] ~= '' then
   redis.call('XADD', KEYS[10], 'MINID', '~', ARGV[11], '*', 'h', ARGV[12])
 end
@@ -124,7 +128,7 @@ each(1, function(id)
   redis.call('HDEL', KEYS[13], id)
   redis.call('HDEL', KEYS[14], id)
 end)
--- One call for many fields of a key: lanes of a webhook each have a few fields each.
+-- One call for many fields of a key: lanes of one webhook each have few fields each.
 local function all_of_each_key(command, width)
   local fields_of = {}
   local count = tonumber(ARGV[at])
@@ -151,20 +155,20 @@ end
 if ARGV[13] ~= '0' then redis.call('HINCRBY', KEYS[11], 'dropped', ARGV[13]) end
 if ARGV[14] ~= '' then redis.call('HSET', KEYS[11], 'applied', ARGV[14]) end
 
--- Nothing is left in chunks: what a lost chunk left beside it is nobody's.
+-- No webhook waits in chunks: fields that a lost chunk left in these keys belong to nothing.
 if ARGV[16] == '0' then redis.call('UNLINK', KEYS[13], KEYS[14], KEYS[18]) end
 
-redis.call('HSET', counts, 'open:' .. drain, ARGV[8], 'lanes:' .. drain, ARGV[16],
-  'oldest:' .. drain, ARGV[17])
+redis.call('HSET', counts, 'open:' .. consumer, ARGV[8], 'lanes:' .. consumer, ARGV[16],
+  'oldest:' .. consumer, ARGV[17])
 if ARGV[5] ~= '' and is_before(own['last-delivered-id'], ARGV[5]) then
   local read = (tonumber(own['entries-read'] or 0) or 0) + tonumber(ARGV[6])
-  redis.call('XGROUP', 'SETID', stream, drain, ARGV[5], 'ENTRIESREAD', read)
-  redis.call('HSET', counts, 'through:' .. drain, own_through, 'trimmed', lowest_through)
+  redis.call('XGROUP', 'SETID', stream, consumer, ARGV[5], 'ENTRIESREAD', read)
+  redis.call('HSET', counts, 'through:' .. consumer, own_through, 'trimmed', lowest_through)
   local ms, seq = string.match(lowest, '^(%d+)-(%d+)$')
   redis.call('XTRIM', stream, 'MINID', ms .. '-' .. string.format('%.0f', tonumber(seq) + 1))
 end
--- Nothing is left behind the cursor: whatever the counts missed (a pack that could not be read has
--- no count) is made good.
+-- Nothing is left after the cursor. Correct the counts: they miss packs that could not be read,
+-- which have no count.
 if ARGV[5] ~= '' and redis.call('XLEN', stream) == 0 then
   local appended = redis.call('HGET', counts, 'appended') or 0
   for _, reply in ipairs(groups) do

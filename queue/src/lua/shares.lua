@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- Publishes which shops take much of what waits, and only for the consumer's owner.
--- KEYS  1 owner  2 shares
+-- Publishes the shops that take much of what waits, only for the consumer's leader.
+-- KEYS  1 leader  2 shares
 -- ARGV  1 token  2 consumer  3 shares as JSON ('' = no shop takes much)
-local owner = redis.call('GET', KEYS[1])
-if not owner or string.match(owner, '^[^:]*') ~= ARGV[1] then
-  return redis.error_reply('FENCED another instance owns this drain')
+local leader = redis.call('GET', KEYS[1])
+if not leader or string.match(leader, '^[^:]*') ~= ARGV[1] then
+  return redis.error_reply('FENCED another instance is the leader')
 end
 if ARGV[3] == '' then return redis.call('HDEL', KEYS[2], ARGV[2]) end
 local now = redis.call('TIME')

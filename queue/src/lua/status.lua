@@ -1,6 +1,7 @@
 #!lua flags=no-writes
--- What an operator asks: one row for the queue, one for each drain. Ids only, never a pack.
--- KEYS  1 stream  2 counts  3 drains  4 shares  ARGV  1 prefix
+-- Status for operators: one row for the queue, one for each consumer. Returns ids only, never a
+-- pack.
+-- KEYS  1 stream  2 counts  3 consumers  4 shares  ARGV  1 prefix
 local function info(reply)
   local about = {}
   for i = 1, #reply, 2 do about[reply[i]] = reply[i + 1] end
@@ -36,14 +37,14 @@ for _, reply in ipairs(groups) do
     oldest and oldest[1] or '',
     redis.call('HGET', KEYS[2], 'through:' .. group.name) or '0',
     redis.call('HGET', KEYS[2], 'open:' .. group.name) or '0',
-    redis.call('GET', own .. ':owner') or '',
+    redis.call('GET', own .. ':leader') or '',
     redis.call('HGET', KEYS[3], group.name) or '0',
     redis.call('XLEN', own .. ':replays')
       + tonumber(redis.call('HGET', KEYS[2], 'lanes:' .. group.name) or 0),
     aside,
     redis.call('XLEN', own .. ':dead'),
     redis.call('GET', own .. ':dead:bytes') or '0',
-    {redis.call('HGETALL', own .. ':orders'), redis.call('HGET', KEYS[4], group.name) or ''},
+    {redis.call('HGETALL', own .. ':controls'), redis.call('HGET', KEYS[4], group.name) or ''},
   }
 end
 return rows

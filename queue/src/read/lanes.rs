@@ -4,25 +4,26 @@ use bytes::Bytes;
 use redis::cmd;
 use spillway_webhook::{Position, StoredRetry};
 
-use super::{Reader, scan};
+use super::{StreamReader, scan};
 use crate::connect::Connection;
 use crate::error::QueueError;
 use crate::lane::{self, ChunkId, LaneRow, StoredChunk};
 
-/// Retry states that are asked for in one command: it holds Redis for as long as it takes.
+/// Retry states that one command asks for. It bounds the time for which the command blocks Redis.
 const RETRIES_AT_ONCE: usize = 1_024;
 
-impl Reader {
-    /// Rows of all lanes, in the order of their hashes.
+impl StreamReader {
+    /// Reads the rows of all lanes, in the order of their hashes.
     ///
     /// # Errors
-    /// [`QueueError`] from Redis, or when a row can't be read.
+    /// [`QueueError`] from Redis, or when a row cannot be read.
     pub async fn lane_rows(&self, connection: &mut Connection) -> Result<Vec<LaneRow>, QueueError> {
         let keys = &self.redis.keys;
-        let key = keys.lanes(&self.drain);
-        let (chunks, bits) = (keys.chunks(&self.drain), keys.chunks_done(&self.drain));
+        let key = keys.lanes(&self.consumer);
+        let chunks = keys.chunks(&self.consumer);
+        let bits = keys.chunks_done(&self.consumer);
         let row = |lane: &str, row: &[u8]| {
-            // Without it, the lane's chunks would be passed by later webhooks and written over.
+            // Without the row, later webhooks would overtake the lane's chunks and overwrite them.
             let row: LaneRow = serde_json::from_slice(row).map_err(|error| {
                 QueueError::Unexpected(format!(
                     "the row of lane {lane} in {key} can't be read ({error}), and until then nothing \
@@ -36,7 +37,7 @@ impl Reader {
         Ok(rows.into_iter().map(|(_, row)| row).collect())
     }
 
-    /// All barriers: position and hash of the shop.
+    /// Reads all barriers: position and hash of the shop.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -44,11 +45,11 @@ impl Reader {
         &self,
         connection: &mut Connection,
     ) -> Result<Vec<(Position, u64)>, QueueError> {
-        let key = self.redis.keys.barriers(&self.drain);
+        let key = self.redis.keys.barriers(&self.consumer);
         scan(connection, &key, |at, shop| Ok((position(at)?, hash(text(shop)?)?))).await
     }
 
-    /// All leads: hash of the resource and position.
+    /// Reads all leads: hash of the resource and position.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -56,11 +57,11 @@ impl Reader {
         &self,
         connection: &mut Connection,
     ) -> Result<Vec<(u64, Position)>, QueueError> {
-        let key = self.redis.keys.leads(&self.drain);
+        let key = self.redis.keys.leads(&self.consumer);
         scan(connection, &key, |resource, at| Ok((hash(resource)?, position(text(at)?)?))).await
     }
 
-    /// Chunks with their bits, in one round trip; `None` where there is no such chunk.
+    /// Reads chunks with their bits, in one round trip; `None` for a chunk that does not exist.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -72,13 +73,14 @@ impl Reader {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        let (keys, fields) = (&self.redis.keys, texts(ids));
+        let keys = &self.redis.keys;
+        let fields = texts(ids);
         let (chunks, bits): (Vec<Option<Bytes>>, Vec<Option<Vec<u8>>>) = redis::pipe()
             .cmd("HMGET")
-            .arg(keys.chunks(&self.drain))
+            .arg(keys.chunks(&self.consumer))
             .arg(&fields)
             .cmd("HMGET")
-            .arg(keys.chunks_done(&self.drain))
+            .arg(keys.chunks_done(&self.consumer))
             .arg(&fields)
             .query_async(connection)
             .await?;
@@ -88,7 +90,8 @@ impl Reader {
         Ok(found.collect())
     }
 
-    /// Retry states of webhooks in the main stream; an empty one where a state can't be read, which is logged.
+    /// Reads the retry states of webhooks in the main stream. A state that cannot be read is logged
+    /// and replaced by an empty one.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -96,14 +99,14 @@ impl Reader {
         &self,
         connection: &mut Connection,
     ) -> Result<Vec<(Position, StoredRetry)>, QueueError> {
-        let key = self.redis.keys.main_retries(&self.drain);
+        let key = self.redis.keys.main_retries(&self.consumer);
         let state = |at: &str, state: &[u8]| Ok((position(at)?, known_retry(at, state)));
         let found = scan(connection, &key, state).await?.into_iter();
         Ok(found.map(|(at, state)| (at, state.unwrap_or_default())).collect())
     }
 
-    /// Retry states of webhooks in lanes; `None` for a webhook that was not tried, or whose state can't be read: that is
-    /// logged, and its retries begin again.
+    /// Reads the retry states of webhooks in lanes. `None` for a webhook without attempts, or if
+    /// its state cannot be read: that is logged, and its retries start again.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -115,7 +118,7 @@ impl Reader {
         let mut found: Vec<Option<Vec<u8>>> = Vec::with_capacity(positions.len());
         for some in positions.chunks(RETRIES_AT_ONCE) {
             let some: Vec<Option<Vec<u8>>> = cmd("HMGET")
-                .arg(self.redis.keys.retries(&self.drain))
+                .arg(self.redis.keys.retries(&self.consumer))
                 .arg(texts(some))
                 .query_async(connection)
                 .await?;
@@ -126,7 +129,7 @@ impl Reader {
     }
 }
 
-/// The state of a webhook; `None`, which is logged, where it can't be read.
+/// Parses the retry state of a webhook. `None` if it cannot be read, which is logged.
 fn known_retry(position: impl std::fmt::Display, state: &[u8]) -> Option<StoredRetry> {
     let parsed = str::from_utf8(state).ok().and_then(|state| state.parse().ok());
     if parsed.is_none() {

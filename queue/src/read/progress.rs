@@ -1,40 +1,40 @@
-//! Reads how far a consumer has come, and finds out after a reconnect whether Redis still holds the
-//! data that was read.
+//! Reads the progress of a consumer. After a reconnect, checks that Redis still holds the data that
+//! was read.
 
 use std::collections::HashMap;
 
 use redis::{Value, cmd};
 use spillway_webhook::StreamId;
 
-use super::{Entry, Reader, scan, stream_id};
+use super::{Entry, StreamReader, scan, stream_id};
 use crate::connect::Connection;
 use crate::error::QueueError;
 
-/// How far a drain has come, as Redis knows it.
+/// Progress of a consumer, as stored in Redis.
 #[derive(Debug, Clone, Default)]
-pub struct Progress {
+pub struct ConsumerProgress {
     /// Every entry up to here is settled.
     pub cursor: StreamId,
     /// Webhooks settled up to the cursor.
     pub through: u64,
-    /// Settled webhooks in packs behind the cursor, a bit each.
+    /// Packs after the cursor → one bit for each settled webhook.
     pub done: HashMap<StreamId, Vec<u8>>,
     /// Mark of the last settlement, `<token>:<number>`; `None` before the first.
     pub mark: Option<String>,
 }
 
-/// What the main stream holds.
+/// Range of the main stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    /// Its first entry, if it has one.
+pub struct StreamRange {
+    /// First entry, if there is one.
     pub oldest: Option<StreamId>,
-    /// The id that was given out last.
+    /// Id that was given out last.
     pub last: StreamId,
-    /// Webhooks that were freed in front of it.
+    /// Webhooks that were freed before the first entry.
     pub trimmed: u64,
 }
 
-/// The newest entry that was read, as far as it takes to recognise it.
+/// Newest entry that was read, with enough data to recognise it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastRead {
     id: StreamId,
@@ -43,31 +43,35 @@ pub struct LastRead {
 }
 
 impl LastRead {
-    /// Sum of `entry`, which was read last.
+    /// Makes the record of `entry`, which was read last.
     pub fn of(entry: &Entry) -> Self {
         Self { id: entry.id, bytes: entry.pack.len(), crc32: crc32fast::hash(&entry.pack) }
     }
 }
 
-impl Reader {
-    /// Where the drain stands.
+impl StreamReader {
+    /// Reads the consumer's progress.
     ///
     /// # Errors
-    /// [`QueueError::Unregistered`] when it has no cursor.
-    pub async fn progress(&self, connection: &mut Connection) -> Result<Progress, QueueError> {
+    /// [`QueueError::Unregistered`] when the consumer has no cursor.
+    pub async fn progress(
+        &self,
+        connection: &mut Connection,
+    ) -> Result<ConsumerProgress, QueueError> {
         let keys = &self.redis.keys;
-        // First: whatever is settled while the rest is read makes the next settlement be refused.
+        // The mark is read first: if something is settled during the other reads, the next
+        // settlement is refused.
         let mark = self.mark(connection).await?;
         let cursor = self.cursor(connection).await?;
         let bits = |id: &str, bits: &[u8]| Ok((stream_id(id)?, bits.to_vec()));
-        let done = scan(connection, &keys.done(&self.drain), bits).await?;
+        let done = scan(connection, &keys.done(&self.consumer), bits).await?;
         let through: Option<u64> = cmd("HGET")
             .arg(keys.counts())
-            .arg(format!("through:{}", self.drain))
+            .arg(format!("through:{}", self.consumer))
             .query_async(connection)
             .await?;
         let done = done.into_iter().collect();
-        Ok(Progress { cursor, through: through.unwrap_or(0), done, mark })
+        Ok(ConsumerProgress { cursor, through: through.unwrap_or(0), done, mark })
     }
 
     /// Mark of the last settlement, `<token>:<number>`; `None` before the first.
@@ -75,25 +79,25 @@ impl Reader {
     /// # Errors
     /// [`QueueError`] from Redis.
     pub async fn mark(&self, connection: &mut Connection) -> Result<Option<String>, QueueError> {
-        let key = self.redis.keys.settled(&self.drain);
+        let key = self.redis.keys.settled(&self.consumer);
         Ok(cmd("GET").arg(key).query_async(connection).await?)
     }
 
-    /// The drain's cursor: every entry up to it is settled.
+    /// Reads the consumer's cursor. Every entry up to it is settled.
     async fn cursor(&self, connection: &mut Connection) -> Result<StreamId, QueueError> {
         let stream = self.redis.keys.stream();
         let groups: Vec<HashMap<String, Value>> =
             match cmd("XINFO").arg("GROUPS").arg(stream).query_async(connection).await {
                 Ok(groups) => groups,
-                // XINFO of a stream that is not there is an error of its own kind.
+                // XINFO of a stream that does not exist is an error.
                 Err(error) if error.code() == Some("ERR") => return Err(QueueError::Unregistered),
                 Err(error) => return Err(error.into()),
             };
-        let group = groups.iter().find(|group| text(group.get("name")) == self.drain);
+        let group = groups.iter().find(|group| text(group.get("name")) == self.consumer);
         stream_id(&text(group.ok_or(QueueError::Unregistered)?.get("last-delivered-id")))
     }
 
-    /// The id that was given out last in the main stream.
+    /// Returns the id that was given out last in the main stream.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -101,11 +105,11 @@ impl Reader {
         Ok(self.span(connection).await?.last)
     }
 
-    /// Where the main stream begins and ends.
+    /// Returns the range of the main stream.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
-    pub async fn span(&self, connection: &mut Connection) -> Result<Span, QueueError> {
+    pub async fn span(&self, connection: &mut Connection) -> Result<StreamRange, QueueError> {
         let keys = &self.redis.keys;
         let stream: HashMap<String, Value> =
             cmd("XINFO").arg("STREAM").arg(keys.stream()).query_async(connection).await?;
@@ -116,10 +120,10 @@ impl Reader {
             _ => None,
         };
         let last = stream_id(&text(stream.get("last-generated-id")))?;
-        Ok(Span { oldest, last, trimmed: trimmed.unwrap_or(0) })
+        Ok(StreamRange { oldest, last, trimmed: trimmed.unwrap_or(0) })
     }
 
-    /// True when the main stream holds the entry that was read last, or has settled it. False when
+    /// Returns true if the main stream holds the entry that was read last, or settled it. False if
     /// Redis came back with older data: the entry is gone, or another one has its id.
     ///
     /// # Errors
@@ -130,7 +134,8 @@ impl Reader {
         last_read: &LastRead,
     ) -> Result<bool, QueueError> {
         let id = last_read.id;
-        // In this order: an entry that is settled meanwhile is found here, or the cursor is.
+        // The order matters: an entry that is settled meanwhile is found here, or the new cursor is
+        // found below.
         if let Some(pack) = self.main_entry(connection, id).await? {
             return Ok(LastRead::of(&Entry { id, pack }) == *last_read);
         }

@@ -1,8 +1,8 @@
-//! What an append says of a pack, whatever happens to Redis and to the connection.
+//! Outcomes of an append under failures of Redis and of the connection.
 
 use spillway_queue::QueueError;
 use spillway_queue::append::{AppendError, Appender};
-use spillway_queue::read::Reader;
+use spillway_queue::read::StreamReader;
 use spillway_webhook::StreamId;
 
 use crate::proxy::{Fault, Proxy};
@@ -100,7 +100,7 @@ async fn a_redis_that_loads_its_data_is_told_apart_and_waited_for() {
     let mut server = Server::start(&[]).await;
     let mut connection = server.connect().await;
     let mut fill = redis::pipe();
-    // Redis looks up from loading an AOF every 1,024 commands.
+    // While it loads an AOF, Redis answers clients once every 1,024 commands.
     for at in 0..8_192 {
         fill.cmd("SET").arg(at).arg("value").ignore();
     }
@@ -135,7 +135,7 @@ async fn what_was_answered_survives_a_crash_of_redis() {
     let ids = server.append(&[b"one", b"two"]).await;
     server.restart(&[]);
     server.ready().await;
-    let reader = Reader::new(server.redis(), "http");
+    let reader = StreamReader::new(server.redis(), "http");
     let mut connection = server.connect().await;
     let found = reader.main_after(&mut connection, StreamId::ZERO, 1 << 20).await.unwrap();
     assert_eq!(found.iter().map(|entry| entry.id).collect::<Vec<_>>(), ids);

@@ -6,20 +6,20 @@ use spillway_queue::dead::{AgedOut, DeadLetter, Take, age_out, list, now_ms, tak
 use spillway_queue::settle::{Dead, Settlement};
 use spillway_webhook::StreamId;
 
-use crate::drain::{Drain, dead, webhook};
+use crate::consumer::{TestConsumer, dead, webhook};
 use crate::server::Server;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// A drain that has given these up.
-async fn having_given_up(server: &Server, dead: Vec<Dead>) -> (Drain, Vec<DeadLetter>) {
-    let mut http = Drain::start(server, "http").await;
+/// A consumer that has given up these webhooks.
+async fn having_given_up(server: &Server, dead: Vec<Dead>) -> (TestConsumer, Vec<DeadLetter>) {
+    let mut http = TestConsumer::start(server, "http").await;
     http.settle(&Settlement { dead, ..Settlement::default() }).await.expect("they are given up");
     let letters = all(&mut http).await;
     (http, letters)
 }
 
-async fn all(http: &mut Drain) -> Vec<DeadLetter> {
+async fn all(http: &mut TestConsumer) -> Vec<DeadLetter> {
     let found = list(&http.redis, &mut http.connection, http.name, StreamId::ZERO, 1_000).await;
     found.expect("they can be listed")
 }
@@ -95,7 +95,8 @@ async fn many_and_large_dead_letters_are_taken_in_the_order_given() {
     let taken = take(&http.redis, &mut http.connection, "http", Take::Replay, &ids).await;
     assert_eq!(taken.unwrap(), 200);
     assert_eq!((all(&mut http).await.len(), bytes(&server).await), (0, 0));
-    // Four of at most 64, and those that are large three at a time.
+    // One call finds the script missing. Three take 64 letters each, and three take the other large
+    // ones, at most three at a time.
     let calls: String = server.command(&["INFO", "commandstats"]).await;
     assert!(calls.contains("cmdstat_evalsha:calls=7,"), "{calls}");
     let replays: Vec<(String, Vec<Vec<u8>>)> =
@@ -105,7 +106,7 @@ async fn many_and_large_dead_letters_are_taken_in_the_order_given() {
     assert_eq!(order, expected);
 }
 
-async fn aged(http: &mut Drain, keep: Duration, now_ms: u64) -> AgedOut {
+async fn aged(http: &mut TestConsumer, keep: Duration, now_ms: u64) -> AgedOut {
     let aged = age_out(&http.redis, &mut http.connection, "http", keep, now_ms).await;
     aged.expect("redis answers")
 }

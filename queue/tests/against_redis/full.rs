@@ -1,21 +1,21 @@
-//! A Redis that is full to the brim: only draining can empty it, so draining must work.
+//! A Redis that is completely full: only draining can empty it, so draining must work.
 
 use spillway_queue::append::{AppendError, Appender};
+use spillway_queue::consumers::{StartAt, forget, register};
 use spillway_queue::dead::{Take, list, take};
-use spillway_queue::drains::{StartAt, forget, register};
 use spillway_queue::settle::{CorruptEntries, Settlement};
 use spillway_queue::{QueueError, status};
 use spillway_webhook::StreamId;
 
-use crate::drain::{Drain, dead, up_to};
+use crate::consumer::{TestConsumer, dead, up_to};
 use crate::server::Server;
 
 #[tokio::test]
-async fn a_drain_registers_takes_settles_and_is_forgotten_on_a_full_redis() {
+async fn a_consumer_registers_takes_settles_and_is_forgotten_on_a_full_redis() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two", b"three"]).await;
     server.fill_to_the_brim().await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let confirmed = http.claim.bump(&mut http.connection).await.unwrap();
     assert!(confirmed.is_full);
 
@@ -39,13 +39,13 @@ async fn a_drain_registers_takes_settles_and_is_forgotten_on_a_full_redis() {
     let first = vec![replays[0].id];
     http.settle(&Settlement { replays: first, ..Settlement::default() }).await.unwrap();
     let status = status::read(&http.redis, &mut http.connection).await.unwrap();
-    assert_eq!(status.drains[0].parked, 1);
+    assert_eq!(status.consumers[0].parked, 1);
     assert_eq!(status.queue.limit_bytes, 1);
 
     register(&http.redis, &mut http.connection, Some("kafka"), StartAt::Now).await.unwrap();
     http.claim.release(&mut http.connection).await.unwrap();
     assert!(forget(&http.redis, &mut http.connection, "http").await.unwrap());
-    assert!(server.ids("{spillway}:in").await.is_empty(), "the drain left began behind them");
+    assert!(server.ids("{spillway}:in").await.is_empty(), "the consumer left began behind them");
 }
 
 #[tokio::test]
@@ -61,7 +61,7 @@ async fn a_cell_gets_its_id_on_a_full_redis() {
 #[tokio::test]
 async fn draining_a_full_redis_makes_room_for_what_comes() {
     let server = Server::start(&["--maxmemory", "6mb"]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let mut appender = Appender::new(server.redis());
     let pack = vec![b'x'; 200_000];
     let mut ids = Vec::new();

@@ -1,6 +1,8 @@
-//! What a real Redis says about itself.
+//! Health checks against a real Redis.
 
-use spillway_queue::health::{Durability, DurabilityPolicy, Verdict, durability, judge, read};
+use spillway_queue::health::{
+    Durability, DurabilityPolicy, HealthVerdict, durability, judge, read,
+};
 use spillway_queue::rewrite;
 
 use crate::server::{Server, until};
@@ -34,7 +36,7 @@ async fn where_config_is_forbidden_durability_is_unknown() {
     assert_eq!((&facts.fsync, facts.disk_free_bytes), (&None, None));
     assert!(facts.aof_enabled);
     assert_eq!(durability(&facts, false), Durability::None);
-    assert!(matches!(judge(&facts, policy(true), false), Verdict::Refused(_)));
+    assert!(matches!(judge(&facts, policy(true), false), HealthVerdict::Refused(_)));
 }
 
 #[tokio::test]
@@ -45,7 +47,7 @@ async fn a_redis_that_evicts_or_syncs_less_is_seen_through() {
     let facts = read(&server.redis(), &mut connection).await.unwrap();
     assert_eq!(durability(&facts, false), Durability::EverySecond);
     assert!(
-        matches!(judge(&facts, policy(false), false), Verdict::Refused(why) if why.contains("allkeys-lru"))
+        matches!(judge(&facts, policy(false), false), HealthVerdict::Refused(why) if why.contains("allkeys-lru"))
     );
 }
 
@@ -57,7 +59,7 @@ async fn a_redis_that_does_not_sync_while_it_rewrites_keeps_nothing_for_certain(
     assert_eq!(durability(&facts, false), Durability::None);
     let refused = judge(&facts, policy(true), false);
     assert!(
-        matches!(&refused, Verdict::Refused(why) if why.contains("no-appendfsync-on-rewrite no")),
+        matches!(&refused, HealthVerdict::Refused(why) if why.contains("no-appendfsync-on-rewrite no")),
         "{refused:?}"
     );
 }

@@ -8,7 +8,7 @@ use spillway_queue::settle::Settlement;
 use spillway_queue::status;
 use spillway_webhook::{Changes, Position, Spans, StoredRetry};
 
-use crate::drain::{Drain, up_to};
+use crate::consumer::{TestConsumer, up_to};
 use crate::server::Server;
 
 const FIRST: ChunkId = ChunkId { lane: 7, number: 1 };
@@ -36,7 +36,7 @@ pub fn row(lane: u64, waiting: u64) -> LaneRow {
     }
 }
 
-/// Retry state after so many attempts and milliseconds.
+/// Retry state after a number of attempts and milliseconds.
 fn tried(attempts: u32, ms: u64) -> StoredRetry {
     StoredRetry { attempts, spent: Duration::from_millis(ms), ..StoredRetry::default() }
 }
@@ -80,10 +80,10 @@ fn stored(bytes: &'static [u8], bits: &[u8]) -> Option<StoredChunk> {
 #[tokio::test]
 async fn a_corrupt_chunk_is_set_aside_and_the_last_one_takes_its_retry_states_along() {
     let server = Server::start(&[]).await;
-    let mut drain = Drain::start(&server, "http").await;
-    drain.settle(&of(written())).await.unwrap();
+    let mut consumer = TestConsumer::start(&server, "http").await;
+    consumer.settle(&of(written())).await.unwrap();
     let lanes = LaneChanges { corrupt: vec![SECOND], waiting: 30, ..LaneChanges::default() };
-    drain.settle(&of(lanes)).await.unwrap();
+    consumer.settle(&of(lanes)).await.unwrap();
     let kept: String =
         server.command(&["GET", "{spillway}:corrupt:chunk:0000000000000007:2"]).await;
     assert_eq!(kept, "two");
@@ -91,14 +91,14 @@ async fn a_corrupt_chunk_is_set_aside_and_the_last_one_takes_its_retry_states_al
     assert_eq!(chunks, [FIRST.to_string()]);
     let left: u64 = server.command(&["HLEN", "{spillway}:http:retries"]).await;
     assert_eq!(left, 1);
-    // A chunk that is not there is no error.
+    // A chunk that does not exist is no error.
     let lanes = LaneChanges { corrupt: vec![SECOND, FIRST], ..LaneChanges::default() };
-    drain.settle(&of(lanes)).await.unwrap();
+    consumer.settle(&of(lanes)).await.unwrap();
     for key in ["chunks", "chunks:done", "retries"] {
         let is_there: u64 = server.command(&["EXISTS", &format!("{{spillway}}:http:{key}")]).await;
         assert_eq!(is_there, 0, "{key}");
     }
-    // What is in the main stream is not theirs.
+    // Retry states of the main stream are not affected.
     let left: u64 = server.command(&["HLEN", "{spillway}:http:retries:main"]).await;
     assert_eq!(left, 1);
 }
@@ -106,7 +106,7 @@ async fn a_corrupt_chunk_is_set_aside_and_the_last_one_takes_its_retry_states_al
 #[tokio::test]
 async fn an_unreadable_retry_state_is_skipped_and_an_unreadable_row_is_named() {
     let server = Server::start(&[]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     http.settle(&of(written())).await.unwrap();
     let _: u64 =
         server.command(&["HSET", "{spillway}:http:retries", &at(4).to_string(), "many:5"]).await;
@@ -117,7 +117,7 @@ async fn an_unreadable_retry_state_is_skipped_and_an_unreadable_row_is_named() {
     let _: u64 = server.command(&["HSET", "{spillway}:http:retries:main", &at_four, "4:"]).await;
     let retries = reader.main_retries(connection).await.unwrap();
     assert_eq!(retries, [(at(4), StoredRetry::default()), (at(9), tried(2, 700))]);
-    // More than one command asks for: each answer belongs to its position.
+    // More positions than one command takes: each answer belongs to its position.
     let many: Vec<Position> =
         (0..2_500).map(|ms| at(if ms % 1_000 == 3 { 3 } else { 9 })).collect();
     let retries = reader.retries(connection, &many).await.unwrap();
@@ -133,7 +133,7 @@ async fn an_unreadable_retry_state_is_skipped_and_an_unreadable_row_is_named() {
     assert!(error.contains(&format!("{lane}:* of {{spillway}}:http:chunks and ")), "{error}");
 }
 
-/// All that is stored, with the values: what a settlement must not change twice.
+/// All stored keys with their values, which a repeated settlement must not change.
 async fn dump(server: &Server) -> Vec<String> {
     let mut keys: Vec<String> = server.command(&["KEYS", "*"]).await;
     keys.sort();
@@ -145,7 +145,7 @@ async fn dump(server: &Server) -> Vec<String> {
     found
 }
 
-async fn expect_written(http: &mut Drain) {
+async fn expect_written(http: &mut TestConsumer) {
     let (reader, connection) = (&http.reader, &mut http.connection);
     let none = ChunkId { lane: 8, number: 1 };
     let chunks = reader.chunks(connection, &[SECOND, none, FIRST]).await.expect("redis answers");
@@ -166,7 +166,7 @@ async fn expect_written(http: &mut Drain) {
 #[tokio::test]
 async fn what_a_settlement_writes_is_read_back_and_what_it_deletes_is_gone() {
     let server = Server::start(&[]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     http.settle(&Settlement::default()).await.unwrap();
     let mut before: Vec<String> = server.command(&["KEYS", "*"]).await;
     http.settle(&of(written())).await.unwrap();
@@ -184,7 +184,7 @@ async fn what_a_settlement_writes_is_read_back_and_what_it_deletes_is_gone() {
 #[tokio::test]
 async fn a_row_and_bits_are_replaced_and_what_is_set_and_deleted_is_gone() {
     let server = Server::start(&[]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     http.settle(&of(written())).await.unwrap();
     let changes = LaneChanges {
         chunk_bits: vec![(FIRST, vec![1]), (SECOND, vec![3])],
@@ -206,7 +206,7 @@ async fn a_row_and_bits_are_replaced_and_what_is_set_and_deleted_is_gone() {
 #[tokio::test]
 async fn a_settlement_of_lanes_that_is_sent_again_changes_nothing() {
     let server = Server::start(&[]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     http.settle(&of(written())).await.unwrap();
     let before = dump(&server).await;
     http.settle_again(&of(deleted())).await.unwrap();
@@ -215,11 +215,11 @@ async fn a_settlement_of_lanes_that_is_sent_again_changes_nothing() {
 }
 
 #[tokio::test]
-async fn lanes_of_an_owner_of_the_past_are_fenced() {
+async fn lanes_of_a_leader_of_the_past_are_fenced() {
     let server = Server::start(&[]).await;
-    let mut late = Drain::start(&server, "http").await;
+    let mut late = TestConsumer::start(&server, "http").await;
     late.settle(&of(written())).await.unwrap();
-    let _new = Drain::own(&server, "http").await;
+    let _new = TestConsumer::own(&server, "http").await;
     let before = dump(&server).await;
     let fenced = late.settle(&of(deleted())).await;
     assert!(matches!(fenced, Err(QueueError::Fenced)), "{fenced:?}");
@@ -230,7 +230,7 @@ async fn lanes_of_an_owner_of_the_past_are_fenced() {
 async fn lanes_are_written_and_deleted_on_a_full_redis() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one"]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     server.fill_to_the_brim().await;
     http.settle(&Settlement { lanes: written(), ..up_to(ids[0], 1, 1) }).await.unwrap();
     assert!(server.ids("{spillway}:in").await.is_empty());
@@ -243,26 +243,26 @@ async fn lanes_are_written_and_deleted_on_a_full_redis() {
 async fn what_waits_in_lanes_is_in_the_status() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two", b"three"]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let oldest_ms = ids[0].ms - 3_600_000;
     let lanes = LaneChanges { waiting: 2, oldest_ms, ..LaneChanges::default() };
     http.replay([ids[0].ms]).await;
     http.settle(&Settlement { lanes, ..up_to(ids[2], 3, 3) }).await.unwrap();
     let seen = status::read(&http.redis, &mut http.connection).await.unwrap();
-    assert_eq!((seen.drains[0].parked, seen.drains[0].waiting), (3, 3));
-    let age = seen.drains[0].oldest_age_seconds.unwrap();
+    assert_eq!((seen.consumers[0].parked, seen.consumers[0].waiting), (3, 3));
+    let age = seen.consumers[0].oldest_age_seconds.unwrap();
     assert!((3_600.0..3_660.0).contains(&age), "{age}");
 
     http.settle(&Settlement::default()).await.unwrap();
     let seen = status::read(&http.redis, &mut http.connection).await.unwrap();
-    assert_eq!(seen.drains[0].parked, 1);
-    assert!(seen.drains[0].oldest_age_seconds.unwrap() < 60.0);
+    assert_eq!(seen.consumers[0].parked, 1);
+    assert!(seen.consumers[0].oldest_age_seconds.unwrap() < 60.0);
 }
 
 #[tokio::test]
 async fn thousands_of_lanes_are_read_in_parts() {
     let server = Server::start(&[]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let changes = LaneChanges {
         rows: Changes::write((0..5_000).map(|lane| row(lane, lane))),
         barriers: Changes::write((0..5_000).map(|ms| (at(ms), ms))),
@@ -276,7 +276,7 @@ async fn thousands_of_lanes_are_read_in_parts() {
     assert_eq!(reader.barriers(connection).await.unwrap().len(), 5_000);
     assert_eq!(reader.leads(connection).await.unwrap().len(), 5_000);
 
-    // All but the first and the last go, with a lane that is written in the same settlement.
+    // All except the first and the last are deleted, while the same settlement writes a lane.
     let changes = LaneChanges {
         rows: Changes::delete(1..4_999),
         barriers: Changes::delete((1..4_999).map(at)),

@@ -1,17 +1,18 @@
 //! The queue against a real Redis: each test has a private one on a unix socket.
 //!
-//! One binary, so that it is linked once: a file for each module of the crate, and beside them what
-//! they share: the [`server`], a [`proxy`] that cuts connections, and a [`drain`] to settle with.
+//! All tests are one binary, so that it is linked once. There is a file for each module of the
+//! crate. They share the [`server`], a [`proxy`] that cuts connections, and a [`consumer`] to settle
+//! with.
 
 mod append;
+mod consumer;
+mod consumers;
+mod controls;
 mod dead;
-mod drain;
-mod drains;
 mod full;
 mod health;
 mod lanes;
-mod orders;
-mod owner;
+mod leader;
 mod permissions;
 mod proxy;
 mod read;

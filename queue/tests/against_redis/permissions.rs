@@ -1,4 +1,4 @@
-//! Users that may not do all that an append does.
+//! Users without some of the permissions that an append needs.
 
 use spillway_queue::Redis;
 use spillway_queue::access::Access;

@@ -1,4 +1,5 @@
-//! A unix socket before Redis' own that does harm once, when told to, and sends a request again.
+//! A unix socket in front of Redis' own. It injects one fault when asked to, and can repeat a
+//! request.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -12,18 +13,18 @@ use crate::server::{Server, redis_at};
 
 const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 
-/// What happens to the next request.
+/// Fault to inject into the next request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Redis gets it, and the connection breaks before the reply is passed on.
+    /// Redis receives the request, and the connection breaks before the reply is passed on.
     CutBeforeReply,
-    /// The connection breaks before Redis gets it.
+    /// The connection breaks before Redis receives the request.
     CutBeforeRequest,
-    /// Redis becomes full when it has queued the commands of a transaction, before its EXEC.
+    /// Redis becomes full after it has queued the commands of a transaction, before its EXEC.
     FullBeforeExec,
 }
 
-/// The proxy of one server.
+/// Proxy of one server.
 pub struct Proxy {
     socket: PathBuf,
     upstream: PathBuf,
@@ -51,22 +52,23 @@ impl Proxy {
         Self { socket, upstream, armed, last, accepting }
     }
 
-    /// Redis as seen through the proxy.
+    /// Endpoint of Redis through the proxy.
     pub fn redis(&self) -> Redis {
         redis_at(&self.socket)
     }
 
-    /// Does harm to the next request, and to no other.
+    /// Injects the fault into the next request, and into no other.
     pub fn harm_next_request(&self, fault: Fault) {
         *self.armed.lock().expect("nobody panics with it") = Some(fault);
     }
 
-    /// The last request that was passed on, byte for byte.
+    /// Returns the last request that was passed on, byte for byte.
     pub fn last_request(&self) -> Vec<u8> {
         self.last.lock().expect("nobody panics with it").clone()
     }
 
-    /// Sends a request to Redis, as a copy that was long under way. Returns the reply's first line.
+    /// Sends a request to Redis, like a copy that was delayed for long. Returns the reply's first
+    /// line.
     pub async fn deliver(&self, request: &[u8]) -> String {
         let redis = UnixStream::connect(&self.upstream).await.expect("redis listens");
         let mut redis = BufReader::new(redis);
@@ -129,7 +131,7 @@ async fn relay(
     }
 }
 
-/// Passes so many lines of reply on, and thereby waits for them.
+/// Passes on `count` lines of the reply, and waits for them.
 async fn pass_lines(count: usize, redis: &mut UnixStream, client: &mut UnixStream) {
     let mut lines = 0;
     while lines < count {

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use spillway_queue::QueueError;
 use spillway_queue::append::Appender;
-use spillway_queue::read::{Entry, LastRead, Reader};
+use spillway_queue::read::{Entry, LastRead, StreamReader};
 use spillway_queue::settle::Settlement;
 use spillway_webhook::StreamId;
 
-use crate::drain::{Drain, webhook};
+use crate::consumer::{TestConsumer, webhook};
 use crate::server::Server;
 
 #[tokio::test]
@@ -18,7 +18,7 @@ async fn packs_are_read_as_they_were_appended_and_in_order() {
     let packs: Vec<&[u8]> = packs.iter().map(Vec::as_slice).collect();
     let ids = server.append(&packs).await;
     assert!(ids.is_sorted());
-    let reader = Reader::new(server.redis(), "http");
+    let reader = StreamReader::new(server.redis(), "http");
     let mut connection = server.connect().await;
     let (mut after, mut read) = (StreamId::ZERO, Vec::new());
     loop {
@@ -35,7 +35,7 @@ async fn packs_are_read_as_they_were_appended_and_in_order() {
 async fn a_read_ends_with_the_entry_that_uses_its_budget_up() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[[b'x'; 1_000].as_slice(); 10]).await;
-    let reader = Reader::new(server.redis(), "http");
+    let reader = StreamReader::new(server.redis(), "http");
     let mut connection = server.connect().await;
     for (bytes, expected) in [(1, 1), (999, 1), (1_500, 2), (2_500, 3), (1 << 20, 10)] {
         let found = reader.main_after(&mut connection, StreamId::ZERO, bytes).await.unwrap();
@@ -49,7 +49,7 @@ async fn a_read_ends_with_the_entry_that_uses_its_budget_up() {
 async fn an_entry_is_read_again_until_it_is_freed() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two"]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let again = http.reader.main_entry(&mut http.connection, ids[0]).await.unwrap();
     assert_eq!(again.unwrap(), "one");
     http.pass(ids[0]).await;
@@ -62,7 +62,7 @@ async fn an_entry_is_read_again_until_it_is_freed() {
 #[tokio::test]
 async fn waiting_ends_with_an_entry_or_with_patience() {
     let server = Server::start(&[]).await;
-    let reader = Reader::new(server.redis(), "http");
+    let reader = StreamReader::new(server.redis(), "http");
     let mut connection = server.connect().await;
     let soon = Duration::from_millis(20);
     assert!(!reader.wait_for_main(&mut connection, StreamId::ZERO, soon).await.unwrap());
@@ -80,7 +80,7 @@ async fn waiting_ends_with_an_entry_or_with_patience() {
 #[tokio::test]
 async fn replays_are_read_until_they_are_settled() {
     let server = Server::start(&[]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let ids = http.replay([5, 6]).await;
     let (reader, connection) = (&http.reader, &mut http.connection);
     let found = reader.replays_after(connection, StreamId::ZERO, 1 << 20).await.unwrap();
@@ -99,9 +99,9 @@ async fn replays_are_read_until_they_are_settled() {
 }
 
 #[tokio::test]
-async fn progress_of_a_drain_nobody_registered_is_unregistered() {
+async fn progress_of_a_consumer_nobody_registered_is_unregistered() {
     let server = Server::start(&[]).await;
-    let reader = Reader::new(server.redis(), "http");
+    let reader = StreamReader::new(server.redis(), "http");
     let mut connection = server.connect().await;
     let without_stream = reader.progress(&mut connection).await;
     assert!(matches!(without_stream, Err(QueueError::Unregistered)), "{without_stream:?}");
@@ -114,7 +114,7 @@ async fn progress_of_a_drain_nobody_registered_is_unregistered() {
 async fn after_a_reconnect_older_data_is_told_from_the_data_that_was_read() {
     let server = Server::start(&[]).await;
     let first = server.append(&[b"one"]).await[0];
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let older = server.dump("{spillway}:in").await;
     let second = server.append(&[b"two"]).await[0];
     let entry = |id, pack: &'static [u8]| LastRead::of(&Entry { id, pack: pack.into() });
@@ -125,7 +125,7 @@ async fn after_a_reconnect_older_data_is_told_from_the_data_that_was_read() {
     let other_bytes = entry(second, b"other");
     assert!(!reader.holds(connection, &other_bytes).await.unwrap());
 
-    // Appends are lost, then others come: with ids after the lost one, or before it.
+    // Appends are lost, then others follow: with ids after the lost one, or before it.
     server.restore("{spillway}:in", &older).await;
     assert!(reader.holds(connection, &one).await.unwrap());
     assert!(!reader.holds(connection, &two).await.unwrap());
@@ -139,7 +139,7 @@ async fn after_a_reconnect_older_data_is_told_from_the_data_that_was_read() {
 async fn what_was_read_and_is_settled_needs_not_be_there() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two"]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     http.pass(ids[0]).await;
     let one = LastRead::of(&Entry { id: ids[0], pack: b"one"[..].into() });
     assert!(http.reader.holds(&mut http.connection, &one).await.unwrap());
@@ -150,7 +150,7 @@ async fn what_was_read_and_is_settled_needs_not_be_there() {
 #[tokio::test]
 async fn thousands_of_packs_that_are_settled_in_part_are_read_in_parts() {
     let server = Server::start(&[]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let bits = (1..=5_000).map(|seq| (StreamId { ms: 1, seq }, vec![1])).collect();
     http.settle(&Settlement { bits, ..Settlement::default() }).await.unwrap();
     let _: String = server.command(&["CONFIG", "RESETSTAT"]).await;

@@ -1,4 +1,4 @@
-//! A private, durable Redis, gone with the test.
+//! A private, durable Redis that ends with its test.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -11,9 +11,9 @@ use spillway_queue::{Connection, Redis};
 use spillway_webhook::StreamId;
 use tempfile::TempDir;
 
-/// What our keys begin with in every test.
+/// Prefix of our keys in every test.
 pub const PREFIX: &str = "{spillway}:";
-/// The budget of the tests' requests: long enough for a busy machine.
+/// Time limit for the tests' requests: long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The Redis of one test.
@@ -23,7 +23,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it and waits until it answers. `extra` overrides any option.
+    /// Starts Redis and waits until it answers. `extra` overrides any option.
     pub async fn start(extra: &[&str]) -> Self {
         let directory = TempDir::new().expect("a directory for redis");
         let server = Self { process: spawn(&directory, extra), directory };
@@ -31,7 +31,7 @@ impl Server {
         server
     }
 
-    /// Waits until it has loaded its data and answers.
+    /// Waits until Redis has loaded its data and answers.
     pub async fn ready(&self) {
         until("redis answers PING", async || {
             let Ok(mut connection) = self.redis().connect(Some(PATIENCE)).await else {
@@ -42,13 +42,13 @@ impl Server {
         .await;
     }
 
-    /// Kills it and starts it again on the same data, without waiting.
+    /// Kills Redis and starts it again on the same data, without waiting.
     pub fn restart(&mut self, extra: &[&str]) {
         self.kill();
         self.process = spawn(&self.directory, extra);
     }
 
-    /// Kills it as a crash would.
+    /// Kills Redis, like a crash.
     pub fn kill(&mut self) {
         self.process.kill().expect("redis is ours to kill");
         self.process.wait().expect("redis can be waited for");
@@ -59,29 +59,29 @@ impl Server {
         self.directory.path().join(name)
     }
 
-    /// Where it is.
+    /// Endpoint of this Redis.
     pub fn redis(&self) -> Redis {
         redis_at(&self.path("redis.sock"))
     }
 
-    /// Connects.
+    /// Connects to this Redis.
     pub async fn connect(&self) -> Connection {
         self.redis().connect(Some(PATIENCE)).await.expect("redis lets us in")
     }
 
-    /// Runs one command on a connection of its own.
+    /// Runs one command on a new connection.
     pub async fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         let mut connection = self.connect().await;
         redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await
     }
 
-    /// As [`Server::try_command`], for what must succeed.
+    /// Does the same as [`Server::try_command`], for a command that must succeed.
     pub async fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
         let answer = self.try_command(words).await;
         answer.unwrap_or_else(|error| panic!("redis refused {words:?}: {error}"))
     }
 
-    /// Appends packs, each said to hold one webhook.
+    /// Appends packs, each counted as one webhook.
     pub async fn append(&self, packs: &[&[u8]]) -> Vec<StreamId> {
         let mut appender = Appender::new(self.redis());
         let mut ids = Vec::new();
@@ -91,26 +91,26 @@ impl Server {
         ids
     }
 
-    /// Appends a pack of one webhook under an id of the test's choice.
+    /// Appends a pack of one webhook under the given id.
     pub async fn append_as(&self, id: &str) -> StreamId {
         let _: String = self.command(&["XADD", "{spillway}:in", id, "p", "pack"]).await;
         let _: u64 = self.command(&["HINCRBY", "{spillway}:counts", "appended", "1"]).await;
         id.parse().expect("an id")
     }
 
-    /// Sets `maxmemory` below what is in use: nothing that takes memory is let through.
+    /// Sets `maxmemory` below what is in use: Redis refuses everything that takes memory.
     pub async fn fill_to_the_brim(&self) {
         let _: String = self.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
         let refused = self.try_command::<u64>(&["HSET", "any", "field", "value"]).await;
         assert_eq!(refused.expect_err("redis is full").code(), Some("OOM"));
     }
 
-    /// A copy of a key, to come back to.
+    /// Copies a key, for [`Server::restore`].
     pub async fn dump(&self, key: &str) -> Vec<u8> {
         self.command(&["DUMP", key]).await
     }
 
-    /// Comes back to an older copy of a key.
+    /// Replaces a key by an older copy.
     pub async fn restore(&self, key: &str, copy: &[u8]) {
         let mut connection = self.connect().await;
         let mut restore = redis::cmd("RESTORE");
@@ -127,7 +127,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may be dead already, and then there is nothing to do.
+        // Redis may be dead already. Then there is nothing to do.
         self.process.kill().ok();
         self.process.wait().ok();
     }
@@ -138,7 +138,7 @@ pub fn redis_at(socket: &std::path::Path) -> Redis {
     Redis::new(&format!("unix://{}", socket.display()), PREFIX).expect("a well-formed URL")
 }
 
-/// Waits for a condition, or fails the test naming it.
+/// Waits for a condition, or fails the test with the condition's name.
 pub async fn until(what: &str, mut check: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !check().await {

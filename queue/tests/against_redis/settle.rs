@@ -1,12 +1,12 @@
-//! Settling: whole or not at all, once, by the owner only.
+//! Settling: completely or not at all, once, by the leader only.
 
 use spillway_queue::QueueError;
 use spillway_queue::dead::list;
-use spillway_queue::history::{self, Outcome, Past};
+use spillway_queue::history::{self, OutcomeRecord, RecordedOutcome};
 use spillway_queue::settle::{CorruptEntries, Remembered, Settlement, Settler};
 use spillway_webhook::StreamId;
 
-use crate::drain::{Drain, dead, up_to};
+use crate::consumer::{TestConsumer, dead, up_to};
 use crate::proxy::{Fault, Proxy};
 use crate::server::Server;
 
@@ -14,7 +14,7 @@ use crate::server::Server;
 async fn the_bits_of_a_pack_are_kept_until_it_is_whole() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two"]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let bits = vec![(ids[0], vec![0b101]), (ids[1], vec![0, 255])];
     http.settle(&Settlement { bits, open: 10, ..Settlement::default() }).await.unwrap();
     let bits = vec![(ids[1], vec![1, 255])];
@@ -37,7 +37,7 @@ async fn the_cursor_only_moves_forward_and_ids_compare_as_numbers() {
     let nine = server.append_as("5-9").await;
     let ten = server.append_as("5-10").await;
     let later = server.append_as("10-0").await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     http.settle(&up_to(nine, 1, 1)).await.unwrap();
     assert_eq!(http.progress().await.cursor, nine);
     assert_eq!(server.ids("{spillway}:in").await, ["5-10", "10-0"]);
@@ -56,7 +56,7 @@ async fn the_cursor_only_moves_forward_and_ids_compare_as_numbers() {
 async fn a_settlement_that_is_sent_again_changes_nothing() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two"]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let settlement = Settlement {
         dead: vec![dead(3, "orders/create"), dead(4, "orders/create")],
         ..up_to(ids[0], 1, 1)
@@ -68,7 +68,7 @@ async fn a_settlement_that_is_sent_again_changes_nothing() {
     http.settle_again(&settlement).await.unwrap();
     assert_eq!(server.ids("{spillway}:http:dead").await, dead);
     assert_eq!(server.command::<u64>(&["GET", "{spillway}:http:dead:bytes"]).await, bytes);
-    // The next number is another settlement, however alike.
+    // Under the next number, equal content is another settlement.
     http.settle(&settlement).await.unwrap();
     assert_eq!(server.ids("{spillway}:http:dead").await.len(), 4);
 }
@@ -76,7 +76,7 @@ async fn a_settlement_that_is_sent_again_changes_nothing() {
 #[tokio::test]
 async fn a_settler_made_anew_under_the_same_token_does_not_seem_to_repeat_the_first() {
     let server = Server::start(&[]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let settlement = Settlement { dead: vec![dead(1, "orders/create")], ..Settlement::default() };
     http.settle(&settlement).await.unwrap();
     let mark = http.progress().await.mark;
@@ -90,8 +90,8 @@ async fn a_settlement_whose_reply_is_lost_is_sent_again_on_another_connection() 
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one"]).await;
     let proxy = Proxy::before(&server);
-    let mut http = Drain::start(&server, "http").await;
-    // The script is known to Redis, so that the request is a single one.
+    let mut http = TestConsumer::start(&server, "http").await;
+    // Redis knows the script already, so that the request is a single one.
     http.settle(&Settlement::default()).await.unwrap();
     http.connection = proxy.redis().connect(None).await.unwrap();
     proxy.harm_next_request(Fault::CutBeforeReply);
@@ -105,12 +105,12 @@ async fn a_settlement_whose_reply_is_lost_is_sent_again_on_another_connection() 
 }
 
 #[tokio::test]
-async fn a_settlement_of_an_owner_of_the_past_is_fenced_and_changes_nothing() {
+async fn a_settlement_of_a_leader_of_the_past_is_fenced_and_changes_nothing() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one"]).await;
-    let mut late = Drain::start(&server, "http").await;
+    let mut late = TestConsumer::start(&server, "http").await;
     let replays = late.replay([1]).await;
-    let _new = Drain::own(&server, "http").await;
+    let _new = TestConsumer::own(&server, "http").await;
     let settlement = Settlement {
         corrupt: CorruptEntries { packs: vec![ids[0]], replays: Vec::new() },
         bits: vec![(ids[0], vec![1])],
@@ -131,10 +131,10 @@ async fn a_settlement_of_an_owner_of_the_past_is_fenced_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_drain_without_a_cursor_is_unregistered_and_nothing_changes() {
+async fn a_consumer_without_a_cursor_is_unregistered_and_nothing_changes() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one"]).await;
-    let mut stray = Drain::own(&server, "http").await;
+    let mut stray = TestConsumer::own(&server, "http").await;
     let before = keys(&server).await;
     let dead = vec![dead(1, "orders/create")];
     let refused = stray.settle(&Settlement { dead, ..up_to(ids[0], 1, 1) }).await;
@@ -146,7 +146,7 @@ async fn a_drain_without_a_cursor_is_unregistered_and_nothing_changes() {
 async fn an_entry_that_cannot_be_decoded_is_set_aside_under_its_own_key() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"\x00\xffnot a pack"]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let packs = vec![ids[0], StreamId { ms: 1, seq: 1 }];
     let corrupt = CorruptEntries { packs, replays: Vec::new() };
     http.settle(&Settlement { corrupt, ..up_to(ids[0], 1, 1) }).await.unwrap();
@@ -161,7 +161,7 @@ async fn an_entry_that_cannot_be_decoded_is_set_aside_under_its_own_key() {
 #[tokio::test]
 async fn a_replay_that_cannot_be_decoded_is_set_aside_too() {
     let server = Server::start(&[]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let replays = http.replay([1]).await;
     let key = format!("{{spillway}}:corrupt:replay:{}", replays[0]);
     let corrupt = CorruptEntries { packs: Vec::new(), replays };
@@ -174,7 +174,7 @@ async fn a_replay_that_cannot_be_decoded_is_set_aside_too() {
 async fn a_redis_that_came_back_with_older_data_is_noticed_before_anything_is_settled() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two"]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let dead_one = vec![dead(1, "orders/create")];
     http.settle(&Settlement { dead: dead_one, ..Settlement::default() }).await.unwrap();
     let older: Vec<u8> = server.command(&["GET", "{spillway}:http:settled"]).await;
@@ -192,7 +192,7 @@ async fn a_redis_that_came_back_with_older_data_is_noticed_before_anything_is_se
 async fn a_late_copy_of_the_first_settlement_is_refused_after_the_second() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two"]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let mark = http.progress().await.mark;
     assert_eq!(mark, None);
     let proxy = Proxy::before(&server);
@@ -211,22 +211,22 @@ async fn a_late_copy_of_the_first_settlement_is_refused_after_the_second() {
     assert_eq!(progress.done[&ids[0]], [0b11]);
     assert_eq!(progress.mark, second);
     assert_eq!(server.command::<u64>(&["HGET", "{spillway}:counts", "open:http"]).await, 2);
-    // The owner itself goes on.
+    // The leader itself continues.
     http.settle(&up_to(ids[0], 1, 1)).await.unwrap();
 }
 
 #[tokio::test]
-async fn the_first_settlement_of_an_owner_names_the_last_one_of_the_owner_before() {
+async fn the_first_settlement_of_a_leader_names_the_last_one_of_the_leader_before() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one"]).await;
-    let mut first = Drain::start(&server, "http").await;
+    let mut first = TestConsumer::start(&server, "http").await;
     first.settle(&Settlement::default()).await.unwrap();
-    let mut second = Drain::own(&server, "http").await;
-    // Redis comes back without it.
+    let mut second = TestConsumer::own(&server, "http").await;
+    // Redis comes back without the last settlement.
     let _: u64 = server.command(&["DEL", "{spillway}:http:settled"]).await;
     let refused = second.settle(&up_to(ids[0], 1, 1)).await;
     assert!(matches!(refused, Err(QueueError::Unregistered)), "{refused:?}");
-    let mut third = Drain::own(&server, "http").await;
+    let mut third = TestConsumer::own(&server, "http").await;
     third.settle(&up_to(ids[0], 1, 1)).await.unwrap();
 }
 
@@ -234,7 +234,7 @@ async fn the_first_settlement_of_an_owner_names_the_last_one_of_the_owner_before
 async fn a_cursor_after_everything_that_redis_knows_is_refused() {
     let server = Server::start(&[]).await;
     let first = server.append_as("100-0").await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let older = server.dump("{spillway}:in").await;
     let lost = server.append_as("200-0").await;
     server.restore("{spillway}:in", &older).await;
@@ -250,7 +250,7 @@ async fn a_cursor_after_everything_that_redis_knows_is_refused() {
 async fn what_was_appended_with_a_slower_clock_after_appends_were_lost_is_not_trimmed_unread() {
     let server = Server::start(&[]).await;
     server.append_as("100-0").await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let older = server.dump("{spillway}:in").await;
     let lost = server.append_as("110-0").await;
     server.restore("{spillway}:in", &older).await;
@@ -265,7 +265,7 @@ async fn what_was_appended_with_a_slower_clock_after_appends_were_lost_is_not_tr
 #[tokio::test]
 async fn a_settlement_of_thousands_is_one_step() {
     let server = Server::start(&[]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     let ids: Vec<_> = (1..=5_000).map(|seq| StreamId { ms: 1, seq }).collect();
     let settlement = Settlement {
         bits: ids.iter().map(|id| (*id, vec![1])).collect(),
@@ -289,13 +289,14 @@ async fn keys(server: &Server) -> Vec<String> {
 #[tokio::test]
 async fn the_history_of_what_is_given_up_is_not_later_than_its_dead_letters() {
     let server = Server::start(&[]).await;
-    let mut http = Drain::start(&server, "http").await;
-    // So many that the settlement takes some milliseconds of Redis's clock.
+    let mut http = TestConsumer::start(&server, "http").await;
+    // Enough that the settlement takes some milliseconds of Redis' clock.
     let given_up: Vec<_> = (1..=2_000).map(|ms| dead(ms, "orders/create")).collect();
     let mut history = Vec::new();
     for one in &given_up {
-        let outcome = Outcome::Dead;
-        let past = Past { key: 7, entry: one.webhook.entry, index: 0, outcome, attempts: 9 };
+        let outcome = RecordedOutcome::Dead;
+        let past =
+            OutcomeRecord { key: 7, entry: one.webhook.entry, index: 0, outcome, attempts: 9 };
         past.write(&mut history);
     }
     let remembered = Remembered { history, ..Remembered::default() };

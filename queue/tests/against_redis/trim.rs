@@ -1,30 +1,30 @@
-//! An entry is freed when every drain is past it, and the counts say so.
+//! An entry is freed when the cursors of all consumers have reached it, and the counts agree.
 
-use spillway_queue::drains::forget;
+use spillway_queue::consumers::forget;
 use spillway_queue::lane::LaneChanges;
 use spillway_queue::settle::Settlement;
 use spillway_queue::status;
 
-use crate::drain::{Drain, up_to};
+use crate::consumer::{TestConsumer, up_to};
 use crate::server::Server;
 
-/// Webhooks in the queue, and those that wait for each drain in the order of their names.
+/// Webhooks in the queue, and those that wait for each consumer in the order of their names.
 async fn waiting(server: &Server) -> (u64, Vec<u64>) {
     let mut connection = server.connect().await;
     let status = status::read(&server.redis(), &mut connection).await.expect("redis answers");
-    let mut drains = status.drains;
-    drains.sort_by(|a, b| a.name.cmp(&b.name));
-    (status.queue.webhooks, drains.iter().map(|drain| drain.waiting).collect())
+    let mut consumers = status.consumers;
+    consumers.sort_by(|a, b| a.name.cmp(&b.name));
+    (status.queue.webhooks, consumers.iter().map(|consumer| consumer.waiting).collect())
 }
 
 #[tokio::test]
-async fn an_entry_is_freed_when_the_slower_drain_is_past_it() {
+async fn an_entry_is_freed_when_the_slower_consumer_is_past_it() {
     let server = Server::start(&[]).await;
     let nine = server.append_as("5-9").await;
     let ten = server.append_as("5-10").await;
     let eleven = server.append_as("5-11").await;
-    let mut http = Drain::start(&server, "http").await;
-    let mut kafka = Drain::start(&server, "kafka").await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let mut kafka = TestConsumer::start(&server, "kafka").await;
     http.settle(&up_to(eleven, 3, 3)).await.unwrap();
     assert_eq!(server.ids("{spillway}:in").await, ["5-9", "5-10", "5-11"]);
     kafka.pass(nine).await;
@@ -36,32 +36,32 @@ async fn an_entry_is_freed_when_the_slower_drain_is_past_it() {
 }
 
 #[tokio::test]
-async fn an_entry_is_freed_when_the_drain_that_held_it_is_forgotten() {
+async fn an_entry_is_freed_when_the_consumer_that_held_it_is_forgotten() {
     let server = Server::start(&[]).await;
     let nine = server.append_as("5-9").await;
     let ten = server.append_as("5-10").await;
     server.append_as("5-11").await;
-    let mut http = Drain::start(&server, "http").await;
-    let mut kafka = Drain::start(&server, "kafka").await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let mut kafka = TestConsumer::start(&server, "kafka").await;
     kafka.pass(nine).await;
     http.settle(&up_to(ten, 2, 2)).await.unwrap();
     assert_eq!(waiting(&server).await, (2, vec![1, 2]));
     assert!(forget(&server.redis(), &mut kafka.connection, "kafka").await.unwrap());
     assert_eq!(server.ids("{spillway}:in").await, ["5-11"]);
     assert_eq!(waiting(&server).await, (1, vec![1]));
-    // Nobody is left who could say what may go.
+    // No consumer is left, so nothing is freed.
     assert!(forget(&server.redis(), &mut http.connection, "http").await.unwrap());
     assert_eq!(server.ids("{spillway}:in").await, ["5-11"]);
 }
 
 #[tokio::test]
-async fn forgetting_a_drain_keeps_what_the_slower_of_the_others_needs() {
+async fn forgetting_a_consumer_keeps_what_the_slower_of_the_others_needs() {
     let server = Server::start(&[]).await;
     let nine = server.append_as("5-9").await;
     let ten = server.append_as("5-10").await;
-    let mut slow = Drain::start(&server, "a").await;
-    let mut fast = Drain::start(&server, "b").await;
-    let mut idle = Drain::start(&server, "c").await;
+    let mut slow = TestConsumer::start(&server, "a").await;
+    let mut fast = TestConsumer::start(&server, "b").await;
+    let mut idle = TestConsumer::start(&server, "c").await;
     slow.pass(nine).await;
     fast.settle(&up_to(ten, 2, 2)).await.unwrap();
     assert_eq!(server.ids("{spillway}:in").await, ["5-9", "5-10"]);
@@ -78,8 +78,8 @@ async fn the_counts_of_what_waits_add_up() {
     for count in [10, 20, 30] {
         ids.push(appender.append(b"pack", count).await.unwrap());
     }
-    let mut http = Drain::start(&server, "http").await;
-    let mut kafka = Drain::start(&server, "kafka").await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let mut kafka = TestConsumer::start(&server, "kafka").await;
     assert_eq!(waiting(&server).await, (60, vec![60, 60]));
 
     let bits = vec![(ids[1], vec![0b1111])];
@@ -98,21 +98,21 @@ async fn the_counts_of_what_waits_add_up() {
     http.settle(&up_to(ids[2], 2, 50)).await.unwrap();
     kafka.settle(&up_to(ids[2], 1, 30)).await.unwrap();
     assert_eq!(waiting(&server).await, (0, vec![0, 0]));
-    // One that comes now has nothing to catch up with.
-    Drain::start(&server, "late").await;
+    // A consumer that registers now has nothing to catch up with.
+    TestConsumer::start(&server, "late").await;
     assert_eq!(waiting(&server).await, (0, vec![0, 0, 0]));
     appender.append(b"pack", 5).await.unwrap();
     assert_eq!(waiting(&server).await, (5, vec![5, 5, 5]));
 }
 
 #[tokio::test]
-async fn redis_knows_how_many_entries_each_drain_has_read() {
+async fn redis_knows_how_many_entries_each_consumer_has_read() {
     let server = Server::start(&[]).await;
     let ids = server.append(&[b"one", b"two", b"three"]).await;
-    let mut http = Drain::start(&server, "http").await;
+    let mut http = TestConsumer::start(&server, "http").await;
     http.pass(ids[0]).await;
     http.pass(ids[1]).await;
-    let _late = Drain::start(&server, "late").await;
+    let _late = TestConsumer::start(&server, "late").await;
     let groups: Vec<std::collections::HashMap<String, redis::Value>> =
         server.command(&["XINFO", "GROUPS", "{spillway}:in"]).await;
     for group in groups {

@@ -1,12 +1,14 @@
-//! Queue of batches, and what is answered to those who wait in them.
+//! Queue of batches, and the answers to the senders that wait in them.
 //!
-//! A batch is open while webhooks are added to it, sealed when it is taken to be stored, and completed
-//! with one answer for all who still wait in it. A ticket is decided once, by what comes first: its
-//! deadline, the completion of its batch, or its holder's end. Sealing drops the records of tickets that
-//! are decided. So nobody is answered by a batch that does not hold their record, in whatever order tasks
-//! run; and a batch that is lost answers that nothing is known.
+//! A batch is open while webhooks are added to it, sealed when it is taken to be stored, and
+//! completed with one answer for all tickets that are still undecided. A ticket is decided once, by
+//! what comes first: its deadline, the completion of its batch, or the drop of the ticket. Sealing
+//! drops the records of decided tickets. So a sender is never answered by a batch that does not
+//! hold its record, in whatever order tasks run. A batch that is lost answers that nothing is
+//! known.
 //!
-//! Pure, except for the locks, which the parent module names. The queue's lock is taken before a batch's.
+//! Pure, except for the locks, which the parent module names. The queue's lock is taken before a
+//! batch's.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -14,36 +16,37 @@ use std::task::{Context, Poll, Waker};
 
 use super::sync::{Arc, Mutex, MutexGuard};
 
-/// Emptied contents that are kept: one batch is filled while another is stored.
+/// Emptied contents that are kept for reuse: one batch is filled while another is stored.
 const SPARE_MAX: usize = 2;
 
-/// What lies in a batch: a record for each ticket, in the order of the tickets.
+/// Contents of a batch: a record for each ticket, in the order of the tickets.
 pub trait Contents: Default {
-    /// What is added for a ticket.
+    /// Data that is added for a ticket.
     type Item<'a>;
-    /// Kept with a ticket, and given back when its record is stored.
+    /// Value that is kept with a ticket, and returned when its record is stored.
     type Tag: Copy;
-    /// What a ticket's holder is answered.
+    /// Answer to the holder of a ticket.
     type Answer: Copy;
     /// Point in time.
     type Time: Copy + Ord;
-    /// Answer where nothing is known of the record.
+    /// Answer if nothing is known of the record.
     const UNKNOWN: Self::Answer;
 
-    /// Whether one more fits in.
+    /// Returns true if one more record fits in.
     fn has_room_for(&self, item: &Self::Item<'_>) -> bool;
-    /// Adds a record behind the others.
+    /// Adds a record after the others.
     fn add(&mut self, item: Self::Item<'_>);
-    /// Drops each record for which `keep`, asked once per record in their order, says false.
+    /// Drops each record for which `keep` returns false. `keep` is called once for each record, in
+    /// their order.
     fn retain(&mut self, keep: impl FnMut() -> bool);
-    /// Bytes of its records.
+    /// Bytes of the records.
     fn bytes(&self) -> usize;
     /// Drops all records, and keeps the memory for others.
     fn clear(&mut self);
 }
 
-/// Batches that are open, and the tickets of those that are sealed.
-pub struct Queue<C: Contents>(Mutex<Batches<C>>);
+/// Open batches, and the tickets of sealed ones.
+pub struct BatchQueue<C: Contents>(Mutex<Batches<C>>);
 
 struct Batches<C: Contents> {
     open: VecDeque<Batch<C>>,
@@ -51,7 +54,7 @@ struct Batches<C: Contents> {
     spare: Vec<C>,
 }
 
-/// Records that are stored together, and who waits for that.
+/// Records that are stored together, with their tickets.
 pub struct Batch<C: Contents> {
     contents: C,
     tickets: Arc<Tickets<C>>,
@@ -69,31 +72,31 @@ struct TicketState<C: Contents> {
     tag: C::Tag,
     deadline: C::Time,
     has_record: bool,
-    outcome: Outcome<C::Answer>,
+    outcome: TicketOutcome<C::Answer>,
 }
 
-enum Outcome<A> {
+enum TicketOutcome<A> {
     Open(Waker),
     Decided(A),
-    /// Its holder has gone.
+    /// The holder has dropped the ticket.
     Left,
 }
 
-/// One webhook's place in a batch.
+/// Place of one webhook in a batch.
 pub struct Ticket<C: Contents> {
     tickets: Arc<Tickets<C>>,
     index: usize,
 }
 
-impl<C: Contents> Default for Queue<C> {
+impl<C: Contents> Default for BatchQueue<C> {
     fn default() -> Self {
         let batches = Batches { open: VecDeque::new(), sealed: Vec::new(), spare: Vec::new() };
         Self(Mutex::new(batches))
     }
 }
 
-impl<C: Contents> Queue<C> {
-    /// Adds a record. Returns its ticket, and whether nothing was open before.
+impl<C: Contents> BatchQueue<C> {
+    /// Adds a record. Returns its ticket, and true if no batch was open before.
     pub fn push(
         &self,
         item: C::Item<'_>,
@@ -105,29 +108,31 @@ impl<C: Contents> Queue<C> {
         let is_first = batches.open.is_empty();
         let batch = batches.with_room_for(&item);
         batch.contents.add(item);
-        let state = TicketState { tag, deadline, has_record: true, outcome: Outcome::Open(waker) };
+        let state =
+            TicketState { tag, deadline, has_record: true, outcome: TicketOutcome::Open(waker) };
         let tickets = batch.tickets.clone();
         let index = tickets.add(state);
         (Ticket { tickets, index }, is_first)
     }
 
-    /// Whether nothing is open.
+    /// Returns true if no batch is open.
     pub fn is_empty(&self) -> bool {
         self.lock().open.is_empty()
     }
 
-    /// Whether nothing is open or sealed.
+    /// Returns true if no batch is open or sealed.
     pub fn is_idle(&self) -> bool {
         let batches = self.lock();
         batches.open.is_empty() && batches.sealed.is_empty()
     }
 
-    /// Bytes of the records that are open.
+    /// Bytes of the records in open batches.
     pub fn bytes(&self) -> usize {
         self.lock().open.iter().map(|batch| batch.contents.bytes()).sum()
     }
 
-    /// Takes the oldest batch in which anybody waits, with the records of those only.
+    /// Takes the oldest batch with an undecided ticket. Drops the records of all decided tickets in
+    /// it.
     pub fn seal(&self, now: C::Time) -> Option<Batch<C>> {
         let mut batches = self.lock();
         loop {
@@ -140,7 +145,8 @@ impl<C: Contents> Queue<C> {
         }
     }
 
-    /// Answers all who wait in the batch. `stored` is called with the tag of each record in it.
+    /// Answers all undecided tickets of the batch. Calls `stored` with the tag of each record in
+    /// it.
     pub fn complete(&self, mut batch: Batch<C>, answer: C::Answer, stored: impl FnMut(C::Tag)) {
         batch.tickets.complete(answer, stored);
         let mut batches = self.lock();
@@ -148,7 +154,8 @@ impl<C: Contents> Queue<C> {
         batches.recycle(std::mem::take(&mut batch.contents));
     }
 
-    /// Decides the tickets whose deadline has come, and drops open batches in which nobody waits.
+    /// Decides the tickets whose deadline has come, and drops open batches without an undecided
+    /// ticket.
     pub fn expire(&self, now: C::Time) {
         let mut batches = self.lock();
         batches.open.retain(|batch| batch.tickets.expire(now));
@@ -182,12 +189,12 @@ impl<C: Contents> Batches<C> {
 }
 
 impl<C: Contents> Batch<C> {
-    /// Its records.
+    /// Records of the batch.
     pub fn contents(&self) -> &C {
         &self.contents
     }
 
-    /// Drops the records of those who do not wait any more. Returns whether anybody does.
+    /// Drops the records of decided tickets. Returns true if any ticket is undecided.
     pub fn cut(&mut self, now: C::Time) -> bool {
         self.tickets.expire(now);
         let mut states = self.tickets.lock();
@@ -220,7 +227,7 @@ impl<C: Contents> Tickets<C> {
         states.all.len() - 1
     }
 
-    /// Decides those that are due. Returns whether any is open still.
+    /// Decides the tickets that are due. Returns true if any is still undecided.
     fn expire(&self, now: C::Time) -> bool {
         let (wakers, is_any_open) = {
             let mut states = self.lock();
@@ -232,7 +239,7 @@ impl<C: Contents> Tickets<C> {
         is_any_open
     }
 
-    /// The first completion counts.
+    /// Answers all undecided tickets. Only the first completion counts.
     fn complete(&self, answer: C::Answer, mut stored: impl FnMut(C::Tag)) {
         let wakers: Vec<_> = {
             let mut states = self.lock();
@@ -256,28 +263,29 @@ impl<C: Contents> Tickets<C> {
 
 impl<C: Contents> TicketState<C> {
     fn is_open(&self) -> bool {
-        matches!(self.outcome, Outcome::Open(_))
+        matches!(self.outcome, TicketOutcome::Open(_))
     }
 
-    /// Whether its record need not be stored.
+    /// Returns true if the record need not be stored.
     fn is_record_void(&self) -> bool {
         self.has_record && !self.is_open()
     }
 
-    /// Decides it unless it is. Returns whom to wake.
+    /// Decides the ticket, unless it is decided. Returns the waker of its holder.
     fn decide(&mut self, answer: C::Answer) -> Option<Waker> {
         if !self.is_open() {
             return None;
         }
-        match std::mem::replace(&mut self.outcome, Outcome::Decided(answer)) {
-            Outcome::Open(waker) => Some(waker),
-            Outcome::Decided(_) | Outcome::Left => None,
+        match std::mem::replace(&mut self.outcome, TicketOutcome::Decided(answer)) {
+            TicketOutcome::Open(waker) => Some(waker),
+            TicketOutcome::Decided(_) | TicketOutcome::Left => None,
         }
     }
 }
 
 impl<C: Contents> Ticket<C> {
-    /// The answer, as soon as there is one; decided here if the deadline has come unnoticed.
+    /// Returns the answer as soon as there is one. Decides the ticket if its deadline has come
+    /// unnoticed.
     pub fn poll(&self, cx: &Context<'_>, now: C::Time) -> Poll<C::Answer> {
         let mut states = self.tickets.lock();
         let ticket = &mut states.all[self.index];
@@ -285,12 +293,12 @@ impl<C: Contents> Ticket<C> {
             ticket.decide(C::UNKNOWN);
         }
         match &mut ticket.outcome {
-            Outcome::Decided(answer) => Poll::Ready(*answer),
-            Outcome::Open(waker) => {
+            TicketOutcome::Decided(answer) => Poll::Ready(*answer),
+            TicketOutcome::Open(waker) => {
                 waker.clone_from(cx.waker());
                 Poll::Pending
             }
-            Outcome::Left => Poll::Ready(C::UNKNOWN),
+            TicketOutcome::Left => Poll::Ready(C::UNKNOWN),
         }
     }
 }
@@ -299,7 +307,7 @@ impl<C: Contents> Drop for Ticket<C> {
     fn drop(&mut self) {
         let mut states = self.tickets.lock();
         if states.all[self.index].is_open() {
-            states.all[self.index].outcome = Outcome::Left;
+            states.all[self.index].outcome = TicketOutcome::Left;
         }
     }
 }

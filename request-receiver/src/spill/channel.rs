@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use spillway_service::Background;
-use spillway_service::clock::wall_clock_ms;
-use spillway_service::error::chain;
-use spillway_service::start::Misconfigured;
+use spillway_process::Background;
+use spillway_process::clock::wall_clock_ms;
+use spillway_process::error::chain;
+use spillway_process::start::Misconfigured;
 use spillway_spill::disk::RealDisk;
 use spillway_spill::segment::HeadError;
-use spillway_spill::{Directory, DirectoryError, Index, Limits, WriteError};
+use spillway_spill::{Directory, DirectoryError, Limits, SegmentIndex, WriteError};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -21,37 +21,39 @@ use crate::settings::SpillSettings;
 use crate::spill::writer::Writing;
 use crate::store::log::{LogFigures, OverflowLog};
 
-/// A segment is let go of whole: many of them, so that room comes back bit by bit.
+/// Divisor of SPILL_MAX: size of a segment. A segment is only freed as a whole. With many of them,
+/// room comes back bit by bit.
 const SEGMENTS: u64 = 16;
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
-/// After a write that failed, requests are refused before their bodies are read for so long; then
-/// the next one tries.
+/// Time after a failed write in which requests are refused before their bodies are read. The next
+/// one after it tries the disk.
 const REFUSE_FOR: Duration = Duration::from_millis(250);
-/// A disk that has not done for so long what it was asked for has stalled.
+/// Time after which a disk that has not done what it was asked for counts as stalled.
 const STALLED_AFTER: Duration = Duration::from_secs(2);
-/// A load balancer sends nothing to a receiver that is not ready: so it tries the disk by itself.
+/// Time between tries of a disk that took nothing. A load balancer sends nothing to a receiver that
+/// is not ready, so no request would try it.
 const TRY_EVERY: Duration = Duration::from_secs(1);
 
 /// Overflow log, shared by all shards.
 pub struct SpillChannel {
     pub(super) writing: Writing,
-    pub(super) index: Arc<Index>,
+    pub(super) index: Arc<SegmentIndex>,
     limits: Limits,
     device: Option<u64>,
     problem: Problem,
     spilled: AtomicU64,
-    /// The newest record when the log was last empty.
+    /// Number of the newest record when the log was last empty.
     emptied: AtomicU64,
     pub(super) errors: AtomicU64,
-    /// Cancelled once the feeder has had a first look.
+    /// Cancelled once the feeder has made its first turn.
     pub(super) settled: CancellationToken,
 }
 
-/// What keeps the disk from taking packs, since when; a success ends it.
+/// Reason for which the disk takes no packs. A success ends it.
 struct Problem {
     began: Instant,
     kind: AtomicU8,
-    /// In ms since `began`.
+    /// Time until which requests are refused, in ms since `began`.
     refuse_until: AtomicU64,
 }
 
@@ -60,10 +62,12 @@ const FULL: u8 = 1;
 const FAILING: u8 = 2;
 
 impl SpillChannel {
-    /// Takes up what lies in the directory. Until the feeder has looked at Redis, everything spills.
+    /// Opens the log with what lies in the directory. Everything is written to it until the feeder
+    /// has looked at Redis.
     ///
     /// # Errors
-    /// [`Misconfigured`] when the directory is not one to use; any other when it can't be now.
+    /// [`Misconfigured`] if the directory can't be used at all. Any other error if it can't be used
+    /// now.
     pub fn open(
         settings: &SpillSettings,
         background: &Background,
@@ -71,7 +75,8 @@ impl SpillChannel {
         let bytes_max = settings.bytes_max;
         let segment_bytes = (bytes_max / SEGMENTS).min(SEGMENT_BYTES_MAX);
         let limits = Limits { bytes_max, segment_bytes };
-        // A disk that fails may be well again soon: then a restart helps. The rest is for a person.
+        // A disk that fails may recover soon, and then a restart helps. The other errors need a
+        // person.
         let unusable = |error: DirectoryError| {
             let text = format!("SPILL_DIR: {}", chain(&error));
             match &error {
@@ -90,11 +95,14 @@ impl SpillChannel {
         let (index, writer) = spillway_spill::open(directory, Box::new(RealDisk), limits, now_us)
             .map_err(unusable)?;
         if index.holds_any() {
-            tracing::warn!(bytes = index.bytes(), "spilled before, and not fed to redis yet");
+            tracing::warn!(
+                bytes = index.bytes(),
+                "the overflow log is not empty: it is restored first"
+            );
             let index = index.clone();
             std::thread::Builder::new().name("spill-count".to_owned()).spawn(move || {
                 spillway_spill::count(&index);
-                tracing::info!(webhooks = index.webhooks(), "what was spilled before is counted");
+                tracing::info!(webhooks = index.webhooks(), "the overflow log is counted");
             })?;
         }
         let device = rustix::fs::stat(&settings.directory).ok().map(|stat| stat.st_dev);
@@ -124,39 +132,40 @@ impl SpillChannel {
                 continue;
             }
             match self.writing.probe().await {
-                Ok(()) => self.is_well(),
+                Ok(()) => self.clear_problem(),
                 Err(error) => self.note(&error),
             }
         }
     }
 
-    /// Whether anything waits on disk, as far as is known.
+    /// Returns true if anything waits on disk, as far as is known.
     pub fn holds_any(&self) -> bool {
         self.index.holds_any()
     }
 
-    fn is_well(&self) {
-        // Mostly it was before: then nothing is written that other cores read.
+    fn clear_problem(&self) {
+        // Mostly there was no problem. Then nothing is written that other cores read.
         if self.problem.kind.load(Ordering::Relaxed) != NONE {
             self.problem.kind.store(NONE, Ordering::Relaxed);
             tracing::info!("the spill takes webhooks again");
         }
     }
 
-    /// The log is empty up to this record. What kept the disk from taking packs is past: the next outage may find it
-    /// healthy.
+    /// Notes that the log is empty up to this record. Clears the problem of the disk: it may be
+    /// healthy in the next outage.
     pub fn begins_anew(&self, emptied: u64) {
         self.emptied.store(emptied, Ordering::Relaxed);
         self.problem.kind.store(NONE, Ordering::Relaxed);
     }
 
-    /// All up to this record was fed by this process, and nothing of it is to be fed again: webhooks may have been appended
-    /// directly since.
+    /// Record up to which this process has restored everything. Nothing up to it is restored again:
+    /// webhooks may have been appended directly since.
     pub fn emptied(&self) -> u64 {
         self.emptied.load(Ordering::Relaxed)
     }
 
-    /// Removes what was fed until the log was empty, the last segment too. Tries again for as long as the disk can't.
+    /// Deletes what was restored until the log was empty, the last segment too. Tries again while
+    /// the disk fails.
     pub async fn free_fed(self: Arc<Self>) {
         while let Err(error) = self.writing.rotate().await {
             tracing::debug!(error = chain(&error), "the spill's last segment is kept for now");
@@ -177,7 +186,7 @@ impl SpillChannel {
         }
     }
 
-    /// What keeps the disk from taking packs. Logged at the change only.
+    /// Sets the problem of the disk. Logs only a change.
     fn note(&self, error: &WriteError) {
         let kind = match error {
             WriteError::Limit | WriteError::Full(_) => FULL,
@@ -201,7 +210,7 @@ impl OverflowLog for SpillChannel {
             match self.writing.write(pack, webhooks).await {
                 Ok(()) => {
                     self.spilled.fetch_add(webhooks.into(), Ordering::Relaxed);
-                    self.is_well();
+                    self.clear_problem();
                     Ok(())
                 }
                 Err(error) => Err(self.failed(&error)),
@@ -250,7 +259,7 @@ impl OverflowLog for SpillChannel {
     }
 }
 
-/// Whether an error of the file system is one of whoever chose the directory.
+/// Returns true if the choice of the directory causes the error.
 fn is_mistake(error: &io::Error) -> bool {
     use io::ErrorKind as K;
     matches!(

@@ -1,20 +1,20 @@
-//! Claim of a receiver that spills, settled before the first request is taken.
+//! Claim of a receiver that spills, settled before the first request is accepted.
 //!
-//! Two of them, or one beside a receiver that appends directly, would each keep the order of what
-//! came to them and not of what came to both. So each start looks for the claim of another, and
-//! whoever finds one whose counter moves does not begin.
+//! Two such receivers, or one next to a receiver that appends directly, would each keep the order
+//! of their own webhooks, but not the order of all. So each start looks for the claim of another
+//! receiver. If it finds one whose counter moves, it does not start.
 
+use spillway_process::start::Misconfigured;
 use spillway_queue::feed::Claimed;
-use spillway_service::start::Misconfigured;
 use tokio::time::{sleep, timeout};
 
 use crate::spill::feeder::Feeder;
 use crate::store::claim::{FIRST_ANSWER, LOOK_EVERY, taken};
 
-/// Settles the claim of a receiver that spills, if Redis can be asked.
+/// Settles the claim of a receiver that spills, if Redis answers.
 ///
 /// # Errors
-/// [`Misconfigured`] when another holds it.
+/// [`Misconfigured`] if another receiver holds it.
 pub async fn settle(feeder: &mut Feeder) -> Result<(), Misconfigured> {
     let mut seen: Option<String> = None;
     loop {

@@ -1,100 +1,102 @@
-//! Feeds what was spilled to Redis, in order, and holds the claim to be the only one that does.
+//! Restores the overflow log to Redis, in order, and holds the claim to be the only receiver that
+//! does.
 //!
-//! Invariants: nothing is fed while an append is under way; nothing is let go of that Redis did not
-//! confirm; Redis says where to go on, never a memory of our own. A call without an answer is asked
-//! after, not repeated. Bounded: one chunk on its way and one read ahead.
+//! Invariants: nothing is restored while an append is under way. Nothing is deleted that Redis did
+//! not confirm. Redis, not a memory of this process, tells where to continue. After a call without
+//! an answer, Redis is asked for its result; the call is not repeated. Bounded: one chunk on its
+//! way and one read ahead.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt;
+use spillway_process::error::chain;
 use spillway_queue::append::Fence;
-use spillway_queue::feed::{Claim, Claimed, Fed};
-use spillway_queue::owner::{BUMP_EVERY, Watch};
+use spillway_queue::feed::{Claimed, Fed, SpillClaim};
+use spillway_queue::leader::{BUMP_EVERY, StallDetector};
 use spillway_queue::{Connection, QueueError, Redis};
-use spillway_service::error::chain;
-use spillway_spill::{Chunk, Reader};
+use spillway_spill::{LogReader, RecordBatch};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::spill::channel::SpillChannel;
-use crate::spill::pace::Pace;
+use crate::spill::pace::RestorePace;
 use crate::store::gate::Gate;
-use crate::store::looks::Looks;
+use crate::store::looks::RedisLooks;
 use crate::store::mode::{StoreEvent, StoreMode};
 
-/// What one script appends, however small its packs are.
+/// Most packs that one script appends, however small they are.
 const CHUNK_RECORDS: usize = 256;
-/// What confirming a claim may take.
+/// Time limit for confirming a claim.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// How soon something is tried again that waits for something else to end, or did not work.
+/// Pause before something is tried again that failed, or that waits for something else to end.
 const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_AFTER_ERROR: Duration = Duration::from_millis(250);
 
-/// Feeds one log.
+/// Restores one log.
 pub struct Feeder {
     spill: Arc<SpillChannel>,
     gate: Arc<Gate>,
-    looks: Arc<Looks>,
-    claim: Claim,
-    /// For the claim, which is confirmed while something is fed as well.
+    looks: Arc<RedisLooks>,
+    claim: SpillClaim,
+    /// Connection for the claim, which is also confirmed while a chunk is on its way.
     claiming: Line,
     feeding: Line,
-    pace: Pace,
+    pace: RestorePace,
     numbers: Numbers,
-    progress: Progress,
+    progress: FeedProgress,
     claimed: ClaimView,
     logged: Logged,
-    /// Removes what was fed when the log was last empty.
+    /// Task that deletes what was restored when the log was last empty.
     freeing: Option<JoinHandle<()>>,
 }
 
 /// Numbers of records.
 #[derive(Default)]
 struct Numbers {
-    /// The newest that Redis knows of: the next chunk goes behind it.
+    /// Newest record that Redis has. The next chunk goes after it.
     fed: Option<u64>,
-    /// The newest that lay there at start.
+    /// Newest record in the log at start.
     found_last: u64,
 }
 
 /// Claim as Redis has it.
 #[derive(Default)]
 struct ClaimView {
-    /// When it was last confirmed as ours.
+    /// Time at which it was last confirmed as ours.
     confirmed: Option<Instant>,
-    /// Counter of another receiver's.
-    watch: Watch,
+    /// Counter of another receiver's claim.
+    watch: StallDetector,
     looked: Option<Instant>,
-    /// The claim as it stands, once it may be taken over.
+    /// The other claim, once it may be taken over.
     held: String,
 }
 
-/// What the log says already.
+/// State of the log lines.
 struct Logged {
     error: Option<String>,
-    /// Whether the way back to Redis is one: at a start with nothing on disk it is not.
+    /// True if direct appends will resume after an outage. False at a start with nothing on disk.
     is_way_back: bool,
 }
 
-/// A connection to Redis, made when it is asked for and there is none.
+/// Connection to Redis, made when it is needed.
 struct Line {
     redis: Redis,
-    /// `None`: whoever calls sees to that itself.
+    /// `None`: the caller sets a time limit.
     answer_within: Option<Duration>,
     connection: Option<Connection>,
 }
 
-/// Where the feeder is in the log.
+/// Position of the feeder in the log.
 #[derive(Default)]
-struct Progress {
-    reader: Option<Reader>,
-    /// Read, and not fed yet.
-    ahead: Option<Chunk>,
-    /// Fed, and not let go of yet.
-    done: Option<Chunk>,
+struct FeedProgress {
+    reader: Option<LogReader>,
+    /// Chunk that is read and not restored yet.
+    ahead: Option<RecordBatch>,
+    /// Chunk that is restored and not deleted yet.
+    done: Option<RecordBatch>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -112,15 +114,15 @@ enum FeedError {
 }
 
 impl Feeder {
-    /// For the log `log_id`, which nobody else has.
+    /// Feeder of the log `log_id`, which no other process has open.
     pub fn new(
         spill: Arc<SpillChannel>,
         gate: &Arc<Gate>,
-        looks: &Arc<Looks>,
+        looks: &Arc<RedisLooks>,
         log_id: u64,
         redis: Redis,
     ) -> Self {
-        let claim = Claim::new(redis.clone(), log_id, rand::rng().random());
+        let claim = SpillClaim::new(redis.clone(), log_id, rand::rng().random());
         let numbers = Numbers { found_last: spill.index.last(), ..Numbers::default() };
         let is_way_back = spill.holds_any();
         Self {
@@ -130,30 +132,31 @@ impl Feeder {
             claim,
             claiming: Line::new(redis.clone(), Some(ANSWER_WITHIN)),
             feeding: Line::new(redis, None),
-            pace: Pace::default(),
+            pace: RestorePace::default(),
             numbers,
-            progress: Progress::default(),
+            progress: FeedProgress::default(),
             claimed: ClaimView::default(),
             logged: Logged { error: None, is_way_back },
             freeing: None,
         }
     }
 
-    /// Feeds until `stop`.
+    /// Restores until `stop`.
     pub async fn run(mut self, stop: CancellationToken) {
-        // Before, it is not known whether Redis takes anything.
+        // Until then it is not known if Redis takes anything.
         tokio::select! {
             () = self.looks.looked() => {}
             () = stop.cancelled() => {}
         }
-        // A turn may take as long as Redis does. What it was sent is asked after by the next start.
+        // A turn may take as long as Redis does. The next start asks Redis about what is cut off
+        // here.
         while let Some(turned) = stop.run_until_cancelled(self.turn()).await {
             let pause = match turned {
                 Ok(pause) => pause,
                 Err(error) => {
                     self.tell(&error);
                     self.failed(&error);
-                    // Every pack that is spilled meanwhile would be a reason to try again.
+                    // Otherwise every pack that is spilled meanwhile would cause another try.
                     tokio::select! {
                         () = stop.cancelled() => {}
                         () = sleep(AGAIN_AFTER_ERROR) => {}
@@ -172,7 +175,7 @@ impl Feeder {
         self.end().await;
     }
 
-    /// Takes or confirms the claim, and learns from Redis where to go on.
+    /// Takes or confirms the claim. Redis answers with the record to continue after.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
@@ -185,14 +188,14 @@ impl Feeder {
                 self.claimed.confirmed = Some(Instant::now());
                 self.go_on_after(*fed).await?;
             }
-            Claimed::Theirs(held) => self.is_anothers(held),
+            Claimed::Theirs(held) => self.on_other_claim(held),
         }
         Ok(claimed)
     }
 
-    /// One step; says how long to wait for the next unless something happens.
+    /// Takes one step. Returns the pause before the next one, unless something happens.
     async fn turn(&mut self) -> Result<Duration, FeedError> {
-        // A hold is short: no call that can wait comes into it.
+        // A hold is short: it has no time for a call that can wait.
         let is_held = self.gate.mode() == StoreMode::Closing;
         let due_after = if is_held { 3 * BUMP_EVERY } else { BUMP_EVERY };
         let is_due =
@@ -213,8 +216,8 @@ impl Feeder {
         }
     }
 
-    /// Ends what earlier processes may have on their way to Redis: it must not arrive behind what is
-    /// fed. Nothing of this process is under way now.
+    /// Closes the connections of earlier processes to Redis: their appends must not arrive after
+    /// what is restored. Nothing of this process is under way now.
     async fn fence(&mut self) -> Result<(), QueueError> {
         let connections = Fence::of_all(self.claiming.redis.clone()).close().await?;
         if connections > 0 {
@@ -225,18 +228,19 @@ impl Feeder {
         Ok(())
     }
 
-    /// Feeds a chunk. The claim is confirmed meanwhile, however long the disk or Redis take.
+    /// Restores a chunk. The claim is confirmed meanwhile, however long the disk or Redis takes.
     async fn feed(&mut self) -> Result<Duration, FeedError> {
         self.claiming.connected().await?;
         let skip_through = self.skip_through();
         let Self { spill, gate, looks, claim, claiming, feeding, pace, numbers, .. } = self;
-        let (progress, logged) = (&mut self.progress, &mut self.logged);
+        let progress = &mut self.progress;
+        let logged = &mut self.logged;
         let chunk = async {
             let chunk = match progress.ahead.take() {
                 Some(chunk) if !chunk.records.is_empty() => chunk,
                 _ => progress.next(spill, skip_through, *pace).await?,
             };
-            // Past the last chunk, what is left is on its way to the disk now, or is held.
+            // After the last chunk, the rest is on its way to the disk now, or is held.
             gate.on(StoreEvent::ChunkRead { is_last: chunk.is_last });
             let Some(last) = chunk.last() else {
                 progress.done = Some(chunk);
@@ -283,7 +287,7 @@ impl Feeder {
         Ok(AGAIN)
     }
 
-    /// Has batches go to Redis directly, if all that was spilled is fed.
+    /// Makes batches go to Redis directly, if the whole log is restored.
     fn finish(&mut self) {
         let Some(reader) = self.progress.reader.as_mut() else { return };
         let index = &self.spill.index;
@@ -291,7 +295,7 @@ impl Feeder {
         let is_fed = || {
             let is_fed = reader.is_at_end();
             if is_fed {
-                // Here, as nothing is written before this is decided.
+                // Done here, since nothing is written before this is decided.
                 index.all_fed();
                 last = index.last();
             }
@@ -300,7 +304,7 @@ impl Feeder {
         if self.gate.finish_if(is_fed) {
             self.spill.begins_anew(last);
             if std::mem::replace(&mut self.logged.is_way_back, true) {
-                tracing::info!("what was spilled is fed; webhooks go to redis directly");
+                tracing::info!("the overflow is restored; webhooks go to redis directly");
             }
             self.progress.let_go();
             let freeing = tokio::spawn(self.spill.clone().free_fed());
@@ -310,21 +314,22 @@ impl Feeder {
         }
     }
 
-    /// Redis knows our log up to `fed`.
+    /// Takes `fed`, the record up to which Redis has this log.
     async fn go_on_after(&mut self, fed: u64) -> Result<(), QueueError> {
         let floor = self.spill.index.floor().max(self.spill.emptied());
-        // What it was told before, or what is not there to be told again.
+        // Newest record that Redis had before, or that is not on disk any more.
         let known = self.numbers.fed.unwrap_or(floor).max(floor);
         let mut fed = fed;
         if fed < known {
             // Nothing more is appended directly before what lies here.
             self.looks.suspect();
-            let (lost_after, lost_through) = (fed, fed.max(floor));
+            let lost_after = fed;
+            let lost_through = fed.max(floor);
             tracing::error!(
                 lost_after,
                 lost_through,
                 known,
-                "redis does not know packs that it was fed: it came back with older data, or is another one; what is not \
+                "redis does not know packs that were restored to it: it came back with older data, or is another one; what is not \
                  on disk any more is lost"
             );
             fed = lost_through;
@@ -335,20 +340,20 @@ impl Feeder {
             }
         }
         if self.numbers.fed != Some(fed) {
-            self.progress = Progress::default();
+            self.progress = FeedProgress::default();
             self.numbers.fed = Some(fed);
         }
         Ok(())
     }
 
-    /// Up to which number records are passed over. A directory that was put back from a copy is older
-    /// than what Redis knows; what was spilled since the start is new all the same.
+    /// Record up to which the reader skips. A directory that was restored from a backup is older
+    /// than what Redis knows. Even then, what was spilled since the start is new.
     fn skip_through(&self) -> u64 {
         let fed = self.numbers.fed.unwrap_or(0);
         if fed > self.spill.index.last() { self.numbers.found_last } else { fed }
     }
 
-    fn is_anothers(&mut self, held: &str) {
+    fn on_other_claim(&mut self, held: &str) {
         stand_back(&self.gate, held);
         let now = Instant::now();
         let since = self.claimed.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
@@ -357,18 +362,19 @@ impl Feeder {
         }
     }
 
-    /// While Redis is away the watch says so; what it says to nobody else is told once.
+    /// Logs an error once. While Redis is away, the watch logs it. An error that only the feeder
+    /// meets is logged here.
     fn tell(&mut self, error: &FeedError) {
         let error = chain(error);
-        tracing::debug!(error, "what was spilled cannot be fed now");
+        tracing::debug!(error, "the overflow cannot be restored now");
         if self.looks.is_usable() && self.logged.error.as_ref() != Some(&error) {
-            tracing::warn!(error, "redis is usable, and what was spilled could not be fed");
+            tracing::warn!(error, "redis is usable, but the overflow could not be restored");
             self.logged.error = Some(error);
         }
     }
 
-    /// Has Redis asked again where to go on. One that did not answer may be another since: it must be looked at before
-    /// anything is fed to it and let go of.
+    /// Makes the next turn ask Redis where to continue. A Redis that did not answer may be another
+    /// instance since. It must be looked at before anything is restored to it and deleted here.
     fn failed(&mut self, error: &FeedError) {
         match error {
             FeedError::Queue(QueueError::Full(_)) => self.looks.set_full(),
@@ -378,14 +384,16 @@ impl Feeder {
         }
         self.gate.on(StoreEvent::ChunkFailed);
         (self.claiming.connection, self.feeding.connection) = (None, None);
-        // What was on its way may have been taken.
-        self.progress = Progress::default();
+        // Redis may have taken what was on its way.
+        self.progress = FeedProgress::default();
     }
 
-    /// Leaves the claim standing if something waits: nobody should begin at once then.
+    /// Ends the feeder. Keeps the claim if records wait: no other receiver should start at once
+    /// then.
     async fn end(mut self) {
         if self.spill.holds_any() {
-            let (waiting, bytes) = (self.spill.index.webhooks(), self.spill.index.bytes());
+            let waiting = self.spill.index.webhooks();
+            let bytes = self.spill.index.bytes();
             tracing::warn!(waiting, bytes, "spilled webhooks wait on disk for the next start");
             return;
         }
@@ -396,19 +404,19 @@ impl Feeder {
     }
 }
 
-impl Progress {
-    /// Lets go of what is fed, and reads on. Both may wait for the disk.
+impl FeedProgress {
+    /// Deletes what is restored, and reads the next chunk. Both may wait for the disk.
     async fn next(
         &mut self,
         spill: &Arc<SpillChannel>,
         skip_through: u64,
-        pace: Pace,
-    ) -> Result<Chunk, FeedError> {
+        pace: RestorePace,
+    ) -> Result<RecordBatch, FeedError> {
         let index = spill.index.clone();
         let reader = self.reader.take();
         let done = self.done.take();
         let (reader, chunk) = tokio::task::spawn_blocking(move || {
-            let mut reader = reader.unwrap_or_else(|| Reader::after(index, skip_through));
+            let mut reader = reader.unwrap_or_else(|| LogReader::after(index, skip_through));
             if let Some(done) = done {
                 reader.fed(&done);
             }
@@ -441,10 +449,10 @@ impl Line {
 }
 
 async fn send(
-    claim: &Claim,
+    claim: &SpillClaim,
     feeding: &mut Connection,
     after: u64,
-    chunk: &Chunk,
+    chunk: &RecordBatch,
 ) -> Result<(), QueueError> {
     let packs: Vec<Fed<'_>> = chunk
         .records
@@ -454,18 +462,27 @@ async fn send(
     claim.feed(feeding, after, &packs).await
 }
 
-/// Reports that another receiver has the claim, and logs that once.
+/// Notes that another receiver has the claim, and logs that once.
 fn stand_back(gate: &Gate, held: &str) {
     if gate.on(StoreEvent::ClaimTheirs) {
-        tracing::error!(claim = held, "another receiver spills for this cell: none is taken in");
+        tracing::error!(
+            claim = held,
+            "another receiver spills for this cell: webhooks are refused"
+        );
     }
 }
 
-/// Confirms the claim for as long as it is polled: another receiver would take one that stands still.
-async fn keep(claim: &Claim, claiming: &mut Line, gate: &Gate, looks: &Looks) -> Infallible {
+/// Confirms the claim for as long as it is polled. Another receiver would take a claim that stands
+/// still.
+async fn keep(
+    claim: &SpillClaim,
+    claiming: &mut Line,
+    gate: &Gate,
+    looks: &RedisLooks,
+) -> Infallible {
     loop {
         sleep(BUMP_EVERY).await;
-        // Without the claim, Redis refuses what is being fed. A connection that broke is made again.
+        // Without the claim, Redis refuses the chunk. A connection that broke is made again.
         let confirmed = async { claim.confirm(claiming.connected().await?, "").await };
         match confirmed.await {
             Ok(Claimed::Ours { is_new, .. }) => drop(gate.on(StoreEvent::ClaimOurs { is_new })),

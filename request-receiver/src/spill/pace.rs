@@ -1,38 +1,38 @@
-//! How much is fed at a time, and how long an answer is waited for.
+//! Size of a chunk that is restored, and time limit of its answer.
 //!
-//! A Redis that is far away, or slow, may not take in time what another takes at once. What it was sent
-//! too much of is halved, down to one pack; for one pack it has twice the time at each try. So it gets
-//! on however slow the way is, and a connection that is dead is noticed soon where it is not. The idea
-//! is TCP's: halve at a loss, grow while it goes well.
+//! A distant or slow Redis may not take in time what another takes at once. After a chunk without
+//! an answer in time, the size is halved, down to one pack. For one pack, the time limit is doubled
+//! at each try. So restoring progresses on any connection, and on a fast one a dead connection is
+//! noticed soon. As in TCP: halve at a loss, grow after a success.
 
 use std::time::Duration;
 
-/// What one script appends at most: large enough that a sync serves many packs, small enough that Redis
-/// stays responsive to the drains.
+/// Most bytes that one script appends. Large enough that a sync serves many packs, small enough
+/// that Redis stays responsive to the consumers.
 const BYTES_MAX: usize = 4 << 20;
-/// Past this an answer is asked after on another connection: nothing is repeated by that.
+/// Time after which Redis is asked for the result on another connection. That repeats nothing.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// For one pack on the slowest of ways. The kernel notices a peer that is gone after ten seconds; this
-/// is for one that takes everything and answers nothing.
+/// Time limit for one pack on the slowest connection. The kernel notices a peer that is gone after
+/// ten seconds. This limit is for a peer that accepts everything and answers nothing.
 const ANSWER_WITHIN_MAX: Duration = Duration::from_secs(600);
 
-/// What the next try may be.
+/// Limits of the next try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
-    /// Bytes that are sent at once; one pack in any case.
+pub struct RestorePace {
+    /// Most bytes that are sent at once. One pack is sent in any case.
     pub bytes_max: usize,
-    /// How long the answer is waited for.
+    /// Time limit of the answer.
     pub answer_within: Duration,
 }
 
-impl Default for Pace {
+impl Default for RestorePace {
     fn default() -> Self {
         Self { bytes_max: BYTES_MAX, answer_within: ANSWER_WITHIN }
     }
 }
 
-impl Pace {
-    /// No answer came in time to so many packs of so many bytes together.
+impl RestorePace {
+    /// Lowers the limits after no answer came in time to `packs` packs of `bytes` bytes in all.
     pub fn was_late(&mut self, packs: usize, bytes: usize) {
         if packs > 1 {
             self.bytes_max = self.bytes_max.min(bytes) / 2;
@@ -41,9 +41,9 @@ impl Pace {
         }
     }
 
-    /// So many bytes were taken after so long.
+    /// Raises the limits after `bytes` bytes were taken within `took`.
     pub fn was_taken(&mut self, bytes: usize, took: Duration) {
-        // Twice as much would have been in time, too.
+        // Twice as many bytes would have been in time, too.
         if took * 2 < ANSWER_WITHIN {
             self.answer_within = ANSWER_WITHIN;
             self.bytes_max = self.bytes_max.max(bytes.saturating_mul(2)).min(BYTES_MAX);
@@ -55,10 +55,12 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// What feeding packs of these sizes takes by a way with so many bytes a second, and how often
-    /// what was sent is sent again.
+    /// Plays packs of these sizes over a connection of so many bytes a second. Returns the time
+    /// that takes, and how often something was sent again.
     fn fed(mut packs: &[usize], bytes_per_second: usize) -> (Duration, usize) {
-        let (mut pace, mut took, mut again) = (Pace::default(), Duration::ZERO, 0);
+        let mut pace = RestorePace::default();
+        let mut took = Duration::ZERO;
+        let mut again = 0;
         while !packs.is_empty() {
             let mut count = 1;
             while count < packs.len() && packs[..=count].iter().sum::<usize>() <= pace.bytes_max {
@@ -96,27 +98,27 @@ mod tests {
     #[test]
     fn one_pack_has_the_time_it_takes() {
         let (took, again) = fed(&[1_000, 1_000, 10 << 20, 1_000, 1_000], 100 << 10);
-        // 100 s for the large one, behind tries of 5, 10, 20, 40 and 80 s.
+        // 100 s for the large one, after tries of 5, 10, 20, 40 and 80 s.
         assert!(again <= 20 && took < Duration::from_secs(350), "{again} times, {took:?}");
     }
 
     #[test]
     fn what_went_slowly_once_goes_fast_again() {
-        let mut pace = Pace::default();
+        let mut pace = RestorePace::default();
         for _ in 0..30 {
             pace.was_late(2, pace.bytes_max);
         }
         pace.was_late(1, 700);
-        assert_eq!(pace, Pace { bytes_max: 0, answer_within: ANSWER_WITHIN * 2 });
+        assert_eq!(pace, RestorePace { bytes_max: 0, answer_within: ANSWER_WITHIN * 2 });
         for _ in 0..20 {
             pace.was_taken(pace.bytes_max.max(700), Duration::from_millis(20));
         }
-        assert_eq!(pace, Pace::default());
+        assert_eq!(pace, RestorePace::default());
     }
 
     #[test]
     fn a_dead_connection_is_noticed_within_a_bound() {
-        let mut pace = Pace::default();
+        let mut pace = RestorePace::default();
         for _ in 0..100 {
             pace.was_late(1, 1);
         }

@@ -1,49 +1,50 @@
-//! The thread that writes to the disk: whatever is ready while one group is synced is the next one.
+//! Thread that writes to the disk, with group commit: jobs that arrive during a sync form the next
+//! group.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use spillway_service::background::EndGuard;
+use spillway_process::background::EndGuard;
 use spillway_spill::{WriteError, Writer};
 use tokio::sync::{mpsc, oneshot};
 
-/// More than there are shards, each with two packs on their way at most.
+/// More than the shards need: each has at most two packs on their way.
 const JOBS_MAX: usize = 256;
 
-/// A handle on the thread, which ends with the last of them.
+/// Handle of the thread, which ends with the last handle.
 pub struct Writing {
-    jobs: mpsc::Sender<Job>,
-    work: Arc<Work>,
+    jobs: mpsc::Sender<WriteJob>,
+    work: Arc<WriterWork>,
 }
 
 /// Work of the thread.
-struct Work {
+struct WriterWork {
     began: Instant,
-    /// When the disk was asked for what it has not done yet, in ms since `began`; [`IDLE`] if it has done all.
+    /// Time at which the current work began, in ms since `began`. [`IDLE`] if there is none.
     since_ms: AtomicU64,
 }
 
 const IDLE: u64 = u64::MAX;
 
-enum Job {
+enum WriteJob {
     Write { pack: Vec<u8>, webhooks: u32, done: Waiter },
     Rotate { done: Waiter },
     Probe { done: Waiter },
 }
 
 type Waiter = oneshot::Sender<Result<(), WriteError>>;
-type Outcome = oneshot::Receiver<Result<(), WriteError>>;
+type WriteOutcome = oneshot::Receiver<Result<(), WriteError>>;
 
 impl Writing {
     /// Starts the thread, which owns `guard`.
     ///
     /// # Errors
-    /// When there is none to be had.
+    /// If no thread can be started.
     pub fn start(writer: Writer, guard: EndGuard) -> io::Result<Self> {
         let (sender, jobs) = mpsc::channel(JOBS_MAX);
-        let work = Arc::new(Work { began: Instant::now(), since_ms: AtomicU64::new(IDLE) });
+        let work = Arc::new(WriterWork { began: Instant::now(), since_ms: AtomicU64::new(IDLE) });
         std::thread::Builder::new().name("spill".to_owned()).spawn({
             let work = work.clone();
             move || {
@@ -54,7 +55,7 @@ impl Writing {
         Ok(Self { jobs: sender, work })
     }
 
-    /// Time for which the disk has not done what it was asked for.
+    /// Time since the disk began the current work. Zero if there is none.
     pub fn waits_for(&self) -> Duration {
         match self.work.since_ms.load(Ordering::Relaxed) {
             IDLE => Duration::ZERO,
@@ -68,65 +69,68 @@ impl Writing {
     /// [`WriteError`].
     pub async fn write(&self, pack: Vec<u8>, webhooks: u32) -> Result<(), WriteError> {
         let (done, outcome) = oneshot::channel();
-        self.done(Job::Write { pack, webhooks, done }, outcome).await
+        self.done(WriteJob::Write { pack, webhooks, done }, outcome).await
     }
 
-    /// Tries whether something would be written, without writing it.
+    /// Checks if a write would succeed, without writing anything.
     ///
     /// # Errors
     /// [`WriteError`].
     pub async fn probe(&self) -> Result<(), WriteError> {
         let (done, outcome) = oneshot::channel();
-        self.done(Job::Probe { done }, outcome).await
+        self.done(WriteJob::Probe { done }, outcome).await
     }
 
-    /// Begins a segment, so that the ones before can be let go.
+    /// Begins a segment, so that those before it can be freed.
     ///
     /// # Errors
     /// [`WriteError`].
     pub async fn rotate(&self) -> Result<(), WriteError> {
         let (done, outcome) = oneshot::channel();
-        self.done(Job::Rotate { done }, outcome).await
+        self.done(WriteJob::Rotate { done }, outcome).await
     }
 
-    async fn done(&self, job: Job, outcome: Outcome) -> Result<(), WriteError> {
+    async fn done(&self, job: WriteJob, outcome: WriteOutcome) -> Result<(), WriteError> {
         let ended = || WriteError::Unknown(io::Error::other("BUG: the spill's writer has ended"));
         self.jobs.send(job).await.map_err(|_| ended())?;
         outcome.await.unwrap_or_else(|_| Err(ended()))
     }
 }
 
-impl Work {
+impl WriterWork {
     fn now_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(IDLE - 1)
     }
 }
 
-fn run(mut writer: Writer, mut jobs: mpsc::Receiver<Job>, work: &Work) {
+fn run(mut writer: Writer, mut jobs: mpsc::Receiver<WriteJob>, work: &WriterWork) {
     while let Some(first) = jobs.blocking_recv() {
         work.since_ms.store(work.now_ms(), Ordering::Relaxed);
-        let (mut packs, mut waiters) = (Vec::new(), Vec::<Waiter>::new());
-        let (mut probe, mut rotate) = (None, Vec::new());
+        let mut packs = Vec::new();
+        let mut waiters = Vec::<Waiter>::new();
+        let mut probe = None;
+        let mut rotate = Vec::new();
         let mut next = Some(first);
         while let Some(job) = next {
             match job {
-                Job::Write { pack, webhooks, done } => {
+                WriteJob::Write { pack, webhooks, done } => {
                     packs.push((pack, webhooks));
                     waiters.push(done);
                 }
-                Job::Rotate { done } => rotate.push(done),
-                Job::Probe { done } => probe = Some(done),
+                WriteJob::Rotate { done } => rotate.push(done),
+                WriteJob::Probe { done } => probe = Some(done),
             }
             next = jobs.try_recv().ok();
         }
-        // First: what is fed and what is new would else share a segment, and be freed together or not at all.
+        // First, since otherwise old and new records would share a segment and be freed together or
+        // not at all.
         if !rotate.is_empty() {
             answer(rotate, writer.rotate());
         }
         if !packs.is_empty() {
             answer(waiters, writer.append(&packs));
         }
-        // After what may say the same.
+        // After the writes, which may end with the same error.
         if let Some(waiter) = probe {
             answer(vec![waiter], writer.probe());
         }
@@ -134,7 +138,7 @@ fn run(mut writer: Writer, mut jobs: mpsc::Receiver<Job>, work: &Work) {
     }
 }
 
-/// All of a group have one fate.
+/// Answers all jobs of a group with the same outcome.
 fn answer(waiters: Vec<Waiter>, outcome: Result<(), WriteError>) {
     for waiter in waiters {
         let copy = match &outcome {
@@ -144,7 +148,7 @@ fn answer(waiters: Vec<Waiter>, outcome: Result<(), WriteError>) {
             Err(WriteError::Failed(error)) => Err(WriteError::Failed(error.kind().into())),
             Err(WriteError::Unknown(error)) => Err(WriteError::Unknown(error.kind().into())),
         };
-        // Nobody waits any more: it is on the disk all the same.
+        // Without effect if nobody waits any more. The pack is on the disk all the same.
         waiter.send(copy).ok();
     }
 }
@@ -154,7 +158,7 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::AtomicBool;
 
-    use spillway_service::Background;
+    use spillway_process::Background;
     use spillway_spill::disk::{Disk, DiskFile, RealDisk};
     use spillway_spill::{Directory, Limits};
 

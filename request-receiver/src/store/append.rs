@@ -1,65 +1,65 @@
-//! One append to the queue: how long it may take, and what is known when it ends.
+//! One append to the queue: its time limits, and what is known when it ends.
 
 use std::pin::Pin;
 use std::time::Duration;
 
+use spillway_process::error::chain;
 use spillway_queue::append::{AppendError, Appender, Fence};
 use spillway_queue::{QueueError, Redis};
-use spillway_service::error::chain;
 use spillway_webhook::StreamId;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::store::looks::{Looks, QueueHealth};
+use crate::store::looks::{QueueHealth, RedisLooks};
 
-/// Looks at Redis, of one a second, that were answered while an append was not: Redis runs one
-/// command after the other, so by then it is this connection that is dead, not Redis that is slow.
+/// Looks at Redis that were answered, of one a second, before an unanswered append is given up.
+/// Redis runs one command after the other. So by then this connection is dead, not Redis slow.
 const LOOKS_MAX: u64 = 10;
-/// And at least so long, with so many bytes of its pack each second: a large one may be slow to send.
+/// Least time before that, plus time for the bytes of the pack: a large one may be slow to send.
 const DEAD_AFTER: Duration = Duration::from_secs(10);
 const SLOWEST_BYTES_PER_S: usize = 16 << 10;
-/// Time between looks at that.
+/// Time between checks for that.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-type Outcome = Result<StreamId, AppendError>;
+type AppendOutcome = Result<StreamId, AppendError>;
 
-/// Appends of one shard: one after the other, on a connection that is made again when Redis was away.
+/// Appends of one shard, one after the other. The connection is made again when Redis was away.
 pub struct ShardAppender {
     redis: Redis,
-    /// None while an append is under way, or after one that hung.
+    /// `None` while an append is under way, or after one that hung.
     appender: Option<Appender>,
     generation: u64,
 }
 
-/// An append under way, which owns its connection.
+/// Append under way, which owns its connection.
 pub struct RunningAppend {
-    outcome: Pin<Box<dyn Future<Output = (Appender, Outcome)> + Send>>,
+    outcome: Pin<Box<dyn Future<Output = (Appender, AppendOutcome)> + Send>>,
     fence: Fence,
     pack_bytes: usize,
 }
 
-/// End of an append.
+/// Outcome of an append.
 #[derive(Debug)]
 pub enum AppendEnd {
     /// The pack is in the queue.
     Stored,
-    /// The pack is not in the queue, for certain.
+    /// The pack is certainly not in the queue.
     Refused(AppendError),
     /// The pack may be in the queue.
     Unknown {
-        /// Why that is not known.
+        /// Reason for which that is not known.
         error: AppendError,
-        /// Whether it may still get there.
+        /// True if the pack may still get there.
         may_arrive: bool,
     },
 }
 
 impl ShardAppender {
-    /// Connects with the first append.
+    /// Appender without a connection yet. It connects with the first append.
     pub fn new(redis: Redis) -> Self {
         Self { redis, appender: None, generation: 0 }
     }
 
-    /// Starts to append a pack of `count` webhooks. A connection that is older than `generation` is not
+    /// Starts to append a pack of `count` webhooks. A connection from before `generation` is not
     /// used: it would break with the pack on it, and leave its outcome unknown.
     pub fn start(&mut self, pack: &[u8], count: u32, generation: u64) -> RunningAppend {
         let new = || Appender::new(self.redis.clone());
@@ -78,7 +78,7 @@ impl ShardAppender {
         }
     }
 
-    /// Takes the connection back for the next append.
+    /// Returns the connection for the next append.
     pub fn put_back(&mut self, appender: Appender) {
         self.appender = Some(appender);
     }
@@ -91,9 +91,9 @@ impl RunningAppend {
         Some((appender, AppendEnd::of(outcome)))
     }
 
-    /// Waits for the end, for as long as the connection may live. One that is dead is closed from Redis'
-    /// side: the append does not take effect behind those after it.
-    pub async fn end(mut self, looks: &Looks) -> AppendEnd {
+    /// Waits for the end, for as long as the connection may live. A dead connection is closed from
+    /// Redis' side, so that its append does not take effect after later ones.
+    pub async fn end(mut self, looks: &RedisLooks) -> AppendEnd {
         let answered_before = looks.answered();
         let slowest = Duration::from_secs((self.pack_bytes / SLOWEST_BYTES_PER_S) as u64);
         let dead_at = Instant::now() + DEAD_AFTER + slowest;
@@ -117,7 +117,8 @@ impl RunningAppend {
     }
 }
 
-/// Ends the connection of an append that was given up. Returns only then, or where Redis forbids it.
+/// Closes the connection of an append that was given up. Returns once it is closed, or where Redis
+/// forbids to close it.
 async fn close(fence: &Fence) {
     loop {
         match fence.close().await {
@@ -134,7 +135,7 @@ async fn close(fence: &Fence) {
 }
 
 impl AppendEnd {
-    fn of(outcome: Outcome) -> Self {
+    fn of(outcome: AppendOutcome) -> Self {
         match outcome {
             Ok(_) => Self::Stored,
             Err(error @ AppendError::NotStored(_)) => Self::Refused(error),
@@ -142,7 +143,7 @@ impl AppendEnd {
         }
     }
 
-    /// The error, unless it is stored.
+    /// Error of the append, unless the pack is stored.
     pub fn error(&self) -> Option<&AppendError> {
         match self {
             Self::Stored => None,
@@ -150,7 +151,7 @@ impl AppendEnd {
         }
     }
 
-    /// What it says of the queue.
+    /// Health of the queue that follows from the outcome.
     pub fn health(&self) -> QueueHealth {
         match self {
             Self::Stored => QueueHealth::Usable,

@@ -1,20 +1,22 @@
-//! Claims of receivers with an overflow log, as seen by one without.
+//! Claims of receivers with an overflow log, as seen by a receiver without one.
 //!
-//! A receiver with a log keeps the order of what comes to it, and not of what comes to another. So it is
-//! its cell's only one. Its claim is a counter that it makes grow; one that stands still is of a receiver
-//! that has ended, or is cut off from Redis as its log then waits on its disk.
+//! A receiver with a log keeps the order of the webhooks that come to it, but not of those that
+//! come to another. So it is the only one of its cell. Its claim is a counter that it increments.
+//! If the counter stands still, that receiver has ended, or is cut off from Redis while its log
+//! waits on its disk.
 
 use std::time::Duration;
 
-use spillway_queue::owner::Watch as ClaimWatch;
+use spillway_process::error::chain;
+use spillway_process::start::Misconfigured;
+use spillway_queue::leader::StallDetector as ClaimWatch;
 use spillway_queue::{QueueError, Redis, feed};
-use spillway_service::error::chain;
-use spillway_service::start::Misconfigured;
 use tokio::time::{Instant, sleep, timeout};
 
-/// A Redis that does not answer sooner is asked later: webhooks can be taken meanwhile.
+/// Time for Redis to answer at start. If it does not, it is asked later: webhooks can be accepted
+/// meanwhile.
 pub const FIRST_ANSWER: Duration = Duration::from_secs(1);
-/// Time between looks at a claim. Its holder makes it move once a second.
+/// Time between looks at a claim. Its holder increments it once a second.
 pub const LOOK_EVERY: Duration = Duration::from_millis(300);
 
 /// Follows the claim of another receiver.
@@ -26,7 +28,7 @@ pub struct ClaimFollower {
 }
 
 impl ClaimFollower {
-    /// Takes the claim as it stands now. Returns whether its holder lives.
+    /// Takes the claim as read now. Returns true if its holder is alive.
     pub fn is_alive(&mut self, held: &str) -> bool {
         let now = Instant::now();
         let since = self.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
@@ -42,10 +44,10 @@ impl ClaimFollower {
     }
 }
 
-/// Looks whether a receiver with a log has this cell, if Redis can be asked.
+/// Checks that no receiver with a log has this cell, if Redis answers.
 ///
 /// # Errors
-/// [`Misconfigured`] when one has.
+/// [`Misconfigured`] if one has it.
 pub async fn ensure_free(redis: &Redis) -> Result<(), Misconfigured> {
     let mut follower = ClaimFollower::default();
     let mut seen: Option<String> = None;
@@ -60,7 +62,7 @@ pub async fn ensure_free(redis: &Redis) -> Result<(), Misconfigured> {
         };
         if !follower.is_alive(&held) {
             if !held.is_empty() {
-                // Or each start would wait as long.
+                // Otherwise each start would wait as long.
                 timeout(FIRST_ANSWER, drop_claim(redis, &held)).await.ok();
             }
             return Ok(());
@@ -73,11 +75,12 @@ pub async fn ensure_free(redis: &Redis) -> Result<(), Misconfigured> {
     }
 }
 
-/// Why a receiver may not begin: another has the cell, with this.
+/// Error of a receiver that may not start because another one has the cell. `with` names what that
+/// one runs with.
 pub fn taken(with: &str) -> Misconfigured {
     Misconfigured(format!(
-        "SPILL_DIR: another receiver of this cell runs with {with}: one that spills is a cell's only \
-         one; stop it first, or give this one a cell of its own"
+        "SPILL_DIR: another receiver of this cell runs with {with}: a receiver with SPILL_DIR must \
+         be the only one of its cell; stop the other first, or give this one a separate cell"
     ))
 }
 

@@ -1,8 +1,8 @@
 //! Gate that each batch passes: the store mode, shared by all shards, the watch over Redis and the
 //! overflow log.
 //!
-//! One for the whole process. A lock rather than atomics: it is taken twice for a batch and never held
-//! for long. While batches are held, they wait here; that is a matter of a sync and two calls.
+//! One for the whole process. A lock rather than atomics: it is taken twice for a batch and never
+//! held for long. Batches that are held wait here, for the time of a sync and two calls.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,10 +13,11 @@ use tokio::time::{Instant, timeout};
 
 use crate::store::mode::{Admitted, StoreEvent, StoreMachine, StoreMode};
 
-/// Time for which batches are held at most: a small part of Shopify's 5 s. Longer where Redis is far away.
+/// Longest time for which batches are held, a small part of Shopify's 5 s. `HOLD_MAX` where Redis
+/// is far away.
 const HOLD: Duration = Duration::from_millis(250);
 const HOLD_MAX: Duration = Duration::from_secs(1);
-/// Calls that may be under way or come within a hold.
+/// Calls to Redis that may be under way or begin within a hold.
 const HOLD_CALLS: u32 = 4;
 /// Time from one hold to the next.
 const HOLD_AGAIN: Duration = Duration::from_secs(2);
@@ -24,26 +25,26 @@ const HOLD_AGAIN: Duration = Duration::from_secs(2);
 /// Store mode of the process.
 pub struct Gate {
     has_log: bool,
-    state: Mutex<State>,
-    /// The same mode, to be read at each request.
+    state: Mutex<GateState>,
+    /// Copy of the mode, to be read at each request.
     mode: AtomicU8,
-    /// Time of a hold, in ms, and the most that it may be.
+    /// Time limit of a hold, in ms.
     hold_ms: AtomicU64,
     hold_max: Duration,
-    /// Notified when there may be something for the feeder to do.
+    /// Notified when the feeder may have something to do.
     changed: Notify,
-    /// Notified when batches are held no longer.
+    /// Notified when batches are no longer held.
     opened: Notify,
 }
 
-struct State {
+struct GateState {
     machine: StoreMachine,
-    /// Start of the last hold.
+    /// Time at which the last hold began.
     held_at: Option<Instant>,
 }
 
-/// Place of a batch that has passed.
-pub enum Passed {
+/// Destination of a batch that has passed.
+pub enum GatePass {
     /// To be appended to the queue.
     Append(AppendPass),
     /// To be written to the log.
@@ -52,18 +53,19 @@ pub enum Passed {
     Refused,
 }
 
-/// An append that may still take effect. Dropped without a word about its end, it counts as under way
-/// for as long as the process lives: then nothing is restored behind it.
+/// Append that may still take effect. Dropped without an outcome, it counts as under way until the
+/// process ends. Then nothing is restored after it.
 pub struct AppendPass {
     gate: Arc<Gate>,
     is_hanging: bool,
 }
 
-/// A write under way; ends when it is dropped.
+/// Write under way. It ends when this is dropped.
 pub struct WritePass(Arc<Gate>);
 
 impl Gate {
-    /// Gate of a process that has just begun, with or without a log. Nobody is held for more than half of `ack_timeout`.
+    /// Gate of a process that has just begun, with or without a log. Batches are held for at most
+    /// half of `ack_timeout`.
     pub fn new(has_log: bool, ack_timeout: Duration) -> Arc<Self> {
         let machine = StoreMachine::new(has_log);
         let hold_max = HOLD_MAX.min(ack_timeout / 2);
@@ -72,16 +74,16 @@ impl Gate {
             mode: AtomicU8::new(machine.mode() as u8),
             hold_ms: AtomicU64::new(HOLD.min(hold_max).as_millis() as u64),
             hold_max,
-            state: Mutex::new(State { machine, held_at: None }),
+            state: Mutex::new(GateState { machine, held_at: None }),
             changed: Notify::new(),
             opened: Notify::new(),
         })
     }
 
     /// Passes a batch that is ready. Waits while batches are held.
-    pub async fn pass(self: &Arc<Self>) -> Passed {
+    pub async fn pass(self: &Arc<Self>) -> GatePass {
         loop {
-            // Before the look, or an opening in between would be missed.
+            // Enabled before the check, or an opening in between would be missed.
             let mut opened = std::pin::pin!(self.opened.notified());
             opened.as_mut().enable();
             if self.mode() == StoreMode::Closing {
@@ -96,14 +98,14 @@ impl Gate {
         }
     }
 
-    fn try_pass(self: &Arc<Self>) -> Option<Passed> {
+    fn try_pass(self: &Arc<Self>) -> Option<GatePass> {
         let admitted = self.lock().machine.admit()?;
         Some(match admitted {
             Admitted::Append => {
-                Passed::Append(AppendPass { gate: self.clone(), is_hanging: false })
+                GatePass::Append(AppendPass { gate: self.clone(), is_hanging: false })
             }
-            Admitted::Write => Passed::Write(WritePass(self.clone())),
-            Admitted::Refused => Passed::Refused,
+            Admitted::Write => GatePass::Write(WritePass(self.clone())),
+            Admitted::Refused => GatePass::Refused,
         })
     }
 
@@ -113,17 +115,17 @@ impl Gate {
         StoreMode::ALL.into_iter().find(|one| *one as u8 == mode).unwrap_or(StoreMode::StandingBack)
     }
 
-    /// Whether batches are written to the log, or wait while it comes to its end.
+    /// Returns true while batches are written to the log, or wait while it is emptied.
     pub fn is_spilling(&self) -> bool {
         self.has_log && self.mode() != StoreMode::Direct
     }
 
-    /// Takes in what happened. Returns whether the mode has changed.
+    /// Applies an event. Returns true if the mode has changed.
     pub fn on(&self, event: StoreEvent) -> bool {
         self.change(|machine| machine.on(event))
     }
 
-    /// Redis has taken so long to restore a chunk.
+    /// Notes the time that Redis took to restore a chunk. The next holds last accordingly.
     pub fn restored_in(&self, time: Duration) {
         let hold = (HOLD_CALLS * time).max(HOLD).min(self.hold_max);
         self.hold_ms.store(hold.as_millis() as u64, Ordering::Relaxed);
@@ -147,13 +149,14 @@ impl Gate {
         }
     }
 
-    /// Whether connections of earlier processes are to be closed before anything is restored.
+    /// Returns true if connections of earlier processes must be closed before anything is restored.
     pub fn needs_fence(&self) -> bool {
         self.lock().machine.needs_fence()
     }
 
-    /// From now on batches are appended, if nothing is written to the log and `is_empty` says that
-    /// nothing lies there. Batches that come meanwhile wait.
+    /// Makes batches go to the queue, if nothing is being written to the log and `is_empty`
+    /// confirms that it is empty. Batches that come meanwhile wait. Returns true if the mode has
+    /// changed.
     pub fn finish_if(&self, is_empty: impl FnOnce() -> bool) -> bool {
         self.change(|machine| {
             if machine.may_finish() && is_empty() {
@@ -167,7 +170,7 @@ impl Gate {
         self.changed.notified().await;
     }
 
-    /// Returns whether the mode has changed.
+    /// Returns true if the mode has changed.
     fn change(&self, change: impl FnOnce(&mut StoreMachine)) -> bool {
         let (before, after) = {
             let mut state = self.lock();
@@ -192,7 +195,7 @@ impl Gate {
         before.mode() != after.mode()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -210,19 +213,19 @@ fn log_change(before: StoreMode, after: StoreMode) {
 }
 
 impl AppendPass {
-    /// There was no answer for so long that other batches go into the log.
+    /// Notes that there was no answer for so long that other batches go into the log.
     pub fn hangs(&mut self) {
         self.is_hanging = true;
         self.gate.on(StoreEvent::AppendHangs);
     }
 
-    /// It has ended; `is_known`: it can't take effect any more.
+    /// Notes that the append has ended. `is_known`: it can't take effect any more.
     pub fn ended(self, is_known: bool) {
         self.gate.on(StoreEvent::AppendEnded { was_hanging: self.is_hanging, is_known });
     }
 
-    /// The pack was not taken: its batch may be written to the log. `None` without one, and while
-    /// another receiver has the claim.
+    /// Notes that the pack was refused. Returns a pass to write its batch to the log. `None`
+    /// without a log, and while another receiver has the claim.
     pub fn refused(self) -> Option<WritePass> {
         let mut may_write = false;
         self.gate.change(|machine| may_write = machine.on_refused(self.is_hanging));
@@ -240,7 +243,7 @@ impl Drop for WritePass {
 mod tests {
     use super::*;
 
-    /// A gate before an empty log and a queue that takes appends.
+    /// Gate with an empty log and a queue that takes appends.
     fn restoring() -> Arc<Gate> {
         let gate = Gate::new(true, Duration::from_secs(3));
         gate.on(StoreEvent::Queue { is_usable: true });
@@ -258,12 +261,12 @@ mod tests {
     }
 
     fn append(gate: &Arc<Gate>) -> AppendPass {
-        let Some(Passed::Append(pass)) = gate.try_pass() else { panic!("{:?}", gate.mode()) };
+        let Some(GatePass::Append(pass)) = gate.try_pass() else { panic!("{:?}", gate.mode()) };
         pass
     }
 
     fn is_written(gate: &Arc<Gate>) -> bool {
-        matches!(gate.try_pass(), Some(Passed::Write(_)))
+        matches!(gate.try_pass(), Some(GatePass::Write(_)))
     }
 
     #[test]
@@ -284,7 +287,8 @@ mod tests {
     #[test]
     fn nothing_is_restored_while_an_append_may_take_effect() {
         let gate = direct();
-        let (mut hanging, lost) = (append(&gate), append(&gate));
+        let mut hanging = append(&gate);
+        let lost = append(&gate);
         hanging.hangs();
         assert!(is_written(&gate));
         assert_eq!(gate.mode(), StoreMode::Spilling);
@@ -304,7 +308,7 @@ mod tests {
         assert!(gate.finish_if(|| true));
         let late = append(&gate);
         gate.on(StoreEvent::ClaimTheirs);
-        assert!(late.refused().is_none() && matches!(gate.try_pass(), Some(Passed::Refused)));
+        assert!(late.refused().is_none() && matches!(gate.try_pass(), Some(GatePass::Refused)));
         gate.on(StoreEvent::ClaimOurs { is_new: false });
         assert!(is_written(&gate) && gate.needs_fence());
     }
@@ -323,7 +327,7 @@ mod tests {
         assert!(!entering.is_finished() && !gate.finish_if(|| true));
         drop(writing);
         assert!(gate.finish_if(|| true));
-        let Ok(Passed::Append(pass)) = entering.await else { panic!("it is not appended") };
+        let Ok(GatePass::Append(pass)) = entering.await else { panic!("it is not appended") };
         assert!(pass.refused().is_some());
         // Not again so soon.
         gate.on(StoreEvent::ChunkRead { is_last: true });
@@ -331,8 +335,8 @@ mod tests {
         tokio::time::advance(HOLD_AGAIN).await;
         gate.tick();
         assert!(gate.try_pass().is_none());
-        assert!(matches!(enter(&gate).await, Ok(Passed::Write(_))), "the hold ran out");
-        // However late that is noticed.
+        assert!(matches!(enter(&gate).await, Ok(GatePass::Write(_))), "the hold ran out");
+        // True however late the end of the hold is noticed.
         tokio::time::advance(HOLD_AGAIN).await;
         gate.tick();
         assert!(gate.try_pass().is_none());

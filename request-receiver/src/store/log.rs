@@ -1,4 +1,4 @@
-//! Overflow log as the store sees it: where batches are written while the queue takes none.
+//! Overflow log as the store sees it: takes packs while the queue takes none.
 
 use std::sync::Arc;
 
@@ -11,49 +11,49 @@ use tokio_util::sync::CancellationToken;
 use crate::reply::Refusal;
 use crate::store::gate::Gate;
 
-/// A log on this machine's disk, which is restored to the queue in order.
+/// Log on this machine's disk, which is restored to the queue in order.
 pub trait OverflowLog: Send + Sync {
-    /// Writes a pack of so many webhooks; `Ok` once it survives a power cut.
+    /// Writes a pack of `webhooks` webhooks. Returns `Ok` once it survives a power cut.
     ///
     /// # Errors
-    /// What those who wait for it are answered.
+    /// The answer to the senders that wait for it.
     fn write(&self, pack: Vec<u8>, webhooks: u32) -> BoxFuture<'_, Result<(), Refusal>>;
 
-    /// Whether a pack would be taken, as far as is known.
+    /// Checks if a pack would be taken, as far as is known.
     ///
     /// # Errors
-    /// What is answered instead.
+    /// The answer to a webhook, if it would not.
     fn takes(&self) -> Result<(), Refusal>;
 
-    /// What keeps it from taking packs, for an operator.
+    /// Reason for which the log takes no packs, for an operator. `None` if it takes them.
     fn trouble(&self) -> Option<&'static str>;
 
-    /// Cancelled once it is known whether anything lies in it that Redis does not have.
+    /// Token that is cancelled once it is known if the log holds anything that Redis does not have.
     fn settled(&self) -> &CancellationToken;
 
-    /// Device that it lies on, if that can be told.
+    /// Device of the log's files, if known.
     fn device(&self) -> Option<u64>;
 
-    /// What is shown of it.
+    /// Figures for the metrics.
     fn figures(&self) -> LogFigures;
 }
 
 /// Figures of a log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogFigures {
-    /// Webhooks in it; fewer until what a start has found there is counted.
+    /// Webhooks in the log. Too few until those of earlier processes are counted.
     pub webhooks: u64,
-    /// Bytes that they take.
+    /// Bytes of the log.
     pub bytes: u64,
-    /// Bytes that they may take.
+    /// Most bytes of the log.
     pub limit_bytes: u64,
     /// Webhooks written since the start.
     pub written: u64,
-    /// Writes that failed, damage that was met, and packs that Redis forgot.
+    /// Writes that failed, damage that was found, and packs that Redis has lost.
     pub errors: u64,
 }
 
-/// Metrics of the log, read when they are scraped; all zero without one.
+/// Metrics of the log, read when they are scraped. All zero without a log.
 #[derive(Clone)]
 pub struct LogMetrics {
     log: Option<(Arc<Gate>, Arc<dyn OverflowLog>)>,
@@ -73,17 +73,20 @@ impl LogMetrics {
             |name, help| IntCounter::new(name, help).expect("BUG: a constant name is valid");
         Self {
             log,
-            webhooks: gauge("spillway_spill_webhooks", "Webhooks in SPILL_DIR, not fed to Redis."),
+            webhooks: gauge(
+                "spillway_spill_webhooks",
+                "Webhooks in SPILL_DIR that are not restored yet.",
+            ),
             bytes: gauge("spillway_spill_bytes", "Bytes in SPILL_DIR."),
             limit_bytes: gauge("spillway_spill_limit_bytes", "SPILL_MAX; 0 without SPILL_DIR."),
             spilling: gauge(
                 "spillway_spilling",
-                "1 while webhooks go to SPILL_DIR: Redis takes none, or what was spilled is fed first.",
+                "1 while webhooks do not go to Redis directly: it takes none, or the overflow is restored first.",
             ),
             spilled: counter("spillway_spilled_total", "Webhooks stored in SPILL_DIR."),
             errors: counter(
                 "spillway_spill_errors_total",
-                "Writes that failed, damage that was met, and packs that Redis forgot.",
+                "Failed writes, damaged records, and packs that Redis lost.",
             ),
         }
     }
@@ -112,7 +115,7 @@ impl Collector for LogMetrics {
             self.bytes.set(figures.bytes.cast_signed());
             self.limit_bytes.set(figures.limit_bytes.cast_signed());
             self.spilling.set(gate.is_spilling().into());
-            // Both only grow.
+            // Both figures only grow.
             self.spilled.inc_by(figures.written.saturating_sub(self.spilled.get()));
             self.errors.inc_by(figures.errors.saturating_sub(self.errors.get()));
         }

@@ -1,10 +1,10 @@
-//! What looks at Redis have found: shared by the watch, which looks, and by whoever goes by it.
+//! Results of the looks at Redis. The watch writes them, and all others read them.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use spillway_process::error::chain;
 use spillway_queue::append::AppendError;
-use spillway_service::error::chain;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -12,7 +12,7 @@ use crate::reply::Refusal;
 use crate::store::gate::Gate;
 use crate::store::mode::StoreEvent;
 
-/// What is known of the queue.
+/// Health of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum QueueHealth {
@@ -25,7 +25,7 @@ pub enum QueueHealth {
 }
 
 impl QueueHealth {
-    /// Answer to a webhook that can't be stored then.
+    /// Answer to a webhook that can't be stored in this state.
     pub fn refusal(self) -> Refusal {
         match self {
             Self::Full => Refusal::QueueFull,
@@ -35,22 +35,23 @@ impl QueueHealth {
 }
 
 /// Results of the looks at Redis. Each change of health is passed on to the store mode.
-pub struct Looks {
+pub struct RedisLooks {
     gate: Arc<Gate>,
-    /// Held while health changes: the store mode follows in the same order.
+    /// Held while the health changes, so that the store mode follows in the same order.
     changing: Mutex<()>,
     health: AtomicU8,
-    /// Grows with each connection of the watch: an older one of an appender is worth nothing.
+    /// Grows with each connection of the watch. An appender's connection from before is not used
+    /// again.
     generation: AtomicU64,
     answered: AtomicU64,
-    /// Grows when Redis did not answer as it should: it may be another one since.
+    /// Grows when Redis did not answer as it should. It may be another instance since then.
     suspicions: AtomicU64,
     look_now: Notify,
     /// Cancelled by the first look.
     looked: CancellationToken,
 }
 
-impl Looks {
+impl RedisLooks {
     /// Unavailable until the first look.
     pub fn new(gate: Arc<Gate>) -> Arc<Self> {
         Arc::new(Self {
@@ -65,13 +66,13 @@ impl Looks {
         })
     }
 
-    /// Sets what a look has found that is not good.
+    /// Sets the health after a look that found the queue not usable.
     pub fn set(&self, health: QueueHealth) {
         self.replace(health);
     }
 
-    /// Sets that a look has found the queue usable, unless there was a suspicion since [`Self::suspicions`] was read for
-    /// it. Returns whether it is usable.
+    /// Sets the health to usable after a look. Does not if there was a suspicion since
+    /// [`Self::suspicions`] was read for it. Returns true if the queue is usable.
     pub fn set_usable(&self, suspicions: u64) -> bool {
         let _changing = self.lock();
         let is_usable = self.suspicions() == suspicions;
@@ -81,8 +82,8 @@ impl Looks {
         is_usable
     }
 
-    /// Sets that a look has found no room on Redis' disk, which the log shares: nothing is appended, and the log is
-    /// restored. Not after a suspicion, as [`Self::set_usable`].
+    /// Sets that Redis' disk, which the log shares, has no room. Nothing is appended, and the log
+    /// is restored. Has no effect after a suspicion, as [`Self::set_usable`].
     pub fn set_short(&self, suspicions: u64) {
         let _changing = self.lock();
         if self.suspicions() == suspicions {
@@ -91,8 +92,8 @@ impl Looks {
         }
     }
 
-    /// Sets what a failed append says of the queue, and has the watch look soon. Logged at the change
-    /// only: while Redis is away, every append fails.
+    /// Sets the health after a failed append, and asks for a look soon. Logs only a change: while
+    /// Redis is away, every append fails.
     pub fn append_failed(&self, health: QueueHealth, error: &AppendError) {
         let before = if health == QueueHealth::Unavailable {
             self.replace_by_suspicion()
@@ -105,19 +106,20 @@ impl Looks {
         self.look_soon();
     }
 
-    /// Redis may be another one, or an older one: it takes nothing until a new connection has told what it is.
+    /// Notes that Redis may be another instance, or have older data. It is not used until a new
+    /// connection has shown its state.
     pub fn suspect(&self) {
         self.replace_by_suspicion();
         self.look_soon();
     }
 
-    /// Number that grows with each reason to believe that Redis is another one: what a look found before is worth
-    /// nothing.
+    /// Number that grows with each reason to believe that Redis is another instance. Results of
+    /// looks from before are void then.
     pub fn suspicions(&self) -> u64 {
         self.suspicions.load(Ordering::Relaxed)
     }
 
-    /// Redis had no room for what was to be restored.
+    /// Sets that Redis had no room for what was to be restored.
     pub fn set_full(&self) {
         self.replace(QueueHealth::Full);
         self.look_soon();
@@ -144,12 +146,12 @@ impl Looks {
         before
     }
 
-    /// Whether Redis takes appends, as far as is known.
+    /// Returns true if Redis takes appends, as far as is known.
     pub fn is_usable(&self) -> bool {
         self.is(QueueHealth::Usable)
     }
 
-    /// Whether Redis has no room.
+    /// Returns true if Redis has no room.
     pub fn is_full(&self) -> bool {
         self.is(QueueHealth::Full)
     }
@@ -164,7 +166,7 @@ impl Looks {
         health.refusal()
     }
 
-    /// Has the watch look soon.
+    /// Asks the watch for a look soon.
     pub fn look_soon(&self) {
         self.look_now.notify_one();
     }
@@ -179,7 +181,7 @@ impl Looks {
         self.generation.load(Ordering::Relaxed)
     }
 
-    /// Has the appenders connect again.
+    /// Makes the appenders connect again.
     pub fn renew_connections(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
     }
@@ -189,17 +191,17 @@ impl Looks {
         self.answered.load(Ordering::Relaxed)
     }
 
-    /// Redis has answered a look.
+    /// Counts a look that Redis has answered.
     pub fn count_answer(&self) {
         self.answered.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A look is over, whatever was found.
+    /// Notes that a look is over, whatever it found.
     pub fn set_looked(&self) {
         self.looked.cancel();
     }
 
-    /// Waits until Redis was looked at once, whatever was found.
+    /// Waits until the first look is over, whatever it found.
     pub async fn looked(&self) {
         self.looked.cancelled().await;
     }
@@ -214,7 +216,7 @@ mod tests {
     #[test]
     fn a_suspicion_outlives_what_a_look_found_before() {
         let gate = Gate::new(true, Duration::from_secs(3));
-        let looks = Looks::new(gate.clone());
+        let looks = RedisLooks::new(gate.clone());
         let before = looks.suspicions();
         assert!(looks.set_usable(before) && looks.is_usable());
         looks.suspect();
@@ -223,7 +225,7 @@ mod tests {
         let error = AppendError::Unknown(spillway_queue::QueueError::Loading);
         looks.append_failed(QueueHealth::Unavailable, &error);
         assert!(!looks.set_usable(before + 1) && !looks.is_usable());
-        // Of a log on Redis' disk, too.
+        // Also of a log on Redis' disk.
         gate.on(StoreEvent::ClaimOurs { is_new: false });
         looks.set_short(before + 1);
         assert!(!gate.needs_fence(), "it is not restored");

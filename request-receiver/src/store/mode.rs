@@ -1,4 +1,4 @@
-//! Store mode: where batches go, and what becomes of the overflow log, if there is one.
+//! Store mode: where batches go, and what happens to the overflow log, if there is one.
 //!
 //! With a log:
 //!
@@ -24,9 +24,9 @@
 //! | any | StandingBack | a receiver with a log has the claim, and lives |
 //! | StandingBack | Refusing, Direct | that receiver has ended, or has given up the claim |
 //!
-//! Invariants: nothing is restored while an append of this process may still take effect; nothing is
-//! appended while anything lies in the log or is on its way there. So whoever waits for a 200 finds
-//! what was sent before it earlier in the stream. Pure: no clock, no task, no lock.
+//! Invariants: nothing is restored while an append of this process may still take effect. Nothing
+//! is appended while anything lies in the log or is on its way there. So a sender that waits for a
+//! 200 finds what it sent before earlier in the stream. Pure: no clock, no task, no lock.
 
 /// Store mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,7 +47,7 @@ pub enum StoreMode {
 }
 
 impl StoreMode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 6] = [
         Self::Spilling,
         Self::Restoring,
@@ -58,23 +58,23 @@ impl StoreMode {
     ];
 }
 
-/// Claim to be the only receiver with a log.
+/// State of the claim to be the only receiver with a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum ClaimState {
-    /// Redis was not asked yet; without a log also: nobody has it.
+    /// Redis was not asked yet. Without a log also: nobody has the claim.
     Unknown,
     Ours,
     Theirs,
 }
 
-/// Holds of batches.
+/// State of holding batches back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Hold {
     /// Batches may be held.
     Allowed,
-    /// They are held.
+    /// Batches are held.
     Held,
-    /// They were held lately.
+    /// Batches were held lately.
     Resting,
 }
 
@@ -86,89 +86,89 @@ impl Hold {
     }
 }
 
-/// Place of a batch.
+/// Destination of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admitted {
-    /// Appended to the queue; the append is under way from now on.
+    /// Appended to the queue. The append is under way from now on.
     Append,
-    /// Written to the log; the write is under way from now on.
+    /// Written to the log. The write is under way from now on.
     Write,
     /// Answered 503.
     Refused,
 }
 
-/// Something that happened.
+/// Event on which the store mode depends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreEvent {
     /// The queue was looked at, or an append failed.
     Queue {
-        /// Whether it takes appends, as far as is known.
+        /// True if the queue takes appends, as far as is known.
         is_usable: bool,
     },
-    /// The queue's disk is short of room, and the log lies on it, too. What is restored takes no more than it leaves.
-    /// Only with a log.
+    /// The queue's disk is short of room, and the log lies on the same disk. Restoring takes no
+    /// more room than it frees. Only with a log.
     QueueShort,
     /// The claim was confirmed.
     ClaimOurs {
-        /// Set if it was not ours just before: another receiver may have had it, and have appended.
+        /// True if another receiver may have had the claim just before, and may have appended.
         is_new: bool,
     },
     /// Another receiver has the claim.
     ClaimTheirs,
-    /// No receiver that lives has the claim. Only without a log.
+    /// No live receiver has the claim. Only without a log.
     ClaimFree,
     /// Appends of earlier processes can't take effect any more.
     Fenced,
-    /// An append had no answer for so long that others go into the log.
+    /// An append had no answer for so long that other batches go into the log.
     AppendHangs,
     /// An append ended.
     AppendEnded {
-        /// Whether [`StoreEvent::AppendHangs`] was told of it.
+        /// True if [`StoreEvent::AppendHangs`] was sent for it.
         was_hanging: bool,
-        /// Whether it can't take effect any more. Otherwise appenders are fenced before anything is
-        /// restored.
+        /// True if the append can't take effect any more. Otherwise appenders are fenced before
+        /// anything is restored.
         is_known: bool,
     },
     /// A write ended.
     WriteEnded,
     /// A chunk of the log was read.
     ChunkRead {
-        /// Whether nothing came after it.
+        /// True if nothing came after it.
         is_last: bool,
     },
     /// A chunk was not restored, or not known to be.
     ChunkFailed,
-    /// Nothing lies in the log. Only while [`StoreMachine::may_finish`] holds.
+    /// The log is empty. Only while [`StoreMachine::may_finish`] holds.
     LogEmpty,
     /// Batches were held for as long as they may be.
     HoldRanOut,
-    /// Batches may be held again. Nothing while they are held.
+    /// Batches may be held again. Has no effect while they are held.
     HoldAllowed,
 }
 
-/// Store mode with what it depends on.
+/// Store mode, with the state that decides it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StoreMachine {
     has_log: bool,
     mode: StoreMode,
     is_usable: bool,
-    /// Whether the queue takes what is restored.
+    /// True if the queue takes what is restored.
     may_restore: bool,
     claim: ClaimState,
     is_fenced: bool,
     /// Appends that may still take effect.
     appends: u32,
-    /// Appends of these that hang.
+    /// Those of `appends` that hang.
     hanging: u32,
     /// Writes under way.
     writes: u32,
-    /// The last chunk was read up to the log's end.
+    /// Set when the last chunk was read up to the log's end.
     is_read: bool,
     hold: Hold,
 }
 
 impl StoreMachine {
-    /// As at the start of a process, with or without a log.
+    /// State at the start of a process, with or without a log.
     pub fn new(has_log: bool) -> Self {
         Self {
             has_log,
@@ -185,7 +185,7 @@ impl StoreMachine {
         }
     }
 
-    /// Whether there is an overflow log.
+    /// Returns true if there is an overflow log.
     pub fn has_log(&self) -> bool {
         self.has_log
     }
@@ -195,7 +195,7 @@ impl StoreMachine {
         self.mode
     }
 
-    /// Whether connections of earlier processes are to be closed before anything is restored.
+    /// Returns true if connections of earlier processes must be closed before anything is restored.
     pub fn needs_fence(&self) -> bool {
         self.mode == StoreMode::Spilling
             && self.may_restore
@@ -204,12 +204,12 @@ impl StoreMachine {
             && !self.is_fenced
     }
 
-    /// Whether batches are held.
+    /// Returns true if batches are held.
     pub fn is_holding(&self) -> bool {
         self.hold == Hold::Held
     }
 
-    /// Whether an empty log would end the restoring.
+    /// Returns true if the mode becomes Direct once the log is empty.
     pub fn may_finish(&self) -> bool {
         matches!(self.mode, StoreMode::Restoring | StoreMode::Closing)
             && self.writes == 0
@@ -233,8 +233,9 @@ impl StoreMachine {
         Some(admitted)
     }
 
-    /// An append was refused: its batch is written to the log, and all others follow. Returns
-    /// whether it may be: not without a log, nor while another receiver has the claim.
+    /// Handles a refused append: its batch is written to the log, and all others follow. Returns
+    /// true if it may be written. It may not without a log, nor while another receiver has the
+    /// claim.
     pub fn on_refused(&mut self, was_hanging: bool) -> bool {
         let may_write = self.has_log && self.mode != StoreMode::StandingBack;
         self.writes += u32::from(may_write);
@@ -242,7 +243,7 @@ impl StoreMachine {
         may_write
     }
 
-    /// Takes in what happened, and changes the mode.
+    /// Applies an event, and changes the mode if that follows.
     pub fn on(&mut self, event: StoreEvent) {
         match event {
             StoreEvent::Queue { is_usable } => {
@@ -269,7 +270,8 @@ impl StoreMachine {
                 self.is_fenced &= is_known;
             }
             StoreEvent::WriteEnded => self.writes -= 1,
-            // While batches are held, what was on its way to the log before may be more than a chunk.
+            // While batches are held, writes that began before may leave more than a chunk in the
+            // log.
             StoreEvent::ChunkRead { is_last } => {
                 if self.mode == StoreMode::Restoring {
                     self.is_read = is_last;
@@ -292,7 +294,7 @@ impl StoreMachine {
         }
     }
 
-    /// The mode that follows from what is known.
+    /// Mode that follows from the state.
     fn next(&self) -> StoreMode {
         use StoreMode::{Closing, Direct, Refusing, Restoring, Spilling, StandingBack};
         if self.claim == ClaimState::Theirs {

@@ -1,8 +1,9 @@
-//! Log lines about how safe the queue is: at each change, whatever becomes of readiness.
+//! Log lines about how safe the queue is. They appear at each change, whatever happens to
+//! readiness.
 
 use spillway_queue::health::Durability;
 
-/// Durability and warnings as they were logged last.
+/// Durability and warnings as last logged.
 #[derive(Debug, Default)]
 pub struct SafetyLog(Option<(Durability, Vec<&'static str>)>);
 
@@ -20,14 +21,14 @@ impl SafetyLog {
         }
         let durability = durability as u8;
         if warnings.is_empty() && !is_newly_ready {
-            tracing::info!(durability, "the queue is as safe as it should be");
+            tracing::info!(durability, "durability is as required");
         }
         for warning in warnings {
-            tracing::warn!(warning, durability, "the queue could be safer");
+            tracing::warn!(warning, durability, "redis can lose answered webhooks");
         }
     }
 
-    /// Notes what is so now; says whether it was different before.
+    /// Stores the present state. Returns true if it differs from the last one.
     fn update(&mut self, durability: Durability, warnings: &[&'static str]) -> bool {
         let is_same = self
             .0

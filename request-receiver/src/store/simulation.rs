@@ -1,7 +1,9 @@
-//! Simulation of the store mode: shards, feeder, disk, Redis, senders, a second receiver and crashes
-//! in seeded schedules. Everything that takes time ends in any order, late, or without an answer.
+//! Simulation of the store mode: shards, feeder, disk, Redis, senders, a second receiver and
+//! crashes in seeded schedules. Everything that takes time ends in any order, late, or without an
+//! answer.
 //!
-//! `SEED=n` plays one schedule and prints it; `SEEDS=n` and `STEPS=n` set how many and how long.
+//! `SEED=n` plays one schedule and prints it. `SEEDS=n` and `STEPS=n` set the number and the length
+//! of schedules.
 
 mod plan;
 mod process;
@@ -40,7 +42,7 @@ impl Random {
     }
 }
 
-/// Plays one schedule. Returns how often each mode was entered.
+/// Plays one schedule. Returns how often each change of mode happened.
 fn play(seed: u64, steps: u64, is_logged: bool) -> HashMap<(&'static str, &'static str), u64> {
     let mut world = World::new(seed, is_logged);
     for _ in 0..steps {

@@ -1,20 +1,22 @@
-//! Watch over Redis: looks at it, reports what it found, and shows it in the metrics.
+//! Watch over Redis: looks at it, reports the result, and shows it in the metrics.
 //!
-//! Readiness and log lines follow from the store mode and from what the look found.
+//! Readiness and log lines follow from the store mode and from the result of the look.
 
 use std::time::{Duration, Instant};
 
-use spillway_queue::drains::{self, StartAt};
-use spillway_queue::health::{self, Durability, DurabilityPolicy, Facts, FirstAof, Verdict};
+use spillway_process::Readiness;
+use spillway_process::error::chain;
+use spillway_queue::consumers::{self, StartAt};
+use spillway_queue::health::{
+    self, Durability, DurabilityPolicy, FirstAof, HealthVerdict, RedisInfo,
+};
 use spillway_queue::rewrite::{self, RewriteBackoff};
 use spillway_queue::{Connection, QueueError, Redis, feed, permissions, status};
-use spillway_service::Readiness;
-use spillway_service::error::chain;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::metrics::{Metrics, QueueGauges};
-use crate::settings::Settings;
+use crate::metrics::{ReceiverMetrics, ReceiverQueueGauges};
+use crate::settings::ReceiverSettings;
 use crate::shares::Judge;
 use crate::store::Store;
 use crate::store::claim::ClaimFollower;
@@ -23,47 +25,47 @@ use crate::store::looks::QueueHealth;
 use crate::store::mode::{StoreEvent, StoreMode};
 use crate::store::safety::SafetyLog;
 
-/// Time between looks at a healthy Redis: so soon is one noticed that went while nothing arrived,
-/// or filled up for other reasons than us. A look costs Redis about 0.1 ms.
+/// Time between looks at a healthy Redis. So soon it is noticed that Redis went away while nothing
+/// arrived, or that others filled it. A look costs Redis about 0.1 ms.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The same of one that is not usable, so that it is used again soon after it is.
+/// Time between looks at a Redis that is not usable, so that it is used soon after it recovers.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// A look that takes longer is a failed one.
+/// Time after which a look counts as failed.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why a receiver with a log stands back.
+/// Reason for which a receiver with a log stands back.
 const CLAIMED_BY_A_LOG: &str =
-    "spill_claimed: another receiver has this cell, and answers for it: stop either";
-/// Why a receiver without a log stands back.
+    "spill_claimed: another receiver holds this cell's overflow claim; stop one of them";
+/// Reason for which a receiver without a log stands back.
 const CLAIMED: &str =
-    "queue_refused: a receiver with SPILL_DIR has this cell, and is its only one: stop either";
+    "queue_refused: a receiver with SPILL_DIR must be its cell's only one; stop one of them";
 
 /// Looks at Redis and reports what it found.
-pub struct Watch {
+pub struct RedisWatch {
     redis: Redis,
     durability: DurabilityPolicy,
     store: Store,
     readiness: Readiness,
-    gauges: QueueGauges,
-    /// Receivers with a log, where this one has none.
+    gauges: ReceiverQueueGauges,
+    /// Follows the claim of a receiver with a log, where this one has none.
     claim: ClaimFollower,
-    /// Shops that take too much.
+    /// Judges which shops take too much of the queue.
     shops: Judge,
     first_aof: FirstAof,
-    /// Those that there were when the look began.
+    /// Suspicions when the last look began.
     suspicions: u64,
     /// Spaces rewrites of the AOF.
     rewrites: RewriteBackoff,
     safety: SafetyLog,
 }
 
-impl Watch {
+impl RedisWatch {
     /// Puts a watch together.
     pub fn new(
-        settings: &Settings,
+        settings: &ReceiverSettings,
         store: Store,
         readiness: Readiness,
-        metrics: &Metrics,
+        metrics: &ReceiverMetrics,
         shops: Judge,
     ) -> Self {
         Self {
@@ -84,15 +86,15 @@ impl Watch {
     /// Looks once, at start.
     ///
     /// # Errors
-    /// When Redis can't be reached, or is loading its data.
+    /// If Redis can't be reached, or is loading its data.
     pub async fn look_once(&self) -> Result<(), QueueError> {
         let mut connection = self.redis.connect(Some(LOOK_TIMEOUT)).await?;
-        // Facts are told even by a Redis that is still loading.
+        // A Redis that is still loading answers INFO, but not PING.
         health::ping(&mut connection).await?;
         health::read(&self.redis, &mut connection).await.map(|_| ())
     }
 
-    /// Looks until `stop`: at every change the store mode, `/readyz` and the log follow.
+    /// Looks until `stop`. The store mode, `/readyz` and the log follow each change.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut connection = None;
         let looks = self.store.looks().clone();
@@ -115,7 +117,8 @@ impl Watch {
             let pause = if is_usable { LOOK_EVERY } else { LOOK_AGAIN };
             tokio::select! {
                 () = stop.cancelled() => return,
-                // After a failed append a look at once would often see Redis in mid-fall.
+                // Right after a failed append, a look would often see Redis while it is still
+                // failing.
                 () = looks.asked() => tokio::time::sleep(LOOK_AGAIN).await,
                 () = tokio::time::sleep(pause) => {}
             }
@@ -125,7 +128,7 @@ impl Watch {
     async fn look(
         &mut self,
         connection: &mut Option<Connection>,
-    ) -> Result<(Facts, Verdict), QueueError> {
+    ) -> Result<(RedisInfo, HealthVerdict), QueueError> {
         let looks = self.store.looks().clone();
         let connected = match connection {
             Some(connected) => connected,
@@ -142,17 +145,17 @@ impl Watch {
         let missing = permissions::missing(&self.redis, connected).await?;
         if !missing.is_empty() {
             let missing = missing.join(", ");
-            verdict = Verdict::Refused(format!(
+            verdict = HealthVerdict::Refused(format!(
                 "the redis user may not use {missing} on the keys of this cell: docs/redis.md has the rule"
             ));
-            // It may still queue commands.
+            // The connection may still queue commands.
             *connection = None;
             return Ok((facts, verdict));
         }
-        if matches!(verdict, Verdict::Usable { .. }) {
-            match drains::register(&self.redis, connected, None, StartAt::Oldest).await {
+        if matches!(verdict, HealthVerdict::Usable { .. }) {
+            match consumers::register(&self.redis, connected, None, StartAt::Oldest).await {
                 Err(error @ QueueError::OlderPrefix) => {
-                    return Ok((facts, Verdict::Refused(error.to_string())));
+                    return Ok((facts, HealthVerdict::Refused(error.to_string())));
                 }
                 registered => registered?,
             };
@@ -163,41 +166,43 @@ impl Watch {
                 self.store.gate().on(event);
             }
         }
-        self.show_drains(connected).await;
+        self.show_consumers(connected).await;
         Ok((facts, verdict))
     }
 
-    /// Shown here too: when every drain is dead, nobody else can say what piles up. A Redis that does
-    /// not tell is none the less usable.
-    async fn show_drains(&mut self, connection: &mut Connection) {
+    /// Shows all consumers in the metrics. Every process does this, for the case that all consumers
+    /// are dead. A Redis that fails here is still usable.
+    async fn show_consumers(&mut self, connection: &mut Connection) {
         match status::read(&self.redis, connection).await {
             Ok(status) => {
-                self.gauges.drains.show(&status.drains);
+                self.gauges.consumers.show(&status.consumers);
                 self.shops.look(&status);
             }
             Err(error) => {
                 self.shops.look_failed();
-                tracing::debug!(error = chain(&error), "the drains could not be looked at")
+                tracing::debug!(error = chain(&error), "the consumers could not be looked at")
             }
         }
     }
 
     async fn found(
         &mut self,
-        facts: &Facts,
-        verdict: Verdict,
+        facts: &RedisInfo,
+        verdict: HealthVerdict,
         connection: Option<&mut Connection>,
     ) -> bool {
         self.gauges.show(facts, self.durability.is_vouched);
-        if !matches!(verdict, Verdict::Refused(_))
+        if !matches!(verdict, HealthVerdict::Refused(_))
             && let Some(connection) = connection
             && self.rewrites.is_due(facts, Instant::now())
         {
             self.rewrites.on_answer(rewrite(facts, connection).await);
         }
         match verdict {
-            Verdict::Usable { durability, warnings } => self.usable(durability, &warnings).await,
-            Verdict::Full(why) => {
+            HealthVerdict::Usable { durability, warnings } => {
+                self.usable(durability, &warnings).await
+            }
+            HealthVerdict::Full(why) => {
                 if self.may_restore(facts) {
                     self.store.looks().set_short(self.suspicions);
                 } else {
@@ -206,7 +211,7 @@ impl Watch {
                 self.report_unusable(&format!("queue_full: {why}"));
                 false
             }
-            Verdict::Refused(why) => {
+            HealthVerdict::Refused(why) => {
                 self.unusable(QueueHealth::Unavailable, &format!("queue_refused: {why}"))
             }
         }
@@ -214,12 +219,12 @@ impl Watch {
 
     async fn usable(&mut self, durability: Durability, warnings: &[&'static str]) -> bool {
         if !self.store.looks().set_usable(self.suspicions) {
-            // It may have been another Redis that was looked at.
+            // The look may have been at another Redis.
             return false;
         }
         self.store.looks().set_looked();
         if let Some(log) = self.store.log() {
-            // At a start with an empty log, spilling ends before it is worth a word.
+            // At a start with an empty log, spilling ends before it is worth a log line.
             timeout(LOOK_AGAIN, log.settled().cancelled()).await.ok();
         }
         let is_news = match (self.store.gate().mode(), self.store.log()) {
@@ -229,10 +234,10 @@ impl Watch {
                 false
             }
             (_, Some(log)) => {
-                self.spilling(&**log, "catching up: what was spilled is fed to redis first");
+                self.spilling(&**log, "restoring the overflow to redis before new webhooks");
                 false
             }
-            // An append has just failed: the next look says more.
+            // An append has just failed. The next look knows more.
             (_, None) => false,
         };
         if is_news {
@@ -258,9 +263,9 @@ impl Watch {
         }
     }
 
-    /// Whether a log on Redis' own disk may be restored though that is short of room: it takes no more than it
-    /// leaves, and without it there would never be more.
-    fn may_restore(&self, facts: &Facts) -> bool {
+    /// Returns true if a log on Redis' own disk may be restored though that disk is short of room.
+    /// Restoring takes no more room than it frees, and without it there would never be more room.
+    fn may_restore(&self, facts: &RedisInfo) -> bool {
         let device = self.store.log().and_then(|log| log.device());
         device.is_some() && device == facts.disk_device && health::is_short_of_disk_only(facts)
     }
@@ -283,8 +288,8 @@ impl Watch {
     }
 }
 
-/// Asks for a rewrite of the AOF; says whether Redis accepted that.
-async fn rewrite(facts: &Facts, connection: &mut Connection) -> bool {
+/// Asks for a rewrite of the AOF. Returns true if Redis accepted it.
+async fn rewrite(facts: &RedisInfo, connection: &mut Connection) -> bool {
     let failures = facts.rewrite_failures;
     let started = rewrite::start(connection).await;
     match &started {

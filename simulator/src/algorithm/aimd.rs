@@ -1,5 +1,6 @@
-//! Additive increase, multiplicative decrease, as of TCP Reno: one more each round trip while the
-//! limit is used, half of it at a sign of overload, once a round trip. It does not look at latency.
+//! Additive increase, multiplicative decrease, as in TCP Reno. The limit grows by one each round
+//! trip while it is used, and is halved at a sign of overload, at most once a round trip. Latency
+//! does not count.
 
 use std::time::Duration;
 

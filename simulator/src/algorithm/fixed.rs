@@ -1,4 +1,4 @@
-//! As many at once as somebody once wrote down.
+//! A fixed concurrency limit, as from a configuration file.
 
 use std::time::Duration;
 

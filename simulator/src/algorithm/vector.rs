@@ -1,9 +1,10 @@
 //! Vector's adaptive request concurrency, from its public description (the blog post of that name
-//! and the documentation of `request.adaptive_concurrency`), with its defaults: begin with one; once
-//! a round trip, one more if the limit was reached and the latency is no longer than before, a tenth
-//! less if there was an error that is worth a retry or the latency exceeds its moving average (0.4
-//! of each new one) by 2.5 of its deviations; at most 200. Latencies that differ by less than 0.1 %
-//! count as equal: where nothing varies the deviation is 0, and rounding would decide.
+//! and the documentation of `request.adaptive_concurrency`), with its defaults. The limit begins
+//! with one and is at most 200. Once a round trip it grows by one if it was reached and the latency
+//! is no longer than before. It shrinks by a tenth if there was a retriable error, or if the
+//! latency exceeds its moving average (0.4 of each new one) by 2.5 of its deviations. Latencies
+//! that differ by less than 0.1 % count as equal. Otherwise rounding would decide if nothing varies
+//! and the deviation is 0.
 
 use std::time::Duration;
 

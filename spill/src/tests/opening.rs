@@ -1,11 +1,11 @@
-//! What a start takes up: the newest segment, the others' heads, and no more.
+//! A start reads the newest segment and the heads of the others, and no more.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
 use super::{Fault, Faults, FaultyDisk, LIMITS, fed, files, opened, pack, packs, write};
 use crate::disk::RealDisk;
-use crate::{Directory, Reader, WriteError, count, open};
+use crate::{Directory, LogReader, WriteError, count, open};
 
 #[test]
 fn a_start_reads_the_newest_segment_and_of_the_others_their_heads() {
@@ -14,7 +14,7 @@ fn a_start_reads_the_newest_segment_and_of_the_others_their_heads() {
     write(&mut writer, 0..100);
     drop((index, writer));
     let all = files(place.path(), ".spill");
-    // Not one record of the older ones can be read, and the start does not know.
+    // No record of the older segments can be read, and the start does not notice.
     for path in &all[..all.len() - 1] {
         OpenOptions::new().write(true).open(path).unwrap().write_all_at(&[0; 2000], 40).unwrap();
     }
@@ -38,13 +38,13 @@ fn what_is_fed_while_it_is_counted_is_not_counted_as_waiting() {
     write(&mut writer, 0..100);
     drop((index, writer));
     let (index, _writer, _) = opened(place.path());
-    let mut reader = Reader::after(index.clone(), 0);
+    let mut reader = LogReader::after(index.clone(), 0);
     let chunk = reader.read(30, usize::MAX).unwrap();
     reader.fed(&chunk);
     count(&index);
     assert_eq!(index.webhooks(), 70);
-    // Asked anew, as after an answer that did not come.
-    Reader::after(index.clone(), 0).read(30, usize::MAX).unwrap();
+    // Asked again, as after a missing answer.
+    LogReader::after(index.clone(), 0).read(30, usize::MAX).unwrap();
     assert_eq!(index.webhooks(), 70);
     assert_eq!(fed(&index, chunk.last().unwrap()).len(), 70);
     assert!(!index.holds_any());
@@ -57,7 +57,7 @@ fn what_was_refused_at_the_end_of_an_older_segment_is_no_damage() {
     write(&mut writer, 0..100);
     drop((index, writer));
     let older = &files(place.path(), ".spill")[0];
-    // As a group that was refused leaves it if not even the truncation reaches the disk.
+    // A refused group leaves these bytes if not even the truncation reaches the disk.
     let end = fs::metadata(older).unwrap().len();
     OpenOptions::new().write(true).open(older).unwrap().write_all_at(b"SPRC half", end).unwrap();
     let (index, _writer, _) = opened(place.path());
@@ -103,7 +103,8 @@ fn a_disk_that_is_full_at_start_is_still_read() {
 
 #[test]
 fn another_logs_segment_is_refused() {
-    let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let one = tempfile::tempdir().unwrap();
+    let other = tempfile::tempdir().unwrap();
     let (_, mut writer, _) = opened(one.path());
     write(&mut writer, 0..3);
     drop(writer);

@@ -1,52 +1,52 @@
-//! Which dead letters are meant.
+//! Filters that select dead letters.
 
 use clap::Args;
+use spillway_queue::controls;
 use spillway_queue::dead::DeadLetter;
-use spillway_queue::orders;
 use spillway_webhook::{WebhookId, freshness};
 
 use crate::failure::Failure;
 use crate::filter::{self, webhook_id};
 use crate::out::now_ms;
 
-/// Filters as written; all of those given have to match.
+/// Filters as given on the command line. A dead letter must match all of them.
 #[derive(Debug, Args)]
 pub struct WrittenFilter {
-    /// One of them, by its Spillway-Id
+    /// Spillway-Id of one dead letter
     id: Option<String>,
 
     #[command(flatten)]
     which: filter::FilterArguments,
 
-    /// Given up since: an RFC 3339 time, or how long ago, such as 2h
+    /// Given up at or after this RFC 3339 time, or this long ago, such as 2h
     #[arg(long)]
     since: Option<String>,
 
-    /// Given up until: an RFC 3339 time, or how long ago, such as 30m
+    /// Given up at or before this RFC 3339 time, or this long ago, such as 30m
     #[arg(long)]
     until: Option<String>,
 }
 
-/// Filters, checked.
+/// Filters after their values were checked.
 #[derive(Debug, Default)]
-pub struct Filter {
+pub struct DeadFilter {
     id: Option<WebhookId>,
-    which: orders::Filter,
+    which: controls::Filter,
     since_ms: Option<u64>,
     until_ms: Option<u64>,
 }
 
 impl WrittenFilter {
-    /// Checks them.
-    pub fn checked(self) -> Result<Filter, Failure> {
+    /// Checks the values.
+    pub fn checked(self) -> Result<DeadFilter, Failure> {
         self.checked_at(now_ms())
     }
 
-    fn checked_at(self, now_ms: u64) -> Result<Filter, Failure> {
+    fn checked_at(self, now_ms: u64) -> Result<DeadFilter, Failure> {
         let moment = |flag: &str, text: Option<String>| {
             text.map(|text| moment_ms(flag, &text, now_ms)).transpose()
         };
-        Ok(Filter {
+        Ok(DeadFilter {
             id: self.id.as_deref().map(webhook_id).transpose()?,
             which: self.which.filter(),
             since_ms: moment("--since", self.since)?,
@@ -55,33 +55,34 @@ impl WrittenFilter {
     }
 }
 
-impl Filter {
-    /// Exactly this one.
+impl DeadFilter {
+    /// A filter that matches only this dead letter.
     pub fn only(id: WebhookId) -> Self {
         Self { id: Some(id), ..Self::default() }
     }
 
-    /// All with this Shopify webhook id or Spillway-Id.
+    /// A filter that matches all dead letters with this Shopify webhook id or Spillway-Id.
     pub fn with_id(id: &str) -> Self {
-        let which = orders::Filter { webhook_id: Some(id.to_owned()), ..orders::Filter::default() };
+        let which =
+            controls::Filter { webhook_id: Some(id.to_owned()), ..controls::Filter::default() };
         Self { which, ..Self::default() }
     }
 
-    /// Whether everything matches because nothing was asked for.
+    /// True if no filter is set, so that every dead letter matches.
     pub fn is_empty(&self) -> bool {
         let Self { id, which, since_ms, until_ms } = self;
         id.is_none() && which.is_empty() && since_ms.is_none() && until_ms.is_none()
     }
 
-    /// Whether no later letter can match, going from the oldest to the youngest.
+    /// True if no later dead letter can match, in a walk from the oldest to the newest.
     pub fn is_past(&self, letter: &DeadLetter) -> bool {
         self.until_ms.is_some_and(|until| letter.id.ms > until)
     }
 
-    /// Whether this letter is meant.
+    /// True if this dead letter matches.
     pub fn matches(&self, letter: &DeadLetter) -> bool {
         self.id.is_none_or(|id| id == letter.webhook)
-            && self.which.matches(orders::Asked {
+            && self.which.matches(controls::Asked {
                 id: letter.webhook,
                 shop: &letter.shop,
                 topic: &letter.topic,
@@ -93,7 +94,7 @@ impl Filter {
     }
 }
 
-/// An RFC 3339 time, or a duration before now, in milliseconds since the Unix epoch.
+/// Parses an RFC 3339 time, or a duration before now, into milliseconds since the Unix epoch.
 fn moment_ms(flag: &str, text: &str, now_ms: u64) -> Result<u64, Failure> {
     if let Some(ms) = freshness::millis(text.as_bytes()) {
         return Ok(u64::try_from(ms.max(0)).unwrap_or(u64::MAX));

@@ -1,29 +1,29 @@
-//! `spillway dead list`: a table, or one JSON object a line.
+//! `spillway dead list`: prints a table, or one JSON object per line.
 
 use serde_json::json;
 use spillway_queue::dead::DeadLetter;
 use spillway_webhook::freshness::rfc3339;
 
-use super::filter::Filter;
+use super::filter::DeadFilter;
 use super::take::NOTHING;
 use super::walk::Walk;
 use crate::failure::Failure;
 use crate::out::{count, line, table};
-use crate::place::Place;
+use crate::place::CellArgs;
 
 const HEADER: [&str; 8] =
     ["ID", "DEAD AT", "SHOP", "TOPIC", "RESOURCE", "REASON", "STATUS", "ATTEMPTS"];
 
-/// Lists what matches.
+/// Lists the matching dead letters.
 pub async fn run(
-    place: &Place,
-    drain: &str,
-    filter: &Filter,
+    place: &CellArgs,
+    consumer: &str,
+    filter: &DeadFilter,
     json: bool,
     limit: u32,
 ) -> Result<(), Failure> {
     let (redis, mut connection) = place.connect().await?;
-    let mut walk = Walk::new(&redis, &mut connection, drain);
+    let mut walk = Walk::new(&redis, &mut connection, consumer);
     let mut rows = Vec::new();
     let mut found = 0;
     while let Some(page) = walk.next(filter).await? {
@@ -64,7 +64,7 @@ fn row(letter: &DeadLetter) -> [String; 8] {
     ]
 }
 
-/// A status, or a dash where there was no answer.
+/// A status as text, or a dash if there was no answer.
 pub fn status(status: u16) -> String {
     if status == 0 { "-".to_owned() } else { status.to_string() }
 }

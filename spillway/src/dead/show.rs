@@ -6,17 +6,22 @@ use spillway_queue::dead::DeadLetter;
 use spillway_webhook::freshness::rfc3339;
 use spillway_webhook::pack::{Pack, Record};
 
-use super::filter::Filter;
+use super::filter::DeadFilter;
 use super::list::status;
 use super::walk::Walk;
 use crate::failure::Failure;
 use crate::filter::webhook_id;
 use crate::out::{line, printable, table};
-use crate::place::Place;
+use crate::place::CellArgs;
 
-/// Shows the letter of this Spillway-Id, or writes only its body.
-pub async fn run(place: &Place, drain: &str, id: &str, body_only: bool) -> Result<(), Failure> {
-    let letter = find(place, drain, id).await?;
+/// Shows the dead letter with this Spillway-Id, or writes only its body.
+pub async fn run(
+    place: &CellArgs,
+    consumer: &str,
+    id: &str,
+    body_only: bool,
+) -> Result<(), Failure> {
+    let letter = find(place, consumer, id).await?;
     let corrupt = |what: &dyn std::fmt::Display| {
         Failure::Failed(format!("what is stored of {id} cannot be read: {what}"))
     };
@@ -33,16 +38,16 @@ pub async fn run(place: &Place, drain: &str, id: &str, body_only: bool) -> Resul
     Ok(line(text(&letter, &record))?)
 }
 
-async fn find(place: &Place, drain: &str, id: &str) -> Result<DeadLetter, Failure> {
-    let filter = Filter::only(webhook_id(id)?);
+async fn find(place: &CellArgs, consumer: &str, id: &str) -> Result<DeadLetter, Failure> {
+    let filter = DeadFilter::only(webhook_id(id)?);
     let (redis, mut connection) = place.connect().await?;
-    let mut walk = Walk::new(&redis, &mut connection, drain);
+    let mut walk = Walk::new(&redis, &mut connection, consumer);
     while let Some(page) = walk.next(&filter).await? {
         if let Some(letter) = page.into_iter().next() {
             return Ok(letter);
         }
     }
-    Err(Failure::Failed(format!("{drain} has no dead letter {id}; see `spillway dead list`")))
+    Err(Failure::Failed(format!("{consumer} has no dead letter {id}; see `spillway dead list`")))
 }
 
 fn text(letter: &DeadLetter, record: &Record) -> String {

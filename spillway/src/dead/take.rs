@@ -1,5 +1,6 @@
-//! `spillway dead replay` and `drop`: takes dead letters away, in the order they were accepted, a
-//! small batch at a time, so that no step holds Redis for long and stopping half-way is safe.
+//! `spillway dead replay` and `drop`: remove dead letters in the order in which they were accepted.
+//! Each step takes a small batch, so no step blocks Redis for long and an interrupted command
+//! leaves a consistent state.
 
 use std::time::{Duration, Instant};
 
@@ -8,35 +9,33 @@ use spillway_queue::dead::{Take, take};
 use spillway_queue::{Connection, Redis};
 use spillway_webhook::{StreamId, WebhookId};
 
-use super::filter::{Filter, WrittenFilter};
+use super::filter::{DeadFilter, WrittenFilter};
 use super::walk::Walk;
 use crate::consent::Consent;
 use crate::failure::Failure;
-use crate::out::{Progress, count, line};
-use crate::place::Place;
+use crate::out::{Progress, count, float, line};
+use crate::place::CellArgs;
 
-/// Letters moved by one script: at 5 KB each about as many bytes as a pack has.
+/// Dead letters that one script moves. At 5 KB each they have about the size of a pack.
 const BATCH: usize = 64;
-/// Said where there is nothing to take.
+/// Message if no dead letter matches.
 pub const NOTHING: &str = "no dead letter matches";
 
-/// Of `replay`.
 #[derive(Debug, Args)]
 pub struct ReplayArguments {
     #[command(flatten)]
     filter: WrittenFilter,
-    /// Without a filter: all of them
+    /// Replay all of them if no filter is given
     #[arg(long)]
     all: bool,
-    /// How many a second; default: as fast as they are taken
+    /// Number per second; default: as fast as they are taken
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
-    /// Only say how many there are
+    /// Only print how many there are
     #[arg(long)]
     dry_run: bool,
 }
 
-/// Of `drop`.
 #[derive(Debug, Args)]
 pub struct DropArguments {
     #[command(flatten)]
@@ -45,18 +44,22 @@ pub struct DropArguments {
     consent: Consent,
 }
 
-/// What is to be taken, in the order accepted.
+/// Dead letters to take, in the order in which they were accepted.
 #[derive(Debug, Default)]
-struct Found {
+struct FoundLetters {
     letters: Vec<(WebhookId, StreamId)>,
     compliance_kept: u64,
 }
 
-/// Has what matches delivered again.
-pub async fn replay(place: &Place, drain: &str, arguments: ReplayArguments) -> Result<(), Failure> {
+/// Queues the matching dead letters for delivery again.
+pub async fn replay(
+    place: &CellArgs,
+    consumer: &str,
+    arguments: ReplayArguments,
+) -> Result<(), Failure> {
     let filter = some_filter(arguments.filter, arguments.all)?;
     let (redis, mut connection) = place.connect().await?;
-    let found = find(&redis, &mut connection, drain, &filter, |_| false).await?;
+    let found = find(&redis, &mut connection, consumer, &filter, |_| false).await?;
     let number = found.letters.len() as u64;
     if number == 0 {
         return Ok(line(NOTHING)?);
@@ -64,31 +67,36 @@ pub async fn replay(place: &Place, drain: &str, arguments: ReplayArguments) -> R
     if arguments.dry_run {
         return Ok(line(format_args!("{} would be replayed", count(number, "dead letter")))?);
     }
-    let mut work = Work { redis, connection, drain, how: Take::Replay, rate: arguments.rate };
+    let mut work =
+        TakeWork { redis, connection, consumer, how: Take::Replay, rate: arguments.rate };
     let taken = work.take(&found.letters, "replayed").await?;
     told("replayed", taken, number)
 }
 
-/// Drops what matches.
-pub async fn drop(place: &Place, drain: &str, arguments: DropArguments) -> Result<(), Failure> {
+/// Drops the matching dead letters.
+pub async fn drop(
+    place: &CellArgs,
+    consumer: &str,
+    arguments: DropArguments,
+) -> Result<(), Failure> {
     let DropArguments { filter, consent } = arguments;
     let filter = some_filter(filter, consent.all)?;
     let (redis, mut connection) = place.connect().await?;
     let keeps = |topic: &str| consent.keeps(topic);
-    let found = find(&redis, &mut connection, drain, &filter, keeps).await?;
+    let found = find(&redis, &mut connection, consumer, &filter, keeps).await?;
     let number = found.letters.len() as u64;
     consent.tell_kept(found.compliance_kept, "dead letter");
     if number == 0 {
         return Ok(line(NOTHING)?);
     }
-    consent.given(number, "dead letter", drain)?;
-    let mut work = Work { redis, connection, drain, how: Take::Drop, rate: None };
+    consent.given(number, "dead letter", consumer)?;
+    let mut work = TakeWork { redis, connection, consumer, how: Take::Drop, rate: None };
     let taken = work.take(&found.letters, "dropped").await?;
     told("dropped", taken, number)
 }
 
-/// A filter, or the express wish for everything.
-fn some_filter(filter: WrittenFilter, all: bool) -> Result<Filter, Failure> {
+/// Checks that there is a filter, or that `--all` was given.
+fn some_filter(filter: WrittenFilter, all: bool) -> Result<DeadFilter, Failure> {
     let filter = filter.checked()?;
     if filter.is_empty() && !all {
         return Err(Failure::Usage(
@@ -103,12 +111,12 @@ fn some_filter(filter: WrittenFilter, all: bool) -> Result<Filter, Failure> {
 async fn find(
     redis: &Redis,
     connection: &mut Connection,
-    drain: &str,
-    filter: &Filter,
+    consumer: &str,
+    filter: &DeadFilter,
     keeps: impl Fn(&str) -> bool,
-) -> Result<Found, Failure> {
-    let mut found = Found::default();
-    let mut walk = Walk::new(redis, connection, drain);
+) -> Result<FoundLetters, Failure> {
+    let mut found = FoundLetters::default();
+    let mut walk = Walk::new(redis, connection, consumer);
     while let Some(page) = walk.next(filter).await? {
         for letter in page {
             if keeps(&letter.topic) {
@@ -118,20 +126,21 @@ async fn find(
             }
         }
     }
-    // A letter that died late may have been accepted early: ids sort in accepted order.
+    // A dead letter that was given up late may have been accepted early. Ids sort in accepted
+    // order.
     found.letters.sort_unstable();
     Ok(found)
 }
 
-struct Work<'a> {
+struct TakeWork<'a> {
     redis: Redis,
     connection: Connection,
-    drain: &'a str,
+    consumer: &'a str,
     how: Take,
     rate: Option<u32>,
 }
 
-impl Work<'_> {
+impl TakeWork<'_> {
     async fn take(
         &mut self,
         letters: &[(WebhookId, StreamId)],
@@ -139,14 +148,15 @@ impl Work<'_> {
     ) -> Result<u64, Failure> {
         let started = Instant::now();
         let mut progress = Progress::new();
-        let (mut taken, mut done) = (0, 0usize);
+        let mut taken = 0;
+        let mut done = 0usize;
         for batch in letters.chunks(batch_size(self.rate)) {
             if let Some(rate) = self.rate {
-                let due = started + Duration::from_secs_f64(done as f64 / f64::from(rate));
+                let due = started + Duration::from_secs_f64(float(done) / f64::from(rate));
                 tokio::time::sleep_until(due.into()).await;
             }
             let ids: Vec<StreamId> = batch.iter().map(|(_, id)| *id).collect();
-            taken += take(&self.redis, &mut self.connection, self.drain, self.how, &ids).await?;
+            taken += take(&self.redis, &mut self.connection, self.consumer, self.how, &ids).await?;
             done += batch.len();
             progress.tell(|| format!("{verb} {done} of {}", letters.len()));
         }
@@ -154,7 +164,7 @@ impl Work<'_> {
     }
 }
 
-/// At a low rate in smaller batches, ten a second, so that it is a rate and not a row of bursts.
+/// Size of one batch. A low rate uses smaller batches, ten per second, to avoid bursts.
 fn batch_size(rate: Option<u32>) -> usize {
     rate.map_or(BATCH, |rate| (rate as usize / 10).clamp(1, BATCH))
 }

@@ -1,36 +1,37 @@
-//! Goes over a drain's dead letters, page by page, oldest first.
+//! Walks over the dead letters of a consumer, page by page, oldest first.
 
 use spillway_queue::dead::{DeadLetter, list};
 use spillway_queue::{Connection, Redis};
 use spillway_webhook::StreamId;
 
-use super::filter::Filter;
+use super::filter::DeadFilter;
 use crate::failure::Failure;
 
-/// A page is held in memory here and in Redis' output buffer, at up to a body each.
+/// Dead letters per page. A page is held in memory here and in Redis' output buffer, with a body
+/// for each dead letter.
 const PAGE: usize = 32;
 
-/// Where a walk stands.
+/// A walk and its position.
 pub struct Walk<'a> {
     redis: &'a Redis,
     connection: &'a mut Connection,
-    drain: &'a str,
+    consumer: &'a str,
     after: StreamId,
     is_over: bool,
 }
 
 impl<'a> Walk<'a> {
-    /// Begins with the oldest.
-    pub fn new(redis: &'a Redis, connection: &'a mut Connection, drain: &'a str) -> Self {
-        Self { redis, connection, drain, after: StreamId::ZERO, is_over: false }
+    /// Starts a walk at the oldest dead letter.
+    pub fn new(redis: &'a Redis, connection: &'a mut Connection, consumer: &'a str) -> Self {
+        Self { redis, connection, consumer, after: StreamId::ZERO, is_over: false }
     }
 
-    /// The next letters that match, perhaps none; `None` at the end.
-    pub async fn next(&mut self, filter: &Filter) -> Result<Option<Vec<DeadLetter>>, Failure> {
+    /// Returns the next matching dead letters, possibly none, and `None` at the end.
+    pub async fn next(&mut self, filter: &DeadFilter) -> Result<Option<Vec<DeadLetter>>, Failure> {
         if self.is_over {
             return Ok(None);
         }
-        let mut page = list(self.redis, self.connection, self.drain, self.after, PAGE).await?;
+        let mut page = list(self.redis, self.connection, self.consumer, self.after, PAGE).await?;
         match page.last() {
             None => return Ok(None),
             Some(last) => {

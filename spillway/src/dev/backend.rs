@@ -1,5 +1,5 @@
-//! The demo backend: takes every delivery, checks its signature as a real one would, and prints it
-//! in one line.
+//! The demo backend: accepts every delivery, checks its signature as a real backend would, and
+//! prints it on one line.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,27 +20,27 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::failure::Failure;
 use crate::out::{line, printable};
 
-/// As much as the receiver can be set to take.
+/// Largest body that the receiver can be configured to accept.
 const BODY_BYTES_MAX: usize = 128 << 20;
 
-/// Serves until it is dropped.
+/// The demo backend. It serves until this value is dropped.
 pub struct DemoBackend {
-    seen: Arc<Seen>,
+    seen: Arc<ReceivedCounts>,
     _serving: AbortOnDropHandle<()>,
 }
 
-struct Seen {
+struct ReceivedCounts {
     secrets: Secrets,
     awaited: Mutex<Option<(String, oneshot::Sender<Instant>)>>,
 }
 
 impl DemoBackend {
-    /// Starts it.
+    /// Starts the backend.
     pub async fn start(listen: SocketAddr, secrets: Secrets) -> Result<Self, Failure> {
         let taken =
             |error| Failure::Failed(format!("DEMO_LISTEN: cannot listen on {listen}: {error}"));
         let listener = TcpListener::bind(listen).await.map_err(taken)?;
-        let seen = Arc::new(Seen { secrets, awaited: Mutex::new(None) });
+        let seen = Arc::new(ReceivedCounts { secrets, awaited: Mutex::new(None) });
         let router = Router::new()
             .fallback(take)
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -53,7 +53,7 @@ impl DemoBackend {
         Ok(Self { seen, _serving: AbortOnDropHandle::new(serving) })
     }
 
-    /// Resolves to when the webhook with this Shopify id arrived, once its line is printed.
+    /// Resolves to the arrival time of the webhook with this Shopify id, after its line is printed.
     pub fn expect(&self, webhook_id: &str) -> oneshot::Receiver<Instant> {
         let (sender, receiver) = oneshot::channel();
         let awaited = Some((webhook_id.to_owned(), sender));
@@ -63,7 +63,7 @@ impl DemoBackend {
 }
 
 async fn take(
-    State(seen): State<Arc<Seen>>,
+    State(seen): State<Arc<ReceivedCounts>>,
     method: Method,
     uri: Uri,
     headers: HeaderMap,
@@ -74,19 +74,19 @@ async fn take(
     let awaiting = seen.awaiting(&headers);
     let webhook =
         Webhook { received_at_ms: 0, target: PathAndQuery::from_static("/"), headers, body };
-    // What still waited from a run with another secret is taken too: this is only a demo.
+    // Webhooks left over from a run with another secret are accepted too: this is only a demo.
     let signed =
         if seen.secrets.verify(webhook).is_ok() { "" } else { "  SIGNATURE DOES NOT MATCH" };
     // A closed standard output is no reason to refuse a delivery.
     line(format_args!("{text}{signed}")).ok();
     if let Some(awaiting) = awaiting {
-        // Nobody waits any more: nothing to tell.
+        // The send fails only if nobody waits any more.
         awaiting.send(arrived).ok();
     }
 }
 
-impl Seen {
-    /// Who waits for this delivery, if anyone does.
+impl ReceivedCounts {
+    /// Returns the sender to notify about this delivery, if there is one.
     fn awaiting(&self, headers: &HeaderMap) -> Option<oneshot::Sender<Instant>> {
         let id = headers.shopify("webhook-id").unwrap_or_default();
         let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
-//! The processes of the cell: started with a log each, watched, stopped in order.
+//! The processes of the cell: each has its own log, and they are watched and stopped in order.
 //!
-//! Each is in a process group of its own, so that a Ctrl-C in the terminal reaches only this
-//! process, which then stops them one after the other.
+//! Each process has its own process group. A Ctrl-C in the terminal therefore reaches only this
+//! process, which then stops the others one by one.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -11,37 +11,37 @@ use std::time::Duration;
 
 use futures_util::future::select_all;
 use rustix::process::{Pid, Signal, kill_process};
-use spillway_service::Checker;
+use spillway_process::Checker;
 use tokio::process::{Child, Command};
 
 use super::signals::Signals;
-use super::state::State;
+use super::state::CellDirectory;
 use crate::failure::Failure;
 use crate::out::printable;
 
-/// Past the longest `SHUTDOWN_TIMEOUT` by default (35 s, the downstreamer's).
+/// Longer than the longest default `SHUTDOWN_TIMEOUT` (35 s, of the downstreamer).
 const STOP_LIMIT: Duration = Duration::from_secs(45);
-/// How much of a log is shown when its process fails.
+/// Lines of a log that are shown if its process fails.
 const TAIL_LINES: usize = 15;
-/// A trial needs no more, and a flood must not take the whole machine.
+/// Memory limit of the private Redis: enough for a trial, without using up the whole machine.
 const REDIS_MAXMEMORY: &str = "1gb";
 
-/// How to start one of our own processes.
+/// Parameters to start one of our own processes.
 #[derive(Debug)]
 pub struct Recipe {
-    /// Its name here.
+    /// Name of the process in messages and file names.
     pub name: &'static str,
-    /// The binary.
+    /// Path of the binary.
     pub program: PathBuf,
-    /// Settings on top of this process' environment.
+    /// Settings added to this process' environment.
     pub settings: Vec<(&'static str, OsString)>,
-    /// A variable of this process that is not passed on.
+    /// Variable of this process' environment that is not passed on.
     pub removed: &'static str,
 }
 
-/// What runs, in the order started.
+/// The running processes, in the order in which they were started.
 pub struct Children<'a> {
-    state: &'a State,
+    state: &'a CellDirectory,
     running: Vec<Running>,
 }
 
@@ -59,8 +59,8 @@ impl Recipe {
 }
 
 impl<'a> Children<'a> {
-    /// Nothing runs yet.
-    pub fn new(state: &'a State) -> Self {
+    /// Creates an empty list.
+    pub fn new(state: &'a CellDirectory) -> Self {
         Self { state, running: Vec::new() }
     }
 
@@ -74,7 +74,7 @@ impl<'a> Children<'a> {
         self.spawn("redis", command)
     }
 
-    /// Asks each to check its settings, so that the mistakes of all are told at once.
+    /// Runs `--check` of each process, so that the mistakes of all are reported together.
     pub async fn check(recipes: &[&Recipe]) -> Result<(), Failure> {
         let mut checker = Checker::default();
         for recipe in recipes {
@@ -111,14 +111,14 @@ impl<'a> Children<'a> {
             .spawn()
             .map_err(|error| not_started(&program, &error))?;
         if let Some(pid) = child.id() {
-            // Only read after a SIGKILL of this process: not worth failing for.
+            // Only needed after a SIGKILL of this process, so a failed write is ignored.
             fs::write(self.state.pid_file(name), format!("{pid}\n")).ok();
         }
         self.running.push(Running { name, child });
         Ok(())
     }
 
-    /// Waits until one of them ends, which none should; says which, and why.
+    /// Waits until one of the processes ends, which is always an error. Reports which one, and why.
     pub async fn any_ends(&mut self) -> Failure {
         let waits = self.running.iter_mut().map(|running| Box::pin(running.child.wait()));
         let (status, index, _) = select_all(waits).await;
@@ -127,7 +127,7 @@ impl<'a> Children<'a> {
         Failure::Failed(format!("{name} ended ({status})\n{}", self.tail(name)))
     }
 
-    /// What was waited for did not come in time; the ends of all logs may say why.
+    /// Reports that something did not happen in time, with the last lines of all logs.
     pub fn too_late(&self, what: &str) -> Failure {
         let tails: Vec<_> = self.running.iter().map(|running| self.tail(running.name)).collect();
         Failure::Failed(format!("{what} in time\n{}", tails.join("\n")))
@@ -135,7 +135,7 @@ impl<'a> Children<'a> {
 
     /// Stops the receiver, then the downstreamer, then Redis. A second signal kills them.
     pub async fn stop(mut self, signals: &Signals) {
-        // Redis was started first, and is needed by the others until they have ended.
+        // Redis was started first, and the others need it until they have ended.
         if !self.running.is_empty() {
             self.running.rotate_left(1);
         }
@@ -157,7 +157,7 @@ impl<'a> Children<'a> {
 impl Running {
     async fn stop(&mut self, signals: &Signals) {
         let pid = self.child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        // Without a pid it has ended, and a failed signal means the same.
+        // Without a pid the process has ended; a failed signal means the same.
         if let Some(pid) = pid
             && kill_process(pid, Signal::TERM).is_err()
         {
@@ -170,7 +170,7 @@ impl Running {
         };
         if !has_ended {
             eprintln!("spillway: {} does not stop: killed", self.name);
-            // It fails only for a process that has ended.
+            // This fails only if the process has ended.
             self.child.kill().await.ok();
         }
     }

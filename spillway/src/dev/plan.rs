@@ -1,4 +1,4 @@
-//! What to start, where, with which settings: everything that can be wrong is found here, before
+//! The processes to start, their addresses and their settings. All mistakes are found here, before
 //! anything runs.
 
 use std::ffi::OsString;
@@ -6,20 +6,21 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
+use spillway_process::Checker;
 use spillway_queue::keys::DEFAULT_PREFIX;
-use spillway_service::Checker;
 use spillway_webhook::Secrets;
 
 use super::children::Recipe;
-use super::state::State;
+use super::state::CellDirectory;
 use crate::failure::Failure;
-use crate::place::Place;
+use crate::place::CellArgs;
 use crate::secret::SecretArguments;
 
-/// Of `dev`. Other settings of the receiver and the downstreamer come from the environment.
+/// Arguments of `dev`. Other settings of the receiver and the downstreamer come from the
+/// environment.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Where the receiver takes webhooks
+    /// Address on which the receiver accepts webhooks
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8080")]
     listen: String,
 
@@ -31,18 +32,18 @@ pub struct Arguments {
     #[arg(long, env = "DOWNSTREAMER_ADMIN_LISTEN", default_value = "127.0.0.1:9812")]
     downstreamer_admin_listen: String,
 
-    /// The backend; without one, a demo backend prints each delivery
+    /// URL of the backend; without one, a demo backend prints each delivery
     #[arg(long, env = "DOWNSTREAM_APP_URL", hide_env_values = true)]
     downstream_app_url: Option<String>,
 
-    /// Where the demo backend listens
+    /// Address on which the demo backend listens
     #[arg(long, env = "DEMO_LISTEN", default_value = "127.0.0.1:8081")]
     demo_listen: String,
 
     #[command(flatten)]
     secret: SecretArguments,
 
-    /// Stands before the name of every key
+    /// Prefix of the name of every key
     #[arg(long, env = "REDIS_PREFIX", default_value = DEFAULT_PREFIX)]
     redis_prefix: String,
 
@@ -51,33 +52,33 @@ pub struct Arguments {
     oneshot: bool,
 }
 
-/// Arguments, checked.
+/// The arguments after they were checked.
 #[derive(Debug)]
-pub struct Plan {
-    /// Where the receiver takes webhooks.
+pub struct DevPlan {
+    /// Address on which the receiver accepts webhooks.
     pub listen: SocketAddr,
     /// Admin address of the receiver.
     pub receiver_admin: SocketAddr,
     /// Admin address of the downstreamer.
     pub downstreamer_admin: SocketAddr,
-    /// Where the demo backend listens, if it is wanted.
+    /// Address on which the demo backend listens, if one is started.
     pub demo_listen: Option<SocketAddr>,
-    /// Where the downstreamer delivers.
+    /// URL to which the downstreamer delivers.
     pub backend_url: String,
     /// The private Redis.
-    pub place: Place,
-    /// Whether to exit once the sample is delivered.
+    pub place: CellArgs,
+    /// Set to exit once the sample is delivered.
     pub oneshot: bool,
-    /// Whether the secret was made here.
+    /// Set if `dev` made the secret.
     pub has_own_secret: bool,
     secret: SecretArguments,
     redis_url: String,
     redis_prefix: String,
 }
 
-impl Plan {
-    /// Checks the arguments and that every address is free, and writes the settings down.
-    pub fn check(arguments: Arguments, state: &State) -> Result<Self, Failure> {
+impl DevPlan {
+    /// Checks the arguments and that every address is free, and writes the settings to `./run`.
+    pub fn check(arguments: Arguments, state: &CellDirectory) -> Result<Self, Failure> {
         let backend = arguments.downstream_app_url.filter(|url| !url.is_empty());
         let mut checker = Checker::default();
         let listen = free(&mut checker, "LISTEN", &arguments.listen);
@@ -101,7 +102,7 @@ impl Plan {
         };
         let redis_url = state.redis_url();
         let redis_prefix = arguments.redis_prefix;
-        let place = Place::new(redis_url.clone(), redis_prefix.clone());
+        let place = CellArgs::new(redis_url.clone(), redis_prefix.clone());
         let oneshot = arguments.oneshot;
         let plan = Self {
             listen,
@@ -121,17 +122,17 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The secrets that verify.
+    /// Secrets that verify signatures.
     pub fn secrets(&self) -> Result<Secrets, Failure> {
         self.secret.checked()
     }
 
-    /// Where to post a webhook.
+    /// URL to which webhooks are posted.
     pub fn receiver_url(&self) -> String {
         format!("http://{}/webhooks", reachable(self.listen))
     }
 
-    /// How the receiver is started.
+    /// Parameters to start the receiver.
     pub fn receiver(&self) -> Result<Recipe, Failure> {
         let (secret, other) = self.secret.environment();
         Ok(Recipe {
@@ -148,7 +149,7 @@ impl Plan {
         })
     }
 
-    /// How the downstreamer is started.
+    /// Parameters to start the downstreamer.
     pub fn downstreamer(&self) -> Result<Recipe, Failure> {
         Ok(Recipe {
             name: "downstreamer",
@@ -163,7 +164,7 @@ impl Plan {
         })
     }
 
-    /// A secret that was given is not written down; it is where it was.
+    /// Settings to write to `./run`. A secret that was given is not written.
     fn settings_to_keep(&self) -> Vec<(&'static str, OsString)> {
         let mut settings: Vec<(&str, OsString)> = vec![
             ("REDIS_URL", self.redis_url.clone().into()),
@@ -177,7 +178,7 @@ impl Plan {
     }
 }
 
-/// An address that nobody listens on yet.
+/// Parses an address and checks that nobody listens on it.
 fn free(checker: &mut Checker, key: &str, text: &str) -> SocketAddr {
     if text.starts_with("unix:") {
         checker.mistake(key, "must be a TCP address here, such as 127.0.0.1:8080");
@@ -191,7 +192,7 @@ fn free(checker: &mut Checker, key: &str, text: &str) -> SocketAddr {
     address
 }
 
-/// How to reach a listener from this machine.
+/// Address by which a listener can be reached from this machine.
 pub fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -201,7 +202,7 @@ pub fn reachable(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-/// Another binary of ours, which is built into the same directory.
+/// Path of another of our binaries, in the directory of this one.
 fn beside_us(name: &str) -> Result<PathBuf, Failure> {
     let own = std::env::current_exe()
         .map_err(|error| Failure::Failed(format!("cannot find this executable: {error}")))?;

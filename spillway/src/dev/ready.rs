@@ -1,4 +1,4 @@
-//! Waits until a process does its work, and says what it waits for if that takes long.
+//! Waits until a process is ready, and reports the reason if that takes long.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use super::plan::reachable;
 use crate::failure::Failure;
 use crate::http::HttpClient;
 use crate::out::{Progress, printable};
-use crate::place::Place;
+use crate::place::CellArgs;
 
-/// Short beside what a person notices.
+/// Time between two checks, too short for a person to notice.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Waits until Redis has read its data and answers.
-pub async fn redis(place: &Place) -> Result<(), Failure> {
+/// Waits until Redis has loaded its data and answers.
+pub async fn redis(place: &CellArgs) -> Result<(), Failure> {
     let mut progress = Progress::new();
     loop {
         let looked = async {

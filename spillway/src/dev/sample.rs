@@ -1,45 +1,45 @@
-//! One signed webhook through the whole path, and how long it took.
+//! Sends one signed webhook through the whole path and measures the time.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{StatusCode, Uri};
-use spillway_queue::{drains, status};
+use spillway_queue::{consumers, status};
 
 use super::backend::DemoBackend;
-use super::plan::Plan;
+use super::plan::DevPlan;
 use crate::failure::Failure;
 use crate::http::HttpClient;
 use crate::out::{Progress, count, printable};
-use crate::place::Place;
-use crate::send::webhook::{Occasion, SAMPLE, Webhook};
+use crate::place::CellArgs;
+use crate::send::webhook::{Occasion, SAMPLE, SampleWebhook};
 
-/// How often the queue is asked whether it is empty again.
+/// Time between two checks that the queue is empty again.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// How long it took, from the first byte sent.
+/// Times of the sample, from the first byte sent.
 #[derive(Debug)]
-pub struct Delivery {
-    /// Until the receiver said that it is stored.
+pub struct SampleTimes {
+    /// Time until the receiver confirmed that it is stored.
     pub answered: Duration,
-    /// Until it was delivered.
+    /// Time until it was delivered.
     pub delivered: Duration,
-    /// Whether its arrival was seen, rather than only that nothing waits any more.
+    /// Set if the demo backend saw it arrive; otherwise it is only known that nothing waits.
     pub was_seen: bool,
 }
 
 /// The sample, signed with the cell's secret.
-pub fn webhook(plan: &Plan) -> Result<Webhook, Failure> {
+pub fn webhook(plan: &DevPlan) -> Result<SampleWebhook, Failure> {
     let body = Bytes::from_static(SAMPLE.as_bytes());
-    Webhook::new("products/update", "example.myshopify.com", body, &plan.secrets()?)
+    SampleWebhook::new("products/update", "example.myshopify.com", body, &plan.secrets()?)
 }
 
-/// Sends it and waits for its delivery.
+/// Sends the sample and waits for its delivery.
 pub async fn deliver(
-    plan: &Plan,
-    webhook: &Webhook,
+    plan: &DevPlan,
+    webhook: &SampleWebhook,
     demo: Option<&DemoBackend>,
-) -> Result<Delivery, Failure> {
+) -> Result<SampleTimes, Failure> {
     let uri: Uri = plan.receiver_url().parse().expect("BUG: a URL made of an address");
     let client = HttpClient::plain();
     let occasion = Occasion::new();
@@ -64,16 +64,16 @@ pub async fn deliver(
             Instant::now()
         }
     };
-    Ok(Delivery { answered, delivered: arrived.duration_since(started), was_seen })
+    Ok(SampleTimes { answered, delivered: arrived.duration_since(started), was_seen })
 }
 
-async fn nothing_waits(place: &Place) -> Result<(), Failure> {
+async fn nothing_waits(place: &CellArgs) -> Result<(), Failure> {
     let (redis, mut connection) = place.connect().await?;
     let mut progress = Progress::new();
     loop {
         let status = status::read(&redis, &mut connection).await?;
-        let http = status.drains.iter().find(|drain| drain.name == drains::HTTP);
-        let waiting = http.map_or(1, |drain| drain.waiting);
+        let http = status.consumers.iter().find(|consumer| consumer.name == consumers::HTTP);
+        let waiting = http.map_or(1, |consumer| consumer.waiting);
         if waiting == 0 {
             return Ok(());
         }

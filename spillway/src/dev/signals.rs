@@ -1,16 +1,16 @@
-//! The first signal stops the cell in order; a second one kills what still runs.
+//! Signal handling: the first signal stops the cell in order; a second one kills what still runs.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::Failure;
 
-/// What the signals ask for.
+/// Tokens that the signals cancel.
 #[derive(Debug)]
 pub struct Signals {
-    /// Stop in order.
+    /// Cancelled to stop in order.
     pub stop: CancellationToken,
-    /// Stop now.
+    /// Cancelled to kill at once.
     pub kill: CancellationToken,
 }
 
@@ -22,7 +22,8 @@ impl Signals {
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
         let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
         let signals = Self { stop: CancellationToken::new(), kill: CancellationToken::new() };
-        let (stop, kill) = (signals.stop.clone(), signals.kill.clone());
+        let stop = signals.stop.clone();
+        let kill = signals.kill.clone();
         tokio::spawn(async move {
             any(&mut terminate, &mut interrupt, &mut hangup).await;
             stop.cancel();

@@ -1,4 +1,4 @@
-//! What a cell keeps in `./run`: the data and the socket of its Redis, a secret, settings, logs.
+//! Files of a cell in `./run`: data and socket of its Redis, a secret, settings, logs.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -14,21 +14,21 @@ use crate::send::webhook::SAMPLE;
 
 const DIRECTORY: &str = "run";
 const REDIS_CONF: &str = include_str!("../../../ops/redis.conf");
-/// The longest path of a unix socket, without its closing zero.
+/// Longest path of a unix socket, without its terminating zero.
 const SOCKET_PATH_MAX: usize = 107;
-/// The processes of a cell, by the names of their files, and by what the kernel calls them.
+/// Processes of a cell: the name of their files, and the process name in the kernel.
 const PROCESSES: [(&str, &str); 3] =
     [("redis", "redis-server"), ("receiver", "request-receiv"), ("downstreamer", "downstreamer")];
 
-/// The directory, ours alone while this lives.
+/// The directory, locked against other cells while this value lives.
 #[derive(Debug)]
-pub struct State {
+pub struct CellDirectory {
     directory: PathBuf,
     _lock: File,
 }
 
-impl State {
-    /// Makes `./run` ready, and makes sure that no other cell uses it.
+impl CellDirectory {
+    /// Creates `./run` and makes sure that no other cell uses it.
     pub fn prepare() -> Result<Self, Failure> {
         Self::prepare_in(Path::new(DIRECTORY))
     }
@@ -62,8 +62,8 @@ impl State {
         Ok(state)
     }
 
-    /// After a SIGKILL of its parent, a Redis still writes to the same files: a second one would
-    /// ruin them.
+    /// Fails if processes of an earlier run still run. After a SIGKILL of its parent, a Redis still
+    /// writes to these files, and a second one would corrupt them.
     fn refuse_leftovers(&self) -> Result<(), Failure> {
         let pids: Vec<String> =
             PROCESSES.iter().filter_map(|(name, kernel)| self.left_over(name, kernel)).collect();
@@ -82,43 +82,43 @@ impl State {
         Ok(())
     }
 
-    /// The pid of a process that an earlier run left behind. Pids are used again, so its name has
-    /// to be right too.
+    /// Returns the pid of a process that an earlier run left running. Pids are reused, so the name
+    /// must match too.
     fn left_over(&self, name: &str, kernel_name: &str) -> Option<String> {
         let pid = fs::read_to_string(self.pid_file(name)).ok()?.trim().to_owned();
         let runs = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
         runs.starts_with(kernel_name).then_some(pid)
     }
 
-    /// A file or directory of the state.
+    /// Path of a file or directory of the cell.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    /// Where Redis listens.
+    /// Path of the socket of Redis.
     pub fn redis_socket(&self) -> PathBuf {
         self.path("redis.sock")
     }
 
-    /// The same as `REDIS_URL`.
+    /// The socket as a `REDIS_URL`.
     pub fn redis_url(&self) -> String {
         let path = self.redis_socket().display().to_string();
-        // What a URL would not take for a part of the path.
+        // Characters that a URL does not take as part of a path.
         let path = path.replace('%', "%25").replace('?', "%3F").replace('#', "%23");
         format!("unix://{path}")
     }
 
-    /// Where a process writes its log.
+    /// Path of the log of a process.
     pub fn log_file(&self, process: &str) -> PathBuf {
         self.path(&format!("{process}.log"))
     }
 
-    /// Where the pid of a process is noted while it runs.
+    /// Path of the file that holds the pid of a process while it runs.
     pub fn pid_file(&self, process: &str) -> PathBuf {
         self.path(&format!("{process}.pid"))
     }
 
-    /// The file with this cell's own secret, made when it is first asked for.
+    /// Path of the file with this cell's own secret, which the first call creates.
     pub fn secret_file(&self) -> Result<PathBuf, Failure> {
         let file = self.path("secret");
         if !file.is_file() {
@@ -129,7 +129,7 @@ impl State {
         Ok(file)
     }
 
-    /// Writes settings for `--env-file`.
+    /// Writes a settings file for `--env-file`.
     pub fn write_settings(&self, settings: &[(&str, OsString)]) -> Result<(), Failure> {
         let mut text = "# Written by `spillway dev`, for `spillway … --env-file`.\n".to_owned();
         for (name, value) in settings {
@@ -138,7 +138,7 @@ impl State {
         self.write("spillway.env", text.as_bytes())
     }
 
-    /// Writes a file that only its owner may read.
+    /// Writes a file that only its owner can read.
     fn write(&self, name: &str, content: &[u8]) -> Result<(), Failure> {
         let path = self.path(name);
         let open =
@@ -161,24 +161,24 @@ mod tests {
     #[test]
     fn the_state_is_ours_alone_and_the_secret_stays() {
         let directory = tempfile::tempdir().unwrap();
-        let state = State::prepare_in(directory.path()).unwrap();
-        assert!(State::prepare_in(directory.path()).is_err(), "it is in use");
+        let state = CellDirectory::prepare_in(directory.path()).unwrap();
+        assert!(CellDirectory::prepare_in(directory.path()).is_err(), "it is in use");
         let file = state.secret_file().unwrap();
         let secret = fs::read_to_string(&file).unwrap();
         assert_eq!(secret.trim().len(), 64);
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o077, 0);
         drop(state);
-        let again = State::prepare_in(directory.path()).unwrap();
+        let again = CellDirectory::prepare_in(directory.path()).unwrap();
         assert_eq!(fs::read_to_string(again.secret_file().unwrap()).unwrap(), secret);
     }
 
     #[test]
     fn a_process_that_was_left_behind_is_named() {
         let directory = tempfile::tempdir().unwrap();
-        drop(State::prepare_in(directory.path()).unwrap());
-        // A pid that is in use, by something else than a Redis.
+        drop(CellDirectory::prepare_in(directory.path()).unwrap());
+        // A pid that is in use by a process other than Redis.
         fs::write(directory.path().join("redis.pid"), std::process::id().to_string()).unwrap();
-        let state = State::prepare_in(directory.path()).unwrap();
+        let state = CellDirectory::prepare_in(directory.path()).unwrap();
         let own = fs::read_to_string("/proc/self/comm").unwrap();
         assert_eq!(state.left_over("redis", own.trim()), Some(std::process::id().to_string()));
     }

@@ -1,23 +1,24 @@
-//! What `dev` prints: what runs where, how the sample went, what to try next.
+//! Output of `dev`: the processes and their addresses, the result of the sample, and what to try
+//! next.
 
 use std::path::Path;
 
 use http::{HeaderMap, header};
 
-use super::plan::Plan;
-use super::sample::Delivery;
-use super::state::State;
+use super::plan::DevPlan;
+use super::sample::SampleTimes;
+use super::state::CellDirectory;
 use crate::failure::Failure;
 use crate::out::{line, table};
-use crate::send::webhook::{Occasion, Webhook};
+use crate::send::webhook::{Occasion, SampleWebhook};
 
-/// Where `send` posts unless it is told otherwise.
+/// Default of `send --url`.
 const DEFAULT_URL: &str = "http://127.0.0.1:8080/webhooks";
-/// A new one for each call, so that it is no duplicate.
+/// Shell expression for a new id in each call, so that no call is a duplicate.
 const NEW_UUID: &str = "$(cat /proc/sys/kernel/random/uuid)";
 
-/// What runs where.
-pub fn what_runs(plan: &Plan) -> Result<(), Failure> {
+/// Prints each process with its address and log.
+pub fn what_runs(plan: &DevPlan) -> Result<(), Failure> {
     let row = |name: &str, at: String, log: &str| [name.to_owned(), at, log.to_owned()];
     let admin = |address| format!("admin http://{address}/readyz and /metrics");
     let mut rows = vec![
@@ -42,19 +43,24 @@ pub fn what_runs(plan: &Plan) -> Result<(), Failure> {
     Ok(line("")?)
 }
 
-/// How the sample went.
-pub fn delivered(delivery: &Delivery) -> Result<(), Failure> {
+/// Prints the result of the sample.
+pub fn delivered(delivery: &SampleTimes) -> Result<(), Failure> {
     let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1000.0;
     let end = if delivery.was_seen { "delivered" } else { "settled, with all before it," };
-    let (answered, delivered) = (ms(delivery.answered), ms(delivery.delivered));
+    let answered = ms(delivery.answered);
+    let delivered = ms(delivery.delivered);
     Ok(line(format_args!(
         "\nThe signed sample (request.json) was answered 200 after {answered:.1} ms and {end} after \
          {delivered:.1} ms."
     ))?)
 }
 
-/// What to try next.
-pub fn what_to_try(plan: &Plan, state: &State, webhook: &Webhook) -> Result<(), Failure> {
+/// Prints commands to try next.
+pub fn what_to_try(
+    plan: &DevPlan,
+    state: &CellDirectory,
+    webhook: &SampleWebhook,
+) -> Result<(), Failure> {
     let spillway = std::env::args().next().unwrap_or_else(|| "spillway".to_owned());
     let url = plan.receiver_url();
     line("\nSend it yourself (its time is good for 72 h, unless MAX_EVENT_AGE is set):\n")?;
@@ -77,7 +83,7 @@ pub fn what_to_try(plan: &Plan, state: &State, webhook: &Webhook) -> Result<(), 
     Ok(line("\nCtrl-C stops everything; what is stored stays in ./run.\n")?)
 }
 
-/// A command that posts the sample again.
+/// A curl command that posts the sample again.
 fn curl(url: &str, body: &Path, headers: &HeaderMap) -> String {
     let mut text = format!("  curl -i {url} --data-binary '@{}'", body.display());
     for (name, value) in headers {
@@ -95,7 +101,7 @@ fn curl(url: &str, body: &Path, headers: &HeaderMap) -> String {
     text
 }
 
-/// `X-Shopify-Topic` for `x-shopify-topic`.
+/// Spells `x-shopify-topic` as `X-Shopify-Topic`.
 fn as_shopify_spells(name: &str) -> String {
     let capital = |word: &str| {
         let (first, rest) = word.split_at(word.len().min(1));
@@ -109,7 +115,7 @@ fn is_curls_own(name: &header::HeaderName) -> bool {
         .contains(name)
 }
 
-/// A URL without a password that may stand in it.
+/// Returns the URL without its user name and password.
 fn shown_url(url: &str) -> String {
     match url.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.split_once('@')?.1))) {
         Some((scheme, rest)) => format!("{scheme}://{rest}"),

@@ -1,4 +1,4 @@
-//! The backend: whether it can be reached, and with `--probe` whether it takes a webhook.
+//! Checks that the backend can be reached and, with `--probe`, that it accepts a webhook.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use super::finding::Finding;
 use crate::failure::Failure;
 use crate::http::HttpClient;
 use crate::secret::SecretArguments;
-use crate::send::webhook::{SAMPLE, Webhook};
+use crate::send::webhook::{SAMPLE, SampleWebhook};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
 
-/// The backend, as the downstreamer knows it.
+/// Settings of the backend, as the downstreamer has them.
 #[derive(Debug, clap::Args)]
 pub struct BackendArguments {
-    /// The backend's base URL, as the downstreamer has it
+    /// Base URL of the backend, as in the downstreamer's settings
     #[arg(long, env = "DOWNSTREAM_APP_URL", value_name = "URL", hide_env_values = true)]
     downstream_app_url: Option<String>,
 
-    /// Host and TLS name, as the downstreamer has it
+    /// Host and TLS name, as in the downstreamer's settings
     #[arg(long, env = "DOWNSTREAM_HOST", value_name = "HOST")]
     downstream_host: Option<String>,
 
@@ -32,7 +32,7 @@ pub struct BackendArguments {
     probe: Option<String>,
 }
 
-/// Looks at the backend.
+/// Checks the backend.
 pub async fn examine(
     arguments: &BackendArguments,
     secret: &SecretArguments,
@@ -42,7 +42,7 @@ pub async fn examine(
             return Err(Failure::Usage("--probe needs DOWNSTREAM_APP_URL".to_owned()));
         }
         let fix = "set DOWNSTREAM_APP_URL here as for the downstreamer";
-        return Ok(vec![Finding::warning("the backend was not looked at", fix)]);
+        return Ok(vec![Finding::warning("the backend was not checked", fix)]);
     };
     if url.starts_with("discard:") {
         return Ok(vec![Finding::ok("the backend is discard: everything is counted and dropped")]);
@@ -69,7 +69,7 @@ async fn reach(base: &Uri) -> Finding {
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()),
     };
-    let fix = "start it, or mend DOWNSTREAM_APP_URL; until then webhooks wait in the queue";
+    let fix = "start it, or fix DOWNSTREAM_APP_URL; until then webhooks wait in the queue";
     Finding::problem(format!("the backend at {host}:{port} cannot be reached: {error}"), fix)
 }
 
@@ -81,7 +81,7 @@ async fn probe(
 ) -> Result<Finding, Failure> {
     let body = Bytes::from_static(SAMPLE.as_bytes());
     let webhook =
-        Webhook::new("products/update", "example.myshopify.com", body, &secret.checked()?)?;
+        SampleWebhook::new("products/update", "example.myshopify.com", body, &secret.checked()?)?;
     let target = joined(base, path).ok_or_else(|| {
         Failure::Usage(format!("--probe {path:?} is not a path such as /webhooks"))
     })?;
@@ -100,7 +100,7 @@ async fn probe(
             Err(error) => unanswered(&error),
         });
     }
-    // Most likely it wants TLS, and goes by what the proxy in front says of it.
+    // Most likely the backend requires TLS and trusts the header of the proxy in front of it.
     request.headers_mut().insert(FORWARDED_PROTO, HeaderValue::from_static("https"));
     let second = status(request).await;
     Ok(match second {
@@ -124,7 +124,8 @@ fn joined(base: &Uri, path: &str) -> Option<Uri> {
     if !path.starts_with('/') {
         return None;
     }
-    let (scheme, authority) = (base.scheme_str()?, base.authority()?);
+    let scheme = base.scheme_str()?;
+    let authority = base.authority()?;
     let before = base.path().trim_end_matches('/');
     format!("{scheme}://{authority}{before}{path}").parse().ok()
 }
@@ -151,7 +152,7 @@ fn judged(status: u16) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Level;
+    use super::super::finding::Severity;
     use super::*;
 
     #[test]
@@ -165,7 +166,8 @@ mod tests {
 
     #[test]
     fn only_a_success_is_ok() {
-        for (status, level) in [(200, Level::Ok), (204, Level::Ok), (302, Level::Problem)] {
+        for (status, level) in [(200, Severity::Ok), (204, Severity::Ok), (302, Severity::Problem)]
+        {
             assert_eq!(judged(status).level, level);
         }
         assert!(judged(401).fix.contains("SHOPIFY_CLIENT_SECRET"));

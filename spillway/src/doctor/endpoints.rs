@@ -1,4 +1,4 @@
-//! The processes of the cell, by their admin endpoints.
+//! Checks the processes of the cell through their admin endpoints.
 
 use http::StatusCode;
 
@@ -10,10 +10,10 @@ const RECEIVER: &str = "127.0.0.1:9811";
 const DOWNSTREAMER: &str = "127.0.0.1:9812";
 const KAFKA_PRODUCER: &str = "127.0.0.1:9813";
 
-/// Where the processes can be asked.
+/// Admin addresses of the processes.
 #[derive(Debug, clap::Args)]
 pub struct EndpointArguments {
-    /// Admin address of the receiver; default 127.0.0.1:9811, where its absence is a warning only
+    /// Admin address of the receiver; default 127.0.0.1:9811, where no answer is only a warning
     #[arg(long, value_name = "ADDRESS")]
     receiver: Option<String>,
 
@@ -21,13 +21,13 @@ pub struct EndpointArguments {
     #[arg(long, value_name = "ADDRESS")]
     downstreamer: Option<String>,
 
-    /// Admin address of the Kafka producer; default 127.0.0.1:9813, asked where its drain is
+    /// Admin address of the Kafka producer; default 127.0.0.1:9813, checked if its consumer is
     /// registered
     #[arg(long, value_name = "ADDRESS")]
     kafka_producer: Option<String>,
 }
 
-/// Asks each whether it is ready.
+/// Checks that each process is ready.
 pub async fn examine(arguments: &EndpointArguments, has_kafka: bool) -> Vec<Finding> {
     let client = HttpClient::plain();
     let receiver = endpoint(&client, "receiver", arguments.receiver.as_deref(), RECEIVER).await;

@@ -1,49 +1,49 @@
-//! One thing that was looked at: how it is, and what to do about it.
+//! Result of one check: the state, and what to do about it.
 
 use std::fmt;
 
 use crate::out::printable;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
-    /// As it should be.
+pub enum Severity {
+    /// Nothing is wrong.
     Ok,
-    /// It works, but not as well or as safely as it could.
+    /// The thing checked works, but not as well or as safely as it could.
     Warning,
-    /// It does not work.
+    /// The thing checked does not work.
     Problem,
 }
 
-/// What was found.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad it is.
-    pub level: Level,
-    /// What was looked at, and how it is.
+    /// Severity.
+    pub level: Severity,
+    /// The thing checked, and its state.
     pub what: String,
-    /// What to do; empty where nothing is to be done.
+    /// Instructions to fix it; empty if nothing needs to be done.
     pub fix: String,
 }
 
 impl Finding {
-    /// As it should be.
+    /// A finding without a problem.
     pub fn ok(what: impl Into<String>) -> Self {
-        Self { level: Level::Ok, what: what.into(), fix: String::new() }
+        Self { level: Severity::Ok, what: what.into(), fix: String::new() }
     }
 
-    /// Could be better.
+    /// A finding that works, but could be better.
     pub fn warning(what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { level: Level::Warning, what: what.into(), fix: fix.into() }
+        Self { level: Severity::Warning, what: what.into(), fix: fix.into() }
     }
 
-    /// Does not work.
+    /// A finding that does not work.
     pub fn problem(what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { level: Level::Problem, what: what.into(), fix: fix.into() }
+        Self { level: Severity::Problem, what: what.into(), fix: fix.into() }
     }
 }
 
-impl Level {
+impl Severity {
     fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -54,7 +54,7 @@ impl Level {
 }
 
 impl Finding {
-    /// For a script.
+    /// The finding as JSON, for scripts.
     pub fn json(&self) -> serde_json::Value {
         let Self { level, what, fix } = self;
         serde_json::json!({ "level": level.word(), "what": what, "fix": fix })

@@ -1,7 +1,7 @@
-//! What the history says of one webhook.
+//! Records of one webhook in the history.
 
 use serde_json::json;
-use spillway_queue::history::{self, Chunk, Outcome, Past};
+use spillway_queue::history::{self, OutcomeRecord, OutcomeRecords, RecordedOutcome};
 use spillway_queue::{Connection, Redis};
 use spillway_webhook::fingerprint::id_key;
 use spillway_webhook::freshness::rfc3339;
@@ -10,45 +10,45 @@ use spillway_webhook::{StreamId, WebhookId};
 use super::Fact;
 use crate::failure::Failure;
 
-/// One record of it, and what it refers to.
-struct Found {
+/// One record of the webhook, and the record that it refers to.
+struct FoundRecord {
     at_ms: u64,
-    past: Past,
-    /// What stood for it, or what it is a copy of.
-    other: Option<Past>,
+    past: OutcomeRecord,
+    /// The event that was delivered in its place, or the original that it duplicates.
+    other: Option<OutcomeRecord>,
 }
 
-/// What was found, and how far back the history goes.
+/// The records found, and the start of the history.
 pub struct History {
-    found: Vec<Found>,
+    found: Vec<FoundRecord>,
     since_ms: Option<u64>,
 }
 
-/// Which records are meant.
-enum Wanted {
+/// Key of the records to find.
+enum RecordKey {
     Key(u64),
     Place(StreamId, u32),
 }
 
 impl History {
-    /// Reads all of a drain's history for the records of one webhook.
+    /// Reads the whole history of a consumer for the records of one webhook.
     pub async fn read(
         redis: &Redis,
         connection: &mut Connection,
-        drain: &str,
+        consumer: &str,
         wanted: &str,
     ) -> Result<Self, Failure> {
         let wanted = match wanted.parse::<WebhookId>() {
-            Ok(id) => Wanted::Place(id.entry, id.index),
-            Err(_) => Wanted::Key(id_key(wanted.as_bytes())),
+            Ok(id) => RecordKey::Place(id.entry, id.index),
+            Err(_) => RecordKey::Key(id_key(wanted.as_bytes())),
         };
-        let mut history = Self::of(redis, connection, drain, &wanted).await?;
-        let is_copy = |found: &&mut Found| found.past.outcome == Outcome::Duplicate;
-        if let Wanted::Place(..) = wanted
+        let mut history = Self::of(redis, connection, consumer, &wanted).await?;
+        let is_copy = |found: &&mut FoundRecord| found.past.outcome == RecordedOutcome::Duplicate;
+        if let RecordKey::Place(..) = wanted
             && let Some(copy) = history.found.iter_mut().find(is_copy)
         {
-            // What it is a copy of has the same key.
-            let all = Self::of(redis, connection, drain, &Wanted::Key(copy.past.key)).await?;
+            // The original of a duplicate has the same key.
+            let all = Self::of(redis, connection, consumer, &RecordKey::Key(copy.past.key)).await?;
             let own = all.found.into_iter().find(|one| one.past == copy.past);
             copy.other = own.and_then(|own| own.other);
         }
@@ -58,13 +58,13 @@ impl History {
     async fn of(
         redis: &Redis,
         connection: &mut Connection,
-        drain: &str,
-        wanted: &Wanted,
+        consumer: &str,
+        wanted: &RecordKey,
     ) -> Result<Self, Failure> {
         let mut history = Self { found: Vec::new(), since_ms: None };
         let mut after = StreamId::ZERO;
         loop {
-            let chunks = history::after(redis, connection, drain, after).await?;
+            let chunks = history::after(redis, connection, consumer, after).await?;
             let Some(last) = chunks.last() else { return Ok(history) };
             after = last.id;
             history.since_ms.get_or_insert(chunks[0].id.ms);
@@ -74,37 +74,41 @@ impl History {
         }
     }
 
-    fn take(&mut self, chunk: &Chunk, wanted: &Wanted) {
+    fn take(&mut self, chunk: &OutcomeRecords, wanted: &RecordKey) {
         for (at, past) in chunk.records.iter().enumerate() {
             let is_meant = match *wanted {
-                Wanted::Key(key) => past.key == key,
-                Wanted::Place(entry, index) => (past.entry, past.index) == (entry, index),
+                RecordKey::Key(key) => past.key == key,
+                RecordKey::Place(entry, index) => (past.entry, past.index) == (entry, index),
             };
             if !is_meant {
                 continue;
             }
             let other = match past.outcome {
-                Outcome::Coalesced => {
+                RecordedOutcome::Coalesced => {
                     let behind = chunk.records[at..].iter();
-                    behind.copied().find(|one| one.outcome != Outcome::Coalesced)
+                    behind.copied().find(|one| one.outcome != RecordedOutcome::Coalesced)
                 }
-                // By the id alone: the fingerprint covers more, so it is of one that was found before.
-                Outcome::Duplicate => {
+                // Matched by the id alone. The fingerprint covers more than the id, so the original
+                // was found before.
+                RecordedOutcome::Duplicate => {
                     let before = self.found.iter().rev().map(|found| found.past);
-                    before.into_iter().find(|one| one.outcome == Outcome::Delivered)
+                    before.into_iter().find(|one| one.outcome == RecordedOutcome::Delivered)
                 }
-                Outcome::Delivered | Outcome::Dead | Outcome::Dropped => None,
+                RecordedOutcome::Delivered | RecordedOutcome::Dead | RecordedOutcome::Dropped => {
+                    None
+                }
             };
-            self.found.push(Found { at_ms: chunk.id.ms, past: *past, other });
+            self.found.push(FoundRecord { at_ms: chunk.id.ms, past: *past, other });
         }
     }
 
-    /// What it says, a fact for each record. What died is told by the dead letters, while they last.
+    /// One fact for each record. A dead letter is described by the dead letter itself, while it
+    /// exists.
     pub fn facts(&self, cell: u32) -> Vec<Fact> {
         self.found.iter().map(|found| found.fact(cell)).collect()
     }
 
-    /// What it means that nothing was found.
+    /// Explains what it means that nothing was found.
     pub fn gap(&self, wanted: &str) -> String {
         let since = match self.since_ms {
             Some(since_ms) => format!("before {}", rfc3339(since_ms)),
@@ -118,29 +122,33 @@ impl History {
     }
 }
 
-impl Found {
+impl FoundRecord {
     fn fact(&self, cell: u32) -> Fact {
-        let id = |past: Past| WebhookId { cell, entry: past.entry, index: past.index }.to_string();
-        let Past { outcome, attempts, .. } = self.past;
+        let id = |past: OutcomeRecord| {
+            WebhookId { cell, entry: past.entry, index: past.index }.to_string()
+        };
+        let OutcomeRecord { outcome, attempts, .. } = self.past;
         let other = self.other.map(id);
         let attempt = if attempts == 1 { "attempt" } else { "attempts" };
         let (state, text) = match (outcome, &other) {
-            (Outcome::Delivered, _) => {
+            (RecordedOutcome::Delivered, _) => {
                 ("delivered", format!("was delivered, {attempts} {attempt}"))
             }
-            (Outcome::Duplicate, Some(other)) => {
+            (RecordedOutcome::Duplicate, Some(other)) => {
                 ("duplicate", format!("was dropped as a duplicate of {other}"))
             }
-            (Outcome::Duplicate, None) => (
+            (RecordedOutcome::Duplicate, None) => (
                 "duplicate",
                 "was dropped as a duplicate of one delivered before the history begins".to_owned(),
             ),
-            (Outcome::Coalesced, Some(other)) => {
+            (RecordedOutcome::Coalesced, Some(other)) => {
                 ("coalesced", format!("was coalesced: {other} stood for it"))
             }
-            (Outcome::Coalesced, None) => ("coalesced", "was coalesced".to_owned()),
-            (Outcome::Dead, _) => ("given_up", format!("was given up, {attempts} {attempt}")),
-            (Outcome::Dropped, _) => (
+            (RecordedOutcome::Coalesced, None) => ("coalesced", "was coalesced".to_owned()),
+            (RecordedOutcome::Dead, _) => {
+                ("given_up", format!("was given up, {attempts} {attempt}"))
+            }
+            (RecordedOutcome::Dropped, _) => (
                 "drop_ordered",
                 "an operator ordered that it be dropped (`spillway queue drop`)".to_owned(),
             ),

@@ -1,13 +1,14 @@
-//! `spillway queue drop`: names what waits and matches, and orders the drain to drop it.
+//! `spillway queue drop`: names the waiting webhooks that match, and orders the consumer to drop them.
 //!
-//! The drain settles: this command only says which. It reads every pack first, so exactly those are
-//! dropped that wait at that moment; what comes later stays. Then it watches the drain do it.
+//! The consumer settles them; this command only names them. It reads every pack first, so it drops
+//! exactly the webhooks that wait at that moment. Webhooks that come later stay. Then it watches
+//! the consumer carry out the order.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use spillway_queue::history::{Outcome, Past};
-use spillway_queue::orders::{self, CarriedOut, Dropping, Filter};
+use spillway_queue::controls::{self, CarriedOut, Dropping, Filter};
+use spillway_queue::history::{OutcomeRecord, RecordedOutcome};
 use spillway_queue::status;
 use spillway_webhook::fingerprint::id_key;
 use spillway_webhook::shopify::Headers;
@@ -17,23 +18,22 @@ use crate::consent::Consent;
 use crate::failure::Failure;
 use crate::filter::FilterArguments;
 use crate::out::{Progress, count, line};
-use crate::place::Place;
+use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
 
-/// How long the drain may make no headway before it is no longer watched.
+/// Time without progress of the consumer after which the command stops watching.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Webhooks whose history says that their drop was ordered: bounds the order's size.
+/// Webhooks whose history records that their drop was ordered. This bounds the size of the order.
 const RECORDED_MAX: usize = 200_000;
 
-/// Of `drop`.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
     filter: FilterArguments,
     #[command(flatten)]
     consent: Consent,
-    /// Do not wait until the drain has done it
+    /// Do not wait until the consumer has carried out the order
     #[arg(long)]
     no_wait: bool,
     /// Print JSON
@@ -41,7 +41,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// What is to be dropped.
+/// The webhooks to drop.
 #[derive(Default)]
 struct Named {
     dropping: Dropping,
@@ -50,38 +50,38 @@ struct Named {
     compliance_kept: u64,
 }
 
-/// What a look found: a webhook by its place, and its record.
+/// A webhook found: its position, and its history record.
 struct One {
-    past: Past,
+    past: OutcomeRecord,
     replay: Option<spillway_webhook::StreamId>,
     is_kept: bool,
 }
 
-/// Drops what matches.
-pub async fn run(place: &Place, drain: &str, arguments: Arguments) -> Result<(), Failure> {
+/// Drops the matching webhooks.
+pub async fn run(place: &CellArgs, consumer: &str, arguments: Arguments) -> Result<(), Failure> {
     let filter = arguments.filter.clone().filter();
     let consent = arguments.consent;
     if filter.is_empty() && !consent.all {
         let hint = "give a filter (--shop, --topic, --resource, --webhook-id), or --all";
         return Err(Failure::Usage(hint.to_owned()));
     }
-    let mut waiting = Waiting::for_drain(place, drain).await?;
+    let mut waiting = Waiting::for_consumer(place, consumer).await?;
     let named = find(&mut waiting, filter, consent).await?;
     consent.tell_kept(named.compliance_kept, "webhook");
     if named.webhooks == 0 {
         return Ok(line(if arguments.json { r#"{"matched":0}"# } else { NOTHING })?);
     }
-    consent.given(named.webhooks, "webhook", drain)?;
+    consent.given(named.webhooks, "webhook", consumer)?;
     let redis = waiting.redis.clone();
-    let before = orders::carried_out(&redis, waiting.connection(), drain).await?;
+    let before = controls::carried_out(&redis, waiting.connection(), consumer).await?;
     let Named { dropping, history, webhooks, .. } = named;
     let connection = waiting.connection();
-    let version = orders::drop(&redis, connection, drain, &dropping, &history).await?;
+    let version = controls::drop(&redis, connection, consumer, &dropping, &history).await?;
     let dropped = match arguments.no_wait {
         true => 0,
-        false => watch(&mut waiting, drain, version, before, webhooks).await?,
+        false => watch(&mut waiting, consumer, version, before, webhooks).await?,
     };
-    tell(&mut waiting, drain, webhooks, dropped, &arguments).await
+    tell(&mut waiting, consumer, webhooks, dropped, &arguments).await
 }
 
 async fn find(waiting: &mut Waiting, filter: Filter, consent: Consent) -> Result<Named, Failure> {
@@ -91,7 +91,9 @@ async fn find(waiting: &mut Waiting, filter: Filter, consent: Consent) -> Result
         let meant = look.webhooks().filter(|met| met.is_meant(&wanted));
         meant.map(|met| One::of(&met, consent)).collect::<Vec<One>>()
     };
-    let (mut progress, mut seen, packs) = (Progress::new(), 0, waiting.packs);
+    let mut progress = Progress::new();
+    let mut seen = 0;
+    let packs = waiting.packs;
     waiting
         .main(look.clone(), |found| {
             seen += 1;
@@ -99,7 +101,7 @@ async fn find(waiting: &mut Waiting, filter: Filter, consent: Consent) -> Result
             named.take(found)
         })
         .await?;
-    // Last, or webhooks that leave the main stream while it is read would be found in neither.
+    // Read last: webhooks that leave the main stream while it is read would otherwise be missed.
     let lanes = waiting.lanes(&filter).await?;
     waiting.aside(&lanes, look, |found| named.take(found)).await?;
     Ok(named)
@@ -110,11 +112,11 @@ impl One {
         let key = met.view.shopify("webhook-id").map_or(0, id_key);
         let attempts = met.aside.map_or(0, |aside| aside.attempts);
         Self {
-            past: Past {
+            past: OutcomeRecord {
                 key,
                 entry: met.id.entry,
                 index: met.id.index,
-                outcome: Outcome::Dropped,
+                outcome: RecordedOutcome::Dropped,
                 attempts: u8::try_from(attempts).unwrap_or(u8::MAX),
             },
             replay: met.aside.and_then(|aside| aside.replay),
@@ -131,7 +133,7 @@ impl Named {
                 continue;
             }
             if self.dropping.is_named(past.entry, past.index) {
-                // It left the main stream since it was found there.
+                // The webhook left the main stream after it was found there.
                 self.dropping.replays.extend(replay);
                 continue;
             }
@@ -150,19 +152,20 @@ impl Named {
     }
 }
 
-/// How many were dropped by the time that the drain had done it, or made no headway any more.
+/// Returns how many were dropped when the consumer finished or stopped making progress.
 async fn watch(
     waiting: &mut Waiting,
-    drain: &str,
+    consumer: &str,
     version: u64,
     before: CarriedOut,
     wanted: u64,
 ) -> Result<u64, Failure> {
     let redis = waiting.redis.clone();
-    let (mut moved_at, mut last) = (Instant::now(), before);
+    let mut moved_at = Instant::now();
+    let mut last = before;
     let mut progress = Progress::new();
     loop {
-        let now = orders::carried_out(&redis, waiting.connection(), drain).await?;
+        let now = controls::carried_out(&redis, waiting.connection(), consumer).await?;
         let dropped = now.dropped.saturating_sub(before.dropped);
         if dropped >= wanted || now.version >= version {
             return Ok(dropped);
@@ -180,7 +183,7 @@ async fn watch(
 
 async fn tell(
     waiting: &mut Waiting,
-    drain: &str,
+    consumer: &str,
     wanted: u64,
     dropped: u64,
     arguments: &Arguments,
@@ -188,7 +191,7 @@ async fn tell(
     let left = wanted.saturating_sub(dropped);
     if arguments.json {
         let object = serde_json::json!({
-            "drain": drain, "matched": wanted, "dropped": dropped, "not_yet": left,
+            "consumer": consumer, "matched": wanted, "dropped": dropped, "not_yet": left,
         });
         return Ok(line(object)?);
     }
@@ -197,10 +200,11 @@ async fn tell(
     }
     let redis = waiting.redis.clone();
     let status = status::read(&redis, waiting.connection()).await?;
-    let is_owned = status.drains.iter().any(|known| known.name == drain && known.owner.is_some());
+    let is_owned =
+        status.consumers.iter().any(|known| known.name == consumer && known.leader.is_some());
     let why = match is_owned {
-        true => "under way, and dropped if that fails, or still to be read by the drain",
-        false => "to be dropped as soon as the drain runs: nobody owns it",
+        true => "under way, and dropped if that fails, or still to be read by the consumer",
+        false => "to be dropped as soon as the consumer runs: it has no leader",
     };
     Ok(line(format_args!("dropped {}; {left} more: {why}", count(dropped, "webhook")))?)
 }

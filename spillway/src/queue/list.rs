@@ -1,17 +1,17 @@
-//! `spillway queue list`: a table that ends at its limit, or one JSON object a line.
+//! `spillway queue list`: prints a table up to its limit, or one JSON object per line.
 
 use std::ops::ControlFlow;
 
 use serde_json::json;
-use spillway_queue::orders::Filter;
+use spillway_queue::controls::Filter;
 use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
 use crate::out::{Progress, line, table};
-use crate::place::Place;
+use crate::place::CellArgs;
 use crate::walk::{Aside, Look, Met, Waiting};
 
-/// Said where nothing is found.
+/// Message if nothing is found.
 pub const NOTHING: &str = "no waiting webhook matches";
 
 const HEADER: [&str; 7] = ["ID", "RECEIVED", "SHOP", "TOPIC", "RESOURCE", "WEBHOOK ID", "WHERE"];
@@ -26,17 +26,19 @@ struct Row {
     aside: Option<Aside>,
 }
 
-/// Lists what matches: replays, lanes, then the main stream, each oldest first.
+/// Lists the matching webhooks: replays, lanes, then the main stream, each oldest first.
 pub async fn run(
-    place: &Place,
-    drain: &str,
+    place: &CellArgs,
+    consumer: &str,
     filter: Filter,
     json: bool,
     limit: u32,
 ) -> Result<(), Failure> {
-    let mut waiting = Waiting::for_drain(place, drain).await?;
+    let mut waiting = Waiting::for_consumer(place, consumer).await?;
     let mut listing = Listing { rows: Vec::new(), json, limit: limit as usize, failed: None };
-    let (mut progress, mut seen, packs) = (Progress::new(), 0, waiting.packs);
+    let mut progress = Progress::new();
+    let mut seen = 0;
+    let packs = waiting.packs;
     let lanes = waiting.lanes(&filter).await?;
     let look = move |look: &Look<'_>| {
         let meant = look.webhooks().filter(|met| met.is_meant(&filter));
@@ -71,7 +73,7 @@ impl Listing {
         if self.json {
             self.failed = rows.iter().try_for_each(|row| line(row.object())).err();
         } else {
-            // One past the limit tells that there are more.
+            // One row above the limit shows that there are more.
             let room = (self.limit + 1).saturating_sub(self.rows.len());
             self.rows.extend(rows.into_iter().take(room));
         }

@@ -3,26 +3,31 @@
 use std::io::Write;
 use std::ops::ControlFlow;
 
-use spillway_queue::orders::Filter;
+use spillway_queue::controls::Filter;
 use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::rfc3339;
 
 use crate::failure::Failure;
 use crate::filter::webhook_id;
 use crate::out::{line, printable, table};
-use crate::place::Place;
+use crate::place::CellArgs;
 use crate::walk::{Look, Met, Waiting};
 
-/// What is shown of it.
-struct Shown {
+/// The body and the text to print.
+struct ShownWebhook {
     body: Vec<u8>,
     text: String,
 }
 
-/// Shows the webhook of this Spillway-Id, or writes only its body.
-pub async fn run(place: &Place, drain: &str, id: &str, body_only: bool) -> Result<(), Failure> {
+/// Shows the webhook with this Spillway-Id, or writes only its body.
+pub async fn run(
+    place: &CellArgs,
+    consumer: &str,
+    id: &str,
+    body_only: bool,
+) -> Result<(), Failure> {
     let id = webhook_id(id)?;
-    let shown = find(place, drain, id).await?;
+    let shown = find(place, consumer, id).await?;
     if body_only {
         let mut output = std::io::stdout();
         output.write_all(&shown.body)?;
@@ -31,12 +36,13 @@ pub async fn run(place: &Place, drain: &str, id: &str, body_only: bool) -> Resul
     Ok(line(shown.text)?)
 }
 
-async fn find(place: &Place, drain: &str, id: WebhookId) -> Result<Shown, Failure> {
-    let mut waiting = Waiting::for_drain(place, drain).await?;
-    let look =
-        move |look: &Look<'_>| look.webhooks().find(|met| met.id == id).map(|met| Shown::of(&met));
+async fn find(place: &CellArgs, consumer: &str, id: WebhookId) -> Result<ShownWebhook, Failure> {
+    let mut waiting = Waiting::for_consumer(place, consumer).await?;
+    let look = move |look: &Look<'_>| {
+        look.webhooks().find(|met| met.id == id).map(|met| ShownWebhook::of(&met))
+    };
     let mut found = None;
-    let mut take = |shown: Option<Shown>| match shown {
+    let mut take = |shown: Option<ShownWebhook>| match shown {
         None => ControlFlow::Continue(()),
         shown => {
             found = shown;
@@ -49,12 +55,12 @@ async fn find(place: &Place, drain: &str, id: WebhookId) -> Result<Shown, Failur
     waiting.aside(&lanes, look, &mut take).await?;
     let nothing = || {
         let hint = "see `spillway explain` for what became of it";
-        Failure::Failed(format!("{id} does not wait for {drain}; {hint}"))
+        Failure::Failed(format!("{id} does not wait for {consumer}; {hint}"))
     };
     found.ok_or_else(nothing)
 }
 
-impl Shown {
+impl ShownWebhook {
     fn of(met: &Met<'_>) -> Self {
         let aside = met.aside.map(|aside| aside.to_string());
         let facts = [

@@ -1,4 +1,4 @@
-//! Many webhooks at a rate, a bounded number of them at once, and what became of them.
+//! Sends many webhooks at a rate, with a limit on requests under way, and counts the answers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,31 +6,31 @@ use std::time::{Duration, Instant};
 use http::{StatusCode, Uri};
 use tokio::task::JoinSet;
 
-use super::webhook::Webhook;
+use super::webhook::SampleWebhook;
 use crate::failure::Failure;
 use crate::http::HttpClient;
-use crate::out::{Progress, line};
+use crate::out::{Progress, float, line};
 
-/// Requests under way at once: enough to fill a pack, few enough for any receiver.
+/// Maximum number of requests under way: enough to fill a pack, few enough for any receiver.
 const IN_FLIGHT_MAX: usize = 64;
 
-/// What became of the requests. `None` stands for "no answer".
+/// Answers by status. `None` stands for "no answer".
 #[derive(Debug, Default)]
-struct Tally {
+struct AnswerTally {
     answers: BTreeMap<Option<StatusCode>, u64>,
     last_error: Option<String>,
 }
 
-/// Sends `count` of them; says whether all were answered 200.
+/// Sends `count` webhooks. Returns true if all were answered 200.
 pub async fn run(
     client: &HttpClient,
     uri: &Uri,
-    webhook: &Webhook,
+    webhook: &SampleWebhook,
     count: u64,
     rate: Option<u32>,
 ) -> Result<bool, Failure> {
     let started = Instant::now();
-    let mut tally = Tally::default();
+    let mut tally = AnswerTally::default();
     let mut progress = Progress::new();
     let mut under_way = JoinSet::new();
     for number in 0..count {
@@ -41,7 +41,8 @@ pub async fn run(
         if under_way.len() >= IN_FLIGHT_MAX {
             tally.note(under_way.join_next().await);
         }
-        let (client, request) = (client.clone(), webhook.request(uri));
+        let client = client.clone();
+        let request = webhook.request(uri);
         under_way.spawn(async move { client.send(request).await.map(|answer| answer.status) });
         progress
             .tell(|| format!("{} of {count} sent, {} answered 200", number + 1, tally.stored()));
@@ -53,12 +54,13 @@ pub async fn run(
     Ok(tally.stored() == count)
 }
 
-/// When request `number` is due, counted from the first: no drift, whatever a sleep takes.
+/// Time from the start at which request `number` is due. It does not drift, however long a sleep
+/// takes.
 fn due_after(number: u64, rate: u32) -> Duration {
-    Duration::from_secs_f64(number as f64 / f64::from(rate))
+    Duration::from_secs_f64(float(number) / f64::from(rate))
 }
 
-impl Tally {
+impl AnswerTally {
     fn note(&mut self, ended: Option<Result<Result<StatusCode, String>, tokio::task::JoinError>>) {
         let outcome = match ended {
             Some(Ok(outcome)) => outcome,
@@ -84,7 +86,7 @@ impl Tally {
             }
         }
         let seconds = took.as_secs_f64();
-        let rate = sent as f64 / seconds.max(0.001);
+        let rate = float(sent) / seconds.max(0.001);
         let mut text = format!("{}, in {seconds:.2} s, {rate:.0} a second", parts.join(", "));
         if let Some(error) = &self.last_error {
             text.push_str(&format!("\nthe last one without an answer: {error}"));
@@ -99,7 +101,7 @@ mod tests {
 
     #[test]
     fn each_outcome_is_counted() {
-        let mut tally = Tally::default();
+        let mut tally = AnswerTally::default();
         let refused = || Some(Ok(Err("connection refused".to_owned())));
         for ended in [Some(Ok(Ok(StatusCode::OK))), Some(Ok(Ok(StatusCode::OK))), refused(), None] {
             tally.note(ended);

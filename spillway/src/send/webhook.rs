@@ -1,5 +1,5 @@
-//! A webhook as Shopify sends it: its headers in Shopify's order, a signature over its body, and
-//! for each request ids and a time of its own.
+//! A webhook as Shopify sends it: headers in Shopify's order, a signature over its body, and new
+//! ids and a new time for each request.
 
 use std::num::NonZero;
 
@@ -15,10 +15,10 @@ use uuid::Uuid;
 
 use crate::failure::Failure;
 
-/// A product, as `products/update` carries it.
+/// A product, as in a `products/update` webhook.
 pub const SAMPLE: &str = include_str!("../../../request.json");
 
-/// RFC 3339 with nine digits, as Shopify writes triggered-at.
+/// RFC 3339 with nine digits, as Shopify writes `X-Shopify-Triggered-At`.
 const NANOSECONDS: EncodedConfig = Config::DEFAULT
     .set_time_precision(TimePrecision::Second { decimal_digits: NonZero::new(9) })
     .encode();
@@ -39,9 +39,9 @@ const KINDS_WITH_ID: [&str; 12] = [
     "variant",
 ];
 
-/// What stays the same from one request to the next.
+/// The parts that are the same in every request.
 #[derive(Debug, Clone)]
-pub struct Webhook {
+pub struct SampleWebhook {
     topic: HeaderValue,
     shop: HeaderValue,
     signature: HeaderValue,
@@ -49,19 +49,19 @@ pub struct Webhook {
     body: Bytes,
 }
 
-/// What makes a request this one and no other.
+/// The parts that differ in each request.
 #[derive(Debug, Clone)]
 pub struct Occasion {
-    /// RFC 3339.
+    /// Time of the event (RFC 3339).
     pub triggered_at: String,
-    /// A UUID.
+    /// Webhook id (a UUID).
     pub webhook_id: String,
-    /// A UUID.
+    /// Event id (a UUID).
     pub event_id: String,
 }
 
 impl Occasion {
-    /// Now, with new ids.
+    /// The current time, with new ids.
     pub fn new() -> Self {
         let now = OffsetDateTime::now_utc().format(&Iso8601::<NANOSECONDS>);
         Self {
@@ -72,7 +72,7 @@ impl Occasion {
     }
 }
 
-impl Webhook {
+impl SampleWebhook {
     /// Signs `body` with the first of the secrets.
     pub fn new(topic: &str, shop: &str, body: Bytes, secrets: &Secrets) -> Result<Self, Failure> {
         let value = |flag: &str, text: &str| {
@@ -88,12 +88,12 @@ impl Webhook {
         })
     }
 
-    /// The request for a new occasion.
+    /// Builds a request with new ids.
     pub fn request(&self, uri: &Uri) -> Request<Full<Bytes>> {
         self.request_of(uri, &Occasion::new())
     }
 
-    /// The request for a given occasion.
+    /// Builds a request with the given ids.
     pub fn request_of(&self, uri: &Uri, occasion: &Occasion) -> Request<Full<Bytes>> {
         let mut request = Request::post(uri.clone())
             .body(Full::new(self.body.clone()))
@@ -105,7 +105,7 @@ impl Webhook {
         request
     }
 
-    /// Every header but `Host`, in the order of a real delivery.
+    /// Every header except `Host`, in the order of a real delivery.
     pub fn headers(&self, occasion: &Occasion) -> HeaderMap {
         let shopify = |name: &'static str| HeaderName::from_static(name);
         let mut headers = HeaderMap::new();
@@ -115,7 +115,7 @@ impl Webhook {
         let encodings = HeaderValue::from_static("gzip;q=1.0,deflate;q=0.6,identity;q=0.3");
         headers.insert(header::ACCEPT_ENCODING, encodings);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(shopify("x-shopify-api-version"), HeaderValue::from_static("2025-10"));
+        headers.insert(shopify("x-shopify-api-version"), HeaderValue::from_static("2026-10"));
         headers.insert(shopify("x-shopify-event-id"), ours(&occasion.event_id));
         headers.insert(shopify("x-shopify-hmac-sha256"), self.signature.clone());
         if let Some((name, value)) = &self.resource {
@@ -129,7 +129,7 @@ impl Webhook {
     }
 }
 
-/// `X-Shopify-Product-Id` and the like, from the body's id.
+/// `X-Shopify-Product-Id` and similar headers, from the id in the body.
 fn resource_header(topic: &str, body: &[u8]) -> Option<(HeaderName, HeaderValue)> {
     let mut headers = HeaderMap::new();
     headers.insert("x-shopify-topic", HeaderValue::from_str(topic).ok()?);
@@ -141,7 +141,7 @@ fn resource_header(topic: &str, body: &[u8]) -> Option<(HeaderName, HeaderValue)
     Some((name.parse().ok()?, HeaderValue::from_str(&resource.id).ok()?))
 }
 
-/// A value of our own making.
+/// A header value that this command made itself.
 fn ours(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).expect("BUG: our own values are visible ASCII")
 }
@@ -158,9 +158,14 @@ mod tests {
         Secrets::new(&[Zeroizing::new("secret".to_owned())])
     }
 
-    fn webhook(topic: &str, body: &'static str) -> Webhook {
-        Webhook::new(topic, "a.myshopify.com", Bytes::from_static(body.as_bytes()), &secrets())
-            .unwrap()
+    fn webhook(topic: &str, body: &'static str) -> SampleWebhook {
+        SampleWebhook::new(
+            topic,
+            "a.myshopify.com",
+            Bytes::from_static(body.as_bytes()),
+            &secrets(),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -196,6 +201,6 @@ mod tests {
         assert_eq!(id("draft_orders/create", r#"{"id":7}"#).unwrap(), "x-shopify-draft-order-id=7");
         assert_eq!(id("products/update", "{}"), None);
         assert_eq!(id("app/uninstalled", r#"{"id":7}"#), None);
-        assert!(Webhook::new("a\nb", "s", Bytes::new(), &secrets()).is_err());
+        assert!(SampleWebhook::new("a\nb", "s", Bytes::new(), &secrets()).is_err());
     }
 }

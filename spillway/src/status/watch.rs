@@ -1,22 +1,22 @@
-//! `spillway status --watch`: the status again and again, with what changed in between.
+//! `spillway status --watch`: prints the status repeatedly, with the changes in between.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use spillway_queue::status::{DrainStatus, Status, read};
+use spillway_queue::status::{CellStatus, ConsumerStatus, read};
 use spillway_webhook::freshness::rfc3339;
 
 use super::text;
 use crate::failure::Failure;
-use crate::out::{line, now_ms};
-use crate::place::Place;
+use crate::out::{float, line, now_ms};
+use crate::place::CellArgs;
 
-/// Where the cursor of a terminal goes to begin again.
+/// Moves the terminal's cursor to the top left and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// Reads an interval: not so short that watching is load.
+/// Parses an interval. A minimum keeps the load of watching low.
 pub fn interval(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(every) if every >= Duration::from_millis(100) => Ok(every),
@@ -25,11 +25,11 @@ pub fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Prints until it is interrupted. A Redis that goes away meanwhile is said and tried again.
-pub async fn run(place: &Place, every: Duration, json: bool) -> Result<ExitCode, Failure> {
+/// Prints until interrupted. If Redis goes away meanwhile, it prints the error and tries again.
+pub async fn run(place: &CellArgs, every: Duration, json: bool) -> Result<ExitCode, Failure> {
     let (redis, connection) = place.connect().await?;
     let mut connection = Some(connection);
-    let mut before: Option<(Instant, Status)> = None;
+    let mut before: Option<(Instant, CellStatus)> = None;
     loop {
         let looked = match &mut connection {
             Some(connection) => read(&redis, connection).await.map_err(Failure::from),
@@ -55,35 +55,35 @@ pub async fn run(place: &Place, every: Duration, json: bool) -> Result<ExitCode,
     }
 }
 
-/// What happened between two looks, per second.
+/// Events per second between two looks.
 #[derive(Debug, PartialEq)]
 struct Rates {
     accepted: f64,
-    /// By drain.
+    /// Settled webhooks per second, by consumer.
     settled: Vec<(String, f64)>,
 }
 
 impl Rates {
-    /// All zero where there was no look before.
-    fn between(before: Option<&(Instant, Status)>, at: Instant, now: &Status) -> Self {
+    /// Computes the rates. All are zero if there was no look before.
+    fn between(before: Option<&(Instant, CellStatus)>, at: Instant, now: &CellStatus) -> Self {
         let seconds = before.map_or(0.0, |(then, _)| at.duration_since(*then).as_secs_f64());
-        let per_second = |more: u64| if seconds > 0.0 { more as f64 / seconds } else { 0.0 };
+        let per_second = |more: u64| if seconds > 0.0 { float(more) / seconds } else { 0.0 };
         let since = |then: u64, now: u64| per_second(now.saturating_sub(then));
         let accepted =
             before.map_or(0.0, |(_, then)| since(then.queue.accepted, now.queue.accepted));
-        let settled = now.drains.iter().map(|drain| {
-            let then = before.and_then(|(_, then)| find(then, &drain.name));
-            (drain.name.clone(), then.map_or(0.0, |then| since(then.settled, drain.settled)))
+        let settled = now.consumers.iter().map(|consumer| {
+            let then = before.and_then(|(_, then)| find(then, &consumer.name));
+            (consumer.name.clone(), then.map_or(0.0, |then| since(then.settled, consumer.settled)))
         });
         Self { accepted, settled: settled.collect() }
     }
 }
 
-fn find<'a>(status: &'a Status, name: &str) -> Option<&'a DrainStatus> {
-    status.drains.iter().find(|drain| drain.name == name)
+fn find<'a>(status: &'a CellStatus, name: &str) -> Option<&'a ConsumerStatus> {
+    status.consumers.iter().find(|consumer| consumer.name == name)
 }
 
-fn show(status: &Status, rates: &Rates, json: bool) -> Result<(), Failure> {
+fn show(status: &CellStatus, rates: &Rates, json: bool) -> Result<(), Failure> {
     if json {
         let settled: serde_json::Map<_, _> =
             rates.settled.iter().map(|(name, rate)| (name.clone(), json!(rate))).collect();
@@ -105,14 +105,15 @@ mod tests {
     #[test]
     fn rates_are_of_what_was_counted_in_between() {
         let status = |accepted, settled| {
-            let mut status = Status::default();
+            let mut status = CellStatus::default();
             status.queue.accepted = accepted;
             let name = "http".to_owned();
-            status.drains.push(DrainStatus { name, settled, ..DrainStatus::default() });
+            status.consumers.push(ConsumerStatus { name, settled, ..ConsumerStatus::default() });
             status
         };
         let began = Instant::now();
-        let (then, now) = (status(100, 40), status(300, 50));
+        let then = status(100, 40);
+        let now = status(300, 50);
         let at = began + Duration::from_secs(2);
         let rates = Rates::between(Some(&(began, then)), at, &now);
         assert_eq!(rates, Rates { accepted: 100.0, settled: vec![("http".to_owned(), 5.0)] });

@@ -1,90 +1,93 @@
-//! Which part of a stream to read next, so that what was read soon stands for the whole. Pure.
+//! Selects the part of a stream to read next, so that a sample soon represents the whole. Pure.
 //!
-//! Redis can't tell how many entries lie between two ids without copying them, so the stream is divided
-//! by time instead: the region in which most entries are still expected is read next, a few at its
-//! front, and what lies behind them is divided again by how fast they came. A lull and a burst within a
-//! region are found as the regions become smaller. Whoever reads until there is none has read it all.
+//! Redis cannot count the entries between two ids without copying them, so the stream is divided by
+//! time. The region in which most entries are still expected is read next, a few entries at its
+//! front. The rest of it is divided again by the rate at which those entries came. Smaller regions
+//! reveal a lull or a burst within a region. A caller that reads until no region is left has read
+//! everything.
 //!
-//! Each unread region is stood for by the run of entries just before it: a systematic sample over time.
+//! The run of entries just before an unread region represents it: a systematic sample over time.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use spillway_webhook::StreamId;
 
-/// Regions that the whole is divided into at first.
+use crate::out::float;
+
+/// Number of regions in the first division.
 const FIRST: u64 = 64;
-/// Entries read at a region's front: enough to tell how fast they come. With half as many, what a run
-/// stands for was off by more than the counts said.
+/// Entries read at the front of a region, enough to tell their rate. With half as many, the error
+/// of an estimate exceeded its stated margin.
 const RUN: usize = 16;
-/// Entries read of a millisecond that holds more than a run: it can't be divided by time.
+/// Entries read of a millisecond that holds more than a run. It cannot be divided by time.
 const DENSE_RUN_MAX: usize = 64;
-/// Parts that what is left of a region is divided into.
+/// Maximum number of parts into which the rest of a region is divided.
 const PARTS_MAX: f64 = 4.0;
 
-/// The regions that were not read.
+/// The unread regions.
 pub struct Regions {
-    /// Those of the first division.
+    /// Regions of the first division.
     first: Vec<Region>,
     unread: BinaryHeap<Region>,
-    /// Where each run began.
+    /// First id of each run.
     runs: Vec<StreamId>,
 }
 
-/// A part of the stream of which nothing was read.
+/// A part of the stream that is unread.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
-    /// Its first id.
+    /// First id.
     pub from: StreamId,
-    /// Its last id.
+    /// Last id.
     pub to: StreamId,
-    /// How many entries to read of it.
+    /// Number of entries to read.
     pub take: usize,
-    /// Entries it may hold: tells what to read next.
+    /// Expected number of entries, which decides what is read next.
     expected: f64,
-    /// Entries it holds by the rate of the run before it alone: what that stands for.
+    /// Number of entries by the rate of the preceding run alone. That run stands for so many.
     by_rate: f64,
-    /// The run before it.
+    /// Number of the preceding run.
     after: Option<usize>,
 }
 
 impl Regions {
-    /// The entries from `first` to `last`: about so many.
+    /// Divides the entries from `first` to `last`, of which there are about `entries`.
     pub fn new(first: StreamId, last: StreamId, entries: u64) -> Self {
         let mut regions = Self { first: Vec::new(), unread: BinaryHeap::new(), runs: Vec::new() };
-        let entries = entries as f64;
+        let entries = float(entries);
         regions.divide(first, last, (entries, entries), FIRST, None);
         regions.first = std::mem::take(&mut regions.unread).into_vec();
         regions
     }
 
-    /// The regions to read next, at most so many; none when all was read.
+    /// Returns the regions to read next, at most `count`; none once all was read.
     pub fn next(&mut self, count: usize) -> Vec<Region> {
         let mut one = || self.first.pop().or_else(|| self.unread.pop());
         std::iter::from_fn(&mut one).take(count).collect()
     }
 
-    /// This run was found at a region's front.
+    /// Records the run that was found at the front of a region.
     pub fn read(&mut self, region: &Region, found: &[StreamId]) {
         let run = self.runs.len();
         self.runs.push(region.from);
         let Some(last) = found.last().filter(|_| found.len() >= region.take) else { return };
         let Some(from) = next(*last).filter(|from| *from <= region.to) else { return };
-        let left = (region.expected - found.len() as f64).max(1.0);
+        let left = (region.expected - float(found.len())).max(1.0);
         if last.ms == region.from.ms {
             self.dense(region, from, left, run);
             return;
         }
-        // The last one came within its millisecond.
-        let took_ms = (last.ms - region.from.ms) as f64 + 0.5;
-        let by_rate = (found.len() - 1) as f64 / took_ms * width_ms(from, region.to);
-        // What was expected before counts as much as what these few say: they may be of a lull.
+        // On average the last entry came in the middle of its millisecond.
+        let took_ms = float(last.ms - region.from.ms) + 0.5;
+        let by_rate = float(found.len() - 1) / took_ms * width_ms(from, region.to);
+        // The previous estimate counts as much as this run, which may lie in a lull.
         let expected = (by_rate + left) / 2.0;
-        let parts = (expected / (2 * RUN) as f64).ceil().clamp(1.0, PARTS_MAX);
+        let parts = (expected / float(2 * RUN)).ceil().clamp(1.0, PARTS_MAX);
         self.divide(from, region.to, (expected, by_rate), parts as u64, Some(run));
     }
 
-    /// Entries that each run stands for beside its own.
+    /// Number of unread entries that each run stands for.
     pub fn unread(&self) -> Vec<f64> {
         let mut unread = vec![0.0; self.runs.len()];
         for region in &self.unread {
@@ -95,31 +98,31 @@ impl Regions {
         unread
     }
 
-    /// The runs by their age, the oldest first.
+    /// Numbers of the runs, oldest first.
     pub fn in_time(&self) -> Vec<usize> {
         let mut runs: Vec<usize> = (0..self.runs.len()).collect();
         runs.sort_by_key(|run| self.runs[*run]);
         runs
     }
 
-    /// Whether something was read of every part of the whole.
+    /// True if a part of every region of the first division was read.
     pub fn is_spread(&self) -> bool {
         self.first.is_empty()
     }
 
-    /// Whether nothing is left unread.
+    /// True if nothing is left unread.
     pub fn is_read(&self) -> bool {
         self.first.is_empty() && self.unread.is_empty()
     }
 
-    /// A run that lies in one millisecond says nothing about those behind: that one is read on, in
-    /// greater strides.
+    /// Handles a run within one millisecond, which tells nothing about later entries. That
+    /// millisecond is read on with larger runs.
     fn dense(&mut self, region: &Region, from: StreamId, left: f64, run: usize) {
         let end = StreamId { ms: from.ms, seq: u64::MAX }.min(region.to);
         let is_same = from.ms == region.from.ms;
         if is_same {
             let take = (region.take * 2).min(DENSE_RUN_MAX);
-            let expected = (take as f64).min(left);
+            let expected = (float(take)).min(left);
             let after = Some(run);
             self.unread.push(Region { from, to: end, take, expected, by_rate: expected, after });
         }
@@ -140,15 +143,16 @@ impl Regions {
         let parts = parts.min(to.ms - from.ms + 1);
         let width = (to.ms - from.ms + 1) / parts;
         for part in 0..parts {
-            let (is_first, is_last) = (part == 0, part + 1 == parts);
+            let is_first = part == 0;
+            let is_last = part + 1 == parts;
             let begin = StreamId { ms: from.ms + part * width, seq: 0 };
             let end = StreamId { ms: from.ms + (part + 1) * width - 1, seq: u64::MAX };
             self.unread.push(Region {
                 from: if is_first { from } else { begin },
                 to: if is_last { to } else { end },
                 take: RUN,
-                expected: expected / parts as f64,
-                by_rate: by_rate / parts as f64,
+                expected: expected / float(parts),
+                by_rate: by_rate / float(parts),
                 after,
             });
         }
@@ -163,7 +167,7 @@ fn next(id: StreamId) -> Option<StreamId> {
 }
 
 fn width_ms(from: StreamId, to: StreamId) -> f64 {
-    (to.ms - from.ms + 1) as f64
+    float(to.ms - from.ms + 1)
 }
 
 impl Ord for Region {

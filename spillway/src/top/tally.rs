@@ -1,19 +1,22 @@
 //! Counts by name, exact or scaled up from a sample of runs of packs. Pure.
 //!
-//! A run stands for the unread webhooks behind it (`regions.rs`), so the sample is a systematic one over
-//! time: what a count may be off by comes from how much neighbouring runs differ (Wolter, Introduction to
-//! Variance Estimation, 2007, chapter 8), and from how well a run tells how many it stands for.
+//! A run stands for the unread webhooks after it (`regions.rs`), so the sample is a systematic one
+//! over time. The margin of error of a count comes from how much neighbouring runs differ (Wolter,
+//! Introduction to Variance Estimation, 2007, chapter 8), and from how well a run predicts the
+//! number that it stands for.
 
 use std::collections::HashMap;
 
-/// Of 95 in 100 cases, in standard errors: somewhat more than the 1.96 of the normal distribution,
-/// because shops come in runs, and a sample's spread is then often too small.
+use crate::out::float;
+
+/// Margin for 95 of 100 cases, in standard errors. It is somewhat more than the 1.96 of the normal
+/// distribution: shops come in runs, and a sample's spread is then often too small.
 const DEVIATIONS: f64 = 2.24;
 
-/// What was found in a pack, or in several.
+/// Counts from one pack or several.
 #[derive(Debug, Default)]
-pub struct Seen {
-    /// Webhooks that wait, whether they are meant or not.
+pub struct PackCounts {
+    /// Waiting webhooks, with those that the filter excludes.
     pub webhooks: u64,
     names: HashMap<String, Count>,
 }
@@ -25,20 +28,20 @@ struct Count {
     newest_ms: u64,
 }
 
-/// How much waits of each name.
+/// Estimated number of waiting webhooks by name.
 #[derive(Debug, Default)]
-pub struct Tally {
-    names: HashMap<String, Name>,
-    /// By their numbers.
+pub struct TopTally {
+    names: HashMap<String, GroupName>,
+    /// Runs by number.
     runs: Vec<Run>,
-    /// Read beside the runs.
+    /// Webhooks read outside the runs.
     beside: u64,
 }
 
 #[derive(Debug, Default)]
-struct Name {
+struct GroupName {
     all: Count,
-    /// Number of the run, and how many were in it.
+    /// Number of a run, and the webhooks in it.
     in_runs: Vec<(usize, u64)>,
 }
 
@@ -46,29 +49,29 @@ struct Name {
 struct Run {
     packs: usize,
     webhooks: u64,
-    /// Webhooks that it stands for beside its own.
+    /// Unread webhooks that it stands for.
     unread: f64,
-    /// The next in time.
+    /// Number of the next run in time.
     neighbour: usize,
 }
 
-/// One line.
+/// One line of the output.
 #[derive(Debug, PartialEq)]
 pub struct Row {
-    /// The shop, the topic or the resource.
+    /// Shop, topic or resource.
     pub name: String,
-    /// How many wait, about.
+    /// Number of waiting webhooks, exact or estimated.
     pub waiting: u64,
-    /// By how much that may be off, in 95 of 100 cases; 0 where it is exact.
+    /// Margin of error in 95 of 100 cases; 0 if the number is exact.
     pub off_by: u64,
-    /// When the oldest of those that were read was received.
+    /// Time at which the oldest webhook that was read was received.
     pub oldest_ms: u64,
-    /// The same of the newest.
+    /// Time at which the newest webhook that was read was received.
     pub newest_ms: u64,
 }
 
-impl Seen {
-    /// One more that is meant, of those that wait.
+impl PackCounts {
+    /// Counts one matching webhook.
     pub fn count(&mut self, name: String, received_at_ms: u64) {
         let one = Count { webhooks: 1, oldest_ms: received_at_ms, newest_ms: received_at_ms };
         self.names.entry(name).or_default().add(one);
@@ -84,17 +87,17 @@ impl Count {
     }
 }
 
-impl Tally {
-    /// What stands for itself alone.
-    pub fn add_beside(&mut self, seen: Seen) {
+impl TopTally {
+    /// Adds webhooks read outside the runs. They stand only for themselves.
+    pub fn add_beside(&mut self, seen: PackCounts) {
         self.beside += seen.webhooks;
         for (name, count) in seen.names {
             self.names.entry(name).or_default().all.add(count);
         }
     }
 
-    /// The packs of the next run.
-    pub fn add_run(&mut self, packs: Vec<Seen>) {
+    /// Adds the packs of the next run.
+    pub fn add_run(&mut self, packs: Vec<PackCounts>) {
         let number = self.runs.len();
         let mut run = Run { packs: packs.len(), ..Run::default() };
         for seen in packs {
@@ -111,17 +114,17 @@ impl Tally {
         self.runs.push(run);
     }
 
-    /// Webhooks that were read.
+    /// Number of webhooks read.
     pub fn read(&self) -> u64 {
         self.beside + self.runs.iter().map(|run| run.webhooks).sum::<u64>()
     }
 
-    /// Each run stands for about so many unread packs, all of them together for as many webhooks as
-    /// there are `waiting` and were not read. `in_time` are the runs' numbers, the oldest's first.
+    /// Sets how many unread packs each run stands for. Together they stand for the `waiting`
+    /// webhooks that were not read. `in_time` holds the numbers of the runs, oldest first.
     pub fn stand_for(&mut self, unread_packs: &[f64], in_time: &[usize], waiting: u64) {
-        let left = waiting.saturating_sub(self.read()) as f64;
+        let left = float(waiting.saturating_sub(self.read()));
         for (run, packs) in self.runs.iter_mut().zip(unread_packs) {
-            run.unread = packs * run.webhooks as f64 / run.packs.max(1) as f64;
+            run.unread = packs * float(run.webhooks) / float(run.packs.max(1));
         }
         let sum: f64 = self.runs.iter().map(|run| run.unread).sum();
         let scale = if sum > 0.0 { left / sum } else { 0.0 };
@@ -132,20 +135,20 @@ impl Tally {
         }
     }
 
-    /// Whether no run stands for more than its own.
+    /// True if no run stands for unread webhooks.
     pub fn is_exact(&self) -> bool {
         self.unread() <= 0.0
     }
 
-    /// Webhooks of all names, about.
+    /// Number of webhooks of all names, exact or estimated.
     pub fn total(&self) -> u64 {
         self.names.values().map(|name| self.waiting(name).round() as u64).sum()
     }
 
-    /// The names with most, first.
+    /// Rows of the largest names, largest first.
     pub fn rows(&self, limit: usize) -> Vec<Row> {
         let waiting = |(text, name)| (self.waiting(name).round() as u64, text, name);
-        let mut most: Vec<(u64, &String, &Name)> = self.names.iter().map(waiting).collect();
+        let mut most: Vec<(u64, &String, &GroupName)> = self.names.iter().map(waiting).collect();
         most.sort_unstable_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(b.1)));
         let rows = most.into_iter().take(limit).map(|(waiting, text, name)| Row {
             name: text.clone(),
@@ -157,19 +160,19 @@ impl Tally {
         rows.collect()
     }
 
-    fn waiting(&self, name: &Name) -> f64 {
+    fn waiting(&self, name: &GroupName) -> f64 {
         let unread = name.in_runs.iter().map(|(run, found)| {
             let run = self.runs[*run];
-            run.unread * *found as f64 / run.webhooks.max(1) as f64
+            run.unread * float(*found) / float(run.webhooks.max(1))
         });
-        name.all.webhooks as f64 + unread.sum::<f64>()
+        float(name.all.webhooks) + unread.sum::<f64>()
     }
 
     fn unread(&self) -> f64 {
         self.runs.iter().map(|run| run.unread).sum()
     }
 
-    fn off_by(&self, name: &Name) -> u64 {
+    fn off_by(&self, name: &GroupName) -> u64 {
         let unread = self.unread();
         if unread <= 0.0 {
             return 0;
@@ -179,15 +182,16 @@ impl Tally {
         }
         let mut shares = vec![0.0; self.runs.len()];
         for (run, found) in &name.in_runs {
-            shares[*run] = *found as f64 / self.runs[*run].webhooks.max(1) as f64;
+            shares[*run] = float(*found) / float(self.runs[*run].webhooks.max(1));
         }
         let stood_for = self.runs.iter().zip(&shares).map(|(run, share)| run.unread * share);
         let mean = stood_for.sum::<f64>() / unread;
         let variances = self.runs.iter().zip(&shares).map(|(run, share)| {
             let apart = share - shares[run.neighbour];
-            let weight = (share - mean).powi(2) / run.packs.max(1) as f64;
-            // What is unread is a few runs too, and no more like their mean than this one is.
-            let own = run.unread * (run.unread + run.webhooks as f64);
+            let weight = (share - mean).powi(2) / float(run.packs.max(1));
+            // The unread part also consists of a few runs, and they are no closer to their mean
+            // than this run.
+            let own = run.unread * (run.unread + float(run.webhooks));
             own * apart * apart / 2.0 + run.unread.powi(2) * weight
         });
         (DEVIATIONS * variances.sum::<f64>().sqrt()).ceil() as u64
@@ -198,15 +202,15 @@ impl Tally {
 mod tests {
     use super::*;
 
-    fn pack(names: &[&str]) -> Seen {
-        let mut seen = Seen { webhooks: names.len() as u64, ..Seen::default() };
+    fn pack(names: &[&str]) -> PackCounts {
+        let mut seen = PackCounts { webhooks: names.len() as u64, ..PackCounts::default() };
         (5..).zip(names).for_each(|(at, name)| seen.count((*name).to_owned(), at));
         seen
     }
 
     #[test]
     fn what_was_read_whole_is_exact() {
-        let mut tally = Tally::default();
+        let mut tally = TopTally::default();
         tally.add_run(vec![pack(&["a", "b", "a"]), pack(&["a"])]);
         tally.add_beside(pack(&["b", "b", "b"]));
         tally.stand_for(&[0.0], &[0], 7);
@@ -223,11 +227,11 @@ mod tests {
 
     #[test]
     fn a_run_stands_for_the_webhooks_behind_it() {
-        let mut tally = Tally::default();
+        let mut tally = TopTally::default();
         tally.add_run(vec![pack(&["a", "b"])]);
         tally.add_run(vec![pack(&["a", "a"])]);
         tally.add_beside(pack(&["c"]));
-        // Three packs behind the first, one behind the second: of the 80 left, 60 and 20.
+        // Three packs after the first run, one after the second: 60 and 20 of the 80 left.
         tally.stand_for(&[3.0, 1.0], &[1, 0], 85);
         let rows = tally.rows(9);
         let found: Vec<_> = rows.iter().map(|row| (&row.name[..], row.waiting)).collect();

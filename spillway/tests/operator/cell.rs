@@ -1,4 +1,4 @@
-//! A private Redis with `ops/redis.conf`, filled as a receiver and a downstreamer would.
+//! A private Redis with `ops/redis.conf`, filled as by a receiver and a downstreamer.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -8,30 +8,30 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http::uri::PathAndQuery;
 use spillway_queue::append::Appender;
-use spillway_queue::drains::{HTTP, StartAt, register};
-use spillway_queue::owner::Claim;
-use spillway_queue::read::Reader;
-use spillway_queue::settle::{Dead, Passed, Settlement, Settler};
+use spillway_queue::consumers::{HTTP, StartAt, register};
+use spillway_queue::leader::Candidacy;
+use spillway_queue::read::StreamReader;
+use spillway_queue::settle::{Dead, PassedEntries, Settlement, Settler};
 use spillway_queue::{Connection, Redis};
 use spillway_webhook::pack::{Packer, Records};
 use spillway_webhook::{StreamId, Webhook, WebhookId};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Ends with its value.
+/// The Redis process ends when this value is dropped.
 pub struct Cell {
     directory: tempfile::TempDir,
     redis: Child,
 }
 
-/// A webhook to be given up.
+/// A webhook that becomes a dead letter.
 #[derive(Clone, Copy)]
 pub struct Letter {
-    /// Its product.
+    /// Product id.
     pub product: u32,
-    /// Its topic.
+    /// Topic.
     pub topic: &'static str,
-    /// Its body.
+    /// Body.
     pub body: &'static [u8],
 }
 
@@ -60,12 +60,12 @@ impl Cell {
         cell
     }
 
-    /// Where files of a test go.
+    /// Path of a file of the test.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// `REDIS_URL`.
+    /// The `REDIS_URL` of the cell.
     pub fn url(&self) -> String {
         format!("unix://{}", self.path("redis.sock").display())
     }
@@ -74,14 +74,14 @@ impl Cell {
         Redis::new(&self.url(), "{spillway}:").unwrap()
     }
 
-    /// The Redis, and a connection.
+    /// Returns the Redis handle and a connection.
     pub async fn connect(&self) -> (Redis, Connection) {
         let redis = self.handle();
         let connection = redis.connect(Some(PATIENCE)).await.unwrap();
         (redis, connection)
     }
 
-    /// Stores one webhook a pack, registered for the drain `http`.
+    /// Registers the consumer `http` and stores each webhook in its own pack.
     pub async fn store(&self, letters: &[Letter]) -> Vec<StreamId> {
         let (redis, mut connection) = self.connect().await;
         register(&redis, &mut connection, Some(HTTP), StartAt::Oldest).await.unwrap();
@@ -93,33 +93,36 @@ impl Cell {
         ids
     }
 
-    /// Stores webhooks and gives them up, in the order of `died`, an index each.
+    /// Stores webhooks and gives them up in the order of `died`, which holds their indexes.
     pub async fn give_up(&self, letters: &[Letter], died: &[usize]) -> Vec<WebhookId> {
         let entries = self.store(letters).await;
         let (redis, mut connection) = self.connect().await;
         let registered = register(&redis, &mut connection, None, StartAt::Oldest).await.unwrap();
         let id = |entry| WebhookId { cell: registered.cell, entry, index: 0 };
-        let claim = Claim::new(redis.clone(), HTTP);
+        let claim = Candidacy::new(redis.clone(), HTTP);
         claim.take(&mut connection, "").await.unwrap();
-        let mark = Reader::new(redis.clone(), HTTP).mark(&mut connection).await.unwrap();
+        let mark = StreamReader::new(redis.clone(), HTTP).mark(&mut connection).await.unwrap();
         let mut settler = Settler::new(redis, HTTP, claim.token(), mark);
         settler.begin();
         let dead = died.iter().map(|index| dead(&letters[*index], id(entries[*index]))).collect();
         let count = entries.len() as u64;
-        let passed =
-            entries.last().map(|last| Passed { cursor: *last, entries: count, webhooks: count });
+        let passed = entries.last().map(|last| PassedEntries {
+            cursor: *last,
+            entries: count,
+            webhooks: count,
+        });
         let settlement = Settlement { passed, dead, ..Settlement::default() };
         settler.apply(&mut connection, &settlement).await.unwrap();
         claim.release(&mut connection).await.unwrap();
         entries.into_iter().map(id).collect()
     }
 
-    /// Runs the command with these arguments and nothing else of this environment.
+    /// Runs the command with only these arguments and `REDIS_URL`.
     pub fn spillway(&self, arguments: &[&str]) -> Output {
         self.spillway_with(arguments, &[])
     }
 
-    /// The same, with settings.
+    /// Runs the command with these arguments and settings.
     pub fn spillway_with(&self, arguments: &[&str], settings: &[(&str, &str)]) -> Output {
         Command::new(env!("CARGO_BIN_EXE_spillway"))
             .args(arguments)
@@ -132,14 +135,14 @@ impl Cell {
             .unwrap()
     }
 
-    /// The output of a command that succeeds.
+    /// Returns the output of a command that must succeed.
     pub fn told(&self, arguments: &[&str]) -> String {
         let output = self.spillway(arguments);
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What a command that must not succeed says on standard error; with its exit code.
+    /// Returns exit code and standard error of a command that must fail.
     pub fn refused(&self, arguments: &[&str]) -> (i32, String) {
         let output = self.spillway(arguments);
         let code = output.status.code().unwrap();
@@ -155,7 +158,7 @@ impl Drop for Cell {
     }
 }
 
-/// A product's update.
+/// An update of a product.
 pub fn product(product: u32) -> Letter {
     Letter { product, topic: "products/update", body: b"{\"title\":\"\xff\x1b[2J\"}" }
 }
@@ -189,7 +192,7 @@ fn shop(letter: &Letter) -> String {
     format!("shop-{}.myshopify.com", letter.product % 2)
 }
 
-/// Shopify's id of a letter.
+/// Shopify's webhook id of a dead letter.
 pub fn delivery_id(letter: &Letter) -> String {
     format!("delivery-{}", letter.product)
 }

@@ -1,6 +1,6 @@
-//! `spillway dead`.
+//! Tests of `spillway dead`.
 
-use spillway_queue::read::Reader;
+use spillway_queue::read::StreamReader;
 use spillway_webhook::StreamId;
 
 use crate::cell::{Cell, Letter, delivery_id, product};
@@ -13,7 +13,7 @@ fn ids(listed: &str) -> Vec<String> {
     listed.lines().map(text).collect()
 }
 
-/// Four products of two shops, dead in another order than they were accepted in.
+/// Four products of two shops, given up in another order than they were accepted.
 async fn four() -> (Cell, Vec<String>) {
     let cell = Cell::start().await;
     let ids = cell.give_up(&[1, 2, 3, 4].map(product), &[2, 0, 3, 1]).await;
@@ -37,7 +37,7 @@ async fn they_are_listed_by_every_filter() {
     assert_eq!(listed(&["--topic", "orders/*"]), Vec::<String>::new());
     assert_eq!(listed(&["--since", "1h"]), all);
     assert_eq!(listed(&["--until", "1h"]), Vec::<String>::new());
-    assert_eq!(listed(&["--drain", "kafka"]), Vec::<String>::new());
+    assert_eq!(listed(&["--consumer", "kafka"]), Vec::<String>::new());
     let first = cell.told(&["dead", "list", "--json", &all[0]]);
     let letter: serde_json::Value = serde_json::from_str(&first).unwrap();
     assert_eq!((&letter["status"], &letter["attempts"]), (&422.into(), &3.into()));
@@ -84,7 +84,7 @@ async fn they_are_replayed_in_the_order_accepted() {
     assert_eq!(told, "replayed 4 dead letters\n");
     assert_eq!(cell.told(&["dead", "list"]), "no dead letter matches\n");
     let (redis, mut connection) = cell.connect().await;
-    let reader = Reader::new(redis, "http");
+    let reader = StreamReader::new(redis, "http");
     let replays = reader.replays_after(&mut connection, StreamId::ZERO, 1 << 20).await.unwrap();
     let order: Vec<_> = replays.iter().map(|replay| replay.webhook.to_string()).collect();
     assert_eq!(order, all);
@@ -98,7 +98,7 @@ async fn more_than_a_page_and_a_batch_are_replayed_in_order() {
     let all = cell.give_up(&letters, &died).await;
     assert_eq!(cell.told(&["dead", "replay", "--all"]), "replayed 150 dead letters\n");
     let (redis, mut connection) = cell.connect().await;
-    let reader = Reader::new(redis, "http");
+    let reader = StreamReader::new(redis, "http");
     let mut order = Vec::new();
     let mut after = StreamId::ZERO;
     loop {
@@ -122,7 +122,7 @@ async fn they_are_dropped_only_with_a_yes() {
     assert_eq!(cell.told(&["dead", "drop", "--all", "--yes"]), "dropped 3 dead letters\n");
     let status: serde_json::Value =
         serde_json::from_str(&cell.told(&["status", "--json"])).unwrap();
-    assert_eq!(status["drains"][0]["dead_bytes"], 0);
+    assert_eq!(status["consumers"][0]["dead_bytes"], 0);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! `spillway doctor` and `spillway send`, against a backend that answers what it is told.
+//! Tests of `spillway doctor` and `spillway send` against a backend with a scripted answer.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +17,7 @@ const SECRET: (&str, &str) = ("SHOPIFY_CLIENT_SECRET", "hush");
 
 type Received = Arc<Mutex<Vec<(HeaderMap, Bytes)>>>;
 
-/// Answers 200 to what is signed, else 401.
+/// Answers 200 to signed requests, 401 to others.
 async fn backend() -> (String, Received) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -35,7 +35,7 @@ async fn take(State(received): State<Received>, headers: HeaderMap, body: Bytes)
     if secrets.verify(webhook).is_ok() { StatusCode::OK } else { StatusCode::UNAUTHORIZED }
 }
 
-/// Runs the command on another thread: the backend is on this one.
+/// Runs the command on another thread, because the backend runs on this one.
 async fn run(cell: &Arc<Cell>, arguments: &[&str], settings: &[(&str, &str)]) -> (i32, String) {
     let owned = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
     let (cell, arguments) = (cell.clone(), owned(arguments));
@@ -52,26 +52,26 @@ async fn run(cell: &Arc<Cell>, arguments: &[&str], settings: &[(&str, &str)]) ->
 }
 
 #[tokio::test]
-async fn the_doctor_finds_what_is_wrong_and_says_how_to_mend_it() {
+async fn the_doctor_finds_what_is_wrong_and_says_how_to_fix_it() {
     let cell = Arc::new(Cell::start().await);
     let (code, told) = run(&cell, &["doctor"], &[]).await;
     assert_eq!(code, 1, "{told}");
-    assert!(told.contains("problem  no drain is registered"), "{told}");
+    assert!(told.contains("problem  no consumer is registered"), "{told}");
     assert!(told.contains("ok       a webhook is on disk before it is answered"), "{told}");
-    assert!(told.contains("the backend was not looked at"), "{told}");
+    assert!(told.contains("the backend was not checked"), "{told}");
     let nowhere = ["doctor", "--redis-url", "unix:///nonexistent.sock"];
     let (code, told) = run(&cell, &nowhere, &[]).await;
     assert!(code == 1 && told.contains("redis is unreachable"), "{told}");
 }
 
 #[tokio::test]
-async fn the_doctor_sees_a_drain_without_an_owner() {
+async fn the_doctor_sees_a_consumer_without_a_leader() {
     let cell = Arc::new(Cell::start().await);
     cell.give_up(&[product(1)], &[0]).await;
     let (code, told) = run(&cell, &["doctor"], &[]).await;
     assert_eq!(code, 1);
-    assert!(told.contains("problem  drain http has no live owner"), "{told}");
-    assert!(told.contains("warning  drain http has 1 dead letter"), "{told}");
+    assert!(told.contains("problem  consumer http has no live leader"), "{told}");
+    assert!(told.contains("warning  consumer http has 1 dead letter"), "{told}");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The operator's command against a real Redis: what it lists, replays, drops and forgets.
+//! Tests of the operators' command against a real Redis: list, replay, drop and forget.
 
 #[cfg(test)]
 mod cell;

@@ -1,4 +1,4 @@
-//! `spillway status` and `spillway drains`, settings and exit codes.
+//! Tests of `spillway status` and `spillway consumers`, settings and exit codes.
 
 use std::process::{Command, Stdio};
 
@@ -10,36 +10,38 @@ use crate::cell::{Cell, product};
 async fn the_status_of_a_queue_nobody_drains() {
     let cell = Cell::start().await;
     let empty = cell.told(&["status"]);
-    assert!(empty.contains("0 webhooks in 0 packs") && empty.contains("no drain"), "{empty}");
+    assert!(empty.contains("0 webhooks in 0 packs") && empty.contains("no consumer"), "{empty}");
     cell.store(&[product(1), product(2)]).await;
     let status: Value = serde_json::from_str(&cell.told(&["status", "--json"])).unwrap();
     assert_eq!((&status["queue"]["webhooks"], &status["queue"]["packs"]), (&2.into(), &2.into()));
-    let drain = &status["drains"][0];
-    assert_eq!((&drain["name"], &drain["waiting"]), (&"http".into(), &2.into()));
-    assert!(drain["owner"].is_null() && drain["last_seen_seconds"].is_null(), "{drain}");
+    let consumer = &status["consumers"][0];
+    assert_eq!((&consumer["name"], &consumer["waiting"]), (&"http".into(), &2.into()));
+    assert!(consumer["leader"].is_null() && consumer["last_seen_seconds"].is_null(), "{consumer}");
     let text = cell.told(&["status"]);
     assert!(text.contains("2 webhooks in 2 packs") && text.contains("never"), "{text}");
 }
 
 #[tokio::test]
-async fn drains_are_added_listed_and_forgotten() {
+async fn consumers_are_added_listed_and_forgotten() {
     let cell = Cell::start().await;
     cell.store(&[product(1)]).await;
-    assert!(cell.told(&["drains", "add", "kafka", "--start-at", "now"]).contains("is registered"));
-    assert!(cell.told(&["drains", "add", "kafka"]).contains("already"));
-    for list in [&["drains"][..], &["drains", "list"]] {
+    assert!(
+        cell.told(&["consumers", "add", "kafka", "--start-at", "now"]).contains("is registered")
+    );
+    assert!(cell.told(&["consumers", "add", "kafka"]).contains("already"));
+    for list in [&["consumers"][..], &["consumers", "list"]] {
         let listed = cell.told(list);
         assert!(listed.contains("http") && listed.contains("kafka"), "{listed}");
     }
-    assert_eq!(cell.refused(&["drains", "forget", "nobody", "--yes"]).0, 1);
-    let (code, told) = cell.refused(&["drains", "forget", "http"]);
+    assert_eq!(cell.refused(&["consumers", "forget", "nobody", "--yes"]).0, 1);
+    let (code, told) = cell.refused(&["consumers", "forget", "http"]);
     assert_eq!(code, 64);
     assert!(told.contains("1 webhook it has not settled"), "{told}");
-    cell.told(&["drains", "forget", "http", "--yes"]);
-    // Nobody else needed it: kafka began behind it.
+    cell.told(&["consumers", "forget", "http", "--yes"]);
+    // No other consumer needed it: kafka began after it.
     let status: Value = serde_json::from_str(&cell.told(&["status", "--json"])).unwrap();
     assert_eq!(status["queue"]["packs"], 0);
-    assert_eq!(cell.refused(&["drains", "add", "a:b"]).0, 64);
+    assert_eq!(cell.refused(&["consumers", "add", "a:b"]).0, 64);
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! `spillway top`, `queue`, `pause`, `resume`, `explain` and `status --check` on a queue nobody drains.
+//! Tests of `spillway top`, `queue`, `pause`, `resume`, `explain` and `status --check` on a queue
+//! without a leader.
 
 use serde_json::Value;
 
@@ -13,7 +14,7 @@ fn lines(cell: &Cell, arguments: &[&str]) -> Vec<Value> {
     told.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Products 1 to 6, of two shops, and a redaction.
+/// Products 1 to 6 of two shops, and a redaction.
 async fn seven() -> Cell {
     let cell = Cell::start().await;
     let mut letters: Vec<Letter> = (1..=6).map(product).collect();
@@ -37,9 +38,9 @@ async fn what_waits_is_counted_by_shop_topic_and_resource() {
     assert_eq!(json(&cell, &shop)["rows"].as_array().unwrap().len(), 1);
     let text = cell.told(&["top"]);
     assert!(text.contains("7 waiting webhooks") && text.contains("57.1 %"), "{text}");
-    let (code, told) = cell.refused(&["top", "--drain", "kafka"]);
+    let (code, told) = cell.refused(&["top", "--consumer", "kafka"]);
     assert_eq!(code, 1);
-    assert!(told.contains("no drain is named kafka; there is http"), "{told}");
+    assert!(told.contains("no consumer is named kafka; there is http"), "{told}");
 }
 
 #[tokio::test]
@@ -73,8 +74,8 @@ async fn a_drop_is_ordered_only_with_a_yes_and_a_redaction_only_by_force() {
     assert!(told.contains("3 webhooks would be dropped") && told.contains("legal"), "{told}");
     let drop = ["queue", "drop", "--shop", "shop-1.myshopify.com", "--yes", "--no-wait"];
     let told = cell.told(&drop);
-    assert!(told.contains("3 more") && told.contains("nobody owns it"), "{told}");
-    // What is ordered to be dropped does not wait any more, and is not ordered twice.
+    assert!(told.contains("3 more") && told.contains("it has no leader"), "{told}");
+    // Webhooks that are ordered to be dropped no longer wait and are not ordered again.
     assert_eq!(lines(&cell, &["queue", "list", "--json"]).len(), 4);
     assert_eq!(cell.told(&drop), "no waiting webhook matches\n");
     let all = ["queue", "drop", "--all", "--yes", "--force", "--no-wait", "--json"];
@@ -91,7 +92,7 @@ async fn pauses_are_shown_and_ended_one_by_one() {
     assert!(cell.told(&[&["pause"], &shop[..]].concat()).contains("before"));
     cell.told(&["pause"]);
     let status = json(&cell, &["status", "--json"]);
-    assert_eq!(status["drains"][0]["pauses"].as_array().unwrap().len(), 2);
+    assert_eq!(status["consumers"][0]["pauses"].as_array().unwrap().len(), 2);
     assert!(cell.told(&["status"]).contains("http has paused everything"));
     assert!(cell.told(&["top"]).contains("paused since"));
     let explained = cell.told(&["explain", &delivery_id(&product(1))]);
@@ -100,18 +101,18 @@ async fn pauses_are_shown_and_ended_one_by_one() {
     let (code, told) = cell.refused(&["resume"]);
     assert!(code == 1 && told.contains("paused is: shop shop-1"), "{told}");
     assert!(cell.told(&["resume", "--all"]).contains("1 pause"));
-    assert_eq!(cell.refused(&["pause", "--drain", "nobody"]).0, 1);
-    assert_eq!(cell.refused(&["pause", "--drain", "kafka", "--shop", "x"]).0, 64);
+    assert_eq!(cell.refused(&["pause", "--consumer", "nobody"]).0, 1);
+    assert_eq!(cell.refused(&["pause", "--consumer", "kafka", "--shop", "x"]).0, 64);
 }
 
 #[tokio::test]
 async fn one_webhook_is_explained_where_it_waits_or_died() {
     let cell = seven().await;
     let explained = json(&cell, &["explain", &delivery_id(&product(3)), "--json"]);
-    let fact = &explained["drains"][0]["facts"][0];
+    let fact = &explained["consumers"][0]["facts"][0];
     assert_eq!((&fact["state"], &fact["topic"]), (&"waiting".into(), &"products/update".into()));
     let by_id = json(&cell, &["explain", fact["id"].as_str().unwrap(), "--json"]);
-    assert_eq!(&by_id["drains"][0]["facts"][0]["id"], &fact["id"]);
+    assert_eq!(&by_id["consumers"][0]["facts"][0]["id"], &fact["id"]);
     assert_eq!(cell.spillway(&["explain", "nothing"]).status.code(), Some(1));
     let dead = Cell::start().await;
     dead.give_up(&[product(8)], &[0]).await;
@@ -128,7 +129,7 @@ async fn monitoring_is_told_by_exit_code() {
     };
     let (code, told) = check(&[]);
     assert_eq!(code, 2);
-    assert!(told.starts_with("SPILLWAY CRITICAL: http has no live owner"), "{told}");
+    assert!(told.starts_with("SPILLWAY CRITICAL: http has no live leader"), "{told}");
     let (code, told) = check(&["--redis-url", "unix:///nonexistent.sock", "--json"]);
     assert_eq!(code, 2);
     assert!(told.contains("critical") && told.contains("unreachable"), "{told}");

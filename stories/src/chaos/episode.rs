@@ -1,4 +1,4 @@
-//! One plan carried out: the faults, how long each was felt, and what the ledger says in the end.
+//! Executes one plan: the faults, the recovery time of each, and the final state of the ledger.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -21,53 +21,54 @@ use crate::settlements::Duplicates;
 
 /// Connections that send.
 const SENDERS: u64 = 16;
-/// Connections that send one webhook each at the moment of some faults, and of the first one.
+/// Connections that send one webhook each when some kinds of faults begin, and when the first fault
+/// begins.
 const BURST: u64 = 300;
-/// Resources of the bursts have numbers from here on.
+/// Number of the first resource of the bursts.
 const BURSTS_FROM: u64 = 20_000;
-/// How often everything is looked at.
+/// Time between two looks at everything.
 const LOOK: Duration = Duration::from_millis(20);
-/// Longer than any takeover, on a busy machine.
+/// Longer than any takeover takes on a busy machine.
 const RECOVERS_WITHIN: Duration = Duration::from_secs(120);
-/// No record came for so long: there are no more.
+/// Time without a new record after which no more are expected.
 const QUIET: Duration = Duration::from_secs(2);
-/// A process that holds more than this has no bound.
+/// Memory limit: a process that holds more is considered unbounded.
 const RESIDENT_BYTES_MAX: u64 = 384 << 20;
 
-/// What one fault did.
+/// Effect of one fault.
 #[derive(Clone, Debug)]
 pub struct Felt {
-    /// The kinds that were made together.
+    /// Kinds that were made together.
     pub kinds: Vec<Kind>,
-    /// From its end until all that was answered 200 by then had arrived, every sender had been
-    /// answered 200 again, and the receiver was ready.
+    /// Time from the end of the fault until all webhooks answered 200 by then arrived, every sender
+    /// was answered 200 again, and the receiver was ready.
     pub recovery: Duration,
-    /// Attempts answered 503 meanwhile.
+    /// Attempts answered 503 during the fault and the recovery.
     pub refused: usize,
-    /// Attempts that were not answered.
+    /// Attempts without an answer during the fault and the recovery.
     pub unanswered: usize,
 }
 
-/// What an episode showed.
+/// Results of an episode.
 #[derive(Clone, Debug)]
 pub struct Shown {
-    /// What was carried out.
+    /// The executed plan.
     pub plan: Plan,
-    /// What each fault did, in order.
+    /// Effect of each fault, in order.
     pub felt: Vec<Felt>,
-    /// What reached the backend.
+    /// Check of what reached the backend.
     pub delivered: Figures,
-    /// What reached the topic.
+    /// Check of what reached the topic.
     pub produced: Option<Once>,
-    /// Webhooks that the backend refused for good, each replayed and delivered in the end.
+    /// Webhooks that the backend refused for good. Each was replayed and then delivered.
     pub poisoned: usize,
     /// Settlements that were sent again.
     pub duplicates: Duplicates,
-    /// As many webhooks may have been repeated.
+    /// Maximum number of webhooks that may have been repeated.
     pub repeats_max: usize,
     /// The largest resident memory, in bytes, by process.
     pub memory: BTreeMap<String, u64>,
-    /// Processes of ours that ended by themselves and were started again.
+    /// Our processes that ended by themselves and were started again.
     pub ended: Vec<String>,
 }
 
@@ -76,12 +77,12 @@ struct Episode {
     world: World,
     ledger: Arc<Ledger>,
     felt: Vec<Felt>,
-    /// So many of those stored have been looked at, and these had not arrived.
+    /// Number of stored webhooks looked at; `missing` are those of them that had not arrived.
     looked_at: usize,
     missing: Vec<Event>,
 }
 
-/// Carries out a plan.
+/// Executes a plan.
 pub async fn play(plan: Plan, cell: Cell) -> Shown {
     let world = World::start(cell, plan.parts, plan.seed).await;
     let ledger = Arc::new(Ledger::default());
@@ -93,7 +94,7 @@ pub async fn play(plan: Plan, cell: Cell) -> Shown {
         ..Load::steady(plan.seed)
     };
     let running = load.start(world.address(), &ledger);
-    // Nothing of these arrives before the episode ends: they are not looked at until then.
+    // These webhooks do not arrive before the episode ends and are checked only then.
     let broken = Arc::new(Ledger::default());
     let of_broken_shop = Load {
         connections: 2,
@@ -156,7 +157,7 @@ impl Episode {
         self.felt.push(Felt { kinds: fault.kinds, recovery, refused, unanswered });
     }
 
-    /// Hundreds of senders at once, whose time is over at once if they are not answered.
+    /// Sends from hundreds of connections at once. Each gives up if it is not answered.
     fn burst(&self, number: usize) -> Running {
         let load = Load {
             connections: BURST,
@@ -170,7 +171,7 @@ impl Episode {
         load.start(self.world.address(), &self.ledger)
     }
 
-    /// Some time goes by.
+    /// Lets some time pass, while processes are kept running.
     async fn pass(&mut self, time: Duration) {
         let began = Instant::now();
         while began.elapsed() < time {
@@ -179,7 +180,8 @@ impl Episode {
         }
     }
 
-    /// True if the receiver is ready, and every sender was answered 200 since so many were stored.
+    /// True if the receiver is ready and every sender was answered 200 after the first `stored`
+    /// webhooks.
     async fn is_well_since(&mut self, stored: usize) -> bool {
         let since = self.ledger.stored_after(stored);
         let of_load = since.iter().filter(|event| event.resource < BURSTS_FROM);
@@ -187,21 +189,21 @@ impl Episode {
         served.len() as u64 == SENDERS && self.world.is_ready().await
     }
 
-    /// True if all that was stored by the last look has arrived.
+    /// True if everything stored by the last look has arrived.
     fn has_arrived(&mut self) -> bool {
         let world = &mut self.world;
         self.missing.retain(|event| !world.has_arrived(*event));
         self.missing.is_empty()
     }
 
-    /// From now on what is stored by now is missing until it arrives.
+    /// Adds newly stored webhooks to the missing ones.
     fn look(&mut self) {
         let new = self.ledger.stored_after(self.looked_at);
         self.looked_at += new.len();
         self.missing.extend(new);
     }
 
-    /// Waits for something, while processes are kept running.
+    /// Waits for a condition, while processes are kept running.
     async fn reach(&mut self, what: &str, mut is_so: impl AsyncFnMut(&mut Self) -> bool) {
         let began = Instant::now();
         loop {
@@ -217,7 +219,7 @@ impl Episode {
         }
     }
 
-    /// Attempts answered 503, and not answered.
+    /// Number of attempts answered 503, and number of attempts without an answer.
     fn troubles(&self) -> (usize, usize) {
         let attempts = self.ledger.attempts();
         let of = |outcomes: &[Outcome]| {
@@ -239,13 +241,13 @@ impl Episode {
             poison.iter().all(|event| backend.has_delivered(&event.webhook_id()))
         })
         .await;
-        // Whatever comes now comes too late.
+        // Duplicates from now on must change nothing.
         self.world.repeat_all_settlements().await;
         self.quiet().await;
         self.reach(&what, async |episode| episode.world.is_empty().await).await;
         self.world.expect_sound().await;
 
-        // What was refused for good and came by a replay has no place in the order.
+        // Webhooks that were refused for good and then replayed are not checked for order.
         let is_poison = |receipt: &Receipt| {
             Event::of(receipt.webhook_id()).is_some_and(|event| poison.contains(&event))
         };
@@ -282,8 +284,8 @@ impl Episode {
 }
 
 impl Shown {
-    /// Fails the test if anything was lost, invented, altered or out of order, if more was repeated
-    /// than may be, or if memory had no bound.
+    /// Fails the test if anything was lost, invented, altered or out of order, if there were too
+    /// many repeats, or if memory exceeded its limit.
     #[track_caller]
     pub fn expect_sound(&self) {
         self.delivered.expect_sound(self.repeats_max);

@@ -3,26 +3,26 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// What a cell is made of, beside Redis, a receiver, a downstreamer and a backend.
+/// Parts of a cell in addition to Redis, a receiver, a downstreamer and a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts {
-    /// A Kafka broker, and a producer that drains into it what the downstreamer delivers.
+    /// A Kafka broker, and a producer that writes to it what the downstreamer also delivers.
     pub kafka: bool,
-    /// The receiver has a directory to spill to.
+    /// An overflow directory for the receiver.
     pub spill: bool,
-    /// A second downstreamer stands by.
+    /// A second downstreamer as a standby.
     pub standby: bool,
     /// Clocks that can be set.
     pub clocks: bool,
-    /// Small disks of their own for Redis and for what is spilled.
+    /// Small separate disks for Redis and for the overflow log.
     pub disks: bool,
-    /// True if the spill lies on Redis' disk.
+    /// True if the overflow log lies on Redis' disk.
     pub shares_disk: bool,
     /// A shop whose webhooks fail until the episode ends, so that its lane is never empty.
     pub broken_shop: bool,
 }
 
-/// What a fault befalls. Two of the same are never made together.
+/// Part that a fault affects. Two faults of the same part are never made together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Victim {
     /// The receiver's process.
@@ -33,21 +33,21 @@ pub enum Victim {
     Producer,
     /// Redis, its memory and its disk.
     Redis,
-    /// The ways to Redis.
+    /// The connections to Redis.
     WayToRedis,
     /// The Kafka broker.
     Broker,
-    /// The backend and the way to it.
+    /// The backend and the connections to it.
     Backend,
-    /// Those who send, and their way.
+    /// The senders and their connections.
     Clients,
     /// The clocks.
     Clocks,
-    /// What is in the queue.
+    /// The content of the queue.
     Data,
-    /// What was sent to Redis before.
+    /// Commands that were sent to Redis before.
     Duplicates,
-    /// Everything at once.
+    /// All parts at once.
     All,
 }
 
@@ -58,20 +58,20 @@ macro_rules! kinds {
         pub enum Kind { $(#[doc = $says] $kind,)* }
 
         impl Kind {
-            /// All there are.
+            /// All kinds.
             pub const ALL: &[Self] = &[$(Self::$kind,)*];
 
-            /// What it befalls.
+            /// Part that the fault affects.
             pub fn victim(self) -> Victim {
                 match self { $(Self::$kind => Victim::$victim,)* }
             }
 
-            /// How long it lasts, in milliseconds.
+            /// Duration of the fault in milliseconds.
             pub fn lasts_ms(self) -> RangeInclusive<u64> {
                 match self { $(Self::$kind => $lasts,)* }
             }
 
-            /// What it is, for a reader.
+            /// Description of the fault for a reader.
             pub fn says(self) -> &'static str {
                 match self { $(Self::$kind => $says,)* }
             }
@@ -86,9 +86,9 @@ kinds! {
     ReceiverLogBroken: Receiver, 0..=300, "kill -9 of the receiver; the next one's log is a pipe that nobody reads";
     DescriptorsGone: Receiver, 500..=2500, "the receiver can open no file and no connection any more";
     DownstreamerKilled: Downstreamer, 0..=300, "kill -9 of every downstreamer";
-    OwnerKilled: Downstreamer, 0..=300, "kill -9 of the downstreamer that owns the queue, another standing by";
+    LeaderKilled: Downstreamer, 0..=300, "kill -9 of the downstreamer that owns the queue, another standing by";
     DownstreamerStopped: Downstreamer, 100..=2500, "SIGSTOP of every downstreamer";
-    OwnerAsleep: Downstreamer, 11_000..=13_000, "SIGSTOP of the owner until another has taken over";
+    LeaderAsleep: Downstreamer, 11_000..=13_000, "SIGSTOP of the leader until another has taken over";
     DownstreamerRestarted: Downstreamer, 0..=100, "SIGTERM of every downstreamer";
     ProducerKilled: Producer, 0..=300, "kill -9 of the Kafka producer";
     ProducerStopped: Producer, 100..=2500, "SIGSTOP of the Kafka producer";
@@ -111,7 +111,7 @@ kinds! {
     EverythingKilled: All, 0..=300, "kill -9 of every process at once";
     SpillingKilled: All, 1000..=2500, "Redis away, and kill -9 of the receiver while it spills";
     RepliesToReceiverLost: WayToRedis, 50..=500, "Redis' replies to the receiver lost after they took effect";
-    RepliesToDrainsLost: WayToRedis, 50..=500, "Redis' replies to the drains lost after they took effect";
+    RepliesToConsumersLost: WayToRedis, 50..=500, "Redis' replies to the consumers lost after they took effect";
     RequestsCut: WayToRedis, 50..=500, "requests to Redis cut in the middle";
     RedisSlow: WayToRedis, 300..=1500, "each reply of Redis 20 ms late";
     AppendsHeld: WayToRedis, 100..=16_000, "appends held up on their way, to arrive late";
@@ -143,18 +143,18 @@ kinds! {
 /// One fault of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What is made: one kind, or two at once.
+    /// Kinds to make: one, or two at once.
     pub kinds: Vec<Kind>,
-    /// How long the cell is left alone before.
+    /// Time without a fault before it.
     pub after: Duration,
-    /// How long it lasts.
+    /// Duration of the fault.
     pub lasts: Duration,
-    /// For what is drawn while it is made.
+    /// Seed for random choices while the fault is made.
     pub chance: u64,
 }
 
 impl Kind {
-    /// True if it can be made in such a cell.
+    /// True if the fault can be made in a cell with these parts.
     pub fn fits(self, parts: &Parts) -> bool {
         match self {
             Self::ProducerKilled
@@ -162,7 +162,7 @@ impl Kind {
             | Self::ProducerRestarted
             | Self::BrokerKilled
             | Self::BrokerStopped => parts.kafka,
-            Self::OwnerKilled | Self::OwnerAsleep => parts.standby,
+            Self::LeaderKilled | Self::LeaderAsleep => parts.standby,
             Self::RedisDiskFull => parts.disks,
             Self::SpillDiskFull => parts.disks && parts.spill && !parts.shares_disk,
             Self::SpillingKilled
@@ -174,7 +174,7 @@ impl Kind {
         }
     }
 
-    /// True if it is worst for many who come at once.
+    /// True if the fault is worst when many senders come at once.
     pub fn wants_burst(self) -> bool {
         matches!(
             self,
@@ -190,7 +190,7 @@ impl Kind {
         )
     }
 
-    /// True if the two may be made together.
+    /// True if the two kinds may be made together.
     pub fn goes_with(self, other: Self) -> bool {
         let (one, two) = (self.victim(), other.victim());
         let is_redis = |victim| matches!(victim, Victim::Redis | Victim::Data);

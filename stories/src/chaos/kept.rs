@@ -1,5 +1,4 @@
-//! A process that is kept running, as systemd keeps it: started again some time after it ended,
-//! whatever it ended by.
+//! A process that is restarted as systemd does it: some time after it ended, for whatever reason.
 
 use std::ops::DerefMut;
 use std::process::ExitStatus;
@@ -9,9 +8,9 @@ use tokio::time::sleep;
 
 use crate::process::Process;
 
-/// What `RestartSec=` says in the units.
+/// `RestartSec=` of the units.
 const RESTART_AFTER: Duration = Duration::from_millis(100);
-/// By then it listens for SIGTERM, on a busy machine too. Before, the signal ends it as it is.
+/// Time after which a process handles SIGTERM, even on a busy machine. An earlier signal kills it.
 const LISTENS_WITHIN: Duration = Duration::from_secs(2);
 
 /// A process under supervision.
@@ -19,19 +18,19 @@ const LISTENS_WITHIN: Duration = Duration::from_secs(2);
 pub struct Kept<P> {
     /// The process.
     pub process: P,
-    /// It stays down until this is false again.
+    /// While set, the process is not restarted.
     pub is_held: bool,
-    /// Its end was brought about, and how it has to look, if that is known.
+    /// Set if the test killed it, so that its end is not reported.
     is_doomed: bool,
     is_asked_to_end: bool,
-    /// Set if the next log is to be a pipe that nobody reads.
+    /// Set if the next log is a pipe that nobody reads.
     loses_log: bool,
     started: Instant,
     ended: Option<Instant>,
 }
 
 impl<P: DerefMut<Target = Process>> Kept<P> {
-    /// Takes over a process that was started.
+    /// Takes over a running process.
     pub fn new(process: P) -> Self {
         Self {
             process,
@@ -44,7 +43,7 @@ impl<P: DerefMut<Target = Process>> Kept<P> {
         }
     }
 
-    /// `kill -9`.
+    /// Kills it with SIGKILL.
     pub fn kill9(&mut self) {
         if self.process.is_running() {
             self.is_doomed = true;
@@ -52,13 +51,13 @@ impl<P: DerefMut<Target = Process>> Kept<P> {
         }
     }
 
-    /// `kill -9`; what the next one writes to its log is lost.
+    /// Kills it with SIGKILL. The log of the next process is lost.
     pub fn kill9_and_break_log(&mut self) {
         self.loses_log = true;
         self.kill9();
     }
 
-    /// Asks it to end, once it listens.
+    /// Sends SIGTERM, once the process handles it.
     pub async fn sigterm(&mut self) {
         sleep(LISTENS_WITHIN.saturating_sub(self.started.elapsed())).await;
         if self.process.is_running() {
@@ -67,21 +66,21 @@ impl<P: DerefMut<Target = Process>> Kept<P> {
         }
     }
 
-    /// Stops it in its tracks.
+    /// Stops it with SIGSTOP.
     pub fn sigstop(&mut self) {
         if self.process.is_running() {
             self.process.sigstop();
         }
     }
 
-    /// Lets it go on.
+    /// Continues it with SIGCONT.
     pub fn sigcont(&mut self) {
         if self.process.is_running() {
             self.process.sigcont();
         }
     }
 
-    /// Starts it again where it is time to; how it ended, if it did so by itself.
+    /// Restarts it when it is time. Returns the exit status if the process ended by itself.
     pub fn keep(&mut self) -> Option<ExitStatus> {
         let status = self.process.ended()?;
         let ended = *self.ended.get_or_insert_with(Instant::now);

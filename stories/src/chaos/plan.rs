@@ -1,7 +1,7 @@
-//! Which fault when. A pure function of the seed.
+//! The order of the faults: a pure function of the seed.
 //!
-//! Kinds are dealt like cards: among those that the cell allows, one of those that were dealt least
-//! often, so that a long run has each about as often as the others, in every order.
+//! Kinds are drawn at random among those that the cell allows and that were drawn least often. In a
+//! long run each kind comes about equally often, in every order.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,24 +13,24 @@ use rand::seq::IndexedRandom;
 use super::fault::{Fault, Kind, Parts};
 use crate::seed::chance;
 
-/// So many faults of four come alone.
+/// Number of faults in four that come alone.
 const ALONE_OF_FOUR: u32 = 3;
 
-/// A cell and its faults in their order.
+/// A cell and its faults, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Its number in the run.
+    /// Number of the plan in the run.
     pub number: usize,
-    /// What the cell is made of.
+    /// Parts of the cell.
     pub parts: Parts,
-    /// What befalls it.
+    /// Faults, in order.
     pub faults: Vec<Fault>,
-    /// For its load.
+    /// Seed of the load.
     pub seed: u64,
 }
 
-/// So many episodes of so many faults each, a fault of two kinds counted twice. Without `disks`, for
-/// a user who may not mount any, what needs them is left out.
+/// Draws `episodes` plans of `faults_each` faults; a fault of two kinds counts as two. Without
+/// `disks`, faults that need a mounted disk are left out, for users who may not mount one.
 pub fn draw(seed: u64, episodes: usize, faults_each: usize, disks: bool) -> Vec<Plan> {
     let mut chance = chance(seed, 1 << 40);
     let mut dealt = HashMap::new();
@@ -53,7 +53,7 @@ pub fn draw(seed: u64, episodes: usize, faults_each: usize, disks: bool) -> Vec<
     (0..episodes).map(plan).collect()
 }
 
-/// For one cell with everything, a fault at the end of each interval.
+/// Draws a plan for one cell with all parts, with a fault at the end of each interval.
 pub fn soak(seed: u64, faults: usize, every: Duration, disks: bool) -> Plan {
     let mut chance = chance(seed, 1 << 41);
     let parts = Parts {

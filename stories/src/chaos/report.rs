@@ -1,4 +1,4 @@
-//! What a run of episodes showed, as tables.
+//! Results of a run of episodes, as tables.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,12 +12,12 @@ use crate::settlements::Duplicates;
 /// All episodes of a run.
 #[derive(Debug, Default)]
 pub struct Run {
-    /// What each showed.
+    /// Results of each episode.
     pub shown: Vec<Shown>,
 }
 
 impl Run {
-    /// Faults made, those made together counted each.
+    /// Number of faults made; faults made together count separately.
     pub fn faults(&self) -> usize {
         self.felt().map(|felt| felt.kinds.len()).sum()
     }
@@ -28,7 +28,7 @@ impl Run {
         all.fold(Duplicates::default(), Duplicates::and)
     }
 
-    /// What a reader wants to know first.
+    /// The most important figures.
     pub fn summary(&self) -> String {
         let sum = |of: fn(&Shown) -> usize| self.shown.iter().map(of).sum::<usize>();
         let stored = sum(|shown| shown.delivered.stored);
@@ -82,8 +82,8 @@ impl Run {
         )
     }
 
-    /// A row for each kind of fault: how often, and how long it was felt. Where two were made
-    /// together, both rows have it.
+    /// Table with a row for each kind of fault: how often it was made, and its effect. A fault of
+    /// two kinds is in both rows.
     pub fn table(&self) -> String {
         let mut table = String::from(
             "| fault | times | alone | 503 a time | unanswered a time | back after, median | longest |\n\
@@ -95,7 +95,7 @@ impl Run {
             if felt.is_empty() {
                 continue;
             }
-            // What a fault alone does is told by those that came alone.
+            // The effect of a kind is taken from faults made alone, if there are any.
             let telling = if alone.is_empty() { &felt } else { &alone };
             let recoveries: Vec<Duration> = telling.iter().map(|felt| felt.recovery).collect();
             let mean = |of: fn(&Felt) -> usize| {
@@ -117,7 +117,7 @@ impl Run {
         table
     }
 
-    /// The largest resident memory of each process, in MiB.
+    /// Largest resident memory of each process, in MiB.
     pub fn memory(&self) -> String {
         let mut largest: BTreeMap<&str, u64> = BTreeMap::new();
         for (name, bytes) in self.shown.iter().flat_map(|shown| &shown.memory) {

@@ -1,4 +1,4 @@
-//! What a disk does to a sync, put between a process and the kernel by strace.
+//! Slow or failing disk syncs of a process, injected by strace.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -7,17 +7,17 @@ use crate::until::until;
 
 const ATTACHES_WITHIN: Duration = Duration::from_secs(10);
 
-/// Strace at work. Dropped, the process is left alone again.
+/// A running strace. When it is dropped, the process continues untraced.
 #[derive(Debug)]
 pub struct Syncs(Child);
 
 impl Syncs {
-    /// Each sync of a process takes so much longer, in microseconds.
+    /// Delays each sync of a process by `by_us` microseconds.
     pub async fn delayed(process: u32, by_us: u32) -> Self {
         Self::tampered(process, &format!("delay_enter={by_us}")).await
     }
 
-    /// Each sync of a process fails as on a broken disk.
+    /// Fails each sync of a process, as on a broken disk.
     pub async fn failing(process: u32) -> Self {
         Self::tampered(process, "error=EIO").await
     }
@@ -37,13 +37,13 @@ impl Syncs {
 
 impl Drop for Syncs {
     fn drop(&mut self) {
-        // Killed, it leaves its tracee untraced and running: ptrace(2).
+        // A killed strace leaves its tracee untraced and running: ptrace(2).
         self.0.kill().ok();
         self.0.wait().ok();
     }
 }
 
-/// True too of a process that has ended by now: that is what failing syncs are to bring about.
+/// Also true for a process that has ended, because failing syncs are expected to end it.
 fn is_traced(process: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"));
     let tracer =

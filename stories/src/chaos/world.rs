@@ -1,5 +1,4 @@
-//! A cell under load, all of it: its processes kept running, the ways between them, and what each
-//! kind of fault does to it.
+//! A whole cell under load: its processes are kept running, and each kind of fault is made here.
 
 mod faults;
 mod mood;
@@ -33,26 +32,27 @@ use tokio::task::JoinSet;
 
 const TOPIC: &str = "shopify-webhooks";
 const PARTITIONS: i32 = 6;
-/// The receiver wants 1 GiB to be free below the AOF.
+/// Size of Redis' disk. The receiver requires 1 GiB of free space next to the AOF.
 const REDIS_DISK_MIB: u32 = 1400;
 const SPILL_DISK_MIB: u32 = 64;
-/// Longer than a slow backend takes, shorter than a reader's patience.
+/// Longer than a slow backend takes, but short enough for a test.
 const DELIVERY_TIMEOUT: (&str, &str) = ("DELIVERY_TIMEOUT", "2s");
-/// Shorter than what stalls.
+/// Shorter than the stalls that faults cause.
 const ACK_TIMEOUT: (&str, &str) = ("ACK_TIMEOUT", "1s");
-/// The shortest, so that lanes are moved into within a fault.
+/// Shortest value, so that webhooks are moved into lanes within a fault.
 const PARK_AFTER: (&str, &str) = ("PARK_AFTER", "1s");
-/// The exit code of a process of ours that may be started again.
+/// Exit code of our processes after which they may be restarted.
 const FAILED: i32 = 1;
 
-/// The cell. Processes go before the disks that they write to, and those before the directory.
+/// The cell. Fields are dropped in order: processes before their disks, and disks before the
+/// directory.
 #[derive(Debug)]
 pub struct World {
-    /// What it is made of.
+    /// Parts of the cell.
     pub parts: Parts,
-    /// Records what it is sent.
+    /// Backend, which records what it is sent.
     pub backend: Backend,
-    /// What is done to Redis' syncs; it has to go before Redis does.
+    /// Tampering with Redis' syncs; it must be dropped before Redis.
     syncs: Option<Syncs>,
     receiver: Kept<Service>,
     downstreamers: Vec<Kept<Service>>,
@@ -60,24 +60,24 @@ pub struct World {
     redis: Kept<RedisServer>,
     ways: Ways,
     mood: Arc<Mood>,
-    /// Settlements of the consumers.
+    /// Records the settlements of the consumers.
     recorder: Arc<Recorder>,
-    /// Sends them again.
+    /// Tasks that send settlements again.
     repeating: JoinSet<()>,
     is_shop_paused: bool,
     clocks: Vec<Clock>,
-    /// Seconds by which each clock is off for good.
+    /// Permanent offset of each clock in seconds.
     clocks_off: Vec<i64>,
-    /// The disk of what is spilled, as the receiver finds it.
+    /// Disk of the overflow log as the receiver sees it.
     spill_disk: SickDisk,
     disks: Option<Disks>,
     /// The largest resident memory seen, in bytes, by process.
     memory: BTreeMap<String, u64>,
-    /// Processes of ours that ended by themselves, and by what.
+    /// Our processes that ended by themselves, with their exit status.
     ended: Vec<String>,
-    /// Packs put into the queue that are none.
+    /// Number of invalid packs put into the queue.
     corrupt: usize,
-    /// Faults made: each may repeat what was in flight.
+    /// Number of faults made. Each may repeat what was in flight.
     faults: usize,
     cell: Cell,
 }
@@ -95,7 +95,7 @@ struct Kafka {
 struct Ways {
     clients: Way,
     receiver: Way,
-    drains: Way,
+    consumers: Way,
     backend: Way,
 }
 
@@ -106,7 +106,7 @@ struct Disks {
 }
 
 impl World {
-    /// Starts it in a cell, and waits until it takes webhooks.
+    /// Starts everything in a cell and waits until it accepts webhooks.
     pub async fn start(cell: Cell, parts: Parts, seed: u64) -> Self {
         let directory = cell.directory();
         let disks = parts.disks.then(|| Disks::mount(directory));
@@ -119,7 +119,7 @@ impl World {
         let socket = socket_in(directory);
         let recorder = Arc::default();
         let to_receiver = Way::to_redis(&socket, "receivers");
-        let to_drains = Way::of_consumers(&socket, "drains", &recorder);
+        let to_consumers = Way::of_consumers(&socket, "consumers", &recorder);
         let (backend, mood) = (Backend::start().await, Arc::new(Mood::new(seed)));
         backend.behave({
             let mood = Arc::clone(&mood);
@@ -135,16 +135,16 @@ impl World {
         let receiver = start_receiver(&cell, &settings).await;
         let to_clients = Way::to(receiver.address()).await;
 
-        let of_drains = vec![("REDIS_URL", to_drains.url())];
-        let owned = [of_drains.clone(), time(2)].concat();
+        let of_consumers = vec![("REDIS_URL", to_consumers.url())];
+        let owned = [of_consumers.clone(), time(2)].concat();
         let mut settings = [&[DELIVERY_TIMEOUT, PARK_AFTER][..], &borrowed(&owned)].concat();
-        // Where no topic shows what is in the queue, the backend has to see all of it.
+        // Without a topic that shows what is in the queue, the backend must receive every copy.
         settings.extend((!parts.kafka).then_some(("DEDUP_WINDOW", "0")));
         let downstreamers = (0..1 + usize::from(parts.standby))
             .map(|_| Kept::new(cell.downstreamer_starting(&to_backend.url(), &settings)))
             .collect();
         let kafka = match parts.kafka {
-            true => Some(Kafka::start(&cell, &borrowed(&[of_drains, time(3)].concat())).await),
+            true => Some(Kafka::start(&cell, &borrowed(&[of_consumers, time(3)].concat())).await),
             false => None,
         };
         Self {
@@ -158,7 +158,7 @@ impl World {
             ways: Ways {
                 clients: to_clients,
                 receiver: to_receiver,
-                drains: to_drains,
+                consumers: to_consumers,
                 backend: to_backend,
             },
             mood,
@@ -177,12 +177,12 @@ impl World {
         }
     }
 
-    /// Where webhooks are sent.
+    /// Address to which webhooks are sent.
     pub fn address(&self) -> std::net::SocketAddr {
         self.ways.clients.address()
     }
 
-    /// Starts again what ended, and weighs what runs.
+    /// Restarts processes that ended, and records the memory of the running ones.
     pub fn supervise(&mut self) {
         let ours = self.downstreamers.iter_mut().chain([&mut self.receiver]);
         for kept in ours.chain(self.kafka.as_mut().map(|kafka| &mut kafka.producer)) {
@@ -192,25 +192,26 @@ impl World {
                 assert_eq!(status.code(), Some(FAILED), "{}", kept.process.output());
             }
             if let Some(bytes) = kept.process.resident_bytes_if_alive() {
-                // Without its number: "receiver", whichever of them.
+                // Without the number, so that successive receivers count as one.
                 let (name, _) = kept.process.name().rsplit_once('-').expect("a name and a number");
                 let largest = self.memory.entry(name.to_owned()).or_default();
                 *largest = bytes.max(*largest);
             }
         }
-        // Redis ends when it can't write, and a broker when it can't.
+        // Redis ends when it cannot write, and so does a broker.
         self.redis.keep();
         if let Some(kafka) = &mut self.kafka {
             kafka.broker.keep();
         }
     }
 
-    /// True if the receiver says that it is ready.
+    /// True if the receiver reports that it is ready.
     pub async fn is_ready(&self) -> bool {
         self.receiver.process.is_ready().await
     }
 
-    /// True if the backend has it, or refused it for good, and the topic has it too.
+    /// True if the backend acknowledged or refused the event for good, and the topic contains it
+    /// too.
     pub fn has_arrived(&mut self, event: Event) -> bool {
         let id = event.webhook_id();
         let delivered = self.backend.has_delivered(&id) || self.mood.has_poisoned(&id);
@@ -238,7 +239,7 @@ impl World {
         !self.parts.spill || waiting == Some(0.0)
     }
 
-    /// From now on the backend takes the broken shop's webhooks.
+    /// Makes the backend accept the broken shop's webhooks from now on.
     pub fn fix_shop(&self) {
         self.mood.fixes_shop();
     }
@@ -248,12 +249,12 @@ impl World {
         self.recorder.send_all_again(&socket_in(self.cell.directory())).await;
     }
 
-    /// What came of the settlements that were sent again.
+    /// Results of the settlements that were sent again.
     pub fn duplicates(&self) -> Duplicates {
         self.recorder.duplicates()
     }
 
-    /// Replays what the backend refused for good; it takes everything now.
+    /// Replays what the backend refused for good. The backend accepts everything now.
     pub async fn replay(&self) -> usize {
         let poisoned = self.mood.poisoned().len();
         if poisoned > 0 {
@@ -263,12 +264,12 @@ impl World {
         poisoned
     }
 
-    /// Webhook ids that the backend refused for good.
+    /// Events that the backend refused for good.
     pub fn poisoned(&self) -> HashSet<Event> {
         self.mood.poisoned().iter().filter_map(|id| Event::of(id)).collect()
     }
 
-    /// What appeared in the topic.
+    /// Records that appeared in the topic.
     pub fn arrivals(&self) -> Option<Vec<Arrival>> {
         self.kafka.as_ref().map(|kafka| kafka.topic.all())
     }
@@ -278,18 +279,18 @@ impl World {
         &self.memory
     }
 
-    /// Processes that ended by themselves.
+    /// Our processes that ended by themselves.
     pub fn ended(&self) -> &[String] {
         &self.ended
     }
 
-    /// How often the backend may have taken the same webhook again: for each fault what may have
-    /// been in flight, and each answer that was lost on its way.
+    /// Maximum number of repeats at the backend: for each fault the webhooks in flight, plus each
+    /// answer that was lost in transit.
     pub fn repeats_max(&self) -> usize {
         self.faults * CONCURRENCY + self.ways.backend.replies_lost()
     }
 
-    /// Fails the test if a pack that is none was lost, or something panicked.
+    /// Fails the test if an invalid pack was lost, or if a process panicked.
     pub async fn expect_sound(&self) {
         let keys: Vec<String> = self.redis.process.command(&["KEYS", "{spillway}:corrupt:*"]).await;
         assert_eq!(keys.len(), self.corrupt, "corrupt packs that were set aside");
@@ -300,7 +301,8 @@ impl World {
         }
     }
 
-    /// Says where everything stands, for a test that is about to fail, and what is missing where.
+    /// Prints the state of everything and where events are missing, for a test that is about to
+    /// fail.
     pub async fn explain(&mut self, missing: &[Event]) {
         for event in missing.iter().take(10) {
             let id = event.webhook_id();
@@ -323,7 +325,7 @@ impl Kafka {
         broker.topic(TOPIC, PARTITIONS, &[]).await;
         let topic = Topic::arrivals(broker.clients(), TOPIC, PARTITIONS);
         let producer = cell.kafka_producer(&broker, settings);
-        // What the other drain settles before this one is known is not kept for it.
+        // Webhooks that the other consumer settles before this one registers are not kept for it.
         producer.ready().await;
         let producer = Kept::new(producer);
         let (appeared, seen) = (HashSet::new(), 0);
@@ -357,7 +359,7 @@ fn spill_place(directory: &Path, disks: Option<&Disks>, parts: Parts) -> PathBuf
 }
 
 async fn start_receiver(cell: &Cell, settings: &[(&'static str, String)]) -> Service {
-    // Held here as systemd holds it: what comes while the receiver is down waits for the next.
+    // The socket is held here as systemd holds it: connections wait for the next receiver.
     let socket = Arc::new(TcpListener::bind(port::free()).expect("bind the receiver's socket"));
     let receiver = cell.receiver_on(&socket, &[&[ACK_TIMEOUT], &borrowed(settings)[..]].concat());
     receiver.ready().await;
@@ -378,5 +380,5 @@ fn borrowed<'a>(settings: &'a [(&'static str, String)]) -> Vec<(&'a str, &'a str
     settings.iter().map(|(key, value)| (*key, value.as_str())).collect()
 }
 
-/// How long a fault of one kind is waited for to have taken hold.
+/// Time within which a fault must take effect.
 const TAKES_HOLD_WITHIN: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! A crowd: shops that send numbered webhooks. The number says shop, resource and body.
+//! A crowd: shops that send numbered webhooks. The number determines shop, resource and body.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -8,31 +8,31 @@ use crate::ledger::Event;
 use crate::shop;
 use crate::webhook::Webhook;
 
-/// Of so many webhooks of a shop, two are about the same resource; all others have their own.
+/// Two of this many webhooks of a shop are about the same resource; all others have their own.
 const ROUNDS: u32 = 8;
-/// Text in each body that compresses about as well as a product does.
+/// Words in each body. They compress about as well as those of a product.
 const WORDS: usize = 24;
 
 /// Shops that take turns to send webhooks of one topic.
 #[derive(Clone, Debug)]
 pub struct Crowd {
-    /// Number of its first webhook, and of the one after its last.
+    /// Number of the first webhook, and the number after the last.
     numbers: Range<u32>,
     topic: &'static str,
-    /// Shops in the order of their turns; then it begins again.
+    /// Shops in the order of their turns, which repeats.
     turns: Vec<u32>,
-    /// From a webhook of a resource to its next, a multiple of the connections: both go over the
-    /// same one, so the first is accepted before the next is sent.
+    /// Distance from a webhook of a resource to its next, a multiple of the number of connections.
+    /// Both use the same connection, so the first is accepted before the next is sent.
     stride: u32,
 }
 
 impl Crowd {
-    /// These shops, one turn each.
+    /// A crowd of these shops, one turn each.
     pub fn new(topic: &'static str, shops: Range<u32>, numbers: Range<u32>) -> Self {
         Self::with_turns(topic, shops.collect(), numbers)
     }
 
-    /// The same with `more` additional turns for the busy ones, spread over the whole round.
+    /// Adds `more` turns for each busy shop, spread over the whole round.
     pub fn with_busy(mut self, is_busy: impl Fn(u32) -> bool, more: u32) -> Self {
         let busy: Vec<u32> = self.turns.iter().copied().filter(|shop| is_busy(*shop)).collect();
         let additional = busy.len() * more as usize;
@@ -57,7 +57,7 @@ impl Crowd {
         Self { numbers, topic, turns, stride }
     }
 
-    /// The numbers of its webhooks.
+    /// Numbers of its webhooks.
     pub fn numbers(&self) -> Range<u32> {
         self.numbers.clone()
     }
@@ -67,18 +67,18 @@ impl Crowd {
         self.turns.iter().collect::<HashSet<_>>().len()
     }
 
-    /// The shop of a webhook.
+    /// Shop of a webhook.
     pub fn shop(&self, number: u32) -> u32 {
         self.turns[(number - self.numbers.start) as usize % self.turns.len()]
     }
 
-    /// The earlier webhook of the same resource.
+    /// Number of the earlier webhook of the same resource.
     pub fn before(&self, number: u32) -> Option<u32> {
         let round = (number - self.numbers.start) / self.stride;
         (round % ROUNDS == 1).then(|| number - self.stride)
     }
 
-    /// The later webhook of the same resource.
+    /// Number of the later webhook of the same resource.
     pub fn after(&self, number: u32) -> Option<u32> {
         let next = number.checked_add(self.stride)?;
         (self.numbers.contains(&next) && self.before(next) == Some(number)).then_some(next)
@@ -100,12 +100,12 @@ impl Crowd {
     }
 }
 
-/// The body of a webhook: about 300 bytes, no two alike.
+/// Body of a webhook: about 300 bytes, different for each number.
 pub fn body(number: u32) -> Vec<u8> {
     let mut body = format!("{{\"number\":{number},\"tags\":\"").into_bytes();
     let mut state = u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for _ in 0..WORDS {
-        // SplitMix64 (G. Steele et al., 2014), for text that is the same in every run.
+        // SplitMix64 (G. Steele et al., 2014), so that the text is the same in every run.
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         body.extend_from_slice(format!("tag-{:06x}, ", (mixed >> 40) & 0xff_ffff).as_bytes());

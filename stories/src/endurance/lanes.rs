@@ -1,9 +1,9 @@
-//! What lies in Redis for the lanes of the downstreamer, and what is left of it.
+//! Data of the downstreamer's lanes in Redis, and what is left of it.
 
 use crate::redis_server::RedisServer;
 use crate::service::Service;
 
-/// Keys that are there only while something waits outside the main stream, or is settled in part.
+/// Keys that exist only while something waits outside the main stream or is partly settled.
 const KEYS: [&str; 9] = [
     "{spillway}:http:chunks",
     "{spillway}:http:chunks:done",
@@ -16,7 +16,7 @@ const KEYS: [&str; 9] = [
     "{spillway}:http:replays",
 ];
 
-/// Those of these keys that exist.
+/// Returns the keys of this list that exist.
 pub async fn left_over(redis: &RedisServer) -> Vec<&'static str> {
     let mut left = Vec::new();
     for key in KEYS {
@@ -33,7 +33,7 @@ pub async fn redis_bytes(redis: &RedisServer) -> u64 {
     line.and_then(|bytes| bytes.trim().parse().ok()).expect("used_memory in INFO")
 }
 
-/// A gauge of the downstreamer, 0 where it is not shown.
+/// A gauge of the downstreamer; 0 if it is not shown.
 pub async fn gauge(downstreamer: &Service, name: &str) -> f64 {
     downstreamer.metric(name).await.unwrap_or(0.0)
 }

@@ -1,4 +1,4 @@
-//! The record of numbered webhooks: when each was accepted and delivered, and how often.
+//! Record of numbered webhooks: when each was accepted and delivered, and how often.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -7,41 +7,41 @@ use std::time::{Duration, Instant};
 use crate::endurance::crowd::Crowd;
 use crate::report::say;
 
-/// Unit of the times in the record: 32 bits of it are eleven hours.
+/// Unit of the times in the record. 32 bits of it are eleven hours.
 const TICK: Duration = Duration::from_micros(10);
-/// A time that has not come.
+/// Marks a time that is not set.
 const NEVER: u32 = 0;
 
-/// What became of each webhook, by its number: nine bytes each.
+/// Times and copies of each webhook, by number: nine bytes each.
 #[derive(Debug)]
 pub struct Record {
     began: Instant,
     accepted: Vec<AtomicU32>,
     delivered: Vec<AtomicU32>,
     copies: Vec<AtomicU8>,
-    /// What went wrong and can't be seen in the arrays.
+    /// Faults that the arrays do not show.
     pub faults: Faults,
 }
 
-/// Counts of what is not to be, or only where something was killed.
+/// Counts of events that must not occur, or only after a kill.
 #[derive(Debug, Default)]
 pub struct Faults {
-    /// Answers of the receiver other than 200, and none: sent again.
+    /// Answers of the receiver other than 200, and missing answers. The webhook is sent again.
     pub refused: AtomicU64,
-    /// Deliveries of what was not sent, or with another body.
+    /// Deliveries of webhooks that were not sent, or with another body.
     pub altered: AtomicU64,
-    /// Deliveries before the earlier one of their resource, or again after the later one.
+    /// Deliveries before the earlier webhook of their resource, or again after the later one.
     pub disordered: AtomicU64,
 }
 
-/// What became of a range of webhooks.
+/// Totals for a range of webhooks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Answered 200 by the receiver.
     pub accepted: u64,
-    /// Of these, delivered at least once.
+    /// Accepted webhooks that were delivered at least once.
     pub delivered: u64,
-    /// Deliveries after the first of a webhook.
+    /// Deliveries after the first one of a webhook.
     pub repeats: u64,
 }
 
@@ -49,12 +49,12 @@ pub struct Outcome {
 #[derive(Clone, Debug, Default)]
 pub struct Waits {
     all: Vec<u32>,
-    /// Those not delivered yet, which count as if they were delivered now.
+    /// Webhooks not delivered yet. They count as if they were delivered now.
     pub undelivered: usize,
 }
 
 impl Record {
-    /// A record of webhooks `0..numbers`.
+    /// Creates a record of webhooks `0..numbers`.
     pub fn new(numbers: u32) -> Self {
         let times = || (0..numbers).map(|_| AtomicU32::new(NEVER)).collect();
         Self {
@@ -66,12 +66,12 @@ impl Record {
         }
     }
 
-    /// Notes that a webhook was answered 200 just now.
+    /// Records that a webhook was answered 200 just now.
     pub fn mark_accepted(&self, number: u32) {
         self.accepted[number as usize].store(self.now(), Relaxed);
     }
 
-    /// Notes a delivery that is about to be answered 200.
+    /// Records a delivery that is about to be answered 200.
     pub fn mark_delivered(&self, crowds: &[Crowd], number: u32) {
         let slot = &self.delivered[number as usize];
         let is_first = slot.compare_exchange(NEVER, self.now(), Relaxed, Relaxed).is_ok();
@@ -88,19 +88,19 @@ impl Record {
         }
     }
 
-    /// Takes out a webhook that an operator drops: it must not be delivered.
+    /// Removes a webhook that an operator drops. It must not be delivered.
     pub fn forget(&self, number: u32) {
         let number = number as usize;
         self.accepted[number].store(NEVER, Relaxed);
         assert_eq!(self.copies[number].load(Relaxed), 0, "{number} was dropped and delivered");
     }
 
-    /// The time since the record began.
+    /// Time since the record began.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// What became of these.
+    /// Totals for these webhooks.
     pub fn outcome(&self, numbers: Range<u32>) -> Outcome {
         let mut outcome = Outcome::default();
         for number in numbers {
@@ -115,7 +115,7 @@ impl Record {
         outcome
     }
 
-    /// Waiting times of the selected webhooks that were accepted in this window.
+    /// Waiting times of the selected webhooks that were accepted in the window.
     pub fn waits(
         &self,
         numbers: Range<u32>,
@@ -126,7 +126,7 @@ impl Record {
         self.waits_of(numbers, |number, accepted| window.contains(&accepted) && meant(number))
     }
 
-    /// Waiting times of the selected webhooks that were accepted in none of these windows.
+    /// Waiting times of the selected webhooks that were accepted outside all windows.
     pub fn waits_outside(
         &self,
         numbers: Range<u32>,
@@ -156,8 +156,8 @@ impl Record {
         waits
     }
 
-    /// Deliveries a second of these, from their first to their last, without the slowest hundredth at
-    /// either end: there, a few wait for what the rate does not depend on.
+    /// Deliveries per second of these webhooks. The first and last hundredth are ignored, because
+    /// some of them wait for reasons that the rate does not depend on.
     pub fn rate(&self, numbers: Range<u32>) -> f64 {
         let times = numbers.map(|number| self.delivered[number as usize].load(Relaxed));
         let mut times: Vec<u32> = times.filter(|time| *time != NEVER).collect();
@@ -167,15 +167,15 @@ impl Record {
         (last - first) as f64 / seconds
     }
 
-    /// The first delivery of one of these after a moment.
+    /// Time of the first delivery of one of these webhooks after `after`.
     pub fn first_delivered(&self, numbers: Range<u32>, after: Duration) -> Option<Duration> {
         let after = ticks(after);
         let times = numbers.map(|number| self.delivered[number as usize].load(Relaxed));
         times.filter(|time| *time > after).min().map(|time| TICK * time)
     }
 
-    /// Fails unless each of these was delivered, in order, and repeated no more often than kills
-    /// explain. Prints the figures.
+    /// Fails unless each of these webhooks was delivered in order, and with no more repeats than
+    /// `repeats_max`. Prints the figures.
     #[track_caller]
     pub fn expect_sound(&self, story: &str, numbers: Range<u32>, repeats_max: u64) -> Outcome {
         let outcome = self.outcome(numbers);
@@ -204,12 +204,12 @@ impl Waits {
         self.all.len()
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// The smallest wait that this part of them does not exceed.
+    /// Smallest waiting time that this fraction of the webhooks does not exceed.
     pub fn percentile(&mut self, part: f64) -> Duration {
         assert!(!self.all.is_empty(), "a percentile of nothing");
         let rank = (self.all.len() as f64 * part).ceil() as usize;

@@ -1,4 +1,4 @@
-//! Results pages: figures as JSON and a page of Markdown, where `RESULTS` names a directory.
+//! Results pages: figures as JSON and a page of Markdown, in the directory named by `RESULTS`.
 
 use std::fs;
 
@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::binaries::repository;
 
-/// Writes `<name>.json` into the directory that `RESULTS` names, if it names one: this value under
-/// this key, and what was under the others before.
+/// Writes `value` under `key` into `<name>.json` in the directory named by `RESULTS`, if it is set.
+/// Other keys keep their values.
 pub fn write(name: &str, key: &str, value: Value) {
     let Some(directory) = std::env::var_os("RESULTS") else { return };
     let path = repository().join(directory).join(format!("{name}.json"));

@@ -17,7 +17,7 @@ use crate::service::sample;
 
 const EVERY: Duration = Duration::from_secs(1);
 const QUEUE: &str = "{spillway}:in";
-/// Gauges of the downstreamer that are sampled, and their names in the results.
+/// Sampled gauges of the downstreamer, and their names in the results.
 const GAUGES: [(&str, &str); 5] = [
     ("spillway_index_bytes", "index_bytes"),
     ("spillway_lane_webhooks", "lane_webhooks"),
@@ -26,22 +26,22 @@ const GAUGES: [(&str, &str); 5] = [
     ("spillway_concurrency_limit", "concurrency_limit"),
 ];
 
-/// One look at everything.
+/// One sample.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Since the record began.
+    /// Time since the record began.
     pub at: Duration,
     /// Entries of the main stream.
     pub packs: u64,
-    /// Its bytes in Redis.
+    /// Size of the main stream in Redis, in bytes.
     pub stream_bytes: u64,
     /// Packs appended so far.
     pub appended: u64,
-    /// Gauges by their names; none while the downstreamer is away.
+    /// Gauges by name; empty while the downstreamer does not answer.
     pub gauges: Vec<(&'static str, f64)>,
 }
 
-/// Takes samples until it is dropped.
+/// Takes samples until dropped.
 #[derive(Debug)]
 pub struct Sampler {
     samples: Arc<Mutex<Vec<Sample>>>,
@@ -49,7 +49,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Starts to sample a Redis and the downstreamer with this admin address.
+    /// Starts to sample a Redis, and the downstreamer with this admin address.
     pub fn start(socket: PathBuf, admin: SocketAddr, record: Arc<Record>) -> Self {
         let samples = Arc::new(Mutex::new(Vec::new()));
         let taken = Arc::clone(&samples);
@@ -66,7 +66,7 @@ impl Sampler {
         Self { samples, task }
     }
 
-    /// Ends it.
+    /// Stops and returns the samples.
     pub fn stop(self) -> Vec<Sample> {
         self.samples.lock().expect("no sampler panicked").clone()
     }
@@ -79,12 +79,12 @@ impl Drop for Sampler {
 }
 
 impl Sample {
-    /// A gauge by its name.
+    /// Value of a gauge.
     pub fn gauge(&self, name: &str) -> Option<f64> {
         self.gauges.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
     }
 
-    /// As it stands in the results.
+    /// The sample as JSON for the results.
     pub fn value(&self) -> Value {
         let mut value = json!({
             "at": self.at.as_secs_f64(), "packs": self.packs, "stream_bytes": self.stream_bytes,
@@ -97,7 +97,7 @@ impl Sample {
     }
 }
 
-/// The largest value of these samples; 0 where there are none.
+/// Largest value of these samples; 0 if there are none.
 pub fn largest(samples: &[Sample], value: impl Fn(&Sample) -> Option<f64>) -> f64 {
     samples.iter().filter_map(value).fold(0.0, f64::max)
 }

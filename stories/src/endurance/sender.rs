@@ -1,4 +1,4 @@
-//! Sends a crowd's webhooks to a receiver, at a pace or as fast as they are taken.
+//! Sends a crowd's webhooks to a receiver, at a rate or as fast as they are accepted.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -13,23 +13,23 @@ use crate::client::Connection;
 use crate::endurance::crowd::Crowd;
 use crate::endurance::record::Record;
 
-/// Connections of a crowd, each with its share of the webhooks, one at a time.
+/// Connections of a crowd. Each sends its share of the webhooks, one at a time.
 pub const CONNECTIONS: u32 = 40;
-/// Shopify waits 5 s for a whole exchange.
+/// Shopify's limit for a whole exchange.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two attempts to store the same webhook.
+/// Time between two attempts to store the same webhook.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// Sends a crowd's webhooks and notes when each was accepted.
+/// Sends a crowd's webhooks and records when each was accepted.
 #[derive(Clone, Debug)]
 pub struct Sender {
     /// The receiver.
     pub address: SocketAddr,
-    /// Who sends what.
+    /// The crowd to send.
     pub crowd: Arc<Crowd>,
-    /// Where it is noted.
+    /// Record of accepted webhooks.
     pub record: Arc<Record>,
-    /// Webhooks a second; `None` is as fast as they are taken.
+    /// Webhooks per second; `None` sends as fast as they are accepted.
     pub rate: Option<f64>,
 }
 
@@ -39,7 +39,7 @@ impl Sender {
         self.send_some(self.crowd.numbers()).await;
     }
 
-    /// Sends these of the crowd's webhooks, each until it is accepted.
+    /// Sends these webhooks of the crowd, each until it is accepted.
     pub async fn send_some(&self, numbers: Range<u32>) {
         let began = Instant::now();
         let mut lines = JoinSet::new();

@@ -1,5 +1,5 @@
-//! A backend that is cheap for each delivery: it reads what it needs of the head, looks the body up,
-//! and keeps nothing but the record.
+//! A backend with little work per delivery: it reads only the headers it needs, compares the body,
+//! and keeps only the record.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,20 +17,20 @@ use crate::endurance::record::Record;
 use crate::ledger::Event;
 use crate::wire::{HEADERS_MAX, Incoming};
 
-/// What it does with a webhook of a shop.
+/// Reaction to a webhook of a shop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// 200 after this time.
+    /// Answers 200 after this time.
     After(Duration),
-    /// This status at once.
+    /// Answers with this status at once.
     Status(u16),
-    /// Nothing before the sender hangs up.
+    /// Answers nothing until the sender hangs up.
     Hang,
 }
 
 type Plan = Arc<dyn Fn(u32) -> Reply + Send + Sync>;
 
-/// A running backend. Dropped, it takes no more connections.
+/// A running backend. Once dropped, it accepts no more connections.
 #[derive(Debug)]
 pub struct Sink {
     address: SocketAddr,
@@ -46,14 +46,14 @@ struct Shared {
     delivered: AtomicU64,
 }
 
-/// What it reads of a request.
+/// Parts of a request that are read.
 struct Request {
     event: Event,
     body_bytes: usize,
 }
 
 impl Sink {
-    /// Starts one that answers these crowds' webhooks with 200 at once.
+    /// Starts a backend that answers 200 at once to these crowds' webhooks.
     pub async fn start(crowds: Vec<Crowd>, record: &Arc<Record>) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bind the backend");
         let address = listener.local_addr().expect("the backend's address");
@@ -69,22 +69,22 @@ impl Sink {
         Self { address, shared, accepting }
     }
 
-    /// From now on webhooks are treated so, by the number of their shop.
+    /// Sets the reaction to webhooks from now on, by the number of their shop.
     pub fn behave(&self, plan: impl Fn(u32) -> Reply + Send + Sync + 'static) {
         *self.shared.plan.write().expect("no plan panicked") = Arc::new(plan);
     }
 
-    /// Its base URL.
+    /// Base URL of the backend.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Requests it was sent.
+    /// Number of requests that it was sent.
     pub fn attempts(&self) -> u64 {
         self.shared.attempts.load(Relaxed)
     }
 
-    /// Deliveries it answered with 200, repeats included.
+    /// Number of deliveries that it answered with 200, including repeats.
     pub fn delivered(&self) -> u64 {
         self.shared.delivered.load(Relaxed)
     }
@@ -103,7 +103,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// What is to be done with a request; `None` if it is none of ours.
+    /// Reaction to a request; `None` if the webhook belongs to no crowd.
     fn reply(&self, number: Option<u32>) -> Option<Reply> {
         let number = number?;
         let crowd = self.crowds.iter().find(|crowd| crowd.numbers().contains(&number))?;
@@ -115,7 +115,7 @@ impl Shared {
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     while let Ok((stream, _)) = listener.accept().await {
         let shared = Arc::clone(&shared);
-        // A broken connection is the other side's doing.
+        // The other side broke the connection.
         tokio::spawn(async move { serve(stream, &shared).await.ok() });
     }
 }
@@ -173,7 +173,7 @@ impl Request {
         };
         let length = text("content-length").unwrap_or("0");
         let event = text("x-shopify-webhook-id").and_then(Event::of);
-        // No crowd has so many webhooks: it counts as one that was not sent.
+        // No crowd has this number, so it counts as a webhook that was not sent.
         let none = Event { resource: 0, sequence: u64::MAX };
         Self {
             event: event.unwrap_or(none),

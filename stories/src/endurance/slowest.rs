@@ -1,22 +1,22 @@
-//! How long scripts hold Redis, by its slow log.
+//! Measures how long scripts block Redis, from its slow log.
 
 use std::time::Duration;
 
 use crate::redis_server::RedisServer;
 
-/// Options of a Redis that logs each command of a millisecond and more.
+/// Options of a Redis that logs every command of 1 ms or more.
 pub const LOGGED: [&str; 4] = ["--slowlog-log-slower-than", "1000", "--slowlog-max-len", "100000"];
 /// A key that only a settlement writes.
 const SETTLED: &[u8] = b"{spillway}:http:settled";
 
-/// The longest settlements since the log was read last, longest first.
+/// The longest settlements since the log was last read, longest first.
 #[derive(Clone, Debug, Default)]
 pub struct Slowest {
-    /// Settlements of a millisecond and more.
+    /// Settlements that took 1 ms or more.
     pub settlements: Vec<Duration>,
-    /// Scripts that ran, of which most are settlements.
+    /// Number of scripts that ran. Most of them are settlements.
     pub scripts: usize,
-    /// The longest other command, and what it was.
+    /// The longest other command, and its text.
     pub other: (Duration, String),
 }
 
@@ -44,13 +44,13 @@ impl Slowest {
         slowest
     }
 
-    /// The longest settlement; a millisecond where none was as long.
+    /// The longest settlement; 1 ms if none took as long.
     pub fn settlement(&self) -> Duration {
         self.nth(0)
     }
 
-    /// The longest settlement except for one of a thousand scripts: where a hypervisor takes a core away
-    /// for some milliseconds, a script that it meets takes as much longer.
+    /// The longest settlement, if one for every thousand scripts is ignored. When a hypervisor
+    /// takes a core away for some milliseconds, the running script takes that much longer.
     pub fn usual_settlement(&self) -> Duration {
         self.nth(self.scripts / 1_000)
     }

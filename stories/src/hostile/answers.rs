@@ -1,13 +1,13 @@
-//! What a hostile backend answers: a table of bytes, and how the connection goes on.
+//! Answers of a hostile backend: a table of bytes, and how the connection continues.
 
 use std::time::Duration;
 
 use crate::behaviour::Behaviour;
 
-/// An answer, and what it is an example of.
+/// A name and an answer.
 pub type Answer = (&'static str, Behaviour);
 
-/// Every answer that is no answer: each must be followed by another attempt.
+/// All answers that are invalid: each must be followed by another attempt.
 pub fn all() -> Vec<Answer> {
     [without_an_end(), wrong(), too_much()].concat()
 }
@@ -22,7 +22,7 @@ fn wire(begins: &str, repeats: &[u8], every: Duration) -> Behaviour {
 }
 
 fn endless(begins: &str, repeats: &[u8]) -> Behaviour {
-    // At once as much as a socket takes.
+    // Writes at once as much as a socket accepts.
     wire(begins, &repeats.repeat((64 << 10) / repeats.len()), Duration::ZERO)
 }
 
@@ -100,7 +100,7 @@ fn wrong() -> Vec<Answer> {
             "an upgrade nobody asked for",
             whole("HTTP/1.1 101 Switching\r\nUpgrade: a\r\nConnection: upgrade\r\n\r\n"),
         ),
-        // The second is nobody's answer: least of all that to what is sent next.
+        // The second answer belongs to no request, and least of all to the next one.
         (
             "two answers to one request",
             kept_open(

@@ -1,7 +1,7 @@
-//! What a crowd of strangers does to a receiver: each attack is what one of them does, over and over.
+//! Attacks of a crowd on a receiver. Each attacker repeats the same action.
 //!
-//! The rates are bounded: what is asked is whether the attack costs more than it must, not whether
-//! two cores can be kept busy.
+//! The rates are bounded: the question is if an attack costs more than necessary, not if two cores
+//! can be kept busy.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,34 +14,34 @@ use super::shape::{self, HTTP2, Shape};
 use super::{play, statuses, write};
 use crate::webhook::Webhook;
 
-/// How often a slow one writes a byte: far more often than any time-out.
+/// Time between two bytes of a slow attacker, much shorter than any timeout.
 const DRIP: Duration = Duration::from_millis(250);
-/// What an endless one writes at once.
+/// Bytes that an endless attacker writes at once.
 const GUSH_BYTES: usize = 64 << 10;
 /// A stream opened and reset at once: HEADERS (`:method: POST` and no more) and RST_STREAM with
 /// CANCEL (RFC 9113, 6.2 and 6.4).
 const OPEN_AND_RESET: &[u8] = b"\0\0\x01\x01\x05\0\0\0\x01\x83\0\0\x04\x03\0\0\0\0\x01\0\0\0\x08";
 
-/// What is done.
+/// An attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
-    /// Nobody does anything: how much the figures vary by themselves.
+    /// No attack: shows how much the figures vary by themselves.
     Nothing,
     /// Heads that come byte by byte (slowloris).
     SlowHeads,
-    /// The same with bodies.
+    /// Bodies that come byte by byte.
     SlowBodies,
-    /// Connections that bring nothing.
+    /// Connections that send nothing.
     Idle,
     /// Heads with too many headers, or too long.
     HeaderBombs,
-    /// A Content-Length that is not the body's.
+    /// A Content-Length that differs from the length of the body.
     Lengths,
-    /// Chunked bodies without an end, and chunks that are none.
+    /// Chunked bodies without an end, and invalid chunks.
     Chunks,
-    /// Requests whose end is a matter of opinion.
+    /// Requests with an ambiguous end.
     Smuggling,
-    /// Many requests in one write, and nobody who waits for the answers.
+    /// Many requests in one write, without waiting for the answers.
     Pipelining,
     /// The preface of HTTP/2, and streams that are reset as soon as they are opened.
     RapidReset,
@@ -67,7 +67,7 @@ impl Attack {
         Self::Oversized,
     ];
 
-    /// How many do it at once, where `crowd` are the most that can.
+    /// Number of attackers at once, of at most `crowd`.
     pub fn strangers(self, crowd: usize) -> usize {
         match self {
             Self::Nothing => 0,
@@ -77,13 +77,13 @@ impl Attack {
         }
     }
 
-    /// How far apart they begin: all at once, they would all be answered at once, and come back at
-    /// once, again and again.
+    /// Time between the starts of two attackers. If all started at once, all would be answered at
+    /// once and return at once, repeatedly.
     pub fn apart(self, strangers: usize) -> Duration {
         let round = match self {
             Self::Nothing => return Duration::ZERO,
-            // More at a time than there is room for in the kernel's queue of one listener would think
-            // that they were connected, and not be.
+            // With more connections at a time than the kernel's accept queue holds, some clients
+            // would believe that they are connected although they are not.
             Self::Idle => Duration::from_secs(2),
             Self::SlowHeads | Self::SlowBodies => Duration::from_secs(1),
             _ => self.pause(),
@@ -91,7 +91,7 @@ impl Attack {
         round / strangers.max(1) as u32
     }
 
-    /// How long until it is in full swing: the first slow ones have been cut off.
+    /// Time until the attack has its full effect: the first slow attackers have been disconnected.
     pub fn settles_after(self) -> Duration {
         Duration::from_millis(match self {
             Self::Nothing => 0,
@@ -101,23 +101,23 @@ impl Attack {
         })
     }
 
-    /// How long each waits before it begins again.
+    /// Time that each attacker waits before it repeats.
     fn pause(self) -> Duration {
         Duration::from_millis(match self {
             Self::SlowHeads | Self::SlowBodies | Self::Idle => 10,
-            // Twice as many as good ones.
+            // Twice the rate of good webhooks.
             Self::Forged => 10,
-            // Of five requests, four are good ones, and stored: half as many again.
+            // Four of five requests are good and stored: half as many again as the good webhooks.
             Self::Pipelining => 200,
-            // A bandwidth that most links have: 30 MB a second.
+            // 30 MB per second, a bandwidth that most links have.
             Self::Oversized | Self::Chunks => 1000,
             _ => 50,
         })
     }
 
-    /// Does it for ever, telling `heard` the status of each answer.
+    /// Repeats the attack forever. It passes the status of each answer to `heard`.
     pub async fn go_on(self, address: SocketAddr, place: usize, mut heard: impl FnMut(u16)) {
-        // Made once: to make them costs these two cores more than to send them.
+        // Made once, because making the requests costs these two cores more than sending them.
         let script = self.script();
         for turn in place.. {
             let shape = (!script.is_empty()).then(|| &script[turn % script.len()]);
@@ -126,7 +126,7 @@ impl Attack {
         }
     }
 
-    /// What is written in turn, where it has an end.
+    /// Requests to write in turn, if they are finite.
     fn script(self) -> Vec<Shape> {
         let one = |name, bytes| Shape { name, bytes, expected: &[0] };
         match self {
@@ -142,7 +142,7 @@ impl Attack {
                 let forged = Webhook::product(1, "forged", vec![b' '; 5300]);
                 vec![one("forged", forged.signed_with("a guess").encode())]
             }
-            // Announced, and found out while it comes.
+            // Announced as too long, or found to be too long while it comes.
             Self::Oversized => {
                 let webhook = Webhook::any().body(vec![b' '; 3 << 20]);
                 vec![
@@ -169,7 +169,7 @@ impl Attack {
     }
 }
 
-/// Writes `begin`, and then `more` now and then, until the server has enough of it.
+/// Writes `begin`, and then `more` at intervals, until the server closes the connection.
 async fn drip(address: SocketAddr, begin: &[u8], more: &[u8]) -> Vec<u16> {
     let Ok(mut stream) = TcpStream::connect(address).await else { return Vec::new() };
     let mut read = Vec::new();
@@ -192,7 +192,7 @@ async fn drip(address: SocketAddr, begin: &[u8], more: &[u8]) -> Vec<u16> {
     }
 }
 
-/// Writes `begin`, and then `more` without an end, until the server closes.
+/// Writes `begin`, and then `more` endlessly, until the server closes.
 async fn gush(address: SocketAddr, begin: &[u8], more: &[u8]) -> Vec<u16> {
     let Ok(stream) = TcpStream::connect(address).await else { return Vec::new() };
     let (mut incoming, mut outgoing) = stream.into_split();

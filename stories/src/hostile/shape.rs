@@ -1,4 +1,4 @@
-//! Requests that are wrong, and what each is answered: one table for each way to be wrong.
+//! Invalid requests and the expected answers: one table for each kind of defect.
 //!
 //! Sources: RFC 9112 (sections 2.2, 3.2, 5.1, 5.2, 6.1 to 6.3, 7.1, 11.2), RFC 9110 (section 5.5).
 
@@ -8,17 +8,17 @@ use crate::webhook::Webhook;
 const PAYLOAD: &str = r#"{"id":1}"#;
 /// The payload as a chunked body.
 const CHUNKED: &str = "8\r\n{\"id\":1}\r\n0\r\n\r\n";
-/// What a client of HTTP/2 begins with: the preface and an empty SETTINGS frame (RFC 9113, 3.4).
+/// Start of an HTTP/2 connection: the preface and an empty SETTINGS frame (RFC 9113, 3.4).
 pub const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// What is written on a connection, and the statuses that come back before it closes.
+/// Bytes to write on a connection, and the statuses that are expected before it closes.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    /// What is wrong with it.
+    /// Name of the defect.
     pub name: &'static str,
-    /// What is written.
+    /// Bytes to write.
     pub bytes: Vec<u8>,
-    /// What is answered.
+    /// Expected statuses.
     pub expected: &'static [u16],
 }
 
@@ -26,7 +26,7 @@ fn shape(name: &'static str, bytes: Vec<u8>, expected: &'static [u16]) -> Shape 
     Shape { name, bytes, expected }
 }
 
-/// A signed webhook, with these lines for its length, and this behind its head.
+/// A signed webhook with these lines for its length, and this text after its head.
 fn framed(framing: &str, rest: &str) -> Vec<u8> {
     let id = format!("seen-{:016x}", rand::random::<u64>());
     let webhook = Webhook::product(1, &id, PAYLOAD.as_bytes().to_vec());
@@ -38,7 +38,7 @@ pub fn all() -> Vec<Shape> {
     [lengths(), chunks(), heads(), smuggling()].concat()
 }
 
-/// A Content-Length that is not one, or not that of the body.
+/// A Content-Length that is invalid, or differs from the length of the body.
 pub fn lengths() -> Vec<Shape> {
     let length = |value: &str| framed(&format!("Content-Length: {value}"), PAYLOAD);
     let two =
@@ -63,7 +63,7 @@ pub fn lengths() -> Vec<Shape> {
     ]
 }
 
-/// Chunked bodies that break a rule of chunks.
+/// Chunked bodies that violate the chunk format.
 pub fn chunks() -> Vec<Shape> {
     let chunked = |rest: &str| framed("Transfer-Encoding: chunked", rest);
     let with = |size: &str| chunked(&CHUNKED.replacen("8\r\n", size, 1));
@@ -118,7 +118,7 @@ pub fn heads() -> Vec<Shape> {
         shape("a carriage return in a value", line("a: b\rc"), &[400]),
         shape("two hosts", line("Host: other.example"), &[400]),
         shape("the same host twice", line("Host: hooks.example"), &[400]),
-        // RFC 9112, section 2.2: a recipient may take it for the end of a line.
+        // RFC 9112, section 2.2: a recipient may accept it as the end of a line.
         shape("line feeds alone", raw(&bare.replace("\r\n", "\n")), &[200]),
         shape("HTTP/0.9", raw("GET /\r\n\r\n"), &[400]),
         shape("HTTP/1.2", request_line("POST / HTTP/1.2"), &[400]),
@@ -133,25 +133,25 @@ pub fn heads() -> Vec<Shape> {
         shape("CONNECT", raw("CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n"), &[405]),
         shape("a request to upgrade", line("Connection: Upgrade\r\nUpgrade: h2c"), &[200]),
         shape("the greeting of TLS", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03".to_vec(), &[400]),
-        // Closed without a word: an answer of HTTP/1.1 would be noise to who wrote this.
+        // Closed without an answer: the client does not understand HTTP/1.1.
         shape("the preface of HTTP/2", HTTP2.to_vec(), &[]),
     ]
 }
 
-/// Requests whose end is a matter of opinion, with another one hidden behind one of the opinions.
+/// Requests with an ambiguous end. One reading reveals another request, which is hidden.
 pub fn smuggling() -> Vec<Shape> {
     let mut shapes = by_coding();
     shapes.extend(by_place());
     shapes
 }
 
-/// By Content-Length, the hidden request is in the body; by these lines, behind it.
+/// By Content-Length, the hidden request is in the body; by these lines, it follows the body.
 fn by_length(lines: &str) -> Vec<u8> {
     let rest = rest();
     framed(&format!("Content-Length: {}\r\n{lines}", rest.len()), &rest)
 }
 
-/// By these lines, the hidden request is in the one chunk of the body.
+/// By these lines, the hidden request is in the only chunk of the body.
 fn by_chunks(lines: &str) -> Vec<u8> {
     let hidden = hidden_text();
     framed(lines, &format!("{:x}\r\n{hidden}\r\n0\r\n\r\n", hidden.len()))
@@ -165,7 +165,7 @@ fn hidden_text() -> String {
     String::from_utf8(hidden()).expect("a test's request is text")
 }
 
-/// Of how the body is coded there is more than one opinion.
+/// Requests whose body coding is ambiguous.
 fn by_coding() -> Vec<Shape> {
     let coded = |what, coding: &str| {
         shape(what, by_length(&format!("Transfer-Encoding: {coding}")), &[400])
@@ -190,7 +190,7 @@ fn by_coding() -> Vec<Shape> {
     ]
 }
 
-/// Of where the coding is said, or of which request it is, there is more than one opinion.
+/// Requests in which the place of the coding, or the request that it belongs to, is ambiguous.
 fn by_place() -> Vec<Shape> {
     let in_get = hidden();
     let get = format!("GET / HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n", in_get.len());
@@ -221,7 +221,7 @@ fn by_place() -> Vec<Shape> {
     ]
 }
 
-/// Several requests in one write, one of them forged: each is answered in its turn.
+/// Several requests in one write, one of them forged. Each is answered in order.
 pub fn pipelined() -> Shape {
     let good = || framed("Content-Length: 8", PAYLOAD);
     let forged = framed("Content-Length: 8", r#"{"id":2}"#);

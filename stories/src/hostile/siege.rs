@@ -1,5 +1,5 @@
-//! An attack under way, on a thread of its own that runs only where a core has nothing else to do: in
-//! truth the strangers have machines of their own, and what they do there is not what is measured.
+//! An attack under way, on a separate thread that runs only when a core is otherwise idle. Real
+//! attackers have their own machines, whose work is not part of the measurement.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,13 +15,13 @@ use tokio::task::JoinSet;
 
 use super::attack::Attack;
 
-/// Files that a process of these stories has open beside its connections.
+/// Files that a test process has open in addition to its connections.
 const OTHER_FILES: u64 = 500;
 
-/// How often each status was heard.
+/// Number of answers by status.
 pub type Heard = BTreeMap<u16, u64>;
 
-/// Strangers at work. Dropped, they stop at once.
+/// A running attack. Dropping it stops the attack at once.
 #[derive(Debug)]
 pub struct Siege {
     stop: Arc<AtomicBool>,
@@ -29,14 +29,15 @@ pub struct Siege {
     thread: Option<JoinHandle<()>>,
 }
 
-/// As many connections as `wanted`, or as this process may have: the receiver may have as many.
+/// Number of connections: `wanted`, or the limit of this process, which is also that of the
+/// receiver.
 pub fn crowd(wanted: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     wanted.min(usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX))
 }
 
 impl Siege {
-    /// So many begin, one after the other, and go on until they are told to stop.
+    /// Starts `strangers` attackers one after the other. They continue until the attack is stopped.
     pub fn begin(attack: Attack, strangers: usize, address: SocketAddr) -> Self {
         let (stop, heard) = (Arc::new(AtomicBool::new(false)), Arc::default());
         let thread = std::thread::spawn({
@@ -51,7 +52,7 @@ impl Siege {
         Self { stop, heard, thread: Some(thread) }
     }
 
-    /// Ends it; what was heard.
+    /// Stops the attack and returns the answers.
     pub fn end(mut self) -> Heard {
         self.join();
         std::mem::take(&mut *self.heard.lock().expect("nobody panicked while hearing"))
@@ -72,8 +73,8 @@ impl Drop for Siege {
     }
 }
 
-/// Puts this thread into the class SCHED_IDLE: whoever wakes up takes its core at once, where one of the
-/// lowest priority among the usual ones would have its slice out.
+/// Puts this thread into the scheduling class SCHED_IDLE. Other threads that wake up preempt it at
+/// once, while a normal thread of lowest priority would finish its time slice.
 fn give_way() {
     let thread = gettid().as_raw_nonzero().to_string();
     let status = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).status();
@@ -97,7 +98,7 @@ async fn besiege(
         tasks.spawn(attack.go_on(address, place, move |status| {
             *heard.lock().expect("nobody panicked while hearing").entry(status).or_default() += 1;
         }));
-        // One timer's tick may be the turn of several.
+        // One timer tick may start several attackers.
         tokio::time::sleep_until(began + attack.apart(strangers) * place as u32).await;
     }
     while !stop.load(Ordering::Relaxed) {

@@ -1,8 +1,9 @@
-//! Strangers at the receiver's door, while good webhooks come in.
+//! Attacks on the receiver while good webhooks come in.
 //!
-//! What must hold under every attack: each good webhook is answered 200, no bad request is answered
-//! 5xx, memory stays within what connections may hold, nothing panics, and no request is found where
-//! another reader would see none. Under `make hostile` also: the good ones' p99 grows by a fifth at most.
+//! Under every attack, each good webhook must be answered 200 and no bad request may be answered
+//! 5xx. Memory stays within what connections may hold, nothing panics, and no hidden request is
+//! found in another one. Under `make hostile`, the p99 of good webhooks also grows by at most a
+//! fifth.
 
 mod report;
 mod trial;
@@ -26,9 +27,9 @@ use trial::{Scene, Trial};
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// Short time-outs, so that slow ones are seen to the end; that of headers is the default, since it is
-/// also how often strangers who bring nothing come again. The largest body is small, so that what is
-/// over it is not large.
+/// Short timeouts, so that slow attackers are disconnected during the test. The timeout of headers
+/// is the default, because it also sets how often idle attackers reconnect. The largest body is
+/// small, so that oversized bodies are small too.
 const SETTINGS: [(&str, &str); 5] = [
     ("MAX_BODY", "1MiB"),
     ("MAX_IN_FLIGHT", "64MiB"),
@@ -37,7 +38,7 @@ const SETTINGS: [(&str, &str); 5] = [
     ("BODY_TIMEOUT", "1s"),
 ];
 
-/// 500 webhooks a second over 32 connections.
+/// 500 webhooks per second over 32 connections.
 const GOOD: Trickle = Trickle {
     shops: 1..33,
     topics: &["products/update"],
@@ -56,7 +57,7 @@ async fn no_request_is_found_where_another_reader_would_see_none() {
     let mut tasks = JoinSet::new();
     for shape in [shape::all(), vec![shape::pipelined()]].concat() {
         let address = receiver.address();
-        // To the end of the connection: one answer too many would be seen.
+        // Reads until the connection ends, to detect an answer too many.
         tasks.spawn(async move { (play(address, &shape.bytes, usize::MAX).await, shape) });
     }
     let mut wrong = Vec::new();
@@ -113,7 +114,7 @@ async fn good_webhooks_are_stored_under_every_attack() {
     }
 }
 
-/// All of them; or those that `ATTACKS` names, for a closer look.
+/// All attacks, or those that `ATTACKS` names.
 fn attacks() -> Vec<Attack> {
     let wanted = std::env::var("ATTACKS").unwrap_or_default();
     let is_wanted = |attack: &Attack| {
@@ -122,10 +123,10 @@ fn attacks() -> Vec<Attack> {
     [Attack::Nothing].into_iter().chain(Attack::ALL).filter(is_wanted).collect()
 }
 
-/// In the queue is what was answered 200, and nothing else.
+/// Checks that the queue holds what was answered 200, and nothing else.
 fn expect_stored(trials: &[Trial], good: u64, appended: u64) {
     let strange: u64 = trials.iter().map(Trial::stored).sum();
-    // Strangers who were stopped may have been owed some.
+    // Attackers that were stopped may have missed some answers.
     let owed: u64 = trials.iter().map(Trial::owed_max).sum();
     let expected = good + strange..=good + strange + owed;
     assert!(expected.contains(&appended), "{appended} are stored, not {expected:?}");

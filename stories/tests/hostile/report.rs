@@ -1,4 +1,4 @@
-//! Writes what came of the attacks where the other results are.
+//! Writes the results of the attacks to the directory of the other results.
 
 use std::fmt::Write;
 use std::fs;
@@ -99,7 +99,7 @@ fn heading(trials: &[Trial], good: usize) -> String {
     )
 }
 
-/// Under which attacks the bound held, and under which it did not.
+/// Sentence about the attacks that stayed within the limit, and those that exceeded it.
 fn verdict(trials: &[Trial]) -> String {
     let attacks: Vec<_> = trials.iter().filter(|trial| trial.attack != Attack::Nothing).collect();
     let held = |what: &str, ratio: fn(&Trial) -> f64| {
@@ -118,7 +118,7 @@ fn verdict(trials: &[Trial]) -> String {
     )
 }
 
-/// Writes `hostile.md` and `hostile.json` into the directory that `RESULTS` names.
+/// Writes `hostile.md` and `hostile.json` into the directory named by `RESULTS`.
 pub fn write(trials: &[Trial], good: usize) {
     let mut page = heading(trials, good);
     for trial in trials {

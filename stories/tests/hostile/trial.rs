@@ -1,4 +1,4 @@
-//! One attack, with calm before and behind it, over and over.
+//! One attack, repeated, with calm before and after it.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,66 +13,67 @@ use stories::size::size;
 use stories::until::until;
 use tokio::time::sleep;
 
-/// What one connection may hold, whatever comes over it: a head (64 KiB), as much again while the
-/// buffer that it fills is grown, and 32 KiB for its task and its answer.
+/// Memory of one connection, whatever is sent over it: a head (64 KiB), the same again while its
+/// buffer grows, and 32 KiB for its task and its answer.
 const CONNECTION_BYTES_MAX: u64 = 160 << 10;
-/// What an idle one may.
+/// Memory of an idle connection.
 const IDLE_BYTES_MAX: u64 = 16 << 10;
-/// Twice what may be in flight, for a body and its copy in a pack; and what the allocator keeps.
+/// Twice the limit of bytes in flight, for a body and its copy in a pack, plus what the allocator
+/// keeps.
 const PROCESS_BYTES_MAX: u64 = (2 * 64 + 64) << 20;
-/// How much the good ones' p99 may grow.
+/// Limit for the growth of the good webhooks' p99.
 pub const GROWTH_MAX: f64 = 1.2;
-/// All idle ones are there by then.
+/// Time within which all idle connections are open.
 const SOON: Duration = Duration::from_secs(60);
-/// The most requests that a stranger writes before an answer.
+/// Maximum number of requests that an attacker writes before an answer.
 const PIPELINED_MAX: u64 = 5;
 
-/// Who is there while it is measured.
+/// Servers and webhooks of the measurement.
 pub struct Scene<'a> {
-    /// Takes the good webhooks, and is attacked.
+    /// Receives the good webhooks, and is attacked.
     pub receiver: &'a Service,
-    /// Takes nothing good, and is attacked in its stead: what the attack costs the good ones then is
-    /// what it costs the machine. Only where it is measured.
+    /// Receives no good webhooks, and is attacked instead. The cost of that attack for the good
+    /// webhooks is the cost of sharing the machine. Only present in measurements.
     pub bare: Option<&'a Service>,
     /// The good webhooks.
     pub ledger: &'a Ledger,
 }
 
-/// The good ones in one stretch of time.
+/// Figures of the good webhooks in one period.
 #[derive(Clone, Copy, Debug)]
 pub struct Stretch {
     pub p50: Duration,
     pub p99: Duration,
-    /// How many.
+    /// Number of good webhooks.
     pub good: usize,
-    /// What part of a core the receiver used.
+    /// Share of a core that the receiver used.
     pub cpu: f64,
 }
 
-/// A stretch of time that has passed, and what the receiver used of the cores in it.
+/// A period that has passed, and the CPU time of the receiver in it.
 struct Watched {
     window: Range<Instant>,
     cpu: Duration,
 }
 
-/// Calm and attack in turn.
+/// A calm period and an attack.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
     pub calm: Stretch,
-    /// The receiver is attacked.
+    /// Attack on the receiver.
     pub attack: Stretch,
-    /// Calm again, and then the bare server is.
+    /// Another calm period, and an attack on the bare server.
     pub elsewhere: Option<[Stretch; 2]>,
 }
 
-/// What came of an attack.
+/// Results of an attack.
 pub struct Trial {
     pub attack: Attack,
     pub strangers: usize,
     pub rounds: Vec<Round>,
-    /// What the strangers heard from the receiver.
+    /// Answers of the receiver to the attackers.
     pub heard: Heard,
-    /// Resident memory before it, and at most.
+    /// Resident memory before the attack, and the maximum.
     pub memory_bytes: (u64, u64),
 }
 
@@ -103,7 +104,7 @@ impl Trial {
                 let calm = trial.watch(scene, window).await;
                 elsewhere = Some([calm, trial.besiege(scene, bare, window).await.0]);
             }
-            // Only now: to look through the ledger holds up who writes into it.
+            // Only evaluated now, because reading the ledger blocks its writers.
             let judge = |watched: Watched| watched.judge(scene.ledger);
             let elsewhere = elsewhere.map(|both| both.map(judge));
             trial.rounds.push(Round { calm: judge(calm), attack: judge(attack), elsewhere });
@@ -111,7 +112,7 @@ impl Trial {
         trial
     }
 
-    /// The good ones while this server is attacked.
+    /// Measures the good webhooks while this server is attacked.
     async fn besiege(
         &mut self,
         scene: &Scene<'_>,
@@ -120,20 +121,20 @@ impl Trial {
     ) -> (Watched, Heard) {
         let siege = Siege::begin(self.attack, self.strangers, server.address());
         if self.attack == Attack::Idle {
-            // They come before it counts, and nearly all are there while it does: whoever brings
-            // nothing is hung up on after the time for headers, and comes again.
+            // Attackers connect before the measurement, and nearly all are connected during it.
+            // Idle ones are disconnected after the time for headers and reconnect.
             let most = self.strangers * 9 / 10;
             until("nearly all are there", SOON, async || server.open_files() > most).await;
         }
         self.watch(scene, self.attack.settles_after()).await;
         let watched = self.watch(scene, window).await;
         let heard = siege.end();
-        // What they left behind is gone before the next calm.
+        // Remains of the attack are gone before the next calm period.
         self.watch(scene, Duration::from_millis(400)).await;
         (watched, heard)
     }
 
-    /// Lets time pass and keeps an eye on the memory.
+    /// Lets time pass and records the largest memory.
     async fn watch(&mut self, scene: &Scene<'_>, time: Duration) -> Watched {
         let (began, cpu) = (Instant::now(), scene.receiver.cpu());
         while began.elapsed() < time {
@@ -144,52 +145,52 @@ impl Trial {
         Watched { window: began..Instant::now(), cpu }
     }
 
-    /// The good ones' p99 in calm: the median over all rounds, twice in each.
+    /// p99 of the good webhooks in calm: the median over all rounds, twice in each.
     pub fn calm(&self) -> Duration {
         let again = self.rounds.iter().filter_map(|round| round.elsewhere).map(|both| both[0]);
         median(self.rounds.iter().map(|round| round.calm).chain(again).collect())
     }
 
-    /// The same while the receiver was attacked.
+    /// p99 of the good webhooks while the receiver was attacked.
     pub fn attacked(&self) -> Duration {
         median(self.rounds.iter().map(|round| round.attack).collect())
     }
 
-    /// The same while the bare server was.
+    /// p99 of the good webhooks while the bare server was attacked.
     pub fn elsewhere(&self) -> Duration {
         median(self.rounds.iter().filter_map(|round| round.elsewhere).map(|both| both[1]).collect())
     }
 
-    /// By how much the attack made it grow.
+    /// Growth of the p99 by the attack.
     pub fn growth(&self) -> f64 {
         self.attacked().as_secs_f64() / self.calm().as_secs_f64()
     }
 
-    /// By how much the same attack did on a server that no good webhook goes through.
+    /// Growth of the p99 by the same attack on a server without good webhooks.
     pub fn growth_elsewhere(&self) -> f64 {
         self.elsewhere().as_secs_f64() / self.calm().as_secs_f64()
     }
 
-    /// By how much it is more than in calm, and more than where only the machine is shared.
+    /// Growth beyond that of calm, and beyond that of sharing the machine.
     pub fn own_growth(&self) -> f64 {
         self.growth() / self.growth_elsewhere().max(1.0)
     }
 
-    /// By how much one half of the calm differs from the other.
+    /// Ratio of the two halves of the calm.
     pub fn noise(&self) -> f64 {
         let again = self.rounds.iter().filter_map(|round| round.elsewhere).map(|both| both[0]);
         let first = median(self.rounds.iter().map(|round| round.calm).collect());
         median(again.collect()).as_secs_f64() / first.as_secs_f64()
     }
 
-    /// What part of a core the receiver used: the median over all rounds.
+    /// Share of a core that the receiver used: the median over all rounds.
     pub fn cpu(&self, of: fn(&Round) -> Stretch) -> f64 {
         let mut all: Vec<_> = self.rounds.iter().map(|round| of(round).cpu).collect();
         all.sort_by(f64::total_cmp);
         all[all.len() / 2]
     }
 
-    /// The most memory that it may have cost, beside what was there before.
+    /// Limit of the additional memory during the attack.
     pub fn memory_bytes_max(&self) -> u64 {
         let each = match self.attack {
             Attack::Idle => IDLE_BYTES_MAX,
@@ -198,12 +199,12 @@ impl Trial {
         PROCESS_BYTES_MAX + self.strangers as u64 * each
     }
 
-    /// How many of the strangers' webhooks were good ones.
+    /// Number of the attackers' webhooks that were stored.
     pub fn stored(&self) -> u64 {
         self.heard.get(&200).copied().unwrap_or(0)
     }
 
-    /// How many more may have been, whose answer nobody waited for.
+    /// Maximum number of further stored webhooks, whose answer nobody waited for.
     pub fn owed_max(&self) -> u64 {
         self.strangers as u64 * self.rounds.len() as u64 * PIPELINED_MAX
     }
@@ -217,7 +218,7 @@ impl Trial {
         assert!(!speaks || !self.heard.is_empty(), "{self}: nobody was answered");
     }
 
-    /// Whether the good ones' p99 grows no more than it may, whoever is the cause.
+    /// True if the p99 of good webhooks grows within the limit, whatever the cause.
     pub fn is_unfelt(&self) -> bool {
         self.growth() <= GROWTH_MAX
     }
@@ -245,7 +246,7 @@ impl fmt::Display for Trial {
     }
 }
 
-/// The median of their p99; nothing of none.
+/// Median of the p99 values; zero if there are none.
 fn median(stretches: Vec<Stretch>) -> Duration {
     let mut all: Vec<_> = stretches.iter().map(|stretch| stretch.p99).collect();
     all.sort();

@@ -1,4 +1,4 @@
-//! What happens on a connection beside whole requests and their answers.
+//! Behaviour of connections apart from complete requests and their answers.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::shared::receiver;
 
-/// At once, on a busy machine.
+/// Time limit for immediate reactions, on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 #[tokio::test]
@@ -37,7 +37,7 @@ async fn the_beginning_of_a_request_behind_another_has_the_time_of_headers() {
     })
     .await;
     connection.write(b"POST / HTTP/1.1\r\nHost:").await.unwrap();
-    // Nothing shows that it was read; read later, it is an ordinary slow request.
+    // There is no sign that it was read. If it is read later, it is an ordinary slow request.
     tokio::time::sleep(Duration::from_millis(200)).await;
     redis.sigcont();
     connection.answer().await.expect_stored();

@@ -1,4 +1,4 @@
-//! How large, how slow, how many.
+//! Limits of size, time and number.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use stories::webhook::Webhook;
 
 use crate::shared::{BODY_BYTES_MAX, receiver};
 
-/// At once, on a busy machine.
+/// Time limit for immediate reactions, on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 fn body_of(bytes: usize) -> Vec<u8> {
@@ -98,7 +98,7 @@ async fn a_connection_that_never_sent_a_byte_has_the_time_of_headers() {
     let began = Instant::now();
     new.closed().await;
     assert!(began.elapsed() > Duration::from_millis(900), "{:?}", began.elapsed());
-    // One that was used is idle for longer.
+    // A used connection may be idle for longer.
     used.post(&Webhook::any()).await.expect_stored();
 }
 

@@ -1,4 +1,4 @@
-//! Every status the receiver answers with, and every way to earn it.
+//! Every status that the receiver answers with, and every way to get it.
 
 mod connections;
 mod limits;

@@ -1,4 +1,4 @@
-//! 503: what the queue cannot take now.
+//! 503: the queue cannot accept the webhook now.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ async fn a_queue_known_to_be_absent_is_503_before_the_body() {
     let began = Instant::now();
     let head_only = Webhook::any().head(1000);
     send(receiver.address(), &head_only).await.expect_later("queue_unavailable");
-    // Not after `ACK_TIMEOUT`.
+    // At once, without waiting for `ACK_TIMEOUT`.
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     assert!(receiver.is_running());
 }
@@ -69,7 +69,8 @@ async fn a_queue_whose_first_aof_is_not_written_yet_is_refused() {
     let redis = cell.redis(&["--appendonly", "no"]).await;
     let receiver = cell.receiver_starting(&[]);
     receiver.unready("appendonly").await;
-    // What comes now would be gone with a kill: Redis writes it beside what it reads at a start.
+    // A kill would lose new webhooks, because Redis writes them to other files than those it reads
+    // at a start.
     redis.fill(3_000).await;
     for (setting, value) in [("rdb-key-save-delay", "2000"), ("appendonly", "yes")] {
         redis.command::<String>(&["CONFIG", "SET", setting, value]).await;
@@ -104,7 +105,7 @@ async fn durability_that_a_running_redis_loses_is_logged_while_the_receiver_stay
     until("it is warned of", within, async || is_logged("appendfsync always")).await;
     assert!(receiver.is_ready().await);
     redis.command::<String>(&["CONFIG", "SET", "appendfsync", "always"]).await;
-    until("its end is logged", within, async || is_logged("as safe as it should be")).await;
+    until("its end is logged", within, async || is_logged("durability is as required")).await;
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! One receiver for all tests that leave it as they found it. It lives as long as one of them runs.
+//! One receiver for all tests that leave it unchanged. It runs while at least one of them runs.
 
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
@@ -11,7 +11,7 @@ use stories::service::Service;
 use stories::webhook::Webhook;
 use tokio::sync::Mutex;
 
-/// Limits are short, so that reaching them is quick, and still long for all who mean well.
+/// Limits are short enough to be reached quickly, and long enough for valid requests.
 pub const BODY_BYTES_MAX: usize = 1024 * 1024;
 
 static CURRENT: Mutex<Weak<Running>> = Mutex::const_new(Weak::new());
@@ -22,7 +22,7 @@ pub struct Running {
     _cell: Cell,
 }
 
-/// A use of the shared receiver.
+/// A reference that keeps the shared receiver running.
 pub struct Shared(Arc<Running>);
 
 pub async fn receiver() -> Shared {

@@ -1,4 +1,4 @@
-//! Who signed it. Whatever else is wrong with a request, a wrong signature is what it hears of.
+//! Signatures. If a signature is wrong, it is the reported error, whatever else is wrong.
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE};
@@ -33,7 +33,7 @@ async fn the_signature_of_another_body_is_401() {
 #[tokio::test]
 async fn what_is_not_base64_of_32_bytes_is_401() {
     let receiver = receiver().await;
-    // The alphabets differ in two letters: take a body whose signature has one of them.
+    // The alphabets differ in two letters: uses a body whose signature contains one of them.
     let telling = |signature: &str| signature.contains(['+', '/']);
     let bodies = (0..).map(|n| format!("{{\"n\":{n}}}"));
     let body = bodies.into_iter().find(|body| telling(&sign(SECRET, body.as_bytes()))).unwrap();

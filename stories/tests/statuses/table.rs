@@ -1,4 +1,4 @@
-//! The rows of the table that look at the request itself.
+//! Rows of the status table that depend on the request itself.
 
 use stories::cell::Cell;
 use stories::client::{Connection, post, send};
@@ -9,7 +9,7 @@ use crate::shared::receiver;
 /// A session token as a browser may hold it: a JWT, signed by Shopify with the client secret.
 const SESSION_TOKEN: &str = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJodHRwcyJ9";
 
-/// What `gzip` makes of `{}`.
+/// Output of `gzip` for `{}`.
 const GZIPPED: &[u8] =
     &[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 0xab, 0xae, 5, 0, 0x43, 0xbf, 0xa6, 0xa3, 2, 0, 0, 0];
 

@@ -1,4 +1,4 @@
-//! When it was triggered. Unsigned, so it bounds staleness only.
+//! Time of the trigger. It is unsigned, so it only bounds staleness.
 
 use stories::answer::Answer;
 use stories::cell::Cell;
@@ -28,7 +28,7 @@ async fn nanoseconds_and_none_are_read() {
 
 #[tokio::test]
 async fn an_offset_is_read() {
-    // Ten minutes ago by a clock 13 hours ahead: taken for UTC it would lie in the future.
+    // Ten minutes ago by a clock 13 hours ahead. Read as UTC, it would be in the future.
     let moment = ago(Duration::minutes(10)).to_offset(UtcOffset::from_hms(13, 0, 0).unwrap());
     triggered(&rfc3339(moment)).await.expect_stored();
     let moment = ago(Duration::minutes(10)).to_offset(UtcOffset::from_hms(-11, 0, 0).unwrap());

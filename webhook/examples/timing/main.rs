@@ -1,10 +1,11 @@
-//! Whether the time that a refusal takes tells how much of a signature was right.
+//! Measures if the time that a refusal takes reveals how much of a signature was right.
 //!
-//! After dudect (O. Reparaz, J. Balasch, I. Verbauwhede, "Dude, is my code constant time?", 2017): two
-//! classes of input in random order, Welch's t-test over what each took, with the slowest part cut off
-//! at several places. Signatures of the first class share 31 of 32 bytes with the right one, those of
-//! the second are random. The same is done with a comparison that stops at the first difference: a
-//! measurement that did not see that one would say nothing about the other.
+//! The method is that of dudect (O. Reparaz, J. Balasch, I. Verbauwhede, "Dude, is my code constant
+//! time?", 2017). Two classes of input come in random order, and Welch's t-test compares the times.
+//! The slowest part is cut off at several places. Signatures of the first class share 31 of 32
+//! bytes with the right one, those of the second are random. The same is measured for a comparison
+//! that stops at the first difference: if the measurement did not detect that one, its result for
+//! the other would mean nothing.
 
 mod samples;
 mod welch;
@@ -15,9 +16,9 @@ use std::process::ExitCode;
 use samples::{Check, take};
 use welch::{Finding, judge};
 
-/// Measurements, unless another number is given as the only argument.
+/// Number of measurements, unless the only argument gives another one.
 const COUNT: usize = 2_000_000;
-/// What |t| stays below where there is no difference to be seen.
+/// Limit of |t|. Below it, no difference can be seen.
 const T_MAX: f64 = 4.5;
 
 fn main() -> ExitCode {

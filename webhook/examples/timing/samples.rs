@@ -1,4 +1,4 @@
-//! Refusals, and what each took.
+//! Refusals, and the time that each took.
 
 use std::time::Instant;
 
@@ -13,10 +13,10 @@ use spillway_webhook::{Secrets, Webhook};
 use zeroize::Zeroizing;
 
 const SECRET: &str = "hush";
-/// A small body: the comparison is a larger part of the whole.
+/// A small body makes the comparison a larger part of the whole.
 const BODY: &[u8] = br#"{"id":1}"#;
 const NAME: &str = "x-shopify-hmac-sha256";
-/// Inputs are made ahead, so many at a time, that nothing of their making is measured.
+/// Number of inputs that are made ahead at a time, so that making them is not measured.
 const AHEAD: usize = 10_000;
 
 /// One refusal.
@@ -26,25 +26,25 @@ pub struct Sample {
     pub nanoseconds: u64,
 }
 
-/// What is measured.
+/// Comparison that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// The receiver's.
+    /// The receiver's comparison.
     Ours,
-    /// One that stops at the first difference.
+    /// A comparison that stops at the first difference.
     StopsEarly,
 }
 
-/// Chance that can be had again (S. Vigna's splitmix64).
+/// Repeatable random numbers (S. Vigna's splitmix64).
 struct Chance(u64);
 
-/// So many refusals.
+/// Measures `count` refusals.
 pub fn take(check: Check, count: usize) -> Vec<Sample> {
     let secrets = Secrets::new(&[Zeroizing::new(SECRET.to_owned())]);
     let right: [u8; 32] = keyed().finalize().into_bytes().into();
     let mut chance = Chance(2026);
     let mut samples = Vec::with_capacity(count + AHEAD);
-    // The first are made while caches and clock are cold.
+    // The first measurements run with cold caches and a slow clock, so they are thrown away.
     let mut is_warm = false;
     while samples.len() < count {
         let inputs: Vec<_> = (0..AHEAD).map(|_| input(&right, &mut chance)).collect();
@@ -92,7 +92,7 @@ fn keyed() -> Hmac<Sha256> {
     mac
 }
 
-/// What `verify` must not be.
+/// A comparison that is not constant-time, as `verify` must not be.
 fn stops_early(webhook: Webhook) -> bool {
     let claimed = STANDARD.decode(webhook.headers[NAME].as_bytes()).expect("base64");
     let right = keyed().finalize().into_bytes();

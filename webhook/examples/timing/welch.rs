@@ -2,20 +2,20 @@
 
 use crate::samples::Sample;
 
-/// At how many places the slowest part is cut off; once nothing is.
+/// Number of places at which the slowest part is cut off. At the last one, nothing is cut off.
 pub const CROPPINGS: usize = 101;
 
-/// The cropping with the largest t.
+/// Result of the cropping with the largest t.
 #[derive(Clone, Copy, Debug)]
 pub struct Finding {
     pub t: f64,
-    /// Of each class, in nanoseconds.
+    /// Mean time of each class, in nanoseconds.
     pub means: [f64; 2],
-    /// Samples that this cropping kept.
+    /// Number of samples that this cropping kept.
     pub kept: usize,
 }
 
-/// Mean and variance, as they grow (B. P. Welford, 1962).
+/// Running mean and variance (B. P. Welford, 1962).
 #[derive(Clone, Copy, Debug, Default)]
 struct Moments {
     count: f64,
@@ -23,7 +23,7 @@ struct Moments {
     squares: f64,
 }
 
-/// The largest t of all croppings.
+/// Returns the result with the largest |t| of all croppings.
 pub fn judge(samples: &[Sample]) -> Finding {
     let mut sorted: Vec<u64> = samples.iter().map(|sample| sample.nanoseconds).collect();
     sorted.sort_unstable();

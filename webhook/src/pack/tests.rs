@@ -1,4 +1,4 @@
-//! What is packed comes out as it was, and what is damaged is told from it.
+//! A packed webhook comes out unchanged, and damage is detected.
 
 use super::*;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -60,7 +60,7 @@ proptest! {
     fn lengths_that_lie_under_a_right_checksum_are_refused_or_consistent(
         at in 0usize..200, value in any::<u8>()
     ) {
-        // Incompressible, so that the payload is stored and the lengths can be reached.
+        // Incompressible, so that the payload is stored and its lengths can be changed.
         let body: Vec<u8> = (0..150u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
         let mut bytes = pack_of(&[webhook("/a", &[], body.clone()), webhook("/b", &[], body)]);
         let at = CRC_COVERS_FROM + at % (bytes.len() - CRC_COVERS_FROM);
@@ -110,7 +110,7 @@ fn records_are_left_out_without_a_change_to_the_others() {
         records
     };
     let mut packer = Packer::new();
-    // A packer's second pack holds nothing of its first.
+    // The second pack of a packer holds nothing of the first.
     packer.pack(&records_of(&["{a longer one than any of the others"]));
     let mut records = records_of(&["{1", "{22", "{333", "{4444"]);
     records.retain(|index| index != 1 && index != 3);

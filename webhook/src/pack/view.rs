@@ -1,9 +1,11 @@
-//! A webhook of a pack, borrowed: for a reader that looks at each once and copies what it needs.
+//! Borrowed view of a webhook in a pack, for a reader that looks at each one once and copies only
+//! what it needs.
 
 use super::{Pack, RECORD_HEADER_BYTES};
 use crate::shopify::Headers;
+use crate::size::size;
 
-/// One webhook of a pack. Making one takes no memory, and it is gone with the pack.
+/// One webhook of a pack. Creating a view allocates nothing. A view borrows from the pack.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
     /// Wall clock at the first byte of the request, in milliseconds since the Unix epoch.
@@ -31,8 +33,8 @@ impl Pack {
     pub fn view(&self, index: u32) -> View<'_> {
         let bytes = self.record_bytes(index);
         let (head, rest) = bytes.split_at(RECORD_HEADER_BYTES);
-        let (target, rest) = rest.split_at(u32_at(head, 8) as usize);
-        let (headers, body) = rest.split_at(u32_at(head, 12) as usize);
+        let (target, rest) = rest.split_at(size(u32_at(head, 8)));
+        let (headers, body) = rest.split_at(size(u32_at(head, 12)));
         let received_at_ms = u64::from(u32_at(head, 0)) | u64::from(u32_at(head, 4)) << 32;
         let header_count = u16::from_le_bytes([head[20], head[21]]);
         View { received_at_ms, target, body, headers, header_count }
@@ -45,7 +47,7 @@ impl<'a> View<'a> {
         HeaderViews { rest: self.headers, left: self.header_count }
     }
 
-    /// How many headers there are.
+    /// Number of headers.
     pub fn header_count(&self) -> usize {
         usize::from(self.header_count)
     }
@@ -59,7 +61,7 @@ impl<'a> Iterator for HeaderViews<'a> {
         let (lengths, rest) = self.rest.split_at(6);
         let name_bytes = usize::from(u16::from_le_bytes([lengths[0], lengths[1]]));
         let (name, rest) = rest.split_at(name_bytes);
-        let (value, rest) = rest.split_at(u32_at(lengths, 2) as usize);
+        let (value, rest) = rest.split_at(size(u32_at(lengths, 2)));
         self.rest = rest;
         Some((name, value))
     }

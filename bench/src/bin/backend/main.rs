@@ -1,5 +1,6 @@
-//! A simulated backend: answers every POST after a delay, a bounded number at a time as an app
-//! server with so many workers does, and says at `/stats` what it got, how late and in which order.
+//! A simulated backend. It answers every POST after a delay, with a bounded number at a time, as an
+//! app server with that many workers does. `/stats` reports the received webhooks, their delays and
+//! their order.
 
 mod seen;
 
@@ -20,25 +21,26 @@ use tokio::sync::Semaphore;
 
 use crate::seen::Seen;
 
-/// The receiver's own default.
+/// Default of the receiver.
 const BODY_BYTES_MAX: usize = 16 << 20;
 
-/// Answers every POST after a delay; GET /stats tells what came, DELETE /stats starts anew.
+/// Answers every POST after a delay. GET /stats reports the requests, DELETE /stats resets the
+/// figures.
 #[derive(Parser)]
 struct Options {
-    /// Where it listens.
+    /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1:8091")]
     listen: SocketAddr,
-    /// How many requests it works on at once; the others wait.
+    /// Number of requests processed at once; the others wait.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     workers: u32,
-    /// How long it works on each, such as 50ms or 1s.
+    /// Processing time of each request, such as 50ms or 1s.
     #[arg(long, default_value = "0ms", value_parser = parse_delay)]
     delay: Duration,
-    /// What it answers.
+    /// Status of the answers.
     #[arg(long, default_value = "200")]
     status: StatusCode,
-    /// The domain of a shop whose webhooks are counted apart from the others'.
+    /// Domain of a shop whose webhooks are counted separately.
     #[arg(long)]
     flooding_shop: Option<String>,
 }

@@ -1,4 +1,5 @@
-//! What came, how late, and in which order. Bounded by the resources and topics that load sends.
+//! Figures of the received webhooks: their number, delays and order. Bounded by the resources and
+//! topics that the load sends.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -9,28 +10,28 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// Latencies are kept in microseconds, to three digits, up to the time a delivery may wait.
+/// Upper bound of latencies: the longest time that a delivery may wait. Three digits are kept.
 const LATENCY_US_MAX: u64 = 48 * 3_600 * 1_000_000;
 
 /// Figures of all webhooks since the start.
 pub struct Seen {
     requests: u64,
     body_bytes: u64,
-    /// Requests, and the older webhooks that they stand for.
+    /// Number of requests, and of the older webhooks for which they stand.
     stood_for: u64,
     first: Option<(Instant, OffsetDateTime)>,
     last: Option<Instant>,
     since_triggered: Histogram<u64>,
     since_received: Histogram<u64>,
-    /// The shop that is counted apart.
+    /// Shop that is counted separately.
     flooding: Option<String>,
     of_flooding: u64,
-    /// Of the other shops.
+    /// Delays of the webhooks of other shops.
     since_received_by_topic: BTreeMap<String, Histogram<u64>>,
     order: Order,
 }
 
-/// Where each resource stands, as `fill` numbers its webhooks.
+/// Newest webhook of each resource, by the numbers that `fill` assigns.
 #[derive(Default)]
 struct Order {
     newest: HashMap<u64, u64>,
@@ -39,7 +40,7 @@ struct Order {
 }
 
 impl Seen {
-    /// Nothing yet; the webhooks of `flooding` will be counted apart.
+    /// Creates empty figures. The webhooks of `flooding` are counted separately.
     pub fn nothing(flooding: Option<String>) -> Self {
         Self {
             requests: 0,
@@ -56,12 +57,12 @@ impl Seen {
         }
     }
 
-    /// Begins anew.
+    /// Resets the figures.
     pub fn forget(&mut self) {
         *self = Self::nothing(self.flooding.take());
     }
 
-    /// Notes a webhook that is done.
+    /// Counts a webhook that was answered.
     pub fn note(&mut self, headers: &HeaderMap, body_bytes: usize) {
         let now = Instant::now();
         self.requests += 1;
@@ -89,7 +90,7 @@ impl Seen {
         self.since_received_by_topic.entry(topic).or_insert_with(latencies).saturating_record(age);
     }
 
-    /// All of it as JSON.
+    /// Returns all figures as JSON.
     pub fn report(&self) -> Value {
         let span = self.first.zip(self.last).map(|((first, _), last)| last - first);
         let first_at = self.first.map(|(_, at)| at.unix_timestamp_nanos() as f64 / 1e9);
@@ -150,7 +151,7 @@ fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
     text(headers, name)?.parse().ok()
 }
 
-/// How long ago the header's time was; a time ahead of ours counts as now.
+/// Age of the time in a header. A time in the future counts as now.
 fn age_us(headers: &HeaderMap, name: &str) -> Option<u64> {
     let then = OffsetDateTime::parse(text(headers, name)?, &Rfc3339).ok()?;
     let age = (OffsetDateTime::now_utc() - then).whole_microseconds();

@@ -1,9 +1,10 @@
-//! Fills a queue: stores webhooks of chosen shops, products and topics, no two alike, each until it
-//! is answered 200.
+//! Fills a queue: stores webhooks of chosen shops, products and topics, all different, each until
+//! it is answered with 200.
 //!
-//! Bodies and their signatures are made before, and taken in turn; ids, times and products are new
-//! in every webhook, so none is a duplicate of another. The webhooks of a product are numbered in
-//! `X-Bench-Sequence` and sent over one connection, so the other end can tell their order.
+//! Bodies and signatures are made in advance and used in turn. Ids, times and products are new in
+//! every webhook, so none is a duplicate of another. The webhooks of a product are numbered in
+//! `X-Bench-Sequence` and sent over one connection, so the receiver of the deliveries can check
+//! their order.
 
 mod supply;
 
@@ -26,53 +27,53 @@ use tokio::time::sleep_until;
 
 use crate::supply::{Plan, Supply};
 
-/// Between two attempts to store the same webhook.
+/// Time between two attempts to store the same webhook.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
-/// An answer is a status and a few words.
+/// Largest accepted answer. An answer consists of a status and a few words.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// Stores webhooks until each is answered 200; prints how many and how fast.
+/// Stores webhooks until each is answered with 200. Prints their number and rate.
 #[derive(Parser)]
 struct Options {
-    /// The receiver.
+    /// Address of the receiver.
     #[arg(long, default_value = "127.0.0.1:8080")]
     address: SocketAddr,
-    /// How many webhooks.
+    /// Number of webhooks.
     #[arg(long, default_value_t = 10_000)]
     count: u64,
-    /// Over so many connections, each in a closed loop.
+    /// Number of connections, each in a closed loop.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     connections: u64,
-    /// So many a second; as fast as they are answered if not given.
+    /// Webhooks per second; as fast as they are answered if not given.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     rate: Option<u64>,
-    /// Over how many products; each webhook has its own if not given. A multiple of the connections.
+    /// Number of products, a multiple of the connections; a new one for each webhook if not given.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     products: Option<u64>,
     /// Number of the first product.
     #[arg(long, default_value_t = 1)]
     product_first: u64,
-    /// Over how many shops.
+    /// Number of shops.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     shops: u64,
     /// Number of the first shop.
     #[arg(long, default_value_t = 0)]
     shop_first: u64,
-    /// What every shop sends, in turn.
+    /// Topics that every shop sends, in turn.
     #[arg(long, value_delimiter = ',', default_value = "products/update")]
     topics: Vec<String>,
-    /// About how long each body is, in bytes.
+    /// Approximate size of each body, in bytes.
     #[arg(long, default_value_t = 5_300, value_parser = clap::value_parser!(u32).range(300..=16_777_216))]
     size: u32,
-    /// The template of request line and headers; its `@body` is the product's template.
+    /// Template of request line and headers; its `@body` is the product's template.
     #[arg(long, default_value = "loadtest")]
     targets: PathBuf,
-    /// The app's client secret.
+    /// Client secret of the app.
     #[arg(long, env = "SHOPIFY_CLIENT_SECRET", hide_env_values = true)]
     shopify_client_secret: String,
 }
 
-// One thread: the receiver under test shares the cores.
+// One thread, because the receiver under test shares the cores.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let options = Options::parse();
@@ -115,7 +116,7 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sends every n-th webhook; how many attempts failed.
+/// Sends every n-th webhook. Returns the number of failed attempts.
 async fn send(
     connection: u64,
     options: Arc<Options>,
@@ -162,7 +163,7 @@ async fn exchange(
         if stream.read_buf(&mut answer).await? == 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
-        // A 200 has no body; after any other answer the connection is given up.
+        // A 200 has no body. After any other answer the connection is closed.
         if answer.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
             let status = answer.get(9..12).and_then(|digits| str::from_utf8(digits).ok());
             return status.and_then(|status| status.parse().ok()).ok_or(malformed.into());

@@ -1,4 +1,4 @@
-//! Webhook number n of a plan, as it goes over the wire.
+//! Generates webhook number n of a plan, in its form on the wire.
 
 use std::io::Write;
 
@@ -10,35 +10,35 @@ use rand::rngs::SmallRng;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// As many bodies as wrk is given, long past any window of compression.
+/// Number of bodies: as many as wrk uses, and more than any window of compression holds.
 const BODIES: u64 = 10_000;
-/// What they may take in memory.
+/// Memory limit of the bodies, in bytes.
 const BODIES_BYTES_MAX: usize = 128 << 20;
 
-/// Who sends what.
+/// Plan of the shops, products and topics.
 pub struct Plan {
-    /// Over so many products in turn, or each webhook about its own.
+    /// Number of products that are used in turn; `None` for a new product in each webhook.
     pub products: Option<u64>,
-    /// Number of the first.
+    /// Number of the first product.
     pub product_first: u64,
-    /// Over so many shops; a product is always of the same.
+    /// Number of shops. A product always belongs to the same shop.
     pub shops: u64,
-    /// Number of the first.
+    /// Number of the first shop.
     pub shop_first: u64,
-    /// What every shop sends, in turn.
+    /// Topics that every shop sends, in turn.
     pub topics: Vec<String>,
 }
 
-/// All that webhooks are made of.
+/// Parts of which webhooks are made.
 pub struct Supply {
     plan: Plan,
     target: Target,
     bodies: Vec<(Vec<u8>, String)>,
-    /// No two runs share their webhooks' ids.
+    /// Random part of the webhook ids, so that two runs do not share any.
     run: u64,
 }
 
-/// What differs between one webhook and the next.
+/// Values that differ between webhooks.
 struct Facts<'a> {
     body: &'a [u8],
     hmac: &'a str,
@@ -50,7 +50,7 @@ struct Facts<'a> {
 }
 
 impl Supply {
-    /// Makes the bodies.
+    /// Creates the bodies.
     pub fn new(target: Target, products: &Products, secret: &Secret, plan: Plan) -> Self {
         let mut random = SmallRng::seed_from_u64(1);
         let now = OffsetDateTime::now_utc();
@@ -127,7 +127,7 @@ impl Supply {
         }
     }
 
-    /// A UUID to look at; no two webhooks have the same.
+    /// A string in the form of a UUID. Each webhook has a different one.
     fn uuid(&self, number: u64) -> String {
         let run = self.run;
         let (high, middle, low) = (run >> 32, (run >> 16) & 0xffff, run & 0xfff);

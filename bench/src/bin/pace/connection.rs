@@ -1,4 +1,5 @@
-//! One connection of the generator: it sends a request as the kernel takes it, and reads its answer.
+//! A connection of the generator. It sends a request as the kernel accepts it, and reads the
+//! answer.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,38 +7,39 @@ use std::net::{SocketAddr, TcpStream};
 use rustix::event::epoll;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
-/// An answer is a status and a few words; one that exceeds this is not from a receiver.
+/// Largest accepted answer. An answer consists of a status and a few words; a larger one is not
+/// from a receiver.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// What a connection is at.
+/// State of a connection.
 #[derive(Clone, Copy)]
 pub enum State {
     Opening,
     Free,
-    /// Which request, and how many of its bytes the kernel took.
+    /// The request under way, and the number of its bytes that the kernel accepted.
     Busy {
         number: usize,
         sent: usize,
     },
 }
 
-/// A connection to the receiver, and what has come of an answer.
+/// A connection to the receiver, and the received part of an answer.
 pub struct Connection {
     stream: TcpStream,
-    /// Changed by who owns it.
+    /// State, which the owner of the connection changes.
     pub state: State,
     received: Vec<u8>,
-    /// It was answered on once: the receiver takes connections.
+    /// Set once an answer arrived: the receiver accepts connections.
     pub has_answered: bool,
 }
 
 impl Connection {
-    /// One whose outcome is not known yet.
+    /// Creates a connection that is being opened.
     pub fn opening(stream: TcpStream) -> Self {
         Self { stream, state: State::Opening, received: Vec::new(), has_answered: false }
     }
 
-    /// Fails when it could not be opened.
+    /// Returns an error if the connection could not be opened.
     pub fn opened(&self) -> io::Result<Option<Answer>> {
         match self.stream.take_error()? {
             Some(error) => Err(error),
@@ -45,7 +47,7 @@ impl Connection {
         }
     }
 
-    /// Sends what is left of its request, as far as the kernel takes it.
+    /// Sends the rest of the request, as far as the kernel accepts it.
     pub fn send(&mut self, request: &[u8]) -> io::Result<()> {
         let State::Busy { sent, .. } = &mut self.state else { return Ok(()) };
         while *sent < request.len() {
@@ -59,7 +61,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads what has come; None until it is a whole answer.
+    /// Reads the available bytes. Returns `None` until the answer is complete.
     pub fn receive(
         &mut self,
         buffer: &mut [u8],
@@ -68,7 +70,7 @@ impl Connection {
         let ends = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         let ends = flags.intersects(ends);
         let (mut ended, mut emptied) = (false, false);
-        // A short read emptied the socket (epoll(7)), but for an end that was announced.
+        // A short read emptied the socket (epoll(7)), unless an end was announced.
         while !ended && (ends || !emptied) {
             match self.stream.read(buffer) {
                 Ok(0) => ended = true,
@@ -91,7 +93,7 @@ impl Connection {
     }
 }
 
-/// What counts of an answer.
+/// The relevant parts of an answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Answer {
     pub status: u16,
@@ -99,8 +101,9 @@ pub struct Answer {
     pub closes: bool,
 }
 
-/// The answer these bytes begin with, None while it is not whole. One without a Content-Length
-/// counts when its head is there, and its connection is closed: where it ends does not matter.
+/// Parses the answer at the start of these bytes. Returns `None` while it is incomplete. An answer
+/// without Content-Length counts when its head is complete. Its connection is then closed, so its
+/// end does not matter.
 fn answer(received: &[u8]) -> io::Result<Option<Answer>> {
     let malformed = || io::Error::from(ErrorKind::InvalidData);
     let Some(head) = received.windows(4).position(|bytes| bytes == b"\r\n\r\n") else {
@@ -128,7 +131,7 @@ fn answer(received: &[u8]) -> io::Result<Option<Answer>> {
     Ok((received.len() >= bytes).then_some(answer))
 }
 
-/// A connection under way: opening one must not hold up what is due.
+/// Starts to open a connection without blocking, because due requests must not wait for it.
 pub fn connecting(address: SocketAddr) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -138,7 +141,7 @@ pub fn connecting(address: SocketAddr) -> io::Result<TcpStream> {
         Err(error) => return Err(error.into()),
     }
     let stream = TcpStream::from(socket);
-    // A request's last bytes must not wait for an acknowledgement of the first (Nagle).
+    // The last bytes of a request must not wait for an acknowledgement of the first (Nagle).
     stream.set_nodelay(true)?;
     Ok(stream)
 }

@@ -1,13 +1,13 @@
-//! Offers prepared webhooks at a fixed rate and tells how long each waited: an open loop that takes
-//! little of the CPU it shares with the receiver.
+//! Offers prepared webhooks at a fixed rate and measures their latencies. It is an open loop that
+//! uses little of the CPU that it shares with the receiver.
 //!
-//! Request number `k` is due at `start + k / rate`, and its latency counts from then, whether it
-//! waited for a connection, for this program or for the receiver: a receiver that stalls is charged
-//! with every request that fell due meanwhile (no coordinated omission; the idea is wrk2's). How much
-//! of that was this program's own delay is its *lateness*, sending minus due, reported beside.
+//! Request number `k` is due at `start + k / rate`. Its latency counts from that time, whether it
+//! waited for a connection, for this program or for the receiver. A receiver that stalls is charged
+//! with every request that became due meanwhile (no coordinated omission, as in wrk2). The
+//! *lateness* of this program itself, sent minus due, is reported separately.
 //!
-//! One thread, one epoll whose time-out is in nanoseconds; it never spins, for the CPU it would burn
-//! is the receiver's. A request is sent once: what a broken connection took along is unanswered.
+//! One thread uses one epoll whose time-out is in nanoseconds. It never spins, because the receiver
+//! needs the CPU. A request is sent once; a request lost with a broken connection is unanswered.
 //! Bounded by `--rate` × `--seconds` requests and `--connections-max` connections.
 
 mod connection;
@@ -32,38 +32,38 @@ use serde_json::{Value, json};
 
 use crate::connection::{Connection, State, connecting};
 
-/// How long the last requests may take to be answered, and the first connections to open.
+/// Time limit for the last answers, and for the first connections to open.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// After so many sends in a row, answers are looked at, lest they wait for a long burst to end.
+/// Sends in a row after which answers are read, so that they do not wait for a long burst to end.
 const BURST_MAX: usize = 16;
-/// Events taken from the kernel at once.
+/// Most events taken from the kernel at once.
 const EVENTS_MAX: usize = 256;
-/// The digits before each request that tell its length; see `bench::encode::Format::Wrk`.
+/// Digits before each request that give its length; see `bench::encode::Format::Wrk`.
 const LENGTH_DIGITS: usize = 10;
 
-/// Offers prepared webhooks at a fixed rate and prints how long they waited, as one line of JSON.
+/// Offers prepared webhooks at a fixed rate and prints their latencies as one line of JSON.
 #[derive(Parser)]
 struct Options {
-    /// Where they are sent.
+    /// Address of the receiver.
     #[arg(long)]
     address: SocketAddr,
-    /// The webhooks, as `generate --format wrk` writes them; sent in turn.
+    /// File with webhooks, as `generate --format wrk` writes them; sent in turn.
     #[arg(long)]
     requests: PathBuf,
-    /// How many a second.
+    /// Webhooks per second.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rate: u32,
-    /// For how many seconds.
+    /// Duration in seconds.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     seconds: u32,
-    /// How many connections are opened before the first is sent.
+    /// Connections that are opened before the first request is sent.
     #[arg(long, default_value_t = 64)]
     connections: usize,
-    /// How many there may be, so that nothing that is due waits for a connection.
+    /// Most connections, so that no due request waits for one.
     #[arg(long, default_value_t = 1024)]
     connections_max: usize,
-    /// Writes a line for each request here: when it was due, and its latency from then, both in
-    /// microseconds, and its status; 0 is no answer.
+    /// File for one line per request: the time it was due and its latency, both in microseconds,
+    /// and its status; 0 is no answer.
     #[arg(long)]
     out: Option<PathBuf>,
 }
@@ -84,7 +84,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The prepared webhooks, as they go over the wire.
+/// Prepared webhooks, in their form on the wire.
 struct Requests {
     bytes: Vec<u8>,
     spans: Vec<Range<usize>>,
@@ -114,17 +114,17 @@ impl Requests {
     }
 }
 
-/// What became of a request. In microseconds rather than a `Duration`: there are millions.
+/// Result of a request. In microseconds rather than a `Duration`, because there are millions.
 #[derive(Clone, Copy, Default)]
 struct Outcome {
     latency_us: u32,
-    /// None when it was not sent.
+    /// `None` if the request was not sent.
     lateness_us: Option<u32>,
-    /// 0 is no answer.
+    /// Status of the answer; 0 if there is none.
     status: u16,
 }
 
-/// The run. Times are since its start.
+/// State of the run. Times are since its start.
 struct Pace {
     address: SocketAddr,
     requests: Requests,
@@ -134,17 +134,18 @@ struct Pace {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
     buffer: Vec<u8>,
-    /// By their number in epoll; an empty place is taken again.
+    /// Connections by their number in epoll. Empty places are used again.
     connections: Vec<Option<Connection>>,
     vacant: Vec<usize>,
-    /// One of them is drawn for each request, as if its senders knew nothing of each other. In turn
-    /// they would come in clumps: those that were answered together, by one core, are free together.
+    /// Free connections, of which one is drawn at random for each request, as if senders were
+    /// independent. In turn, requests would come in clumps, because connections that one core
+    /// answered together become free together.
     free: Vec<usize>,
     random: SmallRng,
     opening: usize,
     kept: usize,
     connections_max: usize,
-    /// How many requests were due by now, and which of them wait for a connection.
+    /// Number of requests that are due by now. `waiting` holds those that wait for a connection.
     due: usize,
     waiting: VecDeque<usize>,
     outcomes: Vec<Outcome>,
@@ -155,7 +156,7 @@ struct Pace {
 
 impl Pace {
     fn new(options: &Options, requests: Requests) -> anyhow::Result<Self> {
-        // A time-out is otherwise late by up to 50 µs, the kernel's default (prctl(2)).
+        // Otherwise a time-out is late by up to 50 µs, the kernel's default (prctl(2)).
         fs::write("/proc/self/timerslack_ns", "1").context("cannot set the timer slack")?;
         Ok(Self {
             address: options.address,
@@ -270,7 +271,7 @@ impl Pace {
         if index == self.connections.len() {
             self.connections.push(None);
         }
-        // Edge-triggered, so that one registration lasts for the connection's life.
+        // Edge-triggered, so that one registration lasts as long as the connection.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP;
         let data = epoll::EventData::new_u64(index as u64);
         if let Err(error) = epoll::add(&self.epoll, &stream, data, flags | epoll::EventFlags::ET) {
@@ -282,8 +283,8 @@ impl Pace {
         Ok(())
     }
 
-    /// Waits for events, at most so long, and handles them. Sends nothing new: a connection that
-    /// took a closed one's place must not get the other's event.
+    /// Waits at most `timeout` for events and handles them. Sends nothing new: a connection in the
+    /// place of a closed one must not get the events of the closed one.
     fn poll(&mut self, timeout: Duration) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
         events.clear();
@@ -326,14 +327,14 @@ impl Pace {
                     self.close(index);
                 }
             }
-            // An answer that nobody asked for, or none.
+            // An unexpected answer, or a failed read.
             (Ok(Some(_)) | Err(_), _) => self.close(index),
         }
     }
 
-    /// Closes a connection. One that has answered before is opened again at once, so that the next
-    /// request need not wait for it; one that never did only when it is needed, lest a receiver that
-    /// refuses all of them be asked in a loop.
+    /// Closes a connection. One that has answered before is reopened at once, so that the next
+    /// request need not wait for it. Others are reopened only when needed. Otherwise a receiver
+    /// that refuses all connections would get attempts in a loop.
     fn close(&mut self, index: usize) {
         let connection = self.connections[index].take().expect("BUG: it is closed once");
         self.vacant.push(index);
@@ -351,7 +352,7 @@ impl Pace {
         }
     }
 
-    /// No connection could be had for it.
+    /// Settles the oldest waiting request without an answer, because there is no connection for it.
     fn give_up_one(&mut self) {
         if let Some(number) = self.waiting.pop_front() {
             self.settle(number, 0);
@@ -375,7 +376,7 @@ impl Pace {
         out.flush()
     }
 
-    /// Times in ms; the latencies are those of what was answered, whatever the answer.
+    /// Returns the figures. Times are in ms; latencies include answers with any status.
     fn report(&self) -> Value {
         let cpu = (cpu() - self.cpu_before).as_secs_f64();
         let answered = self.outcomes.iter().filter(|outcome| outcome.status != 0);
@@ -385,7 +386,7 @@ impl Pace {
         }
         let latencies = sorted(answered.map(|outcome| outcome.latency_us));
         let lateness = sorted(self.outcomes.iter().filter_map(|outcome| outcome.lateness_us));
-        // What was sent after the time was not offered at this rate.
+        // Requests sent after the end of the time were not offered at this rate.
         let seconds = self.due_at(self.outcomes.len()).max(self.last_sent_at).as_secs_f64();
         json!({
             "asked": self.outcomes.len(),
@@ -405,14 +406,14 @@ impl Pace {
                 "p99": percentile_ms(&lateness, 990),
                 "longest": percentile_ms(&lateness, 1000),
             },
-            // At most so many at a time.
+            // Largest number of connections at a time.
             "connections": self.connections.len(),
             "cpu_us_per_request": cpu * 1e6 / self.sent.max(1) as f64,
         })
     }
 }
 
-/// This process' CPU time.
+/// CPU time of this process.
 fn cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::try_from(time).expect("BUG: CPU time is never negative")
@@ -428,7 +429,7 @@ fn sorted(values: impl Iterator<Item = u32>) -> Vec<u32> {
     values
 }
 
-/// The smallest value that so many thousandths do not exceed; None of nothing.
+/// The smallest value that at least this many thousandths do not exceed; `None` if there is none.
 fn percentile_ms(sorted: &[u32], thousandths: usize) -> Option<f64> {
     let rank = (sorted.len() * thousandths).div_ceil(1000).max(1);
     sorted.get(rank - 1).map(|us| f64::from(*us) / 1e3)

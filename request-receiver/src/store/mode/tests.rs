@@ -1,10 +1,10 @@
-//! Every state that events lead to is visited.
+//! Exhaustive tests of the store mode: every reachable state is visited.
 
 use std::collections::{HashSet, VecDeque};
 
 use super::*;
 
-/// Appends and writes at once in the explored states.
+/// Most appends, and most writes, at once in the explored states.
 const MOST: u32 = 2;
 
 /// Events that may come in any state.
@@ -31,7 +31,7 @@ fn events(has_log: bool) -> Vec<StoreEvent> {
     events
 }
 
-/// Every state that events lead to from here, with the log empty or not.
+/// All states that one event leads to from here, with the log empty or not.
 fn successors(machine: &StoreMachine) -> Vec<StoreMachine> {
     let mut next = Vec::new();
     let mut events = events(machine.has_log);
@@ -164,7 +164,7 @@ fn every_transition_of_the_table_is_reached_and_no_other() {
         (Restoring, Spilling),
         (Closing, Spilling),
         (Direct, Spilling),
-        // Through Spilling: a refused append, and the queue is usable.
+        // By way of Spilling: an append is refused while the queue is usable.
         (Direct, Restoring),
         (Spilling, StandingBack),
         (Restoring, StandingBack),
@@ -196,7 +196,7 @@ fn direct_is_reached_from_every_state_once_all_is_well() {
             continue;
         }
         machine.on(StoreEvent::ChunkRead { is_last: true });
-        // What was under way before is read, too.
+        // Writes that were under way before are read, too.
         machine.on(StoreEvent::HoldAllowed);
         assert_eq!(machine.mode(), StoreMode::Closing, "{machine:?}");
         machine.on(StoreEvent::ChunkRead { is_last: false });

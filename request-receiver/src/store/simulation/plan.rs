@@ -2,7 +2,7 @@
 
 use super::Random;
 
-/// Faults in a thousand steps.
+/// Faults of each kind in a thousand steps.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     pub hangs: u64,
@@ -36,7 +36,7 @@ impl Plan {
         }
     }
 
-    /// Nothing fails any more, and nothing new is sent.
+    /// Plan in which nothing fails any more, and nothing new is sent.
     pub fn healed() -> Self {
         Self {
             hangs: 0,

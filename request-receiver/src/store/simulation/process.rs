@@ -7,9 +7,9 @@ use crate::store::mode::StoreMachine;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Shard {
     Idle,
-    /// Its batch waits while batches are held.
+    /// The batch waits while batches are held.
     Held(SendId),
-    /// Its append hangs, and there is no log for others.
+    /// The append hangs, and there is no log for other batches.
     Stalled,
     Appending {
         id: SendId,
@@ -18,10 +18,10 @@ pub enum Shard {
     Writing(SendId),
 }
 
-/// An append that hangs, or its batch while it is written to the log after all.
+/// An append that hangs, or its batch while that is written to the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Late {
-    /// `stalls`: the shard that waits for it.
+    /// `stalls` is the shard that waits for the append.
     Appending {
         id: SendId,
         call: u64,
@@ -40,7 +40,7 @@ pub enum Feeder {
 pub struct Process {
     pub number: u64,
     pub machine: StoreMachine,
-    /// It was told to stop, and takes no more.
+    /// Set when the process is stopping. It accepts no more.
     pub is_stopping: bool,
     pub shards: Vec<Shard>,
     pub late: Vec<Late>,
@@ -62,18 +62,18 @@ impl Process {
         }
     }
 
-    /// Appends that may still take effect.
+    /// Returns true if an append may still take effect.
     pub fn has_append(&self) -> bool {
         self.shards.iter().any(|shard| matches!(shard, Shard::Appending { .. }))
             || self.late.iter().any(|late| matches!(late, Late::Appending { .. }))
     }
 
-    /// Whether it has nothing under way.
+    /// Returns true if nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.late.is_empty() && self.shards.iter().all(|shard| *shard == Shard::Idle)
     }
 
-    /// Writes under way.
+    /// Returns true if a write is under way.
     pub fn has_write(&self) -> bool {
         self.shards.iter().any(|shard| matches!(shard, Shard::Writing(_)))
             || self.late.iter().any(|late| matches!(late, Late::Writing(_)))

@@ -1,11 +1,11 @@
-//! Redis as the store sees it: a stream, a claim, and how far the log was restored.
+//! Redis as the store sees it: a stream, a claim, and the number of restored records.
 
 use super::Random;
 
-/// One try to send a webhook: its sender repeats it under another id.
+/// One try to send a webhook. Its sender repeats it under another id.
 pub type SendId = usize;
 
-/// Command on its way to Redis, or in front of it.
+/// Command on its way to Redis, or at Redis and not run yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     Append(SendId),
@@ -39,13 +39,13 @@ pub struct Redis {
     pub stream: Vec<SendId>,
     /// Records of the log that are in the stream.
     pub fed: usize,
-    /// Another receiver has the claim.
+    /// Set while another receiver has the claim.
     pub is_claimed: bool,
-    /// Another receiver had it since it was confirmed.
+    /// Set if another receiver had the claim since it was last confirmed.
     pub was_claimed: bool,
     /// Commands that were not run yet.
     pub calls: Vec<Call>,
-    /// Outcomes of those that were.
+    /// Outcomes of the commands that were run.
     pub replies: Vec<(u64, Reply)>,
     calls_made: u64,
 }
@@ -57,7 +57,7 @@ impl Redis {
         self.calls_made
     }
 
-    /// Runs one of the commands, if it runs any. Returns it.
+    /// Runs one of the commands, unless Redis hangs. Returns it.
     pub fn run_one(&mut self, random: &mut Random) -> Option<Call> {
         if self.is_hung || self.calls.is_empty() {
             return None;
@@ -86,7 +86,7 @@ impl Redis {
         Reply::Done
     }
 
-    /// Closes a connection from Redis' side: its command does not take effect any more.
+    /// Closes a connection from Redis' side. Its command does not take effect any more.
     pub fn close(&mut self, number: u64) {
         self.calls.retain(|call| call.number != number);
     }

@@ -1,4 +1,4 @@
-//! Everything that happens, step by step, and what must hold after each.
+//! Simulated world: its steps, and the invariants that hold after each.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -13,7 +13,7 @@ const SHARDS: usize = 3;
 /// Records that are restored at once.
 const CHUNK: usize = 4;
 
-/// A sender sends a webhook again until it is answered 200, and then the next one.
+/// Sender that sends a webhook again until it is answered 200, and then the next one.
 #[derive(Debug, Default)]
 struct Sender {
     number: u32,
@@ -119,7 +119,8 @@ impl World {
         self.stop();
     }
 
-    /// Goes on with what SIGTERM has begun: the process ends when nothing is under way, or when its time is over.
+    /// Continues a shutdown after SIGTERM. The process ends when nothing is under way, or when its
+    /// time is over.
     fn stop(&mut self) {
         if self.process.is_stopping && (self.process.is_idle() || self.random.chance(20)) {
             self.crash();
@@ -145,7 +146,8 @@ impl World {
             self.redis.is_claimed = !self.redis.is_claimed;
             if self.redis.is_claimed {
                 self.redis.was_claimed = true;
-                // What it appended may come at any time, as long as nobody ends its connections.
+                // The other receiver's append may take effect at any time, until somebody closes
+                // its connections.
                 self.redis.call(Command::Foreign);
             }
         }
@@ -158,7 +160,7 @@ impl World {
         self.process.is_stopping |= self.random.chance(plan.stops);
     }
 
-    /// A sender is told that nothing is known of its webhook.
+    /// Answers a sender that nothing is known of its webhook.
     fn expire(&mut self) {
         let at = self.random.below(SENDERS);
         if let Some(id) = self.senders[at].waits_for {
@@ -203,7 +205,7 @@ impl World {
         self.pass(shard, id);
     }
 
-    /// A batch passes the gate.
+    /// Lets a batch pass the gate.
     fn pass(&mut self, shard: usize, id: SendId) {
         let admitted = self.process.machine.admit();
         self.note(|| format!("shard {shard} passes {id}: {admitted:?}"));
@@ -243,7 +245,7 @@ impl World {
                         self.process.shards[at] = Shard::Writing(id);
                     }
                 } else if self.random.chance(self.plan.breaks) {
-                    // Redis may run it yet.
+                    // Redis may still run it.
                     self.process.shards[at] = Shard::Idle;
                     self.on(StoreEvent::Queue { is_usable: false });
                     self.on(StoreEvent::AppendEnded { was_hanging: false, is_known: false });
@@ -273,7 +275,7 @@ impl World {
         may_write
     }
 
-    /// A write ends, well or not.
+    /// Ends a write, with success or not.
     fn written(&mut self, id: SendId) {
         let is_ok = !self.random.chance(self.plan.disk_fails);
         if is_ok {
@@ -305,11 +307,11 @@ impl World {
                         self.process.late.push(Late::Writing(id));
                     }
                 }
-                // Its connection is closed from Redis' side.
+                // The connection is closed from Redis' side.
                 None if !self.redis.is_hung && self.random.chance(100) => {
                     self.late_ended(at, stalls);
                     self.redis.close(call);
-                    // It may have been run, with its answer on the way.
+                    // Redis may have run it, with the answer on its way.
                     self.redis.reply(call);
                     self.on(StoreEvent::AppendEnded { was_hanging: true, is_known: true });
                     self.answer(id, false);
@@ -388,15 +390,15 @@ impl World {
         self.process.feeder = Feeder::Feeding { call, through };
     }
 
-    /// What Redis has is asked again.
+    /// Lets the feeder ask Redis again for the number of restored records.
     fn feed_failed(&mut self) {
         self.process.feeder = Feeder::Idle;
         self.process.fed = None;
         self.on(StoreEvent::ChunkFailed);
     }
 
-    /// The process ends, with all that it was at; what was sent may yet be run, and what was written
-    /// may survive.
+    /// Ends the process with everything that is under way. Commands that were sent may still be
+    /// run, and packs that were being written may survive.
     fn crash(&mut self) {
         self.note(|| "crash".to_owned());
         let writes = self.process.shards.clone();
@@ -421,10 +423,10 @@ impl World {
         let is_restored = matches!(mode, StoreMode::Restoring | StoreMode::Closing);
         assert!(!is_restored || !process.has_append(), "restored beside an append");
         assert!(self.redis.fed <= self.log.len());
-        // Whose ever it is, and whether it was given up or not.
+        // Any append counts, of any process, given up or not.
         let is_append = |call: &super::redis::Call| match call.command {
             Command::Append(_) => true,
-            // Until it is noticed that the claim was away, Redis refuses what is restored.
+            // Until the feeder notices that it had lost the claim, Redis refuses what is restored.
             Command::Foreign => !self.redis.was_claimed,
             Command::Feed { .. } => false,
         };
@@ -439,7 +441,7 @@ impl World {
             && self.redis.calls.is_empty()
     }
 
-    /// All that was answered 200 is in the stream, once and in order.
+    /// Checks that everything answered 200 is in the stream, once and in order.
     pub fn check_end(&self) {
         assert!(self.is_over(), "{:?}", self.process);
         assert_eq!(self.redis.fed, self.log.len());

@@ -1,18 +1,18 @@
-//! Streams as they come, read in part: what is said of the whole holds.
+//! Estimates from streams of many kinds, read in part, are within their margins.
 
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::top::tally::{Seen, Tally};
+use crate::top::tally::{PackCounts, TopTally};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 const SHOPS: usize = 20;
 
-/// Packs by their ids, each with the shops of its webhooks.
+/// Packs by id, each with the shops of its webhooks.
 type Stream = Vec<(StreamId, Vec<usize>)>;
 
-/// Packs at these times, of a shop chosen by `shop` and the time.
+/// Packs at these times. `shop` chooses the shop of each, given its time.
 fn stream(
     random: &mut SmallRng,
     times_ms: impl IntoIterator<Item = u64>,
@@ -35,11 +35,12 @@ fn any(random: &mut SmallRng, _: u64) -> usize {
     if random.random_bool(0.5) { 0 } else { random.random_range(0..SHOPS) }
 }
 
-/// Reads up to so many runs.
-fn read(stream: &Stream, runs: usize) -> (Tally, Vec<StreamId>) {
+/// Reads up to `runs` runs.
+fn read(stream: &Stream, runs: usize) -> (TopTally, Vec<StreamId>) {
     let last = stream.last().map_or(StreamId::ZERO, |pack| pack.0);
     let mut regions = Regions::new(stream[0].0, last, stream.len() as u64);
-    let (mut tally, mut met) = (Tally::default(), Vec::new());
+    let mut tally = TopTally::default();
+    let mut met = Vec::new();
     for _ in 0..runs {
         let Some(region) = regions.next(1).pop() else { break };
         let first = stream.partition_point(|pack| pack.0 < region.from);
@@ -58,8 +59,8 @@ fn read(stream: &Stream, runs: usize) -> (Tally, Vec<StreamId>) {
     (tally, met)
 }
 
-fn seen(shops: &[usize]) -> Seen {
-    let mut seen = Seen::default();
+fn seen(shops: &[usize]) -> PackCounts {
+    let mut seen = PackCounts::default();
     for shop in shops {
         seen.webhooks += 1;
         seen.count(shop.to_string(), 1);
@@ -67,7 +68,7 @@ fn seen(shops: &[usize]) -> Seen {
     seen
 }
 
-/// Streams of every kind, by a name.
+/// Streams of every kind, with a name.
 fn kinds(random: &mut SmallRng) -> Vec<(&'static str, Stream)> {
     let day = 86_400_000;
     let steady = |random: &mut SmallRng, packs: u64, span_ms: u64| {
@@ -85,17 +86,17 @@ fn kinds(random: &mut SmallRng) -> Vec<(&'static str, Stream)> {
         bursts.extend((0..10_000).map(|_| at + random.random_range(0..30_000)));
     }
     bursts.sort_unstable();
-    // Fed in from elsewhere: many in one millisecond, then none for a while.
+    // Packs appended in bulk: many in one millisecond, then none for a while.
     let fed = (0..20_000).map(|pack| day + pack / 40 * 25).collect::<Vec<u64>>();
-    // A clock that was set back: Redis goes on with the last millisecond.
+    // A clock that was set back: Redis continues with the last millisecond.
     let mut stuck = steady(random, 4_000, 4_000);
     stuck.extend(vec![day + 4_000; 8_000]);
-    // In the middle a shop of its own.
+    // One shop sends most webhooks in the middle.
     let middle = (day + 8_000)..(day + 12_000);
     let flood = move |random: &mut SmallRng, ms: u64| {
         if middle.contains(&ms) && random.random_bool(0.9) { 7 } else { any(random, ms) }
     };
-    // Each shop's connection is one shard's, and one shard is done sooner.
+    // Each shop's connection belongs to one shard, and one shard finishes earlier.
     let shard = move |random: &mut SmallRng, ms: u64| {
         let shard = if ms > day + 17_000 { 1 } else { ms % 2 };
         2 * random.random_range(0..SHOPS / 2) + shard as usize

@@ -1,4 +1,4 @@
-//! Each kind of fault: how it is made, and how it is undone.
+//! Makes and undoes each kind of fault.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,13 +22,13 @@ use crate::webhook::Webhook;
 const HOUR_S: i64 = 3600;
 const SYNC_DELAY_US: u32 = 50_000;
 const REDIS_DELAY: Duration = Duration::from_millis(20);
-/// What a full Redis has left.
+/// Free memory of a full Redis.
 const ROOM_BYTES: u64 = 100_000;
-/// Clients that vanish at a time.
+/// Number of clients that vanish at a time.
 const CLIENTS: usize = 20;
-/// Between two settlements that are sent again.
+/// Time between two settlements that are sent again.
 const BETWEEN_DUPLICATES: Duration = Duration::from_millis(10);
-/// For a question to a Redis that may just have ended.
+/// Time limit of a command to a Redis that may just have ended.
 const ANSWER: Duration = Duration::from_secs(2);
 
 impl World {
@@ -49,8 +49,8 @@ impl World {
             Kind::DownstreamerKilled
             | Kind::DownstreamerStopped
             | Kind::DownstreamerRestarted
-            | Kind::OwnerKilled
-            | Kind::OwnerAsleep => self.strike_downstreamers(kind).await,
+            | Kind::LeaderKilled
+            | Kind::LeaderAsleep => self.strike_downstreamers(kind).await,
             Kind::RedisKilled
             | Kind::RedisAway
             | Kind::RedisStopped
@@ -68,10 +68,10 @@ impl World {
             Kind::FeedStalls => self.stall_while_fed().await,
             Kind::AppendsHeld => self.ways.receiver.suffers(Trouble::HoldsAppends),
             Kind::RepliesToReceiverLost => self.ways.receiver.suffers(Trouble::LosesReplies),
-            Kind::RepliesToDrainsLost => self.ways.drains.suffers(Trouble::LosesReplies),
-            Kind::SettlementsHeld => self.ways.drains.suffers(Trouble::HoldsSettlements),
+            Kind::RepliesToConsumersLost => self.ways.consumers.suffers(Trouble::LosesReplies),
+            Kind::SettlementsHeld => self.ways.consumers.suffers(Trouble::HoldsSettlements),
             Kind::SettlementRepliesLost => {
-                self.ways.drains.suffers(Trouble::LosesSettlementReplies);
+                self.ways.consumers.suffers(Trouble::LosesSettlementReplies);
             }
             Kind::SettlementsRepeated => self.repeat_settlements(),
             Kind::RequestsCut => self.trouble_redis(Trouble::CutsRequests),
@@ -99,7 +99,7 @@ impl World {
         }
     }
 
-    /// Undoes whatever was done. What ended is started again by [`World::supervise`].
+    /// Undoes all faults. Processes that ended are restarted by [`World::supervise`].
     pub async fn heal(&mut self) {
         self.syncs = None;
         if let Some(disks) = &self.disks {
@@ -117,9 +117,10 @@ impl World {
         }
         self.redis.is_held = false;
         self.redis.sigcont();
-        // Where it ended meanwhile, its next start has no limit.
+        // If Redis ended meanwhile, its next start has no limit.
         self.ask_redis(&["CONFIG", "SET", "maxmemory", "0"]).await;
-        for way in [&self.ways.clients, &self.ways.receiver, &self.ways.drains, &self.ways.backend]
+        for way in
+            [&self.ways.clients, &self.ways.receiver, &self.ways.consumers, &self.ways.backend]
         {
             way.suffers(Trouble::None);
         }
@@ -136,10 +137,10 @@ impl World {
     }
 
     async fn strike_downstreamers(&mut self, kind: Kind) {
-        let owner = self.owner().await;
+        let leader = self.leader().await;
         match kind {
-            Kind::OwnerKilled => self.downstreamers[owner].kill9(),
-            Kind::OwnerAsleep => self.downstreamers[owner].sigstop(),
+            Kind::LeaderKilled => self.downstreamers[leader].kill9(),
+            Kind::LeaderAsleep => self.downstreamers[leader].sigstop(),
             _ => {
                 for kept in &mut self.downstreamers {
                     match kind {
@@ -179,7 +180,7 @@ impl World {
             Kind::SpillDiskStalls | Kind::SpillDiskFails => {
                 self.redis.is_held = true;
                 self.redis.kill9();
-                // What waits for the log does so by now.
+                // By then webhooks wait for the overflow log.
                 sleep(Duration::from_millis(chance.random_range(0..=300))).await;
                 let stalls = kind == Kind::SpillDiskStalls;
                 self.spill_disk.is(if stalls { Health::Stalls } else { Health::Fails });
@@ -212,14 +213,14 @@ impl World {
     async fn stall_while_fed(&mut self) {
         self.spill().await;
         self.redis.is_held = false;
-        // Redis is started again, and looked at, about now.
+        // Redis is restarted and checked at about this time.
         sleep(Duration::from_millis(100)).await;
         self.supervise();
         sleep(Duration::from_millis(400)).await;
         self.spill_disk.is(Health::Stalls);
     }
 
-    /// Takes Redis away, until something is spilled.
+    /// Keeps Redis down until webhooks are in the overflow log.
     async fn spill(&mut self) {
         self.redis.is_held = true;
         self.redis.kill9();
@@ -229,7 +230,7 @@ impl World {
         .await;
     }
 
-    /// Sends settlements again until the fault ends, whoever leads meanwhile.
+    /// Sends settlements again until the fault ends, whichever instance leads.
     fn repeat_settlements(&mut self) {
         let recorder = Arc::clone(&self.recorder);
         let socket = socket_in(self.cell.directory());
@@ -250,10 +251,10 @@ impl World {
 
     fn trouble_redis(&self, trouble: Trouble) {
         self.ways.receiver.suffers(trouble);
-        self.ways.drains.suffers(trouble);
+        self.ways.consumers.suffers(trouble);
     }
 
-    /// Some clients, of whose webhooks no end will ever come.
+    /// Opens connections that send part of a webhook and never the rest.
     async fn vanish(&self, chance: &mut StdRng) {
         let webhook = Webhook::product(u64::MAX, "never-whole", vec![b'x'; 4000]).encode();
         for _ in 0..CLIENTS {
@@ -264,7 +265,7 @@ impl World {
         }
     }
 
-    /// All clocks, or one of them.
+    /// Sets one clock or all clocks.
     fn set_clocks(&self, seconds: i64, chance: &mut StdRng) {
         let number = chance.random_range(0..=self.clocks.len());
         match self.clocks.get(number) {
@@ -273,7 +274,7 @@ impl World {
         }
     }
 
-    /// All clocks, or one of them, and they stay so.
+    /// Sets one clock or all clocks permanently.
     fn step_clocks(&mut self, chance: &mut StdRng) {
         let number = chance.random_range(0..=self.clocks.len());
         let seconds = HOUR_S * chance.random_range(-1..=1);
@@ -287,7 +288,7 @@ impl World {
         }
     }
 
-    /// Noise, nothing, and a pack of which the end is missing or a bit is wrong.
+    /// Adds invalid packs: noise, an empty one, a truncated one and one with a flipped bit.
     async fn corrupt(&mut self, chance: &mut StdRng) {
         type Entry = (String, Vec<(String, Vec<u8>)>);
         let Ok(Ok(mut connection)) = timeout(ANSWER, self.redis.process.connection()).await else {
@@ -313,10 +314,10 @@ impl World {
         }
     }
 
-    /// The downstreamer that owns the queue; the first, if none says so.
-    async fn owner(&self) -> usize {
+    /// Number of the downstreamer that leads; the first if none reports that it does.
+    async fn leader(&self) -> usize {
         for (number, kept) in self.downstreamers.iter().enumerate() {
-            if kept.process.is_owner().await {
+            if kept.process.is_leader().await {
                 return number;
             }
         }
@@ -330,11 +331,11 @@ impl World {
         used.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// Whatever it answers.
+    /// Sends a command to Redis and ignores an error.
     async fn ask_redis(&self, words: &[&str]) {
         let asked = timeout(ANSWER, self.redis.process.try_command::<redis::Value>(words));
         if let Ok(Err(error)) = asked.await {
-            // It just ended, or is starting: the fault is another one's.
+            // Redis just ended or is starting because of another fault.
             crate::report::say(&format!("chaos: {words:?}: {error}"));
         }
     }

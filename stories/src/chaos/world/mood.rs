@@ -1,4 +1,4 @@
-//! What the backend is up to.
+//! Current misbehaviour of the backend.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -10,19 +10,19 @@ use crate::chaos::fault::Kind;
 use crate::receipt::{Receipt, hash};
 use crate::shop;
 
-/// Within the delivery's time-out.
+/// Answer time of a slow backend, shorter than the delivery timeout.
 const SLOW: Duration = Duration::from_millis(300);
-/// One webhook of so many is poison.
+/// One webhook in this many is refused for good while `poisons` is set.
 const POISON_ONE_OF: u8 = 8;
 
 /// Shops of the load.
 pub const SHOPS: Range<u64> = 0..8;
-/// The one of them that a fault of one shop befalls.
+/// Shop that a fault of one shop affects.
 pub const ONE_SHOP: u64 = 3;
-/// The shop whose webhooks fail until the episode ends.
+/// Shop whose webhooks fail until the episode ends.
 pub const BROKEN_SHOP: u64 = 100;
 
-/// Shared by the backend and whoever changes it.
+/// State that the backend shares with the faults.
 #[derive(Debug)]
 pub struct Mood {
     seed: u64,
@@ -38,22 +38,22 @@ struct State {
 }
 
 impl Mood {
-    /// A good one.
+    /// Creates a state without misbehaviour.
     pub fn new(seed: u64) -> Self {
         Self { seed, state: Mutex::default() }
     }
 
-    /// From now on the backend does this, or what it should.
+    /// Sets or clears the backend's misbehaviour.
     pub fn suffers(&self, trouble: Option<Kind>) {
         self.state().trouble = trouble;
     }
 
-    /// From now on some webhooks are refused for good, or none.
+    /// Sets if some webhooks are refused for good.
     pub fn poisons(&self, poisons: bool) {
         self.state().poisons = poisons;
     }
 
-    /// From now on the broken shop's webhooks are taken.
+    /// Makes the backend accept the broken shop's webhooks from now on.
     pub fn fixes_shop(&self) {
         self.state().is_shop_fixed = true;
     }
@@ -63,12 +63,12 @@ impl Mood {
         self.state().poisoned.clone()
     }
 
-    /// True if this one was.
+    /// True if this webhook was refused for good.
     pub fn has_poisoned(&self, webhook_id: &str) -> bool {
         self.state().poisoned.contains(webhook_id)
     }
 
-    /// What is done with a request.
+    /// Behaviour for a request.
     pub fn answer(&self, receipt: &Receipt) -> Behaviour {
         let drawn = hash(format!("{}{}", self.seed, receipt.webhook_id()).as_bytes())[0];
         let mut state = self.state();

@@ -1,0 +1,234 @@
+//! Reads ahead of the consumer: replays first, then the main stream after the cursor.
+//!
+//! Memory is bounded: a few packs wait in the channel to the consumer, and while it is full nothing
+//! is read. The consumer receives each entry as it was read, and decides everything else.
+
+use std::time::Duration;
+
+use spillway_process::error::chain;
+use spillway_queue::read::{Entry, LastRead, Replay, StreamReader};
+use spillway_queue::{Connection, QueueError, Redis};
+use spillway_webhook::StreamId;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// Stored bytes that one read asks for.
+const READ_BYTES: usize = 4 << 20;
+/// Packs between intake and the consumer. A pack is usually a megabyte.
+const ARRIVED_MAX: usize = 4;
+/// Time for which a read waits for new entries, and time between two looks for replays.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Additional time for Redis' answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause before Redis is asked again after a failure.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Streams that an intake reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Streams {
+    /// Replays that wait at start, then the main stream, and later replays between its entries.
+    Both,
+    /// The main stream.
+    Main,
+    /// Replays that wait at start, and later ones.
+    Replays,
+}
+
+/// Result of reading.
+pub enum IntakeEvent {
+    /// An entry of the main stream, not yet decoded.
+    Main(Entry),
+    /// A replay, not yet decoded.
+    Replay(Replay),
+    /// All replays that waited at start have been handed over.
+    ReplaysLoaded,
+    /// All entries of the main stream that existed at start have been handed over.
+    CaughtUp,
+    /// Redis came back with older data: entries that were read are gone. This is the last result.
+    /// The consumer starts again from what Redis holds.
+    OlderData,
+}
+
+/// Reads the streams of one consumer, converts each result with `turn`, and hands it over.
+struct Intake<T, F> {
+    redis: Redis,
+    reader: StreamReader,
+    streams: Streams,
+    turn: F,
+    arrived: mpsc::Sender<T>,
+    main: StreamId,
+    /// Newest entry of the main stream that was read. It is compared after a reconnect.
+    last_read: Option<LastRead>,
+    /// Id of the newest replay that was read.
+    replay: StreamId,
+    are_replays_loaded: bool,
+    /// Id of the last main entry at start; `None` once it is reached.
+    catches_up_at: Option<StreamId>,
+}
+
+/// The receiver was dropped, or there is nothing more to read.
+struct Closed;
+
+/// Starts reading replays and the main stream after `cursor`. Ends when the receiver is dropped.
+pub fn start<T, F>(redis: &Redis, consumer: &str, cursor: StreamId, turn: F) -> mpsc::Receiver<T>
+where
+    T: Send + 'static,
+    F: FnMut(IntakeEvent) -> T + Send + 'static,
+{
+    start_with(redis, consumer, (Streams::Both, cursor), turn)
+}
+
+/// Starts reading some `streams` only, so that a consumer that stops one of them can continue the
+/// other.
+pub fn start_with<T, F>(
+    redis: &Redis,
+    consumer: &str,
+    (streams, cursor): (Streams, StreamId),
+    turn: F,
+) -> mpsc::Receiver<T>
+where
+    T: Send + 'static,
+    F: FnMut(IntakeEvent) -> T + Send + 'static,
+{
+    let (sender, receiver) = mpsc::channel(ARRIVED_MAX);
+    let intake = Intake {
+        redis: redis.clone(),
+        reader: StreamReader::new(redis.clone(), consumer),
+        streams,
+        turn,
+        arrived: sender,
+        main: cursor,
+        last_read: None,
+        replay: StreamId::ZERO,
+        are_replays_loaded: false,
+        catches_up_at: Some(StreamId { ms: u64::MAX, seq: 0 }),
+    };
+    tokio::spawn(intake.run());
+    receiver
+}
+
+impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
+    async fn run(mut self) {
+        let mut connection = None;
+        while !self.arrived.is_closed() {
+            match self.read(&mut connection).await {
+                Ok(Ok(())) => {}
+                Ok(Err(Closed)) => return,
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "reading the queue failed; trying again");
+                    connection = None;
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn read(
+        &mut self,
+        connection: &mut Option<Connection>,
+    ) -> Result<Result<(), Closed>, QueueError> {
+        let connection = match connection {
+            Some(connection) => connection,
+            None => {
+                let mut fresh = self.redis.connect(Some(PATIENCE + ANSWER_TIMEOUT)).await?;
+                if !self.holds_what_was_read(&mut fresh).await? {
+                    tracing::error!(
+                        read_up_to = %self.main,
+                        "redis came back with older data: beginning again from what it holds"
+                    );
+                    // There is nothing more to read, even if the receiver is gone.
+                    self.send(IntakeEvent::OlderData).await.ok();
+                    return Ok(Err(Closed));
+                }
+                connection.insert(fresh)
+            }
+        };
+        if self.catches_up_at.is_some_and(|at| at.ms == u64::MAX) {
+            self.catches_up_at = Some(self.reader.last(connection).await?);
+        }
+        if self.streams != Streams::Main && self.read_replays(connection).await?.is_err() {
+            return Ok(Err(Closed));
+        }
+        let look_again_at = Instant::now() + PATIENCE;
+        if self.streams == Streams::Replays {
+            tokio::select! {
+                () = self.arrived.closed() => return Ok(Err(Closed)),
+                () = tokio::time::sleep_until(look_again_at) => return Ok(Ok(())),
+            }
+        }
+        self.read_main(connection, look_again_at).await
+    }
+
+    /// Reads the main stream until `look_again_at`.
+    async fn read_main(
+        &mut self,
+        connection: &mut Connection,
+        look_again_at: Instant,
+    ) -> Result<Result<(), Closed>, QueueError> {
+        while Instant::now() < look_again_at {
+            if self.catches_up_at.is_some_and(|at| self.main >= at) {
+                self.catches_up_at = None;
+                if self.send(IntakeEvent::CaughtUp).await.is_err() {
+                    return Ok(Err(Closed));
+                }
+            }
+            let entries = self.reader.main_after(connection, self.main, READ_BYTES).await?;
+            if entries.is_empty() {
+                let patience = look_again_at.duration_since(Instant::now());
+                self.reader.wait_for_main(connection, self.main, patience).await?;
+            }
+            if let Some(newest) = entries.last() {
+                self.last_read = Some(LastRead::of(newest));
+            }
+            for entry in entries {
+                self.main = entry.id;
+                if self.send(IntakeEvent::Main(entry)).await.is_err() {
+                    return Ok(Err(Closed));
+                }
+            }
+            if self.arrived.is_closed() {
+                return Ok(Err(Closed));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    async fn holds_what_was_read(
+        &mut self,
+        connection: &mut Connection,
+    ) -> Result<bool, QueueError> {
+        match &self.last_read {
+            Some(last_read) => self.reader.holds(connection, last_read).await,
+            None => Ok(true),
+        }
+    }
+
+    /// Reads all replays that were not read before.
+    async fn read_replays(
+        &mut self,
+        connection: &mut Connection,
+    ) -> Result<Result<(), Closed>, QueueError> {
+        loop {
+            let found = self.reader.replays_after(connection, self.replay, READ_BYTES).await?;
+            if found.is_empty() {
+                break;
+            }
+            for replay in found {
+                self.replay = replay.id;
+                if self.send(IntakeEvent::Replay(replay)).await.is_err() {
+                    return Ok(Err(Closed));
+                }
+            }
+        }
+        if !self.are_replays_loaded {
+            self.are_replays_loaded = true;
+            return Ok(self.send(IntakeEvent::ReplaysLoaded).await);
+        }
+        Ok(Ok(()))
+    }
+
+    async fn send(&mut self, found: IntakeEvent) -> Result<(), Closed> {
+        let turned = (self.turn)(found);
+        self.arrived.send(turned).await.map_err(|_| Closed)
+    }
+}

@@ -1,0 +1,113 @@
+//! Intake against a real Redis that comes back with other data than was read.
+
+#[allow(dead_code, reason = "the queue's own tests use the rest")]
+#[path = "../../queue/tests/against_redis/server.rs"]
+mod server;
+
+use std::time::Duration;
+
+use server::Server;
+use spillway_consumer::intake::{self, IntakeEvent, Streams};
+use spillway_queue::consumers::{StartAt, register};
+use spillway_webhook::StreamId;
+use tokio::sync::mpsc::Receiver;
+use tokio::time::timeout;
+
+/// The part of a result that a test compares.
+#[derive(Debug, PartialEq, Eq)]
+enum Seen {
+    Main(StreamId),
+    OlderData,
+    Other,
+}
+
+fn seen(found: IntakeEvent) -> Seen {
+    match found {
+        IntakeEvent::Main(entry) => Seen::Main(entry.id),
+        IntakeEvent::OlderData => Seen::OlderData,
+        IntakeEvent::Replay(_) | IntakeEvent::ReplaysLoaded | IntakeEvent::CaughtUp => Seen::Other,
+    }
+}
+
+/// Returns the next relevant result; `None` when there are no more.
+async fn next(finds: &mut Receiver<Seen>) -> Option<Seen> {
+    loop {
+        match timeout(Duration::from_secs(20), finds.recv()).await.expect("a find in time") {
+            Some(Seen::Other) => {}
+            found => return found,
+        }
+    }
+}
+
+async fn read_ahead(server: &Server) -> Receiver<Seen> {
+    let mut connection = server.connect().await;
+    let registered =
+        register(&server.redis(), &mut connection, Some("http"), StartAt::Oldest).await;
+    registered.expect("redis answers");
+    intake::start(&server.redis(), "http", StreamId::ZERO, seen)
+}
+
+async fn cut_connections(server: &Server) {
+    let _: u64 = server.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+}
+
+#[tokio::test]
+async fn appends_that_were_lost_are_noticed_at_the_reconnect() {
+    let server = Server::start(&[]).await;
+    let first = server.append_as("100-0").await;
+    let mut finds = read_ahead(&server).await;
+    assert_eq!(next(&mut finds).await, Some(Seen::Main(first)));
+    let older = server.dump("{spillway}:in").await;
+    let second = server.append_as("110-0").await;
+    assert_eq!(next(&mut finds).await, Some(Seen::Main(second)));
+    server.restore("{spillway}:in", &older).await;
+    cut_connections(&server).await;
+    assert_eq!(next(&mut finds).await, Some(Seen::OlderData));
+    assert_eq!(next(&mut finds).await, None);
+}
+
+#[tokio::test]
+async fn lost_appends_are_noticed_although_others_came_after_them() {
+    let server = Server::start(&[]).await;
+    let mut finds = read_ahead(&server).await;
+    server.append_as("100-0").await;
+    assert!(next(&mut finds).await.is_some());
+    let older = server.dump("{spillway}:in").await;
+    let second = server.append_as("110-0").await;
+    assert_eq!(next(&mut finds).await, Some(Seen::Main(second)));
+    server.restore("{spillway}:in", &older).await;
+    // Ids from a slower clock: the first of them would never be read.
+    server.append_as("105-0").await;
+    cut_connections(&server).await;
+    assert_eq!(next(&mut finds).await, Some(Seen::OlderData));
+}
+
+#[tokio::test]
+async fn a_reconnect_to_the_same_data_reads_on() {
+    let server = Server::start(&[]).await;
+    let mut finds = read_ahead(&server).await;
+    let first = server.append_as("100-0").await;
+    assert_eq!(next(&mut finds).await, Some(Seen::Main(first)));
+    cut_connections(&server).await;
+    let second = server.append_as("110-0").await;
+    assert_eq!(next(&mut finds).await, Some(Seen::Main(second)));
+}
+
+#[tokio::test]
+async fn replays_that_are_not_taken_do_not_keep_the_main_stream_from_being_read() {
+    let server = Server::start(&[]).await;
+    let entry = server.append_as("100-0").await;
+    for _ in 0..100 {
+        let fields = ["p", "x", "id", "00000000-100-0-0"];
+        let add = [&["XADD", "{spillway}:http:replays", "*"], &fields[..]].concat();
+        let _: String = server.command(&add).await;
+    }
+    let mut connection = server.connect().await;
+    let registered =
+        register(&server.redis(), &mut connection, Some("http"), StartAt::Oldest).await;
+    registered.expect("redis answers");
+    let start =
+        |streams| intake::start_with(&server.redis(), "http", (streams, StreamId::ZERO), seen);
+    let (_replays, mut main) = (start(Streams::Replays), start(Streams::Main));
+    assert_eq!(next(&mut main).await, Some(Seen::Main(entry)));
+}

@@ -1,0 +1,165 @@
+//! Admin endpoint: `GET /livez`, `/readyz` and `/metrics`, on a separate address.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::get;
+use prometheus::Registry;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::background::Background;
+use crate::metrics::encode;
+
+/// Readiness of this process, and the reason if it is not ready.
+#[derive(Debug, Clone)]
+pub struct Readiness(Arc<Mutex<Condition>>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Condition {
+    Ready,
+    /// Ready, with a remark that an operator should read.
+    ReadyBut(String),
+    NotReady(String),
+    /// The last state: later changes of Redis or a backend are ignored.
+    Stopping,
+}
+
+impl Readiness {
+    /// Creates a readiness that is not ready, for `reason`: a code and a sentence.
+    fn not_yet(reason: impl Into<String>) -> Self {
+        Self(Arc::new(Mutex::new(Condition::NotReady(reason.into()))))
+    }
+
+    /// Sets ready. Returns true if that is new.
+    pub fn ready(&self) -> bool {
+        self.set(Condition::Ready)
+    }
+
+    /// Sets ready with the remark `reason`: a code and a sentence. Returns true if that is new.
+    pub fn ready_but(&self, reason: impl Into<String>) -> bool {
+        self.set(Condition::ReadyBut(reason.into()))
+    }
+
+    /// Sets not ready, for `reason`. Returns true if that is new.
+    pub fn not_ready(&self, reason: impl Into<String>) -> bool {
+        self.set(Condition::NotReady(reason.into()))
+    }
+
+    /// Sets stopping, for good: the process was told to stop.
+    pub fn stopping(&self) {
+        self.set(Condition::Stopping);
+    }
+
+    /// Sets stopping as soon as `shutdown` is cancelled.
+    pub fn stops_with(&self, shutdown: &CancellationToken) {
+        let readiness = self.clone();
+        let shutdown = shutdown.clone();
+        tokio::spawn(async move {
+            shutdown.cancelled().await;
+            readiness.stopping();
+        });
+    }
+
+    /// Returns the reason why the process is not ready; `None` if it is.
+    pub fn reason(&self) -> Option<String> {
+        match &*self.lock() {
+            Condition::Ready | Condition::ReadyBut(_) => None,
+            Condition::NotReady(reason) => Some(reason.clone()),
+            Condition::Stopping => Some("stopping".to_owned()),
+        }
+    }
+
+    /// Returns the remark of a ready process, if there is one.
+    fn note(&self) -> Option<String> {
+        match &*self.lock() {
+            Condition::ReadyBut(note) => Some(note.clone()),
+            Condition::Ready | Condition::NotReady(_) | Condition::Stopping => None,
+        }
+    }
+
+    fn set(&self, condition: Condition) -> bool {
+        let mut current = self.lock();
+        if *current == Condition::Stopping || *current == condition {
+            return false;
+        }
+        *current = condition;
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Condition> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Starts serving at `address`. This happens before Redis is asked, so that /readyz can name what
+/// the process waits for. Serves as one of the tasks of `background`, until the token is cancelled.
+///
+/// # Errors
+/// When the address is in use or does not belong to this machine.
+pub async fn start(
+    address: SocketAddr,
+    registry: &Registry,
+    background: &Background,
+) -> anyhow::Result<(Readiness, CancellationToken)> {
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        anyhow::anyhow!("ADMIN_LISTEN: cannot listen on {address}: {error}; set another address")
+    })?;
+    let readiness = Readiness::not_yet("queue_unavailable: redis was not reached yet");
+    let after_all = CancellationToken::new();
+    let serving = serve(listener, registry.clone(), readiness.clone(), after_all.clone());
+    background.spawn("the admin endpoint", serving);
+    Ok((readiness, after_all))
+}
+
+async fn serve(
+    listener: TcpListener,
+    registry: Registry,
+    readiness: Readiness,
+    stop: CancellationToken,
+) {
+    let router = Router::new()
+        .route("/livez", get(|| async { "alive\n" }))
+        .route("/readyz", get(readyz))
+        .with_state(readiness)
+        .route("/metrics", get(move || async move { encode(&registry) }));
+    let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
+    if let Err(error) = served {
+        tracing::error!(%error, "the admin endpoint stopped");
+    }
+}
+
+async fn readyz(State(readiness): State<Readiness>) -> (StatusCode, String) {
+    match readiness.reason() {
+        None => {
+            let note = readiness.note().map(|note| format!("{note}\n")).unwrap_or_default();
+            (StatusCode::OK, format!("ready\n{note}"))
+        }
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_news_and_stopping_is_the_last() {
+        let readiness = Readiness::not_yet("a");
+        assert!(!readiness.not_ready("a"));
+        assert!(readiness.not_ready("b"));
+        assert!(readiness.ready());
+        assert!(!readiness.ready());
+        assert_eq!(readiness.reason(), None);
+        assert!(readiness.ready_but("c"));
+        assert!(!readiness.ready_but("c"));
+        assert_eq!((readiness.reason(), readiness.note()), (None, Some("c".to_owned())));
+        readiness.stopping();
+        assert!(!readiness.ready());
+        assert!(!readiness.not_ready("c"));
+        assert_eq!(readiness.reason(), Some("stopping".to_owned()));
+    }
+}

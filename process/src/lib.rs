@@ -1,0 +1,27 @@
+//! The frame of every Spillway process: settings, start and stop, logs, the admin endpoint.
+//!
+//! This crate knows nothing about a webhook. Except for the log subscriber, nothing in it is
+//! global, so two servers fit in one process.
+
+pub mod admin;
+pub mod background;
+pub mod clock;
+pub mod consumer_gauges;
+pub mod error;
+pub mod exit;
+pub mod generate;
+pub mod listen;
+pub mod metrics;
+pub mod process_args;
+pub mod redis_args;
+pub mod settings;
+pub mod shutdown;
+pub mod start;
+pub mod supervisor;
+pub mod telemetry;
+
+pub use admin::Readiness;
+pub use background::Background;
+pub use process_args::ProcessArgs;
+pub use settings::Checker;
+pub use start::{ServerArgs, start};

@@ -1,0 +1,78 @@
+//! Settings that every process has.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::Args;
+use spillway_queue::Redis;
+
+use crate::redis_args::RedisArgs;
+use crate::settings::Checker;
+use crate::telemetry::LogFormat;
+
+/// The common settings as given, before they are checked.
+#[derive(Clone, Args)]
+pub struct ProcessArgs {
+    /// The cell's Redis.
+    #[command(flatten)]
+    pub redis: RedisArgs,
+
+    /// Format of the log on standard error: text or json. RUST_LOG sets the level, such as info or
+    /// debug
+    #[arg(long, env = "LOG_FORMAT", default_value = "text")]
+    pub log_format: String,
+
+    /// Exit with code 69 when Redis or Kafka is absent at start, instead of waiting for it: true or
+    /// false
+    #[arg(long, env = "EXIT_IF_UNAVAILABLE", default_value = "false")]
+    pub exit_if_unavailable: String,
+
+    /// Read settings from this file where flags and the environment set none: KEY=value lines, as
+    /// systemd's EnvironmentFile= reads them
+    #[arg(long)]
+    pub env_file: Option<PathBuf>,
+
+    /// Check the settings and exit: 0 if they are good, 78 if not
+    #[arg(long)]
+    pub check: bool,
+}
+
+const LOG_FORMATS: [(&str, LogFormat); 2] = [("text", LogFormat::Text), ("json", LogFormat::Json)];
+
+/// The common settings after the check.
+#[derive(Clone)]
+pub struct ProcessSettings {
+    /// The cell's Redis.
+    pub redis: Redis,
+    /// Format of the log.
+    pub log_format: LogFormat,
+    /// True if the process exits when Redis or Kafka is absent at start.
+    pub exit_if_unavailable: bool,
+}
+
+// Written by hand: the URL may hold a password.
+impl fmt::Debug for ProcessArgs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessArgs").field("redis", &self.redis).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ProcessSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessSettings")
+            .field("log_format", &self.log_format)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ProcessArgs {
+    /// Checks the settings.
+    pub fn check(&self, checker: &mut Checker) -> ProcessSettings {
+        let redis = self.redis.check(checker);
+        ProcessSettings {
+            redis,
+            log_format: checker.choice("LOG_FORMAT", &self.log_format, &LOG_FORMATS),
+            exit_if_unavailable: checker.flag("EXIT_IF_UNAVAILABLE", &self.exit_if_unavailable),
+        }
+    }
+}

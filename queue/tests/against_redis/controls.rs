@@ -1,0 +1,115 @@
+//! An operator's controls: stored, read back, carried out by settlements, also on a full Redis.
+
+use spillway_queue::controls::{self, CarriedOut, Dropping, Filter};
+use spillway_queue::history::{self, OutcomeRecord, RecordedOutcome};
+use spillway_queue::settle::{ControlsProgress, Remembered, Settlement};
+use spillway_queue::{QueueError, status};
+use spillway_webhook::StreamId;
+
+use crate::consumer::{TestConsumer, up_to};
+use crate::server::Server;
+
+fn shop() -> Filter {
+    Filter { shop: Some("a.example".to_owned()), ..Filter::default() }
+}
+
+fn past(entry: StreamId, outcome: RecordedOutcome) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    OutcomeRecord { key: 7, entry, index: 1, outcome, attempts: 2 }.write(&mut bytes);
+    bytes
+}
+
+#[tokio::test]
+async fn pauses_are_counted_by_version_and_seen_by_the_leader() {
+    let server = Server::start(&[]).await;
+    server.append(&[b"one"]).await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    server.fill_to_the_brim().await;
+    let (redis, all) = (http.redis.clone(), Filter::default());
+    let connection = &mut http.connection;
+    let ordered = controls::pause(&redis, connection, "http", &shop(), 5).await.unwrap();
+    assert_eq!(ordered, (true, 1));
+    assert_eq!(controls::pause(&redis, connection, "http", &shop(), 6).await.unwrap(), (false, 2));
+    controls::pause(&redis, connection, "http", &all, 4).await.unwrap();
+    let read = controls::read(&redis, connection, "http").await.unwrap();
+    let paused: Vec<_> = read.pauses.iter().map(|pause| pause.since_ms).collect();
+    assert_eq!((read.version, paused), (3, vec![4, 5]));
+    assert_eq!(http.claim.bump(&mut http.connection).await.unwrap().controls, 3);
+    let connection = &mut http.connection;
+    let resumed = controls::resume(&redis, connection, "http", &[shop(), shop()]).await.unwrap();
+    assert_eq!(resumed, (1, 4));
+    let shown = status::read(&redis, connection).await.unwrap();
+    assert!(shown.consumers[0].pauses.len() == 1 && shown.consumers[0].pauses[0].filter.is_empty());
+    let unknown = controls::pause(&redis, connection, "nobody", &all, 1).await;
+    assert!(matches!(unknown, Err(QueueError::Unregistered)));
+}
+
+#[tokio::test]
+async fn a_drop_is_named_bit_by_bit_and_cleared_away_when_it_is_settled() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two"]).await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let replays = http.replay([1]).await;
+    let (redis, mut named) = (http.redis.clone(), Dropping::default());
+    named.name(ids[0], 0);
+    named.replays.insert(replays[0]);
+    let record = past(ids[0], RecordedOutcome::Dropped);
+    controls::drop(&redis, &mut http.connection, "http", &named, &record).await.unwrap();
+    let mut more = Dropping::default();
+    more.name(ids[0], 9);
+    let version = controls::drop(&redis, &mut http.connection, "http", &more, &[]).await.unwrap();
+    assert_eq!(version, 2);
+    let dropping = controls::read(&redis, &mut http.connection, "http").await.unwrap().dropping;
+    assert!(dropping.is_named(ids[0], 0) && dropping.is_named(ids[0], 9));
+    assert!(dropping.replays.contains(&replays[0]));
+
+    // If the cursor passes the pack before the order is read, the names are kept.
+    http.settle(&Settlement { whole: vec![ids[0]], ..Settlement::default() }).await.unwrap();
+    let kept = controls::read(&redis, &mut http.connection, "http").await.unwrap().dropping;
+    assert!(kept.is_named(ids[0], 0));
+
+    let done = Settlement {
+        whole: vec![ids[0]],
+        replays,
+        controls: ControlsProgress { known: version, done: Some(version), dropped: 3 },
+        remembered: Remembered {
+            history: past(ids[1], RecordedOutcome::Delivered),
+            ..Remembered::default()
+        },
+        ..up_to(ids[0], 1, 1)
+    };
+    http.settle(&done).await.unwrap();
+    // A settlement that is sent again after a lost reply counts nothing twice.
+    http.settle_again(&done).await.unwrap();
+    let connection = &mut http.connection;
+    let carried_out = controls::carried_out(&redis, connection, "http").await.unwrap();
+    assert_eq!(carried_out, CarriedOut { version: 2, dropped: 3 });
+    assert!(controls::read(&redis, connection, "http").await.unwrap().dropping.is_empty());
+    let chunks = history::after(&redis, connection, "http", StreamId::ZERO).await.unwrap();
+    let told: Vec<_> = chunks.iter().flat_map(|chunk| &chunk.records).collect();
+    assert_eq!(told.len(), 2);
+    assert_eq!(
+        (told[0].outcome, told[1].outcome),
+        (RecordedOutcome::Dropped, RecordedOutcome::Delivered)
+    );
+    let behind = history::after(&redis, connection, "http", chunks[1].id).await.unwrap();
+    assert!(behind.is_empty());
+}
+
+#[tokio::test]
+async fn the_front_of_each_span_is_read_without_the_rest() {
+    let server = Server::start(&[]).await;
+    let ids = server.append(&[b"one", b"two", b"three", b"four", b"five", b"six"]).await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let (reader, connection) = (&http.reader, &mut http.connection);
+    let gone = StreamId { ms: 1, seq: 1 };
+    let spans = [(ids[3], ids[5], 2), (gone, gone, 1), (ids[0], ids[1], 9)];
+    let found = reader.main_fronts(connection, &spans).await.unwrap();
+    let packs: Vec<Vec<_>> = found
+        .iter()
+        .map(|front| front.iter().map(|one| (one.id, &one.pack[..])).collect())
+        .collect();
+    assert_eq!(packs[0], [(ids[3], &b"four"[..]), (ids[4], b"five")]);
+    assert!(packs[1].is_empty());
+    assert_eq!(packs[2], [(ids[0], &b"one"[..]), (ids[1], b"two")]);
+}

@@ -1,0 +1,134 @@
+//! `spillway consumers`: the registered consumers. An entry is freed once all of them have settled it.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum};
+use spillway_queue::consumers::{StartAt, forget, register};
+use spillway_queue::status::read;
+
+use crate::failure::Failure;
+use crate::out::{count, line};
+use crate::place::CellArgs;
+use crate::status::consumers_text;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    place: CellArgs,
+
+    #[command(subcommand)]
+    action: Option<Action>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List consumers, and the entries that each keeps from being freed (the default)
+    List,
+    /// Register a consumer before its first start; from then on, entries are kept for it
+    Add {
+        /// Name of the consumer: http for the downstreamer, kafka for the Kafka producer
+        #[arg(value_parser = name)]
+        name: String,
+        /// Position at which it begins
+        #[arg(long, value_enum, env = "START_AT", default_value = "oldest")]
+        start_at: CursorStart,
+    },
+    /// Forget a consumer for good, with its lanes and dead letters; frees the entries that only it
+    /// still needed
+    Forget {
+        /// Name of the consumer
+        #[arg(value_parser = name)]
+        name: String,
+        /// Confirm; without it, only what would be lost is reported
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum CursorStart {
+    /// The oldest entry left
+    Oldest,
+    /// The next entry that is accepted
+    Now,
+}
+
+/// Runs `spillway consumers`.
+pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    match arguments.action.unwrap_or(Action::List) {
+        Action::List => list(&arguments.place).await?,
+        Action::Add { name, start_at } => add(&arguments.place, &name, start_at).await?,
+        Action::Forget { name, yes } => forget_one(&arguments.place, &name, yes).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn list(place: &CellArgs) -> Result<(), Failure> {
+    let (redis, mut connection) = place.connect().await?;
+    Ok(line(consumers_text(&read(&redis, &mut connection).await?.consumers))?)
+}
+
+async fn add(place: &CellArgs, name: &str, start_at: CursorStart) -> Result<(), Failure> {
+    let (redis, mut connection) = place.connect().await?;
+    let start_at = match start_at {
+        CursorStart::Oldest => StartAt::Oldest,
+        CursorStart::Now => StartAt::Now,
+    };
+    let registered = register(&redis, &mut connection, Some(name), start_at).await?;
+    Ok(line(if registered.is_new {
+        format!("{name} is registered; entries are kept until it has settled them")
+    } else {
+        format!("{name} was registered already; its cursor stays where it is")
+    })?)
+}
+
+async fn forget_one(place: &CellArgs, name: &str, yes: bool) -> Result<(), Failure> {
+    let (redis, mut connection) = place.connect().await?;
+    let status = read(&redis, &mut connection).await?;
+    let Some(consumer) = status.consumers.iter().find(|consumer| consumer.name == name) else {
+        return Err(Failure::Failed(format!(
+            "no consumer is named {name}; see `spillway consumers`"
+        )));
+    };
+    let loses = format!(
+        "{} it has not settled ({} of them parked) and {}",
+        count(consumer.waiting, "webhook"),
+        consumer.parked,
+        count(consumer.dead_letters, "dead letter")
+    );
+    if !yes {
+        return Err(Failure::Usage(format!("{name} would lose {loses}; add --yes to forget it")));
+    }
+    if let Some(seconds) = consumer.last_seen_seconds.filter(|_| consumer.leader.is_some()) {
+        eprintln!(
+            "{name} was seen {} ago: if it still runs, it registers again when it \
+                   notices; stop it first",
+            crate::out::age(seconds)
+        );
+    }
+    forget(&redis, &mut connection, name).await?;
+    Ok(line(format_args!("forgot {name}, with {loses}"))?)
+}
+
+/// Parses the name of a consumer, which becomes part of key names, metrics and log lines.
+fn name(text: &str) -> Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if (1..=64).contains(&text.len()) && text.chars().all(is_plain) {
+        Ok(text.to_owned())
+    } else {
+        Err("must be 1 to 64 letters, digits, '-', '_' or '.'".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn names_are_plain() {
+        for good in ["http", "kafka", "audit-2.eu_west"] {
+            assert!(super::name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "a b", "a:b", "é", &"x".repeat(65)] {
+            assert!(super::name(bad).is_err(), "{bad}");
+        }
+    }
+}

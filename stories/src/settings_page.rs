@@ -1,0 +1,100 @@
+//! The page of all settings, made from what `--help` prints.
+
+const INTRO: &str = "# Settings
+
+Each setting is an environment variable and a flag of the same name: `REDIS_URL`, `--redis-url`. A flag wins over the
+environment, and the environment over `--env-file`. `--check` validates all settings, reports every mistake at once and
+exits. Durations and sizes need a unit, such as `30s`, `72h` or `16MiB`.
+
+This page is made from `--help`: `UPDATE=1 cargo test -p stories --test pages settings` writes it.
+";
+
+/// One setting of one program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Setting {
+    name: String,
+    about: String,
+    default: String,
+    range: String,
+}
+
+/// Makes the page from the `--help` of each program. Settings that all have, with the same text,
+/// come first.
+#[must_use]
+pub fn page(programs: &[(&str, String)]) -> String {
+    let all: Vec<(&str, Vec<Setting>)> =
+        programs.iter().map(|(name, help)| (*name, settings(help))).collect();
+    let is_common = |setting: &Setting| all.iter().all(|(_, of)| of.contains(setting));
+    let mut page = INTRO.to_owned();
+    let first = all.first().map_or(&[][..], |(_, of)| of);
+    let common = first.iter().filter(|setting| is_common(setting));
+    section(&mut page, "All processes", common);
+    for (name, of) in &all {
+        section(&mut page, name, of.iter().filter(|setting| !is_common(setting)));
+    }
+    page
+}
+
+fn section<'a>(page: &mut String, title: &str, settings: impl Iterator<Item = &'a Setting>) {
+    page.push_str(&format!("\n## {title}\n\n"));
+    page.push_str("| setting | default | range | meaning |\n|---|---|---|---|\n");
+    for setting in settings {
+        let Setting { name, about, default, range } = setting;
+        page.push_str(&format!("| `{name}` | {} | {range} | {about} |\n", code(default)));
+    }
+}
+
+fn code(value: &str) -> String {
+    if value.is_empty() { String::new() } else { format!("`{value}`") }
+}
+
+/// Settings in the order of the help; flags without a variable are left out.
+fn settings(help: &str) -> Vec<Setting> {
+    let (_, options) = help.split_once("Options:\n").expect("a list of options");
+    let mut found: Vec<String> = Vec::new();
+    for line in options.lines() {
+        if line.trim_start().starts_with('-') && !line.starts_with("          ") {
+            found.push(String::new());
+        } else if let Some(text) = found.last_mut() {
+            text.push(' ');
+            text.push_str(line.trim());
+        }
+    }
+    found.iter().filter_map(|text| setting(text.trim())).collect()
+}
+
+fn setting(text: &str) -> Option<Setting> {
+    let mut about = text.to_owned();
+    let mut taken = |opening: &str| {
+        let start = about.find(opening)?;
+        let end = start + about[start..].find(']')?;
+        let value = about[start + opening.len()..end].trim().to_owned();
+        about.replace_range(start..=end, "");
+        Some(value)
+    };
+    let name = taken("[env: ")?;
+    let default = taken("[default: ").unwrap_or_default();
+    let range = taken("[").unwrap_or_default();
+    let name = name.trim_end_matches('=').to_owned();
+    let about = about.trim().replace('|', "\\|");
+    Some(Setting { name, about, default, range })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_is_read_from_the_help() {
+        let help = "Usage: x\n\nOptions:\n      --max-age <MAX_AGE>\n          Age that a webhook\n          \
+                    may have [1s to 365d] [env: MAX_AGE=]\n          [default: 72h]\n      --check\n          \
+                    Check\n";
+        let expected = Setting {
+            name: "MAX_AGE".to_owned(),
+            about: "Age that a webhook may have".to_owned(),
+            default: "72h".to_owned(),
+            range: "1s to 365d".to_owned(),
+        };
+        assert_eq!(settings(help), [expected]);
+    }
+}

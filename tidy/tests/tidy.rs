@@ -1,0 +1,155 @@
+//! Every product source keeps to the rules of CONTRIBUTING.md that a program can check.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use tidy::{
+    PRODUCT, Source, Struct, circles, imports, opens_badly, repository, sources, tracked, unwanted,
+};
+
+const FILE_LINES_MAX: usize = 500;
+const FUNCTION_LINES_MAX: usize = 60;
+const FIELDS_MAX: usize = 12;
+const METHODS_MAX: usize = 25;
+/// Functions and types beyond the bounds, with the lines, fields or methods that they have. A number
+/// may only shrink.
+const FUNCTIONS_KNOWN: [(&str, usize); 2] = [("run", 65), ("check", 65)];
+const FIELDS_KNOWN: [(&str, usize); 3] =
+    [("Exporter", 17), ("ConcurrencyLimiter", 13), ("ConsumerStatus", 14)];
+const METHODS_KNOWN: [(&str, usize); 6] =
+    [("Core", 210), ("Index", 42), ("Lanes", 26), ("Shops", 32), ("Exporter", 44), ("Keys", 28)];
+const TRACKED_MAX: usize = 900;
+
+/// Collects what `rule` finds in each product source, with its path.
+fn findings(rule: impl Fn(&Source) -> Vec<String>) -> Vec<String> {
+    let all = sources(&PRODUCT);
+    assert!(all.len() > 200, "{} sources", all.len());
+    let of = |source: &Source| {
+        let found = rule(source);
+        found.into_iter().map(|text| format!("{}: {text}", source.path)).collect::<Vec<_>>()
+    };
+    all.iter().flat_map(of).collect()
+}
+
+/// Bound of a type: the general one, or that of a known exception.
+fn bound(known: &[(&str, usize)], name: &str, most: usize) -> usize {
+    known.iter().find(|(exception, _)| *exception == name).map_or(most, |(_, count)| *count)
+}
+
+fn assert_none(found: &[String], rule: &str) {
+    assert!(found.is_empty(), "{rule}:\n  {}", found.join("\n  "));
+}
+
+#[test]
+fn doc_comments_name_their_item() {
+    let found = findings(|source| {
+        let bad = source.facts.docs.iter().filter(|(_, text)| opens_badly(text));
+        bad.map(|(line, text)| format!("{line}: {}", text.lines().next().unwrap_or_default()))
+            .collect()
+    });
+    assert_none(&found, "doc comments that open with What, Its, Whether, Where, How or Who");
+}
+
+#[test]
+fn comments_and_pages_use_plain_words() {
+    let comments = |text: &str| {
+        let lines =
+            text.lines().filter_map(|line| line.split_once("// ").or(line.split_once("/// ")));
+        lines.map(|(_, comment)| comment).collect::<Vec<_>>().join("\n")
+    };
+    let said = |text: String| {
+        unwanted(&text)
+            .map(|(word, better)| format!("{word:?}: write {better}"))
+            .collect::<Vec<_>>()
+    };
+    let mut found = findings(|source| {
+        let docs = source.facts.docs.iter().map(|(_, text)| text.as_str());
+        said(docs.chain([&*comments(&source.text)]).collect::<Vec<_>>().join("\n"))
+    });
+    let is_page = |path: &&String| {
+        path.ends_with(".md")
+            && (!path.contains('/') || path.starts_with("docs/"))
+            && *path != "CHANGELOG.md"
+    };
+    for path in tracked().iter().filter(is_page) {
+        let text = fs::read_to_string(repository().join(path)).expect("a page can be read");
+        found.extend(said(text).into_iter().map(|text| format!("{path}: {text}")));
+    }
+    assert_none(&found, "words with a plainer one");
+}
+
+#[test]
+fn questions_return_bool() {
+    assert_none(&findings(|source| source.facts.not_bool.clone()), "is_* or has_* without bool");
+}
+
+#[test]
+fn a_type_name_is_defined_once_in_the_product() {
+    let mut defined: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for source in sources(&PRODUCT) {
+        for name in &source.facts.types {
+            defined.entry(name.clone()).or_default().insert(source.crate_name().to_owned());
+        }
+    }
+    let twice = defined.into_iter().filter(|(_, crates)| crates.len() > 1);
+    let found: Vec<String> = twice.map(|(name, crates)| format!("{name}: {crates:?}")).collect();
+    assert_none(&found, "type names of several crates");
+}
+
+#[test]
+fn files_functions_and_types_are_short() {
+    let found = findings(|source| {
+        let facts = &source.facts;
+        let lines = source.text.lines().count();
+        let file = (lines > FILE_LINES_MAX).then(|| format!("{lines} lines"));
+        let is_long = |(name, lines): &&(String, usize)| {
+            *lines > bound(&FUNCTIONS_KNOWN, name, FUNCTION_LINES_MAX)
+        };
+        let functions = facts.functions.iter().filter(is_long);
+        let functions = functions.map(|(name, lines)| format!("{name}: {lines} lines"));
+        let is_large = |one: &&Struct| one.fields > bound(&FIELDS_KNOWN, &one.name, FIELDS_MAX);
+        let structs = facts.structs.iter().filter(is_large).filter(|one| !one.is_settings);
+        let structs = structs.map(|one| format!("{}: {} fields", one.name, one.fields));
+        file.into_iter().chain(functions).chain(structs).collect()
+    });
+    assert_none(&found, "too long to be read at a glance");
+}
+
+#[test]
+fn no_type_has_more_methods_than_one_can_know() {
+    let mut methods: BTreeMap<(String, String), usize> = BTreeMap::new();
+    for source in sources(&PRODUCT) {
+        for (name, count) in &source.facts.methods {
+            *methods.entry((source.crate_name().to_owned(), name.clone())).or_default() += count;
+        }
+    }
+    let many = methods
+        .into_iter()
+        .filter(|((_, name), count)| *count > bound(&METHODS_KNOWN, name, METHODS_MAX));
+    let found: Vec<String> =
+        many.map(|((of, name), count)| format!("{of}: {name}: {count}")).collect();
+    assert_none(&found, "types with too many methods");
+}
+
+#[test]
+fn no_file_imports_itself_by_way_of_others() {
+    let mut found = Vec::new();
+    for name in PRODUCT {
+        let files = sources(&[name]);
+        let modules: BTreeSet<String> = files.iter().map(Source::module).collect();
+        let imported = |source: &Source| {
+            let module = source.module();
+            let imported = imports(&module, &source.text, &modules);
+            (module, imported)
+        };
+        let all = files.iter().map(imported).filter(|(module, _)| !module.is_empty()).collect();
+        found.extend(circles(&all).into_iter().map(|module| format!("{name}: {module}")));
+    }
+    assert_none(&found, "import circles");
+}
+
+#[test]
+fn evidence_does_not_swamp_the_source() {
+    let count = tracked().len();
+    assert!(count <= TRACKED_MAX, "{count} tracked files");
+}
