@@ -3,8 +3,8 @@ fifty shops send one products/update and one orders/create a second each. Thirty
 more shop sends 20,000 products/update at 5,000/s. How many webhooks wait, and how late those of the
 other shops are delivered."""
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from harness import fill, plot, sampler, servers
 from harness.campaign import Findings
@@ -32,14 +32,20 @@ def run(campaign):
                      product_first=1_000_000) as others,
     ):
         time.sleep(warm_up)
-        attack = threading.Timer(calm, fill.run, (port, flood, campaign.secret, whole), {
-            "rate": FLOOD_PER_SECOND, "shop_first": 0, "connections": 32})
-        attack.start()
-        rows = watch(redis.unix_socket, backend, whole)
-        attack.join()
+        with ThreadPoolExecutor(1) as pool:
+            attack = pool.submit(after, calm, fill.run, port, flood, campaign.secret, whole,
+                                 rate=FLOOD_PER_SECOND, shop_first=0, connections=32)
+            rows = watch(redis.unix_socket, backend, whole)
+            attack.result()
         if others.poll() is not None:
             raise Failed("the other shops ended early")
     return findings(rows, calm, flood)
+
+
+def after(seconds, call, *arguments, **options):
+    """Calls after a while. What it raises is raised by the future's result."""
+    time.sleep(seconds)
+    return call(*arguments, **options)
 
 
 def watch(unix_socket, backend, seconds):

@@ -20,6 +20,8 @@ const ARRIVED_MAX: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Additional time for Redis' answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const _: () =
+    assert!(PATIENCE.as_millis() < ANSWER_TIMEOUT.as_millis(), "a blocking read ends by itself");
 /// Pause before Redis is asked again after a failure.
 const PAUSE: Duration = Duration::from_millis(200);
 

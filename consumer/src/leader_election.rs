@@ -20,6 +20,7 @@ use crate::gauges::QueueGauges;
 
 /// Time between two looks of a standby, and between two attempts to reach Redis.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
+const _: () = assert!(LOOK_EVERY.as_millis() < BUMP_EVERY.as_millis(), "a standby sees each bump");
 /// Time for Redis' answer. A bump that takes longer is tried again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 

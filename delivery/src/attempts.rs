@@ -20,6 +20,10 @@ const SLOW_LEAST: Duration = Duration::from_millis(100);
 const CUT_AFTER: Duration = Duration::from_millis(500);
 /// The same with a single slot, where a slow attempt cannot be compared with others.
 const CUT_AFTER_SINGLE: Duration = Duration::from_secs(2);
+const _: () =
+    assert!(SLOW_LEAST.as_millis() < CUT_AFTER.as_millis(), "only slow attempts are cut off");
+const _: () =
+    assert!(CUT_AFTER.as_millis() < CUT_AFTER_SINGLE.as_millis(), "a single lane gets more time");
 /// In addition, half the time since the first attempt was cut off without a quick success in
 /// between. If everything is slow, each attempt gets more and more time.
 const CUT_SINCE_PART: u32 = 2;
@@ -29,8 +33,8 @@ const CUT_EVERY: Duration = Duration::from_millis(500);
 const CUT_EVERY_PART: u32 = 16;
 /// Time that slow attempts get when a leader ends, because everything waits for the next leader.
 const END_AFTER: Duration = Duration::from_secs(1);
-/// Slow and suspect lanes may hold 1/`ODD_PART` of the slots.
-const ODD_PART: usize = 4;
+/// Slow and suspect lanes may hold 1/`SLOW_PART` of the slots.
+const SLOW_PART: usize = 4;
 /// Attempts in 1/`CUT_PART` of the slots are cut off at once if quick ones have overtaken them.
 const CUT_PART: usize = 8;
 /// Time without a delivery of another lane after which slow and suspect lanes may hold all slots.
@@ -42,7 +46,7 @@ pub struct AttemptId(pub u64);
 
 /// An attempt under way.
 #[derive(Debug, Clone, Copy)]
-pub struct Attempt {
+pub(crate) struct Attempt {
     /// Resource whose head the attempt settles.
     pub resource: ResourceKey,
     /// Lane of the webhook.
@@ -71,7 +75,7 @@ pub struct Attempt {
 
 /// Part of a delivery in addition to the webhook that is sent.
 #[derive(Debug, Clone, Copy)]
-pub struct Sent {
+pub(crate) struct Sent {
     /// Fingerprint to find duplicates.
     pub fingerprint: Option<Fingerprint>,
     /// Number of older events that the webhook stands for.
@@ -87,11 +91,11 @@ struct Cuts {
 
 /// All attempts under way.
 #[derive(Debug, Default)]
-pub struct Attempts {
+pub(crate) struct Attempts {
     running: ByHash<Attempt>,
     next: u64,
     /// Number of slow and suspect attempts.
-    odd: usize,
+    slow_or_suspect: usize,
     /// Number of attempts of suspect lanes.
     probes: usize,
     /// Number of slow and long attempts.
@@ -110,14 +114,14 @@ pub struct Attempts {
 
 impl Attempts {
     /// Number of attempts under way.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.running.len()
     }
 
     /// Begins an attempt.
-    pub fn begin(&mut self, attempt: Attempt) -> AttemptId {
+    pub(crate) fn begin(&mut self, attempt: Attempt) -> AttemptId {
         self.next += 1;
-        self.odd += usize::from(attempt.is_suspect);
+        self.slow_or_suspect += usize::from(attempt.is_suspect);
         self.probes += usize::from(attempt.is_suspect);
         self.suspects.has_gone = attempt.is_suspect;
         self.running.insert(self.next, attempt);
@@ -125,9 +129,9 @@ impl Attempts {
     }
 
     /// Ends an attempt.
-    pub fn end(&mut self, id: AttemptId) -> Option<Attempt> {
+    pub(crate) fn end(&mut self, id: AttemptId) -> Option<Attempt> {
         let attempt = self.running.remove(&id.0)?;
-        self.odd -= usize::from(attempt.is_suspect || attempt.is_slow);
+        self.slow_or_suspect -= usize::from(attempt.is_suspect || attempt.is_slow);
         self.probes -= usize::from(attempt.is_suspect);
         self.long -= usize::from(attempt.is_long);
         Some(attempt)
@@ -135,12 +139,17 @@ impl Attempts {
 
     /// Marks the attempts that are slow by now, after `most` at the latest. Returns those newly
     /// marked.
-    pub fn mark_slow(&mut self, now: Duration, usual: Duration, most: Duration) -> Vec<Attempt> {
+    pub(crate) fn mark_slow(
+        &mut self,
+        now: Duration,
+        usual: Duration,
+        most: Duration,
+    ) -> Vec<Attempt> {
         let after = (usual * SLOW_TIMES).max(SLOW_LEAST).min(most);
         let mut slow = Vec::new();
         for attempt in self.running.values_mut() {
             if !attempt.is_slow && now.saturating_sub(attempt.began) > after {
-                self.odd += usize::from(!attempt.is_suspect);
+                self.slow_or_suspect += usize::from(!attempt.is_suspect);
                 attempt.is_slow = true;
                 slow.push(*attempt);
             }
@@ -149,7 +158,7 @@ impl Attempts {
     }
 
     /// Marks the attempts that are slow or long by now. Returns the shops of those newly marked.
-    pub fn mark_long(&mut self, now: Duration) -> Vec<ShopKey> {
+    pub(crate) fn mark_long(&mut self, now: Duration) -> Vec<ShopKey> {
         let mut shops = Vec::new();
         for attempt in self.running.values_mut() {
             let is_long = attempt.is_slow || now.saturating_sub(attempt.began) >= LONG;
@@ -163,17 +172,17 @@ impl Attempts {
     }
 
     /// Number of attempts that are slow or long.
-    pub fn long(&self) -> usize {
+    pub(crate) fn long(&self) -> usize {
         self.long
     }
 
     /// Number of attempts that are neither slow nor of a suspect lane.
-    pub fn usual(&self) -> usize {
-        self.running.len() - self.odd
+    pub(crate) fn usual(&self) -> usize {
+        self.running.len() - self.slow_or_suspect
     }
 
     /// Notes that an attempt is cut off for others that wait for any slot.
-    pub fn mark_cut(&mut self, id: AttemptId, now: Duration) {
+    pub(crate) fn mark_cut(&mut self, id: AttemptId, now: Duration) {
         let attempt = self.running.get(&id.0);
         if attempt.is_some_and(|attempt| !self.is_overtaken(attempt)) {
             let first = self.cuts.map_or(now, |cuts| cuts.first);
@@ -188,7 +197,7 @@ impl Attempts {
     }
 
     /// Notes a successful delivery.
-    pub fn succeeded(&mut self, attempt: &Attempt, now: Duration) {
+    pub(crate) fn succeeded(&mut self, attempt: &Attempt, now: Duration) {
         let lane = attempt.lane;
         if !attempt.is_slow {
             self.cuts = None;
@@ -201,37 +210,37 @@ impl Attempts {
     }
 
     /// True if another lane than `lane` had a success at or after `since`.
-    pub fn has_other_succeeded(&self, lane: LaneKey, since: Duration) -> bool {
+    pub(crate) fn has_other_succeeded(&self, lane: LaneKey, since: Duration) -> bool {
         self.succeeded.iter().flatten().any(|(other, at)| *other != lane && *at >= since)
     }
 
     /// True if slow and suspect lanes hold more than half of the slots.
-    pub fn is_crowded(&self, limit: usize) -> bool {
-        limit > 0 && self.odd > 1 && 2 * self.odd > limit
+    pub(crate) fn is_crowded(&self, limit: usize) -> bool {
+        limit > 0 && self.slow_or_suspect > 1 && 2 * self.slow_or_suspect > limit
     }
 
     /// Slots that suspect lanes may still take: the part of their share that slow lanes leave, and
     /// at least one.
-    pub fn free_for_suspects(&self, limit: usize) -> usize {
-        let of_part = (limit / ODD_PART).max(1).saturating_sub(self.odd);
+    pub(crate) fn free_for_suspects(&self, limit: usize) -> usize {
+        let of_part = (limit / SLOW_PART).max(1).saturating_sub(self.slow_or_suspect);
         let own = usize::from(self.running.len() < limit && self.probes == 0);
         of_part.max(own)
     }
 
     /// Slow attempts of suspect lanes, longest first.
-    pub fn slow_probes(&self) -> Vec<(AttemptId, Attempt)> {
+    pub(crate) fn slow_probes(&self) -> Vec<(AttemptId, Attempt)> {
         let mut probes = self.slow();
         probes.retain(|(_, attempt)| attempt.is_suspect);
         probes
     }
 
     /// True if an attempt may end soon: it is not slow and began after `since`.
-    pub fn has_quick(&self, since: Duration) -> bool {
+    pub(crate) fn has_quick(&self, since: Duration) -> bool {
         self.running.values().any(|attempt| !attempt.is_slow && attempt.began > since)
     }
 
     /// Slow attempts, longest first.
-    pub fn slow(&self) -> Vec<(AttemptId, Attempt)> {
+    pub(crate) fn slow(&self) -> Vec<(AttemptId, Attempt)> {
         let slow = self.running.iter().filter(|(_, attempt)| attempt.is_slow);
         let mut slow: Vec<_> = slow.map(|(id, attempt)| (AttemptId(*id), *attempt)).collect();
         slow.sort_unstable_by_key(|(id, attempt)| (attempt.began, *id));
@@ -239,19 +248,19 @@ impl Attempts {
     }
 
     /// True if any lane had a success lately.
-    pub fn has_succeeded_lately(&self, now: Duration) -> bool {
+    pub(crate) fn has_succeeded_lately(&self, now: Duration) -> bool {
         let since = now.saturating_sub(ALONE_AFTER);
         self.succeeded[0].is_some_and(|(_, at)| at >= since)
     }
 
     /// True if no other lane had a success lately.
-    pub fn is_alone(&self, lane: LaneKey, now: Duration) -> bool {
+    pub(crate) fn is_alone(&self, lane: LaneKey, now: Duration) -> bool {
         !self.has_other_succeeded(lane, now.saturating_sub(ALONE_AFTER))
     }
 
     /// Slow attempts to cut off when a leader ends, because the next leader cannot begin before
     /// they end.
-    pub fn all_to_cut(&self, now: Duration) -> Vec<AttemptId> {
+    pub(crate) fn all_to_cut(&self, now: Duration) -> Vec<AttemptId> {
         let is_long =
             |attempt: &Attempt| attempt.is_slow && now.saturating_sub(attempt.began) >= END_AFTER;
         let long = self.running.iter().filter(|(_, attempt)| is_long(attempt));
@@ -263,16 +272,19 @@ impl Attempts {
     /// Slow attempts to cut off so that others get their slots, if slow and suspect attempts hold
     /// more than their share. Only attempts for which `may_cut` holds are cut: the longest ones
     /// that quick ones have overtaken, or otherwise the single longest one.
-    pub fn to_cut(
+    pub(crate) fn to_cut(
         &self,
         limit: usize,
         now: Duration,
         may_cut: impl Fn(&Attempt) -> bool,
     ) -> Vec<AttemptId> {
         // The share of a single slot is zero.
-        let (part, least) =
-            if limit == 1 { (0, CUT_AFTER_SINGLE) } else { ((limit / ODD_PART).max(1), CUT_AFTER) };
-        let too_many = self.odd.saturating_sub(part);
+        let (part, least) = if limit == 1 {
+            (0, CUT_AFTER_SINGLE)
+        } else {
+            ((limit / SLOW_PART).max(1), CUT_AFTER)
+        };
+        let too_many = self.slow_or_suspect.saturating_sub(part);
         if too_many == 0 {
             return Vec::new();
         }

@@ -25,10 +25,18 @@ const LANES_DOWN: usize = 3;
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// Time between two probes of a backend that refuses. Each probe may cost a webhook.
 const PROBE_REFUSING_EVERY: Duration = Duration::from_secs(10);
+const _: () = assert!(
+    FIRST_FAILURES_AFTER.as_millis() < SILENCE_DOWN.as_millis(),
+    "failures tell sooner than silence"
+);
+const _: () = assert!(
+    PROBE_EVERY.as_millis() < PROBE_REFUSING_EVERY.as_millis(),
+    "a probe of a backend that refuses costs a webhook an attempt"
+);
 
 /// Kind of attempts that may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Allowed {
+pub(crate) enum Allowed {
     /// Nothing new.
     Nothing,
     /// One delivery, if nothing else is under way.
@@ -39,7 +47,7 @@ pub enum Allowed {
 
 /// Times of the probes of a backend that is down.
 #[derive(Debug, Default)]
-pub struct Probes {
+pub(crate) struct Probes {
     /// Total time of the probes cut off since the last one that had its full time.
     sliced: Duration,
     /// Time of that last full probe.
@@ -48,18 +56,18 @@ pub struct Probes {
 
 impl Probes {
     /// Notes that a probe was cut off after `took`.
-    pub fn was_cut(&mut self, took: Duration) {
+    pub(crate) fn was_cut(&mut self, took: Duration) {
         self.sliced += took;
     }
 
     /// Notes that a slow attempt failed after `took` and was not cut off.
-    pub fn failed(&mut self, took: Duration) {
+    pub(crate) fn failed(&mut self, took: Duration) {
         self.sliced = Duration::ZERO;
         self.whole = took;
     }
 
     /// True if a single probe at a time is to have its full time. Such probes get half of the time.
-    pub fn is_whole_due(&self) -> bool {
+    pub(crate) fn is_whole_due(&self) -> bool {
         self.sliced >= self.whole
     }
 }
@@ -69,7 +77,7 @@ const RUNS_MAX: usize = 64;
 
 /// State of the backend. Times are durations since the start.
 #[derive(Debug)]
-pub struct BackendHealth {
+pub(crate) struct BackendHealth {
     refusals: RefusalBreaker,
     failing: Failing,
     /// Shops with a delivery that ever succeeded.
@@ -139,7 +147,7 @@ impl Default for BackendHealth {
 
 impl BackendHealth {
     /// Kind of attempts that may begin at `now`.
-    pub fn allows(&self, now: Duration) -> Allowed {
+    pub(crate) fn allows(&self, now: Duration) -> Allowed {
         match (self.is_stopped(), now < self.probe_at) {
             (false, _) => Allowed::All,
             (true, true) => Allowed::Nothing,
@@ -148,23 +156,23 @@ impl BackendHealth {
     }
 
     /// Time of the next probe, if it must be waited for.
-    pub fn probes_at(&self, now: Duration) -> Option<Duration> {
+    pub(crate) fn probes_at(&self, now: Duration) -> Option<Duration> {
         (self.allows(now) == Allowed::Nothing).then_some(self.probe_at)
     }
 
     /// True if the backend is down or refuses everything.
-    pub fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.is_down || self.is_refusing()
     }
 
     /// Time at which the backend last stopped.
-    pub fn stopped_at(&self) -> Duration {
+    pub(crate) fn stopped_at(&self) -> Duration {
         self.stopped_at
     }
 
     /// Notes a probe that is no evidence about the backend. The backend requested a pause for one
     /// shop or resource only, or the probe was cut off while the backend refuses.
-    pub fn probed(&mut self, now: Duration) {
+    pub(crate) fn probed(&mut self, now: Duration) {
         if self.is_stopped() {
             self.probe_at = self.probe_at.max(now + self.probes_every());
         }
@@ -175,18 +183,18 @@ impl BackendHealth {
     }
 
     /// True if the backend refuses everything. Then nothing is given up.
-    pub fn is_refusing(&self) -> bool {
+    pub(crate) fn is_refusing(&self) -> bool {
         self.refusals.is_open()
     }
 
     /// True if the backend is down.
-    pub fn is_down(&self) -> bool {
+    pub(crate) fn is_down(&self) -> bool {
         self.is_down
     }
 
     /// Takes the credit to give up a webhook of `shop`. Returns true if there is any. The credit
     /// keeps a bad deploy from making dead letters of everything.
-    pub fn take_credit(&mut self, shop: u64) -> bool {
+    pub(crate) fn take_credit(&mut self, shop: u64) -> bool {
         let may = self.refusals.may_give_up(shop);
         if may {
             self.refusals.mark_given_up(shop);
@@ -195,7 +203,7 @@ impl BackendHealth {
     }
 
     /// Active time: all time except while the backend was stopped or the leader had no lease.
-    pub fn active(&self, now: Duration) -> Duration {
+    pub(crate) fn active(&self, now: Duration) -> Duration {
         let (at, active) = self.runs.last().copied().unwrap_or_default();
         if self.is_still() { self.active } else { active + now.saturating_sub(at) }
     }
@@ -206,7 +214,7 @@ impl BackendHealth {
     }
 
     /// Notes that the lease ended at `at` and was not renewed.
-    pub fn lease_ended(&mut self, at: Duration) {
+    pub(crate) fn lease_ended(&mut self, at: Duration) {
         if std::mem::replace(&mut self.has_lease, false) && !self.is_stopped() {
             let (began, active) = self.runs.last().copied().unwrap_or_default();
             self.active = active + at.saturating_sub(began);
@@ -214,14 +222,14 @@ impl BackendHealth {
     }
 
     /// Notes that there is a lease.
-    pub fn lease_renewed(&mut self, now: Duration) {
+    pub(crate) fn lease_renewed(&mut self, now: Duration) {
         if !std::mem::replace(&mut self.has_lease, true) && !self.is_stopped() {
             self.goes_on(now);
         }
     }
 
     /// Active time at a moment that is not after `now`.
-    pub fn active_at(&self, moment: Duration, now: Duration) -> Duration {
+    pub(crate) fn active_at(&self, moment: Duration, now: Duration) -> Duration {
         let next = self.runs.partition_point(|(at, _)| *at <= moment);
         let (at, active) = self.runs[next.saturating_sub(1)];
         let most = self.runs.get(next).map_or_else(|| self.active(now), |(_, active)| *active);
@@ -229,7 +237,7 @@ impl BackendHealth {
     }
 
     /// Pieces of active time: the moment at which each began, and its duration.
-    pub fn pieces(&self, from: Duration, to: Duration) -> Vec<(Duration, Duration)> {
+    pub(crate) fn pieces(&self, from: Duration, to: Duration) -> Vec<(Duration, Duration)> {
         let starts = self
             .runs
             .iter()
@@ -267,7 +275,7 @@ impl BackendHealth {
     }
 
     /// Notes that a delivery for `shop` succeeded.
-    pub fn succeeded(&mut self, shop: u64, now: Duration) {
+    pub(crate) fn succeeded(&mut self, shop: u64, now: Duration) {
         let was_stopped = self.is_stopped();
         self.refusals.on_success(shop, now);
         self.served.add(shop);
@@ -280,7 +288,7 @@ impl BackendHealth {
 
     /// Notes that a delivery for `shop` was refused, for now or for good. Returns true if the
     /// backend now counts as refusing.
-    pub fn refused(&mut self, shop: u64, now: Duration) -> bool {
+    pub(crate) fn refused(&mut self, shop: u64, now: Duration) -> bool {
         let active = self.active(now);
         // The backend works: it examined the webhook and refused it.
         self.answered(now);
@@ -299,23 +307,23 @@ impl BackendHealth {
     }
 
     /// Notes that no connection could be made. That is never the fault of one lane.
-    pub fn unconnected(&mut self) {
+    pub(crate) fn unconnected(&mut self) {
         self.failing.is_unconnected = true;
     }
 
     /// True once a delivery of another shop than `shop` has succeeded.
-    pub fn has_served_other(&self, shop: u64) -> bool {
+    pub(crate) fn has_served_other(&self, shop: u64) -> bool {
         self.served.has_other(shop)
     }
 
     /// True if `shop` is the only shop that has failed since the last success.
-    pub fn is_only_failing(&self, shop: u64) -> bool {
+    pub(crate) fn is_only_failing(&self, shop: u64) -> bool {
         self.failing.shops.first == Some(shop) && !self.failing.shops.has_others
     }
 
     /// Notes that a delivery for `lane` of `shop` failed. `is_first` is true for the first attempt
     /// of a webhook. Returns true if that makes the backend count as down.
-    pub fn failed(&mut self, lane: u64, shop: u64, is_first: bool, now: Duration) -> bool {
+    pub(crate) fn failed(&mut self, lane: u64, shop: u64, is_first: bool, now: Duration) -> bool {
         self.failing.shops.add(shop);
         self.failing.firsts += usize::from(is_first);
         // A webhook that failed before is no new evidence.

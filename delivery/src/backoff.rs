@@ -24,7 +24,7 @@ impl Backoff {
 }
 
 /// Returns a time in the upper half of `wait`. `chance` is uniform in [0, 1).
-pub fn jittered(wait: Duration, chance: f64) -> Duration {
+pub(crate) fn jittered(wait: Duration, chance: f64) -> Duration {
     wait.mul_f64(0.5 + chance.clamp(0.0, 1.0) / 2.0)
 }
 

@@ -23,6 +23,10 @@ const FRESH_PROBES: u32 = 16;
 const WAIT_LONGEST: Duration = Duration::from_secs(60);
 /// Shortest wait after give-ups. It limits the rate at which overdue webhooks are given up.
 const WAIT_LEAST: Duration = Duration::from_millis(5);
+const _: () = assert!(
+    WAIT_LEAST.as_millis() <= WAIT_FIRST.as_millis()
+        && WAIT_FIRST.as_millis() <= WAIT_LONGEST.as_millis()
+);
 /// A wait may last 1/`PART` of the time for which the breaker has been open.
 const PART: u32 = 4;
 
@@ -51,38 +55,38 @@ enum BreakerState {
 
 /// Circuit breaker of a lane.
 #[derive(Debug, Clone, Copy)]
-pub struct LaneBreaker(BreakerState);
+pub(crate) struct LaneBreaker(BreakerState);
 
 impl LaneBreaker {
     /// Creates a closed breaker of a lane that has not failed.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(BreakerState::Closed { failures: 0 })
     }
 
     /// Opens the breaker as the previous leader had it.
-    pub fn restore(&mut self, now: Duration) {
+    pub(crate) fn restore(&mut self, now: Duration) {
         self.open(now, now);
     }
 
     /// True if the breaker is open.
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         matches!(self.0, BreakerState::Open { .. })
     }
 
     /// True if an attempt failed since the last success.
-    pub fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.0 != BreakerState::Closed { failures: 0 }
     }
 
     /// Makes the next probe due at once.
-    pub fn probe_now(&mut self, now: Duration) {
+    pub(crate) fn probe_now(&mut self, now: Duration) {
         if let BreakerState::Open { probe_at, .. } = &mut self.0 {
             *probe_at = now;
         }
     }
 
     /// Time at which a probe may begin; `None` while the breaker is closed.
-    pub fn probe_at(&self) -> Option<Duration> {
+    pub(crate) fn probe_at(&self) -> Option<Duration> {
         match self.0 {
             BreakerState::Closed { .. } => None,
             BreakerState::Open { probe_at, .. } => Some(probe_at),
@@ -91,7 +95,7 @@ impl LaneBreaker {
 
     /// True if the next probe prefers a webhook that was never tried; `None` while the breaker is
     /// closed.
-    pub fn prefers_fresh(&self) -> Option<bool> {
+    pub(crate) fn prefers_fresh(&self) -> Option<bool> {
         match self.0 {
             BreakerState::Closed { .. } => None,
             BreakerState::Open { is_fresh_next, .. } => Some(is_fresh_next),
@@ -99,7 +103,7 @@ impl LaneBreaker {
     }
 
     /// Notes a successful delivery. Returns true if that closes the breaker.
-    pub fn succeeded(&mut self) -> bool {
+    pub(crate) fn succeeded(&mut self) -> bool {
         let was_open = self.is_open();
         *self = Self::new();
         was_open
@@ -108,7 +112,7 @@ impl LaneBreaker {
     /// Notes the failure of an attempt that began at `began`. Returns true if that opens the
     /// breaker, which `most` first failures in a row do. `chance` is uniform in [0, 1): the probe
     /// is due in the upper half of the wait.
-    pub fn failed(
+    pub(crate) fn failed(
         &mut self,
         (is_first, most): (bool, u32),
         began: Duration,
@@ -138,7 +142,7 @@ impl LaneBreaker {
     }
 
     /// Opens the breaker. Returns true if it was closed.
-    pub fn trip(&mut self, now: Duration) -> bool {
+    pub(crate) fn trip(&mut self, now: Duration) -> bool {
         let was_closed = !self.is_open();
         if was_closed {
             self.open(now, now + WAIT_FIRST);
@@ -148,7 +152,7 @@ impl LaneBreaker {
 
     /// Notes that a webhook of the lane was given up, after an attempt that failed and doubled the
     /// wait.
-    pub fn gave_up(&mut self, now: Duration) {
+    pub(crate) fn gave_up(&mut self, now: Duration) {
         if let BreakerState::Open { probe_at, wait, .. } = &mut self.0 {
             *wait = (*wait / 4).max(WAIT_LEAST);
             *probe_at = now + *wait;

@@ -5,10 +5,10 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// Hasher that returns a hash unchanged.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Folded(u64);
+pub(crate) struct Folded(u64);
 
 /// Table keyed by hashes.
-pub type ByHash<V> = HashMap<u64, V, BuildHasherDefault<Folded>>;
+pub(crate) type ByHash<V> = HashMap<u64, V, BuildHasherDefault<Folded>>;
 
 impl Hasher for Folded {
     fn write(&mut self, bytes: &[u8]) {

@@ -14,7 +14,7 @@ const PASSING_PART: usize = 4;
 
 /// Decoded packs by key.
 #[derive(Debug)]
-pub struct Cache<C> {
+pub(crate) struct Cache<C> {
     needed: CachedPart<C>,
     passing: CachedPart<C>,
 }
@@ -31,37 +31,37 @@ struct CachedPart<C> {
 
 impl<C: Content> Cache<C> {
     /// Creates a cache of up to `bytes_max`, or of two packs if these are larger.
-    pub fn new(bytes_max: usize) -> Self {
+    pub(crate) fn new(bytes_max: usize) -> Self {
         let passing = bytes_max / PASSING_PART;
         Self { needed: CachedPart::new(bytes_max - passing), passing: CachedPart::new(passing) }
     }
 
     /// Returns the size of a cached pack.
-    pub fn holds(&self, key: PackKey) -> Option<usize> {
+    pub(crate) fn holds(&self, key: PackKey) -> Option<usize> {
         let found = self.needed.packs.get(&key).or_else(|| self.passing.packs.get(&key));
         found.map(|(pack, _)| pack.raw_bytes())
     }
 
     /// Returns a cached pack.
-    pub fn get(&mut self, key: PackKey) -> Option<C> {
+    pub(crate) fn get(&mut self, key: PackKey) -> Option<C> {
         self.needed.get(key).or_else(|| self.passing.get(key))
     }
 
     /// Keeps a pack whose turn comes. Returns true if other packs were dropped for it.
-    pub fn need(&mut self, key: PackKey, pack: C) -> bool {
+    pub(crate) fn need(&mut self, key: PackKey, pack: C) -> bool {
         self.passing.remove(key);
         self.needed.put(key, pack)
     }
 
     /// Keeps a pack for a while, unless it is cached already.
-    pub fn pass(&mut self, key: PackKey, pack: C) {
+    pub(crate) fn pass(&mut self, key: PackKey, pack: C) {
         if self.holds(key).is_none() {
             self.passing.put(key, pack);
         }
     }
 
     /// Drops a pack that is settled.
-    pub fn remove(&mut self, key: PackKey) {
+    pub(crate) fn remove(&mut self, key: PackKey) {
         self.needed.remove(key);
         self.passing.remove(key);
     }

@@ -11,6 +11,8 @@ const BYTES_AT_FIRST: usize = 1 << 20;
 /// lanes of one webhook advance as were read.
 const MANY_MAX: u32 = 32;
 const FEW_MAX: u32 = 128;
+const _: () = assert!(MANY_MAX <= FEW_MAX, "few lanes may read more of each");
+const _: () = assert!(BYTES_AT_FIRST < BYTES);
 /// Chunks that are read at once, however large they are.
 const LEAST: usize = 4;
 /// The estimated size falls by 1/`DECAY` with each smaller chunk.
@@ -33,25 +35,25 @@ impl Default for ChunkReads {
 
 impl ChunkReads {
     /// True if a chunk of a lane with few webhooks, or of one with many, may be read.
-    pub fn may_begin(&self, has_few: bool) -> bool {
+    pub(crate) fn may_begin(&self, has_few: bool) -> bool {
         let (under_way, most) = if has_few { (self.few, FEW_MAX) } else { (self.many, MANY_MAX) };
         (under_way as usize) < (BYTES / self.bytes.max(1)).clamp(LEAST, most as usize)
     }
 
     /// Notes that `count` more reads are under way.
-    pub fn begin(&mut self, has_few: bool, count: u32) {
+    pub(crate) fn begin(&mut self, has_few: bool, count: u32) {
         *self.under_way(has_few) += count;
     }
 
     /// Notes that `count` reads have ended.
-    pub fn end(&mut self, has_few: bool, count: u32) {
+    pub(crate) fn end(&mut self, has_few: bool, count: u32) {
         let under_way = self.under_way(has_few);
         debug_assert!(*under_way >= count, "BUG: more reads end than begin");
         *under_way = under_way.saturating_sub(count);
     }
 
     /// Notes the raw bytes of a chunk that was read.
-    pub fn note_bytes(&mut self, bytes: usize) {
+    pub(crate) fn note_bytes(&mut self, bytes: usize) {
         self.bytes = bytes.max(self.bytes - self.bytes / DECAY);
     }
 

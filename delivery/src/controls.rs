@@ -71,7 +71,7 @@ pub(crate) struct Gone {
 }
 
 impl Gone {
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.replays.is_empty()
     }
 }
@@ -102,7 +102,7 @@ impl<F> Default for ControlState<F> {
 impl<F: Clone + PartialEq> ControlState<F> {
     /// Keeps the names of an entry that the cursor passes, because a named webhook may now lie in a
     /// lane.
-    pub fn passed(&mut self, entry: StreamId) {
+    pub(crate) fn passed(&mut self, entry: StreamId) {
         if self.drops.main.contains_key(&entry) {
             self.gone.is_untidy = true;
             self.keeps_names = true;
@@ -111,7 +111,7 @@ impl<F: Clone + PartialEq> ControlState<F> {
 
     /// True if a webhook is to be dropped. A replay is matched by its entry in the stream of
     /// replays, not by its position.
-    pub fn drops(&self, position: Position, replay: Option<StreamId>) -> bool {
+    pub(crate) fn drops(&self, position: Position, replay: Option<StreamId>) -> bool {
         match replay {
             Some(id) => self.drops.replays.contains(&id),
             None => {
@@ -122,12 +122,17 @@ impl<F: Clone + PartialEq> ControlState<F> {
     }
 
     /// True while some webhooks to drop may not be settled.
-    pub fn has_drops(&self) -> bool {
+    pub(crate) fn has_drops(&self) -> bool {
         !self.drops.is_empty()
     }
 
     /// True if a filter pauses a webhook.
-    pub fn pauses<C: Content<Filter = F>>(&self, content: &C, index: u32, at: Position) -> bool {
+    pub(crate) fn pauses<C: Content<Filter = F>>(
+        &self,
+        content: &C,
+        index: u32,
+        at: Position,
+    ) -> bool {
         self.pauses.filters().any(|filter| content.is_matched(index, at, filter))
     }
 }

@@ -44,7 +44,7 @@ pub(crate) struct LeaderSession {
     pub may_move: bool,
     /// True once all replays that existed at start have arrived, or as many as fit.
     pub are_replays_loaded: bool,
-    pub is_draining: bool,
+    pub is_stopping: bool,
     /// True if the index had no room at the last check.
     pub is_index_full: bool,
     /// Set while a lane that could be sent waits for room to be read.
@@ -221,7 +221,7 @@ impl<C: Content> Core<C> {
             self.queue.lanes.wakes_at(),
             self.backend.probes_at(now),
             self.limiter.wakes_at(now),
-            self.reading.wakes_at().filter(|_| !self.session.is_draining),
+            self.reading.wakes_at().filter(|_| !self.session.is_stopping),
             self.queue.expiry.wakes_at(),
         ];
         let next = timers.into_iter().flatten().min().unwrap_or(now + TICK);
@@ -275,7 +275,7 @@ impl<C: Content> Core<C> {
             Event::OlderData => {
                 return Some(Effect::Restart("redis came back with older data"));
             }
-            Event::Drain => self.drain(),
+            Event::Stop => self.stop(),
             Event::Tick => {}
         }
         None
@@ -283,8 +283,8 @@ impl<C: Content> Core<C> {
 
     /// Begins nothing new. The time spent on retries so far is written to Redis, so that the next
     /// leader continues from there.
-    fn drain(&mut self) {
-        self.session.is_draining = true;
+    fn stop(&mut self) {
+        self.session.is_stopping = true;
         let Queue { lanes, index, retries, main, .. } = &self.queue;
         for (key, lane) in lanes.iter() {
             let positions = index.window(&lane.window).map(|(_, node)| node.position);

@@ -114,7 +114,7 @@ impl<C: Content> Core<C> {
     /// Checks if anything may begin, or end without an attempt.
     pub(crate) fn may_go_on(&self) -> Result<(), Blocked> {
         let session = &self.session;
-        if session.is_draining
+        if session.is_stopping
             || !session.are_replays_loaded
             || session.now.at >= session.lease_until
         {

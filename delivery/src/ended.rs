@@ -43,7 +43,7 @@ impl<C: Content> Core<C> {
         let Some(attempt) = self.attempts.end(end.id) else { return };
         let is_delivered = end.verdict == Verdict::Delivered;
         self.freed(&attempt, end.took, is_delivered && !attempt.is_suspect);
-        self.teach(&attempt, &end);
+        self.report_to_limiter(&attempt, &end);
         match end.verdict {
             Verdict::Delivered => self.delivered(&attempt),
             Verdict::NotSent => self.retry(&attempt, attempt.number - 1, Duration::ZERO, None),
@@ -86,7 +86,7 @@ impl<C: Content> Core<C> {
             lane.flow.suspect.is_some_and(|suspect| suspect.has_timed_out)
         });
         // This is no evidence yet if the lane never had the full timeout, or if its leader ends.
-        if self.session.is_draining || !has_timed_out {
+        if self.session.is_stopping || !has_timed_out {
             self.retry(&attempt, attempt.number, Duration::ZERO, Some(false));
             return;
         }
@@ -116,7 +116,7 @@ impl<C: Content> Core<C> {
 
     /// Passes the result to the limiter, unless it is evidence about the lane rather than about the
     /// backend.
-    fn teach(&mut self, attempt: &Attempt, end: &AttemptEnd<C::Evidence>) {
+    fn report_to_limiter(&mut self, attempt: &Attempt, end: &AttemptEnd<C::Evidence>) {
         let others_flow = self.attempts.has_other_succeeded(attempt.lane, attempt.began);
         // A request to pause everything always counts.
         let is_outright = matches!(end.verdict, Verdict::Retry { scope: Some(Scope::All), .. })

@@ -234,7 +234,7 @@ pub enum Event<C: Content> {
     /// Redis came back without data that was read before.
     OlderData,
     /// Begin nothing new from now on.
-    Drain,
+    Stop,
     /// Time passed.
     Tick,
 }

@@ -33,6 +33,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Time between two scans.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+const _: () =
+    assert!(LOOK_AGAIN.as_millis() < LOOK_EVERY.as_millis(), "a scan that found more comes sooner");
+const _: () =
+    assert!(LOOK_EVERY.as_millis() < LOOK_FOR_ROOM.as_millis(), "no room needs an operator");
 
 impl<C: Content> Core<C> {
     /// Time spent on retries of a run: the webhook at its head, and those up to `newest` for which
@@ -208,7 +212,7 @@ impl<C: Content> Core<C> {
             return false;
         }
         let letter = GivenUp { position, content, record_index, reason, attempts, evidence };
-        self.bury(turn.resource, letter, bytes, fingerprint);
+        self.end_as_dead_letter(turn.resource, letter, bytes, fingerprint);
         self.ledger.expired += 1;
         true
     }

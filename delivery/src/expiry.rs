@@ -27,11 +27,11 @@ pub(crate) struct Expiry {
 
 impl Expiry {
     /// Time of the next scan, if there is anything to expire.
-    pub fn wakes_at(&self) -> Option<Duration> {
+    pub(crate) fn wakes_at(&self) -> Option<Duration> {
         (!self.lanes.is_empty()).then_some(self.looks_at)
     }
 
-    pub fn next(&mut self) -> Option<LaneKey> {
+    pub(crate) fn next(&mut self) -> Option<LaneKey> {
         let mut after = self.lanes.range((Bound::Excluded(self.last), Bound::Unbounded));
         self.last = after.next().or_else(|| self.lanes.first()).copied()?;
         Some(self.last)

@@ -2,7 +2,7 @@
 
 /// Rule by which shops get turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TurnsBy {
+pub(crate) enum TurnsBy {
     /// By the time that deliveries take: a shop with long deliveries has fewer turns.
     Time,
     /// One after the other, if turns are rare: no shop has several, and earlier deliveries do not
@@ -12,7 +12,7 @@ pub enum TurnsBy {
 
 /// Time that the deliveries of a shop take.
 #[derive(Debug, Default)]
-pub struct DeliveryTimes {
+pub(crate) struct DeliveryTimes {
     /// Number of deliveries under way that are long.
     pub long: u32,
     /// Average duration of recent deliveries, in seconds.
@@ -21,7 +21,7 @@ pub struct DeliveryTimes {
 
 /// Turns of one shop.
 #[derive(Debug, Default)]
-pub struct TurnState {
+pub(crate) struct TurnState {
     /// Set while the shop waits for a turn, by class.
     pub has_turn: [bool; 2],
     /// Set while the shop leaves the last slots to others.

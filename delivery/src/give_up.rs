@@ -48,7 +48,7 @@ impl<C: Content> Core<C> {
         if !is_refusal {
             self.may_expire_from_now_on(attempt.lane);
         }
-        self.bury(attempt.resource, letter, bytes, attempt.sent.fingerprint);
+        self.end_as_dead_letter(attempt.resource, letter, bytes, attempt.sent.fingerprint);
     }
 
     /// True if there is room for a dead letter of `bytes`.
@@ -59,7 +59,7 @@ impl<C: Content> Core<C> {
     }
 
     /// Ends a head as a dead letter of `bytes`.
-    pub(crate) fn bury(
+    pub(crate) fn end_as_dead_letter(
         &mut self,
         resource: ResourceKey,
         letter: GivenUp<C>,

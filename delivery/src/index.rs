@@ -19,13 +19,13 @@ use crate::resource::HeadState;
 use crate::sorted::{Class, Sorted};
 
 /// Key of a webhook in the index.
-pub type NodeKey = u32;
+pub(crate) type NodeKey = u32;
 /// Key of a resource in the index.
-pub type ResourceKey = u32;
+pub(crate) type ResourceKey = u32;
 /// Key of a lane.
-pub type LaneKey = u32;
+pub(crate) type LaneKey = u32;
 /// Key that means no node.
-pub const NONE: u32 = u32::MAX;
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// Bytes of one node, in a list that grows by doubling.
 const NODE_BYTES: usize = 48;
@@ -38,7 +38,7 @@ const RESOURCE_BYTES: usize = 96;
 const REPLAY_BYTES: usize = 48;
 /// A webhook that waits.
 #[derive(Debug, Clone, Copy)]
-pub struct Node {
+pub(crate) struct Node {
     /// Position at which the webhook was accepted.
     pub position: Position,
     /// Resource of the webhook.
@@ -56,7 +56,7 @@ pub struct Node {
 
 /// Indexed webhooks of one resource.
 #[derive(Debug, Clone, Copy)]
-pub struct IndexedResource {
+pub(crate) struct IndexedResource {
     /// Hash of the unit of order.
     pub hash: u64,
     /// Oldest webhook.
@@ -70,7 +70,7 @@ pub struct IndexedResource {
 
 /// The indexed part of a lane, in stream order.
 #[derive(Debug, Clone, Copy)]
-pub struct Window {
+pub(crate) struct Window {
     /// Oldest webhook.
     pub first: NodeKey,
     last: NodeKey,
@@ -88,7 +88,7 @@ impl Default for Window {
 
 /// Result of checking if an event may stand for those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lead {
+pub(crate) enum Lead {
     /// The event may.
     Yes,
     /// The event may not, but a later one may. The later one then stands for this one, too.
@@ -99,7 +99,7 @@ pub enum Lead {
 
 /// A webhook to index.
 #[derive(Debug, Clone, Copy)]
-pub struct IndexEntry {
+pub(crate) struct IndexEntry {
     /// Position at which the webhook was accepted.
     pub position: Position,
     /// Attributes that decide how it is handled.
@@ -110,7 +110,7 @@ pub struct IndexEntry {
 
 /// Result of indexing a webhook.
 #[derive(Debug, Clone, Copy)]
-pub struct Added {
+pub(crate) struct Added {
     /// Resource of the webhook.
     pub resource: ResourceKey,
     /// True if the resource was not indexed before.
@@ -121,7 +121,7 @@ pub struct Added {
 
 /// All webhooks that are indexed.
 #[derive(Debug)]
-pub struct Index {
+pub(crate) struct Index {
     nodes: Vec<Node>,
     free: NodeKey,
     fingerprints: Option<Vec<Fingerprint>>,
@@ -133,7 +133,7 @@ pub struct Index {
 
 impl Index {
     /// Creates an empty index, with or without fingerprints.
-    pub fn new(keeps_fingerprints: bool) -> Self {
+    pub(crate) fn new(keeps_fingerprints: bool) -> Self {
         Self {
             nodes: Vec::new(),
             free: NONE,
@@ -146,12 +146,12 @@ impl Index {
     }
 
     /// Memory in use, in bytes.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Memory in use in bytes, counted again from all nodes and resources.
-    pub fn recount(&self) -> usize {
+    pub(crate) fn recount(&self) -> usize {
         let chains = self.resources.iter().map(|(_, resource)| self.chain(resource.head).count());
         chains.sum::<usize>() * self.node_bytes()
             + self.resources.len() * RESOURCE_BYTES
@@ -159,32 +159,37 @@ impl Index {
     }
 
     /// A resource, if it is indexed.
-    pub fn resource(&self, key: ResourceKey) -> Option<&IndexedResource> {
+    pub(crate) fn resource(&self, key: ResourceKey) -> Option<&IndexedResource> {
         self.resources.get(usize_of(key))
     }
 
     /// The resource with this hash.
-    pub fn by_hash(&self, hash: u64) -> Option<ResourceKey> {
+    pub(crate) fn by_hash(&self, hash: u64) -> Option<ResourceKey> {
         self.by_hash.get(&hash).copied()
     }
 
     /// Every resource.
-    pub fn resources(&self) -> impl Iterator<Item = (ResourceKey, &IndexedResource)> {
+    pub(crate) fn resources(&self) -> impl Iterator<Item = (ResourceKey, &IndexedResource)> {
         self.resources.iter().map(|(key, resource)| (key_of(key), resource))
     }
 
     /// Number of indexed resources.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.resources.len()
     }
 
     /// The state of a resource.
-    pub fn state(&self, key: ResourceKey) -> Option<HeadState> {
+    pub(crate) fn state(&self, key: ResourceKey) -> Option<HeadState> {
         self.resource(key).map(|resource| resource.state)
     }
 
     /// True if a resource waits for its turn in a lane, to send the webhook at `position`.
-    pub fn is_ready(&self, lane: LaneKey, resource: ResourceKey, position: Position) -> bool {
+    pub(crate) fn is_ready(
+        &self,
+        lane: LaneKey,
+        resource: ResourceKey,
+        position: Position,
+    ) -> bool {
         let lead = self.lead(resource).map(|lead| self.node(lead).position);
         self.state(resource) == Some(HeadState::Ready)
             && self.lane(resource) == Some(lane)
@@ -192,50 +197,50 @@ impl Index {
     }
 
     /// Changes the state of a resource.
-    pub fn set_state(&mut self, key: ResourceKey, state: HeadState) {
+    pub(crate) fn set_state(&mut self, key: ResourceKey, state: HeadState) {
         if let Some(resource) = self.resources.get_mut(usize_of(key)) {
             resource.state = state;
         }
     }
 
     /// A webhook.
-    pub fn node(&self, key: NodeKey) -> &Node {
+    pub(crate) fn node(&self, key: NodeKey) -> &Node {
         &self.nodes[usize_of(key)]
     }
 
     /// Memory that replays take, in bytes, as if each had its own resource.
-    pub fn replay_bytes(&self) -> usize {
+    pub(crate) fn replay_bytes(&self) -> usize {
         self.replays.len() * (self.node_bytes() + RESOURCE_BYTES + REPLAY_BYTES)
     }
 
     /// Every replay.
-    pub fn replays(&self) -> impl ExactSizeIterator<Item = &Node> {
+    pub(crate) fn replays(&self) -> impl ExactSizeIterator<Item = &Node> {
         self.replays.keys().map(|key| self.node(*key))
     }
 
     /// Entry of a replay in the stream of replays; `None` if the webhook is not a replay.
-    pub fn replay(&self, key: NodeKey) -> Option<StreamId> {
+    pub(crate) fn replay(&self, key: NodeKey) -> Option<StreamId> {
         if self.node(key).is_replay { self.replays.get(&key).copied() } else { None }
     }
 
     /// Fingerprint of a webhook, to find duplicates.
-    pub fn fingerprint(&self, key: NodeKey) -> Option<Fingerprint> {
+    pub(crate) fn fingerprint(&self, key: NodeKey) -> Option<Fingerprint> {
         let kept = self.fingerprints.as_ref()?.get(usize_of(key));
         kept.copied().filter(|fingerprint| *fingerprint != 0)
     }
 
     /// Position of the oldest webhook of a window.
-    pub fn front(&self, window: &Window) -> Option<Position> {
+    pub(crate) fn front(&self, window: &Window) -> Option<Position> {
         self.nodes.get(usize_of(window.first)).map(|node| node.position)
     }
 
     /// Position of the newest webhook of a window.
-    pub fn back(&self, window: &Window) -> Option<Position> {
+    pub(crate) fn back(&self, window: &Window) -> Option<Position> {
         self.nodes.get(usize_of(window.last)).map(|node| node.position)
     }
 
     /// The webhooks of a window, oldest first.
-    pub fn window(&self, window: &Window) -> impl Iterator<Item = (NodeKey, &Node)> {
+    pub(crate) fn window(&self, window: &Window) -> impl Iterator<Item = (NodeKey, &Node)> {
         let mut next = window.first;
         std::iter::from_fn(move || {
             let node = self.nodes.get(usize_of(next))?;
@@ -246,7 +251,7 @@ impl Index {
 
     /// Adds a webhook in the order of its position. Returns `None` if that position is already
     /// indexed.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         arrival: &IndexEntry,
         lane: LaneKey,
@@ -305,40 +310,40 @@ impl Index {
     }
 
     /// Lane of a resource's head.
-    pub fn lane(&self, key: ResourceKey) -> Option<LaneKey> {
+    pub(crate) fn lane(&self, key: ResourceKey) -> Option<LaneKey> {
         self.resource(key).map(|resource| self.node(resource.head).lane)
     }
 
     /// Class of a resource's head.
-    pub fn class(&self, key: ResourceKey) -> Option<Class> {
+    pub(crate) fn class(&self, key: ResourceKey) -> Option<Class> {
         self.resource(key).map(|resource| self.node(resource.head).class)
     }
 
     /// Position of a resource's head.
-    pub fn head(&self, key: ResourceKey) -> Option<Position> {
+    pub(crate) fn head(&self, key: ResourceKey) -> Option<Position> {
         self.resource(key).map(|resource| self.node(resource.head).position)
     }
 
     /// True if the head of a resource is a replay.
-    pub fn is_replay(&self, key: ResourceKey) -> bool {
+    pub(crate) fn is_replay(&self, key: ResourceKey) -> bool {
         self.resource(key).is_some_and(|resource| self.node(resource.head).is_replay)
     }
 
     /// Node that is sent for a resource: its lead, or its head while the lead is undecided.
-    pub fn lead(&self, key: ResourceKey) -> Option<NodeKey> {
+    pub(crate) fn lead(&self, key: ResourceKey) -> Option<NodeKey> {
         let resource = self.resource(key)?;
         Some(if resource.lead == NONE { resource.head } else { resource.lead })
     }
 
     /// True if a webhook of a resource up to `position` is indexed. Replays do not count.
-    pub fn has_up_to(&self, key: ResourceKey, position: Position) -> bool {
+    pub(crate) fn has_up_to(&self, key: ResourceKey, position: Position) -> bool {
         let head = self.resource(key).map_or(NONE, |resource| resource.head);
         self.chain(head).any(|(_, node)| !node.is_replay && node.position <= position)
     }
 
     /// Sorts the webhooks of a resource by position, after an attempt during which replays arrived.
     /// Returns true if the head changed.
-    pub fn reorder(&mut self, key: ResourceKey) -> bool {
+    pub(crate) fn reorder(&mut self, key: ResourceKey) -> bool {
         // Such replays follow directly after the webhook that was sent.
         let sent = self.lead(key).unwrap_or(NONE);
         let is_after = |sent: &Node| {
@@ -365,13 +370,13 @@ impl Index {
     }
 
     /// Every webhook of a resource, oldest first.
-    pub fn all_of(&self, key: ResourceKey) -> Vec<NodeKey> {
+    pub(crate) fn all_of(&self, key: ResourceKey) -> Vec<NodeKey> {
         let head = self.resource(key).map_or(NONE, |resource| resource.head);
         self.chain(head).map(|(node, _)| node).collect()
     }
 
     /// Takes a webhook out of its resource and its window. Returns true if the resource is gone.
-    pub fn remove(&mut self, key: NodeKey, window: &mut Window) -> bool {
+    pub(crate) fn remove(&mut self, key: NodeKey, window: &mut Window) -> bool {
         let node = *self.node(key);
         if node.is_replay {
             window.replays -= 1;
@@ -410,7 +415,7 @@ impl Index {
 
     /// The newest webhook of a window, unless it must stay indexed. It must stay if its resource is
     /// at work, if it is a recorded lead, or if a recorded lead stands for it.
-    pub fn loose_end(
+    pub(crate) fn loose_end(
         &self,
         window: &Window,
         holds: impl Fn(&IndexedResource, Position) -> bool,

@@ -17,7 +17,7 @@ use crate::shop::ShopKey;
 
 /// The part of a lane that is not indexed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rest {
+pub(crate) struct Rest {
     /// Position up to which everything unsettled is indexed. Nothing after it is.
     pub after: Position,
     /// Newest webhook of the lane that was read.
@@ -30,11 +30,11 @@ pub struct Rest {
 const FEW: u64 = 16;
 /// Failures in a row after which a lane counts as failing. A single failure may be chance if a
 /// backend is full.
-pub const FAILURES_KNOWN: u32 = 2;
+pub(crate) const FAILURES_KNOWN: u32 = 2;
 
 /// A chunk of which at least some webhooks are indexed.
 #[derive(Debug)]
-pub struct IndexedChunk {
+pub(crate) struct IndexedChunk {
     /// Number of the chunk.
     pub number: u32,
     /// Positions of the webhooks, in order.
@@ -49,7 +49,7 @@ pub struct IndexedChunk {
 
 /// A read that fills a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WindowRead {
+pub(crate) enum WindowRead {
     /// Read of chunks.
     Chunks {
         /// Number of the first chunk.
@@ -65,7 +65,7 @@ pub enum WindowRead {
 
 /// The chunks of a lane.
 #[derive(Debug)]
-pub struct Stored {
+pub(crate) struct Stored {
     /// Chunks of which at least some webhooks are indexed.
     pub chunks: VecDeque<IndexedChunk>,
     /// Number of the first chunk of which nothing is indexed.
@@ -92,7 +92,7 @@ pub struct Stored {
 
 /// State of a lane's attempts.
 #[derive(Debug, Default)]
-pub struct Flow {
+pub(crate) struct Flow {
     /// Number of attempts under way.
     pub in_flight: u32,
     /// Number of resources whose leads are being recorded.
@@ -121,7 +121,7 @@ pub struct Flow {
 
 /// Consecutive failures of a lane.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Failures {
+pub(crate) struct Failures {
     count: u32,
     /// Time at which the first of them ended.
     since: Duration,
@@ -131,12 +131,12 @@ pub struct Failures {
 
 impl Failures {
     /// Creates the state of a lane that failed under the previous leader.
-    pub fn left() -> Self {
+    pub(crate) fn left() -> Self {
         Self { count: FAILURES_KNOWN, ..Self::default() }
     }
 
     /// Adds a failure of an attempt that began at `began`.
-    pub fn add(&mut self, began: Duration, now: Duration) {
+    pub(crate) fn add(&mut self, began: Duration, now: Duration) {
         if self.count == 0 {
             self.since = now;
         }
@@ -145,42 +145,42 @@ impl Failures {
     }
 
     /// Notes that an attempt that began at `began` did not succeed.
-    pub fn began(&mut self, began: Duration) {
+    pub(crate) fn began(&mut self, began: Duration) {
         self.began = self.began.max(began);
     }
 
     /// True if an attempt that began after `moment` failed.
-    pub fn has_any_since(&self, moment: Duration) -> bool {
+    pub(crate) fn has_any_since(&self, moment: Duration) -> bool {
         self.began > moment
     }
 
     /// Time at which the first failure ended, if there were at least `least`. A further failure is
     /// no evidence against a backend that has served others since that time.
-    pub fn since(&self, least: u32) -> Option<Duration> {
+    pub(crate) fn since(&self, least: u32) -> Option<Duration> {
         (self.count >= least).then_some(self.since)
     }
 }
 
 impl Flow {
     /// True if a delivery succeeded after `began`.
-    pub fn has_succeeded_since(&self, began: Duration) -> bool {
+    pub(crate) fn has_succeeded_since(&self, began: Duration) -> bool {
         self.succeeded_at.is_some_and(|at| at > began)
     }
 
     /// True if the last attempt timed out or was cut off, or if one takes longer than usual.
-    pub fn is_slow(&self) -> bool {
+    pub(crate) fn is_slow(&self) -> bool {
         self.suspect.is_some() || self.stalled > 0
     }
 
     /// True while a webhook of the lane is sent, or a lead of the lane is recorded.
-    pub fn is_at_work(&self) -> bool {
+    pub(crate) fn is_at_work(&self) -> bool {
         self.in_flight + self.recording > 0
     }
 }
 
 /// State of a lane whose last attempt timed out or was cut off.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Suspect {
+pub(crate) struct Suspect {
     /// Time before which there is no attempt.
     pub until: Duration,
     /// Wait after the next failure.
@@ -195,7 +195,7 @@ pub struct Suspect {
 
 /// A lane.
 #[derive(Debug)]
-pub struct Lane {
+pub(crate) struct Lane {
     /// Stable hash of the shop and the kind.
     pub hash: u64,
     /// Shop of the lane.
@@ -225,7 +225,7 @@ pub struct Lane {
 
 impl Lane {
     /// Creates a lane of which nothing waits yet.
-    pub fn new(hash: u64, shop: ShopKey) -> Self {
+    pub(crate) fn new(hash: u64, shop: ShopKey) -> Self {
         Self {
             hash,
             shop,
@@ -244,17 +244,17 @@ impl Lane {
 
     /// True if the last attempt did not fail, the lane is not slow, and no attempt began after
     /// `since`.
-    pub fn is_unfailed(&self, since: Duration) -> bool {
+    pub(crate) fn is_unfailed(&self, since: Duration) -> bool {
         !self.has_failed() && !self.flow.is_slow() && self.flow.began_at <= since
     }
 
     /// True if an attempt failed since the last success.
-    pub fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.breaker.has_failed() || self.flow.failures.since(1).is_some()
     }
 
     /// True if nothing of the lane waits anywhere.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.window.count == 0
             && self.window.replays == 0
             && self.rest.is_none()
@@ -265,17 +265,17 @@ impl Lane {
     }
 
     /// True if few webhooks of the lane wait in chunks, or none.
-    pub fn has_few(&self) -> bool {
+    pub(crate) fn has_few(&self) -> bool {
         self.stored.as_ref().is_none_or(|stored| stored.waiting <= FEW)
     }
 
     /// True if everything of the lane up to `position` is indexed.
-    pub fn is_indexed_up_to(&self, position: Position) -> bool {
+    pub(crate) fn is_indexed_up_to(&self, position: Position) -> bool {
         self.rest.as_ref().is_none_or(|rest| rest.after >= position)
     }
 
     /// Chunk that holds a webhook, and the index of the webhook in it.
-    pub fn locate(&self, position: Position) -> Option<(u32, u32)> {
+    pub(crate) fn locate(&self, position: Position) -> Option<(u32, u32)> {
         let chunks = &self.stored.as_ref()?.chunks;
         let at = chunks
             .partition_point(|chunk| chunk.positions.last().is_some_and(|last| *last < position));
@@ -285,13 +285,13 @@ impl Lane {
     }
 
     /// Positions of the webhooks of a chunk, if some of it is indexed.
-    pub fn positions(&self, number: u32) -> Option<&[Position]> {
+    pub(crate) fn positions(&self, number: u32) -> Option<&[Position]> {
         Some(&self.stored.as_ref()?.chunk(number)?.positions)
     }
 
     /// Number of the chunk to read next for the window; `None` if the rest of the lane does not lie
     /// in chunks. Returns an error while that chunk is being written.
-    pub fn next_chunk(&self) -> Result<Option<u32>, Pending> {
+    pub(crate) fn next_chunk(&self) -> Result<Option<u32>, Pending> {
         let (Some(rest), Some(stored)) = (&self.rest, &self.stored) else { return Ok(None) };
         let is_unread =
             |chunk: &&IndexedChunk| chunk.positions.last().is_some_and(|last| *last > rest.after);
@@ -304,14 +304,14 @@ impl Lane {
     }
 
     /// Notes that a webhook of the lane was read and is not indexed.
-    pub fn skip(&mut self, position: Position) {
+    pub(crate) fn skip(&mut self, position: Position) {
         if let Some(rest) = &mut self.rest {
             rest.last = rest.last.max(position);
         }
     }
 
     /// Notes that everything up to `after` is indexed.
-    pub fn extend(&mut self, after: Position) {
+    pub(crate) fn extend(&mut self, after: Position) {
         if let Some(rest) = &mut self.rest {
             rest.after = rest.after.max(after);
             if rest.after >= rest.last {
@@ -323,11 +323,11 @@ impl Lane {
 
 /// Error: the chunk is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pending;
+pub(crate) struct Pending;
 
 impl Stored {
     /// Creates a lane's chunks without a first chunk yet.
-    pub fn new(first: Position, number: u32) -> Self {
+    pub(crate) fn new(first: Position, number: u32) -> Self {
         Self {
             chunks: VecDeque::new(),
             unread_from: number,
@@ -344,12 +344,12 @@ impl Stored {
     }
 
     /// Returns the chunk with this number, if some of it is indexed.
-    pub fn chunk(&self, number: u32) -> Option<&IndexedChunk> {
+    pub(crate) fn chunk(&self, number: u32) -> Option<&IndexedChunk> {
         self.chunks.get(self.at(number)?)
     }
 
     /// Returns the chunk with this number, to change it.
-    pub fn chunk_mut(&mut self, number: u32) -> Option<&mut IndexedChunk> {
+    pub(crate) fn chunk_mut(&mut self, number: u32) -> Option<&mut IndexedChunk> {
         let at = self.at(number)?;
         self.chunks.get_mut(at)
     }
@@ -359,7 +359,7 @@ impl Stored {
     }
 
     /// Number of the oldest chunk.
-    pub fn oldest(&self) -> u32 {
+    pub(crate) fn oldest(&self) -> u32 {
         self.chunks.front().map_or(self.unread_from, |chunk| chunk.number)
     }
 }

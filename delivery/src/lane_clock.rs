@@ -9,11 +9,11 @@ use std::time::Duration;
 use spillway_webhook::Spans;
 
 /// Returns the part of the active time between two moments that counts for a webhook.
-pub type CountedTime<'a> = &'a dyn Fn(Duration, Duration) -> Duration;
+pub(crate) type CountedTime<'a> = &'a dyn Fn(Duration, Duration) -> Duration;
 
 /// Time at which a webhook was accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AcceptTime {
+pub(crate) struct AcceptTime {
     /// Milliseconds since the Unix epoch.
     pub ms: u64,
     /// Active time of this leader; zero if the webhook was accepted before this leader began.
@@ -24,7 +24,7 @@ pub struct AcceptTime {
 
 /// Retry clock of a lane.
 #[derive(Debug, Default)]
-pub struct LaneClock {
+pub(crate) struct LaneClock {
     /// Failing times before this leader.
     before: Option<Box<Spans>>,
     /// First failure since the last success.
@@ -35,13 +35,13 @@ pub struct LaneClock {
 
 impl LaneClock {
     /// Takes over the failing times of the previous leader.
-    pub fn restore(&mut self, failing: &Spans) {
+    pub(crate) fn restore(&mut self, failing: &Spans) {
         self.failing_since = (!failing.is_empty()).then_some(Duration::ZERO);
         self.before = (!failing.is_empty()).then(|| Box::new(failing.clone()));
     }
 
     /// Notes an attempt that failed, was refused, or timed out.
-    pub fn failed(&mut self, active: Duration, is_refusal: bool) {
+    pub(crate) fn failed(&mut self, active: Duration, is_refusal: bool) {
         self.failing_since.get_or_insert(active);
         if is_refusal {
             self.refused_since.get_or_insert(active);
@@ -51,27 +51,27 @@ impl LaneClock {
     }
 
     /// Notes a failed attempt that is no evidence about this lane.
-    pub fn failed_with_others(&mut self) {
+    pub(crate) fn failed_with_others(&mut self) {
         self.refused_since = None;
     }
 
     /// Notes a successful delivery. Returns true if the lane had failed before.
-    pub fn succeeded(&mut self) -> bool {
+    pub(crate) fn succeeded(&mut self) -> bool {
         std::mem::take(self).failing_since.is_some()
     }
 
     /// True if the last attempts were refused, even if earlier ones failed for other reasons.
-    pub fn is_refused(&self) -> bool {
+    pub(crate) fn is_refused(&self) -> bool {
         self.refused_since.is_some()
     }
 
     /// True if an attempt failed since the last success.
-    pub fn is_failing(&self) -> bool {
+    pub(crate) fn is_failing(&self) -> bool {
         self.failing_since.is_some()
     }
 
     /// Time since the first failure in which no delivery of the lane succeeded.
-    pub fn failing(
+    pub(crate) fn failing(
         &self,
         active: Duration,
         time: impl Fn(Duration, Duration) -> Duration,
@@ -81,7 +81,7 @@ impl LaneClock {
     }
 
     /// Part of the failing time since a webhook was accepted.
-    pub fn failing_of(
+    pub(crate) fn failing_of(
         &self,
         accepted: AcceptTime,
         active: Duration,
@@ -94,7 +94,7 @@ impl LaneClock {
     }
 
     /// Last part of that time in which all attempts were refused, since this leader began.
-    pub fn refused_of(
+    pub(crate) fn refused_of(
         &self,
         accepted: AcceptTime,
         active: Duration,
@@ -106,7 +106,7 @@ impl LaneClock {
 
     /// Returns the failing times for the next leader. `spans` converts an active time to wall-clock
     /// times, as far as it counts.
-    pub fn spans(
+    pub(crate) fn spans(
         &self,
         active: Duration,
         spans: impl Fn(Duration, Duration) -> Vec<(u64, Duration)>,

@@ -12,7 +12,7 @@ use crate::lane::{IndexedChunk, Lane};
 use crate::shop::ShopKey;
 
 /// Bytes of a lane's row.
-pub const LANE_BYTES: usize = 256;
+pub(crate) const LANE_BYTES: usize = 256;
 /// Bytes of a chunk's row, in addition to its positions.
 const CHUNK_BYTES: usize = 104;
 /// Bytes of a position in a chunk's row.
@@ -20,11 +20,11 @@ const POSITION_BYTES: usize = 16;
 
 /// All lanes of which webhooks wait.
 #[derive(Debug, Default)]
-pub struct Lanes {
+pub(crate) struct Lanes {
     lanes: Slab<Lane>,
     by_hash: ByHash<LaneKey>,
     /// Lanes to read more of: first those with many webhooks in chunks, then those with few.
-    hungry: [VecDeque<LaneKey>; 2],
+    to_refill: [VecDeque<LaneKey>; 2],
     /// Lanes to check again.
     due: BinaryHeap<Reverse<(Duration, LaneKey)>>,
     /// Bytes of positions and rows of chunks.
@@ -38,7 +38,7 @@ pub struct Lanes {
 
 impl Lanes {
     /// Returns the lane with this hash, and true if it is new. Creates it if there is none.
-    pub fn intern(&mut self, hash: u64, shop: ShopKey) -> (LaneKey, bool) {
+    pub(crate) fn intern(&mut self, hash: u64, shop: ShopKey) -> (LaneKey, bool) {
         if let Some(key) = self.by_hash.get(&hash) {
             return (*key, false);
         }
@@ -48,32 +48,32 @@ impl Lanes {
     }
 
     /// The lane with this hash.
-    pub fn by_hash(&self, hash: u64) -> Option<LaneKey> {
+    pub(crate) fn by_hash(&self, hash: u64) -> Option<LaneKey> {
         self.by_hash.get(&hash).copied()
     }
 
     /// A lane.
-    pub fn get(&self, key: LaneKey) -> Option<&Lane> {
+    pub(crate) fn get(&self, key: LaneKey) -> Option<&Lane> {
         self.lanes.get(usize_of(key))
     }
 
     /// A lane, to change it.
-    pub fn get_mut(&mut self, key: LaneKey) -> Option<&mut Lane> {
+    pub(crate) fn get_mut(&mut self, key: LaneKey) -> Option<&mut Lane> {
         self.lanes.get_mut(usize_of(key))
     }
 
     /// Every lane.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = (LaneKey, &Lane)> {
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = (LaneKey, &Lane)> {
         self.lanes.iter().map(|(key, lane)| (key_of(key), lane))
     }
 
     /// Every lane, to change it.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (LaneKey, &mut Lane)> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (LaneKey, &mut Lane)> {
         self.lanes.iter_mut().map(|(key, lane)| (key_of(key), lane))
     }
 
     /// Removes a lane of which nothing waits. Returns its shop.
-    pub fn forget(&mut self, key: LaneKey) -> Option<ShopKey> {
+    pub(crate) fn forget(&mut self, key: LaneKey) -> Option<ShopKey> {
         let lane = self.get(key)?;
         if !lane.is_empty() {
             return None;
@@ -84,12 +84,12 @@ impl Lanes {
     }
 
     /// Memory in use, in bytes.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.lanes.len() * LANE_BYTES + self.chunk_bytes
     }
 
     /// Memory in use in bytes, counted again from all lanes.
-    pub fn recount(&self) -> usize {
+    pub(crate) fn recount(&self) -> usize {
         let stored = self.lanes.iter().filter_map(|(_, lane)| lane.stored.as_ref());
         let chunks = stored.flat_map(|stored| &stored.chunks);
         let chunks = chunks.map(|chunk| CHUNK_BYTES + POSITION_BYTES * chunk.positions.len());
@@ -97,27 +97,27 @@ impl Lanes {
     }
 
     /// Number of unsettled webhooks in chunks.
-    pub fn waiting(&self) -> u64 {
+    pub(crate) fn waiting(&self) -> u64 {
         self.waiting
     }
 
     /// Number for the first chunk of a lane that has none.
-    pub fn first_number(&self) -> u32 {
+    pub(crate) fn first_number(&self) -> u32 {
         self.first_number
     }
 
     /// Notes that numbers below `next` were used.
-    pub fn used_up_to(&mut self, next: u32) {
+    pub(crate) fn used_up_to(&mut self, next: u32) {
         self.first_number = self.first_number.max(next);
     }
 
     /// Adds webhooks in chunks.
-    pub fn add_waiting(&mut self, count: u64) {
+    pub(crate) fn add_waiting(&mut self, count: u64) {
         self.waiting += count;
     }
 
     /// Adds a chunk to those of which something is indexed.
-    pub fn add_chunk(&mut self, key: LaneKey, chunk: IndexedChunk) {
+    pub(crate) fn add_chunk(&mut self, key: LaneKey, chunk: IndexedChunk) {
         self.chunk_bytes += CHUNK_BYTES + POSITION_BYTES * chunk.positions.len();
         if let Some(stored) = self.get_mut(key).and_then(|lane| lane.stored.as_mut()) {
             stored.unread_from = stored.unread_from.max(chunk.number + 1);
@@ -130,12 +130,12 @@ impl Lanes {
     }
 
     /// Notes that a chunk's row grew by `count` positions.
-    pub fn grew(&mut self, count: u32) {
+    pub(crate) fn grew(&mut self, count: u32) {
         self.chunk_bytes += POSITION_BYTES * usize_of(count);
     }
 
     /// Settles the webhook at `index` of a chunk. Returns true if it was not settled before.
-    pub fn settle_chunk(&mut self, key: LaneKey, number: u32, index: u32) -> bool {
+    pub(crate) fn settle_chunk(&mut self, key: LaneKey, number: u32, index: u32) -> bool {
         let stored = self.lanes.get_mut(usize_of(key)).and_then(|lane| lane.stored.as_mut());
         let Some(stored) = stored else { return false };
         let Some(chunk) = stored.chunk_mut(number) else { return false };
@@ -156,7 +156,7 @@ impl Lanes {
     }
 
     /// Drops the row of a chunk that is settled or gone.
-    pub fn drop_chunk(&mut self, key: LaneKey, number: u32) {
+    pub(crate) fn drop_chunk(&mut self, key: LaneKey, number: u32) {
         let Some(lane) = self.lanes.get_mut(usize_of(key)) else { return };
         let Some(stored) = lane.stored.as_mut() else { return };
         if let Ok(at) = stored.chunks.binary_search_by_key(&number, |chunk| chunk.number)
@@ -168,7 +168,7 @@ impl Lanes {
 
     /// Corrects the number of a lane's webhooks in chunks, if each chunk was read or is gone.
     /// Returns how many are lost.
-    pub fn write_off(&mut self, key: LaneKey) -> u64 {
+    pub(crate) fn write_off(&mut self, key: LaneKey) -> u64 {
         let Some(stored) = self.get_mut(key).and_then(|lane| lane.stored.as_mut()) else {
             return 0;
         };
@@ -185,7 +185,7 @@ impl Lanes {
 
     /// Drops the rows of the chunks of which nothing is indexed. They are read again later, so
     /// Redis must hold their bits.
-    pub fn shed_rows(&mut self, key: LaneKey) {
+    pub(crate) fn shed_rows(&mut self, key: LaneKey) {
         let Some(lane) = self.lanes.get_mut(usize_of(key)) else { return };
         let (Some(rest), Some(stored)) = (&lane.rest, lane.stored.as_mut()) else { return };
         let after = rest.after;
@@ -199,7 +199,7 @@ impl Lanes {
     }
 
     /// Schedules a check of a lane at `at`.
-    pub fn wake_at(&mut self, key: LaneKey, at: Duration) {
+    pub(crate) fn wake_at(&mut self, key: LaneKey, at: Duration) {
         let Some(lane) = self.lanes.get_mut(usize_of(key)) else { return };
         if lane.flow.wakes_at.is_none_or(|before| at < before) {
             lane.flow.wakes_at = Some(at);
@@ -208,7 +208,7 @@ impl Lanes {
     }
 
     /// Takes the next lane whose check is due.
-    pub fn next_awake(&mut self, now: Duration) -> Option<LaneKey> {
+    pub(crate) fn next_awake(&mut self, now: Duration) -> Option<LaneKey> {
         let Reverse((at, key)) = self.due.peek().copied()?;
         if at > now {
             return None;
@@ -223,31 +223,31 @@ impl Lanes {
     }
 
     /// Number of scheduled checks.
-    pub fn due(&self) -> u32 {
+    pub(crate) fn due(&self) -> u32 {
         key_of(self.due.len())
     }
 
     /// Time of the next scheduled check.
-    pub fn wakes_at(&self) -> Option<Duration> {
+    pub(crate) fn wakes_at(&self) -> Option<Duration> {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
 
     /// Lists a lane among those to read more of.
-    pub fn list(&mut self, key: LaneKey) {
+    pub(crate) fn list(&mut self, key: LaneKey) {
         if let Some(lane) = self.lanes.get_mut(usize_of(key))
             && lane.listed != Some(lane.has_few())
         {
             let has_few = lane.has_few();
             lane.listed = Some(has_few);
-            self.hungry[usize::from(has_few)].push_back(key);
+            self.to_refill[usize::from(has_few)].push_back(key);
         }
     }
 
     /// Takes the next lane to read more of: one with few webhooks in chunks, or one of the others.
-    pub fn next_listed(&mut self, has_few: bool) -> Option<LaneKey> {
+    pub(crate) fn next_listed(&mut self, has_few: bool) -> Option<LaneKey> {
         // Some lanes have moved to the other list since, or are gone.
         loop {
-            let key = self.hungry[usize::from(has_few)].pop_front()?;
+            let key = self.to_refill[usize::from(has_few)].pop_front()?;
             if let Some(lane) = self.lanes.get_mut(usize_of(key))
                 && lane.listed.take_if(|listed| *listed == has_few).is_some()
             {
@@ -257,7 +257,7 @@ impl Lanes {
     }
 
     /// Number of listed lanes.
-    pub fn listed(&self, has_few: bool) -> usize {
-        self.hungry[usize::from(has_few)].len()
+    pub(crate) fn listed(&self, has_few: bool) -> usize {
+        self.to_refill[usize::from(has_few)].len()
     }
 }

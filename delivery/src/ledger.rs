@@ -93,7 +93,7 @@ pub(crate) struct Settling {
 }
 
 impl<C: Content> Ledger<C> {
-    pub fn new(seen: DedupWindow) -> Self {
+    pub(crate) fn new(seen: DedupWindow) -> Self {
         Self {
             finished: Vec::new(),
             dropped: VecDeque::new(),
@@ -110,19 +110,19 @@ impl<C: Content> Ledger<C> {
     }
 
     /// True if nothing waits for a settlement.
-    pub fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         let is_written = self.changed.is_empty() && self.retries.is_empty();
         self.finished.is_empty() && self.settling.is_none() && is_written
     }
 
     /// Number of heads that have ended and are not settled, without those that have expired.
-    pub fn unsettled(&self) -> usize {
+    pub(crate) fn unsettled(&self) -> usize {
         let settling = self.settling.as_ref().map_or(0, |settling| settling.heads.len());
         (self.finished.len() + settling).saturating_sub(self.expiring())
     }
 
     /// Number of heads that have expired and are not settled.
-    pub fn expiring(&self) -> usize {
+    pub(crate) fn expiring(&self) -> usize {
         self.expired + self.settling.as_ref().map_or(0, |settling| settling.expired)
     }
 }

@@ -9,21 +9,21 @@ use spillway_webhook::position::Position;
 use crate::index::usize_of;
 
 /// Bytes of a pack's row.
-pub const PACK_BYTES: usize = 104;
+pub(crate) const PACK_BYTES: usize = 104;
 
 /// Set of the lanes of a pack, by eight bits of each lane's hash. Two lanes may share a bit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PackLanes([u64; 4]);
+pub(crate) struct PackLanes([u64; 4]);
 
 impl PackLanes {
     /// Adds a lane.
-    pub fn add(&mut self, lane: u64) {
+    pub(crate) fn add(&mut self, lane: u64) {
         let (word, bit) = place(lane);
         self.0[word] |= bit;
     }
 
     /// True if the lane may have been added; false if it was not.
-    pub fn may_hold(&self, lane: u64) -> bool {
+    pub(crate) fn may_hold(&self, lane: u64) -> bool {
         let (word, bit) = place(lane);
         self.0[word] & bit != 0
     }
@@ -36,7 +36,7 @@ fn place(lane: u64) -> (usize, u64) {
 
 /// A pack after the cursor.
 #[derive(Debug)]
-pub struct MainPack {
+pub(crate) struct MainPack {
     /// Stream entry of the pack.
     pub entry: StreamId,
     /// Number of webhooks in the pack.
@@ -57,7 +57,7 @@ pub struct MainPack {
 
 /// Distance by which the cursor moves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Advance {
+pub(crate) struct Advance {
     /// New cursor; `None` if it does not move.
     pub cursor: Option<StreamId>,
     /// Number of entries that the cursor passes.
@@ -68,7 +68,7 @@ pub struct Advance {
 
 /// Packs after the cursor, in stream order.
 #[derive(Debug)]
-pub struct MainStream {
+pub(crate) struct MainStream {
     packs: VecDeque<MainPack>,
     /// Cursor as of the last composed settlement: everything up to it is settled.
     pub cursor: StreamId,
@@ -84,12 +84,12 @@ pub struct MainStream {
 
 impl MainPack {
     /// True if the webhook at `index` is settled.
-    pub fn is_settled(&self, index: u32) -> bool {
+    pub(crate) fn is_settled(&self, index: u32) -> bool {
         is_set(&self.bits, index)
     }
 
     /// Returns one bit per webhook, set for each settled one.
-    pub fn bits(&self) -> Vec<u8> {
+    pub(crate) fn bits(&self) -> Vec<u8> {
         let mut bits = self.bits.clone();
         bits.resize(bytes_for(self.count), 0);
         bits
@@ -99,14 +99,20 @@ impl MainPack {
 impl MainStream {
     /// Creates a stream after `cursor` of which nothing was read. The previous leader had read up
     /// to `known_to`.
-    pub fn new(cursor: StreamId, known_to: StreamId) -> Self {
+    pub(crate) fn new(cursor: StreamId, known_to: StreamId) -> Self {
         let packs = VecDeque::new();
         Self { packs, cursor, read_to: cursor, known_to, settled_open: 0, settled: 0 }
     }
 
     /// Adds the pack that was read next. `bits` are the bits that Redis holds. `due_at` is the
     /// active time from which the pack may move.
-    pub fn push(&mut self, entry: StreamId, count: u32, bits: Option<Vec<u8>>, due_at: Duration) {
+    pub(crate) fn push(
+        &mut self,
+        entry: StreamId,
+        count: u32,
+        bits: Option<Vec<u8>>,
+        due_at: Duration,
+    ) {
         self.read_to = entry;
         let are_bits_stored = bits.is_some();
         let bits = bits.unwrap_or_default();
@@ -127,45 +133,45 @@ impl MainStream {
     }
 
     /// Packs in stream order.
-    pub fn packs(&self) -> impl Iterator<Item = &MainPack> {
+    pub(crate) fn packs(&self) -> impl Iterator<Item = &MainPack> {
         self.packs.iter()
     }
 
     /// Memory in use, in bytes.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.packs.len() * PACK_BYTES
     }
 
     /// The oldest pack.
-    pub fn front(&self) -> Option<&MainPack> {
+    pub(crate) fn front(&self) -> Option<&MainPack> {
         self.packs.front()
     }
 
     /// The pack with this entry.
-    pub fn get(&self, entry: StreamId) -> Option<&MainPack> {
+    pub(crate) fn get(&self, entry: StreamId) -> Option<&MainPack> {
         let at = self.packs.binary_search_by_key(&entry, |pack| pack.entry).ok()?;
         self.packs.get(at)
     }
 
     /// Packs at or after `entry`, in stream order.
-    pub fn packs_from(&self, entry: StreamId) -> impl Iterator<Item = &MainPack> {
+    pub(crate) fn packs_from(&self, entry: StreamId) -> impl Iterator<Item = &MainPack> {
         self.packs.range(self.packs.partition_point(|pack| pack.entry < entry)..)
     }
 
     /// Notes that the newest pack holds a webhook of a lane.
-    pub fn holds(&mut self, lane: u64) {
+    pub(crate) fn holds(&mut self, lane: u64) {
         if let Some(pack) = self.packs.back_mut() {
             pack.lanes.add(lane);
         }
     }
 
     /// True if a webhook lies after the cursor.
-    pub fn is_after_cursor(&self, position: Position) -> bool {
+    pub(crate) fn is_after_cursor(&self, position: Position) -> bool {
         position.entry() > self.cursor
     }
 
     /// Settles a webhook. Returns true if it was not settled before.
-    pub fn settle(&mut self, position: Position) -> bool {
+    pub(crate) fn settle(&mut self, position: Position) -> bool {
         let Ok(at) = self.packs.binary_search_by_key(&position.entry(), |pack| pack.entry) else {
             return false;
         };
@@ -183,7 +189,7 @@ impl MainStream {
     }
 
     /// Notes that Redis holds the bits of a pack.
-    pub fn bits_stored(&mut self, entry: StreamId) {
+    pub(crate) fn bits_stored(&mut self, entry: StreamId) {
         if let Ok(at) = self.packs.binary_search_by_key(&entry, |pack| pack.entry) {
             self.packs[at].are_bits_stored = true;
         }
@@ -191,7 +197,7 @@ impl MainStream {
 
     /// Moves the cursor over all packs at the front that are completely settled. Returns these
     /// packs.
-    pub fn advance(&mut self, advance: &mut Advance) -> Vec<MainPack> {
+    pub(crate) fn advance(&mut self, advance: &mut Advance) -> Vec<MainPack> {
         let mut passed = Vec::new();
         while self.packs.front().is_some_and(|pack| pack.left == 0) {
             passed.extend(self.pop(advance));
@@ -200,7 +206,7 @@ impl MainStream {
     }
 
     /// Moves the cursor over the first pack, even if webhooks of it are not settled.
-    pub fn pop(&mut self, advance: &mut Advance) -> Option<MainPack> {
+    pub(crate) fn pop(&mut self, advance: &mut Advance) -> Option<MainPack> {
         let pack = self.packs.pop_front()?;
         self.cursor = pack.entry;
         self.settled_open -= u64::from(pack.count - pack.left);
@@ -212,11 +218,11 @@ impl MainStream {
 }
 
 /// Number of bytes that hold one bit for each of `count` webhooks.
-pub fn bytes_for(count: u32) -> usize {
+pub(crate) fn bytes_for(count: u32) -> usize {
     usize_of(count).div_ceil(8)
 }
 
 /// True if the bit at `index` is set.
-pub fn is_set(bits: &[u8], index: u32) -> bool {
+pub(crate) fn is_set(bits: &[u8], index: u32) -> bool {
     bits.get(usize_of(index) / 8).is_some_and(|byte| byte & (1 << (index % 8)) != 0)
 }

@@ -27,7 +27,11 @@ impl<C> Default for Mover<C> {
 
 impl<C> Mover<C> {
     /// Takes packs that were read. Returns the first one that was requested.
-    pub fn front_read(&mut self, packs: Vec<PackRead<C>>, now: Duration) -> Option<StreamId> {
+    pub(crate) fn front_read(
+        &mut self,
+        packs: Vec<PackRead<C>>,
+        now: Duration,
+    ) -> Option<StreamId> {
         if packs.is_empty() {
             self.due = now + LOOK_EVERY;
         }

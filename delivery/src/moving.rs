@@ -65,7 +65,7 @@ impl<C: Content> Core<C> {
     fn may_move_at_all(&self) -> bool {
         self.session.may_move
             && self.session.are_replays_loaded
-            && !self.session.is_draining
+            && !self.session.is_stopping
             && !self.backend.is_stopped()
     }
 

@@ -142,18 +142,18 @@ impl<F: PartialEq> EndedPauses<F> {
 
 impl<F: Clone + PartialEq> Pauses<F> {
     /// True if everything is paused now.
-    pub fn is_all(&self) -> bool {
+    pub(crate) fn is_all(&self) -> bool {
         self.now.all.is_some()
     }
 
     /// Filters of present pauses. Pauses of whole shops are not among them.
-    pub fn filters(&self) -> impl Iterator<Item = &F> {
+    pub(crate) fn filters(&self) -> impl Iterator<Item = &F> {
         self.now.filters.iter().map(|(filter, _)| filter)
     }
 
     /// Replaces the present pauses from `at` on. `shop_of` returns the only shop that a filter can
     /// match.
-    pub fn change(
+    pub(crate) fn change(
         &mut self,
         is_all: bool,
         shops: &HashSet<u64>,
@@ -207,7 +207,7 @@ impl<F: Clone + PartialEq> Pauses<F> {
 
     /// Parts of a time in which neither everything, nor this shop, nor a matching filter was
     /// paused.
-    pub fn unpaused(
+    pub(crate) fn unpaused(
         &self,
         from: Duration,
         to: Duration,

@@ -18,7 +18,7 @@ const SHOPS_MAX: usize = 16_384;
 
 /// Shops with a successful delivery since slow attempts held most slots.
 #[derive(Debug, Default)]
-pub struct Proven {
+pub(crate) struct Proven {
     shops: HashSet<u64>,
     /// Time at which slow attempts last held most slots.
     crowded_at: Option<Duration>,
@@ -29,7 +29,7 @@ pub struct Proven {
 
 impl Proven {
     /// Notes if slow attempts hold most slots.
-    pub fn look(&mut self, is_crowded: bool, now: Duration) {
+    pub(crate) fn look(&mut self, is_crowded: bool, now: Duration) {
         if is_crowded {
             if !self.is_on(now) {
                 self.shops.clear();
@@ -39,7 +39,7 @@ impl Proven {
     }
 
     /// True if the next turn goes to one of these shops, if one has something to send.
-    pub fn has_turn(&mut self, now: Duration) -> bool {
+    pub(crate) fn has_turn(&mut self, now: Duration) -> bool {
         if !self.is_on(now) || self.shops.is_empty() || now < self.look_at {
             return false;
         }
@@ -48,24 +48,24 @@ impl Proven {
     }
 
     /// Notes that none of these shops had anything to send.
-    pub fn had_nothing(&mut self, now: Duration) {
+    pub(crate) fn had_nothing(&mut self, now: Duration) {
         self.look_at = now + LOOK_EVERY;
     }
 
     /// True if a shop is one of them.
-    pub fn contains(&self, shop: u64) -> bool {
+    pub(crate) fn contains(&self, shop: u64) -> bool {
         self.shops.contains(&shop)
     }
 
     /// Notes a successful delivery of a shop that was not slow.
-    pub fn succeeded(&mut self, shop: u64, now: Duration) {
+    pub(crate) fn succeeded(&mut self, shop: u64, now: Duration) {
         if self.is_on(now) && self.shops.len() < SHOPS_MAX {
             self.shops.insert(shop);
         }
     }
 
     /// Notes a slow attempt of a shop.
-    pub fn on_slow(&mut self, shop: u64) {
+    pub(crate) fn on_slow(&mut self, shop: u64) {
         self.shops.remove(&shop);
     }
 

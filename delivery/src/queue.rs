@@ -93,7 +93,7 @@ impl Queue {
     }
 
     /// Returns the lane with this hash. Creates it if there is none.
-    pub fn lane(&mut self, hash: u64, shop: ShopKey) -> LaneKey {
+    pub(crate) fn lane(&mut self, hash: u64, shop: ShopKey) -> LaneKey {
         let (key, is_new) = self.lanes.intern(hash, shop);
         if is_new && let Some(shop) = self.shops.get_mut(shop) {
             shop.lanes.push(key);
@@ -102,7 +102,7 @@ impl Queue {
     }
 
     /// Adds a barrier that is not settled.
-    pub fn add_barrier(&mut self, shop: u64, position: Position) {
+    pub(crate) fn add_barrier(&mut self, shop: u64, position: Position) {
         let shop = self.shops.intern(shop);
         if let Some(shop) = self.shops.get_mut(shop) {
             let is_new = shop.barriers.get_or_insert_default().positions.insert(position);
@@ -111,14 +111,14 @@ impl Queue {
     }
 
     /// Removes a barrier that is settled or lost.
-    pub fn remove_barrier(&mut self, shop: ShopKey, position: Position) {
+    pub(crate) fn remove_barrier(&mut self, shop: ShopKey, position: Position) {
         let barriers = self.shops.get_mut(shop).and_then(|shop| shop.barriers.as_mut());
         let was_there = barriers.is_some_and(|barriers| barriers.positions.remove(&position));
         self.barriers -= usize::from(was_there);
     }
 
     /// Memory in use, in bytes.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.index.bytes()
             + self.lanes.bytes()
             + self.main.bytes()
@@ -160,7 +160,7 @@ impl Queue {
 
     /// True if everything that may belong to one run with `lead` is indexed: of its lane, or of
     /// every lane of a shop with two key schemes.
-    pub fn is_run_read(&self, lane: LaneKey, lead: Position) -> bool {
+    pub(crate) fn is_run_read(&self, lane: LaneKey, lead: Position) -> bool {
         let is_known =
             |lane: LaneKey| self.lanes.get(lane).is_none_or(|lane| lane.is_indexed_up_to(lead));
         let shop = self.lanes.get(lane).and_then(|lane| self.shops.get(lane.shop));
@@ -170,7 +170,7 @@ impl Queue {
     }
 
     /// True if the barriers of its shop let a webhook go.
-    pub fn is_open(&self, shop: ShopKey, position: Position) -> bool {
+    pub(crate) fn is_open(&self, shop: ShopKey, position: Position) -> bool {
         let barriers = self.shops.get(shop).and_then(|shop| shop.barriers.as_ref());
         let Some(barriers) = barriers else { return true };
         if !barriers.is_free(position) {
@@ -198,7 +198,7 @@ impl Queue {
     }
 
     /// Removes a held resource that has another head or is gone.
-    pub fn unhold(&mut self, lane: LaneKey, head: Position) {
+    pub(crate) fn unhold(&mut self, lane: LaneKey, head: Position) {
         let Some(shop) = self.lanes.get(lane).map(|lane| lane.shop) else { return };
         if let Some(barriers) = self.shops.get_mut(shop).and_then(|shop| shop.barriers.as_mut()) {
             barriers.held.remove(&head);
@@ -222,7 +222,7 @@ impl Queue {
     }
 
     /// Takes the next held resource of a shop, if it may go now.
-    pub fn next_unheld(&mut self, shop: ShopKey) -> Option<ResourceKey> {
+    pub(crate) fn next_unheld(&mut self, shop: ShopKey) -> Option<ResourceKey> {
         let barriers = self.shops.get(shop)?.barriers.as_ref()?;
         let (position, resource) = barriers.held.first_key_value()?;
         let position = *position;

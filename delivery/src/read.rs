@@ -24,6 +24,7 @@ const SMALL_BYTES: u32 = 128 << 10;
 
 /// Highest load of the reads ahead of their turn: three packs.
 const FRONT_READS_MAX: u32 = 3 * LARGE_LOAD;
+const _: () = assert!(FRONT_READS_MAX < READS_MAX, "reads on demand are never kept out");
 
 /// A pack is not kept in memory if nothing of it was settled while `STUCK_AFTER` other webhooks
 /// were, and at most 1/`STUCK_PART` of it is left. The rest waits for a retry.
@@ -74,7 +75,7 @@ impl<C: Content> Core<C> {
     /// Starts the reads that are due.
     pub(crate) fn read(&mut self) -> Vec<Effect<C>> {
         let mut effects = Vec::new();
-        if self.session.is_draining {
+        if self.session.is_stopping {
             return effects;
         }
         if self.reading.is_front_new && self.reading.load < FRONT_READS_MAX {
@@ -216,7 +217,7 @@ impl<C: Content> Core<C> {
     /// cannot have removed them. Bytes that it settles or moves are no longer needed once it is
     /// composed.
     pub(crate) fn gone(&self) -> Option<Effect<C>> {
-        (!self.session.is_draining).then_some(Effect::Restart(GONE))
+        (!self.session.is_stopping).then_some(Effect::Restart(GONE))
     }
 
     /// Takes packs from the front, up to the first missing one. Another read finds out whether the

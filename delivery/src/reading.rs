@@ -68,7 +68,7 @@ pub(crate) struct Reading<C> {
 }
 
 impl<C: Content> Reading<C> {
-    pub fn new(cache_bytes: usize) -> Self {
+    pub(crate) fn new(cache_bytes: usize) -> Self {
         Self {
             cache: Cache::new(cache_bytes),
             under_way: HashMap::new(),
@@ -86,19 +86,19 @@ impl<C: Content> Reading<C> {
     }
 
     /// True if no other pack may be read for rests now.
-    pub fn are_rests_full(&self) -> bool {
+    pub(crate) fn are_rests_full(&self) -> bool {
         self.rests.len() >= RESTS_MAX
     }
 
     /// Drops the bytes of a resource that has another head, or none.
-    pub fn forget(&mut self, resource: ResourceKey) -> Option<(Position, C)> {
+    pub(crate) fn forget(&mut self, resource: ResourceKey) -> Option<(Position, C)> {
         let plucked = self.plucked.remove(&resource)?;
         self.plucked_bytes -= plucked.1.raw_bytes();
         Some(plucked)
     }
 
     /// Time at which the budget allows the next wanted read.
-    pub fn wakes_at(&self) -> Option<Duration> {
+    pub(crate) fn wakes_at(&self) -> Option<Duration> {
         let has_room = self.plucked_bytes < PLUCKED_BYTES;
         let is_wanted = has_room && !self.wanted.is_empty() && self.load < READS_MAX;
         let missing =
@@ -106,17 +106,17 @@ impl<C: Content> Reading<C> {
         is_wanted.then(|| self.earned_at + missing)
     }
 
-    pub fn begin(&mut self, key: PackKey, load: u32) {
+    pub(crate) fn begin(&mut self, key: PackKey, load: u32) {
         let before = self.under_way.insert(key, load);
         self.load = self.load + load - before.unwrap_or(0);
     }
 
-    pub fn ended(&mut self, key: PackKey) {
+    pub(crate) fn ended(&mut self, key: PackKey) {
         self.load -= self.under_way.remove(&key).unwrap_or(0);
     }
 
     /// Notes that the cursor moved, or that a pack was settled in part.
-    pub fn front_moved(&mut self) {
+    pub(crate) fn front_moved(&mut self) {
         self.is_front_new = true;
     }
 }

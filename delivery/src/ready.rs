@@ -16,7 +16,7 @@ type Heaps = [[OldestFirst; 2]; 2];
 
 /// Resources of a lane whose heads wait for their turn, in stream order.
 #[derive(Debug, Default)]
-pub struct Ready {
+pub(crate) struct Ready {
     heaps: Heaps,
     /// Resources whose head is a replay.
     replays: Option<Box<Heaps>>,
@@ -24,7 +24,7 @@ pub struct Ready {
 
 /// Kind of a head that waits for its turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReadyKind {
+pub(crate) struct ReadyKind {
     /// True if the head was tried before.
     pub was_tried: bool,
     /// True if the head is a replay.
@@ -33,7 +33,13 @@ pub struct ReadyKind {
 
 impl Ready {
     /// Adds a resource.
-    pub fn push(&mut self, class: Class, kind: ReadyKind, at: Position, resource: ResourceKey) {
+    pub(crate) fn push(
+        &mut self,
+        class: Class,
+        kind: ReadyKind,
+        at: Position,
+        resource: ResourceKey,
+    ) {
         let heaps = if kind.is_replay {
             &mut **self.replays.get_or_insert_default()
         } else {
@@ -50,7 +56,7 @@ impl Ready {
     /// Returns the oldest resource of a class for which `is_ready` holds. Resources that are no
     /// longer ready are dropped. With `fresh_first`, heads that were never tried go first (true) or
     /// heads that were tried go first (false). Without it, the oldest goes first.
-    pub fn peek(
+    pub(crate) fn peek(
         &mut self,
         class: Class,
         fresh_first: Option<bool>,
@@ -81,7 +87,7 @@ impl Ready {
 
     /// Returns the oldest resource of a class that is not a replay, has the given `was_tried`, and
     /// for which `is_ready` holds.
-    pub fn peek_accepted(
+    pub(crate) fn peek_accepted(
         &mut self,
         class: Class,
         was_tried: bool,
@@ -92,7 +98,7 @@ impl Ready {
     }
 
     /// Keeps only the resources for which `is_ready` holds.
-    pub fn retain(&mut self, is_ready: impl Fn(Position, ResourceKey) -> bool) {
+    pub(crate) fn retain(&mut self, is_ready: impl Fn(Position, ResourceKey) -> bool) {
         let replays = self.replays.iter_mut().flat_map(|heaps| heaps.iter_mut().flatten());
         for heap in self.heaps.iter_mut().flatten().chain(replays) {
             heap.retain(|Reverse((position, resource))| is_ready(*position, *resource));
@@ -100,20 +106,24 @@ impl Ready {
     }
 
     /// True if a resource is listed to send the webhook at `position`. Slow: for tests.
-    pub fn contains(&self, position: Position, resource: ResourceKey) -> bool {
+    pub(crate) fn contains(&self, position: Position, resource: ResourceKey) -> bool {
         let mut listed = self.all().flatten().flatten();
         listed.any(|Reverse(one)| *one == (position, resource))
     }
 
     /// True if `is_ready` holds for a resource of a class. Slow: for tests.
-    pub fn has(&self, class: Class, is_ready: impl Fn(Position, ResourceKey) -> bool) -> bool {
+    pub(crate) fn has(
+        &self,
+        class: Class,
+        is_ready: impl Fn(Position, ResourceKey) -> bool,
+    ) -> bool {
         let all = self.replays.iter().map(|heaps| &**heaps).chain([&self.heaps]);
         let mut listed = all.flat_map(|heaps| &heaps[class.index()]).flatten();
         listed.any(|Reverse((position, resource))| is_ready(*position, *resource))
     }
 
     /// True if no resource waits for its turn.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.all().flatten().all(BinaryHeap::is_empty)
     }
 
@@ -122,7 +132,7 @@ impl Ready {
     }
 
     /// Takes the oldest resource of a kind, as returned by [`Ready::peek`].
-    pub fn pop(&mut self, class: Class, kind: ReadyKind) -> Option<ResourceKey> {
+    pub(crate) fn pop(&mut self, class: Class, kind: ReadyKind) -> Option<ResourceKey> {
         let heaps = if kind.is_replay { self.replays.as_deref_mut()? } else { &mut self.heaps };
         let Reverse((_, resource)) = heaps[class.index()][usize::from(kind.was_tried)].pop()?;
         Some(resource)

@@ -33,7 +33,7 @@ impl<C: Content> Core<C> {
     /// Requests more of the lanes whose windows are low.
     pub(crate) fn refill(&mut self) -> Vec<Effect<C>> {
         let mut effects = Vec::new();
-        if self.session.is_draining {
+        if self.session.is_stopping {
             return effects;
         }
         let unread = OnceCell::new();
@@ -168,7 +168,7 @@ impl<C: Content> Core<C> {
         let (key, read) = self.window_read(lane)?;
         let WindowRead::Chunks { first, count, has_few } = read else { return None };
         self.reading.chunks.end(has_few, count);
-        if self.session.is_draining {
+        if self.session.is_stopping {
             return None;
         }
         for (number, chunk) in (first..).zip(chunks) {

@@ -27,6 +27,7 @@ const OUTCOMES: u32 = 100;
 const CREDIT: u32 = 32;
 /// Webhooks that all shops may give up until any delivery succeeds.
 const CREDIT_ALL: u32 = 128;
+const _: () = assert!(CREDIT <= CREDIT_ALL, "the bound for all shops is the larger one");
 
 const _: () = assert!(OUTCOMES <= u128::BITS && CREDIT <= CREDIT_ALL);
 
@@ -45,7 +46,7 @@ pub struct RefusalBreaker {
 #[derive(Debug, Clone, Copy)]
 struct Shop {
     key: u64,
-    heard_at: Duration,
+    seen_at: Duration,
     /// Number of refusals since the last success of the shop.
     refusals: usize,
     /// Number of webhooks given up since the last success of another shop.
@@ -101,7 +102,7 @@ impl RefusalBreaker {
         }
         self.outcomes.add(false);
         self.given_up = 0;
-        self.hear_of(shop, now).refusals = 0;
+        self.touch(shop, now).refusals = 0;
         let is_alone = self.shops.len() == 1;
         for known in &mut self.shops {
             if is_alone || known.key != shop {
@@ -114,7 +115,7 @@ impl RefusalBreaker {
     /// breaker.
     pub fn on_refusal(&mut self, shop: u64, now: Duration) -> bool {
         self.outcomes.add(true);
-        let known = self.hear_of(shop, now);
+        let known = self.touch(shop, now);
         known.refusals = known.refusals.saturating_add(1);
         let was_open = self.is_open;
         self.is_open |= self.is_most_refused();
@@ -133,15 +134,15 @@ impl RefusalBreaker {
 
     /// Returns the shop, which becomes the latest. Forgets shops that were not seen lately, and the
     /// oldest one if there are too many.
-    fn hear_of(&mut self, shop: u64, now: Duration) -> &mut Shop {
-        let is_late = |known: &Shop| now.saturating_sub(known.heard_at) < LATELY;
+    fn touch(&mut self, shop: u64, now: Duration) -> &mut Shop {
+        let is_recent = |known: &Shop| now.saturating_sub(known.seen_at) < LATELY;
         let known = self.shops.iter().find(|known| known.key == shop).copied();
-        self.shops.retain(|known| known.key != shop && is_late(known));
+        self.shops.retain(|known| known.key != shop && is_recent(known));
         if self.shops.len() == SHOPS {
             self.shops.remove(0);
         }
-        let unknown = Shop { key: shop, heard_at: now, refusals: 0, given_up: 0 };
-        self.shops.push(Shop { heard_at: now, ..known.unwrap_or(unknown) });
+        let unknown = Shop { key: shop, seen_at: now, refusals: 0, given_up: 0 };
+        self.shops.push(Shop { seen_at: now, ..known.unwrap_or(unknown) });
         self.shops.last_mut().expect("BUG: a shop was added")
     }
 }

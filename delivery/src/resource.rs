@@ -9,7 +9,7 @@
 
 /// State of a resource's head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HeadState {
+pub(crate) enum HeadState {
     /// The head waits for its turn.
     Ready,
     /// The head is being sent.
@@ -30,7 +30,7 @@ pub enum HeadState {
 
 /// Event that changes the state of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     /// Nothing holds the resource back any more.
     Released,
     /// The resource must wait, in this state.
@@ -47,12 +47,12 @@ pub enum Step {
 
 impl HeadState {
     /// True if the head may be at the backend or on its way into a settlement.
-    pub fn is_at_work(self) -> bool {
+    pub(crate) fn is_at_work(self) -> bool {
         matches!(self, Self::Sending | Self::Finished | Self::Recording)
     }
 
     /// Returns the state after `step`, or `None` if that step is impossible.
-    pub fn after(self, step: Step) -> Option<Self> {
+    pub(crate) fn after(self, step: Step) -> Option<Self> {
         match (self, step) {
             (Self::Sending | Self::Finished, Step::Released | Step::Blocked(_) | Step::Sent) => {
                 None

@@ -16,7 +16,7 @@ const DUE_BYTES: usize = 36;
 
 /// Retry state of one webhook.
 #[derive(Debug, Clone, Copy)]
-pub struct RetryState {
+pub(crate) struct RetryState {
     /// Number of attempts.
     pub attempts: u32,
     /// Time spent on retries.
@@ -37,7 +37,7 @@ pub struct RetryState {
 
 /// Retry states of all heads that failed.
 #[derive(Debug, Default)]
-pub struct Retries {
+pub(crate) struct Retries {
     states: HashMap<Position, RetryState>,
     due: BinaryHeap<Reverse<(Duration, ResourceKey)>>,
     /// Webhooks of the main stream whose states are to be deleted from Redis.
@@ -46,7 +46,7 @@ pub struct Retries {
 
 impl RetryState {
     /// Creates the state of a webhook whose first attempt began at active time `since`.
-    pub fn new(since: Duration, is_in_main: bool) -> Self {
+    pub(crate) fn new(since: Duration, is_in_main: bool) -> Self {
         Self {
             attempts: 0,
             spent: Duration::ZERO,
@@ -59,7 +59,7 @@ impl RetryState {
     }
 
     /// Creates a state from one that Redis held at this active time.
-    pub fn found(stored: StoredRetry, active: Duration, is_in_main: bool) -> Self {
+    pub(crate) fn found(stored: StoredRetry, active: Duration, is_in_main: bool) -> Self {
         Self {
             attempts: stored.attempts,
             spent: stored.spent,
@@ -70,19 +70,19 @@ impl RetryState {
     }
 
     /// Adds `time` to the counted time, up to active time `active`.
-    pub fn go_on(&mut self, time: Duration, active: Duration) {
+    pub(crate) fn go_on(&mut self, time: Duration, active: Duration) {
         self.spent += time;
         self.refused = self.refused.map(|refused| refused + time);
         self.since = active;
     }
 
     /// Notes a failed or refused attempt, of which `time` counts.
-    pub fn failed(&mut self, is_refusal: bool, time: Duration) {
+    pub(crate) fn failed(&mut self, is_refusal: bool, time: Duration) {
         self.refused = is_refusal.then(|| self.refused.unwrap_or(time));
     }
 
     /// Returns the state for Redis, after another `time`.
-    pub fn stored(&self, time: Duration, as_of_ms: u64) -> StoredRetry {
+    pub(crate) fn stored(&self, time: Duration, as_of_ms: u64) -> StoredRetry {
         let refused = self.refused.map_or(Duration::ZERO, |refused| refused + time);
         StoredRetry { attempts: self.attempts, spent: self.spent + time, refused, as_of_ms }
     }
@@ -90,30 +90,30 @@ impl RetryState {
 
 impl Retries {
     /// State of a webhook, if it failed before.
-    pub fn get(&self, position: Position) -> Option<&RetryState> {
+    pub(crate) fn get(&self, position: Position) -> Option<&RetryState> {
         self.states.get(&position)
     }
 
     /// State of a webhook, to change it.
-    pub fn get_mut(&mut self, position: Position) -> Option<&mut RetryState> {
+    pub(crate) fn get_mut(&mut self, position: Position) -> Option<&mut RetryState> {
         self.states.get_mut(&position)
     }
 
     /// Notes that the settlement that is composed writes the state of a webhook.
-    pub fn mark_stored(&mut self, position: Position) {
+    pub(crate) fn mark_stored(&mut self, position: Position) {
         if let Some(state) = self.states.get_mut(&position) {
             state.is_stored = true;
         }
     }
 
     /// Memory in use, in bytes.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.states.len() * STATE_BYTES + self.due.len() * DUE_BYTES
     }
 
     /// Forgets the state of a webhook that is no longer indexed, if it is read again with its
     /// chunk.
-    pub fn shed(&mut self, position: Position) {
+    pub(crate) fn shed(&mut self, position: Position) {
         if self.states.get(&position).is_some_and(|state| state.is_stored && !state.is_in_main) {
             self.states.remove(&position);
         }
@@ -121,7 +121,7 @@ impl Retries {
 
     /// Notes that a webhook moves into a lane, where its state is written. Returns the state as it
     /// was.
-    pub fn move_to_lane(&mut self, position: Position) -> Option<RetryState> {
+    pub(crate) fn move_to_lane(&mut self, position: Position) -> Option<RetryState> {
         let state = self.states.get_mut(&position).filter(|state| state.is_in_main)?;
         let before = *state;
         state.is_in_main = false;
@@ -131,13 +131,13 @@ impl Retries {
 
     /// Marks a state in Redis for deletion: the webhook of the main stream is settled, or there is
     /// no room for the state.
-    pub fn mark_stale(&mut self, position: Position) {
+    pub(crate) fn mark_stale(&mut self, position: Position) {
         self.stale.insert(position);
     }
 
     /// Forgets the state of a webhook of the main stream that is already settled when it arrives.
     /// The state of a replay of it stays.
-    pub fn forget_settled(&mut self, position: Position) {
+    pub(crate) fn forget_settled(&mut self, position: Position) {
         if self.states.get(&position).is_some_and(|state| state.is_in_main) {
             self.states.remove(&position);
             self.mark_stale(position);
@@ -145,36 +145,36 @@ impl Retries {
     }
 
     /// Forgets the states of an entry of the main stream that cannot be decoded.
-    pub fn forget_corrupt(&mut self, entry: StreamId) {
+    pub(crate) fn forget_corrupt(&mut self, entry: StreamId) {
         let of_it = self.states.keys().filter(|position| position.entry() == entry);
         let of_it: Vec<Position> = of_it.copied().collect();
         of_it.into_iter().for_each(|position| self.forget_settled(position));
     }
 
     /// Takes up to `most` states to delete from Redis.
-    pub fn take_stale(&mut self, most: usize) -> impl Iterator<Item = Position> {
+    pub(crate) fn take_stale(&mut self, most: usize) -> impl Iterator<Item = Position> {
         (0..most).map_while(|_| self.stale.pop_first())
     }
 
     /// Adds a state. It replaces an earlier one in Redis.
-    pub fn insert(&mut self, position: Position, state: RetryState) {
+    pub(crate) fn insert(&mut self, position: Position, state: RetryState) {
         self.stale.remove(&position);
         self.states.insert(position, state);
     }
 
     /// Forgets a webhook that is settled. Returns its state, if Redis holds it.
-    pub fn remove(&mut self, position: Position) -> Option<RetryState> {
+    pub(crate) fn remove(&mut self, position: Position) -> Option<RetryState> {
         self.states.remove(&position).filter(|state| state.is_stored)
     }
 
     /// Schedules a resource for `due`.
-    pub fn schedule(&mut self, due: Duration, resource: ResourceKey) {
+    pub(crate) fn schedule(&mut self, due: Duration, resource: ResourceKey) {
         self.due.push(Reverse((due, resource)));
     }
 
     /// Drops outdated waits if there are many. `head` returns the webhook with which a resource
     /// waits.
-    pub fn tidy_due(&mut self, head: impl Fn(ResourceKey) -> Option<Position>) {
+    pub(crate) fn tidy_due(&mut self, head: impl Fn(ResourceKey) -> Option<Position>) {
         if self.due.len() <= 2 * self.states.len() {
             return;
         }
@@ -185,7 +185,7 @@ impl Retries {
     }
 
     /// Takes the next resource whose wait is over.
-    pub fn pop_due(&mut self, now: Duration) -> Option<ResourceKey> {
+    pub(crate) fn pop_due(&mut self, now: Duration) -> Option<ResourceKey> {
         let Reverse((due, resource)) = self.due.peek().copied()?;
         if due > now {
             return None;
@@ -195,7 +195,7 @@ impl Retries {
     }
 
     /// Time at which the next wait is over.
-    pub fn wakes_at(&self) -> Option<Duration> {
+    pub(crate) fn wakes_at(&self) -> Option<Duration> {
         self.due.peek().map(|Reverse((due, _))| *due)
     }
 }

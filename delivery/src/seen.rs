@@ -14,6 +14,7 @@ use spillway_webhook::fingerprint::Fingerprint;
 
 /// Number of generations. With more, forgetting is more even, but each costs a lookup.
 const GENERATIONS: u32 = 8;
+const _: () = assert!(GENERATIONS >= 2, "only the oldest part is forgotten");
 /// Bytes of one fingerprint in a table of the least favourable size: 17 bytes for each of 16/7
 /// places.
 const FINGERPRINT_BYTES: usize = 39;

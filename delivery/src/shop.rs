@@ -19,7 +19,7 @@ use crate::index::{LaneKey, ResourceKey, key_of, usize_of};
 use crate::sorted::Class;
 
 /// An attempt that takes longer is long: it keeps its slot, whatever duration is usual.
-pub const LONG: Duration = Duration::from_secs(1);
+pub(crate) const LONG: Duration = Duration::from_secs(1);
 /// Turns of the priority topics before the rest has one.
 const PRIORITY_TURNS: u32 = 4;
 /// Highest debt of a shop, in turns.
@@ -35,7 +35,7 @@ const TOOK_OVER: f64 = 4.0;
 const USUAL_TIMES: f64 = 4.0;
 
 /// Key of a shop.
-pub type ShopKey = u32;
+pub(crate) type ShopKey = u32;
 
 /// Bounds of one shop.
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +48,7 @@ pub struct ShopBounds {
 
 /// A shop of which webhooks wait.
 #[derive(Debug)]
-pub struct Shop {
+pub(crate) struct Shop {
     /// Stable hash of its domain.
     pub hash: u64,
     /// Lanes of the shop.
@@ -73,7 +73,7 @@ pub struct Shop {
 
 /// Barriers of one shop.
 #[derive(Debug, Default)]
-pub struct Barriers {
+pub(crate) struct Barriers {
     /// Positions of all barriers that are not settled, indexed or not.
     pub positions: BTreeSet<Position>,
     /// Resources that are held back, by the position of their head.
@@ -84,7 +84,7 @@ pub struct Barriers {
 
 /// All shops of which webhooks wait. Times are durations since the start.
 #[derive(Debug)]
-pub struct Shops {
+pub(crate) struct Shops {
     bounds: ShopBounds,
     shops: Slab<Shop>,
     by_hash: ByHash<ShopKey>,
@@ -106,7 +106,7 @@ pub struct Shops {
 
 /// Result of checking if a shop may have a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ShopGate {
+pub(crate) enum ShopGate {
     /// The shop may have a turn.
     Open,
     /// An operator paused the shop.
@@ -121,7 +121,7 @@ pub enum ShopGate {
 
 impl Shops {
     /// Creates an empty set of shops.
-    pub fn new(bounds: ShopBounds) -> Self {
+    pub(crate) fn new(bounds: ShopBounds) -> Self {
         Self {
             bounds,
             shops: Slab::new(),
@@ -138,7 +138,7 @@ impl Shops {
     }
 
     /// Returns the shop with this hash. Creates it if there is none.
-    pub fn intern(&mut self, hash: u64) -> ShopKey {
+    pub(crate) fn intern(&mut self, hash: u64) -> ShopKey {
         let shops = &mut self.shops;
         let stopped = &self.stopped;
         let births = &mut self.births;
@@ -161,42 +161,42 @@ impl Shops {
     }
 
     /// The shop with this hash.
-    pub fn by_hash(&self, hash: u64) -> Option<ShopKey> {
+    pub(crate) fn by_hash(&self, hash: u64) -> Option<ShopKey> {
         self.by_hash.get(&hash).copied()
     }
 
     /// A shop.
-    pub fn get(&self, key: ShopKey) -> Option<&Shop> {
+    pub(crate) fn get(&self, key: ShopKey) -> Option<&Shop> {
         self.shops.get(usize_of(key))
     }
 
     /// A shop, to change it.
-    pub fn get_mut(&mut self, key: ShopKey) -> Option<&mut Shop> {
+    pub(crate) fn get_mut(&mut self, key: ShopKey) -> Option<&mut Shop> {
         self.shops.get_mut(usize_of(key))
     }
 
     /// Barriers of every shop that has some.
-    pub fn barriers(&self) -> impl Iterator<Item = &Barriers> {
+    pub(crate) fn barriers(&self) -> impl Iterator<Item = &Barriers> {
         self.shops.iter().filter_map(|(_, shop)| shop.barriers.as_deref())
     }
 
     /// Number of shops of which webhooks wait.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.shops.len()
     }
 
     /// Every shop of which webhooks wait.
-    pub fn iter(&self) -> impl Iterator<Item = &Shop> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Shop> {
         self.shops.iter().map(|(_, shop)| shop)
     }
 
     /// Number of unsettled webhooks of all shops.
-    pub fn waiting(&self) -> u64 {
+    pub(crate) fn waiting(&self) -> u64 {
         self.waiting
     }
 
     /// Adds unsettled webhooks that were read.
-    pub fn arrived(&mut self, key: ShopKey, count: u64) {
+    pub(crate) fn arrived(&mut self, key: ShopKey, count: u64) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.waiting += count;
             self.waiting += count;
@@ -204,7 +204,7 @@ impl Shops {
     }
 
     /// Removes webhooks that are settled or lost.
-    pub fn settled(&mut self, key: ShopKey, count: u64) {
+    pub(crate) fn settled(&mut self, key: ShopKey, count: u64) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.waiting -= count;
             self.waiting -= count;
@@ -212,12 +212,12 @@ impl Shops {
     }
 
     /// Duration of a usual delivery; zero before the first.
-    pub fn usual(&self) -> Duration {
+    pub(crate) fn usual(&self) -> Duration {
         Duration::from_secs_f64(self.usual)
     }
 
     /// Order of the classes for the next turn.
-    pub fn first_class(&self, by: TurnsBy) -> [Class; 2] {
+    pub(crate) fn first_class(&self, by: TurnsBy) -> [Class; 2] {
         let most = if by == TurnsBy::Time { PRIORITY_TURNS } else { 1 };
         if self.priority_turns >= most {
             [Class::Rest, Class::Priority]
@@ -227,7 +227,7 @@ impl Shops {
     }
 
     /// Notes that a turn of this class was used.
-    pub fn used(&mut self, class: Class) {
+    pub(crate) fn used(&mut self, class: Class) {
         self.priority_turns = match class {
             Class::Priority => self.priority_turns + 1,
             Class::Rest => 0,
@@ -235,7 +235,7 @@ impl Shops {
     }
 
     /// Takes the next shop that may have a turn of this class.
-    pub fn next(&mut self, class: Class, by: TurnsBy, now: Duration) -> Option<ShopKey> {
+    pub(crate) fn next(&mut self, class: Class, by: TurnsBy, now: Duration) -> Option<ShopKey> {
         let turns = &mut self.turns[class.index()];
         while let Some((key, born)) = turns.pop_front() {
             let shop = self.shops.get_mut(usize_of(key));
@@ -265,7 +265,7 @@ impl Shops {
     }
 
     /// Gives a shop that had a turn another one. It comes soon if the shop has credit.
-    pub fn keep_turn(&mut self, key: ShopKey, class: Class, by: TurnsBy) {
+    pub(crate) fn keep_turn(&mut self, key: ShopKey, class: Class, by: TurnsBy) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
         if std::mem::replace(&mut shop.turns.has_turn[class.index()], true) {
             return;
@@ -279,7 +279,7 @@ impl Shops {
     }
 
     /// Gives the next turn back to a shop that was skipped.
-    pub fn put_back(&mut self, key: ShopKey, class: Class) {
+    pub(crate) fn put_back(&mut self, key: ShopKey, class: Class) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
         if !std::mem::replace(&mut shop.turns.has_turn[class.index()], true) {
             self.turns[class.index()].push_front((key, shop.born));
@@ -287,7 +287,7 @@ impl Shops {
     }
 
     /// Gives a turn to a shop that may have something ready of this class.
-    pub fn give_turn(&mut self, key: ShopKey, class: Class) {
+    pub(crate) fn give_turn(&mut self, key: ShopKey, class: Class) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
         let is_closed = shop.is_stopped
             || shop.is_starved
@@ -299,18 +299,18 @@ impl Shops {
     }
 
     /// Gives a turn of each class.
-    pub fn give_turns(&mut self, key: ShopKey) {
+    pub(crate) fn give_turns(&mut self, key: ShopKey) {
         self.give_turn(key, Class::Priority);
         self.give_turn(key, Class::Rest);
     }
 
     /// Returns if a shop may have a turn at `now`, and if not, the reason.
-    pub fn gate(&self, key: ShopKey, now: Duration) -> ShopGate {
+    pub(crate) fn gate(&self, key: ShopKey, now: Duration) -> ShopGate {
         self.get(key).map_or(ShopGate::Open, |shop| gate(shop, self.bounds, now))
     }
 
     /// Notes that a delivery of the shop began.
-    pub fn began(&mut self, key: ShopKey, now: Duration) {
+    pub(crate) fn began(&mut self, key: ShopKey, now: Duration) {
         let Some(shop) = self.shops.get_mut(usize_of(key)) else { return };
         shop.in_flight += 1;
         if !self.bounds.spacing.is_zero() {
@@ -319,14 +319,14 @@ impl Shops {
     }
 
     /// Notes that a delivery of the shop is long.
-    pub fn mark_long(&mut self, key: ShopKey) {
+    pub(crate) fn mark_long(&mut self, key: ShopKey) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.pace.long += 1;
         }
     }
 
     /// Makes the shop leave the last slots to others, until [`Self::take_back`].
-    pub fn set_aside(&mut self, key: ShopKey) {
+    pub(crate) fn set_aside(&mut self, key: ShopKey) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.turns.is_set_aside = true;
             self.aside.push(key);
@@ -334,7 +334,7 @@ impl Shops {
     }
 
     /// Gives turns again to the shops that were set aside.
-    pub fn take_back(&mut self) {
+    pub(crate) fn take_back(&mut self) {
         for key in std::mem::take(&mut self.aside) {
             if let Some(shop) = self.shops.get_mut(usize_of(key)) {
                 shop.turns.is_set_aside = false;
@@ -344,7 +344,7 @@ impl Shops {
     }
 
     /// Notes that a delivery ended after `took`. Only a usual one changes the usual duration.
-    pub fn ended(&mut self, key: ShopKey, took: Duration, is_usual: bool, is_long: bool) {
+    pub(crate) fn ended(&mut self, key: ShopKey, took: Duration, is_usual: bool, is_long: bool) {
         let took = took.as_secs_f64();
         if is_usual && self.usual == 0.0 {
             self.usual = took;
@@ -363,7 +363,7 @@ impl Shops {
     }
 
     /// Pauses these shops and no others, as an operator ordered.
-    pub fn stop(&mut self, shops: HashSet<u64>) {
+    pub(crate) fn stop(&mut self, shops: HashSet<u64>) {
         self.stopped = shops;
         let mut resumed = Vec::new();
         for (key, shop) in &mut self.shops {
@@ -377,21 +377,21 @@ impl Shops {
     }
 
     /// Pauses a shop until a time that the backend requested.
-    pub fn pause(&mut self, key: ShopKey, until: Duration) {
+    pub(crate) fn pause(&mut self, key: ShopKey, until: Duration) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.paused_until = shop.paused_until.max(until);
         }
     }
 
     /// Notes that the next webhook of a shop is being read.
-    pub fn starve(&mut self, key: ShopKey) {
+    pub(crate) fn starve(&mut self, key: ShopKey) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.is_starved = true;
         }
     }
 
     /// Notes that the webhook was read or is no longer needed.
-    pub fn feed(&mut self, key: ShopKey) {
+    pub(crate) fn feed(&mut self, key: ShopKey) {
         if let Some(shop) = self.shops.get_mut(usize_of(key)) {
             shop.is_starved = false;
             self.give_turns(key);
@@ -399,12 +399,12 @@ impl Shops {
     }
 
     /// Time at which the next paused shop is to be checked.
-    pub fn wakes_at(&self) -> Option<Duration> {
+    pub(crate) fn wakes_at(&self) -> Option<Duration> {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
 
     /// Gives turns to the shops whose pause is over.
-    pub fn wake(&mut self, now: Duration) {
+    pub(crate) fn wake(&mut self, now: Duration) {
         while let Some(Reverse((at, key))) = self.due.peek().copied()
             && at <= now
         {
@@ -418,7 +418,7 @@ impl Shops {
     }
 
     /// Removes a shop of which nothing waits, unless its pause still lasts.
-    pub fn forget(&mut self, key: ShopKey, now: Duration) {
+    pub(crate) fn forget(&mut self, key: ShopKey, now: Duration) {
         let Some(shop) = self.get(key) else { return };
         let has_barriers = shop.barriers.as_ref().is_some_and(|all| !all.positions.is_empty());
         if !shop.lanes.is_empty() || shop.in_flight > 0 || has_barriers {
@@ -457,35 +457,35 @@ fn gate(shop: &Shop, bounds: ShopBounds, now: Duration) -> ShopGate {
 impl Shop {
     /// Number of unsettled webhooks that were read, in the main stream and in lanes, indexed or
     /// not.
-    pub fn waiting(&self) -> u64 {
+    pub(crate) fn waiting(&self) -> u64 {
         self.waiting
     }
 
     /// True if the shop's deliveries are long: one under way is, or the last few were.
-    pub fn is_long(&self) -> bool {
+    pub(crate) fn is_long(&self) -> bool {
         self.pace.long > 0 || self.pace.took >= LONG.as_secs_f64()
     }
 
     /// True if the shop has a turn of this class, or if a coming event will give it one.
-    pub fn has_turns_to_come(&self, class: Class) -> bool {
+    pub(crate) fn has_turns_to_come(&self, class: Class) -> bool {
         let is_closed = self.is_stopped || self.is_starved || self.turns.is_set_aside;
         is_closed || self.turns.is_due || self.in_flight > 0 || self.turns.has_turn[class.index()]
     }
 
     /// True if the shop has lanes of two key schemes.
-    pub fn is_mixed(&self) -> bool {
+    pub(crate) fn is_mixed(&self) -> bool {
         self.barriers.as_ref().is_some_and(|barriers| barriers.is_mixed)
     }
 }
 
 impl Barriers {
     /// True if there is no barrier, no held resource and only one key scheme.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.positions.is_empty() && self.held.is_empty() && !self.is_mixed
     }
 
     /// True if no unsettled barrier is before `position`.
-    pub fn is_free(&self, position: Position) -> bool {
+    pub(crate) fn is_free(&self, position: Position) -> bool {
         self.positions.first().is_none_or(|first| *first >= position)
     }
 }

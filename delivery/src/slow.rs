@@ -41,7 +41,7 @@ impl<C: Content> Core<C> {
         for shop in self.attempts.mark_long(now) {
             self.queue.shops.mark_long(shop);
         }
-        let ids: Vec<_> = if self.session.is_draining {
+        let ids: Vec<_> = if self.session.is_stopping {
             self.attempts.all_to_cut(now)
         } else if self.backend.is_down() {
             self.down_probes_to_cut()

@@ -24,6 +24,9 @@ const LEAST_MAX: Duration = Duration::from_secs(10);
 /// `WORN`/`WORN_OF` of the least slice is left after a probe that was cut off.
 const WORN: u32 = 9;
 const WORN_OF: u32 = 10;
+const _: () = assert!(WORN < WORN_OF, "slices get shorter again");
+const _: () =
+    assert!(SLICE.as_millis() < LEAST_MAX.as_millis(), "a success can make slices longer");
 
 /// Queue of suspect lanes.
 #[derive(Debug, Default)]
@@ -42,31 +45,31 @@ pub(crate) struct Suspects {
 
 impl Suspects {
     /// True if a lane may take a slot while `free` of the shared slots are free.
-    pub fn may_go(&self, key: LaneKey, free: usize) -> bool {
+    pub(crate) fn may_go(&self, key: LaneKey, free: usize) -> bool {
         self.is_called(key) || (self.waiting.is_empty() && free > self.called.len())
     }
 
     /// True if the lane has its turn.
-    pub fn is_called(&self, key: LaneKey) -> bool {
+    pub(crate) fn is_called(&self, key: LaneKey) -> bool {
         self.called.iter().any(|(called, _)| *called == key)
     }
 
     /// Notes that an attempt of a suspect lane ended after `took`.
-    pub fn ended(&mut self, took: Duration, now: Duration) {
+    pub(crate) fn ended(&mut self, took: Duration, now: Duration) {
         self.rests_until = now + took.min(LEAST_MAX) * REST_TIMES;
     }
 
     /// Notes that a slow attempt of a suspect lane succeeded after `took`.
-    pub fn succeeded(&mut self, took: Duration) {
+    pub(crate) fn succeeded(&mut self, took: Duration) {
         self.least = self.least.max(took * 2).min(LEAST_MAX);
     }
 
     /// Notes that `probes` probes were cut off after their slice, or timed out.
-    pub fn failed(&mut self, probes: usize) {
+    pub(crate) fn failed(&mut self, probes: usize) {
         (0..probes).for_each(|_| self.least = self.least * WORN / WORN_OF);
     }
 
-    pub fn slice(&self, probes: u32) -> Duration {
+    pub(crate) fn slice(&self, probes: u32) -> Duration {
         self.least.max(slice(probes))
     }
 }

@@ -30,6 +30,10 @@ const SLOT_LOOK_EVERY: Duration = Duration::from_millis(50);
 const SLOT_LOOKS: u32 = 64;
 /// Time up to which lanes that the previous leader left behind go last.
 const LEFT_LAST: Duration = Duration::from_secs(10);
+const _: () = assert!(
+    LEFT_AFTER.as_millis() < LEFT_LAST.as_millis(),
+    "lanes that were left behind come after the others for a while"
+);
 
 /// Lanes from which the next turn is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -481,7 +481,7 @@ fn retries_go_on_while_a_chunk_can_not_be_read() {
             _ => {}
         }
         if second == 31 {
-            events.push(Event::Drain);
+            events.push(Event::Stop);
         }
         let now = Now { at: Duration::from_secs(second), wall_ms: second * 1000 };
         for effect in core.on(std::mem::take(&mut events), now) {

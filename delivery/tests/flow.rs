@@ -591,7 +591,7 @@ fn a_leader_that_ends_does_not_wait_for_what_hangs() {
     let mut world = known(config(16), unwell(Answer::Hangs, Duration::MAX));
     world.accept(SECOND, (0..8).map(|kind| (X, kind)));
     world.run(3 * SECOND);
-    world.step(vec![Event::Drain]);
+    world.step(vec![Event::Stop]);
     world.run(5 * SECOND);
     assert!(world.core.is_quiet());
     assert_eq!(world.waiting, 8);
@@ -924,7 +924,7 @@ fn time_spent_on_retries_is_known_to_the_next_leader_before_anything_moves() {
     world.run(8 * SECOND);
     let spent = world.spent[&position];
     assert!(spent > 5 * SECOND && spent <= 7 * SECOND, "{spent:?}");
-    world.step(vec![Event::Drain]);
+    world.step(vec![Event::Stop]);
     world.run(9 * SECOND);
     assert!(world.spent[&position] >= 7 * SECOND, "{:?}", world.spent[&position]);
 
@@ -956,7 +956,7 @@ fn time_spent_on_retries_goes_on_after_a_restart() {
     world.run(1_000 * SECOND);
     let position = stored_at(sorted(500, 0, 0, 0).lane, 0);
     let before = world.spent[&position];
-    world.step(vec![Event::Drain]);
+    world.step(vec![Event::Stop]);
     world.run(1_001 * SECOND);
     let spent = world.spent[&position];
     assert!(before < spent, "{before:?}, then {spent:?}");

@@ -14,14 +14,14 @@ use hyper::body::{Body, Frame, SizeHint};
 use crate::connect::{LeaseCheck, LeaseLost};
 
 /// Bytes that are sent while the lease holds.
-pub struct LeasedBody {
+pub(crate) struct LeasedBody {
     bytes: Full<Bytes>,
     lease: LeaseCheck,
 }
 
 impl LeasedBody {
     /// Body that is sent only if `lease` holds then.
-    pub fn new(bytes: Bytes, lease: LeaseCheck) -> Self {
+    pub(crate) fn new(bytes: Bytes, lease: LeaseCheck) -> Self {
         Self { bytes: Full::new(bytes), lease }
     }
 }

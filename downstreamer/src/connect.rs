@@ -16,7 +16,11 @@ use spillway_queue::leader::{TAKE_AFTER, UNCONFIRMED_MAX};
 use tower::Service;
 
 /// Longest time for connecting, TLS included.
-pub const CONNECT_MAX: Duration = Duration::from_secs(2);
+pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(2);
+const _: () = assert!(
+    UNCONFIRMED_MAX.as_millis() + CONNECT_MAX.as_millis() < TAKE_AFTER.as_millis(),
+    "what connects at the end of a lease is sent before a standby takes over"
+);
 
 // A request that waited for its connection is sent before a standby may deliver.
 const _: () =
@@ -25,21 +29,21 @@ const _: () =
 type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Function that returns true if the lease holds now.
-pub type LeaseCheck = Arc<dyn Fn() -> bool + Send + Sync>;
+pub(crate) type LeaseCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Error: no connection within the time limit.
 #[derive(Debug, thiserror::Error)]
 #[error("no connection within {0:?}")]
-pub struct ConnectTimeout(Duration);
+pub(crate) struct ConnectTimeout(Duration);
 
 /// Error: the lease was lost before the request was sent.
 #[derive(Debug, thiserror::Error)]
 #[error("the lease was lost while connecting")]
-pub struct LeaseLost;
+pub(crate) struct LeaseLost;
 
 impl LeaseLost {
     /// Returns true if `error` is this error, or was caused by it.
-    pub fn is_cause_of(error: &(dyn Error + 'static)) -> bool {
+    pub(crate) fn is_cause_of(error: &(dyn Error + 'static)) -> bool {
         let mut cause = Some(error);
         while let Some(error) = cause {
             if error.is::<Self>() {
@@ -53,7 +57,7 @@ impl LeaseLost {
 
 /// Connector with a time limit. Its connections fail once the lease is lost.
 #[derive(Clone)]
-pub struct LeasedConnector<C> {
+pub(crate) struct LeasedConnector<C> {
     connector: C,
     timeout: Duration,
     lease: LeaseCheck,
@@ -61,7 +65,7 @@ pub struct LeasedConnector<C> {
 
 impl<C> LeasedConnector<C> {
     /// Wraps `connector`, which does all of the connecting: name resolution, TCP and TLS.
-    pub fn new(connector: C, timeout: Duration, lease: LeaseCheck) -> Self {
+    pub(crate) fn new(connector: C, timeout: Duration, lease: LeaseCheck) -> Self {
         Self { connector, timeout, lease }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use spillway_delivery::Content;
-use spillway_queue::controls::{Asked, Filter};
+use spillway_queue::controls::{Filter, WebhookFacts};
 use spillway_webhook::fingerprint::{Fingerprint, fingerprint};
 use spillway_webhook::pack::Pack;
 use spillway_webhook::resource::Resource;
@@ -68,7 +68,7 @@ impl Content for PackBytes {
         let shop = text(view.shop());
         let topic = text(view.topic());
         let delivery_id = text(view.shopify("webhook-id"));
-        pause.filter.matches(Asked {
+        pause.filter.matches(WebhookFacts {
             id: WebhookId { cell: pause.cell, entry: position.entry(), index: position.index },
             shop: &shop,
             topic: &topic,

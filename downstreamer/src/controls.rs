@@ -17,7 +17,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts a task that reads the controls whenever their version differs from `version`.
-pub fn start(
+pub(crate) fn start(
     redis: Redis,
     consumer: &str,
     leader: LeaderHandle,
@@ -67,7 +67,7 @@ async fn read(redis: &Redis, consumer: &str) -> Result<OperatorControls, QueueEr
 }
 
 /// Converts the queue's controls to those of the delivery core.
-pub fn of(controls: OperatorControls, cell: u32) -> Controls<PauseFilter> {
+pub(crate) fn of(controls: OperatorControls, cell: u32) -> Controls<PauseFilter> {
     let filters = || controls.pauses.iter().map(|pause| &pause.filter);
     let others = |filter: &&Filter| !filter.is_empty() && filter.only_shop().is_none();
     Controls {

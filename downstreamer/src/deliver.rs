@@ -38,6 +38,7 @@ const PAUSE: HeaderName = HeaderName::from_static("spillway-pause");
 const ANSWER_KEPT_BYTES: usize = 1024;
 /// Bytes of an answer that are read. A connection with more on it is not used again.
 const ANSWER_READ_BYTES: usize = 64 << 10;
+const _: () = assert!(ANSWER_KEPT_BYTES <= ANSWER_READ_BYTES, "what is kept was read");
 /// Time between pings on an HTTP/2 connection with deliveries under way.
 const HTTP2_PING_EVERY: Duration = Duration::from_secs(10);
 /// Time after which an idle pooled connection is closed: by then the other side has likely closed
@@ -45,7 +46,7 @@ const HTTP2_PING_EVERY: Duration = Duration::from_secs(10);
 const IDLE_CONNECTION: Duration = Duration::from_secs(30);
 
 /// Sends webhooks to one backend.
-pub struct DeliveryClient {
+pub(crate) struct DeliveryClient {
     backend: Backend,
     timeout: Duration,
     client: Client<LeasedConnector<HttpsConnector<HttpConnector>>, LeasedBody>,
@@ -56,7 +57,7 @@ pub struct DeliveryClient {
 
 /// One attempt to deliver a webhook.
 #[derive(Debug)]
-pub struct DeliveryJob {
+pub(crate) struct DeliveryJob {
     /// The attempt.
     pub dispatch: Dispatch<PackBytes>,
     /// The webhook as it was received.
@@ -67,7 +68,7 @@ pub struct DeliveryJob {
 
 /// Result of an attempt.
 #[derive(Debug)]
-pub struct EndedDelivery {
+pub(crate) struct EndedDelivery {
     /// The attempt.
     pub job: DeliveryJob,
     /// Outcome of the attempt.
@@ -83,7 +84,7 @@ struct Unsendable;
 
 impl EndedDelivery {
     /// Result of an attempt that was not begun, because the lease was lost before.
-    pub fn not_sent(job: DeliveryJob) -> Self {
+    pub(crate) fn not_sent(job: DeliveryJob) -> Self {
         Self { job, outcome: AttemptOutcome::LeaseLost, answer: Vec::new(), took: Duration::ZERO }
     }
 }
@@ -93,7 +94,7 @@ impl DeliveryClient {
     ///
     /// # Errors
     /// If the backend uses TLS and this machine knows no certificate authority.
-    pub fn new(settings: &DownstreamerSettings) -> anyhow::Result<Self> {
+    pub(crate) fn new(settings: &DownstreamerSettings) -> anyhow::Result<Self> {
         let connect_max = settings.delivery_timeout.min(CONNECT_MAX);
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
@@ -135,12 +136,12 @@ impl DeliveryClient {
     }
 
     /// Sets the leadership under which deliveries are made from now on.
-    pub fn set_leader(&self, leader: LeaderHandle) {
+    pub(crate) fn set_leader(&self, leader: LeaderHandle) {
         self.leader.store(Some(Arc::new(leader)));
     }
 
     /// Delivers one webhook.
-    pub async fn deliver(&self, job: DeliveryJob) -> EndedDelivery {
+    pub(crate) async fn deliver(&self, job: DeliveryJob) -> EndedDelivery {
         let began = Instant::now();
         let (outcome, answer) = match self.request(&job) {
             Ok(None) => (

@@ -18,7 +18,7 @@ use crate::sort::Sorter;
 
 /// Channels of what is read ahead. There are two, so that replays without room do not stop the
 /// reading of the main stream.
-pub struct Arrivals {
+pub(crate) struct Arrivals {
     /// Packs after the cursor.
     pub packs: mpsc::Receiver<Event<PackBytes>>,
     /// Replays.
@@ -33,7 +33,7 @@ struct Decoder {
 }
 
 /// Starts reading replays, and the main stream after `cursor`. Ends when the receivers are dropped.
-pub fn start(
+pub(crate) fn start(
     redis: &Redis,
     consumer: &str,
     cursor: StreamId,
@@ -99,7 +99,7 @@ impl Decoder {
 ///
 /// # Errors
 /// [`Corrupt`] if it can't be decoded.
-pub fn decode_pack(
+pub(crate) fn decode_pack(
     sorter: &Sorter,
     entry: StreamId,
     bytes: &[u8],

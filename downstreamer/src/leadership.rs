@@ -22,7 +22,7 @@ use crate::worker::{Worker, WorkerStart};
 
 /// State that an instance keeps while leaders change.
 #[derive(Clone)]
-pub struct DownstreamerInstance {
+pub(crate) struct DownstreamerInstance {
     /// Settings of the process.
     pub settings: Arc<DownstreamerSettings>,
     /// Metrics of the process.
@@ -36,7 +36,7 @@ pub struct DownstreamerInstance {
 }
 
 /// Leads whenever it can, until `shutdown`.
-pub async fn run(instance: &DownstreamerInstance, shutdown: &CancellationToken) {
+pub(crate) async fn run(instance: &DownstreamerInstance, shutdown: &CancellationToken) {
     let config = ElectionConfig {
         redis: instance.settings.common.redis.clone(),
         consumer: HTTP,

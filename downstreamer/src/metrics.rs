@@ -14,11 +14,11 @@ use spillway_queue::consumers::HTTP;
 
 const RESULTS: [&str; 5] = ["delivered", "failed", "refused", "dead", "timeout"];
 /// Reasons for which a webhook is given up.
-pub const DEAD_REASONS: [&str; 5] =
+pub(crate) const DEAD_REASONS: [&str; 5] =
     ["status", "retries_exhausted", "expired", "refused", "unsendable"];
 
 /// All metrics of a downstreamer.
-pub struct DownstreamerMetrics {
+pub(crate) struct DownstreamerMetrics {
     /// Registry of all these metrics.
     pub registry: Registry,
     /// Gauges of leadership and of the queue in Redis.
@@ -54,7 +54,7 @@ pub struct DownstreamerMetrics {
 }
 
 /// Metrics of lanes, and of the index's memory.
-pub struct LaneMetrics {
+pub(crate) struct LaneMetrics {
     /// Lanes with waiting webhooks.
     pub lanes: IntGauge,
     /// Lanes that wait: nothing of them is sent.
@@ -108,7 +108,7 @@ impl LaneMetrics {
 
 impl DownstreamerMetrics {
     /// Registers all metrics.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let registry = registry("downstreamer", env!("CARGO_PKG_VERSION"));
         let attempts = counters(
             &registry,
@@ -168,20 +168,20 @@ impl DownstreamerMetrics {
     }
 
     /// Counts an attempt.
-    pub fn attempted(&self, result: &str, took: Duration) {
+    pub(crate) fn attempted(&self, result: &str, took: Duration) {
         self.attempts.with_label_values(&[result]).inc();
         self.durations.observe(took.as_secs_f64());
     }
 
     /// Counts a webhook that was received at `received_at_ms` and delivered at `now_ms`.
-    pub fn delivered(&self, received_at_ms: u64, now_ms: u64) {
+    pub(crate) fn delivered(&self, received_at_ms: u64, now_ms: u64) {
         self.delivered.inc();
         let took = Duration::from_millis(now_ms.saturating_sub(received_at_ms));
         self.end_to_end.observe(took.as_secs_f64());
     }
 
     /// Counts the core's work since `before`.
-    pub fn counted(&self, before: &Counts, now: &Counts) {
+    pub(crate) fn counted(&self, before: &Counts, now: &Counts) {
         self.duplicates.inc_by(now.duplicates - before.duplicates);
         self.coalesced.inc_by(now.coalesced - before.coalesced);
         self.dropped.inc_by(now.dropped - before.dropped);
@@ -196,7 +196,7 @@ impl DownstreamerMetrics {
     }
 
     /// Sets the gauges to the core's state.
-    pub fn show(&self, status: &Status) {
+    pub(crate) fn show(&self, status: &Status) {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.concurrency_in_use.set(number(status.in_flight));
         self.concurrency_limit.set(number(status.limit));
@@ -209,7 +209,7 @@ impl DownstreamerMetrics {
     }
 
     /// Counts a webhook of `topic` without a resource id.
-    pub fn fell_back(&self, topic: &str) {
+    pub(crate) fn fell_back(&self, topic: &str) {
         self.fallbacks.count(topic);
     }
 }

@@ -13,7 +13,7 @@ const RECENT_MAX: usize = 10_000;
 
 /// Shop and kind of a lane.
 #[derive(Debug, Clone)]
-pub struct LaneName {
+pub(crate) struct LaneName {
     /// Shop domain.
     pub shop: String,
     /// Kind of resource. Empty for a lane of a whole shop.
@@ -24,7 +24,7 @@ pub struct LaneName {
 
 /// Names by hash.
 #[derive(Debug)]
-pub struct Names {
+pub(crate) struct Names {
     scheme: KeyScheme,
     /// Lanes that have a row.
     rows: HashMap<u64, LaneName>,
@@ -36,7 +36,7 @@ pub struct Names {
 
 impl Names {
     /// Names of the lanes that have a row. `scheme` is for further lanes.
-    pub fn new(scheme: KeyScheme, rows: &[LaneRow]) -> Self {
+    pub(crate) fn new(scheme: KeyScheme, rows: &[LaneRow]) -> Self {
         let name = |row: &LaneRow| LaneName {
             shop: row.shop.clone(),
             kind: row.kind.clone(),
@@ -52,17 +52,17 @@ impl Names {
     }
 
     /// Name of a lane, if it is known.
-    pub fn lane(&self, lane: u64) -> Option<&LaneName> {
+    pub(crate) fn lane(&self, lane: u64) -> Option<&LaneName> {
         self.rows.get(&lane).or_else(|| self.recent.get(&lane))
     }
 
     /// Domain of a shop, if it is known.
-    pub fn shop(&self, shop: u64) -> Option<&str> {
+    pub(crate) fn shop(&self, shop: u64) -> Option<&str> {
         self.shops.get(&shop).map(String::as_str)
     }
 
     /// Learns the names of the lane and the shop of a webhook that is sent.
-    pub fn learn(&mut self, lane: u64, shop: u64, record: &Record) {
+    pub(crate) fn learn(&mut self, lane: u64, shop: u64, record: &Record) {
         if self.rows.contains_key(&lane) || self.recent.contains_key(&lane) {
             return;
         }
@@ -76,12 +76,12 @@ impl Names {
     }
 
     /// Learns the name of a shop from an operator's pause.
-    pub fn learn_shop(&mut self, domain: &str) {
+    pub(crate) fn learn_shop(&mut self, domain: &str) {
         self.shops.insert(shop_hash(domain.as_bytes()), domain.to_owned());
     }
 
     /// Learns the name of a lane that gets a row, from one of its webhooks.
-    pub fn add_row(&mut self, lane: u64, record: &Record) {
+    pub(crate) fn add_row(&mut self, lane: u64, record: &Record) {
         if !self.rows.contains_key(&lane) {
             let name = self.of(record);
             self.shops.insert(shop_hash(name.shop.as_bytes()), name.shop.clone());
@@ -90,7 +90,7 @@ impl Names {
     }
 
     /// Drops the name of a lane whose row is deleted.
-    pub fn remove_row(&mut self, lane: u64) {
+    pub(crate) fn remove_row(&mut self, lane: u64) {
         self.rows.remove(&lane);
     }
 

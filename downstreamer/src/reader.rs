@@ -24,20 +24,20 @@ use crate::intake::decode_pack;
 use crate::sort::Sorter;
 
 use wanted::FRONT_AT_ONCE;
-pub use wanted::{ChunkRange, ReadRequest};
+pub(crate) use wanted::{ChunkRange, ReadRequest};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause before Redis is asked again after a failure.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time after which a failing read is logged, and time between two such lines.
-const TELL_EVERY: Duration = Duration::from_secs(10);
+const LOG_EVERY: Duration = Duration::from_secs(10);
 /// Compressed bytes that are decoded before other tasks have their turn: about a millisecond.
 const BYTES_AT_ONCE: usize = 128 << 10;
 /// Approximate raw bytes of the front that one read returns.
 const FRONT_BYTES: usize = 512 << 10;
 
 /// Result of a read.
-pub struct Read {
+pub(crate) struct Read {
     /// Events of everything that was read.
     pub events: Vec<Event<PackBytes>>,
     /// Parts that failed. Each is to be read again separately.
@@ -51,7 +51,7 @@ type Decoded = Result<(Chunk, Vec<u8>), ChunkFound<PackBytes>>;
 type StoredRetryState = Option<StoredRetry>;
 
 /// Reader with one connection that all reads share.
-pub struct Rereader {
+pub(crate) struct Rereader {
     redis: Redis,
     reader: StreamReader,
     sorter: Sorter,
@@ -59,7 +59,7 @@ pub struct Rereader {
     /// Number of tries to connect.
     tries: AtomicU64,
     /// Time at which a failing read was last logged.
-    told: Mutex<Option<Instant>>,
+    logged_at: Mutex<Option<Instant>>,
 }
 
 /// Shared connection, and its number.
@@ -85,23 +85,23 @@ enum Failed {
 
 impl Rereader {
     /// Reader for `consumer`.
-    pub fn new(redis: Redis, consumer: &str, sorter: Sorter) -> Self {
+    pub(crate) fn new(redis: Redis, consumer: &str, sorter: Sorter) -> Self {
         let reader = StreamReader::new(redis.clone(), consumer);
-        let (shared, tries, told) = Default::default();
-        Self { redis, reader, sorter, shared, tries, told }
+        let (shared, tries, logged_at) = Default::default();
+        Self { redis, reader, sorter, shared, tries, logged_at }
     }
 
     /// Reads what is wanted, once Redis answers. Returns an event for each range of chunks, for
     /// each chunk that is read again, and for anything else. If Redis was reachable and did not
     /// answer, the read may have been too much. Then parts of it are left.
-    pub async fn read(&self, mut wanted: ReadRequest) -> Read {
+    pub(crate) async fn read(&self, mut wanted: ReadRequest) -> Read {
         let began = Instant::now();
         loop {
             let failed = match self.try_read(&wanted).await {
                 Ok(events) => return Read { events, left: Vec::new() },
                 Err(failed) => failed,
             };
-            self.tell(&failed, began);
+            self.log_failure(&failed, began);
             self.end_connection(&failed).await;
             tokio::time::sleep(PAUSE).await;
             if failed.may_be_too_much() {
@@ -121,13 +121,13 @@ impl Rereader {
     }
 
     /// Logs a read that has failed for some time. All reads share the interval of these lines.
-    fn tell(&self, failed: &Failed, began: Instant) {
+    fn log_failure(&self, failed: &Failed, began: Instant) {
         let (Failed::Connection(error) | Failed::Answer { error, .. }) = failed else { return };
         let error = chain(error);
         tracing::debug!(error, "reading what waits failed; trying again");
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if began.elapsed() >= TELL_EVERY && told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
-            *told = Some(Instant::now());
+        let mut logged_at = self.logged_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if began.elapsed() >= LOG_EVERY && logged_at.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
+            *logged_at = Some(Instant::now());
             let seconds = began.elapsed().as_secs();
             tracing::warn!(error, seconds, "what waits can't be read from redis; trying again");
         }

@@ -20,7 +20,7 @@ use crate::content::PackBytes;
 use crate::names::Names;
 
 /// Translator for one leader.
-pub struct Translator {
+pub(crate) struct Translator {
     cell: u32,
     keeps_history: bool,
     /// Names of lanes and shops.
@@ -30,20 +30,20 @@ pub struct Translator {
 
 impl Translator {
     /// Translator for the cell with this id.
-    pub fn new(cell: u32, keeps_history: bool, names: Names) -> Self {
+    pub(crate) fn new(cell: u32, keeps_history: bool, names: Names) -> Self {
         Self { cell, keeps_history, names, packer: Packer::new() }
     }
 
     /// Translates a settlement. `None`: it must not be applied, because bytes of webhooks that it
     /// moves are missing.
-    pub fn translate(
+    pub(crate) fn translate(
         &mut self,
         settlement: PendingSettlement<PackBytes>,
     ) -> Option<settle::Settlement> {
         let PendingSettlement { main, replays, controls, .. } = settlement;
         let mut history = Vec::new();
         if self.keeps_history {
-            settlement.records.iter().for_each(|record| past(record).write(&mut history));
+            settlement.records.iter().for_each(|record| outcome_record(record).write(&mut history));
         }
         let seen = settlement.records.iter().filter(|record| record.is_remembered);
         Some(settle::Settlement {
@@ -185,7 +185,7 @@ impl Translator {
     }
 }
 
-fn past(record: &SettledRecord) -> OutcomeRecord {
+fn outcome_record(record: &SettledRecord) -> OutcomeRecord {
     let outcome = match record.outcome {
         Outcome::Delivered => history::RecordedOutcome::Delivered,
         Outcome::Duplicate => history::RecordedOutcome::Duplicate,

@@ -16,6 +16,12 @@ const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// Time after which unchanged shares are published again. Receivers ignore shares older than 60 s,
 /// since a downstreamer that is gone publishes nothing.
 const REPEAT_EVERY: Duration = Duration::from_secs(20);
+const _: () =
+    assert!(PUBLISH_EVERY.as_millis() < REPEAT_EVERY.as_millis(), "news go out before a repeat");
+const _: () = assert!(
+    2 * REPEAT_EVERY.as_millis() < shares::FRESH_FOR.as_millis(),
+    "one lost repeat is no gap"
+);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Publisher of one leader.
@@ -30,7 +36,7 @@ struct Publisher {
 }
 
 /// Adds the names of shops to the core's shares.
-pub fn named(shares: &spillway_delivery::ShopLoads, names: &Names) -> Shares {
+pub(crate) fn named(shares: &spillway_delivery::ShopLoads, names: &Names) -> Shares {
     let shops = shares.shops.iter().map(|share| {
         let of_lane = share.lane.and_then(|lane| names.lane(lane)).map(|name| name.shop.as_str());
         let shop = of_lane.or_else(|| names.shop(share.hash)).unwrap_or_default().to_owned();
@@ -41,7 +47,7 @@ pub fn named(shares: &spillway_delivery::ShopLoads, names: &Names) -> Shares {
 
 /// Starts publishing the shares that are sent, as the leader with this token. Ends when the sender
 /// is dropped. Publishes nothing once another instance leads.
-pub fn start(redis: Redis, consumer: &str, token: &str) -> watch::Sender<Shares> {
+pub(crate) fn start(redis: Redis, consumer: &str, token: &str) -> watch::Sender<Shares> {
     let (sender, mut latest) = watch::channel(Shares::default());
     let mut publisher = Publisher {
         redis,

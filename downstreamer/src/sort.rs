@@ -17,24 +17,27 @@ use crate::settings::{DownstreamerSettings, OrderBy};
 
 /// Classifier of webhooks.
 #[derive(Clone)]
-pub struct Sorter {
+pub(crate) struct Sorter {
     settings: Arc<DownstreamerSettings>,
     metrics: Arc<DownstreamerMetrics>,
 }
 
 /// Hash of a shop's domain.
-pub fn shop_hash(shop: &[u8]) -> u64 {
+pub(crate) fn shop_hash(shop: &[u8]) -> u64 {
     stable_hash::of(&[shop])
 }
 
 impl Sorter {
     /// Classifier with these settings.
-    pub fn new(settings: Arc<DownstreamerSettings>, metrics: Arc<DownstreamerMetrics>) -> Self {
+    pub(crate) fn new(
+        settings: Arc<DownstreamerSettings>,
+        metrics: Arc<DownstreamerMetrics>,
+    ) -> Self {
         Self { settings, metrics }
     }
 
     /// Classifies a webhook. `is_news` is set when it is read for the first time, and counted.
-    pub fn sort(&self, record: &Record, position: Position, is_news: bool) -> Sorted {
+    pub(crate) fn sort(&self, record: &Record, position: Position, is_news: bool) -> Sorted {
         let settings = &self.settings;
         let shop = record.shop().unwrap_or_default();
         let topic = record.topic().unwrap_or_default();

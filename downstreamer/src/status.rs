@@ -18,7 +18,7 @@ const NAMED_MAX: usize = 3;
 
 /// Returns the reason for which nothing is delivered, and a note on lanes that wait while others
 /// flow.
-pub fn explain(status: &Status, names: &Names) -> (Option<String>, Option<String>) {
+pub(crate) fn explain(status: &Status, names: &Names) -> (Option<String>, Option<String>) {
     let trouble = if status.is_refusing {
         Some(REFUSES.to_owned())
     } else if status.is_index_full && status.in_flight == 0 && !status.is_paused {
@@ -58,7 +58,7 @@ fn name_of(lane: &BlockedLane, names: &Names) -> String {
 }
 
 /// Text for a reason.
-pub fn reason(blocked: Blocked) -> &'static str {
+pub(crate) fn reason(blocked: Blocked) -> &'static str {
     match blocked {
         Blocked::NotLeading => "starting or stopping, or the lease is not confirmed",
         Blocked::AllPaused => "everything is paused",
@@ -82,7 +82,7 @@ pub fn reason(blocked: Blocked) -> &'static str {
 }
 
 /// Logs the changes since `before`.
-pub fn log(before: &Counts, now: &Counts, status: &Status, names: &Names) {
+pub(crate) fn log(before: &Counts, now: &Counts, status: &Status, names: &Names) {
     if now.backend.went_down > before.backend.went_down {
         tracing::warn!(
             "the backend is down: no delivery succeeds; it is probed once a second, and the retry clock \

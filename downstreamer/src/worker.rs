@@ -46,7 +46,7 @@ const BATCH_MAX: usize = 64;
 const CHUNKS_TOGETHER: u32 = 16;
 
 /// State in Redis with which a leader begins.
-pub struct WorkerStart {
+pub(crate) struct WorkerStart {
     /// Name of the consumer.
     pub consumer: &'static str,
     /// State of the queue.
@@ -83,7 +83,7 @@ struct PublishedStatus {
 }
 
 /// A leader at work.
-pub struct Worker {
+pub(crate) struct Worker {
     core: Core<PackBytes>,
     channels: Channels,
     translator: Translator,
@@ -102,7 +102,7 @@ pub struct Worker {
 
 impl Worker {
     /// Leader that begins with the state in Redis.
-    pub fn start(
+    pub(crate) fn start(
         redis: &Redis,
         settings: Arc<DownstreamerSettings>,
         metrics: Arc<DownstreamerMetrics>,
@@ -156,7 +156,7 @@ impl Worker {
     }
 
     /// Runs until leadership or the process ends. Drops what is still under way then.
-    pub async fn run(mut self, shutdown: &CancellationToken, pulse: &Pulse) -> End {
+    pub(crate) async fn run(mut self, shutdown: &CancellationToken, pulse: &Pulse) -> End {
         let mut events = Vec::new();
         loop {
             // Answers once a tick at least, whatever Redis and the backend do.
@@ -205,7 +205,7 @@ impl Worker {
             () = channels.shares.closed() => Err(gone("publishing shares")),
             () = shutdown.cancelled(), if self.ends_at.is_none() => {
                 self.ends_at = Some(Instant::now() + self.settings.shutdown_timeout);
-                Ok(vec![Event::Drain])
+                Ok(vec![Event::Stop])
             }
             Some(delivery) = channels.deliveries.join_next() => {
                 let mut ended: Vec<_> = self.ended(delivery)?.into_iter().collect();

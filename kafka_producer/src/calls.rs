@@ -15,24 +15,25 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const SLOW: u32 = 10;
 /// Looks after which a call is given up: three times what the longest may take.
 const STUCK: u32 = 90;
+const _: () = assert!(SLOW < STUCK, "a slow call is shown before it is given up");
 
 /// Calls of one producer after the other, made by one thread.
 #[derive(Debug, Clone, Default)]
-pub struct Calls {
+pub(crate) struct Calls {
     /// Counts starts and ends: odd while a call is under way.
     steps: Arc<AtomicU64>,
 }
 
 /// Call under way. It ends when this is dropped.
 #[derive(Debug)]
-pub struct Entered {
+pub(crate) struct Entered {
     calls: Calls,
     is_outermost: bool,
 }
 
 impl Calls {
     /// Starts a call. A call within another is part of that one.
-    pub fn enter(&self) -> Entered {
+    pub(crate) fn enter(&self) -> Entered {
         let is_outermost = !is_call(self.steps.load(Ordering::Relaxed));
         if is_outermost {
             self.steps.fetch_add(1, Ordering::Relaxed);
@@ -42,7 +43,7 @@ impl Calls {
 
     /// Returns when a call does not return. Calls `tell` once a second for a call that takes long,
     /// with the time that it has taken so far.
-    pub async fn stuck(&self, mut tell: impl FnMut(Duration)) {
+    pub(crate) async fn stuck(&self, mut tell: impl FnMut(Duration)) {
         let mut last = 0;
         let mut looks = 0;
         loop {

@@ -61,27 +61,43 @@ const REDONE_OFTEN: u32 = 5;
 const FENCED_PAUSE: Duration = Duration::from_secs(3);
 
 /// All state of one leader.
-pub struct Exporter {
+pub(crate) struct Exporter {
     settings: Arc<ProducerSettings>,
     metrics: Arc<ProducerMetrics>,
     leader: LeaderHandle,
     calls: Calls,
     shutdown: CancellationToken,
     runtime: Handle,
-    redis: Redis,
-    reader: StreamReader,
-    /// For the few reads that the leader itself makes.
-    connection: Option<Connection>,
-    settlements: mpsc::Sender<Settlement>,
-    settled: mpsc::Receiver<Settled>,
-    is_settling: bool,
+    queue: QueueAccess,
+    settling: SettleChannel,
     encoder: Encoder,
     packer: Packer,
     learned: Learned,
+    trouble: LoggedTrouble,
+}
+
+/// The queue, for what the leader itself reads.
+struct QueueAccess {
+    redis: Redis,
+    reader: StreamReader,
+    /// For the few reads that the reader does not make.
+    connection: Option<Connection>,
+}
+
+/// The task that applies settlements.
+struct SettleChannel {
+    settlements: mpsc::Sender<Settlement>,
+    settled: mpsc::Receiver<Settled>,
+    is_under_way: bool,
+}
+
+/// Trouble with Kafka as `/readyz` and the log have it.
+#[derive(Default)]
+struct LoggedTrouble {
     /// Cause of the last failed attempt, unless a record caused it.
-    because: RefCell<Option<String>>,
+    last_error: RefCell<Option<String>>,
     /// Code of the last logged trouble. Empty while there is none.
-    troubled: RefCell<String>,
+    logged: RefCell<String>,
 }
 
 /// State from the building of a producer to its end.
@@ -151,7 +167,7 @@ enum Stop {
 impl Exporter {
     /// Leader that has just begun, after the settlement whose mark is `mark`. Must be called within
     /// a runtime, and run outside of it.
-    pub fn new(
+    pub(crate) fn new(
         instance: &ProducerInstance,
         leader: LeaderHandle,
         mark: Option<String>,
@@ -164,16 +180,15 @@ impl Exporter {
         let (settlements, settled) = settle::start(redis.clone(), KAFKA, &leader.token, mark);
         Self {
             encoder: Encoder::new(settings.format, settings.key),
-            reader: StreamReader::new(redis.clone(), KAFKA),
-            redis,
-            connection: None,
-            settlements,
-            settled,
-            is_settling: false,
+            queue: QueueAccess {
+                reader: StreamReader::new(redis.clone(), KAFKA),
+                redis,
+                connection: None,
+            },
+            settling: SettleChannel { settlements, settled, is_under_way: false },
             packer: Packer::new(),
             learned: Learned::default(),
-            because: RefCell::default(),
-            troubled: RefCell::default(),
+            trouble: LoggedTrouble::default(),
             runtime: Handle::current(),
             settings,
             metrics,
@@ -184,7 +199,7 @@ impl Exporter {
     }
 
     /// Runs until leadership or the process ends. Blocks its thread.
-    pub fn run(mut self) -> End {
+    pub(crate) fn run(mut self) -> End {
         loop {
             match self.session() {
                 Stop::End(end) => return end,
@@ -278,7 +293,7 @@ impl Exporter {
 
     /// Shows the cause of failed attempts, once there were many.
     fn tell_if_often(&self, code: Option<Code>) {
-        let because = code.map(|code| code.to_string()).or(self.because.take());
+        let because = code.map(|code| code.to_string()).or(self.trouble.last_error.take());
         if self.learned.redone >= REDONE_OFTEN
             && let Some(because) = because
         {
@@ -298,7 +313,7 @@ impl Exporter {
 
     fn intake(&self, cursor: StreamId) -> mpsc::Receiver<Arrived> {
         let _runtime = self.runtime.enter();
-        intake::start(&self.redis, cursor, self.metrics.clone())
+        intake::start(&self.queue.redis, cursor, self.metrics.clone())
     }
 
     /// Decides how to continue after an error of Kafka, and shows it where it matters.
@@ -306,7 +321,7 @@ impl Exporter {
         let fault = judge(call, KafkaFailure::from(error));
         tracing::debug!(?call, ?fault, %error, "a call to kafka failed");
         // An error that only a person can fix is shown at once.
-        self.because.replace((fault != Fault::Denied).then(|| error.to_string()));
+        self.trouble.last_error.replace((fault != Fault::Denied).then(|| error.to_string()));
         match fault {
             Fault::Retry | Fault::Abort | Fault::Refused => Stop::Redo,
             Fault::Rebuild => {
@@ -344,9 +359,9 @@ impl Exporter {
     /// such as the time that a connection took to fail, are never twice the same.
     fn trouble(&self, reason: Cow<'static, str>) {
         let code = reason.split(':').next().unwrap_or_default().to_owned();
-        if *self.troubled.borrow() != code {
+        if *self.trouble.logged.borrow() != code {
             tracing::warn!(reason = &*reason, "no webhook gets out");
-            self.troubled.replace(code);
+            self.trouble.logged.replace(code);
         }
         self.leader.show_trouble(Some(reason));
     }
@@ -355,7 +370,7 @@ impl Exporter {
     fn well(&self, link: &Link) {
         link.reports().forget_trouble();
         self.leader.show_trouble(None);
-        if !self.troubled.take().is_empty() {
+        if !self.trouble.logged.take().is_empty() {
             tracing::info!("webhooks get out again");
         }
     }

@@ -4,7 +4,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 
 /// Call into librdkafka.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Call {
+pub(crate) enum Call {
     /// Becoming the only producer of the transactional id.
     Init,
     /// Reading the topic or the cursor.
@@ -25,7 +25,7 @@ pub enum Call {
 
 /// Reaction to an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// Wait, and repeat the call.
     Retry,
     /// Abort the transaction, and go back to the last committed position.
@@ -43,7 +43,7 @@ pub enum Fault {
 
 /// The parts of an error that decide the reaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KafkaFailure {
+pub(crate) struct KafkaFailure {
     /// Code of the error.
     pub code: Code,
     /// True if the producer is not usable any more.
@@ -56,7 +56,7 @@ pub struct KafkaFailure {
 
 impl KafkaFailure {
     /// Failure of which only the code is known.
-    pub fn of(code: Code) -> Self {
+    pub(crate) fn of(code: Code) -> Self {
         Self { code, is_fatal: false, is_retriable: false, requires_abort: false }
     }
 }
@@ -76,7 +76,7 @@ impl From<&KafkaError> for KafkaFailure {
 }
 
 /// Decides the reaction to a failed call.
-pub fn judge(call: Call, failure: KafkaFailure) -> Fault {
+pub(crate) fn judge(call: Call, failure: KafkaFailure) -> Fault {
     let KafkaFailure { code, is_fatal, is_retriable, requires_abort } = failure;
     match (call, code) {
         (_, Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch) => Fault::Fenced,
@@ -100,7 +100,7 @@ pub fn judge(call: Call, failure: KafkaFailure) -> Fault {
 }
 
 /// Returns true if only a person can fix the error.
-pub fn is_denial(code: Code) -> bool {
+pub(crate) fn is_denial(code: Code) -> bool {
     matches!(
         code,
         Code::Authentication

@@ -22,7 +22,7 @@ use crate::settings::{Format, Key};
 const OWN_HEADERS: usize = 3;
 
 /// Builds records.
-pub struct Encoder {
+pub(crate) struct Encoder {
     format: Format,
     by: Key,
     key: String,
@@ -32,7 +32,7 @@ pub struct Encoder {
 }
 
 /// Record that librdkafka can copy.
-pub struct Encoded<'a> {
+pub(crate) struct Encoded<'a> {
     /// Key: records with the same key are kept in order.
     pub key: &'a str,
     /// Value of the record.
@@ -54,7 +54,7 @@ struct Received {
 
 impl Encoder {
     /// Encoder for records of `format`, keyed by `by`.
-    pub fn new(format: Format, by: Key) -> Self {
+    pub(crate) fn new(format: Format, by: Key) -> Self {
         Self {
             format,
             by,
@@ -66,7 +66,7 @@ impl Encoder {
     }
 
     /// Encodes one webhook.
-    pub fn encode<'a>(&'a mut self, webhook: &View<'a>, id: WebhookId) -> Encoded<'a> {
+    pub(crate) fn encode<'a>(&'a mut self, webhook: &View<'a>, id: WebhookId) -> Encoded<'a> {
         let needs_resource = self.by == Key::Resource || self.format == Format::CloudEvents;
         let resource = needs_resource.then(|| Resource::of(webhook, webhook.body));
         key::write(self.by, webhook, resource.as_ref(), &mut self.key);

@@ -14,7 +14,7 @@ use crate::settings::ProducerSettings;
 const THREADS_MAX: usize = 4;
 
 /// State that an instance keeps while leaders change.
-pub struct ProducerInstance {
+pub(crate) struct ProducerInstance {
     /// Settings of the process.
     pub settings: Arc<ProducerSettings>,
     /// Metrics of the process.
@@ -29,7 +29,7 @@ pub struct ProducerInstance {
 
 impl ProducerInstance {
     /// Instance that does not lead yet.
-    pub fn new(
+    pub(crate) fn new(
         settings: Arc<ProducerSettings>,
         metrics: Arc<ProducerMetrics>,
         readiness: Readiness,

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use crate::metrics::ProducerMetrics;
 
 /// Item that was read ahead.
-pub enum Arrived {
+pub(crate) enum Arrived {
     /// A pack of the main stream.
     Pack(StreamId, Arc<Pack>),
     /// A replayed webhook: its entry in the stream of replays, its id, its pack of one.
@@ -29,7 +29,7 @@ pub enum Arrived {
 }
 
 /// Starts reading after `cursor`. Ends when the receiver is dropped.
-pub fn start(
+pub(crate) fn start(
     redis: &Redis,
     cursor: StreamId,
     metrics: Arc<ProducerMetrics>,

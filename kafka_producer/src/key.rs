@@ -9,7 +9,12 @@ use crate::settings::Key;
 
 /// Writes the key of a webhook into `key`. By resource: `<shop>/<type>/<id>`, or `<shop>/<topic>`
 /// if the webhook has no resource id. By topic: `<shop>/<topic>`. By shop: `<shop>`.
-pub fn write(by: Key, headers: &impl Headers, resource: Option<&Resource>, key: &mut String) {
+pub(crate) fn write(
+    by: Key,
+    headers: &impl Headers,
+    resource: Option<&Resource>,
+    key: &mut String,
+) {
     key.clear();
     push_text(headers.shop().unwrap_or_default(), key);
     match (by, resource) {

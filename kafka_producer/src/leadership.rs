@@ -24,13 +24,16 @@ const NOT_REACHED: &str = "kafka_unavailable: kafka was not reached yet";
 #[error(
     "calls into librdkafka do not come back; nothing is lost, a restart goes on from the last commit"
 )]
-pub struct Hanging;
+pub(crate) struct Hanging;
 
 /// Leads whenever it can, until `shutdown`.
 ///
 /// # Errors
 /// If too many threads hang in librdkafka.
-pub async fn run(instance: &ProducerInstance, shutdown: &CancellationToken) -> Result<(), Hanging> {
+pub(crate) async fn run(
+    instance: &ProducerInstance,
+    shutdown: &CancellationToken,
+) -> Result<(), Hanging> {
     let config = ElectionConfig {
         redis: instance.settings.common.redis.clone(),
         consumer: KAFKA,

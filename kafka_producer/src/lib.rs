@@ -1,29 +1,29 @@
 //! The Kafka producer: reads packs and writes records, each webhook exactly once, in order per key.
 //!
-//! Start reading at [`exporter`] (the path of a pack): [`intake`] → [`mod@format`] with [`key`] →
-//! [`open`] (a transaction) → [`link`] (all calls to Kafka) → settled. Also: [`position`] and
-//! [`resume`] (the cursor, and the position to continue from), [`fault`] (reaction to an error),
-//! [`calls`] (calls into librdkafka that do not return), [`reports`] (its reports), [`settings`],
-//! [`properties`] and [`options`].
+//! Start reading at `exporter` (the path of a pack): `intake` → `format` with `key` →
+//! `open` (a transaction) → `link` (all calls to Kafka) → settled. Also: `position` and
+//! `resume` (the cursor, and the position to continue from), `fault` (reaction to an error),
+//! `calls` (calls into librdkafka that do not return), `reports` (its reports), `settings`,
+//! `properties` and `options`.
 
-pub mod calls;
-pub mod exporter;
-pub mod fault;
-pub mod format;
-pub mod instance;
-pub mod intake;
-pub mod key;
-pub mod leadership;
-pub mod link;
-pub mod metrics;
-pub mod open;
-pub mod operator_options;
-pub mod options;
-pub mod position;
-pub mod properties;
-pub mod reports;
-pub mod resume;
-pub mod settings;
+mod calls;
+mod exporter;
+mod fault;
+mod format;
+mod instance;
+mod intake;
+mod key;
+mod leadership;
+mod link;
+mod metrics;
+mod open;
+mod operator_options;
+mod options;
+mod position;
+mod properties;
+mod reports;
+mod resume;
+mod settings;
 
 use std::sync::Arc;
 
@@ -41,6 +41,7 @@ use crate::calls::Calls;
 use crate::instance::ProducerInstance;
 use crate::link::Link;
 use crate::metrics::ProducerMetrics;
+pub use crate::settings::ProducerArgs;
 use crate::settings::ProducerSettings;
 
 /// Runs a Kafka producer until `shutdown`.

@@ -36,7 +36,7 @@ const ABORT_HEARS: Duration = Duration::from_millis(2);
 const CURSOR_PARTITION: i32 = 0;
 
 /// Transactional producer of one cell.
-pub struct Link {
+pub(crate) struct Link {
     producer: BaseProducer<Reports>,
     cursor_options: ClientConfig,
     topic: String,
@@ -57,7 +57,7 @@ impl Link {
     ///
     /// # Errors
     /// If librdkafka refuses its options.
-    pub fn build(
+    pub(crate) fn build(
         settings: &ProducerSettings,
         cell: u32,
         calls: &Calls,
@@ -76,7 +76,7 @@ impl Link {
     }
 
     /// Reports of librdkafka that [`Link::poll`] has received.
-    pub fn reports(&self) -> &Reports {
+    pub(crate) fn reports(&self) -> &Reports {
         self.producer.context()
     }
 
@@ -85,7 +85,7 @@ impl Link {
     ///
     /// # Errors
     /// From Kafka.
-    pub fn init(&self) -> Result<(), KafkaError> {
+    pub(crate) fn init(&self) -> Result<(), KafkaError> {
         let _call = self.calls.enter();
         let asked = self.producer.init_transactions(LOOK);
         self.poll(Duration::ZERO);
@@ -96,7 +96,7 @@ impl Link {
     ///
     /// # Errors
     /// From Kafka.
-    pub fn look_for_topic(&self) -> Result<(), KafkaError> {
+    pub(crate) fn look_for_topic(&self) -> Result<(), KafkaError> {
         let _call = self.calls.enter();
         let metadata = self.producer.client().fetch_metadata(Some(&self.topic), LOOK);
         self.poll(Duration::ZERO);
@@ -117,7 +117,7 @@ impl Link {
     ///
     /// # Errors
     /// From Kafka.
-    pub fn cursor(&mut self) -> Result<Option<Committed>, KafkaError> {
+    pub(crate) fn cursor(&mut self) -> Result<Option<Committed>, KafkaError> {
         let _call = self.calls.enter();
         let consumer: BaseConsumer = self.cursor_options.create()?;
         let mut asked = TopicPartitionList::new();
@@ -139,7 +139,7 @@ impl Link {
     ///
     /// # Errors
     /// From librdkafka.
-    pub fn begin(&self) -> Result<(), KafkaError> {
+    pub(crate) fn begin(&self) -> Result<(), KafkaError> {
         let _call = self.calls.enter();
         self.producer.begin_transaction()
     }
@@ -148,7 +148,7 @@ impl Link {
     ///
     /// # Errors
     /// From librdkafka, including [`Code::QueueFull`].
-    pub fn send(&self, record: Encoded<'_>, number: usize) -> Result<(), KafkaError> {
+    pub(crate) fn send(&self, record: Encoded<'_>, number: usize) -> Result<(), KafkaError> {
         let record = BaseRecord::with_opaque_to(&self.topic, number)
             .key(record.key)
             .payload(record.value)
@@ -158,12 +158,12 @@ impl Link {
     }
 
     /// Number of records that were handed over, and neither delivered nor failed.
-    pub fn in_flight(&self) -> usize {
+    pub(crate) fn in_flight(&self) -> usize {
         usize::try_from(self.producer.in_flight_count()).unwrap_or(0)
     }
 
     /// Receives librdkafka's reports, for at most `wait`.
-    pub fn poll(&self, wait: Duration) {
+    pub(crate) fn poll(&self, wait: Duration) {
         let _call = self.calls.enter();
         self.producer.poll(wait);
     }
@@ -172,7 +172,7 @@ impl Link {
     ///
     /// # Errors
     /// From Kafka.
-    pub fn move_cursor(&self, to: &CellPosition, through: u64) -> Result<(), KafkaError> {
+    pub(crate) fn move_cursor(&self, to: &CellPosition, through: u64) -> Result<(), KafkaError> {
         let _call = self.calls.enter();
         let mut offsets = TopicPartitionList::new();
         let mut cursor = offsets.add_partition(&self.topic, CURSOR_PARTITION);
@@ -187,7 +187,7 @@ impl Link {
     ///
     /// # Errors
     /// From Kafka.
-    pub fn commit(&self) -> Result<(), KafkaError> {
+    pub(crate) fn commit(&self) -> Result<(), KafkaError> {
         let _call = self.calls.enter();
         self.producer.commit_transaction(COMMIT)
     }
@@ -198,7 +198,7 @@ impl Link {
     ///
     /// # Errors
     /// From Kafka.
-    pub fn abort(&self) -> Result<(), KafkaError> {
+    pub(crate) fn abort(&self) -> Result<(), KafkaError> {
         let _call = self.calls.enter();
         let began = Instant::now();
         loop {

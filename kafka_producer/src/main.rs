@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    spillway_process::start::<kafka_producer::settings::ProducerArgs, _, _>(kafka_producer::run)
+    spillway_process::start::<kafka_producer::ProducerArgs, _, _>(kafka_producer::run)
 }

@@ -11,12 +11,12 @@ use spillway_process::metrics::registry;
 use spillway_queue::consumers::KAFKA;
 
 /// Reasons for which a webhook is given up.
-pub const DEAD_REASONS: [&str; 2] = ["too_large", "refused"];
+pub(crate) const DEAD_REASONS: [&str; 2] = ["too_large", "refused"];
 const OUTCOMES: [&str; 2] = ["committed", "aborted"];
 const GAPS: [&str; 3] = ["ahead", "behind", "freed"];
 
 /// All metrics of a Kafka producer.
-pub struct ProducerMetrics {
+pub(crate) struct ProducerMetrics {
     /// Registry of all these metrics.
     pub registry: Registry,
     /// Gauges of leadership and of the queue in Redis.
@@ -39,7 +39,7 @@ pub struct ProducerMetrics {
 
 impl ProducerMetrics {
     /// Registers all metrics.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let registry = registry("kafka_producer", env!("CARGO_PKG_VERSION"));
         let transactions = counters(
             &registry,
@@ -80,7 +80,7 @@ impl ProducerMetrics {
 
     /// Counts a transaction that was committed at `now_ms`, with webhooks received at these times
     /// (milliseconds since the Unix epoch).
-    pub fn committed(&self, received_at_ms: &[u64], now_ms: u64) {
+    pub(crate) fn committed(&self, received_at_ms: &[u64], now_ms: u64) {
         self.transactions.with_label_values(&["committed"]).inc();
         self.produced.inc_by(received_at_ms.len() as u64);
         for received in received_at_ms {
@@ -90,17 +90,17 @@ impl ProducerMetrics {
     }
 
     /// Counts a transaction that was aborted.
-    pub fn aborted(&self) {
+    pub(crate) fn aborted(&self) {
         self.transactions.with_label_values(&["aborted"]).inc();
     }
 
     /// Counts a start at which Kafka's cursor contradicted Redis'.
-    pub fn gap(&self, kind: &'static str) {
+    pub(crate) fn gap(&self, kind: &'static str) {
         self.gaps.with_label_values(&[kind]).inc();
     }
 
     /// Counts a webhook that was given up.
-    pub fn dead(&self, reason: &'static str) {
+    pub(crate) fn dead(&self, reason: &'static str) {
         self.dead_lettered.with_label_values(&[reason]).inc();
     }
 }

@@ -17,13 +17,13 @@ const AGE_MAX: Duration = Duration::from_millis(100);
 const AGE_MAX_BEHIND: Duration = Duration::from_secs(2);
 /// Bytes at which a transaction is committed in any case. A fault makes at most this much be sent
 /// again.
-pub const BYTES_MAX: usize = 512 << 20;
+pub(crate) const BYTES_MAX: usize = 512 << 20;
 /// Lower limit of these bytes, for a Kafka that is slow.
-pub const BYTES_MIN: usize = 1 << 20;
+pub(crate) const BYTES_MIN: usize = 1 << 20;
 
 /// RecordRef of a record's webhook in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum RecordRef {
+pub(crate) enum RecordRef {
     /// In a pack of the main stream.
     Main(StreamId, u32),
     /// In the stream of replays.
@@ -32,7 +32,7 @@ pub enum RecordRef {
 
 /// Record that is sent in a transaction without others, because Kafka may refuse it.
 #[derive(Clone)]
-pub struct Alone {
+pub(crate) struct Alone {
     /// RecordRef of the webhook.
     pub place: RecordRef,
     /// Id of the webhook.
@@ -44,7 +44,7 @@ pub struct Alone {
 }
 
 /// An open transaction.
-pub struct Open {
+pub(crate) struct Open {
     /// Position that the commit moves the cursor to.
     pub position: CellPosition,
     /// Settlement to apply in Redis after the commit.
@@ -64,7 +64,7 @@ pub struct Open {
 
 impl Open {
     /// Empty transaction from `position`. It is committed at `bytes_max`, if not sooner.
-    pub fn at(position: CellPosition, bytes_max: usize) -> Self {
+    pub(crate) fn at(position: CellPosition, bytes_max: usize) -> Self {
         Self {
             position,
             settlement: Settlement::default(),
@@ -79,17 +79,23 @@ impl Open {
     }
 
     /// Number of records.
-    pub fn records(&self) -> usize {
+    pub(crate) fn records(&self) -> usize {
         self.received_at_ms.len()
     }
 
     /// Bytes of the records.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Adds a record of so many bytes that was handed to librdkafka.
-    pub fn sent(&mut self, place: RecordRef, received_at_ms: u64, bytes: usize, now: Instant) {
+    pub(crate) fn sent(
+        &mut self,
+        place: RecordRef,
+        received_at_ms: u64,
+        bytes: usize,
+        now: Instant,
+    ) {
         if self.place(self.records()) != Some(place) {
             self.runs.push((self.records(), place));
         }
@@ -99,7 +105,7 @@ impl Open {
     }
 
     /// RecordRef of the record with this number.
-    pub fn place(&self, number: usize) -> Option<RecordRef> {
+    pub(crate) fn place(&self, number: usize) -> Option<RecordRef> {
         let run = self.runs.partition_point(|(first, _)| *first <= number).checked_sub(1)?;
         let (first, place) = self.runs[run];
         match place {
@@ -112,7 +118,7 @@ impl Open {
     }
 
     /// Moves the position after the entry `id`, which has `webhooks` in it.
-    pub fn pass(&mut self, id: StreamId, webhooks: u64, now: Instant) {
+    pub(crate) fn pass(&mut self, id: StreamId, webhooks: u64, now: Instant) {
         self.position.entry = id;
         self.position.part = None;
         let passed = self.settlement.passed.get_or_insert_default();
@@ -123,7 +129,7 @@ impl Open {
     }
 
     /// Time that the transaction may stay open from `now`. `None` while it is empty.
-    pub fn closes_in(&self, now: Instant, is_behind: bool) -> Option<Duration> {
+    pub(crate) fn closes_in(&self, now: Instant, is_behind: bool) -> Option<Duration> {
         let first_at = self.first_at?;
         if self.bytes >= self.bytes_max {
             return Some(Duration::ZERO);

@@ -47,7 +47,7 @@ const JAVA_ONLY: &[(&str, &str)] = &[
 ];
 
 /// Returns all mistakes in `properties`, a sentence each. Never a value.
-pub fn check(properties: &Properties) -> Vec<String> {
+pub(crate) fn check(properties: &Properties) -> Vec<String> {
     let mut mistakes = Vec::new();
     for (key, value) in properties {
         if let Some((_, why)) = OURS.iter().find(|(keys, _)| keys.contains(&key.as_str())) {

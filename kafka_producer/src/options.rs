@@ -20,7 +20,7 @@ const PRODUCER_ONLY: &[&str] = &[
 ];
 
 /// Options of the producer. The operator's file may change those set before it.
-pub fn producer(settings: &ProducerSettings, cell: u32) -> ClientConfig {
+pub(crate) fn producer(settings: &ProducerSettings, cell: u32) -> ClientConfig {
     let mut config = ClientConfig::new();
     config
         // For the broker's logs and quotas.
@@ -75,7 +75,7 @@ pub fn producer(settings: &ProducerSettings, cell: u32) -> ClientConfig {
 }
 
 /// Options of a consumer that reads the cursor and never subscribes.
-pub fn cursor_reader(settings: &ProducerSettings, cell: u32) -> ClientConfig {
+pub(crate) fn cursor_reader(settings: &ProducerSettings, cell: u32) -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set("client.id", "spillway");
     add(&mut config, &settings.properties, |key| {
@@ -93,7 +93,7 @@ pub fn cursor_reader(settings: &ProducerSettings, cell: u32) -> ClientConfig {
 }
 
 /// Consumer group whose offset is the cell's cursor.
-pub fn group(cell: u32) -> String {
+pub(crate) fn group(cell: u32) -> String {
     format!("spillway-{cell:08x}")
 }
 

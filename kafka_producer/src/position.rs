@@ -10,7 +10,7 @@ use spillway_webhook::StreamId;
 
 /// Position in the streams of one cell: everything up to it is in Kafka.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CellPosition {
+pub(crate) struct CellPosition {
     /// Every entry of the main stream up to here is done completely.
     pub entry: StreamId,
     /// A later entry, and the number of its webhooks that are done.
@@ -22,24 +22,24 @@ pub struct CellPosition {
 /// Text that is not a position: another program committed to this consumer group.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a position: {0:?}")]
-pub struct NotAPosition(String);
+pub(crate) struct NotAPosition(String);
 
 /// Version of the text format, so that a later one can be recognized.
 const FORM: &str = "1";
 
 impl CellPosition {
     /// Position right after `entry`.
-    pub fn after(entry: StreamId) -> Self {
+    pub(crate) fn after(entry: StreamId) -> Self {
         Self { entry, ..Self::default() }
     }
 
     /// Newest main entry that the position includes, at least in part.
-    pub fn newest(&self) -> StreamId {
+    pub(crate) fn newest(&self) -> StreamId {
         self.part.map_or(self.entry, |(id, _)| id)
     }
 
     /// Number of webhooks of the entry `id` that are done.
-    pub fn done_of(&self, id: StreamId) -> u32 {
+    pub(crate) fn done_of(&self, id: StreamId) -> u32 {
         match self.part {
             _ if id <= self.entry => u32::MAX,
             Some((part, done)) if part == id => done,

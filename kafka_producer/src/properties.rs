@@ -3,13 +3,13 @@
 //! it with the next. `\t`, `\n`, `\r`, `\f` and `\u` with four hexadecimal digits are escapes.
 
 /// Keys and values in the order of the file.
-pub type Properties = Vec<(String, String)>;
+pub(crate) type Properties = Vec<(String, String)>;
 
 /// Parses the whole text of a file.
 ///
 /// # Errors
 /// The number of the first line that is not valid. Never its content, which may be a secret.
-pub fn parse(text: &str) -> Result<Properties, usize> {
+pub(crate) fn parse(text: &str) -> Result<Properties, usize> {
     let mut properties = Properties::new();
     let mut lines = text.lines().enumerate();
     while let Some((number, line)) = lines.next() {

@@ -13,14 +13,14 @@ use crate::fault::is_denial;
 
 /// Collects reports until they are asked for. Bounded by the records of one transaction.
 #[derive(Default)]
-pub struct Reports {
+pub(crate) struct Reports {
     failed: Mutex<Vec<(usize, Code)>>,
     trouble: Mutex<Option<BrokerTrouble>>,
 }
 
 /// Last trouble with a broker or the connection to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BrokerTrouble {
+pub(crate) struct BrokerTrouble {
     /// True if a person must change something.
     pub is_denial: bool,
     /// Text from librdkafka.
@@ -29,17 +29,17 @@ pub struct BrokerTrouble {
 
 impl Reports {
     /// Takes the numbers and errors of the records that failed since the last call.
-    pub fn take_failed(&self) -> Vec<(usize, Code)> {
+    pub(crate) fn take_failed(&self) -> Vec<(usize, Code)> {
         std::mem::take(&mut *lock(&self.failed))
     }
 
     /// Returns true if a record has failed.
-    pub fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         !lock(&self.failed).is_empty()
     }
 
     /// Notes a record that librdkafka did not accept. It can never be sent.
-    pub fn refuse(&self, number: usize, error: &KafkaError) {
+    pub(crate) fn refuse(&self, number: usize, error: &KafkaError) {
         let code = match error.rdkafka_error_code() {
             Some(code) if code != Code::QueueFull => code,
             // Larger than the whole queue.
@@ -49,19 +49,19 @@ impl Reports {
     }
 
     /// The trouble, if there is any.
-    pub fn trouble(&self) -> Option<BrokerTrouble> {
+    pub(crate) fn trouble(&self) -> Option<BrokerTrouble> {
         lock(&self.trouble).clone()
     }
 
     /// Clears the trouble: everything works.
-    pub fn forget_trouble(&self) {
+    pub(crate) fn forget_trouble(&self) {
         lock(&self.trouble).take();
     }
 }
 
 impl BrokerTrouble {
     /// Text for `/readyz`.
-    pub fn reason(&self) -> Cow<'static, str> {
+    pub(crate) fn reason(&self) -> Cow<'static, str> {
         let code = if self.is_denial { "kafka_refuses" } else { "kafka_unavailable" };
         format!("{code}: {}", self.text).into()
     }

@@ -12,7 +12,7 @@ use crate::position::CellPosition;
 
 /// Cursor that Kafka holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Committed {
+pub(crate) struct Committed {
     /// Position of the cursor.
     pub position: CellPosition,
     /// Number of webhooks of this cell up to it.
@@ -21,7 +21,7 @@ pub struct Committed {
 
 /// A contradiction between Kafka and Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gap {
+pub(crate) enum Gap {
     /// Kafka's cursor is ahead of the stream: Redis came back with older data. What was accepted
     /// between the two is gone from Redis. What is left after Redis' cursor is sent again.
     Ahead {
@@ -51,7 +51,7 @@ pub enum Gap {
 
 impl Gap {
     /// Label in the metrics.
-    pub fn kind(&self) -> &'static str {
+    pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Ahead { .. } => "ahead",
             Self::Behind { .. } => "behind",
@@ -61,7 +61,7 @@ impl Gap {
 }
 
 /// Decides the position to continue from. Returns a contradiction, if there is one.
-pub fn decide(
+pub(crate) fn decide(
     kafka: Option<Committed>,
     redis: StreamId,
     span: &StreamRange,

@@ -25,7 +25,7 @@ const PAUSE_LONGEST: Duration = Duration::from_secs(60);
 
 /// Pauses deliveries, and probes with one at a time after a pause that failures caused.
 #[derive(Debug, Default)]
-pub struct CircuitBreaker {
+pub(crate) struct CircuitBreaker {
     paused_until: Duration,
     tripped_at: Duration,
     succeeded_at: Duration,
@@ -36,24 +36,24 @@ pub struct CircuitBreaker {
 
 impl CircuitBreaker {
     /// End of the pause that holds at `now`.
-    pub fn pause_ends(&self, now: Duration) -> Option<Duration> {
+    pub(crate) fn pause_ends(&self, now: Duration) -> Option<Duration> {
         (now < self.paused_until).then_some(self.paused_until)
     }
 
     /// True if only one attempt at a time may be under way.
-    pub fn is_probing(&self) -> bool {
+    pub(crate) fn is_probing(&self) -> bool {
         self.trips > 0
     }
 
     /// Starts a pause that the backend asked for.
-    pub fn pause(&mut self, pause: Duration, now: Duration) {
+    pub(crate) fn pause(&mut self, pause: Duration, now: Duration) {
         self.paused_until = self.paused_until.max(now + pause);
         self.streak = 0;
     }
 
     /// Records the success of a delivery that began at `began`. Returns true if that ends the
     /// probing.
-    pub fn succeeded(&mut self, began: Duration, now: Duration) -> bool {
+    pub(crate) fn succeeded(&mut self, began: Duration, now: Duration) -> bool {
         self.streak = 0;
         self.succeeded_at = now;
         let is_news = self.trips > 0 && began >= self.tripped_at;
@@ -66,7 +66,7 @@ impl CircuitBreaker {
     /// Records a failure of a delivery that began after the last cut. Returns true if that trips
     /// the breaker. It does not if another delivery succeeded less than `silence` ago: then the
     /// backend only refuses what is too much for it, which is up to the concurrency limiter.
-    pub fn failed(&mut self, failure: &FailedDelivery, now: Duration, chance: f64) -> bool {
+    pub(crate) fn failed(&mut self, failure: &FailedDelivery, now: Duration, chance: f64) -> bool {
         if failure.began < self.tripped_at {
             return false;
         }
@@ -91,7 +91,7 @@ impl CircuitBreaker {
 }
 
 /// A delivery that failed.
-pub struct FailedDelivery {
+pub(crate) struct FailedDelivery {
     pub began: Duration,
     /// Number of deliveries that were allowed.
     pub limit: usize,

@@ -69,11 +69,17 @@ const REST_ERROR: f64 = 0.06;
 const STEP_SMALL: f64 = 0.12;
 const STEP_BIG: f64 = 0.25;
 
-/// Searches for the concurrency that carries the most goodput without a queue.
-#[derive(Debug)]
-pub struct ConcurrencyLimiter {
+/// Range of the limit: at least 1, and not empty.
+#[derive(Debug, Clone, Copy)]
+struct LimitBounds {
     min: usize,
     max: usize,
+}
+
+/// Searches for the concurrency that carries the most goodput without a queue.
+#[derive(Debug)]
+pub(crate) struct ConcurrencyLimiter {
+    bounds: LimitBounds,
     limit: usize,
     phase: SearchPhase,
     window: SampleWindow,
@@ -114,11 +120,10 @@ enum SearchPhase {
 }
 
 impl ConcurrencyLimiter {
-    pub fn new(min: usize, max: usize) -> Self {
+    pub(crate) fn new(min: usize, max: usize) -> Self {
         let (min, max) = (min.max(1), max.max(min).max(1));
         Self {
-            min,
-            max,
+            bounds: LimitBounds { min, max },
             limit: min,
             phase: SearchPhase::Start { quiet: SampleSums::default() },
             window: SampleWindow::counting(Duration::ZERO),
@@ -134,23 +139,23 @@ impl ConcurrencyLimiter {
     }
 
     /// Maximum number of deliveries that may be under way.
-    pub fn limit(&self) -> usize {
+    pub(crate) fn limit(&self) -> usize {
         self.limit
     }
 
     /// Approximate latency of a delivery.
-    pub fn latency(&self) -> Duration {
+    pub(crate) fn latency(&self) -> Duration {
         self.latency
     }
 
     /// True if a delivery that began at `began` began after the last reaction to trouble.
-    pub fn is_news(&self, began: Duration) -> bool {
+    pub(crate) fn is_news(&self, began: Duration) -> bool {
         began >= self.trouble.acted_at()
     }
 
     /// Starts the search again from the minimum: after a pause, nothing is known any more.
-    pub fn restart(&mut self, now: Duration) {
-        self.limit = self.min;
+    pub(crate) fn restart(&mut self, now: Duration) {
+        self.limit = self.bounds.min;
         self.base = None;
         self.alarms = 0;
         self.phase = SearchPhase::Start { quiet: SampleSums::default() };
@@ -160,12 +165,12 @@ impl ConcurrencyLimiter {
     }
 
     /// Records that only the limit kept a delivery from beginning.
-    pub fn limited(&mut self) {
+    pub(crate) fn limited(&mut self) {
         self.window.limited();
     }
 
     /// Records a delivery that was refused for lack of capacity, or was never answered.
-    pub fn troubled(&mut self, sample: &Sample, now: Duration) {
+    pub(crate) fn troubled(&mut self, sample: &Sample, now: Duration) {
         if !self.trouble.is_more(sample.began, self.latency(), now) {
             return;
         }
@@ -183,7 +188,7 @@ impl ConcurrencyLimiter {
     }
 
     /// Records a delivery that was answered.
-    pub fn done(&mut self, sample: &Sample, now: Duration) {
+    pub(crate) fn done(&mut self, sample: &Sample, now: Duration) {
         self.trouble.none();
         let took = now.saturating_sub(sample.began);
         self.latency = if self.latency.is_zero() { took } else { (self.latency * 31 + took) / 32 };
@@ -217,10 +222,10 @@ impl ConcurrencyLimiter {
         let is_busy = level.busy >= BUSY;
         let rested = now.saturating_sub(self.rested_at);
         let is_lower_due = is_high || (is_busy && self.is_lower_due(now));
-        if is_lower_due && self.limit > self.min {
+        if is_lower_due && self.limit > self.bounds.min {
             self.lower(Some(level), level.latency, level.in_flight, now);
         } else if is_busy
-            && self.limit < self.max
+            && self.limit < self.bounds.max
             && rested >= self.wait.max(self.latency * RAISE_TRIPS)
         {
             let step = step(&level).min(STEP_BIG).exp_m1();
@@ -249,7 +254,7 @@ impl ConcurrencyLimiter {
     fn is_alarming(&mut self, slice: SampleSums) -> bool {
         let Some(base) = self.base else { return false };
         let error = (self.noise / slice.count).sqrt();
-        let is_high = slice.latency() - base > ALARM + 3.0 * error && self.limit > self.min;
+        let is_high = slice.latency() - base > ALARM + 3.0 * error && self.limit > self.bounds.min;
         self.alarms = if is_high { self.alarms + 1 } else { 0 };
         self.alarms >= 2
     }
@@ -258,7 +263,7 @@ impl ConcurrencyLimiter {
     fn note(&mut self, level: &LimitSample) {
         // Bounded: a window in which the latency jumped looks like one full of noise.
         self.noise += 0.3 * (level.noise.min(4.0 * self.noise + 0.01) - self.noise);
-        let is_alone = level.in_flight <= 1.05 || self.limit == self.min;
+        let is_alone = level.in_flight <= 1.05 || self.limit == self.bounds.min;
         self.base = Some(match self.base {
             // None of our deliveries queues, so this is the base, whether it rose or fell.
             Some(base) if is_alone && (level.latency - base).abs() > 3.0 * level.error => {
@@ -278,7 +283,7 @@ impl ConcurrencyLimiter {
     }
 
     fn set(&mut self, limit: usize, now: Duration) {
-        self.limit = limit.clamp(self.min, self.max);
+        self.limit = limit.clamp(self.bounds.min, self.bounds.max);
         self.window = SampleWindow::settling(now);
     }
 }

@@ -46,7 +46,7 @@ const SHARE_FIRST: f64 = 0.2;
 
 /// A token bucket whose rate is the lower of `MAX_RATE` and the cap.
 #[derive(Debug)]
-pub struct Pacer {
+pub(crate) struct Pacer {
     rate_max: Option<f64>,
     cap: Option<Cap>,
     tokens: f64,
@@ -110,7 +110,7 @@ impl Cap {
 }
 
 impl Pacer {
-    pub fn new(rate_max: Option<f64>) -> Self {
+    pub(crate) fn new(rate_max: Option<f64>) -> Self {
         Self {
             rate_max,
             cap: None,
@@ -122,7 +122,7 @@ impl Pacer {
     }
 
     /// Takes a token, if there is one.
-    pub fn take(&mut self, now: Duration) -> bool {
+    pub(crate) fn take(&mut self, now: Duration) -> bool {
         let Some(rate) = self.rate(now) else { return true };
         let gathered = now.saturating_sub(self.filled_at).as_secs_f64() * rate;
         self.tokens = (self.tokens + gathered).min(1.0 + rate * GATHERED.as_secs_f64());
@@ -135,12 +135,12 @@ impl Pacer {
     }
 
     /// Returns the token that was taken last and was not used.
-    pub fn give_back(&mut self) {
+    pub(crate) fn give_back(&mut self) {
         self.tokens += 1.0;
     }
 
     /// Time of the next token, if there is none at `now`.
-    pub fn refills_at(&self, now: Duration) -> Option<Duration> {
+    pub(crate) fn refills_at(&self, now: Duration) -> Option<Duration> {
         let rate = self.rate(now)?;
         let since = now.saturating_sub(self.filled_at).as_secs_f64();
         let missing = 1.0 - self.tokens - since * rate;
@@ -149,7 +149,7 @@ impl Pacer {
     }
 
     /// Records an accepted delivery.
-    pub fn done(&mut self, now: Duration) {
+    pub(crate) fn done(&mut self, now: Duration) {
         self.accepted.add(now);
         self.share -= self.share * SHARE_WEIGHT;
         if self.cap.is_some_and(|cap| cap.at(now) > FORGOTTEN * cap.cut_to) {
@@ -158,7 +158,7 @@ impl Pacer {
     }
 
     /// Records a 429 for a delivery that began at `began`.
-    pub fn refused(&mut self, began: Duration, now: Duration) {
+    pub(crate) fn refused(&mut self, began: Duration, now: Duration) {
         self.share += (1.0 - self.share) * SHARE_WEIGHT;
         if self.share < if self.cap.is_some() { SHARE } else { SHARE_FIRST } {
             return;

@@ -19,13 +19,13 @@ const SLICE: Duration = Duration::from_millis(20);
 /// Latencies below this, in seconds, count as equal.
 const LATENCY_MIN: f64 = 1e-5;
 /// Part of the slices in which the limit must have been reached for it to count as used.
-pub const BUSY: f64 = 0.8;
+pub(crate) const BUSY: f64 = 0.8;
 /// Minimum error: no measurement is more exact.
 const ERROR_MIN: f64 = 0.005;
 
 /// Sums over samples.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct SampleSums {
+pub(crate) struct SampleSums {
     pub count: f64,
     latency: f64,
     squares: f64,
@@ -41,7 +41,7 @@ impl SampleSums {
     }
 
     /// Sums of both tallies.
-    pub fn with(self, other: Self) -> Self {
+    pub(crate) fn with(self, other: Self) -> Self {
         Self {
             count: self.count + other.count,
             latency: self.latency + other.latency,
@@ -51,7 +51,7 @@ impl SampleSums {
     }
 
     /// Logarithm of the mean latency in seconds.
-    pub fn latency(&self) -> f64 {
+    pub(crate) fn latency(&self) -> f64 {
         self.mean().max(LATENCY_MIN).ln()
     }
 
@@ -60,12 +60,12 @@ impl SampleSums {
     }
 
     /// Mean number of deliveries under way when one began, including itself.
-    pub fn in_flight(&self) -> f64 {
+    pub(crate) fn in_flight(&self) -> f64 {
         self.in_flight / self.count.max(1.0)
     }
 
     /// Variance of one sample, in squares of the mean.
-    pub fn variance(&self) -> f64 {
+    pub(crate) fn variance(&self) -> f64 {
         let mean = self.mean().max(LATENCY_MIN);
         let spread = self.squares / (mean * mean) - self.count;
         (spread / (self.count - 1.0).max(1.0)).max(0.0)
@@ -74,7 +74,7 @@ impl SampleSums {
 
 /// Measurement at one limit.
 #[derive(Debug, Clone, Copy)]
-pub struct LimitSample {
+pub(crate) struct LimitSample {
     /// Logarithm of the mean latency.
     pub latency: f64,
     /// Standard error of `latency`.
@@ -105,7 +105,7 @@ const SETTLED: f64 = 2.5;
 
 /// Gathers samples since a change of the limit.
 #[derive(Debug, Clone, Copy)]
-pub struct SampleWindow {
+pub(crate) struct SampleWindow {
     stage: Stage,
     opened_at: Duration,
     /// Time for which it had been counting when it was last opened.
@@ -125,7 +125,7 @@ pub struct SampleWindow {
 
 impl SampleWindow {
     /// Creates a window that counts deliveries that end after `from`.
-    pub fn counting(from: Duration) -> Self {
+    pub(crate) fn counting(from: Duration) -> Self {
         Self {
             stage: Stage::Counting,
             opened_at: from,
@@ -144,12 +144,12 @@ impl SampleWindow {
 
     /// Creates a window that counts deliveries that end once a change at `changed_at` has taken
     /// effect.
-    pub fn settling(changed_at: Duration) -> Self {
+    pub(crate) fn settling(changed_at: Duration) -> Self {
         Self { stage: Stage::Settling { changed_at }, ..Self::counting(changed_at) }
     }
 
     /// Continues with the present sums, once the limit is back at its old value.
-    pub fn resettle(&mut self, changed_at: Duration) {
+    pub(crate) fn resettle(&mut self, changed_at: Duration) {
         self.counted = self.age();
         self.slice = SampleSums::default();
         (self.opened_at, self.last_at) = (changed_at, changed_at);
@@ -158,7 +158,7 @@ impl SampleWindow {
 
     /// Adds a sample. Returns the slice that it closes, if any. `round_trip` is about the time of
     /// one delivery.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         sample: &Sample,
         round_trip: Duration,
@@ -183,17 +183,17 @@ impl SampleWindow {
     }
 
     /// Records that only the limit kept a delivery from beginning.
-    pub fn limited(&mut self) {
+    pub(crate) fn limited(&mut self) {
         self.is_limited = true;
     }
 
     /// True if the limit kept a delivery from beginning at least once in this window.
-    pub fn was_limited(&self) -> bool {
+    pub(crate) fn was_limited(&self) -> bool {
         self.is_limited || self.slices_limited > 0.0
     }
 
     /// True if the limit did so in at least [`BUSY`] of the slices, including the open one.
-    pub fn was_busy(&self) -> bool {
+    pub(crate) fn was_busy(&self) -> bool {
         let open = f64::from(u8::from(self.is_limited));
         self.slices_limited + open >= BUSY * (self.slices + open) && self.was_limited()
     }
@@ -211,22 +211,22 @@ impl SampleWindow {
     }
 
     /// Number of closed slices.
-    pub fn slices(&self) -> f64 {
+    pub(crate) fn slices(&self) -> f64 {
         self.slices
     }
 
     /// Time for which the window has been counting.
-    pub fn age(&self) -> Duration {
+    pub(crate) fn age(&self) -> Duration {
         self.counted + self.last_at.saturating_sub(self.opened_at)
     }
 
     /// Sums over all samples so far.
-    pub fn tally(&self) -> SampleSums {
+    pub(crate) fn tally(&self) -> SampleSums {
         self.total.with(self.slice)
     }
 
     /// Measurement from the closed slices.
-    pub fn level(&self) -> LimitSample {
+    pub(crate) fn level(&self) -> LimitSample {
         let samples = self.total.variance() / self.total.count.max(1.0);
         let mean = self.slices_mean.max(LATENCY_MIN);
         let spread = self.slices_spread / (mean * mean);
@@ -244,7 +244,7 @@ impl SampleWindow {
 }
 
 /// Converts a count to a floating-point number.
-pub fn count(number: usize) -> f64 {
+pub(crate) fn count(number: usize) -> f64 {
     // Exact up to 2^53, far above any concurrency.
     number as f64
 }

@@ -38,7 +38,7 @@ pub struct Filter {
 
 /// Properties of a webhook that a filter compares. Finding the resource needs the body, so it is a
 /// closure.
-pub struct Asked<'a, R: FnOnce() -> String> {
+pub struct WebhookFacts<'a, R: FnOnce() -> String> {
     /// Id of the webhook.
     pub id: WebhookId,
     /// Shop domain.
@@ -104,7 +104,7 @@ impl Filter {
     }
 
     /// True if the filter selects this webhook.
-    pub fn matches<R: FnOnce() -> String>(&self, asked: Asked<'_, R>) -> bool {
+    pub fn matches<R: FnOnce() -> String>(&self, asked: WebhookFacts<'_, R>) -> bool {
         let is = |wanted: &Option<String>, have: &str| {
             wanted.as_deref().is_none_or(|wanted| wanted == have)
         };
@@ -312,10 +312,10 @@ fn number(text: Option<&String>) -> u64 {
 mod tests {
     use super::*;
 
-    fn asked(resource: &str) -> Asked<'_, impl FnOnce() -> String> {
+    fn asked(resource: &str) -> WebhookFacts<'_, impl FnOnce() -> String> {
         let id = "a1b2c3d4-0000000005000-0000000000-00000".parse().unwrap();
         let resource = || resource.to_owned();
-        Asked { id, shop: "a.example", topic: "orders/create", delivery_id: "d-1", resource }
+        WebhookFacts { id, shop: "a.example", topic: "orders/create", delivery_id: "d-1", resource }
     }
 
     fn check(expected: bool, set: impl FnOnce(&mut Filter)) {

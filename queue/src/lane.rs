@@ -23,6 +23,8 @@ const BARRIERS: u8 = 16;
 const LEADS: u8 = 17;
 const RETRIES: u8 = 18;
 const MAIN_RETRIES: u8 = 19;
+const _: () =
+    assert!(CHUNKS + 6 == MAIN_RETRIES && LANES + 3 == RETRIES, "keys of settle.lua, in its order");
 
 /// Id of a chunk. As text: `<lane as 16 hex digits>:<number>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -21,6 +21,10 @@ pub const BUMP_EVERY: Duration = Duration::from_secs(1);
 pub const UNCONFIRMED_MAX: Duration = Duration::from_secs(5);
 /// Time for which a counter must stand still before a standby may take over.
 pub const TAKE_AFTER: Duration = Duration::from_secs(8);
+const _: () = assert!(
+    UNCONFIRMED_MAX.as_millis() + 2 * BUMP_EVERY.as_millis() < TAKE_AFTER.as_millis(),
+    "a leader stops before a standby takes over"
+);
 
 /// State that a leader receives with each confirmed bump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +66,7 @@ impl Candidacy {
     /// Creates a candidacy with a random token.
     pub fn new(redis: Redis, consumer: &str) -> Self {
         let token = format!("{:016x}", rand::rng().random::<u64>());
-        let script = Script::new(include_str!("lua/own.lua"));
+        let script = Script::new(include_str!("lua/lead.lua"));
         Self { redis, consumer: consumer.to_owned(), token, script }
     }
 

@@ -7,7 +7,7 @@
 //! its cursor) → [`settle`] (one script records outcomes and dead letters, changes the [`lane`]s in
 //! which the rest waits, advances the cursor and trims). Other modules: [`leader`] (leader
 //! election), [`dead`] (dead letters), [`consumers`] (registered consumers), [`controls`] (an operator's
-//! controls), [`history`] (outcomes of webhooks), [`feed`] (restores what a receiver spilled to its
+//! controls), [`history`] (outcomes of webhooks), [`restore`] (restores what a receiver spilled to its
 //! disk), [`shares`] (shops that take much of what waits), [`status`] and [`health`] (reports for
 //! operators), [`rewrite`] (rewrites of the AOF).
 //!
@@ -23,7 +23,6 @@ pub mod consumers;
 pub mod controls;
 pub mod dead;
 pub mod error;
-pub mod feed;
 pub mod health;
 pub mod history;
 pub mod keys;
@@ -31,6 +30,7 @@ pub mod lane;
 pub mod leader;
 pub mod permissions;
 pub mod read;
+pub mod restore;
 pub mod rewrite;
 pub mod sentinel;
 pub mod settle;

@@ -23,6 +23,8 @@ const GAIN_BYTES: u64 = 64 << 20;
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
 /// Longest pause: at most 24 attempts a day while every one fails.
 const PAUSE_LONGEST: Duration = Duration::from_secs(3600);
+const _: () = assert!(PAUSE_FIRST.as_millis() < PAUSE_LONGEST.as_millis(), "pauses grow");
+const _: () = assert!(GAIN_BYTES < WORTH_BYTES, "a rewrite of a small AOF gains little");
 
 /// Backoff of rewrites after failures, of Redis' child process or of the request itself.
 #[derive(Debug, Default)]

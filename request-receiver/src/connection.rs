@@ -35,6 +35,9 @@ const LINGER_BYTES_MAX: usize = 1 << 20;
 /// the others grow by two thirds.
 const LINGER_TURN_BYTES: usize = 16 << 10;
 const LINGER_PAUSE: Duration = Duration::from_millis(25);
+const _: () = assert!(LINGER_TURN_BYTES < LINGER_BYTES_MAX, "a sender is read in several turns");
+const _: () =
+    assert!(LINGER_PAUSE.as_millis() < LINGER.as_millis(), "a sender is read in several turns");
 /// Limit of hyper's read buffer: two heads.
 const READ_BYTES_MAX: usize = 2 * HEADER_BYTES_MAX;
 
@@ -57,14 +60,14 @@ pub async fn serve(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
     tokio::select! {
         biased;
         // Reading shows what there is, or which error.
-        _ = stream.readable() => Box::pin(talk(stream, phase, serving)).await,
+        _ = stream.readable() => Box::pin(serve_http(stream, phase, serving)).await,
         // The connection was idle for too long, or the process stops.
         () = phase.swept() => close(PhasedStream::new(stream, phase.clone()), &phase).await,
     }
 }
 
 /// Serves a connection that has something to read.
-async fn talk(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
+async fn serve_http(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
     let io = TokioIo::new(PhasedStream::new(stream, phase.clone()));
     let service = {
         let phase = phase.clone();
@@ -106,7 +109,7 @@ async fn talk(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
     if let Some(refusal) = refusal {
         phase.body_may_be_unread();
         serving.metrics.answered(refusal.outcome(), phase.elapsed());
-        tell(&mut stream, refusal).await;
+        write_refusal(&mut stream, refusal).await;
     }
     close(stream, &phase).await;
 }
@@ -116,13 +119,13 @@ pub async fn refuse(stream: Stream) {
     let phase = Phase::new();
     phase.body_may_be_unread();
     let mut stream = PhasedStream::new(stream, phase.clone());
-    tell(&mut stream, Refusal::Overloaded).await;
+    write_refusal(&mut stream, Refusal::Overloaded).await;
     close(stream, &phase).await;
 }
 
 /// Writes an answer without hyper. Writes nothing after a part of another answer: its reader does
 /// not read.
-async fn tell(stream: &mut PhasedStream, refusal: Refusal) {
+async fn write_refusal(stream: &mut PhasedStream, refusal: Refusal) {
     if !stream.is_write_blocked() {
         let answer = raw_answer(refusal);
         tokio::time::timeout(LINGER, stream.write_all(answer.as_bytes())).await.ok();

@@ -16,6 +16,7 @@ const RESERVED_PER_SHARD: usize = 8;
 const CONNECTIONS_MIN: usize = 64;
 /// Connections over the limit that are answered 503 at once. Further ones wait to be accepted.
 const REFUSED_MAX: usize = 256;
+const _: () = assert!(RESERVED <= CONNECTIONS_MIN, "as many serve as are kept for the rest");
 /// Divisor: refusals may take this part of scarce descriptors.
 const REFUSED_PART: usize = 8;
 

@@ -64,8 +64,8 @@ use crate::topics::TopicMetrics;
 /// Time for which connections wait for the first look at Redis, a part of Shopify's 5 s.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
-/// Time that the feeder has to stop. Redis knows the outcome of any call that is cut off.
-const FEEDER_STOPS_WITHIN: Duration = Duration::from_millis(500);
+/// Time that the restorer has to stop. Redis knows the outcome of any call that is cut off.
+const RESTORER_STOPS_WITHIN: Duration = Duration::from_millis(500);
 
 /// Runs a receiver until `shutdown`.
 ///
@@ -84,8 +84,8 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
     let (readiness, after_all) =
         admin::start(settings.admin_listen, &metrics.registry, &background).await?;
     let listeners = Listener::all(&settings.listen).await?;
-    let stop_feeding = CancellationToken::new();
-    let (store, feeding) = open_store(&settings, &background, &stop_feeding).await?;
+    let stop_restoring = CancellationToken::new();
+    let (store, restoring) = open_store(&settings, &background, &stop_restoring).await?;
     let log = store.log().map(|log| (store.gate().clone(), log.clone()));
     register(&metrics.registry, &LogMetrics::new(log));
     let shares = Arc::new(ShopShares::new(settings.shop_limit.priority_topics.clone()));
@@ -130,9 +130,9 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
         tracing::error!(%error, "exiting, so that the supervisor restarts this process");
     }
     acceptor.finish(stop_by).await;
-    stop_feeding.cancel();
-    if let Some(feeding) = feeding {
-        timeout_at(stop_by + FEEDER_STOPS_WITHIN, feeding).await.ok();
+    stop_restoring.cancel();
+    if let Some(restoring) = restoring {
+        timeout_at(stop_by + RESTORER_STOPS_WITHIN, restoring).await.ok();
     }
     after_all.cancel();
     Ok(accepted?)
@@ -161,9 +161,9 @@ async fn open_store(
     #[cfg(feature = "spill")]
     if let Some(spill_settings) = &settings.spill {
         let ack_timeout = settings.ack_timeout;
-        let (store, feeding) =
+        let (store, restoring) =
             spill::start(spill_settings, ack_timeout, redis, background, stop).await?;
-        return Ok((store, Some(feeding)));
+        return Ok((store, Some(restoring)));
     }
     #[cfg(not(feature = "spill"))]
     let _ = (background, stop);

@@ -49,7 +49,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Status, code and sentence of the answer.
-    pub fn told(self) -> (StatusCode, &'static str, &'static str) {
+    pub fn parts(self) -> (StatusCode, &'static str, &'static str) {
         use StatusCode as S;
         match self {
             Self::NotPost => (S::METHOD_NOT_ALLOWED, "not_a_webhook", "only POST is taken"),
@@ -128,13 +128,13 @@ impl Refusal {
             Self::Malformed => NOT_HTTP,
             Self::AckTimeout => "ack_timeout",
             Self::BrokenBody => "broken_body",
-            _ => self.told().1,
+            _ => self.parts().1,
         }
     }
 
     /// JSON body of the answer.
     pub fn body(self) -> String {
-        let (_, code, message) = self.told();
+        let (_, code, message) = self.parts();
         format!(r#"{{"error":"{code}","message":"{message}"}}"#)
     }
 }
@@ -168,7 +168,7 @@ pub const OUTCOMES: [&str; 19] = [
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let (status, _, _) = self.told();
+        let (status, _, _) = self.parts();
         let mut response = (status, self.body()).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -184,7 +184,7 @@ impl IntoResponse for Refusal {
 
 /// Whole HTTP/1.1 answer for a connection without a request that hyper could answer.
 pub fn raw_answer(refusal: Refusal) -> String {
-    let (status, _, _) = refusal.told();
+    let (status, _, _) = refusal.parts();
     let body = refusal.body();
     let retry = if status == StatusCode::SERVICE_UNAVAILABLE {
         format!("retry-after: {RETRY_AFTER_SECONDS}\r\n")
@@ -228,7 +228,7 @@ mod tests {
             Refusal::NotFresh(NotFresh::FromTheFuture),
         ] {
             assert!(OUTCOMES.contains(&refusal.outcome()), "{refusal:?}");
-            assert!(raw_answer(refusal).contains(refusal.told().1));
+            assert!(raw_answer(refusal).contains(refusal.parts().1));
         }
     }
 }

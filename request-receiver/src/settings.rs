@@ -28,6 +28,10 @@ const HEAD_ROOM_BYTES: usize = OVERHEAD_BYTES + HEADER_BYTES_MAX;
 const SPILL_ROOM_BYTES: u64 = 2 * MIB;
 /// Larger bodies would make packs that no consumer can decode.
 const BODY_MAX: u64 = 128 * MIB;
+const _: () = assert!(
+    (HEADER_BYTES_MAX as u64) < MIB && MIB <= BODY_MAX,
+    "MAX_IN_FLIGHT has room for a request"
+);
 
 /// Receives Shopify webhooks (POST to any path), verifies signature and time, and answers 200 once
 /// Redis has stored them. Every setting is a flag and an environment variable.

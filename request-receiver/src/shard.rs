@@ -37,6 +37,9 @@ const SWEPT_AT_ONCE: usize = 256;
 const FIRST_BYTE: Duration = Duration::from_secs(1);
 /// Time after the deadline that a shard may take to close what it cuts off.
 const CUT_TIME: Duration = Duration::from_millis(250);
+const _: () =
+    assert!(SWEEP_EVERY.as_millis() < FIRST_BYTE.as_millis(), "the sweep finds it in time");
+const _: () = assert!(CUT_TIME.as_millis() < FIRST_BYTE.as_millis(), "a cut connection ends first");
 
 /// A connection with its slot.
 type Incoming = (AcceptedConnection, Slot);

@@ -2,16 +2,16 @@
 //! again.
 //!
 //! [`channel`] opens the log and is the overflow log of the store. [`writer`] writes and syncs it.
-//! [`mod@feeder`] restores it, at the rate that [`pace`] sets. [`claim`] makes sure that only one
+//! [`mod@restorer`] restores it, at the rate that [`pace`] sets. [`claim`] makes sure that only one
 //! receiver spills for a cell. The crate `spillway-spill` holds the format of the files.
 //!
 //! `SPILL_MAX` bounds the disk. In memory are at most two packs for each shard and two chunks of
-//! the feeder.
+//! the restorer.
 
 pub mod channel;
 pub mod claim;
-pub mod feeder;
 pub mod pace;
+pub mod restorer;
 pub mod writer;
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::settings::SpillSettings;
 use crate::spill::channel::SpillChannel;
-use crate::spill::feeder::Feeder;
+use crate::spill::restorer::Restorer;
 use crate::store::Store;
 use crate::store::gate::Gate;
 use crate::store::looks::RedisLooks;
@@ -44,8 +44,8 @@ pub async fn start(
     let (channel, log_id) = SpillChannel::open(settings, background)?;
     let gate = Gate::new(true, ack_timeout);
     let looks = RedisLooks::new(gate.clone());
-    let mut feeder = Feeder::new(channel.clone(), &gate, &looks, log_id, redis.clone());
-    claim::settle(&mut feeder).await?;
+    let mut restorer = Restorer::new(channel.clone(), &gate, &looks, log_id, redis.clone());
+    claim::settle(&mut restorer).await?;
     background.spawn("probe of the overflow disk", {
         let channel = channel.clone();
         let stop = stop.clone();
@@ -53,8 +53,8 @@ pub async fn start(
             stop.run_until_cancelled(channel.try_again()).await;
         }
     });
-    let feeding = feeder.run(stop.clone());
-    let feeding = background.spawn("the spill's feeder", feeding);
+    let restoring = restorer.run(stop.clone());
+    let restoring = background.spawn("the spill's restorer", restoring);
     let log: Arc<SpillChannel> = channel;
-    Ok((Store::new(gate, looks, Some(log)), feeding))
+    Ok((Store::new(gate, looks, Some(log)), restoring))
 }

@@ -50,7 +50,12 @@ const STALL_PART: u32 = 6;
 const STALL_MAX: Duration = Duration::from_secs(1);
 /// Time that a batch may wait at the gate before it is cut. Longer than the wait for the gate's
 /// lock.
-const HELD: Duration = Duration::from_millis(5);
+const RECHECK_AFTER: Duration = Duration::from_millis(5);
+const _: () = assert!(STALL_PART >= 2, "a hanging append is left before its senders give up");
+const _: () = assert!(
+    RECHECK_AFTER.as_millis() < STALL_MAX.as_millis(),
+    "a held batch is not one that hangs"
+);
 
 /// Store as one shard sees it: appends to the queue or writes to the overflow log.
 #[derive(Clone)]
@@ -196,7 +201,7 @@ impl ShardStore {
             GatePass::Append(pass) => {
                 // Senders that were answered while the batch was held may have sent their webhook
                 // again, and later ones.
-                if formed.elapsed() > HELD && !batch.cut(Instant::now()) {
+                if formed.elapsed() > RECHECK_AFTER && !batch.cut(Instant::now()) {
                     pass.ended(true);
                     self.context.batches.complete(batch, Err(Refusal::AckTimeout));
                 } else {

@@ -1,4 +1,4 @@
 //! Locks of the batch queue. `tests/batches.rs` replaces them with loom's locks, to try every
 //! interleaving.
 
-pub use std::sync::{Arc, Mutex, MutexGuard};
+pub(crate) use std::sync::{Arc, Mutex, MutexGuard};

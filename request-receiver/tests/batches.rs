@@ -3,10 +3,14 @@
 //! The source is the receiver's own, with loom's locks in place of std's.
 
 mod sync {
-    pub use loom::sync::{Arc, Mutex, MutexGuard};
+    pub(crate) use loom::sync::{Arc, Mutex, MutexGuard};
 }
 
-#[allow(dead_code, reason = "not all of the queue has a model")]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "not all of the queue has a model, and its crate exports it"
+)]
 #[path = "../src/batch/queue.rs"]
 mod queue;
 

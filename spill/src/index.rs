@@ -20,7 +20,7 @@ pub struct SegmentIndex(Mutex<Segments>);
 struct Segments {
     segments: VecDeque<Segment>,
     /// Records up to this number count as restored, even if they are read again.
-    fed_through: u64,
+    restored_through: u64,
     damages: u64,
 }
 
@@ -44,12 +44,12 @@ pub struct Segment {
     /// Webhooks in it; `None` until they are counted.
     pub webhooks: Option<u64>,
     /// Webhooks of it that are restored.
-    pub fed: u64,
+    pub restored: u64,
 }
 
 impl Segment {
     fn waiting(&self) -> u64 {
-        self.webhooks.unwrap_or(0).saturating_sub(self.fed)
+        self.webhooks.unwrap_or(0).saturating_sub(self.restored)
     }
 }
 
@@ -81,7 +81,7 @@ impl SegmentIndex {
         let inner = self.lock();
         let first = inner.segments.front();
         let last = inner.segments.back();
-        let gone = first.map_or(0, |segment| segment.after).max(inner.fed_through);
+        let gone = first.map_or(0, |segment| segment.after).max(inner.restored_through);
         last.is_some_and(|segment| segment.last > gone)
     }
 
@@ -148,36 +148,36 @@ impl SegmentIndex {
     }
 
     /// Records that the record `number`, which holds `webhooks` webhooks, is restored.
-    pub fn fed(&self, number: u64, webhooks: u32) {
+    pub fn restored(&self, number: u64, webhooks: u32) {
         let mut inner = self.lock();
-        if number > inner.fed_through {
-            inner.fed_through = number;
+        if number > inner.restored_through {
+            inner.restored_through = number;
             let behind = inner.segments.partition_point(|segment| segment.first <= number);
             if let Some(segment) = behind.checked_sub(1).and_then(|at| inner.segments.get_mut(at)) {
-                segment.fed += u64::from(webhooks);
+                segment.restored += u64::from(webhooks);
             }
         }
     }
 
     /// Records that everything is restored, and corrects a count that damage has left wrong.
-    pub fn all_fed(&self) {
+    pub fn all_restored(&self) {
         let mut inner = self.lock();
         let last = inner.segments.back().map_or(0, |segment| segment.last);
-        inner.fed_through = last.max(inner.fed_through);
+        inner.restored_through = last.max(inner.restored_through);
         for segment in &mut inner.segments {
             // This includes segments that are still being counted. More may be written to the last
             // one.
-            (segment.webhooks, segment.fed) = (Some(0), 0);
+            (segment.webhooks, segment.restored) = (Some(0), 0);
         }
     }
 
-    /// Marks everything after the number `fed` as waiting again, although it was restored before.
-    pub fn again_after(&self, fed: u64) {
+    /// Marks everything after the number `restored` as waiting again, although it was restored before.
+    pub fn again_after(&self, restored: u64) {
         let mut inner = self.lock();
-        inner.fed_through = inner.fed_through.min(fed);
-        for segment in inner.segments.iter_mut().filter(|segment| segment.last > fed) {
+        inner.restored_through = inner.restored_through.min(restored);
+        for segment in inner.segments.iter_mut().filter(|segment| segment.last > restored) {
             // Rather too many wait than too few.
-            segment.fed = 0;
+            segment.restored = 0;
         }
     }
 
@@ -236,6 +236,6 @@ fn free(segment: &Segment) {
     if let Err(error) = freed
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::error!(%error, ?path, "a spill segment that was fed could not be removed");
+        tracing::error!(%error, ?path, "a spill segment that was restored could not be removed");
     }
 }

@@ -7,7 +7,7 @@
 //! after a crash), [`mod@count`] (number of webhooks), [`directory`] (lock and id), [`disk`] (the
 //! writing side of the file system, so that tests can make it fail).
 //!
-//! The code calls a pack fed when it is restored to Redis and Redis confirmed that.
+//! The code calls a pack restored when it is restored to Redis and Redis confirmed that.
 //!
 //! Invariants: A group is reported as written only after its sync. A record that was reported is
 //! read back, or an error names the place where it lay. A number is never used twice. This crate

@@ -139,7 +139,7 @@ impl Lying {
             is_sealed: true,
             is_damaged: self.is_damaged,
             webhooks: None,
-            fed: 0,
+            restored: 0,
         }
     }
 

@@ -122,9 +122,9 @@ impl LogReader {
     }
 
     /// Records that a chunk and everything before it is restored, and frees the segments before it.
-    pub fn fed(&self, chunk: &RecordBatch) {
+    pub fn restored(&self, chunk: &RecordBatch) {
         for record in &chunk.records {
-            self.index.fed(record.number, record.webhooks);
+            self.index.restored(record.number, record.webhooks);
         }
         self.index.free_before(chunk.segment);
     }
@@ -146,7 +146,7 @@ impl LogReader {
     fn next(&mut self) -> io::Result<Option<(Head, Vec<u8>)>> {
         loop {
             let Some(segment) = self.here() else { return Ok(None) };
-            if self.is_fed_whole(&segment) {
+            if self.is_restored_whole(&segment) {
                 self.offset = segment.end;
             }
             if self.offset >= segment.end {
@@ -190,7 +190,7 @@ impl LogReader {
 
     fn skip(&mut self, head: &Head) {
         self.pass(head);
-        self.index.fed(head.number, head.webhooks);
+        self.index.restored(head.number, head.webhooks);
     }
 
     /// Starts this segment again, and trusts only records whose checksums match.
@@ -219,7 +219,7 @@ impl LogReader {
     }
 
     /// True if the whole segment is to be skipped: the next one's head names its last number.
-    fn is_fed_whole(&self, segment: &Segment) -> bool {
+    fn is_restored_whole(&self, segment: &Segment) -> bool {
         self.offset == HEAD_BYTES
             && segment.last <= self.skip_through
             && self.index.behind(segment.first).is_some_and(|next| next.after <= self.skip_through)
@@ -287,7 +287,7 @@ impl LogReader {
         if let Some((next, head)) = found
             && head.number <= self.skip_through + 1
         {
-            tracing::warn!(why, ?path, offset, "a spilled pack is damaged; it was fed before");
+            tracing::warn!(why, ?path, offset, "a spilled pack is damaged; it was restored before");
             return Ok(next);
         }
         let next = found.map_or(segment.end, |(next, _)| next);

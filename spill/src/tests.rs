@@ -102,12 +102,12 @@ fn write(writer: &mut Writer, numbers: impl IntoIterator<Item = usize>) {
 }
 
 /// Returns all packs, and marks each as restored when it is read.
-fn fed(index: &Arc<SegmentIndex>, skip_through: u64) -> Vec<Vec<u8>> {
+fn restored(index: &Arc<SegmentIndex>, skip_through: u64) -> Vec<Vec<u8>> {
     let mut reader = LogReader::after(index.clone(), skip_through);
     let mut packs = Vec::new();
     loop {
         let chunk = reader.read(1000, 1000).unwrap();
-        reader.fed(&chunk);
+        reader.restored(&chunk);
         if chunk.records.is_empty() {
             assert!(reader.is_at_end());
             return packs;
@@ -151,7 +151,7 @@ fn what_goes_in_comes_out_in_order_over_segments_and_processes() {
     count(&index);
     assert_eq!(index.webhooks(), 100);
     write(&mut writer, 100..120);
-    assert_eq!(fed(&index, 0), packs(0..120));
+    assert_eq!(restored(&index, 0), packs(0..120));
     assert_eq!(index.webhooks(), 0);
     assert!(!index.holds_any());
     // A Redis that came back with older data is restored again. If that is interrupted, the claim
@@ -159,19 +159,19 @@ fn what_goes_in_comes_out_in_order_over_segments_and_processes() {
     index.again_after(index.floor());
     assert!(index.holds_any());
     index.again_after(index.last());
-    assert!(index.holds_any(), "what waits is not fed by that");
+    assert!(index.holds_any(), "what waits is not restored by that");
     assert_eq!(index.damages(), 0);
     // A completely restored segment is gone; the newest number stays.
     let last = index.last();
     writer.rotate().unwrap();
-    assert!(fed(&index, last).is_empty());
+    assert!(restored(&index, last).is_empty());
     assert!(files(place.path(), ".spill").is_empty());
     drop(writer);
     assert_eq!(opened(place.path()).0.last(), last);
 }
 
 #[test]
-fn what_was_fed_is_passed_over() {
+fn what_was_restored_is_passed_over() {
     let place = tempfile::tempdir().unwrap();
     let (index, mut writer, _) = opened(place.path());
     write(&mut writer, 0..100);
@@ -181,20 +181,20 @@ fn what_was_fed_is_passed_over() {
         .collect();
     drop((reader, writer));
     for through in [0, 1, 50, 99, 100] {
-        let fed_through = if through == 0 { 0 } else { numbers[through - 1] };
+        let restored_through = if through == 0 { 0 } else { numbers[through - 1] };
         let directory = tempfile::tempdir().unwrap();
         for name in fs::read_dir(place.path()).unwrap() {
             let path = name.unwrap().path();
             fs::copy(&path, directory.path().join(path.file_name().unwrap())).unwrap();
         }
         let (index, _writer, _) = opened(directory.path());
-        assert_eq!(fed(&index, fed_through), packs(through..100), "after {through}");
+        assert_eq!(restored(&index, restored_through), packs(through..100), "after {through}");
         assert_eq!(index.damages(), 0);
     }
 }
 
 #[test]
-fn damage_to_what_was_fed_leads_past_nothing_else() {
+fn damage_to_what_was_restored_leads_past_nothing_else() {
     let record_bytes = 32 + pack(1).len() as u32;
     // Lengths that end in other records, at their starts, at the end and beyond it.
     for longer in [1, 32, record_bytes, 3 * record_bytes, 6 * record_bytes, 1 << 20] {
@@ -207,7 +207,7 @@ fn damage_to_what_was_fed_leads_past_nothing_else() {
         let length = pack(1).len() as u32 + longer;
         let file = OpenOptions::new().write(true).open(&files(place.path(), ".spill")[0]).unwrap();
         file.write_all_at(&length.to_le_bytes(), offset).unwrap();
-        assert_eq!(fed(&index, first + 2), packs([1; 5]), "longer by {longer}");
+        assert_eq!(restored(&index, first + 2), packs([1; 5]), "longer by {longer}");
     }
 }
 
@@ -222,7 +222,7 @@ fn a_reader_follows_a_writer() {
         assert!(!reader.is_at_end());
         let chunk = reader.read(1000, 1).unwrap();
         assert_eq!(chunk.records[0].pack, pack(number));
-        reader.fed(&chunk);
+        reader.restored(&chunk);
         assert!(reader.read(1000, 1).unwrap().records.is_empty() && reader.is_at_end());
         if number % 7 == 0 {
             writer.rotate().unwrap();
@@ -244,7 +244,7 @@ fn damage_in_the_middle_costs_what_is_damaged_and_nothing_else() {
     flip(&all[2], 40 + 32 + 3);
     let (index, mut writer, _) = opened(place.path());
     write(&mut writer, 100..110);
-    let came = fed(&index, 0);
+    let came = restored(&index, 0);
     assert_eq!(came.len(), 108);
     let mut expected = packs(0..110);
     expected.retain(|pack| came.contains(pack));
@@ -261,7 +261,7 @@ fn damage_in_the_newest_segment_is_no_torn_tail() {
     drop((index, writer));
     flip(&files(place.path(), ".spill")[0], 40 + 32 + 1);
     let (index, _writer, _) = opened(place.path());
-    assert_eq!(fed(&index, 0), packs(1..10));
+    assert_eq!(restored(&index, 0), packs(1..10));
     assert_eq!(index.damages(), 1);
 }
 
@@ -273,7 +273,7 @@ fn a_segment_that_is_gone_is_told() {
     drop((index, writer));
     fs::remove_file(&files(place.path(), ".spill")[1]).unwrap();
     let (index, _writer, _) = opened(place.path());
-    assert!(fed(&index, 0).len() < 100);
+    assert!(restored(&index, 0).len() < 100);
     assert_eq!(index.damages(), 1);
 }
 
@@ -287,7 +287,7 @@ fn the_limit_is_kept_and_room_is_used_again() {
     }
     assert!(matches!(writer.append(&[(vec![7; 10_000], 1)]), Err(WriteError::Limit)));
     assert!(index.bytes() <= LIMITS.bytes_max && index.bytes() > LIMITS.bytes_max - 11_000);
-    assert_eq!(fed(&index, 0).len(), count);
+    assert_eq!(restored(&index, 0).len(), count);
     writer.append(&[(vec![7; 10_000], 1)]).unwrap();
 }
 
@@ -297,7 +297,7 @@ fn a_disk_that_takes_little_at_a_time_is_written_to_whole() {
     let (index, mut writer, faults) = opened(place.path());
     *faults.lock().unwrap() = Some(Fault::Short);
     write(&mut writer, 0..20);
-    assert_eq!(fed(&index, 0), packs(0..20));
+    assert_eq!(restored(&index, 0), packs(0..20));
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn a_full_disk_takes_nothing_back_of_what_was_written() {
     write(&mut writer, 5..8);
     drop((index, writer));
     let (index, _writer, _) = opened(place.path());
-    assert_eq!(fed(&index, 0), packs(0..8));
+    assert_eq!(restored(&index, 0), packs(0..8));
     assert_eq!(index.damages(), 0);
 }
 
@@ -336,7 +336,7 @@ fn a_failed_sync_is_not_trusted_and_not_tried_again() {
     assert_eq!(files(place.path(), ".spill").len(), 2, "it goes on in another segment");
     drop((index, writer));
     let (index, _writer, _) = opened(place.path());
-    assert_eq!(fed(&index, 0), packs(0..8));
+    assert_eq!(restored(&index, 0), packs(0..8));
     assert_eq!(index.damages(), 0);
 }
 
@@ -355,10 +355,10 @@ fn a_disk_that_took_nothing_is_tried_without_a_webhook() {
         writer.probe().unwrap();
     }
     assert!(!place.path().join("probe").exists());
-    assert_eq!(fed(&index, 0), packs(0..3), "nothing was invented");
+    assert_eq!(restored(&index, 0), packs(0..3), "nothing was invented");
     let last = index.last();
     write(&mut writer, 3..5);
-    assert_eq!(fed(&index, last), packs(3..5));
+    assert_eq!(restored(&index, last), packs(3..5));
 }
 
 #[test]
@@ -369,11 +369,11 @@ fn a_limit_that_was_reached_is_one_until_as_much_fits_as_was_refused() {
     assert!(matches!(writer.probe(), Err(WriteError::Limit)));
     let mut reader = LogReader::after(index, 0);
     let first = reader.read(1, 1).unwrap();
-    reader.fed(&first);
+    reader.restored(&first);
     assert!(matches!(writer.probe(), Err(WriteError::Limit)), "its segment is not free yet");
     for _ in 0..4 {
         let chunk = reader.read(1, 1).unwrap();
-        reader.fed(&chunk);
+        reader.restored(&chunk);
     }
     writer.probe().unwrap();
     writer.append(&[(vec![7; 4000], 1)]).unwrap();
@@ -418,7 +418,7 @@ proptest! {
         writer.append(&[(pack(77), 1)]).unwrap();
         let mut expected = packs(0..whole);
         expected.push(pack(77));
-        prop_assert_eq!(fed(&index, 0), expected);
+        prop_assert_eq!(restored(&index, 0), expected);
         prop_assert_eq!(index.damages(), 0);
     }
 
@@ -442,7 +442,7 @@ proptest! {
             }
         }
         let (index, _writer, _) = opened(place.path());
-        let came = fed(&index, 0);
+        let came = restored(&index, 0);
         let mut expected = packs(0..60);
         expected.retain(|pack| came.contains(pack));
         prop_assert_eq!(came, expected);

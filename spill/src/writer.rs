@@ -208,7 +208,7 @@ impl Writer {
             is_sealed: false,
             is_damaged: false,
             webhooks: Some(0),
-            fed: 0,
+            restored: 0,
         });
         self.active = Some(Active { file, end, has_records: false });
         Ok(())

@@ -27,7 +27,7 @@ struct Cli {
 
 /// A subcommand.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Post signed webhooks, as Shopify would
     Send(send::Arguments),
     /// Show the queue, its consumers and the number of dead letters
@@ -55,7 +55,7 @@ pub enum Command {
 }
 
 /// Parses the command line. The error is the exit code; every message is printed by then.
-pub fn parse() -> Result<Command, ExitCode> {
+pub(crate) fn parse() -> Result<Command, ExitCode> {
     if let Some(code) = generate::on_demand(Cli::command(), generate::COMMANDS) {
         return Err(code);
     }

@@ -8,7 +8,7 @@ use crate::out::count;
 
 /// Flags that every `drop` takes.
 #[derive(Debug, Clone, Copy, Args)]
-pub struct Consent {
+pub(crate) struct Consent {
     /// Drop all of them if no filter is given
     #[arg(long)]
     pub all: bool,
@@ -22,12 +22,12 @@ pub struct Consent {
 
 impl Consent {
     /// True if webhooks of `topic` are kept although they match the filter.
-    pub fn keeps(&self, topic: &str) -> bool {
+    pub(crate) fn keeps(&self, topic: &str) -> bool {
         !self.force && is_compliance(topic.as_bytes())
     }
 
     /// Reports how many of `what` are kept because of their topic.
-    pub fn tell_kept(&self, kept: u64, what: &str) {
+    pub(crate) fn tell_kept(&self, kept: u64, what: &str) {
         if kept > 0 {
             let kept = count(kept, what);
             eprintln!(
@@ -37,7 +37,7 @@ impl Consent {
     }
 
     /// Requires `--yes` before `number` of `what` are dropped from `consumer`.
-    pub fn given(&self, number: u64, what: &str, consumer: &str) -> Result<(), Failure> {
+    pub(crate) fn given(&self, number: u64, what: &str, consumer: &str) -> Result<(), Failure> {
         if self.yes {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use crate::place::CellArgs;
 use crate::status::consumers_text;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     place: CellArgs,
 
@@ -54,7 +54,7 @@ enum CursorStart {
 }
 
 /// Runs `spillway consumers`.
-pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.action.unwrap_or(Action::List) {
         Action::List => list(&arguments.place).await?,
         Action::Add { name, start_at } => add(&arguments.place, &name, start_at).await?,

@@ -16,7 +16,7 @@ use crate::place::{CellArgs, ConsumerArgs};
 use filter::{DeadFilter, WrittenFilter};
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     place: ConsumerArgs,
 
@@ -52,7 +52,11 @@ enum Action {
 }
 
 /// Returns the dead letters of `consumer` with this Shopify webhook id or Spillway-Id.
-pub async fn find(place: &CellArgs, consumer: &str, id: &str) -> Result<Vec<DeadLetter>, Failure> {
+pub(crate) async fn find(
+    place: &CellArgs,
+    consumer: &str,
+    id: &str,
+) -> Result<Vec<DeadLetter>, Failure> {
     let (redis, mut connection) = place.connect().await?;
     let filter = DeadFilter::with_id(id);
     let mut found = Vec::new();
@@ -64,7 +68,7 @@ pub async fn find(place: &CellArgs, consumer: &str, id: &str) -> Result<Vec<Dead
 }
 
 /// Runs `spillway dead`.
-pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place: ConsumerArgs { cell, consumer }, action } = arguments;
     match action {
         Action::List { filter, json, limit } => {

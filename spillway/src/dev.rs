@@ -25,13 +25,13 @@ use plan::DevPlan;
 use signals::Signals;
 use state::CellDirectory;
 
-pub use plan::Arguments;
+pub(crate) use plan::Arguments;
 
 /// Time limit of `--oneshot` for the delivery of the sample, measured from the start.
 const ONESHOT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs the cell until a signal. With `--oneshot`, it stops once the sample is delivered.
-pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let signals = Signals::listen()?;
     let state = CellDirectory::prepare()?;
     let plan = DevPlan::check(arguments, &state)?;

@@ -22,7 +22,7 @@ use crate::secret::SecretArguments;
 use finding::Severity;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     place: CellArgs,
 
@@ -45,7 +45,7 @@ pub struct Arguments {
 }
 
 /// Runs all checks. The exit code is 1 if there is a problem; warnings do not count.
-pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let redis = arguments.place.redis()?;
     let (mut findings, consumers) = queue::examine(&redis, arguments.spill_dir.as_deref()).await;
     let has_kafka = consumers.iter().any(|consumer| consumer.name == KAFKA);

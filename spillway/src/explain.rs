@@ -28,7 +28,7 @@ use crate::walk::{Look, Met, Waiting};
 use past::History;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     place: CellArgs,
 
@@ -60,7 +60,7 @@ struct ConsumerFacts {
 }
 
 /// Prints the known facts. The exit code is 0 if there is one, else 1.
-pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place, webhook_id, json } = arguments;
     let (redis, mut connection) = place.connect().await?;
     let status = status::read(&redis, &mut connection).await?;

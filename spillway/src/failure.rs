@@ -9,7 +9,7 @@ use spillway_queue::QueueError;
 
 /// Reason why a command failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub(crate) enum Failure {
     /// Flags that are missing or contradict each other.
     #[error("{0}")]
     Usage(String),
@@ -29,7 +29,7 @@ pub enum Failure {
 
 impl Failure {
     /// Exit code of the failure.
-    pub fn exit_code(&self) -> ExitCode {
+    pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) => exit::USAGE,
             Self::Settings(_) => exit::CONFIG,
@@ -38,7 +38,7 @@ impl Failure {
     }
 
     /// True if the reader of our output went away, as `head` does. That is not a failure.
-    pub fn is_closed_output(&self) -> bool {
+    pub(crate) fn is_closed_output(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 }

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 
 /// Filter flags. A webhook must match all of those given.
 #[derive(Debug, Clone, Default, Args)]
-pub struct FilterArguments {
+pub(crate) struct FilterArguments {
     /// Only webhooks of this shop
     #[arg(long)]
     pub shop: Option<String>,
@@ -28,14 +28,14 @@ pub struct FilterArguments {
 
 impl FilterArguments {
     /// Converts the flags to a filter.
-    pub fn filter(self) -> Filter {
+    pub(crate) fn filter(self) -> Filter {
         let Self { shop, topic, resource, webhook_id } = self;
         Filter { shop, topic, resource, webhook_id }
     }
 }
 
 /// Parses a Spillway-Id.
-pub fn webhook_id(text: &str) -> Result<WebhookId, Failure> {
+pub(crate) fn webhook_id(text: &str) -> Result<WebhookId, Failure> {
     text.parse().map_err(|_| {
         Failure::Usage(format!(
             "{text:?} is no Spillway-Id such as a1b2c3d4-1767268800000-0000000000-00000; for \

@@ -21,11 +21,11 @@ const ANSWER_BYTES_MAX: usize = 64 << 10;
 
 /// A client with its connection pool.
 #[derive(Clone)]
-pub struct HttpClient(Client<HttpsConnector<HttpConnector>, Full<Bytes>>);
+pub(crate) struct HttpClient(Client<HttpsConnector<HttpConnector>, Full<Bytes>>);
 
 /// A complete answer.
 #[derive(Debug)]
-pub struct HttpAnswer {
+pub(crate) struct HttpAnswer {
     /// Status code.
     pub status: StatusCode,
     /// Body; empty if it was too long.
@@ -34,7 +34,7 @@ pub struct HttpAnswer {
 
 impl HttpClient {
     /// A client for `http` only.
-    pub fn plain() -> Self {
+    pub(crate) fn plain() -> Self {
         let config = rustls::ClientConfig::builder_with_provider(ring::default_provider().into())
             .with_safe_default_protocol_versions()
             .expect("BUG: ring supports the default protocol versions")
@@ -51,7 +51,7 @@ impl HttpClient {
 
     /// A client for `uri`, which uses the system's certificates for `https`. `name` replaces the
     /// URL's host in the TLS handshake.
-    pub fn for_uri(uri: &http::Uri, name: Option<&str>) -> Result<Self, Failure> {
+    pub(crate) fn for_uri(uri: &http::Uri, name: Option<&str>) -> Result<Self, Failure> {
         if uri.scheme_str() != Some("https") {
             return Ok(Self::plain());
         }
@@ -81,7 +81,7 @@ impl HttpClient {
     }
 
     /// Sends one request and reads the answer. The error is a sentence.
-    pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<HttpAnswer, String> {
+    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Result<HttpAnswer, String> {
         let exchange = async {
             let response = self.0.request(request).await.map_err(|error| chain(&error))?;
             let status = response.status();
@@ -93,7 +93,7 @@ impl HttpClient {
     }
 
     /// Sends a GET request to `url`.
-    pub async fn get(&self, url: &str) -> Result<HttpAnswer, String> {
+    pub(crate) async fn get(&self, url: &str) -> Result<HttpAnswer, String> {
         let request = Request::get(url).body(Full::default()).map_err(|error| error.to_string())?;
         self.send(request).await
     }

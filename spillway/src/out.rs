@@ -11,18 +11,18 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
 /// Reports the progress of long work on standard error, if that is a terminal. Short work reports
 /// nothing.
-pub struct Progress {
+pub(crate) struct Progress {
     said: Instant,
 }
 
 impl Progress {
     /// Starts the interval now.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { said: Instant::now() }
     }
 
     /// Prints `text`, unless the last message was less than an interval ago.
-    pub fn tell(&mut self, text: impl FnOnce() -> String) {
+    pub(crate) fn tell(&mut self, text: impl FnOnce() -> String) {
         if self.said.elapsed() >= PROGRESS_EVERY && io::stderr().is_terminal() {
             self.said = Instant::now();
             eprintln!("{}", text());
@@ -31,13 +31,13 @@ impl Progress {
 }
 
 /// Writes a line to standard output.
-pub fn line(text: impl std::fmt::Display) -> io::Result<()> {
+pub(crate) fn line(text: impl std::fmt::Display) -> io::Result<()> {
     writeln!(io::stdout(), "{text}")
 }
 
 /// Formats rows below a header in columns as wide as needed. No line is ever broken, so `grep` and
 /// `awk` work on the output.
-pub fn table<const N: usize>(
+pub(crate) fn table<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> String {
@@ -54,35 +54,35 @@ pub fn table<const N: usize>(
 }
 
 /// Returns a count as a number to calculate with. It is exact up to 2^53.
-pub fn float(count: impl TryInto<u64>) -> f64 {
+pub(crate) fn float(count: impl TryInto<u64>) -> f64 {
     count.try_into().map_or(f64::INFINITY, |count| count as f64)
 }
 
 /// Formats an age in its two largest units, such as `3m 12s`.
-pub fn age(seconds: f64) -> String {
+pub(crate) fn age(seconds: f64) -> String {
     let whole = Duration::from_secs(if seconds.is_finite() { seconds.max(0.0) as u64 } else { 0 });
     let text = humantime::format_duration(whole).to_string();
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
 /// Time of this machine's clock in milliseconds since the Unix epoch.
-pub fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Formats a size such as `1.5 MiB`.
-pub fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     bytesize::ByteSize(bytes).to_string()
 }
 
 /// Formats a count with its noun: `1 pack`, `2 packs`.
-pub fn count(number: u64, singular: &str) -> String {
+pub(crate) fn count(number: u64, singular: &str) -> String {
     if number == 1 { format!("1 {singular}") } else { format!("{number} {singular}s") }
 }
 
 /// Makes text safe for a terminal: a header, a body or an answer must not control the terminal.
-pub fn printable(bytes: &[u8]) -> String {
+pub(crate) fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let harmless =
         |c: char| if c.is_control() && !matches!(c, '\n' | '\t') { '\u{fffd}' } else { c };

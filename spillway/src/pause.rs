@@ -18,7 +18,7 @@ use crate::walk::unknown;
 
 /// Arguments of both commands.
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     place: ConsumerArgs,
 
@@ -27,7 +27,7 @@ pub struct Arguments {
 }
 
 #[derive(Debug, Args)]
-pub struct ResumeArguments {
+pub(crate) struct ResumeArguments {
     #[command(flatten)]
     arguments: Arguments,
 
@@ -37,7 +37,7 @@ pub struct ResumeArguments {
 }
 
 /// Pauses the webhooks that match the filter; without a filter, the whole consumer.
-pub async fn pause(arguments: Arguments) -> Result<ExitCode, Failure> {
+pub(crate) async fn pause(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place: ConsumerArgs { cell, consumer }, filter } = arguments;
     let filter = filter.filter();
     if consumer == KAFKA && !filter.is_empty() {
@@ -62,7 +62,7 @@ pub async fn pause(arguments: Arguments) -> Result<ExitCode, Failure> {
 }
 
 /// Ends the pause with exactly this filter; without a filter, that of the whole consumer.
-pub async fn resume(arguments: ResumeArguments) -> Result<ExitCode, Failure> {
+pub(crate) async fn resume(arguments: ResumeArguments) -> Result<ExitCode, Failure> {
     let ResumeArguments { arguments: Arguments { place, filter }, all } = arguments;
     let ConsumerArgs { cell, consumer } = place;
     let filter = filter.filter();

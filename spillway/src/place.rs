@@ -14,14 +14,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Redis of the cell, as given on the command line.
 #[derive(Debug, Args)]
-pub struct CellArgs {
+pub(crate) struct CellArgs {
     #[command(flatten)]
     redis: RedisArgs,
 }
 
 /// One consumer of the cell, as given on the command line.
 #[derive(Debug, Args)]
-pub struct ConsumerArgs {
+pub(crate) struct ConsumerArgs {
     /// The cell.
     #[command(flatten)]
     pub cell: CellArgs,
@@ -33,19 +33,19 @@ pub struct ConsumerArgs {
 
 impl CellArgs {
     /// Creates a value from known settings.
-    pub fn new(redis_url: String, redis_prefix: String) -> Self {
+    pub(crate) fn new(redis_url: String, redis_prefix: String) -> Self {
         Self { redis: RedisArgs::new(redis_url, redis_prefix) }
     }
 
     /// Returns the Redis handle, not yet connected.
-    pub fn redis(&self) -> Result<Redis, Failure> {
+    pub(crate) fn redis(&self) -> Result<Redis, Failure> {
         let mut checker = Checker::default();
         let redis = self.redis.check(&mut checker);
         Ok(checker.finish(redis)?)
     }
 
     /// Returns the Redis handle and a connection.
-    pub async fn connect(&self) -> Result<(Redis, Connection), Failure> {
+    pub(crate) async fn connect(&self) -> Result<(Redis, Connection), Failure> {
         let redis = self.redis()?;
         let connection = redis.connect(Some(PATIENCE)).await?;
         Ok((redis, connection))

@@ -13,7 +13,7 @@ use crate::filter::FilterArguments;
 use crate::place::ConsumerArgs;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     place: ConsumerArgs,
 
@@ -47,7 +47,7 @@ enum Action {
 }
 
 /// Runs `spillway queue`.
-pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place: ConsumerArgs { cell, consumer }, action } = arguments;
     match action {
         Action::List { filter, json, limit } => {

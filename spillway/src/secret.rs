@@ -14,7 +14,7 @@ const FILE: &str = "SHOPIFY_CLIENT_SECRET_FILE";
 
 /// The client secret, as given on the command line.
 #[derive(Debug, Args)]
-pub struct SecretArguments {
+pub(crate) struct SecretArguments {
     /// The app's client secret; of several, the first signs. Prefer the file: a flag shows in the
     /// process list
     #[arg(long, env = VALUE, hide_env_values = true)]
@@ -27,12 +27,12 @@ pub struct SecretArguments {
 
 impl SecretArguments {
     /// Uses the secret in this file.
-    pub fn in_file(file: PathBuf) -> Self {
+    pub(crate) fn in_file(file: PathBuf) -> Self {
         Self { secret: None, secret_file: Some(file) }
     }
 
     /// The variable that passes the secret to a child, and the one that the child must not see.
-    pub fn environment(&self) -> ((&'static str, OsString), &'static str) {
+    pub(crate) fn environment(&self) -> ((&'static str, OsString), &'static str) {
         match &self.secret_file {
             Some(file) => ((FILE, file.clone().into()), VALUE),
             None => ((VALUE, self.secret.clone().unwrap_or_default().into()), FILE),
@@ -40,12 +40,12 @@ impl SecretArguments {
     }
 
     /// True if a secret is given.
-    pub fn is_given(&self) -> bool {
+    pub(crate) fn is_given(&self) -> bool {
         self.secret.is_some() || self.secret_file.is_some()
     }
 
     /// Returns the secrets; there is at least one.
-    pub fn checked(&self) -> Result<Secrets, Failure> {
+    pub(crate) fn checked(&self) -> Result<Secrets, Failure> {
         let mut checker = Checker::default();
         let value = self.secret.as_deref();
         let file = self.secret_file.as_deref();

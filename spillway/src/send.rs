@@ -1,7 +1,7 @@
 //! `spillway send`: posts signed webhooks, as Shopify would.
 
-pub mod many;
-pub mod webhook;
+pub(crate) mod many;
+pub(crate) mod webhook;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use webhook::{SAMPLE, SampleWebhook};
 const DEFAULT_FILE: &str = "request.json";
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Body of the webhook; '-' is standard input. Default: ./request.json, else a built-in product
     file: Option<PathBuf>,
 
@@ -50,7 +50,7 @@ pub struct Arguments {
 }
 
 /// Posts the webhooks. The exit code is 0 if all were answered 200, else 1.
-pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let secrets = arguments.secret.checked()?;
     let uri = target(&arguments.url)?;
     let body = read_body(arguments.file.as_deref())?;

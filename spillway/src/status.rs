@@ -20,7 +20,7 @@ use crate::place::CellArgs;
 const SHOWN_PERCENT: u64 = 10;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     place: CellArgs,
 
@@ -45,7 +45,7 @@ pub struct Arguments {
 }
 
 /// Prints the status.
-pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     if arguments.check {
         let read = look(&arguments.place).await;
         return check::tell(read, &arguments.thresholds, arguments.json);
@@ -69,7 +69,7 @@ async fn look(place: &CellArgs) -> Result<CellStatus, Failure> {
 }
 
 /// The consumers as a table, or a sentence if there is none.
-pub fn consumers_text(consumers: &[ConsumerStatus]) -> String {
+pub(crate) fn consumers_text(consumers: &[ConsumerStatus]) -> String {
     if consumers.is_empty() {
         return "no consumer is registered: nothing is delivered or freed. Start a downstreamer"
             .to_owned();

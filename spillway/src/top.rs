@@ -29,7 +29,7 @@ use tally::{PackCounts, Row, TopTally};
 const READ_TOGETHER: usize = 8;
 
 #[derive(Debug, Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     place: ConsumerArgs,
 
@@ -69,7 +69,7 @@ enum By {
 }
 
 /// Counts and prints.
-pub async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let began = Instant::now();
     let mut waiting =
         Waiting::for_consumer(&arguments.place.cell, &arguments.place.consumer).await?;

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use spillway_queue::controls::{self, Asked, Dropping, Filter, is_set};
+use spillway_queue::controls::{self, Dropping, Filter, WebhookFacts, is_set};
 use spillway_queue::lane::{ChunkId, LaneRow, StoredChunk};
 use spillway_queue::read::{ConsumerProgress, Entry, Replay, StreamReader};
 use spillway_queue::{Connection, QueueError, Redis, consumers, status};
@@ -30,7 +30,7 @@ const CHUNKS_AT_FIRST: usize = 16;
 const CHUNKS_MAX: usize = 512;
 
 /// The waiting webhooks of one consumer.
-pub struct Waiting {
+pub(crate) struct Waiting {
     reader: StreamReader,
     connection: Connection,
     /// Redis of the cell.
@@ -54,7 +54,7 @@ struct WaitFacts {
 }
 
 /// A waiting webhook.
-pub struct Met<'a> {
+pub(crate) struct Met<'a> {
     /// Spillway-Id.
     pub id: WebhookId,
     /// The stored bytes.
@@ -65,7 +65,7 @@ pub struct Met<'a> {
 
 /// State of a webhook outside the main stream: in the lane of its shop and kind, or to be replayed.
 #[derive(Debug, Clone, Copy)]
-pub struct Aside {
+pub(crate) struct Aside {
     /// Attempts made.
     pub attempts: u32,
     /// Id of its entry among the replays, if it is one.
@@ -73,14 +73,14 @@ pub struct Aside {
 }
 
 /// A chunk of a lane, not yet decoded.
-pub struct LaneChunk {
+pub(crate) struct LaneChunk {
     stored: StoredChunk,
     /// Attempts made for each webhook.
     attempts: Vec<u32>,
 }
 
 /// A pack and the state to find its waiting webhooks.
-pub struct Look<'a> {
+pub(crate) struct Look<'a> {
     facts: &'a WaitFacts,
     pack: &'a Pack,
     from: From<'a>,
@@ -94,7 +94,7 @@ enum From<'a> {
 }
 
 /// One or more packs, not yet decoded.
-pub enum Fetched {
+pub(crate) enum Fetched {
     /// Packs of the main stream.
     Main(Vec<Entry>),
     /// Packs of the replays.
@@ -104,7 +104,7 @@ pub enum Fetched {
 }
 
 /// Decodes and inspects packs on all cores. Results come in the order in which the work was begun.
-pub struct PackInspector<T, L> {
+pub(crate) struct PackInspector<T, L> {
     facts: Arc<WaitFacts>,
     look: Arc<L>,
     /// Number of packs, or pages of packs, that should be under way.
@@ -114,7 +114,7 @@ pub struct PackInspector<T, L> {
 
 impl Waiting {
     /// Reads what waits for `consumer` now.
-    pub async fn for_consumer(place: &CellArgs, consumer: &str) -> Result<Self, Failure> {
+    pub(crate) async fn for_consumer(place: &CellArgs, consumer: &str) -> Result<Self, Failure> {
         let (redis, mut connection) = place.connect().await?;
         let reader = StreamReader::new(redis.clone(), consumer);
         let status = status::read(&redis, &mut connection).await?;
@@ -134,22 +134,22 @@ impl Waiting {
     }
 
     /// The connection to Redis.
-    pub fn connection(&mut self) -> &mut Connection {
+    pub(crate) fn connection(&mut self) -> &mut Connection {
         &mut self.connection
     }
 
     /// Random id of the cell.
-    pub fn cell(&self) -> u32 {
+    pub(crate) fn cell(&self) -> u32 {
         self.facts.cell
     }
 
     /// The cursor: the consumer has settled everything up to it.
-    pub fn cursor(&self) -> StreamId {
+    pub(crate) fn cursor(&self) -> StreamId {
         self.facts.progress.cursor
     }
 
     /// Id of the first pack after the cursor, if there is one.
-    pub async fn first(&mut self) -> Result<Option<StreamId>, Failure> {
+    pub(crate) async fn first(&mut self) -> Result<Option<StreamId>, Failure> {
         let page =
             self.reader.main_after(&mut self.connection, self.facts.progress.cursor, 1).await?;
         Ok(page.first().map(|entry| entry.id).filter(|id| *id <= self.last))
@@ -157,7 +157,7 @@ impl Waiting {
 
     /// Calls `look` on the packs outside the main stream, and `each` on its results: replays, then
     /// `lanes`, until `each` breaks.
-    pub async fn aside<T: Send + 'static>(
+    pub(crate) async fn aside<T: Send + 'static>(
         &mut self,
         lanes: &[LaneRow],
         look: impl Fn(&Look<'_>) -> T + Send + Sync + 'static,
@@ -200,7 +200,7 @@ impl Waiting {
     }
 
     /// Lanes that may hold matching webhooks outside the main stream.
-    pub async fn lanes(&mut self, filter: &Filter) -> Result<Vec<LaneRow>, Failure> {
+    pub(crate) async fn lanes(&mut self, filter: &Filter) -> Result<Vec<LaneRow>, Failure> {
         let mut rows = self.reader.lane_rows(&mut self.connection).await?;
         rows.retain(|row| may_hold(row, filter));
         Ok(rows)
@@ -223,7 +223,7 @@ impl Waiting {
     }
 
     /// Does the same for the main stream.
-    pub async fn main<T: Send + 'static>(
+    pub(crate) async fn main<T: Send + 'static>(
         &mut self,
         look: impl Fn(&Look<'_>) -> T + Send + Sync + 'static,
         mut each: impl FnMut(T) -> ControlFlow<()>,
@@ -245,7 +245,7 @@ impl Waiting {
     }
 
     /// Does the same for one pack of the main stream, if it still exists.
-    pub async fn pack<T: Send + 'static>(
+    pub(crate) async fn pack<T: Send + 'static>(
         &mut self,
         id: StreamId,
         look: impl Fn(&Look<'_>) -> T + Send + Sync + 'static,
@@ -259,7 +259,7 @@ impl Waiting {
     }
 
     /// Reads the first packs of each span (first id, last id, number) in one round trip.
-    pub async fn fronts(
+    pub(crate) async fn fronts(
         &mut self,
         spans: &[(StreamId, StreamId, usize)],
     ) -> Result<Vec<Vec<Entry>>, Failure> {
@@ -267,7 +267,7 @@ impl Waiting {
     }
 
     /// Prepares to call `look` on fetched packs.
-    pub fn looks<T: Send + 'static, L>(&self, look: L) -> PackInspector<T, L>
+    pub(crate) fn looks<T: Send + 'static, L>(&self, look: L) -> PackInspector<T, L>
     where
         L: Fn(&Look<'_>) -> T + Send + Sync + 'static,
     {
@@ -280,7 +280,7 @@ impl Waiting {
 
 impl<T: Send + 'static, L: Fn(&Look<'_>) -> T + Send + Sync + 'static> PackInspector<T, L> {
     /// Starts to inspect what was fetched.
-    pub fn begin(&mut self, fetched: Fetched) {
+    pub(crate) fn begin(&mut self, fetched: Fetched) {
         let facts = self.facts.clone();
         let look = self.look.clone();
         self.begun.push_back(tokio::task::spawn_blocking(move || {
@@ -325,7 +325,7 @@ impl<T: Send + 'static, L: Fn(&Look<'_>) -> T + Send + Sync + 'static> PackInspe
     }
 
     /// Returns the results of the oldest page, unless at most `ahead` pages are under way.
-    pub async fn next(&mut self, ahead: usize) -> Result<Option<Vec<T>>, Failure> {
+    pub(crate) async fn next(&mut self, ahead: usize) -> Result<Option<Vec<T>>, Failure> {
         if self.begun.len() <= ahead {
             return Ok(None);
         }
@@ -346,7 +346,7 @@ impl WaitFacts {
 
 impl<'a> Look<'a> {
     /// The waiting webhooks of the pack, in their order.
-    pub fn webhooks(&self) -> impl Iterator<Item = Met<'a>> {
+    pub(crate) fn webhooks(&self) -> impl Iterator<Item = Met<'a>> {
         let Self { facts, pack, from } = *self;
         (0..pack.count()).filter_map(move |place| {
             let (entry, index, aside, waits) = match from {
@@ -382,28 +382,28 @@ impl std::fmt::Display for Aside {
 
 impl Met<'_> {
     /// Domain of the shop.
-    pub fn shop(&self) -> String {
+    pub(crate) fn shop(&self) -> String {
         text(self.view.shop())
     }
 
     /// Topic.
-    pub fn topic(&self) -> String {
+    pub(crate) fn topic(&self) -> String {
         text(self.view.topic())
     }
 
     /// Shopify's webhook id.
-    pub fn delivery_id(&self) -> String {
+    pub(crate) fn delivery_id(&self) -> String {
         text(self.view.shopify("webhook-id"))
     }
 
     /// Resource, such as `product/12`.
-    pub fn resource(&self) -> String {
+    pub(crate) fn resource(&self) -> String {
         Resource::of(&self.view, self.view.body).to_string()
     }
 
     /// True if it matches the filter.
-    pub fn is_meant(&self, filter: &Filter) -> bool {
-        filter.matches(Asked {
+    pub(crate) fn is_meant(&self, filter: &Filter) -> bool {
+        filter.matches(WebhookFacts {
             id: self.id,
             shop: &self.shop(),
             topic: &self.topic(),
@@ -427,7 +427,7 @@ fn text(value: Option<&[u8]>) -> String {
 }
 
 /// Failure for an unknown consumer. It lists the known consumers.
-pub fn unknown(consumer: &str, status: &status::CellStatus) -> Failure {
+pub(crate) fn unknown(consumer: &str, status: &status::CellStatus) -> Failure {
     let known: Vec<_> = status.consumers.iter().map(|known| known.name.as_str()).collect();
     Failure::Failed(match known.is_empty() {
         true => {

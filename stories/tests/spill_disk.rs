@@ -243,7 +243,7 @@ async fn a_receiver_without_a_spill_stands_back_behind_one_with_it() {
     let without = cell.receiver(&[]).await;
     let spill = directory(&cell, "spill");
     let mut with = cell.receiver(&[("SPILL_DIR", &spill)]).await;
-    without.unready("a receiver with SPILL_DIR has this cell").await;
+    without.unready("a receiver with SPILL_DIR must be").await;
     post(without.address(), &Webhook::any()).await.expect_later("queue_unavailable");
     store(&with, 1).await;
     with.sigterm();
@@ -312,8 +312,9 @@ async fn a_redis_that_lost_its_data_is_told_of_and_fed_nothing_that_others_were_
         }
         redis.add_arguments(&["--maxmemory", maxmemory]);
         redis.restart();
-        let told =
-            || receiver.output().matches("redis does not know packs that it was fed").count();
+        let told = || {
+            receiver.output().matches("redis does not know packs that were restored to it").count()
+        };
         until("it is told of", SOON, async || told() > 0).await;
         // This also holds if Redis is full.
         sleep(Duration::from_secs(1)).await;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Modules that each module imports, by names such as `store::gate`.
-pub type Imports = BTreeMap<String, BTreeSet<String>>;
+pub(crate) type Imports = BTreeMap<String, BTreeSet<String>>;
 
 /// Modules of the crate that the source of `module` imports, tests left out. A name is as long as
 /// there is a file for it. A module and the one that declares it may import each other.

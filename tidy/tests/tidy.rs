@@ -14,8 +14,7 @@ const METHODS_MAX: usize = 25;
 /// Functions and types beyond the bounds, with the lines, fields or methods that they have. A number
 /// may only shrink.
 const FUNCTIONS_KNOWN: [(&str, usize); 2] = [("run", 65), ("check", 65)];
-const FIELDS_KNOWN: [(&str, usize); 3] =
-    [("Exporter", 17), ("ConcurrencyLimiter", 13), ("ConsumerStatus", 14)];
+const FIELDS_KNOWN: [(&str, usize); 1] = [("ConsumerStatus", 14)];
 const METHODS_KNOWN: [(&str, usize); 6] =
     [("Core", 210), ("Index", 42), ("Lanes", 26), ("Shops", 32), ("Exporter", 44), ("Keys", 28)];
 const TRACKED_MAX: usize = 900;
@@ -31,9 +30,10 @@ fn findings(rule: impl Fn(&Source) -> Vec<String>) -> Vec<String> {
     all.iter().flat_map(of).collect()
 }
 
-/// Bound of a type: the general one, or that of a known exception.
-fn bound(known: &[(&str, usize)], name: &str, most: usize) -> usize {
-    known.iter().find(|(exception, _)| *exception == name).map_or(most, |(_, count)| *count)
+/// True if something is over its bound, or not as large any more as it is known to be.
+fn is_off(known: &[(&str, usize)], name: &str, is: usize, most: usize) -> bool {
+    let exception = known.iter().find(|(exception, _)| *exception == name);
+    exception.map_or(is > most, |(_, as_known)| is > most && is != *as_known)
 }
 
 fn assert_none(found: &[String], rule: &str) {
@@ -103,11 +103,11 @@ fn files_functions_and_types_are_short() {
         let lines = source.text.lines().count();
         let file = (lines > FILE_LINES_MAX).then(|| format!("{lines} lines"));
         let is_long = |(name, lines): &&(String, usize)| {
-            *lines > bound(&FUNCTIONS_KNOWN, name, FUNCTION_LINES_MAX)
+            is_off(&FUNCTIONS_KNOWN, name, *lines, FUNCTION_LINES_MAX)
         };
         let functions = facts.functions.iter().filter(is_long);
         let functions = functions.map(|(name, lines)| format!("{name}: {lines} lines"));
-        let is_large = |one: &&Struct| one.fields > bound(&FIELDS_KNOWN, &one.name, FIELDS_MAX);
+        let is_large = |one: &&Struct| is_off(&FIELDS_KNOWN, &one.name, one.fields, FIELDS_MAX);
         let structs = facts.structs.iter().filter(is_large).filter(|one| !one.is_settings);
         let structs = structs.map(|one| format!("{}: {} fields", one.name, one.fields));
         file.into_iter().chain(functions).chain(structs).collect()
@@ -125,7 +125,7 @@ fn no_type_has_more_methods_than_one_can_know() {
     }
     let many = methods
         .into_iter()
-        .filter(|((_, name), count)| *count > bound(&METHODS_KNOWN, name, METHODS_MAX));
+        .filter(|((_, name), count)| is_off(&METHODS_KNOWN, name, *count, METHODS_MAX));
     let found: Vec<String> =
         many.map(|((of, name), count)| format!("{of}: {name}: {count}")).collect();
     assert_none(&found, "types with too many methods");

@@ -13,7 +13,7 @@ const RUN_MAX: u32 = 10_000;
 impl Index {
     /// Chooses the newest event that may stand for the head of a resource, unless the choice is
     /// made already. Returns the number of events for which it stands, including itself.
-    pub fn choose_lead(
+    pub(crate) fn choose_lead(
         &mut self,
         key: ResourceKey,
         may_lead: impl Fn(Position, Option<Fingerprint>) -> Lead,
@@ -50,7 +50,7 @@ impl Index {
 
     /// Chooses the last event up to `position`. Returns the number of events for which it stands,
     /// or 0 if all events are later.
-    pub fn lead_up_to(&mut self, key: ResourceKey, position: Position) -> u32 {
+    pub(crate) fn lead_up_to(&mut self, key: ResourceKey, position: Position) -> u32 {
         let Some(resource) = self.resource(key).copied() else { return 0 };
         let run = self.chain(resource.head).take_while(|(_, node)| node.position <= position);
         let run: Vec<NodeKey> = run.map(|(node, _)| node).collect();
@@ -60,12 +60,12 @@ impl Index {
     }
 
     /// Makes the choice undecided again.
-    pub fn clear_lead(&mut self, key: ResourceKey) {
+    pub(crate) fn clear_lead(&mut self, key: ResourceKey) {
         self.set_lead(key, NONE);
     }
 
     /// Webhooks for which the head stands: the head first, its lead last.
-    pub fn run(&self, key: ResourceKey) -> Vec<NodeKey> {
+    pub(crate) fn run(&self, key: ResourceKey) -> Vec<NodeKey> {
         let (Some(resource), Some(lead)) = (self.resource(key), self.lead(key)) else {
             return Vec::new();
         };

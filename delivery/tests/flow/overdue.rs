@@ -318,7 +318,7 @@ fn what_a_filter_pauses_spends_no_time_though_others_of_its_lane_flow() {
     world.run(100 * SECOND);
     world.pause(Some(200));
     world.run(HOUR);
-    world.step(vec![Event::Drain]);
+    world.step(vec![Event::Stop]);
     world.run(HOUR + SECOND);
     let spent: Vec<_> = world.spent.values().copied().collect();
     assert_eq!(spent.len(), 1);
@@ -400,7 +400,7 @@ fn a_success_in_the_main_stream_ends_the_failing_time_in_the_row_of_its_lane() {
     assert!(!world.failing.contains_key(&lane.lane) || world.failing[&lane.lane].is_empty());
     world.accept(3 * SECOND, [(500, 0)]);
     world.run(4 * SECOND);
-    world.step(vec![Event::Drain]);
+    world.step(vec![Event::Stop]);
     world.run(5 * SECOND);
     assert!(world.failing[&lane.lane].total() < 2 * SECOND, "{:?}", world.failing[&lane.lane]);
 }
@@ -416,7 +416,7 @@ fn what_a_filter_paused_has_not_failed_with_its_lane_for_the_next_leader() {
     world.run(2 * HOUR);
     // Another control has changed, and the webhook had no turn since.
     world.pause(Some(200));
-    world.step(vec![Event::Drain]);
+    world.step(vec![Event::Stop]);
     world.run(2 * HOUR + SECOND);
     let lane = sorted(X, 200, 0, 0).lane;
     assert!(world.failing[&lane].total() < 60 * SECOND, "{:?}", world.failing[&lane]);

@@ -48,7 +48,7 @@ enum Task {
 
 /// Counts of the webhooks of shops of one kind.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Tally {
+pub(crate) struct Tally {
     pub accepted: u64,
     pub delivered: u64,
     pub dead: u64,
@@ -56,7 +56,7 @@ pub struct Tally {
 
 /// Results of an hour.
 #[derive(Default)]
-pub struct Played {
+pub(crate) struct Played {
     tallies: HashMap<u8, Tally>,
     /// Waits of the healthy shops, counted by bucket, except while other shops catch up.
     waits: BTreeMap<u32, u64>,
@@ -79,7 +79,7 @@ pub struct Played {
 }
 
 impl Played {
-    pub fn of(&self, health: Health) -> Tally {
+    pub(crate) fn of(&self, health: Health) -> Tally {
         self.tallies.get(&(health as u8)).copied().unwrap_or_default()
     }
 
@@ -88,7 +88,7 @@ impl Played {
     }
 
     /// A percentile of the waits of healthy shops.
-    pub fn wait(&self, part: f64) -> Duration {
+    pub(crate) fn wait(&self, part: f64) -> Duration {
         let all: u64 = self.waits.values().sum();
         let mut left = (all as f64 * part) as u64;
         for (bucket, count) in &self.waits {
@@ -101,7 +101,7 @@ impl Played {
     }
 
     /// Largest number of failed attempts in one second, between two times.
-    pub fn most_failed(&self, from: Duration, to: Duration) -> u32 {
+    pub(crate) fn most_failed(&self, from: Duration, to: Duration) -> u32 {
         self.failed_in
             .range(from.as_secs()..to.as_secs())
             .map(|(_, count)| *count)
@@ -167,7 +167,7 @@ struct Leader {
     attempts: HashMap<AttemptId, InFlight>,
 }
 
-pub struct Cell<'a> {
+pub(crate) struct Cell<'a> {
     load: &'a Load,
     store: Store,
     now: Duration,
@@ -188,7 +188,7 @@ pub struct Cell<'a> {
 }
 
 impl<'a> Cell<'a> {
-    pub fn new(load: &'a Load) -> Self {
+    pub(crate) fn new(load: &'a Load) -> Self {
         let mut cell = Self {
             load,
             store: Store::default(),
@@ -273,7 +273,7 @@ impl<'a> Cell<'a> {
     }
 
     /// Plays the load, and then continues until nothing is left.
-    pub fn play(mut self) -> Played {
+    pub(crate) fn play(mut self) -> Played {
         let end = self.load.length + ENDS_WITHIN;
         let mut is_healed = false;
         while !(self.is_over() && self.store.is_empty() && self.settled == self.accepted) {

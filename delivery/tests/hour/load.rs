@@ -8,7 +8,7 @@ use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
 /// Packs that the receiver appends per second.
-pub const PACKS_PER_SECOND: f64 = 100.0;
+pub(crate) const PACKS_PER_SECOND: f64 = 100.0;
 /// Approximate number of resources of a shop. Events of one resource are delivered one after the
 /// other.
 const RESOURCES: u64 = 50;
@@ -17,11 +17,11 @@ const MORE_TURNS: u32 = 9;
 /// Failing webhooks, of ten webhooks of a partly failing shop.
 const FAILING_PART: u64 = 4;
 /// Size of a webhook in bytes.
-pub const RAW_BYTES: usize = 500;
+pub(crate) const RAW_BYTES: usize = 500;
 
 /// Load of an hour.
 #[derive(Debug, Clone, Copy)]
-pub struct Load {
+pub(crate) struct Load {
     pub shops: u32,
     /// Webhooks per second of all shops together.
     pub rate: u32,
@@ -37,7 +37,7 @@ pub struct Load {
 
 /// Shops that are not healthy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ills {
+pub(crate) enum Ills {
     /// No shop.
     None,
     /// One in a hundred shops of each kind.
@@ -50,7 +50,7 @@ pub enum Ills {
 
 /// State of a shop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Health {
+pub(crate) enum Health {
     Well,
     Fails,
     Hangs,
@@ -63,7 +63,7 @@ pub enum Health {
 }
 
 impl Health {
-    pub const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Well,
         Self::Fails,
         Self::Hangs,
@@ -74,13 +74,13 @@ impl Health {
     ];
 
     /// True if webhooks may be given up: they fail or hang for longer than `RETRY_FOR`.
-    pub fn may_die(self) -> bool {
+    pub(crate) fn may_die(self) -> bool {
         matches!(self, Self::Fails | Self::Hangs | Self::FailsInPart)
     }
 }
 
 /// A pseudorandom number that is the same in each run.
-pub fn mixed(number: u64) -> u64 {
+pub(crate) fn mixed(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -93,7 +93,7 @@ impl Load {
         self.shops + MORE_TURNS * (self.shops / 100)
     }
 
-    pub fn health(&self, shop: u32) -> Health {
+    pub(crate) fn health(&self, shop: u32) -> Health {
         match (self.ills, shop % 100) {
             (Ills::InPart(shops), _) if shop < shops => Health::FailsInPart,
             (Ills::Recovering(shops), _) if shop < shops => Health::Recovers,
@@ -106,29 +106,29 @@ impl Load {
     }
 
     /// True if there are shops of this kind.
-    pub fn has(&self, health: Health) -> bool {
+    pub(crate) fn has(&self, health: Health) -> bool {
         (0..self.shops).any(|shop| self.health(shop) == health)
     }
 
     /// Time up to which recovering shops fail: some seconds before the leader is killed again.
-    pub fn recovers_at(&self) -> Duration {
+    pub(crate) fn recovers_at(&self) -> Duration {
         self.length * 2 / 3 - Duration::from_secs(5)
     }
 
     /// True between the recovery of shops and the kill of the leader shortly after.
-    pub fn is_catching_up(&self, since: Duration) -> bool {
+    pub(crate) fn is_catching_up(&self, since: Duration) -> bool {
         let times = self.recovers_at()..self.length * 2 / 3;
         matches!(self.ills, Ills::Recovering(_)) && times.contains(&since)
     }
 
     /// Shortest time between two deliveries to one shop: twice the time that shops over their rate
     /// would need, and a fifth of the time that the others need.
-    pub fn spacing(&self) -> Duration {
+    pub(crate) fn spacing(&self) -> Duration {
         Duration::from_secs_f64(f64::from(self.turns()) / (5.0 * f64::from(self.rate)))
     }
 
     /// Shop and resource of the webhook with this number.
-    pub fn webhook(&self, number: u64) -> (u32, u64) {
+    pub(crate) fn webhook(&self, number: u64) -> (u32, u64) {
         // Neighbours in a round belong to distant shops.
         let turn = number * 7_919 % u64::from(self.turns());
         let turn = u32::try_from(turn).expect("it is small");
@@ -145,14 +145,14 @@ impl Load {
     }
 
     /// True if the webhook belongs to a shop that is healthy in both hours.
-    pub fn is_compared(&self, shop: u32) -> bool {
+    pub(crate) fn is_compared(&self, shop: u32) -> bool {
         !(1..=4).contains(&(shop % 100)) && self.health(shop) == Health::Well
     }
 }
 
 /// An accepted webhook.
 #[derive(Debug, Clone, Copy)]
-pub struct Webhook {
+pub(crate) struct Webhook {
     pub position: Position,
     pub shop: u32,
     pub resource: u64,
@@ -160,11 +160,11 @@ pub struct Webhook {
 
 impl Webhook {
     /// True if the webhook fails when its shop fails partly.
-    pub fn is_failing_part(&self) -> bool {
+    pub(crate) fn is_failing_part(&self) -> bool {
         mixed(self.resource) % 10 < FAILING_PART
     }
 
-    pub fn sorted(&self) -> Sorted {
+    pub(crate) fn sorted(&self) -> Sorted {
         let shop = u64::from(self.shop) + 1;
         Sorted {
             resource: self.resource,
@@ -180,7 +180,7 @@ impl Webhook {
 
 /// Webhooks of a pack or chunk.
 #[derive(Debug, Clone)]
-pub struct Webhooks(pub Rc<Vec<Webhook>>);
+pub(crate) struct Webhooks(pub Rc<Vec<Webhook>>);
 
 impl Content for Webhooks {
     type Evidence = ();

@@ -16,7 +16,7 @@ use crate::load::{Webhook, Webhooks};
 type Chunk = (Rc<Vec<Webhook>>, Vec<u8>);
 
 #[derive(Default)]
-pub struct Store {
+pub(crate) struct Store {
     pub main: BTreeMap<StreamId, Rc<Vec<Webhook>>>,
     cursor: StreamId,
     bits: HashMap<StreamId, Vec<u8>>,
@@ -28,7 +28,7 @@ pub struct Store {
 
 impl Store {
     /// State with which a leader begins.
-    pub fn load(&self) -> Loaded {
+    pub(crate) fn load(&self) -> Loaded {
         let lanes = self.rows.values().map(|row| LaneLoaded {
             lane: row.lane,
             shop: row.lane,
@@ -52,21 +52,21 @@ impl Store {
     }
 
     /// Entry after which a leader begins to read.
-    pub fn cursor(&self) -> StreamId {
+    pub(crate) fn cursor(&self) -> StreamId {
         self.cursor
     }
 
     /// The first pack after an entry.
-    pub fn pack_after(&self, entry: StreamId) -> Option<PackRead<Webhooks>> {
+    pub(crate) fn pack_after(&self, entry: StreamId) -> Option<PackRead<Webhooks>> {
         let (entry, webhooks) = self.main.range(entry.next()..).next()?;
         Some(pack(*entry, webhooks))
     }
 
-    pub fn pack(&self, entry: StreamId) -> Option<PackRead<Webhooks>> {
+    pub(crate) fn pack(&self, entry: StreamId) -> Option<PackRead<Webhooks>> {
         self.main.get(&entry).map(|webhooks| pack(entry, webhooks))
     }
 
-    pub fn chunk(&self, lane: u64, number: u32) -> ChunkFound<Webhooks> {
+    pub(crate) fn chunk(&self, lane: u64, number: u32) -> ChunkFound<Webhooks> {
         let Some((webhooks, bits)) = self.chunks.get(&(lane, number)) else {
             return ChunkFound::Missing;
         };
@@ -83,7 +83,7 @@ impl Store {
     }
 
     /// Returns a pack or chunk that is read again.
-    pub fn again(&self, key: PackKey) -> Option<ReadAgain<Webhooks>> {
+    pub(crate) fn again(&self, key: PackKey) -> Option<ReadAgain<Webhooks>> {
         match key {
             PackKey::Main(entry) => {
                 let content = Webhooks(self.main.get(&entry)?.clone());
@@ -99,7 +99,7 @@ impl Store {
     }
 
     /// Applies a settlement.
-    pub fn apply(&mut self, settlement: &PendingSettlement<Webhooks>) {
+    pub(crate) fn apply(&mut self, settlement: &PendingSettlement<Webhooks>) {
         let lanes = &settlement.lanes;
         for write in &lanes.chunks.written {
             let of = |at: &Position| lanes.moved[&at.entry()].0[at.index as usize];
@@ -136,7 +136,7 @@ impl Store {
     }
 
     /// True if the main stream and the lanes are empty.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.main.is_empty()
             && self.bits.is_empty()
             && self.chunks.is_empty()

@@ -12,13 +12,13 @@ use crate::webhook::{BARRIERS, ORDERS, PRODUCTS, Resource, SHOPS, Webhook, shop_
 use crate::world::{Task, World};
 
 /// Most webhooks that wait. More would only take longer.
-pub const WAITING_MAX: usize = 300;
+pub(crate) const WAITING_MAX: usize = 300;
 /// Most replays ordered at once: more than the smaller indexes hold.
 const REPLAYS_MAX: usize = 150;
 
 impl World {
     /// Does one random act, unless the calm has begun.
-    pub fn act(&mut self) {
+    pub(crate) fn act(&mut self) {
         if self.environment.is_calm {
             return;
         }
@@ -80,7 +80,7 @@ impl World {
     }
 
     /// Makes a chunk undecodable or removes it, as if Redis came back so.
-    pub fn spoil(&mut self) {
+    pub(crate) fn spoil(&mut self) {
         if self.is_astray || self.redis.chunks.is_empty() || !self.random.chance(self.plan.spoils) {
             return;
         }
@@ -228,7 +228,7 @@ impl World {
     }
 
     /// Makes everything healthy from now on.
-    pub fn calm(&mut self) {
+    pub(crate) fn calm(&mut self) {
         self.environment.is_calm = true;
         self.backends = Backends::default();
         let controls = &mut self.environment.controls;

@@ -10,11 +10,11 @@ use crate::random::Random;
 use crate::webhook::{Resource, Webhook};
 
 /// Time after which an attempt times out.
-pub const TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A way to answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub(crate) enum Mode {
     Healthy,
     /// Takes seconds for some webhooks.
     Slow,
@@ -34,7 +34,7 @@ pub enum Mode {
 
 /// All backends.
 #[derive(Debug, Default)]
-pub struct Backends {
+pub(crate) struct Backends {
     pub all: Option<Mode>,
     pub lanes: HashMap<(u8, u8), Mode>,
     pub resources: HashMap<Resource, Mode>,
@@ -42,7 +42,7 @@ pub struct Backends {
 
 /// The end of an attempt, decided when it begins.
 #[derive(Debug, Clone, Copy)]
-pub struct End {
+pub(crate) struct End {
     pub verdict: Verdict,
     pub signal: Signal,
     pub is_unconnected: bool,
@@ -52,21 +52,21 @@ pub struct End {
 }
 
 impl Backends {
-    pub fn mode(&self, webhook: &Webhook) -> Mode {
+    pub(crate) fn mode(&self, webhook: &Webhook) -> Mode {
         let lane = self.lanes.get(&(webhook.shop, webhook.kind));
         let resource = self.resources.get(&webhook.resource());
         self.all.or(resource.copied()).or(lane.copied()).unwrap_or(Mode::Healthy)
     }
 
     /// A mode other than healthy.
-    pub fn bad_mode(random: &mut Random) -> Mode {
+    pub(crate) fn bad_mode(random: &mut Random) -> Mode {
         let scope = random.pick(&[Scope::Resource, Scope::Shop]);
         let bad = [Mode::Slow, Mode::Failing, Mode::Failing, Mode::Hanging, Mode::Refusing];
         let more = [Mode::Poison, Mode::Busy(Some(scope))];
         random.pick(&[&bad[..], &more[..]].concat())
     }
 
-    pub fn answer(&self, webhook: &Webhook, random: &mut Random) -> End {
+    pub(crate) fn answer(&self, webhook: &Webhook, random: &mut Random) -> End {
         let fail = |pause, scope, is_refusal| Verdict::Retry { pause, scope, is_refusal };
         let retry = fail(Duration::ZERO, None, false);
         let mode = self.mode(webhook);

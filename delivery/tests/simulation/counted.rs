@@ -16,7 +16,7 @@ const HEARD_AFTER: Duration = Duration::from_millis(1500);
 /// Counted time: there was a leader with a lease, the backend was not stopped, and no operator
 /// paused it.
 #[derive(Debug, Default)]
-pub struct Counted {
+pub(crate) struct Counted {
     up_to: Duration,
     /// End of the leader's lease.
     pub leads_until: Duration,
@@ -29,7 +29,7 @@ pub struct Counted {
 
 impl Counted {
     /// Notes that a webhook is accepted.
-    pub fn accepted(&mut self, webhook: &Webhook) {
+    pub(crate) fn accepted(&mut self, webhook: &Webhook) {
         self.at_first.insert(webhook.position, self.of(webhook));
     }
 
@@ -46,7 +46,7 @@ impl Counted {
 
 impl World {
     /// Counts the time up to now, if it counts. Nothing has changed since the last call.
-    pub fn count_time(&mut self) {
+    pub(crate) fn count_time(&mut self) {
         let from = std::mem::replace(&mut self.counted.up_to, self.now);
         let took = self.now.min(self.counted.leads_until).saturating_sub(from);
         let status = self.leader.core.status();
@@ -68,7 +68,7 @@ impl World {
 
     /// Checks that a webhook given up because of its time had all its time. One that stands for
     /// others has their time, and a replay has that of the repeated webhook.
-    pub fn check_dead(&self, webhook: &Webhook, reason: &str) -> Result<(), Violation> {
+    pub(crate) fn check_dead(&self, webhook: &Webhook, reason: &str) -> Result<(), Violation> {
         let least = match reason {
             "expired" => self.plan.config.retry_for + self.plan.config.tuning.expiry_grace,
             "retries_exhausted" => self.plan.config.retry_for,

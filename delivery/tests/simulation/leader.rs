@@ -26,7 +26,7 @@ const WINDOW_CHUNKS: usize = 32;
 const WEBHOOK_BYTES: usize = 160;
 
 /// An attempt under way.
-pub struct InFlight {
+pub(crate) struct InFlight {
     pub webhook: Webhook,
     pub is_replay: bool,
     pub unit: Resource,
@@ -34,7 +34,7 @@ pub struct InFlight {
     pub began: Duration,
 }
 
-pub struct Leader {
+pub(crate) struct Leader {
     pub core: Core<Bytes>,
     pub token: u64,
     pub began: Duration,
@@ -61,7 +61,7 @@ pub struct Leader {
 }
 
 impl Leader {
-    pub fn new(
+    pub(crate) fn new(
         redis: &Redis,
         plan: &Plan,
         scheme: Scheme,
@@ -88,11 +88,11 @@ impl Leader {
         }
     }
 
-    pub fn wakes_at(&self) -> Duration {
+    pub(crate) fn wakes_at(&self) -> Duration {
         self.began + self.core.wakes_at()
     }
 
-    pub fn replay(&mut self, id: StreamId, webhook: &Webhook) -> ReplayRead<Bytes> {
+    pub(crate) fn replay(&mut self, id: StreamId, webhook: &Webhook) -> ReplayRead<Bytes> {
         self.replays_to = self.replays_to.max(id);
         let (scheme, keeps) = self.about;
         ReplayRead {
@@ -106,7 +106,7 @@ impl Leader {
 
 impl World {
     /// Passes events to the core and carries out its effects. Sometimes a crash occurs in between.
-    pub fn drive(&mut self) -> Result<(), Violation> {
+    pub(crate) fn drive(&mut self) -> Result<(), Violation> {
         let inbox = std::mem::take(&mut self.leader.inbox);
         for event in &inbox {
             self.note(event);
@@ -307,7 +307,7 @@ impl World {
             || controls.filters.contains(&webhook.resource())
     }
 
-    pub fn is_shop_paused(&self, shop: u8) -> bool {
+    pub(crate) fn is_shop_paused(&self, shop: u8) -> bool {
         self.environment.controls.shops.contains(&shop_hash(shop))
     }
 
@@ -325,7 +325,7 @@ impl World {
         }
     }
 
-    pub fn end_attempt(&mut self, id: AttemptId) {
+    pub(crate) fn end_attempt(&mut self, id: AttemptId) {
         let Some(attempt) = self.leader.attempts.remove(&id) else { return };
         self.arrived(&attempt);
         let End { verdict, signal, is_unconnected, .. } = attempt.end;
@@ -335,7 +335,7 @@ impl World {
     }
 
     /// Replaces the leader by another one.
-    pub fn take_over(&mut self) -> Result<(), Violation> {
+    pub(crate) fn take_over(&mut self) -> Result<(), Violation> {
         let attempts = std::mem::take(&mut self.leader.attempts);
         attempts.values().for_each(|attempt| self.cut(attempt));
         if let Some(letter) = self.leader.settling.take()

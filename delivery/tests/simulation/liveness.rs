@@ -23,7 +23,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// Times up to which something had a reason to wait.
 #[derive(Default)]
-pub struct Liveness {
+pub(crate) struct Liveness {
     checked_at: Duration,
     all: Duration,
     shops: HashMap<u8, Duration>,
@@ -37,13 +37,13 @@ fn raise<K: std::hash::Hash + Eq>(times: &mut HashMap<K, Duration>, key: K, unti
 }
 
 impl Liveness {
-    pub fn excuse_all(&mut self, until: Duration) {
+    pub(crate) fn excuse_all(&mut self, until: Duration) {
         self.all = self.all.max(until);
     }
 }
 
 impl World {
-    pub fn check_liveness(&mut self) -> Result<(), Violation> {
+    pub(crate) fn check_liveness(&mut self) -> Result<(), Violation> {
         if self.now < self.liveness.checked_at {
             return Ok(());
         }

@@ -9,7 +9,7 @@ use crate::random::Random;
 use crate::webhook::{SHOPS, Scheme};
 
 /// Settings of one run.
-pub struct Plan {
+pub(crate) struct Plan {
     pub config: Config,
     pub scheme: Scheme,
     /// True if the scheme changes at some takeovers.
@@ -39,7 +39,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn new(random: &mut Random) -> Self {
+    pub(crate) fn new(random: &mut Random) -> Self {
         let scheme = if random.chance(200) { Scheme::Shop } else { Scheme::Resource };
         let mut plan = Self {
             config: config(random),
@@ -89,7 +89,7 @@ impl Plan {
     }
 
     /// Creates a deduplication window with these deliveries.
-    pub fn seen(&self, delivered: &[(u128, u64)]) -> DedupWindow {
+    pub(crate) fn seen(&self, delivered: &[(u128, u64)]) -> DedupWindow {
         let mut seen = DedupWindow::new(self.dedup_window, 1 << 20);
         delivered.iter().for_each(|(fingerprint, at)| seen.insert(*fingerprint, *at));
         seen

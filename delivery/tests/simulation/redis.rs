@@ -13,7 +13,7 @@ use spillway_webhook::{StoredRetry, StreamId};
 use crate::webhook::{Bytes, SHOPS, Scheme, Webhook};
 
 /// Token of the leader and number of a settlement.
-pub type Mark = (u64, u64);
+pub(crate) type Mark = (u64, u64);
 
 /// Time of a pause that may be written as spent and is subtracted when the pause ends. A filter is
 /// checked when a webhook has its turn, and times written before include the pause.
@@ -21,7 +21,7 @@ const PAUSED_MAX: Duration = Duration::from_secs(2);
 
 /// A chunk of a lane.
 #[derive(Debug, Clone)]
-pub struct Chunk {
+pub(crate) struct Chunk {
     pub webhooks: Vec<Webhook>,
     pub bits: Vec<u8>,
     /// True if the chunk can no longer be decoded.
@@ -30,7 +30,7 @@ pub struct Chunk {
 
 /// A row of a lane.
 #[derive(Debug, Clone)]
-pub struct Row {
+pub(crate) struct Row {
     pub change: LaneRowChange,
     pub shop: u64,
     pub scheme: Scheme,
@@ -38,7 +38,7 @@ pub struct Row {
 
 /// Reason why a settlement is not applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
+pub(crate) enum Refused {
     /// There is another leader.
     Fenced,
     /// The settlement does not follow the last one.
@@ -47,7 +47,7 @@ pub enum Refused {
 
 /// A settlement that is under way.
 #[derive(Debug)]
-pub struct Letter {
+pub(crate) struct Letter {
     pub mark: Mark,
     pub follows: Mark,
     pub scheme: Scheme,
@@ -56,7 +56,7 @@ pub struct Letter {
 
 /// Complete state of Redis.
 #[derive(Debug, Clone, Default)]
-pub struct Redis {
+pub(crate) struct Redis {
     pub main: BTreeMap<StreamId, Vec<Webhook>>,
     pub last: StreamId,
     pub cursor: StreamId,
@@ -77,13 +77,13 @@ pub struct Redis {
     pub mark: Mark,
 }
 
-pub fn is_set(bits: &[u8], index: usize) -> bool {
+pub(crate) fn is_set(bits: &[u8], index: usize) -> bool {
     bits.get(index / 8).is_some_and(|byte| byte & (1 << (index % 8)) != 0)
 }
 
 impl Redis {
     /// Returns the state with which a leader begins.
-    pub fn load(&self, scheme: Scheme) -> Loaded {
+    pub(crate) fn load(&self, scheme: Scheme) -> Loaded {
         let lanes = self.rows.values().map(|row| LaneLoaded {
             lane: row.change.lane,
             shop: row.shop,
@@ -107,13 +107,18 @@ impl Redis {
         }
     }
 
-    pub fn pack(&self, entry: StreamId, scheme: Scheme, keeps: bool) -> Option<PackRead<Bytes>> {
+    pub(crate) fn pack(
+        &self,
+        entry: StreamId,
+        scheme: Scheme,
+        keeps: bool,
+    ) -> Option<PackRead<Bytes>> {
         let webhooks = self.main.get(&entry)?;
         let sorted = webhooks.iter().map(|webhook| webhook.sorted(scheme, keeps)).collect();
         Some(PackRead { entry, sorted, content: Bytes::of(webhooks.clone()) })
     }
 
-    pub fn chunk(&self, lane: u64, number: u32, about: (Scheme, bool)) -> ChunkFound<Bytes> {
+    pub(crate) fn chunk(&self, lane: u64, number: u32, about: (Scheme, bool)) -> ChunkFound<Bytes> {
         let (scheme, keeps) = about;
         let Some(chunk) = self.chunks.get(&(lane, number)) else { return ChunkFound::Missing };
         if chunk.is_spoiled {
@@ -135,7 +140,7 @@ impl Redis {
     }
 
     /// Loses a chunk: it can no longer be decoded, or does not exist. Returns its webhooks.
-    pub fn spoil(&mut self, key: (u64, u32), is_deleted: bool) -> Vec<Position> {
+    pub(crate) fn spoil(&mut self, key: (u64, u32), is_deleted: bool) -> Vec<Position> {
         let Some(chunk) = self.chunks.get_mut(&key).filter(|chunk| !chunk.is_spoiled) else {
             return Vec::new();
         };
@@ -149,7 +154,7 @@ impl Redis {
     }
 
     /// Applies a settlement. Returns true if it was not applied before.
-    pub fn apply(&mut self, letter: &Letter) -> Result<bool, Refused> {
+    pub(crate) fn apply(&mut self, letter: &Letter) -> Result<bool, Refused> {
         if letter.mark.0 != self.token {
             return Err(Refused::Fenced);
         }
@@ -234,7 +239,7 @@ impl Redis {
     }
 
     /// All unsettled webhooks, in the main stream and in lanes.
-    pub fn unsettled(&self) -> Result<BTreeSet<Position>, String> {
+    pub(crate) fn unsettled(&self) -> Result<BTreeSet<Position>, String> {
         let mut all = BTreeSet::new();
         let none = Vec::new();
         for (entry, webhooks) in &self.main {
@@ -254,7 +259,12 @@ impl Redis {
 
     /// Number of unsettled webhooks of each shop in lanes, and in the main stream after `from` up
     /// to `to`.
-    pub fn waiting(&self, has_lanes: bool, from: StreamId, to: StreamId) -> [u64; SHOPS as usize] {
+    pub(crate) fn waiting(
+        &self,
+        has_lanes: bool,
+        from: StreamId,
+        to: StreamId,
+    ) -> [u64; SHOPS as usize] {
         let mut waiting = [0; SHOPS as usize];
         let none = Vec::new();
         let main = self.main.range(from.next()..).take_while(|(entry, _)| **entry <= to);
@@ -270,7 +280,7 @@ impl Redis {
 
     /// Checks that rows and chunks agree, and that each retry state belongs to an unsettled
     /// webhook.
-    pub fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         let none = Vec::new();
         for position in self.main_retries.keys() {
             let is_there = self.main.contains_key(&position.entry());
@@ -307,7 +317,7 @@ impl Redis {
     }
 
     /// Describes data of lanes that should have been deleted.
-    pub fn remains(&self) -> Option<String> {
+    pub(crate) fn remains(&self) -> Option<String> {
         let is_clean = self.rows.is_empty()
             && self.chunks.is_empty()
             && self.barriers.is_empty()

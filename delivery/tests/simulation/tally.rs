@@ -9,7 +9,7 @@ use crate::webhook::Bytes;
 
 /// Counts of one run or of several runs.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Tally {
+pub(crate) struct Tally {
     pub steps: u64,
     pub webhooks: u64,
     pub sent: u64,
@@ -33,7 +33,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    pub fn settled(&mut self, settlement: &PendingSettlement<Bytes>) {
+    pub(crate) fn settled(&mut self, settlement: &PendingSettlement<Bytes>) {
         let lanes = &settlement.lanes;
         self.moved +=
             lanes.chunks.written.iter().map(|chunk| chunk.positions.len() as u64).sum::<u64>();
@@ -55,7 +55,7 @@ impl Tally {
         }
     }
 
-    pub fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.steps += other.steps;
         self.webhooks += other.webhooks;
         self.sent += other.sent;

@@ -12,11 +12,11 @@ use crate::redis::{Letter, Redis};
 use crate::webhook::{Bytes, Resource, Scheme, Webhook};
 
 /// Description of a broken rule.
-pub type Violation = String;
+pub(crate) type Violation = String;
 
 /// State of an accepted webhook.
 #[derive(Debug, Clone)]
-pub struct Fate {
+pub(crate) struct Fate {
     pub webhook: Webhook,
     pub appended_at: Duration,
     /// Number of times that the backend accepted the webhook.
@@ -25,7 +25,7 @@ pub struct Fate {
 
 /// All accepted webhooks.
 #[derive(Debug, Clone, Default)]
-pub struct Truth {
+pub(crate) struct Truth {
     pub fates: BTreeMap<Position, Fate>,
     pub unsettled: BTreeSet<Position>,
     /// Webhooks that an operator dropped.
@@ -38,19 +38,19 @@ pub struct Truth {
 }
 
 impl Truth {
-    pub fn accepted(&mut self, webhook: Webhook, now: Duration) {
+    pub(crate) fn accepted(&mut self, webhook: Webhook, now: Duration) {
         let fate = Fate { webhook, appended_at: now, arrived: 0 };
         self.fates.insert(webhook.position, fate);
         self.unsettled.insert(webhook.position);
     }
 
-    pub fn webhook(&self, position: Position) -> Result<&Webhook, Violation> {
+    pub(crate) fn webhook(&self, position: Position) -> Result<&Webhook, Violation> {
         let fate = self.fates.get(&position).ok_or(format!("{position} was never accepted"))?;
         Ok(&fate.webhook)
     }
 
     /// Notes that the backend accepted a webhook.
-    pub fn arrive(&mut self, position: Position, is_replay: bool, scheme: Scheme) {
+    pub(crate) fn arrive(&mut self, position: Position, is_replay: bool, scheme: Scheme) {
         let Some(fate) = self.fates.get_mut(&position) else { return };
         fate.arrived += 1;
         self.taken.insert(fate.webhook.fingerprint);
@@ -61,13 +61,13 @@ impl Truth {
     }
 
     /// Notes that a webhook was lost with its chunk. If it stood for older ones, these are sent.
-    pub fn lost(&mut self, position: Position) {
+    pub(crate) fn lost(&mut self, position: Position) {
         self.unsettled.remove(&position);
         self.arrived.retain(|_, newest| *newest != position);
     }
 
     /// Changes the unit of order. Earlier arrivals are then no evidence.
-    pub fn scheme_changed(&mut self) {
+    pub(crate) fn scheme_changed(&mut self) {
         self.arrived.clear();
     }
 
@@ -76,7 +76,11 @@ impl Truth {
     }
 
     /// Checks a dispatch against all unsettled webhooks.
-    pub fn check_send(&self, sent: &Dispatch<Bytes>, scheme: Scheme) -> Result<(), Violation> {
+    pub(crate) fn check_send(
+        &self,
+        sent: &Dispatch<Bytes>,
+        scheme: Scheme,
+    ) -> Result<(), Violation> {
         let webhook = *self.webhook(sent.position)?;
         let held = sent.content.0.get(sent.record_index as usize);
         if held != Some(&webhook) {
@@ -139,7 +143,7 @@ impl Truth {
 
     /// Checks a settlement that was just applied. `replays` has the position of each replay before
     /// it.
-    pub fn check_applied(
+    pub(crate) fn check_applied(
         &mut self,
         letter: &Letter,
         redis: &Redis,

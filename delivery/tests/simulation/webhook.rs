@@ -8,26 +8,26 @@ use spillway_webhook::position::Position;
 
 use crate::random::mix;
 
-pub const SHOPS: u8 = 3;
+pub(crate) const SHOPS: u8 = 3;
 /// Kind of orders, which coalesce.
-pub const ORDERS: u8 = 0;
+pub(crate) const ORDERS: u8 = 0;
 /// Kind of products, of which there are few.
-pub const PRODUCTS: u8 = 1;
+pub(crate) const PRODUCTS: u8 = 1;
 /// Kind of requests to erase a shop's data: barriers in the priority class.
-pub const BARRIERS: u8 = 2;
+pub(crate) const BARRIERS: u8 = 2;
 /// Bytes of a webhook.
-pub const RAW_BYTES: usize = 100;
+pub(crate) const RAW_BYTES: usize = 100;
 
 /// Unit of order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scheme {
+pub(crate) enum Scheme {
     Resource,
     Shop,
 }
 
 /// An accepted webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Webhook {
+pub(crate) struct Webhook {
     pub position: Position,
     pub shop: u8,
     pub kind: u8,
@@ -36,37 +36,37 @@ pub struct Webhook {
 }
 
 /// A resource: shop, kind and id.
-pub type Resource = (u8, u8, u8);
+pub(crate) type Resource = (u8, u8, u8);
 
 impl Webhook {
-    pub fn is_barrier(&self) -> bool {
+    pub(crate) fn is_barrier(&self) -> bool {
         self.kind == BARRIERS
     }
 
-    pub fn coalesces(&self, scheme: Scheme) -> u8 {
+    pub(crate) fn coalesces(&self, scheme: Scheme) -> u8 {
         u8::from(self.kind == ORDERS && scheme == Scheme::Resource)
     }
 
-    pub fn resource(&self) -> Resource {
+    pub(crate) fn resource(&self) -> Resource {
         (self.shop, self.kind, self.resource)
     }
 
     /// The unit of order under a scheme.
-    pub fn unit(&self, scheme: Scheme) -> Resource {
+    pub(crate) fn unit(&self, scheme: Scheme) -> Resource {
         match scheme {
             Scheme::Resource => self.resource(),
             Scheme::Shop => (self.shop, u8::MAX, u8::MAX),
         }
     }
 
-    pub fn lane(&self, scheme: Scheme) -> u64 {
+    pub(crate) fn lane(&self, scheme: Scheme) -> u64 {
         match scheme {
             Scheme::Resource => hash([2, self.shop, self.kind, 0]),
             Scheme::Shop => hash([3, self.shop, 0, 0]),
         }
     }
 
-    pub fn sorted(&self, scheme: Scheme, keeps_fingerprints: bool) -> Sorted {
+    pub(crate) fn sorted(&self, scheme: Scheme, keeps_fingerprints: bool) -> Sorted {
         let (shop, kind, resource) = self.unit(scheme);
         Sorted {
             resource: hash([1, shop, kind, resource]),
@@ -79,14 +79,14 @@ impl Webhook {
         }
     }
 
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let kind = ["o", "p", "B"][usize::from(self.kind)];
         let Position { ms, seq, index } = self.position;
         format!("{}{kind}{}@{ms}-{seq}-{index}", self.shop, self.resource)
     }
 }
 
-pub fn shop_hash(shop: u8) -> u64 {
+pub(crate) fn shop_hash(shop: u8) -> u64 {
     hash([4, shop, 0, 0])
 }
 
@@ -96,10 +96,10 @@ fn hash(of: [u8; 4]) -> u64 {
 
 /// Bytes of a pack, a chunk or a replay.
 #[derive(Debug, Clone)]
-pub struct Bytes(pub Rc<Vec<Webhook>>);
+pub(crate) struct Bytes(pub Rc<Vec<Webhook>>);
 
 impl Bytes {
-    pub fn of(webhooks: Vec<Webhook>) -> Self {
+    pub(crate) fn of(webhooks: Vec<Webhook>) -> Self {
         Self(Rc::new(webhooks))
     }
 }

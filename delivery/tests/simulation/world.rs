@@ -31,7 +31,7 @@ const LEASE_FOR: Duration = Duration::from_secs(2);
 
 /// A read from Redis.
 #[derive(Debug, Clone)]
-pub enum Request {
+pub(crate) enum Request {
     Next,
     Read(PackKey),
     Front(Vec<StreamId>),
@@ -40,7 +40,7 @@ pub enum Request {
 }
 
 /// A scheduled event. The number is the token of the leader that it is for.
-pub enum Task {
+pub(crate) enum Task {
     /// Redis executes a read.
     Execute(u64, Request),
     /// The leader gets an event.
@@ -55,14 +55,14 @@ pub enum Task {
     Restart,
 }
 
-pub struct Due {
+pub(crate) struct Due {
     at: Duration,
     order: u64,
     task: Task,
 }
 
 /// Operator controls in force, and the state of the environment.
-pub struct Environment {
+pub(crate) struct Environment {
     pub has_lease: bool,
     pub lease_at: Duration,
     pub dead_room: u64,
@@ -72,13 +72,13 @@ pub struct Environment {
 }
 
 /// Schedule so far, if it is kept.
-pub struct Log {
+pub(crate) struct Log {
     pub is_on: bool,
     lines: VecDeque<String>,
     most: usize,
 }
 
-pub struct World {
+pub(crate) struct World {
     pub random: Random,
     pub plan: Plan,
     pub scheme: Scheme,
@@ -100,7 +100,7 @@ pub struct World {
 }
 
 impl Log {
-    pub fn add(&mut self, now: Duration, line: impl FnOnce() -> String) {
+    pub(crate) fn add(&mut self, now: Duration, line: impl FnOnce() -> String) {
         if self.is_on {
             if self.lines.len() == self.most {
                 self.lines.pop_front();
@@ -109,13 +109,13 @@ impl Log {
         }
     }
 
-    pub fn print(&self) {
+    pub(crate) fn print(&self) {
         self.lines.iter().for_each(|line| println!("{line}"));
     }
 }
 
 impl World {
-    pub fn new(seed: u64, is_logged: bool) -> Self {
+    pub(crate) fn new(seed: u64, is_logged: bool) -> Self {
         let mut random = Random::new(seed);
         let plan = Plan::new(&mut random);
         let scheme = plan.scheme;
@@ -164,24 +164,24 @@ impl World {
         world
     }
 
-    pub fn wall_ms(&self) -> u64 {
+    pub(crate) fn wall_ms(&self) -> u64 {
         EPOCH_MS + u64::try_from(self.now.as_millis()).expect("it is small")
     }
 
-    pub fn later(&mut self, after: Duration, task: Task) {
+    pub(crate) fn later(&mut self, after: Duration, task: Task) {
         let order = self.random.next();
         self.agenda.push(Reverse(Due { at: self.now + after, order, task }));
     }
 
     /// Returns a delay of Redis.
-    pub fn delay(&mut self) -> Duration {
+    pub(crate) fn delay(&mut self) -> Duration {
         let is_late = !self.environment.is_calm && self.random.chance(20);
         let most = self.plan.latency_ms * if is_late { 20 } else { 1 };
         self.random.ms(0, most)
     }
 
     /// Starts a new leader with the state in Redis.
-    pub fn lead(&mut self) {
+    pub(crate) fn lead(&mut self) {
         self.redis.token += 1;
         self.is_astray = false;
         self.tally.takeovers += 1;
@@ -192,12 +192,12 @@ impl World {
         self.push_controls();
     }
 
-    pub fn push_controls(&mut self) {
+    pub(crate) fn push_controls(&mut self) {
         self.leader.inbox.push(Event::Controls(self.environment.controls.clone()));
     }
 
     /// Advances to the next scheduled event.
-    pub fn step(&mut self) -> Result<(), Violation> {
+    pub(crate) fn step(&mut self) -> Result<(), Violation> {
         self.tally.steps += 1;
         let tick = self.random.ms(0, 1000).min(self.plan.tick);
         let wakes = self.leader.wakes_at().max(self.now + tick.max(Duration::from_micros(100)));
@@ -285,7 +285,7 @@ impl World {
     }
 
     /// Handles a settlement that arrives at Redis.
-    pub fn apply(&mut self, letter: &Rc<Letter>, is_awaited: bool) -> Result<(), Violation> {
+    pub(crate) fn apply(&mut self, letter: &Rc<Letter>, is_awaited: bool) -> Result<(), Violation> {
         let replays: BTreeMap<_, _> = self.redis.replays.clone();
         let is_mine = letter.mark.0 == self.leader.token;
         if self.is_astray {
@@ -366,7 +366,7 @@ impl World {
     }
 
     /// Time on the leader's clocks.
-    pub fn leader_now(&self) -> Now {
+    pub(crate) fn leader_now(&self) -> Now {
         Now { at: self.now - self.leader.began, wall_ms: self.wall_ms() }
     }
 }

@@ -8,7 +8,7 @@ pub(super) const FRONT_AT_ONCE: usize = 16;
 
 /// Something to read.
 #[derive(Debug, Clone)]
-pub enum ReadRequest {
+pub(crate) enum ReadRequest {
     /// A pack of the main stream.
     Main(StreamId),
     /// A replay.
@@ -25,7 +25,7 @@ pub enum ReadRequest {
 
 /// Chunks of one lane.
 #[derive(Debug, Clone, Copy)]
-pub struct ChunkRange {
+pub(crate) struct ChunkRange {
     /// Hash of the lane.
     pub lane: u64,
     /// Number of the first one.

@@ -129,7 +129,7 @@ impl Exporter {
                         error = chain(&error),
                         "the cursor could not be read from redis"
                     );
-                    self.connection = None;
+                    self.queue.connection = None;
                     self.pause(PAUSE)?;
                 }
             }
@@ -140,17 +140,17 @@ impl Exporter {
         &mut self,
     ) -> Result<(ConsumerProgress, StreamRange, OperatorControls), QueueError> {
         let mut connection = self.connected().await?.clone();
-        let progress = self.reader.progress(&mut connection).await?;
-        let controls = controls::read(&self.redis, &mut connection, KAFKA).await?;
-        Ok((progress, self.reader.span(&mut connection).await?, controls))
+        let progress = self.queue.reader.progress(&mut connection).await?;
+        let controls = controls::read(&self.queue.redis, &mut connection, KAFKA).await?;
+        Ok((progress, self.queue.reader.span(&mut connection).await?, controls))
     }
 
     /// Connection for the few reads that the leader itself makes.
     pub(super) async fn connected(&mut self) -> Result<&mut Connection, QueueError> {
-        if self.connection.is_none() {
-            self.connection = Some(self.redis.connect(Some(ANSWER_TIMEOUT)).await?);
+        if self.queue.connection.is_none() {
+            self.queue.connection = Some(self.queue.redis.connect(Some(ANSWER_TIMEOUT)).await?);
         }
-        Ok(self.connection.as_mut().expect("BUG: just connected"))
+        Ok(self.queue.connection.as_mut().expect("BUG: just connected"))
     }
 
     fn tell(&self, gap: &Gap) {

@@ -102,7 +102,7 @@ impl Exporter {
                     link.poll(OFFER_PAUSE);
                 }
                 Fault::Retry => {
-                    self.because.replace(Some(error.to_string()));
+                    self.trouble.last_error.replace(Some(error.to_string()));
                     return Err(Stop::Rebuild);
                 }
                 _ => return Err(self.stop(link, Call::Offsets, &error)),

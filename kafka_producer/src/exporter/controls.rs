@@ -39,7 +39,7 @@ impl Exporter {
             }
             Err(error) => {
                 tracing::warn!(error = chain(&error), "controls could not be read; trying again");
-                self.connection = None;
+                self.queue.connection = None;
             }
         }
     }
@@ -52,7 +52,7 @@ impl Exporter {
         &mut self,
     ) -> Result<controls::OperatorControls, spillway_queue::QueueError> {
         let consumer = spillway_queue::consumers::KAFKA;
-        let redis = self.redis.clone();
+        let redis = self.queue.redis.clone();
         controls::read(&redis, self.connected().await?, consumer).await
     }
 

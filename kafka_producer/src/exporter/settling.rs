@@ -78,8 +78,8 @@ impl ProducerSession {
 impl Exporter {
     /// Takes the result of the settlement under way, and begins the next if there is one.
     pub(super) fn hear_settled(&mut self, session: &mut ProducerSession) -> Result<(), Stop> {
-        if self.is_settling {
-            match self.settled.try_recv() {
+        if self.settling.is_under_way {
+            match self.settling.settled.try_recv() {
                 Ok(settled) => self.settled(settled)?,
                 Err(TryRecvError::Empty) => return Ok(()),
                 Err(TryRecvError::Disconnected) => return Err(gone()),
@@ -90,8 +90,8 @@ impl Exporter {
             settlement.open = session.open_webhooks();
             settlement.controls.known = session.controls.version;
             // The channel holds one settlement, and none is under way.
-            self.settlements.try_send(settlement).map_err(|_| gone())?;
-            self.is_settling = true;
+            self.settling.settlements.try_send(settlement).map_err(|_| gone())?;
+            self.settling.is_under_way = true;
         }
         Ok(())
     }
@@ -101,7 +101,7 @@ impl Exporter {
         loop {
             self.settle_under_way()?;
             self.hear_settled(session)?;
-            if !self.is_settling {
+            if !self.settling.is_under_way {
                 return Ok(());
             }
         }
@@ -109,14 +109,14 @@ impl Exporter {
 
     /// Waits for the result of the settlement under way, if there is one.
     pub(super) fn settle_under_way(&mut self) -> Result<(), Stop> {
-        if !self.is_settling {
+        if !self.settling.is_under_way {
             return Ok(());
         }
         let runtime = self.runtime.clone();
         let lost = self.leader.lost.clone();
         let settled = runtime.block_on(async {
             tokio::select! {
-                settled = self.settled.recv() => Ok(settled),
+                settled = self.settling.settled.recv() => Ok(settled),
                 () = lost.cancelled() => Err(Stop::End(End::Lost)),
             }
         })?;
@@ -126,13 +126,13 @@ impl Exporter {
     /// Applies one settlement and waits for it.
     pub(super) fn settle_now(&mut self, settlement: Settlement) -> Result<(), Stop> {
         self.settle_under_way()?;
-        self.settlements.try_send(settlement).map_err(|_| gone())?;
-        self.is_settling = true;
+        self.settling.settlements.try_send(settlement).map_err(|_| gone())?;
+        self.settling.is_under_way = true;
         self.settle_under_way()
     }
 
     fn settled(&mut self, settled: Settled) -> Result<(), Stop> {
-        self.is_settling = false;
+        self.settling.is_under_way = false;
         match settled {
             Ok(()) => Ok(()),
             Err(error) => {

@@ -13,7 +13,7 @@ use spillway_webhook::shopify::Headers;
 const HEADERS: usize = 12;
 
 /// Attributes of a webhook with this id.
-pub fn headers(webhook: &View<'_>, id: &str, resource: Option<&Resource>) -> OwnedHeaders {
+pub(super) fn headers(webhook: &View<'_>, id: &str, resource: Option<&Resource>) -> OwnedHeaders {
     let topic = text(webhook.topic()).replace('/', ".");
     let kind = format!("com.shopify.{topic}");
     let mut headers = OwnedHeaders::new_with_capacity(HEADERS)

@@ -22,7 +22,7 @@ struct HeaderMap<'a>(&'a View<'a>);
 struct QueryMap<'a>(&'a [u8]);
 
 /// Writes the envelope of a webhook into `value`.
-pub fn write(webhook: &View<'_>, value: &mut Vec<u8>) {
+pub(super) fn write(webhook: &View<'_>, value: &mut Vec<u8>) {
     value.clear();
     // One huge webhook must not keep its size allocated for good.
     value.shrink_to(1 << 20);

@@ -107,7 +107,7 @@ impl ConcurrencyLimiter {
         }
         let base = self.base.unwrap_or(base);
         let is_quiet = high.latency - base < 0.5 * EXCESS + high.error;
-        if contrast.rise < 0.5 * contrast.more && is_quiet && self.limit < self.max {
+        if contrast.rise < 0.5 * contrast.more && is_quiet && self.limit < self.bounds.max {
             let step = (self.limit - from) * 3 / 2 + 1;
             self.raise(high, step, now);
         } else {
@@ -152,7 +152,7 @@ impl ConcurrencyLimiter {
         let is_high = excess > ALARM + 2.0 * low.error;
         let Some(high) = high else {
             // There is nothing to compare with: the measurement before was taken during a change.
-            if is_high && self.limit > self.min {
+            if is_high && self.limit > self.bounds.min {
                 self.lower(Some(low), low.latency, low.in_flight, now);
             } else {
                 self.wait = WAIT_FIRST / 2;
@@ -168,7 +168,7 @@ impl ConcurrencyLimiter {
             // Less in flight at the same latency: there is no queue.
             self.base = Some(low.latency + low.error);
             self.rest(from, now);
-        } else if is_high && self.limit > self.min {
+        } else if is_high && self.limit > self.bounds.min {
             self.lower(Some(low), low.latency, low.in_flight, now);
         } else {
             let knee = round(contrast.knee(&high)).min(round(high.in_flight)).max(self.limit);

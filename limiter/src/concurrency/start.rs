@@ -27,7 +27,7 @@ impl ConcurrencyLimiter {
         // The rise is 0 without a queue, 0.69 with twice too many, then 1.39: a rise that is not
         // clear yet will become clear.
         let is_queueing = rise > ALARM + 2.0 * error;
-        if !is_queueing && self.limit < self.max {
+        if !is_queueing && self.limit < self.bounds.max {
             let is_alike = rise < EXCESS.max(0.5 * error);
             let quiet = if is_alike { quiet.with(tally) } else { quiet };
             self.phase = SearchPhase::Start { quiet };

@@ -12,32 +12,32 @@ const WEIGHT: f64 = 1.0 / 64.0;
 const SHARE: f64 = 0.2;
 
 #[derive(Debug, Default)]
-pub struct Trouble {
+pub(super) struct Trouble {
     share: f64,
     acted_at: Duration,
 }
 
 impl Trouble {
     /// Records an answer without trouble.
-    pub fn none(&mut self) {
+    pub(super) fn none(&mut self) {
         self.share -= self.share * WEIGHT;
     }
 
     /// Records trouble with a delivery that began at `began`. Returns true if a cut is required. A
     /// refusal is quick, but the load that caused it lasts a `round_trip`.
-    pub fn is_more(&mut self, began: Duration, round_trip: Duration, now: Duration) -> bool {
+    pub(super) fn is_more(&mut self, began: Duration, round_trip: Duration, now: Duration) -> bool {
         self.share += (1.0 - self.share) * WEIGHT;
         let is_news = began >= self.acted_at && now >= self.acted_at + round_trip;
         self.share >= SHARE && is_news
     }
 
     /// Time of the last reaction.
-    pub fn acted_at(&self) -> Duration {
+    pub(super) fn acted_at(&self) -> Duration {
         self.acted_at
     }
 
     /// Records a reaction at `now`.
-    pub fn acted(&mut self, now: Duration) {
+    pub(super) fn acted(&mut self, now: Duration) {
         self.acted_at = now;
     }
 }

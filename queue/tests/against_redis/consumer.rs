@@ -11,7 +11,7 @@ use spillway_webhook::{StreamId, WebhookId};
 use crate::server::Server;
 
 /// The consumer of a test.
-pub struct TestConsumer {
+pub(crate) struct TestConsumer {
     pub name: &'static str,
     pub redis: Redis,
     pub connection: Connection,
@@ -22,7 +22,7 @@ pub struct TestConsumer {
 
 impl TestConsumer {
     /// Registers a consumer at the oldest entry, and becomes its leader.
-    pub async fn start(server: &Server, name: &'static str) -> Self {
+    pub(crate) async fn start(server: &Server, name: &'static str) -> Self {
         let mut connection = server.connect().await;
         consumers::register(&server.redis(), &mut connection, Some(name), StartAt::Oldest)
             .await
@@ -31,7 +31,7 @@ impl TestConsumer {
     }
 
     /// Becomes the leader, in place of any other.
-    pub async fn own(server: &Server, name: &'static str) -> Self {
+    pub(crate) async fn own(server: &Server, name: &'static str) -> Self {
         let (redis, mut connection) = (server.redis(), server.connect().await);
         let claim = Candidacy::new(redis.clone(), name);
         let seen = claim.look(&mut connection).await.expect("redis answers");
@@ -43,23 +43,23 @@ impl TestConsumer {
     }
 
     /// Settles under the next number.
-    pub async fn settle(&mut self, settlement: &Settlement) -> Result<(), QueueError> {
+    pub(crate) async fn settle(&mut self, settlement: &Settlement) -> Result<(), QueueError> {
         self.settler.begin();
         self.settle_again(settlement).await
     }
 
     /// Settles under the same number as before.
-    pub async fn settle_again(&mut self, settlement: &Settlement) -> Result<(), QueueError> {
+    pub(crate) async fn settle_again(&mut self, settlement: &Settlement) -> Result<(), QueueError> {
         self.settler.apply(&mut self.connection, settlement).await
     }
 
     /// Settles one entry of one webhook by moving the cursor over it.
-    pub async fn pass(&mut self, entry: StreamId) {
+    pub(crate) async fn pass(&mut self, entry: StreamId) {
         self.settle(&up_to(entry, 1, 1)).await.expect("it is settled");
     }
 
     /// Gives webhooks up and replays all dead letters. Returns the ids of all replays.
-    pub async fn replay(&mut self, ms: impl IntoIterator<Item = u64>) -> Vec<StreamId> {
+    pub(crate) async fn replay(&mut self, ms: impl IntoIterator<Item = u64>) -> Vec<StreamId> {
         let letters = ms.into_iter().map(|ms| dead(ms, "orders/create")).collect();
         self.settle(&Settlement { dead: letters, ..Settlement::default() })
             .await
@@ -72,24 +72,24 @@ impl TestConsumer {
         replays.expect("redis answers").iter().map(|replay| replay.id).collect()
     }
 
-    pub async fn progress(&mut self) -> ConsumerProgress {
+    pub(crate) async fn progress(&mut self) -> ConsumerProgress {
         self.reader.progress(&mut self.connection).await.expect("it is registered")
     }
 }
 
 /// A settlement that moves the cursor.
-pub fn up_to(cursor: StreamId, entries: u64, webhooks: u64) -> Settlement {
+pub(crate) fn up_to(cursor: StreamId, entries: u64, webhooks: u64) -> Settlement {
     let passed = Some(PassedEntries { cursor, entries, webhooks });
     Settlement { passed, ..Settlement::default() }
 }
 
 /// Id of the first webhook of an entry, in some cell.
-pub fn webhook(ms: u64) -> WebhookId {
+pub(crate) fn webhook(ms: u64) -> WebhookId {
     WebhookId { cell: 7, entry: StreamId { ms, seq: 0 }, index: 0 }
 }
 
 /// A webhook to give up.
-pub fn dead(ms: u64, topic: &str) -> Dead {
+pub(crate) fn dead(ms: u64, topic: &str) -> Dead {
     let labels = ["a.myshopify.com", topic, "product/1", "b54557e4"].map(str::to_owned);
     Dead {
         pack: format!("pack of {ms}").into_bytes(),

@@ -19,7 +19,7 @@ fn at(ms: u64) -> Position {
 }
 
 /// Row of a lane.
-pub fn row(lane: u64, waiting: u64) -> LaneRow {
+pub(crate) fn row(lane: u64, waiting: u64) -> LaneRow {
     LaneRow {
         lane,
         shop: "a.myshopify.com".to_owned(),

@@ -15,7 +15,7 @@ const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
 
 /// Fault to inject into the next request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// Redis receives the request, and the connection breaks before the reply is passed on.
     CutBeforeReply,
     /// The connection breaks before Redis receives the request.
@@ -25,7 +25,7 @@ pub enum Fault {
 }
 
 /// Proxy of one server.
-pub struct Proxy {
+pub(crate) struct Proxy {
     socket: PathBuf,
     upstream: PathBuf,
     armed: Arc<Mutex<Option<Fault>>>,
@@ -35,7 +35,7 @@ pub struct Proxy {
 
 impl Proxy {
     /// Listens beside the server's own socket.
-    pub fn before(server: &Server) -> Self {
+    pub(crate) fn before(server: &Server) -> Self {
         let socket = server.path("proxy.sock");
         let upstream = server.path("redis.sock");
         let listener = UnixListener::bind(&socket).expect("a socket for the proxy");
@@ -53,23 +53,23 @@ impl Proxy {
     }
 
     /// Endpoint of Redis through the proxy.
-    pub fn redis(&self) -> Redis {
+    pub(crate) fn redis(&self) -> Redis {
         redis_at(&self.socket)
     }
 
     /// Injects the fault into the next request, and into no other.
-    pub fn harm_next_request(&self, fault: Fault) {
+    pub(crate) fn harm_next_request(&self, fault: Fault) {
         *self.armed.lock().expect("nobody panics with it") = Some(fault);
     }
 
     /// Returns the last request that was passed on, byte for byte.
-    pub fn last_request(&self) -> Vec<u8> {
+    pub(crate) fn last_request(&self) -> Vec<u8> {
         self.last.lock().expect("nobody panics with it").clone()
     }
 
     /// Sends a request to Redis, like a copy that was delayed for long. Returns the reply's first
     /// line.
-    pub async fn deliver(&self, request: &[u8]) -> String {
+    pub(crate) async fn deliver(&self, request: &[u8]) -> String {
         let redis = UnixStream::connect(&self.upstream).await.expect("redis listens");
         let mut redis = BufReader::new(redis);
         redis.write_all(request).await.expect("redis takes it");

@@ -12,19 +12,19 @@ use spillway_webhook::StreamId;
 use tempfile::TempDir;
 
 /// Prefix of our keys in every test.
-pub const PREFIX: &str = "{spillway}:";
+pub(crate) const PREFIX: &str = "{spillway}:";
 /// Time limit for the tests' requests: long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The Redis of one test.
-pub struct Server {
+pub(crate) struct Server {
     process: Child,
     directory: TempDir,
 }
 
 impl Server {
     /// Starts Redis and waits until it answers. `extra` overrides any option.
-    pub async fn start(extra: &[&str]) -> Self {
+    pub(crate) async fn start(extra: &[&str]) -> Self {
         let directory = TempDir::new().expect("a directory for redis");
         let server = Self { process: spawn(&directory, extra), directory };
         server.ready().await;
@@ -32,7 +32,7 @@ impl Server {
     }
 
     /// Waits until Redis has loaded its data and answers.
-    pub async fn ready(&self) {
+    pub(crate) async fn ready(&self) {
         until("redis answers PING", async || {
             let Ok(mut connection) = self.redis().connect(Some(PATIENCE)).await else {
                 return false;
@@ -43,46 +43,46 @@ impl Server {
     }
 
     /// Kills Redis and starts it again on the same data, without waiting.
-    pub fn restart(&mut self, extra: &[&str]) {
+    pub(crate) fn restart(&mut self, extra: &[&str]) {
         self.kill();
         self.process = spawn(&self.directory, extra);
     }
 
     /// Kills Redis, like a crash.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.process.kill().expect("redis is ours to kill");
         self.process.wait().expect("redis can be waited for");
     }
 
     /// A path in the directory of this test.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
     /// Endpoint of this Redis.
-    pub fn redis(&self) -> Redis {
+    pub(crate) fn redis(&self) -> Redis {
         redis_at(&self.path("redis.sock"))
     }
 
     /// Connects to this Redis.
-    pub async fn connect(&self) -> Connection {
+    pub(crate) async fn connect(&self) -> Connection {
         self.redis().connect(Some(PATIENCE)).await.expect("redis lets us in")
     }
 
     /// Runs one command on a new connection.
-    pub async fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+    pub(crate) async fn try_command<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         let mut connection = self.connect().await;
         redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await
     }
 
     /// Does the same as [`Server::try_command`], for a command that must succeed.
-    pub async fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
+    pub(crate) async fn command<T: FromRedisValue>(&self, words: &[&str]) -> T {
         let answer = self.try_command(words).await;
         answer.unwrap_or_else(|error| panic!("redis refused {words:?}: {error}"))
     }
 
     /// Appends packs, each counted as one webhook.
-    pub async fn append(&self, packs: &[&[u8]]) -> Vec<StreamId> {
+    pub(crate) async fn append(&self, packs: &[&[u8]]) -> Vec<StreamId> {
         let mut appender = Appender::new(self.redis());
         let mut ids = Vec::new();
         for pack in packs {
@@ -92,26 +92,26 @@ impl Server {
     }
 
     /// Appends a pack of one webhook under the given id.
-    pub async fn append_as(&self, id: &str) -> StreamId {
+    pub(crate) async fn append_as(&self, id: &str) -> StreamId {
         let _: String = self.command(&["XADD", "{spillway}:in", id, "p", "pack"]).await;
         let _: u64 = self.command(&["HINCRBY", "{spillway}:counts", "appended", "1"]).await;
         id.parse().expect("an id")
     }
 
     /// Sets `maxmemory` below what is in use: Redis refuses everything that takes memory.
-    pub async fn fill_to_the_brim(&self) {
+    pub(crate) async fn fill_to_the_brim(&self) {
         let _: String = self.command(&["CONFIG", "SET", "maxmemory", "1"]).await;
         let refused = self.try_command::<u64>(&["HSET", "any", "field", "value"]).await;
         assert_eq!(refused.expect_err("redis is full").code(), Some("OOM"));
     }
 
     /// Copies a key, for [`Server::restore`].
-    pub async fn dump(&self, key: &str) -> Vec<u8> {
+    pub(crate) async fn dump(&self, key: &str) -> Vec<u8> {
         self.command(&["DUMP", key]).await
     }
 
     /// Replaces a key by an older copy.
-    pub async fn restore(&self, key: &str, copy: &[u8]) {
+    pub(crate) async fn restore(&self, key: &str, copy: &[u8]) {
         let mut connection = self.connect().await;
         let mut restore = redis::cmd("RESTORE");
         restore.arg(key).arg(0).arg(copy).arg("REPLACE");
@@ -119,7 +119,7 @@ impl Server {
     }
 
     /// Ids of a stream.
-    pub async fn ids(&self, key: &str) -> Vec<String> {
+    pub(crate) async fn ids(&self, key: &str) -> Vec<String> {
         let entries: Vec<(String, Vec<String>)> = self.command(&["XRANGE", key, "-", "+"]).await;
         entries.into_iter().map(|(id, _)| id).collect()
     }
@@ -134,12 +134,12 @@ impl Drop for Server {
 }
 
 /// A Redis behind a unix socket.
-pub fn redis_at(socket: &std::path::Path) -> Redis {
+pub(crate) fn redis_at(socket: &std::path::Path) -> Redis {
     Redis::new(&format!("unix://{}", socket.display()), PREFIX).expect("a well-formed URL")
 }
 
 /// Waits for a condition, or fails the test with the condition's name.
-pub async fn until(what: &str, mut check: impl AsyncFnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut check: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !check().await {
         assert!(started.elapsed() < 2 * PATIENCE, "in vain: {what}");

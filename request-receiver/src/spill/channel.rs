@@ -33,6 +33,15 @@ const STALLED_AFTER: Duration = Duration::from_secs(2);
 /// Time between tries of a disk that took nothing. A load balancer sends nothing to a receiver that
 /// is not ready, so no request would try it.
 const TRY_EVERY: Duration = Duration::from_secs(1);
+const _: () = assert!(SEGMENTS >= 2, "one segment is written while another one is restored");
+const _: () = assert!(
+    REFUSE_FOR.as_millis() < TRY_EVERY.as_millis(),
+    "refusing ends before the disk is tried"
+);
+const _: () = assert!(
+    TRY_EVERY.as_millis() < STALLED_AFTER.as_millis(),
+    "a stalled disk is tried before it counts as stalled"
+);
 
 /// Overflow log, shared by all shards.
 pub struct SpillChannel {
@@ -45,7 +54,7 @@ pub struct SpillChannel {
     /// Number of the newest record when the log was last empty.
     emptied: AtomicU64,
     pub(super) errors: AtomicU64,
-    /// Cancelled once the feeder has made its first turn.
+    /// Cancelled once the restorer has made its first turn.
     pub(super) settled: CancellationToken,
 }
 
@@ -62,7 +71,7 @@ const FULL: u8 = 1;
 const FAILING: u8 = 2;
 
 impl SpillChannel {
-    /// Opens the log with what lies in the directory. Everything is written to it until the feeder
+    /// Opens the log with what lies in the directory. Everything is written to it until the restorer
     /// has looked at Redis.
     ///
     /// # Errors
@@ -166,7 +175,7 @@ impl SpillChannel {
 
     /// Deletes what was restored until the log was empty, the last segment too. Tries again while
     /// the disk fails.
-    pub async fn free_fed(self: Arc<Self>) {
+    pub async fn free_restored(self: Arc<Self>) {
         while let Err(error) = self.writing.rotate().await {
             tracing::debug!(error = chain(&error), "the spill's last segment is kept for now");
             sleep(TRY_EVERY).await;

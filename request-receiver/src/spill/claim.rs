@@ -5,20 +5,20 @@
 //! receiver. If it finds one whose counter moves, it does not start.
 
 use spillway_process::start::Misconfigured;
-use spillway_queue::feed::Claimed;
+use spillway_queue::restore::Claimed;
 use tokio::time::{sleep, timeout};
 
-use crate::spill::feeder::Feeder;
+use crate::spill::restorer::Restorer;
 use crate::store::claim::{FIRST_ANSWER, LOOK_EVERY, taken};
 
 /// Settles the claim of a receiver that spills, if Redis answers.
 ///
 /// # Errors
 /// [`Misconfigured`] if another receiver holds it.
-pub async fn settle(feeder: &mut Feeder) -> Result<(), Misconfigured> {
+pub async fn settle(restorer: &mut Restorer) -> Result<(), Misconfigured> {
     let mut seen: Option<String> = None;
     loop {
-        match timeout(FIRST_ANSWER, feeder.confirm()).await {
+        match timeout(FIRST_ANSWER, restorer.confirm()).await {
             Ok(Ok(Claimed::Theirs(held))) => {
                 if seen.as_ref().is_some_and(|before| *before != held) {
                     return Err(taken("another SPILL_DIR"));

@@ -15,6 +15,10 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Time limit for one pack on the slowest connection. The kernel notices a peer that is gone after
 /// ten seconds. This limit is for a peer that accepts everything and answers nothing.
 const ANSWER_WITHIN_MAX: Duration = Duration::from_secs(600);
+const _: () = assert!(
+    ANSWER_WITHIN.as_millis() < ANSWER_WITHIN_MAX.as_millis(),
+    "the time grows with the size"
+);
 
 /// Limits of the next try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +61,7 @@ mod tests {
 
     /// Plays packs of these sizes over a connection of so many bytes a second. Returns the time
     /// that takes, and how often something was sent again.
-    fn fed(mut packs: &[usize], bytes_per_second: usize) -> (Duration, usize) {
+    fn restored(mut packs: &[usize], bytes_per_second: usize) -> (Duration, usize) {
         let mut pace = RestorePace::default();
         let mut took = Duration::ZERO;
         let mut again = 0;
@@ -87,17 +91,17 @@ mod tests {
         let packs: Vec<usize> = (0..2000).map(|number| 500 + number % 37 * 100).collect();
         let bytes: usize = packs.iter().sum();
         for bytes_per_second in [100, 1_000, 10_000, 100_000, 1_000_000, 100_000_000] {
-            let (took, again) = fed(&packs, bytes_per_second);
+            let (took, again) = restored(&packs, bytes_per_second);
             let least = bytes as f64 / bytes_per_second as f64;
             assert!(again <= 30, "{again} times at {bytes_per_second}/s");
             assert!(took.as_secs_f64() < least * 1.1 + 60.0, "{took:?} at {bytes_per_second}/s");
         }
-        assert_eq!(fed(&packs, 100_000_000).1, 0);
+        assert_eq!(restored(&packs, 100_000_000).1, 0);
     }
 
     #[test]
     fn one_pack_has_the_time_it_takes() {
-        let (took, again) = fed(&[1_000, 1_000, 10 << 20, 1_000, 1_000], 100 << 10);
+        let (took, again) = restored(&[1_000, 1_000, 10 << 20, 1_000, 1_000], 100 << 10);
         // 100 s for the large one, after tries of 5, 10, 20, 40 and 80 s.
         assert!(again <= 20 && took < Duration::from_secs(350), "{again} times, {took:?}");
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use spillway_process::error::chain;
 use spillway_process::start::Misconfigured;
 use spillway_queue::leader::StallDetector as ClaimWatch;
-use spillway_queue::{QueueError, Redis, feed};
+use spillway_queue::{QueueError, Redis, restore};
 use tokio::time::{Instant, sleep, timeout};
 
 /// Time for Redis to answer at start. If it does not, it is asked later: webhooks can be accepted
@@ -85,9 +85,9 @@ pub fn taken(with: &str) -> Misconfigured {
 }
 
 async fn look(redis: &Redis) -> Result<String, QueueError> {
-    feed::look(redis, &mut redis.connect(Some(FIRST_ANSWER)).await?).await
+    restore::look(redis, &mut redis.connect(Some(FIRST_ANSWER)).await?).await
 }
 
 async fn drop_claim(redis: &Redis, held: &str) -> Result<(), QueueError> {
-    feed::drop_claim(redis, &mut redis.connect(Some(FIRST_ANSWER)).await?, held).await
+    restore::drop_claim(redis, &mut redis.connect(Some(FIRST_ANSWER)).await?, held).await
 }

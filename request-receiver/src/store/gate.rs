@@ -31,7 +31,7 @@ pub struct Gate {
     /// Time limit of a hold, in ms.
     hold_ms: AtomicU64,
     hold_max: Duration,
-    /// Notified when the feeder may have something to do.
+    /// Notified when the restorer may have something to do.
     changed: Notify,
     /// Notified when batches are no longer held.
     opened: Notify,

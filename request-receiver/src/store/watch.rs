@@ -11,7 +11,7 @@ use spillway_queue::health::{
     self, Durability, DurabilityPolicy, FirstAof, HealthVerdict, RedisInfo,
 };
 use spillway_queue::rewrite::{self, RewriteBackoff};
-use spillway_queue::{Connection, QueueError, Redis, feed, permissions, status};
+use spillway_queue::{Connection, QueueError, Redis, permissions, restore, status};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -160,7 +160,7 @@ impl RedisWatch {
                 registered => registered?,
             };
             if self.store.log().is_none() {
-                let held = feed::look(&self.redis, connected).await?;
+                let held = restore::look(&self.redis, connected).await?;
                 let is_alive = self.claim.is_alive(&held);
                 let event = if is_alive { StoreEvent::ClaimTheirs } else { StoreEvent::ClaimFree };
                 self.store.gate().on(event);

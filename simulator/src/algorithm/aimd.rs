@@ -8,14 +8,14 @@ use spillway_limiter::{Sample, Signal};
 
 use super::Algorithm;
 
-pub struct Aimd {
+pub(super) struct Aimd {
     limit: f64,
     max: f64,
     cut_at: Duration,
 }
 
 impl Aimd {
-    pub fn new(max: usize) -> Self {
+    pub(super) fn new(max: usize) -> Self {
         Self { limit: 1.0, max: max as f64, cut_at: Duration::ZERO }
     }
 }

@@ -6,7 +6,7 @@ use spillway_limiter::Sample;
 
 use super::Algorithm;
 
-pub struct Fixed(pub usize);
+pub(super) struct Fixed(pub usize);
 
 impl Algorithm for Fixed {
     fn admit(&mut self, in_flight: usize, _: Duration) -> bool {

@@ -18,7 +18,7 @@ const RTT_DEVIATION_SCALE: f64 = 2.5;
 const EQUAL: f64 = 1.001;
 const CONCURRENCY_MAX: usize = 200;
 
-pub struct Vector {
+pub(super) struct Vector {
     limit: usize,
     max: usize,
     /// Moving average and variance of the latency, in seconds.
@@ -31,7 +31,7 @@ pub struct Vector {
 }
 
 impl Vector {
-    pub fn new(max: usize) -> Self {
+    pub(super) fn new(max: usize) -> Self {
         Self {
             limit: 1,
             max: max.min(CONCURRENCY_MAX),

@@ -3,7 +3,7 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
-use super::{Fault, Faults, FaultyDisk, LIMITS, fed, files, opened, pack, packs, write};
+use super::{Fault, Faults, FaultyDisk, LIMITS, files, opened, pack, packs, restored, write};
 use crate::disk::RealDisk;
 use crate::{Directory, LogReader, WriteError, count, open};
 
@@ -22,7 +22,7 @@ fn a_start_reads_the_newest_segment_and_of_the_others_their_heads() {
     assert_eq!(index.damages(), 0);
     count(&index);
     write(&mut writer, 100..110);
-    let came = fed(&index, 0);
+    let came = restored(&index, 0);
     let mut expected = packs(0..110);
     expected.retain(|pack| came.contains(pack));
     assert_eq!(came, expected, "out of order");
@@ -32,7 +32,7 @@ fn a_start_reads_the_newest_segment_and_of_the_others_their_heads() {
 }
 
 #[test]
-fn what_is_fed_while_it_is_counted_is_not_counted_as_waiting() {
+fn what_is_restored_while_it_is_counted_is_not_counted_as_waiting() {
     let place = tempfile::tempdir().unwrap();
     let (index, mut writer, _) = opened(place.path());
     write(&mut writer, 0..100);
@@ -40,13 +40,13 @@ fn what_is_fed_while_it_is_counted_is_not_counted_as_waiting() {
     let (index, _writer, _) = opened(place.path());
     let mut reader = LogReader::after(index.clone(), 0);
     let chunk = reader.read(30, usize::MAX).unwrap();
-    reader.fed(&chunk);
+    reader.restored(&chunk);
     count(&index);
     assert_eq!(index.webhooks(), 70);
     // Asked again, as after a missing answer.
     LogReader::after(index.clone(), 0).read(30, usize::MAX).unwrap();
     assert_eq!(index.webhooks(), 70);
-    assert_eq!(fed(&index, chunk.last().unwrap()).len(), 70);
+    assert_eq!(restored(&index, chunk.last().unwrap()).len(), 70);
     assert!(!index.holds_any());
 }
 
@@ -61,7 +61,7 @@ fn what_was_refused_at_the_end_of_an_older_segment_is_no_damage() {
     let end = fs::metadata(older).unwrap().len();
     OpenOptions::new().write(true).open(older).unwrap().write_all_at(b"SPRC half", end).unwrap();
     let (index, _writer, _) = opened(place.path());
-    assert_eq!(fed(&index, 0), packs(0..100));
+    assert_eq!(restored(&index, 0), packs(0..100));
     assert_eq!(index.damages(), 0);
 }
 
@@ -78,7 +78,7 @@ fn a_segment_that_was_being_made_leaves_the_one_before_it_the_newest() {
     fs::write(place.path().join("00ffffffffffffff.spill"), b"SPWYSP").unwrap();
     let (index, _writer, _) = opened(place.path());
     assert_eq!(fs::metadata(&newest).unwrap().len(), end, "its torn end is cut");
-    assert_eq!(fed(&index, 0), packs(0..100));
+    assert_eq!(restored(&index, 0), packs(0..100));
     assert_eq!(index.damages(), 0);
 }
 
@@ -94,11 +94,11 @@ fn a_disk_that_is_full_at_start_is_still_read() {
     let disk = Box::new(FaultyDisk(faults.clone()));
     let (index, mut writer) = open(directory, disk, LIMITS, 1).unwrap();
     assert!(matches!(writer.append(&[(pack(9), 1)]), Err(WriteError::Full(_))));
-    assert_eq!(fed(&index, 0), packs(0..5));
+    assert_eq!(restored(&index, 0), packs(0..5));
     *faults.lock().unwrap() = None;
     let last = index.last();
     write(&mut writer, 5..8);
-    assert_eq!(fed(&index, last), packs(5..8));
+    assert_eq!(restored(&index, last), packs(5..8));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::out::now_ms;
 
 /// Filters as given on the command line. A dead letter must match all of them.
 #[derive(Debug, Args)]
-pub struct WrittenFilter {
+pub(super) struct WrittenFilter {
     /// Spillway-Id of one dead letter
     id: Option<String>,
 
@@ -29,7 +29,7 @@ pub struct WrittenFilter {
 
 /// Filters after their values were checked.
 #[derive(Debug, Default)]
-pub struct DeadFilter {
+pub(super) struct DeadFilter {
     id: Option<WebhookId>,
     which: controls::Filter,
     since_ms: Option<u64>,
@@ -38,7 +38,7 @@ pub struct DeadFilter {
 
 impl WrittenFilter {
     /// Checks the values.
-    pub fn checked(self) -> Result<DeadFilter, Failure> {
+    pub(super) fn checked(self) -> Result<DeadFilter, Failure> {
         self.checked_at(now_ms())
     }
 
@@ -57,32 +57,32 @@ impl WrittenFilter {
 
 impl DeadFilter {
     /// A filter that matches only this dead letter.
-    pub fn only(id: WebhookId) -> Self {
+    pub(super) fn only(id: WebhookId) -> Self {
         Self { id: Some(id), ..Self::default() }
     }
 
     /// A filter that matches all dead letters with this Shopify webhook id or Spillway-Id.
-    pub fn with_id(id: &str) -> Self {
+    pub(super) fn with_id(id: &str) -> Self {
         let which =
             controls::Filter { webhook_id: Some(id.to_owned()), ..controls::Filter::default() };
         Self { which, ..Self::default() }
     }
 
     /// True if no filter is set, so that every dead letter matches.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         let Self { id, which, since_ms, until_ms } = self;
         id.is_none() && which.is_empty() && since_ms.is_none() && until_ms.is_none()
     }
 
     /// True if no later dead letter can match, in a walk from the oldest to the newest.
-    pub fn is_past(&self, letter: &DeadLetter) -> bool {
+    pub(super) fn is_past(&self, letter: &DeadLetter) -> bool {
         self.until_ms.is_some_and(|until| letter.id.ms > until)
     }
 
     /// True if this dead letter matches.
-    pub fn matches(&self, letter: &DeadLetter) -> bool {
+    pub(super) fn matches(&self, letter: &DeadLetter) -> bool {
         self.id.is_none_or(|id| id == letter.webhook)
-            && self.which.matches(controls::Asked {
+            && self.which.matches(controls::WebhookFacts {
                 id: letter.webhook,
                 shop: &letter.shop,
                 topic: &letter.topic,

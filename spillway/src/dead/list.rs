@@ -15,7 +15,7 @@ const HEADER: [&str; 8] =
     ["ID", "DEAD AT", "SHOP", "TOPIC", "RESOURCE", "REASON", "STATUS", "ATTEMPTS"];
 
 /// Lists the matching dead letters.
-pub async fn run(
+pub(super) async fn run(
     place: &CellArgs,
     consumer: &str,
     filter: &DeadFilter,
@@ -65,7 +65,7 @@ fn row(letter: &DeadLetter) -> [String; 8] {
 }
 
 /// A status as text, or a dash if there was no answer.
-pub fn status(status: u16) -> String {
+pub(super) fn status(status: u16) -> String {
     if status == 0 { "-".to_owned() } else { status.to_string() }
 }
 

@@ -15,7 +15,7 @@ use crate::out::{line, printable, table};
 use crate::place::CellArgs;
 
 /// Shows the dead letter with this Spillway-Id, or writes only its body.
-pub async fn run(
+pub(super) async fn run(
     place: &CellArgs,
     consumer: &str,
     id: &str,

@@ -19,10 +19,10 @@ use crate::place::CellArgs;
 /// Dead letters that one script moves. At 5 KB each they have about the size of a pack.
 const BATCH: usize = 64;
 /// Message if no dead letter matches.
-pub const NOTHING: &str = "no dead letter matches";
+pub(super) const NOTHING: &str = "no dead letter matches";
 
 #[derive(Debug, Args)]
-pub struct ReplayArguments {
+pub(super) struct ReplayArguments {
     #[command(flatten)]
     filter: WrittenFilter,
     /// Replay all of them if no filter is given
@@ -37,7 +37,7 @@ pub struct ReplayArguments {
 }
 
 #[derive(Debug, Args)]
-pub struct DropArguments {
+pub(super) struct DropArguments {
     #[command(flatten)]
     filter: WrittenFilter,
     #[command(flatten)]
@@ -52,7 +52,7 @@ struct FoundLetters {
 }
 
 /// Queues the matching dead letters for delivery again.
-pub async fn replay(
+pub(super) async fn replay(
     place: &CellArgs,
     consumer: &str,
     arguments: ReplayArguments,
@@ -74,7 +74,7 @@ pub async fn replay(
 }
 
 /// Drops the matching dead letters.
-pub async fn drop(
+pub(super) async fn drop(
     place: &CellArgs,
     consumer: &str,
     arguments: DropArguments,

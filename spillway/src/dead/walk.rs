@@ -12,7 +12,7 @@ use crate::failure::Failure;
 const PAGE: usize = 32;
 
 /// A walk and its position.
-pub struct Walk<'a> {
+pub(super) struct Walk<'a> {
     redis: &'a Redis,
     connection: &'a mut Connection,
     consumer: &'a str,
@@ -22,12 +22,15 @@ pub struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     /// Starts a walk at the oldest dead letter.
-    pub fn new(redis: &'a Redis, connection: &'a mut Connection, consumer: &'a str) -> Self {
+    pub(super) fn new(redis: &'a Redis, connection: &'a mut Connection, consumer: &'a str) -> Self {
         Self { redis, connection, consumer, after: StreamId::ZERO, is_over: false }
     }
 
     /// Returns the next matching dead letters, possibly none, and `None` at the end.
-    pub async fn next(&mut self, filter: &DeadFilter) -> Result<Option<Vec<DeadLetter>>, Failure> {
+    pub(super) async fn next(
+        &mut self,
+        filter: &DeadFilter,
+    ) -> Result<Option<Vec<DeadLetter>>, Failure> {
         if self.is_over {
             return Ok(None);
         }

@@ -24,7 +24,7 @@ use crate::out::{line, printable};
 const BODY_BYTES_MAX: usize = 128 << 20;
 
 /// The demo backend. It serves until this value is dropped.
-pub struct DemoBackend {
+pub(super) struct DemoBackend {
     seen: Arc<ReceivedCounts>,
     _serving: AbortOnDropHandle<()>,
 }
@@ -36,7 +36,7 @@ struct ReceivedCounts {
 
 impl DemoBackend {
     /// Starts the backend.
-    pub async fn start(listen: SocketAddr, secrets: Secrets) -> Result<Self, Failure> {
+    pub(super) async fn start(listen: SocketAddr, secrets: Secrets) -> Result<Self, Failure> {
         let taken =
             |error| Failure::Failed(format!("DEMO_LISTEN: cannot listen on {listen}: {error}"));
         let listener = TcpListener::bind(listen).await.map_err(taken)?;
@@ -54,7 +54,7 @@ impl DemoBackend {
     }
 
     /// Resolves to the arrival time of the webhook with this Shopify id, after its line is printed.
-    pub fn expect(&self, webhook_id: &str) -> oneshot::Receiver<Instant> {
+    pub(super) fn expect(&self, webhook_id: &str) -> oneshot::Receiver<Instant> {
         let (sender, receiver) = oneshot::channel();
         let awaited = Some((webhook_id.to_owned(), sender));
         *self.seen.awaited.lock().unwrap_or_else(PoisonError::into_inner) = awaited;

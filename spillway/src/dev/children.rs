@@ -28,7 +28,7 @@ const REDIS_MAXMEMORY: &str = "1gb";
 
 /// Parameters to start one of our own processes.
 #[derive(Debug)]
-pub struct Recipe {
+pub(super) struct Recipe {
     /// Name of the process in messages and file names.
     pub name: &'static str,
     /// Path of the binary.
@@ -40,7 +40,7 @@ pub struct Recipe {
 }
 
 /// The running processes, in the order in which they were started.
-pub struct Children<'a> {
+pub(super) struct Children<'a> {
     state: &'a CellDirectory,
     running: Vec<Running>,
 }
@@ -60,12 +60,12 @@ impl Recipe {
 
 impl<'a> Children<'a> {
     /// Creates an empty list.
-    pub fn new(state: &'a CellDirectory) -> Self {
+    pub(super) fn new(state: &'a CellDirectory) -> Self {
         Self { state, running: Vec::new() }
     }
 
     /// Starts the private Redis.
-    pub fn start_redis(&mut self) -> Result<(), Failure> {
+    pub(super) fn start_redis(&mut self) -> Result<(), Failure> {
         let mut command = Command::new("redis-server");
         command.arg(self.state.path("redis.conf"));
         command.arg("--dir").arg(self.state.path("redis"));
@@ -75,7 +75,7 @@ impl<'a> Children<'a> {
     }
 
     /// Runs `--check` of each process, so that the mistakes of all are reported together.
-    pub async fn check(recipes: &[&Recipe]) -> Result<(), Failure> {
+    pub(super) async fn check(recipes: &[&Recipe]) -> Result<(), Failure> {
         let mut checker = Checker::default();
         for recipe in recipes {
             let mut command = recipe.command();
@@ -91,7 +91,7 @@ impl<'a> Children<'a> {
     }
 
     /// Starts one of our own processes.
-    pub fn start(&mut self, recipe: &Recipe) -> Result<(), Failure> {
+    pub(super) fn start(&mut self, recipe: &Recipe) -> Result<(), Failure> {
         self.spawn(recipe.name, recipe.command())
     }
 
@@ -119,7 +119,7 @@ impl<'a> Children<'a> {
     }
 
     /// Waits until one of the processes ends, which is always an error. Reports which one, and why.
-    pub async fn any_ends(&mut self) -> Failure {
+    pub(super) async fn any_ends(&mut self) -> Failure {
         let waits = self.running.iter_mut().map(|running| Box::pin(running.child.wait()));
         let (status, index, _) = select_all(waits).await;
         let name = self.running[index].name;
@@ -128,13 +128,13 @@ impl<'a> Children<'a> {
     }
 
     /// Reports that something did not happen in time, with the last lines of all logs.
-    pub fn too_late(&self, what: &str) -> Failure {
+    pub(super) fn too_late(&self, what: &str) -> Failure {
         let tails: Vec<_> = self.running.iter().map(|running| self.tail(running.name)).collect();
         Failure::Failed(format!("{what} in time\n{}", tails.join("\n")))
     }
 
     /// Stops the receiver, then the downstreamer, then Redis. A second signal kills them.
-    pub async fn stop(mut self, signals: &Signals) {
+    pub(super) async fn stop(mut self, signals: &Signals) {
         // Redis was started first, and the others need it until they have ended.
         if !self.running.is_empty() {
             self.running.rotate_left(1);

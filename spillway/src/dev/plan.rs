@@ -19,7 +19,7 @@ use crate::secret::SecretArguments;
 /// Arguments of `dev`. Other settings of the receiver and the downstreamer come from the
 /// environment.
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Address on which the receiver accepts webhooks
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8080")]
     listen: String,
@@ -54,7 +54,7 @@ pub struct Arguments {
 
 /// The arguments after they were checked.
 #[derive(Debug)]
-pub struct DevPlan {
+pub(super) struct DevPlan {
     /// Address on which the receiver accepts webhooks.
     pub listen: SocketAddr,
     /// Admin address of the receiver.
@@ -78,7 +78,7 @@ pub struct DevPlan {
 
 impl DevPlan {
     /// Checks the arguments and that every address is free, and writes the settings to `./run`.
-    pub fn check(arguments: Arguments, state: &CellDirectory) -> Result<Self, Failure> {
+    pub(super) fn check(arguments: Arguments, state: &CellDirectory) -> Result<Self, Failure> {
         let backend = arguments.downstream_app_url.filter(|url| !url.is_empty());
         let mut checker = Checker::default();
         let listen = free(&mut checker, "LISTEN", &arguments.listen);
@@ -123,17 +123,17 @@ impl DevPlan {
     }
 
     /// Secrets that verify signatures.
-    pub fn secrets(&self) -> Result<Secrets, Failure> {
+    pub(super) fn secrets(&self) -> Result<Secrets, Failure> {
         self.secret.checked()
     }
 
     /// URL to which webhooks are posted.
-    pub fn receiver_url(&self) -> String {
+    pub(super) fn receiver_url(&self) -> String {
         format!("http://{}/webhooks", reachable(self.listen))
     }
 
     /// Parameters to start the receiver.
-    pub fn receiver(&self) -> Result<Recipe, Failure> {
+    pub(super) fn receiver(&self) -> Result<Recipe, Failure> {
         let (secret, other) = self.secret.environment();
         Ok(Recipe {
             name: "receiver",
@@ -150,7 +150,7 @@ impl DevPlan {
     }
 
     /// Parameters to start the downstreamer.
-    pub fn downstreamer(&self) -> Result<Recipe, Failure> {
+    pub(super) fn downstreamer(&self) -> Result<Recipe, Failure> {
         Ok(Recipe {
             name: "downstreamer",
             program: beside_us("downstreamer")?,
@@ -193,7 +193,7 @@ fn free(checker: &mut Checker, key: &str, text: &str) -> SocketAddr {
 }
 
 /// Address by which a listener can be reached from this machine.
-pub fn reachable(listen: SocketAddr) -> SocketAddr {
+pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),

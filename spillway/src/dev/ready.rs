@@ -16,7 +16,7 @@ use crate::place::CellArgs;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Waits until Redis has loaded its data and answers.
-pub async fn redis(place: &CellArgs) -> Result<(), Failure> {
+pub(super) async fn redis(place: &CellArgs) -> Result<(), Failure> {
     let mut progress = Progress::new();
     loop {
         let looked = async {
@@ -33,7 +33,7 @@ pub async fn redis(place: &CellArgs) -> Result<(), Failure> {
 }
 
 /// Waits until the process with this admin address is ready.
-pub async fn process(name: &str, admin: SocketAddr) -> Result<(), Failure> {
+pub(super) async fn process(name: &str, admin: SocketAddr) -> Result<(), Failure> {
     let client = HttpClient::plain();
     let url = format!("http://{}/readyz", reachable(admin));
     let mut progress = Progress::new();

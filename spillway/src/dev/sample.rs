@@ -19,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Times of the sample, from the first byte sent.
 #[derive(Debug)]
-pub struct SampleTimes {
+pub(super) struct SampleTimes {
     /// Time until the receiver confirmed that it is stored.
     pub answered: Duration,
     /// Time until it was delivered.
@@ -29,13 +29,13 @@ pub struct SampleTimes {
 }
 
 /// The sample, signed with the cell's secret.
-pub fn webhook(plan: &DevPlan) -> Result<SampleWebhook, Failure> {
+pub(super) fn webhook(plan: &DevPlan) -> Result<SampleWebhook, Failure> {
     let body = Bytes::from_static(SAMPLE.as_bytes());
     SampleWebhook::new("products/update", "example.myshopify.com", body, &plan.secrets()?)
 }
 
 /// Sends the sample and waits for its delivery.
-pub async fn deliver(
+pub(super) async fn deliver(
     plan: &DevPlan,
     webhook: &SampleWebhook,
     demo: Option<&DemoBackend>,

@@ -7,7 +7,7 @@ use crate::failure::Failure;
 
 /// Tokens that the signals cancel.
 #[derive(Debug)]
-pub struct Signals {
+pub(super) struct Signals {
     /// Cancelled to stop in order.
     pub stop: CancellationToken,
     /// Cancelled to kill at once.
@@ -16,7 +16,7 @@ pub struct Signals {
 
 impl Signals {
     /// Listens for SIGTERM, SIGINT and SIGHUP (a closed terminal).
-    pub fn listen() -> Result<Self, Failure> {
+    pub(super) fn listen() -> Result<Self, Failure> {
         let failed = |error| Failure::Failed(format!("cannot listen for signals: {error}"));
         let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;

@@ -22,14 +22,14 @@ const PROCESSES: [(&str, &str); 3] =
 
 /// The directory, locked against other cells while this value lives.
 #[derive(Debug)]
-pub struct CellDirectory {
+pub(super) struct CellDirectory {
     directory: PathBuf,
     _lock: File,
 }
 
 impl CellDirectory {
     /// Creates `./run` and makes sure that no other cell uses it.
-    pub fn prepare() -> Result<Self, Failure> {
+    pub(super) fn prepare() -> Result<Self, Failure> {
         Self::prepare_in(Path::new(DIRECTORY))
     }
 
@@ -91,17 +91,17 @@ impl CellDirectory {
     }
 
     /// Path of a file or directory of the cell.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
     /// Path of the socket of Redis.
-    pub fn redis_socket(&self) -> PathBuf {
+    pub(super) fn redis_socket(&self) -> PathBuf {
         self.path("redis.sock")
     }
 
     /// The socket as a `REDIS_URL`.
-    pub fn redis_url(&self) -> String {
+    pub(super) fn redis_url(&self) -> String {
         let path = self.redis_socket().display().to_string();
         // Characters that a URL does not take as part of a path.
         let path = path.replace('%', "%25").replace('?', "%3F").replace('#', "%23");
@@ -109,17 +109,17 @@ impl CellDirectory {
     }
 
     /// Path of the log of a process.
-    pub fn log_file(&self, process: &str) -> PathBuf {
+    pub(super) fn log_file(&self, process: &str) -> PathBuf {
         self.path(&format!("{process}.log"))
     }
 
     /// Path of the file that holds the pid of a process while it runs.
-    pub fn pid_file(&self, process: &str) -> PathBuf {
+    pub(super) fn pid_file(&self, process: &str) -> PathBuf {
         self.path(&format!("{process}.pid"))
     }
 
     /// Path of the file with this cell's own secret, which the first call creates.
-    pub fn secret_file(&self) -> Result<PathBuf, Failure> {
+    pub(super) fn secret_file(&self) -> Result<PathBuf, Failure> {
         let file = self.path("secret");
         if !file.is_file() {
             let secret: [u8; 32] = rand::rng().random();
@@ -130,7 +130,7 @@ impl CellDirectory {
     }
 
     /// Writes a settings file for `--env-file`.
-    pub fn write_settings(&self, settings: &[(&str, OsString)]) -> Result<(), Failure> {
+    pub(super) fn write_settings(&self, settings: &[(&str, OsString)]) -> Result<(), Failure> {
         let mut text = "# Written by `spillway dev`, for `spillway … --env-file`.\n".to_owned();
         for (name, value) in settings {
             text.push_str(&format!("{name}='{}'\n", value.display()));

@@ -18,7 +18,7 @@ const DEFAULT_URL: &str = "http://127.0.0.1:8080/webhooks";
 const NEW_UUID: &str = "$(cat /proc/sys/kernel/random/uuid)";
 
 /// Prints each process with its address and log.
-pub fn what_runs(plan: &DevPlan) -> Result<(), Failure> {
+pub(super) fn what_runs(plan: &DevPlan) -> Result<(), Failure> {
     let row = |name: &str, at: String, log: &str| [name.to_owned(), at, log.to_owned()];
     let admin = |address| format!("admin http://{address}/readyz and /metrics");
     let mut rows = vec![
@@ -44,7 +44,7 @@ pub fn what_runs(plan: &DevPlan) -> Result<(), Failure> {
 }
 
 /// Prints the result of the sample.
-pub fn delivered(delivery: &SampleTimes) -> Result<(), Failure> {
+pub(super) fn delivered(delivery: &SampleTimes) -> Result<(), Failure> {
     let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1000.0;
     let end = if delivery.was_seen { "delivered" } else { "settled, with all before it," };
     let answered = ms(delivery.answered);
@@ -56,7 +56,7 @@ pub fn delivered(delivery: &SampleTimes) -> Result<(), Failure> {
 }
 
 /// Prints commands to try next.
-pub fn what_to_try(
+pub(super) fn what_to_try(
     plan: &DevPlan,
     state: &CellDirectory,
     webhook: &SampleWebhook,

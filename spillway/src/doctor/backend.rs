@@ -17,7 +17,7 @@ const FORWARDED_PROTO: &str = "x-forwarded-proto";
 
 /// Settings of the backend, as the downstreamer has them.
 #[derive(Debug, clap::Args)]
-pub struct BackendArguments {
+pub(super) struct BackendArguments {
     /// Base URL of the backend, as in the downstreamer's settings
     #[arg(long, env = "DOWNSTREAM_APP_URL", value_name = "URL", hide_env_values = true)]
     downstream_app_url: Option<String>,
@@ -33,7 +33,7 @@ pub struct BackendArguments {
 }
 
 /// Checks the backend.
-pub async fn examine(
+pub(super) async fn examine(
     arguments: &BackendArguments,
     secret: &SecretArguments,
 ) -> Result<Vec<Finding>, Failure> {

@@ -12,7 +12,7 @@ const KAFKA_PRODUCER: &str = "127.0.0.1:9813";
 
 /// Admin addresses of the processes.
 #[derive(Debug, clap::Args)]
-pub struct EndpointArguments {
+pub(super) struct EndpointArguments {
     /// Admin address of the receiver; default 127.0.0.1:9811, where no answer is only a warning
     #[arg(long, value_name = "ADDRESS")]
     receiver: Option<String>,
@@ -28,7 +28,7 @@ pub struct EndpointArguments {
 }
 
 /// Checks that each process is ready.
-pub async fn examine(arguments: &EndpointArguments, has_kafka: bool) -> Vec<Finding> {
+pub(super) async fn examine(arguments: &EndpointArguments, has_kafka: bool) -> Vec<Finding> {
     let client = HttpClient::plain();
     let receiver = endpoint(&client, "receiver", arguments.receiver.as_deref(), RECEIVER).await;
     let given = arguments.downstreamer.as_deref();

@@ -6,7 +6,7 @@ use crate::out::printable;
 
 /// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Severity {
+pub(super) enum Severity {
     /// Nothing is wrong.
     Ok,
     /// The thing checked works, but not as well or as safely as it could.
@@ -17,7 +17,7 @@ pub enum Severity {
 
 /// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub(super) struct Finding {
     /// Severity.
     pub level: Severity,
     /// The thing checked, and its state.
@@ -28,17 +28,17 @@ pub struct Finding {
 
 impl Finding {
     /// A finding without a problem.
-    pub fn ok(what: impl Into<String>) -> Self {
+    pub(super) fn ok(what: impl Into<String>) -> Self {
         Self { level: Severity::Ok, what: what.into(), fix: String::new() }
     }
 
     /// A finding that works, but could be better.
-    pub fn warning(what: impl Into<String>, fix: impl Into<String>) -> Self {
+    pub(super) fn warning(what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { level: Severity::Warning, what: what.into(), fix: fix.into() }
     }
 
     /// A finding that does not work.
-    pub fn problem(what: impl Into<String>, fix: impl Into<String>) -> Self {
+    pub(super) fn problem(what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { level: Severity::Problem, what: what.into(), fix: fix.into() }
     }
 }
@@ -55,7 +55,7 @@ impl Severity {
 
 impl Finding {
     /// The finding as JSON, for scripts.
-    pub fn json(&self) -> serde_json::Value {
+    pub(super) fn json(&self) -> serde_json::Value {
         let Self { level, what, fix } = self;
         serde_json::json!({ "level": level.word(), "what": what, "fix": fix })
     }

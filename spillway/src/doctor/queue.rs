@@ -33,7 +33,7 @@ const LARGE_SHOP_PERCENT: u128 = 45;
 const SILENT_SECONDS: f64 = 10.0;
 
 /// Checks the queue. Also returns its consumers.
-pub async fn examine(
+pub(super) async fn examine(
     redis: &Redis,
     spill_dir: Option<&Path>,
 ) -> (Vec<Finding>, Vec<ConsumerStatus>) {

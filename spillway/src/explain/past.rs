@@ -19,7 +19,7 @@ struct FoundRecord {
 }
 
 /// The records found, and the start of the history.
-pub struct History {
+pub(super) struct History {
     found: Vec<FoundRecord>,
     since_ms: Option<u64>,
 }
@@ -32,7 +32,7 @@ enum RecordKey {
 
 impl History {
     /// Reads the whole history of a consumer for the records of one webhook.
-    pub async fn read(
+    pub(super) async fn read(
         redis: &Redis,
         connection: &mut Connection,
         consumer: &str,
@@ -104,12 +104,12 @@ impl History {
 
     /// One fact for each record. A dead letter is described by the dead letter itself, while it
     /// exists.
-    pub fn facts(&self, cell: u32) -> Vec<Fact> {
+    pub(super) fn facts(&self, cell: u32) -> Vec<Fact> {
         self.found.iter().map(|found| found.fact(cell)).collect()
     }
 
     /// Explains what it means that nothing was found.
-    pub fn gap(&self, wanted: &str) -> String {
+    pub(super) fn gap(&self, wanted: &str) -> String {
         let since = match self.since_ms {
             Some(since_ms) => format!("before {}", rfc3339(since_ms)),
             None => "longer ago than DEDUP_WINDOW, or with DEDUP_WINDOW=0".to_owned(),

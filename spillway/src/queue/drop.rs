@@ -28,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const RECORDED_MAX: usize = 200_000;
 
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub(super) struct Arguments {
     #[command(flatten)]
     filter: FilterArguments,
     #[command(flatten)]
@@ -58,7 +58,11 @@ struct One {
 }
 
 /// Drops the matching webhooks.
-pub async fn run(place: &CellArgs, consumer: &str, arguments: Arguments) -> Result<(), Failure> {
+pub(super) async fn run(
+    place: &CellArgs,
+    consumer: &str,
+    arguments: Arguments,
+) -> Result<(), Failure> {
     let filter = arguments.filter.clone().filter();
     let consent = arguments.consent;
     if filter.is_empty() && !consent.all {

@@ -12,7 +12,7 @@ use crate::place::CellArgs;
 use crate::walk::{Aside, Look, Met, Waiting};
 
 /// Message if nothing is found.
-pub const NOTHING: &str = "no waiting webhook matches";
+pub(super) const NOTHING: &str = "no waiting webhook matches";
 
 const HEADER: [&str; 7] = ["ID", "RECEIVED", "SHOP", "TOPIC", "RESOURCE", "WEBHOOK ID", "WHERE"];
 
@@ -27,7 +27,7 @@ struct Row {
 }
 
 /// Lists the matching webhooks: replays, lanes, then the main stream, each oldest first.
-pub async fn run(
+pub(super) async fn run(
     place: &CellArgs,
     consumer: &str,
     filter: Filter,

@@ -20,7 +20,7 @@ struct ShownWebhook {
 }
 
 /// Shows the webhook with this Spillway-Id, or writes only its body.
-pub async fn run(
+pub(super) async fn run(
     place: &CellArgs,
     consumer: &str,
     id: &str,

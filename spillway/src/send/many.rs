@@ -22,7 +22,7 @@ struct AnswerTally {
 }
 
 /// Sends `count` webhooks. Returns true if all were answered 200.
-pub async fn run(
+pub(crate) async fn run(
     client: &HttpClient,
     uri: &Uri,
     webhook: &SampleWebhook,

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::failure::Failure;
 
 /// A product, as in a `products/update` webhook.
-pub const SAMPLE: &str = include_str!("../../../request.json");
+pub(crate) const SAMPLE: &str = include_str!("../../../request.json");
 
 /// RFC 3339 with nine digits, as Shopify writes `X-Shopify-Triggered-At`.
 const NANOSECONDS: EncodedConfig = Config::DEFAULT
@@ -41,7 +41,7 @@ const KINDS_WITH_ID: [&str; 12] = [
 
 /// The parts that are the same in every request.
 #[derive(Debug, Clone)]
-pub struct SampleWebhook {
+pub(crate) struct SampleWebhook {
     topic: HeaderValue,
     shop: HeaderValue,
     signature: HeaderValue,
@@ -51,7 +51,7 @@ pub struct SampleWebhook {
 
 /// The parts that differ in each request.
 #[derive(Debug, Clone)]
-pub struct Occasion {
+pub(crate) struct Occasion {
     /// Time of the event (RFC 3339).
     pub triggered_at: String,
     /// Webhook id (a UUID).
@@ -62,7 +62,7 @@ pub struct Occasion {
 
 impl Occasion {
     /// The current time, with new ids.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let now = OffsetDateTime::now_utc().format(&Iso8601::<NANOSECONDS>);
         Self {
             triggered_at: now.expect("BUG: now has a date and a time"),
@@ -74,7 +74,12 @@ impl Occasion {
 
 impl SampleWebhook {
     /// Signs `body` with the first of the secrets.
-    pub fn new(topic: &str, shop: &str, body: Bytes, secrets: &Secrets) -> Result<Self, Failure> {
+    pub(crate) fn new(
+        topic: &str,
+        shop: &str,
+        body: Bytes,
+        secrets: &Secrets,
+    ) -> Result<Self, Failure> {
         let value = |flag: &str, text: &str| {
             let value = HeaderValue::from_str(text);
             value.map_err(|_| Failure::Usage(format!("{flag} {text:?} cannot be a header")))
@@ -89,12 +94,12 @@ impl SampleWebhook {
     }
 
     /// Builds a request with new ids.
-    pub fn request(&self, uri: &Uri) -> Request<Full<Bytes>> {
+    pub(crate) fn request(&self, uri: &Uri) -> Request<Full<Bytes>> {
         self.request_of(uri, &Occasion::new())
     }
 
     /// Builds a request with the given ids.
-    pub fn request_of(&self, uri: &Uri, occasion: &Occasion) -> Request<Full<Bytes>> {
+    pub(crate) fn request_of(&self, uri: &Uri, occasion: &Occasion) -> Request<Full<Bytes>> {
         let mut request = Request::post(uri.clone())
             .body(Full::new(self.body.clone()))
             .expect("BUG: the URI is well-formed already");
@@ -106,7 +111,7 @@ impl SampleWebhook {
     }
 
     /// Every header except `Host`, in the order of a real delivery.
-    pub fn headers(&self, occasion: &Occasion) -> HeaderMap {
+    pub(crate) fn headers(&self, occasion: &Occasion) -> HeaderMap {
         let shopify = |name: &'static str| HeaderName::from_static(name);
         let mut headers = HeaderMap::new();
         headers.insert(header::USER_AGENT, HeaderValue::from_static("Shopify-Captain-Hook"));

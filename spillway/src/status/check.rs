@@ -18,7 +18,7 @@ const SILENT_SECONDS: f64 = 10.0;
 
 /// Limits above which the state is a warning or critical.
 #[derive(Debug, Clone, Args)]
-pub struct Thresholds {
+pub(super) struct Thresholds {
     /// With --check: warning if the oldest webhook of a consumer waits for longer
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = humantime::parse_duration)]
     warn_age: Duration,
@@ -49,7 +49,7 @@ enum Grade {
 }
 
 /// Prints one line about the status, or about the failure to read it.
-pub fn tell(
+pub(super) fn tell(
     read: Result<CellStatus, Failure>,
     thresholds: &Thresholds,
     json: bool,

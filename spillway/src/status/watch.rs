@@ -17,7 +17,7 @@ use crate::place::CellArgs;
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// Parses an interval. A minimum keeps the load of watching low.
-pub fn interval(text: &str) -> Result<Duration, String> {
+pub(super) fn interval(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(every) if every >= Duration::from_millis(100) => Ok(every),
         Ok(_) => Err("must be 100ms or more".to_owned()),
@@ -26,7 +26,11 @@ pub fn interval(text: &str) -> Result<Duration, String> {
 }
 
 /// Prints until interrupted. If Redis goes away meanwhile, it prints the error and tries again.
-pub async fn run(place: &CellArgs, every: Duration, json: bool) -> Result<ExitCode, Failure> {
+pub(super) async fn run(
+    place: &CellArgs,
+    every: Duration,
+    json: bool,
+) -> Result<ExitCode, Failure> {
     let (redis, connection) = place.connect().await?;
     let mut connection = Some(connection);
     let mut before: Option<(Instant, CellStatus)> = None;

@@ -26,7 +26,7 @@ const DENSE_RUN_MAX: usize = 64;
 const PARTS_MAX: f64 = 4.0;
 
 /// The unread regions.
-pub struct Regions {
+pub(super) struct Regions {
     /// Regions of the first division.
     first: Vec<Region>,
     unread: BinaryHeap<Region>,
@@ -36,7 +36,7 @@ pub struct Regions {
 
 /// A part of the stream that is unread.
 #[derive(Debug, Clone, Copy)]
-pub struct Region {
+pub(super) struct Region {
     /// First id.
     pub from: StreamId,
     /// Last id.
@@ -53,7 +53,7 @@ pub struct Region {
 
 impl Regions {
     /// Divides the entries from `first` to `last`, of which there are about `entries`.
-    pub fn new(first: StreamId, last: StreamId, entries: u64) -> Self {
+    pub(super) fn new(first: StreamId, last: StreamId, entries: u64) -> Self {
         let mut regions = Self { first: Vec::new(), unread: BinaryHeap::new(), runs: Vec::new() };
         let entries = float(entries);
         regions.divide(first, last, (entries, entries), FIRST, None);
@@ -62,13 +62,13 @@ impl Regions {
     }
 
     /// Returns the regions to read next, at most `count`; none once all was read.
-    pub fn next(&mut self, count: usize) -> Vec<Region> {
+    pub(super) fn next(&mut self, count: usize) -> Vec<Region> {
         let mut one = || self.first.pop().or_else(|| self.unread.pop());
         std::iter::from_fn(&mut one).take(count).collect()
     }
 
     /// Records the run that was found at the front of a region.
-    pub fn read(&mut self, region: &Region, found: &[StreamId]) {
+    pub(super) fn read(&mut self, region: &Region, found: &[StreamId]) {
         let run = self.runs.len();
         self.runs.push(region.from);
         let Some(last) = found.last().filter(|_| found.len() >= region.take) else { return };
@@ -88,7 +88,7 @@ impl Regions {
     }
 
     /// Number of unread entries that each run stands for.
-    pub fn unread(&self) -> Vec<f64> {
+    pub(super) fn unread(&self) -> Vec<f64> {
         let mut unread = vec![0.0; self.runs.len()];
         for region in &self.unread {
             if let Some(run) = region.after {
@@ -99,19 +99,19 @@ impl Regions {
     }
 
     /// Numbers of the runs, oldest first.
-    pub fn in_time(&self) -> Vec<usize> {
+    pub(super) fn in_time(&self) -> Vec<usize> {
         let mut runs: Vec<usize> = (0..self.runs.len()).collect();
         runs.sort_by_key(|run| self.runs[*run]);
         runs
     }
 
     /// True if a part of every region of the first division was read.
-    pub fn is_spread(&self) -> bool {
+    pub(super) fn is_spread(&self) -> bool {
         self.first.is_empty()
     }
 
     /// True if nothing is left unread.
-    pub fn is_read(&self) -> bool {
+    pub(super) fn is_read(&self) -> bool {
         self.first.is_empty() && self.unread.is_empty()
     }
 

@@ -15,7 +15,7 @@ const DEVIATIONS: f64 = 2.24;
 
 /// Counts from one pack or several.
 #[derive(Debug, Default)]
-pub struct PackCounts {
+pub(super) struct PackCounts {
     /// Waiting webhooks, with those that the filter excludes.
     pub webhooks: u64,
     names: HashMap<String, Count>,
@@ -30,7 +30,7 @@ struct Count {
 
 /// Estimated number of waiting webhooks by name.
 #[derive(Debug, Default)]
-pub struct TopTally {
+pub(super) struct TopTally {
     names: HashMap<String, GroupName>,
     /// Runs by number.
     runs: Vec<Run>,
@@ -57,7 +57,7 @@ struct Run {
 
 /// One line of the output.
 #[derive(Debug, PartialEq)]
-pub struct Row {
+pub(super) struct Row {
     /// Shop, topic or resource.
     pub name: String,
     /// Number of waiting webhooks, exact or estimated.
@@ -72,7 +72,7 @@ pub struct Row {
 
 impl PackCounts {
     /// Counts one matching webhook.
-    pub fn count(&mut self, name: String, received_at_ms: u64) {
+    pub(super) fn count(&mut self, name: String, received_at_ms: u64) {
         let one = Count { webhooks: 1, oldest_ms: received_at_ms, newest_ms: received_at_ms };
         self.names.entry(name).or_default().add(one);
     }
@@ -89,7 +89,7 @@ impl Count {
 
 impl TopTally {
     /// Adds webhooks read outside the runs. They stand only for themselves.
-    pub fn add_beside(&mut self, seen: PackCounts) {
+    pub(super) fn add_beside(&mut self, seen: PackCounts) {
         self.beside += seen.webhooks;
         for (name, count) in seen.names {
             self.names.entry(name).or_default().all.add(count);
@@ -97,7 +97,7 @@ impl TopTally {
     }
 
     /// Adds the packs of the next run.
-    pub fn add_run(&mut self, packs: Vec<PackCounts>) {
+    pub(super) fn add_run(&mut self, packs: Vec<PackCounts>) {
         let number = self.runs.len();
         let mut run = Run { packs: packs.len(), ..Run::default() };
         for seen in packs {
@@ -115,13 +115,13 @@ impl TopTally {
     }
 
     /// Number of webhooks read.
-    pub fn read(&self) -> u64 {
+    pub(super) fn read(&self) -> u64 {
         self.beside + self.runs.iter().map(|run| run.webhooks).sum::<u64>()
     }
 
     /// Sets how many unread packs each run stands for. Together they stand for the `waiting`
     /// webhooks that were not read. `in_time` holds the numbers of the runs, oldest first.
-    pub fn stand_for(&mut self, unread_packs: &[f64], in_time: &[usize], waiting: u64) {
+    pub(super) fn stand_for(&mut self, unread_packs: &[f64], in_time: &[usize], waiting: u64) {
         let left = float(waiting.saturating_sub(self.read()));
         for (run, packs) in self.runs.iter_mut().zip(unread_packs) {
             run.unread = packs * float(run.webhooks) / float(run.packs.max(1));
@@ -136,17 +136,17 @@ impl TopTally {
     }
 
     /// True if no run stands for unread webhooks.
-    pub fn is_exact(&self) -> bool {
+    pub(super) fn is_exact(&self) -> bool {
         self.unread() <= 0.0
     }
 
     /// Number of webhooks of all names, exact or estimated.
-    pub fn total(&self) -> u64 {
+    pub(super) fn total(&self) -> u64 {
         self.names.values().map(|name| self.waiting(name).round() as u64).sum()
     }
 
     /// Rows of the largest names, largest first.
-    pub fn rows(&self, limit: usize) -> Vec<Row> {
+    pub(super) fn rows(&self, limit: usize) -> Vec<Row> {
         let waiting = |(text, name)| (self.waiting(name).round() as u64, text, name);
         let mut most: Vec<(u64, &String, &GroupName)> = self.names.iter().map(waiting).collect();
         most.sort_unstable_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(b.1)));

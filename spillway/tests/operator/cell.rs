@@ -19,14 +19,14 @@ use spillway_webhook::{StreamId, Webhook, WebhookId};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The Redis process ends when this value is dropped.
-pub struct Cell {
+pub(crate) struct Cell {
     directory: tempfile::TempDir,
     redis: Child,
 }
 
 /// A webhook that becomes a dead letter.
 #[derive(Clone, Copy)]
-pub struct Letter {
+pub(crate) struct Letter {
     /// Product id.
     pub product: u32,
     /// Topic.
@@ -37,7 +37,7 @@ pub struct Letter {
 
 impl Cell {
     /// Starts Redis and waits until it answers.
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let directory = tempfile::Builder::new().prefix("spillway-").tempdir().unwrap();
         let conf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/redis.conf");
         let redis = Command::new("redis-server")
@@ -61,12 +61,12 @@ impl Cell {
     }
 
     /// Path of a file of the test.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
     /// The `REDIS_URL` of the cell.
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("unix://{}", self.path("redis.sock").display())
     }
 
@@ -75,14 +75,14 @@ impl Cell {
     }
 
     /// Returns the Redis handle and a connection.
-    pub async fn connect(&self) -> (Redis, Connection) {
+    pub(crate) async fn connect(&self) -> (Redis, Connection) {
         let redis = self.handle();
         let connection = redis.connect(Some(PATIENCE)).await.unwrap();
         (redis, connection)
     }
 
     /// Registers the consumer `http` and stores each webhook in its own pack.
-    pub async fn store(&self, letters: &[Letter]) -> Vec<StreamId> {
+    pub(crate) async fn store(&self, letters: &[Letter]) -> Vec<StreamId> {
         let (redis, mut connection) = self.connect().await;
         register(&redis, &mut connection, Some(HTTP), StartAt::Oldest).await.unwrap();
         let mut appender = Appender::new(redis);
@@ -94,7 +94,7 @@ impl Cell {
     }
 
     /// Stores webhooks and gives them up in the order of `died`, which holds their indexes.
-    pub async fn give_up(&self, letters: &[Letter], died: &[usize]) -> Vec<WebhookId> {
+    pub(crate) async fn give_up(&self, letters: &[Letter], died: &[usize]) -> Vec<WebhookId> {
         let entries = self.store(letters).await;
         let (redis, mut connection) = self.connect().await;
         let registered = register(&redis, &mut connection, None, StartAt::Oldest).await.unwrap();
@@ -118,12 +118,12 @@ impl Cell {
     }
 
     /// Runs the command with only these arguments and `REDIS_URL`.
-    pub fn spillway(&self, arguments: &[&str]) -> Output {
+    pub(crate) fn spillway(&self, arguments: &[&str]) -> Output {
         self.spillway_with(arguments, &[])
     }
 
     /// Runs the command with these arguments and settings.
-    pub fn spillway_with(&self, arguments: &[&str], settings: &[(&str, &str)]) -> Output {
+    pub(crate) fn spillway_with(&self, arguments: &[&str], settings: &[(&str, &str)]) -> Output {
         Command::new(env!("CARGO_BIN_EXE_spillway"))
             .args(arguments)
             .env_clear()
@@ -136,14 +136,14 @@ impl Cell {
     }
 
     /// Returns the output of a command that must succeed.
-    pub fn told(&self, arguments: &[&str]) -> String {
+    pub(crate) fn told(&self, arguments: &[&str]) -> String {
         let output = self.spillway(arguments);
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
     /// Returns exit code and standard error of a command that must fail.
-    pub fn refused(&self, arguments: &[&str]) -> (i32, String) {
+    pub(crate) fn refused(&self, arguments: &[&str]) -> (i32, String) {
         let output = self.spillway(arguments);
         let code = output.status.code().unwrap();
         assert_ne!(code, 0, "{arguments:?}: {output:?}");
@@ -159,7 +159,7 @@ impl Drop for Cell {
 }
 
 /// An update of a product.
-pub fn product(product: u32) -> Letter {
+pub(crate) fn product(product: u32) -> Letter {
     Letter { product, topic: "products/update", body: b"{\"title\":\"\xff\x1b[2J\"}" }
 }
 
@@ -193,6 +193,6 @@ fn shop(letter: &Letter) -> String {
 }
 
 /// Shopify's webhook id of a dead letter.
-pub fn delivery_id(letter: &Letter) -> String {
+pub(crate) fn delivery_id(letter: &Letter) -> String {
     format!("delivery-{}", letter.product)
 }

@@ -119,7 +119,7 @@ fn verdict(trials: &[Trial]) -> String {
 }
 
 /// Writes `hostile.md` and `hostile.json` into the directory named by `RESULTS`.
-pub fn write(trials: &[Trial], good: usize) {
+pub(crate) fn write(trials: &[Trial], good: usize) {
     let mut page = heading(trials, good);
     for trial in trials {
         page.write_str(&row(trial)).expect("a string");

@@ -22,14 +22,14 @@ const IDLE_BYTES_MAX: u64 = 16 << 10;
 /// keeps.
 const PROCESS_BYTES_MAX: u64 = (2 * 64 + 64) << 20;
 /// Limit for the growth of the good webhooks' p99.
-pub const GROWTH_MAX: f64 = 1.2;
+pub(crate) const GROWTH_MAX: f64 = 1.2;
 /// Time within which all idle connections are open.
 const SOON: Duration = Duration::from_secs(60);
 /// Maximum number of requests that an attacker writes before an answer.
 const PIPELINED_MAX: u64 = 5;
 
 /// Servers and webhooks of the measurement.
-pub struct Scene<'a> {
+pub(crate) struct Scene<'a> {
     /// Receives the good webhooks, and is attacked.
     pub receiver: &'a Service,
     /// Receives no good webhooks, and is attacked instead. The cost of that attack for the good
@@ -41,7 +41,7 @@ pub struct Scene<'a> {
 
 /// Figures of the good webhooks in one period.
 #[derive(Clone, Copy, Debug)]
-pub struct Stretch {
+pub(crate) struct Stretch {
     pub p50: Duration,
     pub p99: Duration,
     /// Number of good webhooks.
@@ -58,7 +58,7 @@ struct Watched {
 
 /// A calm period and an attack.
 #[derive(Clone, Copy, Debug)]
-pub struct Round {
+pub(crate) struct Round {
     pub calm: Stretch,
     /// Attack on the receiver.
     pub attack: Stretch,
@@ -67,7 +67,7 @@ pub struct Round {
 }
 
 /// Results of an attack.
-pub struct Trial {
+pub(crate) struct Trial {
     pub attack: Attack,
     pub strangers: usize,
     pub rounds: Vec<Round>,
@@ -78,7 +78,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    pub async fn run(attack: Attack, scene: &Scene<'_>) -> Self {
+    pub(crate) async fn run(attack: Attack, scene: &Scene<'_>) -> Self {
         let (rounds, window) = size((1, 500), (8, 1000));
         let rounds = match std::env::var("ROUNDS") {
             Ok(text) => text.parse().expect("ROUNDS is a number"),
@@ -146,52 +146,52 @@ impl Trial {
     }
 
     /// p99 of the good webhooks in calm: the median over all rounds, twice in each.
-    pub fn calm(&self) -> Duration {
+    pub(crate) fn calm(&self) -> Duration {
         let again = self.rounds.iter().filter_map(|round| round.elsewhere).map(|both| both[0]);
         median(self.rounds.iter().map(|round| round.calm).chain(again).collect())
     }
 
     /// p99 of the good webhooks while the receiver was attacked.
-    pub fn attacked(&self) -> Duration {
+    pub(crate) fn attacked(&self) -> Duration {
         median(self.rounds.iter().map(|round| round.attack).collect())
     }
 
     /// p99 of the good webhooks while the bare server was attacked.
-    pub fn elsewhere(&self) -> Duration {
+    pub(crate) fn elsewhere(&self) -> Duration {
         median(self.rounds.iter().filter_map(|round| round.elsewhere).map(|both| both[1]).collect())
     }
 
     /// Growth of the p99 by the attack.
-    pub fn growth(&self) -> f64 {
+    pub(crate) fn growth(&self) -> f64 {
         self.attacked().as_secs_f64() / self.calm().as_secs_f64()
     }
 
     /// Growth of the p99 by the same attack on a server without good webhooks.
-    pub fn growth_elsewhere(&self) -> f64 {
+    pub(crate) fn growth_elsewhere(&self) -> f64 {
         self.elsewhere().as_secs_f64() / self.calm().as_secs_f64()
     }
 
     /// Growth beyond that of calm, and beyond that of sharing the machine.
-    pub fn own_growth(&self) -> f64 {
+    pub(crate) fn own_growth(&self) -> f64 {
         self.growth() / self.growth_elsewhere().max(1.0)
     }
 
     /// Ratio of the two halves of the calm.
-    pub fn noise(&self) -> f64 {
+    pub(crate) fn noise(&self) -> f64 {
         let again = self.rounds.iter().filter_map(|round| round.elsewhere).map(|both| both[0]);
         let first = median(self.rounds.iter().map(|round| round.calm).collect());
         median(again.collect()).as_secs_f64() / first.as_secs_f64()
     }
 
     /// Share of a core that the receiver used: the median over all rounds.
-    pub fn cpu(&self, of: fn(&Round) -> Stretch) -> f64 {
+    pub(crate) fn cpu(&self, of: fn(&Round) -> Stretch) -> f64 {
         let mut all: Vec<_> = self.rounds.iter().map(|round| of(round).cpu).collect();
         all.sort_by(f64::total_cmp);
         all[all.len() / 2]
     }
 
     /// Limit of the additional memory during the attack.
-    pub fn memory_bytes_max(&self) -> u64 {
+    pub(crate) fn memory_bytes_max(&self) -> u64 {
         let each = match self.attack {
             Attack::Idle => IDLE_BYTES_MAX,
             _ => CONNECTION_BYTES_MAX,
@@ -200,16 +200,16 @@ impl Trial {
     }
 
     /// Number of the attackers' webhooks that were stored.
-    pub fn stored(&self) -> u64 {
+    pub(crate) fn stored(&self) -> u64 {
         self.heard.get(&200).copied().unwrap_or(0)
     }
 
     /// Maximum number of further stored webhooks, whose answer nobody waited for.
-    pub fn owed_max(&self) -> u64 {
+    pub(crate) fn owed_max(&self) -> u64 {
         self.strangers as u64 * self.rounds.len() as u64 * PIPELINED_MAX
     }
 
-    pub fn expect_harmless(&self) {
+    pub(crate) fn expect_harmless(&self) {
         let is_ours = |status: &u16| *status >= 500;
         assert!(!self.heard.keys().any(is_ours), "{self}: a bad request was answered 5xx");
         let grown = self.memory_bytes.1 - self.memory_bytes.0;
@@ -219,7 +219,7 @@ impl Trial {
     }
 
     /// True if the p99 of good webhooks grows within the limit, whatever the cause.
-    pub fn is_unfelt(&self) -> bool {
+    pub(crate) fn is_unfelt(&self) -> bool {
         self.growth() <= GROWTH_MAX
     }
 }

@@ -12,20 +12,20 @@ use stories::webhook::Webhook;
 use tokio::sync::Mutex;
 
 /// Limits are short enough to be reached quickly, and long enough for valid requests.
-pub const BODY_BYTES_MAX: usize = 1024 * 1024;
+pub(crate) const BODY_BYTES_MAX: usize = 1024 * 1024;
 
 static CURRENT: Mutex<Weak<Running>> = Mutex::const_new(Weak::new());
 
-pub struct Running {
+pub(crate) struct Running {
     receiver: Service,
     redis: RedisServer,
     _cell: Cell,
 }
 
 /// A reference that keeps the shared receiver running.
-pub struct Shared(Arc<Running>);
+pub(crate) struct Shared(Arc<Running>);
 
-pub async fn receiver() -> Shared {
+pub(crate) async fn receiver() -> Shared {
     let mut current = CURRENT.lock().await;
     if let Some(running) = current.upgrade() {
         return Shared(running);
@@ -40,11 +40,11 @@ pub async fn receiver() -> Shared {
 }
 
 impl Shared {
-    pub async fn post(&self, webhook: &Webhook) -> Answer {
+    pub(crate) async fn post(&self, webhook: &Webhook) -> Answer {
         client::post(self.0.receiver.address(), webhook).await
     }
 
-    pub async fn stored_packs(&self) -> u64 {
+    pub(crate) async fn stored_packs(&self) -> u64 {
         self.0.redis.stream_len("{spillway}:in").await
     }
 }

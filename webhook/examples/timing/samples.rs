@@ -21,14 +21,14 @@ const AHEAD: usize = 10_000;
 
 /// One refusal.
 #[derive(Clone, Copy, Debug)]
-pub struct Sample {
+pub(crate) struct Sample {
     pub is_random: bool,
     pub nanoseconds: u64,
 }
 
 /// Comparison that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Check {
+pub(crate) enum Check {
     /// The receiver's comparison.
     Ours,
     /// A comparison that stops at the first difference.
@@ -39,7 +39,7 @@ pub enum Check {
 struct Chance(u64);
 
 /// Measures `count` refusals.
-pub fn take(check: Check, count: usize) -> Vec<Sample> {
+pub(crate) fn take(check: Check, count: usize) -> Vec<Sample> {
     let secrets = Secrets::new(&[Zeroizing::new(SECRET.to_owned())]);
     let right: [u8; 32] = keyed().finalize().into_bytes().into();
     let mut chance = Chance(2026);

@@ -3,11 +3,11 @@
 use crate::samples::Sample;
 
 /// Number of places at which the slowest part is cut off. At the last one, nothing is cut off.
-pub const CROPPINGS: usize = 101;
+pub(crate) const CROPPINGS: usize = 101;
 
 /// Result of the cropping with the largest t.
 #[derive(Clone, Copy, Debug)]
-pub struct Finding {
+pub(crate) struct Finding {
     pub t: f64,
     /// Mean time of each class, in nanoseconds.
     pub means: [f64; 2],
@@ -24,7 +24,7 @@ struct Moments {
 }
 
 /// Returns the result with the largest |t| of all croppings.
-pub fn judge(samples: &[Sample]) -> Finding {
+pub(crate) fn judge(samples: &[Sample]) -> Finding {
     let mut sorted: Vec<u64> = samples.iter().map(|sample| sample.nanoseconds).collect();
     sorted.sort_unstable();
     let place = |cropping: usize| {

@@ -14,7 +14,7 @@ use time::format_description::well_known::Rfc3339;
 const LATENCY_US_MAX: u64 = 48 * 3_600 * 1_000_000;
 
 /// Figures of all webhooks since the start.
-pub struct Seen {
+pub(crate) struct Seen {
     requests: u64,
     body_bytes: u64,
     /// Number of requests, and of the older webhooks for which they stand.
@@ -41,7 +41,7 @@ struct Order {
 
 impl Seen {
     /// Creates empty figures. The webhooks of `flooding` are counted separately.
-    pub fn nothing(flooding: Option<String>) -> Self {
+    pub(crate) fn nothing(flooding: Option<String>) -> Self {
         Self {
             requests: 0,
             body_bytes: 0,
@@ -58,12 +58,12 @@ impl Seen {
     }
 
     /// Resets the figures.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         *self = Self::nothing(self.flooding.take());
     }
 
     /// Counts a webhook that was answered.
-    pub fn note(&mut self, headers: &HeaderMap, body_bytes: usize) {
+    pub(crate) fn note(&mut self, headers: &HeaderMap, body_bytes: usize) {
         let now = Instant::now();
         self.requests += 1;
         self.body_bytes += body_bytes as u64;
@@ -91,7 +91,7 @@ impl Seen {
     }
 
     /// Returns all figures as JSON.
-    pub fn report(&self) -> Value {
+    pub(crate) fn report(&self) -> Value {
         let span = self.first.zip(self.last).map(|((first, _), last)| last - first);
         let first_at = self.first.map(|(_, at)| at.unix_timestamp_nanos() as f64 / 1e9);
         let by_topic = self.since_received_by_topic.iter();

@@ -16,7 +16,7 @@ const BODIES: u64 = 10_000;
 const BODIES_BYTES_MAX: usize = 128 << 20;
 
 /// Plan of the shops, products and topics.
-pub struct Plan {
+pub(crate) struct Plan {
     /// Number of products that are used in turn; `None` for a new product in each webhook.
     pub products: Option<u64>,
     /// Number of the first product.
@@ -30,7 +30,7 @@ pub struct Plan {
 }
 
 /// Parts of which webhooks are made.
-pub struct Supply {
+pub(crate) struct Supply {
     plan: Plan,
     target: Target,
     bodies: Vec<(Vec<u8>, String)>,
@@ -51,7 +51,7 @@ struct Facts<'a> {
 
 impl Supply {
     /// Creates the bodies.
-    pub fn new(target: Target, products: &Products, secret: &Secret, plan: Plan) -> Self {
+    pub(crate) fn new(target: Target, products: &Products, secret: &Secret, plan: Plan) -> Self {
         let mut random = SmallRng::seed_from_u64(1);
         let now = OffsetDateTime::now_utc();
         let (mut bodies, mut bytes) = (Vec::new(), 0);
@@ -68,7 +68,7 @@ impl Supply {
     }
 
     /// Appends the request with this number.
-    pub fn write(&self, number: u64, out: &mut Vec<u8>) {
+    pub(crate) fn write(&self, number: u64, out: &mut Vec<u8>) {
         let plan = &self.plan;
         let product = number % plan.products.unwrap_or(u64::MAX);
         let (body, hmac) = &self.bodies[number as usize % self.bodies.len()];

@@ -13,7 +13,7 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// State of a connection.
 #[derive(Clone, Copy)]
-pub enum State {
+pub(crate) enum State {
     Opening,
     Free,
     /// The request under way, and the number of its bytes that the kernel accepted.
@@ -24,7 +24,7 @@ pub enum State {
 }
 
 /// A connection to the receiver, and the received part of an answer.
-pub struct Connection {
+pub(crate) struct Connection {
     stream: TcpStream,
     /// State, which the owner of the connection changes.
     pub state: State,
@@ -35,12 +35,12 @@ pub struct Connection {
 
 impl Connection {
     /// Creates a connection that is being opened.
-    pub fn opening(stream: TcpStream) -> Self {
+    pub(crate) fn opening(stream: TcpStream) -> Self {
         Self { stream, state: State::Opening, received: Vec::new(), has_answered: false }
     }
 
     /// Returns an error if the connection could not be opened.
-    pub fn opened(&self) -> io::Result<Option<Answer>> {
+    pub(crate) fn opened(&self) -> io::Result<Option<Answer>> {
         match self.stream.take_error()? {
             Some(error) => Err(error),
             None => Ok(None),
@@ -48,7 +48,7 @@ impl Connection {
     }
 
     /// Sends the rest of the request, as far as the kernel accepts it.
-    pub fn send(&mut self, request: &[u8]) -> io::Result<()> {
+    pub(crate) fn send(&mut self, request: &[u8]) -> io::Result<()> {
         let State::Busy { sent, .. } = &mut self.state else { return Ok(()) };
         while *sent < request.len() {
             match self.stream.write(&request[*sent..]) {
@@ -62,7 +62,7 @@ impl Connection {
     }
 
     /// Reads the available bytes. Returns `None` until the answer is complete.
-    pub fn receive(
+    pub(crate) fn receive(
         &mut self,
         buffer: &mut [u8],
         flags: epoll::EventFlags,
@@ -95,7 +95,7 @@ impl Connection {
 
 /// The relevant parts of an answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub status: u16,
     bytes: usize,
     pub closes: bool,
@@ -132,7 +132,7 @@ fn answer(received: &[u8]) -> io::Result<Option<Answer>> {
 }
 
 /// Starts to open a connection without blocking, because due requests must not wait for it.
-pub fn connecting(address: SocketAddr) -> io::Result<TcpStream> {
+pub(crate) fn connecting(address: SocketAddr) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;

@@ -4,7 +4,7 @@ use super::Random;
 
 /// Faults of each kind in a thousand steps.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub(super) struct Plan {
     pub hangs: u64,
     pub fills: u64,
     pub breaks: u64,
@@ -20,7 +20,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn of(random: &mut Random) -> Self {
+    pub(super) fn of(random: &mut Random) -> Self {
         let mut pick = |all: &[u64]| all[random.below(all.len())];
         Self {
             hangs: pick(&[0, 5, 20, 60]),
@@ -37,7 +37,7 @@ impl Plan {
     }
 
     /// Plan in which nothing fails any more, and nothing new is sent.
-    pub fn healed() -> Self {
+    pub(super) fn healed() -> Self {
         Self {
             hangs: 0,
             fills: 0,
@@ -52,7 +52,7 @@ impl Plan {
         }
     }
 
-    pub fn is_healed(&self) -> bool {
+    pub(super) fn is_healed(&self) -> bool {
         self.sends == 0
     }
 }

@@ -3,16 +3,16 @@
 use super::Random;
 
 /// One try to send a webhook. Its sender repeats it under another id.
-pub type SendId = usize;
+pub(super) type SendId = usize;
 
 /// Command on its way to Redis, or at Redis and not run yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Command {
+pub(super) enum Command {
     Append(SendId),
     /// Append of another receiver.
     Foreign,
     /// Records of the log after this number.
-    Feed {
+    Restore {
         after: usize,
         records: Vec<SendId>,
     },
@@ -20,25 +20,25 @@ pub enum Command {
 
 /// Outcome of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reply {
+pub(super) enum Reply {
     Done,
     Refused,
 }
 
 /// A connection with one command.
 #[derive(Debug, Clone)]
-pub struct Call {
+pub(super) struct Call {
     pub number: u64,
     pub command: Command,
 }
 
 #[derive(Debug, Default)]
-pub struct Redis {
+pub(super) struct Redis {
     pub is_hung: bool,
     pub is_full: bool,
     pub stream: Vec<SendId>,
     /// Records of the log that are in the stream.
-    pub fed: usize,
+    pub restored: usize,
     /// Set while another receiver has the claim.
     pub is_claimed: bool,
     /// Set if another receiver had the claim since it was last confirmed.
@@ -51,14 +51,14 @@ pub struct Redis {
 }
 
 impl Redis {
-    pub fn call(&mut self, command: Command) -> u64 {
+    pub(super) fn call(&mut self, command: Command) -> u64 {
         self.calls_made += 1;
         self.calls.push(Call { number: self.calls_made, command });
         self.calls_made
     }
 
     /// Runs one of the commands, unless Redis hangs. Returns it.
-    pub fn run_one(&mut self, random: &mut Random) -> Option<Call> {
+    pub(super) fn run_one(&mut self, random: &mut Random) -> Option<Call> {
         if self.is_hung || self.calls.is_empty() {
             return None;
         }
@@ -75,28 +75,28 @@ impl Redis {
         match command {
             Command::Append(id) => self.stream.push(*id),
             Command::Foreign => {}
-            Command::Feed { after, .. } if *after != self.fed || self.was_claimed => {
+            Command::Restore { after, .. } if *after != self.restored || self.was_claimed => {
                 return Reply::Refused;
             }
-            Command::Feed { after, records } => {
+            Command::Restore { after, records } => {
                 self.stream.extend(records);
-                self.fed = after + records.len();
+                self.restored = after + records.len();
             }
         }
         Reply::Done
     }
 
     /// Closes a connection from Redis' side. Its command does not take effect any more.
-    pub fn close(&mut self, number: u64) {
+    pub(super) fn close(&mut self, number: u64) {
         self.calls.retain(|call| call.number != number);
     }
 
     /// Closes the appenders' connections of all processes.
-    pub fn fence(&mut self) {
-        self.calls.retain(|call| matches!(call.command, Command::Feed { .. }));
+    pub(super) fn fence(&mut self) {
+        self.calls.retain(|call| matches!(call.command, Command::Restore { .. }));
     }
 
-    pub fn reply(&mut self, number: u64) -> Option<Reply> {
+    pub(super) fn reply(&mut self, number: u64) -> Option<Reply> {
         let at = self.replies.iter().position(|(one, _)| *one == number)?;
         Some(self.replies.swap_remove(at).1)
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::Random;
 use super::plan::Plan;
-use super::process::{Feeder, Late, Process, Shard};
+use super::process::{Late, Process, Restorer, Shard};
 use super::redis::{Command, Redis, Reply, SendId};
 use crate::store::mode::{Admitted, StoreEvent, StoreMode};
 
@@ -20,7 +20,7 @@ struct Sender {
     waits_for: Option<SendId>,
 }
 
-pub struct World {
+pub(super) struct World {
     random: Random,
     pub plan: Plan,
     has_log: bool,
@@ -49,7 +49,7 @@ fn name(mode: StoreMode) -> &'static str {
 }
 
 impl World {
-    pub fn new(seed: u64, is_logged: bool) -> Self {
+    pub(super) fn new(seed: u64, is_logged: bool) -> Self {
         let mut random = Random(seed);
         let plan = Plan::of(&mut random);
         let has_log = random.chance(750);
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    pub fn step(&mut self) {
+    pub(super) fn step(&mut self) {
         self.fault();
         match self.random.below(9) {
             0 => self.send(),
@@ -100,7 +100,7 @@ impl World {
             }
             2 => self.shard_step(),
             3 => self.late_step(),
-            4 | 5 if self.has_log => self.feeder_step(),
+            4 | 5 if self.has_log => self.restorer_step(),
             6 => {
                 if !self.redis.is_hung {
                     let is_short =
@@ -213,7 +213,11 @@ impl World {
             None => Shard::Held(id),
             Some(Admitted::Append) => {
                 assert!(!self.process.has_write(), "an append beside a write");
-                assert_eq!(self.redis.fed, self.log.len(), "an append before the log is restored");
+                assert_eq!(
+                    self.redis.restored,
+                    self.log.len(),
+                    "an append before the log is restored"
+                );
                 let call = self.redis.call(Command::Append(id));
                 Shard::Appending { id, call }
             }
@@ -337,8 +341,8 @@ impl World {
         } else if !self.has_log {
             self.on(StoreEvent::ClaimFree);
         } else {
-            if self.process.feeder == Feeder::Idle {
-                self.process.fed = Some(self.redis.fed);
+            if self.process.restorer == Restorer::Idle {
+                self.process.restored = Some(self.redis.restored);
             }
             let is_new = std::mem::take(&mut self.redis.was_claimed);
             self.on(StoreEvent::ClaimOurs { is_new });
@@ -352,15 +356,15 @@ impl World {
         }
     }
 
-    fn feeder_step(&mut self) {
-        if let Feeder::Feeding { call, through } = self.process.feeder {
+    fn restorer_step(&mut self) {
+        if let Restorer::Restoring { call, through } = self.process.restorer {
             match self.redis.reply(call) {
                 Some(Reply::Done) => {
-                    self.process.feeder = Feeder::Idle;
-                    self.process.fed = Some(through);
+                    self.process.restorer = Restorer::Idle;
+                    self.process.restored = Some(through);
                 }
-                Some(Reply::Refused) => self.feed_failed(),
-                None if self.random.chance(self.plan.breaks) => self.feed_failed(),
+                Some(Reply::Refused) => self.restore_failed(),
+                None if self.random.chance(self.plan.breaks) => self.restore_failed(),
                 None => {}
             }
             return;
@@ -374,10 +378,10 @@ impl World {
         if !matches!(mode, StoreMode::Restoring | StoreMode::Closing) {
             return;
         }
-        let Some(fed) = self.process.fed else { return };
-        let through = (fed + CHUNK).min(self.log.len());
+        let Some(restored) = self.process.restored else { return };
+        let through = (restored + CHUNK).min(self.log.len());
         self.on(StoreEvent::ChunkRead { is_last: through == self.log.len() });
-        let records = self.log[fed..through].to_vec();
+        let records = self.log[restored..through].to_vec();
         if records.is_empty() {
             if self.process.machine.may_finish() {
                 self.on(StoreEvent::LogEmpty);
@@ -385,15 +389,15 @@ impl World {
             return;
         }
         assert!(!self.process.has_append(), "restored beside an append");
-        let command = Command::Feed { after: fed, records };
+        let command = Command::Restore { after: restored, records };
         let call = self.redis.call(command);
-        self.process.feeder = Feeder::Feeding { call, through };
+        self.process.restorer = Restorer::Restoring { call, through };
     }
 
-    /// Lets the feeder ask Redis again for the number of restored records.
-    fn feed_failed(&mut self) {
-        self.process.feeder = Feeder::Idle;
-        self.process.fed = None;
+    /// Lets the restorer ask Redis again for the number of restored records.
+    fn restore_failed(&mut self) {
+        self.process.restorer = Restorer::Idle;
+        self.process.restored = None;
         self.on(StoreEvent::ChunkFailed);
     }
 
@@ -416,35 +420,35 @@ impl World {
         self.mode = self.process.machine.mode();
     }
 
-    pub fn check(&self) {
+    pub(super) fn check(&self) {
         let process = &self.process;
         let mode = process.machine.mode();
         assert!(mode != StoreMode::Direct || !process.has_write(), "direct beside a write");
         let is_restored = matches!(mode, StoreMode::Restoring | StoreMode::Closing);
         assert!(!is_restored || !process.has_append(), "restored beside an append");
-        assert!(self.redis.fed <= self.log.len());
+        assert!(self.redis.restored <= self.log.len());
         // Any append counts, of any process, given up or not.
         let is_append = |call: &super::redis::Call| match call.command {
             Command::Append(_) => true,
-            // Until the feeder notices that it had lost the claim, Redis refuses what is restored.
+            // Until the restorer notices that it had lost the claim, Redis refuses what is restored.
             Command::Foreign => !self.redis.was_claimed,
-            Command::Feed { .. } => false,
+            Command::Restore { .. } => false,
         };
         if is_restored {
             assert!(!self.redis.calls.iter().any(is_append), "restored before an append");
         }
     }
 
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.process.machine.mode() == StoreMode::Direct
             && self.process.is_idle()
             && self.redis.calls.is_empty()
     }
 
     /// Checks that everything answered 200 is in the stream, once and in order.
-    pub fn check_end(&self) {
+    pub(super) fn check_end(&self) {
         assert!(self.is_over(), "{:?}", self.process);
-        assert_eq!(self.redis.fed, self.log.len());
+        assert_eq!(self.redis.restored, self.log.len());
         let mut first: BTreeMap<(usize, u32), usize> = BTreeMap::new();
         let mut known = HashSet::new();
         for (at, id) in self.redis.stream.iter().enumerate() {

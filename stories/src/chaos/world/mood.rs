@@ -18,13 +18,13 @@ const POISON_ONE_OF: u8 = 8;
 /// Shops of the load.
 pub const SHOPS: Range<u64> = 0..8;
 /// Shop that a fault of one shop affects.
-pub const ONE_SHOP: u64 = 3;
+pub(super) const ONE_SHOP: u64 = 3;
 /// Shop whose webhooks fail until the episode ends.
 pub const BROKEN_SHOP: u64 = 100;
 
 /// State that the backend shares with the faults.
 #[derive(Debug)]
-pub struct Mood {
+pub(super) struct Mood {
     seed: u64,
     state: Mutex<State>,
 }
@@ -39,37 +39,37 @@ struct State {
 
 impl Mood {
     /// Creates a state without misbehaviour.
-    pub fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self { seed, state: Mutex::default() }
     }
 
     /// Sets or clears the backend's misbehaviour.
-    pub fn suffers(&self, trouble: Option<Kind>) {
+    pub(super) fn suffers(&self, trouble: Option<Kind>) {
         self.state().trouble = trouble;
     }
 
     /// Sets if some webhooks are refused for good.
-    pub fn poisons(&self, poisons: bool) {
+    pub(super) fn poisons(&self, poisons: bool) {
         self.state().poisons = poisons;
     }
 
     /// Makes the backend accept the broken shop's webhooks from now on.
-    pub fn fixes_shop(&self) {
+    pub(super) fn fixes_shop(&self) {
         self.state().is_shop_fixed = true;
     }
 
     /// Webhook ids that were refused for good.
-    pub fn poisoned(&self) -> HashSet<String> {
+    pub(super) fn poisoned(&self) -> HashSet<String> {
         self.state().poisoned.clone()
     }
 
     /// True if this webhook was refused for good.
-    pub fn has_poisoned(&self, webhook_id: &str) -> bool {
+    pub(super) fn has_poisoned(&self, webhook_id: &str) -> bool {
         self.state().poisoned.contains(webhook_id)
     }
 
     /// Behaviour for a request.
-    pub fn answer(&self, receipt: &Receipt) -> Behaviour {
+    pub(super) fn answer(&self, receipt: &Receipt) -> Behaviour {
         let drawn = hash(format!("{}{}", self.seed, receipt.webhook_id()).as_bytes())[0];
         let mut state = self.state();
         if !state.is_shop_fixed && receipt.shop() == shop::domain(BROKEN_SHOP) {

@@ -23,18 +23,18 @@ pub struct SpillClaim {
     token: String,
     counter: AtomicU64,
     claim: Script,
-    feed: Script,
+    restore: Script,
     is_held: AtomicBool,
 }
 
 /// Answer of Redis to a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claimed {
-    /// The claim is ours. `fed` is the number of the newest pack of our log that Redis holds; 0 if
+    /// The claim is ours. `restored` is the number of the newest pack of our log that Redis holds; 0 if
     /// none.
     Ours {
         /// Number of the newest restored pack.
-        fed: u64,
+        restored: u64,
         /// Set if it was not ours just before: there was none, or another's counter stood still.
         is_new: bool,
     },
@@ -43,7 +43,7 @@ pub enum Claimed {
 }
 
 /// A pack to restore: its number, its webhooks, its bytes.
-pub type Fed<'a> = (u64, u32, &'a [u8]);
+pub type Restored<'a> = (u64, u32, &'a [u8]);
 
 impl SpillClaim {
     /// Creates a claim for the log `log_id`, by the process that `token` identifies.
@@ -54,7 +54,7 @@ impl SpillClaim {
             token: format!("{token:016x}"),
             counter: AtomicU64::new(0),
             claim: Script::new(include_str!("lua/claim.lua")),
-            feed: Script::new(include_str!("lua/feed.lua")),
+            restore: Script::new(include_str!("lua/restore.lua")),
             is_held: AtomicBool::new(false),
         }
     }
@@ -73,7 +73,7 @@ impl SpillClaim {
         // The first call after a crash takes over from the process before, which had the same log.
         // Later calls treat another token as another process.
         let verb = if self.is_held.load(Ordering::Relaxed) { "confirm" } else { "start" };
-        let (granted, held, fed): (u8, String, String) = self
+        let (granted, held, restored): (u8, String, String) = self
             .claim
             .key(self.redis.keys.spill_claim())
             .key(self.redis.keys.spill())
@@ -89,7 +89,7 @@ impl SpillClaim {
         }
         self.is_held.store(true, Ordering::Relaxed);
         let is_new = !held.starts_with(&format!("{}:{}:", self.log_id, self.token));
-        Ok(Claimed::Ours { fed: fed.parse().unwrap_or(0), is_new })
+        Ok(Claimed::Ours { restored: restored.parse().unwrap_or(0), is_new })
     }
 
     /// Releases the claim, if it is ours.
@@ -111,14 +111,14 @@ impl SpillClaim {
         Ok(())
     }
 
-    /// Records that our log is restored up to `fed`, in place of what Redis holds.
+    /// Records that our log is restored up to `restored`, in place of what Redis holds.
     ///
     /// # Errors
     /// [`QueueError`] from Redis.
-    pub async fn note(&self, connection: &mut Connection, fed: u64) -> Result<(), QueueError> {
+    pub async fn note(&self, connection: &mut Connection, restored: u64) -> Result<(), QueueError> {
         let script = Script::new(include_str!("lua/note.lua"));
         let mut call = script.key(self.redis.keys.spill());
-        Ok(call.arg(&self.log_id).arg(fed).invoke_async(connection).await?)
+        Ok(call.arg(&self.log_id).arg(restored).invoke_async(connection).await?)
     }
 
     /// Appends packs after the one numbered `after`, all of them in one script.
@@ -126,14 +126,14 @@ impl SpillClaim {
     /// [`QueueError::Full`]: none was appended. [`QueueError::Fenced`]: another process holds the
     /// claim. [`QueueError::OutOfStep`]: the newest restored pack is not `after`. After any other
     /// error the outcome is unknown: ask with [`confirm`](Self::confirm).
-    pub async fn feed(
+    pub async fn restore(
         &self,
         connection: &mut Connection,
         after: u64,
-        packs: &[Fed<'_>],
+        packs: &[Restored<'_>],
     ) -> Result<(), QueueError> {
         let keys = &self.redis.keys;
-        let mut call = self.feed.key(keys.stream());
+        let mut call = self.restore.key(keys.stream());
         call.key(keys.counts()).key(keys.spill_claim()).key(keys.spill());
         call.arg(&self.log_id).arg(&self.token).arg(after);
         for (number, webhooks, pack) in packs {

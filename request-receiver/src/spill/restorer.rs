@@ -13,8 +13,8 @@ use std::time::Duration;
 use rand::RngExt;
 use spillway_process::error::chain;
 use spillway_queue::append::Fence;
-use spillway_queue::feed::{Claimed, Fed, SpillClaim};
 use spillway_queue::leader::{BUMP_EVERY, StallDetector};
+use spillway_queue::restore::{Claimed, Restored, SpillClaim};
 use spillway_queue::{Connection, QueueError, Redis};
 use spillway_spill::{LogReader, RecordBatch};
 use tokio::task::{JoinError, JoinHandle};
@@ -34,19 +34,20 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Pause before something is tried again that failed, or that waits for something else to end.
 const AGAIN: Duration = Duration::from_millis(100);
 const AGAIN_AFTER_ERROR: Duration = Duration::from_millis(250);
+const _: () = assert!(AGAIN.as_millis() < AGAIN_AFTER_ERROR.as_millis(), "an error waits longer");
 
 /// Restores one log.
-pub struct Feeder {
+pub struct Restorer {
     spill: Arc<SpillChannel>,
     gate: Arc<Gate>,
     looks: Arc<RedisLooks>,
     claim: SpillClaim,
     /// Connection for the claim, which is also confirmed while a chunk is on its way.
     claiming: Line,
-    feeding: Line,
+    restoring: Line,
     pace: RestorePace,
     numbers: Numbers,
-    progress: FeedProgress,
+    progress: RestoreProgress,
     claimed: ClaimView,
     logged: Logged,
     /// Task that deletes what was restored when the log was last empty.
@@ -57,7 +58,7 @@ pub struct Feeder {
 #[derive(Default)]
 struct Numbers {
     /// Newest record that Redis has. The next chunk goes after it.
-    fed: Option<u64>,
+    restored: Option<u64>,
     /// Newest record in the log at start.
     found_last: u64,
 }
@@ -89,9 +90,9 @@ struct Line {
     connection: Option<Connection>,
 }
 
-/// Position of the feeder in the log.
+/// Position of the restorer in the log.
 #[derive(Default)]
-struct FeedProgress {
+struct RestoreProgress {
     reader: Option<LogReader>,
     /// Chunk that is read and not restored yet.
     ahead: Option<RecordBatch>,
@@ -100,7 +101,7 @@ struct FeedProgress {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum FeedError {
+enum RestoreError {
     #[error("redis did not take what was spilled")]
     Queue(#[from] QueueError),
     #[error(
@@ -113,8 +114,8 @@ enum FeedError {
     Reader(#[from] JoinError),
 }
 
-impl Feeder {
-    /// Feeder of the log `log_id`, which no other process has open.
+impl Restorer {
+    /// Restorer of the log `log_id`, which no other process has open.
     pub fn new(
         spill: Arc<SpillChannel>,
         gate: &Arc<Gate>,
@@ -131,10 +132,10 @@ impl Feeder {
             looks: looks.clone(),
             claim,
             claiming: Line::new(redis.clone(), Some(ANSWER_WITHIN)),
-            feeding: Line::new(redis, None),
+            restoring: Line::new(redis, None),
             pace: RestorePace::default(),
             numbers,
-            progress: FeedProgress::default(),
+            progress: RestoreProgress::default(),
             claimed: ClaimView::default(),
             logged: Logged { error: None, is_way_back },
             freeing: None,
@@ -183,10 +184,10 @@ impl Feeder {
         let from = std::mem::take(&mut self.claimed.held);
         let claimed = self.claim.confirm(self.claiming.connected().await?, &from).await?;
         match &claimed {
-            Claimed::Ours { fed, is_new } => {
+            Claimed::Ours { restored, is_new } => {
                 self.gate.on(StoreEvent::ClaimOurs { is_new: *is_new });
                 self.claimed.confirmed = Some(Instant::now());
-                self.go_on_after(*fed).await?;
+                self.go_on_after(*restored).await?;
             }
             Claimed::Theirs(held) => self.on_other_claim(held),
         }
@@ -194,7 +195,7 @@ impl Feeder {
     }
 
     /// Takes one step. Returns the pause before the next one, unless something happens.
-    async fn turn(&mut self) -> Result<Duration, FeedError> {
+    async fn turn(&mut self) -> Result<Duration, RestoreError> {
         // A hold is short: it has no time for a call that can wait.
         let is_held = self.gate.mode() == StoreMode::Closing;
         let due_after = if is_held { 3 * BUMP_EVERY } else { BUMP_EVERY };
@@ -212,7 +213,7 @@ impl Feeder {
         match self.gate.mode() {
             StoreMode::Direct => Ok(BUMP_EVERY),
             StoreMode::Spilling | StoreMode::StandingBack | StoreMode::Refusing => Ok(AGAIN),
-            StoreMode::Restoring | StoreMode::Closing => self.feed().await,
+            StoreMode::Restoring | StoreMode::Closing => self.restore().await,
         }
     }
 
@@ -229,10 +230,10 @@ impl Feeder {
     }
 
     /// Restores a chunk. The claim is confirmed meanwhile, however long the disk or Redis takes.
-    async fn feed(&mut self) -> Result<Duration, FeedError> {
+    async fn restore(&mut self) -> Result<Duration, RestoreError> {
         self.claiming.connected().await?;
         let skip_through = self.skip_through();
-        let Self { spill, gate, looks, claim, claiming, feeding, pace, numbers, .. } = self;
+        let Self { spill, gate, looks, claim, claiming, restoring, pace, numbers, .. } = self;
         let progress = &mut self.progress;
         let logged = &mut self.logged;
         let chunk = async {
@@ -251,36 +252,36 @@ impl Feeder {
                 progress.ahead = Some(chunk);
                 return Ok(Some(AGAIN));
             }
-            let feeding = feeding.connected().await?;
-            let after = numbers.fed.unwrap_or(0);
+            let restoring = restoring.connected().await?;
+            let after = numbers.restored.unwrap_or(0);
             let began = Instant::now();
             let sending = async {
-                let sent = timeout(pace.answer_within, send(claim, feeding, after, &chunk)).await;
+                let sent = timeout(pace.answer_within, send(claim, restoring, after, &chunk)).await;
                 (sent, began.elapsed())
             };
             // The next chunk is read while this one is on its way.
-            let ((fed, took), ahead) =
+            let ((restored, took), ahead) =
                 tokio::join!(sending, progress.next(spill, skip_through, *pace));
-            let Ok(fed) = fed else {
+            let Ok(restored) = restored else {
                 let bytes = chunk.bytes();
                 pace.was_late(chunk.records.len(), bytes);
-                return Err(FeedError::Late { bytes });
+                return Err(RestoreError::Late { bytes });
             };
-            fed?;
+            restored?;
             pace.was_taken(chunk.bytes(), took);
             gate.restored_in(took);
-            numbers.fed = Some(last);
+            numbers.restored = Some(last);
             logged.is_way_back = true;
             progress.ahead = Some(ahead?);
             progress.done = Some(chunk);
             Ok(Some(Duration::ZERO))
         };
-        let fed = tokio::select! {
+        let restored = tokio::select! {
             biased;
-            fed = chunk => fed?,
+            restored = chunk => restored?,
             never = keep(claim, claiming, gate, looks) => match never {},
         };
-        if let Some(pause) = fed {
+        if let Some(pause) = restored {
             return Ok(pause);
         }
         self.finish();
@@ -292,39 +293,39 @@ impl Feeder {
         let Some(reader) = self.progress.reader.as_mut() else { return };
         let index = &self.spill.index;
         let mut last = 0;
-        let is_fed = || {
-            let is_fed = reader.is_at_end();
-            if is_fed {
+        let is_restored = || {
+            let is_restored = reader.is_at_end();
+            if is_restored {
                 // Done here, since nothing is written before this is decided.
-                index.all_fed();
+                index.all_restored();
                 last = index.last();
             }
-            is_fed
+            is_restored
         };
-        if self.gate.finish_if(is_fed) {
+        if self.gate.finish_if(is_restored) {
             self.spill.begins_anew(last);
             if std::mem::replace(&mut self.logged.is_way_back, true) {
                 tracing::info!("the overflow is restored; webhooks go to redis directly");
             }
             self.progress.let_go();
-            let freeing = tokio::spawn(self.spill.clone().free_fed());
+            let freeing = tokio::spawn(self.spill.clone().free_restored());
             if let Some(before) = self.freeing.replace(freeing) {
                 before.abort();
             }
         }
     }
 
-    /// Takes `fed`, the record up to which Redis has this log.
-    async fn go_on_after(&mut self, fed: u64) -> Result<(), QueueError> {
+    /// Takes `restored`, the record up to which Redis has this log.
+    async fn go_on_after(&mut self, restored: u64) -> Result<(), QueueError> {
         let floor = self.spill.index.floor().max(self.spill.emptied());
         // Newest record that Redis had before, or that is not on disk any more.
-        let known = self.numbers.fed.unwrap_or(floor).max(floor);
-        let mut fed = fed;
-        if fed < known {
+        let known = self.numbers.restored.unwrap_or(floor).max(floor);
+        let mut restored = restored;
+        if restored < known {
             // Nothing more is appended directly before what lies here.
             self.looks.suspect();
-            let lost_after = fed;
-            let lost_through = fed.max(floor);
+            let lost_after = restored;
+            let lost_through = restored.max(floor);
             tracing::error!(
                 lost_after,
                 lost_through,
@@ -332,16 +333,16 @@ impl Feeder {
                 "redis does not know packs that were restored to it: it came back with older data, or is another one; what is not \
                  on disk any more is lost"
             );
-            fed = lost_through;
+            restored = lost_through;
             self.spill.errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            self.spill.index.again_after(fed);
+            self.spill.index.again_after(restored);
             if let Some(connection) = self.claiming.connection.as_mut() {
-                self.claim.note(connection, fed).await?;
+                self.claim.note(connection, restored).await?;
             }
         }
-        if self.numbers.fed != Some(fed) {
-            self.progress = FeedProgress::default();
-            self.numbers.fed = Some(fed);
+        if self.numbers.restored != Some(restored) {
+            self.progress = RestoreProgress::default();
+            self.numbers.restored = Some(restored);
         }
         Ok(())
     }
@@ -349,8 +350,8 @@ impl Feeder {
     /// Record up to which the reader skips. A directory that was restored from a backup is older
     /// than what Redis knows. Even then, what was spilled since the start is new.
     fn skip_through(&self) -> u64 {
-        let fed = self.numbers.fed.unwrap_or(0);
-        if fed > self.spill.index.last() { self.numbers.found_last } else { fed }
+        let restored = self.numbers.restored.unwrap_or(0);
+        if restored > self.spill.index.last() { self.numbers.found_last } else { restored }
     }
 
     fn on_other_claim(&mut self, held: &str) {
@@ -362,9 +363,9 @@ impl Feeder {
         }
     }
 
-    /// Logs an error once. While Redis is away, the watch logs it. An error that only the feeder
+    /// Logs an error once. While Redis is away, the watch logs it. An error that only the restorer
     /// meets is logged here.
-    fn tell(&mut self, error: &FeedError) {
+    fn tell(&mut self, error: &RestoreError) {
         let error = chain(error);
         tracing::debug!(error, "the overflow cannot be restored now");
         if self.looks.is_usable() && self.logged.error.as_ref() != Some(&error) {
@@ -375,20 +376,20 @@ impl Feeder {
 
     /// Makes the next turn ask Redis where to continue. A Redis that did not answer may be another
     /// instance since. It must be looked at before anything is restored to it and deleted here.
-    fn failed(&mut self, error: &FeedError) {
+    fn failed(&mut self, error: &RestoreError) {
         match error {
-            FeedError::Queue(QueueError::Full(_)) => self.looks.set_full(),
-            FeedError::Queue(QueueError::Fenced | QueueError::OutOfStep) => {}
-            FeedError::Queue(_) | FeedError::Late { .. } => self.looks.suspect(),
-            FeedError::Disk(_) | FeedError::Reader(_) => {}
+            RestoreError::Queue(QueueError::Full(_)) => self.looks.set_full(),
+            RestoreError::Queue(QueueError::Fenced | QueueError::OutOfStep) => {}
+            RestoreError::Queue(_) | RestoreError::Late { .. } => self.looks.suspect(),
+            RestoreError::Disk(_) | RestoreError::Reader(_) => {}
         }
         self.gate.on(StoreEvent::ChunkFailed);
-        (self.claiming.connection, self.feeding.connection) = (None, None);
+        (self.claiming.connection, self.restoring.connection) = (None, None);
         // Redis may have taken what was on its way.
-        self.progress = FeedProgress::default();
+        self.progress = RestoreProgress::default();
     }
 
-    /// Ends the feeder. Keeps the claim if records wait: no other receiver should start at once
+    /// Ends the restorer. Keeps the claim if records wait: no other receiver should start at once
     /// then.
     async fn end(mut self) {
         if self.spill.holds_any() {
@@ -404,21 +405,21 @@ impl Feeder {
     }
 }
 
-impl FeedProgress {
+impl RestoreProgress {
     /// Deletes what is restored, and reads the next chunk. Both may wait for the disk.
     async fn next(
         &mut self,
         spill: &Arc<SpillChannel>,
         skip_through: u64,
         pace: RestorePace,
-    ) -> Result<RecordBatch, FeedError> {
+    ) -> Result<RecordBatch, RestoreError> {
         let index = spill.index.clone();
         let reader = self.reader.take();
         let done = self.done.take();
         let (reader, chunk) = tokio::task::spawn_blocking(move || {
             let mut reader = reader.unwrap_or_else(|| LogReader::after(index, skip_through));
             if let Some(done) = done {
-                reader.fed(&done);
+                reader.restored(&done);
             }
             let chunk = reader.read(CHUNK_RECORDS, pace.bytes_max);
             (reader, chunk)
@@ -430,7 +431,7 @@ impl FeedProgress {
 
     fn let_go(&mut self) {
         if let (Some(reader), Some(done)) = (&self.reader, self.done.take()) {
-            reader.fed(&done);
+            reader.restored(&done);
         }
     }
 }
@@ -450,16 +451,16 @@ impl Line {
 
 async fn send(
     claim: &SpillClaim,
-    feeding: &mut Connection,
+    restoring: &mut Connection,
     after: u64,
     chunk: &RecordBatch,
 ) -> Result<(), QueueError> {
-    let packs: Vec<Fed<'_>> = chunk
+    let packs: Vec<Restored<'_>> = chunk
         .records
         .iter()
         .map(|record| (record.number, record.webhooks, record.pack.as_slice()))
         .collect();
-    claim.feed(feeding, after, &packs).await
+    claim.restore(restoring, after, &packs).await
 }
 
 /// Notes that another receiver has the claim, and logs that once.
