@@ -1,5 +1,5 @@
-//! Decodes and classifies what is read ahead. A pack that can't be decoded is passed on as corrupt.
-//! It never stops the stream.
+//! Decodes and classifies what is read ahead. A pack that can't be decoded is passed on as corrupt,
+//! and the stream continues.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Position up to which records were produced. It is committed to Kafka with the records.
 //!
-//! It is the metadata of an offset commit. The offset is the number of webhooks of this cell up to
+//! The position is the metadata of an offset commit. The offset is the number of webhooks of this cell up to
 //! it, for people and for the check against Redis.
 
 use std::fmt;

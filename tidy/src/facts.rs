@@ -17,7 +17,7 @@ pub struct Struct {
     pub is_settings: bool,
 }
 
-/// What one source holds.
+/// Counts and names of one source.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Lines without tests.

@@ -42,11 +42,14 @@ fn assert_none(found: &[String], rule: &str) {
 
 #[test]
 fn doc_comments_name_their_item() {
-    let found = findings(|source| {
+    let rule = |source: &Source| {
         let bad = source.facts.docs.iter().filter(|(_, text)| opens_badly(text));
-        bad.map(|(line, text)| format!("{line}: {}", text.lines().next().unwrap_or_default()))
-            .collect()
-    });
+        let first = |text: &str| text.lines().next().unwrap_or_default().to_owned();
+        bad.map(|(line, text)| format!("{}:{line}: {}", source.path, first(text)))
+            .collect::<Vec<_>>()
+    };
+    let all = [&PRODUCT[..], &["stories", "bench", "simulator", "tidy", "fuzz/targets"]].concat();
+    let found: Vec<String> = sources(&all).iter().flat_map(rule).collect();
     assert_none(&found, "doc comments that open with What, Its, Whether, Where, How or Who");
 }
 

@@ -115,7 +115,8 @@ impl Gate {
         StoreMode::ALL.into_iter().find(|one| *one as u8 == mode).unwrap_or(StoreMode::StandingBack)
     }
 
-    /// Returns true while batches are written to the log, or wait while it is emptied.
+    /// Returns true while batches do not go to Redis directly: they are written to the log, wait while
+    /// it is emptied, or are refused because another receiver holds the claim.
     pub fn is_spilling(&self) -> bool {
         self.has_log && self.mode() != StoreMode::Direct
     }
