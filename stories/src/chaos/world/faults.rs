@@ -169,7 +169,13 @@ impl World {
             Kind::SyncFails => {
                 self.syncs = Some(Syncs::failing(process).await);
                 let redis = &mut self.redis.process;
-                until("redis ends", TAKES_HOLD_WITHIN, async || !redis.is_running()).await;
+                until("redis ends", TAKES_HOLD_WITHIN, async || {
+                    // Redis syncs only what was written, and the shops may be silent just now.
+                    let write = redis.try_command::<redis::Value>(&["SET", "chaos:write", "1"]);
+                    let _ = timeout(ANSWER, write).await;
+                    !redis.is_running()
+                })
+                .await;
             }
             Kind::RedisDiskFull => self.disks.as_ref().expect("its own disk").redis.fill(),
             Kind::SpillDiskFull => {
