@@ -4,26 +4,32 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help run kafka test lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store deb deb-kafka package-test clean-run
+.PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store deb deb-kafka package-test clean-run
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## build, start everything here, send a signed sample through it (ONESHOT=1: then exit; PREBUILT=1: build nothing)
 	ops/deps.sh run
-	$(if $(PREBUILT),,cargo build --release --locked -p request-receiver -p downstreamer -p spillway)
-	$(TARGET)/release/spillway dev
+	$(if $(PREBUILT),,cargo build --profile local --locked -p request-receiver -p downstreamer -p spillway)
+	$(TARGET)/local/spillway dev
 
 kafka: ## a Kafka broker on 127.0.0.1:9092, in ./run/kafka, and the producer to go with it
 	ops/deps.sh kafka
-	cargo build --release --locked -p kafka_producer
-	@echo 'start the other end with: KAFKA_URL=127.0.0.1:9092 REDIS_URL=unix://$(CURDIR)/run/redis.sock $(TARGET)/release/kafka_producer'
+	cargo build --profile local --locked -p kafka_producer
+	@echo 'start the other end with: KAFKA_URL=127.0.0.1:9092 REDIS_URL=unix://$(CURDIR)/run/redis.sock $(TARGET)/local/kafka_producer'
 	ops/kafka.sh run run/kafka 9092
 
 test: ## run every test, against real servers
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
-	cargo test --locked --workspace --no-fail-fast
+	cargo run --locked -p xtask --
+
+quick: ## a first answer within three minutes: lints, unit tests, small simulations, six stories
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets --features bench/kafka -- -D warnings -D clippy::too_many_lines
+	cargo build --locked --workspace --bins
+	SEEDS=$(or $(SEEDS),8) MINUTES=$(or $(MINUTES),1) cargo run --locked -p xtask -- --quick answers barriers dead listen pause settings
 
 check: lint audit test ## formatting, lints, docs, dependencies and every test: what a change must pass
 
@@ -89,7 +95,7 @@ timing: ## whether the time that a refusal takes tells how much of a signature w
 	RESULTS=$(RESULTS) cargo run --release --locked -p spillway-webhook --example timing
 
 alerts-live: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
-alerts-live: ## every alert in its fault, live: a table, and the dashboard drawn (5 minutes, as root)
+alerts-live: ## every alert in its fault, live: a table (5 minutes, as root)
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
 	mkdir -p $(RESULTS)

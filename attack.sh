@@ -79,8 +79,8 @@ check_url() {
 find_generate() {
     [ -x "$GENERATE" ] && return
     [ "$GENERATE" = "$BUILT/generate" ] || fail "GENERATE=$GENERATE is not there" 69
-    cargo build --release --locked -p bench --bin generate ||
-        fail "cannot build $GENERATE; see: cargo build --release --locked -p bench --bin generate" 69
+    cargo build --profile local --locked -p bench --bin generate ||
+        fail "cannot build $GENERATE; see: cargo build --profile local --locked -p bench --bin generate" 69
 }
 
 find_vegeta() {
@@ -131,7 +131,7 @@ case ${1:-} in
 esac
 URL=${URL:-http://127.0.0.1:8080/webhooks/products}
 CONNECTIONS=${CONNECTIONS:-1000}
-BUILT=${CARGO_TARGET_DIR:-target}/release
+BUILT=${CARGO_TARGET_DIR:-target}/local
 GENERATE=${GENERATE:-$BUILT/generate}
 
 [[ $RATE =~ ^[1-9][0-9]{0,6}$ ]] || fail "RATE=$RATE is not a number of requests per second" 64

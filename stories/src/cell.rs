@@ -20,10 +20,11 @@ use tempfile::TempDir;
 
 use crate::backend::Backend;
 use crate::kafka_server::{KafkaOptions, KafkaServer};
-use crate::machine::{self, Turn};
+use crate::machine::{self, Slots};
 use crate::process::Recipe;
 use crate::redis_server::{RedisServer, socket_in};
 use crate::service::Service;
+use crate::size::size;
 use crate::until::until;
 use crate::webhook::SECRET;
 use crate::{binaries, port};
@@ -34,34 +35,45 @@ pub type Settings<'a> = &'a [(&'a str, &'a str)];
 /// Maximum concurrency of a downstreamer in the tests.
 pub const CONCURRENCY: usize = 64;
 
-/// A directory for processes that belong together, and a lock on the machine.
+/// A directory for processes that belong together, and slots of the machine for them.
 #[derive(Debug)]
 pub struct Cell {
     directory: TempDir,
     started: AtomicUsize,
-    _turn: Option<Turn>,
+    _slots: Option<Slots>,
 }
 
 impl Cell {
-    /// For a test that loads the machine: waits until no other test runs.
+    /// For a test that measures time: waits until no other test runs.
     pub fn alone() -> Self {
-        Self::with_turn(Some(machine::alone()))
+        Self::with_slots(Some(machine::alone()))
     }
 
-    /// For a test that needs little and can run in parallel with others.
+    /// For a test that loads a core for a while, with generous limits of time.
+    pub fn half() -> Self {
+        Self::with_slots(Some(machine::half()))
+    }
+
+    /// For a test that measures time in its long version (`make endure`), and has generous limits
+    /// otherwise.
+    pub fn measured() -> Self {
+        if size(false, true) { Self::alone() } else { Self::half() }
+    }
+
+    /// For a test that needs little and can run beside others.
     pub fn shared() -> Self {
-        Self::with_turn(Some(machine::shared()))
+        Self::with_slots(Some(machine::shared()))
     }
 
     /// Another cell for a test that already has one.
     pub fn beside() -> Self {
-        Self::with_turn(None)
+        Self::with_slots(None)
     }
 
-    fn with_turn(turn: Option<Turn>) -> Self {
+    fn with_slots(slots: Option<Slots>) -> Self {
         let directory = tempfile::Builder::new().prefix("spillway-").tempdir();
         let directory = directory.expect("make a directory");
-        Self { directory, started: AtomicUsize::new(0), _turn: turn }
+        Self { directory, started: AtomicUsize::new(0), _slots: slots }
     }
 
     /// Directory of the cell's files.

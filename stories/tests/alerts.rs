@@ -9,7 +9,6 @@ use std::fmt::Write;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -105,7 +104,7 @@ struct Watched {
 
 impl Watched {
     async fn start() -> (Self, Running) {
-        let cell = Cell::alone();
+        let cell = Cell::shared();
         let kafka = cell.kafka().await;
         kafka.topic("shopify-webhooks", 2, &[]).await;
         let redis = cell.redis(&[]).await;
@@ -204,7 +203,6 @@ impl Watched {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_alert_fires_in_its_fault_and_in_no_calm() {
-    let began = Instant::now();
     let (mut watched, traffic) = Watched::start().await;
     until("prometheus scrapes all three", SOON, async || {
         watched.prometheus.values("up").await == [1.0; 3]
@@ -226,7 +224,6 @@ async fn each_alert_fires_in_its_fault_and_in_no_calm() {
         watched.backend_answers().await;
         watched.consumers_die(traffic).await;
         watched.intake_dies().await;
-        watched.draw(began.elapsed());
         watched.disk().await;
         watched.spill().await;
         report(&watched.table);
@@ -326,16 +323,6 @@ impl Watched {
         self.receiver.restart();
         self.receiver.ready().await;
         self.calm().await;
-    }
-
-    /// Draws the dashboard of the whole run for the docs.
-    fn draw(&self, over: Duration) {
-        let drawn = Command::new("bench/dashboard.py")
-            .args([self.prometheus.url(), over.as_secs().to_string()])
-            .arg("docs/img/dashboard.svg")
-            .current_dir(repository())
-            .status();
-        assert!(drawn.expect("run bench/dashboard.py").success(), "the dashboard is not drawn");
     }
 
     /// A Redis on a disk of 1.5 GiB, monitored through its own receiver and Prometheus. The disk is

@@ -39,7 +39,7 @@ struct Sections {
 
 impl Sections {
     async fn start() -> Self {
-        let cell = Cell::alone();
+        let cell = Cell::shared();
         let redis = cell.redis(&[]).await;
         let backend = Backend::start().await;
         backend.employ(16);

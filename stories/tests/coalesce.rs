@@ -49,7 +49,7 @@ fn updates() -> Vec<(Event, Webhook)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_a_flood_of_updates_each_products_last_state_is_delivered() {
-    let cell = Cell::alone();
+    let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.employ(16);
@@ -103,7 +103,7 @@ fn expect_deletes_apart(receipts: &[Receipt]) {
 async fn stock_levels_of_one_shop_are_coalesced_one_by_one_and_delivered_side_by_side() {
     const ITEMS: u64 = 10_000;
     const ROUNDS: u64 = 2;
-    let cell = Cell::alone();
+    let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(20)));

@@ -32,7 +32,7 @@ const BACK_WITHIN: Duration = Duration::from_secs(20);
 async fn twenty_kills_of_each_process_lose_nothing() {
     let seed = seed("kills", 21);
     let began = Instant::now();
-    let _turn = stories::machine::alone();
+    let _slots = stories::machine::shared();
     let (first, second, third, fourth) =
         tokio::join!(one_cell(seed, 0), one_cell(seed, 1), one_cell(seed, 2), one_cell(seed, 3));
     let all = [first, second, third, fourth];

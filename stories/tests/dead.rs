@@ -261,7 +261,7 @@ async fn a_replay_that_is_refused_again_is_a_dead_letter_again() {
 async fn a_replay_goes_before_one_of_its_resource_that_was_read_and_waits_for_its_turn() {
     const SMALL: [u64; 6] = [1, 2, 3, 4, 5, 6];
     const EACH: Duration = Duration::from_secs(1);
-    let cell = Cell::alone();
+    let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::status(400));

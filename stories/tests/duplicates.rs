@@ -63,7 +63,7 @@ async fn empty(redis: &RedisServer) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenth_sent_twice_is_delivered_once_also_after_a_crash() {
     let count = webhooks();
-    let cell = Cell::alone();
+    let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let receiver = cell.receiver(&[]).await;

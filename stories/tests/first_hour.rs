@@ -26,7 +26,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(45);
 const PROGRAMS: [&str; 4] = ["spillway", "request-receiver", "downstreamer", "generate"];
 const DELIVERED: &str = "The signed sample (request.json) was answered 200";
 
-/// A clone of the repository, with the programs built for the tests in its `target/release`.
+/// A clone of the repository, with the programs built for the tests in its `target/local`.
 struct Checkout {
     path: PathBuf,
     _directory: TempDir,
@@ -39,8 +39,8 @@ impl Checkout {
         let path = directory.path().join("spillway");
         let source = repository().as_os_str();
         git(&["clone".as_ref(), "--quiet".as_ref(), source, path.as_os_str()]);
-        let built = path.join("target/release");
-        fs::create_dir_all(&built).expect("make target/release");
+        let built = path.join("target/local");
+        fs::create_dir_all(&built).expect("make target/local");
         for program in PROGRAMS {
             symlink(ours(program), built.join(program)).expect("link a program");
         }
@@ -143,7 +143,7 @@ fn expected(command: &str) -> &'static [&'static str] {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_commands_of_the_readme_work_as_they_stand_there() {
-    let _turn = machine::alone();
+    let _slots = machine::half();
     require_vegeta();
     let commands = second_terminal();
     assert_eq!(commands.len(), 4, "{commands:?}");
@@ -176,7 +176,7 @@ async fn the_commands_of_the_readme_work_as_they_stand_there() {
 
 #[tokio::test]
 async fn an_attack_reads_the_secret_from_the_file_that_is_named_wherever_it_is_named() {
-    let _turn = machine::shared();
+    let _slots = machine::shared();
     let clone = Checkout::make();
     // Nothing listens on port 9, so the error is about a check before the connection.
     let attack = "URL=http://127.0.0.1:9/ ./attack.sh spike";

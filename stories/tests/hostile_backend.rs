@@ -21,7 +21,7 @@ const GROWTH_MAX: u64 = CONCURRENCY as u64 * (512 << 10) + (16 << 20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_a_backend_answers_each_webhook_is_delivered_in_the_end() {
-    let cell = Cell::alone();
+    let cell = Cell::measured();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let receiver = cell.receiver(&[]).await;

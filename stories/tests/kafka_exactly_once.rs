@@ -54,7 +54,7 @@ struct Parts {
 async fn each_webhook_appears_once_whatever_is_killed() {
     let seed = seed("kafka, kills", 101);
     let (count, kills) = (size(20_000, 1_000_000), size(10, 40));
-    let cell = Cell::alone();
+    let cell = Cell::half();
     let kafka = cell.kafka().await;
     kafka.topic(TOPIC, PARTITIONS, &[]).await;
     let redis = cell.redis(&[]).await;

@@ -58,7 +58,7 @@ async fn drained(redis: &RedisServer) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_that_is_too_large_is_a_dead_letter_and_the_rest_flows() {
     let mut chance = chance(seed("kafka, too large", 103), 0);
-    let cell = Cell::alone();
+    let cell = Cell::half();
     let kafka = cell.kafka().await;
     let limit = TOPIC_BYTES_MAX.to_string();
     kafka.topic(TOPIC, PARTITIONS, &[("max.message.bytes", &limit)]).await;
@@ -108,7 +108,7 @@ async fn a_record_that_is_too_large_is_a_dead_letter_and_the_rest_flows() {
 async fn one_that_is_too_large_among_many_holds_nothing_up() {
     const MANY: u64 = 20_000;
     let mut chance = chance(seed("kafka, one among many", 107), 0);
-    let cell = Cell::alone();
+    let cell = Cell::half();
     let kafka = cell.kafka().await;
     // Many batches wait next to the one that is refused.
     kafka.topic(TOPIC, 24, &[]).await;
@@ -135,7 +135,7 @@ async fn one_that_is_too_large_among_many_holds_nothing_up() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_is_away_is_waited_for_while_the_queue_fills_up() {
-    let cell = Cell::alone();
+    let cell = Cell::half();
     let mut kafka = cell.kafka().await;
     kafka.topic(TOPIC, PARTITIONS, &[]).await;
     let redis = cell.redis(&["--maxmemory", "24mb"]).await;
@@ -203,7 +203,7 @@ async fn fill(receiver: &Service, ledger: &Arc<Ledger>) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn over_tls_a_wrong_password_is_said_and_the_right_one_lets_it_in() {
-    let cell = Cell::alone();
+    let cell = Cell::half();
     let authority = Authority::new(cell.directory(), "authority");
     authority.certify("localhost");
     let ca = authority.certificate();

@@ -80,7 +80,7 @@ enum End {
 impl App {
     /// Starts an app for a test that loads the machine.
     async fn start(settings: Settings<'_>) -> Self {
-        Self::start_in(Cell::alone(), settings).await
+        Self::start_in(Cell::half(), settings).await
     }
 
     /// Starts an app for a test with few webhooks.

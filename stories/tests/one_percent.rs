@@ -119,7 +119,7 @@ fn bad_duration() -> Duration {
 
 /// Length of each calm phase.
 fn calm_duration() -> Duration {
-    Duration::from_secs(given("CALM", 40, 300).into())
+    Duration::from_secs(given("CALM", 10, 300).into())
 }
 
 /// Webhooks per second of all shops together.
@@ -153,7 +153,7 @@ fn park_after() -> Duration {
 impl App {
     async fn start(scale: Scale) -> Self {
         let webhooks = webhooks(bad_duration()) + 2 * webhooks(calm_duration());
-        let cell = Cell::alone();
+        let cell = Cell::measured();
         let redis = cell.redis(&[]).await;
         let record = Arc::new(Record::new(webhooks));
         let crowd = Crowd::new(TOPIC, 0..scale.shops, 0..webhooks)

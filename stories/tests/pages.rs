@@ -205,7 +205,7 @@ fn code(text: &str) -> Vec<String> {
 }
 
 /// Directories from which a page may call a binary; `/etc/spillway` is a directory of settings.
-const PLACES: [&str; 4] = ["", "target/release/", "/usr/bin/", "/usr/local/bin/"];
+const PLACES: [&str; 5] = ["", "target/local/", "target/release/", "/usr/bin/", "/usr/local/bin/"];
 
 /// Placeholders for a name that the reader chooses.
 const STANDS_FOR_ANOTHER: [&str; 2] = ["X_FILE", "WEBHOOK_ID"];

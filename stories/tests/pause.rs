@@ -41,7 +41,7 @@ struct App {
 impl App {
     /// Starts a backend with 16 workers, and webhooks that wait for it.
     async fn with_backlog(shops: Range<u64>, webhooks_each: u64) -> Self {
-        let cell = Cell::alone();
+        let cell = Cell::half();
         let redis = cell.redis(&[]).await;
         let backend = Backend::start().await;
         backend.employ(16);

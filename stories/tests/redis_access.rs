@@ -39,7 +39,7 @@ fn words(options: &[String]) -> Vec<&str> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_asks_for_a_certificate_and_a_password_lets_in_who_has_them() {
-    let cell = Cell::alone();
+    let cell = Cell::shared();
     let authority = Authority::new(cell.directory(), "authority");
     authority.certify("localhost");
     authority.certify("receiver");
@@ -149,7 +149,7 @@ async fn store(receiver: std::net::SocketAddr) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_of_one_shard_is_followed_through_failovers() {
-    let (cell, other) = (Cell::alone(), Cell::beside());
+    let (cell, other) = (Cell::shared(), Cell::beside());
     let authority = Authority::new(cell.directory(), "authority");
     authority.certify("localhost");
     for name in ["authority.pem", "localhost.pem", "localhost.key"] {

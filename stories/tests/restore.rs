@@ -32,7 +32,7 @@ const TOPIC: &str = "shopify-webhooks";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_put_back_delivers_again_what_was_delivered_since_and_takes_more() {
-    let cell = Cell::alone();
+    let cell = Cell::shared();
     let mut redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let receiver = cell.receiver(&[]).await;
@@ -89,7 +89,7 @@ async fn a_redis_put_back_delivers_again_what_was_delivered_since_and_takes_more
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kafka_producer_that_starts_when_new_webhooks_have_come_repeats_nothing() {
-    let cell = Cell::alone();
+    let cell = Cell::shared();
     let kafka = cell.kafka().await;
     kafka.topic(TOPIC, 2, &[]).await;
     let mut redis = cell.redis(&[]).await;

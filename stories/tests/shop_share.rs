@@ -145,7 +145,7 @@ async fn is_drained(redis: &RedisServer) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failing_shop_past_its_share_is_refused_and_no_other() {
-    let cell = Cell::alone();
+    let cell = Cell::measured();
     let redis = cell.redis(&["--maxmemory", size("64mb", "256mb")]).await;
     let backend = Backend::start().await;
     let works = || Behaviour::slowly(Duration::from_millis(5));

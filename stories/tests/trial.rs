@@ -22,7 +22,7 @@ fn trial(directory: &std::path::Path) -> Command {
 
 #[test]
 fn a_trial_delivers_its_sample_and_ends_well_again_and_again() {
-    let _turn = machine::shared();
+    let _slots = machine::shared();
     let directory = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         let began = Instant::now();
@@ -38,7 +38,7 @@ fn a_trial_delivers_its_sample_and_ends_well_again_and_again() {
 
 #[test]
 fn a_trial_that_finds_its_port_taken_says_what_to_set() {
-    let _turn = machine::shared();
+    let _slots = machine::shared();
     let directory = tempfile::tempdir().unwrap();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();

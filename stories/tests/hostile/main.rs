@@ -79,7 +79,7 @@ async fn no_request_is_found_where_another_reader_would_see_none() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn good_webhooks_are_stored_under_every_attack() {
-    let cell = Cell::alone();
+    let cell = Cell::measured();
     let redis = cell.redis(&[]).await;
     let mut receiver = cell.receiver(&SETTINGS).await;
     let is_measured = size(false, true);

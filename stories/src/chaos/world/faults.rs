@@ -172,7 +172,7 @@ impl World {
                 until("redis ends", TAKES_HOLD_WITHIN, async || {
                     // Redis syncs only what was written, and the shops may be silent just now.
                     let write = redis.try_command::<redis::Value>(&["SET", "chaos:write", "1"]);
-                    let _ = timeout(ANSWER, write).await;
+                    timeout(ANSWER, write).await.ok();
                     !redis.is_running()
                 })
                 .await;

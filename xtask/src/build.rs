@@ -1,0 +1,108 @@
+//! Builds the test binaries, and learns from cargo where they are.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+
+/// A program with tests.
+#[derive(Debug)]
+pub(crate) struct TestBinary {
+    /// Name of the file or crate that holds the tests.
+    pub(crate) name: String,
+    /// Directory of its crate, in which cargo would run it.
+    pub(crate) directory: PathBuf,
+    pub(crate) path: PathBuf,
+    /// True for a test of whole systems, in the crate `stories`.
+    pub(crate) is_story: bool,
+}
+
+/// A line of `cargo test --message-format json`.
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    executable: Option<PathBuf>,
+    manifest_path: Option<PathBuf>,
+    target: Option<Target>,
+    profile: Option<Profile>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+/// Builds all tests of the workspace. Cargo's progress and errors appear on stderr.
+///
+/// # Errors
+///
+/// Returns a message if cargo cannot be started, or fails.
+pub(crate) fn test_binaries() -> Result<Vec<TestBinary>, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["test", "--locked", "--workspace", "--no-run"])
+        .args(["--message-format", "json-render-diagnostics"])
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cannot start cargo: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("cargo test --no-run: {}", output.status));
+    }
+    let lines = String::from_utf8_lossy(&output.stdout);
+    let mut binaries: Vec<TestBinary> = lines.lines().filter_map(test_binary).collect();
+    binaries.sort_by_key(|one| (turn(&one.name), one.name.clone()));
+    Ok(binaries)
+}
+
+/// Long binaries come first, and those that need the machine for themselves last, so that cores are
+/// seldom idle.
+fn turn(name: &str) -> u8 {
+    match name {
+        "retry_time" | "lanes" | "spill" | "kafka_faults" | "in_flight" | "chaos" => 0,
+        "adaptive" | "fairness" | "verbs" => 2,
+        _ => 1,
+    }
+}
+
+fn test_binary(line: &str) -> Option<TestBinary> {
+    let message: Message = serde_json::from_str(line).ok()?;
+    if message.reason != "compiler-artifact" || !message.profile?.test {
+        return None;
+    }
+    let directory = message.manifest_path?.parent()?.to_owned();
+    let target = message.target?;
+    let is_story =
+        directory.file_name() == Path::new("stories").file_name() && target.kind == ["test"];
+    Some(TestBinary { name: target.name, path: message.executable?, directory, is_story })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(crate_name: &str, kind: &str, is_test: bool) -> String {
+        format!(
+            r#"{{"reason":"compiler-artifact","manifest_path":"/w/{crate_name}/Cargo.toml",
+            "target":{{"name":"lanes","kind":["{kind}"]}},"profile":{{"test":{is_test}}},
+            "executable":"/w/target/debug/deps/lanes-1"}}"#
+        )
+        .replace('\n', " ")
+    }
+
+    #[test]
+    fn stories_are_told_from_other_tests_and_from_programs() {
+        let story = test_binary(&line("stories", "test", true)).expect("a test binary");
+        assert_eq!((story.name.as_str(), story.is_story), ("lanes", true));
+        assert_eq!(story.directory, Path::new("/w/stories"));
+        assert!(!test_binary(&line("stories", "lib", true)).expect("unit tests").is_story);
+        assert!(!test_binary(&line("delivery", "test", true)).expect("a test binary").is_story);
+        assert!(test_binary(&line("downstreamer", "bin", false)).is_none());
+        assert!(test_binary(r#"{"reason":"build-finished","success":true}"#).is_none());
+    }
+}

@@ -1,0 +1,59 @@
+//! Runs the test suite: `cargo run -p xtask`. `make test` and `make quick` call it.
+//!
+//! `cargo test` runs test binaries one after the other. Most stories wait for other processes, so
+//! here several of them run side by side. A test that measures time keeps the machine to itself
+//! (`stories/src/machine.rs`).
+
+mod build;
+mod report;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::report::Report;
+
+/// Runs every test of the workspace, or those of the test binaries that are named.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Stories to run at the same time.
+    #[arg(long, default_value_t = 5)]
+    at_once: usize,
+    /// Runs all tests but the stories, and of these only those that are named.
+    #[arg(long)]
+    quick: bool,
+    /// Test binaries to run, such as `lanes`; all if none is named.
+    names: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    match test(&Arguments::parse()) {
+        Ok(report) => report.conclude(),
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn test(arguments: &Arguments) -> Result<Report, String> {
+    let binaries = build::test_binaries()?;
+    let is_named = |name: &str| arguments.names.iter().any(|one| one == name);
+    let (stories, others): (Vec<_>, Vec<_>) = binaries
+        .into_iter()
+        .filter(|one| match (arguments.quick, one.is_story) {
+            (true, true) => is_named(&one.name),
+            (true, false) => true,
+            (false, _) => arguments.names.is_empty() || is_named(&one.name),
+        })
+        .partition(|one| one.is_story);
+    if stories.is_empty() && others.is_empty() {
+        return Err(format!("no test binary is named {}", arguments.names.join(" or ")));
+    }
+    let report = Report::of(stories.len() + others.len());
+    // Unit tests and simulations keep all cores busy, each by itself.
+    run::side_by_side(others, 1, &report);
+    run::side_by_side(stories, arguments.at_once, &report);
+    Ok(report)
+}
