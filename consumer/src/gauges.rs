@@ -62,7 +62,7 @@ impl QueueGauges {
         self.limit_bytes.set(status.queue.limit_bytes.cast_signed());
         self.consumers.show(&status.consumers);
         if let Some(own) = status.consumers.iter().find(|consumer| consumer.name == self.consumer) {
-            self.dead_letters.set(own.dead_letters.cast_signed());
+            self.dead_letters.set(own.dead.letters.cast_signed());
         }
     }
 }

@@ -244,7 +244,7 @@ async fn stand_by(config: &ElectionConfig) -> Result<Leadership, QueueError> {
         let seen = claim.look(&mut connection).await?;
         let since_last = last_answer.elapsed();
         last_answer = Instant::now();
-        if watch.may_take(&seen, since_last) {
+        if watch.observe(&seen, since_last) {
             let sent_at = boottime();
             match claim.take(&mut connection, &seen).await {
                 Ok(confirmed) => break (sent_at, confirmed),

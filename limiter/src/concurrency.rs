@@ -171,7 +171,7 @@ impl ConcurrencyLimiter {
 
     /// Records a delivery that was refused for lack of capacity, or was never answered.
     pub(crate) fn troubled(&mut self, sample: &Sample, now: Duration) {
-        if !self.trouble.is_more(sample.began, self.latency(), now) {
+        if !self.trouble.record(sample.began, self.latency(), now) {
             return;
         }
         self.trouble.acted(now);
@@ -205,7 +205,7 @@ impl ConcurrencyLimiter {
     /// Checks, at rest, if the latency requires a lower limit, and if it is time to try a higher
     /// one.
     fn watch(&mut self, slice: SampleSums, now: Duration) {
-        if self.is_alarming(slice) {
+        if self.raises_alarm(slice) {
             let in_flight =
                 if self.window.was_limited() { count(self.limit) } else { slice.in_flight() };
             self.lower(None, slice.latency(), in_flight, now);
@@ -251,7 +251,7 @@ impl ConcurrencyLimiter {
         now.saturating_sub(self.lowered_at) >= LOWER_EVERY.max(self.latency * LOWER_TRIPS)
     }
 
-    fn is_alarming(&mut self, slice: SampleSums) -> bool {
+    fn raises_alarm(&mut self, slice: SampleSums) -> bool {
         let Some(base) = self.base else { return false };
         let error = (self.noise / slice.count).sqrt();
         let is_high = slice.latency() - base > ALARM + 3.0 * error && self.limit > self.bounds.min;

@@ -66,7 +66,7 @@ impl ConsumerGauges {
             let label = [consumer.name.as_str()];
             self.webhooks.with_label_values(&label).set(consumer.waiting.cast_signed());
             self.oldest.with_label_values(&label).set(consumer.oldest_age_seconds.unwrap_or(0.0));
-            let last_seen = Duration::from_millis(consumer.last_seen_ms).as_secs_f64();
+            let last_seen = Duration::from_millis(consumer.last_seen.at_ms).as_secs_f64();
             self.last_seen.with_label_values(&label).set(last_seen);
         }
         *shown = names;

@@ -57,9 +57,10 @@ impl Checker {
         *range.start()
     }
 
-    /// Parses a size with its unit, such as `16MiB`.
+    /// Parses a size with its unit, such as `16MiB`; `0` needs none.
     pub fn size(&mut self, key: &str, text: &str, range: RangeInclusive<u64>) -> u64 {
-        let has_unit = text.trim().ends_with(|last: char| last.is_ascii_alphabetic());
+        let last = text.trim().chars().last();
+        let has_unit = text.trim() == "0" || last.is_some_and(|last| last.is_ascii_alphabetic());
         match text.trim().parse::<bytesize::ByteSize>() {
             Ok(size) if has_unit && range.contains(&size.as_u64()) => return size.as_u64(),
             Ok(_) if has_unit => self.mistake(

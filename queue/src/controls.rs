@@ -169,12 +169,12 @@ pub async fn read(
     connection: &mut Connection,
     consumer: &str,
 ) -> Result<OperatorControls, QueueError> {
-    let keys = &redis.keys;
+    let keys = redis.keys.of(consumer);
     // One script reads both: the drops must not be older than the version.
     let (fields, named): (HashMap<String, String>, HashMap<String, Vec<u8>>) =
         Script::new(include_str!("lua/controls.lua"))
-            .key(keys.controls(consumer))
-            .key(keys.dropping(consumer))
+            .key(keys.controls())
+            .key(keys.dropping())
             .invoke_async(connection)
             .await?;
     let mut dropping = Dropping::default();
@@ -202,7 +202,7 @@ pub async fn carried_out(
     consumer: &str,
 ) -> Result<CarriedOut, QueueError> {
     let (version, dropped): (Option<u64>, Option<u64>) = cmd("HMGET")
-        .arg(redis.keys.controls(consumer))
+        .arg(redis.keys.of(consumer).controls())
         .arg("applied")
         .arg("dropped")
         .query_async(connection)
@@ -278,10 +278,10 @@ async fn order(
     history: &[u8],
     arguments: impl redis::ToRedisArgs,
 ) -> Result<(u64, u64), QueueError> {
-    let keys = &redis.keys;
+    let keys = redis.keys.of(consumer);
     let script = Script::new(include_str!("lua/control.lua"));
-    let mut call = script.key(keys.stream());
-    call.key(keys.controls(consumer)).key(keys.dropping(consumer)).key(keys.history(consumer));
+    let mut call = script.key(redis.keys.stream());
+    call.key(keys.controls()).key(keys.dropping()).key(keys.history());
     call.arg(verb).arg(consumer).arg(history).arg(arguments);
     Ok(call.invoke_async(connection).await?)
 }

@@ -102,7 +102,7 @@ pub async fn take(
     ids: &[StreamId],
 ) -> Result<u64, QueueError> {
     let script = Script::new(include_str!("lua/dead.lua"));
-    let keys = &redis.keys;
+    let own = redis.keys.of(consumer);
     let how = match how {
         Take::Drop => "drop",
         Take::Replay => "replay",
@@ -110,8 +110,8 @@ pub async fn take(
     let mut taken = 0;
     let mut rest = ids;
     while !rest.is_empty() {
-        let mut call = script.key(keys.dead(consumer));
-        call.key(keys.dead_bytes(consumer)).key(keys.replays(consumer));
+        let mut call = script.key(own.dead());
+        call.key(own.dead_bytes()).key(own.replays());
         call.arg(how).arg(TAKE_BYTES_MAX);
         for id in &rest[..rest.len().min(TAKE_MAX)] {
             call.arg(id.to_string());
@@ -192,8 +192,9 @@ async fn most_at_a_time(
 ) -> Result<usize, QueueError> {
     let keys = &redis.keys;
     let main = newest_ms(connection, &keys.stream()).await?;
-    let dead = newest_ms(connection, &keys.dead(consumer)).await?;
-    let letters: u64 = cmd("XLEN").arg(keys.dead(consumer)).query_async(connection).await?;
+    let stream = keys.of(consumer).dead();
+    let dead = newest_ms(connection, &stream).await?;
+    let letters: u64 = cmd("XLEN").arg(&stream).query_async(connection).await?;
     let idle = Duration::from_millis(now_ms.saturating_sub(main.max(dead)));
     let is_plausible = idle <= keep.max(IDLE_MAX);
     Ok(usize::try_from(bound(letters, keep, is_plausible)).unwrap_or(usize::MAX))
@@ -239,7 +240,7 @@ async fn page(
     count: usize,
 ) -> Result<Vec<DeadLetter>, QueueError> {
     let found: Vec<(String, Fields)> = cmd("XRANGE")
-        .arg(redis.keys.dead(consumer))
+        .arg(redis.keys.of(consumer).dead())
         .arg(format!("({after}"))
         .arg(newest)
         .arg("COUNT")

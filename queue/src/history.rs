@@ -103,7 +103,7 @@ pub async fn after(
     after: StreamId,
 ) -> Result<Vec<OutcomeRecords>, QueueError> {
     let found: Vec<(String, Fields)> = cmd("XRANGE")
-        .arg(redis.keys.history(consumer))
+        .arg(redis.keys.of(consumer).history())
         .arg(format!("({after}"))
         .arg("+")
         .arg("COUNT")

@@ -54,93 +54,9 @@ impl Keys {
         format!("{}shares", self.prefix)
     }
 
-    /// `<token>:<counter>` of a consumer's leader.
-    pub fn leader(&self, consumer: &str) -> String {
-        format!("{}{consumer}:leader", self.prefix)
-    }
-
-    /// Hash: stream id → bits of the settled webhooks in a pack that is not yet completely settled.
-    pub fn done(&self, consumer: &str) -> String {
-        format!("{}{consumer}:done", self.prefix)
-    }
-
-    /// Stream of dead letters that are replayed: field `p` holds a pack of one webhook, `id` the
-    /// webhook's id.
-    pub fn replays(&self, consumer: &str) -> String {
-        format!("{}{consumer}:replays", self.prefix)
-    }
-
-    /// Hash: chunk id → a chunk of a lane's webhooks.
-    pub fn chunks(&self, consumer: &str) -> String {
-        format!("{}{consumer}:chunks", self.prefix)
-    }
-
-    /// Hash: chunk id → bits of the settled webhooks in a chunk that is not yet completely settled.
-    pub fn chunks_done(&self, consumer: &str) -> String {
-        format!("{}{consumer}:chunks:done", self.prefix)
-    }
-
-    /// Hash: lane, as 16 hex digits → row of the lane, as JSON.
-    pub fn lanes(&self, consumer: &str) -> String {
-        format!("{}{consumer}:lanes", self.prefix)
-    }
-
-    /// Hash: position of a barrier → hash of its shop, as 16 hex digits.
-    pub fn barriers(&self, consumer: &str) -> String {
-        format!("{}{consumer}:barriers", self.prefix)
-    }
-
-    /// Hash: hash of a resource, as 16 hex digits → position of the webhook that leads it.
-    pub fn leads(&self, consumer: &str) -> String {
-        format!("{}{consumer}:leads", self.prefix)
-    }
-
-    /// Hash: position of a webhook in the main stream → its
-    /// [`StoredRetry`](spillway_webhook::StoredRetry).
-    pub fn main_retries(&self, consumer: &str) -> String {
-        format!("{}{consumer}:retries:main", self.prefix)
-    }
-
-    /// Hash: position of a webhook in a lane → its [`StoredRetry`](spillway_webhook::StoredRetry).
-    pub fn retries(&self, consumer: &str) -> String {
-        format!("{}{consumer}:retries", self.prefix)
-    }
-
-    /// Stream of dead letters.
-    pub fn dead(&self, consumer: &str) -> String {
-        format!("{}{consumer}:dead", self.prefix)
-    }
-
-    /// Bytes held by the dead letters.
-    pub fn dead_bytes(&self, consumer: &str) -> String {
-        format!("{}{consumer}:dead:bytes", self.prefix)
-    }
-
-    /// Deduplication window: stream of fingerprints of webhooks delivered lately. Field `d` holds
-    /// 16 bytes for each.
-    pub fn seen(&self, consumer: &str) -> String {
-        format!("{}{consumer}:seen", self.prefix)
-    }
-
-    /// Stream of the outcomes of webhooks: field `h` holds records of [`crate::history`].
-    pub fn history(&self, consumer: &str) -> String {
-        format!("{}{consumer}:history", self.prefix)
-    }
-
-    /// Hash of an operator's controls: `version`, `applied`, `dropped`, and `pause:<filter>` → start
-    /// in ms.
-    pub fn controls(&self, consumer: &str) -> String {
-        format!("{}{consumer}:controls", self.prefix)
-    }
-
-    /// Hash of webhooks to drop: stream id → one bit for each webhook, and `replay:<id>`.
-    pub fn dropping(&self, consumer: &str) -> String {
-        format!("{}{consumer}:dropping", self.prefix)
-    }
-
-    /// `<token>:<number>` of the last settlement that was applied.
-    pub fn settled(&self, consumer: &str) -> String {
-        format!("{}{consumer}:settled", self.prefix)
+    /// Names of one consumer's keys.
+    pub fn of(&self, consumer: &str) -> ConsumerKeys {
+        ConsumerKeys { prefix: format!("{}{consumer}:", self.prefix) }
     }
 
     /// Hash: id of a receiver's log on disk → number of its newest pack that was restored.
@@ -161,5 +77,106 @@ impl Keys {
     /// Common prefix of all [`Keys::corrupt`].
     pub fn corrupt_prefix(&self) -> String {
         format!("{}corrupt:", self.prefix)
+    }
+}
+
+/// Builds the names of one consumer's keys.
+#[derive(Debug, Clone)]
+pub struct ConsumerKeys {
+    prefix: String,
+}
+
+impl ConsumerKeys {
+    fn named(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    /// `<token>:<counter>` of the leader.
+    pub fn leader(&self) -> String {
+        self.named("leader")
+    }
+
+    /// Hash: stream id → bits of the settled webhooks in a pack that is not yet completely settled.
+    pub fn done(&self) -> String {
+        self.named("done")
+    }
+
+    /// Stream of dead letters that are replayed: field `p` holds a pack of one webhook, `id` the
+    /// webhook's id.
+    pub fn replays(&self) -> String {
+        self.named("replays")
+    }
+
+    /// Hash: chunk id → a chunk of a lane's webhooks.
+    pub fn chunks(&self) -> String {
+        self.named("chunks")
+    }
+
+    /// Hash: chunk id → bits of the settled webhooks in a chunk that is not yet completely settled.
+    pub fn chunks_done(&self) -> String {
+        self.named("chunks:done")
+    }
+
+    /// Hash: lane, as 16 hex digits → row of the lane, as JSON.
+    pub fn lanes(&self) -> String {
+        self.named("lanes")
+    }
+
+    /// Hash: position of a barrier → hash of its shop, as 16 hex digits.
+    pub fn barriers(&self) -> String {
+        self.named("barriers")
+    }
+
+    /// Hash: hash of a resource, as 16 hex digits → position of the webhook that leads it.
+    pub fn leads(&self) -> String {
+        self.named("leads")
+    }
+
+    /// Hash: position of a webhook in the main stream → its
+    /// [`StoredRetry`](spillway_webhook::StoredRetry).
+    pub fn main_retries(&self) -> String {
+        self.named("retries:main")
+    }
+
+    /// Hash: position of a webhook in a lane → its [`StoredRetry`](spillway_webhook::StoredRetry).
+    pub fn retries(&self) -> String {
+        self.named("retries")
+    }
+
+    /// Stream of dead letters.
+    pub fn dead(&self) -> String {
+        self.named("dead")
+    }
+
+    /// Bytes held by the dead letters.
+    pub fn dead_bytes(&self) -> String {
+        self.named("dead:bytes")
+    }
+
+    /// Deduplication window: stream of fingerprints of webhooks delivered lately. Field `d` holds
+    /// 16 bytes for each.
+    pub fn seen(&self) -> String {
+        self.named("seen")
+    }
+
+    /// Stream of the outcomes of webhooks: field `h` holds records of [`crate::history`].
+    pub fn history(&self) -> String {
+        self.named("history")
+    }
+
+    /// Hash of an operator's controls: `version`, `applied`, `dropped`, and `pause:<filter>` → start
+    /// in ms.
+    pub fn controls(&self) -> String {
+        self.named("controls")
+    }
+
+    /// Hash of webhooks to drop: stream id → one bit for each webhook, and `replay:<id>`.
+    pub fn dropping(&self) -> String {
+        self.named("dropping")
+    }
+
+    /// `<token>:<number>` of the last settlement that was applied.
+    pub fn settled(&self) -> String {
+        self.named("settled")
     }
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use spillway_webhook::{Changes, Position, RetryChanges, Spans};
 
 use crate::error::QueueError;
-use crate::keys::Keys;
+use crate::keys::ConsumerKeys;
 
 // Numbers of the keys in the settle script.
 const CHUNKS: u8 = 13;
@@ -210,10 +210,10 @@ impl LaneChanges {
 }
 
 /// Adds the keys that [`LaneChanges::add_to`] numbers, in that order.
-pub(crate) fn add_keys(call: &mut ScriptInvocation<'_>, keys: &Keys, consumer: &str) {
-    call.key(keys.chunks(consumer)).key(keys.chunks_done(consumer)).key(keys.lanes(consumer));
-    call.key(keys.barriers(consumer)).key(keys.leads(consumer)).key(keys.retries(consumer));
-    call.key(keys.main_retries(consumer));
+pub(crate) fn add_keys(call: &mut ScriptInvocation<'_>, keys: &ConsumerKeys) {
+    call.key(keys.chunks()).key(keys.chunks_done()).key(keys.lanes());
+    call.key(keys.barriers()).key(keys.leads()).key(keys.retries());
+    call.key(keys.main_retries());
 }
 
 /// Text of a hash: 16 hex digits.

@@ -80,8 +80,10 @@ impl Candidacy {
     /// # Errors
     /// [`QueueError`] from Redis.
     pub async fn look(&self, connection: &mut Connection) -> Result<String, QueueError> {
-        let leader: Option<String> =
-            cmd("GET").arg(self.redis.keys.leader(&self.consumer)).query_async(connection).await?;
+        let leader: Option<String> = cmd("GET")
+            .arg(self.redis.keys.of(&self.consumer).leader())
+            .query_async(connection)
+            .await?;
         Ok(leader.unwrap_or_default())
     }
 
@@ -120,16 +122,16 @@ impl Candidacy {
         seen: &str,
     ) -> Result<Confirmed, QueueError> {
         let keys = &self.redis.keys;
-        let consumer = &self.consumer;
+        let own = keys.of(&self.consumer);
         let (granted, dead_bytes, full, controls, now_ms): (u8, String, String, String, String) =
             self.script
-                .key(keys.leader(consumer))
+                .key(own.leader())
                 .key(keys.consumers())
-                .key(keys.dead_bytes(consumer))
-                .key(keys.controls(consumer))
+                .key(own.dead_bytes())
+                .key(own.controls())
                 .arg(verb)
                 .arg(&self.token)
-                .arg(consumer)
+                .arg(&self.consumer)
                 .arg(seen)
                 .invoke_async(connection)
                 .await?;
@@ -148,7 +150,7 @@ impl Candidacy {
 impl StallDetector {
     /// Records an answer that came `since_last` after the one before it. Returns true if the lease
     /// may be taken from the leader that was seen.
-    pub fn may_take(&mut self, leader: &str, since_last: Duration) -> bool {
+    pub fn observe(&mut self, leader: &str, since_last: Duration) -> bool {
         if leader.is_empty() {
             return true;
         }
@@ -196,36 +198,36 @@ mod tests {
     #[test]
     fn a_counter_that_stands_still_for_eight_seconds_may_be_taken() {
         let mut watch = StallDetector::default();
-        assert!(!watch.may_take("a:1", SECOND));
+        assert!(!watch.observe("a:1", SECOND));
         for _ in 0..7 {
-            assert!(!watch.may_take("a:1", SECOND));
+            assert!(!watch.observe("a:1", SECOND));
         }
-        assert!(watch.may_take("a:1", SECOND));
+        assert!(watch.observe("a:1", SECOND));
     }
 
     #[test]
     fn a_counter_that_moves_may_not() {
         let mut watch = StallDetector::default();
         for count in 0..100 {
-            assert!(!watch.may_take(&format!("a:{count}"), SECOND));
+            assert!(!watch.observe(&format!("a:{count}"), SECOND));
         }
     }
 
     #[test]
     fn time_that_redis_hung_does_not_count_against_the_leader() {
         let mut watch = StallDetector::default();
-        assert!(!watch.may_take("a:1", SECOND));
-        assert!(!watch.may_take("a:1", 60 * SECOND));
-        assert!(!watch.may_take("a:2", SECOND));
+        assert!(!watch.observe("a:1", SECOND));
+        assert!(!watch.observe("a:1", 60 * SECOND));
+        assert!(!watch.observe("a:2", SECOND));
     }
 
     #[test]
     fn an_empty_seat_may_be_taken_at_once() {
-        assert!(StallDetector::default().may_take("", Duration::ZERO));
+        assert!(StallDetector::default().observe("", Duration::ZERO));
     }
 
     #[test]
-    fn a_lease_ends_before_anyone_else_may_take() {
+    fn a_lease_ends_before_anyone_else_observe() {
         let lease = Lease::confirmed(10 * SECOND);
         assert!(lease.holds(14 * SECOND));
         assert!(!lease.holds(15 * SECOND));

@@ -39,4 +39,4 @@ pub mod status;
 
 pub use connect::{Connection, Redis};
 pub use error::QueueError;
-pub use keys::Keys;
+pub use keys::{ConsumerKeys, Keys};

@@ -73,7 +73,7 @@ impl StreamReader {
         after: StreamId,
     ) -> Result<Vec<(StreamId, Vec<Fingerprint>)>, QueueError> {
         let found: Vec<(String, Fields)> = cmd("XRANGE")
-            .arg(self.redis.keys.seen(&self.consumer))
+            .arg(self.redis.keys.of(&self.consumer).seen())
             .arg(format!("({after}"))
             .arg("+")
             .arg("COUNT")
@@ -108,7 +108,7 @@ impl StreamReader {
         after: StreamId,
         bytes: usize,
     ) -> Result<Vec<Replay>, QueueError> {
-        let stream = self.redis.keys.replays(&self.consumer);
+        let stream = self.redis.keys.of(&self.consumer).replays();
         let found = self.behind(connection, &stream, after, bytes).await?;
         found.into_iter().map(|(id, fields)| replay(id, &fields)).collect()
     }
@@ -194,7 +194,7 @@ impl StreamReader {
         connection: &mut Connection,
         id: StreamId,
     ) -> Result<Option<Bytes>, QueueError> {
-        self.entry(connection, &self.redis.keys.replays(&self.consumer), id).await
+        self.entry(connection, &self.redis.keys.of(&self.consumer).replays(), id).await
     }
 
     async fn entry(

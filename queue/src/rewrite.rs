@@ -38,8 +38,8 @@ pub struct RewriteBackoff {
 }
 
 impl RewriteBackoff {
-    /// True if a rewrite is to be requested at `now`.
-    pub fn is_due(&mut self, facts: &RedisInfo, now: Instant) -> bool {
+    /// Records the state of Redis at `now`. Returns true if a rewrite is to be requested.
+    pub fn try_begin(&mut self, facts: &RedisInfo, now: Instant) -> bool {
         let failures = facts.rewrite_failures.saturating_add(self.refused);
         if failures == 0 {
             self.has_begun = true;
@@ -168,18 +168,21 @@ mod tests {
         let due =
             |failures| RedisInfo { aof_bytes: 300 << 20, rewrite_failures: failures, ..good() };
         let mut backoff = RewriteBackoff::default();
-        assert!(backoff.is_due(&due(0), start));
-        assert!(!backoff.is_due(&due(1), after(start, 1)));
-        assert!(backoff.is_due(&due(1), after(start, 2)));
-        assert!(!backoff.is_due(&due(2), after(start, 3)));
-        assert!(!backoff.is_due(&due(2), after(start, 4)));
-        assert!(backoff.is_due(&due(2), after(start, 5)));
-        assert!(!backoff.is_due(&due(40), after(start, 6)));
-        assert!(!backoff.is_due(&due(40), after(start, 6 + 3599)));
-        assert!(backoff.is_due(&due(40), after(start, 6 + 3600)));
-        assert!(backoff.is_due(&due(0), after(start, 6 + 3601)), "it succeeded meanwhile");
-        assert!(!backoff.is_due(&due(1), after(start, 6 + 3602)));
-        assert!(backoff.is_due(&due(1), after(start, 6 + 3603)), "the pause begins with 1 s again");
+        assert!(backoff.try_begin(&due(0), start));
+        assert!(!backoff.try_begin(&due(1), after(start, 1)));
+        assert!(backoff.try_begin(&due(1), after(start, 2)));
+        assert!(!backoff.try_begin(&due(2), after(start, 3)));
+        assert!(!backoff.try_begin(&due(2), after(start, 4)));
+        assert!(backoff.try_begin(&due(2), after(start, 5)));
+        assert!(!backoff.try_begin(&due(40), after(start, 6)));
+        assert!(!backoff.try_begin(&due(40), after(start, 6 + 3599)));
+        assert!(backoff.try_begin(&due(40), after(start, 6 + 3600)));
+        assert!(backoff.try_begin(&due(0), after(start, 6 + 3601)), "it succeeded meanwhile");
+        assert!(!backoff.try_begin(&due(1), after(start, 6 + 3602)));
+        assert!(
+            backoff.try_begin(&due(1), after(start, 6 + 3603)),
+            "the pause begins with 1 s again"
+        );
     }
 
     #[test]
@@ -189,14 +192,14 @@ mod tests {
         let mut backoff = RewriteBackoff::default();
         let mut asked = 0;
         for second in 0..3600 {
-            if backoff.is_due(&facts, after(start, second)) {
+            if backoff.try_begin(&facts, after(start, second)) {
                 asked += 1;
                 backoff.on_answer(false);
             }
         }
         assert!((8..=12).contains(&asked), "{asked} requests in an hour");
         backoff.on_answer(true);
-        assert!(backoff.is_due(&facts, after(start, 3600)));
+        assert!(backoff.try_begin(&facts, after(start, 3600)));
     }
 
     #[test]
@@ -211,11 +214,11 @@ mod tests {
         };
         let mut backoff = RewriteBackoff::default();
         let busy = RedisInfo { is_rewriting: true, ..full.clone() };
-        assert!(!backoff.is_due(&busy, start));
-        assert!(backoff.is_due(&full, start));
-        assert!(!backoff.is_due(&full, after(start, 1)));
+        assert!(!backoff.try_begin(&busy, start));
+        assert!(backoff.try_begin(&full, start));
+        assert!(!backoff.try_begin(&full, after(start, 1)));
         let mut backoff = RewriteBackoff::default();
         let roomy = RedisInfo { aof_bytes: 300 << 20, disk_free_bytes: None, ..full };
-        assert!(!backoff.is_due(&roomy, start), "nobody waits for it");
+        assert!(!backoff.try_begin(&roomy, start), "nobody waits for it");
     }
 }

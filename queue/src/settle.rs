@@ -183,14 +183,12 @@ impl Settler {
     fn arguments(&self, call: &mut ScriptInvocation<'_>, settlement: &Settlement) {
         let keys = &self.redis.keys;
         let consumer = &self.consumer;
-        call.key(keys.stream())
-            .key(keys.counts())
-            .key(keys.leader(consumer))
-            .key(keys.done(consumer));
-        call.key(keys.replays(consumer)).key(keys.dead(consumer));
-        call.key(keys.dead_bytes(consumer)).key(keys.settled(consumer)).key(keys.seen(consumer));
-        call.key(keys.history(consumer)).key(keys.controls(consumer)).key(keys.dropping(consumer));
-        lane::add_keys(call, keys, consumer);
+        let own = keys.of(consumer);
+        call.key(keys.stream()).key(keys.counts()).key(own.leader()).key(own.done());
+        call.key(own.replays()).key(own.dead());
+        call.key(own.dead_bytes()).key(own.settled()).key(own.seen());
+        call.key(own.history()).key(own.controls()).key(own.dropping());
+        lane::add_keys(call, &own);
         call.arg(&self.token).arg(self.number).arg(consumer).arg(keys.corrupt_prefix());
         let Settlement { passed, remembered, controls, .. } = settlement;
         let cursor = passed.map(|passed| passed.cursor.to_string()).unwrap_or_default();

@@ -83,7 +83,7 @@ pub fn large_shops(
     if u128::from(status.now_ms.abs_diff(at_ms)) > FRESH_FOR.as_millis() {
         return Ok(Vec::new());
     }
-    let dead_bytes: u64 = status.consumers.iter().map(|consumer| consumer.dead_bytes).sum();
+    let dead_bytes: u64 = status.consumers.iter().map(|consumer| consumer.dead.bytes).sum();
     let queue_bytes = status.queue.bytes.saturating_sub(dead_bytes);
     // Includes webhooks that this consumer has not read yet, and those that wait only for another
     // one.
@@ -125,7 +125,7 @@ pub async fn publish(
         serde_json::to_string(shares).expect("BUG: shares have no map and no odd key")
     };
     let _: u64 = Script::new(include_str!("lua/shares.lua"))
-        .key(redis.keys.leader(consumer))
+        .key(redis.keys.of(consumer).leader())
         .key(redis.keys.shares())
         .arg(token)
         .arg(consumer)

@@ -52,16 +52,14 @@ pub struct ConsumerStatus {
     pub oldest_age_seconds: Option<f64>,
     /// Token of the leader; `None` if there is none.
     pub leader: Option<String>,
-    /// Time since a leader was last seen; `None` if never.
-    pub last_seen_seconds: Option<f64>,
-    /// Time at which a leader was last seen, in milliseconds since the Unix epoch; 0 if never.
-    pub last_seen_ms: u64,
+    /// When a leader was last seen.
+    #[serde(flatten)]
+    pub last_seen: LastSeen,
     /// Webhooks that wait outside the main stream: in chunks of lanes, or for their replay.
     pub parked: u64,
-    /// Number of dead letters.
-    pub dead_letters: u64,
-    /// Bytes that the dead letters hold.
-    pub dead_bytes: u64,
+    /// Totals of its dead letters.
+    #[serde(flatten)]
+    pub dead: DeadTotals,
     /// Cursor: entries up to here are settled.
     pub cursor: String,
     /// Pauses that an operator ordered.
@@ -72,6 +70,28 @@ pub struct ConsumerStatus {
     /// empty if no shop takes much.
     #[serde(skip)]
     pub shares: String,
+}
+
+/// When a consumer last had a leader.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct LastSeen {
+    /// Seconds since then; `None` if it never had one.
+    #[serde(rename = "last_seen_seconds")]
+    pub ago_seconds: Option<f64>,
+    /// The time, in milliseconds since the Unix epoch; 0 if it never had one.
+    #[serde(rename = "last_seen_ms")]
+    pub at_ms: u64,
+}
+
+/// Totals of a consumer's dead letters.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct DeadTotals {
+    /// Number of dead letters.
+    #[serde(rename = "dead_letters")]
+    pub letters: u64,
+    /// Bytes that they hold.
+    #[serde(rename = "dead_bytes")]
+    pub bytes: u64,
 }
 
 type QueueRow = (u64, String, String, String, String, String);
@@ -134,18 +154,17 @@ fn consumer(row: ConsumerRow, appended: u64, now_ms: u64) -> ConsumerStatus {
     let main = oldest.parse::<StreamId>().ok().map(|id| id.ms);
     let set_aside = Some(number(&aside)).filter(|ms| *ms > 0);
     let oldest_ms = main.into_iter().chain(set_aside).min();
-    let last_seen_ms = number(&seen);
+    let seen_ms = number(&seen);
+    let ago_seconds = (seen_ms > 0).then(|| age(now_ms, seen_ms));
     ConsumerStatus {
         name,
         waiting: appended.saturating_sub(settled) + parked,
         settled,
         oldest_age_seconds: oldest_ms.map(|ms| age(now_ms, ms)),
         leader: leader.split_once(':').map(|(token, _)| token.to_owned()),
-        last_seen_seconds: (last_seen_ms > 0).then(|| age(now_ms, last_seen_ms)),
-        last_seen_ms,
+        last_seen: LastSeen { ago_seconds, at_ms: seen_ms },
         parked,
-        dead_letters: dead,
-        dead_bytes: number(&bytes),
+        dead: DeadTotals { letters: dead, bytes: number(&bytes) },
         cursor,
         pauses: controls::pauses(&controls),
         dropped: controls.get("dropped").map_or(0, |dropped| number(dropped)),

@@ -34,13 +34,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
-use spillway_process::Background;
-use spillway_process::admin;
+use spillway_process::background::TaskEnded;
 use spillway_process::error::chain;
 use spillway_process::listen::Listener;
 use spillway_process::metrics::register;
 use spillway_process::start::Unavailable;
 use spillway_process::supervisor::{self, Watchdog};
+use spillway_process::{Background, Readiness, admin};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -93,10 +93,8 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
         Judge::new(settings.shop_limit.clone(), shares.clone(), metrics.queue.shops_over.clone());
     let watch = RedisWatch::new(&settings, store.clone(), readiness.clone(), &metrics, judge);
     if settings.common.exit_if_unavailable {
-        watch
-            .look_once()
-            .await
-            .map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
+        let looked = watch.look_once().await;
+        looked.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
     background.spawn("health check of redis", watch.run(after_all.clone()));
     let reloading = secrets::reload_on_hangup(secrets.clone())?;
@@ -116,26 +114,40 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
         closing: closing.clone(),
         background: background.clone(),
     })?;
-    let mut acceptor = Acceptor::new(listeners, shards, background, limits, metrics);
+    let acceptor = Acceptor::new(listeners, shards, background, limits, metrics);
     first_look(&store, &shutdown).await;
     supervisor::ready();
-    let mut accepted = acceptor.accept_until(&shutdown).await;
-    readiness.stopping();
-    let stop_by = Instant::now() + settings.shutdown_timeout;
-    closing.begin(stop_by);
-    if accepted.is_ok() {
-        accepted = acceptor.last_call(settings.shutdown_timeout).await;
-    }
-    if let Err(error) = &accepted {
-        tracing::error!(%error, "exiting, so that the supervisor restarts this process");
-    }
-    acceptor.finish(stop_by).await;
+    let (accepted, stop_by) =
+        receive_until(acceptor, &shutdown, &readiness, &closing, settings.shutdown_timeout).await;
     stop_restoring.cancel();
     if let Some(restoring) = restoring {
         timeout_at(stop_by + RESTORER_STOPS_WITHIN, restoring).await.ok();
     }
     after_all.cancel();
     Ok(accepted?)
+}
+
+/// Accepts connections until `shutdown`, and serves what is under way for as long as `within` then.
+/// Returns the time at which that is over.
+async fn receive_until(
+    mut acceptor: Acceptor,
+    shutdown: &CancellationToken,
+    readiness: &Readiness,
+    closing: &Closing,
+    within: Duration,
+) -> (Result<(), TaskEnded>, Instant) {
+    let mut accepted = acceptor.accept_until(shutdown).await;
+    readiness.stopping();
+    let stop_by = Instant::now() + within;
+    closing.begin(stop_by);
+    if accepted.is_ok() {
+        accepted = acceptor.last_call(within).await;
+    }
+    if let Err(error) = &accepted {
+        tracing::error!(%error, "exiting, so that the supervisor restarts this process");
+    }
+    acceptor.finish(stop_by).await;
+    (accepted, stop_by)
 }
 
 fn log_start(listeners: &[Listener]) {

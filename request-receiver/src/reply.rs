@@ -229,6 +229,25 @@ mod tests {
         ] {
             assert!(OUTCOMES.contains(&refusal.outcome()), "{refusal:?}");
             assert!(raw_answer(refusal).contains(refusal.parts().1));
+            let (status, code, _) = refusal.parts();
+            let row = row(refusal.outcome());
+            assert!(row.contains(status.as_str()) && row.contains(code), "{refusal:?}: {row}");
+        }
+    }
+
+    /// The row of an outcome in the table of answers.
+    fn row(outcome: &str) -> String {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/monitoring.md");
+        let page = std::fs::read_to_string(page).expect("read docs/monitoring.md");
+        let start = format!("| `{outcome}` |");
+        let mut lines = page.lines();
+        lines.find(|line| line.starts_with(&start)).unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn the_table_of_answers_has_every_outcome() {
+        for outcome in OUTCOMES {
+            assert!(!row(outcome).is_empty(), "docs/monitoring.md has no row for {outcome}");
         }
     }
 }

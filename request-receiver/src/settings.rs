@@ -283,7 +283,15 @@ impl spillway_process::ServerArgs for ReceiverArgs {
                 s(1)..=s(300),
             ),
         };
-        if settings.in_flight_bytes_max < settings.body_bytes_max + HEAD_ROOM_BYTES {
+        settings.check_room(checker);
+        settings
+    }
+}
+
+impl ReceiverSettings {
+    /// Checks that the largest body fits wherever it has to.
+    fn check_room(&self, checker: &mut Checker) {
+        if self.in_flight_bytes_max < self.body_bytes_max + HEAD_ROOM_BYTES {
             checker.mistake(
                 "MAX_IN_FLIGHT",
                 format_args!(
@@ -293,14 +301,13 @@ impl spillway_process::ServerArgs for ReceiverArgs {
                 ),
             );
         }
-        let largest = settings.body_bytes_max as u64 + SPILL_ROOM_BYTES;
-        if settings.spill.as_ref().is_some_and(|spill| spill.bytes_max < largest) {
+        let largest = self.body_bytes_max as u64 + SPILL_ROOM_BYTES;
+        if self.spill.as_ref().is_some_and(|spill| spill.bytes_max < largest) {
             checker.mistake(
                 "SPILL_MAX",
                 "must be at least MAX_BODY + 2MiB: else the largest body never fits",
             );
         }
-        settings
     }
 }
 

@@ -290,7 +290,7 @@ mod tests {
         let mut judge = judge(50);
         // Dead letters.
         let mut dead = status(900, 1000);
-        dead.consumers[0].dead_bytes = 500 * MIB;
+        dead.consumers[0].dead.bytes = 500 * MIB;
         judge.look(&dead);
         assert!(!is_over(&judge));
         // Another consumer has a large backlog.

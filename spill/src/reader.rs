@@ -129,8 +129,8 @@ impl LogReader {
         self.index.free_before(chunk.segment);
     }
 
-    /// True if everything that was written was read. Correct only while nothing is being written.
-    pub fn is_at_end(&mut self) -> bool {
+    /// Moves past segments that were read. Returns true if everything that was written was read. Correct only while nothing is being written.
+    pub fn at_end(&mut self) -> bool {
         loop {
             let Some(segment) = self.here() else { return true };
             if self.offset < segment.end {

@@ -94,12 +94,12 @@ async fn forget_one(place: &CellArgs, name: &str, yes: bool) -> Result<(), Failu
         "{} it has not settled ({} of them parked) and {}",
         count(consumer.waiting, "webhook"),
         consumer.parked,
-        count(consumer.dead_letters, "dead letter")
+        count(consumer.dead.letters, "dead letter")
     );
     if !yes {
         return Err(Failure::Usage(format!("{name} would lose {loses}; add --yes to forget it")));
     }
-    if let Some(seconds) = consumer.last_seen_seconds.filter(|_| consumer.leader.is_some()) {
+    if let Some(seconds) = consumer.last_seen.ago_seconds.filter(|_| consumer.leader.is_some()) {
         eprintln!(
             "{name} was seen {} ago: if it still runs, it registers again when it \
                    notices; stop it first",

@@ -96,9 +96,9 @@ pub(crate) fn consumers_text(consumers: &[ConsumerStatus]) -> String {
 }
 
 fn consumer_row(consumer: &ConsumerStatus) -> [String; 8] {
-    let dead = match consumer.dead_letters {
+    let dead = match consumer.dead.letters {
         0 => "0".to_owned(),
-        letters => format!("{letters} ({})", size(consumer.dead_bytes)),
+        letters => format!("{letters} ({})", size(consumer.dead.bytes)),
     };
     [
         consumer.name.clone(),
@@ -106,7 +106,8 @@ fn consumer_row(consumer: &ConsumerStatus) -> [String; 8] {
         consumer.oldest_age_seconds.map_or_else(|| "-".to_owned(), age),
         consumer.leader.clone().unwrap_or_else(|| "none".to_owned()),
         consumer
-            .last_seen_seconds
+            .last_seen
+            .ago_seconds
             .map_or_else(|| "never".to_owned(), |s| format!("{} ago", age(s))),
         consumer.parked.to_string(),
         dead,
@@ -160,6 +161,7 @@ fn queue_text(queue: &QueueStatus) -> String {
 mod tests {
     use super::*;
     use spillway_queue::controls::Filter;
+    use spillway_queue::status::{DeadTotals, LastSeen};
 
     fn consumer() -> ConsumerStatus {
         ConsumerStatus {
@@ -167,11 +169,9 @@ mod tests {
             waiting: 12,
             oldest_age_seconds: Some(61.5),
             leader: Some("0123456789abcdef".to_owned()),
-            last_seen_seconds: Some(0.3),
-            last_seen_ms: 1,
+            last_seen: LastSeen { ago_seconds: Some(0.3), at_ms: 1 },
             parked: 2,
-            dead_letters: 3,
-            dead_bytes: 2048,
+            dead: DeadTotals { letters: 3, bytes: 2048 },
             cursor: "5-0".to_owned(),
             ..ConsumerStatus::default()
         }
@@ -202,8 +202,12 @@ mod tests {
             limit_bytes: 64 << 20,
             ..QueueStatus::default()
         };
-        let consumer =
-            ConsumerStatus { shares: shares.to_owned(), parked: 0, dead_bytes: 0, ..consumer() };
+        let consumer = ConsumerStatus {
+            shares: shares.to_owned(),
+            parked: 0,
+            dead: DeadTotals::default(),
+            ..consumer()
+        };
         let mut status = CellStatus { queue, consumers: vec![consumer], now_ms: 5 };
         assert_eq!(
             shops_text(&status),
@@ -220,7 +224,7 @@ mod tests {
     fn nobody_draining_is_said() {
         let idle = ConsumerStatus {
             leader: None,
-            last_seen_seconds: None,
+            last_seen: LastSeen::default(),
             oldest_age_seconds: None,
             ..consumer()
         };

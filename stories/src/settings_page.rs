@@ -11,11 +11,13 @@ This page is made from `--help`: `UPDATE=1 cargo test -p stories --test pages se
 
 /// One setting of one program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Setting {
-    name: String,
+pub struct Setting {
+    /// Name of its environment variable.
+    pub name: String,
     about: String,
     default: String,
-    range: String,
+    /// The text in square brackets, such as `1s to 365d`; empty if it has no range.
+    pub range: String,
 }
 
 /// Makes the page from the `--help` of each program. Settings that all have, with the same text,
@@ -49,7 +51,8 @@ fn code(value: &str) -> String {
 }
 
 /// Settings in the order of the help; flags without a variable are left out.
-fn settings(help: &str) -> Vec<Setting> {
+#[must_use]
+pub fn settings(help: &str) -> Vec<Setting> {
     let (_, options) = help.split_once("Options:\n").expect("a list of options");
     let mut found: Vec<String> = Vec::new();
     for line in options.lines() {

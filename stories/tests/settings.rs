@@ -11,6 +11,7 @@ use stories::client::post;
 use stories::ledger::Ledger;
 use stories::load::Load;
 use stories::redis_server::RedisServer;
+use stories::settings_page;
 use stories::until::until;
 use stories::webhook::Webhook;
 
@@ -190,6 +191,79 @@ async fn an_env_file_is_read_as_systemd_reads_it() {
     post(receiver.address(), &Webhook::any().signed_with("ab")).await.expect(401, "bad_signature");
     let log = receiver.output();
     assert!(log.contains("line 6") && !log.contains("hush"), "{log}");
+}
+
+/// The value next to a bound, on the outside: `bound` is a number, with a unit or without.
+fn outside(bound: &str, is_low: bool) -> Option<String> {
+    let digits = bound.find(|c: char| !c.is_ascii_digit()).unwrap_or(bound.len());
+    let (number, unit) = bound.split_at(digits);
+    let number: u64 = number.parse().expect("a bound begins with a number");
+    let below = [("s", "999ms"), ("h", "59m"), ("KiB", "1023B"), ("MiB", "1023KiB"), ("", "0")];
+    match (is_low, number) {
+        (false, _) => Some(format!("{}{unit}", number + 1)),
+        (true, 0) => None,
+        (true, 1) => {
+            let found = below.iter().find(|(of, _)| *of == unit);
+            Some(found.expect("a unit below this one").1.to_owned())
+        }
+        (true, _) => Some(format!("{}{unit}", number - 1)),
+    }
+}
+
+#[test]
+fn values_outside_of_a_bound_are_next_to_it() {
+    assert_eq!(outside("365d", false).as_deref(), Some("366d"));
+    assert_eq!(outside("1MiB", true).as_deref(), Some("1023KiB"));
+    assert_eq!(outside("100ms", true).as_deref(), Some("99ms"));
+    assert_eq!((outside("1", true).as_deref(), outside("0", true)), (Some("0"), None));
+}
+
+#[tokio::test]
+async fn ranges_of_the_help_are_those_that_are_checked() {
+    let cell = Cell::shared();
+    for program in ["request-receiver", "downstreamer", "kafka_producer"] {
+        let help = cell.run(program, &["--help"], &[]).await;
+        let settings = settings_page::settings(&String::from_utf8(help.stdout).expect("text"));
+        let ranges = settings.into_iter().filter_map(|setting| {
+            let range = setting.range.strip_prefix("percent, ").unwrap_or(&setting.range);
+            let (low, high) = range.split_once(" to ")?;
+            low.starts_with(|c: char| c.is_ascii_digit())
+                .then(|| (setting.name, [low.to_owned(), high.to_owned()]))
+        });
+        let ranges: Vec<_> = ranges.collect();
+        assert!(ranges.len() > 2, "{program}: {ranges:?}");
+        for (bound, is_low) in [(0, true), (1, false)] {
+            let of = |value: &dyn Fn(&str) -> Option<String>| -> Vec<(String, String)> {
+                let one = |(name, range): &(String, [String; 2])| {
+                    Some((name.clone(), value(&range[bound])?))
+                };
+                ranges.iter().filter_map(one).collect()
+            };
+            let good = of(&|bound| Some(bound.to_owned()));
+            let said = mistakes(&cell, program, &good).await;
+            let is_range =
+                |line: &&String| line.contains(" is outside ") || line.contains(" is not a ");
+            let refused: Vec<&String> = said.iter().filter(is_range).collect();
+            assert!(refused.is_empty(), "{program}: bounds are refused: {refused:?}");
+            let bad = of(&|bound| outside(bound, is_low));
+            let said = mistakes(&cell, program, &bad).await;
+            for (name, value) in &bad {
+                let is_named = |line: &String| line.contains(&format!("{name}: "));
+                let line = said.iter().find(|line| is_named(line));
+                assert!(
+                    line.as_ref().is_some_and(is_range),
+                    "{program}: {name}={value} is taken: {line:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Lines that a program prints about its settings.
+async fn mistakes(cell: &Cell, program: &str, settings: &[(String, String)]) -> Vec<String> {
+    let settings: Vec<_> = settings.iter().map(|(name, value)| (&**name, &**value)).collect();
+    let output = cell.run(program, &["--check"], &settings).await;
+    String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned).collect()
 }
 
 #[tokio::test]

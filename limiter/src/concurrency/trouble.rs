@@ -25,7 +25,7 @@ impl Trouble {
 
     /// Records trouble with a delivery that began at `began`. Returns true if a cut is required. A
     /// refusal is quick, but the load that caused it lasts a `round_trip`.
-    pub(super) fn is_more(&mut self, began: Duration, round_trip: Duration, now: Duration) -> bool {
+    pub(super) fn record(&mut self, began: Duration, round_trip: Duration, now: Duration) -> bool {
         self.share += (1.0 - self.share) * WEIGHT;
         let is_news = began >= self.acted_at && now >= self.acted_at + round_trip;
         self.share >= SHARE && is_news

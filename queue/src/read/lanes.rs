@@ -18,10 +18,10 @@ impl StreamReader {
     /// # Errors
     /// [`QueueError`] from Redis, or when a row cannot be read.
     pub async fn lane_rows(&self, connection: &mut Connection) -> Result<Vec<LaneRow>, QueueError> {
-        let keys = &self.redis.keys;
-        let key = keys.lanes(&self.consumer);
-        let chunks = keys.chunks(&self.consumer);
-        let bits = keys.chunks_done(&self.consumer);
+        let keys = self.redis.keys.of(&self.consumer);
+        let key = keys.lanes();
+        let chunks = keys.chunks();
+        let bits = keys.chunks_done();
         let row = |lane: &str, row: &[u8]| {
             // Without the row, later webhooks would overtake the lane's chunks and overwrite them.
             let row: LaneRow = serde_json::from_slice(row).map_err(|error| {
@@ -45,7 +45,7 @@ impl StreamReader {
         &self,
         connection: &mut Connection,
     ) -> Result<Vec<(Position, u64)>, QueueError> {
-        let key = self.redis.keys.barriers(&self.consumer);
+        let key = self.redis.keys.of(&self.consumer).barriers();
         scan(connection, &key, |at, shop| Ok((position(at)?, hash(text(shop)?)?))).await
     }
 
@@ -57,7 +57,7 @@ impl StreamReader {
         &self,
         connection: &mut Connection,
     ) -> Result<Vec<(u64, Position)>, QueueError> {
-        let key = self.redis.keys.leads(&self.consumer);
+        let key = self.redis.keys.of(&self.consumer).leads();
         scan(connection, &key, |resource, at| Ok((hash(resource)?, position(text(at)?)?))).await
     }
 
@@ -73,14 +73,14 @@ impl StreamReader {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        let keys = &self.redis.keys;
+        let keys = self.redis.keys.of(&self.consumer);
         let fields = texts(ids);
         let (chunks, bits): (Vec<Option<Bytes>>, Vec<Option<Vec<u8>>>) = redis::pipe()
             .cmd("HMGET")
-            .arg(keys.chunks(&self.consumer))
+            .arg(keys.chunks())
             .arg(&fields)
             .cmd("HMGET")
-            .arg(keys.chunks_done(&self.consumer))
+            .arg(keys.chunks_done())
             .arg(&fields)
             .query_async(connection)
             .await?;
@@ -99,7 +99,7 @@ impl StreamReader {
         &self,
         connection: &mut Connection,
     ) -> Result<Vec<(Position, StoredRetry)>, QueueError> {
-        let key = self.redis.keys.main_retries(&self.consumer);
+        let key = self.redis.keys.of(&self.consumer).main_retries();
         let state = |at: &str, state: &[u8]| Ok((position(at)?, known_retry(at, state)));
         let found = scan(connection, &key, state).await?.into_iter();
         Ok(found.map(|(at, state)| (at, state.unwrap_or_default())).collect())
@@ -118,7 +118,7 @@ impl StreamReader {
         let mut found: Vec<Option<Vec<u8>>> = Vec::with_capacity(positions.len());
         for some in positions.chunks(RETRIES_AT_ONCE) {
             let some: Vec<Option<Vec<u8>>> = cmd("HMGET")
-                .arg(self.redis.keys.retries(&self.consumer))
+                .arg(self.redis.keys.of(&self.consumer).retries())
                 .arg(texts(some))
                 .query_async(connection)
                 .await?;

@@ -64,7 +64,7 @@ impl StreamReader {
         let mark = self.mark(connection).await?;
         let cursor = self.cursor(connection).await?;
         let bits = |id: &str, bits: &[u8]| Ok((stream_id(id)?, bits.to_vec()));
-        let done = scan(connection, &keys.done(&self.consumer), bits).await?;
+        let done = scan(connection, &keys.of(&self.consumer).done(), bits).await?;
         let through: Option<u64> = cmd("HGET")
             .arg(keys.counts())
             .arg(format!("through:{}", self.consumer))
@@ -79,7 +79,7 @@ impl StreamReader {
     /// # Errors
     /// [`QueueError`] from Redis.
     pub async fn mark(&self, connection: &mut Connection) -> Result<Option<String>, QueueError> {
-        let key = self.redis.keys.settled(&self.consumer);
+        let key = self.redis.keys.of(&self.consumer).settled();
         Ok(cmd("GET").arg(key).query_async(connection).await?)
     }
 

@@ -31,9 +31,9 @@ async fn a_consumer_that_never_ran_is_seen_with_all_that_waits_for_it() {
     assert_eq!((status.queue.packs, status.queue.webhooks, status.queue.accepted), (2, 2, 2));
     let [http] = &status.consumers[..] else { panic!("{status:?}") };
     assert_eq!((&http.name[..], &http.cursor[..], http.waiting), ("http", "0-0", 2));
-    assert_eq!((&http.leader, http.last_seen_seconds, http.last_seen_ms), (&None, None, 0));
+    assert_eq!((&http.leader, http.last_seen.ago_seconds, http.last_seen.at_ms), (&None, None, 0));
     assert!(http.oldest_age_seconds.is_some_and(|age| age < 60.0), "{http:?}");
-    assert_eq!((http.parked, http.dead_letters, http.dead_bytes), (0, 0, 0));
+    assert_eq!((http.parked, http.dead.letters, http.dead.bytes), (0, 0, 0));
 }
 
 #[tokio::test]
@@ -49,13 +49,13 @@ async fn replays_and_dead_letters_are_seen_beside_the_main_stream() {
     assert_eq!((status.queue.packs, status.queue.webhooks, status.queue.accepted), (0, 0, 3));
     let [http_status] = &status.consumers[..] else { panic!("{status:?}") };
     assert_eq!((http_status.waiting, http_status.parked), (2, 2));
-    assert_eq!(http_status.dead_letters, 1);
-    assert!(http_status.dead_bytes > 0);
+    assert_eq!(http_status.dead.letters, 1);
+    assert!(http_status.dead.bytes > 0);
     assert_eq!(http_status.cursor, ids[2].to_string());
     assert_eq!(http_status.leader.as_deref(), Some(http.claim.token()));
     let age = http_status.oldest_age_seconds.unwrap();
     assert!((3_600.0..3_660.0).contains(&age), "{age}");
-    assert!(http_status.last_seen_seconds.is_some_and(|seen| seen < 60.0), "{http_status:?}");
+    assert!(http_status.last_seen.ago_seconds.is_some_and(|seen| seen < 60.0), "{http_status:?}");
 }
 
 #[tokio::test]

@@ -294,7 +294,7 @@ impl Restorer {
         let index = &self.spill.index;
         let mut last = 0;
         let is_restored = || {
-            let is_restored = reader.is_at_end();
+            let is_restored = reader.at_end();
             if is_restored {
                 // Done here, since nothing is written before this is decided.
                 index.all_restored();
@@ -358,7 +358,7 @@ impl Restorer {
         stand_back(&self.gate, held);
         let now = Instant::now();
         let since = self.claimed.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
-        if self.claimed.watch.may_take(held, since) {
+        if self.claimed.watch.observe(held, since) {
             self.claimed.held = held.to_owned();
         }
     }

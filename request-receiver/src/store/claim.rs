@@ -28,11 +28,11 @@ pub struct ClaimFollower {
 }
 
 impl ClaimFollower {
-    /// Takes the claim as read now. Returns true if its holder is alive.
-    pub fn is_alive(&mut self, held: &str) -> bool {
+    /// Records the claim as it was read just now. Returns true if its holder is alive.
+    pub fn observe(&mut self, held: &str) -> bool {
         let now = Instant::now();
         let since = self.looked.replace(now).map_or(Duration::ZERO, |before| now - before);
-        let is_alive = !held.is_empty() && !self.watch.may_take(held, since);
+        let is_alive = !held.is_empty() && !self.watch.observe(held, since);
         if !held.is_empty() && !is_alive && !std::mem::replace(&mut self.is_reported, true) {
             tracing::warn!(
                 claim = held,
@@ -60,7 +60,7 @@ pub async fn ensure_free(redis: &Redis) -> Result<(), Misconfigured> {
             }
             Err(_) => return Ok(()),
         };
-        if !follower.is_alive(&held) {
+        if !follower.observe(&held) {
             if !held.is_empty() {
                 // Otherwise each start would wait as long.
                 timeout(FIRST_ANSWER, drop_claim(redis, &held)).await.ok();

@@ -161,7 +161,7 @@ impl RedisWatch {
             };
             if self.store.log().is_none() {
                 let held = restore::look(&self.redis, connected).await?;
-                let is_alive = self.claim.is_alive(&held);
+                let is_alive = self.claim.observe(&held);
                 let event = if is_alive { StoreEvent::ClaimTheirs } else { StoreEvent::ClaimFree };
                 self.store.gate().on(event);
             }
@@ -194,7 +194,7 @@ impl RedisWatch {
         self.gauges.show(facts, self.durability.is_vouched);
         if !matches!(verdict, HealthVerdict::Refused(_))
             && let Some(connection) = connection
-            && self.rewrites.is_due(facts, Instant::now())
+            && self.rewrites.try_begin(facts, Instant::now())
         {
             self.rewrites.on_answer(rewrite(facts, connection).await);
         }

@@ -175,9 +175,9 @@ fn consumers(consumers: &[ConsumerStatus]) -> Vec<Finding> {
 fn consumer(consumer: &ConsumerStatus) -> Vec<Finding> {
     let name = &consumer.name;
     let waiting = count(consumer.waiting, "webhook");
-    let is_silent = consumer.last_seen_seconds.is_none_or(|seconds| seconds > SILENT_SECONDS);
+    let is_silent = consumer.last_seen.ago_seconds.is_none_or(|seconds| seconds > SILENT_SECONDS);
     let mut findings = vec![if consumer.leader.is_none() || is_silent {
-        let seen = consumer.last_seen_seconds.map_or("never".to_owned(), |s| age(s) + " ago");
+        let seen = consumer.last_seen.ago_seconds.map_or("never".to_owned(), |s| age(s) + " ago");
         let fix =
             format!("start it; if it is not wanted any more: spillway consumers forget {name}");
         Finding::problem(
@@ -194,8 +194,8 @@ fn consumer(consumer: &ConsumerStatus) -> Vec<Finding> {
         let fix = format!("spillway resume --consumer {name}, with the same filter, or --all");
         findings.push(Finding::warning(what, fix));
     }
-    if consumer.dead_letters > 0 {
-        let what = format!("consumer {name} has {}", count(consumer.dead_letters, "dead letter"));
+    if consumer.dead.letters > 0 {
+        let what = format!("consumer {name} has {}", count(consumer.dead.letters, "dead letter"));
         let fix = format!("spillway dead list --consumer {name}, then replay or drop");
         findings.push(Finding::warning(what, fix));
     }
@@ -295,24 +295,22 @@ mod tests {
 
     #[test]
     fn a_consumer_needs_a_live_leader() {
+        use spillway_queue::status::{DeadTotals, LastSeen};
         let owned = ConsumerStatus {
             name: "http".to_owned(),
             waiting: 0,
             oldest_age_seconds: None,
             leader: Some("x".to_owned()),
-            last_seen_seconds: Some(1.0),
-            last_seen_ms: 1,
-            parked: 0,
-            dead_letters: 0,
-            dead_bytes: 0,
+            last_seen: LastSeen { ago_seconds: Some(1.0), at_ms: 1 },
             cursor: "0-0".to_owned(),
             ..ConsumerStatus::default()
         };
         assert_eq!(levels(&consumers(&[])), [Severity::Problem]);
         assert_eq!(levels(&consumers(std::slice::from_ref(&owned))), [Severity::Ok]);
-        let silent = ConsumerStatus { last_seen_seconds: Some(60.0), ..owned.clone() };
+        let last_seen = LastSeen { ago_seconds: Some(60.0), at_ms: 1 };
+        let silent = ConsumerStatus { last_seen, ..owned.clone() };
         assert_eq!(levels(&consumers(&[silent])), [Severity::Problem]);
-        let with_dead = ConsumerStatus { dead_letters: 1, ..owned };
+        let with_dead = ConsumerStatus { dead: DeadTotals { letters: 1, bytes: 0 }, ..owned };
         assert_eq!(levels(&consumers(&[with_dead])), [Severity::Ok, Severity::Warning]);
     }
 }

@@ -111,9 +111,9 @@ fn fullness(queue: &QueueStatus, thresholds: &Thresholds) -> Option<(Grade, Stri
 fn of_consumer(consumer: &ConsumerStatus, thresholds: &Thresholds) -> Vec<(Grade, String)> {
     let mut findings = Vec::new();
     let name = &consumer.name;
-    let is_silent = consumer.last_seen_seconds.is_none_or(|seconds| seconds > SILENT_SECONDS);
+    let is_silent = consumer.last_seen.ago_seconds.is_none_or(|seconds| seconds > SILENT_SECONDS);
     if consumer.leader.is_none() || is_silent {
-        let seen = consumer.last_seen_seconds.map_or("never".to_owned(), |s| age(s) + " ago");
+        let seen = consumer.last_seen.ago_seconds.map_or("never".to_owned(), |s| age(s) + " ago");
         findings.push((Grade::Critical, format!("{name} has no live leader (last seen: {seen})")));
     }
     if let Some(oldest) = consumer.oldest_age_seconds {
@@ -128,8 +128,8 @@ fn of_consumer(consumer: &ConsumerStatus, thresholds: &Thresholds) -> Vec<(Grade
     for pause in &consumer.pauses {
         findings.push((Grade::Warning, format!("{name} has paused {}", pause.filter)));
     }
-    if consumer.dead_letters > thresholds.warn_dead {
-        let dead = count(consumer.dead_letters, "dead letter");
+    if consumer.dead.letters > thresholds.warn_dead {
+        let dead = count(consumer.dead.letters, "dead letter");
         findings.push((Grade::Warning, format!("{name}: {dead}")));
     }
     findings
@@ -139,6 +139,7 @@ fn of_consumer(consumer: &ConsumerStatus, thresholds: &Thresholds) -> Vec<(Grade
 mod tests {
     use super::*;
     use clap::Parser;
+    use spillway_queue::status::LastSeen;
 
     #[derive(Parser)]
     struct Flags {
@@ -152,7 +153,7 @@ mod tests {
             waiting: 12,
             oldest_age_seconds: Some(60.0),
             leader: Some("x".to_owned()),
-            last_seen_seconds: Some(0.5),
+            last_seen: LastSeen { ago_seconds: Some(0.5), at_ms: 1 },
             ..ConsumerStatus::default()
         };
         let queue = QueueStatus { limit_bytes: 100, bytes: 50, ..QueueStatus::default() };
@@ -172,9 +173,9 @@ mod tests {
         check(Grade::Warning, |status| status.queue.bytes = 71);
         check(Grade::Critical, |status| status.queue.bytes = 91);
         check(Grade::Ok, |status| status.queue.limit_bytes = 0);
-        check(Grade::Warning, |status| status.consumers[0].dead_letters = 1);
+        check(Grade::Warning, |status| status.consumers[0].dead.letters = 1);
         check(Grade::Critical, |status| status.consumers[0].leader = None);
-        check(Grade::Critical, |status| status.consumers[0].last_seen_seconds = Some(11.0));
+        check(Grade::Critical, |status| status.consumers[0].last_seen.ago_seconds = Some(11.0));
         check(Grade::Critical, |status| status.consumers.clear());
     }
 }
