@@ -1,18 +1,19 @@
 //! Consistency checks of the core's state, for tests. Each check scans everything and is slow.
 
-use crate::core::Core;
-use crate::index::LaneKey;
-use crate::lane::Lane;
-use crate::queue::{BARRIER_BYTES, LEAD_BYTES, STORED_BARRIER_BYTES};
-use crate::resource::HeadState;
 use crate::sorted::{Class, Content};
+use crate::state::Core;
+use crate::state::index::LaneKey;
+use crate::state::lane::Lane;
+use crate::state::queue::{BARRIER_BYTES, LEAD_BYTES, STORED_BARRIER_BYTES};
+use crate::state::resource::HeadState;
 
 impl<C: Content> Core<C> {
     /// Memory of the index in bytes, counted again from all its parts. Equal to
     /// [`Status::index_bytes`](crate::Status).
     pub fn recount(&self) -> usize {
         let queue = &self.queue;
-        let barriers: usize = queue.shops.barriers().map(|barriers| barriers.positions.len()).sum();
+        let barriers = queue.shops.iter().filter_map(|shop| shop.barriers.as_ref());
+        let barriers: usize = barriers.map(|barriers| barriers.positions.len()).sum();
         queue.index.recount()
             + queue.lanes.recount()
             + queue.main.bytes()

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use spillway_limiter::Bounds;
 
-use crate::backoff::Backoff;
-use crate::shop::ShopBounds;
+use crate::state::backoff::Backoff;
+use crate::state::shop::ShopBounds;
 
 /// Settings of the core.
 #[derive(Debug, Clone, Copy)]

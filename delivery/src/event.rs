@@ -8,11 +8,11 @@ use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 use spillway_webhook::{Spans, StoredRetry, StreamId};
 
-use crate::attempts::AttemptId;
-use crate::controls::Controls;
 use crate::pack_key::PackKey;
 use crate::settlement::PendingSettlement;
 use crate::sorted::{Content, Sorted};
+use crate::state::attempts::AttemptId;
+use crate::state::controls::Controls;
 
 /// Current time, on two clocks: one that starts with the leader and never goes back, and the clock
 /// of the positions.

@@ -1,9 +1,10 @@
 //! Reports the status of the core.
 
-use crate::backend::Allowed;
-use crate::core::Core;
 use crate::sorted::Content;
+use crate::state::Core;
+use crate::state::backend::Allowed;
 use crate::status::{BlockedLane, Counts, Status};
+use crate::steps::gate;
 
 /// Most blocked lanes that are listed.
 const LISTED_MAX: usize = 16;
@@ -25,12 +26,12 @@ impl<C: Content> Core<C> {
         let mut blocked = Vec::new();
         for (_, lane) in self.queue.lanes.iter() {
             let stored = lane.stored.as_ref().map_or(0, |stored| stored.waiting);
-            if !self.is_blocked(lane)
+            if !gate::is_blocked(self, lane)
                 || (lane.window.count + lane.window.replays == 0 && stored == 0)
             {
                 continue;
             }
-            let reason = self.blocked_by(lane);
+            let reason = gate::blocked_by(self, lane);
             let shop = self.queue.shops.get(lane.shop).map_or(0, |shop| shop.hash);
             let indexed = lane.window.count + lane.window.replays;
             blocked.push(BlockedLane { lane: lane.hash, shop, reason, indexed, stored });
@@ -47,7 +48,7 @@ impl<C: Content> Core<C> {
             is_refusing: self.backend.is_refusing(),
             is_down: self.backend.is_down(),
             is_index_full: self.session.is_index_full,
-            index_bytes: self.index_bytes(),
+            index_bytes: self.queue.bytes(),
             lanes: self.queue.lanes.iter().len(),
             stored: self.queue.lanes.waiting(),
             blocked_lanes,

@@ -5,15 +5,17 @@
 //! not bytes, because a lane's row holds only their number. Replays do not count, because an
 //! operator requested them.
 
-use crate::core::Core;
-use crate::shop::Shop;
 use crate::sorted::Content;
+use crate::state::Core;
+use crate::state::shop::Shop;
 
 /// A shop is listed if its share is larger than 1/`LISTED_PART`.
 const LISTED_PART: u64 = 20;
+
 /// Smallest number of webhooks of a listed shop. Fewer do not fill Redis, and with little load any
 /// shop with a waiting webhook has a large share.
 const LISTED_LEAST: u64 = 16;
+
 /// Most shops that are listed.
 const LISTED_MAX: usize = 16;
 

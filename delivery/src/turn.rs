@@ -1,7 +1,7 @@
 //! A turn to send, and the reasons for which nothing is sent.
 
-use crate::index::{LaneKey, ResourceKey};
-use crate::shop::ShopKey;
+use crate::state::index::{LaneKey, ResourceKey};
+use crate::state::shop::ShopKey;
 
 /// Reason why something is not sent now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

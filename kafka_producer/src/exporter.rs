@@ -13,6 +13,7 @@ mod commit;
 mod controls;
 mod dead;
 mod fill;
+mod queue;
 mod settling;
 
 use std::borrow::Cow;
@@ -26,9 +27,7 @@ use spillway_consumer::settle::{self, Settled};
 use spillway_consumer::{End, LeaderHandle};
 use spillway_queue::consumers::KAFKA;
 use spillway_queue::controls::OperatorControls;
-use spillway_queue::read::StreamReader;
 use spillway_queue::settle::Settlement;
-use spillway_queue::{Connection, Redis};
 use spillway_webhook::StreamId;
 use spillway_webhook::pack::Packer;
 use tokio::runtime::Handle;
@@ -36,6 +35,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use self::fill::Current;
+use self::queue::QueueAccess;
 use self::settling::Owed;
 use crate::calls::Calls;
 use crate::fault::{Call, Fault, KafkaFailure, judge};
@@ -74,14 +74,6 @@ pub(crate) struct Exporter {
     packer: Packer,
     learned: Learned,
     trouble: LoggedTrouble,
-}
-
-/// The queue, for what the leader itself reads.
-struct QueueAccess {
-    redis: Redis,
-    reader: StreamReader,
-    /// For the few reads that the reader does not make.
-    connection: Option<Connection>,
 }
 
 /// The task that applies settlements.
@@ -180,11 +172,7 @@ impl Exporter {
         let (settlements, settled) = settle::start(redis.clone(), KAFKA, &leader.token, mark);
         Self {
             encoder: Encoder::new(settings.format, settings.key),
-            queue: QueueAccess {
-                reader: StreamReader::new(redis.clone(), KAFKA),
-                redis,
-                connection: None,
-            },
+            queue: QueueAccess::of(redis),
             settling: SettleChannel { settlements, settled, is_under_way: false },
             packer: Packer::new(),
             learned: Learned::default(),
@@ -216,7 +204,7 @@ impl Exporter {
 
     /// Runs from the building of a producer to its end.
     fn session(&mut self) -> Stop {
-        let mut session = match self.begin() {
+        let mut session = match begin::begin(self) {
             Ok(session) => session,
             Err(stop) => return stop,
         };
@@ -243,12 +231,12 @@ impl Exporter {
 
     /// Fills and commits one transaction.
     fn transact(&mut self, session: &mut ProducerSession, open: &mut Open) -> Result<(), Stop> {
-        self.fill(session, open)?;
+        fill::fill(self, session, open)?;
         if open.position != session.committed {
-            self.commit(session, open)?;
+            commit::commit(self, session, open)?;
         }
         if self.shutdown.is_cancelled() {
-            self.settle_all(session)?;
+            settling::settle_all(self, session)?;
             return Err(Stop::End(End::Stopped));
         }
         Ok(())
@@ -257,7 +245,7 @@ impl Exporter {
     /// Aborts the open transaction and goes back to the last committed position. Notes the
     /// findings.
     fn redo(&mut self, session: &mut ProducerSession, open: Open) -> Result<(), Stop> {
-        let aborted = self.abort(session, &open);
+        let aborted = commit::abort(self, session, &open);
         let failed = session.link.reports().take_failed();
         let is_refusal = |code| judge(Call::Delivery, KafkaFailure::of(code)) == Fault::Refused;
         let refused = failed.iter().filter(|(_, code)| is_refusal(*code));
@@ -267,7 +255,7 @@ impl Exporter {
         self.learned.redone += 1;
         aborted?;
         match (&open.alone, refused.first()) {
-            (Some(alone), Some((_, code))) => self.give_up(session, alone, *code)?,
+            (Some(alone), Some((_, code))) => dead::give_up(self, session, alone, *code)?,
             (None, Some(_)) => {}
             (_, None) => {
                 self.learned.was_in_vain(&open);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use syn::spanned::Spanned as _;
 use syn::visit::{self, Visit};
-use syn::{Attribute, Expr, Meta, Pat, ReturnType, Visibility};
+use syn::{Attribute, Expr, FnArg, Meta, Pat, ReturnType, Visibility};
 
 /// One struct with named fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,8 +30,9 @@ pub struct Facts {
     pub types: Vec<String>,
     /// Methods of each type, as far as they are in this source.
     pub methods: BTreeMap<String, usize>,
-    /// Functions whose names begin with `is_` or `has_` and that do not return `bool`.
-    pub not_bool: Vec<String>,
+    /// Functions whose names begin with `is_` or `has_` and that do not return `bool`, or change
+    /// what they are asked about.
+    pub not_questions: Vec<String>,
     /// Functions, with their lines.
     pub functions: Vec<(String, usize)>,
     /// Items and methods that are plainly `pub`; fields and variants are not counted.
@@ -100,8 +101,10 @@ impl Reader {
         let is_question = name.starts_with("is_") || name.starts_with("has_");
         let is_bool = matches!(&signature.output, ReturnType::Type(_, kind)
             if matches!(&**kind, syn::Type::Path(path) if path.path.is_ident("bool")));
-        if is_question && !is_bool {
-            self.facts.not_bool.push(name.clone());
+        let writes = matches!(signature.inputs.first(), Some(FnArg::Receiver(receiver))
+            if receiver.reference.is_some() && receiver.mutability.is_some());
+        if is_question && (!is_bool || writes) {
+            self.facts.not_questions.push(name.clone());
         }
         self.facts.functions.push((name, lines));
     }
@@ -256,19 +259,19 @@ mod tests {
         let found =
             facts("fn a() {}\n#[cfg(test)]\nmod tests {\n    pub fn is_b() -> u8 { 1 as u8 }\n}\n");
         assert_eq!((found.lines, found.casts, found.public), (1, 0, 0));
-        assert_eq!(found.not_bool, [""; 0]);
+        assert_eq!(found.not_questions, [""; 0]);
     }
 
     #[test]
     fn what_the_table_counts_is_counted() {
         let found = facts(
             "//! What.\n/// A pair.\npub struct A { a: u8, pub b: u8 }\n\
-             impl A {\n    pub fn is_c(&self) -> Option<bool> { None }\n    fn has_d(&self) -> bool { true }\n}\n\
+             impl A {\n    pub fn is_c(&self) -> Option<bool> { None }\n    fn has_d(&self) -> bool { true }\n    fn is_e(&mut self) -> bool { true }\n}\n\
              fn e() {\n    let (a, b) = (1, 2);\n    let (c, d) = f();\n    debug_assert!(a as u64 == 1);\n    let _ = b as u64;\n}\n",
         );
         assert_eq!((found.public, found.tuple_lets, found.casts, found.assertions), (2, 1, 1, 1));
-        assert_eq!(found.not_bool, ["is_c"]);
-        assert_eq!(found.methods["A"], 2);
+        assert_eq!(found.not_questions, ["is_c", "is_e"]);
+        assert_eq!(found.methods["A"], 3);
         assert_eq!(found.docs, [(1, "What.\n".to_owned()), (2, "A pair.\n".to_owned())]);
         let expected = Struct { name: "A".to_owned(), fields: 2, is_settings: false };
         assert_eq!((found.structs, found.types), (vec![expected], vec!["A".to_owned()]));

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use rdkafka::error::KafkaError;
 use spillway_process::clock::wall_clock_ms;
 
+use super::settling;
 use super::{Exporter, ProducerSession, Stop};
 use crate::fault::{Call, Fault, KafkaFailure, judge};
 use crate::open::Open;
@@ -21,111 +22,112 @@ const OFFERS_MAX: u32 = 10;
 const PURGE_MAX: Duration = Duration::from_secs(5);
 /// Pause between two offers.
 const OFFER_PAUSE: Duration = Duration::from_millis(200);
+/// Commits `open`, and notes the settlement for Redis.
+pub(super) fn commit(
+    exporter: &mut Exporter,
+    session: &mut ProducerSession,
+    open: &mut Open,
+) -> Result<(), Stop> {
+    begin_transaction(exporter, session, open)?;
+    await_delivery(exporter, session)?;
+    let through = session.through + open.settlement.passed.map_or(0, |passed| passed.webhooks);
+    move_cursor(exporter, session, open, through)?;
+    let link = &session.link;
+    link.commit().map_err(|error| exporter.stop(link, Call::Commit, &error))?;
+    exporter.metrics.committed(&open.received_at_ms, wall_clock_ms());
+    exporter.well(link);
+    session.through = through;
+    session.committed = open.position;
+    exporter.learned.committed(open);
+    session.owe(std::mem::take(&mut open.settlement));
+    settling::hear_settled(exporter, session)
+}
 
-impl Exporter {
-    /// Commits `open`, and notes the settlement for Redis.
-    pub(super) fn commit(
-        &mut self,
-        session: &mut ProducerSession,
-        open: &mut Open,
-    ) -> Result<(), Stop> {
-        self.begin_transaction(session, open)?;
-        self.await_delivery(session)?;
-        let through = session.through + open.settlement.passed.map_or(0, |passed| passed.webhooks);
-        self.move_cursor(session, open, through)?;
-        let link = &session.link;
-        link.commit().map_err(|error| self.stop(link, Call::Commit, &error))?;
-        self.metrics.committed(&open.received_at_ms, wall_clock_ms());
-        self.well(link);
-        session.through = through;
-        session.committed = open.position;
-        self.learned.committed(open);
-        session.owe(std::mem::take(&mut open.settlement));
-        self.hear_settled(session)
+/// Begins the transaction in Kafka, unless it has begun.
+pub(super) fn begin_transaction(
+    exporter: &Exporter,
+    session: &ProducerSession,
+    open: &mut Open,
+) -> Result<(), Stop> {
+    let link = &session.link;
+    if !open.has_begun {
+        link.begin().map_err(|error| exporter.stop(link, Call::Begin, &error))?;
+        open.has_begun = true;
     }
+    Ok(())
+}
 
-    /// Begins the transaction in Kafka, unless it has begun.
-    pub(super) fn begin_transaction(
-        &self,
-        session: &ProducerSession,
-        open: &mut Open,
-    ) -> Result<(), Stop> {
-        let link = &session.link;
-        if !open.has_begun {
-            link.begin().map_err(|error| self.stop(link, Call::Begin, &error))?;
-            open.has_begun = true;
+/// Waits until every record is on all in-sync replicas, or one has failed.
+fn await_delivery(exporter: &mut Exporter, session: &mut ProducerSession) -> Result<(), Stop> {
+    let began = Instant::now();
+    loop {
+        let in_flight = session.link.in_flight();
+        let wait = if in_flight == 0 { Duration::ZERO } else { DELIVERED_TICK };
+        session.link.poll(wait);
+        if session.link.reports().has_failed() {
+            return Err(Stop::Redo);
         }
-        Ok(())
+        if in_flight == 0 {
+            return Ok(());
+        }
+        exporter.ensure_leadership()?;
+        settling::hear_settled(exporter, session)?;
+        tell_if_slow(exporter, session, began);
     }
+}
 
-    /// Waits until every record is on all in-sync replicas, or one has failed.
-    fn await_delivery(&mut self, session: &mut ProducerSession) -> Result<(), Stop> {
-        let began = Instant::now();
-        loop {
-            let in_flight = session.link.in_flight();
-            let wait = if in_flight == 0 { Duration::ZERO } else { DELIVERED_TICK };
-            session.link.poll(wait);
-            if session.link.reports().has_failed() {
-                return Err(Stop::Redo);
+/// Shows why records have been under way for long.
+pub(super) fn tell_if_slow(exporter: &Exporter, session: &ProducerSession, since: Instant) {
+    if since.elapsed() > SLOW {
+        let trouble = session.link.reports().trouble();
+        exporter.trouble(trouble.map_or_else(|| UNSAID.into(), |trouble| trouble.reason()));
+    }
+}
+
+fn move_cursor(
+    exporter: &Exporter,
+    session: &ProducerSession,
+    open: &Open,
+    through: u64,
+) -> Result<(), Stop> {
+    let link = &session.link;
+    let mut offers = 0;
+    loop {
+        let Err(error) = link.move_cursor(&open.position, through) else { return Ok(()) };
+        offers += 1;
+        match judge(Call::Offsets, KafkaFailure::from(&error)) {
+            Fault::Retry if offers < OFFERS_MAX => {
+                exporter.ensure_leadership()?;
+                link.poll(OFFER_PAUSE);
             }
-            if in_flight == 0 {
-                return Ok(());
-            }
-            self.ensure_leadership()?;
-            self.hear_settled(session)?;
-            self.tell_if_slow(session, began);
-        }
-    }
-
-    /// Shows why records have been under way for long.
-    pub(super) fn tell_if_slow(&self, session: &ProducerSession, since: Instant) {
-        if since.elapsed() > SLOW {
-            let trouble = session.link.reports().trouble();
-            self.trouble(trouble.map_or_else(|| UNSAID.into(), |trouble| trouble.reason()));
-        }
-    }
-
-    fn move_cursor(
-        &self,
-        session: &ProducerSession,
-        open: &Open,
-        through: u64,
-    ) -> Result<(), Stop> {
-        let link = &session.link;
-        let mut offers = 0;
-        loop {
-            let Err(error) = link.move_cursor(&open.position, through) else { return Ok(()) };
-            offers += 1;
-            match judge(Call::Offsets, KafkaFailure::from(&error)) {
-                Fault::Retry if offers < OFFERS_MAX => {
-                    self.ensure_leadership()?;
-                    link.poll(OFFER_PAUSE);
-                }
-                Fault::Retry => {
-                    self.trouble.last_error.replace(Some(error.to_string()));
-                    return Err(Stop::Rebuild);
-                }
-                _ => return Err(self.stop(link, Call::Offsets, &error)),
-            }
-        }
-    }
-
-    /// Aborts `open`. Afterwards all records that failed, or that the abort removed from the queue,
-    /// are reported.
-    pub(super) fn abort(&self, session: &ProducerSession, open: &Open) -> Result<(), Stop> {
-        let link = &session.link;
-        if open.has_begun {
-            link.abort().map_err(|error: KafkaError| self.stop(link, Call::Abort, &error))?;
-            self.metrics.aborted();
-        }
-        let aborted_at = Instant::now();
-        while link.in_flight() > 0 {
-            link.poll(DELIVERED_TICK);
-            if aborted_at.elapsed() > PURGE_MAX {
+            Fault::Retry => {
+                exporter.trouble.last_error.replace(Some(error.to_string()));
                 return Err(Stop::Rebuild);
             }
+            _ => return Err(exporter.stop(link, Call::Offsets, &error)),
         }
-        link.poll(Duration::ZERO);
-        Ok(())
     }
+}
+
+/// Aborts `open`. Afterwards all records that failed, or that the abort removed from the queue,
+/// are reported.
+pub(super) fn abort(
+    exporter: &Exporter,
+    session: &ProducerSession,
+    open: &Open,
+) -> Result<(), Stop> {
+    let link = &session.link;
+    if open.has_begun {
+        link.abort().map_err(|error: KafkaError| exporter.stop(link, Call::Abort, &error))?;
+        exporter.metrics.aborted();
+    }
+    let aborted_at = Instant::now();
+    while link.in_flight() > 0 {
+        link.poll(DELIVERED_TICK);
+        if aborted_at.elapsed() > PURGE_MAX {
+            return Err(Stop::Rebuild);
+        }
+    }
+    link.poll(Duration::ZERO);
+    Ok(())
 }

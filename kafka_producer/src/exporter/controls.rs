@@ -8,72 +8,62 @@ use std::time::Duration;
 use spillway_process::error::chain;
 use spillway_queue::controls;
 
+use super::settling;
 use super::{Exporter, ProducerSession, Stop};
 use crate::open::{Open, RecordRef};
 
 /// Time between checks while paused.
 const PAUSED_LOOK: Duration = Duration::from_millis(100);
-
-impl Exporter {
-    /// Reads changed controls. If Redis does not answer, the old ones stay in force.
-    pub(super) fn take_controls(&mut self, session: &mut ProducerSession) {
-        // The controls that were read may be newer than the last heartbeat reported: one read is
-        // enough. An older version is a change, too: Redis may have come back with older data.
-        let bumped = self.leader.controls();
-        if bumped == session.controls.version {
+/// Reads changed controls. If Redis does not answer, the old ones stay in force.
+pub(super) fn take_controls(exporter: &mut Exporter, session: &mut ProducerSession) {
+    // The controls that were read may be newer than the last heartbeat reported: one read is
+    // enough. An older version is a change, too: Redis may have come back with older data.
+    let bumped = exporter.leader.controls();
+    if bumped == session.controls.version {
+        session.controls_looked_at = bumped;
+    }
+    if bumped == session.controls_looked_at {
+        return;
+    }
+    match exporter.runtime.clone().block_on(exporter.queue.read_controls()) {
+        Ok(controls) if controls.version == session.controls.version => {
             session.controls_looked_at = bumped;
         }
-        if bumped == session.controls_looked_at {
-            return;
+        Ok(controls) => {
+            session.controls_looked_at = bumped;
+            tracing::info!(version = controls.version, "an operator changed the controls");
+            session.owed.settlement.controls.done = Some(controls.version);
+            session.controls = controls;
+            show_pauses(exporter, &session.controls);
         }
-        match self.runtime.clone().block_on(self.read_controls()) {
-            Ok(controls) if controls.version == session.controls.version => {
-                session.controls_looked_at = bumped;
-            }
-            Ok(controls) => {
-                session.controls_looked_at = bumped;
-                tracing::info!(version = controls.version, "an operator changed the controls");
-                session.owed.settlement.controls.done = Some(controls.version);
-                session.controls = controls;
-                self.show_pauses(&session.controls);
-            }
-            Err(error) => {
-                tracing::warn!(error = chain(&error), "controls could not be read; trying again");
-                self.queue.connection = None;
-            }
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "controls could not be read; trying again");
+            exporter.queue.connection = None;
         }
     }
+}
 
-    pub(super) fn show_pauses(&self, controls: &controls::OperatorControls) {
-        self.metrics.pauses.set(i64::try_from(controls.pauses.len()).unwrap_or(i64::MAX));
-    }
+pub(super) fn show_pauses(exporter: &Exporter, controls: &controls::OperatorControls) {
+    exporter.metrics.pauses.set(i64::try_from(controls.pauses.len()).unwrap_or(i64::MAX));
+}
 
-    async fn read_controls(
-        &mut self,
-    ) -> Result<controls::OperatorControls, spillway_queue::QueueError> {
-        let consumer = spillway_queue::consumers::KAFKA;
-        let redis = self.queue.redis.clone();
-        controls::read(&redis, self.connected().await?, consumer).await
-    }
-
-    /// Returns true while everything is paused, and waits a little then. An open transaction is
-    /// ended first.
-    pub(super) fn check_pause(
-        &mut self,
-        session: &mut ProducerSession,
-        open: &Open,
-    ) -> Result<bool, Stop> {
-        let is_paused = session.controls.pauses.iter().any(|pause| pause.filter.is_empty());
-        if is_paused && !open.has_begun {
-            session.link.poll(Duration::ZERO);
-            self.hear_settled(session)?;
-            if !self.shutdown.is_cancelled() {
-                self.ensure_leadership()?;
-                self.runtime.block_on(tokio::time::sleep(PAUSED_LOOK));
-            }
+/// Returns true while everything is paused, and waits a little then. An open transaction is
+/// ended first.
+pub(super) fn check_pause(
+    exporter: &mut Exporter,
+    session: &mut ProducerSession,
+    open: &Open,
+) -> Result<bool, Stop> {
+    let is_paused = session.controls.pauses.iter().any(|pause| pause.filter.is_empty());
+    if is_paused && !open.has_begun {
+        session.link.poll(Duration::ZERO);
+        settling::hear_settled(exporter, session)?;
+        if !exporter.shutdown.is_cancelled() {
+            exporter.ensure_leadership()?;
+            exporter.runtime.block_on(tokio::time::sleep(PAUSED_LOOK));
         }
-        Ok(is_paused)
     }
+    Ok(is_paused)
 }
 
 impl ProducerSession {

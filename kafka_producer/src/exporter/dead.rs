@@ -12,80 +12,78 @@ use spillway_webhook::pack::Pack;
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
 
+use super::settling;
 use super::{Exporter, ProducerSession, Stop};
 use crate::open::{Alone, RecordRef};
 
 /// Time between checks for the room for one more dead letter.
 const NO_ROOM_PAUSE: Duration = Duration::from_secs(1);
-
-impl Exporter {
-    /// Makes a dead letter of the webhook. Waits while there is no room for one.
-    pub(super) fn give_up(
-        &mut self,
-        session: &mut ProducerSession,
-        alone: &Alone,
-        code: Code,
-    ) -> Result<(), Stop> {
-        let dead = self.dead_letter(alone, code);
-        let bytes = dead.size_bytes();
-        let reason = dead.reason;
-        // Made also if Redis is full: nothing can go past the webhook before, and only then is
-        // anything freed.
-        while !self.leader.try_reserve_dead(bytes, self.settings.dead_bytes_max) {
-            self.trouble(
-                "dead_letters_full: kafka refuses a webhook, and there is no room for one more \
-                 dead letter (DEAD_MAX)"
-                    .into(),
-            );
-            self.pause(NO_ROOM_PAUSE)?;
-            session.link.poll(Duration::ZERO);
-            self.hear_settled(session)?;
-        }
-        let mut settlement = Settlement { dead: vec![dead], ..Settlement::default() };
-        match alone.place {
-            RecordRef::Main(id, index) => {
-                let size = alone.pack.count().div_ceil(8) as usize;
-                let bits = session.given_up.entry(id).or_default();
-                bits.resize(size.max(bits.len()), 0);
-                bits[index as usize / 8] |= 1 << (index % 8);
-                settlement.bits.push((id, bits.clone()));
-            }
-            RecordRef::Replay(id) => settlement.replays.push(id),
-        }
-        settlement.open = session.open_webhooks();
-        self.settle_now(settlement)?;
-        self.leader.settled_dead(bytes);
-        self.metrics.dead(reason);
-        self.learned.suspects.remove(&alone.place);
-        tracing::warn!(
-            webhook = %alone.webhook,
-            %code,
-            "kafka refuses a webhook: it is a dead letter now, and the others continue"
+/// Makes a dead letter of the webhook. Waits while there is no room for one.
+pub(super) fn give_up(
+    exporter: &mut Exporter,
+    session: &mut ProducerSession,
+    alone: &Alone,
+    code: Code,
+) -> Result<(), Stop> {
+    let dead = dead_letter(exporter, alone, code);
+    let bytes = dead.size_bytes();
+    let reason = dead.reason;
+    // Made also if Redis is full: nothing can go past the webhook before, and only then is
+    // anything freed.
+    while !exporter.leader.try_reserve_dead(bytes, exporter.settings.dead_bytes_max) {
+        exporter.trouble(
+            "dead_letters_full: kafka refuses a webhook, and there is no room for one more \
+             dead letter (DEAD_MAX)"
+                .into(),
         );
-        Ok(())
+        exporter.pause(NO_ROOM_PAUSE)?;
+        session.link.poll(Duration::ZERO);
+        settling::hear_settled(exporter, session)?;
     }
-
-    fn dead_letter(&mut self, alone: &Alone, code: Code) -> Dead {
-        let view = alone.pack.view(alone.index);
-        let text = |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into();
-        let labels = [
-            text(view.shop()),
-            text(view.topic()),
-            Resource::of(&view, view.body).to_string(),
-            text(view.shopify("webhook-id")),
-        ];
-        let pack: &Pack = &alone.pack;
-        Dead {
-            pack: self.packer.single_out(pack, alone.index),
-            webhook: alone.webhook,
-            labels,
-            reason: match code {
-                Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => "too_large",
-                _ => "refused",
-            },
-            status: 0,
-            attempts: 1,
-            answer: code.to_string().into_bytes(),
+    let mut settlement = Settlement { dead: vec![dead], ..Settlement::default() };
+    match alone.place {
+        RecordRef::Main(id, index) => {
+            let size = alone.pack.count().div_ceil(8) as usize;
+            let bits = session.given_up.entry(id).or_default();
+            bits.resize(size.max(bits.len()), 0);
+            bits[index as usize / 8] |= 1 << (index % 8);
+            settlement.bits.push((id, bits.clone()));
         }
+        RecordRef::Replay(id) => settlement.replays.push(id),
+    }
+    settlement.open = session.open_webhooks();
+    settling::settle_now(exporter, settlement)?;
+    exporter.leader.settled_dead(bytes);
+    exporter.metrics.dead(reason);
+    exporter.learned.suspects.remove(&alone.place);
+    tracing::warn!(
+        webhook = %alone.webhook,
+        %code,
+        "kafka refuses a webhook: it is a dead letter now, and the others continue"
+    );
+    Ok(())
+}
+
+fn dead_letter(exporter: &mut Exporter, alone: &Alone, code: Code) -> Dead {
+    let view = alone.pack.view(alone.index);
+    let text = |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into();
+    let labels = [
+        text(view.shop()),
+        text(view.topic()),
+        Resource::of(&view, view.body).to_string(),
+        text(view.shopify("webhook-id")),
+    ];
+    let pack: &Pack = &alone.pack;
+    Dead {
+        pack: exporter.packer.single_out(pack, alone.index),
+        webhook: alone.webhook,
+        labels,
+        reason: match code {
+            Code::MessageSizeTooLarge | Code::MessageBatchTooLarge => "too_large",
+            _ => "refused",
+        },
+        status: 0,
+        attempts: 1,
+        answer: code.to_string().into_bytes(),
     }
 }

@@ -12,6 +12,7 @@ use spillway_webhook::shopify::Headers;
 use spillway_webhook::{StreamId, WebhookId};
 
 use super::{Exporter, ProducerSession, Stop};
+use super::{commit, controls, settling};
 use crate::fault::{Call, Fault, KafkaFailure, judge};
 use crate::intake::Arrived;
 use crate::open::{Alone, Open, RecordRef};
@@ -43,169 +44,170 @@ enum SentPart {
     /// The transaction must end here.
     Part,
 }
-
-impl Exporter {
-    /// Fills `open` until it is due. Leaves it empty if there was nothing to send for a while.
-    pub(super) fn fill(
-        &mut self,
-        session: &mut ProducerSession,
-        open: &mut Open,
-    ) -> Result<(), Stop> {
-        self.take_controls(session);
-        if self.check_pause(session, open)? {
+/// Fills `open` until it is due. Leaves it empty if there was nothing to send for a while.
+pub(super) fn fill(
+    exporter: &mut Exporter,
+    session: &mut ProducerSession,
+    open: &mut Open,
+) -> Result<(), Stop> {
+    controls::take_controls(exporter, session);
+    if controls::check_pause(exporter, session, open)? {
+        return Ok(());
+    }
+    loop {
+        if let Some(mut current) = session.current.take() {
+            let sent = send_pack(exporter, session, open, &mut current)?;
+            if matches!(sent, SentPart::Part) {
+                session.current = Some(current);
+                return Ok(());
+            }
+            if open.alone.is_some() {
+                return Ok(());
+            }
+        }
+        exporter.ensure_leadership()?;
+        settling::hear_settled(exporter, session)?;
+        let is_behind = !session.arrived.is_empty();
+        let closes_in = open.closes_in(Instant::now(), is_behind);
+        if exporter.shutdown.is_cancelled() || closes_in == Some(Duration::ZERO) {
             return Ok(());
         }
-        loop {
-            if let Some(mut current) = session.current.take() {
-                let sent = self.send_pack(session, open, &mut current)?;
-                if matches!(sent, SentPart::Part) {
-                    session.current = Some(current);
-                    return Ok(());
-                }
-                if open.alone.is_some() {
-                    return Ok(());
-                }
-            }
-            self.ensure_leadership()?;
-            self.hear_settled(session)?;
-            let is_behind = !session.arrived.is_empty();
-            let closes_in = open.closes_in(Instant::now(), is_behind);
-            if self.shutdown.is_cancelled() || closes_in == Some(Duration::ZERO) {
+        match receive(exporter, session, closes_in.unwrap_or(TICK).min(TICK))? {
+            Some(arrived) => take(session, open, arrived)?,
+            // Nothing waits: handle Kafka's reports, and settle what is due.
+            None if closes_in.is_none() => {
+                session.link.poll(Duration::ZERO);
                 return Ok(());
             }
-            match self.receive(session, closes_in.unwrap_or(TICK).min(TICK))? {
-                Some(arrived) => take(session, open, arrived)?,
-                // Nothing waits: handle Kafka's reports, and settle what is due.
-                None if closes_in.is_none() => {
-                    session.link.poll(Duration::ZERO);
-                    return Ok(());
-                }
-                None => session.link.poll(Duration::ZERO),
-            }
-            if session.link.reports().has_failed() {
-                return Err(Stop::Redo);
-            }
+            None => session.link.poll(Duration::ZERO),
         }
-    }
-
-    fn receive(
-        &self,
-        session: &mut ProducerSession,
-        patience: Duration,
-    ) -> Result<Option<Arrived>, Stop> {
-        if let Ok(arrived) = session.arrived.try_recv() {
-            return Ok(Some(arrived));
-        }
-        let arrived = &mut session.arrived;
-        self.runtime.block_on(async {
-            tokio::select! {
-                arrived = arrived.recv() => match arrived {
-                    Some(arrived) => Ok(Some(arrived)),
-                    None => {
-                        tracing::error!("BUG: intake ended early; beginning again");
-                        Err(Stop::Rebuild)
-                    }
-                },
-                () = tokio::time::sleep(patience) => Ok(None),
-                () = self.shutdown.cancelled() => Ok(None),
-                () = self.leader.lost.cancelled() => Ok(None),
-            }
-        })
-    }
-
-    /// Sends the rest of a pack.
-    fn send_pack(
-        &mut self,
-        session: &mut ProducerSession,
-        open: &mut Open,
-        current: &mut Current,
-    ) -> Result<SentPart, Stop> {
-        let count = current.pack.count();
-        while current.next < count {
-            let place = current.place();
-            if session.is_given_up(place) {
-                current.step(open);
-                continue;
-            }
-            if session.is_to_drop(place) {
-                open.settlement.controls.dropped += 1;
-                current.step(open);
-                continue;
-            }
-            let is_suspect = self.learned.suspects.contains(&place);
-            if is_suspect && open.records() > 0 {
-                return Ok(SentPart::Part);
-            }
-            if is_suspect {
-                let pack = current.pack.clone();
-                let index = current.next;
-                let webhook = current.webhook(self.leader.cell, index);
-                open.alone = Some(Alone { place, webhook, pack, index });
-            }
-            self.send_record(session, open, current)?;
-            current.step(open);
-            if is_suspect && current.next < count {
-                return Ok(SentPart::Part);
-            }
-        }
-        match current.source {
-            Source::Main(id) => open.pass(id, u64::from(count), Instant::now()),
-            Source::Replay(id, _) => {
-                open.position.replay = id;
-                open.settlement.replays.push(id);
-            }
-        }
-        Ok(SentPart::Whole)
-    }
-
-    fn send_record(
-        &mut self,
-        session: &ProducerSession,
-        open: &mut Open,
-        current: &Current,
-    ) -> Result<(), Stop> {
-        let link = &session.link;
-        self.begin_transaction(session, open)?;
-        let view = current.pack.view(current.next);
-        let webhook = current.webhook(self.leader.cell, current.next);
-        let mut is_counted = false;
-        let began = Instant::now();
-        loop {
-            let record = self.encoder.encode(&view, webhook);
-            if record.is_fallback && !std::mem::replace(&mut is_counted, true) {
-                self.metrics.fallbacks.count_bytes(view.topic());
-            }
-            let bytes = record.value.len() + record.key.len() + RECORD_BYTES;
-            let Err(error) = link.send(record, open.records()) else {
-                open.sent(current.place(), view.received_at_ms, bytes, Instant::now());
-                return Ok(());
-            };
-            let is_empty = link.in_flight() == 0;
-            match judge(Call::Send, KafkaFailure::from(&error)) {
-                Fault::Retry if !is_empty => self.wait_for_room(session, began)?,
-                // The record is larger than the queue: it would never fit.
-                Fault::Retry | Fault::Refused => {
-                    link.reports().refuse(open.records(), &error);
-                    open.sent(current.place(), view.received_at_ms, 0, Instant::now());
-                    return Err(Stop::Redo);
-                }
-                _ => return Err(self.stop(link, Call::Send, &error)),
-            }
-        }
-    }
-
-    fn wait_for_room(&self, session: &ProducerSession, since: Instant) -> Result<(), Stop> {
-        session.link.poll(QUEUE_FULL_WAIT);
-        self.ensure_leadership()?;
         if session.link.reports().has_failed() {
             return Err(Stop::Redo);
         }
-        self.tell_if_slow(session, since);
-        if self.shutdown.is_cancelled() {
-            return Err(Stop::End(End::Stopped));
-        }
-        Ok(())
     }
+}
+
+fn receive(
+    exporter: &Exporter,
+    session: &mut ProducerSession,
+    patience: Duration,
+) -> Result<Option<Arrived>, Stop> {
+    if let Ok(arrived) = session.arrived.try_recv() {
+        return Ok(Some(arrived));
+    }
+    let arrived = &mut session.arrived;
+    exporter.runtime.block_on(async {
+        tokio::select! {
+            arrived = arrived.recv() => match arrived {
+                Some(arrived) => Ok(Some(arrived)),
+                None => {
+                    tracing::error!("BUG: intake ended early; beginning again");
+                    Err(Stop::Rebuild)
+                }
+            },
+            () = tokio::time::sleep(patience) => Ok(None),
+            () = exporter.shutdown.cancelled() => Ok(None),
+            () = exporter.leader.lost.cancelled() => Ok(None),
+        }
+    })
+}
+
+/// Sends the rest of a pack.
+fn send_pack(
+    exporter: &mut Exporter,
+    session: &mut ProducerSession,
+    open: &mut Open,
+    current: &mut Current,
+) -> Result<SentPart, Stop> {
+    let count = current.pack.count();
+    while current.next < count {
+        let place = current.place();
+        if session.is_given_up(place) {
+            current.step(open);
+            continue;
+        }
+        if session.is_to_drop(place) {
+            open.settlement.controls.dropped += 1;
+            current.step(open);
+            continue;
+        }
+        let is_suspect = exporter.learned.suspects.contains(&place);
+        if is_suspect && open.records() > 0 {
+            return Ok(SentPart::Part);
+        }
+        if is_suspect {
+            let pack = current.pack.clone();
+            let index = current.next;
+            let webhook = current.webhook(exporter.leader.cell, index);
+            open.alone = Some(Alone { place, webhook, pack, index });
+        }
+        send_record(exporter, session, open, current)?;
+        current.step(open);
+        if is_suspect && current.next < count {
+            return Ok(SentPart::Part);
+        }
+    }
+    match current.source {
+        Source::Main(id) => open.pass(id, u64::from(count), Instant::now()),
+        Source::Replay(id, _) => {
+            open.position.replay = id;
+            open.settlement.replays.push(id);
+        }
+    }
+    Ok(SentPart::Whole)
+}
+
+fn send_record(
+    exporter: &mut Exporter,
+    session: &ProducerSession,
+    open: &mut Open,
+    current: &Current,
+) -> Result<(), Stop> {
+    let link = &session.link;
+    commit::begin_transaction(exporter, session, open)?;
+    let view = current.pack.view(current.next);
+    let webhook = current.webhook(exporter.leader.cell, current.next);
+    let mut is_counted = false;
+    let began = Instant::now();
+    loop {
+        let record = exporter.encoder.encode(&view, webhook);
+        if record.is_fallback && !std::mem::replace(&mut is_counted, true) {
+            exporter.metrics.fallbacks.count_bytes(view.topic());
+        }
+        let bytes = record.value.len() + record.key.len() + RECORD_BYTES;
+        let Err(error) = link.send(record, open.records()) else {
+            open.sent(current.place(), view.received_at_ms, bytes, Instant::now());
+            return Ok(());
+        };
+        let is_empty = link.in_flight() == 0;
+        match judge(Call::Send, KafkaFailure::from(&error)) {
+            Fault::Retry if !is_empty => wait_for_room(exporter, session, began)?,
+            // The record is larger than the queue: it would never fit.
+            Fault::Retry | Fault::Refused => {
+                link.reports().refuse(open.records(), &error);
+                open.sent(current.place(), view.received_at_ms, 0, Instant::now());
+                return Err(Stop::Redo);
+            }
+            _ => return Err(exporter.stop(link, Call::Send, &error)),
+        }
+    }
+}
+
+fn wait_for_room(
+    exporter: &Exporter,
+    session: &ProducerSession,
+    since: Instant,
+) -> Result<(), Stop> {
+    session.link.poll(QUEUE_FULL_WAIT);
+    exporter.ensure_leadership()?;
+    if session.link.reports().has_failed() {
+        return Err(Stop::Redo);
+    }
+    commit::tell_if_slow(exporter, session, since);
+    if exporter.shutdown.is_cancelled() {
+        return Err(Stop::End(End::Stopped));
+    }
+    Ok(())
 }
 
 impl ProducerSession {

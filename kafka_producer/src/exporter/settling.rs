@@ -74,74 +74,77 @@ impl ProducerSession {
         bits.map(|byte| u64::from(byte.count_ones())).sum()
     }
 }
-
-impl Exporter {
-    /// Takes the result of the settlement under way, and begins the next if there is one.
-    pub(super) fn hear_settled(&mut self, session: &mut ProducerSession) -> Result<(), Stop> {
-        if self.settling.is_under_way {
-            match self.settling.settled.try_recv() {
-                Ok(settled) => self.settled(settled)?,
-                Err(TryRecvError::Empty) => return Ok(()),
-                Err(TryRecvError::Disconnected) => return Err(gone()),
-            }
-        }
-        if !session.owed.settlement.is_empty() {
-            let mut settlement = std::mem::take(&mut session.owed.settlement);
-            settlement.open = session.open_webhooks();
-            settlement.controls.known = session.controls.version;
-            // The channel holds one settlement, and none is under way.
-            self.settling.settlements.try_send(settlement).map_err(|_| gone())?;
-            self.settling.is_under_way = true;
-        }
-        Ok(())
-    }
-
-    /// Waits until everything committed is settled in Redis.
-    pub(super) fn settle_all(&mut self, session: &mut ProducerSession) -> Result<(), Stop> {
-        loop {
-            self.settle_under_way()?;
-            self.hear_settled(session)?;
-            if !self.settling.is_under_way {
-                return Ok(());
-            }
+/// Takes the result of the settlement under way, and begins the next if there is one.
+pub(super) fn hear_settled(
+    exporter: &mut Exporter,
+    session: &mut ProducerSession,
+) -> Result<(), Stop> {
+    if exporter.settling.is_under_way {
+        match exporter.settling.settled.try_recv() {
+            Ok(settled) => take_result(exporter, settled)?,
+            Err(TryRecvError::Empty) => return Ok(()),
+            Err(TryRecvError::Disconnected) => return Err(gone()),
         }
     }
+    if !session.owed.settlement.is_empty() {
+        let mut settlement = std::mem::take(&mut session.owed.settlement);
+        settlement.open = session.open_webhooks();
+        settlement.controls.known = session.controls.version;
+        // The channel holds one settlement, and none is under way.
+        exporter.settling.settlements.try_send(settlement).map_err(|_| gone())?;
+        exporter.settling.is_under_way = true;
+    }
+    Ok(())
+}
 
-    /// Waits for the result of the settlement under way, if there is one.
-    pub(super) fn settle_under_way(&mut self) -> Result<(), Stop> {
-        if !self.settling.is_under_way {
+/// Waits until everything committed is settled in Redis.
+pub(super) fn settle_all(
+    exporter: &mut Exporter,
+    session: &mut ProducerSession,
+) -> Result<(), Stop> {
+    loop {
+        settle_under_way(exporter)?;
+        hear_settled(exporter, session)?;
+        if !exporter.settling.is_under_way {
             return Ok(());
         }
-        let runtime = self.runtime.clone();
-        let lost = self.leader.lost.clone();
-        let settled = runtime.block_on(async {
-            tokio::select! {
-                settled = self.settling.settled.recv() => Ok(settled),
-                () = lost.cancelled() => Err(Stop::End(End::Lost)),
-            }
-        })?;
-        self.settled(settled.ok_or_else(gone)?)
     }
+}
 
-    /// Applies one settlement and waits for it.
-    pub(super) fn settle_now(&mut self, settlement: Settlement) -> Result<(), Stop> {
-        self.settle_under_way()?;
-        self.settling.settlements.try_send(settlement).map_err(|_| gone())?;
-        self.settling.is_under_way = true;
-        self.settle_under_way()
+/// Waits for the result of the settlement under way, if there is one.
+pub(super) fn settle_under_way(exporter: &mut Exporter) -> Result<(), Stop> {
+    if !exporter.settling.is_under_way {
+        return Ok(());
     }
+    let runtime = exporter.runtime.clone();
+    let lost = exporter.leader.lost.clone();
+    let settled = runtime.block_on(async {
+        tokio::select! {
+            settled = exporter.settling.settled.recv() => Ok(settled),
+            () = lost.cancelled() => Err(Stop::End(End::Lost)),
+        }
+    })?;
+    take_result(exporter, settled.ok_or_else(gone)?)
+}
 
-    fn settled(&mut self, settled: Settled) -> Result<(), Stop> {
-        self.settling.is_under_way = false;
-        match settled {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                tracing::warn!(error = chain(&error), "settling failed; leadership ends");
-                Err(Stop::End(match error {
-                    QueueError::Unregistered => End::Stale,
-                    _ => End::Lost,
-                }))
-            }
+/// Applies one settlement and waits for it.
+pub(super) fn settle_now(exporter: &mut Exporter, settlement: Settlement) -> Result<(), Stop> {
+    settle_under_way(exporter)?;
+    exporter.settling.settlements.try_send(settlement).map_err(|_| gone())?;
+    exporter.settling.is_under_way = true;
+    settle_under_way(exporter)
+}
+
+fn take_result(exporter: &mut Exporter, settled: Settled) -> Result<(), Stop> {
+    exporter.settling.is_under_way = false;
+    match settled {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "settling failed; leadership ends");
+            Err(Stop::End(match error {
+                QueueError::Unregistered => End::Stale,
+                _ => End::Lost,
+            }))
         }
     }
 }

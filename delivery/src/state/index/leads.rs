@@ -1,0 +1,83 @@
+//! Leads: the event of a resource that is sent for its head, and the others for which it stands.
+
+use std::collections::HashSet;
+
+use spillway_webhook::fingerprint::Fingerprint;
+use spillway_webhook::position::Position;
+
+use super::{Index, Lead, NONE, NodeKey, ResourceKey, usize_of};
+
+/// Most events for which one event stands. Bounds the time of a choice.
+const RUN_MAX: u32 = 10_000;
+
+impl Index {
+    /// Chooses the newest event that may stand for the head of a resource, unless the choice is
+    /// made already. Returns the number of events for which it stands, including itself.
+    pub(crate) fn choose_lead(
+        &mut self,
+        key: ResourceKey,
+        may_lead: impl Fn(Position, Option<Fingerprint>) -> Lead,
+    ) -> u32 {
+        let Some(resource) = self.resource(key).copied() else { return 0 };
+        if resource.lead != NONE {
+            return u32::try_from(self.run(key).len()).unwrap_or(u32::MAX);
+        }
+        let mut lead = resource.head;
+        let mut length = 1;
+        let coalesces = self.node(resource.head).coalesces;
+        if coalesces != 0 {
+            let mut known: HashSet<Fingerprint> =
+                self.nodes.fingerprint(resource.head).into_iter().collect();
+            let rest = self.nodes.chain(resource.head).skip(1);
+            for (passed, (node, candidate)) in (2..=RUN_MAX).zip(rest) {
+                if candidate.coalesces != coalesces || candidate.is_replay {
+                    break;
+                }
+                let fingerprint = self.nodes.fingerprint(node);
+                // A late copy of an older event is not the newest event.
+                let is_copy = fingerprint.is_some_and(|fingerprint| !known.insert(fingerprint));
+                match may_lead(candidate.position, fingerprint) {
+                    Lead::Yes if is_copy => {}
+                    Lead::Yes => (lead, length) = (node, passed),
+                    Lead::Skip => {}
+                    Lead::End => break,
+                }
+            }
+        }
+        self.set_lead(key, lead);
+        length
+    }
+
+    /// Chooses the last event up to `position`. Returns the number of events for which it stands,
+    /// or 0 if all events are later.
+    pub(crate) fn lead_up_to(&mut self, key: ResourceKey, position: Position) -> u32 {
+        let Some(resource) = self.resource(key).copied() else { return 0 };
+        let run = self.nodes.chain(resource.head).take_while(|(_, node)| node.position <= position);
+        let run: Vec<NodeKey> = run.map(|(node, _)| node).collect();
+        let Some(last) = run.last() else { return 0 };
+        self.set_lead(key, *last);
+        u32::try_from(run.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Webhooks for which the head stands: the head first, its lead last.
+    pub(crate) fn run(&self, key: ResourceKey) -> Vec<NodeKey> {
+        let (Some(resource), Some(lead)) = (self.resource(key), self.lead(key)) else {
+            return Vec::new();
+        };
+        let mut run = Vec::with_capacity(1);
+        for (node, _) in self.nodes.chain(resource.head) {
+            run.push(node);
+            if node == lead {
+                break;
+            }
+        }
+        run
+    }
+
+    /// Makes a webhook the lead; [`NONE`] makes the choice undecided again.
+    pub(crate) fn set_lead(&mut self, key: ResourceKey, lead: NodeKey) {
+        if let Some(resource) = self.resources.get_mut(usize_of(key)) {
+            resource.lead = lead;
+        }
+    }
+}

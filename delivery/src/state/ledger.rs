@@ -1,0 +1,142 @@
+//! Webhooks that wait for settlement, the settlement that is being composed, and the one under way.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use spillway_webhook::StreamId;
+use spillway_webhook::fingerprint::Fingerprint;
+use spillway_webhook::position::Position;
+
+use crate::settlement::{GivenUp, PendingSettlement};
+use crate::sorted::Content;
+use crate::state::by_hash::ByHash;
+use crate::state::index::{LaneKey, NodeKey, ResourceKey};
+use crate::state::seen::DedupWindow;
+use crate::state::shop::ShopKey;
+
+/// A head that has ended and waits for settlement.
+pub(crate) struct Finished<C: Content> {
+    pub resource: ResourceKey,
+    pub end: Ended<C>,
+    pub fingerprint: Option<Fingerprint>,
+    pub attempts: u32,
+}
+
+/// Result of a head.
+pub(crate) enum Ended<C: Content> {
+    /// The backend accepted the webhook.
+    Delivered,
+    /// The webhook was delivered before.
+    Duplicate,
+    /// The webhook is given up. Holds the dead letter and its size in Redis.
+    Dead(Box<GivenUp<C>>, u64),
+}
+
+/// A webhook that is dropped and no longer indexed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Dropped {
+    pub lane: LaneKey,
+    pub position: Position,
+    pub replay: Option<StreamId>,
+}
+
+/// Everything that waits for a settlement.
+pub(crate) struct Ledger<C: Content> {
+    pub finished: Vec<Finished<C>>,
+    pub dropped: VecDeque<Dropped>,
+    /// Leads to record before they are sent.
+    pub new_leads: Vec<(ResourceKey, u64, Position)>,
+    /// Lanes whose row may have changed.
+    pub changed: Vec<LaneKey>,
+    /// Webhooks in lanes whose retry state changed, and their lanes.
+    pub retries: BTreeMap<Position, LaneKey>,
+    /// Bytes of the webhooks that are being sent, for dead letters.
+    pub sent: HashMap<ResourceKey, (C, u32)>,
+    /// Next settlement.
+    pub draft: Draft<C>,
+    pub settling: Option<Settling>,
+    pub seen: DedupWindow,
+    /// Bytes of dead letters that are not settled yet.
+    pub dying_bytes: u64,
+    /// Number of heads in `finished` that have expired.
+    pub expired: usize,
+}
+
+/// A settlement that is being composed.
+pub(crate) struct Draft<C: Content> {
+    pub settlement: PendingSettlement<C>,
+    pub settling: Settling,
+    /// Packs with webhooks that it settles.
+    pub packs: BTreeSet<StreamId>,
+    /// Chunks with webhooks that it settles.
+    pub chunks: BTreeSet<(LaneKey, u32)>,
+    /// Webhooks that it moves and that are not indexed.
+    pub unread: Vec<Position>,
+    /// Raw bytes that it moves into lanes.
+    pub moved_bytes: usize,
+    /// Index of the chunk that it writes for each lane.
+    pub chunk_of: ByHash<usize>,
+}
+
+/// Changes to make once a settlement is applied.
+#[derive(Debug, Default)]
+pub(crate) struct Settling {
+    pub nodes: Vec<NodeKey>,
+    pub heads: Vec<ResourceKey>,
+    pub seen: Vec<Fingerprint>,
+    pub leads: Vec<(ResourceKey, u64, Position)>,
+    pub barriers: Vec<(ShopKey, Position)>,
+    pub dead_bytes: u64,
+    /// Number of heads that have expired.
+    pub expired: usize,
+    /// Lanes that the settlement changes.
+    pub lanes: BTreeSet<LaneKey>,
+}
+
+impl<C: Content> Ledger<C> {
+    pub(crate) fn new(seen: DedupWindow) -> Self {
+        Self {
+            finished: Vec::new(),
+            dropped: VecDeque::new(),
+            new_leads: Vec::new(),
+            changed: Vec::new(),
+            retries: BTreeMap::new(),
+            sent: HashMap::new(),
+            draft: Draft::default(),
+            settling: None,
+            seen,
+            dying_bytes: 0,
+            expired: 0,
+        }
+    }
+
+    /// True if nothing waits for a settlement.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let is_written = self.changed.is_empty() && self.retries.is_empty();
+        self.finished.is_empty() && self.settling.is_none() && is_written
+    }
+
+    /// Number of heads that have ended and are not settled, without those that have expired.
+    pub(crate) fn unsettled(&self) -> usize {
+        let settling = self.settling.as_ref().map_or(0, |settling| settling.heads.len());
+        (self.finished.len() + settling).saturating_sub(self.expiring())
+    }
+
+    /// Number of heads that have expired and are not settled.
+    pub(crate) fn expiring(&self) -> usize {
+        self.expired + self.settling.as_ref().map_or(0, |settling| settling.expired)
+    }
+}
+
+impl<C: Content> Default for Draft<C> {
+    fn default() -> Self {
+        Self {
+            settlement: PendingSettlement::default(),
+            settling: Settling::default(),
+            packs: BTreeSet::new(),
+            chunks: BTreeSet::new(),
+            unread: Vec::new(),
+            moved_bytes: 0,
+            chunk_of: ByHash::default(),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The first step: a webhook that was read is indexed, dropped as an operator ordered, or left in
+//! the part of its lane that is not indexed.
+
+use std::time::Duration;
+
+use spillway_webhook::StreamId;
+use spillway_webhook::position::Position;
+
+use crate::event::{PackRead, ReplayRead};
+use crate::pack_key::PackKey;
+use crate::sorted::{Content, Sorted};
+use crate::state::Core;
+use crate::state::index::{IndexEntry, LaneKey};
+use crate::state::ledger::Dropped;
+use crate::state::queue::UNREAD_FEW;
+use crate::state::resource::HeadState;
+use crate::steps::{cut, finish, moving};
+
+/// Time between two checks if there are more of them.
+const UNREAD_LOOK_EVERY: Duration = Duration::from_millis(50);
+
+pub(crate) fn pack_arrived<C: Content>(core: &mut Core<C>, pack: PackRead<C>) {
+    let PackRead { entry, sorted, content } = pack;
+    if entry <= core.queue.main.read_to {
+        return;
+    }
+    let bits = core.queue.bits.remove(&entry);
+    let count = u32::try_from(sorted.len()).unwrap_or(u32::MAX);
+    let due_at = moving::moves_at(core, entry);
+    core.queue.main.push(entry, count, bits, due_at);
+    core.reading.cache.pass(PackKey::Main(entry), content);
+    for (index, sorted) in (0..).zip(sorted) {
+        let is_settled = core.queue.main.get(entry).is_some_and(|pack| pack.is_settled(index));
+        let position = Position::new(entry, index);
+        if !is_settled {
+            core.queue.main.holds(sorted.lane);
+            webhook_arrived(core, position, sorted, None);
+        } else {
+            core.queue.retries.forget_settled(position);
+        }
+    }
+    release_unread(core);
+    cut::make_room(core);
+}
+
+pub(crate) fn corrupt_arrived<C: Content>(core: &mut Core<C>, entry: StreamId) {
+    let due_at = moving::moves_at(core, entry);
+    core.queue.main.push(entry, 0, None, due_at);
+    core.queue.retries.forget_corrupt(entry);
+    core.ledger.draft.settlement.main.corrupt.push(entry);
+}
+
+pub(crate) fn replay_arrived<C: Content>(core: &mut Core<C>, replay: ReplayRead<C>) {
+    let ReplayRead { id, position, sorted, content } = replay;
+    if id <= core.controls.replays_to {
+        return;
+    }
+    core.reading.cache.pass(PackKey::Replay(id), content);
+    core.controls.replays_to = id;
+    webhook_arrived(core, position, sorted, Some(id));
+    cut::make_room(core);
+}
+
+fn webhook_arrived<C: Content>(
+    core: &mut Core<C>,
+    position: Position,
+    sorted: Sorted,
+    replay: Option<StreamId>,
+) {
+    let shop = core.queue.shops.intern(sorted.shop);
+    let lane = core.queue.lane(sorted.lane, shop);
+    if replay.is_none() {
+        core.queue.shops.arrived(shop, 1);
+        if position.entry() <= core.queue.main.known_to
+            && let Some(lane) = core.queue.lanes.get_mut(lane)
+        {
+            lane.flow.is_left = true;
+        }
+    }
+    if core.controls.drops(position, replay) {
+        finish::drop_webhook(core, Dropped { lane, position, replay });
+        lead_dropped(core, sorted.resource, position);
+        return;
+    }
+    // A replay is out of order anyway. It waits for no barrier and is none.
+    if sorted.is_barrier && replay.is_none() {
+        core.queue.add_barrier(sorted.shop, position);
+    }
+    if replay.is_none()
+        && let Some(known) = core.queue.lanes.get_mut(lane)
+        && known.rest.is_some()
+    {
+        known.skip(position);
+        return;
+    }
+    index_webhook(core, lane, &IndexEntry { position, sorted, replay });
+}
+
+/// Notes that a webhook was dropped before it was indexed. If it is a recorded lead, the lead
+/// may be forgotten.
+pub(crate) fn lead_dropped<C: Content>(core: &mut Core<C>, resource: u64, position: Position) {
+    if core.queue.leads.get(&resource) == Some(&position) {
+        finish::tidy_lead(core, resource);
+    }
+}
+
+/// Adds a webhook to its lane's window, and releases its resource if the webhook became the
+/// head.
+pub(crate) fn index_webhook<C: Content>(core: &mut Core<C>, lane: LaneKey, arrival: &IndexEntry) {
+    let queue = &mut core.queue;
+    let resource = queue.index.by_hash(arrival.sorted.resource);
+    let before = resource
+        .and_then(|resource| Some((queue.index.head(resource)?, queue.index.lane(resource)?)));
+    let Some(window) = queue.lanes.get_mut(lane).map(|lane| &mut lane.window) else { return };
+    let Some(added) = queue.index.add(arrival, lane, window) else { return };
+    if added.is_new {
+        core.queue.release(added.resource, core.session.now.at);
+    } else if added.is_head {
+        // A replay was added before a head that waited.
+        core.reading.forget(added.resource);
+        let state = core.queue.index.state(added.resource);
+        if let (Some(HeadState::Held), Some((head, lane))) = (state, before) {
+            core.queue.unhold(lane, head);
+        }
+        core.queue.release(added.resource, core.session.now.at);
+    }
+}
+
+/// Releases the resources whose recorded lead is indexed by now.
+pub(crate) fn release_unread<C: Content>(core: &mut Core<C>) {
+    let now = core.session.now.at;
+    if core.queue.unread.len() > UNREAD_FEW {
+        if now < core.session.looks.unread_at {
+            return;
+        }
+        core.session.looks.unread_at = now + UNREAD_LOOK_EVERY;
+    }
+    let mut unread = std::mem::take(&mut core.queue.unread);
+    unread.sort_unstable();
+    unread.dedup();
+    for resource in unread {
+        if core.queue.index.state(resource) == Some(HeadState::Unread) {
+            core.queue.release(resource, core.session.now.at);
+        }
+    }
+}

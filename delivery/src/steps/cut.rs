@@ -1,0 +1,257 @@
+//! Cuts the newest webhooks off windows when the index is full.
+
+use std::cell::OnceCell;
+use std::collections::HashSet;
+use std::time::Duration;
+
+use crate::sorted::Content;
+use crate::state::Core;
+use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, usize_of};
+use crate::state::lane::{Lane, Rest};
+use crate::state::queue::Queue;
+use crate::state::resource::{HeadState, Step};
+use crate::steps::gate;
+
+/// The window of a healthy lane is cut only if it holds more than 1/`LARGE_PART` of the index.
+const LARGE_PART: usize = 16;
+
+/// Time between two scans for windows to cut. It grows by the same time for every [`CUT_LANES`]
+/// lanes, because a scan goes through all of them.
+const CUT_EVERY: Duration = Duration::from_millis(20);
+
+const CUT_LANES: u32 = 10_000;
+
+/// Approximate bytes of one indexed webhook.
+const WEBHOOK_BYTES: usize = 150;
+
+/// Time without shrinking after which a full index takes more webhooks as soon as it is not full.
+const SHRINKS_WITHIN: Duration = Duration::from_secs(1);
+
+/// Time between two scans for windows in which most webhooks wait for retries. A scan goes through
+/// all of them.
+const STUCK_EVERY: Duration = Duration::from_secs(1);
+
+/// Time after which such a window is filled again. The webhooks that follow may be retries, too.
+const REFILL_AFTER: Duration = Duration::from_secs(10);
+
+/// True if windows may be filled. This limit is above the size that a cut leaves and below the
+/// size that causes one.
+pub(crate) fn has_room<C: Content>(core: &Core<C>) -> bool {
+    core.queue.bytes() < core.config.index_bytes / 8 * 7
+}
+
+/// Cuts windows when the index is full. Windows of blocked lanes are cut first, then windows
+/// that hold much of the index, and then windows that hold mostly retries. If nothing can be
+/// cut, no more is read until something is settled.
+pub(crate) fn make_room<C: Content>(core: &mut Core<C>) {
+    let bytes = core.queue.bytes();
+    let most = core.config.index_bytes;
+    if !core.session.is_index_full {
+        core.session.shrunk = (bytes, core.session.now.at);
+    }
+    let is_refill_first = core.session.is_refill_due && shrinks(core, bytes);
+    if bytes < if core.session.is_index_full && is_refill_first { most / 8 * 7 } else { most } {
+        core.session.is_index_full = false;
+        core.session.is_refill_due = false;
+        return;
+    }
+    core.session.is_index_full = true;
+    cut_blocked(core);
+    if !has_room(core) {
+        cut_stuck(core);
+    }
+    let is_refill_first = is_refill_first && !has_room(core);
+    core.session.is_index_full = is_refill_first || core.queue.bytes() >= most;
+}
+
+/// True while a full index shrinks or shrank lately. Otherwise waiting gains nothing.
+fn shrinks<C: Content>(core: &mut Core<C>, bytes: usize) -> bool {
+    let now = core.session.now.at;
+    if bytes < core.session.shrunk.0 {
+        core.session.shrunk = (bytes, now);
+    }
+    now < core.session.shrunk.1 + SHRINKS_WITHIN
+}
+
+/// Cuts windows of blocked lanes, and large windows. Cuts none while the backend is stopped,
+/// because then everything is blocked.
+fn cut_blocked<C: Content>(core: &mut Core<C>) {
+    let most = core.config.index_bytes;
+    let now = core.session.now.at;
+    if core.backend.is_stopped() || now < core.session.looks.cut_at {
+        return;
+    }
+    let lanes = u32::try_from(core.queue.lanes.iter().len()).unwrap_or(u32::MAX);
+    core.session.looks.cut_at = now + CUT_EVERY + CUT_EVERY * (lanes / CUT_LANES);
+    let large = u32::try_from(most / WEBHOOK_BYTES / LARGE_PART).unwrap_or(u32::MAX);
+    let mut candidates: Vec<(bool, u32, LaneKey)> = Vec::new();
+    for (key, lane) in core.queue.lanes.iter() {
+        let count = lane.window.count;
+        let is_blocked = count > 1 && gate::is_blocked(core, lane);
+        if is_blocked || count > large {
+            candidates.push((is_blocked, count, key));
+        }
+    }
+    candidates.sort_unstable_by(|a, b| b.cmp(a));
+    shed_rows(core);
+    for (_, _, key) in candidates {
+        while is_over_cut(core) && cut(core, key, Duration::ZERO) {}
+    }
+    shed_rows(core);
+}
+
+/// Cuts windows in which most webhooks wait for retries, although other webhooks of their lanes
+/// succeed.
+fn cut_stuck<C: Content>(core: &mut Core<C>) {
+    let now = core.session.now.at;
+    if now < core.session.looks.stuck_at {
+        return;
+    }
+    core.session.looks.stuck_at = now + STUCK_EVERY;
+    let index = &core.queue.index;
+    let is_stuck = |lane: &Lane| {
+        let nodes = index.nodes.window(&lane.window);
+        let waits =
+            nodes.filter(|(_, node)| index.state(node.resource) == Some(HeadState::Retrying));
+        lane.window.count > 1 && waits.count() > usize_of(lane.window.count) / 2
+    };
+    let stuck = core.queue.lanes.iter().filter(|(_, lane)| is_stuck(lane));
+    let unread = OnceCell::new();
+    let stuck = stuck.map(|(key, _)| {
+        // Other resources wait until more of this lane is indexed.
+        let is_awaited = must_know_more(core, key, &unread);
+        (key, now + if is_awaited { STUCK_EVERY } else { REFILL_AFTER })
+    });
+    let stuck: Vec<_> = stuck.collect();
+    let mut has_cut = true;
+    while has_cut {
+        has_cut = false;
+        for (key, refill_at) in &stuck {
+            has_cut |= is_over_cut(core) && cut(core, *key, *refill_at);
+        }
+    }
+    shed_rows(core);
+    // Resources of windows that were cut are scheduled again when they are read.
+    let index = &core.queue.index;
+    core.queue.retries.tidy_due(|resource| {
+        let is_retrying = index.state(resource) == Some(HeadState::Retrying);
+        index.head(resource).filter(|_| is_retrying)
+    });
+}
+
+/// True if the index holds more than a cut leaves.
+fn is_over_cut<C: Content>(core: &Core<C>) -> bool {
+    core.queue.bytes() > core.config.index_bytes / 4 * 3
+}
+
+/// Drops the rows of chunks of which nothing is indexed. Redis must hold their bits, and no
+/// read or settlement of the lane may be under way.
+fn shed_rows<C: Content>(core: &mut Core<C>) {
+    let settling = core.ledger.settling.as_ref();
+    let is_settling = |key: &LaneKey| settling.is_some_and(|one| one.lanes.contains(key));
+    let lanes = core.queue.lanes.iter();
+    let is_still = |lane: &Lane| lane.reading.is_none() && lane.dropping == 0;
+    let cut = lanes.filter(|(_, lane)| lane.rest.is_some() && is_still(lane));
+    let keys: Vec<LaneKey> = cut.map(|(key, _)| key).filter(|key| !is_settling(key)).collect();
+    keys.into_iter().for_each(|key| core.queue.lanes.shed_rows(key));
+}
+
+/// True if more of a lane must be indexed before its webhooks, or those of its shop, can be
+/// sent: up to a recorded lead, or up to a barrier. That cannot wait for room, because there
+/// may never be any. `unread` caches [`Core::lanes_unread`].
+pub(crate) fn must_know_more<C: Content>(
+    core: &Core<C>,
+    key: LaneKey,
+    unread: &OnceCell<HashSet<LaneKey>>,
+) -> bool {
+    let Some(lane) = core.queue.lanes.get(key) else { return false };
+    if !lane.ready.is_empty() || lane.flow.is_at_work() || lane.is_failing() {
+        return false;
+    }
+    let barriers = core.queue.shops.get(lane.shop).and_then(|shop| shop.barriers.as_ref());
+    let first = barriers.and_then(|barriers| barriers.positions.first());
+    let is_barrier_after = first.is_some_and(|first| !lane.is_indexed_up_to(*first));
+    is_barrier_after || unread.get_or_init(|| lanes_unread(core)).contains(&key)
+}
+
+/// Lanes with a resource that waits for a recorded lead that is not indexed. Empty while there
+/// is room, because it is not needed then.
+fn lanes_unread<C: Content>(core: &Core<C>) -> HashSet<LaneKey> {
+    let unread: &[ResourceKey] = if has_room(core) { &[] } else { &core.queue.unread };
+    unread.iter().filter_map(|resource| core.queue.index.lane(*resource)).collect()
+}
+
+/// Cuts the newer half off a window. It is filled again at `refill_at`, or when it is empty.
+/// Returns true if that made room.
+fn cut<C: Content>(core: &mut Core<C>, key: LaneKey, refill_at: Duration) -> bool {
+    let Some(lane) = core.queue.lanes.get(key) else { return false };
+    if lane.reading.is_some() || lane.window.count < 2 {
+        return false;
+    }
+    let keep = lane.window.count / 2;
+    let newest = core.queue.index.nodes.back(&lane.window).map(|(_, node)| node.position);
+    let mut removed = 0;
+    while drop_newest(core, key, keep) {
+        removed += 1;
+    }
+    if removed == 0 {
+        return false;
+    }
+    let Some(lane) = core.queue.lanes.get_mut(key) else { return false };
+    let after = core.queue.index.nodes.back(&lane.window).map(|(_, node)| node.position);
+    let after = after.unwrap_or_default();
+    let last = lane.rest.as_ref().map(|rest| rest.last).max(newest).unwrap_or_default();
+    lane.rest = Some(Box::new(Rest { after, last, refill_at }));
+    let index = &core.queue.index;
+    lane.ready.retain(|position, resource| index.is_ready(key, resource, position));
+    core.counts.cuts += 1;
+    core.queue.lanes.list(key);
+    true
+}
+
+/// Takes the newest webhook out of a window that holds more than `keep`. Returns true if it was
+/// taken.
+fn drop_newest<C: Content>(core: &mut Core<C>, key: LaneKey, keep: u32) -> bool {
+    let Some(lane) = core.queue.lanes.get(key).filter(|lane| lane.window.count > keep) else {
+        return false;
+    };
+    let Some(node) = loose_end(&core.queue, &lane.window) else { return false };
+    let about = *core.queue.index.node(node);
+    let is_head = core.queue.index.head(about.resource) == Some(about.position);
+    if is_head {
+        core.reading.forget(about.resource);
+        let state = core.queue.index.state(about.resource);
+        if state == Some(HeadState::Held) {
+            core.queue.unhold(key, about.position);
+        }
+        if state == Some(HeadState::Paused)
+            && let Some(lane) = core.queue.lanes.get_mut(key)
+        {
+            lane.flow.paused = lane.flow.paused.saturating_sub(1);
+            core.queue.step(about.resource, Step::Released);
+        }
+    }
+    if let Some(lane) = core.queue.lanes.get_mut(key) {
+        core.queue.index.remove(node, &mut lane.window);
+    }
+    if !core.ledger.retries.contains_key(&about.position) {
+        // The retry state is read again with the chunk.
+        core.queue.retries.shed(about.position);
+    }
+    if is_head {
+        // A replay that arrived during an attempt waits after it.
+        core.queue.release(about.resource, core.session.now.at);
+    }
+    true
+}
+
+/// The newest webhook of a window, unless it must stay indexed. It must stay if its resource is at
+/// work, if it is a recorded lead, or if a recorded lead stands for it.
+fn loose_end(queue: &Queue, window: &Window) -> Option<NodeKey> {
+    let (key, node) = queue.index.nodes.back(window)?;
+    let resource = queue.index.resource(node.resource)?;
+    let recorded = queue.leads.get(&resource.hash);
+    let is_fixed =
+        resource.state.is_at_work() || recorded.is_some_and(|lead| node.position <= *lead);
+    (!is_fixed).then_some(key)
+}

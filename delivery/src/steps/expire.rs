@@ -1,0 +1,158 @@
+//! Expires webhooks that are overdue: which lane is next, and which of its webhooks.
+
+use std::time::Duration;
+
+use spillway_webhook::position::Position;
+
+use crate::config::Config;
+use crate::settlement::GivenUp;
+use crate::sorted::{Class, Content};
+use crate::state::Core;
+use crate::state::expiry::EXPIRED;
+use crate::state::index::{LaneKey, ResourceKey};
+use crate::state::lane::Lane;
+use crate::state::ledger::{Ended, Finished};
+use crate::state::ready::ReadyKind;
+use crate::state::resource::HeadState;
+use crate::state::shop::ShopGate;
+use crate::steps::time::About;
+use crate::steps::{choose, finish, gate, give_up, pick, spent};
+use crate::turn::Turn;
+
+/// Lanes per scan.
+const LANES_AT_ONCE: usize = 16;
+
+/// Webhooks of a lane per scan.
+const WEBHOOKS_AT_ONCE: usize = 64;
+
+/// Time until the next scan if there was no room for dead letters. An operator has to make room.
+const LOOK_FOR_ROOM: Duration = Duration::from_secs(2);
+
+/// Time until the next scan if the last one found more than it could give up.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Time between two scans.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+const _: () =
+    assert!(LOOK_AGAIN.as_millis() < LOOK_EVERY.as_millis(), "a scan that found more comes sooner");
+
+const _: () =
+    assert!(LOOK_EVERY.as_millis() < LOOK_FOR_ROOM.as_millis(), "no room needs an operator");
+
+/// Gives up the webhooks that are overdue for a while.
+pub(crate) fn expire_overdue<C: Content>(core: &mut Core<C>) {
+    let now = core.session.now.at;
+    if core.queue.expiry.wakes_at().is_none_or(|at| at > now) {
+        return;
+    }
+    core.queue.expiry.looks_at = now + LOOK_EVERY;
+    for _ in 0..core.queue.expiry.lanes.len().min(LANES_AT_ONCE) {
+        let Some(key) = core.queue.expiry.next() else { return };
+        if !spent::has_failed_for_long(core, key) {
+            core.queue.expiry.lanes.remove(&key);
+            continue;
+        }
+        (0..WEBHOOKS_AT_ONCE).take_while(|_| expire_next(core, key)).for_each(drop);
+    }
+}
+
+/// Gives up the oldest webhook of a lane that is overdue for a while. Returns true if the next
+/// one may be tried.
+fn expire_next<C: Content>(core: &mut Core<C>, key: LaneKey) -> bool {
+    if gate::may_go_on(core).is_err() || core.backend.is_stopped() {
+        return false;
+    }
+    if core.ledger.expiring() >= core.config.tuning.unsettled {
+        core.queue.expiry.looks_at = core.session.now.at + LOOK_AGAIN;
+        return false;
+    }
+    if core.session.dead_room == 0 {
+        core.queue.expiry.looks_at = core.session.now.at + LOOK_FOR_ROOM;
+        return false;
+    }
+    let Some(lane) = core.queue.lanes.get(key) else { return false };
+    // Webhooks held back by a barrier could not be tried, so it is unknown if the lane still
+    // fails.
+    if !lane.flow.failures.has_any_since(lane.flow.unheld_at) {
+        return false;
+    }
+    let shop = lane.shop;
+    let expires_after = expires_after(core, lane);
+    match core.queue.shops.gate(shop, core.session.now.at) {
+        ShopGate::Stopped | ShopGate::Starved => return false,
+        // An expiry sends nothing.
+        ShopGate::Open | ShopGate::Full | ShopGate::PausedUntil(_) => {}
+    }
+    for class in [Class::Priority, Class::Rest] {
+        for was_tried in [false, true] {
+            let index = &core.queue.index;
+            let Some(lane) = core.queue.lanes.get_mut(key) else { return false };
+            let is_ready = |position, resource| index.is_ready(key, resource, position);
+            let Some(resource) = lane.ready.peek_accepted(class, was_tried, is_ready) else {
+                continue;
+            };
+            let Some(head) = core.queue.index.head(resource) else { continue };
+            // All webhooks up to the recorded lead expire together with the head.
+            let newest = recorded_lead(core, resource).unwrap_or(head);
+            let of_newest = spent::spent(core, key, newest, newest, About::Shop);
+            let own = core.queue.retries.get(head).map_or(Duration::ZERO, |retry| retry.spent);
+            let Some(excess) = of_newest.max(own).checked_sub(expires_after) else { continue };
+            let kind = ReadyKind { was_tried, is_replay: false };
+            return match pick::take_from(core, shop, key, class, kind) {
+                Some(Some(turn)) => expire_turn(core, turn, excess),
+                // A barrier came before the webhook.
+                Some(None) => true,
+                None => false,
+            };
+        }
+    }
+    false
+}
+
+/// Newest webhook that the head of a resource was recorded to stand for.
+fn recorded_lead<C: Content>(core: &Core<C>, resource: ResourceKey) -> Option<Position> {
+    let hash = core.queue.index.resource(resource)?.hash;
+    core.queue.leads.get(&hash).copied()
+}
+
+/// Time after which the webhooks of a lane expire.
+fn expires_after<C: Content>(core: &Core<C>, lane: &Lane) -> Duration {
+    let Config { retry_for, retry_refused_for, tuning, .. } = core.config;
+    let is_refused = lane.clock.is_refused();
+    let time = if is_refused { retry_for.max(retry_refused_for) } else { retry_for };
+    time + tuning.expiry_grace
+}
+
+/// Gives up the head of a resource and those that it stands for. Webhooks accepted within
+/// `excess` after the head are overdue, too.
+fn expire_turn<C: Content>(core: &mut Core<C>, turn: Turn, excess: Duration) -> bool {
+    let Some((node, content, record_index)) = choose::at_turn(core, turn, excess) else {
+        // Only one lead is recorded at a time, because the window cannot be cut before a
+        // recorded lead.
+        return core.queue.index.state(turn.resource) != Some(HeadState::Recording);
+    };
+    let position = core.queue.index.node(node).position;
+    let head = core.queue.index.head(turn.resource).unwrap_or(position);
+    let attempts = core.queue.retries.get(head).map_or(0, |retry| retry.attempts);
+    let fingerprint = choose::fingerprint(core, &content, record_index);
+    if attempts == 0 && choose::is_duplicate(core, fingerprint) {
+        core.counts.duplicates += 1;
+        let resource = turn.resource;
+        let end = Ended::Duplicate;
+        finish::finish(core, Finished { resource, end, fingerprint, attempts });
+        return true;
+    }
+    let reason = EXPIRED;
+    let evidence = C::Evidence::default();
+    let bytes = content.dead_bytes(record_index, &evidence);
+    if !give_up::check_dead_room(core, bytes) {
+        core.queue.expiry.looks_at = core.session.now.at + LOOK_FOR_ROOM;
+        core.queue.release(turn.resource, core.session.now.at);
+        return false;
+    }
+    let letter = GivenUp { position, content, record_index, reason, attempts, evidence };
+    give_up::end_as_dead_letter(core, turn.resource, letter, bytes, fingerprint);
+    core.ledger.expired += 1;
+    true
+}

@@ -1,0 +1,52 @@
+//! Outcomes: heads that have ended, dropped webhooks, and leads that are not needed any more. They
+//! wait for the next settlement.
+
+use crate::sorted::Content;
+use crate::state::Core;
+use crate::state::index::{LaneKey, NodeKey};
+use crate::state::ledger::{Dropped, Finished};
+use crate::state::resource::Step;
+
+/// Ends a head. It then waits for its settlement.
+pub(crate) fn finish<C: Content>(core: &mut Core<C>, finished: Finished<C>) {
+    core.queue.step(finished.resource, Step::Finished);
+    core.ledger.sent.remove(&finished.resource);
+    core.ledger.finished.push(finished);
+}
+
+/// Settles a webhook as dropped that is not indexed.
+pub(crate) fn drop_webhook<C: Content>(core: &mut Core<C>, dropped: Dropped) {
+    if let Some(lane) = core.queue.lanes.get_mut(dropped.lane) {
+        lane.dropping += 1;
+    }
+    core.ledger.dropped.push_back(dropped);
+}
+
+/// Forgets the recorded lead of a resource, also in Redis.
+pub(crate) fn forget_lead<C: Content>(core: &mut Core<C>, resource: u64) {
+    core.queue.leads.remove(&resource);
+    core.ledger.draft.settlement.lanes.leads.deleted.push(resource);
+}
+
+/// Forgets the recorded lead of a resource if no webhook is left for which it stands.
+/// Everything up to the lead must be indexed.
+pub(crate) fn tidy_lead<C: Content>(core: &mut Core<C>, resource: u64) {
+    let Some(lead) = core.queue.leads.get(&resource).copied() else { return };
+    let indexed = core.queue.index.by_hash(resource);
+    let is_before = |node: &NodeKey| {
+        let node = core.queue.index.node(*node);
+        !node.is_replay && node.position <= lead
+    };
+    // Replays do not count.
+    if !indexed.is_some_and(|key| core.queue.index.all_of(key).iter().any(is_before)) {
+        forget_lead(core, resource);
+    }
+}
+
+/// Deletes a chunk of which nothing is left with the next settlement.
+pub(crate) fn delete_chunk<C: Content>(core: &mut Core<C>, key: LaneKey, number: u32) {
+    let hash = core.queue.lanes.get(key).map_or(0, |lane| lane.hash);
+    let draft = &mut core.ledger.draft;
+    draft.settlement.lanes.chunks.deleted.push((hash, number));
+    draft.settling.lanes.insert(key);
+}
