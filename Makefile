@@ -22,13 +22,11 @@ kafka: ## a Kafka broker on 127.0.0.1:9092, in ./run/kafka, and the producer to 
 
 test: ## run every test, against real servers
 	ops/deps.sh test
-	cargo build --locked --workspace --bins
 	cargo run --locked -p xtask --
 
 quick: ## a first answer within three minutes: lints, unit tests, small simulations, six stories
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --features bench/kafka -- -D warnings -D clippy::too_many_lines
-	cargo build --locked --workspace --bins
 	SEEDS=$(or $(SEEDS),8) MINUTES=$(or $(MINUTES),1) cargo run --locked -p xtask -- --quick answers barriers dead listen pause settings
 
 check: lint audit test ## formatting, lints, docs, dependencies and every test: what a change must pass

@@ -209,7 +209,7 @@ CORE = [
     ('ends before retries are written', 'state/ledger.rs',
      'let is_written = self.changed.is_empty() && self.retries.is_empty();', 'let is_written = true;'),
     ('ready forgets replays', 'state/index.rs',
-     'lead == Some(position)', 'lead == Some(position) && !self.is_replay(resource)'),
+     'lead == Some(position)', 'lead == Some(position) && !self.head_node(resource).is_some_and(|head| head.is_replay)'),
     ('suspects not written', 'steps/settle.rs',
      'let is_suspect = lane.flow.suspect.is_some();', 'let is_suspect = false;'),
     ('overtaken ones count', 'state/attempts.rs',

@@ -1,4 +1,4 @@
-//! The core: all state of a leader, and the order of its work.
+//! The order of a leader's work.
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -1,8 +1,14 @@
 //! The steps of a webhook, as functions on the state of a leader.
 //!
-//! In order: [`arrive`] → [`turns`] and [`pick`] → [`choose`] and [`dispatch`] → [`ended`] →
-//! [`finish`] → [`settle`] → [`settled`]. A step calls only steps below it: no two files call each
-//! other.
+//! In the order of time: `arrive` → `turns` and `pick` → `choose` and `dispatch` → `ended` → `finish`
+//! → `settle` → `settled`. In layers, each of which uses those above it:
+//!
+//! 1. `time`, `finish`, `slots`, `barriers`
+//! 2. `gate`, `retries`, `spent`, `settled`, `apply_controls`
+//! 3. `cut`, `read`, `pick`, `moving`, `give_up`
+//! 4. `arrive`, `choose`, `ended`, `suspect_turns`, `settle`
+//! 5. `turns`, `slow`, `expire`, `refill`
+//! 6. `dispatch`
 
 pub(crate) mod apply_controls;
 pub(crate) mod arrive;

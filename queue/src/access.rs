@@ -1,11 +1,16 @@
 //! Credentials for Redis that are not part of the URL: certificates and a password.
 
 use std::fmt;
+use std::time::Duration;
 
+use redis::io::tcp::{TcpSettings, socket2};
 use redis::{
     Client, ClientTlsConfig, ConnectionInfo, IntoConnectionInfo, RedisResult, TlsCertificates,
 };
 use zeroize::Zeroizing;
+
+/// Time without a sign of the other machine after which a connection is dead.
+const DEAD_AFTER: Duration = Duration::from_secs(10);
 
 /// Certificates and password for Redis, for the same Redis as its Sentinels name it, and for the
 /// nodes of its cluster.
@@ -42,7 +47,7 @@ impl Access {
     fn open(&self, info: ConnectionInfo) -> RedisResult<Client> {
         // Install a provider here, so that TLS does not depend on the other crates in the build.
         rustls::crypto::ring::default_provider().install_default().ok();
-        let mut info = info.set_tcp_settings(crate::connect::tcp_settings());
+        let mut info = info.set_tcp_settings(tcp_settings());
         if let Some(password) = &self.password {
             let settings = info.redis_settings().clone().set_password(password.as_str());
             info = info.set_redis_settings(settings);
@@ -58,6 +63,16 @@ impl Access {
             TlsCertificates { client_tls: identity, root_cert: self.authorities.clone() };
         Client::build_with_tls(info, certificates)
     }
+}
+
+/// TCP settings that detect a dead connection. A Redis on another machine may vanish without
+/// closing it, and the appender waits for a reply as long as the connection lives.
+fn tcp_settings() -> TcpSettings {
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(DEAD_AFTER / 2)
+        .with_interval(Duration::from_secs(1))
+        .with_retries(5);
+    TcpSettings::default().set_nodelay(true).set_keepalive(keepalive).set_user_timeout(DEAD_AFTER)
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::{TcpSettings, socket2};
 use redis::{AsyncConnectionConfig, Client};
 use tokio::time::timeout;
 
@@ -20,9 +19,6 @@ use crate::sentinel::{self, Sentinels};
 /// Time limit for connecting. A local socket answers at once or not at all; a remote one may need
 /// time.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Time without a sign of the other machine after which a connection is dead.
-const DEAD_AFTER: Duration = Duration::from_secs(10);
 
 /// A connection to Redis.
 pub type Connection = MultiplexedConnection;
@@ -132,14 +128,4 @@ async fn expect_master(connection: &mut Connection) -> Result<(), QueueError> {
         Some(Ok(role)) if role == "master" => Ok(()),
         _ => Err(QueueError::Unexpected("a redis that was named is no master".to_owned())),
     }
-}
-
-/// TCP settings that detect a dead connection. A Redis on another machine may vanish without
-/// closing it, and the appender waits for a reply as long as the connection lives.
-pub(crate) fn tcp_settings() -> TcpSettings {
-    let keepalive = socket2::TcpKeepalive::new()
-        .with_time(DEAD_AFTER / 2)
-        .with_interval(Duration::from_secs(1))
-        .with_retries(5);
-    TcpSettings::default().set_nodelay(true).set_keepalive(keepalive).set_user_timeout(DEAD_AFTER)
 }

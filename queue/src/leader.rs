@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_ends_before_anyone_else_observe() {
+    fn a_lease_ends_before_anyone_else_may_take_it() {
         let lease = Lease::confirmed(10 * SECOND);
         assert!(lease.holds(14 * SECOND));
         assert!(!lease.holds(15 * SECOND));

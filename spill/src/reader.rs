@@ -129,8 +129,9 @@ impl LogReader {
         self.index.free_before(chunk.segment);
     }
 
-    /// Moves past segments that were read. Returns true if everything that was written was read. Correct only while nothing is being written.
-    pub fn at_end(&mut self) -> bool {
+    /// Moves past segments that were read. Returns true if everything that was written was read.
+    /// Correct only while nothing is being written.
+    pub fn pass_read(&mut self) -> bool {
         loop {
             let Some(segment) = self.here() else { return true };
             if self.offset < segment.end {

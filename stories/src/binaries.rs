@@ -2,6 +2,7 @@
 //! it.
 
 use std::env;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// `target/<profile>`: the test executable is in its `deps`.
@@ -9,6 +10,14 @@ pub fn directory() -> PathBuf {
     let test = env::current_exe().expect("the path of the test executable");
     let directory = test.parent().and_then(Path::parent).expect("a test lives in target/*/deps");
     directory.to_path_buf()
+}
+
+/// A file that test processes lock against each other, opened but not locked.
+pub fn lock_file(name: &str) -> File {
+    let path = directory().join(format!("stories-{name}.lock"));
+    let mut options = File::options();
+    let file = options.create(true).truncate(false).read(true).write(true).open(&path);
+    file.unwrap_or_else(|error| panic!("cannot open {}: {error}", path.display()))
 }
 
 /// Directory of our own binaries: `BINARIES` if it is set, to measure release builds, or else the

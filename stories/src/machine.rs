@@ -1,13 +1,16 @@
 //! Slots of this machine, shared by all tests of all test binaries that run side by side.
 //!
-//! A test takes slots by how much it needs: all of them if it measures time, one if it mostly
-//! waits. Tests get them first come, first served, so one that needs all is not overtaken for ever.
+//! A test takes slots by how much it needs: all of them if it measures time, half of them if it loads
+//! a core or has limits of time, one if it waits most of the time. Whoever waits for several slots is
+//! not overtaken. Tests that start nothing take none.
 
 use std::fs::{File, TryLockError};
+use std::io::{Read as _, Seek as _, Write as _};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::binaries;
+use crate::binaries::lock_file;
+use crate::report::say;
 
 /// Slots of the machine, which are free again when the value is dropped. Each is a locked file.
 #[derive(Debug)]
@@ -18,34 +21,39 @@ pub struct Slots {
 /// Slots of a machine with two cores, for which the suite is made.
 const SLOTS: usize = 4;
 const POLL: Duration = Duration::from_millis(10);
+/// Time between two lines that say for whom a test waits.
+const SAID_EVERY: Duration = Duration::from_secs(120);
 
-/// For a test that measures time: waits until no other test runs.
+/// For a test that measures time: waits until no other test holds a slot.
 pub fn alone() -> Slots {
-    take(SLOTS)
+    take(SLOTS, "")
 }
 
-/// For a test that loads a core for a while and has limits of time, with a margin: half of the
+/// For a test that loads a core for a while, or has limits of time with a margin: half of the
 /// machine.
 pub fn half() -> Slots {
-    take(SLOTS / 2)
+    take(SLOTS / 2, "")
 }
 
-/// For a test that needs little.
+/// For a test that waits most of the time.
 pub fn shared() -> Slots {
-    take(1)
+    take(1, "")
 }
 
-fn take(count: usize) -> Slots {
+/// Takes `count` slots. The names of their files begin with `prefix`.
+fn take(count: usize, prefix: &str) -> Slots {
     // Held while this test waits: nobody else takes a slot until it has all of its own.
-    let queue = open("queue");
+    let queue = lock_file(&format!("{prefix}queue"));
     queue.lock().expect("wait for a turn");
-    let mut free: Vec<File> = (0..SLOTS).map(|slot| open(&format!("slot-{slot}"))).collect();
+    let mut free: Vec<File> =
+        (0..SLOTS).map(|slot| lock_file(&format!("{prefix}slot-{slot}"))).collect();
     let mut held = Vec::new();
+    let mut said = Instant::now();
     loop {
         let mut at = 0;
         while at < free.len() && held.len() < count {
             match free[at].try_lock() {
-                Ok(()) => held.push(free.swap_remove(at)),
+                Ok(()) => held.push(sign(free.swap_remove(at))),
                 Err(TryLockError::WouldBlock) => at += 1,
                 Err(TryLockError::Error(error)) => panic!("cannot lock a slot: {error}"),
             }
@@ -53,38 +61,61 @@ fn take(count: usize) -> Slots {
         if held.len() == count {
             return Slots { _held: held };
         }
+        if said.elapsed() > SAID_EVERY {
+            said = Instant::now();
+            let holders: Vec<String> = free.iter_mut().map(holder).collect();
+            say(&format!("waits for slots of this machine, held by {}", holders.join(", ")));
+        }
         thread::sleep(POLL);
     }
 }
 
-fn open(name: &str) -> File {
-    let path = binaries::directory().join(format!("stories-{name}.lock"));
-    File::options()
-        .create(true)
-        .append(true)
-        .open(&path)
-        .unwrap_or_else(|error| panic!("cannot open {}: {error}", path.display()))
+/// Writes who holds a slot into its file.
+fn sign(mut slot: File) -> File {
+    let name = thread::current().name().unwrap_or_default().to_owned();
+    let text = format!("{name} of process {}", std::process::id());
+    // Only for those who wait and wonder.
+    slot.set_len(0)
+        .and_then(|()| slot.rewind())
+        .and_then(|()| slot.write_all(text.as_bytes()))
+        .ok();
+    slot
+}
+
+fn holder(slot: &mut File) -> String {
+    let mut text = String::new();
+    slot.rewind().and_then(|()| slot.read_to_string(&mut text)).ok();
+    text
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::sync::mpsc;
 
     use super::*;
+    use crate::binaries::directory;
 
     #[test]
     fn a_test_that_needs_all_slots_waits_and_is_not_overtaken() {
-        let first = shared();
+        let prefix = format!("tried-by-{}-", std::process::id());
+        let first = take(1, &prefix);
         let (tell, told) = mpsc::sync_channel(2);
         thread::scope(|scope| {
             let whole = tell.clone();
+            let all = &prefix;
             scope.spawn(move || {
-                let _slots = alone();
+                let _slots = take(SLOTS, all);
                 whole.send("alone").expect("listened to");
             });
-            thread::sleep(10 * POLL);
+            // The other one begins to wait only after this one has: it holds the queue.
+            let queue = lock_file(&format!("{prefix}queue"));
+            while queue.try_lock().is_ok_and(|()| queue.unlock().is_ok()) {
+                thread::sleep(POLL);
+            }
+            let one = &prefix;
             scope.spawn(move || {
-                let _slots = shared();
+                let _slots = take(1, one);
                 tell.send("shared").expect("listened to");
             });
             thread::sleep(10 * POLL);
@@ -93,5 +124,10 @@ mod tests {
             assert_eq!(told.recv(), Ok("alone"));
             assert_eq!(told.recv(), Ok("shared"));
         });
+        let files = (0..SLOTS).map(|slot| format!("slot-{slot}")).chain(["queue".to_owned()]);
+        for file in files {
+            let path = directory().join(format!("stories-{prefix}{file}.lock"));
+            fs::remove_file(path).expect("remove the lock");
+        }
     }
 }

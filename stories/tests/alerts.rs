@@ -104,7 +104,7 @@ struct Watched {
 
 impl Watched {
     async fn start() -> (Self, Running) {
-        let cell = Cell::shared();
+        let cell = Cell::half();
         let kafka = cell.kafka().await;
         kafka.topic("shopify-webhooks", 2, &[]).await;
         let redis = cell.redis(&[]).await;

@@ -41,7 +41,7 @@ fn faults() -> usize {
 /// Executes the plans in order, several at a time.
 async fn play_all(plans: Vec<Plan>) -> Vec<Shown> {
     // Held while any of the cells runs.
-    let _turn = Cell::half();
+    let _cell = Cell::half();
     let plans = Rc::new(RefCell::new(VecDeque::from(plans)));
     let (here, mut players) = (LocalSet::new(), JoinSet::new());
     for _ in 0..AT_ONCE {

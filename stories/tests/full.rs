@@ -82,7 +82,7 @@ async fn expect_empty(redis: &RedisServer) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_queue_is_refused_at_once_and_emptied_by_a_downstreamer_that_never_ran_before() {
     let seed = seed("full", 51);
-    let cell = Cell::half();
+    let cell = Cell::alone();
     let redis = cell.redis(&SMALL).await;
     let backend = Backend::start().await;
     let mut receiver = cell.receiver(&[]).await;
@@ -104,7 +104,7 @@ async fn a_full_queue_is_refused_at_once_and_emptied_by_a_downstreamer_that_neve
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn takeover_and_dead_letters_work_on_a_full_queue() {
     let seed = seed("full, takeover, dead letters", 52);
-    let cell = Cell::half();
+    let cell = Cell::alone();
     let redis = cell.redis(&SMALL).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::status(503));
@@ -156,7 +156,7 @@ async fn takeover_and_dead_letters_work_on_a_full_queue() {
 
 #[tokio::test]
 async fn an_aof_that_fills_the_disk_is_rewritten_although_webhooks_are_refused() {
-    let cell = Cell::shared();
+    let cell = Cell::alone();
     let Some(disk) = SmallDisk::mount(cell.directory().join("disk"), 1200) else {
         say("full: only root can make a small disk below an AOF");
         return;

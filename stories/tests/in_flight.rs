@@ -31,8 +31,8 @@ const BACK_WITHIN: Duration = Duration::from_secs(20);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_kills_of_the_downstreamer_repeat_no_more_than_was_in_flight() {
     let seed = seed("in flight", 22);
+    let _slots = stories::machine::half();
     let began = Instant::now();
-    let _slots = stories::machine::shared();
     let (first, second, third, fourth) =
         tokio::join!(one_cell(seed, 0), one_cell(seed, 1), one_cell(seed, 2), one_cell(seed, 3));
     let all = [first, second, third, fourth].concat();
@@ -51,7 +51,7 @@ async fn twenty_kills_of_the_downstreamer_repeat_no_more_than_was_in_flight() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_amid_a_backlog_of_many_resources_repeats_little_of_it() {
     let seed = seed("in flight, backlog", 23);
-    let cell = Cell::shared();
+    let cell = Cell::half();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let receiver = cell.receiver(&[]).await;
@@ -82,7 +82,7 @@ async fn a_kill_amid_a_backlog_of_many_resources_repeats_little_of_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_while_redis_stands_still_repeats_no_more_than_the_bound() {
     let seed = seed("in flight, stall", 24);
-    let cell = Cell::shared();
+    let cell = Cell::half();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(0..20))));

@@ -78,14 +78,9 @@ enum End {
 }
 
 impl App {
-    /// Starts an app for a test that loads the machine.
+    /// Starts an app.
     async fn start(settings: Settings<'_>) -> Self {
         Self::start_in(Cell::half(), settings).await
-    }
-
-    /// Starts an app for a test with few webhooks.
-    async fn start_shared(settings: Settings<'_>) -> Self {
-        Self::start_in(Cell::shared(), settings).await
     }
 
     async fn start_in(cell: Cell, settings: Settings<'_>) -> Self {
@@ -376,7 +371,7 @@ async fn a_shop_that_is_over_its_rate_delays_no_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_for_a_failing_redaction_delays_no_other_and_follows_it() {
     let orders = size(1_500, 15_000);
-    let app = App::start_shared(TIGHT).await;
+    let app = App::start(TIGHT).await;
     app.fails(
         || Behaviour::status(500),
         |receipt| of_failing_shop(receipt) && receipt.topic() == "customers/redact",
@@ -462,7 +457,7 @@ async fn a_deleted_chunk_with_a_redaction_holds_nothing_back() {
 }
 
 async fn one_kind_fails(story: &str, every: Duration, lasts: Duration) {
-    let app = App::start_shared(TIGHT).await;
+    let app = App::start(TIGHT).await;
     app.fails(|| Behaviour::status(500), |receipt| receipt.topic() == "products/update");
     let products = Trickle {
         shops: FAILING..FAILING + 1,
@@ -514,7 +509,7 @@ async fn a_customer_every_ten_seconds_flows_while_every_product_of_the_only_shop
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn poison_products_delay_no_other_product_of_their_shop() {
     const POISON_EVERY: u64 = 200;
-    let app = App::start_shared(TIGHT).await;
+    let app = App::start(TIGHT).await;
     let is_poison = |event: Event| event.resource.is_multiple_of(POISON_EVERY);
     app.fails(|| Behaviour::status(500), move |receipt| is_poison(receipt.event()));
     let products = Trickle {
@@ -540,7 +535,7 @@ async fn poison_products_delay_no_other_product_of_their_shop() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bad_deploy_amid_one_shops_flood_costs_few_dead_letters() {
     const DEAD_MAX: u64 = 200;
-    let app = App::start_shared(TIGHT).await;
+    let app = App::start(TIGHT).await;
     let flood = Trickle {
         shops: FAILING..FAILING + 1,
         topics: &["products/update"],
@@ -576,7 +571,7 @@ async fn a_bad_deploy_amid_one_shops_flood_costs_few_dead_letters() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_lies_outside_the_main_stream_is_paused_by_topic_and_dropped_by_shop() {
     let many = 5_000;
-    let app = App::start_shared(TIGHT).await;
+    let app = App::start(TIGHT).await;
     let is_product = |one: &Receipt| of_failing_shop(one) && one.topic() == "products/update";
     app.fails(|| Behaviour::status(500), is_product);
     // The pause must hold none of these.
@@ -623,7 +618,7 @@ async fn what_lies_outside_the_main_stream_is_paused_by_topic_and_dropped_by_sho
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standby_takes_over_what_lies_outside_the_main_stream() {
     let story = "takeover";
-    let mut app = App::start_shared(TIGHT).await;
+    let mut app = App::start(TIGHT).await;
     until("the first leads", SOON, async || app.downstreamer.is_leader().await).await;
     let standby = app.cell.downstreamer(&app.backend, TIGHT).await;
     app.fails(|| Behaviour::status(500), of_failing_shop);

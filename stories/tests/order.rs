@@ -41,7 +41,7 @@ fn resource_of(receipt: &Receipt) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_resources_stay_in_order_while_a_tenth_of_all_deliveries_fails() {
     let seed = seed("order", 11);
-    let cell = Cell::shared();
+    let cell = Cell::half();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(failing(0.1, seed));
@@ -84,7 +84,7 @@ fn expect_one_at_a_time(receipts: &[Receipt]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resources_that_fail_for_good_take_no_place_from_the_others() {
     let seed = seed("failing resources", 12);
-    let cell = Cell::shared();
+    let cell = Cell::half();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     // More failing resources than concurrent deliveries: 1 to 30 fail, 31 to 200 do not.
@@ -116,7 +116,7 @@ async fn resources_that_fail_for_good_take_no_place_from_the_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_resource_that_fails_for_good_does_not_hold_the_memory_of_the_queue() {
     let seed = seed("parked", 13);
-    let cell = Cell::shared();
+    let cell = Cell::half();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|receipt| match resource_of(receipt) {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 use stories::binaries::repository;
+use stories::machine;
 use stories::prometheus::promtool;
 
 const TESTS: [&str; 2] = ["alerts.test.yml", "silent.test.yml"];
@@ -20,6 +21,7 @@ fn read(path: &str) -> String {
 }
 
 fn expect_good(arguments: &[&str]) {
+    let _slots = machine::shared();
     let output = promtool(&directory(), arguments);
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "promtool {arguments:?} says:\n{said}");

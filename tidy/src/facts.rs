@@ -101,8 +101,15 @@ impl Reader {
         let is_question = name.starts_with("is_") || name.starts_with("has_");
         let is_bool = matches!(&signature.output, ReturnType::Type(_, kind)
             if matches!(&**kind, syn::Type::Path(path) if path.path.is_ident("bool")));
-        let writes = matches!(signature.inputs.first(), Some(FnArg::Receiver(receiver))
-            if receiver.reference.is_some() && receiver.mutability.is_some());
+        let writes = match signature.inputs.first() {
+            Some(FnArg::Receiver(receiver)) => {
+                receiver.reference.is_some() && receiver.mutability.is_some()
+            }
+            Some(FnArg::Typed(argument)) => {
+                matches!(&*argument.ty, syn::Type::Reference(kind) if kind.mutability.is_some())
+            }
+            None => false,
+        };
         if is_question && (!is_bool || writes) {
             self.facts.not_questions.push(name.clone());
         }
@@ -267,10 +274,10 @@ mod tests {
         let found = facts(
             "//! What.\n/// A pair.\npub struct A { a: u8, pub b: u8 }\n\
              impl A {\n    pub fn is_c(&self) -> Option<bool> { None }\n    fn has_d(&self) -> bool { true }\n    fn is_e(&mut self) -> bool { true }\n}\n\
-             fn e() {\n    let (a, b) = (1, 2);\n    let (c, d) = f();\n    debug_assert!(a as u64 == 1);\n    let _ = b as u64;\n}\n",
+             fn is_f(a: &mut A) -> bool { true }\nfn e() {\n    let (a, b) = (1, 2);\n    let (c, d) = f();\n    debug_assert!(a as u64 == 1);\n    let _ = b as u64;\n}\n",
         );
         assert_eq!((found.public, found.tuple_lets, found.casts, found.assertions), (2, 1, 1, 1));
-        assert_eq!(found.not_questions, ["is_c", "is_e"]);
+        assert_eq!(found.not_questions, ["is_c", "is_e", "is_f"]);
         assert_eq!(found.methods["A"], 3);
         assert_eq!(found.docs, [(1, "What.\n".to_owned()), (2, "A pair.\n".to_owned())]);
         let expected = Struct { name: "A".to_owned(), fields: 2, is_settings: false };

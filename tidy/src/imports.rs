@@ -9,11 +9,20 @@ pub(crate) type Imports = BTreeMap<String, BTreeSet<String>>;
 /// there is a file for it. A module and the one that declares it may import each other.
 #[must_use]
 pub fn imports(module: &str, source: &str, modules: &BTreeSet<String>) -> BTreeSet<String> {
-    let paths = without_tests(source).split("use ").skip(1).filter_map(|rest| {
+    let source = without_tests(source);
+    let used = source.split("use ").skip(1).filter_map(|rest| {
         let path: String = rest.split(';').next()?.split_whitespace().collect();
         Some(path)
     });
-    let named = paths.flat_map(|path| each(&path)).filter_map(|path| {
+    // A path in the code is as good as an import. Comments name what they like.
+    let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let inline = code.flat_map(|line| line.split("crate::").skip(1)).map(|rest| {
+        let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+        let end = rest.find(|c| !is_path(c)).unwrap_or(rest.len());
+        format!("crate::{}", rest[..end].trim_end_matches(':'))
+    });
+    let inline = inline.filter(|path| path != "crate::");
+    let named = used.chain(inline).flat_map(|path| each(&path)).filter_map(|path| {
         let path = absolute(module, &path)?;
         let parts: Vec<&str> = path.split("::").collect();
         (1..=parts.len())
@@ -94,11 +103,13 @@ mod tests {
 
     #[test]
     fn imports_are_found_and_tests_left_out() {
-        let modules = ["a", "c", "store", "store::gate", "store::looks"].map(str::to_owned).into();
+        let modules =
+            ["a", "b", "c", "e", "store", "store::gate", "store::looks"].map(str::to_owned).into();
         let source = "use crate::store::gate::{Gate, Passed};\nuse crate::{a, c::{D, E}};\nuse std::a;\n\
                       use super::looks::Looks;\n\
+                      // See crate::b::C.\nfn f() { crate::e::g() }\n\
                       #[cfg(test)]\npub(crate) mod tests {\n    use crate::store::Store;\n}\n";
-        let all = ["a", "c", "store::gate", "store::looks"].map(str::to_owned);
+        let all = ["a", "c", "e", "store::gate", "store::looks"].map(str::to_owned);
         assert_eq!(imports("store::mode", source, &modules), all.into());
     }
 

@@ -36,9 +36,27 @@ fn doc_comments_name_their_item() {
         bad.map(|(line, text)| format!("{}:{line}: {}", source.path, first(text)))
             .collect::<Vec<_>>()
     };
-    let all = [&PRODUCT[..], &["stories", "bench", "simulator", "tidy", "fuzz/targets"]].concat();
+    let all = [&PRODUCT[..], &["stories", "bench", "simulator", "tidy", "xtask", "fuzz/targets"]]
+        .concat();
     let found: Vec<String> = sources(&all).iter().flat_map(rule).collect();
     assert_none(&found, "doc comments that open with What, Its, Whether, Where, How or Who");
+}
+
+/// The suite runs test binaries, and no examples in comments.
+#[test]
+fn examples_in_doc_comments_are_text() {
+    let rule = |source: &Source| {
+        let fences = source.facts.docs.iter().flat_map(|(line, text)| {
+            let marks = text.lines().filter_map(|line| line.trim().strip_prefix("```"));
+            marks.step_by(2).map(move |language| (*line, language.to_owned()))
+        });
+        let is_code = |(_, language): &(usize, String)| !["text", "json"].contains(&&**language);
+        fences
+            .filter(is_code)
+            .map(|(line, language)| format!("{line}: {language:?}"))
+            .collect::<Vec<_>>()
+    };
+    assert_none(&findings(rule), "examples that nothing tries: make them unit tests");
 }
 
 #[test]

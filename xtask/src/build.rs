@@ -1,6 +1,6 @@
 //! Builds the test binaries, and learns from cargo where they are.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
@@ -38,26 +38,36 @@ struct Profile {
     test: bool,
 }
 
-/// Builds all tests of the workspace. Cargo's progress and errors appear on stderr.
+/// Builds all programs and all tests of the workspace. Cargo's progress and errors appear on stderr.
 ///
 /// # Errors
 ///
 /// Returns a message if cargo cannot be started, or fails.
 pub(crate) fn test_binaries() -> Result<Vec<TestBinary>, String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["test", "--locked", "--workspace", "--no-run"])
-        .args(["--message-format", "json-render-diagnostics"])
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|error| format!("cannot start cargo: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("cargo test --no-run: {}", output.status));
-    }
-    let lines = String::from_utf8_lossy(&output.stdout);
+    // Cargo builds the programs of a package with its tests, but only if it has a directory of them.
+    cargo(&["build", "--bins"])?;
+    let output = cargo(&["test", "--no-run", "--message-format", "json-render-diagnostics"])?;
+    let lines = String::from_utf8_lossy(&output);
     let mut binaries: Vec<TestBinary> = lines.lines().filter_map(test_binary).collect();
     binaries.sort_by_key(|one| (turn(&one.name), one.name.clone()));
     Ok(binaries)
+}
+
+/// Runs a command of cargo on the workspace, and returns what it prints on stdout.
+fn cargo(arguments: &[&str]) -> Result<Vec<u8>, String> {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let (command, options) = arguments.split_first().ok_or("no command")?;
+    let output = Command::new(program)
+        .args([*command, "--locked", "--workspace"])
+        .args(options)
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cannot start cargo: {error}"))?;
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        Err(format!("cargo {}: {}", arguments.join(" "), output.status))
+    }
 }
 
 /// Long binaries come first, and those that need the machine for themselves last, so that cores are
@@ -65,7 +75,7 @@ pub(crate) fn test_binaries() -> Result<Vec<TestBinary>, String> {
 fn turn(name: &str) -> u8 {
     match name {
         "retry_time" | "lanes" | "spill" | "kafka_faults" | "in_flight" | "chaos" => 0,
-        "adaptive" | "fairness" | "verbs" => 2,
+        "adaptive" | "big_lanes" | "fairness" | "full" | "verbs" => 2,
         _ => 1,
     }
 }
@@ -77,13 +87,14 @@ fn test_binary(line: &str) -> Option<TestBinary> {
     }
     let directory = message.manifest_path?.parent()?.to_owned();
     let target = message.target?;
-    let is_story =
-        directory.file_name() == Path::new("stories").file_name() && target.kind == ["test"];
+    let is_story = directory.ends_with("stories") && target.kind == ["test"];
     Some(TestBinary { name: target.name, path: message.executable?, directory, is_story })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn line(crate_name: &str, kind: &str, is_test: bool) -> String {

@@ -7,12 +7,16 @@
 mod build;
 mod report;
 mod run;
+mod running;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 
+use crate::build::TestBinary;
 use crate::report::Report;
+use crate::running::Running;
 
 /// Runs every test of the workspace, or those of the test binaries that are named.
 #[derive(Debug, Parser)]
@@ -20,6 +24,9 @@ struct Arguments {
     /// Stories to run at the same time.
     #[arg(long, default_value_t = 5)]
     at_once: usize,
+    /// Minutes after which a test binary is ended, with all that it started.
+    #[arg(long, default_value_t = 20)]
+    minutes: u64,
     /// Runs all tests but the stories, and of these only those that are named.
     #[arg(long)]
     quick: bool,
@@ -39,21 +46,24 @@ fn main() -> ExitCode {
 
 fn test(arguments: &Arguments) -> Result<Report, String> {
     let binaries = build::test_binaries()?;
-    let is_named = |name: &str| arguments.names.iter().any(|one| one == name);
+    let is_named = |one: &TestBinary| arguments.names.contains(&one.name);
+    if let Some(name) =
+        arguments.names.iter().find(|name| binaries.iter().all(|one| one.name != **name))
+    {
+        return Err(format!("no test binary is named {name}"));
+    }
     let (stories, others): (Vec<_>, Vec<_>) = binaries
         .into_iter()
         .filter(|one| match (arguments.quick, one.is_story) {
-            (true, true) => is_named(&one.name),
             (true, false) => true,
-            (false, _) => arguments.names.is_empty() || is_named(&one.name),
+            (true, true) => is_named(one),
+            (false, _) => arguments.names.is_empty() || is_named(one),
         })
         .partition(|one| one.is_story);
-    if stories.is_empty() && others.is_empty() {
-        return Err(format!("no test binary is named {}", arguments.names.join(" or ")));
-    }
     let report = Report::of(stories.len() + others.len());
+    let running = Running::watched(Duration::from_secs(60 * arguments.minutes));
     // Unit tests and simulations keep all cores busy, each by itself.
-    run::side_by_side(others, 1, &report);
-    run::side_by_side(stories, arguments.at_once, &report);
+    run::side_by_side(others, 1, &running, &report);
+    run::side_by_side(stories, arguments.at_once, &running, &report);
     Ok(report)
 }

@@ -1,7 +1,7 @@
-//! What is printed of the tests: each binary's output once it has ended, and a summary.
+//! Prints each test binary's output once it has ended, and a summary.
 
 use std::io::{self, Write};
-use std::process::{ExitCode, Output};
+use std::process::{ExitCode, ExitStatus};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,18 +33,20 @@ impl Report {
     }
 
     /// Prints the output of a binary, and counts its tests.
-    pub(crate) fn add(&self, name: &str, took: Duration, ended: io::Result<Output>) {
-        let (text, is_success) = match ended {
-            Ok(output) => {
-                let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-                text.push_str(&String::from_utf8_lossy(&output.stderr));
-                if !output.status.success() {
-                    text.push_str(&format!("{name}: {}\n", output.status));
-                }
-                (text, output.status.success())
-            }
-            Err(error) => (format!("cannot run {name}: {error}\n"), false),
-        };
+    pub(crate) fn add(
+        &self,
+        name: &str,
+        took: Duration,
+        output: &[u8],
+        status: io::Result<ExitStatus>,
+    ) {
+        let mut text = String::from_utf8_lossy(output).into_owned();
+        let is_success = status.as_ref().is_ok_and(ExitStatus::success);
+        match status {
+            Ok(status) if !is_success => text.push_str(&format!("{name}: {status}\n")),
+            Ok(_) => {}
+            Err(error) => text.push_str(&format!("cannot run {name}: {error}\n")),
+        }
         let (passed, failed) = counts(&text);
         let mut all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         all.push(Ended { name: name.to_owned(), took, passed, failed, is_success });

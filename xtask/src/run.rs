@@ -1,18 +1,26 @@
 //! Runs test binaries, several at the same time.
 
 use std::collections::VecDeque;
+use std::fs::{self, File};
 use std::io;
-use std::process::{Command, Output, Stdio};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
 use crate::build::TestBinary;
 use crate::report::Report;
+use crate::running::Running;
 
 /// Runs the binaries in their order, `at_once` of them at the same time, and reports each when it
 /// ends.
-pub(crate) fn side_by_side(binaries: Vec<TestBinary>, at_once: usize, report: &Report) {
+pub(crate) fn side_by_side(
+    binaries: Vec<TestBinary>,
+    at_once: usize,
+    running: &Running,
+    report: &Report,
+) {
     let waiting = Mutex::new(VecDeque::from(binaries));
     let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     thread::scope(|scope| {
@@ -20,19 +28,30 @@ pub(crate) fn side_by_side(binaries: Vec<TestBinary>, at_once: usize, report: &R
             scope.spawn(|| {
                 while let Some(binary) = next() {
                     let began = Instant::now();
-                    let ended = run(&binary);
-                    report.add(&binary.name, began.elapsed(), ended);
+                    let log = binary.path.with_extension("log");
+                    let status = run(&binary, &log, running);
+                    let text = fs::read(&log).unwrap_or_default();
+                    report.add(&binary.name, began.elapsed(), &text, status);
                 }
             });
         }
     });
 }
 
-/// Runs one binary as cargo does, in the directory of its crate.
-fn run(binary: &TestBinary) -> io::Result<Output> {
-    Command::new(&binary.path)
+/// Runs one binary as cargo does, in the directory of its crate. All that it and its processes print
+/// goes to `log`, so nothing waits for a process that it has left behind.
+fn run(binary: &TestBinary, log: &std::path::Path, running: &Running) -> io::Result<ExitStatus> {
+    let output = File::create(log)?;
+    let mut child = Command::new(&binary.path)
         .current_dir(&binary.directory)
         .env("CARGO_MANIFEST_DIR", &binary.directory)
         .stdin(Stdio::null())
-        .output()
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .process_group(0)
+        .spawn()?;
+    let began = running.begin(&child, &binary.name);
+    let status = child.wait();
+    running.end(began);
+    status
 }

@@ -35,23 +35,22 @@ pub(crate) struct Lanes {
     pub numbers: ChunkNumbers,
 }
 
-/// Numbers of the chunks of lanes that are gone.
+/// Lowest number of a chunk that no lane has used. No number is used twice, so that late bytes of
+/// another chunk are never taken for those of this one.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkNumbers {
-    /// No number is used twice, so that late bytes of another chunk are never taken for those of
-    /// this one.
-    free: u32,
+    next: u32,
 }
 
 impl ChunkNumbers {
     /// Number for the first chunk of a lane that has none.
-    pub(crate) fn first(&self) -> u32 {
-        self.free
+    pub(crate) fn for_new_lane(&self) -> u32 {
+        self.next
     }
 
     /// Notes that numbers below `next` were used.
     pub(crate) fn used_up_to(&mut self, next: u32) {
-        self.free = self.free.max(next);
+        self.next = self.next.max(next);
     }
 }
 

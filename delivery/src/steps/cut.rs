@@ -158,7 +158,7 @@ fn shed_rows<C: Content>(core: &mut Core<C>) {
 
 /// True if more of a lane must be indexed before its webhooks, or those of its shop, can be
 /// sent: up to a recorded lead, or up to a barrier. That cannot wait for room, because there
-/// may never be any. `unread` caches [`Core::lanes_unread`].
+/// may never be any. `unread` caches [`lanes_unread`].
 pub(crate) fn must_know_more<C: Content>(
     core: &Core<C>,
     key: LaneKey,

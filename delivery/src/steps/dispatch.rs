@@ -1,8 +1,4 @@
-//! The gate, and the sending of a webhook.
-//!
-//! If something may not be sent now, the gate names the reason ([`Blocked`](crate::turn::Blocked)).
-//! A webhook passes these checks in order: leader and operator, backend, turn of its shop, lane,
-//! bytes in memory, pauses, duplicates, limiter.
+//! Sends what may be sent: one turn after the other, while there are slots.
 
 use crate::event::{Dispatch, Effect};
 use crate::sorted::Content;

@@ -3,7 +3,7 @@
 
 use crate::sorted::Content;
 use crate::state::Core;
-use crate::state::index::{LaneKey, NodeKey};
+use crate::state::index::LaneKey;
 use crate::state::ledger::{Dropped, Finished};
 use crate::state::resource::Step;
 
@@ -32,13 +32,14 @@ pub(crate) fn forget_lead<C: Content>(core: &mut Core<C>, resource: u64) {
 /// Everything up to the lead must be indexed.
 pub(crate) fn tidy_lead<C: Content>(core: &mut Core<C>, resource: u64) {
     let Some(lead) = core.queue.leads.get(&resource).copied() else { return };
-    let indexed = core.queue.index.by_hash(resource);
-    let is_before = |node: &NodeKey| {
-        let node = core.queue.index.node(*node);
-        !node.is_replay && node.position <= lead
-    };
+    let index = &core.queue.index;
+    let indexed = index.by_hash(resource).and_then(|key| index.resource(key));
     // Replays do not count.
-    if !indexed.is_some_and(|key| core.queue.index.all_of(key).iter().any(is_before)) {
+    let is_needed = indexed.is_some_and(|resource| {
+        let mut nodes = index.nodes.chain(resource.head);
+        nodes.any(|(_, node)| !node.is_replay && node.position <= lead)
+    });
+    if !is_needed {
         forget_lead(core, resource);
     }
 }

@@ -204,7 +204,7 @@ fn write_chunk<C: Content>(core: &mut Core<C>, key: LaneKey, positions: Vec<Posi
     };
     let count = key_of(positions.len());
     core.queue.lanes.add_waiting(u64::from(count));
-    let free = core.queue.lanes.numbers.first();
+    let free = core.queue.lanes.numbers.for_new_lane();
     let Some(lane) = core.queue.lanes.get_mut(key) else { return };
     let hash = lane.hash;
     let is_indexed = lane.is_indexed_up_to(first);

@@ -294,7 +294,7 @@ impl Restorer {
         let index = &self.spill.index;
         let mut last = 0;
         let is_restored = || {
-            let is_restored = reader.at_end();
+            let is_restored = reader.pass_read();
             if is_restored {
                 // Done here, since nothing is written before this is decided.
                 index.all_restored();

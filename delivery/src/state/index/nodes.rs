@@ -207,7 +207,8 @@ impl Nodes {
         window.count -= 1;
     }
 
-    pub(super) fn chain(&self, first: NodeKey) -> impl Iterator<Item = (NodeKey, &Node)> {
+    /// A webhook and those after it in its resource.
+    pub(crate) fn chain(&self, first: NodeKey) -> impl Iterator<Item = (NodeKey, &Node)> {
         let mut next = first;
         std::iter::from_fn(move || {
             let node = self.find(next)?;
