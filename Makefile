@@ -24,7 +24,7 @@ test: ## run every test, against real servers
 	ops/deps.sh test
 	cargo run --locked -p xtask --
 
-quick: ## a first answer within three minutes: lints, unit tests, small simulations, six stories
+quick: ## a first answer: lints, unit tests, small simulations, six stories
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --features bench/kafka -- -D warnings -D clippy::too_many_lines
 	SEEDS=$(or $(SEEDS),8) MINUTES=$(or $(MINUTES),1) cargo run --locked -p xtask -- --quick answers barriers dead listen pause settings
