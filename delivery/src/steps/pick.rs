@@ -1,4 +1,5 @@
-//! Picks the next shop, lane and resource, and schedules the next check of blocked lanes.
+//! Picks the next shop, lane and resource among the lanes that `turns` prefers, and schedules the
+//! next check of blocked lanes.
 
 use std::time::Duration;
 

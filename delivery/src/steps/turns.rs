@@ -1,4 +1,5 @@
-//! Turns: choice of the next shop, lane and resource, and the next check of blocked lanes.
+//! Turns: whether a suspect lane, the turn that waits, a probe or any lane is next. Wakes lanes whose
+//! wait is over.
 
 use std::time::Duration;
 
