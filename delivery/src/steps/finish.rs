@@ -1,5 +1,4 @@
-//! Outcomes: heads that have ended, dropped webhooks, and leads that are not needed any more. They
-//! wait for the next settlement.
+//! Ends a head, and notes what the next settlement drops or deletes.
 
 use crate::sorted::Content;
 use crate::state::Core;

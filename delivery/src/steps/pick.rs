@@ -20,7 +20,7 @@ use crate::turn::{Blocked, Turn};
 const PROBE_LOOKS: usize = 512;
 
 /// Time between two checks if a slow or suspect lane may have a slot. It grows by the same time for
-/// every so many lanes that wait.
+/// every [`SLOT_LOOKS`] lanes that wait.
 const SLOT_LOOK_EVERY: Duration = Duration::from_millis(50);
 
 const SLOT_LOOKS: u32 = 64;

@@ -15,8 +15,7 @@ use crate::turn::Turn;
 /// none.
 const FRESH_LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// The same for lanes that have not failed while the backend is stopped. This many of their probes
-/// come before one of the other lanes.
+/// The same for lanes that have not failed while the backend is stopped. 
 const UNFAILED_LOOK_EVERY: Duration = Duration::from_millis(50);
 
 const PROBES_UNFAILED: u32 = 7;
