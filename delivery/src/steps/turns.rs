@@ -15,9 +15,10 @@ use crate::turn::Turn;
 /// none.
 const FRESH_LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// The same for lanes that have not failed while the backend is stopped. 
+/// The same for lanes that have not failed while the backend is stopped.
 const UNFAILED_LOOK_EVERY: Duration = Duration::from_millis(50);
 
+/// Probes of lanes that have not failed that come before one of another lane.
 const PROBES_UNFAILED: u32 = 7;
 
 /// Time up to which lanes that the previous leader left behind go last.
