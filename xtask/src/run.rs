@@ -38,20 +38,18 @@ pub(crate) fn side_by_side(
     });
 }
 
-/// Runs one binary as cargo does, in the directory of its crate. All that it and its processes print
-/// goes to `log`, so nothing waits for a process that it has left behind.
+/// Runs one binary as cargo does, in the directory of its crate. What it and its processes print goes
+/// to `log`. Processes that it leaves behind are ended with it.
 fn run(binary: &TestBinary, log: &std::path::Path, running: &Running) -> io::Result<ExitStatus> {
     let output = File::create(log)?;
-    let mut child = Command::new(&binary.path)
+    let mut command = Command::new(&binary.path);
+    command
         .current_dir(&binary.directory)
         .env("CARGO_MANIFEST_DIR", &binary.directory)
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output)
-        .process_group(0)
-        .spawn()?;
-    let began = running.begin(&child, &binary.name);
-    let status = child.wait();
-    running.end(began);
-    status
+        .process_group(0);
+    let child = running.begin(&mut command, &binary.name)?;
+    running.wait(child)
 }

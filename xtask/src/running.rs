@@ -1,12 +1,13 @@
 //! Test binaries that run now: what is said of them, and how they are ended.
 
 use std::collections::BTreeMap;
-use std::process::Child;
+use std::io;
+use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Time between two lines that name what still runs.
@@ -41,18 +42,36 @@ impl Running {
         running
     }
 
-    /// Adds a child that has just begun. Returns its key for [`Self::end`].
-    pub(crate) fn begin(&self, child: &Child, name: &str) -> i32 {
-        let pid = i32::try_from(child.id()).unwrap_or_default();
+    /// Starts a child, the leader of a process group.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be started.
+    pub(crate) fn begin(&self, command: &mut Command, name: &str) -> io::Result<Child> {
+        // Under the lock: whoever ends all, ends this one as well, or it never begins.
         self.with(|all| {
-            all.insert(pid, OneRunning { name: name.to_owned(), began: Instant::now() })
-        });
-        pid
+            let child = command.spawn()?;
+            all.insert(key(&child), OneRunning { name: name.to_owned(), began: Instant::now() });
+            Ok(child)
+        })
     }
 
-    /// Removes a child that has ended.
-    pub(crate) fn end(&self, pid: i32) {
-        self.with(|all| all.remove(&pid));
+    /// Waits for a child, and ends what it has left behind.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be waited for.
+    pub(crate) fn wait(&self, mut child: Child) -> io::Result<ExitStatus> {
+        let pid = key(&child);
+        if let Some(pid) = Pid::from_raw(pid) {
+            // Until it is reaped, nothing else has its number.
+            waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
+        }
+        self.with(|all| {
+            kill(pid);
+            all.remove(&pid);
+            child.wait()
+        })
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut BTreeMap<i32, OneRunning>) -> T) -> T {
@@ -77,16 +96,26 @@ impl Running {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let Ok(runtime) = runtime else { return };
         runtime.block_on(async {
-            let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
-            let (Ok(mut interrupt), Ok(mut terminate)) = signals else { return };
+            let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+            let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = kinds.map(signal) else {
+                return;
+            };
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
+                _ = hangup.recv() => {}
             }
-            self.with(|all| all.keys().for_each(|pid| kill(*pid)));
-            std::process::exit(INTERRUPTED);
+            // The lock is kept, so that nothing begins any more.
+            self.with(|all| {
+                all.keys().for_each(|pid| kill(*pid));
+                std::process::exit(INTERRUPTED)
+            })
         });
     }
+}
+
+fn key(child: &Child) -> i32 {
+    i32::try_from(child.id()).unwrap_or_default()
 }
 
 /// Ends a process group. Those that have ended meanwhile are no error.
@@ -98,8 +127,9 @@ fn kill(pid: i32) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead as _, BufReader};
     use std::os::unix::process::CommandExt as _;
-    use std::process::Command;
+    use std::process::Stdio;
 
     use super::*;
 
@@ -107,14 +137,26 @@ mod tests {
     fn what_takes_too_long_is_ended_with_what_it_started() {
         let running = Running::default();
         let mut shell = Command::new("sh");
-        let mut child =
-            shell.args(["-c", "sleep 600 & wait"]).process_group(0).spawn().expect("run sh");
-        let key = running.begin(&child, "sleeper");
+        shell.args(["-c", "sleep 600 & wait"]).process_group(0);
+        let mut child = running.begin(&mut shell, "sleeper").expect("run sh");
         running.look(Duration::from_secs(60));
         assert!(child.try_wait().expect("look at sh").is_none(), "ended early");
         running.look(Duration::ZERO);
-        assert!(!child.wait().expect("wait for sh").success());
-        running.end(key);
+        assert!(!running.wait(child).expect("wait for sh").success());
         assert!(running.with(|all| all.is_empty()));
+    }
+
+    #[test]
+    fn what_is_left_behind_is_ended_too() {
+        let running = Running::default();
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 600 & echo $!"]).process_group(0).stdout(Stdio::piped());
+        let mut child = running.begin(&mut shell, "parent").expect("run sh");
+        let mut said = String::new();
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        output.read_line(&mut said).expect("its child");
+        assert!(running.wait(child).expect("wait for sh").success());
+        // The pipe closes when the last process that has it open has ended.
+        assert_eq!(output.read_line(&mut said).expect("the end"), 0);
     }
 }
