@@ -1,4 +1,5 @@
-//! Slots of this machine, shared by all tests of all test binaries that run side by side.
+//! Slots of this machine, shared by the tests of all test binaries of one target directory that run
+//! side by side.
 //!
 //! A test takes slots by how much it needs: all of them if it measures time, half of them if it loads
 //! a core or has limits of time, one if it waits most of the time. Whoever waits for several slots is

@@ -24,8 +24,9 @@ struct Arguments {
     /// Stories to run at the same time.
     #[arg(long, default_value_t = 5)]
     at_once: usize,
-    /// Minutes after which a test binary is ended, with all that it started.
-    #[arg(long, default_value_t = 20)]
+    /// Minutes after which a test binary is ended, with all that it started; the time for which its
+    /// tests wait for slots counts.
+    #[arg(long, default_value_t = 40)]
     minutes: u64,
     /// Runs all tests but the stories, and of these only those that are named.
     #[arg(long)]

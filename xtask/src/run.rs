@@ -28,9 +28,11 @@ pub(crate) fn side_by_side(
             scope.spawn(|| {
                 while let Some(binary) = next() {
                     let began = Instant::now();
-                    let log = binary.path.with_extension("log");
+                    // Somebody else may run the same one.
+                    let log = binary.path.with_extension(format!("{}.log", std::process::id()));
                     let status = run(&binary, &log, running);
                     let text = fs::read(&log).unwrap_or_default();
+                    fs::remove_file(&log).ok();
                     report.add(&binary.name, began.elapsed(), &text, status);
                 }
             });

@@ -346,4 +346,18 @@ mod tests {
         tokio::time::sleep(2 * HOLD).await;
         assert!(entering.is_finished());
     }
+
+    #[test]
+    fn a_hold_has_time_for_four_calls_and_leaves_senders_half_of_theirs() {
+        let ms = Duration::from_millis;
+        let hold = |ack_timeout, call| {
+            let gate = Gate::new(true, ack_timeout);
+            gate.restored_in(call);
+            gate.hold()
+        };
+        assert_eq!(hold(ms(3000), ms(5)), HOLD);
+        assert_eq!(hold(ms(3000), ms(120)), ms(480));
+        assert_eq!(hold(ms(3000), ms(900)), HOLD_MAX);
+        assert_eq!(hold(ms(800), ms(120)), ms(400));
+    }
 }
