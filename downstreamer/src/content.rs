@@ -66,7 +66,7 @@ impl Content for PackBytes {
         let text =
             |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into_owned();
         let shop = text(view.shop());
-        let topic = text(view.topic());
+        let topic = text(view.topic().as_deref());
         let delivery_id = text(view.shopify("webhook-id"));
         pause.filter.matches(WebhookFacts {
             id: WebhookId { cell: pause.cell, entry: position.entry(), index: position.index },

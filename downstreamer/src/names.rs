@@ -98,7 +98,7 @@ impl Names {
         let text =
             |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into_owned();
         let kind = match self.scheme {
-            KeyScheme::Kind => resource_kind(&text(record.topic())),
+            KeyScheme::Kind => resource_kind(&text(record.topic().as_deref())),
             KeyScheme::Shop => String::new(),
         };
         LaneName { shop: text(record.shop()), kind, scheme: self.scheme }

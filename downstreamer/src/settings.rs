@@ -69,7 +69,7 @@ pub struct DownstreamerArgs {
     shop_max_rate: Option<String>,
 
     /// Topics that get four of five turns, comma separated; orders/* means all of a kind
-    #[arg(long, env = "PRIORITY_TOPICS", default_value = "orders/*")]
+    #[arg(long, env = "PRIORITY_TOPICS", default_value = "orders/*,Order/*")]
     priority_topics: String,
 
     /// Time for which delivered webhooks are remembered, to drop duplicates [0 to 30d]; 0: off
@@ -339,12 +339,12 @@ impl DownstreamerArgs {
             let (kind, event) = topic.split_once('/').unwrap_or((topic, ""));
             let problem = if is_compliance(topic.as_bytes()) || is_barrier(topic.as_bytes()) {
                 "must be delivered for legal reasons, each of its events"
-            } else if kind == "orders" {
+            } else if matches!(kind, "orders" | "Order") {
                 "is about orders: each of their events is delivered"
             } else if matches!(event, "create" | "delete") {
                 "occurs once for each resource, so it cannot be coalesced"
             } else if kind.is_empty() || event.is_empty() || topic.contains('*') {
-                "is not a topic, such as products/update"
+                "is not a topic, such as products/update or Product/update"
             } else {
                 continue;
             };
@@ -421,13 +421,17 @@ mod tests {
     #[test]
     fn only_what_replaces_itself_may_be_coalesced() {
         assert_eq!(
-            mistakes(&["--coalesce-topics", "products/update, inventory_levels/update"]),
+            mistakes(&[
+                "--coalesce-topics",
+                "products/update, Product/update, inventory_levels/update"
+            ]),
             ""
         );
-        for topic in ["products/create", "products/delete", "orders/updated", "shop/redact"] {
+        let once = ["products/create", "products/delete", "Product/create", "shop/redact"];
+        for topic in once.into_iter().chain(["orders/updated", "Order/update"]) {
             assert!(mistakes(&["--coalesce-topics", topic]).contains(topic), "{topic}");
         }
-        for topic in ["products/*", "products", "/update", "app/uninstalled"] {
+        for topic in ["products/*", "products", "Product", "/update", "app/uninstalled"] {
             assert!(!mistakes(&["--coalesce-topics", topic]).is_empty(), "{topic}");
         }
         let by_shop = ["--coalesce-topics", "products/update", "--order-by", "shop"];

@@ -168,7 +168,7 @@ impl Translator {
             webhook,
             labels: [
                 text(record.shop()),
-                text(record.topic()),
+                text(record.topic().as_deref()),
                 Resource::of(&record, &record.body).to_string(),
                 text(record.shopify("webhook-id")),
             ],

@@ -3,14 +3,16 @@
 //!
 //! All hashes are the same in every process and after every restart, because Redis keeps them.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use spillway_delivery::{Class, Sorted};
 use spillway_webhook::fingerprint::fingerprint;
 use spillway_webhook::pack::Record;
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::{Headers, is_barrier, is_topic_match, resource_kind};
-use spillway_webhook::{Position, stable_hash};
+use spillway_webhook::{Family, Position, stable_hash};
 
 use crate::metrics::DownstreamerMetrics;
 use crate::settings::{DownstreamerSettings, OrderBy};
@@ -20,11 +22,30 @@ use crate::settings::{DownstreamerSettings, OrderBy};
 pub(crate) struct Sorter {
     settings: Arc<DownstreamerSettings>,
     metrics: Arc<DownstreamerMetrics>,
+    subscriptions: Arc<Subscriptions>,
 }
+
+/// Numbers of the subscriptions whose webhooks are coalesced, in the order in which they were met.
+#[derive(Debug, Default)]
+pub(crate) struct Subscriptions(Mutex<HashMap<u64, u8>>);
 
 /// Hash of a shop's domain.
 pub(crate) fn shop_hash(shop: &[u8]) -> u64 {
     stable_hash::of(&[shop])
+}
+
+impl Subscriptions {
+    /// Number of a subscription, from 1. 0 once there are 255 others.
+    fn number(&self, topic: &[u8], name: &[u8]) -> u8 {
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = u8::try_from(numbers.len() + 1).unwrap_or(0);
+        let key = stable_hash::of(&[topic, name]);
+        match numbers.entry(key) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(_) if next == 0 => 0,
+            Entry::Vacant(new) => *new.insert(next),
+        }
+    }
 }
 
 impl Sorter {
@@ -33,14 +54,14 @@ impl Sorter {
         settings: Arc<DownstreamerSettings>,
         metrics: Arc<DownstreamerMetrics>,
     ) -> Self {
-        Self { settings, metrics }
+        Self { settings, metrics, subscriptions: Arc::default() }
     }
 
     /// Classifies a webhook. `is_news` is set when it is read for the first time, and counted.
     pub(crate) fn sort(&self, record: &Record, position: Position, is_news: bool) -> Sorted {
         let settings = &self.settings;
         let shop = record.shop().unwrap_or_default();
-        let topic = record.topic().unwrap_or_default();
+        let topic = &*record.topic().unwrap_or_default();
         let is_priority =
             settings.priority_topics.iter().any(|pattern| is_topic_match(pattern, topic));
         let is_slot = settings.order_by == OrderBy::None && settings.dedup.is_on();
@@ -74,7 +95,7 @@ impl Sorter {
             OrderBy::Resource => {
                 let resource = Resource::of(record, &record.body);
                 if !resource.is_fallback {
-                    sorted.coalesces = self.coalesces(topic);
+                    sorted.coalesces = self.coalesces(record, topic);
                 } else if is_news {
                     self.metrics.fell_back(&String::from_utf8_lossy(topic));
                 }
@@ -93,10 +114,37 @@ impl Sorter {
         stable_hash::of(&[b"kind", shop, kind.as_bytes()])
     }
 
-    /// Number of a topic that may be coalesced, from 1. 0 for other topics.
-    fn coalesces(&self, topic: &[u8]) -> u8 {
-        let topics = &self.settings.coalesce_topics;
-        let at = topics.iter().position(|coalesced| coalesced.as_bytes() == topic);
-        at.map_or(0, |at| u8::try_from(at + 1).expect("BUG: the settings bound them"))
+    /// Number of the webhooks that may stand for each other: those of one topic and one
+    /// subscription. 0 if the webhook can't be coalesced.
+    fn coalesces(&self, record: &Record, topic: &[u8]) -> u8 {
+        if !self.settings.coalesce_topics.iter().any(|one| one.as_bytes() == topic) {
+            return 0;
+        }
+        let subscription = match record.family() {
+            Family::Classic => Some(record.shopify("name").unwrap_or_default()),
+            // Two handles of one topic may have different queries. Without its handle, an Event may
+            // be of any of them.
+            Family::Event => record.shopify("handle"),
+        };
+        subscription.map_or(0, |name| self.subscriptions.number(topic, name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_subscriptions_of_one_topic_have_two_numbers() {
+        let subscriptions = Subscriptions::default();
+        assert_eq!(subscriptions.number(b"Product/update", b"prices"), 1);
+        assert_eq!(subscriptions.number(b"Product/update", b"titles"), 2);
+        assert_eq!(subscriptions.number(b"products/update", b""), 3);
+        assert_eq!(subscriptions.number(b"Product/update", b"prices"), 1);
+        for handle in 4..=255_u8 {
+            assert_eq!(subscriptions.number(b"Order/update", &[handle]), handle);
+        }
+        assert_eq!(subscriptions.number(b"Order/update", b"one too many"), 0);
+        assert_eq!(subscriptions.number(b"Product/update", b"titles"), 2);
     }
 }

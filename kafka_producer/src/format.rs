@@ -196,6 +196,34 @@ mod tests {
     }
 
     #[test]
+    fn each_form_of_an_event_has_its_key_and_its_cloud_event() {
+        let samples = include_str!("../../webhook/samples/events.json");
+        let samples: Vec<serde_json::Value> = serde_json::from_str(samples).unwrap();
+        for sample in samples {
+            let text = |name: &str| sample[name].as_str().unwrap();
+            let sent = [
+                ("shopify-hmac-sha256", &b"signature"[..]),
+                ("shopify-topic", text("topic").as_bytes()),
+                ("shopify-action", text("action").as_bytes()),
+                ("shopify-shop-domain", b"a.myshopify.com"),
+            ];
+            let pack = pack("/", &sent, sample["body"].to_string().as_bytes());
+            let mut encoder = Encoder::new(Format::CloudEvents, Key::Resource);
+            let view = pack.view(0);
+            let encoded = encoder.encode(&view, id());
+            assert_eq!(encoded.key, format!("a.myshopify.com/{}", text("resource")));
+            let headers = headers_of(&encoded);
+            let header = |name: &str| {
+                let found = headers.iter().find(|(known, _)| known == name);
+                found.map(|(_, value)| String::from_utf8_lossy(value).into_owned())
+            };
+            assert_eq!(header("ce_type").as_deref(), Some(text("type")));
+            assert_eq!(header("ce_subject").as_deref(), sample["subject"].as_str());
+            assert_eq!(encoded.is_fallback, sample["subject"].is_null());
+        }
+    }
+
+    #[test]
     fn the_timestamp_is_when_it_was_triggered_and_never_in_the_future() {
         let check = |triggered: &str, expected: u64| {
             let header: [(&str, &[u8]); 1] = [("x-shopify-triggered-at", triggered.as_bytes())];

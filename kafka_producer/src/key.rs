@@ -25,7 +25,7 @@ pub(crate) fn write(
         }
         (Key::Resource | Key::Topic, _) => {
             key.push('/');
-            push_text(headers.topic().unwrap_or_default(), key);
+            push_text(&headers.topic().unwrap_or_default(), key);
         }
     }
 }

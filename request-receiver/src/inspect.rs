@@ -1,9 +1,8 @@
-//! Checks of a webhook whose signature is good: loop, kind of body, topic, freshness.
+//! Checks of a webhook whose signature is good: loop, kind of body, topic, family, freshness.
 
-use http::HeaderMap;
-use spillway_webhook::Webhook;
 use spillway_webhook::freshness::{self, FreshnessWindow};
 use spillway_webhook::shopify::{Headers, is_compliance};
+use spillway_webhook::{Webhook, family};
 
 use crate::reply::Refusal;
 use crate::settings::BodyKinds;
@@ -11,31 +10,36 @@ use crate::settings::BodyKinds;
 /// Header that a downstreamer sets on every delivery.
 const DELIVERY_HEADER: &str = "spillway-id";
 
-/// Checks a verified webhook, in the order of the contract.
-///
-/// # Errors
-/// The first rule that the webhook breaks.
-pub fn inspect(
-    webhook: &Webhook,
-    now_ms: u64,
-    kinds: BodyKinds,
-    window: &FreshnessWindow,
-) -> Result<(), Refusal> {
-    if webhook.headers.contains_key(DELIVERY_HEADER) {
-        return Err(Refusal::Loop);
-    }
-    if !begins_as(&webhook.body, kinds) {
-        return Err(Refusal::NotAWebhook);
-    }
-    let topic = webhook.headers.topic().ok_or(Refusal::NoTopic)?;
-    if is_compliance(topic) {
-        return Ok(());
-    }
-    fresh(&webhook.headers, now_ms, window)
+/// Rules for verified webhooks.
+#[derive(Debug, Clone, Copy)]
+pub struct InspectionRules {
+    /// Allowed kinds of bodies.
+    pub body_kinds: BodyKinds,
+    /// Accepted window of triggered-at.
+    pub window: FreshnessWindow,
 }
 
-fn fresh(headers: &HeaderMap, now_ms: u64, window: &FreshnessWindow) -> Result<(), Refusal> {
-    freshness::check(headers.shopify("triggered-at"), now_ms, window).map_err(Refusal::NotFresh)
+impl InspectionRules {
+    /// Checks a verified webhook, in the order of the contract. Returns true if the webhook tells
+    /// when it was triggered.
+    ///
+    /// # Errors
+    /// The first rule that the webhook breaks.
+    pub fn inspect(&self, webhook: &Webhook, now_ms: u64) -> Result<bool, Refusal> {
+        if webhook.headers.contains_key(DELIVERY_HEADER) {
+            return Err(Refusal::Loop);
+        }
+        if !begins_as(&webhook.body, self.body_kinds) {
+            return Err(Refusal::NotAWebhook);
+        }
+        let topic = webhook.headers.topic().ok_or(Refusal::NoTopic)?;
+        family::check(&webhook.headers, &webhook.body).map_err(|_| Refusal::HeaderMismatch)?;
+        let triggered_at = webhook.headers.shopify("triggered-at");
+        if !is_compliance(&topic) {
+            freshness::check(triggered_at, now_ms, &self.window).map_err(Refusal::NotFresh)?;
+        }
+        Ok(triggered_at.is_some())
+    }
 }
 
 /// Returns true if the body begins as an allowed kind, after white space and a byte order mark. The

@@ -12,6 +12,7 @@ pub mod body;
 pub mod closing;
 pub mod connection;
 pub mod descriptors;
+pub mod ignored;
 pub mod inspect;
 pub mod metrics;
 pub mod phase;
@@ -41,6 +42,7 @@ use spillway_process::metrics::register;
 use spillway_process::start::Unavailable;
 use spillway_process::supervisor::{self, Watchdog};
 use spillway_process::{Background, Readiness, admin};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
@@ -48,6 +50,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admit::{Admission, InFlightMetric};
 use crate::closing::Closing;
 use crate::descriptors::connection_limits;
+use crate::ignored::Ignored;
 use crate::metrics::ReceiverMetrics;
 use crate::reply::OUTCOMES;
 use crate::secrets::ClientSecrets;
@@ -97,8 +100,9 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
         looked.map_err(|error| Unavailable(format!("REDIS_URL: {}", chain(&error))))?;
     }
     background.spawn("health check of redis", watch.run(after_all.clone()));
-    let reloading = secrets::reload_on_hangup(secrets.clone())?;
-    background.spawn("reading the secrets again", reloading);
+    let ignored = Arc::new(Ignored::new(settings.ignore.clone()));
+    let reloading = reload_on_hangup(secrets.clone(), ignored.clone())?;
+    background.spawn("reading the files again", reloading);
 
     log_start(&listeners);
     let closing = Closing::default();
@@ -107,6 +111,7 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
         settings: settings.clone(),
         store: store.clone(),
         secrets,
+        ignored,
         shares,
         metrics: metrics.clone(),
         topics,
@@ -125,6 +130,21 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
     }
     after_all.cancel();
     Ok(accepted?)
+}
+
+/// Reads the files of secrets and shops again on each SIGHUP. The handler is installed by the call,
+/// not by the first poll: a signal in between would be lost, or end the process.
+fn reload_on_hangup(
+    secrets: Arc<ClientSecrets>,
+    ignored: Arc<Ignored>,
+) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        while hangup.recv().await.is_some() {
+            secrets.reload();
+            ignored.reload();
+        }
+    })
 }
 
 /// Accepts connections until `shutdown`, and serves what is under way for as long as `within` then.

@@ -19,6 +19,8 @@ pub struct ReceiverMetrics {
     pub registry: Registry,
     /// Gauges of the queue in Redis.
     pub queue: ReceiverQueueGauges,
+    /// Webhooks without a triggered-at header.
+    pub without_time: IntCounter,
     outcomes: HashMap<&'static str, (IntCounter, Histogram)>,
     pack_webhooks: Histogram,
 }
@@ -56,10 +58,15 @@ impl ReceiverMetrics {
                 (*name, handles)
             })
             .collect();
+        let without_time = IntCounter::new(
+            "spillway_without_triggered_at_total",
+            "Verified webhooks without a triggered-at header; REQUIRE_TIMESTAMP refuses them.",
+        );
         let packs = HistogramOpts::new("spillway_pack_webhooks", "Webhooks in one stored pack.")
             .buckets(prometheus::exponential_buckets(1.0, 2.0, 12).expect("BUG: constants"));
         Self {
             queue: ReceiverQueueGauges::new(&registry),
+            without_time: add(&registry, without_time),
             outcomes,
             pack_webhooks: add(&registry, Histogram::with_opts(packs)),
             registry,

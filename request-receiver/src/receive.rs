@@ -9,18 +9,17 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use spillway_process::clock::wall_clock_ms;
-use spillway_webhook::freshness::FreshnessWindow;
 use spillway_webhook::{Verified, Webhook, target};
 
 use crate::admit::{Admission, Permit};
 use crate::batch::Batches;
 use crate::body;
-use crate::inspect::inspect;
+use crate::ignored::Ignored;
+use crate::inspect::InspectionRules;
 use crate::metrics::ReceiverMetrics;
 use crate::phase::RequestArrival;
 use crate::reply::Refusal;
 use crate::secrets::ClientSecrets;
-use crate::settings::BodyKinds;
 use crate::shared::ShardContext;
 use crate::shares::ShopShares;
 use crate::store::Store;
@@ -37,12 +36,12 @@ pub struct Receiver {
     admission: Admission,
     secrets: Arc<ClientSecrets>,
     store: Store,
+    ignored: Arc<Ignored>,
     shares: Arc<ShopShares>,
     batches: Arc<Batches>,
     metrics: ReceiverMetrics,
     topics: TopicMetrics,
-    window: FreshnessWindow,
-    body_kinds: BodyKinds,
+    rules: InspectionRules,
     body_bytes_max: usize,
     body_timeout: Duration,
     ack_timeout: Duration,
@@ -51,24 +50,25 @@ pub struct Receiver {
 impl Receiver {
     /// Receiver for one shard, with the store and the batches of that shard.
     pub fn new(shared: ShardContext, store: Store, batches: Arc<Batches>) -> Self {
-        let ShardContext { settings, admission, secrets, shares, metrics, topics, .. } = shared;
+        let ShardContext { settings, admission, secrets, ignored, shares, metrics, topics, .. } =
+            shared;
         Self {
             admission,
             secrets,
             store,
+            ignored,
             shares,
             batches,
             metrics,
             topics,
-            window: settings.window,
-            body_kinds: settings.body_kinds,
+            rules: InspectionRules { body_kinds: settings.body_kinds, window: settings.window },
             body_bytes_max: settings.body_bytes_max,
             body_timeout: settings.body_timeout,
             ack_timeout: settings.ack_timeout,
         }
     }
 
-    async fn take(&self, request: Request, arrival: &RequestArrival) -> Result<(), Refusal> {
+    async fn take(&self, request: Request, arrival: &RequestArrival) -> Result<Taken, Refusal> {
         let (head, mut body) = request.into_parts();
         let mut permit = match check_head(&head).and_then(|()| self.admit(&head)) {
             Ok(permit) => permit,
@@ -86,9 +86,18 @@ impl Receiver {
         let now_ms = wall_clock_ms();
         let waited_ms = u64::try_from(arrival.first_byte.elapsed().as_millis()).unwrap_or(0);
         let verified = self.authenticate(head, body, now_ms.saturating_sub(waited_ms)).await?;
-        inspect(verified.get(), now_ms, self.body_kinds, &self.window)?;
-        self.shares.admit(&verified.get().headers)?;
-        self.batches.push(verified, permit, arrival.first_byte + self.ack_timeout).await
+        let is_timed = self.rules.inspect(verified.get(), now_ms)?;
+        if !is_timed {
+            self.metrics.without_time.inc();
+        }
+        let headers = &verified.get().headers;
+        if self.ignored.contains(headers) {
+            self.topics.ignored(headers);
+            return Ok(Taken::Ignored);
+        }
+        self.shares.admit(headers)?;
+        let stored = self.batches.push(verified, permit, arrival.first_byte + self.ack_timeout);
+        stored.await.map(|()| Taken::Stored)
     }
 
     /// Reserves memory for a request before its body is read. Refuses it if the store takes
@@ -123,6 +132,13 @@ impl Receiver {
     }
 }
 
+/// Outcome of a webhook that is answered 200.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    Stored,
+    Ignored,
+}
+
 /// State of a request's handler.
 #[derive(Clone)]
 pub struct RequestContext {
@@ -139,10 +155,14 @@ pub async fn receive(
 ) -> Response {
     let claim = receiver.topics.claim(request.headers());
     let taken = receiver.take(request, &arrival).await;
-    let outcome = taken.as_ref().map_or_else(|refusal| refusal.outcome(), |()| "accepted");
+    let outcome = match &taken {
+        Ok(Taken::Stored) => "accepted",
+        Ok(Taken::Ignored) => "ignored",
+        Err(refusal) => refusal.outcome(),
+    };
     receiver.metrics.answered(outcome, arrival.first_byte.elapsed());
     match taken {
-        Ok(()) => StatusCode::OK.into_response(),
+        Ok(_) => StatusCode::OK.into_response(),
         Err(refusal) => {
             tracing::debug!(outcome, "refused");
             receiver.topics.refused(claim, refusal);
@@ -223,12 +243,14 @@ mod tests {
     use axum::body::Body;
     use futures_util::FutureExt;
     use spillway_process::metrics::encode;
+    use spillway_webhook::freshness::FreshnessWindow;
     use spillway_webhook::stable_hash;
     use zeroize::Zeroizing;
 
     use super::*;
     use crate::phase::Phase;
     use crate::reply::OUTCOMES;
+    use crate::settings::BodyKinds;
     use crate::topics::Topics;
 
     const BODY: &[u8] = br#"{"id":1}"#;
@@ -241,16 +263,19 @@ mod tests {
             admission: Admission::new(64 << 20),
             secrets,
             store: Store::usable_one(),
+            ignored: Arc::default(),
             shares: Arc::default(),
             batches: Arc::new(Batches::new(Topics::new(topics.clone()))),
             metrics,
             topics,
-            window: FreshnessWindow {
-                age_max: Duration::from_secs(3600),
-                skew_max: Duration::from_secs(60),
-                required: false,
+            rules: InspectionRules {
+                body_kinds: BodyKinds { json: true, xml: true, any: false },
+                window: FreshnessWindow {
+                    age_max: Duration::from_secs(3600),
+                    skew_max: Duration::from_secs(60),
+                    required: false,
+                },
             },
-            body_kinds: BodyKinds { json: true, xml: true, any: false },
             body_bytes_max: 16 << 20,
             body_timeout: Duration::from_secs(5),
             ack_timeout: Duration::from_secs(3),

@@ -43,6 +43,8 @@ pub enum Refusal {
     NotAWebhook,
     /// The topic header is missing.
     NoTopic,
+    /// Headers and body are of different families, or name different events.
+    HeaderMismatch,
     /// The triggered-at header breaks a rule.
     NotFresh(NotFresh),
 }
@@ -81,6 +83,9 @@ impl Refusal {
                 (S::BAD_REQUEST, "not_a_webhook", "the body is neither JSON nor XML")
             }
             Self::NoTopic => (S::BAD_REQUEST, "missing_header", "the topic header is missing"),
+            Self::HeaderMismatch => {
+                (S::BAD_REQUEST, "header_mismatch", "headers and body name different events")
+            }
             Self::NotFresh(NotFresh::Missing) => {
                 (S::BAD_REQUEST, "missing_header", "the triggered-at header is missing")
             }
@@ -116,6 +121,7 @@ impl Refusal {
             | Self::Loop
             | Self::NotAWebhook
             | Self::NoTopic
+            | Self::HeaderMismatch
             | Self::NotFresh(_) => true,
         }
     }
@@ -144,8 +150,9 @@ impl Refusal {
 pub const NOT_HTTP: &str = "not_http";
 
 /// Labels of all outcomes.
-pub const OUTCOMES: [&str; 19] = [
+pub const OUTCOMES: [&str; 21] = [
     "accepted",
+    "ignored",
     NOT_HTTP,
     "not_post",
     "dot_segment",
@@ -161,6 +168,7 @@ pub const OUTCOMES: [&str; 19] = [
     "loop_detected",
     "not_a_webhook",
     "missing_header",
+    "header_mismatch",
     "bad_timestamp",
     "stale",
     "from_the_future",
@@ -222,6 +230,7 @@ mod tests {
             Refusal::Loop,
             Refusal::NotAWebhook,
             Refusal::NoTopic,
+            Refusal::HeaderMismatch,
             Refusal::NotFresh(NotFresh::Missing),
             Refusal::NotFresh(NotFresh::Malformed),
             Refusal::NotFresh(NotFresh::Stale),

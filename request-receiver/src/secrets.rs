@@ -11,7 +11,6 @@ use prometheus::{IntCounter, IntCounterVec, Opts};
 use spillway_process::settings::read_secrets;
 use spillway_webhook::signature::BadSignature;
 use spillway_webhook::{Secrets, Verified, Webhook};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::yield_now;
 use zeroize::Zeroizing;
 
@@ -74,7 +73,8 @@ impl ClientSecrets {
         Ok(verified)
     }
 
-    fn reload(&self) {
+    /// Reads the file again. If it can't be read, the old secrets stay in force.
+    pub fn reload(&self) {
         let Some(file) = &self.file else {
             tracing::info!("told to read the secrets again, and they came from the environment");
             return;
@@ -102,20 +102,4 @@ impl SecretsInForce {
         let matches = fingerprints.map(|label| matches.with_label_values(&[label])).collect();
         Self { secrets, matches }
     }
-}
-
-/// Reads the file again on each SIGHUP. The handler is installed by the call, not by the first
-/// poll: a signal in between would be lost, or end the process.
-///
-/// # Errors
-/// If the signal handler can't be installed.
-pub fn reload_on_hangup(
-    secrets: Arc<ClientSecrets>,
-) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
-    let mut hangup = signal(SignalKind::hangup())?;
-    Ok(async move {
-        while hangup.recv().await.is_some() {
-            secrets.reload();
-        }
-    })
 }

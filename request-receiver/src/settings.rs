@@ -10,8 +10,10 @@ use spillway_process::process_args::ProcessSettings;
 use spillway_process::{Checker, ProcessArgs};
 use spillway_queue::health::DurabilityPolicy;
 use spillway_webhook::freshness::FreshnessWindow;
-use spillway_webhook::shopify::topic_list;
+use spillway_webhook::shopify::{is_barrier, is_compliance, topic_list};
 use zeroize::Zeroizing;
+
+use crate::ignored::{IgnoreSettings, read_shops};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -78,7 +80,7 @@ pub struct ReceiverArgs {
     max_clock_skew: String,
 
     /// Refuse webhooks without triggered-at: true or false
-    #[arg(long, env = "REQUIRE_TIMESTAMP", default_value = "true")]
+    #[arg(long, env = "REQUIRE_TIMESTAMP", default_value = "false")]
     require_timestamp: String,
 
     /// Allowed kinds of bodies: json, xml, both (comma separated), or any
@@ -145,8 +147,18 @@ pub struct ReceiverArgs {
 
     /// Topics that are stored even beyond SHOP_MAX_QUEUED, comma separated; orders/* means all of a
     /// kind. The downstreamer has a setting of the same name
-    #[arg(long, env = "PRIORITY_TOPICS", default_value = "orders/*")]
+    #[arg(long, env = "PRIORITY_TOPICS", default_value = "orders/*,Order/*")]
     priority_topics: String,
+
+    /// Topics that are answered 200 and not stored, comma separated; carts/* means all of a kind.
+    /// Compliance topics and app/uninstalled are always stored
+    #[arg(long, env = "IGNORE_TOPICS", default_value = "")]
+    ignore_topics: String,
+
+    /// File with domains of shops whose webhooks are answered 200 and not stored, one per line; read
+    /// again on SIGHUP. Compliance topics and app/uninstalled are always stored
+    #[arg(long, env = "IGNORE_SHOPS_FILE")]
+    ignore_shops_file: Option<PathBuf>,
 
     /// Time to finish what is under way after SIGTERM [1s to 5m]
     #[arg(long, env = "SHUTDOWN_TIMEOUT", default_value = "10s")]
@@ -188,6 +200,8 @@ pub struct ReceiverSettings {
     pub spill: Option<SpillSettings>,
     /// Limit of each shop.
     pub shop_limit: ShopLimit,
+    /// Webhooks that are not stored.
+    pub ignore: IgnoreSettings,
     /// Time to finish what is under way.
     pub shutdown_timeout: Duration,
 }
@@ -277,6 +291,7 @@ impl spillway_process::ServerArgs for ReceiverArgs {
             durability: self.durability(checker),
             spill: self.spill(checker),
             shop_limit: self.shop_limit(checker),
+            ignore: self.ignore(checker),
             shutdown_timeout: checker.duration(
                 "SHUTDOWN_TIMEOUT",
                 &self.shutdown_timeout,
@@ -349,6 +364,25 @@ impl ReceiverArgs {
             queued_percent: checker.number("SHOP_MAX_QUEUED", percent, 1..=100),
             priority_topics: topic_list(&self.priority_topics),
         }
+    }
+
+    fn ignore(&self, checker: &mut Checker) -> IgnoreSettings {
+        const KEY: &str = "IGNORE_TOPICS";
+        let topics = topic_list(&self.ignore_topics);
+        for topic in &topics {
+            let name = topic.as_bytes();
+            if is_compliance(name) || is_barrier(name) {
+                checker.mistake(KEY, format_args!("{topic} must not be ignored: remove it"));
+            } else if topic.strip_suffix('*').unwrap_or(topic).is_empty() {
+                checker.mistake(KEY, "names every topic: name those that nobody needs");
+            }
+        }
+        let file = self.ignore_shops_file.clone().filter(|path| !path.as_os_str().is_empty());
+        let shops = file.as_deref().map(read_shops).transpose().unwrap_or_else(|problem| {
+            checker.mistake("IGNORE_SHOPS_FILE", problem);
+            None
+        });
+        IgnoreSettings { topics, shops: shops.unwrap_or_default(), shops_file: file }
     }
 
     fn secrets(&self, checker: &mut Checker) -> SecretSettings {

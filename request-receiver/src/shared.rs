@@ -7,6 +7,7 @@ use spillway_process::supervisor::Watchdog;
 
 use crate::admit::Admission;
 use crate::closing::Closing;
+use crate::ignored::Ignored;
 use crate::metrics::ReceiverMetrics;
 use crate::secrets::ClientSecrets;
 use crate::settings::ReceiverSettings;
@@ -25,6 +26,8 @@ pub struct ShardContext {
     pub store: Store,
     /// The client secrets in force.
     pub secrets: Arc<ClientSecrets>,
+    /// Webhooks that are not stored.
+    pub ignored: Arc<Ignored>,
     /// Shops that take too much of the queue.
     pub shares: Arc<ShopShares>,
     /// Metrics of requests, packs and the queue.

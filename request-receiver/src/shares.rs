@@ -80,9 +80,9 @@ impl ShopShares {
 
     fn is_excepted(&self, headers: &HeaderMap) -> bool {
         let topic = headers.topic().unwrap_or_default();
-        is_compliance(topic)
-            || is_barrier(topic)
-            || self.priority_topics.iter().any(|pattern| is_topic_match(pattern, topic))
+        is_compliance(&topic)
+            || is_barrier(&topic)
+            || self.priority_topics.iter().any(|pattern| is_topic_match(pattern, &topic))
     }
 
     pub(crate) fn show(&self, over: HashSet<u64>) {

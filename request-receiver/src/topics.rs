@@ -31,6 +31,7 @@ pub struct TopicMetrics {
     last_accepted: GaugeVec,
     refused: IntCounterVec,
     refused_other: IntCounter,
+    ignored: IntCounterVec,
     /// Read for each request and replaced for each new topic. Reading takes no lock.
     known: Arc<ArcSwap<KnownTopics>>,
     learning: Arc<Mutex<()>>,
@@ -86,6 +87,12 @@ impl TopicMetrics {
             "topic",
         );
         Self {
+            ignored: vec(
+                registry,
+                "spillway_ignored_total",
+                "Webhooks answered 200 and not stored, by topic (IGNORE_TOPICS, IGNORE_SHOPS_FILE).",
+                "topic",
+            ),
             accepted: vec(registry, "spillway_accepted_total", "Webhooks stored.", "topic"),
             last_accepted: add(registry, GaugeVec::new(last, &["topic"])),
             refused_other: refused.with_label_values(&[OTHER_TOPIC]),
@@ -102,7 +109,7 @@ impl TopicMetrics {
         self.known
             .load()
             .indices
-            .get(topic)
+            .get(&*topic)
             .map_or(TopicClaim::Other, |index| TopicClaim::Known(*index))
     }
 
@@ -115,6 +122,12 @@ impl TopicMetrics {
             }
             TopicClaim::Known(_) | TopicClaim::Other => self.refused_other.inc(),
         }
+    }
+
+    /// Counts a verified webhook that is not stored.
+    pub fn ignored(&self, headers: &HeaderMap) {
+        let topic = headers.topic().unwrap_or_default();
+        self.ignored.with_label_values(&[self.learn(&topic)]).inc();
     }
 
     /// Returns the label of a verified topic, which is the topic itself while there is room.
@@ -146,10 +159,10 @@ impl Topics {
     /// Returns the index of the webhook's topic.
     pub fn index_of(&mut self, webhook: &Webhook) -> TopicIndex {
         let topic = webhook.headers.topic().unwrap_or_default();
-        if let Some(index) = self.indices.get(topic) {
+        if let Some(index) = self.indices.get(&*topic) {
             return *index;
         }
-        let label = self.metrics.learn(topic);
+        let label = self.metrics.learn(&topic);
         if let Some(index) = self.indices.get(label.as_bytes()) {
             return *index;
         }

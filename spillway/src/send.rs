@@ -15,10 +15,12 @@ use crate::failure::Failure;
 use crate::http::HttpClient;
 use crate::out::{line, printable};
 use crate::secret::SecretArguments;
-use webhook::{SAMPLE, SampleWebhook};
+use webhook::{SAMPLE, SAMPLE_EVENT, SampleWebhook};
 
 /// File that is read if none is named and it exists.
 const DEFAULT_FILE: &str = "request.json";
+/// The same for an Event.
+const DEFAULT_EVENT_FILE: &str = "request-events.json";
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -26,8 +28,13 @@ pub(crate) struct Arguments {
     file: Option<PathBuf>,
 
     /// Topic
-    #[arg(long, default_value = "products/update")]
+    #[arg(long, default_value = "products/update", conflicts_with = "events")]
     topic: String,
+
+    /// Send an Event, with the topic, action and handle of its body. Default: ./request-events.json,
+    /// else a built-in product
+    #[arg(long)]
+    events: bool,
 
     /// Shop domain
     #[arg(long, default_value = "example.myshopify.com")]
@@ -53,8 +60,14 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let secrets = arguments.secret.checked()?;
     let uri = target(&arguments.url)?;
-    let body = read_body(arguments.file.as_deref())?;
-    let webhook = SampleWebhook::new(&arguments.topic, &arguments.shop, body, &secrets)?;
+    let shop = &arguments.shop;
+    let file = arguments.file.as_deref();
+    let webhook = if arguments.events {
+        SampleWebhook::event(shop, read_body(file, DEFAULT_EVENT_FILE, SAMPLE_EVENT)?, &secrets)?
+    } else {
+        let body = read_body(file, DEFAULT_FILE, SAMPLE)?;
+        SampleWebhook::classic(&arguments.topic, shop, body, &secrets)?
+    };
     let client = HttpClient::for_uri(&uri, None)?;
     let all_stored = if arguments.count == 1 {
         one(&client, &uri, &webhook).await?
@@ -82,11 +95,16 @@ fn target(url: &str) -> Result<Uri, Failure> {
     uri.filter(is_whole).ok_or_else(wrong)
 }
 
-fn read_body(file: Option<&Path>) -> Result<Bytes, Failure> {
+/// Reads `file`, else `usual` if it exists. Otherwise the body is `sample`.
+fn read_body(
+    file: Option<&Path>,
+    usual: &'static str,
+    sample: &'static str,
+) -> Result<Bytes, Failure> {
     let file = match file {
         Some(file) => file,
-        None if Path::new(DEFAULT_FILE).is_file() => Path::new(DEFAULT_FILE),
-        None => return Ok(Bytes::from_static(SAMPLE.as_bytes())),
+        None if Path::new(usual).is_file() => Path::new(usual),
+        None => return Ok(Bytes::from_static(sample.as_bytes())),
     };
     let read = if file == Path::new("-") {
         let mut body = Vec::new();

@@ -388,7 +388,7 @@ impl Met<'_> {
 
     /// Topic.
     pub(crate) fn topic(&self) -> String {
-        text(self.view.topic())
+        text(self.view.topic().as_deref())
     }
 
     /// Shopify's webhook id.

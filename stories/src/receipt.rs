@@ -66,7 +66,7 @@ impl Receipt {
 
     /// Shopify's webhook id.
     pub fn webhook_id(&self) -> &str {
-        self.header("X-Shopify-Webhook-Id")
+        self.shopify("Webhook-Id")
     }
 
     /// Event of the webhook, from the test or the load.
@@ -92,12 +92,18 @@ impl Receipt {
 
     /// Domain of the shop.
     pub fn shop(&self) -> &str {
-        self.header("X-Shopify-Shop-Domain")
+        self.shopify("Shop-Domain")
     }
 
-    /// Topic.
+    /// Topic, without the action of an Event.
     pub fn topic(&self) -> &str {
-        self.header("X-Shopify-Topic")
+        self.shopify("Topic")
+    }
+
+    /// Value of a header of Shopify's, in either family.
+    fn shopify(&self, name: &str) -> &str {
+        let event = self.headers.text(&format!("Shopify-{name}"));
+        event.unwrap_or_else(|| self.header(&format!("X-Shopify-{name}")))
     }
 }
 

@@ -1,7 +1,9 @@
 //! Webhooks of many shops and topics. As in a load, the webhook id contains the event.
 
+use serde_json::json;
+
 use crate::ledger::Event;
-use crate::webhook::{Webhook, now};
+use crate::webhook::{SECRET, Webhook, now, sign};
 
 /// About the size of a webhook whose subscription has a few fields.
 const FILL_BYTES: usize = 300;
@@ -29,4 +31,29 @@ pub fn webhook(shop: u64, topic: &str, event: Event) -> Webhook {
         }
         _ => webhook.without("X-Shopify-Product-Id"),
     }
+}
+
+/// An Event `Product/update` of this shop, of the subscription with this handle.
+pub fn event(shop: u64, handle: &str, event: Event) -> Webhook {
+    let gid = format!("gid://shopify/Product/{}", event.resource);
+    let body = json!({
+        "topic": "Product", "action": "update", "handle": handle,
+        "data": { "product": { "id": gid, "sequence": event.sequence, "fill": "x".repeat(FILL_BYTES) } },
+        "fields_changed": {
+            "added": [], "updated": [format!("product[id: '{gid}'].title")], "removed": [],
+        },
+        "query_variables": { "productId": gid },
+    });
+    let body = body.to_string().into_bytes();
+    let signature = sign(SECRET, &body);
+    Webhook::bare(body)
+        .header("Content-Type", "application/json")
+        .header("Shopify-Topic", "Product")
+        .header("Shopify-Action", "update")
+        .header("Shopify-Handle", handle)
+        .header("Shopify-Shop-Domain", domain(shop))
+        .header("Shopify-API-Version", "2026-10")
+        .header("Shopify-Webhook-Id", event.webhook_id())
+        .header("Shopify-Triggered-At", now())
+        .header("Shopify-Hmac-Sha256", signature)
 }

@@ -238,12 +238,12 @@ impl Watched {
     /// Faults of requests.
     async fn requests(&mut self) {
         let of_topic = || Webhook::any().topic("carts/update");
-        let fault = "every webhook of one topic forged, stale or without a time; of another, none";
+        let fault = "every webhook of one topic forged, stale or of no time; of another, none";
         let bad = vec![
             of_topic().signed_with("a guess"),
             of_topic().with("X-Shopify-Triggered-At", "2020-01-01T00:00:00Z"),
             of_topic().with("X-Shopify-Triggered-At", "2120-01-01T00:00:00Z"),
-            of_topic().without("X-Shopify-Triggered-At"),
+            of_topic().with("X-Shopify-Triggered-At", "yesterday"),
         ];
         let alerts = [
             "SpillwayBadSignatures",

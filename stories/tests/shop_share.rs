@@ -110,7 +110,8 @@ async fn expect_only_its_own_refused(receiver: &Service) {
     let send = async |webhook: &Webhook| post(receiver.address(), webhook).await;
     let refused = single(FAILING, "products/update");
     send(&refused).await.expect_later("shop_queue_full");
-    send(&refused.clone().rename("X-Shopify-", "Shopify-")).await.expect_later("shop_queue_full");
+    let event = shop::event(FAILING, "prices", Event { resource: 1, sequence: 1 });
+    send(&event).await.expect_later("shop_queue_full");
     // An unauthenticated sender gets no such information.
     send(&refused.signed_with("a guess")).await.expect(401, "bad_signature");
     for topic in ["customers/redact", "customers/data_request", "orders/create"] {

@@ -119,8 +119,8 @@ fn position(mut bytes: &[u8]) -> Position {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Webhook;
     use crate::pack::Records;
+    use crate::received::Webhook;
     use bytes::Bytes;
     use http::HeaderMap;
     use proptest::prelude::*;

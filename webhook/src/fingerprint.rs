@@ -22,9 +22,10 @@ pub type Fingerprint = u128;
 pub fn fingerprint(record: &Record) -> Option<Fingerprint> {
     let id = ["webhook-id", "event-id"].iter().find_map(|name| named(record, name))?;
     let signature = named(record, "hmac-sha256")?;
+    let topic = record.topic().unwrap_or_default();
     let parts = [
         record.shop().unwrap_or_default(),
-        record.topic().unwrap_or_default(),
+        &*topic,
         &record.target,
         record.shopify("name").unwrap_or_default(),
         id.0.as_bytes(),

@@ -2,19 +2,21 @@
 //! clock or Redis.
 //!
 //! The path of a webhook through this crate: [`target`] (is the path acceptable?) → [`signature`]
-//! (did Shopify send it?) → [`shopify`] and [`freshness`] (what is its topic, and how old is it?) →
+//! (did Shopify send it?) → [`shopify`], [`family`] and [`freshness`] (what is its topic, do headers
+//! and body belong together, and how old is it?) →
 //! [`pack`] (many webhooks as one stream entry) → [`identity`], [`resource`] and [`fingerprint`]
 //! (its id, its resource, and is it a duplicate?) → [`chunk`] (webhooks of one lane that wait, each
 //! with its [`position`]).
 
 pub mod changes;
 pub mod chunk;
-pub mod event;
+pub mod family;
 pub mod fingerprint;
 pub mod freshness;
 pub mod identity;
 pub mod pack;
 pub mod position;
+pub mod received;
 pub mod resource;
 pub mod shopify;
 pub mod signature;
@@ -25,8 +27,9 @@ pub mod target;
 
 pub use changes::{Changes, RetryChanges, StoredRetry};
 pub use chunk::Chunk;
-pub use event::Webhook;
 pub use identity::{StreamId, WebhookId};
 pub use position::Position;
+pub use received::Webhook;
+pub use shopify::Family;
 pub use signature::{Secrets, Verified};
 pub use spans::Spans;

@@ -19,7 +19,7 @@ use std::cell::RefCell;
 use bytes::{Buf, Bytes};
 use zstd::zstd_safe::CParameter;
 
-use crate::event::Webhook;
+use crate::received::Webhook;
 use crate::shopify::Headers;
 use crate::size::size;
 

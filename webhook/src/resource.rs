@@ -1,21 +1,25 @@
 //! Resource of a webhook: its shop and the object that the event is about. The webhooks of one
 //! resource stay in order.
 //!
-//! The id is looked for in the headers first, then in the body. A webhook without an id is kept in
-//! order with its whole shop and topic. That is safe but slower, so it is counted. Webhook and
-//! event ids are never resource ids: they differ for each event of a resource.
+//! For a classic webhook, the id is looked for in the headers first, then in the body. For an Event,
+//! it is looked for in the body's `query_variables` (`productId` for the topic `Product`), then in
+//! the headers, then in the paths of `fields_changed`. Both families give one product the same
+//! resource. A webhook without an id is kept in order with its whole shop and topic. That is safe
+//! but slower, so it is counted. Webhook and event ids are never resource ids: they differ for each
+//! event of a resource.
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::shopify::{Headers, resource_kind};
+use crate::shopify::{Family, Headers, resource_kind};
 
 /// Object that an event is about, within its shop.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Resource {
-    /// The topic's first segment in the singular, such as `product`.
+    /// Kind of object, such as `product`.
     pub kind: String,
     /// Id of the object as text. If none was found, the topic.
     pub id: String,
@@ -35,12 +39,28 @@ struct BodyIds<'a> {
     id: Option<&'a RawValue>,
 }
 
+/// Parts of an Event's body that name its resource.
+#[derive(Deserialize)]
+struct EventIds<'a> {
+    /// An object of texts, such as `{"productId": "gid://shopify/Product/12"}`.
+    #[serde(borrow)]
+    query_variables: Option<&'a RawValue>,
+    /// Lists of paths in an object, or one list, as it was before September 2026.
+    #[serde(borrow)]
+    fields_changed: Option<&'a RawValue>,
+}
+
 impl Resource {
     /// Finds the resource of a webhook with these headers and this body.
     pub fn of(headers: &impl Headers, body: &[u8]) -> Self {
-        let topic = String::from_utf8_lossy(headers.topic().unwrap_or_default());
+        let topic = headers.topic().unwrap_or_default();
+        let topic = String::from_utf8_lossy(&topic);
         let kind = resource_kind(&topic);
-        match id_from_headers(headers, &kind).or_else(|| id_from_body(body)) {
+        let id = match headers.family() {
+            Family::Classic => id_from_headers(headers, &kind).or_else(|| id_from_body(body)),
+            Family::Event => id_of_event(headers, &topic, &kind, body),
+        };
+        match id {
             Some(id) => Self { kind, id, is_fallback: false },
             None => Self { kind, id: topic.into_owned(), is_fallback: true },
         }
@@ -80,6 +100,41 @@ fn id_from_body(body: &[u8]) -> Option<String> {
     scalar(ids.id).map(|id| without_gid(id).to_owned())
 }
 
+fn id_of_event(headers: &impl Headers, topic: &str, kind: &str, body: &[u8]) -> Option<String> {
+    let type_name = topic.split('/').next().unwrap_or_default();
+    let mut root = type_name.to_owned();
+    root.get_mut(..1)?.make_ascii_lowercase();
+    let ids: Option<EventIds> = serde_json::from_slice(body).ok();
+    let variables = ids.as_ref().and_then(|ids| ids.query_variables);
+    let changed = ids.as_ref().and_then(|ids| ids.fields_changed);
+    let variable = variables.and_then(|variables| id_from_variables(variables, &root));
+    variable.or_else(|| id_from_headers(headers, kind)).or_else(|| id_from_paths(changed?, &root))
+}
+
+fn id_from_variables(variables: &RawValue, root: &str) -> Option<String> {
+    let variables: Value = serde_json::from_str(variables.get()).ok()?;
+    let id = match variables.get(format!("{root}Id"))? {
+        Value::String(id) => without_gid(id).to_owned(),
+        Value::Number(id) => id.to_string(),
+        _ => return None,
+    };
+    (!id.is_empty()).then_some(id)
+}
+
+/// Returns the id in the first path that begins like `product[id: 'gid://shopify/Product/12']`.
+fn id_from_paths(fields_changed: &RawValue, root: &str) -> Option<String> {
+    let changed: Value = serde_json::from_str(fields_changed.get()).ok()?;
+    let lists = match &changed {
+        Value::Object(lists) => lists.values().collect(),
+        _ => Vec::from([&changed]),
+    };
+    let start = format!("{root}[id: '");
+    let paths = lists.into_iter().filter_map(Value::as_array).flatten().filter_map(Value::as_str);
+    let mut ids = paths.filter_map(|path| path.strip_prefix(&start)?.split_once('\''));
+    let id = without_gid(ids.next()?.0);
+    (!id.is_empty()).then(|| id.to_owned())
+}
+
 /// Text of a JSON number, or of a JSON string without its quotes.
 fn scalar(value: Option<&RawValue>) -> Option<&str> {
     let text = value?.get();
@@ -112,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_is_asked_first_in_either_family() {
+    fn the_header_of_a_classic_webhook_is_asked_first() {
         let topic = ("x-shopify-topic", "products/update");
         check(&[topic, ("x-shopify-product-id", "12")], r#"{"id":13}"#, "product/12");
         check(&[topic, ("shopify-product-id", "12")], "{", "product/12");
@@ -120,6 +175,37 @@ mod tests {
         let item =
             [("x-shopify-topic", "inventory_items/update"), ("x-shopify-inventory-item-id", "9")];
         check(&item, "{}", "inventory_item/9");
+    }
+
+    #[test]
+    fn each_form_of_an_event_names_its_resource() {
+        let samples: Vec<Value> =
+            serde_json::from_str(include_str!("../samples/events.json")).unwrap();
+        for sample in samples {
+            let text = |name: &str| sample[name].as_str().unwrap();
+            let headers = [
+                ("shopify-hmac-sha256", "signature"),
+                ("shopify-topic", text("topic")),
+                ("shopify-action", text("action")),
+            ];
+            check(&headers, &sample["body"].to_string(), text("resource"));
+        }
+    }
+
+    #[test]
+    fn both_families_give_one_resource() {
+        let classic = [("x-shopify-topic", "inventory_items/update")];
+        let event = [("shopify-hmac-sha256", "s"), ("shopify-topic", "InventoryItem")];
+        check(&classic, r#"{"id":9}"#, "inventory_item/9");
+        let escaped =
+            r#"{"query_variables":{"inventoryItemId":"gid:\/\/shopify\/InventoryItem\/9"}}"#;
+        check(&event, escaped, "inventory_item/9");
+        check(&event, r#"{"query_variables":{"inventoryItemId":9}}"#, "inventory_item/9");
+        // The body is signed, the headers are not.
+        let named = [event[0], event[1], ("shopify-resource-id", "gid://shopify/InventoryItem/8")];
+        check(&named, escaped, "inventory_item/9");
+        check(&named, "{}", "inventory_item/8");
+        check(&event, r#"{"id":9,"admin_graphql_api_id":"gid://shopify/X/9"}"#, "InventoryItem");
     }
 
     #[test]

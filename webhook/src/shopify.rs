@@ -1,37 +1,85 @@
-//! Shopify's header names, in both families, and the meaning of its topics.
+//! Shopify's headers, in both families, and the meaning of its topics.
 //!
-//! Shopify sends `X-Shopify-*`; the newer family drops the `X-`. Both are read, the older one
-//! first. None of these headers is covered by the signature: only the body is.
+//! None of these headers is covered by the signature: only the body is.
+
+use std::borrow::Cow;
 
 use http::HeaderMap;
+
+/// Family of a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// A classic webhook.
+    Classic,
+    /// An Event.
+    Event,
+}
 
 /// Read access to headers by lower-case name: the first value where a header is repeated.
 pub trait Headers {
     /// The first value of `name`.
     fn value(&self, name: &str) -> Option<&[u8]>;
 
-    /// The first value of `X-Shopify-<suffix>`, else of `Shopify-<suffix>`; `suffix` in lower case.
-    fn shopify(&self, suffix: &str) -> Option<&[u8]> {
+    /// Family of the delivery.
+    fn family(&self) -> Family {
+        match self.value(Family::Event.signature_header()) {
+            Some(_) => Family::Event,
+            None => Family::Classic,
+        }
+    }
+
+    /// The first value of the family's header with this name, which is without its prefix and in
+    /// lower case. Where that header is missing, the other family's is read.
+    fn shopify(&self, name: &str) -> Option<&[u8]> {
+        self.of_family(self.family(), name)
+    }
+
+    /// The same as [`shopify`](Self::shopify), for a family that is known already.
+    fn of_family(&self, family: Family, name: &str) -> Option<&[u8]> {
         const LONGEST: usize = 96;
-        let mut name = [0u8; LONGEST];
-        let length = "x-shopify-".len() + suffix.len();
+        const PREFIX: &[u8] = b"x-shopify-";
+        let mut full = [0u8; LONGEST];
+        let length = PREFIX.len() + name.len();
         if length > LONGEST {
             return None;
         }
-        name[.."x-shopify-".len()].copy_from_slice(b"x-shopify-");
-        name["x-shopify-".len()..length].copy_from_slice(suffix.as_bytes());
-        let full = std::str::from_utf8(&name[..length]).ok()?;
-        self.value(full).or_else(|| self.value(&full["x-".len()..]))
+        full[..PREFIX.len()].copy_from_slice(PREFIX);
+        full[PREFIX.len()..length].copy_from_slice(name.as_bytes());
+        let classic = std::str::from_utf8(&full[..length]).ok()?;
+        let event = &classic["x-".len()..];
+        let [own, other] = match family {
+            Family::Classic => [classic, event],
+            Family::Event => [event, classic],
+        };
+        self.value(own).or_else(|| self.value(other))
     }
 
-    /// The topic, such as `products/update`.
-    fn topic(&self) -> Option<&[u8]> {
-        self.shopify("topic").filter(|topic| !topic.is_empty())
+    /// Topic of the delivery: `products/update`, or topic and action of an Event as `Product/update`.
+    /// An Event without an action header has its topic alone.
+    fn topic(&self) -> Option<Cow<'_, [u8]>> {
+        let family = self.family();
+        let part = |name| self.of_family(family, name).filter(|value| !value.is_empty());
+        let topic = part("topic")?;
+        let action = if family == Family::Event { part("action") } else { None };
+        Some(match action {
+            Some(action) => Cow::Owned([topic, b"/", action].concat()),
+            None => Cow::Borrowed(topic),
+        })
     }
 
     /// The shop's domain, such as `example.myshopify.com`.
     fn shop(&self) -> Option<&[u8]> {
         self.shopify("shop-domain").filter(|shop| !shop.is_empty())
+    }
+}
+
+impl Family {
+    /// Name of the header with the signature, in lower case.
+    pub const fn signature_header(self) -> &'static str {
+        match self {
+            Self::Classic => "x-shopify-hmac-sha256",
+            Self::Event => "shopify-hmac-sha256",
+        }
     }
 }
 
@@ -55,7 +103,7 @@ pub fn is_barrier(topic: &[u8]) -> bool {
 }
 
 /// True if `pattern` matches `topic`. A pattern is a topic, or all topics of a kind, such as
-/// `orders/*`.
+/// `orders/*` and `Order/*`.
 pub fn is_topic_match(pattern: &str, topic: &[u8]) -> bool {
     match pattern.strip_suffix('*') {
         Some(kind) => topic.starts_with(kind.as_bytes()),
@@ -69,10 +117,13 @@ pub fn topic_list(text: &str) -> Vec<String> {
     topics.map(ToOwned::to_owned).collect()
 }
 
-/// Returns the singular of a topic's first segment, such as `inventory_level` for
-/// `inventory_levels/update`.
+/// Kind of a topic's resource: `inventory_item` for `inventory_items/update`, whose first segment is
+/// a plural, and for the Event `InventoryItem/update`, whose first segment is a GraphQL type.
 pub fn resource_kind(topic: &str) -> String {
     let plural = topic.split('/').next().unwrap_or_default();
+    if plural.starts_with(|first: char| first.is_ascii_uppercase()) {
+        return snake_case(plural);
+    }
     if let Some(stem) = plural.strip_suffix("ies") {
         return format!("{stem}y");
     }
@@ -87,17 +138,42 @@ pub fn resource_kind(topic: &str) -> String {
     }
 }
 
+fn snake_case(type_name: &str) -> String {
+    let mut kind = String::with_capacity(type_name.len() + 4);
+    for letter in type_name.chars() {
+        if letter.is_ascii_uppercase() && !kind.is_empty() {
+            kind.push('_');
+        }
+        kind.push(letter.to_ascii_lowercase());
+    }
+    kind
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn topic(headers: &[(&'static str, &str)]) -> Option<String> {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(*name, value.parse().unwrap());
+        }
+        map.topic().map(|topic| String::from_utf8_lossy(&topic).into_owned())
+    }
+
     #[test]
-    fn both_families_are_read_and_the_older_one_wins() {
-        let mut headers = HeaderMap::new();
-        headers.insert("shopify-topic", "orders/create".parse().unwrap());
-        assert_eq!(headers.topic(), Some(&b"orders/create"[..]));
-        headers.insert("x-shopify-topic", "orders/paid".parse().unwrap());
-        assert_eq!(headers.topic(), Some(&b"orders/paid"[..]));
+    fn the_signature_tells_the_family() {
+        let classic = [("shopify-topic", "Order"), ("x-shopify-topic", "orders/paid")];
+        assert_eq!(topic(&classic).as_deref(), Some("orders/paid"));
+        assert_eq!(topic(&classic[..1]).as_deref(), Some("Order"));
+        let mut event = Vec::from([("shopify-hmac-sha256", "s"), ("shopify-action", "update")]);
+        event.extend(classic);
+        assert_eq!(topic(&event).as_deref(), Some("Order/update"));
+        event[1].1 = "";
+        assert_eq!(topic(&event).as_deref(), Some("Order"));
+        assert_eq!(topic(&event[..2]), None);
+        event[2].1 = "";
+        assert_eq!(topic(&event), None);
     }
 
     #[test]
@@ -119,6 +195,10 @@ mod tests {
             ("tax_classes/update", "tax_class"),
             ("shop/update", "shop"),
             ("app/uninstalled", "app"),
+            ("Product/update", "product"),
+            ("InventoryItem/update", "inventory_item"),
+            ("MetaobjectDefinition/create", "metaobject_definition"),
+            ("Order", "order"),
             ("", ""),
         ] {
             assert_eq!(resource_kind(topic), kind, "{topic}");

@@ -16,10 +16,9 @@ use http::HeaderMap;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
-use crate::event::Webhook;
+use crate::received::Webhook;
+use crate::shopify::{Family, Headers};
 
-/// Headers that carry the signature, one for each header family.
-const SIGNATURE_HEADERS: [&str; 2] = ["x-shopify-hmac-sha256", "shopify-hmac-sha256"];
 /// Base64 of 32 bytes, padded.
 const ENCODED_BYTES: usize = 44;
 /// Bytes hashed between two pauses. A piece takes 0.2 ms with the processor's SHA instructions and
@@ -41,9 +40,6 @@ pub struct Secrets {
     keyed: Vec<Hmac<Sha256>>,
     fingerprints: Vec<String>,
 }
-
-/// Tags that a webhook's headers claim: one for each header family, or one if both are equal.
-struct Claims([Option<Tag>; SIGNATURE_HEADERS.len()]);
 
 /// A signature is missing, malformed or wrong. The sender gets the same answer for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -96,14 +92,14 @@ impl Secrets {
     /// Checks the webhook's body against its signature header.
     ///
     /// # Errors
-    /// [`BadSignature`] if no header of either family holds 32 bytes in padded standard base64 that
-    /// equal the tag of the body under one of the secrets. A header given twice is ambiguous, so it
-    /// counts as malformed. The body is hashed at most once for each secret, and not at all if no
-    /// header is well-formed.
+    /// [`BadSignature`] unless the signature header of the webhook's family holds 32 bytes in padded
+    /// standard base64 that equal the tag of the body under one of the secrets. A header given twice
+    /// is ambiguous, so it counts as malformed. The body is hashed at most once for each secret, and
+    /// not at all if the header is malformed.
     pub fn verify(&self, webhook: Webhook) -> Result<Verified<Webhook>, BadSignature> {
-        let claims = Claims::of(&webhook.headers)?;
+        let claimed = claimed_tag(&webhook.headers)?;
         let mut tags = self.keyed.iter().map(|keyed| tag(begin(keyed), &webhook.body));
-        match tags.position(|tag| claims.contain(&tag)) {
+        match tags.position(|tag| tag == claimed) {
             Some(secret) => Ok(Verified { value: webhook, secret }),
             None => Err(BadSignature),
         }
@@ -122,7 +118,7 @@ impl Secrets {
     where
         P: Future<Output = ()>,
     {
-        let claims = Claims::of(&webhook.headers)?;
+        let claimed = claimed_tag(&webhook.headers)?;
         for (secret, keyed) in self.keyed.iter().enumerate() {
             let mut mac = begin(keyed);
             let mut pieces = webhook.body.chunks(PIECE_BYTES).peekable();
@@ -132,27 +128,11 @@ impl Secrets {
                     pause().await;
                 }
             }
-            if claims.contain(&mac.finalize()) {
+            if mac.finalize() == claimed {
                 return Ok(Verified { value: webhook, secret });
             }
         }
         Err(BadSignature)
-    }
-}
-
-impl Claims {
-    /// Reads the claimed tags. At least one must be well-formed.
-    fn of(headers: &HeaderMap) -> Result<Self, BadSignature> {
-        let [first, second] = SIGNATURE_HEADERS.map(|name| claim(headers, name));
-        match (first, second) {
-            (None, None) => Err(BadSignature),
-            (Some(first), Some(second)) if first == second => Ok(Self([Some(first), None])),
-            claims => Ok(Self(claims.into())),
-        }
-    }
-
-    fn contain(&self, tag: &Tag) -> bool {
-        self.0.iter().flatten().any(|claimed| claimed == tag)
     }
 }
 
@@ -174,18 +154,19 @@ fn tag(mut mac: Hmac<Sha256>, body: &[u8]) -> Tag {
     mac.finalize()
 }
 
-/// Returns the tag that the header `name` claims, if there is one such header and it is
+/// Returns the tag that the signature header claims, if there is one such header and it is
 /// well-formed.
-fn claim(headers: &HeaderMap, name: &str) -> Option<Tag> {
-    let mut values = headers.get_all(name).iter();
-    let value = values.next()?;
+fn claimed_tag(headers: &HeaderMap) -> Result<Tag, BadSignature> {
+    let mut values = headers.get_all(headers.family().signature_header()).iter();
+    let value = values.next().ok_or(BadSignature)?;
     if values.next().is_some() || value.len() != ENCODED_BYTES {
-        return None;
+        return Err(BadSignature);
     }
     let mut decoded = [0u8; 33];
-    let length = STANDARD.decode_slice(value.as_bytes(), &mut decoded).ok()?;
-    let claimed: [u8; 32] = decoded[..length].try_into().ok()?;
-    Some(Tag::new(claimed.into()))
+    let length = STANDARD.decode_slice(value.as_bytes(), &mut decoded);
+    let claimed = &decoded[..length.map_err(|_| BadSignature)?];
+    let claimed: [u8; 32] = claimed.try_into().map_err(|_| BadSignature)?;
+    Ok(Tag::new(claimed.into()))
 }
 
 fn fingerprint(secret: &str) -> String {
@@ -202,8 +183,8 @@ mod tests {
     use bytes::Bytes;
     use http::uri::PathAndQuery;
 
-    const OLD_FAMILY: &str = SIGNATURE_HEADERS[0];
-    const NEW_FAMILY: &str = SIGNATURE_HEADERS[1];
+    const CLASSIC: &str = Family::Classic.signature_header();
+    const EVENT: &str = Family::Event.signature_header();
 
     thread_local! {
         /// Number of body hashes that began on this thread.
@@ -294,20 +275,21 @@ mod tests {
         let [new, old, guess] = ["new", "old", "guess"].map(|key| secrets(&[key]).sign(b"{}"));
         let another = secrets(&["another guess"]).sign(b"{}");
         let check = |headers: &[(&'static str, &str)]| verified(&both, b"{}", headers);
-        for family in SIGNATURE_HEADERS {
+        for family in [CLASSIC, EVENT] {
             assert_eq!(check(&[(family, &new)]), (Some(0), 1));
             assert_eq!(check(&[(family, &old)]), (Some(1), 2));
             assert_eq!(check(&[(family, &guess)]), (None, 2));
             assert_eq!(check(&[(family, "not base64")]), (None, 0));
         }
         assert_eq!(check(&[]), (None, 0));
-        let pair = |first: &str, second: &str| check(&[(OLD_FAMILY, first), (NEW_FAMILY, second)]);
+        // With both headers, the Event's decides.
+        let pair = |classic: &str, event: &str| check(&[(CLASSIC, classic), (EVENT, event)]);
         assert_eq!(pair(&old, &old), (Some(1), 2));
-        assert_eq!(pair(&guess, &guess), (None, 2));
-        assert_eq!(pair(&guess, &another), (None, 2));
         assert_eq!(pair(&guess, &new), (Some(0), 1));
-        assert_eq!(pair(&new, &guess), (Some(0), 1));
         assert_eq!(pair("not base64", &old), (Some(1), 2));
+        assert_eq!(pair(&new, &guess), (None, 2));
+        assert_eq!(pair(&new, &another), (None, 2));
+        assert_eq!(pair(&new, "not base64"), (None, 0));
     }
 
     #[test]
@@ -321,7 +303,7 @@ mod tests {
                 paused.set(paused.get() + 1);
                 std::future::ready(())
             };
-            let signed = webhook(body, &[(NEW_FAMILY, &signature)]);
+            let signed = webhook(body, &[(EVENT, &signature)]);
             let mut checked = pin!(signer.verify_in_pieces(signed, pause));
             let checked = checked.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             assert!(matches!(checked, Poll::Ready(Ok(_))), "{bytes}");

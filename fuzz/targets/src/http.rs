@@ -70,6 +70,7 @@ impl Bench {
             admission: Admission::new(settings.in_flight_bytes_max),
             store: store.clone(),
             secrets: Arc::new(ClientSecrets::new(&settings.secrets.secrets, None)),
+            ignored: Arc::default(),
             shares: Arc::default(),
             metrics: metrics.clone(),
             topics,

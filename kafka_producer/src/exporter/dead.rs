@@ -69,7 +69,7 @@ fn dead_letter(exporter: &mut Exporter, alone: &Alone, code: Code) -> Dead {
     let text = |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into();
     let labels = [
         text(view.shop()),
-        text(view.topic()),
+        text(view.topic().as_deref()),
         Resource::of(&view, view.body).to_string(),
         text(view.shopify("webhook-id")),
     ];

@@ -172,7 +172,7 @@ fn send_record(
     loop {
         let record = exporter.encoder.encode(&view, webhook);
         if record.is_fallback && !std::mem::replace(&mut is_counted, true) {
-            exporter.metrics.fallbacks.count_bytes(view.topic());
+            exporter.metrics.fallbacks.count_bytes(view.topic().as_deref());
         }
         let bytes = record.value.len() + record.key.len() + RECORD_BYTES;
         let Err(error) = link.send(record, open.records()) else {

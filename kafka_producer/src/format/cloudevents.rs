@@ -14,7 +14,7 @@ const HEADERS: usize = 12;
 
 /// Attributes of a webhook with this id.
 pub(super) fn headers(webhook: &View<'_>, id: &str, resource: Option<&Resource>) -> OwnedHeaders {
-    let topic = text(webhook.topic()).replace('/', ".");
+    let topic = text(webhook.topic().as_deref()).replace('/', ".");
     let kind = format!("com.shopify.{topic}");
     let mut headers = OwnedHeaders::new_with_capacity(HEADERS)
         .insert(header("content-type", &content_type(webhook)))

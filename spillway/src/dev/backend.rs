@@ -98,7 +98,7 @@ fn describe(method: &Method, uri: &Uri, headers: &HeaderMap, body: &Bytes) -> St
     let text = |value: Option<&[u8]>| printable(value.unwrap_or(b"-"));
     format!(
         "delivered  {method} {uri}  {}  {}  {}  {} bytes  {}  attempt {}",
-        text(headers.topic()),
+        text(headers.topic().as_deref()),
         text(headers.shop()),
         Resource::of(headers, body),
         body.len(),

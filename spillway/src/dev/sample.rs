@@ -31,7 +31,7 @@ pub(super) struct SampleTimes {
 /// The sample, signed with the cell's secret.
 pub(super) fn webhook(plan: &DevPlan) -> Result<SampleWebhook, Failure> {
     let body = Bytes::from_static(SAMPLE.as_bytes());
-    SampleWebhook::new("products/update", "example.myshopify.com", body, &plan.secrets()?)
+    SampleWebhook::classic("products/update", "example.myshopify.com", body, &plan.secrets()?)
 }
 
 /// Sends the sample and waits for its delivery.

@@ -10,7 +10,7 @@ use super::finding::Finding;
 use crate::failure::Failure;
 use crate::http::HttpClient;
 use crate::secret::SecretArguments;
-use crate::send::webhook::{SAMPLE, SampleWebhook};
+use crate::send::webhook::{SAMPLE, SAMPLE_EVENT, SampleWebhook};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const FORWARDED_PROTO: &str = "x-forwarded-proto";
@@ -30,6 +30,10 @@ pub(super) struct BackendArguments {
     /// backend; needs the client secret
     #[arg(long, value_name = "PATH")]
     probe: Option<String>,
+
+    /// Let the test product be an Event (Product/update)
+    #[arg(long, requires = "probe")]
+    probe_events: bool,
 }
 
 /// Checks the backend.
@@ -53,7 +57,8 @@ pub(super) async fn examine(
     };
     let mut findings = vec![reach(&base).await];
     if let Some(path) = &arguments.probe {
-        findings.push(probe(&base, path, arguments.downstream_host.as_deref(), secret).await?);
+        let webhook = test_product(arguments.probe_events, secret)?;
+        findings.push(probe(&base, path, arguments.downstream_host.as_deref(), &webhook).await?);
     }
     Ok(findings)
 }
@@ -73,15 +78,22 @@ async fn reach(base: &Uri) -> Finding {
     Finding::problem(format!("the backend at {host}:{port} cannot be reached: {error}"), fix)
 }
 
+fn test_product(is_event: bool, secret: &SecretArguments) -> Result<SampleWebhook, Failure> {
+    const SHOP: &str = "example.myshopify.com";
+    let secrets = secret.checked()?;
+    if is_event {
+        return SampleWebhook::event(SHOP, Bytes::from_static(SAMPLE_EVENT.as_bytes()), &secrets);
+    }
+    let body = Bytes::from_static(SAMPLE.as_bytes());
+    SampleWebhook::classic("products/update", SHOP, body, &secrets)
+}
+
 async fn probe(
     base: &Uri,
     path: &str,
     host: Option<&str>,
-    secret: &SecretArguments,
+    webhook: &SampleWebhook,
 ) -> Result<Finding, Failure> {
-    let body = Bytes::from_static(SAMPLE.as_bytes());
-    let webhook =
-        SampleWebhook::new("products/update", "example.myshopify.com", body, &secret.checked()?)?;
     let target = joined(base, path).ok_or_else(|| {
         Failure::Usage(format!("--probe {path:?} is not a path such as /webhooks"))
     })?;

@@ -1,4 +1,4 @@
-//! A webhook as Shopify sends it: headers in Shopify's order, a signature over its body, and new
+//! A webhook as Shopify sends it, of either family: its headers, a signature over its body, and new
 //! ids and a new time for each request.
 
 use std::num::NonZero;
@@ -6,6 +6,7 @@ use std::num::NonZero;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Uri, header};
 use http_body_util::Full;
+use serde_json::Value;
 use spillway_webhook::Secrets;
 use spillway_webhook::resource::Resource;
 use time::OffsetDateTime;
@@ -17,11 +18,15 @@ use crate::failure::Failure;
 
 /// A product, as in a `products/update` webhook.
 pub(crate) const SAMPLE: &str = include_str!("../../../request.json");
+/// An Event of a product, `Product/update`.
+pub(crate) const SAMPLE_EVENT: &str = include_str!("../../../request-events.json");
 
-/// RFC 3339 with nine digits, as Shopify writes `X-Shopify-Triggered-At`.
-const NANOSECONDS: EncodedConfig = Config::DEFAULT
-    .set_time_precision(TimePrecision::Second { decimal_digits: NonZero::new(9) })
-    .encode();
+/// RFC 3339 with nine digits, as Shopify writes the time of a classic webhook.
+const NANOSECONDS: EncodedConfig = digits(9);
+/// RFC 3339 with six digits, as Shopify writes the time of an Event.
+const MICROSECONDS: EncodedConfig = digits(6);
+
+const API_VERSION: HeaderValue = HeaderValue::from_static("2026-10");
 
 /// Kinds whose topics carry `X-Shopify-<Kind>-Id`.
 const KINDS_WITH_ID: [&str; 12] = [
@@ -42,18 +47,24 @@ const KINDS_WITH_ID: [&str; 12] = [
 /// The parts that are the same in every request.
 #[derive(Debug, Clone)]
 pub(crate) struct SampleWebhook {
-    topic: HeaderValue,
     shop: HeaderValue,
     signature: HeaderValue,
-    resource: Option<(HeaderName, HeaderValue)>,
+    naming: Naming,
     body: Bytes,
+}
+
+/// Headers that name what happened.
+#[derive(Debug, Clone)]
+enum Naming {
+    Classic { topic: HeaderValue, resource: Option<(HeaderName, HeaderValue)> },
+    Event { topic: HeaderValue, action: HeaderValue, handle: HeaderValue },
 }
 
 /// The parts that differ in each request.
 #[derive(Debug, Clone)]
 pub(crate) struct Occasion {
-    /// Time of the event (RFC 3339).
-    pub triggered_at: String,
+    /// Time of the event.
+    pub triggered_at: OffsetDateTime,
     /// Webhook id (a UUID).
     pub webhook_id: String,
     /// Event id (a UUID).
@@ -63,34 +74,54 @@ pub(crate) struct Occasion {
 impl Occasion {
     /// The current time, with new ids.
     pub(crate) fn new() -> Self {
-        let now = OffsetDateTime::now_utc().format(&Iso8601::<NANOSECONDS>);
         Self {
-            triggered_at: now.expect("BUG: now has a date and a time"),
+            triggered_at: OffsetDateTime::now_utc(),
             webhook_id: Uuid::new_v4().to_string(),
             event_id: Uuid::new_v4().to_string(),
         }
     }
 }
 
+impl Occasion {
+    fn time<const CONFIG: EncodedConfig>(&self) -> HeaderValue {
+        let text = self.triggered_at.format(&Iso8601::<CONFIG>);
+        ours(&text.expect("BUG: now has a date and a time"))
+    }
+}
+
 impl SampleWebhook {
-    /// Signs `body` with the first of the secrets.
-    pub(crate) fn new(
+    /// A classic webhook. Signs `body` with the first of the secrets.
+    pub(crate) fn classic(
         topic: &str,
         shop: &str,
         body: Bytes,
         secrets: &Secrets,
     ) -> Result<Self, Failure> {
-        let value = |flag: &str, text: &str| {
-            let value = HeaderValue::from_str(text);
-            value.map_err(|_| Failure::Usage(format!("{flag} {text:?} cannot be a header")))
+        let resource = resource_header(topic, &body);
+        let naming = Naming::Classic { topic: value("--topic", topic)?, resource };
+        Self::new(naming, shop, body, secrets)
+    }
+
+    /// An Event, named as its body says. Signs `body` with the first of the secrets.
+    pub(crate) fn event(shop: &str, body: Bytes, secrets: &Secrets) -> Result<Self, Failure> {
+        let parts: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let part = |name: &str| match parts[name].as_str() {
+            Some(text) => value(name, text),
+            None => Err(Failure::Usage(format!(
+                "the body of an Event has a text named {name}, as in request-events.json"
+            ))),
         };
-        Ok(Self {
-            topic: value("--topic", topic)?,
-            shop: value("--shop", shop)?,
-            signature: ours(&secrets.sign(&body)),
-            resource: resource_header(topic, &body),
-            body,
-        })
+        let naming = Naming::Event {
+            topic: part("topic")?,
+            action: part("action")?,
+            handle: part("handle")?,
+        };
+        Self::new(naming, shop, body, secrets)
+    }
+
+    fn new(naming: Naming, shop: &str, body: Bytes, secrets: &Secrets) -> Result<Self, Failure> {
+        let shop = value("--shop", shop)?;
+        Ok(Self { shop, signature: ours(&secrets.sign(&body)), naming, body })
     }
 
     /// Builds a request with new ids.
@@ -112,7 +143,6 @@ impl SampleWebhook {
 
     /// Every header except `Host`, in the order of a real delivery.
     pub(crate) fn headers(&self, occasion: &Occasion) -> HeaderMap {
-        let shopify = |name: &'static str| HeaderName::from_static(name);
         let mut headers = HeaderMap::new();
         headers.insert(header::USER_AGENT, HeaderValue::from_static("Shopify-Captain-Hook"));
         headers.insert(header::CONTENT_LENGTH, self.body.len().into());
@@ -120,18 +150,52 @@ impl SampleWebhook {
         let encodings = HeaderValue::from_static("gzip;q=1.0,deflate;q=0.6,identity;q=0.3");
         headers.insert(header::ACCEPT_ENCODING, encodings);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(shopify("x-shopify-api-version"), HeaderValue::from_static("2026-10"));
-        headers.insert(shopify("x-shopify-event-id"), ours(&occasion.event_id));
-        headers.insert(shopify("x-shopify-hmac-sha256"), self.signature.clone());
-        if let Some((name, value)) = &self.resource {
-            headers.insert(name.clone(), value.clone());
+        match &self.naming {
+            Naming::Classic { topic, resource } => {
+                self.name_classic(&mut headers, topic, resource.as_ref(), occasion);
+            }
+            Naming::Event { topic, action, handle } => {
+                headers.insert("shopify-topic", topic.clone());
+                headers.insert("shopify-action", action.clone());
+                headers.insert("shopify-handle", handle.clone());
+                headers.insert("shopify-shop-domain", self.shop.clone());
+                headers.insert("shopify-api-version", API_VERSION);
+                headers.insert("shopify-webhook-id", ours(&occasion.webhook_id));
+                headers.insert("shopify-triggered-at", occasion.time::<MICROSECONDS>());
+                headers.insert("shopify-hmac-sha256", self.signature.clone());
+            }
         }
-        headers.insert(shopify("x-shopify-shop-domain"), self.shop.clone());
-        headers.insert(shopify("x-shopify-topic"), self.topic.clone());
-        headers.insert(shopify("x-shopify-triggered-at"), ours(&occasion.triggered_at));
-        headers.insert(shopify("x-shopify-webhook-id"), ours(&occasion.webhook_id));
         headers
     }
+
+    fn name_classic(
+        &self,
+        headers: &mut HeaderMap,
+        topic: &HeaderValue,
+        resource: Option<&(HeaderName, HeaderValue)>,
+        occasion: &Occasion,
+    ) {
+        headers.insert("x-shopify-api-version", API_VERSION);
+        headers.insert("x-shopify-event-id", ours(&occasion.event_id));
+        headers.insert("x-shopify-hmac-sha256", self.signature.clone());
+        if let Some((name, value)) = resource {
+            headers.insert(name.clone(), value.clone());
+        }
+        headers.insert("x-shopify-shop-domain", self.shop.clone());
+        headers.insert("x-shopify-topic", topic.clone());
+        headers.insert("x-shopify-triggered-at", occasion.time::<NANOSECONDS>());
+        headers.insert("x-shopify-webhook-id", ours(&occasion.webhook_id));
+    }
+}
+
+const fn digits(digits: u8) -> EncodedConfig {
+    let precision = TimePrecision::Second { decimal_digits: NonZero::new(digits) };
+    Config::DEFAULT.set_time_precision(precision).encode()
+}
+
+fn value(name: &str, text: &str) -> Result<HeaderValue, Failure> {
+    let value = HeaderValue::from_str(text);
+    value.map_err(|_| Failure::Usage(format!("{name} {text:?} cannot be a header")))
 }
 
 /// `X-Shopify-Product-Id` and similar headers, from the id in the body.
@@ -156,7 +220,8 @@ mod tests {
     use http::uri::PathAndQuery;
 
     use super::*;
-    use spillway_webhook::{freshness, signature};
+    use spillway_webhook::shopify::Headers;
+    use spillway_webhook::{family, freshness, signature};
     use zeroize::Zeroizing;
 
     fn secrets() -> Secrets {
@@ -164,32 +229,47 @@ mod tests {
     }
 
     fn webhook(topic: &str, body: &'static str) -> SampleWebhook {
-        SampleWebhook::new(
-            topic,
-            "a.myshopify.com",
-            Bytes::from_static(body.as_bytes()),
-            &secrets(),
-        )
-        .unwrap()
+        let body = Bytes::from_static(body.as_bytes());
+        SampleWebhook::classic(topic, "a.myshopify.com", body, &secrets()).unwrap()
+    }
+
+    fn event(body: &'static str) -> Result<SampleWebhook, Failure> {
+        SampleWebhook::event("a.myshopify.com", Bytes::from_static(body.as_bytes()), &secrets())
     }
 
     #[test]
     fn what_is_sent_is_what_the_receiver_accepts() {
-        let webhook = webhook("products/update", SAMPLE);
-        let occasion = Occasion::new();
-        let headers = webhook.headers(&occasion);
-        let body = Bytes::from_static(SAMPLE.as_bytes());
-        let received = spillway_webhook::Webhook {
-            received_at_ms: 0,
-            target: PathAndQuery::from_static("/"),
-            headers,
-            body,
+        let classic = webhook("products/update", SAMPLE);
+        let event = event(SAMPLE_EVENT).unwrap();
+        for (sent, topic, digits) in [(classic, "products/update", 9), (event, "Product/update", 6)]
+        {
+            let occasion = Occasion::new();
+            let received = spillway_webhook::Webhook {
+                received_at_ms: 0,
+                target: PathAndQuery::from_static("/"),
+                headers: sent.headers(&occasion),
+                body: sent.body.clone(),
+            };
+            let verified: Result<_, signature::BadSignature> = secrets().verify(received);
+            let verified = verified.unwrap().into_inner();
+            assert_eq!(family::check(&verified.headers, &verified.body), Ok(()));
+            assert_eq!(verified.headers.topic().as_deref(), Some(topic.as_bytes()));
+            let time = verified.headers.shopify("triggered-at").unwrap();
+            assert!(freshness::millis(time).is_some());
+            assert_eq!(time.len(), "2026-01-01T00:00:00.Z".len() + digits);
+        }
+        assert_ne!(Occasion::new().webhook_id, Occasion::new().webhook_id);
+    }
+
+    #[test]
+    fn an_event_is_named_by_its_body() {
+        let resource = |sent: SampleWebhook| {
+            Resource::of(&sent.headers(&Occasion::new()), &sent.body).to_string()
         };
-        let verified: Result<_, signature::BadSignature> = secrets().verify(received);
-        assert!(verified.is_ok());
-        assert!(freshness::millis(occasion.triggered_at.as_bytes()).is_some());
-        assert_eq!(occasion.triggered_at.len(), "2026-01-01T00:00:00.123456789Z".len());
-        assert_ne!(occasion.webhook_id, Occasion::new().webhook_id);
+        let same = resource(webhook("products/update", SAMPLE));
+        assert_eq!(resource(event(SAMPLE_EVENT).unwrap()), same);
+        let Err(failure) = event(SAMPLE) else { panic!("a classic body is no Event") };
+        assert!(failure.to_string().contains("request-events.json"), "{failure}");
     }
 
     #[test]
@@ -206,6 +286,6 @@ mod tests {
         assert_eq!(id("draft_orders/create", r#"{"id":7}"#).unwrap(), "x-shopify-draft-order-id=7");
         assert_eq!(id("products/update", "{}"), None);
         assert_eq!(id("app/uninstalled", r#"{"id":7}"#), None);
-        assert!(SampleWebhook::new("a\nb", "s", Bytes::new(), &secrets()).is_err());
+        assert!(SampleWebhook::classic("a\nb", "s", Bytes::new(), &secrets()).is_err());
     }
 }

@@ -36,10 +36,14 @@ async fn an_offset_is_read() {
 }
 
 #[tokio::test]
-async fn no_timestamp_is_400() {
-    let receiver = receiver().await;
-    let webhook = Webhook::any().without(TRIGGERED_AT);
-    receiver.post(&webhook).await.expect(400, "missing_header");
+async fn a_webhook_without_a_timestamp_is_stored_and_counted() {
+    let cell = Cell::shared();
+    let _redis = cell.redis(&[]).await;
+    let receiver = cell.receiver(&[]).await;
+    post(receiver.address(), &Webhook::any()).await.expect_stored();
+    post(receiver.address(), &Webhook::any().without(TRIGGERED_AT)).await.expect_stored();
+    let counted = receiver.metric("spillway_without_triggered_at_total").await;
+    assert_eq!(counted, Some(1.0));
 }
 
 #[tokio::test]
@@ -83,7 +87,7 @@ async fn the_bounds_are_settings() {
     let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
     let settings =
-        [("MAX_EVENT_AGE", "10m"), ("MAX_CLOCK_SKEW", "5m"), ("REQUIRE_TIMESTAMP", "false")];
+        [("MAX_EVENT_AGE", "10m"), ("MAX_CLOCK_SKEW", "5m"), ("REQUIRE_TIMESTAMP", "true")];
     let receiver = cell.receiver(&settings).await;
     let webhook =
         |minutes| Webhook::any().with(TRIGGERED_AT, rfc3339(ago(Duration::minutes(minutes))));
@@ -92,5 +96,5 @@ async fn the_bounds_are_settings() {
     post(receiver.address(), &webhook(-4)).await.expect_stored();
     post(receiver.address(), &webhook(-6)).await.expect(400, "from_the_future");
     let without = Webhook::any().without(TRIGGERED_AT);
-    post(receiver.address(), &without).await.expect_stored();
+    post(receiver.address(), &without).await.expect(400, "missing_header");
 }

@@ -1,0 +1,163 @@
+//! Checks that the headers and the body of a delivery belong together.
+//!
+//! A classic webhook has `X-Shopify-*` headers, and its body is the resource. An Event has the same
+//! headers without `X-`, and its body names what changed. A delivery with `Shopify-Hmac-Sha256` is
+//! an Event, whatever other headers it has. The signature covers the body alone. The body of an
+//! Event repeats its topic, action and handle, so these can be compared with the headers.
+//! Sources: Shopify, "Structure of a webhook delivery" and "Events: delivery structure".
+
+use std::fmt;
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
+use serde::Deserializer;
+use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::shopify::{Family, Headers};
+
+/// Headers and body that do not belong together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the headers and the body name different events")]
+pub struct HeaderMismatch;
+
+/// Topic, action and handle in the body of an Event. None of them was found in another body.
+#[derive(Debug, Default)]
+struct EventHead {
+    topic: Option<String>,
+    action: Option<String>,
+    handle: Option<String>,
+}
+
+struct HeadVisitor<'a>(&'a mut EventHead);
+
+/// Checks that headers and body are of one family, and that the headers of an Event name the topic,
+/// action and handle of its body. An Event may lack the headers of the action and the handle.
+///
+/// # Errors
+/// [`HeaderMismatch`] if they are not.
+pub fn check(headers: &impl Headers, body: &[u8]) -> Result<(), HeaderMismatch> {
+    let is_right = match headers.family() {
+        Family::Classic => !may_be_event(body) || !EventHead::of(body).is_complete(),
+        Family::Event => EventHead::of(body).is_named_by(headers),
+    };
+    if is_right { Ok(()) } else { Err(HeaderMismatch) }
+}
+
+/// True unless the body is certainly not an Event's. Hardly any other body has this key.
+fn may_be_event(body: &[u8]) -> bool {
+    static ACTION: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"action\""));
+    ACTION.find(body).is_some()
+}
+
+impl EventHead {
+    /// Reads a body up to the last of the three parts.
+    fn of(body: &[u8]) -> Self {
+        let mut head = Self::default();
+        let text = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+        // Reading ends with an error once all parts are found. In a body that is not JSON, some may
+        // have been found before the fault.
+        serde_json::Deserializer::from_slice(text).deserialize_map(HeadVisitor(&mut head)).ok();
+        head
+    }
+
+    fn is_complete(&self) -> bool {
+        self.topic.is_some() && self.action.is_some() && self.handle.is_some()
+    }
+
+    fn is_named_by(&self, headers: &impl Headers) -> bool {
+        let is = |part: &Option<String>, header: Option<&[u8]>| {
+            part.as_ref().is_some_and(|part| header.is_none_or(|value| value == part.as_bytes()))
+        };
+        headers.shopify("topic").is_some()
+            && is(&self.topic, headers.shopify("topic"))
+            && is(&self.action, headers.shopify("action"))
+            && is(&self.handle, headers.shopify("handle"))
+    }
+}
+
+impl<'de> Visitor<'de> for HeadVisitor<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the body of an Event")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            let part = match key.as_str() {
+                "topic" => &mut self.0.topic,
+                "action" => &mut self.0.action,
+                "handle" => &mut self.0.handle,
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+            };
+            let value: &RawValue = map.next_value()?;
+            *part = serde_json::from_str(value.get()).ok();
+            if self.0.is_complete() {
+                return Err(A::Error::custom("the rest is not needed"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderMap;
+
+    use super::*;
+
+    const EVENT: [(&str, &str); 4] = [
+        ("shopify-hmac-sha256", "signature"),
+        ("shopify-topic", "Product"),
+        ("shopify-action", "update"),
+        ("shopify-handle", "prices"),
+    ];
+    const CLASSIC: [(&str, &str); 2] =
+        [("x-shopify-hmac-sha256", "signature"), ("x-shopify-topic", "products/update")];
+    const BODY: &str = r#"{"topic":"Product","action":"update","handle":"prices","data":null}"#;
+
+    fn checked(headers: &[(&'static str, &str)], body: &str) -> Result<(), HeaderMismatch> {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.insert(*name, value.parse().unwrap());
+        }
+        check(&map, body.as_bytes())
+    }
+
+    #[test]
+    fn an_event_is_named_alike_in_headers_and_body() {
+        assert_eq!(checked(&EVENT, BODY), Ok(()));
+        assert_eq!(checked(&EVENT, &format!("\u{feff}{BODY}")), Ok(()));
+        assert_eq!(checked(&EVENT[..2], BODY), Ok(()), "action and handle may be missing");
+        for changed in 1..4 {
+            let mut headers = EVENT;
+            headers[changed].1 = "other";
+            assert_eq!(checked(&headers, BODY), Err(HeaderMismatch), "{headers:?}");
+        }
+        assert_eq!(checked(&EVENT[..1], BODY), Err(HeaderMismatch), "the topic may not");
+    }
+
+    #[test]
+    fn the_body_of_the_other_family_is_refused() {
+        assert_eq!(checked(&CLASSIC, BODY), Err(HeaderMismatch));
+        let product = r#"{"id":1,"handle":"snowboard","title":"action"}"#;
+        assert_eq!(checked(&CLASSIC, product), Ok(()));
+        for body in [product, "{}", "[]", "<x/>", "", r#"{"topic":"Product","action":"update"}"#] {
+            assert_eq!(checked(&EVENT, body), Err(HeaderMismatch), "{body}");
+        }
+        let named = r#"{"action":"create","handle":"a","topic":7}"#;
+        assert_eq!(checked(&CLASSIC, named), Ok(()), "not an Event: its topic is a number");
+        assert_eq!(checked(&CLASSIC, r#"{"a":{"action":"b","topic":"c","handle":"d"}}"#), Ok(()));
+    }
+
+    #[test]
+    fn both_families_together_are_an_event() {
+        let both: Vec<_> = CLASSIC.into_iter().chain(EVENT).collect();
+        assert_eq!(checked(&both, BODY), Ok(()));
+        assert_eq!(checked(&both, r#"{"id":1}"#), Err(HeaderMismatch));
+    }
+}
