@@ -27,7 +27,7 @@ pub(crate) struct Sorter {
 
 /// Numbers of the subscriptions whose webhooks are coalesced, in the order in which they were met.
 #[derive(Debug, Default)]
-pub(crate) struct Subscriptions(Mutex<HashMap<u64, u8>>);
+pub(crate) struct Subscriptions(Mutex<HashMap<u64, u16>>);
 
 /// Hash of a shop's domain.
 pub(crate) fn shop_hash(shop: &[u8]) -> u64 {
@@ -35,11 +35,11 @@ pub(crate) fn shop_hash(shop: &[u8]) -> u64 {
 }
 
 impl Subscriptions {
-    /// Number of a subscription, from 1. 0 once there are 255 others.
-    fn number(&self, topic: &[u8], name: &[u8]) -> u8 {
+    /// Number of a subscription, from 1. 0 once there are 65,535 others.
+    fn number(&self, topic: &[u8], target: &[u8], name: &[u8]) -> u16 {
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = u8::try_from(numbers.len() + 1).unwrap_or(0);
-        let key = stable_hash::of(&[topic, name]);
+        let next = u16::try_from(numbers.len() + 1).unwrap_or(0);
+        let key = stable_hash::of(&[topic, target, name]);
         match numbers.entry(key) {
             Entry::Occupied(known) => *known.get(),
             Entry::Vacant(_) if next == 0 => 0,
@@ -114,9 +114,9 @@ impl Sorter {
         stable_hash::of(&[b"kind", shop, kind.as_bytes()])
     }
 
-    /// Number of the webhooks that may stand for each other: those of one topic and one
+    /// Number of the webhooks that may stand for each other: those of one topic, one path and one
     /// subscription. 0 if the webhook can't be coalesced.
-    fn coalesces(&self, record: &Record, topic: &[u8]) -> u8 {
+    fn coalesces(&self, record: &Record, topic: &[u8]) -> u16 {
         if !self.settings.coalesce_topics.iter().any(|one| one.as_bytes() == topic) {
             return 0;
         }
@@ -126,7 +126,7 @@ impl Sorter {
             // be of any of them.
             Family::Event => record.shopify("handle"),
         };
-        subscription.map_or(0, |name| self.subscriptions.number(topic, name))
+        subscription.map_or(0, |name| self.subscriptions.number(topic, &record.target, name))
     }
 }
 
@@ -137,14 +137,18 @@ mod tests {
     #[test]
     fn two_subscriptions_of_one_topic_have_two_numbers() {
         let subscriptions = Subscriptions::default();
-        assert_eq!(subscriptions.number(b"Product/update", b"prices"), 1);
-        assert_eq!(subscriptions.number(b"Product/update", b"titles"), 2);
-        assert_eq!(subscriptions.number(b"products/update", b""), 3);
-        assert_eq!(subscriptions.number(b"Product/update", b"prices"), 1);
-        for handle in 4..=255_u8 {
-            assert_eq!(subscriptions.number(b"Order/update", &[handle]), handle);
+        let number = |topic: &str, target: &str, name: &[u8]| {
+            subscriptions.number(topic.as_bytes(), target.as_bytes(), name)
+        };
+        assert_eq!(number("Product/update", "/", b"prices"), 1);
+        assert_eq!(number("Product/update", "/", b"titles"), 2);
+        assert_eq!(number("Product/update", "/other", b"prices"), 3);
+        assert_eq!(number("products/update", "/", b""), 4);
+        assert_eq!(number("Product/update", "/", b"prices"), 1);
+        for name in 5..=u16::MAX {
+            assert_eq!(number("Order/update", "/", &name.to_le_bytes()), name);
         }
-        assert_eq!(subscriptions.number(b"Order/update", b"one too many"), 0);
-        assert_eq!(subscriptions.number(b"Product/update", b"titles"), 2);
+        assert_eq!(number("Order/update", "/", b"one too many"), 0);
+        assert_eq!(number("Product/update", "/", b"titles"), 2);
     }
 }

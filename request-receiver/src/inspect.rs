@@ -1,7 +1,7 @@
 //! Checks of a webhook whose signature is good: loop, kind of body, topic, family, freshness.
 
 use spillway_webhook::freshness::{self, FreshnessWindow};
-use spillway_webhook::shopify::{Headers, is_compliance};
+use spillway_webhook::shopify::{Headers, is_compliance, without_mark};
 use spillway_webhook::{Webhook, family};
 
 use crate::reply::Refusal;
@@ -46,8 +46,7 @@ impl InspectionRules {
 /// client secret also signs session tokens (`eyJ…`) and OAuth queries. Their holders must not pass
 /// as Shopify.
 fn begins_as(body: &[u8], kinds: BodyKinds) -> bool {
-    let text = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
-    match text.iter().find(|byte| !byte.is_ascii_whitespace()) {
+    match without_mark(body).iter().find(|byte| !byte.is_ascii_whitespace()) {
         _ if kinds.any => true,
         Some(b'{' | b'[') => kinds.json,
         Some(b'<') => kinds.xml,

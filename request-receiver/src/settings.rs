@@ -373,8 +373,9 @@ impl ReceiverArgs {
             let name = topic.as_bytes();
             if is_compliance(name) || is_barrier(name) {
                 checker.mistake(KEY, format_args!("{topic} must not be ignored: remove it"));
-            } else if topic.strip_suffix('*').unwrap_or(topic).is_empty() {
-                checker.mistake(KEY, "names every topic: name those that nobody needs");
+            } else if !is_pattern(topic) {
+                let problem = "is not a topic, such as carts/update, Page/update or carts/*";
+                checker.mistake(KEY, format_args!("{topic} {problem}"));
             }
         }
         let file = self.ignore_shops_file.clone().filter(|path| !path.as_os_str().is_empty());
@@ -394,6 +395,12 @@ impl ReceiverArgs {
         );
         SecretSettings { secrets, file: self.shopify_client_secret_file.clone() }
     }
+}
+
+/// True for a topic, or all topics of a kind.
+fn is_pattern(topic: &str) -> bool {
+    let parts = topic.split_once('/').filter(|(kind, _)| !kind.is_empty() && !kind.contains('*'));
+    parts.is_some_and(|(_, rest)| rest == "*" || !(rest.is_empty() || rest.contains('*')))
 }
 
 fn body_kinds(checker: &mut Checker, text: &str) -> BodyKinds {

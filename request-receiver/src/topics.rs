@@ -127,7 +127,12 @@ impl TopicMetrics {
     /// Counts a verified webhook that is not stored.
     pub fn ignored(&self, headers: &HeaderMap) {
         let topic = headers.topic().unwrap_or_default();
-        self.ignored.with_label_values(&[self.learn(&topic)]).inc();
+        // Learning takes a lock, and what is ignored may come in floods.
+        let label = match std::str::from_utf8(&topic) {
+            Ok(label) if self.known.load().indices.contains_key(&*topic) => label,
+            _ => self.learn(&topic),
+        };
+        self.ignored.with_label_values(&[label]).inc();
     }
 
     /// Returns the label of a verified topic, which is the topic itself while there is room.

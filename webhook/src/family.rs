@@ -9,12 +9,17 @@
 use std::fmt;
 use std::sync::LazyLock;
 
+use http::HeaderMap;
 use memchr::memmem::Finder;
 use serde::Deserializer;
 use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::shopify::{Family, Headers};
+use crate::shopify::{Family, Headers, without_mark};
+
+/// Bytes of a body in which its head is looked for. Larger Events do not exist: they are stubs. The
+/// shard serves no other connection while it reads.
+const HEAD_BYTES_MAX: usize = 1 << 20;
 
 /// Headers and body that do not belong together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -32,16 +37,22 @@ struct EventHead {
 struct HeadVisitor<'a>(&'a mut EventHead);
 
 /// Checks that headers and body are of one family, and that the headers of an Event name the topic,
-/// action and handle of its body. An Event may lack the headers of the action and the handle.
+/// action and handle of its body. An Event may lack the headers of the action and the handle, but
+/// none of them may be there twice: a backend could read the other one.
 ///
 /// # Errors
 /// [`HeaderMismatch`] if they are not.
-pub fn check(headers: &impl Headers, body: &[u8]) -> Result<(), HeaderMismatch> {
+pub fn check(headers: &HeaderMap, body: &[u8]) -> Result<(), HeaderMismatch> {
     let is_right = match headers.family() {
         Family::Classic => !may_be_event(body) || !EventHead::of(body).is_complete(),
-        Family::Event => EventHead::of(body).is_named_by(headers),
+        Family::Event => !is_any_repeated(headers) && EventHead::of(body).is_named_by(headers),
     };
     if is_right { Ok(()) } else { Err(HeaderMismatch) }
+}
+
+fn is_any_repeated(headers: &HeaderMap) -> bool {
+    let mut names = ["shopify-topic", "shopify-action", "shopify-handle"].into_iter();
+    names.any(|name| headers.get_all(name).iter().nth(1).is_some())
 }
 
 /// True unless the body is certainly not an Event's. Hardly any other body has this key.
@@ -54,7 +65,8 @@ impl EventHead {
     /// Reads a body up to the last of the three parts.
     fn of(body: &[u8]) -> Self {
         let mut head = Self::default();
-        let text = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+        let text = without_mark(body);
+        let text = &text[..text.len().min(HEAD_BYTES_MAX)];
         // Reading ends with an error once all parts are found. In a body that is not JSON, some may
         // have been found before the fault.
         serde_json::Deserializer::from_slice(text).deserialize_map(HeadVisitor(&mut head)).ok();
@@ -67,9 +79,10 @@ impl EventHead {
 
     fn is_named_by(&self, headers: &impl Headers) -> bool {
         let is = |part: &Option<String>, header: Option<&[u8]>| {
+            let header = header.filter(|value| !value.is_empty());
             part.as_ref().is_some_and(|part| header.is_none_or(|value| value == part.as_bytes()))
         };
-        headers.shopify("topic").is_some()
+        headers.topic().is_some()
             && is(&self.topic, headers.shopify("topic"))
             && is(&self.action, headers.shopify("action"))
             && is(&self.handle, headers.shopify("handle"))
@@ -106,8 +119,6 @@ impl<'de> Visitor<'de> for HeadVisitor<'_> {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderMap;
-
     use super::*;
 
     const EVENT: [(&str, &str); 4] = [
@@ -123,7 +134,7 @@ mod tests {
     fn checked(headers: &[(&'static str, &str)], body: &str) -> Result<(), HeaderMismatch> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
-            map.insert(*name, value.parse().unwrap());
+            map.append(*name, value.parse().unwrap());
         }
         check(&map, body.as_bytes())
     }
@@ -139,6 +150,14 @@ mod tests {
             assert_eq!(checked(&headers, BODY), Err(HeaderMismatch), "{headers:?}");
         }
         assert_eq!(checked(&EVENT[..1], BODY), Err(HeaderMismatch), "the topic may not");
+        let empty = [EVENT[0], EVENT[1], ("shopify-action", ""), ("shopify-handle", "")];
+        assert_eq!(checked(&empty, BODY), Ok(()));
+        for repeated in 1..4 {
+            let headers: Vec<_> = EVENT.into_iter().chain([EVENT[repeated]]).collect();
+            assert_eq!(checked(&headers, BODY), Err(HeaderMismatch), "{headers:?}");
+        }
+        let late = format!("{{\"data\":\"{}\",{}", "x".repeat(HEAD_BYTES_MAX), &BODY[1..]);
+        assert_eq!(checked(&EVENT, &late), Err(HeaderMismatch));
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //!
 //! For a classic webhook, the id is looked for in the headers first, then in the body. For an Event,
 //! it is looked for in the body's `query_variables` (`productId` for the topic `Product`), then in
-//! the headers, then in the paths of `fields_changed`. Both families give one product the same
-//! resource. A webhook without an id is kept in order with its whole shop and topic. That is safe
-//! but slower, so it is counted. Webhook and event ids are never resource ids: they differ for each
+//! the paths of `fields_changed`, then in the headers. Both families give one product the same
+//! resource. A webhook without an id is kept in order with its whole shop and topic, an Event with
+//! all actions of its type. That is safe but slower, so it is counted. Webhook and event ids are never resource ids: they differ for each
 //! event of a resource.
 
 use std::borrow::Cow;
@@ -14,14 +14,14 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::shopify::{Family, Headers, resource_kind};
+use crate::shopify::{Family, Headers, resource_kind, without_mark};
 
 /// Object that an event is about, within its shop.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Resource {
     /// Kind of object, such as `product`.
     pub kind: String,
-    /// Id of the object as text. If none was found, the topic.
+    /// Id of the object as text. If none was found, the topic, without an Event's action.
     pub id: String,
     /// True if no id was found.
     pub is_fallback: bool,
@@ -53,6 +53,7 @@ struct EventIds<'a> {
 impl Resource {
     /// Finds the resource of a webhook with these headers and this body.
     pub fn of(headers: &impl Headers, body: &[u8]) -> Self {
+        let body = without_mark(body);
         let topic = headers.topic().unwrap_or_default();
         let topic = String::from_utf8_lossy(&topic);
         let kind = resource_kind(&topic);
@@ -60,10 +61,15 @@ impl Resource {
             Family::Classic => id_from_headers(headers, &kind).or_else(|| id_from_body(body)),
             Family::Event => id_of_event(headers, &topic, &kind, body),
         };
-        match id {
-            Some(id) => Self { kind, id, is_fallback: false },
-            None => Self { kind, id: topic.into_owned(), is_fallback: true },
+        if let Some(id) = id {
+            return Self { kind, id, is_fallback: false };
         }
+        // An Event's action is left out: an update must not overtake the deletion before it.
+        let id = match headers.family() {
+            Family::Classic => topic.into_owned(),
+            Family::Event => type_name(&topic).to_owned(),
+        };
+        Self { kind, id, is_fallback: true }
     }
 }
 
@@ -101,14 +107,18 @@ fn id_from_body(body: &[u8]) -> Option<String> {
 }
 
 fn id_of_event(headers: &impl Headers, topic: &str, kind: &str, body: &[u8]) -> Option<String> {
-    let type_name = topic.split('/').next().unwrap_or_default();
-    let mut root = type_name.to_owned();
+    let mut root = type_name(topic).to_owned();
     root.get_mut(..1)?.make_ascii_lowercase();
     let ids: Option<EventIds> = serde_json::from_slice(body).ok();
     let variables = ids.as_ref().and_then(|ids| ids.query_variables);
     let changed = ids.as_ref().and_then(|ids| ids.fields_changed);
     let variable = variables.and_then(|variables| id_from_variables(variables, &root));
-    variable.or_else(|| id_from_headers(headers, kind)).or_else(|| id_from_paths(changed?, &root))
+    // The body is signed, the headers are not.
+    variable.or_else(|| id_from_paths(changed?, &root)).or_else(|| id_from_headers(headers, kind))
+}
+
+fn type_name(topic: &str) -> &str {
+    topic.split('/').next().unwrap_or_default()
 }
 
 fn id_from_variables(variables: &RawValue, root: &str) -> Option<String> {
@@ -205,6 +215,11 @@ mod tests {
         let named = [event[0], event[1], ("shopify-resource-id", "gid://shopify/InventoryItem/8")];
         check(&named, escaped, "inventory_item/9");
         check(&named, "{}", "inventory_item/8");
+        let path =
+            r#"{"fields_changed":["inventoryItem[id: 'gid://shopify/InventoryItem/7'].sku"]}"#;
+        check(&named, path, "inventory_item/7");
+        check(&event, &format!("\u{feff}{escaped}"), "inventory_item/9");
+        check(&classic, "\u{feff}{\"id\":9}", "inventory_item/9");
         check(&event, r#"{"id":9,"admin_graphql_api_id":"gid://shopify/X/9"}"#, "InventoryItem");
     }
 

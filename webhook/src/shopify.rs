@@ -138,6 +138,11 @@ pub fn resource_kind(topic: &str) -> String {
     }
 }
 
+/// Returns a body without its byte order mark.
+pub fn without_mark(body: &[u8]) -> &[u8] {
+    body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body)
+}
+
 fn snake_case(type_name: &str) -> String {
     let mut kind = String::with_capacity(type_name.len() + 4);
     for letter in type_name.chars() {
