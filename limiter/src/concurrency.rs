@@ -38,6 +38,9 @@ use crate::Sample;
 use crate::window::{BUSY, LimitSample, SampleSums, SampleWindow, count};
 use trouble::Trouble;
 
+/// Latencies below this, in seconds, are equally good. Such a backend is on this machine or beside
+/// it, and what varies there is who gets the processor next, not a queue.
+const GOOD: f64 = 0.0015;
 /// Excess of the latency over the base, as a logarithm, that justifies an experiment.
 const EXCESS: f64 = 0.15;
 /// Excess that justifies a cut at once, if two slices in a row show it.
@@ -218,7 +221,7 @@ impl ConcurrencyLimiter {
         let level = self.level();
         self.note(&level);
         let base = self.base.unwrap_or(level.latency);
-        let is_high = level.latency - base > EXCESS + 2.0 * level.error;
+        let is_high = excess(level.latency, base) > EXCESS + 2.0 * level.error;
         let is_busy = level.busy >= BUSY;
         let rested = now.saturating_sub(self.rested_at);
         let is_lower_due = is_high || (is_busy && self.is_lower_due(now));
@@ -254,7 +257,8 @@ impl ConcurrencyLimiter {
     fn raises_alarm(&mut self, slice: SampleSums) -> bool {
         let Some(base) = self.base else { return false };
         let error = (self.noise / slice.count).sqrt();
-        let is_high = slice.latency() - base > ALARM + 3.0 * error && self.limit > self.bounds.min;
+        let is_high =
+            excess(slice.latency(), base) > ALARM + 3.0 * error && self.limit > self.bounds.min;
         self.alarms = if is_high { self.alarms + 1 } else { 0 };
         self.alarms >= 2
     }
@@ -286,6 +290,12 @@ impl ConcurrencyLimiter {
         self.limit = limit.clamp(self.bounds.min, self.bounds.max);
         self.window = SampleWindow::settling(now);
     }
+}
+
+/// Logarithm of the ratio of a latency to the base, which are logarithms themselves. Both count as
+/// at least [`GOOD`].
+fn excess(latency: f64, base: f64) -> f64 {
+    latency.max(GOOD.ln()) - base.max(GOOD.ln())
 }
 
 /// Distance, as a logarithm, that two limits need for noise not to hide the difference.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{
     ALARM, ConcurrencyLimiter, EXCESS, LOWER_AGAIN, LOWER_EVERY, SearchPhase, WAIT_FIRST,
-    WAIT_LONGEST, round, step,
+    WAIT_LONGEST, excess, round, step,
 };
 use crate::window::{LimitSample, SampleWindow, count};
 
@@ -59,7 +59,7 @@ impl ConcurrencyLimiter {
     /// Tries a limit that is higher by `step`. `low` was measured at the present one. The step is
     /// smaller if the latency shows that deliveries would queue.
     pub(super) fn raise(&mut self, low: LimitSample, step: usize, now: Duration) {
-        let excess = low.latency - self.base.unwrap_or(low.latency);
+        let excess = excess(low.latency, self.base.unwrap_or(low.latency));
         let times = if excess > EXCESS / 3.0 + low.error { RAISE_MOST } else { 2.0 };
         let most = round(count(self.limit) * (-excess).exp() * times);
         let target = (self.limit + step).min(most).max(self.limit + 1);
@@ -80,7 +80,7 @@ impl ConcurrencyLimiter {
         let high = self.level();
         let contrast = Contrast::of(&low, &high);
         let base = self.base.unwrap_or(low.latency);
-        if high.latency - base > ALARM + contrast.more + 2.0 * contrast.error {
+        if excess(high.latency, base) > ALARM + contrast.more + 2.0 * contrast.error {
             // The step cannot have caused that much.
             self.wait = WAIT_FIRST;
             self.rest(from, now);
@@ -106,7 +106,7 @@ impl ConcurrencyLimiter {
             self.base = Some(base.max(low.latency));
         }
         let base = self.base.unwrap_or(base);
-        let is_quiet = high.latency - base < 0.5 * EXCESS + high.error;
+        let is_quiet = excess(high.latency, base) < 0.5 * EXCESS + high.error;
         if contrast.rise < 0.5 * contrast.more && is_quiet && self.limit < self.bounds.max {
             let step = (self.limit - from) * 3 / 2 + 1;
             self.raise(high, step, now);
@@ -137,7 +137,7 @@ impl ConcurrencyLimiter {
         };
         let base = self.base.unwrap_or(latency);
         let least = high.as_ref().map_or(0.0, step);
-        let less = in_flight * (base - latency).min(-least).exp().max(CUT_MOST);
+        let less = in_flight * (-excess(latency, base)).min(-least).exp().max(CUT_MOST);
         self.phase = SearchPhase::Down { high, from };
         self.lowered_at = now;
         self.set((less as usize).min(self.limit - 1), now);
@@ -148,7 +148,7 @@ impl ConcurrencyLimiter {
             return;
         }
         let low = self.level();
-        let excess = low.latency - self.base.unwrap_or(low.latency);
+        let excess = excess(low.latency, self.base.unwrap_or(low.latency));
         let is_high = excess > ALARM + 2.0 * low.error;
         let Some(high) = high else {
             // There is nothing to compare with: the measurement before was taken during a change.

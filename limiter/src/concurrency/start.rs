@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use super::{ALARM, ConcurrencyLimiter, EXCESS, LOWER_AGAIN, LOWER_EVERY, SearchPhase, round};
+use super::{
+    ALARM, ConcurrencyLimiter, EXCESS, LOWER_AGAIN, LOWER_EVERY, SearchPhase, excess, round,
+};
 use crate::window::{SampleSums, SampleWindow, count};
 
 /// Minimum number of deliveries that each step measures.
@@ -26,7 +28,8 @@ impl ConcurrencyLimiter {
         let (rise, error) = rise(&quiet, &tally);
         // The rise is 0 without a queue, 0.69 with twice too many, then 1.39: a rise that is not
         // clear yet will become clear.
-        let is_queueing = rise > ALARM + 2.0 * error;
+        let queued = if quiet.count > 0.0 { excess(tally.latency(), quiet.latency()) } else { 0.0 };
+        let is_queueing = queued > ALARM + 2.0 * error;
         if !is_queueing && self.limit < self.bounds.max {
             let is_alike = rise < EXCESS.max(0.5 * error);
             let quiet = if is_alike { quiet.with(tally) } else { quiet };
