@@ -3,6 +3,8 @@
 # rustup installs here, and a shell that was open before does not know it yet.
 export PATH := $(HOME)/.cargo/bin:$(PATH):/usr/sbin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+# One command builds all: several would build tokio and the like once for each set of features.
+BUILD_TESTS := cargo build --locked --workspace --bins --tests --examples
 
 .PHONY: help run kafka test quick lint audit check endure endure-spill endure-shops endure-lanes chaos hostile fuzz timing alerts-live bench characterize characterize-kafka simulate simulate-core simulate-store mutate-core mutate-store deb deb-kafka package-test clean-run
 
@@ -22,12 +24,14 @@ kafka: ## a Kafka broker on 127.0.0.1:9092, in ./run/kafka, and the producer to 
 
 test: ## run every test, against real servers
 	ops/deps.sh test
-	cargo run --locked -p xtask --
+	$(BUILD_TESTS)
+	$(TARGET)/debug/xtask
 
 quick: ## a first answer: lints, unit tests, small simulations, six stories
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --features bench/kafka -- -D warnings -D clippy::too_many_lines
-	SEEDS=$(or $(SEEDS),8) MINUTES=$(or $(MINUTES),1) cargo run --locked -p xtask -- --quick answers barriers dead listen pause settings
+	$(BUILD_TESTS)
+	SEEDS=$(or $(SEEDS),8) MINUTES=$(or $(MINUTES),1) $(TARGET)/debug/xtask --quick answers barriers dead listen pause settings
 
 check: lint audit test ## formatting, lints, docs, dependencies and every test: what a change must pass
 

@@ -74,7 +74,7 @@ impl Default for Tuning {
             settled_webhooks: 2048,
             settled_lanes: 128,
             unsettled: 256,
-            cache_bytes: 24 << 20,
+            cache_bytes: 20 << 20,
             breaker_failures: 16,
             breaker_opens_after: Duration::from_secs(600),
             expiry_grace: Duration::from_secs(60),

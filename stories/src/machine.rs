@@ -10,13 +10,14 @@ use std::io::{Read as _, Seek as _, Write as _};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::binaries::lock_file;
+use crate::binaries::{directory, lock_file};
 use crate::report::say;
 
 /// Slots of the machine, which are free again when the value is dropped. Each is a locked file.
 #[derive(Debug)]
 pub struct Slots {
-    _held: Vec<File>,
+    held: Vec<File>,
+    since: Instant,
 }
 
 /// Slots of a machine with two cores, for which the suite is made.
@@ -60,7 +61,7 @@ fn take(count: usize, prefix: &str) -> Slots {
             }
         }
         if held.len() == count {
-            return Slots { _held: held };
+            return Slots { held, since: Instant::now() };
         }
         if said.elapsed() > SAID_EVERY {
             said = Instant::now();
@@ -71,10 +72,27 @@ fn take(count: usize, prefix: &str) -> Slots {
     }
 }
 
+impl Drop for Slots {
+    /// Notes for how long they were held, for the summary of the whole suite.
+    fn drop(&mut self) {
+        let path = directory().join("stories-slots.log");
+        let executable = std::env::current_exe().unwrap_or_default();
+        let file = executable.file_stem().unwrap_or_default().to_string_lossy();
+        let binary = file.split('-').next().unwrap_or_default();
+        let seconds = self.since.elapsed().as_secs_f64();
+        let line = format!("{} {seconds:.1} {binary} {}\n", self.held.len(), own_name());
+        let log = File::options().create(true).append(true).open(path);
+        log.and_then(|mut log| log.write_all(line.as_bytes())).ok();
+    }
+}
+
+fn own_name() -> String {
+    thread::current().name().unwrap_or_default().to_owned()
+}
+
 /// Writes who holds a slot into its file.
 fn sign(mut slot: File) -> File {
-    let name = thread::current().name().unwrap_or_default().to_owned();
-    let text = format!("{name} of process {}", std::process::id());
+    let text = format!("{} of process {}", own_name(), std::process::id());
     // Only for those who wait and wonder.
     slot.set_len(0)
         .and_then(|()| slot.rewind())
@@ -95,7 +113,6 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::binaries::directory;
 
     #[test]
     fn a_test_that_needs_all_slots_waits_and_is_not_overtaken() {

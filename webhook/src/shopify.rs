@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 
 /// Family of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +86,12 @@ impl Family {
 impl Headers for HeaderMap {
     fn value(&self, name: &str) -> Option<&[u8]> {
         self.get(name).map(http::HeaderValue::as_bytes)
+    }
+
+    fn family(&self) -> Family {
+        // Asked several times for each webhook, so the name is not parsed each time.
+        static SIGNATURE: HeaderName = HeaderName::from_static(Family::Event.signature_header());
+        if self.contains_key(&SIGNATURE) { Family::Event } else { Family::Classic }
     }
 }
 

@@ -44,29 +44,27 @@ struct Profile {
 ///
 /// Returns a message if cargo cannot be started, or fails.
 pub(crate) fn test_binaries() -> Result<Vec<TestBinary>, String> {
-    // Cargo builds the programs of a package with its tests, but only if it has a directory of them.
-    cargo(&["build", "--bins"])?;
-    let output = cargo(&["test", "--no-run", "--message-format", "json-render-diagnostics"])?;
+    let output = cargo_build()?;
     let lines = String::from_utf8_lossy(&output);
     let mut binaries: Vec<TestBinary> = lines.lines().filter_map(test_binary).collect();
     binaries.sort_by_key(|one| (turn(&one.name), one.name.clone()));
     Ok(binaries)
 }
 
-/// Runs a command of cargo on the workspace, and returns what it prints on stdout.
-fn cargo(arguments: &[&str]) -> Result<Vec<u8>, String> {
+/// Builds programs and tests by one command: with several, cargo would build what they depend on once
+/// for each set of features. Returns what it prints on stdout.
+fn cargo_build() -> Result<Vec<u8>, String> {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let (command, options) = arguments.split_first().ok_or("no command")?;
     let output = Command::new(program)
-        .args([*command, "--locked", "--workspace"])
-        .args(options)
+        .args(["build", "--locked", "--workspace", "--bins", "--tests", "--examples"])
+        .args(["--message-format", "json-render-diagnostics"])
         .stderr(Stdio::inherit())
         .output()
         .map_err(|error| format!("cannot start cargo: {error}"))?;
     if output.status.success() {
         Ok(output.stdout)
     } else {
-        Err(format!("cargo {}: {}", arguments.join(" "), output.status))
+        Err(format!("cargo build: {}", output.status))
     }
 }
 

@@ -8,21 +8,23 @@ mod build;
 mod report;
 mod run;
 mod running;
+mod slots;
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 
 use crate::build::TestBinary;
 use crate::report::Report;
 use crate::running::Running;
+use crate::slots::SlotLog;
 
 /// Runs every test of the workspace, or those of the test binaries that are named.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Stories to run at the same time.
-    #[arg(long, default_value_t = 5)]
+    /// Stories to run at the same time. Most of them wait for slots of the machine.
+    #[arg(long, default_value_t = 10)]
     at_once: usize,
     /// Minutes after which a test binary is ended, with all that it started; the time for which its
     /// tests wait for slots counts.
@@ -61,10 +63,13 @@ fn test(arguments: &Arguments) -> Result<Report, String> {
             (false, _) => arguments.names.is_empty() || is_named(one),
         })
         .partition(|one| one.is_story);
+    let slots = SlotLog::new(stories.first());
     let report = Report::of(stories.len() + others.len());
     let running = Running::watched(Duration::from_secs(60 * arguments.minutes));
     // Unit tests and simulations keep all cores busy, each by itself.
     run::side_by_side(others, 1, &running, &report);
+    let began = Instant::now();
     run::side_by_side(stories, arguments.at_once, &running, &report);
+    println!("{}", slots.summary(began.elapsed()));
     Ok(report)
 }

@@ -38,7 +38,7 @@ pub(crate) const LEAST_COST: f64 = 0.03;
 const RESTS_MAX: usize = 8;
 
 /// Bytes of webhooks that were read on demand and wait for their turn, at most.
-pub(crate) const PLUCKED_BYTES: usize = 16 << 20;
+pub(crate) const PLUCKED_BYTES: usize = 8 << 20;
 
 /// Reads that the budget can save up.
 pub(crate) const BUDGET_MAX: f64 = 16.0;
