@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 use crate::received::Webhook;
-use crate::shopify::{Family, Headers};
+use crate::shopify::Headers;
 
 /// Base64 of 32 bytes, padded.
 const ENCODED_BYTES: usize = 44;
@@ -180,6 +180,7 @@ mod tests {
     use std::task::{Context, Poll, Waker};
 
     use super::*;
+    use crate::shopify::Family;
     use bytes::Bytes;
     use http::uri::PathAndQuery;
 
