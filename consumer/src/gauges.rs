@@ -73,7 +73,7 @@ impl TopicCounter {
         let counters = counters(
             registry,
             "spillway_key_fallback_total",
-            "Webhooks without a resource id, kept in order with their shop and topic.",
+            "Webhooks without a resource id, kept in order with those of their shop and topic, Events with those of their shop and type.",
             "topic",
         );
         Self { counters, known: Mutex::default() }

@@ -86,13 +86,16 @@ impl TopicMetrics {
             "Requests not answered 200, by topic; other: a topic never verified, or a 4xx before the signature was verified.",
             "topic",
         );
+        let ignored = vec(
+            registry,
+            "spillway_ignored_total",
+            "Webhooks answered 200 and not stored, by topic (IGNORE_TOPICS, IGNORE_SHOPS_FILE).",
+            "topic",
+        );
+        // Shown before the first one is counted.
+        ignored.with_label_values(&[OTHER_TOPIC]);
         Self {
-            ignored: vec(
-                registry,
-                "spillway_ignored_total",
-                "Webhooks answered 200 and not stored, by topic (IGNORE_TOPICS, IGNORE_SHOPS_FILE).",
-                "topic",
-            ),
+            ignored,
             accepted: vec(registry, "spillway_accepted_total", "Webhooks stored.", "topic"),
             last_accepted: add(registry, GaugeVec::new(last, &["topic"])),
             refused_other: refused.with_label_values(&[OTHER_TOPIC]),

@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
     /// Body of the webhook; '-' is standard input. Default: ./request.json, else a built-in product
     file: Option<PathBuf>,
 
-    /// Topic
+    /// Topic of a classic webhook; not with --events
     #[arg(long, default_value = "products/update", conflicts_with = "events")]
     topic: String,
 

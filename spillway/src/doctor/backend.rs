@@ -31,7 +31,7 @@ pub(super) struct BackendArguments {
     #[arg(long, value_name = "PATH")]
     probe: Option<String>,
 
-    /// Let the test product be an Event (Product/update)
+    /// With --probe: post an Event (Product/update) in place of a classic webhook
     #[arg(long, requires = "probe")]
     probe_events: bool,
 }
