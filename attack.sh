@@ -6,18 +6,19 @@
 #   ./attack.sh sustained     50000/s for 60 s
 #
 #   RATE=20000 DURATION=10s CONNECTIONS=256 URL=http://127.0.0.1:8080/webhooks ./attack.sh spike
+#   EVENTS=1 ./attack.sh spike   Events in place of classic webhooks
 #
 # Every request has a webhook id, event id, product and signature of its own and a fresh time. The
-# template is `loadtest`, the body's is `request.json`. The secret must be the receiver's. It is read
-# from SHOPIFY_CLIENT_SECRET or SHOPIFY_CLIENT_SECRET_FILE in the environment, else from what
-# `make run` wrote (run/spillway.env), else from .env.
+# template is `loadtest`, or `loadtest-events`; the body's is `request.json`. The secret must be the
+# receiver's. It is read from SHOPIFY_CLIENT_SECRET or SHOPIFY_CLIENT_SECRET_FILE in the environment,
+# else from what `make run` wrote (run/spillway.env), else from .env.
 # A URL off the loopback needs ALLOW_REMOTE=1.
 set -euo pipefail
 readonly CALLED_FROM=$PWD
 cd "$(dirname "$0")"
 
 fail() { printf 'attack.sh: %s\n' "$1" >&2; exit "${2:-1}"; }
-usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,15s/^# \{0,1\}//p' "$0"; }
 
 # Bounds: an attack ends, and fits the machine it runs on.
 REQUESTS_MAX=10000000
@@ -129,7 +130,9 @@ case ${1:-} in
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 64 ;;
 esac
-URL=${URL:-http://127.0.0.1:8080/webhooks/products}
+TEMPLATE=loadtest
+[ "${EVENTS:-}" != 1 ] || TEMPLATE=loadtest-events
+URL=${URL:-$(sed -n 's/^POST //p' "$TEMPLATE")}
 CONNECTIONS=${CONNECTIONS:-1000}
 BUILT=${CARGO_TARGET_DIR:-target}/local
 GENERATE=${GENERATE:-$BUILT/generate}
@@ -166,7 +169,7 @@ else
     options+=(-lazy)
 fi
 # A few more than asked for: a worker that finds no target would end the attack early.
-"$GENERATE" --format vegeta-json --count $((COUNT + CONNECTIONS)) --url "$URL" \
+"$GENERATE" --format vegeta-json --targets "$TEMPLATE" --count $((COUNT + CONNECTIONS)) --url "$URL" \
     --seed "${SEED:-$(date +%s%N)}" --threads "$(nproc)" |
     "$VEGETA" attack "${options[@]}" | "$VEGETA" report -type=text | tee "$report"
 sum_up "$report"

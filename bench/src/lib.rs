@@ -9,6 +9,7 @@
 //! hide a bug in the other.
 
 pub mod encode;
+pub mod event;
 pub mod product;
 pub mod signature;
 pub mod stream;

@@ -107,6 +107,14 @@ impl Target {
         Ok(Self { method, url, headers, body })
     }
 
+    /// Value of a header, whose name is compared without regard to case.
+    pub fn value(&self, name: &str) -> Option<&Value> {
+        self.headers
+            .iter()
+            .find(|(have, _)| have.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value)
+    }
+
     /// Returns the authority (for `Host`) and the path with its query (for the request line).
     pub fn authority_and_path(&self) -> (&str, &str) {
         let rest = self.url.split_once("://").map_or(self.url.as_str(), |(_, rest)| rest);
@@ -115,6 +123,14 @@ impl Target {
 }
 
 impl Value {
+    /// Text that is the same in every webhook.
+    pub fn fixed(&self) -> Option<&str> {
+        match self {
+            Self::Fixed(text) => Some(text),
+            Self::Filled(_) => None,
+        }
+    }
+
     fn parse(value: &str) -> Result<Self, String> {
         let Some(name) = value.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) else {
             return Ok(Self::Fixed(value.to_owned()));

@@ -6,6 +6,7 @@ use rand::{RngExt, SeedableRng};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use crate::event::EventHead;
 use crate::product::Products;
 use crate::signature::Secret;
 use crate::target::{Placeholder, Value};
@@ -26,6 +27,8 @@ pub struct Webhook {
 pub struct Maker {
     /// Source of the bodies.
     pub products: Products,
+    /// Event of which each body is made; without it, bodies are those of classic webhooks.
+    pub event: Option<EventHead>,
     /// Secret that signs the bodies.
     pub secret: Secret,
     /// Number of shops that send the webhooks.
@@ -43,7 +46,11 @@ impl Maker {
         let stream = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(number);
         let mut random = SmallRng::seed_from_u64(stream);
         let now = self.now.unwrap_or_else(OffsetDateTime::now_utc);
-        let (product_id, body) = self.products.make(&mut random, now);
+        let (product_id, product) = self.products.make(&mut random, now);
+        let body = match &self.event {
+            Some(event) => event.body(product_id, &product),
+            None => product,
+        };
         Webhook {
             hmac: self.secret.sign(&body),
             body,

@@ -154,7 +154,8 @@ async fn the_commands_of_the_readme_work_as_they_stand_there() {
         make.output().contains(DELIVERED)
     })
     .await;
-    for command in &commands {
+    let events = "EVENTS=1 ./attack.sh spike";
+    for command in commands.iter().map(String::as_str).chain([events]) {
         let output = clone.shell(command).await;
         let text = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -164,7 +165,7 @@ async fn the_commands_of_the_readme_work_as_they_stand_there() {
         }
     }
     until("all of it is delivered", STARTS_WITHIN, async || {
-        make.output().lines().filter(|line| line.starts_with("delivered  POST")).count() == 221
+        make.output().lines().filter(|line| line.starts_with("delivered  POST")).count() == 421
     })
     .await;
     kill_process(clone.cell(), Signal::INT).expect("interrupt the cell");

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use bench::encode::{Encoder, Format};
+use bench::event::EventHead;
 use bench::product::Products;
 use bench::signature::Secret;
 use bench::stream;
@@ -70,7 +71,10 @@ fn main() -> anyhow::Result<()> {
         fs::create_dir_all(&options.bodies)
             .with_context(|| format!("cannot create {}", options.bodies.display()))?;
     }
+    let event = EventHead::of(&target).map_err(anyhow::Error::msg);
+    let event = event.with_context(|| format!("target template {}", options.targets.display()))?;
     let maker = Maker {
+        event,
         products: Products::new(product, options.size as usize),
         secret: Secret::new(&options.shopify_client_secret),
         shops: options.shops,

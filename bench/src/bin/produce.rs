@@ -90,6 +90,7 @@ fn prepare(options: &Options) -> anyhow::Result<Vec<Prepared>> {
         .with_context(|| format!("target template {}", options.targets.display()))?;
     let product = serde_json::from_slice(&fs::read(&target.body)?)?;
     let maker = Maker {
+        event: None,
         products: Products::new(product, options.size as usize),
         secret: Secret::new("a secret for the benchmark only"),
         shops: 100,
