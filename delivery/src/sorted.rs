@@ -38,7 +38,7 @@ pub struct Sorted {
     /// shop sent after.
     pub is_barrier: bool,
     /// Events of one resource with the same number may stand for each other; 0 for none.
-    pub coalesces: u16,
+    pub coalesces: u32,
     /// Fingerprint to find duplicates, kept only if events are coalesced.
     pub fingerprint: Option<Fingerprint>,
 }

@@ -184,7 +184,7 @@ fn sorted(shop: u32, kind: u8, entry: u64, index: usize) -> Sorted {
         shop,
         class: if (PRIORITY..COALESCED).contains(&kind) { Class::Priority } else { Class::Rest },
         is_barrier: kind == BARRIER,
-        coalesces: u16::from(coalesces),
+        coalesces: u32::from(coalesces),
         fingerprint: None,
     }
 }

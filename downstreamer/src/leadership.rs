@@ -109,7 +109,8 @@ fn lane(row: &LaneRow, scheme: KeyScheme) -> LaneLoaded {
     LaneLoaded {
         lane: row.lane,
         shop: shop_hash(row.shop.as_bytes()),
-        is_other_scheme: row.scheme != scheme,
+        // Before Events were known, their kinds were the names of their types.
+        is_other_scheme: row.scheme != scheme || row.kind.starts_with(char::is_uppercase),
         first_chunk: row.first_chunk,
         last_chunk: row.last_chunk,
         waiting: row.waiting,

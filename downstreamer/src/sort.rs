@@ -3,14 +3,12 @@
 //!
 //! All hashes are the same in every process and after every restart, because Redis keeps them.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use spillway_delivery::{Class, Sorted};
 use spillway_webhook::fingerprint::fingerprint;
 use spillway_webhook::pack::Record;
-use spillway_webhook::resource::Resource;
+use spillway_webhook::resource::{Resource, is_whole_state};
 use spillway_webhook::shopify::{Headers, is_barrier, is_topic_match, resource_kind};
 use spillway_webhook::{Family, Position, stable_hash};
 
@@ -22,30 +20,11 @@ use crate::settings::{DownstreamerSettings, OrderBy};
 pub(crate) struct Sorter {
     settings: Arc<DownstreamerSettings>,
     metrics: Arc<DownstreamerMetrics>,
-    subscriptions: Arc<Subscriptions>,
 }
-
-/// Numbers of the subscriptions whose webhooks are coalesced, in the order in which they were met.
-#[derive(Debug, Default)]
-pub(crate) struct Subscriptions(Mutex<HashMap<u64, u16>>);
 
 /// Hash of a shop's domain.
 pub(crate) fn shop_hash(shop: &[u8]) -> u64 {
     stable_hash::of(&[shop])
-}
-
-impl Subscriptions {
-    /// Number of a subscription, from 1. 0 once there are 65,535 others.
-    fn number(&self, topic: &[u8], target: &[u8], name: &[u8]) -> u16 {
-        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = u16::try_from(numbers.len() + 1).unwrap_or(0);
-        let key = stable_hash::of(&[topic, target, name]);
-        match numbers.entry(key) {
-            Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(_) if next == 0 => 0,
-            Entry::Vacant(new) => *new.insert(next),
-        }
-    }
 }
 
 impl Sorter {
@@ -54,7 +33,7 @@ impl Sorter {
         settings: Arc<DownstreamerSettings>,
         metrics: Arc<DownstreamerMetrics>,
     ) -> Self {
-        Self { settings, metrics, subscriptions: Arc::default() }
+        Self { settings, metrics }
     }
 
     /// Classifies a webhook. `is_news` is set when it is read for the first time, and counted.
@@ -116,18 +95,24 @@ impl Sorter {
 
     /// Number of the webhooks that may stand for each other: those of one topic, one path and one
     /// subscription. 0 if the webhook can't be coalesced.
-    fn coalesces(&self, record: &Record, topic: &[u8]) -> u16 {
+    fn coalesces(&self, record: &Record, topic: &[u8]) -> u32 {
         if !self.settings.coalesce_topics.iter().any(|one| one.as_bytes() == topic) {
             return 0;
         }
         let subscription = match record.family() {
             Family::Classic => Some(record.shopify("name").unwrap_or_default()),
             // Two handles of one topic may have different queries. Without its handle, an Event may
-            // be of any of them.
-            Family::Event => record.shopify("handle"),
+            // be of any of them. The data of an Event about a child may be that of this child.
+            Family::Event => record.shopify("handle").filter(|_| is_whole_state(&record.body)),
         };
-        subscription.map_or(0, |name| self.subscriptions.number(topic, &record.target, name))
+        subscription.map_or(0, |name| subscription_number(topic, &record.target, name))
     }
+}
+
+/// Number of a subscription, which is not 0. It is compared among webhooks of one resource.
+fn subscription_number(topic: &[u8], target: &[u8], name: &[u8]) -> u32 {
+    let hash = stable_hash::of(&[b"subscription", topic, target, name]);
+    ((hash ^ (hash >> 32)) as u32).max(1)
 }
 
 #[cfg(test)]
@@ -135,20 +120,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_subscriptions_of_one_topic_have_two_numbers() {
-        let subscriptions = Subscriptions::default();
-        let number = |topic: &str, target: &str, name: &[u8]| {
-            subscriptions.number(topic.as_bytes(), target.as_bytes(), name)
+    fn each_subscription_of_a_topic_has_its_own_number() {
+        let number = |topic: &str, target: &str, name: &str| {
+            subscription_number(topic.as_bytes(), target.as_bytes(), name.as_bytes())
         };
-        assert_eq!(number("Product/update", "/", b"prices"), 1);
-        assert_eq!(number("Product/update", "/", b"titles"), 2);
-        assert_eq!(number("Product/update", "/other", b"prices"), 3);
-        assert_eq!(number("products/update", "/", b""), 4);
-        assert_eq!(number("Product/update", "/", b"prices"), 1);
-        for name in 5..=u16::MAX {
-            assert_eq!(number("Order/update", "/", &name.to_le_bytes()), name);
+        let numbers = [
+            number("Product/update", "/", "prices"),
+            number("Product/update", "/", "titles"),
+            number("Product/update", "/other", "prices"),
+            number("products/update", "/", "prices"),
+            number("products/update", "/", ""),
+        ];
+        for (at, one) in numbers.iter().enumerate() {
+            assert!(*one != 0 && !numbers[..at].contains(one), "{numbers:?}");
         }
-        assert_eq!(number("Order/update", "/", b"one too many"), 0);
-        assert_eq!(number("Product/update", "/", b"titles"), 2);
+        assert_eq!(numbers[0], number("Product/update", "/", "prices"));
     }
 }

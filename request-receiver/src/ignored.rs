@@ -21,6 +21,25 @@ pub struct Ignored {
     file: Option<PathBuf>,
 }
 
+/// Setting that names a webhook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IgnoredBy {
+    /// `IGNORE_TOPICS`.
+    Topic,
+    /// `IGNORE_SHOPS_FILE`.
+    Shop,
+}
+
+impl IgnoredBy {
+    /// Value of the label `by`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Topic => "topic",
+            Self::Shop => "shop",
+        }
+    }
+}
+
 /// Settings of what is ignored.
 #[derive(Debug, Clone, Default)]
 pub struct IgnoreSettings {
@@ -39,18 +58,20 @@ impl Ignored {
         Self { topics, shops: ArcSwap::from_pointee(shops), file: shops_file }
     }
 
-    /// True if a webhook with these headers is not to be stored.
-    pub fn contains(&self, headers: &HeaderMap) -> bool {
+    /// Setting by which a webhook with these headers is not to be stored, if any.
+    pub fn by(&self, headers: &HeaderMap) -> Option<IgnoredBy> {
         if self.topics.is_empty() && self.file.is_none() {
-            return false;
+            return None;
         }
         let topic = headers.topic().unwrap_or_default();
         if is_compliance(&topic) || is_barrier(&topic) {
-            return false;
+            return None;
         }
-        self.topics.iter().any(|pattern| is_topic_match(pattern, &topic))
-            || std::str::from_utf8(headers.shop().unwrap_or_default())
-                .is_ok_and(|shop| self.shops.load().contains(shop))
+        if self.topics.iter().any(|pattern| is_topic_match(pattern, &topic)) {
+            return Some(IgnoredBy::Topic);
+        }
+        let shop = std::str::from_utf8(headers.shop().unwrap_or_default());
+        shop.is_ok_and(|shop| self.shops.load().contains(shop)).then_some(IgnoredBy::Shop)
     }
 
     /// Reads the file again. If it has a mistake, the shops stay as they were.
@@ -87,7 +108,8 @@ pub fn read_shops(file: &Path) -> Result<HashSet<Box<str>>, String> {
     Err(format!("{file}: no domain, such as example.myshopify.com, in line {}", bad.join(", ")))
 }
 
-fn is_domain(text: &str) -> bool {
+/// True for the domain of a shop.
+pub fn is_domain(text: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     text.len() <= 253 && text.contains('.') && text.bytes().all(is_letter)
 }
@@ -116,10 +138,11 @@ mod tests {
         let topics = Vec::from(["carts/*", "customers/*", "Page/update"].map(str::to_owned));
         let shops_file = Some(file.path().to_owned());
         let ignored = Ignored::new(IgnoreSettings { topics, shops, shops_file });
-        let check = |topic: &str, shop: &str| ignored.contains(&headers(topic, shop));
-        assert!(check("carts/update", "a.myshopify.com"));
+        let by = |topic: &str, shop: &str| ignored.by(&headers(topic, shop));
+        assert_eq!(by("carts/update", "test.myshopify.com"), Some(IgnoredBy::Topic));
+        assert_eq!(by("products/update", "test.myshopify.com"), Some(IgnoredBy::Shop));
+        let check = |topic: &str, shop: &str| by(topic, shop).is_some();
         assert!(check("customers/update", "a.myshopify.com"));
-        assert!(check("products/update", "test.myshopify.com"));
         assert!(!check("products/update", "a.myshopify.com"));
         for kept in ["customers/redact", "customers/data_request", "app/uninstalled", "shop/redact"]
         {
@@ -130,7 +153,7 @@ mod tests {
         for (name, value) in event.into_iter().chain([("shopify-action", "update")]) {
             page.insert(name, value.parse().expect("a header value"));
         }
-        assert!(ignored.contains(&page));
+        assert_eq!(ignored.by(&page), Some(IgnoredBy::Topic));
         std::fs::write(file.path(), "new.myshopify.com\n").expect("write the file");
         ignored.reload();
         assert!(check("products/update", "new.myshopify.com"));
@@ -138,7 +161,7 @@ mod tests {
         std::fs::write(file.path(), "new.myshopify.com\nno domain\n").expect("write the file");
         ignored.reload();
         assert!(check("products/update", "new.myshopify.com"));
-        assert!(!Ignored::default().contains(&page));
+        assert_eq!(Ignored::default().by(&page), None);
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub mod settings;
 pub mod shard;
 pub mod shared;
 pub mod shares;
+pub mod shop_secrets;
 #[cfg(feature = "spill")]
 pub mod spill;
 pub mod store;
@@ -43,7 +44,7 @@ use spillway_process::start::Unavailable;
 use spillway_process::supervisor::{self, Watchdog};
 use spillway_process::{Background, Readiness, admin};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -80,8 +81,7 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
     let settings = Arc::new(settings);
     let metrics = ReceiverMetrics::new(&OUTCOMES);
     let topics = TopicMetrics::new(&metrics.registry);
-    let secrets =
-        Arc::new(ClientSecrets::new(&settings.secrets.secrets, settings.secrets.file.clone()));
+    let secrets = Arc::new(ClientSecrets::new(settings.secrets.clone())?);
     register(&metrics.registry, secrets.matches());
     let background = Background::default();
     let (readiness, after_all) =
@@ -141,8 +141,15 @@ fn reload_on_hangup(
     let mut hangup = signal(SignalKind::hangup())?;
     Ok(async move {
         while hangup.recv().await.is_some() {
-            secrets.reload();
-            ignored.reload();
+            let (secrets, ignored) = (secrets.clone(), ignored.clone());
+            // Thousands of files may be read.
+            let reload = move || {
+                secrets.reload();
+                ignored.reload();
+            };
+            if let Err(error) = spawn_blocking(reload).await {
+                tracing::error!(%error, "the files could not be read again");
+            }
         }
     })
 }

@@ -30,6 +30,8 @@ use crate::topics::TopicMetrics;
 const HASHED_AT_ONCE_BYTES_MAX: usize = 1 << 20;
 
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
+/// Part of the names of all headers of Shopify.
+const SHOPIFY: &[u8] = b"shopify-";
 
 /// State that all requests of a shard share.
 pub struct Receiver {
@@ -91,8 +93,8 @@ impl Receiver {
             self.metrics.without_time.inc();
         }
         let headers = &verified.get().headers;
-        if self.ignored.contains(headers) {
-            self.topics.ignored(headers);
+        if let Some(by) = self.ignored.by(headers) {
+            self.topics.ignored(headers, by);
             return Ok(Taken::Ignored);
         }
         self.shares.admit(headers)?;
@@ -217,7 +219,17 @@ fn is_ambiguous(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let is_plain =
         codings.next().is_none_or(|coding| coding.as_bytes().eq_ignore_ascii_case(b"chunked"));
-    !is_plain || codings.next().is_some() || headers.get_all(header::HOST).iter().nth(1).is_some()
+    !is_plain
+        || codings.next().is_some()
+        || headers.get_all(header::HOST).iter().nth(1).is_some()
+        || headers.get_all(header::CONNECTION).iter().any(names_shopify)
+}
+
+/// Returns true if a `Connection` header names one of Shopify's. What it names is not stored: the
+/// webhook would be checked by other headers than it is delivered with.
+fn names_shopify(connection: &HeaderValue) -> bool {
+    let mut parts = connection.as_bytes().windows(SHOPIFY.len());
+    parts.any(|part| part.eq_ignore_ascii_case(SHOPIFY))
 }
 
 /// Bytes of the request's target and headers.
@@ -250,13 +262,15 @@ mod tests {
     use super::*;
     use crate::phase::Phase;
     use crate::reply::OUTCOMES;
-    use crate::settings::BodyKinds;
+    use crate::settings::{BodyKinds, SecretSettings};
     use crate::topics::Topics;
 
     const BODY: &[u8] = br#"{"id":1}"#;
 
     fn receiver() -> Receiver {
-        let secrets = Arc::new(ClientSecrets::new(&[Zeroizing::new("hush".to_owned())], None));
+        let secrets = Vec::from([Zeroizing::new("hush".to_owned())]);
+        let secrets = SecretSettings { secrets, ..SecretSettings::default() };
+        let secrets = Arc::new(ClientSecrets::new(secrets).expect("random numbers"));
         let metrics = ReceiverMetrics::new(&OUTCOMES);
         let topics = TopicMetrics::new(&metrics.registry);
         Receiver {

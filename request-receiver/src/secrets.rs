@@ -1,43 +1,63 @@
 //! The client secrets in force, and their reload while the process runs.
 //!
-//! Invariant: there is always at least one secret. A file that can't be read, or holds none, leaves
-//! the old ones in force.
+//! The app's own secrets are valid for every shop, those of a shop for this shop alone. Invariant:
+//! there is always at least one secret. Files that can't be read, or hold none, leave the old ones in
+//! force.
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read as _;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use prometheus::{IntCounter, IntCounterVec, Opts};
 use spillway_process::settings::read_secrets;
+use spillway_webhook::shopify::Headers;
 use spillway_webhook::signature::BadSignature;
 use spillway_webhook::{Secrets, Verified, Webhook};
 use tokio::task::yield_now;
 use zeroize::Zeroizing;
 
-/// The secrets in force, and the file from which they are read again.
+use crate::settings::SecretSettings;
+use crate::shop_secrets::read_directory;
+
+/// Label of webhooks that a shop's own secret signed.
+const SHOP_LABEL: &str = "shop";
+/// Bytes of the secret that nobody knows.
+const UNKNOWN_BYTES: u64 = 32;
+
+/// The secrets in force, and the files from which they are read again.
 #[derive(Debug)]
 pub struct ClientSecrets {
     in_force: ArcSwap<SecretsInForce>,
-    file: Option<PathBuf>,
+    configured: SecretSettings,
     matches: IntCounterVec,
 }
 
 #[derive(Debug)]
 struct SecretsInForce {
-    secrets: Secrets,
-    /// A counter for each secret, so that no webhook needs a lookup.
+    /// Secrets of the app, or one that nobody knows: forged webhooks of shops with and without
+    /// secrets of their own are refused after the same work.
+    app: Secrets,
+    /// For each shop with secrets of its own, the app's and these.
+    shops: HashMap<Box<str>, Secrets>,
+    /// A counter for each secret of the app, so that no webhook needs a lookup.
     matches: Vec<IntCounter>,
+    shop_matches: IntCounter,
 }
 
 impl ClientSecrets {
-    /// Starts with `secrets`. SIGHUP reads `file` again.
-    pub fn new(secrets: &[Zeroizing<String>], file: Option<PathBuf>) -> Self {
-        let help = "Webhooks by the secret that signed them (first 8 hex digits of its SHA-256).";
+    /// Starts with these secrets.
+    ///
+    /// # Errors
+    /// If the system has no random numbers.
+    pub fn new(configured: SecretSettings) -> std::io::Result<Self> {
+        let help = "Webhooks by the secret that signed them: first 8 hex digits of its SHA-256, or shop (SHOP_SECRETS_DIR).";
         let matches = Opts::new("spillway_signature_matches_total", help);
         let matches =
             IntCounterVec::new(matches, &["secret"]).expect("BUG: a constant name is valid");
-        let in_force = ArcSwap::from_pointee(SecretsInForce::new(secrets, &matches));
-        Self { in_force, file, matches }
+        let in_force = ArcSwap::from_pointee(SecretsInForce::new(&configured, &matches)?);
+        Ok(Self { in_force, configured, matches })
     }
 
     /// Counter of webhooks for each secret, by its fingerprint.
@@ -51,8 +71,8 @@ impl ClientSecrets {
     /// [`BadSignature`] if none of them made the signature.
     pub fn verify(&self, webhook: Webhook) -> Result<Verified<Webhook>, BadSignature> {
         let in_force = self.in_force.load();
-        let verified = in_force.secrets.verify(webhook)?;
-        in_force.matches[verified.secret()].inc();
+        let verified = in_force.of(&webhook).verify(webhook)?;
+        in_force.count(verified.secret());
         Ok(verified)
     }
 
@@ -68,38 +88,183 @@ impl ClientSecrets {
     ) -> Result<Verified<Webhook>, BadSignature> {
         // Not borrowed: a reload would wait for the end of the borrow.
         let in_force = self.in_force.load_full();
-        let verified = in_force.secrets.verify_in_pieces(webhook, yield_now).await?;
-        in_force.matches[verified.secret()].inc();
+        let verified = in_force.of(&webhook).verify_in_pieces(webhook, yield_now).await?;
+        in_force.count(verified.secret());
         Ok(verified)
     }
 
-    /// Reads the file again. If it can't be read, the old secrets stay in force.
+    /// Reads the files again. If one can't be read, all old secrets stay in force.
     pub fn reload(&self) {
-        let Some(file) = &self.file else {
+        if self.configured.file.is_none() && self.configured.shops_directory.is_none() {
             tracing::info!("told to read the secrets again, and they came from the environment");
             return;
-        };
-        match read_secrets(file) {
-            Ok(secrets) => {
-                let in_force = SecretsInForce::new(&secrets, &self.matches);
-                let fingerprints = in_force.secrets.fingerprints().to_vec();
+        }
+        match self.read() {
+            Ok(in_force) => {
+                let fingerprints: Vec<_> = in_force.fingerprints().to_vec();
+                let shops = in_force.shops.len();
                 // Stored before the line is logged: a sender that sees the line may sign with the
                 // new secret at once.
                 self.in_force.store(Arc::new(in_force));
-                tracing::info!(?fingerprints, "secrets read again");
+                tracing::info!(?fingerprints, shops, "secrets read again");
             }
             Err(problem) => {
                 tracing::error!(%problem, "the secrets could not be read again; the old ones stay in force");
             }
         }
     }
+
+    fn read(&self) -> Result<SecretsInForce, String> {
+        let mut settings = self.configured.clone();
+        if let Some(file) = &settings.file {
+            settings.secrets = read_secrets(file)?;
+        }
+        if let Some(directory) = &settings.shops_directory {
+            settings.shops = read_directory(directory)?;
+        }
+        SecretsInForce::new(&settings, &self.matches)
+            .map_err(|error| format!("cannot read random numbers: {error}"))
+    }
 }
 
 impl SecretsInForce {
-    fn new(secrets: &[Zeroizing<String>], matches: &IntCounterVec) -> Self {
-        let secrets = Secrets::new(secrets);
-        let fingerprints = secrets.fingerprints().iter();
-        let matches = fingerprints.map(|label| matches.with_label_values(&[label])).collect();
-        Self { secrets, matches }
+    fn new(settings: &SecretSettings, matches: &IntCounterVec) -> std::io::Result<Self> {
+        let app = &settings.secrets;
+        let with_app = |own: &Vec<Zeroizing<String>>| {
+            let both: Vec<_> = app.iter().chain(own).cloned().collect();
+            Secrets::new(&both)
+        };
+        let shops = settings.shops.iter().map(|(shop, own)| (shop.clone(), with_app(own)));
+        let shops = shops.collect();
+        let known = Secrets::new(app);
+        let counters = known.fingerprints().iter();
+        let counters = counters.map(|label| matches.with_label_values(&[label])).collect();
+        let shop_matches = matches.with_label_values(&[SHOP_LABEL]);
+        let app = if app.is_empty() { Secrets::new(&[unknown_secret()?]) } else { known };
+        Ok(Self { app, shops, matches: counters, shop_matches })
+    }
+
+    /// Secrets that may sign a webhook. The shop is what the sender claims: with the secret of one
+    /// shop, nobody can sign for another.
+    fn of(&self, webhook: &Webhook) -> &Secrets {
+        if self.shops.is_empty() {
+            return &self.app;
+        }
+        let shop = std::str::from_utf8(webhook.headers.shop().unwrap_or_default());
+        shop.ok().and_then(|shop| self.shops.get(shop)).unwrap_or(&self.app)
+    }
+
+    fn count(&self, secret: usize) {
+        self.matches.get(secret).unwrap_or(&self.shop_matches).inc();
+    }
+
+    /// Fingerprints of the app's own secrets.
+    fn fingerprints(&self) -> &[String] {
+        &self.app.fingerprints()[..self.matches.len()]
+    }
+}
+
+/// Returns a secret that nobody knows.
+fn unknown_secret() -> std::io::Result<Zeroizing<String>> {
+    let mut bytes = Zeroizing::new(Vec::new());
+    File::open("/dev/urandom")?.take(UNKNOWN_BYTES).read_to_end(&mut bytes)?;
+    Ok(Zeroizing::new(bytes.iter().map(|byte| char::from(*byte)).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::path::{Path, PathBuf};
+
+    use bytes::Bytes;
+    use http::HeaderMap;
+    use http::uri::PathAndQuery;
+
+    use super::*;
+
+    fn secret(text: &str) -> Zeroizing<String> {
+        Zeroizing::new(text.to_owned())
+    }
+
+    fn settings(app: &[&str], file: Option<PathBuf>, directory: Option<&Path>) -> SecretSettings {
+        let shops = directory.map(read_directory).transpose().expect("right files");
+        SecretSettings {
+            secrets: app.iter().map(|text| secret(text)).collect(),
+            file,
+            shops: shops.unwrap_or_default(),
+            shops_directory: directory.map(Path::to_owned),
+        }
+    }
+
+    fn webhook(shop: &str, signed_with: &str) -> Webhook {
+        let body = Bytes::from_static(br#"{"id":1}"#);
+        let signature = Secrets::new(&[secret(signed_with)]).sign(&body);
+        let mut headers = HeaderMap::new();
+        headers.insert("x-shopify-hmac-sha256", signature.parse().expect("a header value"));
+        headers.insert("x-shopify-shop-domain", shop.parse().expect("a header value"));
+        let target = PathAndQuery::from_static("/webhooks");
+        Webhook { received_at_ms: 0, target, headers, body }
+    }
+
+    /// Shops of a sample, and their secrets.
+    fn shop(number: usize) -> (String, String) {
+        (format!("shop-{number}.myshopify.com"), format!("secret-{number}"))
+    }
+
+    #[tokio::test]
+    async fn a_shop_is_signed_for_by_its_own_secret_or_by_the_app_s() {
+        let directory = tempfile::tempdir().expect("create a directory");
+        for (shop, secret) in (0..100).map(shop) {
+            std::fs::write(directory.path().join(shop), secret).expect("write a secret");
+        }
+        for app in [&[][..], &["app"]] {
+            let secrets = ClientSecrets::new(settings(app, None, Some(directory.path())));
+            let secrets = secrets.expect("random numbers");
+            let mut accepted = HashSet::new();
+            for (claimed, _) in (0..101).map(shop) {
+                for (owner, signed_with) in (0..101).map(shop) {
+                    let checked = webhook(&claimed, &signed_with);
+                    let in_pieces = secrets.verify_in_pieces(checked.clone()).await.is_ok();
+                    assert_eq!(secrets.verify(checked).is_ok(), in_pieces);
+                    if in_pieces {
+                        accepted.insert((claimed.clone(), owner));
+                    }
+                }
+                assert_eq!(secrets.verify(webhook(&claimed, "app")).is_ok(), !app.is_empty());
+            }
+            let own: HashSet<_> = (0..100).map(|number| (shop(number).0, shop(number).0)).collect();
+            assert_eq!(accepted, own);
+            assert_eq!(secrets.matches.with_label_values(&["shop"]).get(), 200);
+        }
+    }
+
+    #[test]
+    fn a_reload_takes_all_files_or_none() {
+        let directory = tempfile::tempdir().expect("create a directory");
+        let file = tempfile::NamedTempFile::new().expect("create a file");
+        let write = |name: &str, text: &str| {
+            std::fs::write(directory.path().join(name), text).expect("write a secret");
+        };
+        std::fs::write(file.path(), "app").expect("write the file");
+        let (one, two) = (shop(1).0, shop(2).0);
+        write(&one, "old");
+        let path = Some(file.path().to_owned());
+        let secrets = ClientSecrets::new(settings(&["app"], path, Some(directory.path())));
+        let secrets = secrets.expect("random numbers");
+        let is_good = |shop: &str, secret: &str| secrets.verify(webhook(shop, secret)).is_ok();
+        // While a secret is rotated, both are valid.
+        write(&one, "old\nnew\n");
+        write(&two, "other");
+        secrets.reload();
+        assert!(is_good(&one, "old") && is_good(&one, "new") && is_good(&two, "other"));
+        write(&one, "new");
+        write("no-domain", "x");
+        std::fs::write(file.path(), "newer app").expect("write the file");
+        secrets.reload();
+        assert!(is_good(&one, "old") && is_good(&one, "app") && !is_good(&one, "newer app"));
+        std::fs::remove_file(directory.path().join("no-domain")).expect("remove the file");
+        secrets.reload();
+        assert!(!is_good(&one, "old") && is_good(&one, "new"));
+        assert!(is_good(&two, "newer app") && !is_good(&two, "app"));
     }
 }

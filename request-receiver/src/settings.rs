@@ -14,6 +14,7 @@ use spillway_webhook::shopify::{is_barrier, is_compliance, topic_list};
 use zeroize::Zeroizing;
 
 use crate::ignored::{IgnoreSettings, read_shops};
+use crate::shop_secrets::{SecretsByShop, read_directory};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -70,6 +71,12 @@ pub struct ReceiverArgs {
     /// File with the client secret, one per line; read again on SIGHUP
     #[arg(long, env = "SHOPIFY_CLIENT_SECRET_FILE")]
     shopify_client_secret_file: Option<PathBuf>,
+
+    /// Directory with a file for each shop that has client secrets of its own, as with custom apps:
+    /// named by its domain (example.myshopify.com), one secret per line; read again on SIGHUP. A
+    /// shop's secrets are valid for this shop alone, the app's for all
+    #[arg(long, env = "SHOP_SECRETS_DIR")]
+    shop_secrets_dir: Option<PathBuf>,
 
     /// Maximum age of a webhook's triggered-at [1s to 365d]
     #[arg(long, env = "MAX_EVENT_AGE", default_value = "72h")]
@@ -207,12 +214,17 @@ pub struct ReceiverSettings {
 }
 
 /// Client secrets as they were set.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct SecretSettings {
-    /// At least one. Any of them verifies a signature.
+    /// Secrets of the app, at least one unless there is a directory. Any of them verifies a
+    /// signature.
     pub secrets: Vec<Zeroizing<String>>,
     /// File from which the secrets were read, if any.
     pub file: Option<PathBuf>,
+    /// Secrets of shops.
+    pub shops: SecretsByShop,
+    /// Directory from which those were read, if any.
+    pub shops_directory: Option<PathBuf>,
 }
 
 /// Directory and size of the overflow log.
@@ -387,13 +399,25 @@ impl ReceiverArgs {
     }
 
     fn secrets(&self, checker: &mut Checker) -> SecretSettings {
+        let shops_directory = self.shop_secrets_dir.clone();
+        let shops_directory = shops_directory.filter(|path| !path.as_os_str().is_empty());
         let secrets = checker.secrets(
             "SHOPIFY_CLIENT_SECRET",
             self.shopify_client_secret.as_deref(),
             self.shopify_client_secret_file.as_deref(),
-            true,
+            shops_directory.is_none(),
         );
-        SecretSettings { secrets, file: self.shopify_client_secret_file.clone() }
+        let shops = shops_directory.as_deref().map(read_directory).transpose();
+        let shops = shops.unwrap_or_else(|problem| {
+            checker.mistake("SHOP_SECRETS_DIR", problem);
+            None
+        });
+        SecretSettings {
+            secrets,
+            file: self.shopify_client_secret_file.clone(),
+            shops: shops.unwrap_or_default(),
+            shops_directory,
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use spillway_process::clock::wall_clock_ms;
 use spillway_webhook::Webhook;
 use spillway_webhook::shopify::Headers;
 
+use crate::ignored::IgnoredBy;
 use crate::metrics::{add, vec};
 use crate::reply::Refusal;
 
@@ -86,14 +87,11 @@ impl TopicMetrics {
             "Requests not answered 200, by topic; other: a topic never verified, or a 4xx before the signature was verified.",
             "topic",
         );
-        let ignored = vec(
-            registry,
-            "spillway_ignored_total",
-            "Webhooks answered 200 and not stored, by topic (IGNORE_TOPICS, IGNORE_SHOPS_FILE).",
-            "topic",
-        );
+        let help = "Webhooks answered 200 and not stored, by topic, and by IGNORE_TOPICS (topic) or IGNORE_SHOPS_FILE (shop).";
+        let ignored = Opts::new("spillway_ignored_total", help);
+        let ignored = add(registry, IntCounterVec::new(ignored, &["topic", "by"]));
         // Shown before the first one is counted.
-        ignored.with_label_values(&[OTHER_TOPIC]);
+        ignored.with_label_values(&[OTHER_TOPIC, IgnoredBy::Topic.label()]);
         Self {
             ignored,
             accepted: vec(registry, "spillway_accepted_total", "Webhooks stored.", "topic"),
@@ -128,14 +126,14 @@ impl TopicMetrics {
     }
 
     /// Counts a verified webhook that is not stored.
-    pub fn ignored(&self, headers: &HeaderMap) {
+    pub fn ignored(&self, headers: &HeaderMap, by: IgnoredBy) {
         let topic = headers.topic().unwrap_or_default();
         // Learning takes a lock, and what is ignored may come in floods.
         let label = match std::str::from_utf8(&topic) {
             Ok(label) if self.known.load().indices.contains_key(&*topic) => label,
             _ => self.learn(&topic),
         };
-        self.ignored.with_label_values(&[label]).inc();
+        self.ignored.with_label_values(&[label, by.label()]).inc();
     }
 
     /// Returns the label of a verified topic, which is the topic itself while there is room.

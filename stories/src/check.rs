@@ -14,6 +14,10 @@ use crate::ledger::{Event, Ledger, Outcome, Sent};
 use crate::receipt::Receipt;
 use crate::report::say;
 
+/// Events out of order that are shown, and arrivals around each.
+const SHOWN: usize = 3;
+const AROUND: usize = 8;
+
 /// Results of the check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
@@ -71,6 +75,7 @@ pub fn check(ledger: &Ledger, receipts: &[Receipt], dead: &HashSet<Event>) -> Fi
         };
         figures.altered += usize::from(origin.body_hash != receipt.body_hash);
         let resource = progress.entry(event.resource).or_default();
+        let disordered = figures.disordered;
         figures.disordered += usize::from(resource.is_early(event));
         if receipt.delivered() {
             let copy = copies.entry(event).or_default().entry(receipt.spillway_id()).or_default();
@@ -83,6 +88,9 @@ pub fn check(ledger: &Ledger, receipts: &[Receipt], dead: &HashSet<Event>) -> Fi
                 figures.late_repeats += late;
             }
             resource.deliver(event);
+        }
+        if figures.disordered > disordered && figures.disordered <= SHOWN {
+            show(event, origin, receipt, receipts);
         }
     }
     figures.delivered = copies.len();
@@ -137,6 +145,21 @@ impl Progress {
         while self.promised.get(self.due).is_some_and(|due| self.delivered.contains(due)) {
             self.due += 1;
         }
+    }
+}
+
+/// Prints what arrived of the resource of an event that is out of order, and how it was sent.
+fn show(event: Event, origin: &Sent, receipt: &Receipt, receipts: &[Receipt]) {
+    let of = |one: &Receipt| Event::of(one.webhook_id()).filter(|it| it.resource == event.resource);
+    let all: Vec<_> = receipts.iter().filter_map(|one| Some((of(one)?, one))).collect();
+    let at = all.iter().position(|(_, one)| std::ptr::eq(*one, receipt)).unwrap_or_default();
+    say(&format!("out of order: {event:?}, sent as {:?}", origin.attempts));
+    for (one, it) in &all[at.saturating_sub(AROUND)..(at + AROUND).min(all.len())] {
+        let before = receipt.arrived.saturating_duration_since(it.arrived);
+        let after = it.arrived.saturating_duration_since(receipt.arrived);
+        let (id, status) = (it.spillway_id(), it.status);
+        let sequence = one.sequence;
+        say(&format!("  {sequence}: {id}, {status:?}, {before:?} before, {after:?} after"));
     }
 }
 

@@ -109,6 +109,10 @@ async fn a_body_under_the_headers_of_another_is_refused() {
     let as_classic = event.clone().rename("Shopify-", "X-Shopify-");
     sent(&as_classic).await.expect(400, "header_mismatch");
 
+    // Headers that are named here would not be stored.
+    let hidden = event.clone().header("Connection", "close, Shopify-Topic");
+    sent(&hidden).await.expect(400, "not_a_webhook");
+
     // Of two signatures, the Event's counts.
     let signature = sign(SECRET, event.payload());
     let both = event.clone().header("X-Shopify-Hmac-Sha256", "bad");

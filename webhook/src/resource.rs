@@ -9,8 +9,10 @@
 //! event of a resource.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -48,6 +50,15 @@ struct EventIds<'a> {
     /// Lists of paths in an object, or one list, as it was before September 2026.
     #[serde(borrow)]
     fields_changed: Option<&'a RawValue>,
+}
+
+/// Parts of an Event's body that tell if it holds the state of its resource.
+#[derive(Deserialize)]
+struct EventState<'a> {
+    query_variables: Option<HashMap<String, IgnoredAny>>,
+    /// Result of the query; absent without one, null if it failed.
+    #[serde(borrow)]
+    data: Option<&'a RawValue>,
 }
 
 impl Resource {
@@ -115,6 +126,17 @@ fn id_of_event(headers: &impl Headers, topic: &str, kind: &str, body: &[u8]) -> 
     let variable = variables.and_then(|variables| id_from_variables(variables, &root));
     // The body is signed, the headers are not.
     variable.or_else(|| id_from_paths(changed?, &root)).or_else(|| id_from_headers(headers, kind))
+}
+
+/// True if the body of an Event holds the state of its resource: the data of a query that names the
+/// resource alone. The data of an Event about a child may be that of the child, a failed query has
+/// none, and without a query an Event says only what changed.
+pub fn is_whole_state(body: &[u8]) -> bool {
+    let state: Option<EventState> = serde_json::from_slice(without_mark(body)).ok();
+    state.is_some_and(|EventState { query_variables, data }| {
+        query_variables.is_some_and(|variables| variables.len() == 1)
+            && data.is_some_and(|data| data.get().starts_with('{'))
+    })
 }
 
 fn type_name(topic: &str) -> &str {
@@ -185,6 +207,21 @@ mod tests {
         let item =
             [("x-shopify-topic", "inventory_items/update"), ("x-shopify-inventory-item-id", "9")];
         check(&item, "{}", "inventory_item/9");
+    }
+
+    #[test]
+    fn only_the_data_of_the_resource_itself_is_its_state() {
+        let is = |variables: &str, data: &str| {
+            let body = format!(r#"{{"query_variables":{variables},"data":{data}}}"#);
+            is_whole_state(body.as_bytes())
+        };
+        let own = r#"{"productId":"gid://shopify/Product/12"}"#;
+        assert!(is(own, r#"{"product":{}}"#));
+        assert!(!is(own, "null"));
+        assert!(!is(r#"{"productId":"1","variantsId":"2"}"#, r#"{"product":{}}"#));
+        assert!(!is("{}", r#"{"product":{}}"#));
+        assert!(!is_whole_state(format!(r#"{{"query_variables":{own}}}"#).as_bytes()));
+        assert!(!is_whole_state(b"{"));
     }
 
     #[test]

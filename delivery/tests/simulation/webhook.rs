@@ -74,7 +74,7 @@ impl Webhook {
             shop: shop_hash(self.shop),
             class: if self.is_barrier() { Class::Priority } else { Class::Rest },
             is_barrier: self.is_barrier(),
-            coalesces: u16::from(self.coalesces(scheme)),
+            coalesces: u32::from(self.coalesces(scheme)),
             fingerprint: keeps_fingerprints.then_some(self.fingerprint),
         }
     }

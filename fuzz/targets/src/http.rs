@@ -69,7 +69,9 @@ impl Bench {
         let shared = ShardContext {
             admission: Admission::new(settings.in_flight_bytes_max),
             store: store.clone(),
-            secrets: Arc::new(ClientSecrets::new(&settings.secrets.secrets, None)),
+            secrets: Arc::new(
+                ClientSecrets::new(settings.secrets.clone()).expect("random numbers"),
+            ),
             ignored: Arc::default(),
             shares: Arc::default(),
             metrics: metrics.clone(),

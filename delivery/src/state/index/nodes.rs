@@ -32,7 +32,7 @@ pub(crate) struct Node {
     lane_previous: NodeKey,
     /// Class of its turns.
     pub class: Class,
-    pub(super) coalesces: u16,
+    pub(super) coalesces: u32,
     /// True if an operator requested it again.
     pub is_replay: bool,
 }
