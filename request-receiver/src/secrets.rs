@@ -36,8 +36,8 @@ pub struct ClientSecrets {
 
 #[derive(Debug)]
 struct SecretsInForce {
-    /// Secrets of the app, or one that nobody knows: forged webhooks of shops with and without
-    /// secrets of their own are refused after the same work.
+    /// Secrets of the app. Without any, one that nobody knows, so that a forged webhook is hashed
+    /// whether its shop has secrets or not.
     app: Secrets,
     /// For each shop with secrets of its own, the app's and these.
     shops: HashMap<Box<str>, Secrets>,
