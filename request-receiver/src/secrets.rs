@@ -51,12 +51,17 @@ impl ClientSecrets {
     ///
     /// # Errors
     /// If the system has no random numbers.
-    pub fn new(configured: SecretSettings) -> std::io::Result<Self> {
+    pub fn new(mut configured: SecretSettings) -> std::io::Result<Self> {
         let help = "Webhooks by the secret that signed them: first 8 hex digits of its SHA-256, or shop (SHOP_SECRETS_DIR).";
         let matches = Opts::new("spillway_signature_matches_total", help);
         let matches =
             IntCounterVec::new(matches, &["secret"]).expect("BUG: a constant name is valid");
         let in_force = ArcSwap::from_pointee(SecretsInForce::new(&configured, &matches)?);
+        // What was read from files is read again: a secret that was rotated must not stay here.
+        configured.shops.clear();
+        if configured.file.is_some() {
+            configured.secrets.clear();
+        }
         Ok(Self { in_force, configured, matches })
     }
 
@@ -266,5 +271,18 @@ mod tests {
         secrets.reload();
         assert!(!is_good(&one, "old") && is_good(&one, "new"));
         assert!(is_good(&two, "newer app") && !is_good(&two, "app"));
+    }
+
+    #[test]
+    fn no_secret_is_printed_and_none_of_a_file_is_kept() {
+        let directory = tempfile::tempdir().expect("create a directory");
+        std::fs::write(directory.path().join(shop(1).0), "of a shop").expect("write a secret");
+        let file = Some(PathBuf::from("/etc/secret"));
+        let settings = settings(&["of the app"], file, Some(directory.path()));
+        let secrets = ClientSecrets::new(settings.clone()).expect("random numbers");
+        for printed in [format!("{settings:?}"), format!("{secrets:?}")] {
+            assert!(!printed.contains("of a shop") && !printed.contains("of the app"), "{printed}");
+        }
+        assert!(secrets.configured.secrets.is_empty() && secrets.configured.shops.is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! The receiver's settings, as set and as checked.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -214,7 +215,7 @@ pub struct ReceiverSettings {
 }
 
 /// Client secrets as they were set.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct SecretSettings {
     /// Secrets of the app, at least one unless there is a directory. Any of them verifies a
     /// signature.
@@ -225,6 +226,17 @@ pub struct SecretSettings {
     pub shops: SecretsByShop,
     /// Directory from which those were read, if any.
     pub shops_directory: Option<PathBuf>,
+}
+
+impl fmt::Debug for SecretSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SecretSettings")
+            .field("secrets", &self.secrets.len())
+            .field("file", &self.file)
+            .field("shops", &self.shops.len())
+            .field("shops_directory", &self.shops_directory)
+            .finish()
+    }
 }
 
 /// Directory and size of the overflow log.

@@ -5,8 +5,8 @@
 //! it is looked for in the body's `query_variables` (`productId` for the topic `Product`), then in
 //! the paths of `fields_changed`, then in the headers. Both families give one product the same
 //! resource. A webhook without an id is kept in order with its whole shop and topic, an Event with
-//! all actions of its type. That is safe but slower, so it is counted. Webhook and event ids are never resource ids: they differ for each
-//! event of a resource.
+//! all actions of its type. That is safe but slower, so it is counted. Webhook and event ids are
+//! never resource ids: they differ for each event of a resource.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
