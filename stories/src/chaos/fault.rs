@@ -194,6 +194,12 @@ impl Kind {
     pub fn goes_with(self, other: Self) -> bool {
         let (one, two) = (self.victim(), other.victim());
         let is_redis = |victim| matches!(victim, Victim::Redis | Victim::Data);
-        one != two && ![one, two].contains(&Victim::All) && !(is_redis(one) && is_redis(two))
+        // It begins once webhooks are spilled, which takes a receiver and senders.
+        let is_fed = [self, other].contains(&Self::FeedStalls);
+        let feeds = |victim| matches!(victim, Victim::Receiver | Victim::Clients);
+        one != two
+            && ![one, two].contains(&Victim::All)
+            && !(is_redis(one) && is_redis(two))
+            && !(is_fed && (feeds(one) || feeds(two)))
     }
 }

@@ -101,6 +101,7 @@ fn pick(
 
 #[cfg(test)]
 mod tests {
+    use super::super::fault::Victim;
     use super::*;
 
     fn count(plans: &[Plan], kind: Kind) -> usize {
@@ -120,6 +121,19 @@ mod tests {
         for kind in Kind::ALL {
             assert!(count(&plans, *kind) >= 15, "{kind:?}: {}", count(&plans, *kind));
         }
+    }
+
+    #[test]
+    fn webhooks_are_spilled_by_a_receiver_that_runs_and_is_sent_to() {
+        let keeps_away = |kind: &Kind| matches!(kind.victim(), Victim::Receiver | Victim::Clients);
+        let mut fed = 0;
+        for fault in draw(2044, 100, 26, true).iter().flat_map(|plan| &plan.faults) {
+            if fault.kinds.contains(&Kind::FeedStalls) {
+                fed += 1;
+                assert!(!fault.kinds.iter().any(keeps_away), "{:?}", fault.kinds);
+            }
+        }
+        assert!(fed >= 15, "{fed}");
     }
 
     #[test]

@@ -4,7 +4,6 @@ mod faults;
 mod mood;
 
 use std::collections::{BTreeMap, HashSet};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +27,11 @@ use crate::sick_disk::SickDisk;
 use crate::way::Way;
 use mood::Mood;
 pub use mood::{BROKEN_SHOP, SHOPS};
+use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
 
+/// Backlog of `ops/systemd/spillway-receiver.socket`.
+const BACKLOG: u32 = 4096;
 const TOPIC: &str = "shopify-webhooks";
 const PARTITIONS: i32 = 6;
 /// Size of Redis' disk. The receiver requires 1 GiB of free space next to the AOF.
@@ -359,8 +361,13 @@ fn spill_place(directory: &Path, disks: Option<&Disks>, parts: Parts) -> PathBuf
 }
 
 async fn start_receiver(cell: &Cell, settings: &[(&'static str, String)]) -> Service {
-    // The socket is held here as systemd holds it: connections wait for the next receiver.
-    let socket = Arc::new(TcpListener::bind(port::free()).expect("bind the receiver's socket"));
+    // The socket is held here as systemd holds it: connections wait for the next receiver. With a
+    // shorter backlog than the unit's, a request would wait in the network for longer than its
+    // sender does, and arrive after its retry.
+    let socket = TcpSocket::new_v4().expect("make a socket");
+    socket.bind(port::free()).expect("bind the receiver's socket");
+    let socket = socket.listen(BACKLOG).and_then(|listening| listening.into_std()).expect("listen");
+    let socket = Arc::new(socket);
     let receiver = cell.receiver_on(&socket, &[&[ACK_TIMEOUT], &borrowed(settings)[..]].concat());
     receiver.ready().await;
     receiver
