@@ -4,7 +4,7 @@
   bench/simulate.py DIRECTORY
 
 DIRECTORY holds figures.csv and curves.csv, as `simulate --out` writes them. Results go to
-bench/results/<date>-<cores>c/ (or RESULTS): limits.md, limits.csv, limits-<scenario>.svg.
+bench/results/<date>-<cores>c/ (or RESULTS): limits.md, limits.csv, limits-<family>.svg.
 """
 
 import csv
@@ -38,7 +38,7 @@ def figure_table(rows):
              "|" + "---|" * (3 + len(algorithms))]
     for scenario, ones in grouped(rows, "scenario").items():
         for index, (figure, cells) in enumerate(grouped(ones, "figure").items()):
-            name = f"[{scenario}](limits-{scenario}.svg)" if index == 0 else ""
+            name = f"[{scenario}](limits-{family(scenario)}.svg)" if index == 0 else ""
             found = {row["algorithm"]: shown(row) for row in cells}
             lines.append(" | ".join([f"| {name}", figure, cells[0]["range"],
                                      *(found[one] for one in algorithms)]) + " |")
@@ -65,9 +65,13 @@ def chart(scenario, about, rows):
     limits["needed"], goodputs["capacity"] = needed, capacity
     most = 4 * max(value for _, value in needed + limits[OURS])
     limits = {name: [(x, y if y <= most else None) for x, y in one] for name, one in limits.items()}
-    return plot.stacked([
-        plot.lines(f"{scenario}: limit", "seconds", "at once", limits, note=about),
-        plot.lines(f"{scenario}: goodput", "seconds", "done a second", goodputs, note=about)])
+    return [plot.lines(f"{scenario}: limit", "seconds", "at once", limits, note=about),
+            plot.lines(f"{scenario}: goodput", "seconds", "done a second", goodputs, note=about)]
+
+
+def family(scenario):
+    """Returns the first word of a scenario's name. The scenarios of a family are drawn in one file."""
+    return scenario.partition("-")[0]
 
 
 def report(figures, facts):
@@ -96,9 +100,11 @@ def main(directory):
     results = Path(os.environ.get("RESULTS") or usual)
     results.mkdir(parents=True, exist_ok=True)
     abouts = {row["scenario"]: row["about"] for row in figures}
+    families = {}
     for scenario, rows in grouped(curves, "scenario").items():
-        svg = chart(scenario, abouts[scenario], rows)
-        (results / f"limits-{scenario}.svg").write_text(svg)
+        families.setdefault(family(scenario), []).extend(chart(scenario, abouts[scenario], rows))
+    for name, charts in families.items():
+        (results / f"limits-{name}.svg").write_text(plot.stacked(charts))
     (results / "limits.csv").write_text((directory / "figures.csv").read_text())
     (results / "limits.md").write_text(report(figures, facts))
     print(f"written to {os.path.relpath(results)}/limits.md")

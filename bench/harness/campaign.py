@@ -44,13 +44,13 @@ class Campaign:
         """Settings for `load.measure`."""
         return {"wrk_threads": self.wrk_threads, "seconds": seconds}
 
-    def requests(self, size=5300, secret=SECRET):
-        """Returns prepared webhooks for wrk. They are made once for each size and secret."""
-        path = self.directory / f"requests-{size}-{'good' if secret == SECRET else 'forged'}.bin"
+    def requests(self, size=5300, secret=SECRET, shops=100):
+        """Returns prepared webhooks for wrk. They are made once for each size, secret and number of shops."""
+        path = self.directory / f"requests-{size}-{shops}-{'good' if secret == SECRET else 'forged'}.bin"
         if not path.exists():
             count = min(self.scale(DISTINCT, 2000), REQUESTS_BYTES_MAX // size)
             line = [str(RELEASE / "generate"), "--format", "wrk", "--out", str(path)]
-            line += ["--count", str(count), "--size", str(size)]
+            line += ["--count", str(count), "--size", str(size), "--shops", str(shops)]
             line += ["--targets", str(ROOT / "loadtest")]
             environment = {"PATH": os.environ["PATH"], "SHOPIFY_CLIENT_SECRET": secret}
             subprocess.run(line, env=environment, check=True)
@@ -73,10 +73,10 @@ class Campaign:
             attack.run()
             return attack.hits()
 
-    def pace(self, port, rate, seconds):
+    def pace(self, port, rate, seconds, shops=100):
         """Runs an open loop with a generator that uses little CPU; see `pace.run`."""
         out = self.directory / f"pace-{port}.csv"
-        return pace.run(port, self.requests(), rate, seconds, out)
+        return pace.run(port, self.requests(shops=shops), rate, seconds, out)
 
     def fdatasync_ms(self, size):
         """Returns the median time of one append and fdatasync of `size` bytes (4, 64 or 1024 KiB).

@@ -152,6 +152,7 @@ def receiver(server, secret, directory, program=RELEASE / "request-receiver", **
     }
     with process("receiver", [str(program)], environment, directory) as child:
         wait_for("receiver", child, lambda: answers(f"http://127.0.0.1:{admin}/readyz"))
+        child.admin = admin
         yield child, port
 
 
@@ -190,12 +191,12 @@ def receivers(count, server, secret, directory):
         yield running, shared.getsockname()[1]
 
 
-def counter(admin, name):
-    """Returns the sum of a counter over its labels, from the metrics of a process."""
+def counter(admin, name, label=""):
+    """Returns the sum of a counter over its labels, or of those that hold `label`, from the metrics of a process."""
     with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics", timeout=5) as response:
         lines = response.read().decode().splitlines()
     return int(sum(float(line.rpartition(" ")[2]) for line in lines
-                   if line.partition("{")[0].partition(" ")[0] == name))
+                   if line.partition("{")[0].partition(" ")[0] == name and label in line))
 
 
 @contextmanager
@@ -271,6 +272,19 @@ def forget(backend_port):
     """Resets the figures of a simulated backend."""
     request = urllib.request.Request(f"http://127.0.0.1:{backend_port}/stats", method="DELETE")
     urllib.request.urlopen(request, timeout=5).close()
+
+
+@contextmanager
+def secrets(directory, secret, delay):
+    """Runs an endpoint that names this secret for every shop of `generate`, after a delay. Yields its process
+    and the URL."""
+    port = machine.free_port()
+    command = [str(RELEASE / "backend"), "--listen", f"127.0.0.1:{port}", "--delay", delay]
+    command += ["--workers", "10000", "--answer", json.dumps({"secrets": [secret]})]
+    command += ["--only", "/shop-"]
+    with process("secrets", command, {}, directory) as child:
+        wait_for("secrets", child, lambda: listens(port))
+        yield child, f"http://127.0.0.1:{port}/{{shop}}"
 
 
 @contextmanager

@@ -6,6 +6,7 @@ use spillway_delivery::Content;
 use spillway_queue::controls::{Filter, WebhookFacts};
 use spillway_webhook::fingerprint::{Fingerprint, fingerprint};
 use spillway_webhook::pack::Pack;
+use spillway_webhook::received::APP_HEADER;
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
 use spillway_webhook::{Position, WebhookId};
@@ -67,11 +68,13 @@ impl Content for PackBytes {
             |value: Option<&[u8]>| String::from_utf8_lossy(value.unwrap_or_default()).into_owned();
         let shop = text(view.shop());
         let topic = text(view.topic().as_deref());
+        let app = text(view.value(APP_HEADER.as_str()));
         let delivery_id = text(view.shopify("webhook-id"));
         pause.filter.matches(WebhookFacts {
             id: WebhookId { cell: pause.cell, entry: position.entry(), index: position.index },
             shop: &shop,
             topic: &topic,
+            app: &app,
             delivery_id: &delivery_id,
             resource: || Resource::of(&view, view.body).to_string(),
         })

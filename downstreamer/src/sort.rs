@@ -8,6 +8,7 @@ use std::sync::Arc;
 use spillway_delivery::{Class, Sorted};
 use spillway_webhook::fingerprint::fingerprint;
 use spillway_webhook::pack::Record;
+use spillway_webhook::received::APP_HEADER;
 use spillway_webhook::resource::{Resource, is_whole_state};
 use spillway_webhook::shopify::{Headers, is_barrier, is_topic_match, resource_kind};
 use spillway_webhook::{Family, Position, stable_hash};
@@ -93,8 +94,8 @@ impl Sorter {
         stable_hash::of(&[b"kind", shop, kind.as_bytes()])
     }
 
-    /// Number of the webhooks that may stand for each other: those of one topic, one path and one
-    /// subscription. 0 if the webhook can't be coalesced.
+    /// Number of the webhooks that may stand for each other: those of one topic, one path, one app
+    /// and one subscription. 0 if the webhook can't be coalesced.
     fn coalesces(&self, record: &Record, topic: &[u8]) -> u32 {
         if !self.settings.coalesce_topics.iter().any(|one| one.as_bytes() == topic) {
             return 0;
@@ -105,13 +106,18 @@ impl Sorter {
             // be of any of them. The data of an Event about a child may be that of this child.
             Family::Event => record.shopify("handle").filter(|_| is_whole_state(&record.body)),
         };
-        subscription.map_or(0, |name| subscription_number(topic, &record.target, name))
+        let app = record.value(APP_HEADER.as_str()).unwrap_or_default();
+        subscription.map_or(0, |name| subscription_number(topic, &record.target, app, name))
     }
 }
 
 /// Number of a subscription, which is not 0. It is compared among webhooks of one resource.
-fn subscription_number(topic: &[u8], target: &[u8], name: &[u8]) -> u32 {
-    let hash = stable_hash::of(&[b"subscription", topic, target, name]);
+fn subscription_number(topic: &[u8], target: &[u8], app: &[u8], name: &[u8]) -> u32 {
+    // Without an app, as before there were any: those that wait are still told by it.
+    let hash = match app {
+        [] => stable_hash::of(&[b"subscription", topic, target, name]),
+        app => stable_hash::of(&[b"subscription of app", topic, target, app, name]),
+    };
     ((hash ^ (hash >> 32)) as u32).max(1)
 }
 
@@ -121,10 +127,14 @@ mod tests {
 
     #[test]
     fn each_subscription_of_a_topic_has_its_own_number() {
-        let number = |topic: &str, target: &str, name: &str| {
-            subscription_number(topic.as_bytes(), target.as_bytes(), name.as_bytes())
+        let of = |topic: &str, target: &str, app: &str, name: &str| {
+            let [topic, target, app, name] = [topic, target, app, name].map(str::as_bytes);
+            subscription_number(topic, target, app, name)
         };
+        let number = |topic: &str, target: &str, name: &str| of(topic, target, "", name);
         let numbers = [
+            of("Product/update", "/", "one", "prices"),
+            of("Product/update", "/", "two", "prices"),
             number("Product/update", "/", "prices"),
             number("Product/update", "/", "titles"),
             number("Product/update", "/other", "prices"),
@@ -134,6 +144,6 @@ mod tests {
         for (at, one) in numbers.iter().enumerate() {
             assert!(*one != 0 && !numbers[..at].contains(one), "{numbers:?}");
         }
-        assert_eq!(numbers[0], number("Product/update", "/", "prices"));
+        assert_eq!(numbers[2], number("Product/update", "/", "prices"));
     }
 }

@@ -28,6 +28,9 @@ pub struct Filter {
     /// Topic, or a pattern for all topics of a kind, such as `orders/*`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
+    /// App, where a receiver serves several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub app: Option<String>,
     /// Resource, such as `product/12`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource: Option<String>,
@@ -45,6 +48,8 @@ pub struct WebhookFacts<'a, R: FnOnce() -> String> {
     pub shop: &'a str,
     /// Topic.
     pub topic: &'a str,
+    /// App, where a receiver serves several; else empty.
+    pub app: &'a str,
     /// Shopify's webhook id.
     pub delivery_id: &'a str,
     /// Returns the resource, such as `product/12`.
@@ -109,6 +114,7 @@ impl Filter {
             wanted.as_deref().is_none_or(|wanted| wanted == have)
         };
         is(&self.shop, asked.shop)
+            && is(&self.app, asked.app)
             && self.topic.as_deref().is_none_or(|topic| is_topic(topic, asked.topic))
             && self
                 .webhook_id
@@ -120,9 +126,14 @@ impl Filter {
 
 impl std::fmt::Display for Filter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { shop, topic, resource, webhook_id } = self;
-        let named =
-            [("shop", shop), ("topic", topic), ("resource", resource), ("webhook-id", webhook_id)];
+        let Self { shop, topic, app, resource, webhook_id } = self;
+        let named = [
+            ("shop", shop),
+            ("topic", topic),
+            ("app", app),
+            ("resource", resource),
+            ("webhook-id", webhook_id),
+        ];
         let given = named.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
         let parts: Vec<_> = given.map(|(name, value)| format!("{name} {value}")).collect();
         f.write_str(
@@ -315,7 +326,8 @@ mod tests {
     fn asked(resource: &str) -> WebhookFacts<'_, impl FnOnce() -> String> {
         let id = "a1b2c3d4-0000000005000-0000000000-00000".parse().unwrap();
         let resource = || resource.to_owned();
-        WebhookFacts { id, shop: "a.example", topic: "orders/create", delivery_id: "d-1", resource }
+        let (shop, topic, app) = ("a.example", "orders/create", "one");
+        WebhookFacts { id, shop, topic, app, delivery_id: "d-1", resource }
     }
 
     fn check(expected: bool, set: impl FnOnce(&mut Filter)) {
@@ -332,6 +344,8 @@ mod tests {
         check(false, |filter| filter.shop = some("a"));
         check(true, |filter| filter.topic = some("orders/*"));
         check(false, |filter| filter.topic = some("orders"));
+        check(true, |filter| filter.app = some("one"));
+        check(false, |filter| filter.app = some("two"));
         check(true, |filter| filter.resource = some("order/12"));
         check(false, |filter| filter.resource = some("order/1"));
         check(true, |filter| filter.webhook_id = some("d-1"));

@@ -6,6 +6,7 @@
 //! → [`reply`] (the answer).
 
 pub mod admit;
+pub mod apps;
 pub mod batch;
 pub mod batcher;
 pub mod body;
@@ -24,7 +25,6 @@ pub mod settings;
 pub mod shard;
 pub mod shared;
 pub mod shares;
-pub mod shop_secrets;
 #[cfg(feature = "spill")]
 pub mod spill;
 pub mod store;
@@ -49,12 +49,14 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::admit::{Admission, InFlightMetric};
+use crate::apps::Apps;
 use crate::closing::Closing;
 use crate::descriptors::connection_limits;
 use crate::ignored::Ignored;
 use crate::metrics::ReceiverMetrics;
 use crate::reply::OUTCOMES;
 use crate::secrets::ClientSecrets;
+use crate::secrets::source::SecretSource;
 use crate::serve::Acceptor;
 use crate::settings::ReceiverSettings;
 use crate::shard::Shard;
@@ -81,9 +83,8 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
     let settings = Arc::new(settings);
     let metrics = ReceiverMetrics::new(&OUTCOMES);
     let topics = TopicMetrics::new(&metrics.registry);
-    let secrets = Arc::new(ClientSecrets::new(settings.secrets.clone())?);
-    register(&metrics.registry, secrets.matches());
     let background = Background::default();
+    let secrets = client_secrets(&settings, &metrics, &background)?;
     let (readiness, after_all) =
         admin::start(settings.admin_listen, &metrics.registry, &background).await?;
     let listeners = Listener::all(&settings.listen).await?;
@@ -101,7 +102,8 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
     }
     background.spawn("health check of redis", watch.run(after_all.clone()));
     let ignored = Arc::new(Ignored::new(settings.ignore.clone()));
-    let reloading = reload_on_hangup(secrets.clone(), ignored.clone())?;
+    let apps = apps(&settings, &secrets, &metrics)?;
+    let reloading = reload_on_hangup(secrets.clone(), apps.clone(), ignored.clone())?;
     background.spawn("reading the files again", reloading);
 
     log_start(&listeners);
@@ -111,6 +113,7 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
         settings: settings.clone(),
         store: store.clone(),
         secrets,
+        apps,
         ignored,
         shares,
         metrics: metrics.clone(),
@@ -132,19 +135,51 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
     Ok(accepted?)
 }
 
-/// Reads the files of secrets and shops again on each SIGHUP. The handler is installed by the call,
+/// Returns the client secrets. Starts what keeps those of a source fresh.
+fn client_secrets(
+    settings: &ReceiverSettings,
+    metrics: &ReceiverMetrics,
+    background: &Background,
+) -> anyhow::Result<Arc<ClientSecrets>> {
+    let source = settings.secrets.source.clone();
+    let source = source.map(|source| SecretSource::new(source, &metrics.registry));
+    let source = source.transpose()?.map(Arc::new);
+    if let Some(source) = &source {
+        background.spawn("secrets by shop", source.clone().keep());
+    }
+    let secrets = ClientSecrets::new(settings.secrets.clone(), source)?;
+    register(&metrics.registry, secrets.matches());
+    Ok(Arc::new(secrets))
+}
+
+fn apps(
+    settings: &ReceiverSettings,
+    secrets: &ClientSecrets,
+    metrics: &ReceiverMetrics,
+) -> anyhow::Result<Option<Arc<Apps>>> {
+    let Some(apps) = settings.apps.clone() else { return Ok(None) };
+    let has_default = !settings.secrets.is_empty();
+    let apps = Apps::new(apps, has_default, secrets.matches().clone(), &metrics.registry);
+    Ok(Some(Arc::new(apps.map_err(anyhow::Error::msg)?)))
+}
+
+/// Reads the files of secrets, apps and shops again on each SIGHUP. The handler is installed by the call,
 /// not by the first poll: a signal in between would be lost, or end the process.
 fn reload_on_hangup(
     secrets: Arc<ClientSecrets>,
+    apps: Option<Arc<Apps>>,
     ignored: Arc<Ignored>,
 ) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
     let mut hangup = signal(SignalKind::hangup())?;
     Ok(async move {
         while hangup.recv().await.is_some() {
-            let (secrets, ignored) = (secrets.clone(), ignored.clone());
+            let (secrets, apps, ignored) = (secrets.clone(), apps.clone(), ignored.clone());
             // Thousands of files may be read.
             let reload = move || {
                 secrets.reload();
+                if let Some(apps) = apps {
+                    apps.reload();
+                }
                 ignored.reload();
             };
             if let Err(error) = spawn_blocking(reload).await {

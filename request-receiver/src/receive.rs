@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use spillway_process::clock::wall_clock_ms;
-use spillway_webhook::{Verified, Webhook, target};
+use spillway_webhook::{Webhook, target};
 
 use crate::admit::{Admission, Permit};
+use crate::apps::{App, Apps, name_app};
 use crate::batch::Batches;
 use crate::body;
 use crate::ignored::Ignored;
@@ -25,10 +26,6 @@ use crate::shares::ShopShares;
 use crate::store::Store;
 use crate::topics::TopicMetrics;
 
-/// Largest body that is hashed in one go. 1 MiB takes 0.7 ms with the processor's SHA instructions,
-/// 3 ms without. During that time its shard serves no other connection.
-const HASHED_AT_ONCE_BYTES_MAX: usize = 1 << 20;
-
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 /// Part of the names of all headers of Shopify.
 const SHOPIFY: &[u8] = b"shopify-";
@@ -37,6 +34,7 @@ const SHOPIFY: &[u8] = b"shopify-";
 pub struct Receiver {
     admission: Admission,
     secrets: Arc<ClientSecrets>,
+    apps: Option<Arc<Apps>>,
     store: Store,
     ignored: Arc<Ignored>,
     shares: Arc<ShopShares>,
@@ -52,18 +50,19 @@ pub struct Receiver {
 impl Receiver {
     /// Receiver for one shard, with the store and the batches of that shard.
     pub fn new(shared: ShardContext, store: Store, batches: Arc<Batches>) -> Self {
-        let ShardContext { settings, admission, secrets, ignored, shares, metrics, topics, .. } =
-            shared;
+        let ShardContext { settings, admission, secrets, apps, ignored, .. } = shared;
+        let ShardContext { shares, metrics, topics, .. } = shared;
         Self {
             admission,
             secrets,
+            apps,
             store,
             ignored,
             shares,
             batches,
             metrics,
             topics,
-            rules: InspectionRules { body_kinds: settings.body_kinds, window: settings.window },
+            rules: settings.rules,
             body_bytes_max: settings.body_bytes_max,
             body_timeout: settings.body_timeout,
             ack_timeout: settings.ack_timeout,
@@ -72,8 +71,9 @@ impl Receiver {
 
     async fn take(&self, request: Request, arrival: &RequestArrival) -> Result<Taken, Refusal> {
         let (head, mut body) = request.into_parts();
-        let mut permit = match check_head(&head).and_then(|()| self.admit(&head)) {
-            Ok(permit) => permit,
+        let admitted = check_head(&head).and_then(|()| Ok((self.app(&head)?, self.admit(&head)?)));
+        let (app, permit) = match admitted {
+            Ok(admitted) => admitted,
             // The end of the body is ambiguous, so the connection ends with this request.
             Err(Refusal::Malformed) => return Err(Refusal::Malformed),
             Err(refusal) => {
@@ -83,12 +83,37 @@ impl Receiver {
                 return Err(refusal);
             }
         };
+        let taken = self.take_for(app.as_deref(), permit, head, body, arrival).await;
+        if let (Some(apps), Some(app)) = (&self.apps, &app) {
+            apps.count(app, outcome_of(&taken));
+        }
+        taken
+    }
+
+    /// Takes a webhook for an app, or for the one that the receiver's own secrets are of.
+    async fn take_for(
+        &self,
+        app: Option<&App>,
+        mut permit: Permit,
+        mut head: Parts,
+        body: Body,
+        arrival: &RequestArrival,
+    ) -> Result<Taken, Refusal> {
         let body = body::read(body, self.body_bytes_max, self.body_timeout, &mut permit).await?;
         arrival.connection.body_is_read();
         let now_ms = wall_clock_ms();
         let waited_ms = u64::try_from(arrival.first_byte.elapsed().as_millis()).unwrap_or(0);
-        let verified = self.authenticate(head, body, now_ms.saturating_sub(waited_ms)).await?;
-        let is_timed = self.rules.inspect(verified.get(), now_ms)?;
+        let received_at_ms = now_ms.saturating_sub(waited_ms);
+        let target = head.uri.into_parts().path_and_query.ok_or(Refusal::Malformed)?;
+        name_app(&mut head.headers, app);
+        let webhook = Webhook { received_at_ms, target, headers: head.headers, body };
+        let deadline = arrival.first_byte + self.ack_timeout;
+        let verified = match app {
+            None => self.secrets.verify(webhook, deadline).await?,
+            Some(app) => app.verify(webhook).await?,
+        };
+        let rules = app.map_or(&self.rules, |app| &app.rules);
+        let is_timed = rules.inspect(verified.get(), now_ms)?;
         if !is_timed {
             self.metrics.without_time.inc();
         }
@@ -98,8 +123,12 @@ impl Receiver {
             return Ok(Taken::Ignored);
         }
         self.shares.admit(headers)?;
-        let stored = self.batches.push(verified, permit, arrival.first_byte + self.ack_timeout);
-        stored.await.map(|()| Taken::Stored)
+        self.batches.push(verified, permit, deadline).await.map(|()| Taken::Stored)
+    }
+
+    /// App that a request is for, if there are several.
+    fn app(&self, head: &Parts) -> Result<Option<Arc<App>>, Refusal> {
+        self.apps.as_ref().map_or(Ok(None), |apps| apps.route(head))
     }
 
     /// Reserves memory for a request before its body is read. Refuses it if the store takes
@@ -114,23 +143,6 @@ impl Receiver {
             return Err(Refusal::TooLarge);
         }
         self.admission.admit(head_bytes, announced)
-    }
-
-    async fn authenticate(
-        &self,
-        head: Parts,
-        body: Bytes,
-        received_at_ms: u64,
-    ) -> Result<Verified<Webhook>, Refusal> {
-        let target = head.uri.into_parts().path_and_query.ok_or(Refusal::Malformed)?;
-        let webhook = Webhook { received_at_ms, target, headers: head.headers, body };
-        let verified = if webhook.body.len() <= HASHED_AT_ONCE_BYTES_MAX {
-            self.secrets.verify(webhook)
-        } else {
-            // Boxed, so that the futures of the many small bodies stay small.
-            Box::pin(self.secrets.verify_in_pieces(webhook)).await
-        };
-        verified.map_err(|_| Refusal::BadSignature)
     }
 }
 
@@ -157,11 +169,7 @@ pub async fn receive(
 ) -> Response {
     let claim = receiver.topics.claim(request.headers());
     let taken = receiver.take(request, &arrival).await;
-    let outcome = match &taken {
-        Ok(Taken::Stored) => "accepted",
-        Ok(Taken::Ignored) => "ignored",
-        Err(refusal) => refusal.outcome(),
-    };
+    let outcome = outcome_of(&taken);
     receiver.metrics.answered(outcome, arrival.first_byte.elapsed());
     match taken {
         Ok(_) => StatusCode::OK.into_response(),
@@ -177,6 +185,15 @@ pub async fn receive(
             }
             response
         }
+    }
+}
+
+/// Label of an outcome.
+fn outcome_of(taken: &Result<Taken, Refusal>) -> &'static str {
+    match taken {
+        Ok(Taken::Stored) => "accepted",
+        Ok(Taken::Ignored) => "ignored",
+        Err(refusal) => refusal.outcome(),
     }
 }
 
@@ -252,7 +269,7 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    use axum::body::Body;
+    use bytes::Bytes;
     use futures_util::FutureExt;
     use spillway_process::metrics::encode;
     use spillway_webhook::freshness::FreshnessWindow;
@@ -262,6 +279,7 @@ mod tests {
     use super::*;
     use crate::phase::Phase;
     use crate::reply::OUTCOMES;
+    use crate::secrets::HASHED_AT_ONCE_BYTES_MAX;
     use crate::settings::{BodyKinds, SecretSettings};
     use crate::topics::Topics;
 
@@ -270,12 +288,13 @@ mod tests {
     fn receiver() -> Receiver {
         let secrets = Vec::from([Zeroizing::new("hush".to_owned())]);
         let secrets = SecretSettings { secrets, ..SecretSettings::default() };
-        let secrets = Arc::new(ClientSecrets::new(secrets).expect("random numbers"));
+        let secrets = Arc::new(ClientSecrets::new(secrets, None).expect("random numbers"));
         let metrics = ReceiverMetrics::new(&OUTCOMES);
         let topics = TopicMetrics::new(&metrics.registry);
         Receiver {
             admission: Admission::new(64 << 20),
             secrets,
+            apps: None,
             store: Store::usable_one(),
             ignored: Arc::default(),
             shares: Arc::default(),

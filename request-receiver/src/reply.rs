@@ -37,6 +37,10 @@ pub enum Refusal {
     BrokenBody,
     /// The signature is missing, malformed or wrong.
     BadSignature,
+    /// The secrets of the webhook's shop can't be looked up.
+    SecretsUnavailable,
+    /// The path and host are those of no app.
+    UnknownApp,
     /// The request came from a downstreamer.
     Loop,
     /// The body does not begin as a webhook's body does.
@@ -76,6 +80,10 @@ impl Refusal {
             Self::BadSignature => {
                 (S::UNAUTHORIZED, "bad_signature", "the signature does not verify")
             }
+            Self::SecretsUnavailable => {
+                (S::SERVICE_UNAVAILABLE, "secrets_unavailable", "not verified; try again")
+            }
+            Self::UnknownApp => (S::NOT_FOUND, "unknown_app", "no app is at this path and host"),
             Self::Loop => {
                 (S::LOOP_DETECTED, "loop_detected", "this request was already received here")
             }
@@ -103,7 +111,7 @@ impl Refusal {
 
     /// Returns true if the refusal counts under the topic that the request names. Until the
     /// signature is checked, that topic is a stranger's claim. Then only refusals for a reason on
-    /// the receiver's side count; all of them are 503.
+    /// the receiver's side count, which no stranger causes alone; all of them are 503.
     pub fn counts_under_topic(self) -> bool {
         match self {
             Self::NotPost
@@ -112,7 +120,10 @@ impl Refusal {
             | Self::TooLarge
             | Self::Slow
             | Self::BrokenBody
-            | Self::BadSignature => false,
+            | Self::BadSignature
+            | Self::UnknownApp
+            // A stranger who names many shops causes it, too.
+            | Self::SecretsUnavailable => false,
             Self::Overloaded
             | Self::QueueUnavailable
             | Self::QueueFull
@@ -150,7 +161,7 @@ impl Refusal {
 pub const NOT_HTTP: &str = "not_http";
 
 /// Labels of all outcomes.
-pub const OUTCOMES: [&str; 21] = [
+pub const OUTCOMES: [&str; 23] = [
     "accepted",
     "ignored",
     NOT_HTTP,
@@ -165,6 +176,8 @@ pub const OUTCOMES: [&str; 21] = [
     "timeout",
     "broken_body",
     "bad_signature",
+    "secrets_unavailable",
+    "unknown_app",
     "loop_detected",
     "not_a_webhook",
     "missing_header",
@@ -227,6 +240,8 @@ mod tests {
             Refusal::Slow,
             Refusal::BrokenBody,
             Refusal::BadSignature,
+            Refusal::SecretsUnavailable,
+            Refusal::UnknownApp,
             Refusal::Loop,
             Refusal::NotAWebhook,
             Refusal::NoTopic,

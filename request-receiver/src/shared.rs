@@ -6,6 +6,7 @@ use spillway_process::Background;
 use spillway_process::supervisor::Watchdog;
 
 use crate::admit::Admission;
+use crate::apps::Apps;
 use crate::closing::Closing;
 use crate::ignored::Ignored;
 use crate::metrics::ReceiverMetrics;
@@ -26,6 +27,8 @@ pub struct ShardContext {
     pub store: Store,
     /// The client secrets in force.
     pub secrets: Arc<ClientSecrets>,
+    /// Apps with secrets of their own.
+    pub apps: Option<Arc<Apps>>,
     /// Webhooks that are not stored.
     pub ignored: Arc<Ignored>,
     /// Shops that take too much of the queue.

@@ -18,7 +18,7 @@ pub mod looks;
 pub mod mode;
 pub mod safety;
 #[cfg(test)]
-mod simulation;
+pub(crate) mod simulation;
 pub mod watch;
 
 use std::convert::Infallible;

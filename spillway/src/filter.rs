@@ -17,6 +17,10 @@ pub(crate) struct FilterArguments {
     #[arg(long)]
     pub topic: Option<String>,
 
+    /// Only webhooks for this app of APPS_FILE
+    #[arg(long)]
+    pub app: Option<String>,
+
     /// Only webhooks about this resource, such as product/12
     #[arg(long)]
     pub resource: Option<String>,
@@ -29,8 +33,8 @@ pub(crate) struct FilterArguments {
 impl FilterArguments {
     /// Converts the flags to a filter.
     pub(crate) fn filter(self) -> Filter {
-        let Self { shop, topic, resource, webhook_id } = self;
-        Filter { shop, topic, resource, webhook_id }
+        let Self { shop, topic, app, resource, webhook_id } = self;
+        Filter { shop, topic, app, resource, webhook_id }
     }
 }
 

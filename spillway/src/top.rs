@@ -233,7 +233,7 @@ fn text(
 /// True if a pause covers exactly what a row counts.
 fn is_of(pause: &Pause, by: By, name: &str) -> bool {
     let filter = &pause.filter;
-    if filter.webhook_id.is_some() {
+    if filter.webhook_id.is_some() || filter.app.is_some() {
         return false;
     }
     match by {

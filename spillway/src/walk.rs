@@ -14,6 +14,7 @@ use spillway_queue::lane::{ChunkId, LaneRow, StoredChunk};
 use spillway_queue::read::{ConsumerProgress, Entry, Replay, StreamReader};
 use spillway_queue::{Connection, QueueError, Redis, consumers, status};
 use spillway_webhook::pack::{Pack, View};
+use spillway_webhook::received::APP_HEADER;
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
 use spillway_webhook::{Chunk, Position, StreamId, WebhookId};
@@ -407,6 +408,7 @@ impl Met<'_> {
             id: self.id,
             shop: &self.shop(),
             topic: &self.topic(),
+            app: &text(self.view.value(APP_HEADER.as_str())),
             delivery_id: &self.delivery_id(),
             resource: || self.resource(),
         })

@@ -257,12 +257,14 @@ async fn work(time: Duration, workers: &Semaphore) {
 /// Sends the answer. Returns false if the connection must break.
 async fn answer(behaviour: Behaviour, outgoing: &mut OwnedWriteHalf) -> io::Result<bool> {
     match behaviour {
-        Behaviour::Answer { status, headers, .. } => {
-            let mut answer = format!("HTTP/1.1 {status} Told So\r\nContent-Length: 0\r\n");
+        Behaviour::Answer { status, headers, body, .. } => {
+            let length = body.len();
+            let mut answer = format!("HTTP/1.1 {status} Told So\r\nContent-Length: {length}\r\n");
             for (name, value) in headers {
                 answer.push_str(&format!("{name}: {value}\r\n"));
             }
             answer.push_str("\r\n");
+            answer.push_str(&body);
             outgoing.write_all(answer.as_bytes()).await?;
             Ok(true)
         }

@@ -13,6 +13,8 @@ pub enum Behaviour {
         after: Duration,
         /// Header lines such as Retry-After.
         headers: Vec<(&'static str, String)>,
+        /// Body.
+        body: String,
     },
     /// The connection is reset.
     Reset,
@@ -42,12 +44,17 @@ impl Behaviour {
 
     /// Answers with a status at once.
     pub fn status(status: u16) -> Self {
-        Self::Answer { status, after: Duration::ZERO, headers: Vec::new() }
+        Self::Answer { status, after: Duration::ZERO, headers: Vec::new(), body: String::new() }
     }
 
     /// Answers 200 after some time.
     pub fn slowly(after: Duration) -> Self {
-        Self::Answer { status: 200, after, headers: Vec::new() }
+        Self::Answer { status: 200, after, headers: Vec::new(), body: String::new() }
+    }
+
+    /// Answers 200 with this body after some time.
+    pub fn text(text: impl Into<String>, after: Duration) -> Self {
+        Self::Answer { status: 200, after, headers: Vec::new(), body: text.into() }
     }
 
     /// Adds a header line.

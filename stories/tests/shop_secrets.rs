@@ -1,11 +1,16 @@
-//! Shops with client secrets of their own: who may sign for whom, and the rotation of one secret.
+//! Shops with client secrets of their own, from a directory and from an endpoint: who may sign for
+//! whom, the rotation of a secret, an endpoint that is slow or down, strangers.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use stories::backend::Backend;
+use stories::behaviour::Behaviour;
 use stories::cell::Cell;
-use stories::client::post;
+use stories::client::{Connection, post};
 use stories::ledger::Event;
 use stories::report::say;
 use stories::shop;
@@ -94,4 +99,196 @@ async fn each_shop_is_signed_for_by_its_own_secret() {
     .await;
     post(address, &signed(1, 9, "new")).await.expect_stored();
     say(&format!("shop secrets: {shops} shops, all pairs of {SAMPLE}, one secret rotated"));
+}
+
+/// The endpoint that names secrets: a backend that answers by the path.
+struct Endpoint {
+    server: Backend,
+    told: Arc<Mutex<Told>>,
+}
+
+/// What the endpoint answers.
+#[derive(Default)]
+struct Told {
+    /// Answer for each shop's domain.
+    answers: HashMap<String, String>,
+    delay: Duration,
+    is_down: bool,
+    token: String,
+}
+
+impl Endpoint {
+    async fn start(token: &str) -> Self {
+        let told = Told { token: token.to_owned(), ..Told::default() };
+        let told = Arc::new(Mutex::new(told));
+        let server = Backend::start().await;
+        let answers = told.clone();
+        server.behave(move |asked| {
+            let told = answers.lock().expect("nobody panicked");
+            let bearer = format!("Bearer {}", told.token);
+            let shop = asked.target.strip_prefix("/shops/").and_then(|rest| rest.split('?').next());
+            match shop.and_then(|shop| told.answers.get(shop)) {
+                _ if told.is_down => Behaviour::status(500),
+                _ if asked.headers.text("Authorization") != Some(&bearer) => Behaviour::status(401),
+                Some(answer) => Behaviour::text(answer.clone(), told.delay),
+                None => Behaviour::status(404),
+            }
+        });
+        Self { server, told }
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut Told)) {
+        change(&mut self.told.lock().expect("nobody panicked"));
+    }
+
+    fn name(&self, shop: u64, secrets: &[&str]) {
+        let answer = serde_json::json!({ "secrets": secrets }).to_string();
+        self.tell(|told| {
+            told.answers.insert(shop::domain(shop), answer);
+        });
+    }
+
+    fn lookups(&self, shop: u64) -> usize {
+        let target = format!("/shops/{}?all", shop::domain(shop));
+        self.server.look(|asked| asked.iter().filter(|one| one.target == target).count())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endpoint_names_the_secrets_of_each_shop() {
+    const SHOPS: u64 = 20;
+    let cell = Cell::half();
+    let _redis = cell.redis(&[]).await;
+    let endpoint = Endpoint::start("letter").await;
+    for shop in 1..=SHOPS {
+        endpoint.name(shop, &[&secret(shop)]);
+    }
+    // Other forms of an answer.
+    endpoint.tell(|told| {
+        told.answers.insert(shop::domain(2), format!("{}\nolder\n", secret(2)));
+        told.answers.insert(shop::domain(3), format!("[\"{}\"]", secret(3)));
+        told.answers.insert(shop::domain(4), format!("\"{}\"", secret(4)));
+        told.delay = Duration::from_millis(300);
+    });
+    let token = cell.directory().join("token");
+    fs::write(&token, "letter\n").expect("write the token");
+    let url = format!("{}/shops/{{shop}}?all", endpoint.server.url());
+    let receiver = cell
+        .receiver(&[
+            ("SHOP_SECRETS_URL", url.as_str()),
+            ("SHOP_SECRETS_TOKEN_FILE", token.to_str().expect("a path in UTF-8")),
+            ("SHOP_SECRETS_TTL", "2s"),
+            ("SHOP_SECRETS_RATE", "30"),
+        ])
+        .await;
+    let address = receiver.address();
+
+    // A hundred requests at once wait for one lookup.
+    let crowd: Vec<_> = (0..100)
+        .map(|number| {
+            tokio::spawn(async move { post(address, &signed(1, number, &secret(1))).await })
+        })
+        .collect();
+    for sent in crowd {
+        sent.await.expect("it was sent").expect_stored();
+    }
+    assert_eq!(endpoint.lookups(1), 1);
+    endpoint.tell(|told| told.delay = Duration::ZERO);
+    for claimed in 1..=SHOPS {
+        for signer in 1..=SHOPS {
+            let answer = post(address, &signed(claimed, 200 + signer, &secret(signer))).await;
+            if claimed == signer {
+                answer.expect_stored();
+            } else {
+                answer.expect(401, "bad_signature");
+            }
+        }
+    }
+    post(address, &signed(2, 300, "older")).await.expect_stored();
+    // The app's secret is valid for all.
+    let event = Event { resource: 99, sequence: 1 };
+    post(address, &shop::webhook(99, "products/update", event)).await.expect_stored();
+    post(address, &signed(98, 1, &secret(98))).await.expect(401, "bad_signature");
+
+    // A secret that is replaced without a transition: the first webhook that it signs is taken.
+    endpoint.name(1, &["new"]);
+    post(address, &signed(1, 400, "new")).await.expect_stored();
+    post(address, &signed(1, 401, &secret(1))).await.expect(401, "bad_signature");
+
+    // The endpoint fails for longer than an answer is valid.
+    endpoint.tell(|told| told.is_down = true);
+    for number in 0..40 {
+        for shop in 2..=SHOPS {
+            post(address, &signed(shop, 500 + number, &secret(shop))).await.expect_stored();
+        }
+        post(address, &signed(97, 500 + number, &secret(97)))
+            .await
+            .expect(503, "secrets_unavailable");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(receiver.metric("spillway_stale_secrets_total").await > Some(0.0));
+    endpoint.tell(|told| told.is_down = false);
+
+    // The token is replaced.
+    endpoint.tell(|told| told.token = "other letter".to_owned());
+    fs::write(&token, "other letter").expect("write the token");
+    receiver.sighup();
+    endpoint.name(96, &["late"]);
+    until("the endpoint takes the new token", SOON, async || {
+        post(address, &signed(96, 600, "late")).await.status == 200
+    })
+    .await;
+    let failed =
+        || async { receiver.metric(r#"spillway_secret_lookups_total{outcome="failed"}"#).await };
+    let before = failed().await;
+    endpoint.name(5, &["new"]);
+    post(address, &signed(5, 601, "new")).await.expect_stored();
+    assert_eq!(failed().await, before);
+}
+
+/// Shops that a stranger names.
+const NAMED: u64 = 3_000;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_who_names_many_shops_makes_few_lookups() {
+    let cell = Cell::half();
+    let _redis = cell.redis(&[]).await;
+    let endpoint = Endpoint::start("letter").await;
+    endpoint.name(1, &[&secret(1)]);
+    let token = cell.directory().join("token");
+    fs::write(&token, "letter").expect("write the token");
+    let url = format!("{}/shops/{{shop}}?all", endpoint.server.url());
+    let receiver = cell
+        .receiver(&[
+            ("SHOP_SECRETS_URL", url.as_str()),
+            ("SHOP_SECRETS_TOKEN_FILE", token.to_str().expect("a path in UTF-8")),
+            ("SHOP_SECRETS_TTL", "1s"),
+            ("SHOP_SECRETS_RATE", "10"),
+        ])
+        .await;
+    let address = receiver.address();
+    post(address, &signed(1, 1, &secret(1))).await.expect_stored();
+    let began = std::time::Instant::now();
+    let mut connection = Connection::to(address).await;
+    for shop in 1_000..1_000 + NAMED {
+        let status = connection.post(&signed(shop, 1, "guess")).await.status;
+        assert!(matches!(status, 401 | 503), "{status}");
+        if shop % 50 == 0 {
+            post(address, &signed(1, shop, &secret(1))).await.expect_stored();
+            post(address, &signed(1, shop, "guess")).await.expect(401, "bad_signature");
+        }
+    }
+    let seconds = began.elapsed().as_secs() + 1;
+    let strangers = endpoint.server.count() - endpoint.lookups(1);
+    assert!(strangers >= 100, "{strangers} lookups");
+    assert!(strangers as u64 <= 100 + 10 * seconds, "{strangers} lookups in {seconds} s");
+    say(&format!(
+        "shop secrets: {NAMED} shops named by a stranger, {strangers} lookups in {seconds} s"
+    ));
+    // They are forgotten.
+    until("only the known shop is remembered", SOON, async || {
+        post(address, &signed(1, 2, &secret(1))).await.expect_stored();
+        receiver.metric("spillway_secret_shops").await <= Some(1.0)
+    })
+    .await;
 }

@@ -2,7 +2,7 @@
 //!
 //! Every header that describes the webhook is kept. Left out are the headers of the connection (RFC
 //! 9110, section 7.6.1), those of the body's framing, and any `Spillway-*` header, which only a
-//! downstreamer may set.
+//! downstreamer may set. The receiver alone sets [`APP_HEADER`], which is kept.
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName};
@@ -23,6 +23,9 @@ pub struct Webhook {
 
 /// Prefix of the headers that only Spillway sets.
 pub const OWN_HEADER_PREFIX: &str = "spillway-";
+
+/// Header with the name of the app that a webhook is for, where a receiver serves several.
+pub const APP_HEADER: HeaderName = HeaderName::from_static("spillway-app");
 
 /// True if `name` describes the connection or the framing rather than the webhook.
 pub fn is_connection_bound(name: &HeaderName) -> bool {
@@ -47,9 +50,11 @@ impl Webhook {
         self.headers
             .iter()
             .filter(move |(name, _)| {
-                !is_connection_bound(name)
-                    && !name.as_str().starts_with(OWN_HEADER_PREFIX)
-                    && !named_by_connection.iter().any(|token| token == name.as_str())
+                let is_own = name.as_str().starts_with(OWN_HEADER_PREFIX);
+                **name == APP_HEADER
+                    || !is_connection_bound(name)
+                        && !is_own
+                        && !named_by_connection.iter().any(|token| token == name.as_str())
             })
             .map(|(name, value)| (name, value.as_bytes()))
     }
@@ -110,5 +115,8 @@ mod tests {
     #[test]
     fn our_own_headers_are_never_taken_from_outside() {
         assert_eq!(kept(&[("spillway-attempt", "9"), ("x-spillway", "fine")]), ["x-spillway=fine"]);
+        let named =
+            [("connection", "spillway-app, x-own"), ("spillway-app", "one"), ("x-own", "1")];
+        assert_eq!(kept(&named), ["spillway-app=one"]);
     }
 }

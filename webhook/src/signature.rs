@@ -1,6 +1,6 @@
 //! Signature of a webhook: HMAC-SHA256 of the raw body with the app's client secret as the key.
 //!
-//! Invariant: only [`Secrets::verify`] and [`Secrets::verify_in_pieces`] build a [`Verified`], and
+//! Invariant: only [`Secrets::check`] and [`Secrets::check_in_pieces`] build a [`Verified`], and
 //! only a `Verified` can be stored. The comparison runs on the decoded 32 bytes in constant time
 //! (equality of the `hmac` crate's `CtOutput`). Secrets are wiped from memory when dropped and are
 //! never printed.
@@ -35,6 +35,15 @@ pub struct Verified<T> {
     secret: usize,
 }
 
+/// Outcome of a check: the webhook, with or without a valid signature.
+#[derive(Debug)]
+pub enum Checked {
+    /// One of the secrets made the signature.
+    Verified(Verified<Webhook>),
+    /// None of them did, or the signature is missing or malformed.
+    Unverified(Webhook),
+}
+
 /// Client secrets of one app. Any of them may have signed a webhook.
 pub struct Secrets {
     keyed: Vec<Hmac<Sha256>>,
@@ -60,6 +69,19 @@ impl<T> Verified<T> {
     /// Takes the verified value out.
     pub fn into_inner(self) -> T {
         self.value
+    }
+}
+
+impl Checked {
+    /// Drops a webhook without a valid signature.
+    ///
+    /// # Errors
+    /// [`BadSignature`] in its place.
+    pub fn verified(self) -> Result<Verified<Webhook>, BadSignature> {
+        match self {
+            Self::Verified(verified) => Ok(verified),
+            Self::Unverified(_) => Err(BadSignature),
+        }
     }
 }
 
@@ -91,34 +113,38 @@ impl Secrets {
 
     /// Checks the webhook's body against its signature header.
     ///
-    /// # Errors
-    /// [`BadSignature`] unless the signature header of the webhook's family holds 32 bytes in padded
-    /// standard base64 that equal the tag of the body under one of the secrets. A header given twice
-    /// is ambiguous, so it counts as malformed. The body is hashed at most once for each secret, and
-    /// not at all if the header is malformed.
-    pub fn verify(&self, webhook: Webhook) -> Result<Verified<Webhook>, BadSignature> {
-        let claimed = claimed_tag(&webhook.headers)?;
+    /// It is verified only if the signature header of its family holds 32 bytes in padded standard
+    /// base64 that equal the tag of the body under one of the secrets. A header given twice is
+    /// ambiguous, so it counts as malformed. The body is hashed at most once for each secret, and not
+    /// at all if the header is malformed.
+    pub fn check(&self, webhook: Webhook) -> Checked {
+        let Ok(claimed) = claimed_tag(&webhook.headers) else {
+            return Checked::Unverified(webhook);
+        };
         let mut tags = self.keyed.iter().map(|keyed| tag(begin(keyed), &webhook.body));
         match tags.position(|tag| tag == claimed) {
-            Some(secret) => Ok(Verified { value: webhook, secret }),
-            None => Err(BadSignature),
+            Some(secret) => Checked::Verified(Verified { value: webhook, secret }),
+            None => Checked::Unverified(webhook),
         }
     }
 
-    /// Does the same as [`verify`](Self::verify) for a large body: calls `pause` between pieces of
-    /// 256 KiB, so that other tasks of the same thread can run.
+    /// Does the same as [`check`](Self::check), and drops what is not verified.
     ///
     /// # Errors
-    /// As [`verify`](Self::verify).
-    pub async fn verify_in_pieces<P>(
-        &self,
-        webhook: Webhook,
-        pause: impl Fn() -> P,
-    ) -> Result<Verified<Webhook>, BadSignature>
+    /// [`BadSignature`] in its place.
+    pub fn verify(&self, webhook: Webhook) -> Result<Verified<Webhook>, BadSignature> {
+        self.check(webhook).verified()
+    }
+
+    /// Does the same as [`check`](Self::check) for a large body: calls `pause` between pieces of
+    /// 256 KiB, so that other tasks of the same thread can run.
+    pub async fn check_in_pieces<P>(&self, webhook: Webhook, pause: impl Fn() -> P) -> Checked
     where
         P: Future<Output = ()>,
     {
-        let claimed = claimed_tag(&webhook.headers)?;
+        let Ok(claimed) = claimed_tag(&webhook.headers) else {
+            return Checked::Unverified(webhook);
+        };
         for (secret, keyed) in self.keyed.iter().enumerate() {
             let mut mac = begin(keyed);
             let mut pieces = webhook.body.chunks(PIECE_BYTES).peekable();
@@ -129,10 +155,10 @@ impl Secrets {
                 }
             }
             if mac.finalize() == claimed {
-                return Ok(Verified { value: webhook, secret });
+                return Checked::Verified(Verified { value: webhook, secret });
             }
         }
-        Err(BadSignature)
+        Checked::Unverified(webhook)
     }
 }
 
@@ -261,11 +287,12 @@ mod tests {
         let found = secrets.verify(webhook(body, headers)).ok().map(|verified| verified.secret());
         let hashed = HASH_RUNS.get() - before;
         let pause = || std::future::ready(());
-        let pieces = pin!(secrets.verify_in_pieces(webhook(body, headers), pause));
+        let pieces = pin!(secrets.check_in_pieces(webhook(body, headers), pause));
         let Poll::Ready(same) = pieces.poll(&mut Context::from_waker(Waker::noop())) else {
             panic!("a pause that takes no time kept it waiting");
         };
-        assert_eq!(same.ok().map(|verified| verified.secret()), found, "in pieces: {headers:?}");
+        let same = same.verified().ok().map(|verified| verified.secret());
+        assert_eq!(same, found, "in pieces: {headers:?}");
         assert_eq!(HASH_RUNS.get() - before, 2 * hashed, "in pieces: {headers:?}");
         (found, hashed)
     }
@@ -305,9 +332,9 @@ mod tests {
                 std::future::ready(())
             };
             let signed = webhook(body, &[(EVENT, &signature)]);
-            let mut checked = pin!(signer.verify_in_pieces(signed, pause));
+            let mut checked = pin!(signer.check_in_pieces(signed, pause));
             let checked = checked.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-            assert!(matches!(checked, Poll::Ready(Ok(_))), "{bytes}");
+            assert!(matches!(checked, Poll::Ready(Checked::Verified(_))), "{bytes}");
             assert_eq!(paused.get(), pauses, "{bytes}");
         }
     }

@@ -70,8 +70,9 @@ impl Bench {
             admission: Admission::new(settings.in_flight_bytes_max),
             store: store.clone(),
             secrets: Arc::new(
-                ClientSecrets::new(settings.secrets.clone()).expect("random numbers"),
+                ClientSecrets::new(settings.secrets.clone(), None).expect("random numbers"),
             ),
+            apps: None,
             ignored: Arc::default(),
             shares: Arc::default(),
             metrics: metrics.clone(),

@@ -20,10 +20,10 @@ fn setting(name: &str) -> Option<u64> {
 }
 
 /// Small generator: the same numbers for the same seed.
-pub(super) struct Random(u64);
+pub(crate) struct Random(pub u64);
 
 impl Random {
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -32,12 +32,12 @@ impl Random {
     }
 
     /// A number below `count`.
-    pub(super) fn below(&mut self, count: usize) -> usize {
+    pub(crate) fn below(&mut self, count: usize) -> usize {
         usize::try_from(self.next() % count as u64).expect("it is smaller than a usize")
     }
 
     /// True `of_thousand` times in a thousand.
-    pub(super) fn chance(&mut self, of_thousand: u64) -> bool {
+    pub(crate) fn chance(&mut self, of_thousand: u64) -> bool {
         self.next() % 1000 < of_thousand
     }
 }

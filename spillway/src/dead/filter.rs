@@ -3,6 +3,9 @@
 use clap::Args;
 use spillway_queue::controls;
 use spillway_queue::dead::DeadLetter;
+use spillway_webhook::pack::Pack;
+use spillway_webhook::received::APP_HEADER;
+use spillway_webhook::shopify::Headers;
 use spillway_webhook::{WebhookId, freshness};
 
 use crate::failure::Failure;
@@ -81,17 +84,26 @@ impl DeadFilter {
 
     /// True if this dead letter matches.
     pub(super) fn matches(&self, letter: &DeadLetter) -> bool {
+        let app = self.which.app.as_ref().map(|_| app_of(letter)).unwrap_or_default();
         self.id.is_none_or(|id| id == letter.webhook)
             && self.which.matches(controls::WebhookFacts {
                 id: letter.webhook,
                 shop: &letter.shop,
                 topic: &letter.topic,
+                app: &app,
                 delivery_id: &letter.delivery_id,
                 resource: || letter.resource.clone(),
             })
             && self.since_ms.is_none_or(|since| letter.id.ms >= since)
             && !self.is_past(letter)
     }
+}
+
+/// App of a dead letter, from its headers; empty if it has none.
+fn app_of(letter: &DeadLetter) -> String {
+    let Ok(pack) = Pack::decode(&letter.pack) else { return String::new() };
+    let view = pack.view(0);
+    String::from_utf8_lossy(view.value(APP_HEADER.as_str()).unwrap_or_default()).into_owned()
 }
 
 /// Parses an RFC 3339 time, or a duration before now, into milliseconds since the Unix epoch.

@@ -1,4 +1,4 @@
-//! A simulated backend. It answers every POST after a delay, with a bounded number at a time, as an
+//! A simulated backend. It answers every request after a delay, with a bounded number at a time, as an
 //! app server with that many workers does. `/stats` reports the received webhooks, their delays and
 //! their order.
 
@@ -13,7 +13,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use clap::Parser;
@@ -24,7 +24,7 @@ use crate::seen::Seen;
 /// Default of the receiver.
 const BODY_BYTES_MAX: usize = 16 << 20;
 
-/// Answers every POST after a delay. GET /stats reports the requests, DELETE /stats resets the
+/// Answers every request after a delay. GET /stats reports the requests, DELETE /stats resets the
 /// figures.
 #[derive(Parser)]
 struct Options {
@@ -40,6 +40,12 @@ struct Options {
     /// Status of the answers.
     #[arg(long, default_value = "200")]
     status: StatusCode,
+    /// Body of the answers.
+    #[arg(long, default_value = "")]
+    answer: String,
+    /// Beginning of the paths that it knows; others are answered 404.
+    #[arg(long, default_value = "/")]
+    only: String,
     /// Domain of a shop whose webhooks are counted separately.
     #[arg(long)]
     flooding_shop: Option<String>,
@@ -49,6 +55,8 @@ struct Backend {
     workers: Semaphore,
     delay: Duration,
     status: StatusCode,
+    answer: Bytes,
+    only: String,
     seen: Mutex<Seen>,
 }
 
@@ -62,6 +70,8 @@ async fn main() -> anyhow::Result<()> {
         workers: Semaphore::new(options.workers as usize),
         delay: options.delay,
         status: options.status,
+        answer: options.answer.into(),
+        only: options.only,
         seen: Mutex::new(Seen::nothing(options.flooding_shop)),
     };
     let router = Router::new()
@@ -72,13 +82,21 @@ async fn main() -> anyhow::Result<()> {
     axum::serve(listener, router).await.context("cannot serve")
 }
 
-async fn work(State(backend): State<Arc<Backend>>, headers: HeaderMap, body: Bytes) -> StatusCode {
+async fn work(
+    State(backend): State<Arc<Backend>>,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> (StatusCode, Bytes) {
     let _worker = backend.workers.acquire().await.expect("BUG: it is never closed");
     if !backend.delay.is_zero() {
         tokio::time::sleep(backend.delay).await;
     }
     backend.seen().note(&headers, body.len());
-    backend.status
+    if !uri.path().starts_with(&backend.only) {
+        return (StatusCode::NOT_FOUND, Bytes::new());
+    }
+    (backend.status, backend.answer.clone())
 }
 
 async fn stats(State(backend): State<Arc<Backend>>) -> impl IntoResponse {

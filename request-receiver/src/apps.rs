@@ -1,0 +1,510 @@
+//! Several apps in one receiver: `APPS_FILE`, a TOML file that names each app's path or host, its
+//! secrets, and what it takes.
+//!
+//! A webhook is for the app whose path and host it was sent to, and only this app's secrets verify it.
+//! The app's name is stored with the webhook.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use http::header::HOST;
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue};
+use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use serde::Deserialize;
+use spillway_process::Checker;
+use spillway_process::settings::read_secrets;
+use spillway_webhook::received::APP_HEADER;
+use spillway_webhook::{Secrets, Verified, Webhook};
+use zeroize::Zeroizing;
+
+use crate::inspect::InspectionRules;
+use crate::metrics::add;
+use crate::reply::Refusal;
+use crate::secrets::check;
+use crate::settings::{AGE_RANGE, body_kinds};
+
+/// Most apps of a file. Each is a value of a label.
+const APPS_MAX: usize = 200;
+/// Longest name of an app.
+const NAME_BYTES_MAX: usize = 64;
+
+/// An app, and what a webhook for it must fulfil.
+pub struct App {
+    /// Name, as a header's value.
+    pub name: HeaderValue,
+    /// Any of them verifies a signature.
+    secrets: Secrets,
+    /// Rules for its webhooks.
+    pub rules: InspectionRules,
+    /// A counter for each secret.
+    matches: Vec<IntCounter>,
+    paths: Vec<PathPattern>,
+    hosts: Vec<String>,
+}
+
+/// The apps in force, and the file from which they are read again.
+pub struct Apps {
+    in_force: ArcSwap<Vec<Arc<App>>>,
+    settings: AppSettings,
+    /// The receiver has secrets of its own, for webhooks that are for none of the apps.
+    has_default: bool,
+    requests: IntCounterVec,
+    matches: IntCounterVec,
+}
+
+/// Settings of the apps.
+#[derive(Debug, Clone)]
+pub struct AppSettings {
+    /// The file.
+    pub file: PathBuf,
+    /// Rules of an app that names none.
+    pub rules: InspectionRules,
+}
+
+/// A path, or all paths with a prefix.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct PathPattern {
+    path: String,
+    is_prefix: bool,
+}
+
+/// The file as written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AppsFile {
+    #[serde(default, rename = "app")]
+    apps: Vec<WrittenApp>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenApp {
+    name: String,
+    #[serde(default)]
+    paths: Vec<String>,
+    #[serde(default)]
+    hosts: Vec<String>,
+    #[serde(default)]
+    secrets: Vec<Zeroizing<String>>,
+    secret_file: Option<PathBuf>,
+    body_kinds: Option<String>,
+    max_event_age: Option<String>,
+}
+
+impl Apps {
+    /// Reads the apps. `has_default`: the receiver has secrets of its own. `matches` counts webhooks
+    /// by the secret that signed them.
+    ///
+    /// # Errors
+    /// A sentence that names each mistake in the file.
+    pub fn new(
+        settings: AppSettings,
+        has_default: bool,
+        matches: IntCounterVec,
+        registry: &Registry,
+    ) -> Result<Self, String> {
+        let apps = counted(settings.read()?, &matches);
+        let requests = Opts::new("spillway_app_requests_total", "Requests by app of APPS_FILE.");
+        let requests = add(registry, IntCounterVec::new(requests, &["app", "outcome"]));
+        let in_force = ArcSwap::from_pointee(apps);
+        Ok(Self { in_force, settings, has_default, requests, matches })
+    }
+
+    /// App that a request with this head is for: the one with the exact path, else the longest
+    /// prefix, and among these the one that names the host. `None` if the receiver's own secrets
+    /// verify it.
+    ///
+    /// # Errors
+    /// [`Refusal::UnknownApp`] if it is for no app, and the receiver has no secrets of its own.
+    pub fn route(&self, head: &Parts) -> Result<Option<Arc<App>>, Refusal> {
+        let path = head.uri.path();
+        let host = host_of(head);
+        let apps = self.in_force.load();
+        let fitting = apps.iter().filter_map(|app| Some((app.fit(path, host)?, app)));
+        match fitting.max_by_key(|(fit, _)| *fit) {
+            Some((_, app)) => Ok(Some(app.clone())),
+            None if self.has_default => Ok(None),
+            None => Err(Refusal::UnknownApp),
+        }
+    }
+
+    /// Counts a request for an app.
+    pub fn count(&self, app: &App, outcome: &str) {
+        let name = app.name.to_str().unwrap_or_default();
+        self.requests.with_label_values(&[name, outcome]).inc();
+    }
+
+    /// Reads the file again. If it has a mistake, the apps stay as they were.
+    pub fn reload(&self) {
+        match self.settings.read() {
+            Ok(apps) => {
+                let count = apps.len();
+                self.in_force.store(Arc::new(counted(apps, &self.matches)));
+                tracing::info!(count, "apps read again");
+            }
+            Err(problem) => {
+                tracing::error!(%problem, "APPS_FILE could not be read again; the old apps stay in force");
+            }
+        }
+    }
+}
+
+fn counted(apps: Vec<App>, matches: &IntCounterVec) -> Vec<Arc<App>> {
+    let counters = |app: &App| {
+        let fingerprints = app.secrets.fingerprints().iter();
+        fingerprints.map(|label| matches.with_label_values(&[label])).collect()
+    };
+    apps.into_iter().map(|app| Arc::new(App { matches: counters(&app), ..app })).collect()
+}
+
+impl App {
+    /// Checks a webhook with the app's secrets.
+    ///
+    /// # Errors
+    /// [`Refusal::BadSignature`] if none of them made the signature.
+    pub async fn verify(&self, webhook: Webhook) -> Result<Verified<Webhook>, Refusal> {
+        let checked = check(&self.secrets, webhook).await;
+        let verified = checked.verified().map_err(|_| Refusal::BadSignature)?;
+        self.matches[verified.secret()].inc();
+        Ok(verified)
+    }
+
+    /// How well the app fits: its path exactly, length of the path, and whether its host is named.
+    /// `None` if it does not.
+    fn fit(&self, path: &str, host: &str) -> Option<(bool, usize, bool)> {
+        let names_host = !self.hosts.is_empty();
+        if names_host && !self.hosts.iter().any(|one| one.eq_ignore_ascii_case(host)) {
+            return None;
+        }
+        if self.paths.is_empty() {
+            return Some((false, 0, names_host));
+        }
+        let fits = self.paths.iter().filter(|one| one.matches(path));
+        fits.map(|one| (!one.is_prefix, one.path.len(), names_host)).max()
+    }
+}
+
+impl PathPattern {
+    fn parse(text: &str) -> Option<Self> {
+        let (path, is_prefix) = match text.strip_suffix('*') {
+            Some(path) => (path, true),
+            None => (text, false),
+        };
+        let is_path = path.starts_with('/') && !path.contains(['*', '?', '#', ' ']);
+        is_path.then(|| Self { path: path.to_owned(), is_prefix })
+    }
+
+    fn matches(&self, path: &str) -> bool {
+        if self.is_prefix { path.starts_with(&self.path) } else { path == self.path }
+    }
+}
+
+/// Host that a request names, without its port.
+fn host_of(head: &Parts) -> &str {
+    let named = head.headers.get(HOST).and_then(|host| host.to_str().ok());
+    // The target takes precedence (RFC 9112, section 3.2.2).
+    let host = head.uri.authority().map(http::uri::Authority::as_str).or(named).unwrap_or_default();
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+/// Names the app in the headers, in place of what the sender may have claimed.
+pub fn name_app(headers: &mut HeaderMap, app: Option<&App>) {
+    match app {
+        Some(app) => {
+            headers.insert(APP_HEADER, app.name.clone());
+        }
+        None => {
+            headers.remove(APP_HEADER);
+        }
+    }
+}
+
+impl AppSettings {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// A sentence that names each mistake in it.
+    pub fn read(&self) -> Result<Vec<App>, String> {
+        let file = self.file.display();
+        let text = std::fs::read_to_string(&self.file);
+        let text = Zeroizing::new(text.map_err(|error| format!("cannot read {file}: {error}"))?);
+        let written: AppsFile = toml::from_str(&text).map_err(|error| {
+            // Its own text would quote the line, which may hold a secret.
+            let line = error.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
+            format!("{file}, line {line}: {}", error.message())
+        })?;
+        let mut mistakes = FileMistakes { of: String::new(), found: Vec::new() };
+        let (mut names, mut routes) = (HashSet::new(), HashSet::new());
+        if written.apps.is_empty() || written.apps.len() > APPS_MAX {
+            mistakes.found.push(format!("it must hold 1 to {APPS_MAX} [[app]]"));
+        }
+        let mut apps = Vec::new();
+        for app in written.apps {
+            mistakes.of.clone_from(&app.name);
+            if !names.insert(app.name.clone()) {
+                mistakes.note("is there twice");
+            }
+            let app = app.checked(self.rules, &mut mistakes);
+            for (host, path) in app.routes() {
+                if !routes.insert((host.clone(), path.clone())) {
+                    mistakes.note(&format!("shares {host}{path} with another app"));
+                }
+            }
+            apps.push(app);
+        }
+        let found = mistakes.found;
+        if found.is_empty() { Ok(apps) } else { Err(format!("{file}: {}", found.join("; "))) }
+    }
+}
+
+/// Mistakes in the file, each with the app's name.
+struct FileMistakes {
+    of: String,
+    found: Vec<String>,
+}
+
+impl FileMistakes {
+    fn note(&mut self, mistake: &str) {
+        self.found.push(format!("app {:?} {mistake}", self.of));
+    }
+}
+
+impl App {
+    /// Pairs of host and path, each of which only one app may have.
+    fn routes(&self) -> Vec<(String, String)> {
+        let any = [String::new()];
+        let hosts = if self.hosts.is_empty() { &any[..] } else { &self.hosts };
+        let paths = self.paths.iter();
+        let mut paths: Vec<_> = paths
+            .map(|one| format!("{}{}", one.path, if one.is_prefix { "*" } else { "" }))
+            .collect();
+        if paths.is_empty() {
+            paths.push("/*".to_owned());
+        }
+        let pairs = hosts.iter().flat_map(|host| paths.iter().map(move |path| (host, path)));
+        pairs.map(|(host, path)| (host.to_ascii_lowercase(), path.clone())).collect()
+    }
+}
+
+impl WrittenApp {
+    fn checked(self, mut rules: InspectionRules, mistakes: &mut FileMistakes) -> App {
+        let is_letter =
+            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        let length = self.name.len();
+        if !(1..=NAME_BYTES_MAX).contains(&length) || !self.name.bytes().all(is_letter) {
+            mistakes.note("must have a name of 1 to 64 letters, digits, -, _ or .");
+        }
+        if self.paths.is_empty() && self.hosts.is_empty() {
+            mistakes.note("needs paths or hosts");
+        }
+        let mut paths = Vec::new();
+        for path in &self.paths {
+            match PathPattern::parse(path) {
+                Some(pattern) => paths.push(pattern),
+                None => mistakes.note(&format!("has {path:?}, no path such as /hooks or /hooks/*")),
+            }
+        }
+        for host in self.hosts.iter().filter(|host| host.contains([':', '/', '*', ' '])) {
+            mistakes.note(&format!("has {host:?}, no host such as hooks.example, without a port"));
+        }
+        let mut checker = Checker::default();
+        if let Some(kinds) = &self.body_kinds {
+            rules.body_kinds = body_kinds(&mut checker, "body_kinds", kinds);
+        }
+        if let Some(age) = &self.max_event_age {
+            rules.window.age_max = checker.duration("max_event_age", age, AGE_RANGE);
+        }
+        if let Err(found) = checker.finish(()) {
+            mistakes.note(&format!("has {}", found.to_string().replace('\n', "; ")));
+        }
+        let secrets = self.secrets(mistakes);
+        App {
+            name: HeaderValue::from_str(&self.name).unwrap_or(HeaderValue::from_static("")),
+            secrets: Secrets::new(&secrets),
+            rules,
+            matches: Vec::new(),
+            paths,
+            hosts: self.hosts,
+        }
+    }
+
+    fn secrets(&self, mistakes: &mut FileMistakes) -> Vec<Zeroizing<String>> {
+        let secrets = match (&self.secret_file, &self.secrets[..]) {
+            (Some(file), []) => read_secrets(file),
+            (None, secrets) if secrets.iter().any(|secret| !secret.trim().is_empty()) => {
+                let trimmed = secrets.iter().map(|secret| Zeroizing::new(secret.trim().to_owned()));
+                Ok(trimmed.filter(|secret| !secret.is_empty()).collect())
+            }
+            _ => Err("needs either secrets or secret_file".to_owned()),
+        };
+        secrets.unwrap_or_else(|problem| {
+            mistakes.note(&problem);
+            Vec::new()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use http::Request;
+    use prometheus::Opts;
+    use spillway_webhook::freshness::FreshnessWindow;
+
+    use super::*;
+    use crate::settings::BodyKinds;
+
+    const SECOND: std::time::Duration = std::time::Duration::from_secs(1);
+
+    fn settings(file: &Path) -> AppSettings {
+        let window = FreshnessWindow { age_max: SECOND, skew_max: SECOND, required: false };
+        let body_kinds = BodyKinds { json: true, xml: true, any: false };
+        AppSettings { file: file.to_owned(), rules: InspectionRules { body_kinds, window } }
+    }
+
+    fn read(text: &str) -> Result<Vec<App>, String> {
+        let file = tempfile::NamedTempFile::new().expect("create a file");
+        std::fs::write(file.path(), text).expect("write the apps");
+        settings(file.path()).read()
+    }
+
+    fn apps(text: &str, has_default: bool) -> Apps {
+        let file = tempfile::NamedTempFile::new().expect("create a file");
+        std::fs::write(file.path(), text).expect("write the apps");
+        let matches = IntCounterVec::new(Opts::new("matches", "-"), &["secret"]).expect("valid");
+        Apps::new(settings(file.path()), has_default, matches, &Registry::new()).expect("right")
+    }
+
+    fn route(apps: &Apps, target: &str, host: &str) -> Result<String, Refusal> {
+        let request = Request::post(target).header(HOST, host).body(()).expect("well formed");
+        let app = apps.route(&request.into_parts().0)?;
+        Ok(app.map_or("-", |app| app.name.to_str().unwrap_or("?").to_owned().leak()).to_owned())
+    }
+
+    const THREE: &str = r#"
+        [[app]]
+        name = "exact"
+        paths = ["/hooks/a", "/other/*"]
+        secrets = ["one", "two"]
+
+        [[app]]
+        name = "prefix"
+        paths = ["/hooks/*"]
+        secrets = ["three"]
+        body_kinds = "xml"
+        max_event_age = "2h"
+
+        [[app]]
+        name = "host"
+        hosts = ["b.example"]
+        secrets = ["four"]
+    "#;
+
+    #[test]
+    fn the_most_exact_app_is_found() {
+        for has_default in [true, false] {
+            let apps = apps(THREE, has_default);
+            let to = |target: &str, host: &str| route(&apps, target, host);
+            assert_eq!(to("/hooks/a", "a.example").as_deref(), Ok("exact"));
+            assert_eq!(to("/hooks/a?x=1", "b.example:8080").as_deref(), Ok("exact"));
+            assert_eq!(to("/hooks/ab", "a.example").as_deref(), Ok("prefix"));
+            assert_eq!(to("/hooks/", "b.example").as_deref(), Ok("prefix"));
+            assert_eq!(to("/other/x", "").as_deref(), Ok("exact"));
+            assert_eq!(to("/", "B.example:443").as_deref(), Ok("host"));
+            assert_eq!(to("http://b.example/", "a.example").as_deref(), Ok("host"));
+            let nowhere = to("/", "a.example");
+            assert_eq!(
+                nowhere,
+                if has_default { Ok("-".into()) } else { Err(Refusal::UnknownApp) }
+            );
+        }
+    }
+
+    #[test]
+    fn an_app_has_rules_of_its_own_or_the_receiver_s() {
+        let apps = read(THREE).expect("it is right");
+        let rules: Vec<_> = apps.iter().map(|app| app.rules).collect();
+        assert!(rules[0].body_kinds.json && rules[0].window.age_max == SECOND);
+        assert!(!rules[1].body_kinds.json && rules[1].window.age_max == 7200 * SECOND);
+        assert_eq!(apps[0].secrets.fingerprints().len(), 2);
+    }
+
+    #[test]
+    fn every_mistake_is_named_and_no_secret() {
+        let wrong = r#"
+            [[app]]
+            name = "one"
+            paths = ["hooks", "/a*b"]
+            secrets = ["hush"]
+            secret_file = "/nowhere"
+
+            [[app]]
+            name = "one"
+            paths = ["/same"]
+            secret_file = "/nowhere"
+
+            [[app]]
+            name = "a space"
+            hosts = ["h:1"]
+            secrets = [" "]
+            body_kinds = "yaml"
+            max_event_age = "5"
+
+            [[app]]
+            name = "three"
+            paths = ["/same"]
+            secrets = ["hush"]
+
+            [[app]]
+            name = "four"
+            secrets = ["hush"]
+        "#;
+        let mistakes = read(wrong).err().expect("it is wrong");
+        for part in [
+            r#"app "one" has "hooks", no path"#,
+            r#"app "one" has "/a*b", no path"#,
+            r#"app "one" needs either secrets or secret_file"#,
+            r#"app "one" is there twice"#,
+            r#"app "one" cannot read /nowhere"#,
+            r#"app "a space" must have a name"#,
+            r#"app "a space" has "h:1", no host"#,
+            r#"app "a space" needs either secrets"#,
+            r#"app "a space" has body_kinds: "yaml""#,
+            r#"max_event_age: "5" is not a duration"#,
+            r#"app "three" shares /same"#,
+            r#"app "four" needs paths or hosts"#,
+        ] {
+            assert!(mistakes.contains(part), "{part}: {mistakes}");
+        }
+        assert!(!mistakes.contains("hush"), "{mistakes}");
+        let broken = read("[[app]]\nname = \"x\"\nsecrets = [\"hush\"").err().expect("it is wrong");
+        assert!(broken.contains(", line 3: ") && !broken.contains("hush"), "{broken}");
+        let unknown = read("[[app]]\nname = \"x\"\nsecret = \"hush\"").err().expect("it is wrong");
+        assert!(
+            unknown.contains("unknown field `secret`") && !unknown.contains("hush"),
+            "{unknown}"
+        );
+        assert!(read("").err().is_some_and(|mistake| mistake.contains("1 to 200")));
+    }
+
+    #[test]
+    fn a_name_that_the_sender_claims_is_replaced() {
+        let apps = read(THREE).expect("it is right");
+        let mut headers = HeaderMap::new();
+        headers.append(APP_HEADER, HeaderValue::from_static("claimed"));
+        headers.append(APP_HEADER, HeaderValue::from_static("twice"));
+        name_app(&mut headers, Some(&apps[1]));
+        let named: Vec<_> = headers.get_all(APP_HEADER).iter().collect();
+        assert_eq!(named, ["prefix"]);
+        name_app(&mut headers, None);
+        assert!(headers.is_empty());
+    }
+}

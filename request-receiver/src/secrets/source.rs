@@ -1,0 +1,473 @@
+//! Secrets by shop from an HTTP endpoint, `SHOP_SECRETS_URL`.
+//!
+//! [`cache`](super::cache) decides; this asks the endpoint and lets requests wait.
+
+use std::path::PathBuf;
+use std::str::from_utf8;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION};
+use http::{HeaderValue, Request, StatusCode};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, Registry};
+use rustls::crypto::ring;
+use spillway_process::error::chain;
+use spillway_process::settings::read_secrets;
+use spillway_webhook::shopify::Headers;
+use spillway_webhook::{Checked, Secrets, Verified, Webhook};
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use zeroize::Zeroizing;
+
+use super::cache::{Advice, Asked, CacheRules, Looked, SecretCache};
+use super::check;
+use crate::ignored::is_domain;
+use crate::metrics::{add, vec};
+use crate::reply::Refusal;
+
+/// Time for a lookup, less than `ACK_TIMEOUT` by default.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Lookups under way at once. More wait for a turn, a part of their time.
+const LOOKUPS_MAX: usize = 256;
+/// Largest answer.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
+/// Part of the URL that stands for the shop.
+const SHOP: &str = "{shop}";
+/// Least time between two log lines about lookups that failed.
+const LOG_EVERY: Duration = Duration::from_secs(10);
+
+/// Settings of the source.
+#[derive(Debug, Clone)]
+pub struct SourceSettings {
+    /// URL with `{shop}` in it.
+    pub url: String,
+    /// File with a bearer token, if any.
+    pub token_file: Option<PathBuf>,
+    /// Rules of the cache.
+    pub rules: CacheRules,
+}
+
+/// The endpoint, and what it has answered.
+pub struct SecretSource {
+    settings: SourceSettings,
+    client: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
+    authorization: ArcSwap<Option<HeaderValue>>,
+    cache: Mutex<SecretCache>,
+    start: Instant,
+    /// Something is due earlier than before.
+    rescheduled: Notify,
+    turns: Semaphore,
+    logged: Mutex<Option<Instant>>,
+    metrics: SourceMetrics,
+    /// Runtime of the lookups. Requests are handled by others, one for each core.
+    runtime: Handle,
+}
+
+/// Metrics of the source.
+#[derive(Debug)]
+struct SourceMetrics {
+    found: IntCounter,
+    unknown: IntCounter,
+    failed: IntCounter,
+    refused: IntCounter,
+    stale: IntCounter,
+    shops: IntGauge,
+}
+
+impl SourceSettings {
+    /// Checks the URL.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong.
+    pub fn check_url(url: &str) -> Result<(), String> {
+        const FORM: &str = "must be an http or https URL with {shop} in it, such as https://secrets.internal/{shop}";
+        let example = url.replacen(SHOP, "example.myshopify.com", 1);
+        let parsed: http::Uri = example.parse().map_err(|error| format!("{error}; it {FORM}"))?;
+        let is_http = matches!(parsed.scheme_str(), Some("http" | "https"));
+        let path = parsed.path_and_query().map(http::uri::PathAndQuery::as_str);
+        // In the host's place, a stranger would choose whom the token is sent to.
+        let is_in_path = path.is_some_and(|path| path.contains("example.myshopify.com"));
+        let authority = parsed.authority().map_or("", http::uri::Authority::as_str);
+        if authority.contains('@') {
+            return Err(
+                "must not hold a password: put a token into SHOP_SECRETS_TOKEN_FILE".to_owned()
+            );
+        }
+        if is_http && !authority.is_empty() && is_in_path && example != url {
+            Ok(())
+        } else {
+            Err(FORM.to_owned())
+        }
+    }
+
+    /// Reads the bearer token.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong.
+    pub fn read_token(&self) -> Result<Option<HeaderValue>, String> {
+        let Some(file) = &self.token_file else { return Ok(None) };
+        let tokens = read_secrets(file)?;
+        let [token] = &tokens[..] else {
+            return Err(format!("{} must hold one line", file.display()));
+        };
+        let text = Zeroizing::new(format!("Bearer {}", token.as_str()));
+        let mut value = HeaderValue::from_str(&text)
+            .map_err(|_| format!("{} holds no token: letters are not ASCII", file.display()))?;
+        value.set_sensitive(true);
+        Ok(Some(value))
+    }
+}
+
+impl SecretSource {
+    /// Makes a client for the endpoint. Lookups run on the runtime of the caller.
+    ///
+    /// # Errors
+    /// If the token can't be read, or the URL is https and this machine knows no certificate
+    /// authority.
+    pub fn new(settings: SourceSettings, registry: &Registry) -> anyhow::Result<Self> {
+        let authorization = settings.read_token().map_err(anyhow::Error::msg)?;
+        let https = if settings.url.starts_with("https:") {
+            HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider())?
+        } else {
+            tracing::warn!("SHOP_SECRETS_URL is http: secrets travel in clear");
+            let config =
+                rustls::ClientConfig::builder_with_provider(ring::default_provider().into())
+                    .with_safe_default_protocol_versions()?
+                    .with_root_certificates(rustls::RootCertStore::empty())
+                    .with_no_client_auth();
+            HttpsConnectorBuilder::new().with_tls_config(config)
+        };
+        let client = Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .build(https.https_or_http().enable_http1().build());
+        Ok(Self {
+            client,
+            authorization: ArcSwap::from_pointee(authorization),
+            cache: Mutex::new(SecretCache::new(settings.rules)),
+            start: Instant::now(),
+            rescheduled: Notify::new(),
+            turns: Semaphore::new(LOOKUPS_MAX),
+            logged: Mutex::new(None),
+            metrics: SourceMetrics::new(registry),
+            runtime: Handle::current(),
+            settings,
+        })
+    }
+
+    /// Checks the webhook with the secrets of its shop, which may have to be looked up first, until
+    /// `deadline`.
+    ///
+    /// # Errors
+    /// [`Refusal::BadSignature`] if none of them made the signature, and
+    /// [`Refusal::SecretsUnavailable`] if they can't be looked up.
+    pub async fn verify(
+        self: &Arc<Self>,
+        mut webhook: Webhook,
+        deadline: Instant,
+    ) -> Result<Verified<Webhook>, Refusal> {
+        let arrived = self.now();
+        let shop = from_utf8(webhook.headers.shop().unwrap_or_default()).ok();
+        let shop = shop.filter(|shop| is_domain(shop)).ok_or(Refusal::BadSignature)?;
+        let shop = shop.to_ascii_lowercase();
+        let mut tried = None;
+        loop {
+            let asked = match tried {
+                None => self.cache().ask(&shop, self.now()),
+                Some(tried) => self.cache().ask_again(&shop, tried, arrived, self.now()),
+            };
+            match self.begun(&shop, asked) {
+                Advice::Use(known) => {
+                    match check(&known.secrets, webhook).await {
+                        Checked::Verified(verified) => {
+                            self.metrics.stale.inc_by(u64::from(known.is_stale));
+                            return Ok(verified);
+                        }
+                        Checked::Unverified(back) => webhook = back,
+                    }
+                    tried = Some(known.asked);
+                }
+                Advice::Unknown => return Err(Refusal::BadSignature),
+                Advice::Wait(over) => {
+                    let waited = timeout_at(deadline, over.cancelled()).await;
+                    waited.map_err(|_| Refusal::SecretsUnavailable)?;
+                }
+                Advice::Unavailable => {
+                    self.metrics.refused.inc();
+                    return Err(Refusal::SecretsUnavailable);
+                }
+            }
+        }
+    }
+
+    /// Looks shops up again before their secrets are too old, and forgets those that are not used.
+    pub async fn keep(self: Arc<Self>) {
+        loop {
+            let due = self.cache().next_due();
+            let wait = async {
+                match due {
+                    Some(due) => sleep_until(self.start + due).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.rescheduled.notified() => {}
+                () = wait => {
+                    let begun = self.cache().due(self.now());
+                    for shop in begun {
+                        self.spawn_lookup(shop);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads the token again. If it can't be read, the old one stays.
+    pub fn reload(&self) {
+        match self.settings.read_token() {
+            Ok(authorization) => self.authorization.store(Arc::new(authorization)),
+            Err(problem) => {
+                tracing::error!(%problem, "SHOP_SECRETS_TOKEN_FILE could not be read again; the old token stays");
+            }
+        }
+    }
+
+    fn cache(&self) -> MutexGuard<'_, SecretCache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn begun(self: &Arc<Self>, shop: &str, asked: Asked) -> Advice {
+        if asked.begins_lookup {
+            self.spawn_lookup(shop.into());
+        }
+        asked.advice
+    }
+
+    fn spawn_lookup(self: &Arc<Self>, shop: Arc<str>) {
+        let source = self.clone();
+        self.runtime.spawn(async move {
+            let looked = timeout(LOOKUP_TIMEOUT, source.look_up(&shop)).await;
+            let looked = looked.unwrap_or_else(|_| {
+                Err(format!("no answer within {} s", LOOKUP_TIMEOUT.as_secs()))
+            });
+            let looked = looked.unwrap_or_else(|problem| {
+                source.log_failure(&shop, &problem);
+                Looked::Failed
+            });
+            source.metrics.looked(&looked);
+            let shops = {
+                let mut cache = source.cache();
+                cache.looked_up(&shop, looked, source.now());
+                cache.len()
+            };
+            source.metrics.shops.set(i64::try_from(shops).unwrap_or(i64::MAX));
+            source.rescheduled.notify_one();
+        });
+    }
+
+    async fn look_up(&self, shop: &str) -> Result<Looked, String> {
+        let _turn = self.turns.acquire().await.map_err(|error| error.to_string())?;
+        let url = self.settings.url.replacen(SHOP, shop, 1);
+        let mut request = Request::get(url).header(ACCEPT, "application/json, text/plain");
+        if let Some(authorization) = &**self.authorization.load() {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
+        let answer = self.client.request(request).await.map_err(|error| chain(&error))?;
+        let status = answer.status();
+        if matches!(status, StatusCode::NOT_FOUND | StatusCode::GONE) {
+            return Ok(Looked::Unknown);
+        }
+        if status != StatusCode::OK {
+            return Err(format!("it answered {}", status.as_u16()));
+        }
+        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| format!("its answer broke off or is too long: {error}"))?;
+        let secrets = parse(&body.to_bytes())?;
+        Ok(if secrets.is_empty() { Looked::Unknown } else { Looked::Found(Secrets::new(&secrets)) })
+    }
+
+    fn log_failure(&self, shop: &str, problem: &str) {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
+            *logged = Some(Instant::now());
+            tracing::error!(shop, problem, "secrets could not be looked up at SHOP_SECRETS_URL");
+        }
+    }
+}
+
+impl std::fmt::Debug for SecretSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SecretSource").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl SourceMetrics {
+    fn new(registry: &Registry) -> Self {
+        let lookups: IntCounterVec = vec(
+            registry,
+            "spillway_secret_lookups_total",
+            "Lookups of a shop's secrets at SHOP_SECRETS_URL; refused = none began, for want of SHOP_SECRETS_RATE or during the pause after a failure.",
+            "outcome",
+        );
+        let counter = |name, help| add(registry, IntCounter::new(name, help));
+        Self {
+            found: lookups.with_label_values(&["found"]),
+            unknown: lookups.with_label_values(&["unknown"]),
+            failed: lookups.with_label_values(&["failed"]),
+            refused: lookups.with_label_values(&["refused"]),
+            stale: counter(
+                "spillway_stale_secrets_total",
+                "Webhooks verified with secrets older than SHOP_SECRETS_TTL, while SHOP_SECRETS_URL fails.",
+            ),
+            shops: add(
+                registry,
+                IntGauge::new(
+                    "spillway_secret_shops",
+                    "Shops whose answer from SHOP_SECRETS_URL is remembered.",
+                ),
+            ),
+        }
+    }
+
+    fn looked(&self, looked: &Looked) {
+        match looked {
+            Looked::Found(_) => self.found.inc(),
+            Looked::Unknown => self.unknown.inc(),
+            Looked::Failed => self.failed.inc(),
+        }
+    }
+}
+
+/// An answer in JSON.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum SecretsAnswer {
+    One(Zeroizing<String>),
+    Several(Vec<Zeroizing<String>>),
+    Named { secrets: Vec<Zeroizing<String>> },
+}
+
+/// Parses an answer: JSON (a string, a list of strings, or an object with such a list as `secrets`),
+/// or one secret per line. Empty ones are left out.
+fn parse(body: &[u8]) -> Result<Vec<Zeroizing<String>>, String> {
+    let text = from_utf8(body).map_err(|_| "its answer is not UTF-8".to_owned())?.trim();
+    let secrets = if text.starts_with(['{', '[', '"']) {
+        // No part of the answer may get into a log.
+        let answer = serde_json::from_str(text).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            format!(r#"its answer, line {line}, column {column}, is not {{"secrets": ["…"]}}"#)
+        })?;
+        match answer {
+            SecretsAnswer::One(secret) => vec![secret],
+            SecretsAnswer::Several(secrets) | SecretsAnswer::Named { secrets } => secrets,
+        }
+    } else {
+        text.lines().map(|line| Zeroizing::new(line.trim().to_owned())).collect()
+    };
+    // A page that says what is wrong must not become secrets.
+    let is_secret =
+        |text: &str| !text.contains(|letter: char| letter.is_whitespace() || letter == '<');
+    if secrets.iter().any(|secret| !is_secret(secret)) {
+        return Err("its answer is neither JSON nor one secret per line".to_owned());
+    }
+    Ok(secrets.into_iter().filter(|secret| !secret.is_empty()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(body: &str) -> Result<Vec<String>, String> {
+        Ok(parse(body.as_bytes())?.iter().map(|secret| secret.to_string()).collect())
+    }
+
+    #[test]
+    fn an_answer_is_json_or_one_secret_per_line() {
+        for body in [
+            r#"{"secrets": ["a", "b"]}"#,
+            r#"{"shop": "x", "secrets": ["a", "", "b"]}"#,
+            r#"["a","b"]"#,
+            "a\nb\n",
+            "\r\n a \r\n\r\nb",
+        ] {
+            assert_eq!(texts(body).as_deref(), Ok(&["a".to_owned(), "b".to_owned()][..]), "{body}");
+        }
+        assert_eq!(texts(r#""a""#).as_deref(), Ok(&["a".to_owned()][..]));
+        for none in ["", "\n", "[]", r#"{"secrets":[]}"#] {
+            assert_eq!(texts(none).as_deref(), Ok(&[][..]), "{none}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_answer_is_a_failure_and_is_not_repeated() {
+        for body in [
+            "<html>hush</html>",
+            "no such shop: hush",
+            r#"{"secret": "hush"}"#,
+            r#"["hush", 1]"#,
+            r#"{"secrets": ["hush""#,
+        ] {
+            let problem = texts(body).expect_err(body);
+            assert!(problem.starts_with("its answer") && !problem.contains("hush"), "{problem}");
+        }
+        assert!(parse(b"\xff").is_err());
+    }
+
+    #[test]
+    fn a_url_names_the_shop_in_its_path_or_query() {
+        for right in [
+            "https://secrets.internal/{shop}",
+            "http://127.0.0.1:8080/secrets?shop={shop}&app=1",
+            "https://a/shops/{shop}/secrets",
+        ] {
+            assert_eq!(SourceSettings::check_url(right), Ok(()), "{right}");
+        }
+        for wrong in [
+            "https://secrets.internal/",
+            "https://{shop}/secrets",
+            "https://{shop}.internal/{shop}",
+            "ftp://a/{shop}",
+            "/secrets/{shop}",
+            "https://user:hush@a/{shop}",
+            "https://a/{shop} ",
+        ] {
+            let problem = SourceSettings::check_url(wrong).expect_err(wrong);
+            assert!(!problem.contains("hush"), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_one_line_and_is_not_printed() {
+        let file = tempfile::NamedTempFile::new().expect("create a file");
+        let rules = CacheRules {
+            ttl: Duration::from_secs(1),
+            stale_max: Duration::ZERO,
+            lookups_a_second: 1.0,
+            shops_max: 1,
+            is_early: true,
+        };
+        let token_file = Some(file.path().to_owned());
+        let settings = SourceSettings { url: "http://a/{shop}".to_owned(), token_file, rules };
+        std::fs::write(file.path(), "letter\n").expect("write the token");
+        let token = settings.read_token().expect("it is right").expect("there is one");
+        assert_eq!(token, "Bearer letter");
+        assert!(!format!("{token:?}").contains("letter"));
+        for wrong in ["", "one\ntwo", "le\u{1}tter"] {
+            std::fs::write(file.path(), wrong).expect("write the token");
+            assert!(settings.read_token().is_err(), "{wrong:?}");
+        }
+    }
+}
