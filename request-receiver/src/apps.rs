@@ -429,6 +429,27 @@ mod tests {
     }
 
     #[test]
+    fn of_an_app_with_several_paths_the_best_counts() {
+        let apps = apps(
+            r#"
+            [[app]]
+            name = "two"
+            paths = ["/a/*", "/a/b/c/*"]
+            secrets = ["one"]
+
+            [[app]]
+            name = "between"
+            paths = ["/a/b/*"]
+            secrets = ["two"]
+            "#,
+            false,
+        );
+        assert_eq!(route(&apps, "/a/b/c/d", "").as_deref(), Ok("two"));
+        assert_eq!(route(&apps, "/a/b/d", "").as_deref(), Ok("between"));
+        assert_eq!(route(&apps, "/a/d", "").as_deref(), Ok("two"));
+    }
+
+    #[test]
     fn an_app_has_rules_of_its_own_or_the_receiver_s() {
         let apps = read(THREE).expect("it is right");
         let rules: Vec<_> = apps.iter().map(|app| app.rules).collect();

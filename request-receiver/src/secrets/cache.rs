@@ -270,7 +270,6 @@ impl SecretCache {
         self.is_source_down = false;
         self.delay.observe(now.saturating_sub(lookup.began));
         entry.failures = 0;
-        entry.retry_at = Duration::ZERO;
         let is_found = secrets.is_some();
         let held = Held { secrets, asked: lookup.began, answered: now, is_used: false };
         let ends = now + self.rules.ttl_of(&held);
