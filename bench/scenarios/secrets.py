@@ -165,7 +165,8 @@ def attacked(campaign, kind, script):
         finally:
             out = stranger.communicate(timeout=60)[0]
         took = time.monotonic() - begun
-        unknown = servers.counter(child.admin, "spillway_secret_lookups_total", '"unknown"')
+        unknown = sum(servers.counter(child.admin, "spillway_secret_lookups_total", f'"{outcome}"')
+                      for outcome in ("unknown", "failed"))
         grown = machine.resident_bytes(child.pid) - memory
     named = next(int(line.split()[0]) for line in out.splitlines() if " requests in " in line)
     return {"p50_ms": p_ms(hits, 50), "p99_ms": p_ms(hits, 99), "named": named,

@@ -12,6 +12,7 @@ use rdkafka::message::{Header, OwnedHeaders};
 use spillway_webhook::WebhookId;
 use spillway_webhook::freshness::{millis, rfc3339};
 use spillway_webhook::pack::View;
+use spillway_webhook::received::APP_HEADER;
 use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
 
@@ -19,7 +20,7 @@ use crate::key;
 use crate::settings::{Format, Key};
 
 /// Record headers in addition to those of a request.
-const OWN_HEADERS: usize = 3;
+const OWN_HEADERS: usize = 4;
 
 /// Builds records.
 pub(crate) struct Encoder {
@@ -83,6 +84,12 @@ impl Encoder {
             Format::CloudEvents => {
                 (cloudevents::headers(webhook, &self.text, resource.as_ref()), webhook.body)
             }
+        };
+        // Raw records have it among the headers of the request.
+        let app = webhook.value(APP_HEADER.as_str()).filter(|_| self.format != Format::Raw);
+        let headers = match app {
+            Some(app) => headers.insert(Header { key: APP_HEADER.as_str(), value: Some(app) }),
+            None => headers,
         };
         Encoded {
             key: &self.key,
@@ -170,6 +177,22 @@ mod tests {
             .iter()
             .map(|header| (header.key.to_owned(), header.value.unwrap_or_default().to_vec()))
             .collect()
+    }
+
+    #[test]
+    fn each_format_names_the_app_once() {
+        let sent: [(&str, &[u8]); 2] =
+            [("x-shopify-topic", b"products/update"), ("spillway-app", b"one")];
+        let pack = pack("/hooks", &sent, b"{}");
+        let view = pack.view(0);
+        for format in [Format::Raw, Format::Envelope, Format::CloudEvents] {
+            let mut encoder = Encoder::new(format, Key::Shop);
+            let encoded = encoder.encode(&view, id());
+            let all = headers_of(&encoded);
+            let named: Vec<_> = all.iter().filter(|(name, _)| name == "spillway-app").collect();
+            assert_eq!(named.len(), 1, "{format:?}");
+            assert_eq!(named[0].1, b"one");
+        }
     }
 
     #[test]

@@ -180,7 +180,8 @@ impl App {
             return None;
         }
         if self.paths.is_empty() {
-            return Some((false, 0, names_host));
+            // As good as `/*`.
+            return Some((false, 1, names_host));
         }
         let fits = self.paths.iter().filter(|one| one.matches(path));
         fits.map(|one| (!one.is_prefix, one.path.len(), names_host)).max()
@@ -238,7 +239,12 @@ impl AppSettings {
         let written: AppsFile = toml::from_str(&text).map_err(|error| {
             // Its own text would quote the line, which may hold a secret.
             let line = error.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
-            format!("{file}, line {line}: {}", error.message())
+            let is_about_keys = |what: &&str| error.message().starts_with(what);
+            let is_telling =
+                ["unknown field", "missing field"].iter().any(|what| is_about_keys(&what));
+            let problem =
+                if is_telling { error.message() } else { "is not as docs/shopify.md shows" };
+            format!("{file}, line {line}: {problem}")
         })?;
         let mut mistakes = FileMistakes { of: String::new(), found: Vec::new() };
         let (mut names, mut routes) = (HashSet::new(), HashSet::new());
@@ -450,6 +456,24 @@ mod tests {
     }
 
     #[test]
+    fn an_app_by_its_host_alone_is_before_one_with_all_paths() {
+        let two = r#"
+            [[app]]
+            name = "all"
+            paths = ["/*"]
+            secrets = ["one"]
+
+            [[app]]
+            name = "host"
+            hosts = ["a.example"]
+            secrets = ["two"]
+        "#;
+        let apps = apps(two, false);
+        assert_eq!(route(&apps, "/a", "a.example").as_deref(), Ok("host"));
+        assert_eq!(route(&apps, "/a", "b.example").as_deref(), Ok("all"));
+    }
+
+    #[test]
     fn an_app_has_rules_of_its_own_or_the_receiver_s() {
         let apps = read(THREE).expect("it is right");
         let rules: Vec<_> = apps.iter().map(|app| app.rules).collect();
@@ -513,6 +537,8 @@ mod tests {
             unknown.contains("unknown field `secret`") && !unknown.contains("hush"),
             "{unknown}"
         );
+        let no_list = read("[[app]]\nname = \"x\"\nsecrets = \"hush\"").err().expect("it is wrong");
+        assert!(no_list.contains("line 3") && !no_list.contains("hush"), "{no_list}");
         assert!(read("").err().is_some_and(|mistake| mistake.contains("1 to 200")));
     }
 

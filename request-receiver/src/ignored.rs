@@ -110,8 +110,12 @@ pub fn read_shops(file: &Path) -> Result<HashSet<Box<str>>, String> {
 
 /// True for the domain of a shop.
 pub fn is_domain(text: &str) -> bool {
-    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
-    text.len() <= 253 && text.contains('.') && text.bytes().all(is_letter)
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let is_label = |label: &str| {
+        let is_whole = !label.is_empty() && !label.starts_with('-') && !label.ends_with('-');
+        is_whole && label.bytes().all(is_letter)
+    };
+    text.len() <= 253 && text.contains('.') && text.split('.').all(is_label)
 }
 
 #[cfg(test)]

@@ -14,9 +14,9 @@ use std::io::Read as _;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use http::HeaderMap;
 use prometheus::{IntCounter, IntCounterVec, Opts};
 use spillway_process::settings::read_secrets;
-use spillway_webhook::shopify::Headers;
 use spillway_webhook::{Checked, Secrets, Verified, Webhook};
 use tokio::task::yield_now;
 use tokio::time::Instant;
@@ -33,6 +33,8 @@ pub const HASHED_AT_ONCE_BYTES_MAX: usize = 1 << 20;
 
 /// Label of webhooks that a shop's own secret signed.
 const SHOP_LABEL: &str = "shop";
+/// Headers that name the shop, of both families.
+const SHOP_HEADERS: [&str; 2] = ["x-shopify-shop-domain", "shopify-shop-domain"];
 /// Bytes of the secret that nobody knows.
 const UNKNOWN_BYTES: u64 = 32;
 
@@ -128,6 +130,9 @@ impl ClientSecrets {
             source.reload();
         }
         let has_files = self.configured.file.is_some() || self.configured.shops_directory.is_some();
+        if !has_files && self.source.is_some() {
+            return;
+        }
         if !has_files {
             tracing::info!("told to read the secrets again, and they came from the environment");
             return;
@@ -183,8 +188,8 @@ impl SecretsInForce {
         if self.shops.is_empty() {
             return &self.app;
         }
-        let shop = std::str::from_utf8(webhook.headers.shop().unwrap_or_default());
-        shop.ok().and_then(|shop| self.shops.get(shop)).unwrap_or(&self.app)
+        let shop = claimed_shop(&webhook.headers);
+        shop.and_then(|shop| self.shops.get(shop)).unwrap_or(&self.app)
     }
 
     fn count(&self, secret: usize) {
@@ -195,6 +200,15 @@ impl SecretsInForce {
     fn fingerprints(&self) -> &[String] {
         &self.app.fingerprints()[..self.matches.len()]
     }
+}
+
+/// Shop that all headers for it claim. `None` if they differ: the backend might read another one
+/// than is checked here.
+fn claimed_shop(headers: &HeaderMap) -> Option<&str> {
+    let mut claims = SHOP_HEADERS.iter().flat_map(|name| headers.get_all(*name));
+    let first = claims.next()?;
+    let is_one = claims.all(|other| other == first);
+    first.to_str().ok().filter(|_| is_one)
 }
 
 /// Checks a webhook. A large body is hashed in pieces.
@@ -220,7 +234,6 @@ mod tests {
 
     use bytes::Bytes;
     use futures_util::FutureExt;
-    use http::HeaderMap;
     use http::uri::PathAndQuery;
 
     use super::*;
@@ -300,6 +313,21 @@ mod tests {
             let checked = of_body(body.clone(), &one, signed_with);
             let verified = secrets.verify(checked, Instant::now()).await;
             assert_eq!(verified.is_ok(), is_good, "{signed_with}");
+        }
+    }
+
+    #[test]
+    fn a_shop_that_is_claimed_twice_is_none() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(claimed_shop(&headers), None);
+        for name in SHOP_HEADERS {
+            headers.append(name, "a.myshopify.com".parse().expect("a header value"));
+            assert_eq!(claimed_shop(&headers), Some("a.myshopify.com"));
+        }
+        for name in SHOP_HEADERS {
+            let mut headers = headers.clone();
+            headers.append(name, "b.myshopify.com".parse().expect("a header value"));
+            assert_eq!(claimed_shop(&headers), None);
         }
     }
 

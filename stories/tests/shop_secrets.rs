@@ -240,9 +240,15 @@ async fn an_endpoint_names_the_secrets_of_each_shop() {
     .await;
     let failed =
         || async { receiver.metric(r#"spillway_secret_lookups_total{outcome="failed"}"#).await };
-    let before = failed().await;
     endpoint.name(5, &["new"]);
-    post(address, &signed(5, 601, "new")).await.expect_stored();
+    until("the endpoint is asked again", SOON, async || {
+        post(address, &signed(5, 601, "new")).await.status == 200
+    })
+    .await;
+    let before = failed().await;
+    endpoint.name(5, &["newer"]);
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    post(address, &signed(5, 602, "newer")).await.expect_stored();
     assert_eq!(failed().await, before);
 }
 

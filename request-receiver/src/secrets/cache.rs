@@ -84,8 +84,18 @@ pub struct Known {
 pub struct Asked {
     /// What the request is to do.
     pub advice: Advice,
-    /// The lookup of the shop begins now.
-    pub begins_lookup: bool,
+    /// The lookup of the shop begins now, and for this reason.
+    pub begins: Option<LookupCause>,
+}
+
+/// Reason for a lookup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LookupCause {
+    /// The source has named secrets for the shop before, and they are too old.
+    Age,
+    /// Any request, which may be a stranger's: for a shop that the source has not named, or with a
+    /// wrong signature.
+    Stranger,
 }
 
 /// The cache.
@@ -95,6 +105,7 @@ pub struct SecretCache {
     shops: HashMap<Arc<str>, Entry>,
     /// Times at which a shop is looked up again or forgotten. Each entry without a lookup has one.
     due: BTreeSet<(Duration, Arc<str>)>,
+    /// The last lookup of a shop with secrets failed, and none has succeeded since.
     is_source_down: bool,
     delay: SourceDelay,
     first_lookups: LookupBudget,
@@ -142,7 +153,7 @@ struct LookupBudget {
 
 impl Asked {
     fn only(advice: Advice) -> Self {
-        Self { advice, begins_lookup: false }
+        Self { advice, begins: None }
     }
 }
 
@@ -175,7 +186,7 @@ impl SecretCache {
         let Some(entry) = self.shops.get_mut(shop) else {
             return self.ask_first(shop, now);
         };
-        let mut begins_lookup = false;
+        let mut begins = None;
         if let Some(held) = &mut entry.held {
             let age = now.saturating_sub(held.answered);
             let is_valid = age < self.rules.ttl_of(held);
@@ -186,9 +197,9 @@ impl SecretCache {
                 let advice = held.advice(is_stale);
                 if is_stale && entry.lookup.is_none() && now >= entry.retry_at {
                     self.begin(shop, now);
-                    begins_lookup = true;
+                    begins = Some(LookupCause::Age);
                 }
-                return Asked { advice, begins_lookup };
+                return Asked { advice, begins };
             }
         }
         if let Some(lookup) = &entry.lookup {
@@ -200,7 +211,8 @@ impl SecretCache {
         {
             return Asked::only(Advice::Unavailable);
         }
-        Asked { advice: Advice::Wait(self.begin(shop, now)), begins_lookup: true }
+        let cause = if is_known { LookupCause::Age } else { LookupCause::Stranger };
+        Asked { advice: Advice::Wait(self.begin(shop, now)), begins: Some(cause) }
     }
 
     fn ask_first(&mut self, shop: &str, now: Duration) -> Asked {
@@ -210,12 +222,14 @@ impl SecretCache {
             return Asked::only(Advice::Unavailable);
         }
         self.shops.insert(shop.into(), Entry::default());
-        Asked { advice: Advice::Wait(self.begin(shop, now)), begins_lookup: true }
+        let begins = Some(LookupCause::Stranger);
+        Asked { advice: Advice::Wait(self.begin(shop, now)), begins }
     }
 
     /// Asks again, for a request that arrived at `arrived`, and whose signature was not made by the
     /// secrets that the source was asked for at `tried`: they may have been rotated since.
-    /// [`Advice::Unknown`] if no newer ones are to be had.
+    /// [`Advice::Unknown`] if there are no newer ones, and [`Advice::Unavailable`] if that can't be
+    /// found out.
     pub fn ask_again(
         &mut self,
         shop: &str,
@@ -224,7 +238,7 @@ impl SecretCache {
         now: Duration,
     ) -> Asked {
         let Some(entry) = self.shops.get_mut(shop) else {
-            return Asked::only(Advice::Unknown);
+            return Asked::only(Advice::Unavailable);
         };
         if let Some(held) = entry.held.as_ref().filter(|held| held.asked > tried) {
             return Asked::only(held.advice(false));
@@ -239,11 +253,15 @@ impl SecretCache {
             return Asked::only(Advice::Unavailable);
         }
         let is_soon = entry.rechecked_at.is_some_and(|at| now < at + RECHECK_EVERY);
-        if is_soon || !self.rechecks.take(self.rules.lookups_a_second, now) {
+        if is_soon && entry.failures == 0 {
             return Asked::only(Advice::Unknown);
         }
+        if is_soon || !self.rechecks.take(self.rules.lookups_a_second, now) {
+            return Asked::only(Advice::Unavailable);
+        }
         entry.rechecked_at = Some(now);
-        Asked { advice: Advice::Wait(self.begin(shop, now)), begins_lookup: true }
+        let begins = Some(LookupCause::Stranger);
+        Asked { advice: Advice::Wait(self.begin(shop, now)), begins }
     }
 
     /// Notes the end of a lookup.
@@ -257,7 +275,9 @@ impl SecretCache {
             Looked::Found(secrets) => Some(Arc::new(secrets)),
             Looked::Unknown => None,
             Looked::Failed => {
-                self.is_source_down = true;
+                // Those of other shops fail for what a stranger names.
+                self.is_source_down |=
+                    entry.held.as_ref().is_some_and(|held| held.secrets.is_some());
                 let pause = RETRY_AFTER.saturating_mul(1 << entry.failures.min(10));
                 entry.failures += 1;
                 entry.retry_at = now + pause.min(RETRY_AFTER_MAX);
@@ -428,7 +448,7 @@ mod tests {
     fn with_shop(rules: CacheRules) -> SecretCache {
         let mut cache = SecretCache::new(rules);
         let asked = cache.ask(SHOP, s(0.0));
-        assert!(asked.begins_lookup && matches!(asked.advice, Advice::Wait(_)));
+        assert!(asked.begins.is_some() && matches!(asked.advice, Advice::Wait(_)));
         cache.looked_up(SHOP, found(1), s(0.1));
         cache
     }
@@ -444,7 +464,7 @@ mod tests {
     fn requests_of_a_shop_wait_for_one_lookup() {
         let mut cache = SecretCache::new(rules());
         let asked = [0.0, 0.01, 0.02].map(|at| cache.ask(SHOP, s(at)));
-        assert_eq!([true, false, false], [0, 1, 2].map(|at: usize| asked[at].begins_lookup));
+        assert_eq!([true, false, false], [0, 1, 2].map(|at: usize| asked[at].begins.is_some()));
         cache.looked_up(SHOP, found(1), s(0.1));
         for one in asked {
             let Advice::Wait(over) = one.advice else { panic!("it does not wait") };
@@ -495,16 +515,16 @@ mod tests {
     fn after_its_end_a_request_waits_and_without_a_source_older_secrets_serve() {
         let mut cache = with_shop(CacheRules { is_early: false, ..rules() });
         let asked = cache.ask(SHOP, s(60.1));
-        assert!(asked.begins_lookup && matches!(asked.advice, Advice::Wait(_)));
+        assert!(asked.begins.is_some() && matches!(asked.advice, Advice::Wait(_)));
         cache.looked_up(SHOP, Looked::Failed, s(62.1));
         let asked = cache.ask(SHOP, s(62.2));
-        assert!(used(&asked).is_some_and(|known| known.is_stale) && !asked.begins_lookup);
+        assert!(used(&asked).is_some_and(|known| known.is_stale) && !asked.begins.is_some());
         // It is tried again, and nobody waits.
         let asked = cache.ask(SHOP, s(62.7));
-        assert!(used(&asked).is_some() && asked.begins_lookup);
+        assert!(used(&asked).is_some() && asked.begins.is_some());
         cache.looked_up(SHOP, Looked::Failed, s(63.0));
-        assert!(!cache.ask(SHOP, s(63.9)).begins_lookup, "the pause doubles");
-        assert!(cache.ask(SHOP, s(64.1)).begins_lookup);
+        assert!(!cache.ask(SHOP, s(63.9)).begins.is_some(), "the pause doubles");
+        assert!(cache.ask(SHOP, s(64.1)).begins.is_some());
         cache.looked_up(SHOP, Looked::Failed, s(64.2));
         let end = s(0.1) + TTL + STALE_MAX;
         assert!(used(&cache.ask(SHOP, end - s(0.01))).is_some());
@@ -515,10 +535,17 @@ mod tests {
     #[test]
     fn while_the_source_is_down_no_request_waits_for_another_shop_s_lookup() {
         let mut cache = with_shop(CacheRules { is_early: false, ..rules() });
-        assert!(cache.ask("two.myshopify.com", s(59.0)).begins_lookup);
+        cache.ask("two.myshopify.com", s(0.0));
+        cache.looked_up("two.myshopify.com", found(1), s(0.0));
+        // What fails for a shop that a stranger names tells nothing of the others.
+        cache.ask("three.myshopify.com", s(60.0));
+        cache.looked_up("three.myshopify.com", Looked::Failed, s(60.0));
+        let asked = cache.ask("two.myshopify.com", s(60.0));
+        assert_eq!(asked.begins, Some(LookupCause::Age));
+        assert!(matches!(asked.advice, Advice::Wait(_)));
         cache.looked_up("two.myshopify.com", Looked::Failed, s(61.0));
         let asked = cache.ask(SHOP, s(61.0));
-        assert!(used(&asked).is_some_and(|known| known.is_stale) && asked.begins_lookup);
+        assert!(used(&asked).is_some_and(|known| known.is_stale) && asked.begins.is_some());
         cache.looked_up(SHOP, found(2), s(61.1));
         assert!(used(&cache.ask(SHOP, s(61.2))).is_some_and(|known| !known.is_stale));
     }
@@ -530,9 +557,9 @@ mod tests {
         cache.looked_up(SHOP, Looked::Unknown, s(0.1));
         for at in [0.2, 30.0] {
             let asked = cache.ask(SHOP, s(at));
-            assert!(matches!(asked.advice, Advice::Unknown) && !asked.begins_lookup);
+            assert!(matches!(asked.advice, Advice::Unknown) && !asked.begins.is_some());
         }
-        assert!(cache.ask(SHOP, s(30.2)).begins_lookup);
+        assert!(cache.ask(SHOP, s(30.2)).begins.is_some());
         // That it can't be asked for is no answer.
         cache.looked_up(SHOP, Looked::Failed, s(30.3));
         assert!(matches!(cache.ask(SHOP, s(30.4)).advice, Advice::Unavailable));
@@ -546,7 +573,7 @@ mod tests {
             let now = s(1.0 + f64::from(number) / 10_000.0);
             let shop = format!("{number}.myshopify.com");
             let asked = cache.ask(&shop, now);
-            if asked.begins_lookup {
+            if asked.begins.is_some() {
                 lookups += 1;
                 cache.looked_up(&shop, Looked::Unknown, now);
             } else {
@@ -566,7 +593,7 @@ mod tests {
         let mut cache = with_shop(rules());
         let tried = s(0.0);
         let asked = cache.ask_again(SHOP, tried, s(5.0), s(5.0));
-        assert!(asked.begins_lookup && matches!(asked.advice, Advice::Wait(_)));
+        assert!(asked.begins.is_some() && matches!(asked.advice, Advice::Wait(_)));
         cache.looked_up(SHOP, found(2), s(5.1));
         let newer = cache.ask_again(SHOP, tried, s(5.0), s(5.1));
         let newer = used(&newer).expect("there are newer ones").asked;
@@ -575,15 +602,32 @@ mod tests {
         let asked = cache.ask_again(SHOP, newer, s(5.0), s(5.2));
         assert!(matches!(asked.advice, Advice::Unknown));
         let asked = cache.ask_again(SHOP, newer, s(5.0), s(7.0));
-        assert!(matches!(asked.advice, Advice::Unknown) && !asked.begins_lookup);
+        assert!(matches!(asked.advice, Advice::Unknown) && !asked.begins.is_some());
         // Once a second at most.
         let asked = cache.ask_again(SHOP, newer, s(5.9), s(5.9));
-        assert!(matches!(asked.advice, Advice::Unknown) && !asked.begins_lookup);
-        assert!(cache.ask_again(SHOP, newer, s(6.0), s(6.0)).begins_lookup);
+        assert!(matches!(asked.advice, Advice::Unknown) && !asked.begins.is_some());
+        assert!(cache.ask_again(SHOP, newer, s(6.0), s(6.0)).begins.is_some());
         cache.looked_up(SHOP, Looked::Failed, s(6.1));
         // Newer ones may exist, so it is not known to be forged.
-        let asked = cache.ask_again(SHOP, newer, s(6.0), s(6.1));
-        assert!(matches!(asked.advice, Advice::Unavailable));
+        for at in [6.1, 6.65] {
+            let asked = cache.ask_again(SHOP, newer, s(6.0), s(at));
+            assert!(matches!(asked.advice, Advice::Unavailable) && asked.begins.is_none(), "{at}");
+        }
+        let gone = cache.ask_again("two.myshopify.com", newer, s(6.0), s(6.1));
+        assert!(matches!(gone.advice, Advice::Unavailable));
+        // Forged ones for many shops use up what may be looked up.
+        let mut cache = SecretCache::new(CacheRules { lookups_a_second: 1000.0, ..rules() });
+        for shop in (0..200).map(name) {
+            cache.ask(&shop, s(0.0));
+            cache.looked_up(&shop, found(1), s(0.0));
+        }
+        cache.rules.lookups_a_second = 10.0;
+        let advice: Vec<_> = (0..200)
+            .map(|shop| cache.ask_again(&name(shop), s(0.0), s(1.0), s(1.0)).advice)
+            .collect();
+        let waiting = advice.iter().filter(|one| matches!(one, Advice::Wait(_))).count();
+        let refused = advice.iter().filter(|one| matches!(one, Advice::Unavailable)).count();
+        assert_eq!((waiting, refused), (100, 100));
     }
 
     /// The source and those who send, in one schedule.
@@ -722,7 +766,7 @@ mod tests {
                     None => self.cache.ask(&shop, self.now),
                     Some(tried) => self.cache.ask_again(&shop, tried, sent.arrived, self.now),
                 };
-                if asked.begins_lookup {
+                if asked.begins.is_some() {
                     if sent.tried.is_some() {
                         self.rechecked.insert(sent.shop, self.now);
                     } else if sent.shop >= SHOPS {

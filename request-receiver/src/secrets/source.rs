@@ -20,23 +20,26 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, Registry};
 use rustls::crypto::ring;
 use spillway_process::error::chain;
 use spillway_process::settings::read_secrets;
-use spillway_webhook::shopify::Headers;
 use spillway_webhook::{Checked, Secrets, Verified, Webhook};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use zeroize::Zeroizing;
 
-use super::cache::{Advice, Asked, CacheRules, Looked, SecretCache};
-use super::check;
+use super::cache::{Advice, Asked, CacheRules, Looked, LookupCause, SecretCache};
+use super::{check, claimed_shop};
 use crate::ignored::is_domain;
 use crate::metrics::{add, vec};
 use crate::reply::Refusal;
 
 /// Time for a lookup, less than `ACK_TIMEOUT` by default.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Lookups under way at once. More wait for a turn, a part of their time.
+/// Lookups under way at once. More wait for a turn, a part of their time. Those that a stranger can
+/// cause have turns of their own.
 const LOOKUPS_MAX: usize = 256;
+const STRANGERS_MAX: usize = 64;
+/// Time after which an idle connection is closed, before most servers do.
+const IDLE_CONNECTION: Duration = Duration::from_secs(4);
 /// Largest answer.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// Part of the URL that stands for the shop.
@@ -65,6 +68,7 @@ pub struct SecretSource {
     /// Something is due earlier than before.
     rescheduled: Notify,
     turns: Semaphore,
+    stranger_turns: Semaphore,
     logged: Mutex<Option<Instant>>,
     metrics: SourceMetrics,
     /// Runtime of the lookups. Requests are handled by others, one for each core.
@@ -148,6 +152,8 @@ impl SecretSource {
         let client = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_CONNECTION)
+            .pool_max_idle_per_host(STRANGERS_MAX)
             .build(https.https_or_http().enable_http1().build());
         Ok(Self {
             client,
@@ -156,6 +162,7 @@ impl SecretSource {
             start: Instant::now(),
             rescheduled: Notify::new(),
             turns: Semaphore::new(LOOKUPS_MAX),
+            stranger_turns: Semaphore::new(STRANGERS_MAX),
             logged: Mutex::new(None),
             metrics: SourceMetrics::new(registry),
             runtime: Handle::current(),
@@ -175,8 +182,8 @@ impl SecretSource {
         deadline: Instant,
     ) -> Result<Verified<Webhook>, Refusal> {
         let arrived = self.now();
-        let shop = from_utf8(webhook.headers.shop().unwrap_or_default()).ok();
-        let shop = shop.filter(|shop| is_domain(shop)).ok_or(Refusal::BadSignature)?;
+        let shop = claimed_shop(&webhook.headers).filter(|shop| is_domain(shop));
+        let shop = shop.ok_or(Refusal::BadSignature)?;
         let shop = shop.to_ascii_lowercase();
         let mut tried = None;
         loop {
@@ -223,7 +230,7 @@ impl SecretSource {
                 () = wait => {
                     let begun = self.cache().due(self.now());
                     for shop in begun {
-                        self.spawn_lookup(shop);
+                        self.spawn_lookup(shop, LookupCause::Age);
                     }
                 }
             }
@@ -249,16 +256,16 @@ impl SecretSource {
     }
 
     fn begun(self: &Arc<Self>, shop: &str, asked: Asked) -> Advice {
-        if asked.begins_lookup {
-            self.spawn_lookup(shop.into());
+        if let Some(cause) = asked.begins {
+            self.spawn_lookup(shop.into(), cause);
         }
         asked.advice
     }
 
-    fn spawn_lookup(self: &Arc<Self>, shop: Arc<str>) {
+    fn spawn_lookup(self: &Arc<Self>, shop: Arc<str>, cause: LookupCause) {
         let source = self.clone();
         self.runtime.spawn(async move {
-            let looked = timeout(LOOKUP_TIMEOUT, source.look_up(&shop)).await;
+            let looked = timeout(LOOKUP_TIMEOUT, source.look_up(&shop, cause)).await;
             let looked = looked.unwrap_or_else(|_| {
                 Err(format!("no answer within {} s", LOOKUP_TIMEOUT.as_secs()))
             });
@@ -277,8 +284,12 @@ impl SecretSource {
         });
     }
 
-    async fn look_up(&self, shop: &str) -> Result<Looked, String> {
-        let _turn = self.turns.acquire().await.map_err(|error| error.to_string())?;
+    async fn look_up(&self, shop: &str, cause: LookupCause) -> Result<Looked, String> {
+        let turns = match cause {
+            LookupCause::Age => &self.turns,
+            LookupCause::Stranger => &self.stranger_turns,
+        };
+        let _turn = turns.acquire().await.map_err(|error| error.to_string())?;
         let url = self.settings.url.replacen(SHOP, shop, 1);
         let mut request = Request::get(url).header(ACCEPT, "application/json, text/plain");
         if let Some(authorization) = &**self.authorization.load() {
@@ -364,6 +375,10 @@ enum SecretsAnswer {
 /// or one secret per line. Empty ones are left out.
 fn parse(body: &[u8]) -> Result<Vec<Zeroizing<String>>, String> {
     let text = from_utf8(body).map_err(|_| "its answer is not UTF-8".to_owned())?.trim();
+    if text.is_empty() {
+        // A server that is not well answers so, too. `[]` says that there is none.
+        return Err("its answer is empty".to_owned());
+    }
     let secrets = if text.starts_with(['{', '[', '"']) {
         // No part of the answer may get into a log.
         let answer = serde_json::from_str(text).map_err(|error| {
@@ -406,7 +421,7 @@ mod tests {
             assert_eq!(texts(body).as_deref(), Ok(&["a".to_owned(), "b".to_owned()][..]), "{body}");
         }
         assert_eq!(texts(r#""a""#).as_deref(), Ok(&["a".to_owned()][..]));
-        for none in ["", "\n", "[]", r#"{"secrets":[]}"#] {
+        for none in ["[]", r#"{"secrets":[]}"#] {
             assert_eq!(texts(none).as_deref(), Ok(&[][..]), "{none}");
         }
     }
@@ -414,6 +429,8 @@ mod tests {
     #[test]
     fn what_is_no_answer_is_a_failure_and_is_not_repeated() {
         for body in [
+            "",
+            " \n",
             "<html>hush</html>",
             "no such shop: hush",
             r#"{"secret": "hush"}"#,
