@@ -349,7 +349,7 @@ async fn a_stub_that_waits_is_seen_before_its_payload_expires() {
     let backend = Backend::start().await;
     let receiver = cell.receiver(&[]).await;
     let feed = Feed::to(receiver.address(), &Arc::new(Ledger::default()));
-    let mut downstreamer = cell.downstreamer(&backend, &[]).await;
+    let mut downstreamer = cell.downstreamer(&backend, &[("PARK_AFTER", "1s")]).await;
     downstreamer.leads().await;
     let paused = cell.spillway(&["pause", "--shop", &shop::domain(1)]).await;
     assert!(paused.status.success(), "{paused:?}");
@@ -364,7 +364,9 @@ async fn a_stub_that_waits_is_seen_before_its_payload_expires() {
     feed.store_in_turn(stubs.into()).await;
     until("shop 2 is served", SOON, async || backend.count() == 2).await;
     is(&downstreamer, "spillway_payload_stubs_expiring", 2.0).await;
-    // The next leader knows them too.
+    // The next leader knows them too, from the chunks of their lane.
+    is(&downstreamer, "spillway_lane_webhooks", 3.0).await;
+    assert_eq!(downstreamer.metric("spillway_payload_stubs_expiring").await, Some(2.0));
     downstreamer.sigterm();
     assert!(downstreamer.exit(SOON).await.success());
     downstreamer.restart();
