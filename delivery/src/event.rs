@@ -176,6 +176,8 @@ pub struct AttemptEnd<E> {
     pub is_unconnected: bool,
     /// Duration from its start.
     pub took: Duration,
+    /// First part of that, before the backend was sent anything: the payload of a stub was fetched.
+    pub fetching: Duration,
     /// Status and answer of the backend, for a dead letter.
     pub evidence: E,
 }

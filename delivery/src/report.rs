@@ -51,6 +51,7 @@ impl<C: Content> Core<C> {
             index_bytes: self.queue.bytes(),
             lanes: self.queue.lanes.iter().len(),
             stored: self.queue.lanes.waiting(),
+            stubs_expiring: self.queue.expiry.stubs.expiring(self.session.now.wall_ms),
             blocked_lanes,
             blocked,
         }

@@ -41,6 +41,8 @@ pub struct Sorted {
     pub coalesces: u32,
     /// Fingerprint to find duplicates, kept only if events are coalesced.
     pub fingerprint: Option<Fingerprint>,
+    /// Time at which the payload of a stub expires, in milliseconds since the Unix epoch.
+    pub expires_at_ms: Option<u64>,
 }
 
 /// Bytes of a decoded pack. The core passes them on and does not parse them.

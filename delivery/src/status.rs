@@ -78,6 +78,8 @@ pub struct Status {
     pub lanes: usize,
     /// Number of webhooks in chunks.
     pub stored: u64,
+    /// Number of waiting stubs whose payload expires within an hour, or has expired.
+    pub stubs_expiring: usize,
     /// Number of all lanes of which nothing is sent at present.
     pub blocked_lanes: usize,
     /// The largest of these lanes.

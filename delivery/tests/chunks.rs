@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use spillway_delivery::{
-    AttemptEnd, Backoff, ChunkFound, ChunkRead, Class, Config, Content, Controls, Core,
+    AttemptEnd, AttemptId, Backoff, ChunkFound, ChunkRead, Class, Config, Content, Controls, Core,
     DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, PackKey, PackRead,
     PendingSettlement, ReadAgain, ReplayRead, ShopBounds, Sorted, Tuning, Verdict,
 };
@@ -30,6 +30,7 @@ const SORTED: Sorted = Sorted {
     is_barrier: false,
     coalesces: 0,
     fingerprint: None,
+    expires_at_ms: None,
 };
 
 /// Sizes of the webhooks of a pack.

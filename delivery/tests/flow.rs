@@ -97,6 +97,27 @@ enum Answer {
     Overloaded(Duration),
     /// 403 after this time.
     Refuses(Duration),
+    /// The payload of a stub can't be fetched. The backend is not asked.
+    Unfetched(Duration),
+    /// 200 after the time of a fetch and this time.
+    Fetches(Duration, Duration),
+}
+
+impl Answer {
+    fn took(self) -> Duration {
+        match self {
+            Self::Takes(took)
+            | Self::Resets(took)
+            | Self::Unavailable(took)
+            | Self::Overloaded(took)
+            | Self::Fails(took)
+            | Self::Refuses(took)
+            | Self::Unfetched(took) => took,
+            Self::Fetches(fetching, took) => fetching + took,
+            Self::PausesShop(_) | Self::PausesAll(_) | Self::RetryAfter(_) => MS,
+            Self::Hangs => TIMEOUT,
+        }
+    }
 }
 
 enum Task {
@@ -151,6 +172,8 @@ const PRIORITY: u8 = 150;
 const IN_LINE: u8 = 149;
 /// Kind whose webhooks wait for all earlier ones of their shop and hold back all later ones.
 const BARRIER: u8 = 148;
+/// Kind whose webhooks are stubs. Their payloads expire an hour and a minute after the start.
+const STUB: u8 = 147;
 /// First of the kinds that are barriers, too, in the lane of [`COALESCED`].
 const TOPICS: u8 = 240;
 
@@ -186,6 +209,7 @@ fn sorted(shop: u32, kind: u8, entry: u64, index: usize) -> Sorted {
         is_barrier: kind == BARRIER,
         coalesces: u32::from(coalesces),
         fingerprint: None,
+        expires_at_ms: (kind == STUB).then_some(EPOCH_MS + 61 * 60_000),
     }
 }
 
@@ -281,17 +305,7 @@ impl World {
                     let (shop, kind) = dispatch.content.0[dispatch.record_index as usize];
                     *self.sent.entry((shop, kind)).or_default() += 1;
                     let answer = (self.answers)(shop, kind, self.now);
-                    let took = match answer {
-                        Answer::Takes(took)
-                        | Answer::Resets(took)
-                        | Answer::Unavailable(took)
-                        | Answer::Overloaded(took)
-                        | Answer::Fails(took)
-                        | Answer::Refuses(took) => took,
-                        Answer::PausesShop(_) | Answer::PausesAll(_) | Answer::RetryAfter(_) => MS,
-                        Answer::Hangs => TIMEOUT,
-                    };
-                    self.later(self.now + took, Task::End(dispatch.id, answer));
+                    self.later(self.now + answer.took(), Task::End(dispatch.id, answer));
                 }
                 Effect::Cancel(id) => drop(self.cancelled.insert(id)),
                 Effect::Settle(settlement) => {
@@ -445,9 +459,19 @@ fn end_of(id: AttemptId, answer: Answer) -> AttemptEnd<()> {
             let verdict = Verdict::Retry { pause: Duration::ZERO, scope: None, is_refusal: true };
             (verdict, Signal::Done, took)
         }
+        Answer::Unfetched(took) => {
+            let scope = Some(Scope::Resource);
+            let pause = Duration::ZERO;
+            (Verdict::Retry { pause, scope, is_refusal: false }, Signal::Failed, took)
+        }
+        Answer::Fetches(fetching, took) => (Verdict::Delivered, Signal::Done, fetching + took),
         Answer::Hangs => (retry, Signal::TimedOut, TIMEOUT),
     };
-    AttemptEnd { id, verdict, signal, is_unconnected: false, took, evidence: () }
+    let fetching = match answer {
+        Answer::Fetches(fetching, _) => fetching,
+        _ => Duration::ZERO,
+    };
+    AttemptEnd { id, verdict, signal, is_unconnected: false, took, fetching, evidence: () }
 }
 
 fn slow(took: Duration) -> Box<Answers> {

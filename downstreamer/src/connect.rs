@@ -1,4 +1,4 @@
-//! Connects to the backend within a time limit. Fails once the lease is lost.
+//! Clients for HTTP that connect within a time limit, and fail once the lease is lost.
 //!
 //! A delivery checks the lease when it begins. Connecting may take a while after that, and a
 //! standby may take over meanwhile. So the time limit is less than the margin of the lease, and the
@@ -12,11 +12,18 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Uri;
+use hyper::body::Body;
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
 use spillway_queue::leader::{TAKE_AFTER, UNCONFIRMED_MAX};
 use tower::Service;
 
 /// Longest time for connecting, TLS included.
-pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(2);
+const CONNECT_MAX: Duration = Duration::from_secs(2);
 const _: () = assert!(
     UNCONFIRMED_MAX.as_millis() + CONNECT_MAX.as_millis() < TAKE_AFTER.as_millis(),
     "what connects at the end of a lease is sent before a standby takes over"
@@ -26,7 +33,16 @@ const _: () = assert!(
 const _: () =
     assert!(UNCONFIRMED_MAX.as_millis() + CONNECT_MAX.as_millis() < TAKE_AFTER.as_millis());
 
+/// Time between pings on an HTTP/2 connection with requests under way.
+const HTTP2_PING_EVERY: Duration = Duration::from_secs(10);
+/// Time after which an idle pooled connection is closed: by then the other side has likely closed
+/// it.
+const IDLE_CONNECTION: Duration = Duration::from_secs(30);
+
 type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Client with a connection pool.
+pub(crate) type LeasedClient<B> = Client<LeasedConnector<HttpsConnector<HttpConnector>>, B>;
 
 /// Function that returns true if the lease holds now.
 pub(crate) type LeaseCheck = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -40,6 +56,76 @@ pub(crate) struct ConnectTimeout(Duration);
 #[derive(Debug, thiserror::Error)]
 #[error("the lease was lost while connecting")]
 pub(crate) struct LeaseLost;
+
+/// Properties of a client.
+pub(crate) struct ClientOptions {
+    /// TLS settings, of [`tls`].
+    pub tls: ClientConfig,
+    /// TLS server name, if it is not the URL's host.
+    pub server_name: Option<ServerName<'static>>,
+    /// True if HTTP/2 is used where the server offers it.
+    pub takes_http2: bool,
+    /// Time for connecting, at most [`CONNECT_MAX`].
+    pub timeout: Duration,
+    /// Most idle connections to one host.
+    pub idle_max: usize,
+}
+
+impl ClientOptions {
+    /// Client with a new connection pool.
+    pub(crate) fn client<B>(self, lease: LeaseCheck) -> LeasedClient<B>
+    where
+        B: Body + Send,
+        B::Data: Send,
+    {
+        let connect_max = self.timeout.min(CONNECT_MAX);
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(connect_max));
+        let https = HttpsConnectorBuilder::new().with_tls_config(self.tls).https_or_http();
+        let https = match self.server_name {
+            Some(name) => https.with_server_name_resolver(FixedServerNameResolver::new(name)),
+            None => https,
+        };
+        let https = if self.takes_http2 {
+            https.enable_all_versions().wrap_connector(connector)
+        } else {
+            https.enable_http1().wrap_connector(connector)
+        };
+        Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            // Finds a dead connection before its requests have all timed out.
+            .http2_keep_alive_interval(HTTP2_PING_EVERY)
+            .pool_idle_timeout(IDLE_CONNECTION)
+            .pool_max_idle_per_host(self.idle_max)
+            // Only for a pooled connection that was closed before a byte was sent: sending again
+            // repeats nothing.
+            .retry_canceled_requests(true)
+            .build(LeasedConnector::new(https, connect_max, lease))
+    }
+}
+
+/// TLS settings that trust this machine's certificate authorities. None are loaded unless `setting`
+/// names https.
+///
+/// # Errors
+/// If this machine knows no certificate authority.
+pub(crate) fn tls(setting: &str, is_needed: bool) -> anyhow::Result<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    if is_needed {
+        let found = rustls_native_certs::load_native_certs();
+        let (added, _) = roots.add_parsable_certificates(found.certs);
+        if added == 0 {
+            anyhow::bail!(
+                "{setting}: this machine knows no certificate authority; install ca-certificates \
+                 or set SSL_CERT_FILE"
+            );
+        }
+    }
+    Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+}
 
 impl LeaseLost {
     /// Returns true if `error` is this error, or was caused by it.
@@ -104,10 +190,6 @@ mod tests {
 
     use bytes::Bytes;
     use http_body_util::Full;
-    use hyper_rustls::HttpsConnectorBuilder;
-    use hyper_util::client::legacy::Client;
-    use hyper_util::client::legacy::connect::HttpConnector;
-    use hyper_util::rt::TokioExecutor;
     use tokio::io::AsyncReadExt;
     use tokio::net::TcpListener;
     use tokio::time::Instant;
@@ -173,9 +255,7 @@ mod tests {
     async fn a_tls_handshake_that_is_never_answered_ends_connecting_in_time() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let uri = format!("https://{}/", listener.local_addr().unwrap()).parse().unwrap();
-        let config = rustls::ClientConfig::builder()
-            .with_root_certificates(rustls::RootCertStore::empty())
-            .with_no_client_auth();
+        let config = tls("DOWNSTREAM_APP_URL", false).unwrap();
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         let https = HttpsConnectorBuilder::new().with_tls_config(config).https_only();

@@ -1,4 +1,5 @@
-//! One delivery: sends the webhook as it was received to the backend, and returns the outcome.
+//! One delivery: sends the webhook as it was received to the backend, and returns the outcome. In
+//! place of a stub, its payload is sent (`payload`).
 //!
 //! Bounded: the whole delivery and the connecting in time, the answer in bytes.
 
@@ -12,11 +13,6 @@ use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-use rustls::{ClientConfig, RootCertStore};
 use spillway_consumer::LeaderHandle;
 use spillway_delivery::Dispatch;
 use spillway_queue::leader::boottime;
@@ -27,9 +23,10 @@ use tokio::time::Instant;
 
 use crate::backend::Backend;
 use crate::body::LeasedBody;
-use crate::connect::{CONNECT_MAX, LeaseCheck, LeaseLost, LeasedConnector};
+use crate::connect::{ClientOptions, LeaseCheck, LeaseLost, LeasedClient, tls};
 use crate::content::PackBytes;
 use crate::judge::{AttemptOutcome, parse_scope};
+use crate::payload::{Payload, PayloadFetcher, PayloadResult};
 use crate::settings::DownstreamerSettings;
 
 /// Response header of a 429 or 503 that limits a pause to one resource, one shop or all.
@@ -39,17 +36,13 @@ const ANSWER_KEPT_BYTES: usize = 1024;
 /// Bytes of an answer that are read. A connection with more on it is not used again.
 const ANSWER_READ_BYTES: usize = 64 << 10;
 const _: () = assert!(ANSWER_KEPT_BYTES <= ANSWER_READ_BYTES, "what is kept was read");
-/// Time between pings on an HTTP/2 connection with deliveries under way.
-const HTTP2_PING_EVERY: Duration = Duration::from_secs(10);
-/// Time after which an idle pooled connection is closed: by then the other side has likely closed
-/// it.
-const IDLE_CONNECTION: Duration = Duration::from_secs(30);
 
 /// Sends webhooks to one backend.
 pub(crate) struct DeliveryClient {
     backend: Backend,
     timeout: Duration,
-    client: Client<LeasedConnector<HttpsConnector<HttpConnector>>, LeasedBody>,
+    client: LeasedClient<LeasedBody>,
+    payloads: PayloadFetcher,
     lease: LeaseCheck,
     /// Leadership of this instance, while it leads.
     leader: Arc<ArcSwapOption<LeaderHandle>>,
@@ -77,6 +70,10 @@ pub(crate) struct EndedDelivery {
     pub answer: Vec<u8>,
     /// Time that the attempt took.
     pub took: Duration,
+    /// First part of that time, in which the payload of a stub was fetched.
+    pub fetching: Duration,
+    /// Result of that; `None` if the webhook is no stub.
+    pub payload: Option<PayloadResult>,
 }
 
 /// Error of a webhook that no request can be made of.
@@ -85,7 +82,14 @@ struct Unsendable;
 impl EndedDelivery {
     /// Result of an attempt that was not begun, because the lease was lost before.
     pub(crate) fn not_sent(job: DeliveryJob) -> Self {
-        Self { job, outcome: AttemptOutcome::LeaseLost, answer: Vec::new(), took: Duration::ZERO }
+        Self {
+            job,
+            outcome: AttemptOutcome::LeaseLost,
+            answer: Vec::new(),
+            took: Duration::ZERO,
+            fetching: Duration::ZERO,
+            payload: None,
+        }
     }
 }
 
@@ -93,46 +97,32 @@ impl DeliveryClient {
     /// Sender with a new connection pool.
     ///
     /// # Errors
-    /// If the backend uses TLS and this machine knows no certificate authority.
+    /// If the backend, or a host of payloads, uses TLS and this machine knows no certificate
+    /// authority.
     pub(crate) fn new(settings: &DownstreamerSettings) -> anyhow::Result<Self> {
-        let connect_max = settings.delivery_timeout.min(CONNECT_MAX);
-        let mut connector = HttpConnector::new();
-        connector.enforce_http(false);
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(connect_max));
-        let https = HttpsConnectorBuilder::new().with_tls_config(tls(&settings.backend)?);
-        let https = https.https_or_http();
-        let https = match &settings.backend {
-            Backend::Http { server_name, .. } => {
-                let resolver = FixedServerNameResolver::new(server_name.clone());
-                let https = https.with_server_name_resolver(resolver);
-                if takes_http2(&settings.backend) {
-                    https.enable_all_versions().wrap_connector(connector)
-                } else {
-                    https.enable_http1().wrap_connector(connector)
-                }
+        let backend = settings.backend.clone();
+        let timeout = settings.delivery_timeout;
+        let (has_tls, server_name) = match &backend {
+            Backend::Http { scheme, server_name, .. } => {
+                (*scheme == Scheme::HTTPS, Some(server_name.clone()))
             }
-            Backend::Discard => https.enable_http1().wrap_connector(connector),
+            Backend::Discard => (false, None),
+        };
+        let options = ClientOptions {
+            tls: tls("DOWNSTREAM_APP_URL", has_tls)?,
+            server_name,
+            takes_http2: takes_http2(&backend),
+            timeout,
+            idle_max: settings.bounds.concurrency_max,
         };
         let leader = Arc::new(ArcSwapOption::<LeaderHandle>::empty());
         let lease: LeaseCheck = {
             let leader = leader.clone();
             Arc::new(move || leader.load().as_ref().is_some_and(|one| one.holds(boottime())))
         };
-        let connector = LeasedConnector::new(https, connect_max, lease.clone());
-        let client = Client::builder(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .pool_timer(TokioTimer::new())
-            // Finds a dead connection before its deliveries have all timed out.
-            .http2_keep_alive_interval(HTTP2_PING_EVERY)
-            .pool_idle_timeout(IDLE_CONNECTION)
-            .pool_max_idle_per_host(settings.bounds.concurrency_max)
-            // Only for a pooled connection that was closed before a byte was sent: sending again
-            // repeats nothing.
-            .retry_canceled_requests(true)
-            .build(connector);
-        let backend = settings.backend.clone();
-        Ok(Self { backend, timeout: settings.delivery_timeout, client, lease, leader })
+        let client = options.client(lease.clone());
+        let payloads = PayloadFetcher::new(settings.payloads.as_ref(), timeout, lease.clone())?;
+        Ok(Self { backend, timeout, client, payloads, lease, leader })
     }
 
     /// Sets the leadership under which deliveries are made from now on.
@@ -143,7 +133,30 @@ impl DeliveryClient {
     /// Delivers one webhook.
     pub(crate) async fn deliver(&self, job: DeliveryJob) -> EndedDelivery {
         let began = Instant::now();
-        let (outcome, answer) = match self.request(&job) {
+        let payload = match &self.backend {
+            Backend::Http { .. } => self.payloads.payload(&job.record, job.webhook).await,
+            Backend::Discard => Payload::Body,
+        };
+        let is_stub = !matches!(payload, Payload::Body);
+        let fetching = if is_stub { began.elapsed() } else { Duration::ZERO };
+        // Room in memory is kept up to the end of the delivery.
+        let (outcome, answer) = match &payload {
+            Payload::Body | Payload::Stub(_) => self.attempt(&job, None).await,
+            Payload::Fetched(bytes, _room) => self.attempt(&job, Some(bytes)).await,
+            Payload::Failed(cause) => (AttemptOutcome::Unfetched, cause.clone().into_bytes()),
+            Payload::LeaseLost => (AttemptOutcome::LeaseLost, Vec::new()),
+        };
+        let payload = payload.result();
+        EndedDelivery { job, outcome, answer, took: began.elapsed(), fetching, payload }
+    }
+
+    /// Sends a webhook, with `payload` in place of its body.
+    async fn attempt(
+        &self,
+        job: &DeliveryJob,
+        payload: Option<&Bytes>,
+    ) -> (AttemptOutcome, Vec<u8>) {
+        match self.request(job, payload) {
             Ok(None) => (
                 AttemptOutcome::Answered { status: 204, retry_after: None, pauses: None },
                 Vec::new(),
@@ -152,8 +165,7 @@ impl DeliveryClient {
             Ok(Some(request)) => tokio::time::timeout(self.timeout, self.send(request))
                 .await
                 .unwrap_or((AttemptOutcome::TimedOut, Vec::new())),
-        };
-        EndedDelivery { job, outcome, answer, took: began.elapsed() }
+        }
     }
 
     async fn send(&self, request: Request<LeasedBody>) -> (AttemptOutcome, Vec<u8>) {
@@ -186,7 +198,11 @@ impl DeliveryClient {
     }
 
     /// Builds the request. `None` if the backend is `discard:`.
-    fn request(&self, job: &DeliveryJob) -> Result<Option<Request<LeasedBody>>, Unsendable> {
+    fn request(
+        &self,
+        job: &DeliveryJob,
+        payload: Option<&Bytes>,
+    ) -> Result<Option<Request<LeasedBody>>, Unsendable> {
         let Backend::Http { scheme, authority, path, host, .. } = &self.backend else {
             return Ok(None);
         };
@@ -201,13 +217,17 @@ impl DeliveryClient {
         uri.authority = Some(authority.clone());
         uri.path_and_query = Some(target);
         let uri = Uri::from_parts(uri).map_err(|_| Unsendable)?;
-        let mut request = Request::new(LeasedBody::new(record.body.clone(), self.lease.clone()));
+        let body = payload.unwrap_or(&record.body).clone();
+        let mut request = Request::new(LeasedBody::new(body, self.lease.clone()));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = uri;
         // With HTTP/2, Host must not be sent in addition to `:authority`: nginx answers 400. If the
         // connection is HTTP/1.1 after all, the client adds the URL's host.
         let host = (!takes_http2(&self.backend)).then_some(host.as_str());
         *request.headers_mut() = headers(record, job, host);
+        if payload.is_some() {
+            request.headers_mut().insert("spillway-payload", HeaderValue::from_static("fetched"));
+        }
         Ok(Some(request))
     }
 }
@@ -223,25 +243,9 @@ fn takes_http2(backend: &Backend) -> bool {
     }
 }
 
-/// TLS settings that trust this machine's certificate authorities. None are loaded for plain HTTP.
-fn tls(backend: &Backend) -> anyhow::Result<ClientConfig> {
-    let mut roots = RootCertStore::empty();
-    if matches!(backend, Backend::Http { scheme, .. } if *scheme == Scheme::HTTPS) {
-        let found = rustls_native_certs::load_native_certs();
-        let (added, _) = roots.add_parsable_certificates(found.certs);
-        if added == 0 {
-            anyhow::bail!(
-                "DOWNSTREAM_APP_URL: this machine knows no certificate authority; install \
-                 ca-certificates or set SSL_CERT_FILE"
-            );
-        }
-    }
-    Ok(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
-}
-
 /// Headers as received, except `Host`, with those that are added to every delivery.
 fn headers(record: &Record, job: &DeliveryJob, host: Option<&str>) -> HeaderMap {
-    let mut headers = HeaderMap::with_capacity(record.headers.len() + 6);
+    let mut headers = HeaderMap::with_capacity(record.headers.len() + 7);
     let own = |text: String| HeaderValue::try_from(text).expect("BUG: our values are plain text");
     if let Some(host) = host {
         headers.insert(HOST, own(host.to_owned()));

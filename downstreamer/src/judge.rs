@@ -28,6 +28,8 @@ pub enum AttemptOutcome {
     LeaseLost,
     /// The connection broke before the whole answer.
     Broken,
+    /// The payload of a stub could not be fetched. The backend was sent nothing.
+    Unfetched,
     /// No request can be made of the webhook. For example, its path is too long with the base
     /// URL's.
     Unsendable,
@@ -54,6 +56,12 @@ pub fn judge_at(
         AttemptOutcome::TimedOut | AttemptOutcome::Unconnected | AttemptOutcome::Broken => {
             return failed;
         }
+        // As if the backend had asked for a pause of this resource alone: it says nothing about the
+        // backend, and nothing about the other webhooks of the lane.
+        AttemptOutcome::Unfetched => {
+            let scope = Some(Scope::Resource);
+            return Verdict::Retry { pause: Duration::ZERO, scope, is_refusal: false };
+        }
         AttemptOutcome::LeaseLost => return Verdict::NotSent,
         AttemptOutcome::Unsendable => {
             return Verdict::Dead { reason: "unsendable", is_refusal: false };
@@ -77,7 +85,9 @@ pub fn signal(outcome: &AttemptOutcome, verdict: Verdict) -> Signal {
         AttemptOutcome::Answered { status, .. } => *status,
         AttemptOutcome::TimedOut => return Signal::TimedOut,
         AttemptOutcome::Unconnected | AttemptOutcome::Broken => return Signal::Broken,
-        AttemptOutcome::Unsendable | AttemptOutcome::LeaseLost => return Signal::Failed,
+        AttemptOutcome::Unsendable | AttemptOutcome::LeaseLost | AttemptOutcome::Unfetched => {
+            return Signal::Failed;
+        }
     };
     let asked = match verdict {
         Verdict::Retry { pause, .. } => (!pause.is_zero()).then_some(pause),
@@ -100,6 +110,7 @@ pub fn evidence(outcome: &AttemptOutcome, answer: Vec<u8>) -> Evidence {
         | AttemptOutcome::Unconnected
         | AttemptOutcome::LeaseLost
         | AttemptOutcome::Broken
+        | AttemptOutcome::Unfetched
         | AttemptOutcome::Unsendable => 0,
     };
     Evidence { status, answer }
@@ -198,6 +209,18 @@ mod tests {
         let unsendable = Verdict::Dead { reason: "unsendable", is_refusal: false };
         assert_eq!(judge_at(&AttemptOutcome::Unsendable, &DEAD, LONGEST, noon()), unsendable);
         assert_eq!(judge_at(&AttemptOutcome::LeaseLost, &DEAD, LONGEST, noon()), Verdict::NotSent);
+    }
+
+    #[test]
+    fn a_payload_that_is_not_fetched_concerns_its_own_resource_alone() {
+        let outcome = AttemptOutcome::Unfetched;
+        let verdict = judge_at(&outcome, &DEAD, LONGEST, noon());
+        let scope = Some(Scope::Resource);
+        let pause = Duration::ZERO;
+        assert_eq!(verdict, Verdict::Retry { pause, scope, is_refusal: false });
+        assert_eq!(signal(&outcome, verdict), Signal::Failed);
+        let evidence = evidence(&outcome, b"a.example: answered 503".to_vec());
+        assert_eq!((evidence.status, &evidence.answer[..9]), (0, &b"a.example"[..]));
     }
 
     #[test]

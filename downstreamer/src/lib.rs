@@ -2,8 +2,8 @@
 //! that the backend can bear.
 //!
 //! `leadership` loads what Redis holds and starts a `worker`, which carries out the decisions of the
-//! delivery core (`spillway_delivery`): `intake` → `sort` → core → `deliver` (`connect`) → `judge` → core →
-//! `settling`. Also: `reader` (packs and chunks that are read again), `controls` (set by an
+//! delivery core (`spillway_delivery`): `intake` → `sort` → core → `deliver` (`payload`, `connect`) →
+//! `judge` → core → `settling`. Also: `reader` (packs and chunks that are read again), `controls` (set by an
 //! operator) and `status`.
 
 mod backend;
@@ -17,6 +17,7 @@ pub mod judge;
 mod leadership;
 mod metrics;
 mod names;
+mod payload;
 mod reader;
 mod settings;
 mod settling;
@@ -25,6 +26,7 @@ mod sort;
 mod status;
 mod worker;
 
+pub use crate::payload::{PayloadHost, PayloadSettings};
 pub use crate::settings::{DownstreamerArgs, DownstreamerSettings};
 
 use std::sync::Arc;

@@ -12,6 +12,8 @@ use spillway_delivery::{Counts, Status};
 use spillway_process::metrics::registry;
 use spillway_queue::consumers::HTTP;
 
+use crate::payload::PayloadResult;
+
 const RESULTS: [&str; 5] = ["delivered", "failed", "refused", "dead", "timeout"];
 /// Reasons for which a webhook is given up.
 pub(crate) const DEAD_REASONS: [&str; 5] =
@@ -46,6 +48,8 @@ pub(crate) struct DownstreamerMetrics {
     pub corrupt: IntCounter,
     /// Metrics of lanes.
     pub lanes: LaneMetrics,
+    /// Metrics of stubs.
+    pub stubs: StubMetrics,
     attempts: IntCounterVec,
     durations: Histogram,
     end_to_end: Histogram,
@@ -67,6 +71,39 @@ pub(crate) struct LaneMetrics {
     pub cuts: IntCounter,
     /// Slow attempts that were cut off.
     pub cut_off: IntCounter,
+}
+
+/// Metrics of stubs, which stand for bodies over Shopify's limit.
+pub(crate) struct StubMetrics {
+    results: IntCounterVec,
+    expiring: IntGauge,
+}
+
+impl StubMetrics {
+    fn new(registry: &Registry) -> Self {
+        let results = counters(
+            registry,
+            "spillway_payload_stubs_total",
+            "Attempts to deliver a stub, by what became of its payload.",
+            "result",
+        );
+        for result in PayloadResult::ALL {
+            results.with_label_values(&[result.label()]).inc_by(0);
+        }
+        Self {
+            results,
+            expiring: gauge(
+                registry,
+                "spillway_payload_stubs_expiring",
+                "Stubs that wait and whose payload expires within an hour, or has expired.",
+            ),
+        }
+    }
+
+    /// Counts an attempt to deliver a stub.
+    pub(crate) fn count(&self, result: PayloadResult) {
+        self.results.with_label_values(&[result.label()]).inc();
+    }
 }
 
 impl LaneMetrics {
@@ -158,6 +195,7 @@ impl DownstreamerMetrics {
             ),
             corrupt: corrupt_packs(&registry),
             lanes: LaneMetrics::new(&registry),
+            stubs: StubMetrics::new(&registry),
             attempts,
             durations: durations(&registry),
             end_to_end: end_to_end(&registry),
@@ -206,6 +244,7 @@ impl DownstreamerMetrics {
         self.lanes.blocked.set(number(status.blocked_lanes));
         self.lanes.stored.set(i64::try_from(status.stored).unwrap_or(i64::MAX));
         self.lanes.index_bytes.set(number(status.index_bytes));
+        self.stubs.expiring.set(number(status.stubs_expiring));
     }
 
     /// Counts a webhook of `topic` without a resource id.

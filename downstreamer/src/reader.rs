@@ -372,6 +372,7 @@ mod tests {
             is_barrier: false,
             coalesces: 0,
             fingerprint: None,
+            expires_at_ms: None,
         }
     }
 

@@ -13,6 +13,7 @@ use spillway_delivery::{Backoff, Config, ShopBounds, Tuning};
 use spillway_limiter::Bounds;
 
 use crate::backend::Backend;
+use crate::payload::{PayloadHost, PayloadSettings};
 
 const MIB: u64 = 1 << 20;
 /// Time that a delivery which began just before SIGTERM may still take, in addition to its
@@ -130,6 +131,20 @@ pub struct DownstreamerArgs {
     #[arg(long, env = "INDEX_MEMORY", default_value = "128MiB")]
     index_memory: String,
 
+    /// Deliver the payload in place of the stub of an oversize Event: on or off
+    #[arg(long, env = "FETCH_PAYLOADS", default_value = "off")]
+    fetch_payloads: String,
+
+    /// Hosts that payloads are fetched from, comma separated, such as payloads.example.com or
+    /// *.example.com; needed with FETCH_PAYLOADS=on. Another port: host:8443; without TLS: http://host
+    #[arg(long, env = "PAYLOAD_HOSTS")]
+    payload_hosts: Option<String>,
+
+    /// Maximum size of a fetched payload; all together take at most four times as much memory [1KiB
+    /// to 1GiB]
+    #[arg(long, env = "PAYLOAD_MAX", default_value = "32MiB")]
+    payload_max: String,
+
     /// Time to finish what is under way after SIGTERM [1s to 15m]; default: DELIVERY_TIMEOUT + 5s
     #[arg(long, env = "SHUTDOWN_TIMEOUT")]
     shutdown_timeout: Option<String>,
@@ -176,6 +191,8 @@ pub struct DownstreamerSettings {
     pub park_after: Duration,
     /// Memory for the index.
     pub index_bytes: usize,
+    /// Fetching of payloads, if it is on.
+    pub payloads: Option<PayloadSettings>,
     /// Time to finish what is under way.
     pub shutdown_timeout: Duration,
 }
@@ -259,6 +276,7 @@ impl spillway_process::ServerArgs for DownstreamerArgs {
             dead_bytes_max: checker.size("DEAD_MAX", &self.dead_max, 0..=64 * 1024 * MIB),
             park_after: checker.duration("PARK_AFTER", &self.park_after, s(1)..=day),
             index_bytes: memory(checker, "INDEX_MEMORY", &self.index_memory),
+            payloads: self.payloads(checker),
             shutdown_timeout: match &self.shutdown_timeout {
                 Some(text) => checker.duration("SHUTDOWN_TIMEOUT", text, s(1)..=s(900)),
                 None => delivery_timeout + SHUTDOWN_SLACK,
@@ -371,6 +389,26 @@ impl DownstreamerArgs {
         }
     }
 
+    fn payloads(&self, checker: &mut Checker) -> Option<PayloadSettings> {
+        const KEY: &str = "PAYLOAD_HOSTS";
+        let is_on =
+            checker.choice("FETCH_PAYLOADS", &self.fetch_payloads, &[("off", false), ("on", true)]);
+        let names = self.payload_hosts.as_deref().unwrap_or_default().split(',').map(str::trim);
+        let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+        if is_on && names.is_empty() {
+            checker
+                .mistake(KEY, "is required with FETCH_PAYLOADS=on: name the hosts of payload_url");
+        }
+        let host = |name: &str| {
+            let parsed = PayloadHost::parse(name);
+            parsed.map_err(|problem| checker.mistake(KEY, format_args!("{name} {problem}"))).ok()
+        };
+        let hosts = names.into_iter().filter_map(host).collect();
+        let bytes = checker.size("PAYLOAD_MAX", &self.payload_max, 1024..=1024 * MIB);
+        let bytes_max = usize::try_from(bytes).expect("BUG: the range ends below 2^31");
+        is_on.then_some(PayloadSettings { hosts, bytes_max })
+    }
+
     fn backend(&self, checker: &mut Checker) -> Backend {
         let Some(url) = self.downstream_app_url.as_deref().map(str::trim) else {
             checker.mistake("DOWNSTREAM_APP_URL", "is required, such as http://127.0.0.1:3000");
@@ -436,6 +474,20 @@ mod tests {
         }
         let by_shop = ["--coalesce-topics", "products/update", "--order-by", "shop"];
         assert!(mistakes(&by_shop).contains("ORDER_BY=resource"));
+    }
+
+    #[test]
+    fn payloads_are_fetched_only_from_hosts_that_are_named() {
+        assert_eq!(mistakes(&["--fetch-payloads", "on", "--payload-hosts", "a.b, *.c.d,"]), "");
+        for hosts in [&[][..], &["--payload-hosts", " , "]] {
+            let told = mistakes(&[&["--fetch-payloads", "on"][..], hosts].concat());
+            assert!(told.starts_with("PAYLOAD_HOSTS: is required"), "{told}");
+        }
+        let bad =
+            ["--fetch-payloads", "maybe", "--payload-hosts", "*,a.b,c/d", "--payload-max", "1"];
+        let told = mistakes(&bad);
+        let keys: Vec<&str> = told.lines().filter_map(|line| line.split(':').next()).collect();
+        assert_eq!(keys, ["FETCH_PAYLOADS", "PAYLOAD_HOSTS", "PAYLOAD_HOSTS", "PAYLOAD_MAX"]);
     }
 
     #[test]

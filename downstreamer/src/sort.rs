@@ -11,7 +11,7 @@ use spillway_webhook::pack::Record;
 use spillway_webhook::received::APP_HEADER;
 use spillway_webhook::resource::{Resource, is_whole_state};
 use spillway_webhook::shopify::{Headers, is_barrier, is_topic_match, resource_kind};
-use spillway_webhook::{Family, Position, stable_hash};
+use spillway_webhook::{Family, Position, Stub, stable_hash};
 
 use crate::metrics::DownstreamerMetrics;
 use crate::settings::{DownstreamerSettings, OrderBy};
@@ -54,6 +54,7 @@ impl Sorter {
             is_barrier: is_barrier(topic) && !shop.is_empty(),
             coalesces: 0,
             fingerprint: own.filter(|_| settings.keeps_fingerprints()),
+            expires_at_ms: Stub::of(record, &record.body).and_then(|stub| stub.expires_at_ms),
         };
         match settings.order_by {
             // Copies of one webhook share a slot, so that none is delivered while another is.

@@ -140,6 +140,7 @@ mod tests {
             index_bytes: 0,
             lanes: blocked.len(),
             stored: 0,
+            stubs_expiring: 0,
             blocked_lanes: blocked.len(),
             blocked,
         }

@@ -28,7 +28,7 @@ use crate::content::{PackBytes, PauseFilter};
 use crate::controls;
 use crate::deliver::{DeliveryClient, DeliveryJob, EndedDelivery};
 use crate::intake::{self, Arrivals};
-use crate::judge::{self, result_label};
+use crate::judge::{self, AttemptOutcome, result_label};
 use crate::metrics::DownstreamerMetrics;
 use crate::names::Names;
 use crate::reader::{ChunkRange, Read, ReadRequest, Rereader};
@@ -317,7 +317,7 @@ impl Worker {
         &mut self,
         delivery: Result<EndedDelivery, JoinError>,
     ) -> Result<Option<Event<PackBytes>>, End> {
-        let EndedDelivery { job, outcome, answer, took } = match delivery {
+        let EndedDelivery { job, outcome, answer, took, fetching, payload } = match delivery {
             Ok(delivery) => delivery,
             Err(error) if error.is_cancelled() => return Ok(None),
             Err(_) => return Err(gone("a delivery")),
@@ -327,7 +327,12 @@ impl Worker {
             return Ok(None);
         }
         let judged = judge::judge(&outcome, &self.settings);
-        self.metrics.attempted(result_label(&outcome, judged), took);
+        if outcome != AttemptOutcome::Unfetched {
+            self.metrics.attempted(result_label(&outcome, judged), took - fetching);
+        }
+        if let Some(result) = payload {
+            self.metrics.stubs.count(result);
+        }
         if judged == Verdict::Delivered {
             self.metrics.delivered(job.record.received_at_ms, wall_clock_ms());
         }
@@ -335,8 +340,9 @@ impl Worker {
             id,
             verdict: judged,
             signal: judge::signal(&outcome, judged),
-            is_unconnected: outcome == judge::AttemptOutcome::Unconnected,
+            is_unconnected: outcome == AttemptOutcome::Unconnected,
             took,
+            fetching,
             evidence: judge::evidence(&outcome, answer),
         })))
     }

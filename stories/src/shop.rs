@@ -1,9 +1,10 @@
 //! Webhooks of many shops and topics. As in a load, the webhook id contains the event.
 
-use serde_json::json;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
 
 use crate::ledger::Event;
-use crate::webhook::{SECRET, Webhook, now, sign};
+use crate::webhook::{SECRET, Webhook, now, rfc3339, sign};
 
 /// About the size of a webhook whose subscription has a few fields.
 const FILL_BYTES: usize = 300;
@@ -44,6 +45,20 @@ pub fn event(shop: u64, handle: &str, event: Event) -> Webhook {
         },
         "query_variables": { "productId": gid },
     });
+    event_with(shop, handle, event, &body)
+}
+
+/// A stub in place of an Event `Product/update` of this shop. The payload lies at `payload_url`.
+pub fn stub(shop: u64, event: Event, payload_url: &str, expires_at: OffsetDateTime) -> Webhook {
+    let body = json!({
+        "topic": "Product", "action": "update", "handle": "whole",
+        "payload_url": payload_url, "payload_size_bytes": 1_500_000,
+        "expires_at": rfc3339(expires_at),
+    });
+    event_with(shop, "whole", event, &body)
+}
+
+fn event_with(shop: u64, handle: &str, event: Event, body: &Value) -> Webhook {
     let body = body.to_string().into_bytes();
     let signature = sign(SECRET, &body);
     Webhook::bare(body)

@@ -19,7 +19,7 @@ use stories::cell::Cell;
 use stories::client::Connection;
 use stories::feed::{Feed, Trickle};
 use stories::kafka_server::KafkaServer;
-use stories::ledger::Ledger;
+use stories::ledger::{Event, Ledger};
 use stories::load::Running;
 use stories::port;
 use stories::process::Recipe;
@@ -27,9 +27,11 @@ use stories::prometheus::Prometheus;
 use stories::redis_server::RedisServer;
 use stories::report::say;
 use stories::service::Service;
+use stories::shop;
 use stories::size::size;
 use stories::until::until;
 use stories::webhook::{SECRET, Webhook};
+use time::OffsetDateTime;
 use tokio::time::sleep;
 
 const SOON: Duration = Duration::from_secs(90);
@@ -273,6 +275,14 @@ impl Watched {
             _ => Behaviour::ok(),
         });
         self.fire("the backend answers 400 to one shop", &["SpillwayDeadLetters"]).await;
+        let now = OffsetDateTime::now_utc();
+        let stub = |sequence| {
+            let event = Event { resource: 80_000_000, sequence };
+            shop::stub(2, event, "https://payloads.example/1", now)
+        };
+        let fault = "stubs whose payloads have expired";
+        self.while_sending((1..1_000).map(stub).collect(), fault, &["SpillwayPayloadsExpire"])
+            .await;
         self.backend.behave(|_| Behaviour::status(404));
         self.fire("the backend answers 404", &["SpillwayBackendRefuses", "SpillwayBacklogOld"])
             .await;

@@ -1,6 +1,8 @@
-//! Events, Shopify's second family of deliveries, beside classic webhooks of the same products.
+//! Events, Shopify's second family of deliveries, beside classic webhooks of the same products, and
+//! the stubs that stand for large ones.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,11 +14,14 @@ use stories::check::check;
 use stories::client::post;
 use stories::feed::Feed;
 use stories::ledger::{Event, Ledger};
+use stories::receipt::{Receipt, hash};
 use stories::report::say;
+use stories::service::Service;
 use stories::shop;
 use stories::size::size;
 use stories::until::until;
 use stories::webhook::{SECRET, Webhook, sign};
+use time::OffsetDateTime;
 
 const SOON: Duration = Duration::from_secs(60);
 const WORK: Duration = Duration::from_millis(50);
@@ -146,4 +151,245 @@ async fn what_is_ignored_is_answered_and_not_stored() {
     post(receiver.address(), &shop::webhook(2, "shop/redact", at(4))).await.expect_stored();
     post(receiver.address(), &shop::webhook(1, "products/update", at(5))).await.expect_stored();
     assert_eq!(redis.stream_len("{spillway}:in").await, 2);
+}
+
+/// Size of a payload, over the limit that makes Shopify send a stub.
+const PAYLOAD_BYTES: usize = 1_500_000;
+
+/// Stub with this number, whose payload lies at `path` and expires after `expires_in`. All stubs
+/// of a shop have one order.
+fn stub(shop: u64, number: u64, url: &str, expires_in: Duration) -> (Event, Webhook) {
+    let event = Event { resource: 1_000 + shop, sequence: number };
+    (event, shop::stub(shop, event, url, OffsetDateTime::now_utc() + expires_in))
+}
+
+fn payload(target: &str) -> Vec<u8> {
+    format!("{{\"target\":\"{target}\",\"fill\":\"{}\"}}", "x".repeat(PAYLOAD_BYTES)).into()
+}
+
+/// Bytes of an answer 200 with the first `count` bytes of a body.
+fn wire(body: &[u8], count: usize) -> Vec<u8> {
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+    [head.as_bytes(), &body[..count]].concat()
+}
+
+/// Answers with these bytes, and then closes or not.
+fn writes(begins: Vec<u8>, repeats: Vec<u8>, closes: bool) -> Behaviour {
+    Behaviour::Wire { begins, repeats, every: Duration::from_millis(1), closes }
+}
+
+fn gives_payload(receipt: &Receipt) -> Behaviour {
+    let body = payload(&receipt.target);
+    writes(wire(&body, body.len()), Vec::new(), false)
+}
+
+/// Answer of a host of payloads, which fails `/slow`, `/flaky` and `/broken` at first.
+fn answer(receipt: &Receipt, before: usize, address: SocketAddr) -> Behaviour {
+    let path = receipt.target.split('?').next().unwrap_or_default();
+    match (path, before) {
+        ("/slow", 0) => Behaviour::Hang,
+        ("/flaky", 0..2) => Behaviour::status(500),
+        ("/broken", 0) => writes(wire(&payload(path), PAYLOAD_BYTES / 2), Vec::new(), true),
+        ("/gone", _) => Behaviour::status(410),
+        ("/moved", _) => Behaviour::status(302).header("Location", format!("http://{address}/new")),
+        ("/large", _) => writes(wire(&vec![b'x'; 3 << 20], 0), Vec::new(), false),
+        ("/endless", _) => writes(b"HTTP/1.1 200 OK\r\n\r\n".into(), vec![b'x'; 64 << 10], false),
+        _ => gives_payload(receipt),
+    }
+}
+
+/// Starts a host of payloads.
+async fn payload_host() -> Backend {
+    let host = Backend::start().await;
+    let asked: std::sync::Mutex<BTreeMap<String, usize>> = std::sync::Mutex::default();
+    let address = host.address();
+    host.behave(move |receipt| {
+        let mut asked = asked.lock().expect("no plan panicked");
+        let before = asked.entry(receipt.target.clone()).or_default();
+        *before += 1;
+        answer(receipt, *before - 1, address)
+    });
+    host
+}
+
+/// Stubs by result, without results that did not occur.
+async fn results(downstreamer: &Service) -> BTreeMap<String, u64> {
+    let page = downstreamer.admin("/metrics").await.expect("the metrics").text();
+    let lines =
+        page.lines().filter_map(|line| line.strip_prefix("spillway_payload_stubs_total{result=\""));
+    let counts = lines.filter_map(|line| {
+        let (result, count) = line.split_once("\"} ")?;
+        Some((result.to_owned(), count.parse().ok()?))
+    });
+    counts.filter(|(_, count)| *count > 0).collect()
+}
+
+fn expected<const N: usize>(results: [(&str, u64); N]) -> BTreeMap<String, u64> {
+    results.map(|(result, count)| (result.to_owned(), count)).into()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stub_arrives_with_its_payload_or_as_it_is_and_in_order() {
+    // Path at the host, and failed fetches before the payload; `None` if the stub itself arrives.
+    let cases: [(&str, Option<u64>); 10] = [
+        ("/right?signed=1&b=%2F", Some(0)),
+        ("/slow", Some(1)),
+        ("/flaky", Some(2)),
+        ("/broken", Some(1)),
+        ("/expired?signed=1", None),
+        ("/gone?signed=1", None),
+        ("/moved", None),
+        ("/large", None),
+        ("/endless", None),
+        ("/last", Some(0)),
+    ];
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let host = payload_host().await;
+    let other = Backend::start().await;
+    let receiver = cell.receiver(&[]).await;
+    let ledger = Arc::new(Ledger::default());
+    let mut stubs: Vec<(Event, Webhook)> = Vec::new();
+    for (number, (path, _)) in (1..).zip(cases) {
+        let expires_in = Duration::from_secs(if path.starts_with("/expired") { 0 } else { 7_200 });
+        stubs.push(stub(1, number, &format!("{}{path}", host.url()), expires_in));
+    }
+    stubs.push(stub(1, 11, &format!("{}/right?signed=1", other.url()), SOON * 100));
+    Feed::to(receiver.address(), &ledger).store_in_turn(stubs.clone()).await;
+    let settings = [
+        ("FETCH_PAYLOADS", "on"),
+        ("PAYLOAD_HOSTS", &host.url()),
+        ("PAYLOAD_MAX", "2MiB"),
+        ("DELIVERY_TIMEOUT", "1s"),
+        ("RUST_LOG", "debug"),
+    ];
+    let downstreamer = cell.downstreamer(&backend, &settings).await;
+    let is_empty = async || redis.stream_len("{spillway}:in").await == 0;
+    until("everything is settled", SOON, is_empty).await;
+
+    let receipts = backend.receipts();
+    let arrived: Vec<u64> = receipts.iter().map(|one| one.event().sequence).collect();
+    assert_eq!(arrived, (1..=11).collect::<Vec<_>>());
+    let cases = cases.into_iter().chain([("other host", None)]);
+    for ((receipt, (path, failed)), (_, sent)) in receipts.iter().zip(cases).zip(&stubs) {
+        let body = failed.map_or_else(|| sent.payload().to_vec(), |_| payload(path));
+        assert!(receipt.body_hash == hash(&body), "{path}: {receipt:?}");
+        assert_eq!(receipt.header("Content-Length"), body.len().to_string(), "{path}");
+        let is_fetched = receipt.headers.text("Spillway-Payload") == Some("fetched");
+        assert_eq!(is_fetched, failed.is_some(), "{path}: {receipt:?}");
+        assert_eq!(receipt.attempt(), 1 + failed.unwrap_or(0), "{path}");
+        for (name, value) in sent.headers() {
+            assert_eq!(receipt.headers.all(name), [value], "{path}");
+        }
+    }
+    let counts = [
+        ("expired", 1),
+        ("failed", 4),
+        ("fetched", 5),
+        ("other_host", 1),
+        ("refused", 2),
+        ("too_large", 2),
+    ];
+    assert_eq!(results(&downstreamer).await, expected(counts));
+    assert_eq!(downstreamer.metric("spillway_delivery_attempts_total").await, Some(11.0));
+    assert_eq!(other.count(), 0, "another host was asked");
+    host.look(|asked| {
+        let is_wrong = |one: &&Receipt| one.method != "GET" || one.headers.0.len() > 3;
+        assert!(!asked.iter().any(|one| is_wrong(&one)), "{asked:?}");
+        let targets: Vec<&str> = asked.iter().map(|one| one.target.as_str()).collect();
+        let is_other = |target: &&str| target.starts_with("/new") || target.starts_with("/expired");
+        assert!(!targets.iter().any(is_other), "{targets:?}");
+    });
+    let log = downstreamer.output();
+    assert!(log.contains("delivered without its payload") && !log.contains("signed=1"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_of_payloads_that_fails_holds_back_its_stubs_alone() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let host = Backend::start().await;
+    host.behave(|_| Behaviour::status(503).header("Retry-After", "3600"));
+    let receiver = cell.receiver(&[]).await;
+    let feed = Feed::to(receiver.address(), &Arc::new(Ledger::default()));
+    let url = format!("{}/1", host.url());
+    let settings = [
+        ("FETCH_PAYLOADS", "on"),
+        ("PAYLOAD_HOSTS", &host.url()),
+        ("PAYLOAD_MAX", "2MiB"),
+        ("MIN_CONCURRENCY", "20"),
+        ("RETRY_LONGEST", "100ms"),
+    ];
+    let downstreamer = cell.downstreamer(&backend, &settings).await;
+    // A product of shop 1, whose other webhooks are all stubs.
+    let product = |sequence| {
+        let event = Event { resource: 7, sequence };
+        (event, shop::event(1, "prices", event))
+    };
+    feed.store_in_turn(Vec::from([product(1)])).await;
+    let stubs = (1..=20).map(|shop| stub(shop, 1, &url, SOON * 100));
+    feed.store(stubs.collect()).await;
+    until("all were tried often", SOON, async || host.count() >= 400).await;
+    feed.store_in_turn(Vec::from([product(2)])).await;
+    until("the product is delivered", SOON, async || backend.count() == 2).await;
+    assert_eq!(downstreamer.metric("spillway_paused").await, Some(0.0));
+    assert_eq!(downstreamer.metric("spillway_lanes_blocked").await, Some(0.0));
+    assert_eq!(downstreamer.metric("spillway_delivery_attempts_total").await, Some(2.0));
+    let log = downstreamer.output();
+    assert!(!log.contains("is down") && !log.contains("circuit breaker"), "{log}");
+    assert!(log.contains("the payload of a stub was not fetched"), "{log}");
+
+    // Memory for four of the largest has room for five of these.
+    backend.behave(|_| Behaviour::slowly(Duration::from_millis(300)));
+    host.behave(gives_payload);
+    let is_empty = async || redis.stream_len("{spillway}:in").await == 0;
+    until("everything is settled", SOON, is_empty).await;
+    assert_eq!(backend.count(), 22);
+    let fetched = results(&downstreamer).await;
+    assert_eq!(fetched["fetched"], 20, "{fetched:?}");
+    let at_once = backend.in_flight_max();
+    assert!((2..=5).contains(&at_once), "{at_once} payloads at once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stub_that_waits_is_seen_before_its_payload_expires() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let receiver = cell.receiver(&[]).await;
+    let feed = Feed::to(receiver.address(), &Arc::new(Ledger::default()));
+    let mut downstreamer = cell.downstreamer(&backend, &[("PARK_AFTER", "1s")]).await;
+    downstreamer.leads().await;
+    let paused = cell.spillway(&["pause", "--shop", &shop::domain(1)]).await;
+    assert!(paused.status.success(), "{paused:?}");
+    let is = async |downstreamer: &Service, metric: &str, value: f64| {
+        until(metric, SOON, async || downstreamer.metric(metric).await == Some(value)).await;
+    };
+    is(&downstreamer, "spillway_pauses", 1.0).await;
+    let url = "https://payloads.example/1";
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    let stubs = [(1, 1, 0), (1, 2, 30), (1, 3, 120), (2, 4, 0), (2, 5, 30)];
+    let stubs = stubs.map(|(shop, number, after)| stub(shop, number, url, minutes(after)));
+    feed.store_in_turn(stubs.into()).await;
+    until("shop 2 is served", SOON, async || backend.count() == 2).await;
+    is(&downstreamer, "spillway_payload_stubs_expiring", 2.0).await;
+    // The next leader knows them too, from the chunks of their lane.
+    is(&downstreamer, "spillway_lane_webhooks", 3.0).await;
+    assert_eq!(downstreamer.metric("spillway_payload_stubs_expiring").await, Some(2.0));
+    downstreamer.sigterm();
+    assert!(downstreamer.exit(SOON).await.success());
+    downstreamer.restart();
+    is(&downstreamer, "spillway_payload_stubs_expiring", 2.0).await;
+    assert_eq!(backend.count(), 2);
+    let resumed = cell.spillway(&["resume", "--shop", &shop::domain(1)]).await;
+    assert!(resumed.status.success(), "{resumed:?}");
+    let is_empty = async || redis.stream_len("{spillway}:in").await == 0;
+    until("everything is settled", SOON, is_empty).await;
+    is(&downstreamer, "spillway_payload_stubs_expiring", 0.0).await;
+    assert_eq!(results(&downstreamer).await, expected([("expired", 1), ("off", 2)]));
+    backend.look(|all| {
+        assert!(all.iter().all(|one| one.headers.get("Spillway-Payload").is_none()), "{all:?}");
+    });
 }

@@ -57,6 +57,9 @@ async fn a_downstreamer_names_all_mistakes_at_once() {
         ("DEAD_STATUSES", "400,abc"),
         ("ORDER_BY", "weather"),
         ("RETRY_FIRST", "1"),
+        ("FETCH_PAYLOADS", "maybe"),
+        ("PAYLOAD_HOSTS", "*"),
+        ("PAYLOAD_MAX", "1"),
     ];
     let output = cell.run("downstreamer", &[], &bad).await;
     let errors = String::from_utf8(output.stderr).unwrap();

@@ -1,5 +1,6 @@
 //! Delivery over TLS to a backend behind nginx: by HTTP/2 if it is offered, by HTTP/1.1 under
-//! another name than the URL's, and not at all to a server without a trusted certificate.
+//! another name than the URL's, and not at all to a server without a trusted certificate. The same
+//! certificates count for payloads.
 
 use std::collections::HashSet;
 use std::iter;
@@ -19,8 +20,10 @@ use stories::receipt::{Receipt, hash};
 use stories::redis_server::RedisServer;
 use stories::report::say;
 use stories::service::Service;
+use stories::shop;
 use stories::until::until;
 use stories::webhook::Webhook;
+use time::OffsetDateTime;
 
 const WEBHOOKS: u64 = 200;
 const SOON: Duration = Duration::from_secs(30);
@@ -160,6 +163,42 @@ async fn what_is_for_a_backend_that_is_not_trusted_waits_until_it_is() {
 
     let _downstreamer = story.downstreamer(&url, &story.authority, &[]).await;
     story.expect_delivered("").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_payload_is_fetched_over_tls_from_a_host_that_is_trusted() {
+    const BODY: &str = "{\"fetched\":true}";
+    let story = Story::begin("ssl http2").await;
+    story.backend.behave(|_| Behaviour::Wire {
+        begins: format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{BODY}", BODY.len()).into(),
+        repeats: Vec::new(),
+        every: Duration::ZERO,
+        closes: false,
+    });
+    let app = Backend::start().await;
+    let host = format!("localhost:{}", story.address.port());
+    let expires_at = OffsetDateTime::now_utc() + Duration::from_secs(3600);
+    let stub = shop::stub(1, event(1), &format!("https://{host}/payload?a=b"), expires_at);
+    story.feed.store(vec![(event(1), stub)]).await;
+    let settings = [("FETCH_PAYLOADS", "on"), ("PAYLOAD_HOSTS", host.as_str())];
+    let stranger = Authority::new(story.cell.directory(), "stranger");
+    let mut downstreamer = story.downstreamer(&app.url(), &stranger, &settings).await;
+    until("it is tried many times", SOON, async || {
+        downstreamer.metric("spillway_payload_stubs_total").await >= Some(5.0)
+    })
+    .await;
+    assert_eq!((app.count(), story.backend.count()), (0, 0));
+    downstreamer.sigterm();
+    assert!(downstreamer.exit(SOON).await.success());
+
+    let _downstreamer = story.downstreamer(&app.url(), &story.authority, &settings).await;
+    until("it is delivered", SOON, async || app.count() > 0).await;
+    let receipts = app.receipts();
+    assert_eq!(receipts.len(), 1);
+    assert_eq!(receipts[0].header("Spillway-Payload"), "fetched");
+    assert_eq!(receipts[0].body.as_deref(), Some(BODY.as_bytes()));
+    let asked = story.backend.receipts();
+    assert_eq!((asked[0].target.as_str(), asked[0].header("Host")), ("/payload?a=b", &*host));
 }
 
 fn site(listen: &str, backend: SocketAddr) -> String {

@@ -1,4 +1,5 @@
-//! Checks that the headers and the body of a delivery belong together.
+//! Checks that the headers and the body of a delivery belong together, and reads the stub that
+//! stands for the body of an Event that is too large.
 //!
 //! A classic webhook has `X-Shopify-*` headers, and its body is the resource. An Event has the same
 //! headers without `X-`, and its body names what changed. A delivery with `Shopify-Hmac-Sha256` is
@@ -11,15 +12,19 @@ use std::sync::LazyLock;
 
 use http::HeaderMap;
 use memchr::memmem::Finder;
-use serde::Deserializer;
 use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
+use crate::freshness::millis;
 use crate::shopify::{Family, Headers, without_mark};
 
 /// Bytes of a body in which its head is looked for. Larger Events do not exist: they are stubs. The
 /// shard serves no other connection while it reads.
 const HEAD_BYTES_MAX: usize = 1 << 20;
+
+/// Longest body of a stub. A URL that carries its own permission takes some kilobytes at most.
+const STUB_BYTES_MAX: usize = 16 << 10;
 
 /// Headers and body that do not belong together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +40,27 @@ struct EventHead {
 }
 
 struct HeadVisitor<'a>(&'a mut EventHead);
+
+/// Body that Shopify sends in place of one over its limit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stub {
+    /// URL of the payload. It is a secret: no other permission is needed to read the payload.
+    pub payload_url: String,
+    /// Size of the payload in bytes, if the stub names it.
+    pub payload_bytes: Option<u64>,
+    /// Time at which the URL expires, in milliseconds since the Unix epoch, if the stub names it.
+    pub expires_at_ms: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct StubBody<'a> {
+    payload_url: String,
+    #[serde(borrow)]
+    payload_size_bytes: Option<&'a RawValue>,
+    #[serde(borrow)]
+    expires_at: Option<&'a RawValue>,
+    query_variables: Option<IgnoredAny>,
+}
 
 /// Checks that headers and body are of one family, and that the headers of an Event name the topic,
 /// action and handle of its body. An Event may lack the headers of the action and the handle, but
@@ -86,6 +112,35 @@ impl EventHead {
             && is(&self.topic, headers.shopify("topic"))
             && is(&self.action, headers.shopify("action"))
             && is(&self.handle, headers.shopify("handle"))
+    }
+}
+
+impl Stub {
+    /// Reads a stub. `None` for any other body.
+    pub fn of(headers: &impl Headers, body: &[u8]) -> Option<Self> {
+        static URL: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"payload_url\""));
+        if headers.family() == Family::Classic || body.len() > STUB_BYTES_MAX {
+            return None;
+        }
+        URL.find(body)?;
+        let stub: StubBody = serde_json::from_slice(without_mark(body)).ok()?;
+        if stub.query_variables.is_some() {
+            return None;
+        }
+        let size = stub.payload_size_bytes;
+        let expires: Option<String> =
+            stub.expires_at.and_then(|text| serde_json::from_str(text.get()).ok());
+        let expires_ms = expires.and_then(|text| millis(text.as_bytes()));
+        Some(Self {
+            payload_url: stub.payload_url,
+            payload_bytes: size.and_then(|size| size.get().parse().ok()),
+            expires_at_ms: expires_ms.and_then(|ms| u64::try_from(ms).ok()),
+        })
+    }
+
+    /// True if the URL has expired at `now_ms`.
+    pub fn has_expired(&self, now_ms: u64) -> bool {
+        self.expires_at_ms.is_some_and(|at_ms| at_ms <= now_ms)
     }
 }
 
@@ -171,6 +226,44 @@ mod tests {
         let named = r#"{"action":"create","handle":"a","topic":7}"#;
         assert_eq!(checked(&CLASSIC, named), Ok(()), "not an Event: its topic is a number");
         assert_eq!(checked(&CLASSIC, r#"{"a":{"action":"b","topic":"c","handle":"d"}}"#), Ok(()));
+    }
+
+    fn stub(headers: &[(&'static str, &str)], body: &str) -> Option<Stub> {
+        let mut map = HeaderMap::new();
+        headers.iter().for_each(|(name, value)| {
+            map.append(*name, value.parse().unwrap());
+        });
+        Stub::of(&map, body.as_bytes())
+    }
+
+    #[test]
+    fn a_stub_is_an_event_with_a_url_and_without_variables() {
+        let body = r#"{"topic":"Product","action":"update","handle":"prices",
+            "payload_url":"https:\/\/a.example/1?b=c","payload_size_bytes":1500000,
+            "expires_at":"2026-11-02T10:15:01.5Z"}"#;
+        let expected = Stub {
+            payload_url: "https://a.example/1?b=c".to_owned(),
+            payload_bytes: Some(1_500_000),
+            expires_at_ms: Some(1_793_614_501_500),
+        };
+        assert_eq!(stub(&EVENT, body), Some(expected.clone()));
+        assert_eq!(stub(&EVENT, &format!("\u{feff}{body}")), Some(expected));
+        assert_eq!(stub(&CLASSIC, body), None);
+        let variables = body.replace("\"expires_at\"", "\"query_variables\":{},\"expires_at\"");
+        assert_eq!(stub(&EVENT, &variables), None);
+        for other in [BODY, "{}", "", "[\"payload_url\"]", r#"{"payload_url":7}"#] {
+            assert_eq!(stub(&EVENT, other), None, "{other}");
+        }
+        assert_eq!(stub(&EVENT, &format!("{body}{}", " ".repeat(STUB_BYTES_MAX))), None);
+    }
+
+    #[test]
+    fn a_stub_may_lack_its_size_and_its_time() {
+        for rest in ["", r#","expires_at":"soon""#, r#","expires_at":7,"payload_size_bytes":"7""#] {
+            let found = stub(&EVENT, &format!("{{\"payload_url\":\"https://a.example\"{rest}}}"));
+            let found = found.expect("a stub");
+            assert_eq!((found.payload_bytes, found.expires_at_ms), (None, None), "{rest}");
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod target;
 
 pub use changes::{Changes, RetryChanges, StoredRetry};
 pub use chunk::Chunk;
+pub use family::Stub;
 pub use identity::{StreamId, WebhookId};
 pub use position::Position;
 pub use received::Webhook;

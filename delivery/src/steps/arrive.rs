@@ -82,6 +82,9 @@ fn webhook_arrived<C: Content>(
         lead_dropped(core, sorted.resource, position);
         return;
     }
+    if replay.is_none() {
+        core.queue.expiry.stubs.arrived(position, sorted.expires_at_ms);
+    }
     // A replay is out of order anyway. It waits for no barrier and is none.
     if sorted.is_barrier && replay.is_none() {
         core.queue.add_barrier(sorted.shop, position);

@@ -134,7 +134,9 @@ fn report_to_limiter<C: Content>(
     if end.verdict == Verdict::NotSent {
         return;
     }
-    let sample = Sample { began: attempt.began, in_flight: attempt.in_flight, signal: end.signal };
+    // The time in which a payload was fetched is no latency of the backend.
+    let began = attempt.began + end.fetching;
+    let sample = Sample { began, in_flight: attempt.in_flight, signal: end.signal };
     let chance = core.session.chance();
     core.limiter.ended(&sample, core.session.now.at, chance);
 }

@@ -360,6 +360,7 @@ fn fill<C: Content>(core: &mut Core<C>, key: LaneKey, position: Position, sorted
         arrive::lead_dropped(core, sorted.resource, position);
         return;
     }
+    core.queue.expiry.stubs.arrived(position, sorted.expires_at_ms);
     arrive::index_webhook(core, key, &IndexEntry { position, sorted, replay: None });
 }
 

@@ -164,6 +164,9 @@ fn settle_one<C: Content>(core: &mut Core<C>, one: Dropped) {
     let Dropped { lane, position, replay } = one;
     let Draft { settlement, settling, packs, chunks, .. } = &mut core.ledger.draft;
     settling.lanes.insert(lane);
+    if replay.is_none() {
+        core.queue.expiry.stubs.settled(position);
+    }
     let mut is_new = false;
     if let Some(id) = replay {
         settlement.replays.settled.push(id);

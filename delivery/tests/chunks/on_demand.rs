@@ -64,14 +64,9 @@ fn read_again_at_once(count: u64, bytes: usize, are_written: bool) -> usize {
                     let front = entries.into_iter().filter(|entry| entry.ms < 1_000);
                     events.push(Event::FrontRead(front.map(small).collect()));
                 }
-                Effect::Send(dispatch) => events.push(Event::Ended(AttemptEnd {
-                    id: dispatch.id,
-                    verdict: Verdict::Delivered,
-                    signal: Signal::Done,
-                    is_unconnected: false,
-                    took: Duration::from_millis(1),
-                    evidence: (),
-                })),
+                Effect::Send(dispatch) => {
+                    events.push(ends(dispatch.id, Verdict::Delivered, Signal::Done));
+                }
                 Effect::Settle(_) => events.push(Event::Settled),
                 _ => {}
             }
@@ -129,13 +124,19 @@ fn again(lane: u64, number: u32) -> Event<Sizes> {
     Event::Read(PackKey::Chunk(lane, number), Some(again))
 }
 
-fn fails(id: spillway_delivery::AttemptId) -> Event<Sizes> {
+fn fails(id: AttemptId) -> Event<Sizes> {
+    let verdict = Verdict::Retry { pause: Duration::ZERO, scope: None, is_refusal: false };
+    ends(id, verdict, Signal::Failed)
+}
+
+fn ends(id: AttemptId, verdict: Verdict, signal: Signal) -> Event<Sizes> {
     Event::Ended(AttemptEnd {
         id,
-        verdict: Verdict::Retry { pause: Duration::ZERO, scope: None, is_refusal: false },
-        signal: Signal::Failed,
+        verdict,
+        signal,
         is_unconnected: false,
         took: Duration::from_millis(1),
+        fetching: Duration::ZERO,
         evidence: (),
     })
 }

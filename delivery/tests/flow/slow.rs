@@ -159,3 +159,59 @@ fn new_shops_have_turns_beside_floods_while_some_attempts_hang() {
         assert!(longest < Some(5 * SECOND), "beside {flooding}: {longest:?}");
     }
 }
+
+#[test]
+fn payloads_that_can_not_be_fetched_say_nothing_about_the_backend_or_the_lane() {
+    let until = 120 * SECOND;
+    let answers: Box<Answers> = Box::new(move |_, kind, at| {
+        let is_unfetched = kind == STUB && at < until;
+        if is_unfetched { Answer::Unfetched(5 * MS) } else { Answer::Takes(5 * MS) }
+    });
+    let mut world = known(config(64), answers);
+    // As many of one lane as would open its circuit breaker, and as many lanes as would take the
+    // backend down.
+    world.accept(SECOND, (0..20).map(|_| (X, STUB)).chain((10..40).map(|shop| (shop, STUB))));
+    world.accept(100 * SECOND, [(X, 0)]);
+    world.run(until);
+    let status = world.core.status();
+    assert!(!status.is_paused && status.limit > 0 && status.blocked_lanes == 0, "{status:?}");
+    let counts = world.core.counts();
+    assert_eq!((counts.backend.went_down, counts.breakers_opened), (0, 0));
+    assert!(world.longest(X) < SECOND, "{:?}", world.longest(X));
+    assert_eq!(world.run(until + 2 * LONGEST), 0);
+}
+
+#[test]
+fn the_time_of_a_fetch_is_no_latency_of_the_backend() {
+    let from = 5 * SECOND;
+    let answers: Box<Answers> = Box::new(move |_, _, at| match at < from {
+        true => Answer::Takes(5 * MS),
+        false => Answer::Fetches(80 * MS, 5 * MS),
+    });
+    let mut world = World::new(Config { index_bytes: 256 << 10, ..config(SLOTS) }, answers);
+    world.accept(MS, [(Y, 0)]);
+    world.has_backlog = true;
+    world.run(from);
+    assert_eq!(world.core.status().limit, SLOTS);
+    for tick in 0..100 {
+        world.run(from + tick * 100 * MS);
+        let limit = world.core.status().limit;
+        assert!(limit > SLOTS / 2, "{limit} at {:?}", world.now);
+    }
+}
+
+#[test]
+fn a_stub_that_waits_is_counted_from_an_hour_before_its_payload_expires() {
+    let answers: Box<Answers> = Box::new(|shop, _, at| {
+        let is_unfetched = shop == X && at < 7_000 * SECOND;
+        if is_unfetched { Answer::Unfetched(MS) } else { Answer::Takes(MS) }
+    });
+    let mut world = known(config(4), answers);
+    world.accept(SECOND, [(X, STUB), (Y, STUB), (X, 0)]);
+    for (second, expiring) in [(50, 0), (70, 1), (5_000, 1)] {
+        assert_eq!(world.run(second * SECOND), 2);
+        assert_eq!(world.core.status().stubs_expiring, expiring, "after {second} s");
+    }
+    assert_eq!(world.run(8_000 * SECOND), 0);
+    assert_eq!(world.core.status().stubs_expiring, 0);
+}

@@ -474,7 +474,9 @@ impl<'a> Cell<'a> {
             }
         }
         let took = self.now - began;
-        let end = AttemptEnd { id, verdict, signal, is_unconnected: false, took, evidence: () };
+        let fetching = Duration::ZERO;
+        let is_unconnected = false;
+        let end = AttemptEnd { id, verdict, signal, is_unconnected, took, fetching, evidence: () };
         Some(Event::Ended(end))
     }
 

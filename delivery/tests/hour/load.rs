@@ -174,6 +174,7 @@ impl Webhook {
             is_barrier: false,
             coalesces: 0,
             fingerprint: None,
+            expires_at_ms: None,
         }
     }
 }

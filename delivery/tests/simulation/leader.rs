@@ -330,7 +330,8 @@ impl World {
         self.arrived(&attempt);
         let End { verdict, signal, is_unconnected, .. } = attempt.end;
         let took = self.now - attempt.began;
-        let end = AttemptEnd { id, verdict, signal, is_unconnected, took, evidence: () };
+        let fetching = Duration::ZERO;
+        let end = AttemptEnd { id, verdict, signal, is_unconnected, took, fetching, evidence: () };
         self.leader.inbox.push(Event::Ended(end));
     }
 

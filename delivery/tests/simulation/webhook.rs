@@ -76,6 +76,7 @@ impl Webhook {
             is_barrier: self.is_barrier(),
             coalesces: u32::from(self.coalesces(scheme)),
             fingerprint: keeps_fingerprints.then_some(self.fingerprint),
+            expires_at_ms: self.resource.is_multiple_of(2).then_some(0),
         }
     }
 
