@@ -239,11 +239,9 @@ impl AppSettings {
         let written: AppsFile = toml::from_str(&text).map_err(|error| {
             // Its own text would quote the line, which may hold a secret.
             let line = error.span().map_or(0, |span| text[..span.start].matches('\n').count() + 1);
-            let is_about_keys = |what: &&str| error.message().starts_with(what);
-            let is_telling =
-                ["unknown field", "missing field"].iter().any(|what| is_about_keys(&what));
-            let problem =
-                if is_telling { error.message() } else { "is not as docs/shopify.md shows" };
+            let told = error.message();
+            let is_telling = told.starts_with("unknown field") || told.starts_with("missing field");
+            let problem = if is_telling { told } else { "is not as docs/shopify.md shows" };
             format!("{file}, line {line}: {problem}")
         })?;
         let mut mistakes = FileMistakes { of: String::new(), found: Vec::new() };

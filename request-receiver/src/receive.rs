@@ -42,9 +42,16 @@ pub struct Receiver {
     metrics: ReceiverMetrics,
     topics: TopicMetrics,
     rules: InspectionRules,
-    body_bytes_max: usize,
-    body_timeout: Duration,
+    body: BodyLimits,
     ack_timeout: Duration,
+}
+
+/// Limits of one body.
+#[derive(Debug, Clone, Copy)]
+struct BodyLimits {
+    bytes_max: usize,
+    /// Time for it, from the end of the headers.
+    timeout: Duration,
 }
 
 impl Receiver {
@@ -63,8 +70,7 @@ impl Receiver {
             metrics,
             topics,
             rules: settings.rules,
-            body_bytes_max: settings.body_bytes_max,
-            body_timeout: settings.body_timeout,
+            body: BodyLimits { bytes_max: settings.body_bytes_max, timeout: settings.body_timeout },
             ack_timeout: settings.ack_timeout,
         }
     }
@@ -99,7 +105,7 @@ impl Receiver {
         body: Body,
         arrival: &RequestArrival,
     ) -> Result<Taken, Refusal> {
-        let body = body::read(body, self.body_bytes_max, self.body_timeout, &mut permit).await?;
+        let body = body::read(body, self.body.bytes_max, self.body.timeout, &mut permit).await?;
         arrival.connection.body_is_read();
         let now_ms = wall_clock_ms();
         let waited_ms = u64::try_from(arrival.first_byte.elapsed().as_millis()).unwrap_or(0);
@@ -137,7 +143,7 @@ impl Receiver {
         self.store.takes()?;
         let announced = announced_bytes(head);
         let head_bytes = head_bytes(head);
-        if announced > self.body_bytes_max {
+        if announced > self.body.bytes_max {
             // A 503 takes precedence over the 413.
             self.admission.admit(head_bytes, 0)?;
             return Err(Refusal::TooLarge);
@@ -309,8 +315,7 @@ mod tests {
                     required: false,
                 },
             },
-            body_bytes_max: 16 << 20,
-            body_timeout: Duration::from_secs(5),
+            body: BodyLimits { bytes_max: 16 << 20, timeout: Duration::from_secs(5) },
             ack_timeout: Duration::from_secs(3),
         }
     }

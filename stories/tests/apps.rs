@@ -36,7 +36,7 @@ fn file(apps: u64) -> String {
 fn to(app: u64, event: Event, secret: &str) -> Webhook {
     let webhook = shop::webhook(1, "products/update", event).signed_with(secret);
     match app % 3 {
-        0 => webhook.with("Host", format!("app-{app}.example")),
+        0 => webhook.to(&format!("http://app-{app}.example/hooks")),
         _ => webhook.to(&format!("/app-{app}/hooks")),
     }
 }
@@ -51,9 +51,13 @@ async fn each_app_is_signed_for_by_its_own_secret_and_named_downstream() {
     let receiver = cell.receiver(&[("APPS_FILE", path)]).await;
     let address = receiver.address();
     let backend = Backend::start().await;
-    let _downstreamer = cell.downstreamer(&backend, &[]).await;
+    let downstreamer = cell.downstreamer(&backend, &[]).await;
     let paused = cell.spillway(&["pause", "--app", "app-1"]).await;
     assert!(paused.status.success(), "{paused:?}");
+    until("the pause is known", SOON, async || {
+        downstreamer.output().contains("changed the controls")
+    })
+    .await;
     let event = |app: u64, sequence| Event { resource: 100 + app, sequence };
     for app in 1..=APPS {
         for signer in 1..=APPS {

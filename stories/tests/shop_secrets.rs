@@ -200,7 +200,8 @@ async fn an_endpoint_names_the_secrets_of_each_shop() {
             if claimed == signer {
                 answer.expect_stored();
             } else {
-                answer.expect(401, "bad_signature");
+                // 503: within a second after the last lookup because of a wrong signature.
+                assert!(matches!(answer.status, 401 | 503), "{}", answer.status);
             }
         }
     }
@@ -210,9 +211,12 @@ async fn an_endpoint_names_the_secrets_of_each_shop() {
     post(address, &shop::webhook(99, "products/update", event)).await.expect_stored();
     post(address, &signed(98, 1, &secret(98))).await.expect(401, "bad_signature");
 
-    // A secret that is replaced without a transition: the first webhook that it signs is taken.
+    // A secret that is replaced without a transition: the first webhook that it signs is taken, and
+    // one that is signed with the old one is refused.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
     endpoint.name(1, &["new"]);
     post(address, &signed(1, 400, "new")).await.expect_stored();
+    tokio::time::sleep(Duration::from_millis(1100)).await;
     post(address, &signed(1, 401, &secret(1))).await.expect(401, "bad_signature");
 
     // The endpoint fails for longer than an answer is valid.
@@ -281,7 +285,8 @@ async fn a_stranger_who_names_many_shops_makes_few_lookups() {
         assert!(matches!(status, 401 | 503), "{status}");
         if shop % 50 == 0 {
             post(address, &signed(1, shop, &secret(1))).await.expect_stored();
-            post(address, &signed(1, shop, "guess")).await.expect(401, "bad_signature");
+            let guess = post(address, &signed(1, shop, "guess")).await.status;
+            assert!(matches!(guess, 401 | 503), "{guess}");
         }
     }
     let seconds = began.elapsed().as_secs() + 1;
