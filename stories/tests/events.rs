@@ -228,6 +228,17 @@ fn expected<const N: usize>(results: [(&str, u64); N]) -> BTreeMap<String, u64> 
     results.map(|(result, count)| (result.to_owned(), count)).into()
 }
 
+/// Fails unless every request was a bare GET of a URL that a stub may be fetched from.
+fn expect_asked_for_payloads_alone(host: &Backend) {
+    host.look(|asked| {
+        let is_wrong = |one: &&Receipt| one.method != "GET" || one.headers.0.len() > 3;
+        assert!(!asked.iter().any(|one| is_wrong(&one)), "{asked:?}");
+        let targets: Vec<&str> = asked.iter().map(|one| one.target.as_str()).collect();
+        let is_other = |target: &&str| target.starts_with("/new") || target.starts_with("/expired");
+        assert!(!targets.iter().any(is_other), "{targets:?}");
+    });
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stub_arrives_with_its_payload_or_as_it_is_and_in_order() {
     // Path at the host, and failed fetches before the payload; `None` if the stub itself arrives.
@@ -294,13 +305,7 @@ async fn a_stub_arrives_with_its_payload_or_as_it_is_and_in_order() {
     assert_eq!(results(&downstreamer).await, expected(counts));
     assert_eq!(downstreamer.metric("spillway_delivery_attempts_total").await, Some(11.0));
     assert_eq!(other.count(), 0, "another host was asked");
-    host.look(|asked| {
-        let is_wrong = |one: &&Receipt| one.method != "GET" || one.headers.0.len() > 3;
-        assert!(!asked.iter().any(|one| is_wrong(&one)), "{asked:?}");
-        let targets: Vec<&str> = asked.iter().map(|one| one.target.as_str()).collect();
-        let is_other = |target: &&str| target.starts_with("/new") || target.starts_with("/expired");
-        assert!(!targets.iter().any(is_other), "{targets:?}");
-    });
+    expect_asked_for_payloads_alone(&host);
     let log = downstreamer.output();
     assert!(log.contains("delivered without its payload") && !log.contains("signed=1"), "{log}");
 }
