@@ -1,14 +1,21 @@
 //! Checks of a webhook whose signature is good: loop, kind of body, topic, family, freshness.
 
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use spillway_process::Checker;
 use spillway_webhook::freshness::{self, FreshnessWindow};
 use spillway_webhook::shopify::{Headers, is_compliance, without_mark};
 use spillway_webhook::{Webhook, family};
 
 use crate::reply::Refusal;
-use crate::settings::BodyKinds;
 
 /// Header that a downstreamer sets on every delivery.
 const DELIVERY_HEADER: &str = "spillway-id";
+
+/// Range of the largest age of a webhook.
+pub const AGE_RANGE: RangeInclusive<Duration> =
+    RangeInclusive::new(Duration::from_secs(1), Duration::from_secs(365 * 24 * 3600));
 
 /// Rules for verified webhooks.
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +24,33 @@ pub struct InspectionRules {
     pub body_kinds: BodyKinds,
     /// Accepted window of triggered-at.
     pub window: FreshnessWindow,
+}
+
+/// Allowed kinds of bodies, by their first byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BodyKinds {
+    /// `{` or `[`.
+    pub json: bool,
+    /// `<`.
+    pub xml: bool,
+    /// Any body, also an empty one.
+    pub any: bool,
+}
+
+impl BodyKinds {
+    /// Parses kinds of bodies, comma separated. `key` is named in a mistake.
+    pub fn check(checker: &mut Checker, key: &str, text: &str) -> Self {
+        let mut kinds = Self { json: false, xml: false, any: false };
+        for word in text.split(',').map(str::trim) {
+            match word {
+                "json" => kinds.json = true,
+                "xml" => kinds.xml = true,
+                "any" => kinds.any = true,
+                _ => checker.mistake(key, format_args!("{word:?} is none of json, xml, any")),
+            }
+        }
+        kinds
+    }
 }
 
 impl InspectionRules {

@@ -283,10 +283,11 @@ mod tests {
     use zeroize::Zeroizing;
 
     use super::*;
+    use crate::inspect::BodyKinds;
     use crate::phase::Phase;
     use crate::reply::OUTCOMES;
     use crate::secrets::HASHED_AT_ONCE_BYTES_MAX;
-    use crate::settings::{BodyKinds, SecretSettings};
+    use crate::secrets::settings::SecretSettings;
     use crate::topics::Topics;
 
     const BODY: &[u8] = br#"{"id":1}"#;

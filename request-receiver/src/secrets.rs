@@ -6,6 +6,7 @@
 
 pub mod cache;
 pub mod directory;
+pub mod settings;
 pub mod source;
 
 use std::collections::HashMap;
@@ -24,8 +25,8 @@ use zeroize::Zeroizing;
 
 use crate::reply::Refusal;
 use crate::secrets::directory::read_directory;
+use crate::secrets::settings::SecretSettings;
 use crate::secrets::source::SecretSource;
-use crate::settings::SecretSettings;
 
 /// Largest body that is hashed in one go. 1 MiB takes 0.7 ms with the processor's SHA instructions,
 /// 3 ms without. During that time its shard serves no other connection.

@@ -1,7 +1,7 @@
 //! Slots of this machine, shared by the tests of all test binaries of one target directory that run
 //! side by side.
 //!
-//! A test takes slots by how much it needs: all of them if it measures time, half of them if it loads
+//! A test takes slots by how much it needs: all of them if it measures time, two of them if it loads
 //! a core or has limits of time, one if it waits most of the time. Whoever waits for several slots is
 //! not overtaken. Tests that start nothing take none.
 
@@ -21,7 +21,7 @@ pub struct Slots {
 }
 
 /// Slots of a machine with two cores, for which the suite is made.
-const SLOTS: usize = 4;
+const SLOTS: usize = 5;
 const POLL: Duration = Duration::from_millis(10);
 /// Time between two lines that say for whom a test waits.
 const SAID_EVERY: Duration = Duration::from_secs(120);
@@ -31,7 +31,7 @@ pub fn alone() -> Slots {
     take(SLOTS, "")
 }
 
-/// For a test that loads a core for a while, or has limits of time with a margin: half of the
+/// For a test that loads a core for a while, or has limits of time with a margin: about half of the
 /// machine.
 pub fn half() -> Slots {
     take(SLOTS / 2, "")

@@ -105,7 +105,13 @@ struct Metric {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_metric_is_the_one_that_is_documented() {
-    let busy = Busy::start(&[]).await;
+    let apps = tempfile::NamedTempFile::new().expect("create a file");
+    let app = "[[app]]\nname = \"one\"\npaths = [\"/one\"]\nsecrets = [\"x\"]\n";
+    fs::write(apps.path(), app).expect("write the apps");
+    let apps = apps.path().to_str().expect("a path in UTF-8");
+    // Nothing listens there.
+    let secrets = "http://127.0.0.1:9/{shop}";
+    let busy = Busy::start(&[("APPS_FILE", apps), ("SHOP_SECRETS_URL", secrets)]).await;
     let mut shown: BTreeMap<Metric, Vec<&str>> = BTreeMap::new();
     for (process, service) in busy.all() {
         let page = service.admin("/metrics").await.expect("metrics").text();

@@ -44,7 +44,7 @@ pub struct CacheRules {
     pub is_early: bool,
 }
 
-/// What the source answered.
+/// Answer of the source.
 #[derive(Debug)]
 pub enum Looked {
     /// Secrets of the shop.
@@ -55,7 +55,7 @@ pub enum Looked {
     Failed,
 }
 
-/// What a request is to do.
+/// Instruction for a request.
 #[derive(Debug)]
 pub enum Advice {
     /// Check with these secrets.
@@ -82,7 +82,7 @@ pub struct Known {
 /// An advice, and whether the shop is to be looked up.
 #[derive(Debug)]
 pub struct Asked {
-    /// What the request is to do.
+    /// Instruction for the request.
     pub advice: Advice,
     /// The lookup of the shop begins now, and for this reason.
     pub begins: Option<LookupCause>,
@@ -102,7 +102,7 @@ pub enum LookupCause {
 #[derive(Debug)]
 pub struct SecretCache {
     rules: CacheRules,
-    shops: HashMap<Arc<str>, Entry>,
+    shops: HashMap<Arc<str>, CachedShop>,
     /// Times at which a shop is looked up again or forgotten. Each entry without a lookup has one.
     due: BTreeSet<(Duration, Arc<str>)>,
     /// The last lookup of a shop with secrets failed, and none has succeeded since.
@@ -113,7 +113,7 @@ pub struct SecretCache {
 }
 
 #[derive(Debug, Default)]
-struct Entry {
+struct CachedShop {
     held: Option<Held>,
     /// Cancelled at the end of the lookup that is under way.
     lookup: Option<Lookup>,
@@ -221,7 +221,7 @@ impl SecretCache {
         {
             return Asked::only(Advice::Unavailable);
         }
-        self.shops.insert(shop.into(), Entry::default());
+        self.shops.insert(shop.into(), CachedShop::default());
         let begins = Some(LookupCause::Stranger);
         Asked { advice: Advice::Wait(self.begin(shop, now)), begins }
     }
@@ -409,450 +409,6 @@ impl LookupBudget {
 }
 
 #[cfg(test)]
-mod tests {
-    use zeroize::Zeroizing;
-
-    use super::*;
-    use crate::store::simulation::Random;
-
-    const SHOP: &str = "one.myshopify.com";
-    const TTL: Duration = Duration::from_secs(60);
-    const STALE_MAX: Duration = Duration::from_secs(600);
-
-    fn rules() -> CacheRules {
-        CacheRules {
-            ttl: TTL,
-            stale_max: STALE_MAX,
-            lookups_a_second: 10.0,
-            shops_max: 1000,
-            is_early: true,
-        }
-    }
-
-    fn s(seconds: f64) -> Duration {
-        Duration::from_secs_f64(seconds)
-    }
-
-    fn secrets(version: u64) -> Secrets {
-        Secrets::new(&[Zeroizing::new(format!("secret {version}"))])
-    }
-
-    fn found(version: u64) -> Looked {
-        Looked::Found(secrets(version))
-    }
-
-    /// The first lookup of a shop, which takes 100 ms.
-    fn with_shop(rules: CacheRules) -> SecretCache {
-        let mut cache = SecretCache::new(rules);
-        let asked = cache.ask(SHOP, s(0.0));
-        assert!(asked.begins.is_some() && matches!(asked.advice, Advice::Wait(_)));
-        cache.looked_up(SHOP, found(1), s(0.1));
-        cache
-    }
-
-    fn used(asked: &Asked) -> Option<&Known> {
-        match &asked.advice {
-            Advice::Use(known) => Some(known),
-            _ => None,
-        }
-    }
-
-    #[test]
-    fn requests_of_a_shop_wait_for_one_lookup() {
-        let mut cache = SecretCache::new(rules());
-        let asked = [0.0, 0.01, 0.02].map(|at| cache.ask(SHOP, s(at)));
-        assert_eq!([true, false, false], [0, 1, 2].map(|at: usize| asked[at].begins.is_some()));
-        cache.looked_up(SHOP, found(1), s(0.1));
-        for one in asked {
-            let Advice::Wait(over) = one.advice else { panic!("it does not wait") };
-            assert!(over.is_cancelled());
-        }
-        assert!(used(&cache.ask(SHOP, s(0.1))).is_some());
-    }
-
-    #[test]
-    fn what_is_used_is_looked_up_again_before_its_end_and_the_rest_is_forgotten() {
-        let mut cache = with_shop(rules());
-        assert!(used(&cache.ask(SHOP, s(30.0))).is_some());
-        let due = cache.next_due().expect("it is used");
-        let latest = s(60.1) - s(0.1 + 0.2);
-        assert!(due <= latest && due >= latest - TTL / SPREAD, "{due:?}");
-        assert!(cache.due(due - s(0.001)).is_empty());
-        assert_eq!(cache.due(due), [Arc::from(SHOP)]);
-        // The old ones serve until then.
-        assert!(used(&cache.ask(SHOP, s(60.0))).is_some());
-        cache.looked_up(SHOP, found(2), s(60.05));
-        // Nobody asks any more.
-        let due = cache.next_due().expect("it is scheduled");
-        assert!(cache.due(due).is_empty());
-        let forget_at = s(60.05) + TTL + STALE_MAX;
-        assert_eq!(cache.next_due(), Some(forget_at));
-        assert!(cache.due(forget_at).is_empty());
-        assert!(cache.is_empty() && cache.next_due().is_none());
-    }
-
-    #[test]
-    fn shops_that_were_looked_up_together_are_not_looked_up_again_together() {
-        let latest = s(60.1) - s(0.1 + 0.2);
-        let shops = (0..200).map(name);
-        let dues: Vec<_> = shops
-            .map(|shop| {
-                let mut cache = SecretCache::new(rules());
-                cache.ask(&shop, s(0.0));
-                cache.looked_up(&shop, found(1), s(0.1));
-                cache.next_due().expect("it is scheduled")
-            })
-            .collect();
-        let (first, last) = (*dues.iter().min().expect("some"), *dues.iter().max().expect("some"));
-        assert!(first >= latest - TTL / SPREAD && last <= latest, "{first:?} {last:?}");
-        assert!(last - first > TTL / SPREAD * 9 / 10, "{first:?} {last:?}");
-    }
-
-    #[test]
-    fn after_its_end_a_request_waits_and_without_a_source_older_secrets_serve() {
-        let mut cache = with_shop(CacheRules { is_early: false, ..rules() });
-        let asked = cache.ask(SHOP, s(60.1));
-        assert!(asked.begins.is_some() && matches!(asked.advice, Advice::Wait(_)));
-        cache.looked_up(SHOP, Looked::Failed, s(62.1));
-        let asked = cache.ask(SHOP, s(62.2));
-        assert!(used(&asked).is_some_and(|known| known.is_stale) && asked.begins.is_none());
-        // It is tried again, and nobody waits.
-        let asked = cache.ask(SHOP, s(62.7));
-        assert!(used(&asked).is_some() && asked.begins.is_some());
-        cache.looked_up(SHOP, Looked::Failed, s(63.0));
-        assert!(cache.ask(SHOP, s(63.9)).begins.is_none(), "the pause doubles");
-        assert!(cache.ask(SHOP, s(64.1)).begins.is_some());
-        cache.looked_up(SHOP, Looked::Failed, s(64.2));
-        let end = s(0.1) + TTL + STALE_MAX;
-        assert!(used(&cache.ask(SHOP, end - s(0.01))).is_some());
-        cache.looked_up(SHOP, Looked::Failed, end);
-        assert!(matches!(cache.ask(SHOP, end).advice, Advice::Unavailable));
-    }
-
-    #[test]
-    fn while_the_source_is_down_no_request_waits_for_another_shop_s_lookup() {
-        let mut cache = with_shop(CacheRules { is_early: false, ..rules() });
-        cache.ask("two.myshopify.com", s(0.0));
-        cache.looked_up("two.myshopify.com", found(1), s(0.0));
-        // What fails for a shop that a stranger names tells nothing of the others.
-        cache.ask("three.myshopify.com", s(60.0));
-        cache.looked_up("three.myshopify.com", Looked::Failed, s(60.0));
-        let asked = cache.ask("two.myshopify.com", s(60.0));
-        assert_eq!(asked.begins, Some(LookupCause::Age));
-        assert!(matches!(asked.advice, Advice::Wait(_)));
-        cache.looked_up("two.myshopify.com", Looked::Failed, s(61.0));
-        let asked = cache.ask(SHOP, s(61.0));
-        assert!(used(&asked).is_some_and(|known| known.is_stale) && asked.begins.is_some());
-        cache.looked_up(SHOP, found(2), s(61.1));
-        assert!(used(&cache.ask(SHOP, s(61.2))).is_some_and(|known| !known.is_stale));
-    }
-
-    #[test]
-    fn a_shop_without_secrets_is_remembered_for_a_while() {
-        let mut cache = SecretCache::new(rules());
-        cache.ask(SHOP, s(0.0));
-        cache.looked_up(SHOP, Looked::Unknown, s(0.1));
-        for at in [0.2, 30.0] {
-            let asked = cache.ask(SHOP, s(at));
-            assert!(matches!(asked.advice, Advice::Unknown) && asked.begins.is_none());
-        }
-        assert!(cache.ask(SHOP, s(30.2)).begins.is_some());
-        // That it can't be asked for is no answer.
-        cache.looked_up(SHOP, Looked::Failed, s(30.3));
-        assert!(matches!(cache.ask(SHOP, s(30.4)).advice, Advice::Unavailable));
-    }
-
-    #[test]
-    fn strangers_are_bounded_and_leave_known_shops_alone() {
-        let mut cache = with_shop(CacheRules { shops_max: 500, ..rules() });
-        let mut lookups = 0;
-        for number in 0..100_000 {
-            let now = s(1.0 + f64::from(number) / 10_000.0);
-            let shop = format!("{number}.myshopify.com");
-            let asked = cache.ask(&shop, now);
-            if asked.begins.is_some() {
-                lookups += 1;
-                cache.looked_up(&shop, Looked::Unknown, now);
-            } else {
-                assert!(matches!(asked.advice, Advice::Unavailable));
-            }
-            assert!(used(&cache.ask(SHOP, now)).is_some());
-        }
-        // A burst of 100, and 10 in each of 10 seconds.
-        assert!((195..=205).contains(&lookups), "{lookups}");
-        let mut cache = with_shop(CacheRules { shops_max: 2, ..rules() });
-        cache.ask("two.myshopify.com", s(1.0));
-        assert!(matches!(cache.ask("three.myshopify.com", s(1.0)).advice, Advice::Unavailable));
-    }
-
-    #[test]
-    fn a_wrong_signature_asks_for_newer_secrets_within_bounds() {
-        let mut cache = with_shop(rules());
-        let tried = s(0.0);
-        let asked = cache.ask_again(SHOP, tried, s(5.0), s(5.0));
-        assert!(asked.begins.is_some() && matches!(asked.advice, Advice::Wait(_)));
-        cache.looked_up(SHOP, found(2), s(5.1));
-        let newer = cache.ask_again(SHOP, tried, s(5.0), s(5.1));
-        let newer = used(&newer).expect("there are newer ones").asked;
-        assert_eq!(newer, s(5.0));
-        // They were asked for after it arrived.
-        let asked = cache.ask_again(SHOP, newer, s(5.0), s(5.2));
-        assert!(matches!(asked.advice, Advice::Unknown));
-        let asked = cache.ask_again(SHOP, newer, s(5.0), s(7.0));
-        assert!(matches!(asked.advice, Advice::Unknown) && asked.begins.is_none());
-        // Once a second at most.
-        let asked = cache.ask_again(SHOP, newer, s(5.9), s(5.9));
-        assert!(matches!(asked.advice, Advice::Unavailable) && asked.begins.is_none());
-        assert!(cache.ask_again(SHOP, newer, s(6.0), s(6.0)).begins.is_some());
-        cache.looked_up(SHOP, Looked::Failed, s(6.1));
-        // Newer ones may exist, so it is not known to be forged.
-        for at in [6.1, 6.65] {
-            let asked = cache.ask_again(SHOP, newer, s(6.0), s(at));
-            assert!(matches!(asked.advice, Advice::Unavailable) && asked.begins.is_none(), "{at}");
-        }
-        let gone = cache.ask_again("two.myshopify.com", newer, s(6.0), s(6.1));
-        assert!(matches!(gone.advice, Advice::Unavailable));
-        // Forged ones for many shops use up what may be looked up.
-        let mut cache = SecretCache::new(CacheRules { lookups_a_second: 1000.0, ..rules() });
-        for shop in (0..200).map(name) {
-            cache.ask(&shop, s(0.0));
-            cache.looked_up(&shop, found(1), s(0.0));
-        }
-        cache.rules.lookups_a_second = 10.0;
-        let advice: Vec<_> = (0..200)
-            .map(|shop| cache.ask_again(&name(shop), s(0.0), s(1.0), s(1.0)).advice)
-            .collect();
-        let waiting = advice.iter().filter(|one| matches!(one, Advice::Wait(_))).count();
-        let refused = advice.iter().filter(|one| matches!(one, Advice::Unavailable)).count();
-        assert_eq!((waiting, refused), (100, 100));
-    }
-
-    /// The source and those who send, in one schedule.
-    struct World {
-        cache: SecretCache,
-        random: Random,
-        now: Duration,
-        /// For each shop: version of its secret, since when, and the version before.
-        shops: Vec<(u64, Duration)>,
-        lookups: Vec<(usize, u64, Duration)>,
-        waiting: Vec<Sent>,
-        is_down: bool,
-        failed_at: Option<Duration>,
-        firsts: Vec<Duration>,
-        refused: u64,
-    }
-
-    struct Sent {
-        shop: usize,
-        version: u64,
-        arrived: Duration,
-        tried: Option<Duration>,
-        over: Option<CancellationToken>,
-    }
-
-    const SHOPS: usize = 4;
-    const LOOKUP_MAX: Duration = Duration::from_secs(2);
-    /// Longest step of the clock.
-    const STEP_MS: usize = 700;
-    /// Longest time of a lookup in a schedule, which ends with a step.
-    const ENDS_WITHIN: Duration = Duration::from_millis(2_000 + STEP_MS as u64);
-
-    fn name(shop: usize) -> String {
-        format!("{shop}.myshopify.com")
-    }
-
-    fn of(shop: usize, version: u64) -> Secrets {
-        secrets(shop as u64 * 1_000_000 + version)
-    }
-
-    impl World {
-        fn new(seed: u64) -> Self {
-            let is_early = seed.is_multiple_of(4);
-            let rules =
-                CacheRules { ttl: s(5.0), stale_max: s(20.0), is_early: !is_early, ..rules() };
-            Self {
-                cache: SecretCache::new(rules),
-                random: Random(seed),
-                now: s(100.0),
-                shops: vec![(1, Duration::ZERO); SHOPS],
-                lookups: Vec::new(),
-                waiting: Vec::new(),
-                is_down: false,
-                failed_at: None,
-                firsts: Vec::new(),
-                refused: 0,
-            }
-        }
-
-        fn step(&mut self) {
-            // No two steps at the same time, as with a real clock.
-            self.now += Duration::from_micros(1);
-            match self.random.below(12) {
-                0..=2 => self.now += s(self.random.below(STEP_MS) as f64 / 1000.0),
-                3..=6 => self.send(),
-                7..=8 => self.end_lookup(),
-                9 => {
-                    for shop in self.cache.due(self.now) {
-                        let shop = shop.split('.').next().and_then(|part| part.parse().ok());
-                        self.begin(shop.expect("a number"));
-                    }
-                }
-                10 if self.random.chance(60) => self.is_down = !self.is_down,
-                11 if self.random.chance(100) => {
-                    let shop = self.random.below(SHOPS);
-                    self.shops[shop] = (self.shops[shop].0 + 1, self.now);
-                }
-                _ => {}
-            }
-            while self.lookups.iter().any(|(_, _, began)| self.now > *began + LOOKUP_MAX) {
-                self.end_lookup();
-            }
-        }
-
-        fn begin(&mut self, shop: usize) {
-            assert!(self.lookups.iter().all(|(other, ..)| *other != shop), "two lookups of one");
-            // The source reads at the beginning, or at the end.
-            let version = if self.random.chance(500) {
-                self.shops.get(shop).map_or(0, |(version, _)| *version)
-            } else {
-                u64::MAX
-            };
-            self.lookups.push((shop, version, self.now));
-        }
-
-        fn end_lookup(&mut self) {
-            if self.lookups.is_empty() {
-                return;
-            }
-            // An old one first, so that none takes longer than its limit.
-            let (shop, version, _) = self.lookups.remove(0);
-            let looked = match self.shops.get(shop) {
-                _ if self.is_down => {
-                    self.failed_at = Some(self.now);
-                    Looked::Failed
-                }
-                None => Looked::Unknown,
-                Some((newest, _)) => Looked::Found(of(shop, version.min(*newest))),
-            };
-            self.cache.looked_up(&name(shop), looked, self.now);
-            let (over, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
-                .into_iter()
-                .partition(|sent| sent.over.as_ref().is_some_and(CancellationToken::is_cancelled));
-            self.waiting = waiting;
-            over.into_iter().for_each(|sent| self.go_on(sent));
-        }
-
-        fn send(&mut self) {
-            let is_stranger = self.random.chance(300);
-            let shop = if is_stranger {
-                SHOPS + self.random.below(3000)
-            } else {
-                self.random.below(SHOPS)
-            };
-            let newest = self.shops.get(shop).map_or(0, |(version, _)| *version);
-            let version = if self.random.chance(100) { 999_999 } else { newest };
-            self.go_on(Sent { shop, version, arrived: self.now, tried: None, over: None });
-        }
-
-        fn go_on(&mut self, mut sent: Sent) {
-            let shop = name(sent.shop);
-            loop {
-                let asked = match sent.tried {
-                    None => self.cache.ask(&shop, self.now),
-                    Some(tried) => self.cache.ask_again(&shop, tried, sent.arrived, self.now),
-                };
-                if asked.begins.is_some() {
-                    if sent.tried.is_none() && sent.shop >= SHOPS {
-                        self.firsts.push(self.now);
-                    }
-                    self.begin(sent.shop);
-                }
-                match asked.advice {
-                    Advice::Use(known) => {
-                        let signed_with = of(sent.shop, sent.version);
-                        if known.secrets.fingerprints() == signed_with.fingerprints() {
-                            return self.accepted(&sent, &known);
-                        }
-                        assert!(sent.tried.is_none_or(|tried| tried < known.asked), "for ever");
-                        sent.tried = Some(known.asked);
-                    }
-                    Advice::Unknown => return self.refused_for_good(&sent),
-                    Advice::Wait(over) => {
-                        assert!(self.lookups.iter().any(|(other, ..)| *other == sent.shop));
-                        assert!(!over.is_cancelled(), "it would wait for nothing");
-                        sent.over = Some(over);
-                        self.waiting.push(sent);
-                        return;
-                    }
-                    Advice::Unavailable => {
-                        self.refused += 1;
-                        return;
-                    }
-                }
-            }
-        }
-
-        fn accepted(&self, sent: &Sent, known: &Known) {
-            assert_ne!(sent.version, 999_999, "a guess was accepted");
-            let (newest, since) = self.shops[sent.shop];
-            let age = if sent.version == newest { Duration::ZERO } else { self.now - since };
-            if known.is_stale {
-                let failed = self.failed_at.expect("the source never failed");
-                assert!(self.now - failed <= s(30.0) + ENDS_WITHIN * 2, "it was well for long");
-                assert!(self.now - known.asked <= s(25.0) + ENDS_WITHIN);
-            } else {
-                assert!(age <= s(5.0) + ENDS_WITHIN, "a secret served {age:?} after its end");
-            }
-        }
-
-        fn refused_for_good(&self, sent: &Sent) {
-            let Some((newest, _)) = self.shops.get(sent.shop) else { return };
-            assert_ne!(sent.version, *newest, "a right signature was refused at {:?}", self.now);
-        }
-
-        fn check(&self) {
-            assert!(self.cache.len() <= self.cache.rules.shops_max);
-            let recent = self.firsts.iter().rev().take_while(|at| self.now - **at <= s(10.0));
-            assert!(recent.count() <= 201, "strangers made too many lookups");
-            for (at, shop) in &self.cache.due {
-                assert_eq!(self.cache.shops[shop].due, Some(*at));
-            }
-            for entry in self.cache.shops.values() {
-                assert_ne!(entry.lookup.is_some(), entry.due.is_some(), "{entry:?}");
-            }
-        }
-
-        /// Nobody sends any more.
-        fn end(&mut self) {
-            self.is_down = false;
-            for _ in 0..100_000 {
-                if self.cache.is_empty() {
-                    break;
-                }
-                for shop in self.cache.due(self.now) {
-                    let shop = shop.split('.').next().and_then(|part| part.parse().ok());
-                    self.begin(shop.expect("a number"));
-                }
-                while !self.lookups.is_empty() {
-                    self.end_lookup();
-                }
-                self.now += s(0.5);
-                self.check();
-            }
-            assert!(self.cache.is_empty(), "{} shops are remembered for ever", self.cache.len());
-            assert!(self.waiting.is_empty() && self.cache.due.is_empty());
-        }
-    }
-
-    #[test]
-    fn seeded_schedules() {
-        for seed in 0..400 {
-            let mut world = World::new(seed);
-            for _ in 0..2000 {
-                world.step();
-                world.check();
-            }
-            world.end();
-        }
-    }
-}
+mod simulation;
+#[cfg(test)]
+mod tests;

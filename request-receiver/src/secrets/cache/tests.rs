@@ -1,0 +1,220 @@
+//! Each rule of the cache by itself.
+
+use zeroize::Zeroizing;
+
+use super::*;
+
+const SHOP: &str = "one.myshopify.com";
+const TTL: Duration = Duration::from_secs(60);
+const STALE_MAX: Duration = Duration::from_secs(600);
+
+pub(super) fn rules() -> CacheRules {
+    CacheRules {
+        ttl: TTL,
+        stale_max: STALE_MAX,
+        lookups_a_second: 10.0,
+        shops_max: 1000,
+        is_early: true,
+    }
+}
+
+pub(super) fn s(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds)
+}
+
+pub(super) fn name(shop: usize) -> String {
+    format!("{shop}.myshopify.com")
+}
+
+pub(super) fn secrets(version: u64) -> Secrets {
+    Secrets::new(&[Zeroizing::new(format!("secret {version}"))])
+}
+
+fn found(version: u64) -> Looked {
+    Looked::Found(secrets(version))
+}
+
+/// The first lookup of a shop, which takes 100 ms.
+fn with_shop(rules: CacheRules) -> SecretCache {
+    let mut cache = SecretCache::new(rules);
+    let asked = cache.ask(SHOP, s(0.0));
+    assert!(asked.begins.is_some() && matches!(asked.advice, Advice::Wait(_)));
+    cache.looked_up(SHOP, found(1), s(0.1));
+    cache
+}
+
+fn used(asked: &Asked) -> Option<&Known> {
+    match &asked.advice {
+        Advice::Use(known) => Some(known),
+        _ => None,
+    }
+}
+
+#[test]
+fn requests_of_a_shop_wait_for_one_lookup() {
+    let mut cache = SecretCache::new(rules());
+    let asked = [0.0, 0.01, 0.02].map(|at| cache.ask(SHOP, s(at)));
+    assert_eq!([true, false, false], [0, 1, 2].map(|at: usize| asked[at].begins.is_some()));
+    cache.looked_up(SHOP, found(1), s(0.1));
+    for one in asked {
+        let Advice::Wait(over) = one.advice else { panic!("it does not wait") };
+        assert!(over.is_cancelled());
+    }
+    assert!(used(&cache.ask(SHOP, s(0.1))).is_some());
+}
+
+#[test]
+fn what_is_used_is_looked_up_again_before_its_end_and_the_rest_is_forgotten() {
+    let mut cache = with_shop(rules());
+    assert!(used(&cache.ask(SHOP, s(30.0))).is_some());
+    let due = cache.next_due().expect("it is used");
+    let latest = s(60.1) - s(0.1 + 0.2);
+    assert!(due <= latest && due >= latest - TTL / SPREAD, "{due:?}");
+    assert!(cache.due(due - s(0.001)).is_empty());
+    assert_eq!(cache.due(due), [Arc::from(SHOP)]);
+    // The old ones serve until then.
+    assert!(used(&cache.ask(SHOP, s(60.0))).is_some());
+    cache.looked_up(SHOP, found(2), s(60.05));
+    // Nobody asks any more.
+    let due = cache.next_due().expect("it is scheduled");
+    assert!(cache.due(due).is_empty());
+    let forget_at = s(60.05) + TTL + STALE_MAX;
+    assert_eq!(cache.next_due(), Some(forget_at));
+    assert!(cache.due(forget_at).is_empty());
+    assert!(cache.is_empty() && cache.next_due().is_none());
+}
+
+#[test]
+fn shops_that_were_looked_up_together_are_not_looked_up_again_together() {
+    let latest = s(60.1) - s(0.1 + 0.2);
+    let shops = (0..200).map(name);
+    let dues: Vec<_> = shops
+        .map(|shop| {
+            let mut cache = SecretCache::new(rules());
+            cache.ask(&shop, s(0.0));
+            cache.looked_up(&shop, found(1), s(0.1));
+            cache.next_due().expect("it is scheduled")
+        })
+        .collect();
+    let (first, last) = (*dues.iter().min().expect("some"), *dues.iter().max().expect("some"));
+    assert!(first >= latest - TTL / SPREAD && last <= latest, "{first:?} {last:?}");
+    assert!(last - first > TTL / SPREAD * 9 / 10, "{first:?} {last:?}");
+}
+
+#[test]
+fn after_its_end_a_request_waits_and_without_a_source_older_secrets_serve() {
+    let mut cache = with_shop(CacheRules { is_early: false, ..rules() });
+    let asked = cache.ask(SHOP, s(60.1));
+    assert!(asked.begins.is_some() && matches!(asked.advice, Advice::Wait(_)));
+    cache.looked_up(SHOP, Looked::Failed, s(62.1));
+    let asked = cache.ask(SHOP, s(62.2));
+    assert!(used(&asked).is_some_and(|known| known.is_stale) && asked.begins.is_none());
+    // It is tried again, and nobody waits.
+    let asked = cache.ask(SHOP, s(62.7));
+    assert!(used(&asked).is_some() && asked.begins.is_some());
+    cache.looked_up(SHOP, Looked::Failed, s(63.0));
+    assert!(cache.ask(SHOP, s(63.9)).begins.is_none(), "the pause doubles");
+    assert!(cache.ask(SHOP, s(64.1)).begins.is_some());
+    cache.looked_up(SHOP, Looked::Failed, s(64.2));
+    let end = s(0.1) + TTL + STALE_MAX;
+    assert!(used(&cache.ask(SHOP, end - s(0.01))).is_some());
+    cache.looked_up(SHOP, Looked::Failed, end);
+    assert!(matches!(cache.ask(SHOP, end).advice, Advice::Unavailable));
+}
+
+#[test]
+fn while_the_source_is_down_no_request_waits_for_another_shop_s_lookup() {
+    let mut cache = with_shop(CacheRules { is_early: false, ..rules() });
+    cache.ask("two.myshopify.com", s(0.0));
+    cache.looked_up("two.myshopify.com", found(1), s(0.0));
+    // What fails for a shop that a stranger names tells nothing of the others.
+    cache.ask("three.myshopify.com", s(60.0));
+    cache.looked_up("three.myshopify.com", Looked::Failed, s(60.0));
+    let asked = cache.ask("two.myshopify.com", s(60.0));
+    assert_eq!(asked.begins, Some(LookupCause::Age));
+    assert!(matches!(asked.advice, Advice::Wait(_)));
+    cache.looked_up("two.myshopify.com", Looked::Failed, s(61.0));
+    let asked = cache.ask(SHOP, s(61.0));
+    assert!(used(&asked).is_some_and(|known| known.is_stale) && asked.begins.is_some());
+    cache.looked_up(SHOP, found(2), s(61.1));
+    assert!(used(&cache.ask(SHOP, s(61.2))).is_some_and(|known| !known.is_stale));
+}
+
+#[test]
+fn a_shop_without_secrets_is_remembered_for_a_while() {
+    let mut cache = SecretCache::new(rules());
+    cache.ask(SHOP, s(0.0));
+    cache.looked_up(SHOP, Looked::Unknown, s(0.1));
+    for at in [0.2, 30.0] {
+        let asked = cache.ask(SHOP, s(at));
+        assert!(matches!(asked.advice, Advice::Unknown) && asked.begins.is_none());
+    }
+    assert!(cache.ask(SHOP, s(30.2)).begins.is_some());
+    // That it can't be asked for is no answer.
+    cache.looked_up(SHOP, Looked::Failed, s(30.3));
+    assert!(matches!(cache.ask(SHOP, s(30.4)).advice, Advice::Unavailable));
+}
+
+#[test]
+fn strangers_are_bounded_and_leave_known_shops_alone() {
+    let mut cache = with_shop(CacheRules { shops_max: 500, ..rules() });
+    let mut lookups = 0;
+    for number in 0..100_000 {
+        let now = s(1.0 + f64::from(number) / 10_000.0);
+        let shop = format!("{number}.myshopify.com");
+        let asked = cache.ask(&shop, now);
+        if asked.begins.is_some() {
+            lookups += 1;
+            cache.looked_up(&shop, Looked::Unknown, now);
+        } else {
+            assert!(matches!(asked.advice, Advice::Unavailable));
+        }
+        assert!(used(&cache.ask(SHOP, now)).is_some());
+    }
+    // A burst of 100, and 10 in each of 10 seconds.
+    assert!((195..=205).contains(&lookups), "{lookups}");
+    let mut cache = with_shop(CacheRules { shops_max: 2, ..rules() });
+    cache.ask("two.myshopify.com", s(1.0));
+    assert!(matches!(cache.ask("three.myshopify.com", s(1.0)).advice, Advice::Unavailable));
+}
+
+#[test]
+fn a_wrong_signature_asks_for_newer_secrets_within_bounds() {
+    let mut cache = with_shop(rules());
+    let tried = s(0.0);
+    let asked = cache.ask_again(SHOP, tried, s(5.0), s(5.0));
+    assert!(asked.begins.is_some() && matches!(asked.advice, Advice::Wait(_)));
+    cache.looked_up(SHOP, found(2), s(5.1));
+    let newer = cache.ask_again(SHOP, tried, s(5.0), s(5.1));
+    let newer = used(&newer).expect("there are newer ones").asked;
+    assert_eq!(newer, s(5.0));
+    // They were asked for after it arrived.
+    let asked = cache.ask_again(SHOP, newer, s(5.0), s(5.2));
+    assert!(matches!(asked.advice, Advice::Unknown));
+    let asked = cache.ask_again(SHOP, newer, s(5.0), s(7.0));
+    assert!(matches!(asked.advice, Advice::Unknown) && asked.begins.is_none());
+    // Once a second at most.
+    let asked = cache.ask_again(SHOP, newer, s(5.9), s(5.9));
+    assert!(matches!(asked.advice, Advice::Unavailable) && asked.begins.is_none());
+    assert!(cache.ask_again(SHOP, newer, s(6.0), s(6.0)).begins.is_some());
+    cache.looked_up(SHOP, Looked::Failed, s(6.1));
+    // Newer ones may exist, so it is not known to be forged.
+    for at in [6.1, 6.65] {
+        let asked = cache.ask_again(SHOP, newer, s(6.0), s(at));
+        assert!(matches!(asked.advice, Advice::Unavailable) && asked.begins.is_none(), "{at}");
+    }
+    let gone = cache.ask_again("two.myshopify.com", newer, s(6.0), s(6.1));
+    assert!(matches!(gone.advice, Advice::Unavailable));
+    // Forged ones for many shops use up what may be looked up.
+    let mut cache = SecretCache::new(CacheRules { lookups_a_second: 1000.0, ..rules() });
+    for shop in (0..200).map(name) {
+        cache.ask(&shop, s(0.0));
+        cache.looked_up(&shop, found(1), s(0.0));
+    }
+    cache.rules.lookups_a_second = 10.0;
+    let advice: Vec<_> =
+        (0..200).map(|shop| cache.ask_again(&name(shop), s(0.0), s(1.0), s(1.0)).advice).collect();
+    let waiting = advice.iter().filter(|one| matches!(one, Advice::Wait(_))).count();
+    let refused = advice.iter().filter(|one| matches!(one, Advice::Unavailable)).count();
+    assert_eq!((waiting, refused), (100, 100));
+}
