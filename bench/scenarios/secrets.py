@@ -21,7 +21,9 @@ RATE = 5000
 TTL = 2
 SENDERS = [10, 25, 50, 100, 255]
 # Shops that a stranger names, and connections that name them.
-NAMED, STRANGERS = 1_000_000, 16
+NAMED, STRANGERS = 1_000_000, 64
+# Good webhooks beside them: as many for each shop as without them.
+GOOD_RATE, GOOD_SHOPS = 2500, 500
 LOOKUPS_A_SECOND = 100
 KINDS = {"files": "secrets in files", "endpoint": "endpoint", "late": "endpoint, not looked up early"}
 
@@ -30,7 +32,7 @@ STRANGER = """
 local n = 0
 function setup(thread) thread:set("slice", tostring(thread)) end
 function init() wrk.method = "POST"; wrk.body = "{}" end
-function delay() return 2 end
+function delay() return 8 end
 function request()
    n = n + 1
    wrk.headers["X-Shopify-Shop-Domain"] = "s" .. n .. slice:sub(-6) .. ".example.com"
@@ -43,7 +45,7 @@ end
 
 def run(campaign):
     found = Findings()
-    rounds, seconds = campaign.scale(3, 1), campaign.scale(20, 3)
+    rounds, seconds = campaign.scale(3, 1), campaign.scale(15, 3)
     rows = []
     for number in range(rounds):
         for kind in KINDS:
@@ -153,15 +155,15 @@ def strangers(campaign, found):
 
 def attacked(campaign, kind, script):
     """Good webhooks beside a stranger's. All good shops are known before."""
-    seconds = campaign.scale(200, 4)
+    seconds = campaign.scale(130, 4)
     with started(campaign, kind, LOOKUPS_A_SECOND) as (child, port, _, _):
-        campaign.pace(port, 1000, 12 * TTL, SHOPS)
+        campaign.pace(port, GOOD_RATE, 6 * TTL, GOOD_SHOPS)
         memory = machine.resident_bytes(child.pid)
         line = ["wrk", "-t1", f"-c{STRANGERS}", f"-d{seconds}s", "-s", str(script), f"http://127.0.0.1:{port}"]
         begun = time.monotonic()
         stranger = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
         try:
-            _, hits = campaign.pace(port, 1000, seconds, SHOPS)
+            _, hits = campaign.pace(port, GOOD_RATE, seconds, GOOD_SHOPS)
         finally:
             out = stranger.communicate(timeout=60)[0]
         took = time.monotonic() - begun
@@ -176,10 +178,10 @@ def attacked(campaign, kind, script):
 
 def senders(campaign, found):
     rows = []
-    settings = campaign.load(campaign.scale(4, 1))
+    settings = campaign.load(campaign.scale(3, 1))
     requests = campaign.requests(shops=SHOPS)
     for connections in campaign.scale(SENDERS, [10]):
-        for number in range(campaign.scale(3, 1)):
+        for number in range(campaign.scale(2, 1)):
             for kind in ("files", "endpoint"):
                 with started(campaign, kind) as (child, port, redis, _):
                     campaign.pace(port, 2000, 2 * TTL, SHOPS)
