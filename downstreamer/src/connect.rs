@@ -29,10 +29,6 @@ const _: () = assert!(
     "what connects at the end of a lease is sent before a standby takes over"
 );
 
-// A request that waited for its connection is sent before a standby may deliver.
-const _: () =
-    assert!(UNCONFIRMED_MAX.as_millis() + CONNECT_MAX.as_millis() < TAKE_AFTER.as_millis());
-
 /// Time between pings on an HTTP/2 connection with requests under way.
 const HTTP2_PING_EVERY: Duration = Duration::from_secs(10);
 /// Time after which an idle pooled connection is closed: by then the other side has likely closed

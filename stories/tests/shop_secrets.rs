@@ -108,7 +108,7 @@ struct Endpoint {
     told: Arc<Mutex<Told>>,
 }
 
-/// What the endpoint answers.
+/// Answers of the endpoint.
 #[derive(Default)]
 struct Told {
     /// Answer for each shop's domain.

@@ -153,7 +153,7 @@ impl SecretSource {
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_CONNECTION)
-            .pool_max_idle_per_host(STRANGERS_MAX)
+            .pool_max_idle_per_host(LOOKUPS_MAX)
             .build(https.https_or_http().enable_http1().build());
         Ok(Self {
             client,
