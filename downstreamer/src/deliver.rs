@@ -143,7 +143,7 @@ impl DeliveryClient {
         let (outcome, answer) = match &payload {
             Payload::Body | Payload::Stub(_) => self.attempt(&job, None).await,
             Payload::Fetched(bytes, _room) => self.attempt(&job, Some(bytes)).await,
-            Payload::Failed(cause) => (AttemptOutcome::Unfetched, cause.clone().into_bytes()),
+            Payload::Failed(_, cause) => (AttemptOutcome::Unfetched, cause.clone().into_bytes()),
             Payload::LeaseLost => (AttemptOutcome::LeaseLost, Vec::new()),
         };
         let payload = payload.result();

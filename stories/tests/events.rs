@@ -190,6 +190,13 @@ fn answer(receipt: &Receipt, before: usize, address: SocketAddr) -> Behaviour {
         ("/slow", 0) => Behaviour::Hang,
         ("/flaky", 0..2) => Behaviour::status(500),
         ("/broken", 0) => writes(wire(&payload(path), PAYLOAD_BYTES / 2), Vec::new(), true),
+        // Ends with the connection.
+        ("/unannounced", before) => {
+            let body = payload(path);
+            let count = if before == 0 { PAYLOAD_BYTES / 2 } else { body.len() };
+            let head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n";
+            writes([head, &body[..count]].concat(), Vec::new(), true)
+        }
         ("/gone", _) => Behaviour::status(410),
         ("/moved", _) => Behaviour::status(302).header("Location", format!("http://{address}/new")),
         ("/large", _) => writes(wire(&vec![b'x'; 3 << 20], 0), Vec::new(), false),
@@ -242,11 +249,12 @@ fn expect_asked_for_payloads_alone(host: &Backend) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stub_arrives_with_its_payload_or_as_it_is_and_in_order() {
     // Path at the host, and failed fetches before the payload; `None` if the stub itself arrives.
-    let cases: [(&str, Option<u64>); 10] = [
+    let cases: [(&str, Option<u64>); 11] = [
         ("/right?signed=1&b=%2F", Some(0)),
         ("/slow", Some(1)),
         ("/flaky", Some(2)),
         ("/broken", Some(1)),
+        ("/unannounced", Some(1)),
         ("/expired?signed=1", None),
         ("/gone?signed=1", None),
         ("/moved", None),
@@ -266,7 +274,7 @@ async fn a_stub_arrives_with_its_payload_or_as_it_is_and_in_order() {
         let expires_in = Duration::from_secs(if path.starts_with("/expired") { 0 } else { 7_200 });
         stubs.push(stub(1, number, &format!("{}{path}", host.url()), expires_in));
     }
-    stubs.push(stub(1, 11, &format!("{}/right?signed=1", other.url()), SOON * 100));
+    stubs.push(stub(1, 12, &format!("{}/right?signed=1", other.url()), SOON * 100));
     Feed::to(receiver.address(), &ledger).store_in_turn(stubs.clone()).await;
     let settings = [
         ("FETCH_PAYLOADS", "on"),
@@ -281,7 +289,7 @@ async fn a_stub_arrives_with_its_payload_or_as_it_is_and_in_order() {
 
     let receipts = backend.receipts();
     let arrived: Vec<u64> = receipts.iter().map(|one| one.event().sequence).collect();
-    assert_eq!(arrived, (1..=11).collect::<Vec<_>>());
+    assert_eq!(arrived, (1..=12).collect::<Vec<_>>());
     let cases = cases.into_iter().chain([("other host", None)]);
     for ((receipt, (path, failed)), (_, sent)) in receipts.iter().zip(cases).zip(&stubs) {
         let body = failed.map_or_else(|| sent.payload().to_vec(), |_| payload(path));
@@ -296,14 +304,14 @@ async fn a_stub_arrives_with_its_payload_or_as_it_is_and_in_order() {
     }
     let counts = [
         ("expired", 1),
-        ("failed", 4),
-        ("fetched", 5),
+        ("failed", 5),
+        ("fetched", 6),
         ("other_host", 1),
         ("refused", 2),
         ("too_large", 2),
     ];
     assert_eq!(results(&downstreamer).await, expected(counts));
-    assert_eq!(downstreamer.metric("spillway_delivery_attempts_total").await, Some(11.0));
+    assert_eq!(downstreamer.metric("spillway_delivery_attempts_total").await, Some(12.0));
     assert_eq!(other.count(), 0, "another host was asked");
     expect_asked_for_payloads_alone(&host);
     let log = downstreamer.output();
@@ -356,6 +364,51 @@ async fn a_host_of_payloads_that_fails_holds_back_its_stubs_alone() {
     assert_eq!(fetched["fetched"], 20, "{fetched:?}");
     let at_once = backend.in_flight_max();
     assert!((2..=5).contains(&at_once), "{at_once} payloads at once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_of_payloads_that_hangs_leaves_slots_to_other_webhooks() {
+    let cell = Cell::shared();
+    let redis = cell.redis(&[]).await;
+    let backend = Backend::start().await;
+    let host = Backend::start().await;
+    host.behave(|_| Behaviour::Hang);
+    let receiver = cell.receiver(&[]).await;
+    let feed = Feed::to(receiver.address(), &Arc::new(Ledger::default()));
+    let url = format!("{}/1", host.url());
+    let settings = [
+        ("FETCH_PAYLOADS", "on"),
+        ("PAYLOAD_HOSTS", &host.url()),
+        ("MIN_CONCURRENCY", "8"),
+        ("MAX_CONCURRENCY", "8"),
+        ("DELIVERY_TIMEOUT", "5s"),
+        ("RETRY_LONGEST", "1s"),
+    ];
+    let downstreamer = cell.downstreamer(&backend, &settings).await;
+    let stubs = (1..=40).map(|shop| stub(shop, 1, &url, SOON * 100));
+    feed.store(stubs.collect()).await;
+    let hang = async || results(&downstreamer).await.contains_key("busy");
+    until("the host is known to hang", SOON, hang).await;
+    let before = host.count();
+    let mut stored = Vec::new();
+    for sequence in 1..=100 {
+        let event = Event { resource: 7, sequence };
+        stored.push(Instant::now());
+        feed.store_in_turn(Vec::from([(event, shop::event(50, "prices", event))])).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    until("the others are delivered", SOON, async || backend.count() == stored.len()).await;
+    let receipts = backend.receipts();
+    let waits: Vec<_> = receipts.iter().zip(&stored).map(|(one, at)| one.arrived - *at).collect();
+    let late: Vec<_> = waits.iter().filter(|wait| **wait > Duration::from_secs(1)).collect();
+    assert!(late.is_empty(), "{late:?}");
+    let asked = host.count() - before;
+    assert!(asked <= 16, "asked {asked} times");
+
+    host.behave(gives_payload);
+    let is_empty = async || redis.stream_len("{spillway}:in").await == 0;
+    until("everything is settled", SOON * 2, is_empty).await;
+    assert_eq!(results(&downstreamer).await["fetched"], 40);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -182,6 +182,33 @@ fn payloads_that_can_not_be_fetched_say_nothing_about_the_backend_or_the_lane() 
 }
 
 #[test]
+fn a_host_of_payloads_that_hangs_leaves_slots_to_webhooks_without_payloads() {
+    for slots in [1, 2, 4, 64] {
+        let asked_until = Cell::new(Duration::ZERO);
+        // One fetch at a time, as of a host that is known to hang.
+        let answers: Box<Answers> = Box::new(move |_, kind, at| match (kind, asked_until.get()) {
+            (STUB, until) if at >= until => {
+                asked_until.set(at + TIMEOUT);
+                Answer::Unfetched(TIMEOUT)
+            }
+            (STUB, _) => Answer::Unfetched(Duration::ZERO),
+            _ => Answer::Takes(5 * MS),
+        });
+        let bounds = Bounds { concurrency_min: slots, concurrency_max: slots, rate_max: None };
+        let mut world = known(Config { bounds, ..config(slots) }, answers);
+        world.accept(SECOND, (0..20).map(|_| (X, STUB)).chain((10..40).map(|shop| (shop, STUB))));
+        for second in 2..602 {
+            world.accept(second * SECOND, [(Y, 0)]);
+        }
+        world.run(610 * SECOND);
+        // A single slot is cut off from a fetch after a slice.
+        let most = if slots == 1 { 3 * SECOND } else { 10 * MS };
+        assert!(world.longest(Y) < most, "{slots}: {:?}", world.longest(Y));
+        assert!(world.took[&(Y, 0)].len() == 601);
+    }
+}
+
+#[test]
 fn the_time_of_a_fetch_is_no_latency_of_the_backend() {
     let from = 5 * SECOND;
     let answers: Box<Answers> = Box::new(move |_, _, at| match at < from {

@@ -53,6 +53,8 @@ pub enum Looked {
     Unknown,
     /// There was no answer, or not one that can be understood.
     Failed,
+    /// The source was not asked, because too many lookups of strangers' shops wait.
+    NotAsked,
 }
 
 /// Instruction for a request.
@@ -271,6 +273,13 @@ impl SecretCache {
         let secrets = match looked {
             Looked::Found(secrets) => Some(Arc::new(secrets)),
             Looked::Unknown => None,
+            Looked::NotAsked => {
+                entry.retry_at = now + RETRY_AFTER;
+                let due = entry.retry_at;
+                self.schedule(&name, due);
+                lookup.over.cancel();
+                return;
+            }
             Looked::Failed => {
                 // Those of other shops fail for what a stranger names.
                 self.is_source_down |=

@@ -23,7 +23,7 @@ use spillway_process::settings::read_secrets;
 use spillway_webhook::{Checked, Secrets, Verified, Webhook};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use zeroize::Zeroizing;
 
 use super::cache::{Advice, Asked, CacheRules, Looked, LookupCause, SecretCache};
@@ -265,11 +265,7 @@ impl SecretSource {
     fn spawn_lookup(self: &Arc<Self>, shop: Arc<str>, cause: LookupCause) {
         let source = self.clone();
         self.runtime.spawn(async move {
-            let looked = timeout(LOOKUP_TIMEOUT, source.look_up(&shop, cause)).await;
-            let looked = looked.unwrap_or_else(|_| {
-                Err(format!("no answer within {} s", LOOKUP_TIMEOUT.as_secs()))
-            });
-            let looked = looked.unwrap_or_else(|problem| {
+            let looked = source.looked(&shop, cause).await.unwrap_or_else(|problem| {
                 source.log_failure(&shop, &problem);
                 Looked::Failed
             });
@@ -284,12 +280,25 @@ impl SecretSource {
         });
     }
 
-    async fn look_up(&self, shop: &str, cause: LookupCause) -> Result<Looked, String> {
+    /// Waits for a turn and looks a shop up, within [`LOOKUP_TIMEOUT`] together.
+    async fn looked(&self, shop: &str, cause: LookupCause) -> Result<Looked, String> {
         let turns = match cause {
             LookupCause::Age => &self.turns,
             LookupCause::Stranger => &self.stranger_turns,
         };
-        let _turn = turns.acquire().await.map_err(|error| error.to_string())?;
+        let end = Instant::now() + LOOKUP_TIMEOUT;
+        let Ok(turn) = timeout_at(end, turns.acquire()).await else {
+            return match cause {
+                LookupCause::Age => Err("too many lookups wait for its answers".to_owned()),
+                LookupCause::Stranger => Ok(Looked::NotAsked),
+            };
+        };
+        let _turn = turn.expect("BUG: it is never closed");
+        let looked = timeout_at(end, self.look_up(shop)).await;
+        looked.unwrap_or_else(|_| Err(format!("no answer within {} s", LOOKUP_TIMEOUT.as_secs())))
+    }
+
+    async fn look_up(&self, shop: &str) -> Result<Looked, String> {
         let url = self.settings.url.replacen(SHOP, shop, 1);
         let mut request = Request::get(url).header(ACCEPT, "application/json, text/plain");
         if let Some(authorization) = &**self.authorization.load() {
@@ -358,6 +367,7 @@ impl SourceMetrics {
             Looked::Found(_) => self.found.inc(),
             Looked::Unknown => self.unknown.inc(),
             Looked::Failed => self.failed.inc(),
+            Looked::NotAsked => self.refused.inc(),
         }
     }
 }

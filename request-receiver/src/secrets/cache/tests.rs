@@ -141,6 +141,21 @@ fn while_the_source_is_down_no_request_waits_for_another_shop_s_lookup() {
 }
 
 #[test]
+fn a_lookup_that_has_no_turn_is_no_failure_of_the_source() {
+    let mut cache = with_shop(CacheRules { is_early: false, ..rules() });
+    cache.ask("two.myshopify.com", s(0.0));
+    cache.looked_up("two.myshopify.com", Looked::NotAsked, s(2.0));
+    assert!(matches!(cache.ask("two.myshopify.com", s(2.4)).advice, Advice::Unavailable));
+    assert!(cache.ask("two.myshopify.com", s(2.6)).begins.is_some(), "it is asked soon after");
+    // A wrong signature in the name of a shop with secrets.
+    assert!(cache.ask_again(SHOP, s(0.0), s(50.0), s(50.0)).begins.is_some());
+    cache.looked_up(SHOP, Looked::NotAsked, s(52.0));
+    assert!(used(&cache.ask(SHOP, s(59.0))).is_some_and(|known| !known.is_stale));
+    let asked = cache.ask(SHOP, s(60.2));
+    assert!(matches!(asked.advice, Advice::Wait(_)), "it is not served stale: {asked:?}");
+}
+
+#[test]
 fn a_shop_without_secrets_is_remembered_for_a_while() {
     let mut cache = SecretCache::new(rules());
     cache.ask(SHOP, s(0.0));
