@@ -52,7 +52,12 @@ impl FetchTurns {
         }
         turns.running += 1;
         turns.is_asked |= is_again;
-        Some(FetchTurn { turns: self.clone(), host: host.to_owned(), is_again, has_answered: false })
+        Some(FetchTurn {
+            turns: self.clone(),
+            host: host.to_owned(),
+            is_again,
+            has_answered: false,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Turns> {
