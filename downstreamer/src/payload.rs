@@ -31,6 +31,8 @@ pub use crate::payload::settings::{PayloadHost, PayloadSettings};
 
 /// Fetches at once. More would hold slots of deliveries while the host of the payloads is slow.
 const FETCHES_MAX: usize = 16;
+/// Time within which a fetch that fails shows that its host does not hang.
+const PROMPT: Duration = Duration::from_secs(1);
 /// Payloads of the largest size that are in memory at once. Smaller ones are more.
 const LARGEST_MAX: usize = 4;
 /// Bytes for each permit of memory: a count of bytes would not fit into a `u32`.
@@ -218,7 +220,7 @@ impl Fetching {
             Ok(url) => url,
             Err(result) => return (Payload::Stub(result), host_of(&stub.payload_url)),
         };
-        let host = url.host().unwrap_or_default().to_owned();
+        let host = url.host().unwrap_or_default().to_ascii_lowercase();
         match self.fetch(url, &host, stub.payload_bytes).await {
             Ok((bytes, room)) => (Payload::Fetched(bytes, room), host),
             Err(FetchError::LeaseLost) => (Payload::LeaseLost, host),
@@ -246,12 +248,18 @@ impl Fetching {
         let most = self.settings.bytes_max;
         let expected = told.map_or(most, |told| usize::try_from(told).unwrap_or(most).min(most));
         let mut room = self.room(expected)?;
-        let turn = self.turns.turn(host).ok_or(FetchError::Busy("too many fetches at once"))?;
+        let turn = self.turns.turn(host).map_err(FetchError::Busy)?;
+        let began = Instant::now();
         let fetched = tokio::time::timeout(self.timeout, self.get(url, told, &mut room)).await;
         let Ok(fetched) = fetched else {
             return Err(FetchError::Failed("no whole answer in time".into()));
         };
-        turn.answered();
+        // A connection that can't be made, or a proxy that gives up, may take as long as a fetch that
+        // hangs.
+        let is_prompt = !matches!(fetched, Err(FetchError::Failed(_))) || began.elapsed() < PROMPT;
+        if is_prompt {
+            turn.answered();
+        }
         Ok((fetched?, room))
     }
 

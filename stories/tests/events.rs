@@ -368,11 +368,22 @@ async fn a_host_of_payloads_that_fails_holds_back_its_stubs_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_of_payloads_that_hangs_leaves_slots_to_other_webhooks() {
+    leaves_slots_to_others(Behaviour::Hang).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_gives_up_after_seconds_leaves_slots_to_other_webhooks() {
+    let after = Duration::from_secs(4);
+    let (headers, body) = (Vec::new(), String::new());
+    leaves_slots_to_others(Behaviour::Answer { status: 504, after, headers, body }).await;
+}
+
+async fn leaves_slots_to_others(behaviour: Behaviour) {
     let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let host = Backend::start().await;
-    host.behave(|_| Behaviour::Hang);
+    host.behave(move |_| behaviour.clone());
     let receiver = cell.receiver(&[]).await;
     let feed = Feed::to(receiver.address(), &Arc::new(Ledger::default()));
     let url = format!("{}/1", host.url());
@@ -387,8 +398,8 @@ async fn a_host_of_payloads_that_hangs_leaves_slots_to_other_webhooks() {
     let downstreamer = cell.downstreamer(&backend, &settings).await;
     let stubs = (1..=40).map(|shop| stub(shop, 1, &url, SOON * 100));
     feed.store(stubs.collect()).await;
-    let hang = async || results(&downstreamer).await.contains_key("busy");
-    until("the host is known to hang", SOON, hang).await;
+    let is_known = async || results(&downstreamer).await.contains_key("busy");
+    until("the host is known to hang", SOON, is_known).await;
     let before = host.count();
     let mut stored = Vec::new();
     for sequence in 1..=100 {

@@ -1,11 +1,13 @@
 //! Bounds the fetches that run at once, so that a host that hangs leaves slots of deliveries to
 //! webhooks without payloads.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Hosts of which it is kept that they hang. Beyond that, the others are asked as if they were well.
 const HANGING_MAX: usize = 1_000;
+/// Fetches at once from hosts that hang.
+const AGAIN_MAX: usize = 4;
 
 /// Fetches that run, and hosts that hang.
 #[derive(Debug)]
@@ -18,15 +20,15 @@ pub(super) struct FetchTurns {
 #[derive(Debug, Default)]
 struct Turns {
     running: usize,
-    /// Hosts whose last fetch had no answer in time.
-    hanging: HashSet<String>,
-    /// True while one of them is asked again.
-    is_asked: bool,
+    /// Hosts whose last fetch had no prompt answer, and if one is asked again now.
+    hanging: HashMap<String, bool>,
+    /// Those that are asked again now.
+    again: usize,
 }
 
 /// Permission for one fetch, up to its end.
 ///
-/// One that is dropped without [`FetchTurn::answered`] was cut off or had no answer in time.
+/// One that is dropped without [`FetchTurn::answered`] was cut off or had no prompt answer.
 #[derive(Debug)]
 pub(super) struct FetchTurn {
     turns: Arc<FetchTurns>,
@@ -42,22 +44,29 @@ impl FetchTurns {
         Arc::new(Self { most, turns: Mutex::default() })
     }
 
-    /// Turn for a fetch from `host`. `None` if as many run as may at once, or if the host hangs and
-    /// a fetch from a host that hangs already runs.
-    pub(super) fn turn(self: &Arc<Self>, host: &str) -> Option<FetchTurn> {
+    /// Turn for a fetch from `host`. A host that hangs has one at a time.
+    ///
+    /// # Errors
+    /// The reason for which there is none now.
+    pub(super) fn turn(self: &Arc<Self>, host: &str) -> Result<FetchTurn, &'static str> {
         let mut turns = self.lock();
-        let is_again = turns.hanging.contains(host);
-        if turns.running == self.most || (is_again && turns.is_asked) {
-            return None;
+        if turns.running == self.most {
+            return Err("too many fetches at once");
         }
+        let again = turns.again;
+        let is_again = match turns.hanging.get_mut(host) {
+            None => false,
+            Some(is_asked) if *is_asked || again == AGAIN_MAX => {
+                return Err("its host hangs, and is asked by one fetch at a time");
+            }
+            Some(is_asked) => {
+                *is_asked = true;
+                true
+            }
+        };
         turns.running += 1;
-        turns.is_asked |= is_again;
-        Some(FetchTurn {
-            turns: self.clone(),
-            host: host.to_owned(),
-            is_again,
-            has_answered: false,
-        })
+        turns.again += usize::from(is_again);
+        Ok(FetchTurn { turns: self.clone(), host: host.to_owned(), is_again, has_answered: false })
     }
 
     fn lock(&self) -> MutexGuard<'_, Turns> {
@@ -66,7 +75,7 @@ impl FetchTurns {
 }
 
 impl FetchTurn {
-    /// Ends a fetch whose host answered, well or not, or could not be reached at once.
+    /// Ends a fetch whose host answered, or failed promptly.
     pub(super) fn answered(mut self) {
         self.has_answered = true;
     }
@@ -76,11 +85,12 @@ impl Drop for FetchTurn {
     fn drop(&mut self) {
         let mut turns = self.turns.lock();
         turns.running -= 1;
-        turns.is_asked &= !self.is_again;
+        turns.again -= usize::from(self.is_again);
         if self.has_answered {
             turns.hanging.remove(&self.host);
-        } else if turns.hanging.len() < HANGING_MAX {
-            turns.hanging.insert(std::mem::take(&mut self.host));
+        } else if self.is_again || turns.hanging.len() < HANGING_MAX {
+            let is_asked = turns.hanging.entry(std::mem::take(&mut self.host)).or_default();
+            *is_asked &= !self.is_again;
         }
     }
 }
@@ -94,31 +104,46 @@ mod tests {
         let turns = FetchTurns::new(2);
         let first = turns.turn("a.example").unwrap();
         let second = turns.turn("b.example").unwrap();
-        assert!(turns.turn("c.example").is_none());
+        assert!(turns.turn("c.example").is_err());
         first.answered();
         let third = turns.turn("c.example").unwrap();
-        assert!(turns.turn("a.example").is_none());
+        assert!(turns.turn("a.example").is_err());
         second.answered();
         third.answered();
         assert_eq!(turns.lock().running, 0);
     }
 
     #[test]
-    fn hosts_that_hang_have_one_fetch_together_until_they_answer() {
+    fn a_host_that_hangs_has_one_fetch_until_it_answers() {
         let turns = FetchTurns::new(16);
         drop([turns.turn("a.example").unwrap(), turns.turn("b.example").unwrap()]);
         let again = turns.turn("a.example").unwrap();
-        assert!(turns.turn("a.example").is_none() && turns.turn("b.example").is_none());
-        // The others are asked as before.
+        assert!(turns.turn("a.example").is_err());
+        // The others are asked as before, and one that hangs does not wait for another.
         turns.turn("c.example").unwrap().answered();
-        drop(again);
         turns.turn("b.example").unwrap().answered();
         let both = [turns.turn("b.example").unwrap(), turns.turn("b.example").unwrap()];
+        drop(again);
         let again = turns.turn("a.example").unwrap();
-        assert!(turns.turn("a.example").is_none());
+        assert!(turns.turn("a.example").is_err());
         again.answered();
-        assert!(turns.turn("a.example").is_some());
+        assert!(turns.turn("a.example").is_ok());
         both.into_iter().for_each(FetchTurn::answered);
+    }
+
+    #[test]
+    fn hosts_that_hang_have_few_fetches_together() {
+        let turns = FetchTurns::new(16);
+        let hosts = ["a.example", "b.example", "c.example", "d.example", "e.example"];
+        drop(hosts.map(|host| turns.turn(host).unwrap()));
+        let [.., last] = hosts;
+        let again: Vec<_> =
+            hosts.iter().take(AGAIN_MAX).map(|host| turns.turn(host).unwrap()).collect();
+        assert!(turns.turn(last).is_err());
+        drop(again);
+        turns.turn(last).unwrap().answered();
+        assert_eq!(turns.lock().running, 0);
+        assert_eq!(turns.lock().again, 0);
     }
 
     #[test]
@@ -128,7 +153,7 @@ mod tests {
         drop(turns.turn("a.example").unwrap());
         let again = turns.turn("a.example").unwrap();
         drop(early);
-        assert!(turns.turn("a.example").is_none());
+        assert!(turns.turn("a.example").is_err());
         again.answered();
         let all = [(); 16].map(|()| turns.turn("a.example").unwrap());
         all.into_iter().for_each(FetchTurn::answered);

@@ -138,6 +138,8 @@ struct Held {
 #[derive(Debug)]
 struct Lookup {
     began: Duration,
+    /// Time of `due` for the shop before it began.
+    due: Option<Duration>,
     over: CancellationToken,
 }
 
@@ -274,8 +276,14 @@ impl SecretCache {
             Looked::Found(secrets) => Some(Arc::new(secrets)),
             Looked::Unknown => None,
             Looked::NotAsked => {
-                entry.retry_at = now + RETRY_AFTER;
-                let due = entry.retry_at;
+                // What is known is looked up when it was to be, whatever a stranger's request began.
+                let is_known = entry.held.as_ref().is_some_and(|held| held.secrets.is_some());
+                let due = match lookup.due {
+                    Some(due) if is_known => due,
+                    _ => now + RETRY_AFTER,
+                };
+                entry.retry_at = if is_known { entry.retry_at } else { due };
+                entry.rechecked_at = Some(now);
                 self.schedule(&name, due);
                 lookup.over.cancel();
                 return;
@@ -349,8 +357,9 @@ impl SecretCache {
     fn begin(&mut self, shop: &str, now: Duration) -> CancellationToken {
         let over = CancellationToken::new();
         let entry = self.shops.get_mut(shop).expect("BUG: a lookup without an entry");
-        entry.lookup = Some(Lookup { began: now, over: over.clone() });
-        if let Some(due) = entry.due.take() {
+        let due = entry.due.take();
+        entry.lookup = Some(Lookup { began: now, due, over: over.clone() });
+        if let Some(due) = due {
             self.due.remove(&(due, shop.into()));
         }
         over

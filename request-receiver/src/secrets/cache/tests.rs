@@ -149,10 +149,12 @@ fn a_lookup_that_has_no_turn_is_no_failure_of_the_source() {
     assert!(cache.ask("two.myshopify.com", s(2.6)).begins.is_some(), "it is asked soon after");
     // A wrong signature in the name of a shop with secrets.
     assert!(cache.ask_again(SHOP, s(0.0), s(50.0), s(50.0)).begins.is_some());
-    cache.looked_up(SHOP, Looked::NotAsked, s(52.0));
-    assert!(used(&cache.ask(SHOP, s(59.0))).is_some_and(|known| !known.is_stale));
+    cache.looked_up(SHOP, Looked::NotAsked, s(59.9));
+    assert!(matches!(cache.ask_again(SHOP, s(0.0), s(59.9), s(59.9)).advice, Advice::Unavailable));
+    assert_eq!(cache.next_due(), Some(s(0.1) + TTL), "it is due as before");
+    assert!(used(&cache.ask(SHOP, s(60.0))).is_some_and(|known| !known.is_stale));
     let asked = cache.ask(SHOP, s(60.2));
-    assert!(matches!(asked.advice, Advice::Wait(_)), "it is not served stale: {asked:?}");
+    assert!(asked.begins == Some(LookupCause::Age), "it is not refused: {asked:?}");
 }
 
 #[test]
