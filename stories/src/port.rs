@@ -4,9 +4,12 @@
 //! binding port 0 could become the source port of a connection while its server is down. Each test
 //! process has a block of ports for itself, so no other one takes the port of a server that is down.
 
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
+
+use tokio::net::TcpSocket;
 
 const LOWEST: u16 = 12_000;
 const BLOCK: u16 = 500;
@@ -32,6 +35,18 @@ pub fn free() -> SocketAddr {
         }
     }
     panic!("no free port from {first} to {}", first + BLOCK - 1);
+}
+
+/// Listens on `address` with a backlog of `backlog` connections, as systemd does for a socket unit:
+/// also while connections of an earlier process on it wait for their last packets.
+///
+/// # Errors
+/// If another process listens on it.
+pub fn listen(address: SocketAddr, backlog: u32) -> io::Result<TcpListener> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(backlog)?.into_std()
 }
 
 impl Block {

@@ -1,6 +1,8 @@
 //! Tests of the stories' own tools without the binaries: a check that cannot fail proves nothing.
 
 use std::collections::HashSet;
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +14,7 @@ use stories::check::{Figures, check};
 use stories::client::{self, Connection};
 use stories::ledger::{Attempt, Event, Ledger, Outcome};
 use stories::load::Load;
+use stories::port;
 use stories::receipt::{Receipt, RequestHead, hash};
 use stories::webhook::Webhook;
 
@@ -180,4 +183,16 @@ fn figures(arrived: &[(u64, &str, u16)]) -> Figures {
     };
     let receipts: Vec<Receipt> = arrived.iter().map(receipt).collect();
     check(&ledger, &receipts, &HashSet::new())
+}
+
+#[tokio::test]
+async fn a_port_that_was_just_in_use_is_listened_on() {
+    let address = port::free();
+    let listener = TcpListener::bind(address).unwrap();
+    let mut client = TcpStream::connect(address).unwrap();
+    // The side that closes first keeps the port for a minute.
+    drop(listener.accept().unwrap());
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    drop((client, listener));
+    port::listen(address, 1).unwrap();
 }

@@ -27,7 +27,6 @@ use crate::sick_disk::SickDisk;
 use crate::way::Way;
 use mood::Mood;
 pub use mood::{BROKEN_SHOP, SHOPS};
-use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
 
 /// Backlog of `ops/systemd/spillway-receiver.socket`.
@@ -364,9 +363,7 @@ async fn start_receiver(cell: &Cell, settings: &[(&'static str, String)]) -> Ser
     // The socket is held here as systemd holds it: connections wait for the next receiver. With a
     // shorter backlog than the unit's, a request would wait in the network for longer than its
     // sender does, and arrive after its retry.
-    let socket = TcpSocket::new_v4().expect("make a socket");
-    socket.bind(port::free()).expect("bind the receiver's socket");
-    let socket = socket.listen(BACKLOG).and_then(|listening| listening.into_std()).expect("listen");
+    let socket = port::listen(port::free(), BACKLOG).expect("listen on the receiver's socket");
     let socket = Arc::new(socket);
     let receiver = cell.receiver_on(&socket, &[&[ACK_TIMEOUT], &borrowed(settings)[..]].concat());
     receiver.ready().await;
