@@ -155,6 +155,7 @@ fn a_lookup_that_has_no_turn_is_no_failure_of_the_source() {
     assert!(used(&cache.ask(SHOP, s(60.0))).is_some_and(|known| !known.is_stale));
     let asked = cache.ask(SHOP, s(60.2));
     assert!(asked.begins == Some(LookupCause::Age), "it is not refused: {asked:?}");
+    assert!(matches!(asked.advice, Advice::Wait(_)), "it is not served stale: {asked:?}");
 }
 
 #[test]
