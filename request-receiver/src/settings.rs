@@ -68,8 +68,9 @@ pub struct ReceiverArgs {
     secrets: SecretArgs,
 
     /// TOML file with several apps, each with a name, paths or hosts, and secrets of its own; read again
-    /// on SIGHUP. What is sent to no app's path is verified with SHOPIFY_CLIENT_SECRET, if that is
-    /// set
+    /// on SIGHUP. What is sent to none of the apps is verified with the receiver's own secrets
+    /// (SHOPIFY_CLIENT_SECRET, SHOPIFY_CLIENT_SECRET_FILE, SHOP_SECRETS_DIR or SHOP_SECRETS_URL),
+    /// or answered 404 if none of these is set
     #[arg(long, env = "APPS_FILE")]
     apps_file: Option<PathBuf>,
 
