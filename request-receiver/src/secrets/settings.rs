@@ -34,9 +34,9 @@ pub struct SecretArgs {
     #[arg(long, env = "SHOP_SECRETS_DIR")]
     shop_secrets_dir: Option<PathBuf>,
 
-    /// HTTP endpoint of yours that names the client secrets of a shop, in place of SHOP_SECRETS_DIR:
-    /// a URL with {shop} in it. It answers JSON or one secret per line, and 404 for a shop without
-    /// any
+    /// HTTP endpoint of yours that returns the client secrets of a shop, in place of
+    /// SHOP_SECRETS_DIR: a URL with {shop} in it. It answers JSON or one secret per line, and 404
+    /// for a shop without any
     #[arg(long, env = "SHOP_SECRETS_URL")]
     shop_secrets_url: Option<String>,
 
@@ -54,9 +54,8 @@ pub struct SecretArgs {
     #[arg(long, env = "SHOP_SECRETS_STALE_MAX", default_value = "24h")]
     shop_secrets_stale_max: String,
 
-    /// Maximum lookups a second of shops that SHOP_SECRETS_URL has not named yet, ten times as many
-    /// at once; webhooks beyond it are answered 503. As many lookups may follow wrong signatures [1
-    /// to 100000]
+    /// Maximum lookups a second of shops without known secrets, ten times as many at once; webhooks
+    /// beyond it are answered 503. As many lookups may follow wrong signatures [1 to 100000]
     #[arg(long, env = "SHOP_SECRETS_RATE", default_value = "100")]
     shop_secrets_rate: String,
 }

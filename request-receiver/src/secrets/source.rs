@@ -339,7 +339,7 @@ impl SourceMetrics {
         let lookups: IntCounterVec = vec(
             registry,
             "spillway_secret_lookups_total",
-            "Lookups of a shop's secrets at SHOP_SECRETS_URL; refused = none began, for want of SHOP_SECRETS_RATE or during the pause after a failure.",
+            "Lookups of a shop's secrets at SHOP_SECRETS_URL; refused = none began, for want of SHOP_SECRETS_RATE or during the pause after a failure, or one for a shop without known secrets or after a wrong signature got no turn in time.",
             "outcome",
         );
         let counter = |name, help| add(registry, IntCounter::new(name, help));
