@@ -36,8 +36,8 @@ pub(crate) enum Command {
     Top(top::Arguments),
     /// List, show or drop waiting webhooks
     Queue(queue::Arguments),
-    /// Pause a shop, a topic, a resource or a whole consumer until it is resumed (kafka: whole consumer
-    /// only)
+    /// Pause a shop, a topic, a resource, an app or a whole consumer until it is resumed (kafka: whole
+    /// consumer only)
     Pause(pause::Arguments),
     /// End a pause
     Resume(pause::ResumeArguments),

@@ -100,8 +100,8 @@ fn some_filter(filter: WrittenFilter, all: bool) -> Result<DeadFilter, Failure> 
     let filter = filter.checked()?;
     if filter.is_empty() && !all {
         return Err(Failure::Usage(
-            "give an id or a filter (--shop, --topic, --resource, --webhook-id, --since, --until), \
-             or --all"
+            "give an id or a filter (--shop, --topic, --resource, --app, --webhook-id, --since, \
+             --until), or --all"
                 .to_owned(),
         ));
     }
