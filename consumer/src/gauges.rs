@@ -140,7 +140,8 @@ pub fn corrupt_packs(registry: &Registry) -> IntCounter {
 
 /// Registers a gauge of the pauses in force.
 pub fn pauses(registry: &Registry) -> IntGauge {
-    let help = "Pauses in force that an operator ordered, of a shop, a topic, a resource, an app or all.";
+    let help =
+        "Pauses in force that an operator ordered, of a shop, a topic, a resource, an app or all.";
     gauge(registry, "spillway_pauses", help)
 }
 

@@ -142,12 +142,8 @@ fn client_secrets(
     background: &Background,
 ) -> anyhow::Result<Arc<ClientSecrets>> {
     let source = settings.secrets.source.clone();
-    let source = source.map(|source| SecretSource::new(source, &metrics.registry));
-    let source = source.transpose()?.map(Arc::new);
-    if let Some(source) = &source {
-        background.spawn("secrets by shop", source.clone().keep());
-    }
-    let secrets = ClientSecrets::new(settings.secrets.clone(), source)?;
+    let source = source.map(|source| SecretSource::start(source, &metrics.registry, background));
+    let secrets = ClientSecrets::new(settings.secrets.clone(), source.transpose()?)?;
     register(&metrics.registry, secrets.matches());
     Ok(Arc::new(secrets))
 }

@@ -3,8 +3,8 @@
 //! It has no clock and no socket: times are given to it, as durations since a common start, and it
 //! says which shops to look up. Rules:
 //! - At most one lookup of a shop is under way. Requests that need its outcome wait for that one.
-//! - An answer is valid for `ttl`. What was used in that time is looked up again shortly before its
-//!   end, so that no request waits for it.
+//! - An answer is valid for `ttl`. What is used in that time is looked up again before its end: shortly
+//!   before, or with its first request after that. So no request waits for it.
 //! - While the source fails, older secrets serve for `stale_max` more.
 //! - A stranger can name any shop, so lookups of shops that the source has not named, and those
 //!   after a wrong signature, are bounded in rate.
@@ -26,6 +26,9 @@ const RETRY_AFTER: Duration = Duration::from_millis(500);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 /// Part of `ttl` over which the lookups of shops that were looked up together spread.
 const SPREAD: u32 = 16;
+/// Early lookups begin at multiples of this time, so that those of many shops share a wake-up of
+/// the thread, and of the source.
+const TOGETHER: Duration = Duration::from_millis(25);
 /// Bounded lookups that may begin at once, as a multiple of those in a second.
 const BURST_SECONDS: f64 = 10.0;
 
@@ -133,6 +136,8 @@ struct Held {
     asked: Duration,
     answered: Duration,
     is_used: bool,
+    /// Requests that arrive from now on begin a lookup, if none is under way.
+    early_from: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -185,26 +190,40 @@ impl SecretCache {
         self.shops.is_empty()
     }
 
+    /// Secrets of a shop that may be used, and the reason of the lookup that begins now, if one does.
+    pub fn ask_known(&mut self, shop: &str, now: Duration) -> Option<(Known, Option<LookupCause>)> {
+        let entry = self.shops.get_mut(shop)?;
+        let held = entry.held.as_mut()?;
+        let secrets = held.secrets.clone()?;
+        let age = now.saturating_sub(held.answered);
+        let is_stale = age >= self.rules.ttl;
+        let serves = self.rules.ttl + self.rules.stale_max;
+        let may_be_stale = age < serves && (self.is_source_down || entry.failures > 0);
+        if is_stale && !may_be_stale {
+            return None;
+        }
+        held.is_used = true;
+        let known = Known { secrets, asked: held.asked, is_stale };
+        let is_early = held.early_from.is_some_and(|early_from| now >= early_from);
+        let begins = (is_stale || is_early) && entry.lookup.is_none() && now >= entry.retry_at;
+        if begins {
+            self.begin(shop, now);
+        }
+        Some((known, begins.then_some(LookupCause::Age)))
+    }
+
     /// Asks for the secrets of a shop, for a request that arrived.
     pub fn ask(&mut self, shop: &str, now: Duration) -> Asked {
+        if let Some((known, begins)) = self.ask_known(shop, now) {
+            return Asked { advice: Advice::Use(known), begins };
+        }
         let Some(entry) = self.shops.get_mut(shop) else {
             return self.ask_first(shop, now);
         };
-        let mut begins = None;
-        if let Some(held) = &mut entry.held {
-            let age = now.saturating_sub(held.answered);
-            let is_valid = age < self.rules.ttl_of(held);
-            let serves = self.rules.ttl + self.rules.stale_max;
-            let is_stale = !is_valid && age < serves && (self.is_source_down || entry.failures > 0);
-            if is_valid || (is_stale && held.secrets.is_some()) {
-                held.is_used = true;
-                let advice = held.advice(is_stale);
-                if is_stale && entry.lookup.is_none() && now >= entry.retry_at {
-                    self.begin(shop, now);
-                    begins = Some(LookupCause::Age);
-                }
-                return Asked { advice, begins };
-            }
+        if let Some(held) = entry.held.as_ref().filter(|held| held.secrets.is_none())
+            && now.saturating_sub(held.answered) < self.rules.ttl_of(held)
+        {
+            return Asked::only(Advice::Unknown);
         }
         if let Some(lookup) = &entry.lookup {
             return Asked::only(Advice::Wait(lookup.over.clone()));
@@ -245,7 +264,7 @@ impl SecretCache {
             return Asked::only(Advice::Unavailable);
         };
         if let Some(held) = entry.held.as_ref().filter(|held| held.asked > tried) {
-            return Asked::only(held.advice(false));
+            return Asked::only(held.advice());
         }
         if tried >= arrived {
             return Asked::only(Advice::Unknown);
@@ -303,12 +322,16 @@ impl SecretCache {
         };
         self.is_source_down = false;
         self.delay.observe(now.saturating_sub(lookup.began));
-        entry.failures = 0;
-        let is_found = secrets.is_some();
-        let held = Held { secrets, asked: lookup.began, answered: now, is_used: false };
+        let mut held =
+            Held { secrets, asked: lookup.began, answered: now, is_used: false, early_from: None };
         let ends = now + self.rules.ttl_of(&held);
+        if held.secrets.is_some() && self.rules.is_early {
+            held.early_from = Some(multiple_before(ends - self.lead(&name, now)));
+        }
+        let due = held.early_from.unwrap_or(ends);
+        let entry = self.shops.get_mut(shop).expect("BUG: it was there");
+        entry.failures = 0;
         entry.held = Some(held);
-        let due = if is_found && self.rules.is_early { ends - self.lead(&name, now) } else { ends };
         self.schedule(&name, due);
         lookup.over.cancel();
     }
@@ -375,6 +398,12 @@ impl SecretCache {
     }
 }
 
+/// Last multiple of [`TOGETHER`] up to `at`.
+fn multiple_before(at: Duration) -> Duration {
+    let past = at.as_nanos() % TOGETHER.as_nanos();
+    at - Duration::from_nanos(u64::try_from(past).unwrap_or_default())
+}
+
 impl CacheRules {
     fn ttl_of(&self, held: &Held) -> Duration {
         if held.secrets.is_some() { self.ttl } else { self.ttl.min(UNKNOWN_TTL) }
@@ -382,11 +411,11 @@ impl CacheRules {
 }
 
 impl Held {
-    fn advice(&self, is_stale: bool) -> Advice {
+    /// Advice to those who wait for an answer that has just come.
+    fn advice(&self) -> Advice {
         match &self.secrets {
             Some(secrets) => {
-                let (secrets, asked) = (secrets.clone(), self.asked);
-                Advice::Use(Known { secrets, asked, is_stale })
+                Advice::Use(Known { secrets: secrets.clone(), asked: self.asked, is_stale: false })
             }
             None => Advice::Unknown,
         }

@@ -3,7 +3,6 @@
 //! [`cache`](super::cache) decides; this asks the endpoint and lets requests wait.
 
 use std::path::PathBuf;
-use std::str::from_utf8;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +16,9 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use prometheus::{IntCounter, IntCounterVec, IntGauge, Registry};
+use rustix::process::nice;
 use rustls::crypto::ring;
+use spillway_process::background::Background;
 use spillway_process::error::chain;
 use spillway_process::settings::read_secrets;
 use spillway_webhook::{Checked, Secrets, Verified, Webhook};
@@ -26,6 +27,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use zeroize::Zeroizing;
 
+use super::answer::parse;
 use super::cache::{Advice, Asked, CacheRules, Looked, LookupCause, SecretCache};
 use super::{check, claimed_shop};
 use crate::ignored::is_domain;
@@ -40,6 +42,9 @@ const LOOKUPS_MAX: usize = 256;
 const STRANGERS_MAX: usize = 64;
 /// Time after which an idle connection is closed, before most servers do.
 const IDLE_CONNECTION: Duration = Duration::from_secs(4);
+/// Niceness of the thread of lookups, above that of the process: a quarter of a core is left to it even
+/// beside a thread that is always busy.
+const NICENESS: i32 = 5;
 /// Largest answer.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// Part of the URL that stands for the shop.
@@ -71,7 +76,8 @@ pub struct SecretSource {
     stranger_turns: Semaphore,
     logged: Mutex<Option<Instant>>,
     metrics: SourceMetrics,
-    /// Runtime of the lookups. Requests are handled by others, one for each core.
+    /// Runtime of the lookups, on a thread of their own. Requests are handled by others, one for each
+    /// core.
     runtime: Handle,
 }
 
@@ -131,12 +137,29 @@ impl SourceSettings {
 }
 
 impl SecretSource {
-    /// Makes a client for the endpoint. Lookups run on the runtime of the caller.
+    /// Starts a thread that looks shops up, and keeps fresh what is used. It ends with the process.
     ///
     /// # Errors
-    /// If the token can't be read, or the URL is https and this machine knows no certificate
-    /// authority.
-    pub fn new(settings: SourceSettings, registry: &Registry) -> anyhow::Result<Self> {
+    /// If the token can't be read, the URL is https and this machine knows no certificate authority,
+    /// or no thread can be started.
+    pub fn start(
+        settings: SourceSettings,
+        registry: &Registry,
+        background: &Background,
+    ) -> anyhow::Result<Arc<Self>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let source = Arc::new(Self::new(settings, registry, runtime.handle().clone())?);
+        let kept = source.clone().keep();
+        let guard = background.guard("secrets by shop");
+        std::thread::Builder::new().name("secrets".to_owned()).spawn(move || {
+            let _guard = guard;
+            give_way();
+            runtime.block_on(kept);
+        })?;
+        Ok(source)
+    }
+
+    fn new(settings: SourceSettings, registry: &Registry, runtime: Handle) -> anyhow::Result<Self> {
         let authorization = settings.read_token().map_err(anyhow::Error::msg)?;
         let https = if settings.url.starts_with("https:") {
             HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider())?
@@ -165,13 +188,33 @@ impl SecretSource {
             stranger_turns: Semaphore::new(STRANGERS_MAX),
             logged: Mutex::new(None),
             metrics: SourceMetrics::new(registry),
-            runtime: Handle::current(),
+            runtime,
             settings,
         })
     }
 
+    /// Checks a small webhook with the secrets of its shop, if they are known: most are. Returns the
+    /// time at which the source was asked for these, if there are any.
+    pub fn check_known(self: &Arc<Self>, webhook: Webhook) -> (Checked, Option<Duration>) {
+        let shop = claimed_shop(&webhook.headers);
+        let is_upper = |shop: &str| shop.bytes().any(|letter| letter.is_ascii_uppercase());
+        let Some(shop) = shop.filter(|shop| is_domain(shop) && !is_upper(shop)) else {
+            return (Checked::Unverified(webhook), None);
+        };
+        let known = self.cache().ask_known(shop, self.now());
+        let Some((known, begins)) = known else { return (Checked::Unverified(webhook), None) };
+        if let Some(cause) = begins {
+            self.spawn_lookup(shop.into(), cause);
+        }
+        let checked = known.secrets.check(webhook);
+        if matches!(checked, Checked::Verified(_)) {
+            self.metrics.stale.inc_by(u64::from(known.is_stale));
+        }
+        (checked, Some(known.asked))
+    }
+
     /// Checks the webhook with the secrets of its shop, which may have to be looked up first, until
-    /// `deadline`.
+    /// `deadline`. `tried`: it was not signed with those that the source was asked for at that time.
     ///
     /// # Errors
     /// [`Refusal::BadSignature`] if none of them made the signature, and
@@ -179,13 +222,13 @@ impl SecretSource {
     pub async fn verify(
         self: &Arc<Self>,
         mut webhook: Webhook,
+        mut tried: Option<Duration>,
         deadline: Instant,
     ) -> Result<Verified<Webhook>, Refusal> {
         let arrived = self.now();
         let shop = claimed_shop(&webhook.headers).filter(|shop| is_domain(shop));
         let shop = shop.ok_or(Refusal::BadSignature)?;
         let shop = shop.to_ascii_lowercase();
-        let mut tried = None;
         loop {
             let asked = match tried {
                 None => self.cache().ask(&shop, self.now()),
@@ -216,7 +259,7 @@ impl SecretSource {
     }
 
     /// Looks shops up again before their secrets are too old, and forgets those that are not used.
-    pub async fn keep(self: Arc<Self>) {
+    async fn keep(self: Arc<Self>) {
         loop {
             let due = self.cache().next_due();
             let wait = async {
@@ -328,6 +371,14 @@ impl SecretSource {
     }
 }
 
+/// Lets the shards go first on a busy core. Lookups that nobody waits for are early.
+fn give_way() {
+    // On Linux, this changes the calling thread alone.
+    if let Err(error) = nice(NICENESS) {
+        tracing::debug!(%error, "lookups do not give way to requests");
+    }
+}
+
 impl std::fmt::Debug for SecretSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SecretSource").field("settings", &self.settings).finish_non_exhaustive()
@@ -372,86 +423,9 @@ impl SourceMetrics {
     }
 }
 
-/// An answer in JSON.
-#[derive(serde::Deserialize)]
-#[serde(untagged)]
-enum SecretsAnswer {
-    One(Zeroizing<String>),
-    Several(Vec<Zeroizing<String>>),
-    Named { secrets: Vec<Zeroizing<String>> },
-}
-
-/// Parses an answer: JSON (a string, a list of strings, or an object with such a list as `secrets`),
-/// or one secret per line. Empty ones are left out.
-fn parse(body: &[u8]) -> Result<Vec<Zeroizing<String>>, String> {
-    let text = from_utf8(body).map_err(|_| "its answer is not UTF-8".to_owned())?.trim();
-    if text.is_empty() {
-        // A server that is not well answers so, too. `[]` says that there is none.
-        return Err("its answer is empty".to_owned());
-    }
-    let secrets = if text.starts_with(['{', '[', '"']) {
-        // No part of the answer may get into a log.
-        let answer = serde_json::from_str(text).map_err(|error| {
-            let (line, column) = (error.line(), error.column());
-            format!(r#"its answer, line {line}, column {column}, is not {{"secrets": ["…"]}}"#)
-        })?;
-        match answer {
-            SecretsAnswer::One(secret) => vec![secret],
-            SecretsAnswer::Several(secrets) | SecretsAnswer::Named { secrets } => secrets,
-        }
-    } else {
-        text.lines().map(|line| Zeroizing::new(line.trim().to_owned())).collect()
-    };
-    // A page that says what is wrong must not become secrets.
-    let is_secret =
-        |text: &str| !text.contains(|letter: char| letter.is_whitespace() || letter == '<');
-    if secrets.iter().any(|secret| !is_secret(secret)) {
-        return Err("its answer is neither JSON nor one secret per line".to_owned());
-    }
-    Ok(secrets.into_iter().filter(|secret| !secret.is_empty()).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn texts(body: &str) -> Result<Vec<String>, String> {
-        Ok(parse(body.as_bytes())?.iter().map(|secret| secret.to_string()).collect())
-    }
-
-    #[test]
-    fn an_answer_is_json_or_one_secret_per_line() {
-        for body in [
-            r#"{"secrets": ["a", "b"]}"#,
-            r#"{"shop": "x", "secrets": ["a", "", "b"]}"#,
-            r#"["a","b"]"#,
-            "a\nb\n",
-            "\r\n a \r\n\r\nb",
-        ] {
-            assert_eq!(texts(body).as_deref(), Ok(&["a".to_owned(), "b".to_owned()][..]), "{body}");
-        }
-        assert_eq!(texts(r#""a""#).as_deref(), Ok(&["a".to_owned()][..]));
-        for none in ["[]", r#"{"secrets":[]}"#] {
-            assert_eq!(texts(none).as_deref(), Ok(&[][..]), "{none}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_answer_is_a_failure_and_is_not_repeated() {
-        for body in [
-            "",
-            " \n",
-            "<html>hush</html>",
-            "no such shop: hush",
-            r#"{"secret": "hush"}"#,
-            r#"["hush", 1]"#,
-            r#"{"secrets": ["hush""#,
-        ] {
-            let problem = texts(body).expect_err(body);
-            assert!(problem.starts_with("its answer") && !problem.contains("hush"), "{problem}");
-        }
-        assert!(parse(b"\xff").is_err());
-    }
 
     #[test]
     fn a_url_names_the_shop_in_its_path_or_query() {

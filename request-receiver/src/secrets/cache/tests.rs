@@ -69,7 +69,7 @@ fn what_is_used_is_looked_up_again_before_its_end_and_the_rest_is_forgotten() {
     assert!(used(&cache.ask(SHOP, s(30.0))).is_some());
     let due = cache.next_due().expect("it is used");
     let latest = s(60.1) - s(0.1 + 0.2);
-    assert!(due <= latest && due >= latest - TTL / SPREAD, "{due:?}");
+    assert!(due <= latest && due >= latest - TTL / SPREAD - TOGETHER, "{due:?}");
     assert!(cache.due(due - s(0.001)).is_empty());
     assert_eq!(cache.due(due), [Arc::from(SHOP)]);
     // The old ones serve until then.
@@ -85,6 +85,22 @@ fn what_is_used_is_looked_up_again_before_its_end_and_the_rest_is_forgotten() {
 }
 
 #[test]
+fn what_is_used_only_shortly_before_its_end_is_looked_up_before_it_too() {
+    let mut cache = with_shop(rules());
+    let due = cache.next_due().expect("it is scheduled");
+    assert!(cache.due(due).is_empty(), "nobody has asked");
+    let asked = cache.ask(SHOP, due + s(0.05));
+    assert!(used(&asked).is_some(), "it waits for nothing");
+    assert_eq!(asked.begins, Some(LookupCause::Age));
+    assert!(cache.ask(SHOP, due + s(0.06)).begins.is_none(), "one lookup at a time");
+    cache.looked_up(SHOP, Looked::Failed, due + s(0.1));
+    assert!(cache.ask(SHOP, due + s(0.11)).begins.is_none(), "not before the pause is over");
+    // One that is not early looks up what is too old only.
+    let mut cache = with_shop(CacheRules { is_early: false, ..rules() });
+    assert!(cache.ask(SHOP, s(60.0)).begins.is_none());
+}
+
+#[test]
 fn shops_that_were_looked_up_together_are_not_looked_up_again_together() {
     let latest = s(60.1) - s(0.1 + 0.2);
     let shops = (0..200).map(name);
@@ -97,8 +113,27 @@ fn shops_that_were_looked_up_together_are_not_looked_up_again_together() {
         })
         .collect();
     let (first, last) = (*dues.iter().min().expect("some"), *dues.iter().max().expect("some"));
-    assert!(first >= latest - TTL / SPREAD && last <= latest, "{first:?} {last:?}");
+    assert!(first >= latest - TTL / SPREAD - TOGETHER && last <= latest, "{first:?} {last:?}");
     assert!(last - first > TTL / SPREAD * 9 / 10, "{first:?} {last:?}");
+}
+
+#[test]
+fn lookups_of_many_shops_begin_a_few_at_a_time() {
+    let mut cache = SecretCache::new(rules());
+    let mut dues = BTreeSet::new();
+    for number in 0..1000_usize {
+        let at = s(number as f64 / 1000.0);
+        cache.ask(&name(number), at);
+        cache.looked_up(&name(number), found(1), at + s(0.1));
+    }
+    while let Some(due) = cache.next_due().filter(|due| *due < s(62.0)) {
+        dues.insert(due);
+        cache.due(due);
+    }
+    // Over the second and the spread, one wake-up for each time that is kept.
+    let over = s(1.0) + TTL / SPREAD;
+    let most = over.as_millis() / TOGETHER.as_millis() + 1;
+    assert!(dues.len() as u128 <= most, "{} wake-ups", dues.len());
 }
 
 #[test]

@@ -1,0 +1,87 @@
+//! Answers of the endpoint that names the secrets of a shop.
+
+use std::str::from_utf8;
+
+use zeroize::Zeroizing;
+
+/// An answer in JSON.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum SecretsAnswer {
+    One(Zeroizing<String>),
+    Several(Vec<Zeroizing<String>>),
+    Named { secrets: Vec<Zeroizing<String>> },
+}
+
+/// Parses an answer: JSON (a string, a list of strings, or an object with such a list as `secrets`),
+/// or one secret per line. Empty ones are left out.
+pub(super) fn parse(body: &[u8]) -> Result<Vec<Zeroizing<String>>, String> {
+    let text = from_utf8(body).map_err(|_| "its answer is not UTF-8".to_owned())?.trim();
+    if text.is_empty() {
+        // A server that is not well answers so, too. `[]` says that there is none.
+        return Err("its answer is empty".to_owned());
+    }
+    let secrets = if text.starts_with(['{', '[', '"']) {
+        // No part of the answer may get into a log.
+        let answer = serde_json::from_str(text).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            format!(r#"its answer, line {line}, column {column}, is not {{"secrets": ["…"]}}"#)
+        })?;
+        match answer {
+            SecretsAnswer::One(secret) => vec![secret],
+            SecretsAnswer::Several(secrets) | SecretsAnswer::Named { secrets } => secrets,
+        }
+    } else {
+        text.lines().map(|line| Zeroizing::new(line.trim().to_owned())).collect()
+    };
+    // A page that says what is wrong must not become secrets.
+    let is_secret =
+        |text: &str| !text.contains(|letter: char| letter.is_whitespace() || letter == '<');
+    if secrets.iter().any(|secret| !is_secret(secret)) {
+        return Err("its answer is neither JSON nor one secret per line".to_owned());
+    }
+    Ok(secrets.into_iter().filter(|secret| !secret.is_empty()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(body: &str) -> Result<Vec<String>, String> {
+        Ok(parse(body.as_bytes())?.iter().map(|secret| secret.to_string()).collect())
+    }
+
+    #[test]
+    fn an_answer_is_json_or_one_secret_per_line() {
+        for body in [
+            r#"{"secrets": ["a", "b"]}"#,
+            r#"{"shop": "x", "secrets": ["a", "", "b"]}"#,
+            r#"["a","b"]"#,
+            "a\nb\n",
+            "\r\n a \r\n\r\nb",
+        ] {
+            assert_eq!(texts(body).as_deref(), Ok(&["a".to_owned(), "b".to_owned()][..]), "{body}");
+        }
+        assert_eq!(texts(r#""a""#).as_deref(), Ok(&["a".to_owned()][..]));
+        for none in ["[]", r#"{"secrets":[]}"#] {
+            assert_eq!(texts(none).as_deref(), Ok(&[][..]), "{none}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_answer_is_a_failure_and_is_not_repeated() {
+        for body in [
+            "",
+            " \n",
+            "<html>hush</html>",
+            "no such shop: hush",
+            r#"{"secret": "hush"}"#,
+            r#"["hush", 1]"#,
+            r#"{"secrets": ["hush""#,
+        ] {
+            let problem = texts(body).expect_err(body);
+            assert!(problem.starts_with("its answer") && !problem.contains("hush"), "{problem}");
+        }
+        assert!(parse(b"\xff").is_err());
+    }
+}
