@@ -116,7 +116,8 @@ def outage(campaign, found):
     """The endpoint hangs: it is stopped, so that lookups end by their time-out."""
     seconds = campaign.scale(300, 8)
     with started(campaign, "endpoint") as (_, port, _, endpoint):
-        campaign.pace(port, 1000, 3 * TTL, SHOPS)
+        # Every shop is known by then: one that is not can't be looked up.
+        campaign.pace(port, RATE, 3 * TTL, SHOPS)
         os.kill(endpoint.pid, signal.SIGSTOP)
         try:
             _, hits = campaign.pace(port, 1000, seconds, SHOPS)
