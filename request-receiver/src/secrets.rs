@@ -118,11 +118,13 @@ impl ClientSecrets {
             }
             (Checked::Unverified(_), None) => Err(Refusal::BadSignature),
             (Checked::Unverified(webhook), Some(source)) => {
+                // Before a lookup that it begins, whose answer is then one that was asked for after.
+                let arrived = source.now();
                 let verified = match source.check_known(webhook) {
                     (Checked::Verified(verified), _) => verified,
                     // Boxed, so that all other futures stay small.
                     (Checked::Unverified(webhook), tried) => {
-                        Box::pin(source.verify(webhook, tried, deadline)).await?
+                        Box::pin(source.verify(webhook, arrived, tried, deadline)).await?
                     }
                 };
                 self.in_force.load().shop_matches.inc();

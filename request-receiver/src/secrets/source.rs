@@ -22,14 +22,14 @@ use spillway_process::background::Background;
 use spillway_process::error::chain;
 use spillway_process::settings::read_secrets;
 use spillway_webhook::{Checked, Secrets, Verified, Webhook};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use zeroize::Zeroizing;
 
 use super::answer::parse;
 use super::cache::{Advice, Asked, CacheRules, Looked, LookupCause, SecretCache};
-use super::{check, claimed_shop};
+use super::{HASHED_AT_ONCE_BYTES_MAX, check, claimed_shop};
 use crate::ignored::is_domain;
 use crate::metrics::{add, vec};
 use crate::reply::Refusal;
@@ -148,6 +148,8 @@ impl SecretSource {
         background: &Background,
     ) -> anyhow::Result<Arc<Self>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // It is there as long as the process. To drop it here, after an error, would panic.
+        let runtime: &Runtime = Box::leak(Box::new(runtime));
         let source = Arc::new(Self::new(settings, registry, runtime.handle().clone())?);
         let kept = source.clone().keep();
         let guard = background.guard("secrets by shop");
@@ -193,9 +195,12 @@ impl SecretSource {
         })
     }
 
-    /// Checks a small webhook with the secrets of its shop, if they are known: most are. Returns the
-    /// time at which the source was asked for these, if there are any.
+    /// Checks a webhook with the secrets of its shop, if they are known and it is not large: so are
+    /// most. Returns the time at which the source was asked for these, if it was checked.
     pub fn check_known(self: &Arc<Self>, webhook: Webhook) -> (Checked, Option<Duration>) {
+        if webhook.body.len() > HASHED_AT_ONCE_BYTES_MAX {
+            return (Checked::Unverified(webhook), None);
+        }
         let shop = claimed_shop(&webhook.headers);
         let is_upper = |shop: &str| shop.bytes().any(|letter| letter.is_ascii_uppercase());
         let Some(shop) = shop.filter(|shop| is_domain(shop) && !is_upper(shop)) else {
@@ -213,8 +218,9 @@ impl SecretSource {
         (checked, Some(known.asked))
     }
 
-    /// Checks the webhook with the secrets of its shop, which may have to be looked up first, until
-    /// `deadline`. `tried`: it was not signed with those that the source was asked for at that time.
+    /// Checks a webhook that arrived at `arrived` with the secrets of its shop, which may have to be
+    /// looked up first, until `deadline`. `tried`: it was not signed with those that the source was
+    /// asked for at that time.
     ///
     /// # Errors
     /// [`Refusal::BadSignature`] if none of them made the signature, and
@@ -222,10 +228,10 @@ impl SecretSource {
     pub async fn verify(
         self: &Arc<Self>,
         mut webhook: Webhook,
+        arrived: Duration,
         mut tried: Option<Duration>,
         deadline: Instant,
     ) -> Result<Verified<Webhook>, Refusal> {
-        let arrived = self.now();
         let shop = claimed_shop(&webhook.headers).filter(|shop| is_domain(shop));
         let shop = shop.ok_or(Refusal::BadSignature)?;
         let shop = shop.to_ascii_lowercase();
@@ -294,7 +300,8 @@ impl SecretSource {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now(&self) -> Duration {
+    /// Time since the start of the source.
+    pub fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
@@ -424,51 +431,4 @@ impl SourceMetrics {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_url_names_the_shop_in_its_path_or_query() {
-        for right in [
-            "https://secrets.internal/{shop}",
-            "http://127.0.0.1:8080/secrets?shop={shop}&app=1",
-            "https://a/shops/{shop}/secrets",
-        ] {
-            assert_eq!(SourceSettings::check_url(right), Ok(()), "{right}");
-        }
-        for wrong in [
-            "https://secrets.internal/",
-            "https://{shop}/secrets",
-            "https://{shop}.internal/{shop}",
-            "ftp://a/{shop}",
-            "/secrets/{shop}",
-            "https://user:hush@a/{shop}",
-            "https://a/{shop} ",
-        ] {
-            let problem = SourceSettings::check_url(wrong).expect_err(wrong);
-            assert!(!problem.contains("hush"), "{problem}");
-        }
-    }
-
-    #[test]
-    fn a_token_is_one_line_and_is_not_printed() {
-        let file = tempfile::NamedTempFile::new().expect("create a file");
-        let rules = CacheRules {
-            ttl: Duration::from_secs(1),
-            stale_max: Duration::ZERO,
-            lookups_a_second: 1.0,
-            shops_max: 1,
-            is_early: true,
-        };
-        let token_file = Some(file.path().to_owned());
-        let settings = SourceSettings { url: "http://a/{shop}".to_owned(), token_file, rules };
-        std::fs::write(file.path(), "letter\n").expect("write the token");
-        let token = settings.read_token().expect("it is right").expect("there is one");
-        assert_eq!(token, "Bearer letter");
-        assert!(!format!("{token:?}").contains("letter"));
-        for wrong in ["", "one\ntwo", "le\u{1}tter"] {
-            std::fs::write(file.path(), wrong).expect("write the token");
-            assert!(settings.read_token().is_err(), "{wrong:?}");
-        }
-    }
-}
+mod tests;

@@ -95,6 +95,15 @@ fn what_is_used_only_shortly_before_its_end_is_looked_up_before_it_too() {
     assert!(cache.ask(SHOP, due + s(0.06)).begins.is_none(), "one lookup at a time");
     cache.looked_up(SHOP, Looked::Failed, due + s(0.1));
     assert!(cache.ask(SHOP, due + s(0.11)).begins.is_none(), "not before the pause is over");
+    // A wrong signature that began the lookup needs no other one.
+    let mut cache = with_shop(rules());
+    let arrived = due + s(0.05);
+    let known = cache.ask_known(SHOP, arrived).expect("it is known").0;
+    cache.looked_up(SHOP, found(1), arrived + s(0.1));
+    let again = cache.ask_again(SHOP, known.asked, arrived, arrived + s(0.1));
+    let newer = used(&again).expect("it was looked up since").asked;
+    let again = cache.ask_again(SHOP, newer, arrived, arrived + s(0.1));
+    assert!(matches!(again.advice, Advice::Unknown) && again.begins.is_none());
     // One that is not early looks up what is too old only.
     let mut cache = with_shop(CacheRules { is_early: false, ..rules() });
     assert!(cache.ask(SHOP, s(60.0)).begins.is_none());

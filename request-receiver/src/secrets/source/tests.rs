@@ -1,0 +1,86 @@
+//! Settings of the source, its start, and what it checks without waiting.
+
+use http::HeaderMap;
+use http::uri::PathAndQuery;
+
+use super::*;
+
+#[test]
+fn a_url_names_the_shop_in_its_path_or_query() {
+    for right in [
+        "https://secrets.internal/{shop}",
+        "http://127.0.0.1:8080/secrets?shop={shop}&app=1",
+        "https://a/shops/{shop}/secrets",
+    ] {
+        assert_eq!(SourceSettings::check_url(right), Ok(()), "{right}");
+    }
+    for wrong in [
+        "https://secrets.internal/",
+        "https://{shop}/secrets",
+        "https://{shop}.internal/{shop}",
+        "ftp://a/{shop}",
+        "/secrets/{shop}",
+        "https://user:hush@a/{shop}",
+        "https://a/{shop} ",
+    ] {
+        let problem = SourceSettings::check_url(wrong).expect_err(wrong);
+        assert!(!problem.contains("hush"), "{problem}");
+    }
+}
+
+fn settings(url: &str, token_file: Option<PathBuf>) -> SourceSettings {
+    let rules = CacheRules {
+        ttl: Duration::from_secs(60),
+        stale_max: Duration::ZERO,
+        lookups_a_second: 1.0,
+        shops_max: 1,
+        is_early: true,
+    };
+    SourceSettings { url: url.to_owned(), token_file, rules }
+}
+
+fn webhook(shop: &'static str, body: Vec<u8>) -> Webhook {
+    let mut headers = HeaderMap::new();
+    headers.insert("x-shopify-shop-domain", HeaderValue::from_static(shop));
+    let target = PathAndQuery::from_static("/webhooks");
+    Webhook { received_at_ms: 0, target, headers, body: body.into() }
+}
+
+#[tokio::test]
+async fn a_mistake_at_start_is_an_error_and_no_panic() {
+    let file = tempfile::NamedTempFile::new().expect("create a file");
+    std::fs::write(file.path(), "one\ntwo").expect("write the token");
+    let settings = settings("http://a/{shop}", Some(file.path().to_owned()));
+    let started = SecretSource::start(settings, &Registry::new(), &Background::default());
+    assert!(started.expect_err("two tokens").to_string().contains("must hold one line"));
+}
+
+#[tokio::test]
+async fn known_secrets_check_what_is_not_large_and_any_other_way_of_writing_looks_them_up() {
+    let settings = settings("http://a/{shop}", None);
+    let source = SecretSource::new(settings, &Registry::new(), Handle::current());
+    let source = Arc::new(source.expect("right settings"));
+    let shop = "one.myshopify.com";
+    source.cache().ask(shop, Duration::ZERO);
+    let secrets = Secrets::new(&[Zeroizing::new("secret".to_owned())]);
+    source.cache().looked_up(shop, Looked::Found(secrets), Duration::ZERO);
+    let tried = |shop, bytes| source.check_known(webhook(shop, vec![b' '; bytes])).1;
+    assert_eq!(tried(shop, HASHED_AT_ONCE_BYTES_MAX), Some(Duration::ZERO));
+    assert_eq!(tried(shop, HASHED_AT_ONCE_BYTES_MAX + 1), None, "it would hold others up");
+    assert_eq!(tried("One.myshopify.com", 1), None);
+    assert_eq!(tried("two.myshopify.com", 1), None);
+}
+
+#[test]
+fn a_token_is_one_line_and_is_not_printed() {
+    let file = tempfile::NamedTempFile::new().expect("create a file");
+    let settings = settings("http://a/{shop}", Some(file.path().to_owned()));
+    std::fs::write(file.path(), "letter\n").expect("write the token");
+    let token = settings.read_token().expect("it is right").expect("there is one");
+    assert_eq!(token, "Bearer letter");
+    assert!(!format!("{token:?}").contains("letter"));
+    for wrong in ["", "one\ntwo", "le\u{1}tter"] {
+        std::fs::write(file.path(), wrong).expect("write the token");
+        assert!(settings.read_token().is_err(), "{wrong:?}");
+    }
+}
