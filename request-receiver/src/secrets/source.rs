@@ -201,9 +201,8 @@ impl SecretSource {
         if webhook.body.len() > HASHED_AT_ONCE_BYTES_MAX {
             return (Checked::Unverified(webhook), None);
         }
-        let shop = claimed_shop(&webhook.headers);
-        let is_upper = |shop: &str| shop.bytes().any(|letter| letter.is_ascii_uppercase());
-        let Some(shop) = shop.filter(|shop| is_domain(shop) && !is_upper(shop)) else {
+        // Only domains in lower case are ever known.
+        let Some(shop) = claimed_shop(&webhook.headers) else {
             return (Checked::Unverified(webhook), None);
         };
         let known = self.cache().ask_known(shop, self.now());

@@ -127,8 +127,8 @@ fn shops_that_were_looked_up_together_are_not_looked_up_again_together() {
 }
 
 #[test]
-fn lookups_of_many_shops_begin_a_few_at_a_time() {
-    let mut cache = SecretCache::new(rules());
+fn lookups_of_many_shops_share_their_wake_ups() {
+    let mut cache = SecretCache::new(CacheRules { lookups_a_second: 1000.0, ..rules() });
     let mut dues = BTreeSet::new();
     for number in 0..1000_usize {
         let at = s(number as f64 / 1000.0);
@@ -139,6 +139,7 @@ fn lookups_of_many_shops_begin_a_few_at_a_time() {
         dues.insert(due);
         cache.due(due);
     }
+    assert_eq!(cache.len(), 1000);
     // Over the second and the spread, one wake-up for each time that is kept.
     let over = s(1.0) + TTL / SPREAD;
     let most = over.as_millis() / TOGETHER.as_millis() + 1;
