@@ -118,7 +118,7 @@ impl ClientSecrets {
             }
             (Checked::Unverified(_), None) => Err(Refusal::BadSignature),
             (Checked::Unverified(webhook), Some(source)) => {
-                // Before a lookup that it begins, whose answer is then one that was asked for after.
+                // Taken first: a lookup that this webhook begins is asked for after it arrived.
                 let arrived = source.now();
                 let verified = match source.check_known(webhook) {
                     (Checked::Verified(verified), _) => verified,

@@ -195,8 +195,9 @@ impl SecretSource {
         })
     }
 
-    /// Checks a webhook with the secrets of its shop, if they are known and it is not large: so are
-    /// most. Returns the time at which the source was asked for these, if it was checked.
+    /// Checks a webhook with the secrets of its shop, if these are known and its body is not large.
+    /// Most webhooks need nothing else. If it was checked, returns the time at which the source was
+    /// asked for the secrets, too.
     pub fn check_known(self: &Arc<Self>, webhook: Webhook) -> (Checked, Option<Duration>) {
         if webhook.body.len() > HASHED_AT_ONCE_BYTES_MAX {
             return (Checked::Unverified(webhook), None);
