@@ -27,6 +27,9 @@ fn secret(shop: u64) -> String {
     format!("secret-of-shop-{shop}")
 }
 
+/// A secret that replaces another.
+const NEW: &str = "secret-that-is-new";
+
 /// A webhook that names a shop, signed with a secret.
 fn signed(shop: u64, sequence: u64, secret: &str) -> Webhook {
     shop::webhook(shop, "products/update", Event { resource: shop, sequence }).signed_with(secret)
@@ -187,7 +190,7 @@ async fn an_endpoint_names_the_secrets_of_each_shop() {
     let endpoint = with_known_shops().await;
     // Other forms of an answer.
     endpoint.tell(|told| {
-        told.answers.insert(shop::domain(2), format!("{}\nolder\n", secret(2)));
+        told.answers.insert(shop::domain(2), format!("{}\n{NEW}\n", secret(2)));
         told.answers.insert(shop::domain(3), format!("[\"{}\"]", secret(3)));
         told.answers.insert(shop::domain(4), format!("\"{}\"", secret(4)));
         told.delay = Duration::from_millis(300);
@@ -216,7 +219,7 @@ async fn an_endpoint_names_the_secrets_of_each_shop() {
             }
         }
     }
-    post(address, &signed(2, 300, "older")).await.expect_stored();
+    post(address, &signed(2, 300, NEW)).await.expect_stored();
     // The app's secret is valid for all.
     let event = Event { resource: 99, sequence: 1 };
     post(address, &shop::webhook(99, "products/update", event)).await.expect_stored();
@@ -225,8 +228,8 @@ async fn an_endpoint_names_the_secrets_of_each_shop() {
     // A secret that is replaced without a transition: the first webhook that it signs is taken, and
     // one that is signed with the old one is refused.
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    endpoint.name(1, &["new"]);
-    post(address, &signed(1, 400, "new")).await.expect_stored();
+    endpoint.name(1, &[NEW]);
+    post(address, &signed(1, 400, NEW)).await.expect_stored();
     tokio::time::sleep(Duration::from_millis(1100)).await;
     post(address, &signed(1, 401, &secret(1))).await.expect(401, "bad_signature");
 }
@@ -258,11 +261,11 @@ async fn while_the_endpoint_fails_what_is_known_serves() {
     endpoint.tell(|told| told.token = "other letter".to_owned());
     fs::write(cell.directory().join("token"), "other letter").expect("write the token");
     receiver.sighup();
-    endpoint.name(96, &["late"]);
-    endpoint.name(5, &["new"]);
-    for (shop, secret) in [(96, "late"), (5, "new")] {
+    endpoint.name(96, &[NEW]);
+    endpoint.name(5, &[NEW]);
+    for shop in [96, 5] {
         until("the endpoint is asked with the new token", SOON, async || {
-            post(address, &signed(shop, 600, secret)).await.status == 200
+            post(address, &signed(shop, 600, NEW)).await.status == 200
         })
         .await;
     }

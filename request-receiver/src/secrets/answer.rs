@@ -4,6 +4,10 @@ use std::str::from_utf8;
 
 use zeroize::Zeroizing;
 
+/// Least length of a secret, in bytes. Shopify's have 32 and more. `null`, `OK` and other words with
+/// which a server may answer 200 must not become a secret that anyone can guess.
+const SECRET_BYTES_MIN: usize = 16;
+
 /// An answer in JSON.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
@@ -14,7 +18,8 @@ enum SecretsAnswer {
 }
 
 /// Parses an answer: JSON (a string, a list of strings, or an object with such a list as `secrets`),
-/// or one secret per line. Empty ones are left out.
+/// or one secret per line. Empty ones are left out beside others. Only an empty list says that there
+/// is none.
 pub(super) fn parse(body: &[u8]) -> Result<Vec<Zeroizing<String>>, String> {
     let text = from_utf8(body).map_err(|_| "its answer is not UTF-8".to_owned())?.trim();
     if text.is_empty() {
@@ -40,7 +45,15 @@ pub(super) fn parse(body: &[u8]) -> Result<Vec<Zeroizing<String>>, String> {
     if secrets.iter().any(|secret| !is_secret(secret)) {
         return Err("its answer is neither JSON nor one secret per line".to_owned());
     }
-    Ok(secrets.into_iter().filter(|secret| !secret.is_empty()).collect())
+    let is_none = secrets.is_empty();
+    let secrets: Vec<_> = secrets.into_iter().filter(|secret| !secret.is_empty()).collect();
+    if secrets.is_empty() && !is_none {
+        return Err("its answer holds an empty secret alone".to_owned());
+    }
+    if secrets.iter().any(|secret| secret.len() < SECRET_BYTES_MIN) {
+        return Err(format!("its answer holds a secret of less than {SECRET_BYTES_MIN} letters"));
+    }
+    Ok(secrets)
 }
 
 #[cfg(test)]
@@ -53,18 +66,34 @@ mod tests {
 
     #[test]
     fn an_answer_is_json_or_one_secret_per_line() {
-        for body in [
-            r#"{"secrets": ["a", "b"]}"#,
-            r#"{"shop": "x", "secrets": ["a", "", "b"]}"#,
-            r#"["a","b"]"#,
-            "a\nb\n",
-            "\r\n a \r\n\r\nb",
+        let two = ["letters-of-one-16".to_owned(), "letters-of-two-16".to_owned()];
+        for form in [
+            r#"{"secrets": ["1", "2"]}"#,
+            r#"{"shop": "x", "secrets": ["1", "", "2"]}"#,
+            r#"["1","2"]"#,
+            "1\n2\n",
+            "\r\n 1 \r\n\r\n2",
         ] {
-            assert_eq!(texts(body).as_deref(), Ok(&["a".to_owned(), "b".to_owned()][..]), "{body}");
+            let body = form.replace('2', "letters-of-two-#").replace('1', "letters-of-one-#");
+            let body = body.replace('#', "16");
+            assert_eq!(texts(&body).as_deref(), Ok(&two[..]), "{body}");
         }
-        assert_eq!(texts(r#""a""#).as_deref(), Ok(&["a".to_owned()][..]));
+        assert_eq!(texts(r#""letters-of-one-16""#).as_deref(), Ok(&two[..1]));
         for none in ["[]", r#"{"secrets":[]}"#] {
             assert_eq!(texts(none).as_deref(), Ok(&[][..]), "{none}");
+        }
+    }
+
+    #[test]
+    fn a_word_that_anyone_can_guess_is_no_secret() {
+        for body in
+            ["null", "false", "OK", "0", r#""OK""#, r#"["none"]"#, "letters-of-one\n1234567890"]
+        {
+            let problem = texts(body).expect_err(body);
+            assert_eq!(problem, "its answer holds a secret of less than 16 letters", "{body}");
+        }
+        for body in [r#""""#, r#"[""]"#, r#"{"secrets":["",""]}"#] {
+            assert_eq!(texts(body).expect_err(body), "its answer holds an empty secret alone");
         }
     }
 

@@ -277,7 +277,7 @@ impl SecretSource {
             tokio::select! {
                 () = self.rescheduled.notified() => {}
                 () = wait => {
-                    let begun = self.cache().due(self.now());
+                    let begun = self.change(|cache| cache.due(self.now()));
                     for shop in begun {
                         self.spawn_lookup(shop, LookupCause::Age);
                     }
@@ -300,6 +300,14 @@ impl SecretSource {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Changes the cache, and notes how many shops are in it then.
+    fn change<T>(&self, change: impl FnOnce(&mut SecretCache) -> T) -> T {
+        let mut cache = self.cache();
+        let changed = change(&mut cache);
+        self.metrics.shops.set(i64::try_from(cache.len()).unwrap_or(i64::MAX));
+        changed
+    }
+
     /// Time since the start of the source.
     pub fn now(&self) -> Duration {
         self.start.elapsed()
@@ -320,12 +328,7 @@ impl SecretSource {
                 Looked::Failed
             });
             source.metrics.looked(&looked);
-            let shops = {
-                let mut cache = source.cache();
-                cache.looked_up(&shop, looked, source.now());
-                cache.len()
-            };
-            source.metrics.shops.set(i64::try_from(shops).unwrap_or(i64::MAX));
+            source.change(|cache| cache.looked_up(&shop, looked, source.now()));
             source.rescheduled.notify_one();
         });
     }
@@ -397,7 +400,7 @@ impl SourceMetrics {
         let lookups: IntCounterVec = vec(
             registry,
             "spillway_secret_lookups_total",
-            "Lookups of a shop's secrets at SHOP_SECRETS_URL; refused = none began, for want of SHOP_SECRETS_RATE or during the pause after a failure, or one for a shop without known secrets or after a wrong signature got no turn in time.",
+            "Lookups of a shop's secrets at SHOP_SECRETS_URL; refused = webhooks answered 503 because none may begin (SHOP_SECRETS_RATE, a failure or a lookup for a wrong signature just before, 200,000 shops), and lookups that got no turn in time.",
             "outcome",
         );
         let counter = |name, help| add(registry, IntCounter::new(name, help));
@@ -414,7 +417,7 @@ impl SourceMetrics {
                 registry,
                 IntGauge::new(
                     "spillway_secret_shops",
-                    "Shops whose answer from SHOP_SECRETS_URL is remembered.",
+                    "Shops that were looked up at SHOP_SECRETS_URL and are remembered.",
                 ),
             ),
         }
