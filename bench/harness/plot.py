@@ -8,11 +8,27 @@ WIDTH, HEIGHT = 820, 420
 LEFT, RIGHT, TOP, BOTTOM = 84, 28, 78, 58
 COLORS = ["#1b6ca8", "#c8553d", "#3c8d53", "#7b4fa3", "#b8860b", "#555555"]
 FONTS = "system-ui, Helvetica, Arial, DejaVu Sans, sans-serif"
-INK, FAINT, GRID = "#1f2933", "#616e7c", "#e4e7eb"
+# Kinds of text and lines. Pages are kept in the repository, so each says as little as it can.
+RULES = """
+text{font-size:12px;fill:#1f2933}
+.title{font-size:17px;font-weight:600}
+.note{font-size:11px;fill:#616e7c;text-anchor:end}
+.x{fill:#616e7c;text-anchor:middle}
+.y{fill:#616e7c;text-anchor:end}
+.axis{font-size:13px;text-anchor:middle}
+.bar{text-anchor:middle}
+.part{font-size:11px;text-anchor:middle}
+.white{fill:#fff}
+path{stroke:#e4e7eb}
+.zero{stroke:#616e7c}
+polyline{fill:none;stroke-width:2;stroke-linejoin:round}
+"""
 # Approximate number of grid lines; their distance is 1, 2 or 5 times a power of ten.
 TICKS = 5
 # A line with more points has no marks, because they would cover it.
 MARKED_MAX = 25
+# Width of the columns in which no more than the lowest and the highest of a line's points are drawn.
+COLUMN = 2
 # Average width of a letter in the legend, because SVG cannot measure text.
 LETTER = 6.6
 
@@ -28,8 +44,8 @@ def lines(title, x_label, y_label, series, even_x=False, log_y=False, note=""):
     high = logarithmic(ticks) if log_y else linear(ticks)
     marks = xs if even_x else [x for x in rounds(xs) if not xs or xs[0] <= x <= xs[-1]]
     out = frame(title, note, y_label, ticks, high)
-    out += [text(place(x), HEIGHT - BOTTOM + 20, number(x), "middle", 12, FAINT) for x in marks]
-    out.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 14, x_label, "middle", 13, INK))
+    out += [text(place(x), HEIGHT - BOTTOM + 20, number(x), "x") for x in marks]
+    out.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 14, x_label, "axis"))
     for index, one in enumerate(series.values()):
         out += curve([(place(x), high(y)) for x, y in one], index)
     return page([*out, *legend(list(series), mark)])
@@ -48,7 +64,7 @@ def bars(title, y_label, groups, note=""):
     wide = min(90, room * 0.8 / max(1, len(names)))
     for place, (group, one) in enumerate(stacks.items()):
         middle = LEFT + room * (place + 0.5)
-        out.append(text(middle, HEIGHT - BOTTOM + 22, group, "middle", 13, INK))
+        out.append(text(middle, HEIGHT - BOTTOM + 22, group, "axis"))
         for index, name in enumerate(names):
             if name in one:
                 out += bar(middle + wide * (index - len(names) / 2), wide, one[name], high, index)
@@ -59,51 +75,64 @@ def bar(left, wide, parts, high, index):
     out, below = [], 0.0
     for level, (part, value) in enumerate(parts):
         top, foot = high(below + value), high(below)
-        out.append(f'<rect x="{left + 3:.1f}" y="{top:.1f}" width="{wide - 6:.1f}" '
+        out.append(f'<rect x="{left + 3:.0f}" y="{top:.1f}" width="{wide - 6:.0f}" '
                    f'height="{max(0, foot - top):.1f}" fill="{color(index)}" '
                    f'fill-opacity="{1 if level == 0 else 0.45}"/>')
         if part and foot - top > 16:
-            fill = "white" if level == 0 else INK
-            out.append(text(left + wide / 2, (top + foot) / 2 + 4, part, "middle", 11, fill))
+            kind = "part white" if level == 0 else "part"
+            out.append(text(left + wide / 2, (top + foot) / 2 + 4, part, kind))
         below += value
-    return [*out, text(left + wide / 2, high(below) - 5, number(below), "middle", 12, INK)]
+    return [*out, text(left + wide / 2, high(below) - 5, number(below), "bar")]
 
 
 def frame(title, note, y_label, ticks, high):
-    out = [text(LEFT, 26, title, "start", 17, INK, "600")]
+    out = [text(LEFT, 26, title, "title")]
     if note:
-        out.append(text(WIDTH - RIGHT, 26, note, "end", 11, FAINT))
-    for value in ticks:
-        y = high(value)
-        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" '
-                   f'stroke="{FAINT if value == ticks[0] else GRID}"/>')
-        out.append(text(LEFT - 8, y + 4, number(value), "end", 12, FAINT))
+        out.append(text(WIDTH - RIGHT, 26, note, "note"))
+    zero, *others = [f"M{LEFT} {high(value):.0f}H{WIDTH - RIGHT}" for value in ticks]
+    out += [f'<path d="{"".join(others)}"/>', f'<path class="zero" d="{zero}"/>']
+    out += [text(LEFT - 8, high(value) + 4, number(value), "y") for value in ticks]
     middle = (TOP + HEIGHT - BOTTOM) / 2
-    out.append(f'<text transform="translate(20 {middle:.1f}) rotate(-90)" text-anchor="middle" '
-               f'font-size="13" fill="{INK}">{escape(y_label)}</text>')
+    out.append(f'<text transform="translate(20 {middle:.0f}) rotate(-90)" class="axis">'
+               f'{escape(y_label)}</text>')
     return out
 
 
 def curve(points, index):
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    out = [f'<polyline points="{path}" fill="none" stroke="{color(index)}" '
-           'stroke-width="2" stroke-linejoin="round"/>']
+    path = " ".join(f"{x},{y}" for x, y in thinned([(round(x), round(y)) for x, y in points]))
+    out = [f'<polyline points="{path}" stroke="{color(index)}"/>']
     if len(points) <= MARKED_MAX:
         out += [mark(x, y, index) for x, y in points]
+    return out
+
+
+def thinned(points):
+    """Leaves out points that nobody would see: those between the lowest and the highest of a column, and those
+    on the line between their neighbours."""
+    columns = {}
+    for at, (x, y) in enumerate(points):
+        columns.setdefault(x // COLUMN, []).append((y, at))
+    kept = sorted({at for column in columns.values() for _, at in (min(column), max(column))})
+    points = [points[at] for at in kept]
+    out = points[:1]
+    for (x, y), (after_x, after_y) in zip(points[1:], points[2:] + [(None, None)]):
+        before_x, before_y = out[-1]
+        if after_x is None or (y - before_y) * (after_x - x) != (after_y - y) * (x - before_x):
+            out.append((x, y))
     return out
 
 
 def mark(x, y, index):
     """Returns a mark: a circle, a square or a diamond, in turn."""
     if index % 3 == 0:
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color(index)}"/>'
-    turned = f' transform="rotate(45 {x:.1f} {y:.1f})"' if index % 3 == 2 else ""
-    return (f'<rect x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7" '
+        return f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" fill="{color(index)}"/>'
+    turned = f' transform="rotate(45 {x:.0f} {y:.0f})"' if index % 3 == 2 else ""
+    return (f'<rect x="{x - 3.5:.0f}" y="{y - 3.5:.0f}" width="7" height="7" '
             f'fill="{color(index)}"{turned}/>')
 
 
 def swatch(x, y, index):
-    return f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="{color(index)}"/>'
+    return f'<rect x="{x - 5:.0f}" y="{y - 5:.0f}" width="10" height="10" fill="{color(index)}"/>'
 
 
 def legend(names, sign):
@@ -114,7 +143,7 @@ def legend(names, sign):
         long = 16 + len(name) * LETTER
         if x + long > WIDTH - RIGHT and x > LEFT + 6:
             x, y = LEFT + 6, y + 17
-        out += [sign(x, y - 4, index), text(x + 10, y, name, "start", 12, INK)]
+        out += [sign(x, y - 4, index), text(x + 10, y, name)]
         x += long + 20
     return out
 
@@ -129,14 +158,15 @@ def stacked(pages):
     """Puts charts above one another in one file."""
     parts = [opening(HEIGHT * len(pages))]
     for number, chart in enumerate(pages):
-        inner = chart.partition(">")[2].rpartition("</svg>")[0]
+        inner = chart.partition("</style>")[2].rpartition("</svg>")[0]
         parts.append(f'<g transform="translate(0 {HEIGHT * number})">{inner}</g>')
     return "\n".join([*parts, "</svg>", ""])
 
 
 def opening(height):
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-            f'width="{WIDTH}" height="{height}" font-family="{FONTS}">')
+            f'width="{WIDTH}" height="{height}" font-family="{FONTS}">\n'
+            f"<style>{RULES}</style>")
 
 
 def placer(xs, even_x):
@@ -182,6 +212,6 @@ def color(index):
     return COLORS[index % len(COLORS)]
 
 
-def text(x, y, words, anchor, size=12, fill=INK, weight="400"):
-    return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" '
-            f'font-weight="{weight}" fill="{fill}">{escape(words)}</text>')
+def text(x, y, words, kind=""):
+    kind = f' class="{kind}"' if kind else ""
+    return f'<text x="{x:.0f}" y="{y:.0f}"{kind}>{escape(words)}</text>'
