@@ -3,13 +3,15 @@
 #
 # What is found lies in fuzz/artifacts, and the exit is 1. What reached more code is kept beside the
 # build; FUZZ_KEEP=1 replaces what the fuzzer made of fuzz/corpus by the smallest set that reaches as many
-# edges. Inputs with names of their own stay. With RESULTS=
-# a table is written there.
+# edges. Inputs with names of their own stay. With
+# RESULTS= a table is written there.
 set -euo pipefail
 # A step that fails inside $(…) ends it, too.
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
+# Names that the fuzzer gives what it finds, and that we give it from the corpus.
+readonly FOUND='found-[0-9]+|[0-9a-f]{40}'
 readonly TARGETS=(http pack replies retry_after round_trip settings times)
 # No larger: a request with several bodies fits, and a small input says more.
 readonly INPUT_BYTES_MAX=16384
@@ -27,20 +29,29 @@ stat_of() {
   sed -n "s/^stat::$2: *//p" "$1" | tail -1
 }
 
-# Writes the inputs of fuzz/corpus/TARGET.txt into a directory, a file each.
+# Writes the inputs of fuzz/corpus/TARGET.txt.zst into a directory, a file each. Those without a name of
+# their own get the number of their line.
 unpack() {
+  local number=0 name bytes
   rm -rf "$2" && mkdir -p "$2"
+  zstd -dcq "fuzz/corpus/$1.txt.zst" >"$2.txt"
   while read -r name bytes; do
+    number=$((number + 1))
+    [ -n "$bytes" ] || { bytes=$name && name=found-$number; }
     base64 -d <<<"$bytes" >"$2/$name"
-  done <"fuzz/corpus/$1.txt"
+  done <"$2.txt"
+  rm "$2.txt"
 }
 
-# The inverse: one line for each file of a directory.
+# The inverse: one line for each file of a directory, without the names that the fuzzer gave.
 pack() {
-  local file
+  local file name
   for file in "$1"/*; do
     [ -e "$file" ] || continue
-    printf '%s %s\n' "$(basename "$file")" "$(base64 -w 0 "$file")"
+    name=$(basename "$file")
+    [[ $name =~ ^($FOUND)$ ]] || printf '%s ' "$name"
+    base64 -w 0 "$file"
+    echo
   done | LC_ALL=C sort
 }
 
@@ -48,13 +59,13 @@ pack() {
 minimise() {
   local target=$1 seeds=$2 corpus=$3 log=$4 smallest
   smallest=$(mktemp -d)
-  find "$seeds" -type f -regextype posix-extended -not -regex '.*/[0-9a-f]{40}' -exec cp -t "$smallest" {} +
+  find "$seeds" -type f -regextype posix-extended -not -regex ".*/($FOUND)" -exec cp -t "$smallest" {} +
   fuzz "$target" "$smallest" "$seeds" "$corpus" -- -merge=1 -use_counters=0 -max_len=2048 >>"$log" 2>&1
   pack "$smallest" >"$smallest.txt"
   # An empty set means that the merge did not work.
   [ -s "$smallest.txt" ] || return 1
-  mv "$smallest.txt" "fuzz/corpus/$target.txt"
-  rm -rf "$smallest"
+  zstd -qf -19 "$smallest.txt" -o "fuzz/corpus/$target.txt.zst"
+  rm -rf "$smallest" "$smallest.txt"
 }
 
 # One target; a row of the table.
@@ -80,6 +91,8 @@ run() {
 main() {
   local chosen=("$@") table=""
   [ ${#chosen[@]} -gt 0 ] || chosen=("${TARGETS[@]}")
+  # The versions that are shipped.
+  cp Cargo.lock fuzz/Cargo.lock
   cargo +nightly fuzz build --target-dir "$BUILD/fuzz"
   local page="# Fuzzing
 
