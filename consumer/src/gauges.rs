@@ -73,7 +73,7 @@ impl TopicCounter {
         let counters = counters(
             registry,
             "spillway_key_fallback_total",
-            "Webhooks without a resource id, kept in order with those of their shop and topic, Events with those of their shop and type.",
+            "Webhooks without a resource id, kept in order with the others of their shop and type that have none.",
             "topic",
         );
         Self { counters, known: Mutex::default() }

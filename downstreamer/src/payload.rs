@@ -304,6 +304,10 @@ impl Fetching {
         if !has_end && told.is_some_and(|told| told > payload.len() as u64) {
             return Err(FetchError::Failed("the answer broke off".into()));
         }
+        // A page of a proxy, such as one that tells of maintenance with a 200.
+        if !payload.trim_ascii_start().starts_with(b"{") {
+            return Err(FetchError::Failed("the answer is no JSON object".into()));
+        }
         Ok(payload)
     }
 

@@ -105,7 +105,9 @@ impl Sorter {
             Family::Classic => Some(record.shopify("name").unwrap_or_default()),
             // Two handles of one topic may have different queries. Without its handle, an Event may
             // be of any of them. The data of an Event about a child may be that of this child.
-            Family::Event => record.shopify("handle").filter(|_| is_whole_state(&record.body)),
+            Family::Event => record
+                .shopify("handle")
+                .filter(|handle| !handle.is_empty() && is_whole_state(&record.body)),
         };
         let app = record.value(APP_HEADER.as_str()).unwrap_or_default();
         subscription.map_or(0, |name| subscription_number(topic, &record.target, app, name))

@@ -245,8 +245,9 @@ impl AppSettings {
             let problem = if is_telling { told } else { "is not as docs/shopify.md shows" };
             format!("{file}, line {line}: {problem}")
         })?;
-        let mut mistakes = FileMistakes { of: String::new(), found: Vec::new() };
-        let (mut names, mut routes) = (HashSet::new(), HashSet::new());
+        let mut mistakes = FileMistakes::default();
+        let mut names = HashSet::new();
+        let mut routes = HashSet::new();
         if written.apps.is_empty() || written.apps.len() > APPS_MAX {
             mistakes.found.push(format!("it must hold 1 to {APPS_MAX} [[app]]"));
         }
@@ -270,9 +271,12 @@ impl AppSettings {
 }
 
 /// Mistakes in the file, each with the app's name.
+#[derive(Default)]
 struct FileMistakes {
     of: String,
     found: Vec<String>,
+    /// Secrets of the apps that were looked at.
+    secrets: Vec<Zeroizing<String>>,
 }
 
 impl FileMistakes {
@@ -330,6 +334,10 @@ impl WrittenApp {
             mistakes.note(&format!("has {}", found.to_string().replace('\n', "; ")));
         }
         let secrets = self.secrets(mistakes);
+        if secrets.iter().any(|secret| mistakes.secrets.contains(secret)) {
+            mistakes.note("has a secret of another app, whose webhooks it would take for its own");
+        }
+        mistakes.secrets.extend_from_slice(&secrets);
         App {
             name: HeaderValue::from_str(&self.name).unwrap_or(HeaderValue::from_static("")),
             secrets: Secrets::new(&secrets),

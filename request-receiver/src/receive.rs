@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use spillway_process::clock::wall_clock_ms;
 use spillway_webhook::{Webhook, target};
 
@@ -84,7 +84,7 @@ impl Receiver {
             Err(Refusal::Malformed) => return Err(Refusal::Malformed),
             Err(refusal) => {
                 if body::discard(&mut body, &head.headers).await {
-                    arrival.connection.body_is_read();
+                    arrival.connection.note_body_read();
                 }
                 return Err(refusal);
             }
@@ -106,7 +106,7 @@ impl Receiver {
         arrival: &RequestArrival,
     ) -> Result<Taken, Refusal> {
         let body = body::read(body, self.body.bytes_max, self.body.timeout, &mut permit).await?;
-        arrival.connection.body_is_read();
+        arrival.connection.note_body_read();
         let now_ms = wall_clock_ms();
         let waited_ms = u64::try_from(arrival.first_byte.elapsed().as_millis()).unwrap_or(0);
         let received_at_ms = now_ms.saturating_sub(waited_ms);
@@ -186,7 +186,7 @@ pub async fn receive(
             if !arrival.connection.is_body_read() {
                 // Announces the close to the sender, which would otherwise use the connection
                 // again.
-                arrival.connection.body_may_be_unread();
+                arrival.connection.note_body_unread();
                 response.headers_mut().insert(header::CONNECTION, CLOSE);
             }
             response
@@ -246,6 +246,17 @@ fn is_ambiguous(headers: &HeaderMap) -> bool {
         || codings.next().is_some()
         || headers.get_all(header::HOST).iter().nth(1).is_some()
         || headers.get_all(header::CONNECTION).iter().any(names_shopify)
+        || headers.keys().any(is_disguised)
+}
+
+/// Returns true for a header such as `Spillway_App`. Many backends read `_` in a name as `-`: they
+/// would take it for a header that Spillway or Shopify alone may set.
+fn is_disguised(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    let reserved = ["spillway-", "shopify-", "x-shopify-"];
+    name.starts_with(['s', 'x'])
+        && name.contains('_')
+        && reserved.iter().any(|start| name.replace('_', "-").starts_with(start))
 }
 
 /// Returns true if a `Connection` header names one of Shopify's. What it names is not stored: the

@@ -60,7 +60,11 @@ impl Refusal {
         match self {
             Self::NotPost => (S::METHOD_NOT_ALLOWED, "not_a_webhook", "only POST is taken"),
             Self::DotSegment => (S::BAD_REQUEST, "not_a_webhook", "the path has a . or .. segment"),
-            Self::Malformed => (S::BAD_REQUEST, "not_a_webhook", "the request is not valid HTTP"),
+            Self::Malformed => (
+                S::BAD_REQUEST,
+                "not_a_webhook",
+                "the request is not valid HTTP, or has a header such as Spillway_App",
+            ),
             Self::Overloaded => {
                 (S::SERVICE_UNAVAILABLE, "overloaded", "too much is in flight; try again")
             }

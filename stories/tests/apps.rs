@@ -75,6 +75,11 @@ async fn each_app_is_signed_for_by_its_own_secret_and_named_downstream() {
     post(address, &own).await.expect_stored();
     let foreign = shop::webhook(1, "products/update", event(0, 2)).signed_with(&secret(1));
     post(address, &foreign).await.expect(401, "bad_signature");
+    // Backends that read `_` as `-` would take this for the name of the app, or of the shop.
+    for (name, value) in [("Spillway_App", "app-1"), ("X_Shopify_Shop_Domain", "another")] {
+        let disguised = shop::webhook(1, "products/update", event(0, 3)).header(name, value);
+        post(address, &disguised).await.expect(400, "not_a_webhook");
+    }
     // A claim of another app is replaced.
     let claimed = to(1, event(1, 50), &secret(1)).header("Spillway-App", "app-2");
     post(address, &claimed).await.expect_stored();

@@ -85,12 +85,13 @@ async fn events_of_two_subscriptions_never_stand_for_each_other() {
             .into();
     let without = [7, 8].map(|sequence| of(sequence, "prices"));
     items.extend(without.map(|(event, webhook)| (event, webhook.without("Shopify-Handle"))));
+    items.extend([9, 10].map(|sequence| of(sequence, "")));
     feed.store_in_turn(items).await;
     let is_empty = async || redis.stream_len("{spillway}:in").await == 0;
     until("everything is settled", SOON, is_empty).await;
     let arrived: Vec<u64> =
         backend.look(|all| all.iter().map(|one| one.event().sequence).collect());
-    assert_eq!(arrived, [1, 3, 4, 6, 7, 8]);
+    assert_eq!(arrived, [1, 3, 4, 6, 7, 8, 9, 10]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -189,6 +190,11 @@ fn answer(receipt: &Receipt, before: usize, address: SocketAddr) -> Behaviour {
     match (path, before) {
         ("/slow", 0) => Behaviour::Hang,
         ("/flaky", 0..2) => Behaviour::status(500),
+        // A proxy's page, under 200.
+        ("/page", 0) => {
+            let page = b"<html>Back soon</html>";
+            writes(wire(page, page.len()), Vec::new(), false)
+        }
         ("/broken", 0) => writes(wire(&payload(path), PAYLOAD_BYTES / 2), Vec::new(), true),
         // Ends with the connection.
         ("/unannounced", before) => {
@@ -249,12 +255,13 @@ fn expect_asked_for_payloads_alone(host: &Backend) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stub_arrives_with_its_payload_or_as_it_is_and_in_order() {
     // Path at the host, and failed fetches before the payload; `None` if the stub itself arrives.
-    let cases: [(&str, Option<u64>); 11] = [
+    let cases: [(&str, Option<u64>); 12] = [
         ("/right?signed=1&b=%2F", Some(0)),
         ("/slow", Some(1)),
         ("/flaky", Some(2)),
         ("/broken", Some(1)),
         ("/unannounced", Some(1)),
+        ("/page", Some(1)),
         ("/expired?signed=1", None),
         ("/gone?signed=1", None),
         ("/moved", None),
@@ -274,7 +281,7 @@ async fn a_stub_arrives_with_its_payload_or_as_it_is_and_in_order() {
         let expires_in = Duration::from_secs(if path.starts_with("/expired") { 0 } else { 7_200 });
         stubs.push(stub(1, number, &format!("{}{path}", host.url()), expires_in));
     }
-    stubs.push(stub(1, 12, &format!("{}/right?signed=1", other.url()), SOON * 100));
+    stubs.push(stub(1, 13, &format!("{}/right?signed=1", other.url()), SOON * 100));
     Feed::to(receiver.address(), &ledger).store_in_turn(stubs.clone()).await;
     let settings = [
         ("FETCH_PAYLOADS", "on"),
@@ -289,7 +296,7 @@ async fn a_stub_arrives_with_its_payload_or_as_it_is_and_in_order() {
 
     let receipts = backend.receipts();
     let arrived: Vec<u64> = receipts.iter().map(|one| one.event().sequence).collect();
-    assert_eq!(arrived, (1..=12).collect::<Vec<_>>());
+    assert_eq!(arrived, (1..=13).collect::<Vec<_>>());
     let cases = cases.into_iter().chain([("other host", None)]);
     for ((receipt, (path, failed)), (_, sent)) in receipts.iter().zip(cases).zip(&stubs) {
         let body = failed.map_or_else(|| sent.payload().to_vec(), |_| payload(path));
@@ -304,14 +311,14 @@ async fn a_stub_arrives_with_its_payload_or_as_it_is_and_in_order() {
     }
     let counts = [
         ("expired", 1),
-        ("failed", 5),
-        ("fetched", 6),
+        ("failed", 6),
+        ("fetched", 7),
         ("other_host", 1),
         ("refused", 2),
         ("too_large", 2),
     ];
     assert_eq!(results(&downstreamer).await, expected(counts));
-    assert_eq!(downstreamer.metric("spillway_delivery_attempts_total").await, Some(12.0));
+    assert_eq!(downstreamer.metric("spillway_delivery_attempts_total").await, Some(13.0));
     assert_eq!(other.count(), 0, "another host was asked");
     expect_asked_for_payloads_alone(&host);
     let log = downstreamer.output();

@@ -4,8 +4,8 @@
 //! For a classic webhook, the id is looked for in the headers first, then in the body. For an Event,
 //! it is looked for in the body's `query_variables` (`productId` for the topic `Product`), then in
 //! the paths of `fields_changed`, then in the headers. Both families give one product the same
-//! resource. A webhook without an id is kept in order with its whole shop and topic, an Event with
-//! all actions of its type. That is safe but slower, so it is counted. Webhook and event ids are
+//! resource. A webhook without an id is kept in order with all others of its shop and type that have none,
+//! whatever their action. That is safe but slower, so it is counted. Webhook and event ids are
 //! never resource ids: they differ for each event of a resource.
 
 use std::borrow::Cow;
@@ -23,7 +23,7 @@ use crate::shopify::{Family, Headers, resource_kind, without_mark};
 pub struct Resource {
     /// Kind of object, such as `product`.
     pub kind: String,
-    /// Id of the object as text. If none was found, the topic, without an Event's action.
+    /// Id of the object as text. If none was found, the topic without its action.
     pub id: String,
     /// True if no id was found.
     pub is_fallback: bool,
@@ -69,17 +69,16 @@ impl Resource {
         let topic = String::from_utf8_lossy(&topic);
         let kind = resource_kind(&topic);
         let id = match headers.family() {
-            Family::Classic => id_from_headers(headers, &kind).or_else(|| id_from_body(body)),
+            Family::Classic => {
+                id_from_headers(headers, &kind).or_else(|| id_from_body(&kind, body))
+            }
             Family::Event => id_of_event(headers, &topic, &kind, body),
         };
         if let Some(id) = id {
             return Self { kind, id, is_fallback: false };
         }
-        // An Event's action is left out: an update must not overtake the deletion before it.
-        let id = match headers.family() {
-            Family::Classic => topic.into_owned(),
-            Family::Event => type_name(&topic).to_owned(),
-        };
+        // The action is left out: an update must not overtake the deletion before it.
+        let id = type_name(&topic).to_owned();
         Self { kind, id, is_fallback: true }
     }
 }
@@ -105,14 +104,19 @@ fn id_from_headers(headers: &impl Headers, kind: &str) -> Option<String> {
     (!id.is_empty()).then(|| id.to_owned())
 }
 
-fn id_from_body(body: &[u8]) -> Option<String> {
+fn id_from_body(kind: &str, body: &[u8]) -> Option<String> {
     let ids: BodyIds = serde_json::from_slice(body).ok()?;
+    // An update of a stock level has a gid, too. The end of one (`inventory_levels/disconnect`) has
+    // these two alone.
+    if kind == "inventory_level"
+        && let (Some(item), Some(location)) =
+            (scalar(ids.inventory_item_id), scalar(ids.location_id))
+    {
+        return Some(format!("{item}@{location}"));
+    }
     if let Some(gid) = &ids.admin_graphql_api_id {
         let id = without_gid(gid);
         return (!id.is_empty()).then(|| id.to_owned());
-    }
-    if let (Some(item), Some(location)) = (scalar(ids.inventory_item_id), scalar(ids.location_id)) {
-        return Some(format!("{item}@{location}"));
     }
     scalar(ids.id).map(|id| without_gid(id).to_owned())
 }
@@ -280,18 +284,40 @@ mod tests {
     }
 
     #[test]
-    fn without_an_id_it_is_the_topic() {
+    fn a_stock_level_is_one_resource_with_and_without_a_gid() {
+        let gid = "gid:\\/\\/shopify\\/InventoryLevel\\/5?inventory_item_id=1";
+        let both = format!(
+            r#"{{"inventory_item_id":1,"location_id":2,"available":3,"admin_graphql_api_id":"{gid}"}}"#
+        );
+        check(&[("x-shopify-topic", "inventory_levels/update")], &both, "inventory_level/1@2");
+        let ended = r#"{"inventory_item_id":1,"location_id":2}"#;
+        check(&[("x-shopify-topic", "inventory_levels/disconnect")], ended, "inventory_level/1@2");
+        // Others may name an item and a location beside their own id.
+        let other = r#"{"inventory_item_id":1,"location_id":2,"id":7}"#;
+        check(&[("x-shopify-topic", "inventory_transfers/x")], other, "inventory_transfer/7");
+    }
+
+    #[test]
+    fn without_an_id_all_actions_of_a_type_are_one_resource() {
+        for topic in ["fulfillment_orders/placed_on_hold", "fulfillment_orders/hold_released"] {
+            let nested = r#"{"fulfillment_order":{"id":"gid://shopify/FulfillmentOrder/1"}}"#;
+            check(&[("x-shopify-topic", topic)], nested, "fulfillment_orders");
+        }
+    }
+
+    #[test]
+    fn without_an_id_it_is_the_type() {
         let topic = ("x-shopify-topic", "carts/update");
         for body in
             ["", "<xml/>", "{}", r#"{"id":null}"#, r#"{"id":{"a":1}}"#, "{\"id\":1", "{\u{1}"]
         {
-            check(&[topic], body, "carts/update");
+            check(&[topic], body, "carts");
         }
-        check(&[("x-shopify-topic", "events/x"), ("x-shopify-event-id", "77")], "{}", "events/x");
+        check(&[("x-shopify-topic", "events/x"), ("x-shopify-event-id", "77")], "{}", "events");
         check(
             &[("x-shopify-topic", "webhooks/x"), ("x-shopify-webhook-id", "77")],
             "{}",
-            "webhooks/x",
+            "webhooks",
         );
     }
 }

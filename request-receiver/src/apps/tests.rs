@@ -162,6 +162,7 @@ fn every_mistake_is_named_and_no_secret() {
         r#"app "a space" has body_kinds: "yaml""#,
         r#"max_event_age: "5" is not a duration"#,
         r#"app "three" shares /same"#,
+        r#"app "four" has a secret of another app"#,
         r#"app "four" needs paths or hosts"#,
     ] {
         assert!(mistakes.contains(part), "{part}: {mistakes}");
