@@ -1,4 +1,5 @@
-//! Reads ahead of the consumer: replays first, then the main stream after the cursor.
+//! Reads ahead of the consumer: the replays, the main stream after the cursor, or the one before the
+//! other.
 //!
 //! Memory is bounded: a few packs wait in the channel to the consumer, and while it is full nothing
 //! is read. The consumer receives each entry as it was read, and decides everything else.

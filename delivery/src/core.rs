@@ -81,7 +81,7 @@ impl<C: Content> Core<C> {
         // A shop with barriers may have no lane any more.
         for shop in shops {
             let shop = core.queue.shops.intern(shop);
-            barriers::look_at_barriers(&mut core, shop);
+            barriers::release_held(&mut core, shop);
         }
         retries::load_retries(&mut core, loaded.retries);
         core
@@ -215,7 +215,7 @@ impl<C: Content> Core<C> {
         self.queue.shops.wake(now);
         while let Some(resource) = self.queue.retries.pop_due(now) {
             if self.queue.index.state(resource) == Some(HeadState::Retrying) {
-                self.queue.release(resource, self.session.now.at);
+                self.queue.place_by_head(resource, self.session.now.at);
             }
         }
         turns::wake_lanes(self);

@@ -27,7 +27,7 @@ pub struct Now {
 /// State in Redis with which a leader begins.
 #[derive(Debug, Default)]
 pub struct Loaded {
-    /// Cursor of the main stream: everything up to it is settled.
+    /// Cursor of the main stream: everything up to it is settled, or was moved into chunks.
     pub cursor: StreamId,
     /// Bits of settled webhooks in packs after the cursor.
     pub bits: HashMap<StreamId, Vec<u8>>,

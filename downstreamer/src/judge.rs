@@ -24,7 +24,7 @@ pub enum AttemptOutcome {
     TimedOut,
     /// No connection could be made. The webhook is not the cause.
     Unconnected,
-    /// The lease was lost before anything was sent. This is no attempt.
+    /// The lease was lost before anything was sent. The backend saw no attempt.
     LeaseLost,
     /// The connection broke before the whole answer.
     Broken,

@@ -124,7 +124,8 @@ enum SearchPhase {
 
 impl ConcurrencyLimiter {
     pub(crate) fn new(min: usize, max: usize) -> Self {
-        let (min, max) = (min.max(1), max.max(min).max(1));
+        let min = min.max(1);
+        let max = max.max(min);
         Self {
             bounds: LimitBounds { min, max },
             limit: min,

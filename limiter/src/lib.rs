@@ -56,7 +56,7 @@ pub struct Sample {
 pub enum Signal {
     /// The backend did its work: 2xx, and 3xx or 4xx that refuse the webhook.
     Done,
-    /// A 5xx other than 503: it carries no information about capacity.
+    /// A 5xx other than 503, a 408 or 425, or nothing was sent: this says nothing about capacity.
     Failed,
     /// 429.
     Overloaded {

@@ -1,6 +1,6 @@
 //! Appends packs, one at a time: never a second one before the outcome of the first is known.
 //!
-//! Invariant: [`Appender::append`] returns `Ok` only after Redis confirmed, which under
+//! Invariant: [`Appender::send`] returns `Ok` only after Redis confirmed, which under
 //! `appendfsync always` is after its fsync. An append whose connection broke is
 //! [`AppendError::Unknown`]: it may lie in the stream, so it must be reported neither as stored nor
 //! as lost.

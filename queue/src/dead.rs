@@ -62,7 +62,7 @@ pub struct DeadLetter {
 pub enum Take {
     /// Drops them.
     Drop,
-    /// Delivers them again, in the order given.
+    /// Moves them to the replays, in the order given. The consumer delivers them again.
     Replay,
 }
 

@@ -1,4 +1,5 @@
-//! Settles webhooks: the last step of each, once, and only after the next system confirmed it.
+//! Settles webhooks: the last step of each, once, and only after the next system confirmed it, it
+//! became a dead letter, or an operator dropped it.
 //!
 //! Invariant: one [`Settlement`] is applied completely or not at all, by the consumer's leader
 //! only, and not twice: when it is sent again after a lost reply, it changes nothing.
@@ -45,8 +46,8 @@ pub struct Settlement {
 /// Entries of the main stream between the old cursor and the new one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PassedEntries {
-    /// The new cursor: every entry up to it is settled. It is the id of an entry that was read. If
-    /// the stream does not hold that entry, the settlement is refused.
+    /// The new cursor: every webhook up to it is settled or lies in a chunk. It is the id of an entry
+    /// that was read. If the stream does not hold that entry, the settlement is refused.
     pub cursor: StreamId,
     /// Number of these entries.
     pub entries: u64,

@@ -89,7 +89,7 @@ async fn serve_http(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
             ended = poll_fn(|cx| connection.poll_without_shutdown(cx)) => {
                 if let Err(error) = ended {
                     tracing::debug!(error = chain(&error), "connection ended");
-                    phase.body_may_be_unread();
+                    phase.note_body_unread();
                     if error.is_parse() {
                         serving.metrics.answered(NOT_HTTP, phase.elapsed());
                     }
@@ -107,7 +107,7 @@ async fn serve_http(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
     };
     let mut stream = connection.into_parts().io.into_inner();
     if let Some(refusal) = refusal {
-        phase.body_may_be_unread();
+        phase.note_body_unread();
         serving.metrics.answered(refusal.outcome(), phase.elapsed());
         write_refusal(&mut stream, refusal).await;
     }
@@ -117,7 +117,7 @@ async fn serve_http(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
 /// Refuses a connection over the limit.
 pub async fn refuse(stream: Stream) {
     let phase = Phase::new();
-    phase.body_may_be_unread();
+    phase.note_body_unread();
     let mut stream = PhasedStream::new(stream, phase.clone());
     write_refusal(&mut stream, Refusal::Overloaded).await;
     close(stream, &phase).await;

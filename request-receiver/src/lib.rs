@@ -3,7 +3,7 @@
 //! Path of a webhook: [`serve`] (accepts, hands to a [`shard`]) → [`connection`] → [`receive`] (one
 //! request: admit → read the body → authenticate → inspect → shares) → [`batch`] → [`batcher`]
 //! (group commit) → [`store`] (appends to Redis, or writes to the overflow log, which is [`spill`])
-//! → [`reply`] (the answer).
+//! → [`receive`] answers 200, or [`reply`] says why not.
 
 pub mod admit;
 pub mod apps;

@@ -97,7 +97,7 @@ impl Phase {
     }
 
     /// Notes that the whole body of the request was read.
-    pub fn body_is_read(&self) {
+    pub fn note_body_read(&self) {
         self.now.store(BODY_READ, Ordering::Relaxed);
     }
 
@@ -107,7 +107,7 @@ impl Phase {
     }
 
     /// Notes that the request is refused although its body may not be read.
-    pub fn body_may_be_unread(&self) {
+    pub fn note_body_unread(&self) {
         self.is_body_unread.store(true, Ordering::Relaxed);
     }
 

@@ -57,7 +57,7 @@ const _: () = assert!(
     "a held batch is not one that hangs"
 );
 
-/// Store as one shard sees it: appends to the queue or writes to the overflow log.
+/// Gate, health and overflow log, as requests see them. `ShardStore` stores.
 #[derive(Clone)]
 pub struct Store {
     gate: Arc<Gate>,

@@ -45,7 +45,7 @@ enum Action {
         #[arg(long)]
         body: bool,
     },
-    /// Deliver dead letters again, in order among themselves and with what still waits
+    /// Deliver dead letters again, in order among themselves; redactions do not hold them back
     Replay(take::ReplayArguments),
     /// Drop dead letters for good
     Drop(take::DropArguments),

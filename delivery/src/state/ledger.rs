@@ -47,7 +47,7 @@ pub(crate) struct Ledger<C: Content> {
     pub new_leads: Vec<(ResourceKey, u64, Position)>,
     /// Lanes whose row may have changed.
     pub changed: Vec<LaneKey>,
-    /// Webhooks in lanes whose retry state changed, and their lanes.
+    /// Webhooks whose retry state changed, and their lanes.
     pub retries: BTreeMap<Position, LaneKey>,
     /// Bytes of the webhooks that are being sent, for dead letters.
     pub sent: HashMap<ResourceKey, (C, u32)>,

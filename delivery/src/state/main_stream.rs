@@ -70,7 +70,8 @@ pub(crate) struct Advance {
 #[derive(Debug)]
 pub(crate) struct MainStream {
     packs: VecDeque<MainPack>,
-    /// Cursor as of the last composed settlement: everything up to it is settled.
+    /// Cursor as of the last composed settlement: everything up to it is settled, or was moved into
+    /// chunks.
     pub cursor: StreamId,
     /// Last entry that was read.
     pub read_to: StreamId,

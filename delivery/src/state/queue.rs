@@ -236,8 +236,9 @@ impl Queue {
         Some(resource)
     }
 
-    /// Puts a resource into the state that its head determines, or gives it a turn.
-    pub(crate) fn release(&mut self, resource: ResourceKey, now: Duration) {
+    /// Puts a resource where its head belongs: ready for a turn, or held, paused, unread or waiting
+    /// for a retry.
+    pub(crate) fn place_by_head(&mut self, resource: ResourceKey, now: Duration) {
         let Some(head) = self.index.head(resource) else { return };
         if let (Some(HeadState::Held), Some(lane)) =
             (self.index.state(resource), self.index.lane(resource))

@@ -28,12 +28,12 @@ pub(crate) fn controls_changed<C: Content>(core: &mut Core<C>, controls: Control
     core.controls.carrying_out = (version > 0).then_some(version);
     core.queue.shops.stop(shops);
     if let Some(turn) = core.next.take() {
-        core.queue.release(turn.resource, core.session.now.at);
+        core.queue.place_by_head(turn.resource, core.session.now.at);
     }
     core.reading.front_moved();
     for resource in std::mem::take(&mut core.controls.paused) {
         if core.queue.index.state(resource) == Some(HeadState::Paused) {
-            core.queue.release(resource, core.session.now.at);
+            core.queue.place_by_head(resource, core.session.now.at);
         }
     }
     core.queue.lanes.iter_mut().for_each(|(_, lane)| lane.flow.paused = 0);
@@ -102,7 +102,7 @@ fn drop_of<C: Content>(core: &mut Core<C>, resource: ResourceKey) {
     }
     if !is_gone {
         core.queue.index.set_lead(resource, NONE);
-        core.queue.release(resource, core.session.now.at);
+        core.queue.place_by_head(resource, core.session.now.at);
     }
 }
 

@@ -117,7 +117,7 @@ pub(crate) fn index_webhook<C: Content>(core: &mut Core<C>, lane: LaneKey, arriv
     let Some(window) = queue.lanes.get_mut(lane).map(|lane| &mut lane.window) else { return };
     let Some(added) = queue.index.add(arrival, lane, window) else { return };
     if added.is_new {
-        core.queue.release(added.resource, core.session.now.at);
+        core.queue.place_by_head(added.resource, core.session.now.at);
     } else if added.is_head {
         // A replay was added before a head that waited.
         core.reading.forget(added.resource);
@@ -125,7 +125,7 @@ pub(crate) fn index_webhook<C: Content>(core: &mut Core<C>, lane: LaneKey, arriv
         if let (Some(HeadState::Held), Some((head, lane))) = (state, before) {
             core.queue.unhold(lane, head);
         }
-        core.queue.release(added.resource, core.session.now.at);
+        core.queue.place_by_head(added.resource, core.session.now.at);
     }
 }
 
@@ -143,7 +143,7 @@ pub(crate) fn release_unread<C: Content>(core: &mut Core<C>) {
     unread.dedup();
     for resource in unread {
         if core.queue.index.state(resource) == Some(HeadState::Unread) {
-            core.queue.release(resource, core.session.now.at);
+            core.queue.place_by_head(resource, core.session.now.at);
         }
     }
 }

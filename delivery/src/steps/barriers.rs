@@ -8,7 +8,7 @@ use crate::state::index::LaneKey;
 use crate::state::shop::ShopKey;
 
 /// Releases the resources that the barriers of a shop no longer hold back.
-pub(crate) fn look_at_barriers<C: Content>(core: &mut Core<C>, shop: ShopKey) {
+pub(crate) fn release_held<C: Content>(core: &mut Core<C>, shop: ShopKey) {
     let Some(barriers) = core.queue.shops.get(shop).and_then(|shop| shop.barriers.as_ref()) else {
         return;
     };
@@ -24,7 +24,7 @@ pub(crate) fn look_at_barriers<C: Content>(core: &mut Core<C>, shop: ShopKey) {
         if let Some(lane) = lane.and_then(|lane| core.queue.lanes.get_mut(lane)) {
             lane.flow.unheld_at = now;
         }
-        core.queue.release(resource, core.session.now.at);
+        core.queue.place_by_head(resource, core.session.now.at);
     }
     if let Some(shop) = core.queue.shops.get_mut(shop)
         && shop.barriers.as_ref().is_some_and(|barriers| barriers.is_empty())

@@ -240,7 +240,7 @@ fn drop_newest<C: Content>(core: &mut Core<C>, key: LaneKey, keep: u32) -> bool 
     }
     if is_head {
         // A replay that arrived during an attempt waits after it.
-        core.queue.release(about.resource, core.session.now.at);
+        core.queue.place_by_head(about.resource, core.session.now.at);
     }
     true
 }

@@ -28,13 +28,13 @@ pub(crate) fn dispatch_turns<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
         if slots::ensure_slot(core, &turn, is_holding).is_err() {
             if is_holding && aside < ASIDE_MAX {
                 aside += 1;
-                core.queue.release(turn.resource, core.session.now.at);
+                core.queue.place_by_head(turn.resource, core.session.now.at);
                 core.queue.shops.set_aside(turn.shop);
                 continue;
             }
             // The first one that waits goes first. A lane that was called is asked again.
             if core.next.is_some() {
-                core.queue.release(turn.resource, core.session.now.at);
+                core.queue.place_by_head(turn.resource, core.session.now.at);
             } else {
                 core.next = Some(turn);
             }

@@ -24,8 +24,9 @@ const SERVED_LATELY: Duration = Duration::from_secs(600);
 /// Reason of a dead letter whose time for retries is over.
 const RETRIES_EXHAUSTED: &str = "retries_exhausted";
 
-/// True if the backend failed and did not request a pause.
-fn is_failure(signal: Signal) -> bool {
+/// True if the whole backend may be in trouble: it did not answer in time or at all, or answered 429 or
+/// 503 without a pause. Another 5xx may be one webhook's own.
+fn is_trouble(signal: Signal) -> bool {
     match signal {
         Signal::Done | Signal::Failed => false,
         Signal::Overloaded { retry_after } | Signal::Unavailable { retry_after } => {
@@ -122,7 +123,7 @@ fn report_to_limiter<C: Content>(
     let others_flow = core.attempts.has_other_succeeded(attempt.lane, attempt.began);
     // A request to pause everything always counts.
     let is_outright = matches!(end.verdict, Verdict::Retry { scope: Some(Scope::All), .. })
-        && !is_failure(end.signal);
+        && !is_trouble(end.signal);
     let is_own_matter = attempt.is_suspect || (end.signal == Signal::TimedOut && others_flow);
     let is_lanes = is_own_matter
         || is_alone_in_failing(core, attempt, end.signal)
@@ -167,14 +168,14 @@ fn is_known_to_fail<C: Content>(
 /// True for a failure while the backend is stopped. Its probes have their own pace and must not
 /// wait for the limiter as well.
 fn is_failed_probe<C: Content>(core: &Core<C>, signal: Signal) -> bool {
-    core.backend.is_stopped() && is_failure(signal)
+    core.backend.is_stopped() && is_trouble(signal)
 }
 
 /// True for a further failure of the only shop that fails, of a backend that serves others. It
 /// is no evidence about the capacity of the backend.
 fn is_alone_in_failing<C: Content>(core: &Core<C>, attempt: &Attempt, signal: Signal) -> bool {
     let shop = core.queue.shops.get(attempt.shop).map_or(0, |shop| shop.hash);
-    is_failure(signal) && core.backend.is_only_failing(shop) && core.backend.has_served_other(shop)
+    is_trouble(signal) && core.backend.is_only_failing(shop) && core.backend.has_served_other(shop)
 }
 
 fn delivered<C: Content>(core: &mut Core<C>, attempt: &Attempt) {

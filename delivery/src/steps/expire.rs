@@ -148,7 +148,7 @@ fn expire_turn<C: Content>(core: &mut Core<C>, turn: Turn, excess: Duration) -> 
     let bytes = content.dead_bytes(record_index, &evidence);
     if !give_up::check_dead_room(core, bytes) {
         core.queue.expiry.looks_at = core.session.now.at + LOOK_FOR_ROOM;
-        core.queue.release(turn.resource, core.session.now.at);
+        core.queue.place_by_head(turn.resource, core.session.now.at);
         return false;
     }
     let letter = GivenUp { position, content, record_index, reason, attempts, evidence };

@@ -1,8 +1,8 @@
 //! The gate. If something may not be sent now, it names the reason ([`Blocked`]).
 //!
-//! A webhook passes these checks in order: leader and operator, backend, turn of its shop, lane,
-//! bytes in memory, pauses, duplicates, limiter. The first four are here; `choose` and `dispatch`
-//! have the others.
+//! A webhook passes these checks in order: leader and operator, backend (here), its shop
+//! (`state/shop.rs`), lane (here), barriers (`pick`), limiter (`slots`), coalescing, bytes in memory
+//! and pauses (`choose`), duplicates (`dispatch`).
 
 use std::time::Duration;
 

@@ -125,7 +125,7 @@ pub(crate) fn take_from<C: Content>(
     if is_open(core, &turn) {
         return Some(Some(turn));
     }
-    core.queue.release(resource, core.session.now.at);
+    core.queue.place_by_head(resource, core.session.now.at);
     Some(None)
 }
 

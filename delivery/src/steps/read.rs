@@ -66,7 +66,7 @@ pub(crate) fn at_hand<C: Content>(
 
 /// Makes a turn wait for its bytes.
 pub(crate) fn starve<C: Content>(core: &mut Core<C>, turn: Turn, key: PackKey) {
-    core.queue.release(turn.resource, core.session.now.at);
+    core.queue.place_by_head(turn.resource, core.session.now.at);
     if let Some(shop) = core.queue.shops.get_mut(turn.shop) {
         shop.is_starved = true;
     }

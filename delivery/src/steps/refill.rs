@@ -369,7 +369,7 @@ fn window_grew<C: Content>(core: &mut Core<C>, key: LaneKey, after: Position) {
     let Some(lane) = core.queue.lanes.get_mut(key) else { return };
     lane.extend(after);
     let shop = lane.shop;
-    barriers::look_at_barriers(core, shop);
+    barriers::release_held(core, shop);
     arrive::release_unread(core);
     barriers::forget_if_empty(core, key);
 }

@@ -59,8 +59,8 @@ pub(crate) fn retry<C: Content>(
     wait(core, attempt);
 }
 
-/// Counts an attempt and the time up to now, and schedules the next one. Returns the wait.
-/// `is_refusal` is `None` if the attempt did not fail.
+/// Counts an attempt and the time up to now, and notes when the next one is due; [`wait`] schedules
+/// it. Returns the pause. `is_refusal` is `None` if nothing was sent, or if the failure is noted already.
 pub(crate) fn note_attempt<C: Content>(
     core: &mut Core<C>,
     attempt: &Attempt,
@@ -107,7 +107,7 @@ pub(crate) fn wait<C: Content>(core: &mut Core<C>, attempt: &Attempt) {
         // A replay that arrived during the attempt goes first. A barrier that waited after its
         // own resource would wait forever.
         core.reading.forget(attempt.resource);
-        core.queue.release(attempt.resource, core.session.now.at);
+        core.queue.place_by_head(attempt.resource, core.session.now.at);
         return;
     }
     core.queue.retries.schedule(due, attempt.resource);

@@ -29,7 +29,7 @@ pub(crate) fn settlement_applied<C: Content>(core: &mut Core<C>) {
         if core.queue.index.state(resource) == Some(HeadState::Finished) {
             core.queue.index.set_lead(resource, NONE);
             core.queue.step(resource, Step::Settled);
-            core.queue.release(resource, core.session.now.at);
+            core.queue.place_by_head(resource, core.session.now.at);
         }
     }
     for (resource, hash, position) in leads {
@@ -40,7 +40,7 @@ pub(crate) fn settlement_applied<C: Content>(core: &mut Core<C>) {
             core.queue.shops.give_turns(lane.shop);
         }
         if core.queue.index.state(resource) == Some(HeadState::Recording) {
-            core.queue.release(resource, core.session.now.at);
+            core.queue.place_by_head(resource, core.session.now.at);
         }
     }
     let mut shops: BTreeSet<ShopKey> = barriers.iter().map(|(shop, _)| *shop).collect();
@@ -50,7 +50,7 @@ pub(crate) fn settlement_applied<C: Content>(core: &mut Core<C>) {
     for lane in &lanes {
         shops.extend(lane_settled(core, *lane));
     }
-    shops.into_iter().for_each(|shop| barriers::look_at_barriers(core, shop));
+    shops.into_iter().for_each(|shop| barriers::release_held(core, shop));
     lanes.into_iter().for_each(|lane| barriers::forget_if_empty(core, lane));
 }
 

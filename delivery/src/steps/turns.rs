@@ -114,7 +114,7 @@ fn take_waiting<C: Content>(core: &mut Core<C>) -> Option<Turn> {
         return Some(turn);
     }
     if core.queue.index.state(turn.resource) == Some(HeadState::Ready) {
-        core.queue.release(turn.resource, core.session.now.at);
+        core.queue.place_by_head(turn.resource, core.session.now.at);
     }
     None
 }

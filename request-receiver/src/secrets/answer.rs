@@ -29,7 +29,8 @@ pub(super) fn parse(body: &[u8]) -> Result<Vec<Zeroizing<String>>, String> {
     let secrets = if text.starts_with(['{', '[', '"']) {
         // No part of the answer may get into a log.
         let answer = serde_json::from_str(text).map_err(|error| {
-            let (line, column) = (error.line(), error.column());
+            let line = error.line();
+            let column = error.column();
             format!(r#"its answer, line {line}, column {column}, is not {{"secrets": ["…"]}}"#)
         })?;
         match answer {

@@ -101,7 +101,10 @@ impl RedisLooks {
             self.replace(health)
         };
         if before != health as u8 {
-            tracing::warn!(error = chain(error), "a pack was refused; the queue is looked at");
+            tracing::warn!(
+                error = chain(error),
+                "an append failed or has no known outcome; the queue is looked at"
+            );
         }
         self.look_soon();
     }
