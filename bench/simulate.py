@@ -18,8 +18,8 @@ from harness.servers import ROOT
 
 OURS = "spillway"
 # Drawn, because a curve says more of them than a figure: a slower backend, one of a quarter, latency that
-# varies, one that is shared, a queue that is full, a quota.
-DRAWN = ["base-up", "capacity-quarter", "lognormal-032", "noisy-second", "flood", "quota"]
+# varies, a quota.
+DRAWN = ["base-up", "capacity-quarter", "lognormal-032", "quota"]
 
 
 def read(path):

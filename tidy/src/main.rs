@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tidy::{Facts, PRODUCT, opens_badly, sources, tracked};
+use tidy::{Facts, PRODUCT, opens_badly, repository, sources, tracked};
 
 fn main() {
     println!(
@@ -22,7 +22,10 @@ fn main() {
         row(name, &[name]);
     }
     row("all", &PRODUCT);
-    println!("\n{} tracked files", tracked().len());
+    let files = tracked();
+    let size = |file: &String| repository().join(file).metadata().map_or(0, |about| about.len());
+    let bytes: u64 = files.iter().map(size).sum();
+    println!("\n{} tracked files of {:.2} MB", files.len(), bytes as f64 / 1e6);
 }
 
 /// Prints one line about some crates.

@@ -12,6 +12,7 @@ const FUNCTION_LINES_MAX: usize = 60;
 const FIELDS_MAX: usize = 12;
 const METHODS_MAX: usize = 25;
 const TRACKED_MAX: usize = 900;
+const TRACKED_BYTES_MAX: u64 = 5_000_000;
 
 /// Collects what `rule` finds in each product source, with its path.
 fn findings(rule: impl Fn(&Source) -> Vec<String>) -> Vec<String> {
@@ -156,6 +157,9 @@ fn no_file_imports_itself_by_way_of_others() {
 
 #[test]
 fn evidence_does_not_swamp_the_source() {
-    let count = tracked().len();
-    assert!(count <= TRACKED_MAX, "{count} tracked files");
+    let files = tracked();
+    let size = |file: &String| repository().join(file).metadata().map_or(0, |about| about.len());
+    let bytes: u64 = files.iter().map(size).sum();
+    assert!(files.len() <= TRACKED_MAX, "{} tracked files", files.len());
+    assert!(bytes <= TRACKED_BYTES_MAX, "the tracked files have {bytes} bytes");
 }
