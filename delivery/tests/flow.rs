@@ -289,6 +289,19 @@ impl World {
         self.step(vec![Event::Controls(controls)]);
     }
 
+    /// Drops webhooks of the main stream, as an operator.
+    fn drop_main(&mut self, main: HashMap<StreamId, Vec<u8>>) {
+        self.version += 1;
+        let controls = Controls {
+            version: self.version,
+            is_all_paused: false,
+            shops: HashSet::new(),
+            filters: Vec::new(),
+            drops: Drops { main, ..Drops::default() },
+        };
+        self.step(vec![Event::Controls(controls)]);
+    }
+
     /// Accepts one webhook for each of `lanes` at `at`.
     fn accept(&mut self, at: Duration, lanes: impl IntoIterator<Item = (u32, u8)>) {
         let lanes: Vec<_> = lanes.into_iter().collect();

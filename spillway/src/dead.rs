@@ -9,10 +9,13 @@ mod walk;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use spillway_queue::consumers::{HTTP, KAFKA};
 use spillway_queue::dead::DeadLetter;
+use spillway_queue::status;
 
 use crate::failure::Failure;
 use crate::place::{CellArgs, ConsumerArgs};
+use crate::walk::unknown;
 use filter::{DeadFilter, WrittenFilter};
 
 #[derive(Debug, Args)]
@@ -67,9 +70,20 @@ pub(crate) async fn find(
     Ok(found)
 }
 
+/// Fails if no consumer has this name, so that a typing error does not look like an empty list. Dead
+/// letters of a consumer that was forgotten are gone.
+async fn expect_known(place: &CellArgs, consumer: &str) -> Result<(), Failure> {
+    let (redis, mut connection) = place.connect().await?;
+    let status = status::read(&redis, &mut connection).await?;
+    let is_known = [HTTP, KAFKA].contains(&consumer)
+        || status.consumers.iter().any(|known| known.name == consumer);
+    is_known.then_some(()).ok_or_else(|| unknown(consumer, &status))
+}
+
 /// Runs `spillway dead`.
 pub(crate) async fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     let Arguments { place: ConsumerArgs { cell, consumer }, action } = arguments;
+    expect_known(&cell, &consumer).await?;
     match action {
         Action::List { filter, json, limit } => {
             list::run(&cell, &consumer, &filter.checked()?, json, limit).await?;

@@ -82,11 +82,30 @@ async fn of_consumer(
     consumer: &ConsumerStatus,
     wanted: &str,
 ) -> Result<ConsumerFacts, Failure> {
+    let found = look(place, consumer, wanted).await?;
+    if !found.facts.is_empty() {
+        return Ok(found);
+    }
+    // It may have moved meanwhile: into a lane, or into the history.
+    look(place, consumer, wanted).await
+}
+
+async fn look(
+    place: &CellArgs,
+    consumer: &ConsumerStatus,
+    wanted: &str,
+) -> Result<ConsumerFacts, Failure> {
     let name = &consumer.name;
     let mut waiting = Waiting::for_consumer(place, name).await?;
+    let cell = waiting.cell();
+    if wanted.parse().is_ok_and(|id: WebhookId| id.cell != cell) {
+        return Err(Failure::Failed(format!(
+            "{wanted} is of another cell; the Spillway-Ids of this one begin with {cell:08x}"
+        )));
+    }
     let redis = waiting.redis.clone();
     let history = History::read(&redis, waiting.connection(), name, wanted).await?;
-    let mut facts: Vec<Fact> = history.facts(waiting.cell());
+    let mut facts: Vec<Fact> = history.facts(cell);
     facts.extend(dead_letters(place, name, wanted).await?);
     facts.extend(what_waits(&mut waiting, consumer, wanted).await?);
     facts.sort_by_key(|fact| fact.at_ms);

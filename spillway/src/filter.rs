@@ -1,32 +1,34 @@
 //! Filter flags that all commands share.
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use spillway_queue::controls::Filter;
 use spillway_webhook::WebhookId;
 
 use crate::failure::Failure;
 
-/// Filter flags. A webhook must match all of those given.
+/// Filter flags. A webhook must match all of those given. An empty value, such as that of an unset
+/// variable of a shell, is refused: it would match every webhook without an app.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct FilterArguments {
     /// Only webhooks of this shop
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub shop: Option<String>,
 
     /// Only webhooks of this topic; orders/* matches every topic that begins with orders/
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub topic: Option<String>,
 
     /// Only webhooks for this app of APPS_FILE
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub app: Option<String>,
 
     /// Only webhooks about this resource, such as product/12
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub resource: Option<String>,
 
     /// Only webhooks with this Shopify webhook id or Spillway-Id
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub webhook_id: Option<String>,
 }
 
@@ -46,4 +48,25 @@ pub(crate) fn webhook_id(text: &str) -> Result<WebhookId, Failure> {
              Shopify's id use --webhook-id"
         ))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        filter: FilterArguments,
+    }
+
+    #[test]
+    fn an_empty_value_is_refused() {
+        for flag in ["--shop", "--topic", "--app", "--resource", "--webhook-id"] {
+            assert!(Command::try_parse_from(["spillway", flag, "a"]).is_ok(), "{flag}");
+            assert!(Command::try_parse_from(["spillway", flag, ""]).is_err(), "{flag}");
+        }
+    }
 }

@@ -56,6 +56,16 @@ pub(crate) fn drop_again<C: Content>(core: &mut Core<C>) {
     }
 }
 
+/// True if webhooks of a resource that is at work are to be dropped.
+pub(crate) fn is_to_be_dropped<C: Content>(core: &Core<C>, resource: ResourceKey) -> bool {
+    let index = &core.queue.index;
+    core.controls.at_work.contains(&resource)
+        && index
+            .all_of(resource)
+            .iter()
+            .any(|node| core.controls.drops(index.node(*node).position, index.replay(*node)))
+}
+
 fn drop_of<C: Content>(core: &mut Core<C>, resource: ResourceKey) {
     let Some(state) = core.queue.index.state(resource) else { return };
     if state.is_at_work() {

@@ -10,7 +10,7 @@ use crate::state::Core;
 use crate::state::attempts::Attempt;
 use crate::state::index::{LaneKey, ResourceKey};
 use crate::state::ledger::{Ended, Finished};
-use crate::steps::{finish, retries, spent};
+use crate::steps::{apply_controls, finish, retries, spent};
 
 /// Failure of one attempt.
 pub(crate) struct AttemptFailure<E> {
@@ -24,9 +24,15 @@ pub(crate) struct AttemptFailure<E> {
 }
 
 /// Makes a dead letter of a webhook. The webhook stays in retry instead while the backend
-/// refuses everything, if there is no room for dead letters, or if nothing at all succeeds.
+/// refuses everything, if there is no room for dead letters, if nothing at all succeeds, or if an
+/// operator drops it.
 pub(crate) fn give_up<C: Content>(core: &mut Core<C>, failure: AttemptFailure<C::Evidence>) {
     let AttemptFailure { attempt, pause, reason, is_refusal, evidence, .. } = failure;
+    if apply_controls::is_to_be_dropped(core, attempt.resource) {
+        // It is dropped before its next turn.
+        retries::retry(core, &attempt, attempt.number, pause, None);
+        return;
+    }
     let letter = dead_letter(core, &attempt, reason, evidence);
     let Some(letter) = letter.filter(|_| !core.backend.is_refusing()) else {
         retries::retry(core, &attempt, attempt.number, pause, None);

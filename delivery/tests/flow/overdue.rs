@@ -422,6 +422,12 @@ fn what_a_filter_paused_has_not_failed_with_its_lane_for_the_next_leader() {
     assert!(world.failing[&lane].total() < 60 * SECOND, "{:?}", world.failing[&lane]);
 }
 
+/// Id of the first pack that begins with a webhook of this shop and kind.
+fn pack_of(lane: (u32, u8)) -> StreamId {
+    let first = |(id, lanes): (&StreamId, &Vec<(u32, u8)>)| (lanes[0] == lane).then_some(*id);
+    PACKS.with_borrow(|packs| packs.iter().find_map(first).expect("it was accepted"))
+}
+
 #[test]
 fn what_waited_behind_a_webhook_that_a_filter_paused_has_all_its_time_after_that() {
     let answers = unwell(Answer::Fails(MS), Duration::MAX);
@@ -436,18 +442,29 @@ fn what_waited_behind_a_webhook_that_a_filter_paused_has_all_its_time_after_that
     world.run(100 * SECOND);
     world.pause(Some(TOPICS));
     world.run(3 * HOUR);
-    let first = PACKS.with_borrow(|packs| {
-        *packs.iter().find(|(_, lanes)| lanes[0] == (X, TOPICS)).expect("it was accepted").0
-    });
-    world.version += 1;
-    let drops = Drops { main: HashMap::from([(first, vec![1])]), ..Drops::default() };
-    let (version, shops, filters) = (world.version, HashSet::new(), Vec::new());
-    let controls = Controls { version, is_all_paused: false, shops, filters, drops };
-    world.step(vec![Event::Controls(controls)]);
+    let first = pack_of((X, TOPICS));
+    world.drop_main(HashMap::from([(first, vec![1])]));
     world.run(3 * HOUR + 3_000 * SECOND);
     assert_eq!(world.dead, 0);
     world.run(5 * HOUR);
     assert!(world.dead > 0);
+}
+
+#[test]
+fn what_is_dropped_during_its_last_attempt_is_no_dead_letter() {
+    for is_dropped in [false, true] {
+        let answers = unwell(Answer::Refuses(SECOND), Duration::MAX);
+        let mut world = known(Config { retry_refused_for: Duration::ZERO, ..config(16) }, answers);
+        world.accept(SECOND, [(X, 0)]);
+        world.run(SECOND + 500 * MS);
+        assert_eq!(world.sent[&(X, 0)], 1);
+        if is_dropped {
+            let first = pack_of((X, 0));
+            world.drop_main(HashMap::from([(first, vec![1])]));
+        }
+        world.run(20 * SECOND);
+        assert_eq!((world.dead, world.sent[&(X, 0)]), (u64::from(!is_dropped), 1), "{is_dropped}");
+    }
 }
 
 #[test]

@@ -70,6 +70,13 @@ async fn one_is_shown_as_it_was_received_and_harmless_to_the_terminal() {
     let body = cell.spillway(&["dead", "show", &all[0], "--body"]);
     assert_eq!(body.stdout, product(1).body);
     assert_eq!(cell.refused(&["dead", "show", "delivery-1"]).0, 64);
+    let (status, told) = cell.refused(&["dead", "list", "--consumer", "htpt"]);
+    assert!(status == 1 && told.contains("no consumer is named htpt"), "{told}");
+    // As `--app "$APP"` gives it if the variable is not set.
+    assert_eq!(cell.refused(&["dead", "drop", "--app", "", "--yes"]).0, 64);
+    let elsewhere = all[0].replace(&all[0][..8], "00000000");
+    let (status, told) = cell.refused(&["explain", &elsewhere]);
+    assert!(status == 1 && told.contains("is of another cell"), "{told}");
     let other = all[0].replace("-00000", "-00009");
     assert_eq!(cell.refused(&["dead", "show", &other]).0, 1);
 }
