@@ -68,7 +68,7 @@ impl QueueGauges {
 }
 
 impl TopicCounter {
-    /// Counter of webhooks that are kept in order only with their shop and topic.
+    /// Counter of webhooks that are kept in order only with the others of their shop and type.
     pub fn key_fallbacks(registry: &Registry) -> Self {
         let counters = counters(
             registry,

@@ -42,7 +42,7 @@ pub(crate) struct Encoded<'a> {
     pub headers: OwnedHeaders,
     /// Time at which the webhook was triggered, in milliseconds since the Unix epoch.
     pub timestamp_ms: i64,
-    /// True if the webhook has no resource id, and is keyed by its shop and topic.
+    /// True if the webhook has no resource id, and is keyed by its shop and type.
     pub is_fallback: bool,
 }
 
@@ -214,7 +214,7 @@ mod tests {
         expected.push(("spillway-received-at".into(), b"2026-01-01T12:00:00Z".to_vec()));
         expected.push(("spillway-id".into(), b"000000ab-1767268800000-0000000001-00002".to_vec()));
         assert_eq!(headers_of(&encoded), expected);
-        assert_eq!(encoded.key, "/products/update");
+        assert_eq!(encoded.key, "/products");
         assert!(encoded.is_fallback);
     }
 

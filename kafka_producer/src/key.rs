@@ -70,7 +70,7 @@ mod tests {
         check(Key::Resource, PRODUCT, "a.myshopify.com/product/12");
         check(Key::Topic, PRODUCT, "a.myshopify.com/products/update");
         check(Key::Shop, PRODUCT, "a.myshopify.com");
-        check(Key::Resource, CART, "a.myshopify.com/carts/update");
-        check(Key::Resource, &[("x-shopify-topic", "carts/update")], "/carts/update");
+        check(Key::Resource, CART, "a.myshopify.com/carts");
+        check(Key::Resource, &[("x-shopify-topic", "carts/update")], "/carts");
     }
 }
