@@ -109,7 +109,7 @@ async fn expect_raw(kafka: &KafkaServer) {
         b"story.myshopify.com/product/1",
         b"story.myshopify.com/product/2",
         b"story.myshopify.com/product/3",
-        b"story.myshopify.com/carts/update",
+        b"story.myshopify.com/carts",
     ];
     assert_eq!(keys, expected);
 }
