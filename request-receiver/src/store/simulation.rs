@@ -61,6 +61,9 @@ fn play(seed: u64, steps: u64, is_logged: bool) -> HashMap<(&'static str, &'stat
     world.transitions
 }
 
+/// Schedules of the suite. Fewer do not reach every transition.
+const SEEDS: u64 = 100_000;
+
 #[test]
 fn every_200_is_stored_once_and_in_order_whatever_happens() {
     let steps = setting("STEPS").unwrap_or(400);
@@ -69,7 +72,8 @@ fn every_200_is_stored_once_and_in_order_whatever_happens() {
         return;
     }
     let mut transitions: HashMap<_, u64> = HashMap::new();
-    for seed in 0..setting("SEEDS").unwrap_or(100_000) {
+    let seeds = setting("SEEDS").unwrap_or(SEEDS);
+    for seed in 0..seeds {
         let played = std::panic::catch_unwind(|| play(seed, steps, false));
         match played {
             Ok(all) => all.into_iter().for_each(|(key, count)| {
@@ -83,5 +87,5 @@ fn every_200_is_stored_once_and_in_order_whatever_happens() {
     }
     println!("{transitions:?}");
     // As many as in the tables of `mode`, and a refused append that is followed by restoring.
-    assert_eq!(transitions.len(), 19, "{transitions:?}");
+    assert!(seeds < SEEDS || transitions.len() == 19, "{transitions:?}");
 }
