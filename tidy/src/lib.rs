@@ -9,4 +9,4 @@ mod tree;
 pub use facts::{Facts, Struct};
 pub use imports::{circles, imports};
 pub use prose::{opens_badly, unwanted};
-pub use tree::{PRODUCT, Source, repository, sources, tracked};
+pub use tree::{PRODUCT, Source, bytes_of, repository, sources, tracked};

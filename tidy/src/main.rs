@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tidy::{Facts, PRODUCT, opens_badly, repository, sources, tracked};
+use tidy::{Facts, PRODUCT, bytes_of, opens_badly, sources, tracked};
 
 fn main() {
     println!(
@@ -23,9 +23,7 @@ fn main() {
     }
     row("all", &PRODUCT);
     let files = tracked();
-    let size = |file: &String| repository().join(file).metadata().map_or(0, |about| about.len());
-    let bytes: u64 = files.iter().map(size).sum();
-    println!("\n{} tracked files of {:.2} MB", files.len(), bytes as f64 / 1e6);
+    println!("\n{} tracked files of {:.2} MB", files.len(), bytes_of(&files) as f64 / 1e6);
 }
 
 /// Prints one line about some crates.

@@ -71,6 +71,13 @@ pub fn tracked() -> Vec<String> {
     listed.split('\0').filter(is_there).map(str::to_owned).collect()
 }
 
+/// Bytes of these files of the repository.
+#[must_use]
+pub fn bytes_of(files: &[String]) -> u64 {
+    let size = |file: &String| repository().join(file).metadata().map_or(0, |about| about.len());
+    files.iter().map(size).sum()
+}
+
 /// Files that are compiled for tests only.
 fn is_test(path: &str) -> bool {
     path.ends_with("/tests.rs") || path.contains("/tests/") || path.contains("/simulation")

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use tidy::{
-    PRODUCT, Source, Struct, circles, imports, opens_badly, repository, sources, tracked, unwanted,
+    PRODUCT, Source, Struct, bytes_of, circles, imports, opens_badly, repository, sources, tracked,
+    unwanted,
 };
 
 const FILE_LINES_MAX: usize = 500;
@@ -158,8 +159,7 @@ fn no_file_imports_itself_by_way_of_others() {
 #[test]
 fn evidence_does_not_swamp_the_source() {
     let files = tracked();
-    let size = |file: &String| repository().join(file).metadata().map_or(0, |about| about.len());
-    let bytes: u64 = files.iter().map(size).sum();
+    let bytes = bytes_of(&files);
     assert!(files.len() <= TRACKED_MAX, "{} tracked files", files.len());
     assert!(bytes <= TRACKED_BYTES_MAX, "the tracked files have {bytes} bytes");
 }
