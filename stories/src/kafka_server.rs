@@ -61,6 +61,8 @@ impl KafkaServer {
                 ("SPILLWAY_CACHE", std::env::var("SPILLWAY_CACHE").unwrap_or_default()),
                 ("XDG_CACHE_HOME", std::env::var("XDG_CACHE_HOME").unwrap_or_default()),
                 ("KAFKA_CONTROLLER_PORT", controller.port().to_string()),
+                // A story's broker is young: little of it would be compiled in time to matter.
+                ("KAFKA_JVM", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC".to_owned()),
                 ("KAFKA_FORMAT_ARGUMENTS", options.format_arguments.to_owned()),
             ]
             .map(|(key, value)| (key.to_owned(), value))
