@@ -28,6 +28,7 @@ test: ## run every test, against real servers
 	$(TARGET)/debug/xtask
 
 quick: ## a first answer: lints, unit tests, small simulations, six stories
+	ops/deps.sh test
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --features bench/kafka -- -D warnings -D clippy::too_many_lines
 	$(BUILD_TESTS)
@@ -36,6 +37,7 @@ quick: ## a first answer: lints, unit tests, small simulations, six stories
 check: lint audit test ## formatting, lints, docs, dependencies and every test: what a change must pass
 
 lint: ## formatting, lints and docs
+	ops/deps.sh kafka
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --features bench/kafka -- -D warnings -D clippy::too_many_lines
 	RUSTDOCFLAGS=-Dwarnings cargo doc --locked --workspace --no-deps
