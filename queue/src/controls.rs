@@ -252,26 +252,34 @@ pub async fn resume(
     order(redis, connection, consumer, "resume", &[], &arguments).await
 }
 
-/// Orders to drop these webhooks. `history` holds their records for the history. Returns the
-/// version of the order.
+/// Orders to drop these webhooks, the oldest first. `history` holds their records for the history.
+/// Calls `ordered` with the number of webhooks whose drop is ordered so far, which after an error is
+/// what the order holds at least. Returns the version of the order.
 ///
 /// # Errors
-/// [`QueueError`] from Redis; [`QueueError::Unregistered`] if there is no such consumer. After an
-/// error, the drop of some of them may be ordered.
+/// [`QueueError`] from Redis; [`QueueError::Unregistered`] if there is no such consumer.
 pub async fn drop(
     redis: &Redis,
     connection: &mut Connection,
     consumer: &str,
     dropping: &Dropping,
     history: &[u8],
+    mut ordered: impl FnMut(u64),
 ) -> Result<u64, QueueError> {
-    let main = dropping.main.iter().map(|(id, bits)| (id.to_string(), bits.clone()));
-    let replays = dropping.replays.iter().map(|id| (format!("{REPLAY}{id}"), vec![1]));
+    let mut entries: Vec<_> = dropping.main.iter().collect();
+    entries.sort_unstable_by_key(|(id, _)| **id);
+    let mut replays: Vec<_> = dropping.replays.iter().collect();
+    replays.sort_unstable();
+    let main = entries.into_iter().map(|(id, bits)| (id.to_string(), bits.clone()));
+    let replays = replays.into_iter().map(|id| (format!("{REPLAY}{id}"), vec![1]));
     let named: Vec<(String, Vec<u8>)> = main.chain(replays).collect();
-    let mut version = 0;
+    let (mut version, mut webhooks) = (0, 0);
     for (number, part) in named.chunks(NAMED_MAX).enumerate() {
         let history = if number == 0 { history } else { &[] };
         (_, version) = order(redis, connection, consumer, "drop", history, part).await?;
+        let bits = part.iter().flat_map(|(_, bits)| bits);
+        webhooks += bits.map(|byte| u64::from(byte.count_ones())).sum::<u64>();
+        ordered(webhooks);
     }
     Ok(version)
 }

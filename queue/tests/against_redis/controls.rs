@@ -54,10 +54,11 @@ async fn a_drop_is_named_bit_by_bit_and_cleared_away_when_it_is_settled() {
     named.name(ids[0], 0);
     named.replays.insert(replays[0]);
     let record = past(ids[0], RecordedOutcome::Dropped);
-    controls::drop(&redis, &mut http.connection, "http", &named, &record).await.unwrap();
+    controls::drop(&redis, &mut http.connection, "http", &named, &record, |_| ()).await.unwrap();
     let mut more = Dropping::default();
     more.name(ids[0], 9);
-    let version = controls::drop(&redis, &mut http.connection, "http", &more, &[]).await.unwrap();
+    let connection = &mut http.connection;
+    let version = controls::drop(&redis, connection, "http", &more, &[], |_| ()).await.unwrap();
     assert_eq!(version, 2);
     let dropping = controls::read(&redis, &mut http.connection, "http").await.unwrap().dropping;
     assert!(dropping.is_named(ids[0], 0) && dropping.is_named(ids[0], 9));
@@ -94,6 +95,34 @@ async fn a_drop_is_named_bit_by_bit_and_cleared_away_when_it_is_settled() {
     );
     let behind = history::after(&redis, connection, "http", chunks[1].id).await.unwrap();
     assert!(behind.is_empty());
+}
+
+#[tokio::test]
+async fn a_drop_of_many_is_ordered_in_parts_and_the_oldest_first() {
+    const ENTRIES: u64 = 25_000;
+    let server = Server::start(&[]).await;
+    let mut http = TestConsumer::start(&server, "http").await;
+    let mut named = Dropping::default();
+    for ms in 1..=ENTRIES {
+        let entry = StreamId { ms, seq: 0 };
+        named.name(entry, 0);
+        named.name(entry, 3);
+    }
+    let (mut so_far, redis) = (Vec::new(), http.redis.clone());
+    let socket = format!("unix://{}", server.path("redis.sock").display());
+    let mut admin = redis::Client::open(socket).unwrap().get_connection().unwrap();
+    let connection = &mut http.connection;
+    // Redis takes the first part and refuses the second.
+    let ordered = controls::drop(&redis, connection, "http", &named, &[], |webhooks| {
+        so_far.push(webhooks);
+        let mut refuse = redis::cmd("CONFIG");
+        refuse.arg("SET").arg("min-replicas-to-write").arg(1).exec(&mut admin).unwrap();
+    });
+    assert!(ordered.await.is_err());
+    assert_eq!(so_far, [20_000]);
+    let dropping = controls::read(&redis, &mut http.connection, "http").await.unwrap().dropping;
+    assert_eq!(dropping.main.len(), 10_000);
+    assert!(dropping.main.keys().all(|entry| entry.ms <= 10_000));
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use spillway_queue::QueueError;
 use spillway_queue::controls::{self, CarriedOut, Dropping, Filter};
 use spillway_queue::history::{OutcomeRecord, RecordedOutcome};
 use spillway_queue::status;
@@ -73,19 +74,39 @@ pub(super) async fn run(
     let named = find(&mut waiting, filter, consent).await?;
     consent.tell_kept(named.compliance_kept, "webhook");
     if named.webhooks == 0 {
-        return Ok(line(if arguments.json { r#"{"matched":0}"# } else { NOTHING })?);
+        return match arguments.json {
+            true => tell(&mut waiting, consumer, 0, 0, &arguments).await,
+            false => Ok(line(NOTHING)?),
+        };
     }
     consent.given(named.webhooks, "webhook", consumer)?;
     let redis = waiting.redis.clone();
     let before = controls::carried_out(&redis, waiting.connection(), consumer).await?;
     let Named { dropping, history, webhooks, .. } = named;
     let connection = waiting.connection();
-    let version = controls::drop(&redis, connection, consumer, &dropping, &history).await?;
+    let mut ordered = 0;
+    let mut progress = Progress::new();
+    let report = |so_far| {
+        ordered = so_far;
+        progress.tell(|| format!("ordered the drop of {so_far} of {webhooks}"));
+    };
+    let order = controls::drop(&redis, connection, consumer, &dropping, &history, report).await;
+    let version = order.map_err(|error| partly_ordered(error, ordered, webhooks))?;
     let dropped = match arguments.no_wait {
         true => 0,
         false => watch(&mut waiting, consumer, version, before, webhooks).await?,
     };
     tell(&mut waiting, consumer, webhooks, dropped, &arguments).await
+}
+
+fn partly_ordered(error: QueueError, ordered: u64, webhooks: u64) -> Failure {
+    if ordered == 0 {
+        return error.into();
+    }
+    Failure::Failed(format!(
+        "{error}. The drop of the oldest {ordered} of {webhooks} is ordered: run the same command \
+         again for the rest"
+    ))
 }
 
 async fn find(waiting: &mut Waiting, filter: Filter, consent: Consent) -> Result<Named, Failure> {
@@ -170,7 +191,8 @@ async fn watch(
     let mut progress = Progress::new();
     loop {
         let now = controls::carried_out(&redis, waiting.connection(), consumer).await?;
-        let dropped = now.dropped.saturating_sub(before.dropped);
+        // Another operator's drops may be counted at the same time.
+        let dropped = now.dropped.saturating_sub(before.dropped).min(wanted);
         if dropped >= wanted || now.version >= version {
             return Ok(dropped);
         }
