@@ -13,8 +13,8 @@ use std::time::Duration;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Looks after which a call is reported.
 const SLOW: u32 = 10;
-/// Looks after which a call is given up: three times what the longest may take.
-const STUCK: u32 = 90;
+/// Looks after which a call is given up: one and a half times what the longest may take.
+const STUCK: u32 = 45;
 const _: () = assert!(SLOW < STUCK, "a slow call is shown before it is given up");
 
 /// Calls of one producer after the other, made by one thread.

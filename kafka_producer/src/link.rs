@@ -32,6 +32,8 @@ const ABORT: Duration = Duration::from_secs(10);
 /// Time limit of one step of an abort, and time for reports before each step.
 const ABORT_STEP: Duration = Duration::from_millis(50);
 const ABORT_HEARS: Duration = Duration::from_millis(2);
+/// Events of librdkafka that are received after a wait.
+const EVENTS_MAX: usize = 8;
 /// Partition that the cursor is stored under. Every topic has it.
 const CURSOR_PARTITION: i32 = 0;
 
@@ -162,10 +164,16 @@ impl Link {
         usize::try_from(self.producer.in_flight_count()).unwrap_or(0)
     }
 
-    /// Receives librdkafka's reports, for at most `wait`.
+    /// Receives librdkafka's reports, after `wait`. A wait within rdkafka would keep the core busy for
+    /// up to a millisecond at its end.
     pub(crate) fn poll(&self, wait: Duration) {
         let _call = self.calls.enter();
-        self.producer.poll(wait);
+        std::thread::sleep(wait);
+        // Each call receives one event. A report of many records is one.
+        let events = if wait.is_zero() { 1 } else { EVENTS_MAX };
+        for _ in 0..events {
+            self.producer.poll(Duration::ZERO);
+        }
     }
 
     /// Adds the cursor to the transaction: it moves only if the records appear.

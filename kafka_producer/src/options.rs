@@ -51,7 +51,11 @@ pub(crate) fn producer(settings: &ProducerSettings, cell: u32) -> ClientConfig {
         // connection changes its state. If none does, it waits for ever (its issue 5511). Closing
         // idle connections causes such changes.
         .set("connections.max.idle.ms", "10000")
-        .set("topic.metadata.propagation.max.ms", "10000");
+        .set("topic.metadata.propagation.max.ms", "10000")
+        // A broker that stands still for a few seconds loses its partitions for a moment. Where
+        // librdkafka sees that moment, it does not look for a leader again before this time is over:
+        // five minutes by default.
+        .set("topic.metadata.refresh.interval.ms", "5000");
     add(&mut config, &settings.properties, |_| true);
     config
         .set("bootstrap.servers", &settings.servers)

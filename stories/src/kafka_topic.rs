@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::{BorrowedMessage, Headers, Message};
@@ -14,6 +14,9 @@ use rdkafka::{ClientConfig, TopicPartitionList};
 use crate::ledger::Event;
 use crate::receipt::{BodyHash, hash};
 use crate::until::until;
+
+/// Time without a record after which another consumer reads on.
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 /// A complete record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,17 +124,19 @@ impl<T: Send + Clone + 'static> Topic<T> {
         // Explicit although it is librdkafka's default, because Java's default differs.
         clients.set("isolation.level", "read_committed").set("enable.auto.commit", "false");
         clients.set("group.id", "reader-of-the-tests").set("reconnect.backoff.max.ms", "500");
-        let consumer: BaseConsumer = clients.create().expect("a consumer");
-        let mut all = TopicPartitionList::new();
+        let mut from = TopicPartitionList::new();
         for partition in 0..partitions {
-            let added = all.add_partition_offset(name, partition, Offset::Beginning);
+            let added = from.add_partition_offset(name, partition, Offset::Beginning);
             added.expect("a partition");
         }
-        consumer.assign(&all).expect("the topic is assigned");
         let (read, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
         let reader = {
             let (read, stop) = (Arc::clone(&read), Arc::clone(&stop));
-            std::thread::spawn(move || read_on(&consumer, &read, &stop, of))
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    read_on(&clients, &mut from, &read, &stop, of);
+                }
+            })
         };
         Self { read, stop, reader: Some(reader) }
     }
@@ -161,17 +166,26 @@ impl<T: Send + Clone + 'static> Topic<T> {
     }
 }
 
+/// Reads on with a new consumer, and moves `from`, until nothing has come for a while: a consumer does
+/// not always find a broker again that stood still.
 fn read_on<T>(
-    consumer: &BaseConsumer,
+    clients: &ClientConfig,
+    from: &mut TopicPartitionList,
     read: &Mutex<Vec<T>>,
     stop: &AtomicBool,
     of: fn(&BorrowedMessage<'_>) -> T,
 ) {
-    while !stop.load(Ordering::Relaxed) {
+    let consumer: BaseConsumer = clients.create().expect("a consumer");
+    consumer.assign(from).expect("the topic is assigned");
+    let mut last = Instant::now();
+    while !stop.load(Ordering::Relaxed) && last.elapsed() < READ_AGAIN_AFTER {
         // An unavailable broker is an error here; the next poll tries again.
         if let Some(Ok(message)) = consumer.poll(Duration::from_millis(50)) {
-            let record = of(&message);
-            read.lock().expect("no looker panicked").push(record);
+            let next = Offset::Offset(message.offset() + 1);
+            let moved = from.set_partition_offset(message.topic(), message.partition(), next);
+            moved.expect("one of its partitions");
+            read.lock().expect("no looker panicked").push(of(&message));
+            last = Instant::now();
         }
     }
 }

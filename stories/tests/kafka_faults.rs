@@ -15,6 +15,7 @@ use stories::kafka_server::{KafkaOptions, KafkaServer};
 use stories::kafka_topic::{Arrival, Topic};
 use stories::ledger::{Event, Ledger, Outcome};
 use stories::line::Line;
+use stories::load::Load;
 use stories::redis_server::RedisServer;
 use stories::report::say;
 use stories::seed::{chance, seed};
@@ -58,7 +59,7 @@ async fn drained(redis: &RedisServer) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_that_is_too_large_is_a_dead_letter_and_the_rest_flows() {
     let mut chance = chance(seed("kafka, too large", 103), 0);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let kafka = cell.kafka().await;
     let limit = TOPIC_BYTES_MAX.to_string();
     kafka.topic(TOPIC, PARTITIONS, &[("max.message.bytes", &limit)]).await;
@@ -108,7 +109,7 @@ async fn a_record_that_is_too_large_is_a_dead_letter_and_the_rest_flows() {
 async fn one_that_is_too_large_among_many_holds_nothing_up() {
     const MANY: u64 = 20_000;
     let mut chance = chance(seed("kafka, one among many", 107), 0);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let kafka = cell.kafka().await;
     // Many batches wait next to the one that is refused.
     kafka.topic(TOPIC, 24, &[]).await;
@@ -135,7 +136,7 @@ async fn one_that_is_too_large_among_many_holds_nothing_up() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_is_away_is_waited_for_while_the_queue_fills_up() {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let mut kafka = cell.kafka().await;
     kafka.topic(TOPIC, PARTITIONS, &[]).await;
     let redis = cell.redis(&["--maxmemory", "24mb"]).await;
@@ -181,6 +182,40 @@ async fn a_broker_that_is_away_is_waited_for_while_the_queue_fills_up() {
     check_without_any(&ledger, &topic).expect_exact();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_stands_still_for_longer_than_its_session_holds_nothing_up_for_long() {
+    // ops/kafka.sh: broker.session.timeout.ms is 4 s.
+    const STILL: Duration = Duration::from_secs(6);
+    // A call that librdkafka never ends is given up after 45 s, and another producer takes over. Less
+    // than the five minutes for which librdkafka otherwise trusts what it has learned.
+    const BACK: Duration = Duration::from_secs(120);
+    let cell = Cell::busy();
+    let kafka = cell.kafka().await;
+    kafka.topic(TOPIC, PARTITIONS, &[]).await;
+    let redis = cell.redis(&[]).await;
+    let receiver = cell.receiver(&[]).await;
+    let producer = cell.kafka_producer(&kafka, &[]);
+    producer.ready().await;
+    let topic = Topic::arrivals(kafka.clients(), TOPIC, PARTITIONS);
+    let ledger = Arc::new(Ledger::default());
+    let load = Load { resources: 64, pause: Duration::from_millis(30), ..Load::steady(5) };
+    let running = load.start(receiver.address(), &ledger);
+    for round in 0..size(2, 20) {
+        let before = topic.count();
+        until("records appear", SOON, async || topic.count() > before + 500).await;
+        kafka.sigstop();
+        tokio::time::sleep(STILL).await;
+        kafka.sigcont();
+        let (stored, began) = (ledger.stored_count(), Instant::now());
+        until("all records of before appear", BACK, async || topic.count() >= stored).await;
+        say(&format!("kafka, stands still: round {round}: back after {:?}", began.elapsed()));
+    }
+    running.stop().await;
+    drained(&redis).await;
+    topic.reaches(ledger.stored_count(), SOON).await;
+    check(&ledger, topic.all(), &HashSet::new()).expect_exact();
+}
+
 fn check_without_any(ledger: &Ledger, topic: &Topic<Arrival>) -> stories::exactly_once::Once {
     let ours = topic.all().into_iter().filter(|arrival| arrival.event.is_some()).collect();
     check(ledger, ours, &HashSet::new())
@@ -203,7 +238,7 @@ async fn fill(receiver: &Service, ledger: &Arc<Ledger>) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn over_tls_a_wrong_password_is_said_and_the_right_one_lets_it_in() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let authority = Authority::new(cell.directory(), "authority");
     authority.certify("localhost");
     let ca = authority.certificate();
