@@ -40,7 +40,7 @@ pub const CONCURRENCY: usize = 64;
 pub struct Cell {
     directory: TempDir,
     started: AtomicUsize,
-    _slots: Option<Slots>,
+    slots: Option<Slots>,
 }
 
 impl Cell {
@@ -50,14 +50,14 @@ impl Cell {
     }
 
     /// For a test that loads a core for a while, with generous limits of time.
-    pub fn half() -> Self {
-        Self::with_slots(Some(machine::half()))
+    pub fn busy() -> Self {
+        Self::with_slots(Some(machine::busy()))
     }
 
     /// For a test that measures time in its long version (`make endure`), and has generous limits
     /// otherwise.
     pub fn measured() -> Self {
-        if size(false, true) { Self::alone() } else { Self::half() }
+        if size(false, true) { Self::alone() } else { Self::busy() }
     }
 
     /// For a test that needs little and can run beside others.
@@ -70,10 +70,17 @@ impl Cell {
         Self::with_slots(None)
     }
 
+    /// Lets others run beside a test that was alone, and measures no more time.
+    pub fn stop_measuring(&mut self) {
+        if let Some(slots) = &mut self.slots {
+            slots.stop_measuring();
+        }
+    }
+
     fn with_slots(slots: Option<Slots>) -> Self {
         let directory = tempfile::Builder::new().prefix("spillway-").tempdir();
         let directory = directory.expect("make a directory");
-        Self { directory, started: AtomicUsize::new(0), _slots: slots }
+        Self { directory, started: AtomicUsize::new(0), slots }
     }
 
     /// Directory of the cell's files.

@@ -3,7 +3,8 @@
 //!
 //! A test takes slots by how much it needs: all of them if it measures time, two of them if it loads
 //! a core or has limits of time, one if it waits most of the time. Whoever waits for several slots is
-//! not overtaken. Tests that start nothing take none.
+//! not overtaken. Tests that start nothing take none. The summary of the suite has what each test
+//! held, and the processor time that it took.
 
 use std::fs::{File, TryLockError};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -18,10 +19,13 @@ use crate::report::say;
 pub struct Slots {
     held: Vec<File>,
     since: Instant,
+    processor_before: f64,
 }
 
 /// Slots of a machine with two cores, for which the suite is made.
-const SLOTS: usize = 5;
+const SLOTS: usize = 7;
+/// Slots of a test that loads a core.
+const BUSY: usize = 2;
 const POLL: Duration = Duration::from_millis(10);
 /// Time between two lines that say for whom a test waits.
 const SAID_EVERY: Duration = Duration::from_secs(120);
@@ -31,10 +35,9 @@ pub fn alone() -> Slots {
     take(SLOTS, "")
 }
 
-/// For a test that loads a core for a while, or has limits of time with a margin: about half of the
-/// machine.
-pub fn half() -> Slots {
-    take(SLOTS / 2, "")
+/// For a test that loads a core for a while, or has limits of time with a margin.
+pub fn busy() -> Slots {
+    take(BUSY, "")
 }
 
 /// For a test that waits most of the time.
@@ -61,7 +64,7 @@ fn take(count: usize, prefix: &str) -> Slots {
             }
         }
         if held.len() == count {
-            return Slots { held, since: Instant::now() };
+            return Slots { held, since: Instant::now(), processor_before: processor_seconds() };
         }
         if said.elapsed() > SAID_EVERY {
             said = Instant::now();
@@ -72,18 +75,44 @@ fn take(count: usize, prefix: &str) -> Slots {
     }
 }
 
-impl Drop for Slots {
+impl Slots {
+    /// Gives back what a busy test does not need: all that follows measures no time.
+    pub fn stop_measuring(&mut self) {
+        self.note();
+        self.held.truncate(BUSY);
+        self.since = Instant::now();
+        self.processor_before = processor_seconds();
+    }
+
     /// Notes for how long they were held, for the summary of the whole suite.
-    fn drop(&mut self) {
+    fn note(&self) {
         let path = directory().join("stories-slots.log");
         let executable = std::env::current_exe().unwrap_or_default();
         let file = executable.file_stem().unwrap_or_default().to_string_lossy();
         let binary = file.split('-').next().unwrap_or_default();
         let seconds = self.since.elapsed().as_secs_f64();
-        let line = format!("{} {seconds:.1} {binary} {}\n", self.held.len(), own_name());
+        // Includes tests of the same process that ran beside it.
+        let processor = processor_seconds() - self.processor_before;
+        let held = self.held.len();
+        let line = format!("{held} {seconds:.1} {processor:.1} {binary} {}\n", own_name());
         let log = File::options().create(true).append(true).open(path);
         log.and_then(|mut log| log.write_all(line.as_bytes())).ok();
     }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        self.note();
+    }
+}
+
+/// Processor time of this process and of those that it started and that ended, in seconds, from
+/// `/proc/self/stat` (proc(5): utime, stime, cutime and cstime, in hundredths).
+fn processor_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    let times = after_name.split_whitespace().skip(11).take(4);
+    times.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
 fn own_name() -> String {
@@ -113,6 +142,14 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    #[test]
+    fn processor_time_is_what_was_computed() {
+        let (began, before) = (Instant::now(), processor_seconds());
+        while began.elapsed() < Duration::from_secs(10) && processor_seconds() < before + 0.05 {}
+        let spent = processor_seconds() - before;
+        assert!(spent >= 0.05, "{spent}");
+    }
 
     #[test]
     fn a_test_that_needs_all_slots_waits_and_is_not_overtaken() {

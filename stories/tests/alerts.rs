@@ -106,7 +106,7 @@ struct Watched {
 
 impl Watched {
     async fn start() -> (Self, Running) {
-        let cell = Cell::half();
+        let cell = Cell::busy();
         let kafka = cell.kafka().await;
         kafka.topic("shopify-webhooks", 2, &[]).await;
         let redis = cell.redis(&[]).await;

@@ -62,7 +62,9 @@ async fn a_broken_connection_is_tried_again() {
 async fn a_backend_that_says_nothing_is_tried_again_after_the_time_out() {
     let receipts = expect_retried(Behaviour::Hang, &[("DELIVERY_TIMEOUT", "1s")]).await;
     let waited = receipts[1].arrived - receipts[0].arrived;
-    assert!(waited >= Duration::from_secs(1) && waited < Duration::from_secs(4), "{waited:?}");
+    // The backend may notice a request a little late. A retry after a failure comes within 50 ms.
+    let times = Duration::from_millis(500)..Duration::from_secs(4);
+    assert!(times.contains(&waited), "{waited:?}");
 }
 
 #[tokio::test]

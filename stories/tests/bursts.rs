@@ -88,7 +88,7 @@ async fn all_is_delivered(name: &str, cell: &Cell, ledger: &Ledger) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_spill_disk_that_stalls_for_as_long_as_an_answer_may_take_loses_nothing() {
     let name = "bursts, the spill's disk";
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let disk = SickDisk::new(cell.directory(), &spill(&cell));
     let environment = disk.environment();
     let directory = spill(&cell).display().to_string();
@@ -108,7 +108,7 @@ async fn a_spill_disk_that_stalls_for_as_long_as_an_answer_may_take_loses_nothin
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_stands_still_for_as_long_as_an_answer_may_take_loses_nothing() {
     let name = "bursts, Redis";
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let redis = cell.redis(&[]).await;
     let receiver = cell.receiver(&ROUND).await;
     let stall = |is_stalled| if is_stalled { redis.sigstop() } else { redis.sigcont() };
@@ -120,7 +120,7 @@ async fn a_redis_that_stands_still_for_as_long_as_an_answer_may_take_loses_nothi
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_stands_still_before_a_log_loses_nothing() {
     let name = "bursts, Redis before a log";
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let redis = cell.redis(&[]).await;
     let directory = spill(&cell).display().to_string();
     let settings = [&ROUND[..], &[("SPILL_DIR", directory.as_str())]].concat();

@@ -34,14 +34,14 @@ const ALL_KINDS_FROM: usize = 500;
 fn faults() -> usize {
     match std::env::var("FAULTS") {
         Ok(text) => text.parse().expect("FAULTS must be a whole number"),
-        Err(_) => size(60, 2_080),
+        Err(_) => size(42, 2_080),
     }
 }
 
 /// Executes the plans in order, several at a time.
 async fn play_all(plans: Vec<Plan>) -> Vec<Shown> {
     // Held while any of the cells runs.
-    let _cell = Cell::half();
+    let _cell = Cell::busy();
     let plans = Rc::new(RefCell::new(VecDeque::from(plans)));
     let (here, mut players) = (LocalSet::new(), JoinSet::new());
     for _ in 0..AT_ONCE {
@@ -82,7 +82,7 @@ fn write(name: &str, heading: &str, seed: u64, began: Instant, run: &Run) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_lost_invented_or_disordered_by_any_fault() {
     let seed = seed("chaos", 71);
-    let (faults, faults_each) = (faults(), size(10, 26));
+    let (faults, faults_each) = (faults(), size(14, 26));
     let plans =
         plan::draw(seed, faults.div_ceil(faults_each), faults_each, SmallDisk::is_allowed());
     let began = Instant::now();

@@ -47,7 +47,7 @@ struct App {
 impl App {
     /// Starts a backend that works, and ten shops that send to it.
     async fn start(settings: Settings<'_>) -> (Self, Running) {
-        let cell = Cell::half();
+        let cell = Cell::busy();
         let redis = cell.redis(&[]).await;
         let backend = Backend::start().await;
         backend.behave(|_| Behaviour::slowly(Duration::from_millis(10)));

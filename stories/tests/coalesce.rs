@@ -49,10 +49,10 @@ fn updates() -> Vec<(Event, Webhook)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_a_flood_of_updates_each_products_last_state_is_delivered() {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
-    backend.employ(16);
+    backend.employ(8);
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(50)));
     let receiver = cell.receiver(&[]).await;
     let topics = [("COALESCE_TOPICS", "products/update")];
@@ -103,7 +103,7 @@ fn expect_deletes_apart(receipts: &[Receipt]) {
 async fn stock_levels_of_one_shop_are_coalesced_one_by_one_and_delivered_side_by_side() {
     const ITEMS: u64 = 10_000;
     const ROUNDS: u64 = 2;
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(20)));
@@ -165,7 +165,7 @@ struct Product {
 
 impl Product {
     async fn new() -> Self {
-        let cell = Cell::half();
+        let cell = Cell::shared();
         let redis = cell.redis(&[]).await;
         let backend = Backend::start().await;
         let receiver = cell.receiver(&[]).await;
@@ -242,7 +242,7 @@ async fn no_state_stands_for_one_before_a_barrier() {
 
 #[tokio::test]
 async fn topics_whose_every_event_counts_are_refused() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let check = async |topics: &str| {
         let settings = [
             ("REDIS_URL", "unix:///nowhere/redis.sock"),

@@ -1,6 +1,6 @@
 //! Nothing is lost when receiver, Redis and downstreamer are killed 20 times each under load.
 //!
-//! Four cells run in parallel, with five kills of each process in each. The lease of a killed
+//! Five cells run in parallel, with four kills of each process in each. The lease of a killed
 //! downstreamer lasts some seconds, and in parallel the cells wait for it only once.
 
 use std::collections::HashSet;
@@ -23,19 +23,24 @@ use stories::service::Service;
 use stories::until::until;
 use tokio::time::sleep;
 
-const KILLS: usize = 5;
+const KILLS: usize = 4;
 
 /// Time limit: a killed downstreamer is replaced within 10 s, and later on a busy machine.
-const BACK_WITHIN: Duration = Duration::from_secs(20);
+const BACK_WITHIN: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn twenty_kills_of_each_process_lose_nothing() {
     let seed = seed("kills", 21);
-    let _slots = stories::machine::half();
+    let _slots = stories::machine::busy();
     let began = Instant::now();
-    let (first, second, third, fourth) =
-        tokio::join!(one_cell(seed, 0), one_cell(seed, 1), one_cell(seed, 2), one_cell(seed, 3));
-    let all = [first, second, third, fourth];
+    let (first, second, third, fourth, fifth) = tokio::join!(
+        one_cell(seed, 0),
+        one_cell(seed, 1),
+        one_cell(seed, 2),
+        one_cell(seed, 3),
+        one_cell(seed, 4)
+    );
+    let all = [first, second, third, fourth, fifth];
     say(&format!("kills: {} of each process in {:?}", all.len() * KILLS, began.elapsed()));
     for figures in &all {
         assert!(figures.delivered > 1000, "hardly any load: {figures:?}");

@@ -39,7 +39,7 @@ struct Morgue {
 /// Sends two resources with five events each, all refused with `status`, and waits until all are
 /// dead letters.
 async fn refused(status: u16, settings: Settings<'_>) -> Morgue {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(move |receipt| match Event::of(receipt.webhook_id()) {
@@ -131,7 +131,7 @@ async fn dead_letters_are_listed_and_shown_as_they_were_received() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_letter_is_shown_header_by_header() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::status(400));
@@ -261,7 +261,7 @@ async fn a_replay_that_is_refused_again_is_a_dead_letter_again() {
 async fn a_replay_goes_before_one_of_its_resource_that_was_read_and_waits_for_its_turn() {
     const SMALL: [u64; 6] = [1, 2, 3, 4, 5, 6];
     const EACH: Duration = Duration::from_secs(1);
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::status(400));
@@ -295,7 +295,8 @@ async fn a_replay_goes_before_one_of_its_resource_that_was_read_and_waits_for_it
     })
     .await;
     backend.behave(|_| Behaviour::ok());
-    ledger.delivered_to(&backend, SOON).await;
+    // 16,000, one at a time.
+    ledger.delivered_to(&backend, 3 * SOON).await;
 
     let delivered = backend.receipts().into_iter().filter(|receipt| receipt.delivered());
     let delivered: Vec<_> =

@@ -63,7 +63,7 @@ async fn empty(redis: &RedisServer) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tenth_sent_twice_is_delivered_once_also_after_a_crash() {
     let count = webhooks();
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let receiver = cell.receiver(&[]).await;
@@ -149,7 +149,7 @@ fn pairs() -> Vec<Pair> {
 /// Stores the first webhook of each pair, then the second of each. Waits until the expected number
 /// is delivered.
 async fn deliver(pairs: &[Pair], settings: &[(&str, &str)], expected: usize) -> (Backend, f64) {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let receiver = cell.receiver(&[]).await;
@@ -200,7 +200,7 @@ async fn without_a_window_both_are_delivered() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_of_one_that_is_retried_waits_with_it_and_is_dropped_then() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|receipt| Behaviour::status(if receipt.attempt() <= 4 { 500 } else { 200 }));

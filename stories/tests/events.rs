@@ -40,7 +40,7 @@ fn webhook(number: u64, products: u64) -> (Event, Webhook) {
 async fn events_and_classic_webhooks_of_one_shop_flow_in_parallel_and_in_order_per_product() {
     let (count, products) = size((4_000, 400), (100_000, 10_000));
     let times_serial = size(10.0, 40.0);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::slowly(WORK));
@@ -64,10 +64,13 @@ async fn events_and_classic_webhooks_of_one_shop_flow_in_parallel_and_in_order_p
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_of_two_subscriptions_never_stand_for_each_other() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
-    backend.behave(|_| Behaviour::slowly(Duration::from_secs(1)));
+    backend.behave(|one| match one.event().sequence {
+        1 => Behaviour::slowly(Duration::from_secs(4)),
+        _ => Behaviour::ok(),
+    });
     let receiver = cell.receiver(&[]).await;
     let feed = Feed::to(receiver.address(), &Arc::new(Ledger::default()));
     let topics = [("COALESCE_TOPICS", "Product/update")];
@@ -356,7 +359,9 @@ async fn a_host_of_payloads_that_fails_holds_back_its_stubs_alone() {
     until("the product is delivered", SOON, async || backend.count() == 2).await;
     assert_eq!(downstreamer.metric("spillway_paused").await, Some(0.0));
     assert_eq!(downstreamer.metric("spillway_lanes_blocked").await, Some(0.0));
-    assert_eq!(downstreamer.metric("spillway_delivery_attempts_total").await, Some(2.0));
+    // Counted after the answer.
+    let attempts = async || downstreamer.metric("spillway_delivery_attempts_total").await;
+    until("two attempts are counted", SOON, async || attempts().await == Some(2.0)).await;
     let log = downstreamer.output();
     assert!(!log.contains("is down") && !log.contains("circuit breaker"), "{log}");
     assert!(log.contains("the payload of a stub was not fetched"), "{log}");
@@ -407,7 +412,7 @@ async fn leaves_slots_to_others(behaviour: Behaviour) {
     feed.store(stubs.collect()).await;
     let is_known = async || results(&downstreamer).await.contains_key("busy");
     until("the host is known to hang", SOON, is_known).await;
-    let before = host.count();
+    let (before, began) = (host.count(), Instant::now());
     let mut stored = Vec::new();
     for sequence in 1..=100 {
         let event = Event { resource: 7, sequence };
@@ -418,10 +423,12 @@ async fn leaves_slots_to_others(behaviour: Behaviour) {
     until("the others are delivered", SOON, async || backend.count() == stored.len()).await;
     let receipts = backend.receipts();
     let waits: Vec<_> = receipts.iter().zip(&stored).map(|(one, at)| one.arrived - *at).collect();
-    let late: Vec<_> = waits.iter().filter(|wait| **wait > Duration::from_secs(1)).collect();
+    // Behind a fetch that hangs, they would wait for 4 s.
+    let late: Vec<_> = waits.iter().filter(|wait| **wait > Duration::from_secs(3)).collect();
     assert!(late.is_empty(), "{late:?}");
-    let asked = host.count() - before;
-    assert!(asked <= 16, "asked {asked} times");
+    let asked = (host.count() - before) as f64;
+    let took = began.elapsed().as_secs_f64();
+    assert!(asked <= 1.6 * took, "asked {asked} times in {took} s");
 
     host.behave(gives_payload);
     let is_empty = async || redis.stream_len("{spillway}:in").await == 0;

@@ -83,7 +83,7 @@ impl Content {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_odd_webhooks_arrive_as_they_were_sent() {
     let seed = seed("fidelity", 71);
-    let cell = Cell::shared();
+    let cell = Cell::busy();
     let _redis = cell.redis(&[]).await;
     let backend = Arc::new(Backend::start().await);
     let receiver = cell.receiver(&[]).await;

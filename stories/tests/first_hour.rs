@@ -143,7 +143,7 @@ fn expected(command: &str) -> &'static [&'static str] {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_commands_of_the_readme_work_as_they_stand_there() {
-    let _slots = machine::half();
+    let _slots = machine::busy();
     require_vegeta();
     let commands = second_terminal();
     assert_eq!(commands.len(), 4, "{commands:?}");

@@ -67,7 +67,7 @@ async fn kafka_with_topic(cell: &Cell) -> KafkaServer {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_entry_is_freed_when_both_consumers_are_past_it() {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let kafka = kafka_with_topic(&cell).await;
     let mut queue = Queue::new(&cell).await;
     let backend = Backend::start().await;
@@ -106,7 +106,7 @@ async fn an_entry_is_freed_when_both_consumers_are_past_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_consumer_stands_and_what_is_dropped_meanwhile_never_appears() {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let kafka = kafka_with_topic(&cell).await;
     let mut queue = Queue::new(&cell).await;
     let mut producer = cell.kafka_producer(&kafka, &[]);
@@ -145,7 +145,7 @@ async fn a_paused_consumer_stands_and_what_is_dropped_meanwhile_never_appears() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_came_back_with_older_data_is_said_and_the_rest_flows() {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let kafka = kafka_with_topic(&cell).await;
     let mut queue = Queue::new(&cell).await;
     let mut producer = cell.kafka_producer(&kafka, &[]);

@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_consumers_of_the_page_read_each_webhook_once() {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let kafka = cell.kafka().await;
     kafka.topic(TOPIC, PARTITIONS, &[]).await;
     let _redis = cell.redis(&[]).await;
@@ -50,7 +50,7 @@ async fn the_consumers_of_the_page_read_each_webhook_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_cloudevents_sdk_reads_what_was_received() {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let kafka = cell.kafka().await;
     kafka.topic(TOPIC, PARTITIONS, &[]).await;
     let _redis = cell.redis(&[]).await;
@@ -90,7 +90,7 @@ async fn the_cloudevents_sdk_reads_what_was_received() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn javas_producer_puts_the_same_keys_into_the_same_partitions() {
     const JAVAS: &str = "javas";
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let kafka = cell.kafka().await;
     // Not a power of two, so that a wrong hash cannot pass by its last bits.
     let partitions = 7;

@@ -79,7 +79,7 @@ fn triggered_ms(webhook: &Webhook) -> i64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn records_hold_what_was_received_in_each_form() {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let kafka = cell.kafka().await;
     expect_raw(&kafka).await;
     expect_envelope(&kafka).await;

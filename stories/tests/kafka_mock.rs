@@ -50,7 +50,7 @@ impl Cluster {
         let brokers = MockCluster::new(BROKERS).expect("a mock cluster");
         brokers.create_topic(TOPIC, PARTITIONS, BROKERS).expect("a topic");
         let url = brokers.bootstrap_servers();
-        let cell = Cell::half();
+        let cell = Cell::shared();
         let redis = cell.redis(&[]).await;
         let producer = cell.kafka_producer_to(&url, settings);
         let mut clients = ClientConfig::new();

@@ -23,7 +23,7 @@ const ASLEEP: Duration = Duration::from_secs(20);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_producer_that_slept_through_a_takeover_adds_nothing() {
     let seed = seed("kafka, takeover", 102);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let kafka = cell.kafka().await;
     kafka.topic(TOPIC, PARTITIONS, &[]).await;
     let redis = cell.redis(&[]).await;

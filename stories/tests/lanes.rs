@@ -80,7 +80,7 @@ enum End {
 impl App {
     /// Starts an app.
     async fn start(settings: Settings<'_>) -> Self {
-        Self::start_in(Cell::half(), settings).await
+        Self::start_in(Cell::busy(), settings).await
     }
 
     async fn start_in(cell: Cell, settings: Settings<'_>) -> Self {
@@ -589,7 +589,7 @@ async fn what_lies_outside_the_main_stream_is_paused_by_topic_and_dropped_by_sho
     for first in [2_000_000, 2_000_100] {
         let orders = (first..first + 20).map(|resource| Event { resource, sequence: 1 });
         app.feed(&app.healthy).store(of(FAILING, "orders/create", orders)).await;
-        app.healthy.delivered_to(&app.backend, Duration::from_secs(5)).await;
+        app.healthy.delivered_to(&app.backend, SOON).await;
         attempts.push(app.backend.look(|all| all.iter().filter(|one| is_product(one)).count()));
     }
     assert_eq!(attempts[0], attempts[1], "attempts of what is paused");

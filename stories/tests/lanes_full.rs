@@ -55,7 +55,7 @@ struct App {
 impl App {
     /// Starts everything except a downstreamer. The failing shop is answered 500.
     async fn start() -> Self {
-        let cell = Cell::half();
+        let cell = Cell::busy();
         let redis = cell.redis(&[]).await;
         let backend = Backend::start().await;
         backend.behave(|receipt| {

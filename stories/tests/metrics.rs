@@ -37,7 +37,7 @@ struct Busy {
 
 impl Busy {
     async fn start(settings: Settings<'_>) -> Self {
-        let cell = Cell::half();
+        let cell = Cell::busy();
         let kafka = cell.kafka().await;
         kafka.topic("shopify-webhooks", 1, &[]).await;
         let redis = cell.redis(&[]).await;

@@ -165,7 +165,7 @@ fn the_file_for_the_way_says_what_the_file_for_the_end_says() {
 impl Rehearsal {
     /// Starts today's app behind nginx, with load, and a cell that is not used yet.
     async fn begin() -> Self {
-        let cell = Cell::shared();
+        let cell = Cell::busy();
         let _redis = cell.redis(&[]).await;
         let app = app(&cell).await;
         let secrets = format!("{SECRET},{OLD_SECRET}");

@@ -41,7 +41,7 @@ fn resource_of(receipt: &Receipt) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_resources_stay_in_order_while_a_tenth_of_all_deliveries_fails() {
     let seed = seed("order", 11);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(failing(0.1, seed));
@@ -50,9 +50,9 @@ async fn two_hundred_resources_stay_in_order_while_a_tenth_of_all_deliveries_fai
 
     let ledger = Arc::new(Ledger::default());
     let pause = Duration::ZERO;
-    let load = Load { connections: 64, events: Some(100), pause, ..Load::steady(seed) };
+    let load = Load { connections: 64, events: Some(50), pause, ..Load::steady(seed) };
     load.start(receiver.address(), &ledger).join().await;
-    assert_eq!(ledger.stored_count(), 20_000);
+    assert_eq!(ledger.stored_count(), 10_000);
     ledger.delivered_to(&backend, Duration::from_secs(120)).await;
 
     let receipts = backend.receipts();
@@ -62,7 +62,7 @@ async fn two_hundred_resources_stay_in_order_while_a_tenth_of_all_deliveries_fai
     expect_one_at_a_time(&receipts);
     assert!(backend.in_flight_max() <= CONCURRENCY, "{}", backend.in_flight_max());
     let failed = receipts.iter().filter(|receipt| !receipt.delivered()).count();
-    assert!(failed > 1500, "only {failed} deliveries failed");
+    assert!(failed > 750, "only {failed} deliveries failed");
 }
 
 /// Fails if two deliveries of one resource overlapped: the next must arrive after the last was
@@ -84,7 +84,7 @@ fn expect_one_at_a_time(receipts: &[Receipt]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resources_that_fail_for_good_take_no_place_from_the_others() {
     let seed = seed("failing resources", 12);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     // More failing resources than concurrent deliveries: 1 to 30 fail, 31 to 200 do not.
@@ -116,7 +116,7 @@ async fn resources_that_fail_for_good_take_no_place_from_the_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_resource_that_fails_for_good_does_not_hold_the_memory_of_the_queue() {
     let seed = seed("parked", 13);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|receipt| match resource_of(receipt) {

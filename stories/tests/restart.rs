@@ -26,7 +26,7 @@ const EXIT_WITHIN: Duration = Duration::from_secs(20);
 async fn a_receiver_is_restarted_and_no_request_fails() {
     let seed = seed("restarts", 51);
     let restarts = size(10, 100);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let socket = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
@@ -74,7 +74,7 @@ async fn a_receiver_is_restarted_and_no_request_fails() {
 
 #[tokio::test]
 async fn who_connects_during_the_last_call_waits_for_no_idle_connection() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
     let mut receiver = cell.receiver(&[]).await;
     // A used connection that is kept open.
@@ -133,7 +133,7 @@ impl Signers {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn secrets_are_rotated_under_load_and_nobody_is_turned_away() {
     let rotations = size(20, 200);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let _redis = cell.redis(&[]).await;
     let path = cell.directory().join("secrets");
     // Replaces the file atomically, as an editor or `install` does: a reader gets one complete

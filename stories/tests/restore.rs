@@ -32,7 +32,7 @@ const TOPIC: &str = "shopify-webhooks";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_put_back_delivers_again_what_was_delivered_since_and_takes_more() {
-    let cell = Cell::shared();
+    let cell = Cell::busy();
     let mut redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let receiver = cell.receiver(&[]).await;

@@ -34,7 +34,7 @@ struct Shops {
 
 impl Shops {
     async fn start() -> Self {
-        let cell = Cell::half();
+        let cell = Cell::shared();
         let redis = cell.redis(&[]).await;
         let crowd = Crowd::new(TOPIC, 0..2, 0..20_000);
         let record = Arc::new(Record::new(20_000));

@@ -54,7 +54,7 @@ async fn is_in_step(replica: &RedisServer) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_is_followed_and_refuses_only_what_was_on_its_way() {
-    let (cell, other) = (Cell::shared(), Cell::beside());
+    let (cell, other) = (Cell::busy(), Cell::beside());
     let ports = [port::free().port(), port::free().port(), port::free().port()];
     let [port, other_port, sentinel_port] = ports.map(|port| port.to_string());
     let mut master = cell.redis(&["--port", &port, "--bind", "127.0.0.1"]).await;

@@ -44,7 +44,7 @@ fn write(directory: &Path, shop: u64, secrets: &[&str]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_shop_is_signed_for_by_its_own_secret() {
     let shops = size(1_000, 10_000);
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
     let directory = cell.directory().join("shop-secrets");
     fs::create_dir(&directory).expect("make the directory");
@@ -185,7 +185,7 @@ async fn with_known_shops() -> Endpoint {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_endpoint_names_the_secrets_of_each_shop() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
     let endpoint = with_known_shops().await;
     // Other forms of an answer.
@@ -276,7 +276,7 @@ const NAMED: u64 = 3_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stranger_who_names_many_shops_makes_few_lookups() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
     let endpoint = Endpoint::start("letter").await;
     endpoint.name(1, &[&secret(1)]);

@@ -22,7 +22,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_receiver_told_to_end_answers_what_it_was_sent() {
     let seed = seed("receiver shutdown", 41);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let mut receiver = cell.receiver(&[]).await;
@@ -70,7 +70,7 @@ async fn a_receiver_told_to_end_answers_what_it_was_sent() {
 
 #[tokio::test]
 async fn a_sender_that_stalls_is_cut_off_at_the_one_deadline() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
     let settings = [("BODY_TIMEOUT", "60s"), ("ACK_TIMEOUT", "60s"), ("SHUTDOWN_TIMEOUT", "2s")];
     let mut receiver = cell.receiver(&settings).await;
@@ -87,7 +87,7 @@ async fn a_sender_that_stalls_is_cut_off_at_the_one_deadline() {
     let told = Instant::now();
     receiver.sigterm();
     receiver.unready("stopping").await;
-    let status = receiver.exit(Duration::from_millis(3500)).await;
+    let status = receiver.exit(Duration::from_secs(6)).await;
     assert_eq!(status.code(), Some(0));
     say(&format!("receiver shutdown with stalled senders: took {:?}", told.elapsed()));
     stalled.closed().await;
@@ -98,7 +98,7 @@ async fn a_sender_that_stalls_is_cut_off_at_the_one_deadline() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_downstreamer_told_to_end_settles_what_it_delivers() {
     let seed = seed("downstreamer shutdown", 42);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(100..900))));
@@ -132,7 +132,7 @@ async fn a_downstreamer_told_to_end_settles_what_it_delivers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backend_that_hangs_does_not_hold_up_the_end() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::Hang);

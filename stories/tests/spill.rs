@@ -26,7 +26,7 @@ use tokio::time::sleep;
 
 /// `ACK_TIMEOUT` plus the delay of a busy machine.
 const ANSWER_WITHIN: Duration = Duration::from_millis(4500);
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 /// Deduplication is off, so that duplicates are visible.
 const EACH: [(&str, &str); 1] = [("DEDUP_WINDOW", "0")];
 
@@ -74,7 +74,7 @@ async fn expect_delivered(cell: &Cell, ledger: &Ledger, story: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_is_away_refuses_only_what_was_on_its_way_to_it() {
     let seed = seed("spill, away", 71);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let mut redis = cell.redis(&[]).await;
     let spill = directory(&cell);
     let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
@@ -121,7 +121,7 @@ async fn a_redis_that_is_away_refuses_only_what_was_on_its_way_to_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_hangs_costs_what_was_on_its_way_to_it() {
     let seed = seed("spill, hang", 72);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let redis = cell.redis(&[]).await;
     let spill = directory(&cell);
     let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
@@ -154,7 +154,7 @@ async fn a_redis_that_hangs_costs_what_was_on_its_way_to_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_is_full_refuses_nothing() {
     let seed = seed("spill, full", 73);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let redis = cell.redis(&["--maxmemory", "24mb"]).await;
     let spill = directory(&cell);
     let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
@@ -193,7 +193,7 @@ async fn a_redis_that_is_full_refuses_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_receiver_killed_while_it_spills_and_while_it_feeds_repeats_and_loses_nothing() {
     let seed = seed("spill, kills", 74);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let mut redis = cell.redis(&[]).await;
     let spill = directory(&cell);
     let mut receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
@@ -226,7 +226,7 @@ async fn a_receiver_killed_while_it_spills_and_while_it_feeds_repeats_and_loses_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_killed_while_it_is_fed_repeats_and_loses_nothing() {
     let seed = seed("spill, redis killed while fed", 75);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let mut redis = cell.redis(&[]).await;
     let spill = directory(&cell);
     let receiver = cell.receiver(&[("SPILL_DIR", &spill)]).await;
@@ -255,7 +255,7 @@ async fn redis_killed_while_it_is_fed_repeats_and_loses_nothing() {
 async fn a_spill_comes_to_its_end_under_load_though_redis_is_far_away_or_load_never_pauses() {
     let seed = seed("spill, to its end", 76);
     for (delay, pause) in [(200, 30), (0, 0)] {
-        let cell = Cell::half();
+        let cell = Cell::busy();
         let mut redis = cell.redis(&[]).await;
         let spill = directory(&cell);
         let way = Way::to_redis(&socket_in(cell.directory()), "way");
@@ -288,7 +288,7 @@ async fn a_spill_comes_to_its_end_under_load_though_redis_is_far_away_or_load_ne
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_redis_is_fed_nothing_before_it_is_known_to_keep_it() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let spill = directory(&cell);
     let way = Way::to_redis(&socket_in(cell.directory()), "way");
     way.suffers(Trouble::Crawls(400 << 10));
@@ -315,7 +315,7 @@ async fn another_redis_is_fed_nothing_before_it_is_known_to_keep_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_at_the_end_of_a_slow_way_is_fed_all_the_same() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let spill = directory(&cell);
     // One large webhook takes longer than the initial timeout, and so do all together.
     let way = Way::to_redis(&socket_in(cell.directory()), "way");
@@ -339,7 +339,7 @@ async fn a_redis_at_the_end_of_a_slow_way_is_fed_all_the_same() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_starts_without_redis_and_stops_and_what_it_took_is_fed_by_the_next() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let spill = directory(&cell);
     let mut receiver = cell.receiver_starting(&[("SPILL_DIR", &spill)]);
     receiver.ready().await;
@@ -369,7 +369,7 @@ async fn it_starts_without_redis_and_stops_and_what_it_took_is_fed_by_the_next()
 
 #[tokio::test]
 async fn what_a_killed_process_left_on_its_way_does_not_arrive_behind_what_is_fed() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let redis = cell.redis(&[]).await;
     let way = Way::to_redis(&socket_in(cell.directory()), "way");
     let (url, spill) = (way.url(), directory(&cell));

@@ -95,14 +95,14 @@ async fn a_full_spill(cell: &Cell, spill: &str, spill_max: &str, story: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_spill_at_its_limit_refuses_and_loses_nothing() {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let spill = directory(&cell, "spill");
     a_full_spill(&cell, &spill, "6MiB", "spill, at its limit").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_is_full_refuses_and_loses_nothing() {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let Some(mount) = SmallDisk::mount(cell.directory().join("disk"), 4) else {
         say("spill: only root can make a small disk to fill; the limit is tested without");
         return;
@@ -113,7 +113,7 @@ async fn a_disk_that_is_full_refuses_and_loses_nothing() {
 
 #[tokio::test]
 async fn a_disk_that_was_full_is_found_to_have_room_without_a_request() {
-    let cell = Cell::half();
+    let cell = Cell::shared();
     let Some(mount) = SmallDisk::mount(cell.directory().join("disk"), 4) else {
         say("spill: only root can make a small disk to fill; probing is tested without");
         return;
@@ -342,7 +342,7 @@ async fn store_while_away(receiver: &Service, count: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_receiver_that_can_spill_is_restarted_and_no_request_fails() {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let _redis = cell.redis(&[]).await;
     let spill = directory(&cell, "spill");
     let socket = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());

@@ -67,7 +67,7 @@ struct Stage {
 
 impl Stage {
     async fn set() -> Self {
-        let cell = Cell::half();
+        let cell = Cell::busy();
         let redis = cell.redis(&[]).await;
         let spill = cell.directory().join("spill");
         let socket = Arc::new(TcpListener::bind("127.0.0.1:0").expect("a socket"));

@@ -28,7 +28,7 @@ const GROWTH_MAX: u64 = 64 * 1024 * 1024;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_stands_still_costs_no_webhook_and_no_memory() {
     let seed = seed("stall", 61);
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let bounds = [("MAX_IN_FLIGHT", "8MiB"), ("MAX_BODY", "1MiB")];
@@ -123,7 +123,7 @@ async fn a_redis_absent_at_start_ends_those_told_not_to_wait() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_loads_a_large_file_is_waited_for() {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let mut redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     let mut receiver = cell.receiver(&[]).await;

@@ -35,7 +35,7 @@ struct Pair {
 }
 
 async fn pair() -> Pair {
-    let cell = Cell::half();
+    let cell = Cell::busy();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(0..30))));

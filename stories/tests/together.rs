@@ -29,7 +29,7 @@ const UNSETTLED_MAX: usize = 256;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn order_holds_through_flood_kills_takeover_and_coalescing() {
     let seed = seed("together", 41);
-    let cell = Cell::shared();
+    let cell = Cell::busy();
     let redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.employ(32);

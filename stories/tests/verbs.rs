@@ -38,7 +38,10 @@ struct App {
 
 impl App {
     async fn start(settings: Settings<'_>) -> Self {
-        let cell = Cell::alone();
+        Self::start_in(Cell::busy(), settings).await
+    }
+
+    async fn start_in(cell: Cell, settings: Settings<'_>) -> Self {
         let redis = cell.redis(&[]).await;
         let backend = Backend::start().await;
         backend.employ(16);
@@ -183,7 +186,7 @@ async fn what_is_under_way_is_delivered_or_dropped_and_never_both() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_shop_waits_alone_over_a_restart_and_goes_on_in_order() {
     const WINDOW: Duration = Duration::from_secs(3);
-    let mut app = App::start(&[]).await;
+    let mut app = App::start_in(Cell::alone(), &[]).await;
     app.fill(250, 3).await;
     let is_at_work = async || app.backend.delivered() > 500;
     until("it is at work", SOON, is_at_work).await;
@@ -208,6 +211,7 @@ async fn a_paused_shop_waits_alone_over_a_restart_and_goes_on_in_order() {
     say(&format!("verbs: the others {free:.0}/s, with a shop paused {rate_paused:.0}/s"));
     assert_eq!(app.delivered_of(5), before, "of the paused shop");
     assert!(rate_paused >= 0.9 * free, "{rate_paused:.0}/s instead of {free:.0}/s");
+    app.cell.stop_measuring();
 
     app.downstreamer.kill9();
     app.downstreamer.restart();

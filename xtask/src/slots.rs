@@ -8,11 +8,12 @@ use std::time::Duration;
 use crate::build::TestBinary;
 
 /// Slots of the machine, as `stories/src/machine.rs` has them.
-const SLOTS: f64 = 5.0;
+const SLOTS: f64 = 7.0;
 /// Tests in the summary.
 const LONGEST: usize = 20;
 
-/// File to which each story writes the slots that it held: a line of slots, seconds, binary and test.
+/// File to which each story writes the slots that it held: a line of slots, seconds,
+/// seconds of processor time, binary and test.
 #[derive(Debug)]
 pub(crate) struct SlotLog(Option<PathBuf>);
 
@@ -35,21 +36,29 @@ impl SlotLog {
 }
 
 fn summary(text: &str, elapsed: f64) -> String {
-    let mut by_test: BTreeMap<&str, f64> = BTreeMap::new();
+    let mut by_test: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
     for line in text.lines() {
-        let mut words = line.splitn(3, ' ');
+        let mut words = line.splitn(4, ' ');
         let mut number = || words.next()?.parse::<f64>().ok();
-        let (Some(slots), Some(seconds)) = (number(), number()) else { continue };
-        *by_test.entry(words.next().unwrap_or_default()).or_default() += slots * seconds;
+        let (Some(slots), Some(seconds), Some(processor)) = (number(), number(), number()) else {
+            continue;
+        };
+        let test = by_test.entry(words.next().unwrap_or_default()).or_default();
+        test.0 += slots * seconds;
+        test.1 += processor;
     }
-    let total: f64 = by_test.values().sum();
+    let total: f64 = by_test.values().map(|(slots, _)| slots).sum();
     let mut tests: Vec<_> = by_test.into_iter().collect();
-    tests.sort_by(|one, other| other.1.total_cmp(&one.1));
+    tests.sort_by(|(_, one), (_, other)| other.0.total_cmp(&one.0));
     let longest = tests.iter().take(LONGEST);
-    let longest: Vec<String> =
-        longest.map(|(test, seconds)| format!("{test} {seconds:.0}s")).collect();
+    let longest: Vec<String> = longest
+        .map(|(test, (slots, processor))| format!("{test} {slots:.0} ({processor:.0})"))
+        .collect();
     let used = 100.0 * total / (SLOTS * elapsed.max(0.001));
-    format!("slots of the machine: {used:.0} % used; slots times seconds: {}", longest.join(", "))
+    format!(
+        "slots of the machine: {used:.0} % used; slots times seconds (seconds of processor time): {}",
+        longest.join(", ")
+    )
 }
 
 #[cfg(test)]
@@ -58,10 +67,11 @@ mod tests {
 
     #[test]
     fn the_tests_that_held_most_come_first() {
-        let text = "1 10.0 a one\n4 5.0 a two\nbroken\n1 2.5 a one\n";
+        let text = "1 10.0 2.0 a one\n4 5.0 9.6 a two\nbroken\n1 25.0 0.4 a one\n";
         assert_eq!(
             summary(text, 10.0),
-            "slots of the machine: 65 % used; slots times seconds: a two 20s, a one 12s"
+            "slots of the machine: 79 % used; slots times seconds (seconds of processor time): a one \
+             35 (2), a two 20 (10)"
         );
     }
 }
