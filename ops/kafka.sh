@@ -47,7 +47,7 @@ fetch() {
 
 # Runs formatter and broker once, and keeps the classes that they loaded.
 archive_classes() {
-  local directory port=$((20000 + RANDOM % 10000)) broker
+  local directory port=$((20000 + RANDOM % 10000)) broker archive
   directory=$(mktemp -d)
   KAFKA_CONTROLLER_PORT=$((port + 1)) write_properties "$directory" "$port"
   classes=-XX:ArchiveClassesAtExit format "$directory" 2>"$directory/log"
@@ -61,7 +61,11 @@ archive_classes() {
   done
   kill $broker 2>/dev/null || true
   wait $broker || true
-  # Without an archive a broker starts all the same, later.
+  # Without an archive a broker starts all the same, later. Java crashes on one that a full disk cut short.
+  for archive in "$cache/format.jsa" "$cache/broker.jsa"; do
+    java -cp "$cache/libs/*" -XX:SharedArchiveFile="$archive" -XX:ErrorFile=/dev/null -XX:-CreateCoredumpOnCrash \
+      -version >/dev/null 2>&1 || rm -f "$archive"
+  done
   [ -e "$cache/broker.jsa" ] || say "no classes kept: $(tail -n 3 "$directory/log")"
   rm -rf "$directory"
 }
