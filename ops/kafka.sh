@@ -20,7 +20,7 @@ readonly QUIET=-Dorg.slf4j.simpleLogger.defaultLogLevel=warn
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
 readonly cache=${SPILLWAY_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/spillway}/kafka-$VERSION
-# Changes with the list of what is downloaded.
+# Changes with what the cache holds.
 readonly complete=$cache/complete-5
 # For a process that ends soon: it compiles little, and collects on one thread.
 readonly SHORT="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -37,38 +37,45 @@ fetch() {
   # One download at a time; whoever waited finds it done.
   exec 9>"$cache/lock"
   flock 9
-  [ -e "$complete" ] && return
+  [ ! -e "$complete" ] || { exec 9>&-; return; }
   say "downloading Apache Kafka $VERSION into $cache"
   mvn --batch-mode --quiet -f "$here/kafka/pom.xml" dependency:copy-dependencies \
     -DincludeScope=runtime -DoutputDirectory="$cache/libs" >&2
-  archive_classes
+  archive_classes || say "Java's classes could not be kept; brokers start slower"
   touch "$complete"
+  exec 9>&-
 }
 
-# Runs formatter and broker once, and keeps the classes that they loaded.
-archive_classes() {
-  local directory port=$((20000 + RANDOM % 10000)) broker archive
+# Runs formatter and broker once, and keeps the classes that they loaded. Fails if that does not work:
+# without them a broker starts all the same, later.
+archive_classes() (
   directory=$(mktemp -d)
+  broker=
+  trap 'kill $broker 2>/dev/null || true; rm -rf "$directory"' EXIT
+  trap 'exit 1' INT TERM
+  rm -f "$cache/format.jsa" "$cache/broker.jsa"
+  port=$((20000 + RANDOM % 10000))
   KAFKA_CONTROLLER_PORT=$((port + 1)) write_properties "$directory" "$port"
-  classes=-XX:ArchiveClassesAtExit format "$directory" 2>"$directory/log"
+  KAFKA_FORMAT_ARGUMENTS="" classes=-XX:ArchiveClassesAtExit format "$directory" 2>"$directory/log" || return 1
   # shellcheck disable=SC2086
   java -cp "$cache/libs/*" "$QUIET" -Xmx512m $SHORT -XX:ArchiveClassesAtExit="$cache/broker.jsa" \
-    kafka.Kafka "$directory/server.properties" >>"$directory/log" 2>&1 &
+    kafka.Kafka "$directory/server.properties" >>"$directory/log" 2>&1 9>&- &
   broker=$!
   for _ in {1..600}; do
-    if (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null || ! kill -0 $broker 2>/dev/null; then break; fi
+    if (: >"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then break; fi
+    # Somebody else may have its port.
+    kill -0 $broker 2>/dev/null || { rm -f "$cache/broker.jsa"; return 1; }
     sleep 0.1
   done
-  kill $broker 2>/dev/null || true
+  kill $broker 2>/dev/null
   wait $broker || true
-  # Without an archive a broker starts all the same, later. Java crashes on one that a full disk cut short.
+  # Java crashes on an archive that a full disk cut short.
   for archive in "$cache/format.jsa" "$cache/broker.jsa"; do
     java -cp "$cache/libs/*" -XX:SharedArchiveFile="$archive" -XX:ErrorFile=/dev/null -XX:-CreateCoredumpOnCrash \
       -version >/dev/null 2>&1 || rm -f "$archive"
   done
-  [ -e "$cache/broker.jsa" ] || say "no classes kept: $(tail -n 3 "$directory/log")"
-  rm -rf "$directory"
-}
+  [ -e "$cache/broker.jsa" ]
+)
 
 write_properties() {
   local directory=$1 port=$2 controller=${KAFKA_CONTROLLER_PORT:-$(($2 + 1))}

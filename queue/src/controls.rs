@@ -252,7 +252,7 @@ pub async fn resume(
     order(redis, connection, consumer, "resume", &[], &arguments).await
 }
 
-/// Orders to drop these webhooks, the oldest first. `history` holds their records for the history.
+/// Orders to drop these webhooks, the oldest first and replays last. `history` holds their records for the history.
 /// Calls `ordered` with the number of webhooks whose drop is ordered so far, which after an error is
 /// what the order holds at least. Returns the version of the order.
 ///

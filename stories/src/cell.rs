@@ -49,7 +49,8 @@ impl Cell {
         Self::with_slots(Some(machine::alone()))
     }
 
-    /// For a test that loads a core for a while, with generous limits of time.
+    /// For a test that loads a core for a while, or whose limits of time could break beside six
+    /// others.
     pub fn busy() -> Self {
         Self::with_slots(Some(machine::busy()))
     }
@@ -70,7 +71,7 @@ impl Cell {
         Self::with_slots(None)
     }
 
-    /// Lets others run beside a test that was alone, and measures no more time.
+    /// Gives back all slots but those of a busy test, once a test measures no more time.
     pub fn stop_measuring(&mut self) {
         if let Some(slots) = &mut self.slots {
             slots.stop_measuring();

@@ -22,7 +22,8 @@ pub struct Slots {
     processor_before: f64,
 }
 
-/// Slots of a machine with two cores, for which the suite is made.
+/// Slots of a machine with two cores, for which the suite is made: with seven, three quarters of their
+/// time is used. `xtask/src/slots.rs` has the number, too.
 const SLOTS: usize = 7;
 /// Slots of a test that loads a core.
 const BUSY: usize = 2;
@@ -35,7 +36,7 @@ pub fn alone() -> Slots {
     take(SLOTS, "")
 }
 
-/// For a test that loads a core for a while, or has limits of time with a margin.
+/// For a test that loads a core for a while, or whose limits of time could break beside six others.
 pub fn busy() -> Slots {
     take(BUSY, "")
 }
@@ -76,7 +77,7 @@ fn take(count: usize, prefix: &str) -> Slots {
 }
 
 impl Slots {
-    /// Gives back what a busy test does not need: all that follows measures no time.
+    /// Gives back all slots but those of a busy test, once a test measures no more time.
     pub fn stop_measuring(&mut self) {
         self.note();
         self.held.truncate(BUSY);

@@ -67,7 +67,7 @@ pub(super) async fn run(
     let filter = arguments.filter.clone().filter();
     let consent = arguments.consent;
     if filter.is_empty() && !consent.all {
-        let hint = "give a filter (--shop, --topic, --resource, --webhook-id), or --all";
+        let hint = "give a filter (--shop, --topic, --resource, --app, --webhook-id), or --all";
         return Err(Failure::Usage(hint.to_owned()));
     }
     let mut waiting = Waiting::for_consumer(place, consumer).await?;
@@ -104,8 +104,8 @@ fn partly_ordered(error: QueueError, ordered: u64, webhooks: u64) -> Failure {
         return error.into();
     }
     Failure::Failed(format!(
-        "{error}. The drop of the oldest {ordered} of {webhooks} is ordered: run the same command \
-         again for the rest"
+        "{error}. The drop of at least {ordered} of {webhooks} is ordered, the oldest first and replays \
+         last: run the same command again for the rest"
     ))
 }
 
