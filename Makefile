@@ -48,9 +48,8 @@ audit: ## licences, sources, bans and advisories of what is depended on; says wh
 endure: ## the stories that the suite plays small, at the size of the promise (70 minutes)
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
-	ENDURE=1 cargo test --locked -p stories --test duplicates --test circuit_breaker --test verbs \
-		--test kafka_exactly_once --test kafka_faults --test restart --test lanes \
-		--test spill --test spill_disk -- --nocapture --test-threads 1
+	ENDURE=1 cargo test --locked -p stories --test suite -- --nocapture --test-threads 1 --skip big_lanes:: \
+		duplicates:: circuit_breaker:: verbs:: kafka_exactly_once:: kafka_faults:: restart:: lanes:: spill:: spill_disk::
 	@echo 'longer, each by itself: make endure-shops, make endure-lanes, make endure-spill'
 
 chaos endure-spill endure-shops endure-lanes hostile fuzz timing: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
@@ -59,19 +58,19 @@ chaos: ## 2,080 faults of every kind from one seed, then one a minute for half a
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
 	mkdir -p $(RESULTS)
-	ENDURE=1 RESULTS=$(RESULTS) cargo test --locked --workspace --test chaos -- --nocapture --test-threads 1
+	ENDURE=1 RESULTS=$(RESULTS) cargo test --locked --workspace --test suite -- --nocapture --test-threads 1 chaos::
 endure-spill: ## minutes without Redis at half load, a release build that spills (45 minutes)
 	ops/deps.sh test
 	cargo build --release --locked --workspace --bins
 	mkdir -p $(RESULTS)
-	ENDURE=1 RESULTS=$(RESULTS) cargo test --release --locked --workspace --test spill_load -- --nocapture --test-threads 1
+	ENDURE=1 RESULTS=$(RESULTS) cargo test --release --locked --workspace --test suite -- --nocapture --test-threads 1 spill_load::
 
 endure-shops: ## one shop in a hundred fails, hangs, is paused or over its rate; 1,000 and 20,000 shops at 2,000/s (DURATION=n seconds of it; 90 minutes)
 	ops/deps.sh test
 	cargo build --release --locked -p request-receiver -p downstreamer -p spillway
 	mkdir -p $(RESULTS)
 	ENDURE=1 RESULTS=$(RESULTS) BINARIES=$(TARGET)/release \
-		cargo test --release --locked -p stories --test one_percent -- --nocapture --test-threads 1
+		cargo test --release --locked -p stories --test suite -- --nocapture --test-threads 1 one_percent::
 	bench/endurance.py $(RESULTS)
 
 endure-lanes: ## a million webhooks of a paused shop, and 200,000 lanes of one each (30 minutes)
@@ -79,7 +78,7 @@ endure-lanes: ## a million webhooks of a paused shop, and 200,000 lanes of one e
 	cargo build --release --locked -p request-receiver -p downstreamer -p spillway
 	mkdir -p $(RESULTS)
 	ENDURE=1 RESULTS=$(RESULTS) BINARIES=$(TARGET)/release \
-		cargo test --release --locked -p stories --test big_lanes -- --nocapture --test-threads 1
+		cargo test --release --locked -p stories --test suite -- --nocapture --test-threads 1 big_lanes::
 	bench/endurance.py $(RESULTS)
 
 hostile: ## good webhooks under eleven attacks, p99 and memory, and a hostile backend (13 minutes; ATTACKS='Idle Forged')
@@ -87,7 +86,7 @@ hostile: ## good webhooks under eleven attacks, p99 and memory, and a hostile ba
 	cargo build --release --locked -p request-receiver -p downstreamer -p bench
 	mkdir -p $(RESULTS)
 	ENDURE=1 RESULTS=$(RESULTS) BINARIES=$(TARGET)/release TMPDIR=/dev/shm \
-		cargo test --locked --workspace --test hostile --test hostile_backend -- --nocapture
+		cargo test --locked --workspace --test suite -- --nocapture hostile:: hostile_backend::
 
 fuzz: ## every fuzz target for FUZZ_SECONDS (600) each, on nightly: executions, coverage, findings
 	ops/deps.sh fuzz
@@ -103,7 +102,7 @@ alerts-live: ## every alert in its fault, live: a table (5 minutes, as root)
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
 	mkdir -p $(RESULTS)
-	ENDURE=1 RESULTS=$(RESULTS) cargo test --locked --workspace --test alerts -- --nocapture
+	ENDURE=1 RESULTS=$(RESULTS) cargo test --locked --workspace --test suite -- --nocapture alerts::
 
 bench: ## measure the receiver beside a bare server; bench/README.md says what and how
 	cargo build --release --locked -p request-receiver -p bench

@@ -193,10 +193,18 @@ fn config(concurrency_max: usize) -> Config {
     }
 }
 
+/// Hash of a number, another for each number: the core's tables take hashes as they are.
+/// Source: the output function of SplitMix64 (Steele, Lea and Flood 2014).
+fn hash(number: u64) -> u64 {
+    let hash = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
+}
+
 fn sorted(shop: u32, kind: u8, entry: u64, index: usize) -> Sorted {
     let shop = u64::from(shop) + 1;
     let coalesces = if kind >= TOPICS { kind } else { u8::from(kind >= COALESCED) };
-    let own = (entry << 24) + index as u64;
+    let own = hash((entry << 24) + index as u64);
     Sorted {
         resource: if coalesces > 0 || kind == IN_LINE {
             u64::MAX - (shop << 8 | u64::from(kind.min(TOPICS)))

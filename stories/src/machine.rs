@@ -88,14 +88,11 @@ impl Slots {
     /// Notes for how long they were held, for the summary of the whole suite.
     fn note(&self) {
         let path = directory().join("stories-slots.log");
-        let executable = std::env::current_exe().unwrap_or_default();
-        let file = executable.file_stem().unwrap_or_default().to_string_lossy();
-        let binary = file.split('-').next().unwrap_or_default();
         let seconds = self.since.elapsed().as_secs_f64();
         // Includes tests of the same process that ran beside it.
         let processor = processor_seconds() - self.processor_before;
         let held = self.held.len();
-        let line = format!("{held} {seconds:.1} {processor:.1} {binary} {}\n", own_name());
+        let line = format!("{held} {seconds:.1} {processor:.1} {}\n", own_name());
         let log = File::options().create(true).append(true).open(path);
         log.and_then(|mut log| log.write_all(line.as_bytes())).ok();
     }

@@ -473,7 +473,7 @@ async fn many_lanes_of_one_webhook_each_cost_little_and_delay_no_other() {
 async fn a_long_lane_of_a_paused_shop_is_dropped_whole_after_a_restart() {
     let webhooks = number("WEBHOOKS", 30_000, 1_000_000);
     let mut figures = Figures::new("one long lane, dropped");
-    let app = App::start(Cell::alone(), 1, webhooks).await;
+    let app = App::start(Cell::measured(), 1, webhooks).await;
     let mut downstreamer = app.downstreamer().await;
     let domain = shop::domain(0);
     app.spillway(&["pause", "--shop", &domain]).await;

@@ -1,12 +1,13 @@
 //! Builds the test binaries, and learns from cargo where they are.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
-/// A program with tests.
-#[derive(Debug)]
+/// A program with tests, or those of one module of the stories' program.
+#[derive(Debug, Clone)]
 pub(crate) struct TestBinary {
     /// Name of the file or crate that holds the tests.
     pub(crate) name: String,
@@ -15,6 +16,8 @@ pub(crate) struct TestBinary {
     pub(crate) path: PathBuf,
     /// True for a test of whole systems, in the crate `stories`.
     pub(crate) is_story: bool,
+    /// Full names of the tests to run. All, if none is named.
+    pub(crate) tests: Vec<String>,
 }
 
 /// A line of `cargo test --message-format json`.
@@ -42,13 +45,45 @@ struct Profile {
 ///
 /// # Errors
 ///
-/// Returns a message if cargo cannot be started, or fails.
+/// Returns a message if cargo or the stories' program cannot be started, or fails.
 pub(crate) fn test_binaries() -> Result<Vec<TestBinary>, String> {
     let output = cargo_build()?;
     let lines = String::from_utf8_lossy(&output);
-    let mut binaries: Vec<TestBinary> = lines.lines().filter_map(test_binary).collect();
+    let mut binaries = Vec::new();
+    for binary in lines.lines().filter_map(test_binary) {
+        if binary.is_story {
+            binaries.extend(modules(&binary, &list(&binary)?));
+        } else {
+            binaries.push(binary);
+        }
+    }
     binaries.sort_by_key(|one| (turn(&one.name), one.name.clone()));
     Ok(binaries)
+}
+
+/// Lists the tests of a program, a line each, as the test harness does.
+fn list(binary: &TestBinary) -> Result<String, String> {
+    let output = Command::new(&binary.path)
+        .args(["--list", "--format", "terse"])
+        .output()
+        .map_err(|error| format!("cannot start {}: {error}", binary.path.display()))?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(format!("{} --list: {}", binary.path.display(), output.status))
+    }
+}
+
+/// Parts of the stories' program that run as programs of their own: its modules.
+fn modules(binary: &TestBinary, list: &str) -> Vec<TestBinary> {
+    let mut modules: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for test in list.lines().filter_map(|line| line.strip_suffix(": test")) {
+        let (module, _) = test.split_once("::").unwrap_or(("main", test));
+        modules.entry(module).or_default().push(test.to_owned());
+    }
+    let module =
+        |(name, tests): (&str, _)| TestBinary { name: name.to_owned(), tests, ..binary.clone() };
+    modules.into_iter().map(module).collect()
 }
 
 /// Builds programs and tests by one command: with several, cargo would build what they depend on once
@@ -86,7 +121,8 @@ fn test_binary(line: &str) -> Option<TestBinary> {
     let directory = message.manifest_path?.parent()?.to_owned();
     let target = message.target?;
     let is_story = directory.ends_with("stories") && target.kind == ["test"];
-    Some(TestBinary { name: target.name, path: message.executable?, directory, is_story })
+    let path = message.executable?;
+    Some(TestBinary { name: target.name, path, directory, is_story, tests: Vec::new() })
 }
 
 #[cfg(test)]
@@ -102,6 +138,17 @@ mod tests {
             "executable":"/w/target/debug/deps/lanes-1"}}"#
         )
         .replace('\n', " ")
+    }
+
+    #[test]
+    fn modules_of_the_stories_run_by_themselves_with_each_test_named_in_full() {
+        let whole = test_binary(&line("stories", "test", true)).expect("a test binary");
+        let list = "big_lanes::one: test\nlanes::deep::one: test\nlanes::two: test\nmain: bench\n";
+        let modules = modules(&whole, list);
+        let names: Vec<_> =
+            modules.iter().map(|one| (one.name.as_str(), one.tests.len())).collect();
+        assert_eq!(names, [("big_lanes", 1), ("lanes", 2)]);
+        assert_eq!(modules[1].tests, ["lanes::deep::one", "lanes::two"]);
     }
 
     #[test]

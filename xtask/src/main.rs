@@ -33,7 +33,7 @@ struct Arguments {
     /// Runs all tests but the stories, and of these only those that are named.
     #[arg(long)]
     quick: bool,
-    /// Test binaries to run, such as `lanes`; all if none is named.
+    /// Test binaries, or modules of the stories, to run, such as `lanes`; all if none is named.
     names: Vec<String>,
 }
 

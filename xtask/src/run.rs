@@ -29,7 +29,8 @@ pub(crate) fn side_by_side(
                 while let Some(binary) = next() {
                     let began = Instant::now();
                     // Somebody else may run the same one.
-                    let log = binary.path.with_extension(format!("{}.log", std::process::id()));
+                    let extension = format!("{}.{}.log", binary.name, std::process::id());
+                    let log = binary.path.with_extension(extension);
                     let status = run(&binary, &log, running);
                     let text = fs::read(&log).unwrap_or_default();
                     fs::remove_file(&log).ok();
@@ -45,6 +46,10 @@ pub(crate) fn side_by_side(
 fn run(binary: &TestBinary, log: &std::path::Path, running: &Running) -> io::Result<ExitStatus> {
     let output = File::create(log)?;
     let mut command = Command::new(&binary.path);
+    if !binary.tests.is_empty() {
+        // Without it, a name would stand for all that contain it.
+        command.arg("--exact").args(&binary.tests);
+    }
     command
         .current_dir(&binary.directory)
         .env("CARGO_MANIFEST_DIR", &binary.directory)

@@ -13,7 +13,7 @@ const SLOTS: f64 = 7.0;
 const LONGEST: usize = 20;
 
 /// File to which each story writes the slots that it held: a line of slots, seconds,
-/// seconds of processor time, binary and test.
+/// seconds of processor time, and test.
 #[derive(Debug)]
 pub(crate) struct SlotLog(Option<PathBuf>);
 
@@ -67,11 +67,11 @@ mod tests {
 
     #[test]
     fn the_tests_that_held_most_come_first() {
-        let text = "1 10.0 2.0 a one\n4 5.0 9.6 a two\nbroken\n1 25.0 0.4 a one\n";
+        let text = "1 10.0 2.0 a::one\n4 5.0 9.6 a::two\nbroken\n1 25.0 0.4 a::one\n";
         assert_eq!(
             summary(text, 10.0),
-            "slots of the machine: 79 % used; slots times seconds (seconds of processor time): a one \
-             35 (2), a two 20 (10)"
+            "slots of the machine: 79 % used; slots times seconds (seconds of processor time): a::one \
+             35 (2), a::two 20 (10)"
         );
     }
 }

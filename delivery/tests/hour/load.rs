@@ -167,7 +167,7 @@ impl Webhook {
     pub(crate) fn sorted(&self) -> Sorted {
         let shop = u64::from(self.shop) + 1;
         Sorted {
-            resource: self.resource,
+            resource: mixed(self.resource),
             lane: shop,
             shop,
             class: Class::Rest,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use stories::binaries::{are_released, repository};
 use stories::hostile::attack::Attack;
 
-use crate::trial::{GROWTH_MAX, Round, Stretch, Trial};
+use super::trial::{GROWTH_MAX, Round, Stretch, Trial};
 
 fn milliseconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 100_000.0).round() / 100.0

@@ -8,7 +8,7 @@ use stories::until::until;
 use stories::webhook::Webhook;
 use tokio::time::timeout;
 
-use crate::shared::receiver;
+use super::shared::receiver;
 
 /// Time limit for immediate reactions, on a busy machine.
 const SOON: Duration = Duration::from_secs(20);

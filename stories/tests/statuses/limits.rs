@@ -7,7 +7,7 @@ use stories::client::{Connection, post, send};
 use stories::until::until;
 use stories::webhook::Webhook;
 
-use crate::shared::{BODY_BYTES_MAX, receiver};
+use super::shared::{BODY_BYTES_MAX, receiver};
 
 /// Time limit for immediate reactions, on a busy machine.
 const SOON: Duration = Duration::from_secs(20);

@@ -11,7 +11,7 @@ use stories::shop;
 use stories::until::until;
 use stories::webhook::{SECRET, SIGNATURE, Webhook, sign};
 
-use crate::shared::receiver;
+use super::shared::receiver;
 
 #[tokio::test]
 async fn no_signature_is_401() {

@@ -4,7 +4,7 @@ use stories::cell::Cell;
 use stories::client::{Connection, post, send};
 use stories::webhook::Webhook;
 
-use crate::shared::receiver;
+use super::shared::receiver;
 
 /// A session token as a browser may hold it: a JWT, signed by Shopify with the client secret.
 const SESSION_TOKEN: &str = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJodHRwcyJ9";

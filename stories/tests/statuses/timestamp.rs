@@ -6,7 +6,7 @@ use stories::client::post;
 use stories::webhook::{Webhook, rfc3339};
 use time::{Duration, OffsetDateTime, UtcOffset};
 
-use crate::shared::receiver;
+use super::shared::receiver;
 
 const TRIGGERED_AT: &str = "X-Shopify-Triggered-At";
 const COMPLIANCE: [&str; 3] = ["customers/data_request", "customers/redact", "shop/redact"];
