@@ -54,7 +54,7 @@ endure: ## the stories that the suite plays small, at the size of the promise (7
 
 chaos endure-spill endure-shops endure-lanes hostile fuzz timing: RESULTS ?= bench/results/$(shell date +%F)-$(shell nproc)c
 
-chaos: ## 2,080 faults of every kind from one seed, then one a minute for half an hour; SEED=n, FAULTS=n (1.5 hours, as root)
+chaos: ## at least 2,080 faults of every kind from one seed, then one a minute for half an hour; SEED=n, FAULTS=n (1.5 hours, as root)
 	ops/deps.sh test
 	cargo build --locked --workspace --bins
 	mkdir -p $(RESULTS)

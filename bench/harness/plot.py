@@ -28,7 +28,7 @@ TICKS = 5
 # A line with more points has no marks, because they would cover it.
 MARKED_MAX = 25
 # Width of the columns in which no more than the lowest and the highest of a line's points are drawn.
-COLUMN = 2
+COLUMN = 4
 # Average width of a letter in the legend, because SVG cannot measure text.
 LETTER = 6.6
 

@@ -7,7 +7,7 @@ use spillway_webhook::shopify::Headers;
 
 use crate::settings::Key;
 
-/// Writes the key of a webhook into `key`. By resource: `<shop>/<type>/<id>`, or `<shop>/<topic>`
+/// Writes the key of a webhook into `key`. By resource: `<shop>/<kind>/<id>`, or `<shop>/<type>`
 /// if the webhook has no resource id. By topic: `<shop>/<topic>`. By shop: `<shop>`.
 pub(crate) fn write(
     by: Key,

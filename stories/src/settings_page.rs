@@ -6,7 +6,7 @@ Each setting is an environment variable and a flag of the same name: `REDIS_URL`
 environment, and the environment over `--env-file`. `--check` validates all settings, reports every mistake at once and
 exits. Durations and sizes need a unit, such as `30s`, `72h` or `16MiB`.
 
-This page is made from `--help`: `UPDATE=1 cargo test -p stories --test suite the_page_of_settings` writes it.
+This page is made from `--help`: `UPDATE=1 cargo run -p xtask -- pages` writes it.
 ";
 
 /// One setting of one program.

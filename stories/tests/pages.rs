@@ -92,7 +92,7 @@ fn the_page_of_settings_is_what_the_help_prints() {
     }
     assert!(
         fs::read_to_string(path).is_ok_and(|page| page == made),
-        "docs/settings.md is old; write it with: UPDATE=1 cargo test -p stories --test suite the_page_of_settings"
+        "docs/settings.md is old; write it with: UPDATE=1 cargo run -p xtask -- pages"
     );
 }
 

@@ -98,7 +98,7 @@ async fn a_sender_that_stalls_is_cut_off_at_the_one_deadline() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_downstreamer_told_to_end_settles_what_it_delivers() {
     let seed = seed("downstreamer shutdown", 42);
-    let cell = Cell::busy();
+    let cell = Cell::shared();
     let _redis = cell.redis(&[]).await;
     let backend = Backend::start().await;
     backend.behave(|_| Behaviour::slowly(Duration::from_millis(rand::random_range(100..900))));

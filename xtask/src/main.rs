@@ -53,7 +53,7 @@ fn test(arguments: &Arguments) -> Result<Report, String> {
     if let Some(name) =
         arguments.names.iter().find(|name| binaries.iter().all(|one| one.name != **name))
     {
-        return Err(format!("no test binary is named {name}"));
+        return Err(format!("no test binary and no module of the stories is named {name}"));
     }
     let (stories, others): (Vec<_>, Vec<_>) = binaries
         .into_iter()
