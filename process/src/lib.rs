@@ -11,6 +11,7 @@ pub mod error;
 pub mod exit;
 pub mod generate;
 pub mod listen;
+mod log_output;
 pub mod metrics;
 pub mod process_args;
 pub mod redis_args;

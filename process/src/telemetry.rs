@@ -1,7 +1,11 @@
 //! Logs: to standard error, as text or JSON, filtered by `RUST_LOG`.
 
+use std::sync::Mutex;
+
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
+
+use crate::log_output::LogOutput;
 
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +22,7 @@ pub fn init(format: LogFormat) {
         EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(Mutex::new(LogOutput::new(std::io::stderr())))
         // A line that cannot be written is lost: reporting that on stderr would panic.
         .log_internal_errors(false);
     let started = match format {

@@ -1,11 +1,13 @@
-//! A log that cannot be written, such as a pipe whose reader ended, loses its lines and nothing
-//! else.
+//! A log that cannot be written, such as a pipe whose reader ended or does not read, loses its
+//! lines and nothing else.
 
 use std::fs::{self, File};
-use std::os::unix::fs::symlink;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use stories::cell::{Cell, Settings};
 use stories::client::post;
 use stories::redis_server::RedisServer;
@@ -28,6 +30,28 @@ async fn receiver_with_broken_log(cell: &Cell, settings: Settings<'_>) -> Servic
     // A failed test reads the log, and reading a pipe would wait for a writer.
     fs::remove_file(&log).expect("remove the pipe");
     receiver
+}
+
+/// Same as above, with a reader that has let the pipe become full. Returns the reader, too.
+async fn receiver_with_log_that_hangs(cell: &Cell, settings: Settings<'_>) -> (Service, File) {
+    let log = cell.directory().join("request-receiver-0.log");
+    let made = Command::new("mkfifo").arg(&log).status().expect("run mkfifo");
+    assert!(made.success(), "mkfifo fails");
+    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+    let mut pipe = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(nonblocking)
+        .open(&log)
+        .expect("open it");
+    let receiver = cell.receiver(settings).await;
+    fs::remove_file(&log).expect("remove the pipe");
+    for size in [4096, 1] {
+        while pipe.write_all(&vec![b'x'; size]).is_ok() {}
+    }
+    let full = pipe.write(b"x").expect_err("it is full");
+    assert_eq!(full.kind(), ErrorKind::WouldBlock);
+    (receiver, pipe)
 }
 
 /// Same as above, with a log on a full disk.
@@ -70,6 +94,35 @@ async fn a_receiver_whose_log_is_broken_stores_webhooks_again_once_redis_is_back
     let mut redis = cell.redis(&[]).await;
     let receiver = receiver_with_broken_log(&cell, &[]).await;
     stores_again(&cell, &mut redis, receiver).await;
+}
+
+#[tokio::test]
+async fn a_receiver_whose_log_nobody_reads_stores_webhooks_again_once_redis_is_back() {
+    for is_spilling in [false, true] {
+        let cell = Cell::shared();
+        let mut redis = cell.redis(&[]).await;
+        let directory = cell.directory().join("spill").display().to_string();
+        let spill = [("SPILL_DIR", directory.as_str())];
+        let settings = if is_spilling { &spill[..] } else { &[] };
+        let (mut receiver, _reader) = receiver_with_log_that_hangs(&cell, settings).await;
+        post(receiver.address(), &Webhook::any()).await.expect_stored();
+        for _ in 0..2 {
+            stop(&mut redis).await;
+            let status = if is_spilling { 200 } else { 503 };
+            until("a webhook is answered", WITHIN, async || {
+                post(receiver.address(), &Webhook::any()).await.status == status
+            })
+            .await;
+            start(&mut redis).await;
+            // It may still count as ready from before.
+            until("a webhook is stored", WITHIN, async || {
+                post(receiver.address(), &Webhook::any()).await.status == 200
+            })
+            .await;
+        }
+        receiver.sigterm();
+        assert_eq!(receiver.exit(WITHIN).await.code(), Some(0));
+    }
 }
 
 #[tokio::test]
