@@ -111,14 +111,23 @@ impl SpillClaim {
         Ok(())
     }
 
-    /// Records that our log is restored up to `restored`, in place of what Redis holds.
+    /// Records that our log is restored up to `restored`, in place of `held`, the number that Redis
+    /// answered.
     ///
     /// # Errors
-    /// [`QueueError`] from Redis.
-    pub async fn note(&self, connection: &mut Connection, restored: u64) -> Result<(), QueueError> {
+    /// [`QueueError::Fenced`]: another process holds the claim. [`QueueError::OutOfStep`]: Redis
+    /// holds another number than `held`. Others from Redis.
+    pub async fn note(
+        &self,
+        connection: &mut Connection,
+        held: u64,
+        restored: u64,
+    ) -> Result<(), QueueError> {
+        let keys = &self.redis.keys;
         let script = Script::new(include_str!("lua/note.lua"));
-        let mut call = script.key(self.redis.keys.spill());
-        Ok(call.arg(&self.log_id).arg(restored).invoke_async(connection).await?)
+        let mut call = script.key(keys.spill_claim());
+        call.key(keys.spill()).arg(&self.log_id).arg(&self.token).arg(held).arg(restored);
+        Ok(call.invoke_async(connection).await?)
     }
 
     /// Appends packs after the one numbered `after`, all of them in one script.

@@ -13,6 +13,12 @@ pub trait Disk: Send {
     /// From the file system.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
 
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// From the file system.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+
     /// Makes sure that the names in `directory` survive a power cut.
     ///
     /// # Errors
@@ -51,6 +57,10 @@ impl Disk for RealDisk {
         // Webhooks hold personal data: no other user may read them.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         Ok(Box::new(file))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
     }
 
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {

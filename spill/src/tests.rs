@@ -26,6 +26,8 @@ enum Fault {
     Sync,
     /// No file can be created or written.
     Broken,
+    /// The names in the directory can't be synced, and this file can't be removed, or it can.
+    Names { stay: bool },
 }
 
 type Faults = Arc<Mutex<Option<Fault>>>;
@@ -46,8 +48,18 @@ impl Disk for FaultyDisk {
         Ok(Box::new(FaultyFile { file, faults: self.0.clone() }))
     }
 
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        match *self.0.lock().unwrap() {
+            Some(Fault::Names { stay: true }) => Err(io::Error::from_raw_os_error(5)),
+            _ => RealDisk.remove(path),
+        }
+    }
+
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
-        RealDisk.sync_directory(directory)
+        match *self.0.lock().unwrap() {
+            Some(Fault::Names { .. }) => Err(io::Error::from_raw_os_error(5)),
+            _ => RealDisk.sync_directory(directory),
+        }
     }
 }
 
@@ -63,7 +75,7 @@ impl DiskFile for FaultyFile {
                 self.file.write_at(&bytes[..taken], offset)
             }
             Some(Fault::Short) => self.file.write_at(&bytes[..1], offset),
-            Some(Fault::Sync) | None => self.file.write_at(bytes, offset),
+            Some(Fault::Sync | Fault::Names { .. }) | None => self.file.write_at(bytes, offset),
         }
     }
 
@@ -338,6 +350,25 @@ fn a_failed_sync_is_not_trusted_and_not_tried_again() {
     let (index, _writer, _) = opened(place.path());
     assert_eq!(restored(&index, 0), packs(0..8));
     assert_eq!(index.damages(), 0);
+}
+
+#[test]
+fn nothing_is_added_to_a_segment_behind_which_another_may_lie() {
+    // The file of the newer one is still there, or is there again after a power cut.
+    for stay in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let (index, mut writer, faults) = opened(directory.path());
+        write(&mut writer, 0..5);
+        *faults.lock().unwrap() = Some(Fault::Names { stay });
+        assert!(matches!(writer.rotate(), Err(WriteError::Failed(_))));
+        assert!(matches!(writer.append(&[(pack(9), 1)]), Err(WriteError::Failed(_))));
+        *faults.lock().unwrap() = None;
+        let before = index.last();
+        write(&mut writer, 5..8);
+        drop(writer);
+        let (index, _writer, _) = opened(directory.path());
+        assert_eq!(restored(&index, before), packs(5..8));
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! pages are gone. So the file is not written to again, and its end in the index stays.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::directory::Directory;
@@ -157,7 +157,7 @@ impl Writer {
     /// and the next number stays on disk.
     ///
     /// # Errors
-    /// [`WriteError`]. The last segment stays usable.
+    /// [`WriteError`]. More is added to the last segment only if no file of a newer one can be there.
     pub fn rotate(&mut self) -> Result<(), WriteError> {
         match &self.active {
             Some(active) if !active.has_records => Ok(()),
@@ -192,9 +192,13 @@ impl Writer {
         let file = match made {
             Ok(file) => file,
             Err(error) => {
-                std::fs::remove_file(&path).ok();
-                // If the file still exists, the next one has another name.
+                // Whether the file is still there or not, the next one has another name.
                 self.next += 1;
+                if !self.try_to_remove(&path) {
+                    // If it is there, its head says that the segment before it ends with `after`.
+                    self.active = None;
+                    self.index.seal();
+                }
                 return Err(not_written(error));
             }
         };
@@ -212,6 +216,14 @@ impl Writer {
         });
         self.active = Some(Active { file, end, has_records: false });
         Ok(())
+    }
+
+    /// Removes a segment whose creation failed. Returns true if it is gone, also after a power cut.
+    fn try_to_remove(&self, path: &Path) -> bool {
+        match self.disk.remove(path) {
+            Ok(()) => self.disk.sync_directory(self.directory.path()).is_ok(),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
     }
 }
 

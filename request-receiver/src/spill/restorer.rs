@@ -320,7 +320,7 @@ impl Restorer {
         let floor = self.spill.index.floor().max(self.spill.emptied());
         // Newest record that Redis had before, or that is not on disk any more.
         let known = self.numbers.restored.unwrap_or(floor).max(floor);
-        let mut restored = restored;
+        let (held, mut restored) = (restored, restored);
         if restored < known {
             // Nothing more is appended directly before what lies here.
             self.looks.suspect();
@@ -337,7 +337,7 @@ impl Restorer {
             self.spill.errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             self.spill.index.again_after(restored);
             if let Some(connection) = self.claiming.connection.as_mut() {
-                self.claim.note(connection, restored).await?;
+                self.claim.note(connection, held, restored).await?;
             }
         }
         if self.numbers.restored != Some(restored) {

@@ -175,6 +175,10 @@ mod tests {
             Ok(Box::new(StallingFile(RealDisk.create(path)?, self.clone())))
         }
 
+        fn remove(&self, path: &Path) -> io::Result<()> {
+            RealDisk.remove(path)
+        }
+
         fn sync_directory(&self, directory: &Path) -> io::Result<()> {
             RealDisk.sync_directory(directory)
         }
