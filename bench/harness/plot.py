@@ -21,7 +21,7 @@ text{font-size:12px;fill:#1f2933}
 .white{fill:#fff}
 path{stroke:#e4e7eb}
 .zero{stroke:#616e7c}
-polyline{fill:none;stroke-width:2;stroke-linejoin:round}
+path.l{fill:none;stroke-width:2;stroke-linejoin:round}
 """
 # Approximate number of grid lines; their distance is 1, 2 or 5 times a power of ten.
 TICKS = 5
@@ -99,11 +99,18 @@ def frame(title, note, y_label, ticks, high):
 
 
 def curve(points, index):
-    path = " ".join(f"{x},{y}" for x, y in thinned([(round(x), round(y)) for x, y in points]))
-    out = [f'<polyline points="{path}" stroke="{color(index)}"/>']
+    path = steps(thinned([(round(x), round(y)) for x, y in points]))
+    # A rule would go before an attribute.
+    out = [f'<path class="l" d="{path}" style="stroke:{color(index)}"/>']
     if len(points) <= MARKED_MAX:
         out += [mark(x, y, index) for x, y in points]
     return out
+
+
+def steps(points):
+    """Returns a path in whole units, each point relative to the one before it, which takes the fewest letters."""
+    pairs = [(x - before_x, y - before_y) for (before_x, before_y), (x, y) in zip([(0, 0)] + points, points)]
+    return "m" + " ".join(f"{x} {y}" for x, y in pairs).replace(" -", "-")
 
 
 def thinned(points):

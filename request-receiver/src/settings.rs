@@ -117,7 +117,8 @@ pub struct ReceiverArgs {
     #[arg(long, env = "IDLE_TIMEOUT", default_value = "75s")]
     idle_timeout: String,
 
-    /// Time from a request's first byte to its answer; Shopify gives up at 5 s [100ms to 60s]
+    /// Time from a request's first byte to its answer, once its body is there; Shopify gives up at 5 s
+    /// [100ms to 60s]
     #[arg(long, env = "ACK_TIMEOUT", default_value = "3s")]
     ack_timeout: String,
 
