@@ -109,13 +109,22 @@ impl Appender {
         outcome
     }
 
+    /// Connects, unless there is a connection. Returns true if there was none.
+    ///
+    /// # Errors
+    /// [`QueueError`] when connecting fails. The next append tries again.
+    pub async fn connect(&mut self) -> Result<bool, QueueError> {
+        let is_new = self.connection.is_none();
+        self.connected().await.map(|_| is_new)
+    }
+
     /// Connects again, after Redis is known to have gone and come back since the last append.
     ///
     /// # Errors
     /// [`QueueError`] when connecting fails. The next append tries again.
     pub async fn reconnect(&mut self) -> Result<(), QueueError> {
         self.connection = None;
-        self.connected().await.map(|_| ())
+        self.connect().await.map(|_| ())
     }
 
     /// Drops the connection, after Redis is known to have gone and come back since the last append.

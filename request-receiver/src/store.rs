@@ -243,8 +243,9 @@ impl ShardStore {
         let records = batch.records();
         let count = records.count();
         let looks = self.context.store.looks.clone();
+        let send_by = batch.first_deadline().unwrap_or(too_late);
         let pack = self.packer.pack(records);
-        let mut append = self.appender.start(pack, count, looks.generation());
+        let mut append = self.appender.start(pack, count, looks.generation(), send_by);
         let ended = self.pulse.attend(append.within(self.stall_after), too_late).await;
         if let Some((appender, end)) = ended {
             self.appender.put_back(appender);

@@ -194,6 +194,12 @@ impl<C: Contents> Batch<C> {
         &self.contents
     }
 
+    /// Earliest deadline of an undecided ticket; `None` if all are decided.
+    pub fn first_deadline(&self) -> Option<C::Time> {
+        let states = self.tickets.lock();
+        states.all.iter().filter(|ticket| ticket.is_open()).map(|ticket| ticket.deadline).min()
+    }
+
     /// Drops the records of decided tickets. Returns true if any ticket is undecided.
     pub fn cut(&mut self, now: C::Time) -> bool {
         self.tickets.expire(now);

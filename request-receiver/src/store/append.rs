@@ -60,8 +60,16 @@ impl ShardAppender {
     }
 
     /// Starts to append a pack of `count` webhooks. A connection from before `generation` is not
-    /// used: it would break with the pack on it, and leave its outcome unknown.
-    pub fn start(&mut self, pack: &[u8], count: u32, generation: u64) -> RunningAppend {
+    /// used: it would break with the pack on it, and leave its outcome unknown. Nothing is sent if
+    /// it takes until `send_by` to connect: a sender that was answered by then may have sent its
+    /// webhook again, and later ones, to another shard.
+    pub fn start(
+        &mut self,
+        pack: &[u8],
+        count: u32,
+        generation: u64,
+        send_by: Instant,
+    ) -> RunningAppend {
         let new = || Appender::new(self.redis.clone());
         let mut appender = self.appender.take().unwrap_or_else(new);
         if std::mem::replace(&mut self.generation, generation) != generation {
@@ -72,7 +80,11 @@ impl ShardAppender {
             fence: appender.fence(),
             pack_bytes: pack.len(),
             outcome: Box::pin(async move {
-                let outcome = appender.send(append).await;
+                let outcome = match appender.connect().await {
+                    Ok(is_new) if is_new && Instant::now() >= send_by => Err(too_late()),
+                    Ok(_) => appender.send(append).await,
+                    Err(error) => Err(AppendError::NotStored(error)),
+                };
                 (appender, outcome)
             }),
         }
@@ -117,6 +129,11 @@ impl RunningAppend {
     }
 }
 
+fn too_late() -> AppendError {
+    let reason = "connected only after senders were answered".to_owned();
+    AppendError::NotStored(QueueError::Unexpected(reason))
+}
+
 /// Closes the connection of an append that was given up. Returns once it is closed, or where Redis
 /// forbids to close it.
 async fn close(fence: &Fence) {
@@ -158,5 +175,61 @@ impl AppendEnd {
             Self::Refused(AppendError::NotStored(QueueError::Full(_))) => QueueHealth::Full,
             Self::Refused(_) | Self::Unknown { .. } => QueueHealth::Unavailable,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
+    use std::thread::{self, JoinHandle};
+
+    use super::*;
+
+    /// A Redis that begins to answer after `delay`. Returns what was sent to it.
+    fn slow_redis(socket: &Path, delay: Duration) -> JoinHandle<String> {
+        let listener = UnixListener::bind(socket).expect("bind a socket");
+        thread::spawn(move || {
+            let (mut connection, _) = listener.accept().expect("a connection");
+            thread::sleep(delay);
+            let mut sent = String::new();
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = connection.read(&mut bytes) {
+                let text = String::from_utf8_lossy(&bytes[..count]);
+                let commands = text.lines().filter(|line| line.starts_with('*')).count();
+                connection.write_all("+OK\r\n".repeat(commands).as_bytes()).ok();
+                sent.push_str(&text);
+            }
+            sent
+        })
+    }
+
+    /// Appends to a Redis that needs 200 ms for a connection. Returns the end and what was sent.
+    async fn appended(send_within: Duration) -> (AppendEnd, String) {
+        let directory = tempfile::tempdir().expect("a directory");
+        let socket = directory.path().join("redis.sock");
+        let redis = slow_redis(&socket, Duration::from_millis(200));
+        let url = format!("unix://{}", socket.display());
+        let mut appender = ShardAppender::new(Redis::new(&url, "{spillway}:").expect("a good URL"));
+        let mut append = appender.start(b"pack", 1, 0, Instant::now() + send_within);
+        let ended = append.within(Duration::from_secs(60)).await;
+        drop((append, appender));
+        let (connection, end) = ended.expect("it ends");
+        drop(connection);
+        (end, redis.join().expect("no panic"))
+    }
+
+    #[tokio::test]
+    async fn nothing_is_sent_for_senders_that_were_answered_while_it_connected() {
+        let (end, sent) = appended(Duration::from_millis(100)).await;
+        assert!(matches!(end, AppendEnd::Refused(_)), "{end:?}");
+        assert!(sent.contains("SETNAME") && !sent.contains("XADD"), "{sent}");
+    }
+
+    #[tokio::test]
+    async fn a_slow_connection_is_used_while_senders_wait() {
+        let (_, sent) = appended(Duration::from_secs(60)).await;
+        assert!(sent.contains("XADD"), "{sent}");
     }
 }
