@@ -285,6 +285,19 @@ mod tests {
         assert_eq!(admission.in_flight_bytes(), 0);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn the_first_deadline_of_a_batch_is_that_of_a_sender_who_still_waits() {
+        let (batches, admission) = batches();
+        let start = Instant::now();
+        let soon = push(&batches, &admission, b"{}", SECOND);
+        let _last = push(&batches, &admission, b"{}", 3 * SECOND);
+        let _next = push(&batches, &admission, b"{}", 2 * SECOND);
+        let batch = batches.take().unwrap();
+        assert_eq!(batch.first_deadline(), Some(start + SECOND));
+        drop(soon);
+        assert_eq!(batch.first_deadline(), Some(start + 2 * SECOND));
+    }
+
     #[tokio::test]
     async fn a_batch_that_is_lost_tells_that_nothing_is_known() {
         let (batches, admission) = batches();
