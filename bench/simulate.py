@@ -17,9 +17,8 @@ from harness import machine, plot
 from harness.servers import ROOT
 
 OURS = "spillway"
-# Drawn, because a curve says more of them than a figure: a slower backend, one of a quarter, latency that
-# varies, a quota.
-DRAWN = ["base-up", "capacity-quarter", "lognormal-032", "quota"]
+# Drawn, because a curve says more of them than a figure: a backend of a quarter, and a quota.
+DRAWN = ["capacity-quarter", "quota"]
 
 
 def read(path):

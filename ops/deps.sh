@@ -37,7 +37,7 @@ tools_for() {
       tools_for run
       tools_for kafka
       printf '%s\n' nginx:nginx-light openssl:openssl curl:curl git:git node:nodejs \
-        prometheus:prometheus systemd-analyze:systemd strace:strace
+        prometheus:prometheus systemd-analyze:systemd strace:strace chrt:util-linux
       ;;
   esac
 }

@@ -275,16 +275,16 @@ def forget(backend_port):
 
 
 @contextmanager
-def secrets(directory, secret, delay):
-    """Runs an endpoint that names this secret for every shop of `generate`, after a delay. Yields its process
-    and the URL."""
+def secrets(directory, secret, delay, together=False):
+    """Runs an endpoint that names this secret for every shop of `generate`, after a delay; with `together`, for
+    several shops in an answer. Yields its process and the URL."""
     port = machine.free_port()
     command = [str(RELEASE / "backend"), "--listen", f"127.0.0.1:{port}", "--delay", delay]
     command += ["--workers", "10000", "--answer", json.dumps({"secrets": [secret]})]
-    command += ["--only", "/shop-"]
+    command += ["--each"] if together else ["--only", "/shop-"]
     with process("secrets", command, {}, directory) as child:
         wait_for("secrets", child, lambda: listens(port))
-        yield child, f"http://127.0.0.1:{port}/{{shop}}"
+        yield child, f"http://127.0.0.1:{port}/" + ("?of={shops}" if together else "{shop}")
 
 
 @contextmanager

@@ -7,6 +7,7 @@
 mod answer;
 pub mod cache;
 pub mod directory;
+mod lookup_url;
 pub mod settings;
 pub mod source;
 

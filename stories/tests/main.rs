@@ -68,3 +68,7 @@ mod trial;
 mod units;
 mod upgrade;
 mod verbs;
+
+// The stories' senders and backends take as much processor time as what they test.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -121,6 +121,17 @@ struct Told {
     token: String,
 }
 
+impl Told {
+    /// Answer about several shops, comma separated. One that is not told of is not named.
+    fn of_several(&self, shops: &str) -> String {
+        let named = shops.split(',').filter_map(|shop| {
+            let answer = self.answers.get(shop)?;
+            Some(format!("\"{shop}\": {answer}"))
+        });
+        format!("{{{}}}", named.collect::<Vec<_>>().join(","))
+    }
+}
+
 impl Endpoint {
     async fn start(token: &str) -> Self {
         let told = Told { token: token.to_owned(), ..Told::default() };
@@ -130,10 +141,17 @@ impl Endpoint {
         server.behave(move |asked| {
             let told = answers.lock().expect("nobody panicked");
             let bearer = format!("Bearer {}", told.token);
+            let is_known = asked.headers.text("Authorization") == Some(&bearer);
+            if let Some(shops) = asked.target.strip_prefix("/several?of=")
+                && is_known
+                && !told.is_down
+            {
+                return Behaviour::text(told.of_several(shops), told.delay);
+            }
             let shop = asked.target.strip_prefix("/shops/").and_then(|rest| rest.split('?').next());
             match shop.and_then(|shop| told.answers.get(shop)) {
                 _ if told.is_down => Behaviour::status(500),
-                _ if asked.headers.text("Authorization") != Some(&bearer) => Behaviour::status(401),
+                _ if !is_known => Behaviour::status(401),
                 Some(answer) => Behaviour::text(answer.clone(), told.delay),
                 None => Behaviour::status(404),
             }
@@ -161,11 +179,16 @@ impl Endpoint {
 /// Shops that the endpoint names.
 const KNOWN: u64 = 20;
 
-/// A receiver that asks the endpoint.
+/// A receiver that asks the endpoint about one shop at a time.
 async fn asking(cell: &Cell, endpoint: &Endpoint, ttl: &str, rate: &str) -> Service {
+    asking_at(cell, endpoint, "/shops/{shop}?all", ttl, rate).await
+}
+
+/// A receiver that asks the endpoint at `path`.
+async fn asking_at(cell: &Cell, endpoint: &Endpoint, path: &str, ttl: &str, rate: &str) -> Service {
     let token = cell.directory().join("token");
     fs::write(&token, "letter\n").expect("write the token");
-    let url = format!("{}/shops/{{shop}}?all", endpoint.server.url());
+    let url = format!("{}{path}", endpoint.server.url());
     let settings = [
         ("SHOP_SECRETS_URL", url.as_str()),
         ("SHOP_SECRETS_TOKEN_FILE", token.to_str().expect("a path in UTF-8")),
@@ -268,6 +291,74 @@ async fn while_the_endpoint_fails_what_is_known_serves() {
             post(address, &signed(shop, 600, NEW)).await.status == 200
         })
         .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shops_that_are_due_together_are_looked_up_by_one_request() {
+    let cell = Cell::busy();
+    let _redis = cell.redis(&[]).await;
+    let endpoint = with_known_shops().await;
+    let path = "/several?of={shops}";
+    let receiver = asking_at(&cell, &endpoint, path, "4s", "30").await;
+    let address = receiver.address();
+    // A lookup of a shop that a stranger may have named is for this one alone.
+    let first: Vec<_> = (1..=KNOWN)
+        .map(|shop| signed(shop, 1, &secret(shop)))
+        .map(|webhook| tokio::spawn(async move { post(address, &webhook).await }))
+        .collect();
+    for sent in first {
+        sent.await.expect("it was sent").expect_stored();
+    }
+    let requests = |of_several: bool| {
+        let is_meant = |target: &str| target.contains(',') == of_several;
+        endpoint.server.look(|asked| asked.iter().filter(|one| is_meant(&one.target)).count())
+    };
+    assert_eq!((requests(false), requests(true)), (KNOWN as usize, 0));
+    // A shop that the endpoint does not name, or names without secrets.
+    post(address, &signed(98, 1, &secret(98))).await.expect(503, "secrets_unavailable");
+    endpoint.name(99, &[]);
+    post(address, &signed(99, 1, &secret(99))).await.expect(401, "bad_signature");
+
+    let lookups =
+        async || receiver.metric("spillway_secret_lookups_total").await.expect("a metric");
+    let looked_up = lookups().await;
+    let asked = endpoint.server.count();
+    // One of them is not named any more, and the answers about others make no sense: they serve on,
+    // and all others are looked up.
+    endpoint.tell(|told| {
+        told.answers.remove(&shop::domain(2));
+        told.answers.insert(shop::domain(3), "\"OK\"".to_owned());
+        told.answers.insert(shop::domain(4), "null".to_owned());
+    });
+    for shop in 5..=KNOWN {
+        endpoint.name(shop, &[&secret(shop), &format!("{NEW}-{shop}")]);
+    }
+    for number in 0..60 {
+        for shop in 1..=KNOWN {
+            post(address, &signed(shop, 100 + number, &secret(shop))).await.expect_stored();
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let looked_up = lookups().await - looked_up;
+    let asked = endpoint.server.count() - asked;
+    say(&format!("shop secrets: {looked_up} lookups of shops by {asked} requests"));
+    assert!(looked_up >= KNOWN as f64, "{looked_up} lookups");
+    assert!(requests(true) > 0 && (asked as f64) < 0.8 * looked_up, "{asked} requests");
+    let looked_up = lookups().await;
+    for shop in 5..=KNOWN {
+        post(address, &signed(shop, 1, &format!("{NEW}-{shop}"))).await.expect_stored();
+    }
+    let again = lookups().await - looked_up;
+    assert!(again < (KNOWN - 4) as f64 / 2.0, "{again} lookups after signatures that were known");
+
+    // A status other than 200 says nothing of any shop.
+    endpoint.tell(|told| told.token = "other letter".to_owned());
+    for number in 0..60 {
+        for shop in 1..=KNOWN {
+            post(address, &signed(shop, 200 + number, &secret(shop))).await.expect_stored();
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 

@@ -14,10 +14,20 @@ pub(crate) struct TestBinary {
     /// Directory of its crate, in which cargo would run it.
     pub(crate) directory: PathBuf,
     pub(crate) path: PathBuf,
-    /// True for a test of whole systems, in the crate `stories`.
-    pub(crate) is_story: bool,
+    pub(crate) kind: Kind,
     /// Full names of the tests to run. All, if none is named.
     pub(crate) tests: Vec<String>,
+}
+
+/// Resources that a test binary needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Whole systems, which wait most of the time: the crate `stories`.
+    Story,
+    /// Only processor time, whenever there is some: simulations in virtual time.
+    Simulation,
+    /// A core: unit tests and the like.
+    Other,
 }
 
 /// A line of `cargo test --message-format json`.
@@ -51,7 +61,7 @@ pub(crate) fn test_binaries() -> Result<Vec<TestBinary>, String> {
     let lines = String::from_utf8_lossy(&output);
     let mut binaries = Vec::new();
     for binary in lines.lines().filter_map(test_binary) {
-        if binary.is_story {
+        if binary.kind == Kind::Story {
             binaries.extend(modules(&binary, &list(&binary)?));
         } else {
             binaries.push(binary);
@@ -120,9 +130,14 @@ fn test_binary(line: &str) -> Option<TestBinary> {
     }
     let directory = message.manifest_path?.parent()?.to_owned();
     let target = message.target?;
-    let is_story = directory.ends_with("stories") && target.kind == ["test"];
+    let is_test = target.kind == ["test"];
+    let kind = match directory.file_name()?.to_str()? {
+        "stories" if is_test => Kind::Story,
+        "delivery" | "simulator" if is_test => Kind::Simulation,
+        _ => Kind::Other,
+    };
     let path = message.executable?;
-    Some(TestBinary { name: target.name, path, directory, is_story, tests: Vec::new() })
+    Some(TestBinary { name: target.name, path, directory, kind, tests: Vec::new() })
 }
 
 #[cfg(test)]
@@ -152,12 +167,17 @@ mod tests {
     }
 
     #[test]
-    fn stories_are_told_from_other_tests_and_from_programs() {
+    fn kinds_are_told_apart_and_programs_left_out() {
+        let kind = |crate_name, kind| {
+            test_binary(&line(crate_name, kind, true)).expect("a test binary").kind
+        };
         let story = test_binary(&line("stories", "test", true)).expect("a test binary");
-        assert_eq!((story.name.as_str(), story.is_story), ("lanes", true));
+        assert_eq!((story.name.as_str(), story.kind), ("lanes", Kind::Story));
         assert_eq!(story.directory, Path::new("/w/stories"));
-        assert!(!test_binary(&line("stories", "lib", true)).expect("unit tests").is_story);
-        assert!(!test_binary(&line("delivery", "test", true)).expect("a test binary").is_story);
+        assert_eq!(kind("stories", "lib"), Kind::Other);
+        assert_eq!(kind("delivery", "lib"), Kind::Other);
+        assert_eq!(kind("delivery", "test"), Kind::Simulation);
+        assert_eq!(kind("queue", "test"), Kind::Other);
         assert!(test_binary(&line("downstreamer", "bin", false)).is_none());
         assert!(test_binary(r#"{"reason":"build-finished","success":true}"#).is_none());
     }

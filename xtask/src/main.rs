@@ -2,7 +2,8 @@
 //!
 //! `cargo test` runs test binaries one after the other. Most stories wait for other processes, so
 //! here several of them run side by side. A test that measures time keeps the machine to itself
-//! (`stories/src/machine.rs`).
+//! (`stories/src/machine.rs`), except for simulations: these have the processor time that nobody
+//! else wants.
 
 mod build;
 mod report;
@@ -11,11 +12,12 @@ mod running;
 mod slots;
 
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 
-use crate::build::TestBinary;
+use crate::build::{Kind, TestBinary};
 use crate::report::Report;
 use crate::running::Running;
 use crate::slots::SlotLog;
@@ -55,21 +57,25 @@ fn test(arguments: &Arguments) -> Result<Report, String> {
     {
         return Err(format!("no test binary and no module of the stories is named {name}"));
     }
-    let (stories, others): (Vec<_>, Vec<_>) = binaries
-        .into_iter()
-        .filter(|one| match (arguments.quick, one.is_story) {
-            (true, false) => true,
-            (true, true) => is_named(one),
-            (false, _) => arguments.names.is_empty() || is_named(one),
-        })
-        .partition(|one| one.is_story);
+    let is_chosen = |one: &TestBinary| match (arguments.quick, one.kind) {
+        (true, Kind::Story) => is_named(one),
+        (true, _) => true,
+        (false, _) => arguments.names.is_empty() || is_named(one),
+    };
+    let chosen: Vec<_> = binaries.into_iter().filter(is_chosen).collect();
+    let of = |kind| chosen.iter().filter(|one| one.kind == kind).cloned().collect::<Vec<_>>();
+    let stories = of(Kind::Story);
     let slots = SlotLog::new(stories.first());
-    let report = Report::of(stories.len() + others.len());
+    let report = Report::of(chosen.len());
     let running = Running::watched(Duration::from_secs(60 * arguments.minutes));
-    // Unit tests and simulations keep a core busy.
-    run::side_by_side(others, 2, &running, &report);
+    let run = |kind, at_once| run::side_by_side(of(kind), at_once, &running, &report);
+    run(Kind::Other, 2);
     let began = Instant::now();
-    run::side_by_side(stories, arguments.at_once, &running, &report);
-    println!("{}", slots.summary(began.elapsed()));
+    let stories_took = thread::scope(|scope| {
+        scope.spawn(|| run(Kind::Simulation, 2));
+        run(Kind::Story, arguments.at_once);
+        began.elapsed()
+    });
+    println!("{}", slots.summary(stories_took));
     Ok(report)
 }

@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use crate::build::TestBinary;
+use crate::build::{Kind, TestBinary};
 use crate::report::Report;
 use crate::running::Running;
 
@@ -41,11 +42,22 @@ pub(crate) fn side_by_side(
     });
 }
 
+/// Returns a command for a program that has the processor time that nobody else wants (sched(7):
+/// `SCHED_IDLE`).
+fn idle(path: &Path) -> Command {
+    let mut command = Command::new("chrt");
+    command.args(["--idle", "0"]).arg(path);
+    command
+}
+
 /// Runs one binary as cargo does, in the directory of its crate. What it and its processes print goes
 /// to `log`. Processes that it leaves behind are ended with it.
-fn run(binary: &TestBinary, log: &std::path::Path, running: &Running) -> io::Result<ExitStatus> {
+fn run(binary: &TestBinary, log: &Path, running: &Running) -> io::Result<ExitStatus> {
     let output = File::create(log)?;
-    let mut command = Command::new(&binary.path);
+    let mut command = match binary.kind {
+        Kind::Simulation => idle(&binary.path),
+        Kind::Story | Kind::Other => Command::new(&binary.path),
+    };
     if !binary.tests.is_empty() {
         // Without it, a name would stand for all that contain it.
         command.arg("--exact").args(&binary.tests);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
-use crate::state::by_hash::ByHash;
+use crate::state::folded::ByHash;
 use crate::state::index::{LaneKey, ResourceKey};
 use crate::state::proven::Proven;
 use crate::state::shop::{LONG, ShopKey};

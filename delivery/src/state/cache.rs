@@ -4,10 +4,11 @@
 //! that were read for their turn; the least recently used is dropped first. The other part holds
 //! packs that were read for indexing or for a single webhook. These are used soon or not at all.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use crate::pack_key::PackKey;
 use crate::sorted::Content;
+use crate::state::folded::FoldedMap;
 
 /// Packs read for indexing or for a single webhook get 1/`PASSING_PART` of the bytes.
 const PASSING_PART: usize = 4;
@@ -21,7 +22,7 @@ pub(crate) struct Cache<C> {
 
 #[derive(Debug)]
 struct CachedPart<C> {
-    packs: HashMap<PackKey, (C, u64)>,
+    packs: FoldedMap<PackKey, (C, u64)>,
     /// Keys by last use.
     by_use: BTreeMap<u64, PackKey>,
     bytes: usize,
@@ -69,7 +70,7 @@ impl<C: Content> Cache<C> {
 
 impl<C: Content> CachedPart<C> {
     fn new(bytes_max: usize) -> Self {
-        Self { packs: HashMap::new(), by_use: BTreeMap::new(), bytes: 0, bytes_max, uses: 0 }
+        Self { packs: FoldedMap::default(), by_use: BTreeMap::new(), bytes: 0, bytes_max, uses: 0 }
     }
 
     fn get(&mut self, key: PackKey) -> Option<C> {

@@ -14,7 +14,7 @@ use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
 use crate::sorted::Sorted;
-use crate::state::by_hash::ByHash;
+use crate::state::folded::ByHash;
 use crate::state::resource::HeadState;
 
 pub(crate) use self::nodes::{NONE, Node, NodeKey, Nodes, Window};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use crate::state::by_hash::ByHash;
+use crate::state::folded::ByHash;
 use crate::state::index::{LaneKey, key_of, usize_of};
 use crate::state::lane::{IndexedChunk, Lane};
 use crate::state::shop::ShopKey;

@@ -8,7 +8,7 @@ use spillway_webhook::position::Position;
 
 use crate::settlement::{GivenUp, PendingSettlement};
 use crate::sorted::Content;
-use crate::state::by_hash::ByHash;
+use crate::state::folded::ByHash;
 use crate::state::index::{LaneKey, NodeKey, ResourceKey};
 use crate::state::seen::DedupWindow;
 use crate::state::shop::ShopKey;

@@ -8,8 +8,8 @@ use spillway_webhook::position::Position;
 
 use crate::event::LaneLoaded;
 use crate::pack_key::PackKey;
-use crate::state::by_hash::ByHash;
 use crate::state::expiry::Expiry;
+use crate::state::folded::ByHash;
 use crate::state::index::{Index, LaneKey, NONE, NodeKey, ResourceKey};
 use crate::state::lane::{Failures, Rest, Stored, Suspect};
 use crate::state::lanes::{LANE_BYTES, Lanes};

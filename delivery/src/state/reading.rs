@@ -16,6 +16,7 @@ use crate::pack_key::PackKey;
 use crate::sorted::Content;
 use crate::state::cache::Cache;
 use crate::state::chunk_reads::ChunkReads;
+use crate::state::folded::FoldedMap;
 use crate::state::index::ResourceKey;
 use crate::turn::Turn;
 
@@ -48,12 +49,12 @@ pub(crate) const BUDGET_MAX: f64 = 16.0;
 pub(crate) struct Reading<C> {
     /// Decoded packs in memory.
     pub cache: Cache<C>,
-    pub under_way: HashMap<PackKey, u32>,
+    pub under_way: FoldedMap<PackKey, u32>,
     /// Sum of the loads of all reads under way.
     pub load: u32,
     /// Packs to read on demand, in the order of the requests.
     pub wanted: VecDeque<PackKey>,
-    pub waiting: HashMap<PackKey, Vec<Turn>>,
+    pub waiting: FoldedMap<PackKey, Vec<Turn>>,
     /// Webhooks that were read on demand.
     pub plucked: HashMap<ResourceKey, (Position, C)>,
     pub plucked_bytes: usize,
@@ -71,10 +72,10 @@ impl<C: Content> Reading<C> {
     pub(crate) fn new(cache_bytes: usize) -> Self {
         Self {
             cache: Cache::new(cache_bytes),
-            under_way: HashMap::new(),
+            under_way: FoldedMap::default(),
             load: 0,
             wanted: VecDeque::new(),
-            waiting: HashMap::new(),
+            waiting: FoldedMap::default(),
             plucked: HashMap::new(),
             plucked_bytes: 0,
             chunks: ChunkReads::default(),

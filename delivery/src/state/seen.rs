@@ -6,11 +6,12 @@
 //! forgotten fingerprint causes a second delivery, never a lost one. Redis holds the same
 //! fingerprints, so that a restart forgets nothing. Pure: time is an argument.
 
-use std::collections::{HashSet, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use spillway_webhook::fingerprint::Fingerprint;
+
+use crate::state::folded::FoldedSet;
 
 /// Number of generations. With more, forgetting is more even, but each costs a lookup.
 const GENERATIONS: u32 = 8;
@@ -34,12 +35,8 @@ struct Generation {
     /// Time of the first delivery, in milliseconds since the Unix epoch.
     from_ms: u64,
     last_ms: u64,
-    fingerprints: HashSet<Fingerprint, BuildHasherDefault<Folded>>,
+    fingerprints: FoldedSet<Fingerprint>,
 }
-
-/// Hasher for fingerprints, which are already hashes.
-#[derive(Debug, Default)]
-struct Folded(u64);
 
 impl DedupWindow {
     /// Creates a window of `window`, with about `bytes` at most. A window of zero keeps nothing.
@@ -107,24 +104,8 @@ impl DedupWindow {
         self.generations.push_back(Generation {
             from_ms: now_ms,
             last_ms: now_ms,
-            fingerprints: HashSet::default(),
+            fingerprints: FoldedSet::default(),
         });
-    }
-}
-
-impl Hasher for Folded {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u128(&mut self, fingerprint: u128) {
-        self.0 = (fingerprint as u64) ^ ((fingerprint >> 64) as u64);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
     }
 }
 

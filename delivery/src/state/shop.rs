@@ -14,8 +14,8 @@ use slab::Slab;
 use spillway_webhook::position::Position;
 
 use crate::sorted::Class;
-use crate::state::by_hash::ByHash;
 use crate::state::fairness::{ClassTurns, DeliveryTimes, TurnState, TurnsBy, UsualTime};
+use crate::state::folded::ByHash;
 use crate::state::index::{LaneKey, ResourceKey, key_of, usize_of};
 
 /// An attempt that takes longer is long: it keeps its slot, whatever duration is usual.

@@ -151,7 +151,11 @@ struct Lookup {
 /// Time that the source takes: its mean and its mean deviation, as TCP estimates round trips.
 /// Source: RFC 6298, section 2.
 #[derive(Debug, Default)]
-struct SourceDelay(Option<(Duration, Duration)>);
+struct SourceDelay {
+    mean_and_deviation: Option<(Duration, Duration)>,
+    /// Begin and end of the last lookup. Those of one request are the same.
+    last: Option<(Duration, Duration)>,
+}
 
 /// Token bucket.
 #[derive(Debug)]
@@ -183,6 +187,11 @@ impl SecretCache {
     /// Shops that are remembered.
     pub fn len(&self) -> usize {
         self.shops.len()
+    }
+
+    /// Returns true if the last lookup of a shop failed.
+    pub fn has_failed(&self, shop: &str) -> bool {
+        self.shops.get(shop).is_some_and(|entry| entry.failures > 0)
     }
 
     /// Returns true if no shop is remembered.
@@ -321,7 +330,7 @@ impl SecretCache {
             }
         };
         self.is_source_down = false;
-        self.delay.observe(now.saturating_sub(lookup.began));
+        self.delay.observe(lookup.began, now);
         let mut held =
             Held { secrets, asked: lookup.began, answered: now, is_used: false, early_from: None };
         let ends = now + self.rules.ttl_of(&held);
@@ -423,8 +432,13 @@ impl Held {
 }
 
 impl SourceDelay {
-    fn observe(&mut self, took: Duration) {
-        self.0 = Some(match self.0 {
+    /// Takes a lookup into account. Of several by one request, it takes one.
+    fn observe(&mut self, began: Duration, ended: Duration) {
+        if self.last.replace((began, ended)) == Some((began, ended)) {
+            return;
+        }
+        let took = ended.saturating_sub(began);
+        self.mean_and_deviation = Some(match self.mean_and_deviation {
             None => (took, took / 2),
             Some((mean, deviation)) => {
                 ((mean * 7 + took) / 8, (deviation * 3 + mean.abs_diff(took)) / 4)
@@ -434,7 +448,7 @@ impl SourceDelay {
 
     /// Time within which nearly all answers come.
     fn most(&self) -> Duration {
-        self.0.map_or(Duration::ZERO, |(mean, deviation)| mean + deviation * 4)
+        self.mean_and_deviation.map_or(Duration::ZERO, |(mean, deviation)| mean + deviation * 4)
     }
 }
 

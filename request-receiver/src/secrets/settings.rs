@@ -10,6 +10,7 @@ use zeroize::Zeroizing;
 
 use super::cache::CacheRules;
 use super::directory::{SecretsByShop, read_directory};
+use super::lookup_url;
 use super::source::SourceSettings;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -36,7 +37,8 @@ pub struct SecretArgs {
 
     /// HTTP endpoint of yours that returns the client secrets of a shop, in place of
     /// SHOP_SECRETS_DIR: a URL with {shop} in it. It answers JSON or one secret per line, and 404
-    /// for a shop without any
+    /// for a shop without any. With {shops}, a request may be for several shops, comma separated,
+    /// and the answer is a JSON object with the secrets of each
     #[arg(long, env = "SHOP_SECRETS_URL")]
     shop_secrets_url: Option<String>,
 
@@ -150,7 +152,7 @@ impl SecretArgs {
             }
             return None;
         };
-        if let Err(problem) = SourceSettings::check_url(&url) {
+        if let Err(problem) = lookup_url::check(&url) {
             checker.mistake("SHOP_SECRETS_URL", problem);
         }
         let source = SourceSettings { url, token_file, rules };

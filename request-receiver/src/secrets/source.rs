@@ -27,8 +27,9 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use zeroize::Zeroizing;
 
-use super::answer::parse;
+use super::answer::{parse, parse_several};
 use super::cache::{Advice, Asked, CacheRules, Looked, LookupCause, SecretCache};
+use super::lookup_url::{filled, grouped, takes_several};
 use super::{HASHED_AT_ONCE_BYTES_MAX, check, claimed_shop};
 use crate::ignored::is_domain;
 use crate::metrics::{add, vec};
@@ -45,17 +46,15 @@ const IDLE_CONNECTION: Duration = Duration::from_secs(4);
 /// Niceness of the thread of lookups, above that of the process: a quarter of a core is left to it even
 /// beside a thread that is always busy.
 const NICENESS: i32 = 5;
-/// Largest answer.
+/// Largest answer about a shop.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
-/// Part of the URL that stands for the shop.
-const SHOP: &str = "{shop}";
 /// Least time between two log lines about lookups that failed.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
 /// Settings of the source.
 #[derive(Debug, Clone)]
 pub struct SourceSettings {
-    /// URL with `{shop}` in it.
+    /// URL with `{shop}` or `{shops}` in it.
     pub url: String,
     /// File with a bearer token, if any.
     pub token_file: Option<PathBuf>,
@@ -93,31 +92,6 @@ struct SourceMetrics {
 }
 
 impl SourceSettings {
-    /// Checks the URL.
-    ///
-    /// # Errors
-    /// A sentence that says what is wrong.
-    pub fn check_url(url: &str) -> Result<(), String> {
-        const FORM: &str = "must be an http or https URL with {shop} in it, such as https://secrets.internal/{shop}";
-        let example = url.replacen(SHOP, "example.myshopify.com", 1);
-        let parsed: http::Uri = example.parse().map_err(|error| format!("{error}; it {FORM}"))?;
-        let is_http = matches!(parsed.scheme_str(), Some("http" | "https"));
-        let path = parsed.path_and_query().map(http::uri::PathAndQuery::as_str);
-        // In the host's place, a stranger would choose whom the token is sent to.
-        let is_in_path = path.is_some_and(|path| path.contains("example.myshopify.com"));
-        let authority = parsed.authority().map_or("", http::uri::Authority::as_str);
-        if authority.contains('@') {
-            return Err(
-                "must not hold a password: put a token into SHOP_SECRETS_TOKEN_FILE".to_owned()
-            );
-        }
-        if is_http && !authority.is_empty() && is_in_path && example != url {
-            Ok(())
-        } else {
-            Err(FORM.to_owned())
-        }
-    }
-
     /// Reads the bearer token.
     ///
     /// # Errors
@@ -209,7 +183,7 @@ impl SecretSource {
         let known = self.cache().ask_known(shop, self.now());
         let Some((known, begins)) = known else { return (Checked::Unverified(webhook), None) };
         if let Some(cause) = begins {
-            self.spawn_lookup(shop.into(), cause);
+            self.spawn_lookup(vec![shop.into()], cause);
         }
         let checked = known.secrets.check(webhook);
         if matches!(checked, Checked::Verified(_)) {
@@ -266,6 +240,7 @@ impl SecretSource {
 
     /// Looks shops up again before their secrets are too old, and forgets those that are not used.
     async fn keep(self: Arc<Self>) {
+        let takes_several = takes_several(&self.settings.url);
         loop {
             let due = self.cache().next_due();
             let wait = async {
@@ -277,9 +252,14 @@ impl SecretSource {
             tokio::select! {
                 () = self.rescheduled.notified() => {}
                 () = wait => {
-                    let begun = self.change(|cache| cache.due(self.now()));
-                    for shop in begun {
-                        self.spawn_lookup(shop, LookupCause::Age);
+                    // A shop for which the last request failed would fail those of others again.
+                    let (alone, together): (Vec<_>, Vec<_>) = self.change(|cache| {
+                        let begun = cache.due(self.now()).into_iter();
+                        begun.partition(|shop| !takes_several || cache.has_failed(shop))
+                    });
+                    let alone = alone.into_iter().map(|shop| vec![shop]);
+                    for shops in alone.chain(grouped(together)) {
+                        self.spawn_lookup(shops, LookupCause::Age);
                     }
                 }
             }
@@ -315,26 +295,32 @@ impl SecretSource {
 
     fn begun(self: &Arc<Self>, shop: &str, asked: Asked) -> Advice {
         if let Some(cause) = asked.begins {
-            self.spawn_lookup(shop.into(), cause);
+            self.spawn_lookup(vec![shop.into()], cause);
         }
         asked.advice
     }
 
-    fn spawn_lookup(self: &Arc<Self>, shop: Arc<str>, cause: LookupCause) {
+    /// Looks shops up by one request. What a stranger may have caused is never with others.
+    fn spawn_lookup(self: &Arc<Self>, shops: Vec<Arc<str>>, cause: LookupCause) {
         let source = self.clone();
         self.runtime.spawn(async move {
-            let looked = source.looked(&shop, cause).await.unwrap_or_else(|problem| {
-                source.log_failure(&shop, &problem);
-                Looked::Failed
+            let looked = source.looked(&shops, cause).await.unwrap_or_else(|problem| {
+                source.log_failure(&shops.join(","), &problem);
+                shops.iter().map(|_| Looked::Failed).collect()
             });
-            source.metrics.looked(&looked);
-            source.change(|cache| cache.looked_up(&shop, looked, source.now()));
+            source.change(|cache| {
+                let now = source.now();
+                for (shop, looked) in shops.iter().zip(looked) {
+                    source.metrics.looked(&looked);
+                    cache.looked_up(shop, looked, now);
+                }
+            });
             source.rescheduled.notify_one();
         });
     }
 
-    /// Waits for a turn and looks a shop up, within [`LOOKUP_TIMEOUT`] together.
-    async fn looked(&self, shop: &str, cause: LookupCause) -> Result<Looked, String> {
+    /// Waits for a turn and looks shops up, within [`LOOKUP_TIMEOUT`] together.
+    async fn looked(&self, shops: &[Arc<str>], cause: LookupCause) -> Result<Vec<Looked>, String> {
         let turns = match cause {
             LookupCause::Age => &self.turns,
             LookupCause::Stranger => &self.stranger_turns,
@@ -343,16 +329,18 @@ impl SecretSource {
         let Ok(turn) = timeout_at(end, turns.acquire()).await else {
             return match cause {
                 LookupCause::Age => Err("too many lookups wait for its answers".to_owned()),
-                LookupCause::Stranger => Ok(Looked::NotAsked),
+                LookupCause::Stranger => Ok(shops.iter().map(|_| Looked::NotAsked).collect()),
             };
         };
         let _turn = turn.expect("BUG: it is never closed");
-        let looked = timeout_at(end, self.look_up(shop)).await;
+        let looked = timeout_at(end, self.look_up(shops)).await;
         looked.unwrap_or_else(|_| Err(format!("no answer within {} s", LOOKUP_TIMEOUT.as_secs())))
     }
 
-    async fn look_up(&self, shop: &str) -> Result<Looked, String> {
-        let url = self.settings.url.replacen(SHOP, shop, 1);
+    /// Asks for shops. Returns what the answer says of each, in their order.
+    async fn look_up(&self, shops: &[Arc<str>]) -> Result<Vec<Looked>, String> {
+        let takes_several = takes_several(&self.settings.url);
+        let url = filled(&self.settings.url, &shops.join(","));
         let mut request = Request::get(url).header(ACCEPT, "application/json, text/plain");
         if let Some(authorization) = &**self.authorization.load() {
             request = request.header(AUTHORIZATION, authorization);
@@ -360,16 +348,28 @@ impl SecretSource {
         let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
         let answer = self.client.request(request).await.map_err(|error| chain(&error))?;
         let status = answer.status();
-        if matches!(status, StatusCode::NOT_FOUND | StatusCode::GONE) {
-            return Ok(Looked::Unknown);
+        if matches!(status, StatusCode::NOT_FOUND | StatusCode::GONE) && !takes_several {
+            return Ok(vec![Looked::Unknown]);
         }
         if status != StatusCode::OK {
             return Err(format!("it answered {}", status.as_u16()));
         }
-        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+        let bytes_max = ANSWER_BYTES_MAX * shops.len();
+        let body = Limited::new(answer.into_body(), bytes_max).collect().await;
         let body = body.map_err(|error| format!("its answer broke off or is too long: {error}"))?;
-        let secrets = parse(&body.to_bytes())?;
-        Ok(if secrets.is_empty() { Looked::Unknown } else { Looked::Found(Secrets::new(&secrets)) })
+        let body = body.to_bytes();
+        if !takes_several {
+            return Ok(vec![outcome(&parse(&body)?)]);
+        }
+        let answers = parse_several(&body, shops)?;
+        let looked = shops.iter().zip(answers).map(|(shop, secrets)| match secrets {
+            Ok(secrets) => outcome(&secrets),
+            Err(problem) => {
+                self.log_failure(shop, &problem);
+                Looked::Failed
+            }
+        });
+        Ok(looked.collect())
     }
 
     fn log_failure(&self, shop: &str, problem: &str) {
@@ -379,6 +379,10 @@ impl SecretSource {
             tracing::error!(shop, problem, "secrets could not be looked up at SHOP_SECRETS_URL");
         }
     }
+}
+
+fn outcome(secrets: &[Zeroizing<String>]) -> Looked {
+    if secrets.is_empty() { Looked::Unknown } else { Looked::Found(Secrets::new(secrets)) }
 }
 
 /// Lets the shards go first on a busy core. Lookups that nobody waits for are early.

@@ -46,6 +46,10 @@ struct Options {
     /// Beginning of the paths that it knows; others are answered 404.
     #[arg(long, default_value = "/")]
     only: String,
+    /// Answers a JSON object with the body of the answers, which must be JSON, for each of the names
+    /// that follow the last `=` of the URL, comma separated.
+    #[arg(long)]
+    each: bool,
     /// Domain of a shop whose webhooks are counted separately.
     #[arg(long)]
     flooding_shop: Option<String>,
@@ -57,6 +61,7 @@ struct Backend {
     status: StatusCode,
     answer: Bytes,
     only: String,
+    each: bool,
     seen: Mutex<Seen>,
 }
 
@@ -72,6 +77,7 @@ async fn main() -> anyhow::Result<()> {
         status: options.status,
         answer: options.answer.into(),
         only: options.only,
+        each: options.each,
         seen: Mutex::new(Seen::nothing(options.flooding_shop)),
     };
     let router = Router::new()
@@ -96,7 +102,24 @@ async fn work(
     if !uri.path().starts_with(&backend.only) {
         return (StatusCode::NOT_FOUND, Bytes::new());
     }
-    (backend.status, backend.answer.clone())
+    let names = uri.query().and_then(|query| query.rsplit('=').next());
+    match names.filter(|_| backend.each) {
+        Some(names) => (backend.status, object(names, &backend.answer)),
+        None => (backend.status, backend.answer.clone()),
+    }
+}
+
+/// Returns a JSON object with the same value for each of the names, comma separated.
+fn object(names: &str, value: &[u8]) -> Bytes {
+    let mut text = Vec::new();
+    for name in names.split(',') {
+        text.extend_from_slice(if text.is_empty() { b"{\"" } else { b",\"" });
+        text.extend_from_slice(name.as_bytes());
+        text.extend_from_slice(b"\":");
+        text.extend_from_slice(value);
+    }
+    text.push(b'}');
+    text.into()
 }
 
 async fn stats(State(backend): State<Arc<Backend>>) -> impl IntoResponse {

@@ -51,6 +51,31 @@ fn used(asked: &Asked) -> Option<&Known> {
 }
 
 #[test]
+fn the_time_of_a_request_for_several_shops_counts_once() {
+    let estimate = |shops| {
+        let mut cache = SecretCache::new(rules());
+        for (began, ended) in [(0.0, 0.1), (100.0, 100.3)] {
+            (0..shops).for_each(|shop| drop(cache.ask(&name(shop), s(began))));
+            (0..shops).for_each(|shop| cache.looked_up(&name(shop), Looked::Unknown, s(ended)));
+            cache.due(s(ended) + UNKNOWN_TTL);
+        }
+        cache.delay.most()
+    };
+    assert_eq!(estimate(1), estimate(64));
+}
+
+#[test]
+fn a_shop_whose_last_lookup_failed_is_known_for_it() {
+    let mut cache = with_shop(rules());
+    assert!(!cache.has_failed(SHOP) && !cache.has_failed("two.myshopify.com"));
+    for (at, looked, has_failed) in [(10.0, Looked::Failed, true), (20.0, found(2), false)] {
+        cache.ask_again(SHOP, s(0.0), s(at), s(at));
+        cache.looked_up(SHOP, looked, s(at + 0.1));
+        assert_eq!(cache.has_failed(SHOP), has_failed);
+    }
+}
+
+#[test]
 fn requests_of_a_shop_wait_for_one_lookup() {
     let mut cache = SecretCache::new(rules());
     let asked = [0.0, 0.01, 0.02].map(|at| cache.ask(SHOP, s(at)));

@@ -5,29 +5,6 @@ use http::uri::PathAndQuery;
 
 use super::*;
 
-#[test]
-fn a_url_names_the_shop_in_its_path_or_query() {
-    for right in [
-        "https://secrets.internal/{shop}",
-        "http://127.0.0.1:8080/secrets?shop={shop}&app=1",
-        "https://a/shops/{shop}/secrets",
-    ] {
-        assert_eq!(SourceSettings::check_url(right), Ok(()), "{right}");
-    }
-    for wrong in [
-        "https://secrets.internal/",
-        "https://{shop}/secrets",
-        "https://{shop}.internal/{shop}",
-        "ftp://a/{shop}",
-        "/secrets/{shop}",
-        "https://user:hush@a/{shop}",
-        "https://a/{shop} ",
-    ] {
-        let problem = SourceSettings::check_url(wrong).expect_err(wrong);
-        assert!(!problem.contains("hush"), "{problem}");
-    }
-}
-
 fn settings(url: &str, token_file: Option<PathBuf>) -> SourceSettings {
     let rules = CacheRules {
         ttl: Duration::from_secs(60),
