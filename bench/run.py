@@ -103,11 +103,13 @@ def one_round(system, connections, settings, requests, directory):
 
 
 def all_rounds(settings, requests, directory):
+    # Each round runs the systems the other way round: what one leaves behind on the disk, and a machine
+    # that becomes slower, then hurt all alike.
     plan = [
         (number, connections, system)
         for connections in settings["connections"]
         for number in range(1, settings["rounds"] + 1)
-        for system in settings["systems"]
+        for system in settings["systems"][:: 1 if number % 2 else -1]
     ]
     rounds = []
     for step, (number, connections, system) in enumerate(plan, 1):

@@ -1,7 +1,7 @@
 """Medians with their spread, as JSON and as a Markdown table."""
 
 import json
-from statistics import median
+from statistics import median, quantiles
 
 from . import plot
 
@@ -42,7 +42,8 @@ def ratio(summary, connections, system, key):
     return summary[connections, system][key][0] / base[key][0] if base else None
 
 
-def markdown(machine, disk, settings, summary):
+def markdown(machine, disk, settings, rounds):
+    summary = summarize(rounds)
     lines = ["# Ingest at saturation", ""]
     lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in machine.items()]
     lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in settings.items()]
@@ -58,8 +59,9 @@ def markdown(machine, disk, settings, summary):
             cells.append(f"{times:.2f}" if times else "–")
         cells += [cell(group.get(key), digits) for key, _, digits in COLUMNS]
         lines.append(row(cells + [str(group["not_200"])]))
-    if pairs := beside(summary):
-        lines += ["", "Beside another receiver, in the same rounds: its medians are 1.", ""]
+    if pairs := beside(rounds):
+        lines += ["", "Beside another receiver, in the same rounds and in turn first: medians of the ratios of",
+                  "each round (their middle half).", ""]
         lines += [row(["connections", "system", "× rate", "× CPU"]), row(["---"] * 4), *pairs]
     lines += ["", "![rate and CPU by system and connections](saturation.svg)"]
     lines += ["", "The disk: append + fdatasync in the directory of the queue.", ""]
@@ -69,14 +71,25 @@ def markdown(machine, disk, settings, summary):
     return "\n".join(lines) + "\n"
 
 
-def beside(summary):
-    """Returns rows with the ratios of the receiver's medians to those of the receiver that it ran beside."""
+def beside(rounds):
+    """Returns rows with the ratios of the receiver's figures to those of the receiver that it ran beside:
+    medians of the ratios of each round, and the middle half of these."""
+    of = {(entry["connections"], entry["system"], entry["round"]): entry for entry in rounds}
+    pairs = {}
+    for (connections, system, number), entry in of.items():
+        if other := of.get((connections, system + BESIDE, number)):
+            pairs.setdefault((connections, system), []).append((entry, other))
     rows = []
-    for (connections, system), group in summary.items():
-        if other := summary.get((connections, system + BESIDE)):
-            times = [group[key][0] / other[key][0] for key in ("per_second", "cpu_us")]
-            rows.append(row([str(connections), system, *(f"{time:.3f}" for time in times)]))
+    for (connections, system), both in sorted(pairs.items()):
+        times = [[entry[key] / other[key] for entry, other in both] for key in ("per_second", "cpu_us")]
+        rows.append(row([str(connections), system, *map(spread, times)]))
     return rows
+
+
+def spread(values):
+    """Returns the median and the middle half of values."""
+    low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return f"{middle:.3f} ({low:.3f}–{high:.3f})"
 
 
 def cell(figure, digits):
@@ -125,8 +138,7 @@ def write(directory, machine, disk, settings, rounds):
     directory.mkdir(parents=True, exist_ok=True)
     raw = {"machine": machine, "settings": settings, "fdatasync": disk, "rounds": rounds}
     (directory / "saturation.json").write_text(json.dumps(raw, indent=1) + "\n")
-    summary = summarize(rounds)
-    (directory / "saturation.svg").write_text(plots(summary))
-    text = markdown(machine, disk, settings, summary)
+    (directory / "saturation.svg").write_text(plots(summarize(rounds)))
+    text = markdown(machine, disk, settings, rounds)
     (directory / "saturation.md").write_text(text)
     return text

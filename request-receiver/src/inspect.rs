@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use http::HeaderName;
 use spillway_process::Checker;
 use spillway_webhook::freshness::{self, FreshnessWindow};
 use spillway_webhook::shopify::{Headers, is_compliance, without_mark};
@@ -11,7 +12,7 @@ use spillway_webhook::{Webhook, family};
 use crate::reply::Refusal;
 
 /// Header that a downstreamer sets on every delivery.
-const DELIVERY_HEADER: &str = "spillway-id";
+static DELIVERY_HEADER: HeaderName = HeaderName::from_static("spillway-id");
 
 /// Range of the largest age of a webhook.
 pub const AGE_RANGE: RangeInclusive<Duration> =
@@ -60,15 +61,17 @@ impl InspectionRules {
     /// # Errors
     /// The first rule that the webhook breaks.
     pub fn inspect(&self, webhook: &Webhook, now_ms: u64) -> Result<bool, Refusal> {
-        if webhook.headers.contains_key(DELIVERY_HEADER) {
+        let headers = &webhook.headers;
+        if headers.contains_key(&DELIVERY_HEADER) {
             return Err(Refusal::Loop);
         }
         if !begins_as(&webhook.body, self.body_kinds) {
             return Err(Refusal::NotAWebhook);
         }
-        let topic = webhook.headers.topic().ok_or(Refusal::NoTopic)?;
-        family::check(&webhook.headers, &webhook.body).map_err(|_| Refusal::HeaderMismatch)?;
-        let triggered_at = webhook.headers.shopify("triggered-at");
+        let family = headers.family();
+        let topic = headers.topic_of_family(family).ok_or(Refusal::NoTopic)?;
+        family::check(headers, &webhook.body).map_err(|_| Refusal::HeaderMismatch)?;
+        let triggered_at = headers.of_family(family, "triggered-at");
         if !is_compliance(&topic) {
             freshness::check(triggered_at, now_ms, &self.window).map_err(Refusal::NotFresh)?;
         }

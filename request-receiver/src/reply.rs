@@ -164,7 +164,7 @@ impl Refusal {
 /// answers it, with 400, 414 or 431 and no body.
 pub const NOT_HTTP: &str = "not_http";
 
-/// Labels of all outcomes.
+/// Labels of all outcomes, the most frequent first.
 pub const OUTCOMES: [&str; 23] = [
     "accepted",
     "ignored",

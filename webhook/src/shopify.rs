@@ -4,7 +4,12 @@
 
 use std::borrow::Cow;
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Start of the names of classic headers.
+const PREFIX: &str = "x-shopify-";
+/// Part of it that the names of Events lack.
+const CLASSIC_MARK: &str = "x-";
 
 /// Family of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,28 +41,17 @@ pub trait Headers {
 
     /// The same as [`shopify`](Self::shopify), for a family that is known already.
     fn of_family(&self, family: Family, name: &str) -> Option<&[u8]> {
-        const LONGEST: usize = 96;
-        const PREFIX: &[u8] = b"x-shopify-";
-        let mut full = [0u8; LONGEST];
-        let length = PREFIX.len() + name.len();
-        if length > LONGEST {
-            return None;
-        }
-        full[..PREFIX.len()].copy_from_slice(PREFIX);
-        full[PREFIX.len()..length].copy_from_slice(name.as_bytes());
-        let classic = std::str::from_utf8(&full[..length]).ok()?;
-        let event = &classic["x-".len()..];
-        let [own, other] = match family {
-            Family::Classic => [classic, event],
-            Family::Event => [event, classic],
-        };
-        self.value(own).or_else(|| self.value(other))
+        by_built_names(self, family, name)
     }
 
     /// Topic of the delivery: `products/update`, or topic and action of an Event as `Product/update`.
     /// An Event without an action header has its topic alone.
     fn topic(&self) -> Option<Cow<'_, [u8]>> {
-        let family = self.family();
+        self.topic_of_family(self.family())
+    }
+
+    /// The same as [`topic`](Self::topic), for a family that is known already.
+    fn topic_of_family(&self, family: Family) -> Option<Cow<'_, [u8]>> {
         let part = |name| self.of_family(family, name).filter(|value| !value.is_empty());
         let topic = part("topic")?;
         let action = if family == Family::Event { part("action") } else { None };
@@ -81,18 +75,90 @@ impl Family {
             Self::Event => "shopify-hmac-sha256",
         }
     }
+
+    /// The same name, parsed.
+    pub fn signature_name(self) -> &'static HeaderName {
+        static CLASSIC: HeaderName = HeaderName::from_static(Family::Classic.signature_header());
+        static EVENT: HeaderName = HeaderName::from_static(Family::Event.signature_header());
+        match self {
+            Self::Classic => &CLASSIC,
+            Self::Event => &EVENT,
+        }
+    }
 }
 
 impl Headers for HeaderMap {
     fn value(&self, name: &str) -> Option<&[u8]> {
-        self.get(name).map(http::HeaderValue::as_bytes)
+        self.get(name).map(HeaderValue::as_bytes)
     }
 
     fn family(&self) -> Family {
-        // Asked several times for each webhook, so the name is not parsed each time.
-        static SIGNATURE: HeaderName = HeaderName::from_static(Family::Event.signature_header());
-        if self.contains_key(&SIGNATURE) { Family::Event } else { Family::Classic }
+        if self.contains_key(Family::Event.signature_name()) {
+            Family::Event
+        } else {
+            Family::Classic
+        }
     }
+
+    fn of_family(&self, family: Family, name: &str) -> Option<&[u8]> {
+        let Some(known) = READ_OF_EACH.iter().find(|known| known.name == name) else {
+            return by_built_names(self, family, name);
+        };
+        let [own, other] = match family {
+            Family::Classic => [&known.classic, &known.event],
+            Family::Event => [&known.event, &known.classic],
+        };
+        self.get(own).or_else(|| self.get(other)).map(HeaderValue::as_bytes)
+    }
+}
+
+/// Header of both families, with its names parsed once.
+struct KnownHeader {
+    name: &'static str,
+    classic: HeaderName,
+    event: HeaderName,
+}
+
+/// Headers that are read of each webhook.
+static READ_OF_EACH: [KnownHeader; 3] = [
+    KnownHeader::new("x-shopify-topic"),
+    KnownHeader::new("x-shopify-triggered-at"),
+    KnownHeader::new("x-shopify-shop-domain"),
+];
+
+impl KnownHeader {
+    const fn new(classic: &'static str) -> Self {
+        let (_, event) = classic.split_at(CLASSIC_MARK.len());
+        let (_, name) = classic.split_at(PREFIX.len());
+        Self {
+            name,
+            classic: HeaderName::from_static(classic),
+            event: HeaderName::from_static(event),
+        }
+    }
+}
+
+/// Value of the header with this name in a family, or in the other one.
+fn by_built_names<'a>(
+    headers: &'a (impl Headers + ?Sized),
+    family: Family,
+    name: &str,
+) -> Option<&'a [u8]> {
+    const LONGEST: usize = 96;
+    let mut full = [0u8; LONGEST];
+    let length = PREFIX.len() + name.len();
+    if length > LONGEST {
+        return None;
+    }
+    full[..PREFIX.len()].copy_from_slice(PREFIX.as_bytes());
+    full[PREFIX.len()..length].copy_from_slice(name.as_bytes());
+    let classic = std::str::from_utf8(&full[..length]).ok()?;
+    let event = &classic[CLASSIC_MARK.len()..];
+    let [own, other] = match family {
+        Family::Classic => [classic, event],
+        Family::Event => [event, classic],
+    };
+    headers.value(own).or_else(|| headers.value(other))
 }
 
 /// True for the mandatory privacy topics. They are never refused for their age, dropped, coalesced

@@ -183,7 +183,7 @@ fn tag(mut mac: Hmac<Sha256>, body: &[u8]) -> Tag {
 /// Returns the tag that the signature header claims, if there is one such header and it is
 /// well-formed.
 fn claimed_tag(headers: &HeaderMap) -> Result<Tag, BadSignature> {
-    let mut values = headers.get_all(headers.family().signature_header()).iter();
+    let mut values = headers.get_all(headers.family().signature_name()).iter();
     let value = values.next().ok_or(BadSignature)?;
     if values.next().is_some() || value.len() != ENCODED_BYTES {
         return Err(BadSignature);

@@ -67,6 +67,11 @@ impl Attack {
         Self::Oversized,
     ];
 
+    /// True if attackers wait for answers and get some.
+    pub fn is_answered(self) -> bool {
+        !matches!(self, Self::Nothing | Self::Idle | Self::RapidReset)
+    }
+
     /// Number of attackers at once, of at most `crowd`.
     pub fn strangers(self, crowd: usize) -> usize {
         match self {

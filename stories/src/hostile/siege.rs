@@ -52,6 +52,11 @@ impl Siege {
         Self { stop, heard, thread: Some(thread) }
     }
 
+    /// True if an attacker has been answered.
+    pub fn is_answered(&self) -> bool {
+        !self.heard.lock().expect("nobody panicked while hearing").is_empty()
+    }
+
     /// Stops the attack and returns the answers.
     pub fn end(mut self) -> Heard {
         self.join();

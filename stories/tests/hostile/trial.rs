@@ -127,6 +127,10 @@ impl Trial {
             until("nearly all are there", SOON, async || server.open_files() > most).await;
         }
         self.watch(scene, self.attack.settles_after()).await;
+        if self.attack.is_answered() {
+            // Attackers only run when a core is idle, which takes a while on a busy machine.
+            until("an attacker is answered", SOON, async || siege.is_answered()).await;
+        }
         let watched = self.watch(scene, window).await;
         let heard = siege.end();
         // Remains of the attack are gone before the next calm period.
@@ -214,8 +218,10 @@ impl Trial {
         assert!(!self.heard.keys().any(is_ours), "{self}: a bad request was answered 5xx");
         let grown = self.memory_bytes.1 - self.memory_bytes.0;
         assert!(grown < self.memory_bytes_max(), "{self}: memory grew by {grown} bytes");
-        let speaks = !matches!(self.attack, Attack::Nothing | Attack::Idle | Attack::RapidReset);
-        assert!(!speaks || !self.heard.is_empty(), "{self}: nobody was answered");
+        assert!(
+            !self.attack.is_answered() || !self.heard.is_empty(),
+            "{self}: nobody was answered"
+        );
     }
 
     /// True if the p99 of good webhooks grows within the limit, whatever the cause.
