@@ -117,7 +117,7 @@ impl Batches {
         }
         // Drops the headers and the body before the wait: they lie in the connection's read buffer.
         drop(webhook);
-        poll_fn(|cx| ticket.poll(cx, Instant::now())).await
+        poll_fn(|cx| ticket.poll(cx, Instant::now)).await
     }
 
     /// Waits for something to store. Returns `false` once the batches are closed and empty.

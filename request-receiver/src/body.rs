@@ -1,5 +1,8 @@
 //! Reads a whole body. Its length, its time and its permit are limits.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -29,10 +32,12 @@ pub async fn read<B>(
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    // The timer is armed only if the body is not here already. Mostly it is.
-    timeout_at(Instant::now() + time, collect(&mut body, bytes_max, permit))
-        .await
-        .unwrap_or(Err(Refusal::Slow))
+    let mut reading = pin!(collect(&mut body, bytes_max, permit));
+    // Mostly the body is here already, and needs neither a timer nor the time.
+    if let Poll::Ready(read) = poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await {
+        return read;
+    }
+    timeout_at(Instant::now() + time, reading).await.unwrap_or(Err(Refusal::Slow))
 }
 
 /// Reads and drops the body of a refused request, if it is small and arrives quickly. Then the

@@ -70,7 +70,7 @@ impl InspectionRules {
         }
         let family = headers.family();
         let topic = headers.topic_of_family(family).ok_or(Refusal::NoTopic)?;
-        family::check(headers, &webhook.body).map_err(|_| Refusal::HeaderMismatch)?;
+        family::check(family, headers, &webhook.body).map_err(|_| Refusal::HeaderMismatch)?;
         let triggered_at = headers.of_family(family, "triggered-at");
         if !is_compliance(&topic) {
             freshness::check(triggered_at, now_ms, &self.window).map_err(Refusal::NotFresh)?;

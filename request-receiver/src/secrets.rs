@@ -121,7 +121,7 @@ impl ClientSecrets {
             (Checked::Unverified(webhook), Some(source)) => {
                 // Taken first: a lookup that this webhook begins is asked for after it arrived.
                 let arrived = source.now();
-                let verified = match source.check_known(webhook) {
+                let verified = match source.check_known(webhook, arrived) {
                     (Checked::Verified(verified), _) => verified,
                     // Boxed, so that all other futures stay small.
                     (Checked::Unverified(webhook), tried) => {

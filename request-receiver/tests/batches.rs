@@ -81,7 +81,7 @@ fn push(queue: &BatchQueue<Numbers>, number: u8, deadline: u8) -> Ticket<Numbers
 }
 
 fn answer(ticket: &Ticket<Numbers>, now: u8) -> Poll<Answer> {
-    ticket.poll(&Context::from_waker(Waker::noop()), now)
+    ticket.poll(&Context::from_waker(Waker::noop()), || now)
 }
 
 /// Stores a batch. Returns what was in it.
@@ -247,7 +247,7 @@ fn whoever_waits_when_it_is_decided_is_woken() {
         });
         let woken = std::sync::Arc::new(Woken::default());
         let waker = Waker::from(woken.clone());
-        let polled = ticket.poll(&Context::from_waker(&waker), BEFORE);
+        let polled = ticket.poll(&Context::from_waker(&waker), || BEFORE);
         storing.join().expect("it ends");
         assert!(polled.is_ready() || woken.0.load(Ordering::SeqCst) == 1);
         assert_eq!(answer(&ticket, BEFORE), Poll::Ready(Answer::Stored));

@@ -8,6 +8,8 @@ use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName};
 use http::uri::PathAndQuery;
 
+use crate::shopify::CLASSIC_PREFIX;
+
 /// One webhook, not yet stored. The method is always POST, so it is not carried.
 #[derive(Debug, Clone)]
 pub struct Webhook {
@@ -50,11 +52,13 @@ impl Webhook {
         self.headers
             .iter()
             .filter(move |(name, _)| {
-                let is_own = name.as_str().starts_with(OWN_HEADER_PREFIX);
-                **name == APP_HEADER
-                    || !is_connection_bound(name)
-                        && !is_own
-                        && !named_by_connection.iter().any(|token| token == name.as_str())
+                let text = name.as_str();
+                if text.starts_with(OWN_HEADER_PREFIX) {
+                    return **name == APP_HEADER;
+                }
+                // Most headers are Shopify's, and none of them is bound to the connection.
+                let is_bound = !text.starts_with(CLASSIC_PREFIX) && is_connection_bound(name);
+                !is_bound && !named_by_connection.iter().any(|token| token == text)
             })
             .map(|(name, value)| (name, value.as_bytes()))
     }

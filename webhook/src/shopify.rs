@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Start of the names of classic headers.
-const PREFIX: &str = "x-shopify-";
+pub(crate) const CLASSIC_PREFIX: &str = "x-shopify-";
 /// Part of it that the names of Events lack.
 const CLASSIC_MARK: &str = "x-";
 
@@ -129,7 +129,7 @@ static READ_OF_EACH: [KnownHeader; 3] = [
 impl KnownHeader {
     const fn new(classic: &'static str) -> Self {
         let (_, event) = classic.split_at(CLASSIC_MARK.len());
-        let (_, name) = classic.split_at(PREFIX.len());
+        let (_, name) = classic.split_at(CLASSIC_PREFIX.len());
         Self {
             name,
             classic: HeaderName::from_static(classic),
@@ -146,12 +146,12 @@ fn by_built_names<'a>(
 ) -> Option<&'a [u8]> {
     const LONGEST: usize = 96;
     let mut full = [0u8; LONGEST];
-    let length = PREFIX.len() + name.len();
+    let length = CLASSIC_PREFIX.len() + name.len();
     if length > LONGEST {
         return None;
     }
-    full[..PREFIX.len()].copy_from_slice(PREFIX.as_bytes());
-    full[PREFIX.len()..length].copy_from_slice(name.as_bytes());
+    full[..CLASSIC_PREFIX.len()].copy_from_slice(CLASSIC_PREFIX.as_bytes());
+    full[CLASSIC_PREFIX.len()..length].copy_from_slice(name.as_bytes());
     let classic = std::str::from_utf8(&full[..length]).ok()?;
     let event = &classic[CLASSIC_MARK.len()..];
     let [own, other] = match family {

@@ -292,10 +292,10 @@ impl<C: Contents> TicketState<C> {
 impl<C: Contents> Ticket<C> {
     /// Returns the answer as soon as there is one. Decides the ticket if its deadline has come
     /// unnoticed.
-    pub fn poll(&self, cx: &Context<'_>, now: C::Time) -> Poll<C::Answer> {
+    pub fn poll(&self, cx: &Context<'_>, now: impl FnOnce() -> C::Time) -> Poll<C::Answer> {
         let mut states = self.tickets.lock();
         let ticket = &mut states.all[self.index];
-        if ticket.deadline <= now {
+        if ticket.is_open() && ticket.deadline <= now() {
             ticket.decide(C::UNKNOWN);
         }
         match &mut ticket.outcome {

@@ -172,7 +172,11 @@ impl SecretSource {
     /// Checks a webhook with the secrets of its shop, if these are known and its body is not large.
     /// Most webhooks need nothing else. If it was checked, returns the time at which the source was
     /// asked for the secrets, too.
-    pub fn check_known(self: &Arc<Self>, webhook: Webhook) -> (Checked, Option<Duration>) {
+    pub fn check_known(
+        self: &Arc<Self>,
+        webhook: Webhook,
+        now: Duration,
+    ) -> (Checked, Option<Duration>) {
         if webhook.body.len() > HASHED_AT_ONCE_BYTES_MAX {
             return (Checked::Unverified(webhook), None);
         }
@@ -180,7 +184,7 @@ impl SecretSource {
         let Some(shop) = claimed_shop(&webhook.headers) else {
             return (Checked::Unverified(webhook), None);
         };
-        let known = self.cache().ask_known(shop, self.now());
+        let known = self.cache().ask_known(shop, now);
         let Some((known, begins)) = known else { return (Checked::Unverified(webhook), None) };
         if let Some(cause) = begins {
             self.spawn_lookup(vec![shop.into()], cause);

@@ -252,7 +252,10 @@ mod tests {
             };
             let verified: Result<_, signature::BadSignature> = secrets().verify(received);
             let verified = verified.unwrap().into_inner();
-            assert_eq!(family::check(&verified.headers, &verified.body), Ok(()));
+            assert_eq!(
+                family::check(verified.headers.family(), &verified.headers, &verified.body),
+                Ok(())
+            );
             assert_eq!(verified.headers.topic().as_deref(), Some(topic.as_bytes()));
             let time = verified.headers.shopify("triggered-at").unwrap();
             assert!(freshness::millis(time).is_some());
