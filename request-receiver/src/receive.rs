@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
+use http_body::Body;
 use spillway_process::clock::wall_clock_ms;
 use spillway_webhook::{Webhook, target};
 
@@ -75,7 +75,10 @@ impl Receiver {
         }
     }
 
-    async fn take(&self, request: Request, arrival: &RequestArrival) -> Result<Taken, Refusal> {
+    async fn take<B>(&self, request: Request<B>, arrival: &RequestArrival) -> Result<Taken, Refusal>
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
         let (head, mut body) = request.into_parts();
         let admitted = check_head(&head).and_then(|()| Ok((self.app(&head)?, self.admit(&head)?)));
         let (app, permit) = match admitted {
@@ -97,14 +100,17 @@ impl Receiver {
     }
 
     /// Takes a webhook for an app, or for the one that the receiver's own secrets are of.
-    async fn take_for(
+    async fn take_for<B>(
         &self,
         app: Option<&App>,
         mut permit: Permit,
         mut head: Parts,
-        body: Body,
+        body: B,
         arrival: &RequestArrival,
-    ) -> Result<Taken, Refusal> {
+    ) -> Result<Taken, Refusal>
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
         let body = body::read(body, self.body.bytes_max, self.body.timeout, &mut permit).await?;
         arrival.connection.note_body_read();
         let now_ms = wall_clock_ms();
@@ -159,8 +165,7 @@ enum Taken {
     Ignored,
 }
 
-/// State of a request's handler.
-#[derive(Clone)]
+/// What a request is handled with.
 pub struct RequestContext {
     /// State that all requests share.
     pub receiver: Arc<Receiver>,
@@ -169,10 +174,11 @@ pub struct RequestContext {
 }
 
 /// Answers one request.
-pub async fn receive(
-    State(RequestContext { receiver, arrival }): State<RequestContext>,
-    request: Request,
-) -> Response {
+pub async fn receive<B>(context: RequestContext, request: Request<B>) -> Response
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    let RequestContext { receiver, arrival } = context;
     let claim = receiver.topics.claim(request.headers());
     let taken = receiver.take(request, &arrival).await;
     let outcome = outcome_of(&taken);
@@ -286,8 +292,8 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    use bytes::Bytes;
     use futures_util::FutureExt;
+    use http_body_util::Full;
     use spillway_process::metrics::encode;
     use spillway_webhook::freshness::FreshnessWindow;
     use spillway_webhook::stable_hash;
@@ -332,12 +338,12 @@ mod tests {
         }
     }
 
-    fn request(signature: &str) -> Request {
+    fn request(signature: &str) -> Request<Full<Bytes>> {
         Request::post("/webhooks?shop=1")
             .header(header::CONTENT_LENGTH, BODY.len())
             .header("x-shopify-topic", "products/update")
             .header("x-shopify-hmac-sha256", signature)
-            .body(Body::from(Bytes::from_static(BODY)))
+            .body(Full::new(Bytes::from_static(BODY)))
             .expect("it is well formed")
     }
 
@@ -367,7 +373,7 @@ mod tests {
             // Built as hyper does it, from a slice of its buffer.
             let uri = Uri::from_maybe_shared(Bytes::from_static(target.as_bytes()));
             let request = Request::builder().method(method).uri(uri.expect("a target"));
-            let (head, _) = request.body(Body::empty()).expect("a request").into_parts();
+            let (head, ()) = request.body(()).expect("a request").into_parts();
             check_head(&head).map(|()| head.uri.path_and_query().map(ToString::to_string))
         };
         for (target, path) in [
@@ -409,20 +415,20 @@ mod tests {
         };
         let hush = spillway_webhook::Secrets::new(&[Zeroizing::new("hush".to_owned())]);
         // The topic is known from then on. No batcher runs here to store the webhook.
-        let signed = receive(State(context()), request(&hush.sign(BODY))).now_or_never();
+        let signed = receive(context(), request(&hush.sign(BODY))).now_or_never();
         assert!(signed.is_none());
         for _ in 0..5 {
-            let answer = receive(State(context()), request("forged")).await;
+            let answer = receive(context(), request("forged")).await;
             assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
         }
         assert_eq!(refused(&receiver, "products/update"), 0);
         assert_eq!(refused(&receiver, "other"), 5);
         // Refused after a good signature, or refused by a 503 before the signature is checked.
         receiver.shares.show(HashSet::from([stable_hash::of(&[b""])]));
-        let over = receive(State(context()), request(&hush.sign(BODY))).await;
+        let over = receive(context(), request(&hush.sign(BODY))).await;
         assert_eq!(over.status(), StatusCode::SERVICE_UNAVAILABLE);
         receiver.store.set_stalled(true);
-        receive(State(context()), request(&hush.sign(BODY))).await;
+        receive(context(), request(&hush.sign(BODY))).await;
         assert_eq!(refused(&receiver, "products/update"), 2);
         assert_eq!(refused(&receiver, "other"), 5);
     }
@@ -435,7 +441,7 @@ mod tests {
         for (bytes, pauses) in [(HASHED_AT_ONCE_BYTES_MAX, 0), (3 << 20, 11)] {
             let forged = Request::post("/")
                 .header("x-shopify-hmac-sha256", "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
-                .body(Body::from(vec![b' '; bytes]))
+                .body(Full::new(Bytes::from(vec![b' '; bytes])))
                 .expect("it is well formed");
             let mut take = pin!(receiver.take(forged, &arrival));
             let mut paused = 0;
