@@ -165,7 +165,7 @@ enum Taken {
     Ignored,
 }
 
-/// What a request is handled with.
+/// Shared state and arrival of a request.
 pub struct RequestContext {
     /// State that all requests share.
     pub receiver: Arc<Receiver>,

@@ -24,6 +24,9 @@ const RECHECK_EVERY: Duration = Duration::from_secs(1);
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 /// Longest pause after failed lookups.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
+/// Time for which a failed lookup shows that the source fails, or that it fails for the shop from when
+/// it may be looked up again. Without another, nobody knows.
+const FAILURE_SHOWS_FOR: Duration = Duration::from_secs(60);
 /// Part of `ttl` over which the lookups of shops that were looked up together spread.
 const SPREAD: u32 = 16;
 /// Early lookups begin at multiples of this time, so that those of many shops share a wake-up of
@@ -54,8 +57,10 @@ pub enum Looked {
     Found(Secrets),
     /// The shop has none.
     Unknown,
-    /// There was no answer, or not one that can be understood.
+    /// There was no answer.
     Failed,
+    /// What the source answered for this shop can't be understood. It may be well for others.
+    Garbled,
     /// The source was not asked, because too many lookups of strangers' shops wait.
     NotAsked,
 }
@@ -110,8 +115,8 @@ pub struct SecretCache {
     shops: HashMap<Arc<str>, CachedShop>,
     /// Times at which a shop is looked up again or forgotten. Each entry without a lookup has one.
     due: BTreeSet<(Duration, Arc<str>)>,
-    /// The last lookup of a shop with secrets failed, and none has succeeded since.
-    is_source_down: bool,
+    /// Time at which the last lookup of a shop with secrets failed, if none has succeeded since.
+    source_failed: Option<Duration>,
     delay: SourceDelay,
     first_lookups: LookupBudget,
     rechecks: LookupBudget,
@@ -177,7 +182,7 @@ impl SecretCache {
             rules,
             shops: HashMap::new(),
             due: BTreeSet::new(),
-            is_source_down: false,
+            source_failed: None,
             delay: SourceDelay::default(),
             first_lookups: LookupBudget::full(rules.lookups_a_second),
             rechecks: LookupBudget::full(rules.lookups_a_second),
@@ -201,13 +206,15 @@ impl SecretCache {
 
     /// Secrets of a shop that may be used, and the reason of the lookup that begins now, if one does.
     pub fn ask_known(&mut self, shop: &str, now: Duration) -> Option<(Known, Option<LookupCause>)> {
+        let is_source_down = self.source_failed.is_some_and(|at| now < at + FAILURE_SHOWS_FOR);
         let entry = self.shops.get_mut(shop)?;
         let held = entry.held.as_mut()?;
         let secrets = held.secrets.clone()?;
+        let is_failing = entry.failures > 0 && now < entry.retry_at + FAILURE_SHOWS_FOR;
         let age = now.saturating_sub(held.answered);
         let is_stale = age >= self.rules.ttl;
         let serves = self.rules.ttl + self.rules.stale_max;
-        let may_be_stale = age < serves && (self.is_source_down || entry.failures > 0);
+        let may_be_stale = age < serves && (is_source_down || is_failing);
         if is_stale && !may_be_stale {
             return None;
         }
@@ -316,10 +323,12 @@ impl SecretCache {
                 lookup.over.cancel();
                 return;
             }
-            Looked::Failed => {
+            Looked::Failed | Looked::Garbled => {
                 // Those of other shops fail for what a stranger names.
-                self.is_source_down |=
-                    entry.held.as_ref().is_some_and(|held| held.secrets.is_some());
+                let is_known = entry.held.as_ref().is_some_and(|held| held.secrets.is_some());
+                if is_known && matches!(looked, Looked::Failed) {
+                    self.source_failed = Some(now);
+                }
                 let pause = RETRY_AFTER.saturating_mul(1 << entry.failures.min(10));
                 entry.failures += 1;
                 entry.retry_at = now + pause.min(RETRY_AFTER_MAX);
@@ -329,7 +338,7 @@ impl SecretCache {
                 return;
             }
         };
-        self.is_source_down = false;
+        self.source_failed = None;
         self.delay.observe(lookup.began, now);
         let mut held =
             Held { secrets, asked: lookup.began, answered: now, is_used: false, early_from: None };

@@ -38,7 +38,7 @@ pub struct SecretArgs {
     /// HTTP endpoint of yours that returns the client secrets of a shop, in place of
     /// SHOP_SECRETS_DIR: a URL with {shop} in it, which answers JSON or one secret per line, and 404
     /// for a shop without any; or with {shops}, several shops, comma separated, which answers a JSON
-    /// object with a list for each of them, [] for a shop without any
+    /// object with a list for each of them, empty for a shop without any
     #[arg(long, env = "SHOP_SECRETS_URL")]
     shop_secrets_url: Option<String>,
 

@@ -329,8 +329,14 @@ impl SecretSource {
             LookupCause::Age => &self.turns,
             LookupCause::Stranger => &self.stranger_turns,
         };
-        let end = Instant::now() + LOOKUP_TIMEOUT;
-        let Ok(turn) = timeout_at(end, turns.acquire()).await else {
+        let began = Instant::now();
+        let end = began + LOOKUP_TIMEOUT;
+        // Strangers that wait for long must not make the source look as if it failed.
+        let turn_by = match cause {
+            LookupCause::Age => end,
+            LookupCause::Stranger => began + LOOKUP_TIMEOUT / 2,
+        };
+        let Ok(turn) = timeout_at(turn_by, turns.acquire()).await else {
             return match cause {
                 LookupCause::Age => Err("too many lookups wait for its answers".to_owned()),
                 LookupCause::Stranger => Ok(shops.iter().map(|_| Looked::NotAsked).collect()),
@@ -362,15 +368,12 @@ impl SecretSource {
         let body = Limited::new(answer.into_body(), bytes_max).collect().await;
         let body = body.map_err(|error| format!("its answer broke off or is too long: {error}"))?;
         let body = body.to_bytes();
-        if !takes_several {
-            return Ok(vec![outcome(&parse(&body)?)]);
-        }
-        let answers = parse_several(&body, shops)?;
+        let answers = if takes_several { parse_several(&body, shops)? } else { vec![parse(&body)] };
         let looked = shops.iter().zip(answers).map(|(shop, secrets)| match secrets {
             Ok(secrets) => outcome(&secrets),
             Err(problem) => {
                 self.log_failure(shop, &problem);
-                Looked::Failed
+                Looked::Garbled
             }
         });
         Ok(looked.collect())
@@ -435,7 +438,7 @@ impl SourceMetrics {
         match looked {
             Looked::Found(_) => self.found.inc(),
             Looked::Unknown => self.unknown.inc(),
-            Looked::Failed => self.failed.inc(),
+            Looked::Failed | Looked::Garbled => self.failed.inc(),
             Looked::NotAsked => self.refused.inc(),
         }
     }

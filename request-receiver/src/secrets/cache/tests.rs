@@ -187,6 +187,10 @@ fn after_its_end_a_request_waits_and_without_a_source_older_secrets_serve() {
     assert!(cache.ask(SHOP, s(64.1)).begins.is_some());
     cache.looked_up(SHOP, Looked::Failed, s(64.2));
     let end = s(0.1) + TTL + STALE_MAX;
+    // Long after the last failure, nobody knows whether the source still fails.
+    let asked = cache.ask(SHOP, end - s(10.0));
+    assert!(asked.begins.is_some() && matches!(asked.advice, Advice::Wait(_)));
+    cache.looked_up(SHOP, Looked::Failed, end - s(8.0));
     assert!(used(&cache.ask(SHOP, end - s(0.01))).is_some());
     cache.looked_up(SHOP, Looked::Failed, end);
     assert!(matches!(cache.ask(SHOP, end).advice, Advice::Unavailable));
@@ -208,6 +212,36 @@ fn while_the_source_is_down_no_request_waits_for_another_shop_s_lookup() {
     assert!(used(&asked).is_some_and(|known| known.is_stale) && asked.begins.is_some());
     cache.looked_up(SHOP, found(2), s(61.1));
     assert!(used(&cache.ask(SHOP, s(61.2))).is_some_and(|known| !known.is_stale));
+}
+
+#[test]
+fn an_answer_that_is_garbled_for_a_shop_lets_no_old_secret_of_another_serve() {
+    let mut cache = with_shop(CacheRules { is_early: false, ..rules() });
+    cache.ask("two.myshopify.com", s(0.0));
+    cache.looked_up("two.myshopify.com", found(1), s(0.0));
+    assert!(cache.ask("two.myshopify.com", s(61.0)).begins.is_some());
+    cache.looked_up("two.myshopify.com", Looked::Garbled, s(61.1));
+    let asked = cache.ask("two.myshopify.com", s(61.2));
+    assert!(used(&asked).is_some_and(|known| known.is_stale), "its own serve: {asked:?}");
+    let asked = cache.ask(SHOP, s(61.2));
+    assert!(matches!(asked.advice, Advice::Wait(_)), "{asked:?}");
+}
+
+#[test]
+fn a_failure_of_long_ago_lets_no_old_secret_serve() {
+    let mut cache = with_shop(rules());
+    // Not used, so it is not looked up early.
+    assert_eq!(cache.due(s(60.0)).len(), 0);
+    assert!(matches!(cache.ask(SHOP, s(61.0)).advice, Advice::Wait(_)));
+    cache.looked_up(SHOP, Looked::Failed, s(63.0));
+    assert!(used(&cache.ask(SHOP, s(63.2))).is_some_and(|known| known.is_stale));
+    let mut cache = with_shop(rules());
+    cache.due(s(60.0));
+    cache.ask(SHOP, s(61.0));
+    cache.looked_up(SHOP, Looked::Failed, s(63.0));
+    assert_eq!(cache.due(s(63.5)).len(), 0);
+    let asked = cache.ask(SHOP, s(500.0));
+    assert!(matches!(asked.advice, Advice::Wait(_)) && asked.begins.is_some(), "{asked:?}");
 }
 
 #[test]
