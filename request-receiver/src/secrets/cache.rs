@@ -59,7 +59,7 @@ pub enum Looked {
     Unknown,
     /// There was no answer.
     Failed,
-    /// What the source answered for this shop can't be understood. It may be well for others.
+    /// The answer for this shop can't be understood. The source may be well for others.
     Garbled,
     /// The source was not asked, because too many lookups of strangers' shops wait.
     NotAsked,
