@@ -254,6 +254,31 @@ mod tests {
     }
 
     #[test]
+    fn a_header_whose_name_is_parsed_once_is_read_as_any_other() {
+        let values = [&[][..], &["1"], &["", "2"]];
+        for name in ["topic", "triggered-at", "shop-domain", "action", "webhook-id"] {
+            for (own, other) in values.iter().flat_map(|own| values.map(|other| (*own, other))) {
+                let mut headers = HeaderMap::new();
+                for (prefix, given) in [(CLASSIC_PREFIX, own), ("shopify-", other)] {
+                    let full = HeaderName::try_from(format!("{prefix}{name}")).unwrap();
+                    for value in given {
+                        headers.append(&full, value.parse().unwrap());
+                    }
+                }
+                let first =
+                    |given: &'static [&'static str]| given.first().map(|text| text.as_bytes());
+                for (family, expected) in [
+                    (Family::Classic, first(own).or(first(other))),
+                    (Family::Event, first(other).or(first(own))),
+                ] {
+                    assert_eq!(headers.of_family(family, name), expected, "{name} {headers:?}");
+                    assert_eq!(by_built_names(&headers, family, name), expected);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_pattern_means_a_topic_or_a_kind() {
         assert!(is_topic_match("orders/*", b"orders/create"));
         assert!(!is_topic_match("orders/*", b"orders_x/create"));
