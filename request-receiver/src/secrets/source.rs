@@ -325,18 +325,14 @@ impl SecretSource {
 
     /// Waits for a turn and looks shops up, within [`LOOKUP_TIMEOUT`] together.
     async fn looked(&self, shops: &[Arc<str>], cause: LookupCause) -> Result<Vec<Looked>, String> {
-        let turns = match cause {
-            LookupCause::Age => &self.turns,
-            LookupCause::Stranger => &self.stranger_turns,
+        let (turns, turn_within) = match cause {
+            LookupCause::Age => (&self.turns, LOOKUP_TIMEOUT),
+            // Time is left for the answer, or the source would look as if it failed.
+            LookupCause::Stranger => (&self.stranger_turns, LOOKUP_TIMEOUT / 2),
         };
         let began = Instant::now();
         let end = began + LOOKUP_TIMEOUT;
-        // Strangers that wait for long must not make the source look as if it failed.
-        let turn_by = match cause {
-            LookupCause::Age => end,
-            LookupCause::Stranger => began + LOOKUP_TIMEOUT / 2,
-        };
-        let Ok(turn) = timeout_at(turn_by, turns.acquire()).await else {
+        let Ok(turn) = timeout_at(began + turn_within, turns.acquire()).await else {
             return match cause {
                 LookupCause::Age => Err("too many lookups wait for its answers".to_owned()),
                 LookupCause::Stranger => Ok(shops.iter().map(|_| Looked::NotAsked).collect()),

@@ -48,6 +48,22 @@ async fn known_secrets_check_what_is_not_large_and_any_other_way_of_writing_look
     assert_eq!(tried("two.myshopify.com", 1), None);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_stranger_s_lookup_whose_turn_comes_late_is_not_asked() {
+    let settings = settings("http://127.0.0.1:1/{shop}", None);
+    let source = SecretSource::new(settings, &Registry::new(), Handle::current());
+    let source = source.expect("right settings");
+    let all = u32::try_from(STRANGERS_MAX).expect("a small number");
+    let turns = source.stranger_turns.acquire_many(all).await.expect("it is never closed");
+    let freed = async {
+        tokio::time::sleep(LOOKUP_TIMEOUT * 3 / 4).await;
+        drop(turns);
+    };
+    let shops = [Arc::from("one.myshopify.com")];
+    let (looked, ()) = tokio::join!(source.looked(&shops, LookupCause::Stranger), freed);
+    assert!(matches!(looked.as_deref(), Ok([Looked::NotAsked])), "{looked:?}");
+}
+
 #[test]
 fn a_token_is_one_line_and_is_not_printed() {
     let file = tempfile::NamedTempFile::new().expect("create a file");
