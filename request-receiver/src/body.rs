@@ -114,7 +114,7 @@ where
 mod tests {
     use std::convert::Infallible;
 
-    use futures_util::stream;
+    use futures_util::{StreamExt, stream};
     use http_body::Frame;
     use http_body_util::StreamBody;
 
@@ -137,6 +137,17 @@ mod tests {
         assert_eq!(read_chunks(&[b"", b"", b"a"], 9).await, Ok(Bytes::from_static(b"a")));
         assert_eq!(read_chunks(&[b"abcd", b"efgh", b"ij"], 9).await, Err(Refusal::TooLarge));
         assert_eq!(read_chunks(&[b"abcdefghij"], 9).await, Err(Refusal::TooLarge));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_never_ends_is_refused_when_its_time_is_over() {
+        let first = stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"a")))]);
+        let body = StreamBody::new(first.chain(stream::pending()));
+        let mut permit = Admission::new(1 << 20).admit(0, 0).unwrap();
+        let began = Instant::now();
+        let time = Duration::from_secs(7);
+        assert_eq!(read(body, 9, time, &mut permit).await, Err(Refusal::Slow));
+        assert!((time..time * 2).contains(&began.elapsed()));
     }
 
     #[test]

@@ -253,3 +253,14 @@ fn whoever_waits_when_it_is_decided_is_woken() {
         assert_eq!(answer(&ticket, BEFORE), Poll::Ready(Answer::Stored));
     });
 }
+
+#[test]
+fn a_deadline_that_nobody_has_noticed_is_noticed_by_who_waits() {
+    loom::model(|| {
+        let queue = BatchQueue::<Numbers>::default();
+        let ticket = push(&queue, 1, DEADLINE);
+        assert_eq!(answer(&ticket, BEFORE), Poll::Pending);
+        assert_eq!(answer(&ticket, DEADLINE), Poll::Ready(Answer::Unknown));
+        assert!(queue.seal(BEFORE).is_none(), "its record is not stored");
+    });
+}
