@@ -10,8 +10,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use http::header::HOST;
-use http::request::Parts;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderValue, Uri};
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use serde::Deserialize;
 use spillway_process::Checker;
@@ -23,7 +22,7 @@ use zeroize::Zeroizing;
 use crate::inspect::{AGE_RANGE, BodyKinds, InspectionRules};
 use crate::metrics::add;
 use crate::reply::Refusal;
-use crate::secrets::check;
+use crate::secrets::verify;
 
 /// Most apps of a file. Each is a value of a label.
 const APPS_MAX: usize = 200;
@@ -118,9 +117,9 @@ impl Apps {
     ///
     /// # Errors
     /// [`Refusal::UnknownApp`] if it is for no app, and the receiver has no secrets of its own.
-    pub fn route(&self, head: &Parts) -> Result<Option<Arc<App>>, Refusal> {
-        let path = head.uri.path();
-        let host = host_of(head);
+    pub fn route(&self, uri: &Uri, headers: &HeaderMap) -> Result<Option<Arc<App>>, Refusal> {
+        let path = uri.path();
+        let host = host_of(uri, headers);
         let apps = self.in_force.load();
         let fitting = apps.iter().filter_map(|app| Some((app.fit(path, host)?, app)));
         match fitting.max_by_key(|(fit, _)| *fit) {
@@ -166,9 +165,8 @@ impl App {
     ///
     /// # Errors
     /// [`Refusal::BadSignature`] if none of them made the signature.
-    pub async fn verify(&self, webhook: Webhook) -> Result<Verified<Webhook>, Refusal> {
-        let checked = check(&self.secrets, webhook).await;
-        let verified = checked.verified().map_err(|_| Refusal::BadSignature)?;
+    pub async fn verify<'a>(&self, webhook: &'a Webhook) -> Result<Verified<'a>, Refusal> {
+        let verified = verify(&self.secrets, webhook).await.map_err(|_| Refusal::BadSignature)?;
         self.matches[verified.secret()].inc();
         Ok(verified)
     }
@@ -205,10 +203,10 @@ impl PathPattern {
 }
 
 /// Host that a request names, without its port.
-fn host_of(head: &Parts) -> &str {
-    let named = head.headers.get(HOST).and_then(|host| host.to_str().ok());
+fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> &'a str {
+    let named = headers.get(HOST).and_then(|host| host.to_str().ok());
     // The target takes precedence (RFC 9112, section 3.2.2).
-    let host = head.uri.authority().map(http::uri::Authority::as_str).or(named).unwrap_or_default();
+    let host = uri.authority().map(http::uri::Authority::as_str).or(named).unwrap_or_default();
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,

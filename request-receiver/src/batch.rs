@@ -7,12 +7,11 @@
 pub mod queue;
 
 use std::future::poll_fn;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
+use spillway_webhook::Verified;
 use spillway_webhook::pack::{RAW_BYTES_TARGET, Records};
-use spillway_webhook::{Verified, Webhook};
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -22,7 +21,7 @@ use crate::batch::queue::{BatchQueue, Contents};
 use crate::reply::Refusal;
 // `queue` imports the locks by this path.
 use crate::sync;
-use crate::topics::{TopicIndex, Topics};
+use crate::topics::{TopicIndex, TopicMetrics};
 
 /// Answer to the sender of a webhook.
 pub type Answer = Result<(), Refusal>;
@@ -36,10 +35,13 @@ const DEADLINE_TICK: Duration = Duration::from_millis(20);
 /// Batches of one shard that wait to be stored.
 pub struct Batches {
     queue: BatchQueue<Webhooks>,
-    topics: Mutex<Topics>,
+    topics: TopicMetrics,
     arrived: Notify,
     closed: CancellationToken,
 }
+
+/// Place of one webhook in a batch.
+pub struct Ticket(queue::Ticket<Webhooks>);
 
 /// Webhooks of a batch, with the permit for the memory that they hold.
 #[derive(Default)]
@@ -49,18 +51,18 @@ pub struct Webhooks {
 }
 
 impl Contents for Webhooks {
-    type Item<'a> = (&'a Verified<Webhook>, Permit);
+    type Item<'a> = (Verified<'a>, Permit);
     type Tag = TopicIndex;
     type Answer = Answer;
     type Time = Instant;
     const UNKNOWN: Answer = Err(Refusal::AckTimeout);
 
     fn has_room_for(&self, (webhook, _): &Self::Item<'_>) -> bool {
-        self.records.bytes() + webhook.get().body.len() <= RAW_BYTES_TARGET
+        self.records.bytes() + webhook.webhook().body.len() <= RAW_BYTES_TARGET
     }
 
     fn add(&mut self, (webhook, permit): Self::Item<'_>) {
-        self.records.push(webhook.get());
+        self.records.push(webhook.webhook());
         match &mut self.permit {
             Some(held) => held.merge(permit),
             none => *none = Some(permit),
@@ -88,36 +90,42 @@ impl Batch {
     }
 }
 
+impl Ticket {
+    /// Waits until the webhook is stored.
+    ///
+    /// # Errors
+    /// [`Refusal`] if it is not stored, or not known to be stored, by its deadline.
+    pub async fn answer(self) -> Answer {
+        poll_fn(|cx| self.0.poll(cx)).await
+    }
+}
+
 impl Batches {
     /// No batches yet. `topics` counts the stored webhooks.
-    pub fn new(topics: Topics) -> Self {
+    pub fn new(topics: TopicMetrics) -> Self {
         Self {
             queue: BatchQueue::default(),
-            topics: Mutex::new(topics),
+            topics,
             arrived: Notify::new(),
             closed: CancellationToken::new(),
         }
     }
 
-    /// Waits until `webhook` is stored.
-    ///
-    /// # Errors
-    /// [`Refusal`] if the webhook is not stored, or not known to be stored, by `deadline`.
+    /// Adds `webhook`, whose topic has the index `topic`, for a sender that waits until `deadline`.
+    /// It is copied. The ticket wakes the task that calls this.
     pub async fn push(
         &self,
-        webhook: Verified<Webhook>,
+        webhook: Verified<'_>,
+        topic: TopicIndex,
         permit: Permit,
         deadline: Instant,
-    ) -> Answer {
+    ) -> Ticket {
         let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
-        let topic = self.topics().index_of(webhook.get());
-        let (ticket, is_first) = self.queue.push((&webhook, permit), topic, deadline, waker);
+        let (ticket, is_first) = self.queue.push((webhook, permit), topic, deadline, waker);
         if is_first {
             self.arrived.notify_one();
         }
-        // Drops the headers and the body before the wait: they lie in the connection's read buffer.
-        drop(webhook);
-        poll_fn(|cx| ticket.poll(cx, Instant::now)).await
+        Ticket(ticket)
     }
 
     /// Waits for something to store. Returns `false` once the batches are closed and empty.
@@ -156,7 +164,7 @@ impl Batches {
         }
         let mut stored = Vec::with_capacity(batch.records().count() as usize);
         self.queue.complete(batch, answer, |topic| stored.push(topic));
-        self.topics().stored(stored.into_iter());
+        self.topics.stored(stored.into_iter());
     }
 
     /// Enforces the deadlines for as long as it is polled.
@@ -167,10 +175,6 @@ impl Batches {
             tick.tick().await;
             self.queue.expire(Instant::now());
         }
-    }
-
-    fn topics(&self) -> MutexGuard<'_, Topics> {
-        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -183,12 +187,12 @@ mod tests {
     use bytes::Bytes;
     use http::uri::PathAndQuery;
     use http::{HeaderMap, HeaderValue};
-    use spillway_webhook::Secrets;
+    use spillway_webhook::{Secrets, Webhook};
     use zeroize::Zeroizing;
 
     use super::*;
     use crate::admit::Admission;
-    use crate::topics::TopicMetrics;
+    use crate::topics::TopicClaim;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -196,7 +200,7 @@ mod tests {
 
     fn batches() -> (Batches, Admission) {
         let topics = TopicMetrics::new(&prometheus::Registry::new());
-        (Batches::new(Topics::new(topics)), Admission::new(64 << 20))
+        (Batches::new(topics), Admission::new(64 << 20))
     }
 
     /// Pushes a webhook that waits for at most `time` from now on.
@@ -214,9 +218,12 @@ mod tests {
         let body = Bytes::copy_from_slice(body);
         let permit = admission.admit(0, body.len()).unwrap();
         let webhook = Webhook { received_at_ms: 1, target, headers, body };
-        let verified = secrets.verify(webhook).unwrap();
-        let mut pushed: Pushed<'a> =
-            Box::pin(batches.push(verified, permit, Instant::now() + time));
+        let topic = batches.topics.verified(TopicClaim::Missing, &webhook.headers);
+        let deadline = Instant::now() + time;
+        let mut pushed: Pushed<'a> = Box::pin(async move {
+            let verified = secrets.verify(&webhook).unwrap();
+            batches.push(verified, topic, permit, deadline).await.answer().await
+        });
         assert!(poll(&mut pushed).is_pending());
         pushed
     }

@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, header};
+use http::{Request, header};
 use http_body::Body;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
@@ -24,7 +24,7 @@ const DISCARD_TIME: Duration = Duration::from_millis(50);
 /// [`Refusal::TooLarge`]; [`Refusal::Slow`]; [`Refusal::Overloaded`] if the permit can't grow with
 /// the body; [`Refusal::BrokenBody`] if the body breaks off or isn't framed as announced.
 pub async fn read<B>(
-    mut body: B,
+    body: &mut B,
     bytes_max: usize,
     time: Duration,
     permit: &mut Permit,
@@ -32,7 +32,7 @@ pub async fn read<B>(
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let mut reading = pin!(collect(&mut body, bytes_max, permit));
+    let mut reading = pin!(collect(body, bytes_max, permit));
     // Mostly the body is here already, and needs neither a timer nor the time.
     if let Poll::Ready(read) = poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await {
         return read;
@@ -43,14 +43,15 @@ where
 /// Reads and drops the body of a refused request, if it is small and arrives quickly. Then the
 /// connection can be used again. Under overload, a new connection for each refusal would add to the
 /// load. Returns whether the body was read to its end.
-pub async fn discard<B>(body: &mut B, headers: &HeaderMap) -> bool
+pub async fn discard<B>(request: &mut Request<B>) -> bool
 where
     B: Body<Data = Bytes> + Unpin,
 {
     // A sender with an `Expect` header sends the body only because reading begins.
-    if headers.contains_key(header::EXPECT) {
-        return body.is_end_stream();
+    if request.headers().contains_key(header::EXPECT) {
+        return request.body().is_end_stream();
     }
+    let body = request.body_mut();
     let read = async {
         let mut left = DISCARD_BYTES_MAX;
         while let Some(part) = next(body).await? {
@@ -123,9 +124,10 @@ mod tests {
 
     async fn read_chunks(chunks: &[&'static [u8]], bytes_max: usize) -> Result<Bytes, Refusal> {
         let frames = chunks.iter().map(|chunk| Ok(Frame::data(Bytes::from_static(chunk))));
-        let body = StreamBody::new(stream::iter(frames.collect::<Vec<Result<_, Infallible>>>()));
+        let mut body =
+            StreamBody::new(stream::iter(frames.collect::<Vec<Result<_, Infallible>>>()));
         let mut permit = Admission::new(1 << 20).admit(0, 0).unwrap();
-        read(body, bytes_max, Duration::from_secs(1), &mut permit).await
+        read(&mut body, bytes_max, Duration::from_secs(1), &mut permit).await
     }
 
     #[tokio::test]
@@ -142,11 +144,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_body_that_never_ends_is_refused_when_its_time_is_over() {
         let first = stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"a")))]);
-        let body = StreamBody::new(first.chain(stream::pending()));
+        let mut body = StreamBody::new(first.chain(stream::pending()));
         let mut permit = Admission::new(1 << 20).admit(0, 0).unwrap();
         let began = Instant::now();
         let time = Duration::from_secs(7);
-        assert_eq!(read(body, 9, time, &mut permit).await, Err(Refusal::Slow));
+        assert_eq!(read(&mut body, 9, time, &mut permit).await, Err(Refusal::Slow));
         assert!((time..time * 2).contains(&began.elapsed()));
     }
 

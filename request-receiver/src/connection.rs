@@ -139,11 +139,10 @@ async fn answer(
     serving: Arc<Serving>,
 ) -> Result<Response<Body>, Infallible> {
     let first_byte = phase.begin_request();
-    let arrival = RequestArrival { first_byte, connection: phase.clone() };
+    let arrival = RequestArrival { first_byte, connection: phase };
     let context = RequestContext { receiver: serving.receiver.clone(), arrival };
     // No router and no handler of axum's: every path is the receiver's, and both box what they pass on.
     let mut response = receive(context, request).await;
-    phase.answered();
     if serving.closing.has_begun() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }

@@ -3,16 +3,14 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use http::HeaderName;
 use spillway_process::Checker;
 use spillway_webhook::freshness::{self, FreshnessWindow};
 use spillway_webhook::shopify::{Headers, is_compliance, without_mark};
 use spillway_webhook::{Webhook, family};
 
+use crate::head::RequestHead;
 use crate::reply::Refusal;
-
-/// Header that a downstreamer sets on every delivery.
-static DELIVERY_HEADER: HeaderName = HeaderName::from_static("spillway-id");
+use crate::topics::TopicClaim;
 
 /// Range of the largest age of a webhook.
 pub const AGE_RANGE: RangeInclusive<Duration> =
@@ -60,20 +58,28 @@ impl InspectionRules {
     ///
     /// # Errors
     /// The first rule that the webhook breaks.
-    pub fn inspect(&self, webhook: &Webhook, now_ms: u64) -> Result<bool, Refusal> {
-        let headers = &webhook.headers;
-        if headers.contains_key(&DELIVERY_HEADER) {
+    pub fn inspect(
+        &self,
+        head: &RequestHead,
+        webhook: &Webhook,
+        now_ms: u64,
+    ) -> Result<bool, Refusal> {
+        if head.is_delivery {
             return Err(Refusal::Loop);
         }
         if !begins_as(&webhook.body, self.body_kinds) {
             return Err(Refusal::NotAWebhook);
         }
-        let family = headers.family();
-        let topic = headers.topic_of_family(family).ok_or(Refusal::NoTopic)?;
-        family::check(family, headers, &webhook.body).map_err(|_| Refusal::HeaderMismatch)?;
-        let triggered_at = headers.of_family(family, "triggered-at");
-        if !is_compliance(&topic) {
-            freshness::check(triggered_at, now_ms, &self.window).map_err(Refusal::NotFresh)?;
+        if head.topic == TopicClaim::Missing {
+            return Err(Refusal::NoTopic);
+        }
+        let headers = &webhook.headers;
+        family::check(head.family, headers, &webhook.body).map_err(|_| Refusal::HeaderMismatch)?;
+        let triggered_at = headers.of_family(head.family, "triggered-at");
+        if let Err(error) = freshness::check(triggered_at, now_ms, &self.window)
+            && !headers.topic().is_some_and(|topic| is_compliance(&topic))
+        {
+            return Err(Refusal::NotFresh(error));
         }
         Ok(triggered_at.is_some())
     }

@@ -13,6 +13,7 @@ pub mod body;
 pub mod closing;
 pub mod connection;
 pub mod descriptors;
+pub mod head;
 pub mod ignored;
 pub mod inspect;
 pub mod metrics;

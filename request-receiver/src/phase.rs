@@ -82,17 +82,23 @@ impl Phase {
     /// Notes that bytes were read. The first byte of a request starts its headers.
     pub fn bytes_arrived(&self) {
         match self.now.load(Ordering::Relaxed) {
-            NEW | IDLE | ANSWERED => self.enter(HEADERS),
+            NEW | IDLE | ANSWERED => {
+                self.enter(HEADERS);
+            }
             BODY_READ => self.has_read_ahead.store(true, Ordering::Relaxed),
             _ => {}
         }
     }
 
-    /// Notes that there is nothing to read. After an answer, the connection is idle, or waits for
-    /// the rest of a request whose beginning it has already read.
+    /// Notes that there is nothing to read. After an answer, the connection is idle from that answer
+    /// on, or waits for the rest of a request whose beginning it has already read.
     pub fn waits_for_bytes(&self) {
         if self.now.load(Ordering::Relaxed) == ANSWERED {
-            self.enter(if self.has_read_ahead.load(Ordering::Relaxed) { HEADERS } else { IDLE });
+            if self.has_read_ahead.load(Ordering::Relaxed) {
+                self.enter(HEADERS);
+            } else {
+                self.now.store(IDLE, Ordering::Relaxed);
+            }
         }
     }
 
@@ -158,10 +164,13 @@ impl Phase {
         self.opened + Duration::from_millis(self.since_ms.load(Ordering::Relaxed))
     }
 
-    fn enter(&self, phase: u8) {
-        let since_ms = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
+    /// Enters a phase. Returns the time.
+    fn enter(&self, phase: u8) -> Instant {
+        let now = Instant::now();
+        let since_ms = u64::try_from((now - self.opened).as_millis()).unwrap_or(u64::MAX);
         self.since_ms.store(since_ms, Ordering::Relaxed);
         self.now.store(phase, Ordering::Relaxed);
+        now
     }
 
     /// Notes that the headers are read. Returns when their first byte was read.
@@ -178,9 +187,9 @@ impl Phase {
         began
     }
 
-    /// Notes that the request is answered.
-    pub fn answered(&self) {
-        self.enter(ANSWERED);
+    /// Notes that the request is answered. Returns the time.
+    pub fn answered(&self) -> Instant {
+        self.enter(ANSWERED)
     }
 }
 

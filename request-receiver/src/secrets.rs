@@ -20,7 +20,8 @@ use arc_swap::ArcSwap;
 use http::HeaderMap;
 use prometheus::{IntCounter, IntCounterVec, Opts};
 use spillway_process::settings::read_secrets;
-use spillway_webhook::{Checked, Secrets, Verified, Webhook};
+use spillway_webhook::signature::BadSignature;
+use spillway_webhook::{Secrets, Verified, Webhook};
 use tokio::task::yield_now;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
@@ -95,36 +96,36 @@ impl ClientSecrets {
     /// # Errors
     /// [`Refusal::BadSignature`] if none of them made the signature, and
     /// [`Refusal::SecretsUnavailable`] if the shop's can't be looked up.
-    pub async fn verify(
+    pub async fn verify<'a>(
         &self,
-        webhook: Webhook,
+        webhook: &'a Webhook,
         deadline: Instant,
-    ) -> Result<Verified<Webhook>, Refusal> {
-        let checked = if webhook.body.len() <= HASHED_AT_ONCE_BYTES_MAX {
+    ) -> Result<Verified<'a>, Refusal> {
+        let verified = if webhook.body.len() <= HASHED_AT_ONCE_BYTES_MAX {
             let in_force = self.in_force.load();
             if in_force.matches.is_empty() && self.source.is_some() {
-                Checked::Unverified(webhook)
+                Err(BadSignature)
             } else {
-                in_force.of(&webhook).check(webhook)
+                in_force.of(webhook).verify(webhook)
             }
         } else {
             // Not borrowed: a reload would wait for the end of the borrow.
             let in_force = self.in_force.load_full();
-            check(in_force.of(&webhook), webhook).await
+            verify(in_force.of(webhook), webhook).await
         };
-        match (checked, &self.source) {
-            (Checked::Verified(verified), _) => {
+        match (verified, &self.source) {
+            (Ok(verified), _) => {
                 self.in_force.load().count(verified.secret());
                 Ok(verified)
             }
-            (Checked::Unverified(_), None) => Err(Refusal::BadSignature),
-            (Checked::Unverified(webhook), Some(source)) => {
+            (Err(BadSignature), None) => Err(Refusal::BadSignature),
+            (Err(BadSignature), Some(source)) => {
                 // Taken first: a lookup that this webhook begins is asked for after it arrived.
                 let arrived = source.now();
-                let verified = match source.check_known(webhook, arrived) {
-                    (Checked::Verified(verified), _) => verified,
+                let verified = match source.verify_by_known(webhook, arrived) {
+                    Ok(verified) => verified,
                     // Boxed, so that all other futures stay small.
-                    (Checked::Unverified(webhook), tried) => {
+                    Err(tried) => {
                         Box::pin(source.verify(webhook, arrived, tried, deadline)).await?
                     }
                 };
@@ -221,13 +222,19 @@ fn claimed_shop(headers: &HeaderMap) -> Option<&str> {
     first.to_str().ok().filter(|_| is_one)
 }
 
-/// Checks a webhook. A large body is hashed in pieces.
-pub async fn check(secrets: &Secrets, webhook: Webhook) -> Checked {
+/// Checks a webhook's signature. A large body is hashed in pieces.
+///
+/// # Errors
+/// [`BadSignature`] if none of the secrets made it.
+pub async fn verify<'a>(
+    secrets: &Secrets,
+    webhook: &'a Webhook,
+) -> Result<Verified<'a>, BadSignature> {
     if webhook.body.len() <= HASHED_AT_ONCE_BYTES_MAX {
-        return secrets.check(webhook);
+        return secrets.verify(webhook);
     }
     // Boxed, so that the futures of the many small bodies stay small.
-    Box::pin(secrets.check_in_pieces(webhook, yield_now)).await
+    Box::pin(secrets.verify_in_pieces(webhook, yield_now)).await
 }
 
 /// Returns a secret that nobody knows.
@@ -278,7 +285,7 @@ mod tests {
 
     fn verifies(secrets: &ClientSecrets, webhook: Webhook) -> bool {
         let deadline = Instant::now();
-        let verified = secrets.verify(webhook, deadline).now_or_never();
+        let verified = secrets.verify(&webhook, deadline).now_or_never();
         verified.expect("it waits for nothing").is_ok()
     }
 
@@ -321,7 +328,7 @@ mod tests {
         let body = Bytes::from(vec![b' '; HASHED_AT_ONCE_BYTES_MAX + 1]);
         for (signed_with, is_good) in [(own.as_str(), true), ("app", true), ("guess", false)] {
             let checked = of_body(body.clone(), &one, signed_with);
-            let verified = secrets.verify(checked, Instant::now()).await;
+            let verified = secrets.verify(&checked, Instant::now()).await;
             assert_eq!(verified.is_ok(), is_good, "{signed_with}");
         }
     }

@@ -22,7 +22,6 @@ use crate::receive::Receiver;
 use crate::shared::ShardContext;
 use crate::store::ShardStore;
 use crate::stream::AcceptedConnection;
-use crate::topics::Topics;
 
 /// Connections on their way to a shard. The shard takes them at once unless it is busy with a huge
 /// body.
@@ -120,7 +119,7 @@ fn stay_on(core: usize) {
 
 async fn run(shared: ShardContext, mut incoming: mpsc::Receiver<Incoming>) {
     let closing = shared.closing.clone();
-    let batches = Arc::new(Batches::new(Topics::new(shared.topics.clone())));
+    let batches = Arc::new(Batches::new(shared.topics.clone()));
     let store = shared.store.for_shard();
     let mut batcher = tokio::spawn({
         let pulse = shared.watchdog.watch("a shard's batcher");

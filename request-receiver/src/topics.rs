@@ -7,15 +7,14 @@
 //! subscription look as if it failed.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, Opts, Registry};
 use spillway_process::clock::wall_clock_ms;
-use spillway_webhook::Webhook;
-use spillway_webhook::shopify::Headers;
+use spillway_webhook::shopify::{Family, Headers};
 
 use crate::ignored::IgnoredBy;
 use crate::metrics::{add, vec};
@@ -31,19 +30,34 @@ pub struct TopicMetrics {
     accepted: IntCounterVec,
     last_accepted: GaugeVec,
     refused: IntCounterVec,
-    refused_other: IntCounter,
     ignored: IntCounterVec,
     /// Read for each request and replaced for each new topic. Reading takes no lock.
     known: Arc<ArcSwap<KnownTopics>>,
     learning: Arc<Mutex<()>>,
 }
 
-/// Counters of refused requests, by topic.
-#[derive(Clone, Default)]
+/// Topics with a label. The first is `other`.
+#[derive(Clone)]
 struct KnownTopics {
-    indices: HashMap<Vec<u8>, usize>,
-    refused: Vec<IntCounter>,
+    indices: HashMap<Vec<u8>, TopicIndex>,
+    topics: Vec<Arc<KnownTopic>>,
 }
+
+struct KnownTopic {
+    label: String,
+    refused: IntCounter,
+    /// Not shown before a webhook of the topic is stored.
+    stored: OnceLock<StoredMetrics>,
+}
+
+struct StoredMetrics {
+    accepted: IntCounter,
+    last_accepted: Gauge,
+}
+
+/// Index of a topic that was verified once, or of all topics without a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TopicIndex(u16);
 
 /// Topic that a request claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,27 +65,13 @@ pub enum TopicClaim {
     /// No topic header: not a request from Shopify.
     Missing,
     /// A topic that was verified before.
-    Known(usize),
+    Known(TopicIndex),
     /// Another topic.
     Other,
 }
 
-/// Counters by topic, held by one shard.
-pub struct Topics {
-    indices: HashMap<Vec<u8>, TopicIndex>,
-    known: Vec<Topic>,
-    metrics: TopicMetrics,
-}
-
-/// Index of a topic in the [`Topics`] that returned it.
-#[derive(Debug, Clone, Copy)]
-pub struct TopicIndex(u16);
-
-struct Topic {
-    accepted: IntCounter,
-    last_accepted: Gauge,
-    /// Webhooks of the batch that is being counted.
-    stored: u64,
+impl TopicIndex {
+    const OTHER: Self = Self(0);
 }
 
 impl TopicMetrics {
@@ -92,111 +92,105 @@ impl TopicMetrics {
         let ignored = add(registry, IntCounterVec::new(ignored, &["topic", "by"]));
         // Shown before the first one is counted.
         ignored.with_label_values(&[OTHER_TOPIC, IgnoredBy::Topic.label()]);
+        let other = Arc::new(KnownTopic::new(OTHER_TOPIC, &refused));
+        let known = KnownTopics { indices: HashMap::new(), topics: Vec::from([other]) };
         Self {
             ignored,
             accepted: vec(registry, "spillway_accepted_total", "Webhooks stored.", "topic"),
             last_accepted: add(registry, GaugeVec::new(last, &["topic"])),
-            refused_other: refused.with_label_values(&[OTHER_TOPIC]),
             refused,
-            known: Arc::default(),
+            known: Arc::new(ArcSwap::from_pointee(known)),
             learning: Arc::default(),
         }
     }
 
-    /// Topic that these headers claim. Must be called before the request is taken apart: a part of
-    /// the connection's buffer must not be kept.
-    pub fn claim(&self, headers: &HeaderMap) -> TopicClaim {
-        let Some(topic) = headers.topic() else { return TopicClaim::Missing };
-        self.known
-            .load()
-            .indices
-            .get(&*topic)
-            .map_or(TopicClaim::Other, |index| TopicClaim::Known(*index))
+    /// Topic that the headers of a request claim.
+    pub fn claim(&self, family: Family, headers: &HeaderMap) -> TopicClaim {
+        let Some(topic) = headers.topic_of_family(family) else { return TopicClaim::Missing };
+        let known = self.known.load();
+        known.indices.get(&*topic).map_or(TopicClaim::Other, |index| TopicClaim::Known(*index))
+    }
+
+    /// Index of the topic of a verified webhook, which claimed it. Makes it known if there is room.
+    pub fn verified(&self, claim: TopicClaim, headers: &HeaderMap) -> TopicIndex {
+        match claim {
+            TopicClaim::Known(index) => index,
+            TopicClaim::Missing | TopicClaim::Other => {
+                self.learn(&headers.topic().unwrap_or_default())
+            }
+        }
     }
 
     /// Counts a request that is not answered 200.
     pub fn refused(&self, claim: TopicClaim, refusal: Refusal) {
-        match claim {
-            TopicClaim::Missing => {}
-            TopicClaim::Known(index) if refusal.counts_under_topic() => {
-                self.known.load().refused[index].inc();
-            }
-            TopicClaim::Known(_) | TopicClaim::Other => self.refused_other.inc(),
-        }
+        let index = match claim {
+            TopicClaim::Missing => return,
+            TopicClaim::Known(index) if refusal.counts_under_topic() => index,
+            TopicClaim::Known(_) | TopicClaim::Other => TopicIndex::OTHER,
+        };
+        self.known.load().get(index).refused.inc();
     }
 
     /// Counts a verified webhook that is not stored.
-    pub fn ignored(&self, headers: &HeaderMap, by: IgnoredBy) {
-        let topic = headers.topic().unwrap_or_default();
-        // Learning takes a lock, and what is ignored may come in floods.
-        let label = match std::str::from_utf8(&topic) {
-            Ok(label) if self.known.load().indices.contains_key(&*topic) => label,
-            _ => self.learn(&topic),
-        };
-        self.ignored.with_label_values(&[label, by.label()]).inc();
+    pub fn ignored(&self, index: TopicIndex, by: IgnoredBy) {
+        let known = self.known.load();
+        self.ignored.with_label_values(&[known.get(index).label.as_str(), by.label()]).inc();
     }
 
-    /// Returns the label of a verified topic, which is the topic itself while there is room.
-    fn learn<'a>(&self, topic: &'a [u8]) -> &'a str {
-        let Ok(label) = std::str::from_utf8(topic) else { return OTHER_TOPIC };
+    /// Counts the stored webhooks of a batch, by their topics.
+    pub fn stored(&self, indices: impl Iterator<Item = TopicIndex>) {
+        let known = self.known.load();
+        let mut counts = vec![0; known.topics.len()];
+        indices.for_each(|index| counts[usize::from(index.0)] += 1);
+        let now = Duration::from_millis(wall_clock_ms()).as_secs_f64();
+        for (topic, count) in known.topics.iter().zip(counts).filter(|(_, count)| *count > 0) {
+            let metrics = topic.stored.get_or_init(|| StoredMetrics {
+                accepted: self.accepted.with_label_values(&[topic.label.as_str()]),
+                last_accepted: self.last_accepted.with_label_values(&[topic.label.as_str()]),
+            });
+            metrics.accepted.inc_by(count);
+            metrics.last_accepted.set(now);
+        }
+    }
+
+    /// Makes a verified topic known, while there is room.
+    fn learn(&self, topic: &[u8]) -> TopicIndex {
+        let Ok(label) = std::str::from_utf8(topic) else { return TopicIndex::OTHER };
         let _one_at_a_time = self.learning.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.known.load();
-        if known.indices.contains_key(topic) {
-            return label;
+        if let Some(index) = known.indices.get(topic) {
+            return *index;
         }
-        // The last label is for `other`.
-        if label == OTHER_TOPIC || known.refused.len() >= TOPICS_MAX - 1 {
-            return OTHER_TOPIC;
+        if label == OTHER_TOPIC || known.topics.len() >= TOPICS_MAX {
+            return TopicIndex::OTHER;
         }
+        let index = TopicIndex(u16::try_from(known.topics.len()).expect("BUG: they are bounded"));
         let mut more = KnownTopics::clone(&known);
-        more.indices.insert(topic.to_owned(), more.refused.len());
-        more.refused.push(self.refused.with_label_values(&[label]));
+        more.indices.insert(topic.to_owned(), index);
+        more.topics.push(Arc::new(KnownTopic::new(label, &self.refused)));
         self.known.store(Arc::new(more));
-        label
+        index
     }
 }
 
-impl Topics {
-    /// No topic is known yet.
-    pub fn new(metrics: TopicMetrics) -> Self {
-        Self { indices: HashMap::new(), known: Vec::new(), metrics }
+impl KnownTopics {
+    fn get(&self, index: TopicIndex) -> &KnownTopic {
+        &self.topics[usize::from(index.0)]
     }
+}
 
-    /// Returns the index of the webhook's topic.
-    pub fn index_of(&mut self, webhook: &Webhook) -> TopicIndex {
-        let topic = webhook.headers.topic().unwrap_or_default();
-        if let Some(index) = self.indices.get(&*topic) {
-            return *index;
-        }
-        let label = self.metrics.learn(&topic);
-        if let Some(index) = self.indices.get(label.as_bytes()) {
-            return *index;
-        }
-        let index = TopicIndex(u16::try_from(self.known.len()).expect("BUG: topics are bounded"));
-        self.indices.insert(label.into(), index);
-        self.known.push(Topic {
-            accepted: self.metrics.accepted.with_label_values(&[label]),
-            last_accepted: self.metrics.last_accepted.with_label_values(&[label]),
-            stored: 0,
-        });
-        index
-    }
-
-    /// Counts stored webhooks by their topics.
-    pub fn stored(&mut self, topics: impl Iterator<Item = TopicIndex>) {
-        topics.for_each(|index| self.known[usize::from(index.0)].stored += 1);
-        let now = Duration::from_millis(wall_clock_ms()).as_secs_f64();
-        for topic in self.known.iter_mut().filter(|topic| topic.stored > 0) {
-            topic.accepted.inc_by(std::mem::take(&mut topic.stored));
-            topic.last_accepted.set(now);
+impl KnownTopic {
+    fn new(label: &str, refused: &IntCounterVec) -> Self {
+        Self {
+            label: label.to_owned(),
+            refused: refused.with_label_values(&[label]),
+            stored: OnceLock::new(),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use super::*;
 
     fn headers(topic: &str) -> HeaderMap {
@@ -208,13 +202,15 @@ mod tests {
     #[test]
     fn a_stranger_makes_no_topic_known() {
         let metrics = TopicMetrics::new(&Registry::new());
-        assert_eq!(metrics.claim(&HeaderMap::new()), TopicClaim::Missing);
-        assert_eq!(metrics.claim(&headers("products/update")), TopicClaim::Other);
-        metrics.learn(b"products/update");
-        let claim = metrics.claim(&headers("products/update"));
-        assert_eq!(claim, TopicClaim::Known(0));
-        metrics.refused(claim, Refusal::Overloaded);
-        metrics.refused(metrics.claim(&headers("orders/create")), Refusal::Overloaded);
+        let claim = |headers: &HeaderMap| metrics.claim(Family::Classic, headers);
+        assert_eq!(claim(&HeaderMap::new()), TopicClaim::Missing);
+        let product = headers("products/update");
+        assert_eq!(claim(&product), TopicClaim::Other);
+        let index = metrics.verified(TopicClaim::Other, &product);
+        assert_eq!(claim(&product), TopicClaim::Known(index));
+        assert_eq!(metrics.verified(TopicClaim::Known(index), &HeaderMap::new()), index);
+        metrics.refused(claim(&product), Refusal::Overloaded);
+        metrics.refused(claim(&headers("orders/create")), Refusal::Overloaded);
         metrics.refused(TopicClaim::Missing, Refusal::Overloaded);
         let count = |topic: &str| metrics.refused.with_label_values(&[topic]).get();
         assert_eq!((count("products/update"), count("other")), (1, 1));
@@ -222,12 +218,18 @@ mod tests {
 
     #[test]
     fn past_a_hundred_labels_topics_are_counted_together() {
-        let metrics = TopicMetrics::new(&Registry::new());
-        let topics = (0..150).map(|number| format!("a/{number}"));
-        let labels: HashSet<_> =
-            topics.map(|topic| metrics.learn(topic.as_bytes()).to_owned()).collect();
-        assert_eq!(labels.len(), TOPICS_MAX);
-        assert!(labels.contains(OTHER_TOPIC));
-        assert_eq!(metrics.learn(b"a/1"), "a/1");
+        let registry = Registry::new();
+        let metrics = TopicMetrics::new(&registry);
+        let learn = |topic: &str| metrics.learn(topic.as_bytes());
+        let indices: Vec<_> = (0..150).map(|number| learn(&format!("a/{number}"))).collect();
+        metrics.ignored(indices[0], IgnoredBy::Shop);
+        metrics.stored(indices[1..].iter().copied());
+        let accepted = |topic: &str| metrics.accepted.with_label_values(&[topic]).get();
+        assert_eq!((accepted("a/1"), accepted("a/98"), accepted("other")), (1, 1, 51));
+        assert_eq!(learn("a/1"), indices[1]);
+        assert_eq!(learn("other"), TopicIndex::OTHER);
+        let page = spillway_process::metrics::encode(&registry);
+        let shown = page.lines().filter(|line| line.starts_with("spillway_last_accepted_"));
+        assert_eq!(shown.count(), TOPICS_MAX - 1, "not of the topic that is ignored");
     }
 }

@@ -32,5 +32,5 @@ pub use identity::{StreamId, WebhookId};
 pub use position::Position;
 pub use received::Webhook;
 pub use shopify::Family;
-pub use signature::{Checked, Secrets, Verified};
+pub use signature::{Secrets, Verified};
 pub use spans::Spans;

@@ -27,7 +27,10 @@ pub struct Webhook {
 pub const OWN_HEADER_PREFIX: &str = "spillway-";
 
 /// Header with the name of the app that a webhook is for, where a receiver serves several.
-pub const APP_HEADER: HeaderName = HeaderName::from_static("spillway-app");
+pub const APP_HEADER: HeaderName = HeaderName::from_static(APP_HEADER_NAME);
+
+/// Name of [`APP_HEADER`].
+pub const APP_HEADER_NAME: &str = "spillway-app";
 
 /// True if `name` describes the connection or the framing rather than the webhook.
 pub fn is_connection_bound(name: &HeaderName) -> bool {

@@ -1,6 +1,6 @@
 //! Signature of a webhook: HMAC-SHA256 of the raw body with the app's client secret as the key.
 //!
-//! Invariant: only [`Secrets::check`] and [`Secrets::check_in_pieces`] build a [`Verified`], and
+//! Invariant: only [`Secrets::verify`] and [`Secrets::verify_in_pieces`] build a [`Verified`], and
 //! only a `Verified` can be stored. The comparison runs on the decoded 32 bytes in constant time
 //! (equality of the `hmac` crate's `CtOutput`). Secrets are wiped from memory when dropped and are
 //! never printed.
@@ -28,20 +28,11 @@ const PIECE_BYTES: usize = 256 << 10;
 /// HMAC of a body under one secret. Equality is constant-time.
 type Tag = CtOutput<Hmac<Sha256>>;
 
-/// A value whose body carried a valid signature.
-#[derive(Debug)]
-pub struct Verified<T> {
-    value: T,
+/// A webhook whose signature is good. It cannot change while this is there.
+#[derive(Debug, Clone, Copy)]
+pub struct Verified<'a> {
+    webhook: &'a Webhook,
     secret: usize,
-}
-
-/// Outcome of a check: the webhook, with or without a valid signature.
-#[derive(Debug)]
-pub enum Checked {
-    /// One of the secrets made the signature.
-    Verified(Verified<Webhook>),
-    /// None of them did, or the signature is missing or malformed.
-    Unverified(Webhook),
 }
 
 /// Client secrets of one app. Any of them may have signed a webhook.
@@ -55,33 +46,15 @@ pub struct Secrets {
 #[error("the signature is missing, malformed or made with another secret")]
 pub struct BadSignature;
 
-impl<T> Verified<T> {
+impl<'a> Verified<'a> {
     /// Index, among the secrets, of the one that signed.
-    pub fn secret(&self) -> usize {
+    pub fn secret(self) -> usize {
         self.secret
     }
 
-    /// Returns the verified value.
-    pub fn get(&self) -> &T {
-        &self.value
-    }
-
-    /// Takes the verified value out.
-    pub fn into_inner(self) -> T {
-        self.value
-    }
-}
-
-impl Checked {
-    /// Drops a webhook without a valid signature.
-    ///
-    /// # Errors
-    /// [`BadSignature`] in its place.
-    pub fn verified(self) -> Result<Verified<Webhook>, BadSignature> {
-        match self {
-            Self::Verified(verified) => Ok(verified),
-            Self::Unverified(_) => Err(BadSignature),
-        }
+    /// The webhook.
+    pub fn webhook(self) -> &'a Webhook {
+        self.webhook
     }
 }
 
@@ -117,34 +90,30 @@ impl Secrets {
     /// base64 that equal the tag of the body under one of the secrets. A header given twice is
     /// ambiguous, so it counts as malformed. The body is hashed at most once for each secret, and not
     /// at all if the header is malformed.
-    pub fn check(&self, webhook: Webhook) -> Checked {
-        let Ok(claimed) = claimed_tag(&webhook.headers) else {
-            return Checked::Unverified(webhook);
-        };
-        let mut tags = self.keyed.iter().map(|keyed| tag(begin(keyed), &webhook.body));
-        match tags.position(|tag| tag == claimed) {
-            Some(secret) => Checked::Verified(Verified { value: webhook, secret }),
-            None => Checked::Unverified(webhook),
-        }
-    }
-
-    /// Does the same as [`check`](Self::check), and drops what is not verified.
     ///
     /// # Errors
-    /// [`BadSignature`] in its place.
-    pub fn verify(&self, webhook: Webhook) -> Result<Verified<Webhook>, BadSignature> {
-        self.check(webhook).verified()
+    /// [`BadSignature`] if none of the secrets made the signature, or it is missing or malformed.
+    pub fn verify<'a>(&self, webhook: &'a Webhook) -> Result<Verified<'a>, BadSignature> {
+        let claimed = claimed_tag(&webhook.headers)?;
+        let mut tags = self.keyed.iter().map(|keyed| tag(begin(keyed), &webhook.body));
+        let secret = tags.position(|tag| tag == claimed).ok_or(BadSignature)?;
+        Ok(Verified { webhook, secret })
     }
 
-    /// Does the same as [`check`](Self::check) for a large body: calls `pause` between pieces of
+    /// Does the same as [`verify`](Self::verify) for a large body: calls `pause` between pieces of
     /// 256 KiB, so that other tasks of the same thread can run.
-    pub async fn check_in_pieces<P>(&self, webhook: Webhook, pause: impl Fn() -> P) -> Checked
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn verify_in_pieces<'a, P>(
+        &self,
+        webhook: &'a Webhook,
+        pause: impl Fn() -> P,
+    ) -> Result<Verified<'a>, BadSignature>
     where
         P: Future<Output = ()>,
     {
-        let Ok(claimed) = claimed_tag(&webhook.headers) else {
-            return Checked::Unverified(webhook);
-        };
+        let claimed = claimed_tag(&webhook.headers)?;
         for (secret, keyed) in self.keyed.iter().enumerate() {
             let mut mac = begin(keyed);
             let mut pieces = webhook.body.chunks(PIECE_BYTES).peekable();
@@ -155,10 +124,10 @@ impl Secrets {
                 }
             }
             if mac.finalize() == claimed {
-                return Checked::Verified(Verified { value: webhook, secret });
+                return Ok(Verified { webhook, secret });
             }
         }
-        Checked::Unverified(webhook)
+        Err(BadSignature)
     }
 }
 
@@ -236,9 +205,8 @@ mod tests {
     fn any_of_the_secrets_verifies_and_is_named() {
         let signature = secrets(&["old"]).sign(b"{}");
         let both = secrets(&["new", "old"]);
-        let verified =
-            both.verify(webhook(b"{}", &[("x-shopify-hmac-sha256", &signature)])).unwrap();
-        assert_eq!(verified.secret(), 1);
+        let webhook = webhook(b"{}", &[("x-shopify-hmac-sha256", &signature)]);
+        assert_eq!(both.verify(&webhook).unwrap().secret(), 1);
         assert_eq!(both.fingerprints()[1].len(), 8);
     }
 
@@ -255,7 +223,9 @@ mod tests {
     fn malformed_signatures_are_refused() {
         let good = secrets(&["s"]).sign(b"\xff\xfe");
         assert!(
-            secrets(&["s"]).verify(webhook(b"\xff\xfe", &[("shopify-hmac-sha256", &good)])).is_ok()
+            secrets(&["s"])
+                .verify(&webhook(b"\xff\xfe", &[("shopify-hmac-sha256", &good)]))
+                .is_ok()
         );
         let unpadded = good.trim_end_matches('=');
         let url_safe = good.replace('+', "-").replace('/', "_");
@@ -265,12 +235,12 @@ mod tests {
         }
         for case in &cases {
             let refused = secrets(&["s"])
-                .verify(webhook(b"\xff\xfe", &[("x-shopify-hmac-sha256", case)]))
+                .verify(&webhook(b"\xff\xfe", &[("x-shopify-hmac-sha256", case)]))
                 .is_err();
             assert!(refused, "{case}");
         }
         let twice = [("x-shopify-hmac-sha256", &*good), ("x-shopify-hmac-sha256", &*good)];
-        assert!(secrets(&["s"]).verify(webhook(b"\xff\xfe", &twice)).is_err());
+        assert!(secrets(&["s"]).verify(&webhook(b"\xff\xfe", &twice)).is_err());
     }
 
     #[test]
@@ -284,14 +254,15 @@ mod tests {
         headers: &[(&'static str, &str)],
     ) -> (Option<usize>, usize) {
         let before = HASH_RUNS.get();
-        let found = secrets.verify(webhook(body, headers)).ok().map(|verified| verified.secret());
+        let webhook = webhook(body, headers);
+        let found = secrets.verify(&webhook).ok().map(Verified::secret);
         let hashed = HASH_RUNS.get() - before;
         let pause = || std::future::ready(());
-        let pieces = pin!(secrets.check_in_pieces(webhook(body, headers), pause));
+        let pieces = pin!(secrets.verify_in_pieces(&webhook, pause));
         let Poll::Ready(same) = pieces.poll(&mut Context::from_waker(Waker::noop())) else {
             panic!("a pause that takes no time kept it waiting");
         };
-        let same = same.verified().ok().map(|verified| verified.secret());
+        let same = same.ok().map(Verified::secret);
         assert_eq!(same, found, "in pieces: {headers:?}");
         assert_eq!(HASH_RUNS.get() - before, 2 * hashed, "in pieces: {headers:?}");
         (found, hashed)
@@ -332,9 +303,9 @@ mod tests {
                 std::future::ready(())
             };
             let signed = webhook(body, &[(EVENT, &signature)]);
-            let mut checked = pin!(signer.check_in_pieces(signed, pause));
+            let mut checked = pin!(signer.verify_in_pieces(&signed, pause));
             let checked = checked.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-            assert!(matches!(checked, Poll::Ready(Checked::Verified(_))), "{bytes}");
+            assert!(matches!(checked, Poll::Ready(Ok(_))), "{bytes}");
             assert_eq!(paused.get(), pauses, "{bytes}");
         }
     }

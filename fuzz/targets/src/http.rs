@@ -21,7 +21,7 @@ use request_receiver::settings::ReceiverArgs;
 use request_receiver::shared::ShardContext;
 use request_receiver::store::Store;
 use request_receiver::stream::Stream;
-use request_receiver::topics::{TopicMetrics, Topics};
+use request_receiver::topics::TopicMetrics;
 use spillway_process::supervisor::Watchdog;
 use spillway_process::{Background, Checker, ServerArgs as _};
 use spillway_webhook::pack::{Pack, Record, Records};
@@ -64,7 +64,7 @@ impl Bench {
         let settings = Arc::new(checker.finish(settings).expect("settings that are good"));
         let metrics = ReceiverMetrics::new(&OUTCOMES);
         let topics = TopicMetrics::new(&metrics.registry);
-        let batches = Arc::new(Batches::new(Topics::new(topics.clone())));
+        let batches = Arc::new(Batches::new(topics.clone()));
         let store = Store::usable_one();
         let shared = ShardContext {
             admission: Admission::new(settings.in_flight_bytes_max),

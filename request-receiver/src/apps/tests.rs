@@ -31,7 +31,7 @@ fn apps(text: &str, has_default: bool) -> Apps {
 
 fn route(apps: &Apps, target: &str, host: &str) -> Result<String, Refusal> {
     let request = Request::post(target).header(HOST, host).body(()).expect("well formed");
-    let app = apps.route(&request.into_parts().0)?;
+    let app = apps.route(request.uri(), request.headers())?;
     Ok(app.map_or("-", |app| app.name.to_str().unwrap_or("?").to_owned().leak()).to_owned())
 }
 

@@ -290,15 +290,10 @@ impl<C: Contents> TicketState<C> {
 }
 
 impl<C: Contents> Ticket<C> {
-    /// Returns the answer as soon as there is one. Decides the ticket if its deadline has come
-    /// unnoticed.
-    pub fn poll(&self, cx: &Context<'_>, now: impl FnOnce() -> C::Time) -> Poll<C::Answer> {
+    /// Returns the answer as soon as there is one.
+    pub fn poll(&self, cx: &Context<'_>) -> Poll<C::Answer> {
         let mut states = self.tickets.lock();
-        let ticket = &mut states.all[self.index];
-        if ticket.is_open() && ticket.deadline <= now() {
-            ticket.decide(C::UNKNOWN);
-        }
-        match &mut ticket.outcome {
+        match &mut states.all[self.index].outcome {
             TicketOutcome::Decided(answer) => Poll::Ready(*answer),
             TicketOutcome::Open(waker) => {
                 waker.clone_from(cx.waker());

@@ -11,6 +11,10 @@ use zeroize::Zeroizing;
 /// which a server may answer 200 must not become a secret that anyone can guess.
 const SECRET_BYTES_MIN: usize = 16;
 
+/// Most secrets of a shop. Two are in use while one replaces another, and a webhook with a wrong
+/// signature is hashed once for each.
+const SECRETS_MAX: usize = 16;
+
 /// Secrets of one shop in JSON.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
@@ -89,6 +93,9 @@ fn checked(secrets: Vec<Zeroizing<String>>) -> ShopAnswer {
     if secrets.iter().any(|secret| secret.len() < SECRET_BYTES_MIN) {
         return Err(format!("its answer holds a secret of less than {SECRET_BYTES_MIN} letters"));
     }
+    if secrets.len() > SECRETS_MAX {
+        return Err(format!("its answer holds more than {SECRETS_MAX} secrets"));
+    }
     Ok(secrets)
 }
 
@@ -152,6 +159,10 @@ mod tests {
             let problem = texts(body).expect_err(body);
             assert_eq!(problem, "its answer holds a secret of less than 16 letters", "{body}");
         }
+        let many = |count| (0..count).map(|number| format!("letters-of-{number:05}\n")).collect();
+        let many: [String; 2] = [SECRETS_MAX, SECRETS_MAX + 1].map(many);
+        assert!(texts(&many[0]).is_ok());
+        assert_eq!(texts(&many[1]).expect_err("a page"), "its answer holds more than 16 secrets");
         for body in [r#""""#, r#"[""]"#, r#"{"secrets":["",""]}"#] {
             assert_eq!(texts(body).expect_err(body), "its answer holds an empty secret alone");
         }

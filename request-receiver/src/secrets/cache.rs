@@ -3,18 +3,23 @@
 //! It has no clock and no socket: times are given to it, as durations since a common start, and it
 //! says which shops to look up. Rules:
 //! - At most one lookup of a shop is under way. Requests that need its outcome wait for that one.
-//! - An answer is valid for `ttl`. What is used in that time is looked up again before its end: shortly
-//!   before, or with its first request after that. So no request waits for it.
+//! - An answer is valid for `ttl`. What verifies a webhook in that time is looked up again before its
+//!   end: shortly before, or with its first request after that. So no request waits for it.
 //! - While the source fails, older secrets serve for `stale_max` more.
 //! - A stranger can name any shop, so lookups of shops that the source has not named, and those
 //!   after a wrong signature, are bounded in rate.
 
+mod delay;
+
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use spillway_webhook::{Secrets, stable_hash};
 use tokio_util::sync::CancellationToken;
+
+use self::delay::SourceDelay;
 
 /// Time for which a shop without secrets is remembered, if `ttl` is not shorter.
 const UNKNOWN_TTL: Duration = Duration::from_secs(30);
@@ -82,11 +87,20 @@ pub enum Advice {
 #[derive(Debug, Clone)]
 pub struct Known {
     /// The secrets.
-    pub secrets: Arc<Secrets>,
+    pub secrets: Arc<HeldSecrets>,
     /// Time at which the source was asked for them.
     pub asked: Duration,
     /// They are older than `ttl`, and the source fails.
     pub is_stale: bool,
+}
+
+/// Secrets of a shop, and whether they are in use. A request that only names the shop is no use:
+/// anyone can send it.
+#[derive(Debug)]
+pub struct HeldSecrets {
+    secrets: Secrets,
+    /// They have verified a webhook.
+    is_used: AtomicBool,
 }
 
 /// An advice, and whether the shop is to be looked up.
@@ -137,10 +151,9 @@ struct CachedShop {
 #[derive(Debug)]
 struct Held {
     /// `None`: the shop has no secrets.
-    secrets: Option<Arc<Secrets>>,
+    secrets: Option<Arc<HeldSecrets>>,
     asked: Duration,
     answered: Duration,
-    is_used: bool,
     /// Requests that arrive from now on begin a lookup, if none is under way.
     early_from: Option<Duration>,
 }
@@ -151,15 +164,6 @@ struct Lookup {
     /// Time of `due` for the shop before it began.
     due: Option<Duration>,
     over: CancellationToken,
-}
-
-/// Time that the source takes: its mean and its mean deviation, as TCP estimates round trips.
-/// Source: RFC 6298, section 2.
-#[derive(Debug, Default)]
-struct SourceDelay {
-    mean_and_deviation: Option<(Duration, Duration)>,
-    /// Begin and end of the last lookup. Those of one request are the same.
-    last: Option<(Duration, Duration)>,
 }
 
 /// Token bucket.
@@ -206,9 +210,9 @@ impl SecretCache {
 
     /// Secrets of a shop that may be used, and the reason of the lookup that begins now, if one does.
     pub fn ask_known(&mut self, shop: &str, now: Duration) -> Option<(Known, Option<LookupCause>)> {
-        let is_source_down = self.source_failed.is_some_and(|at| now < at + FAILURE_SHOWS_FOR);
+        let is_source_down = self.is_source_down(now);
         let entry = self.shops.get_mut(shop)?;
-        let held = entry.held.as_mut()?;
+        let held = entry.held.as_ref()?;
         let secrets = held.secrets.clone()?;
         let is_failing = entry.failures > 0 && now < entry.retry_at + FAILURE_SHOWS_FOR;
         let age = now.saturating_sub(held.answered);
@@ -218,7 +222,6 @@ impl SecretCache {
         if is_stale && !may_be_stale {
             return None;
         }
-        held.is_used = true;
         let known = Known { secrets, asked: held.asked, is_stale };
         let is_early = held.early_from.is_some_and(|early_from| now >= early_from);
         let begins = (is_stale || is_early) && entry.lookup.is_none() && now >= entry.retry_at;
@@ -308,7 +311,7 @@ impl SecretCache {
         let entry = self.shops.get_mut(shop).expect("BUG: it was there");
         let Some(lookup) = entry.lookup.take() else { return };
         let secrets = match looked {
-            Looked::Found(secrets) => Some(Arc::new(secrets)),
+            Looked::Found(secrets) => Some(Arc::new(HeldSecrets::new(secrets))),
             Looked::Unknown => None,
             Looked::NotAsked => {
                 // What is known is looked up when it was to be, whatever a stranger's request began.
@@ -340,8 +343,7 @@ impl SecretCache {
         };
         self.source_failed = None;
         self.delay.observe(lookup.began, now);
-        let mut held =
-            Held { secrets, asked: lookup.began, answered: now, is_used: false, early_from: None };
+        let mut held = Held { secrets, asked: lookup.began, answered: now, early_from: None };
         let ends = now + self.rules.ttl_of(&held);
         if held.secrets.is_some() && self.rules.is_early {
             held.early_from = Some(multiple_before(ends - self.lead(&name, now)));
@@ -354,6 +356,10 @@ impl SecretCache {
         lookup.over.cancel();
     }
 
+    fn is_source_down(&self, now: Duration) -> bool {
+        self.source_failed.is_some_and(|at| now < at + FAILURE_SHOWS_FOR)
+    }
+
     /// Time of the next call of [`Self::due`].
     pub fn next_due(&self) -> Option<Duration> {
         self.due.first().map(|(at, _)| *at)
@@ -361,6 +367,7 @@ impl SecretCache {
 
     /// Forgets what is over. Returns the shops whose lookup begins now.
     pub fn due(&mut self, now: Duration) -> Vec<Arc<str>> {
+        let is_source_down = self.is_source_down(now);
         let mut begun = Vec::new();
         while self.next_due().is_some_and(|at| at <= now) {
             let Some((_, shop)) = self.due.pop_first() else { break };
@@ -371,12 +378,15 @@ impl SecretCache {
                 continue;
             };
             let is_known = held.secrets.is_some();
-            let is_used = is_known && held.is_used;
+            let is_used = held.secrets.as_ref().is_some_and(|secrets| secrets.is_used());
+            let is_kept_fresh = is_used && self.rules.is_early;
             let stale_max = if is_known { self.rules.stale_max } else { Duration::ZERO };
             let forget_at = held.answered + self.rules.ttl_of(held) + stale_max;
-            if now >= forget_at {
+            // If it was forgotten because the source fails, its next webhook would be taken for a
+            // stranger's.
+            if now >= forget_at && !(is_kept_fresh && is_source_down) {
                 self.shops.remove(&shop);
-            } else if is_used && self.rules.is_early {
+            } else if is_kept_fresh {
                 self.begin(&shop, now);
                 begun.push(shop);
             } else {
@@ -428,6 +438,26 @@ impl CacheRules {
     }
 }
 
+impl HeldSecrets {
+    fn new(secrets: Secrets) -> Self {
+        Self { secrets, is_used: AtomicBool::new(false) }
+    }
+
+    /// The secrets.
+    pub fn get(&self) -> &Secrets {
+        &self.secrets
+    }
+
+    /// Notes that they have verified a webhook.
+    pub fn note_use(&self) {
+        self.is_used.store(true, Ordering::Relaxed);
+    }
+
+    fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Relaxed)
+    }
+}
+
 impl Held {
     /// Advice to those who wait for an answer that has just come.
     fn advice(&self) -> Advice {
@@ -437,27 +467,6 @@ impl Held {
             }
             None => Advice::Unknown,
         }
-    }
-}
-
-impl SourceDelay {
-    /// Takes a lookup into account. Of several by one request, it takes one.
-    fn observe(&mut self, began: Duration, ended: Duration) {
-        if self.last.replace((began, ended)) == Some((began, ended)) {
-            return;
-        }
-        let took = ended.saturating_sub(began);
-        self.mean_and_deviation = Some(match self.mean_and_deviation {
-            None => (took, took / 2),
-            Some((mean, deviation)) => {
-                ((mean * 7 + took) / 8, (deviation * 3 + mean.abs_diff(took)) / 4)
-            }
-        });
-    }
-
-    /// Time within which nearly all answers come.
-    fn most(&self) -> Duration {
-        self.mean_and_deviation.map_or(Duration::ZERO, |(mean, deviation)| mean + deviation * 4)
     }
 }
 

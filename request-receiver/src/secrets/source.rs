@@ -21,16 +21,16 @@ use rustls::crypto::ring;
 use spillway_process::background::Background;
 use spillway_process::error::chain;
 use spillway_process::settings::read_secrets;
-use spillway_webhook::{Checked, Secrets, Verified, Webhook};
+use spillway_webhook::{Secrets, Verified, Webhook};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use zeroize::Zeroizing;
 
 use super::answer::{parse, parse_several};
-use super::cache::{Advice, Asked, CacheRules, Looked, LookupCause, SecretCache};
+use super::cache::{Advice, Asked, CacheRules, Known, Looked, LookupCause, SecretCache};
 use super::lookup_url::{filled, grouped, takes_several};
-use super::{HASHED_AT_ONCE_BYTES_MAX, check, claimed_shop};
+use super::{HASHED_AT_ONCE_BYTES_MAX, claimed_shop, verify};
 use crate::ignored::is_domain;
 use crate::metrics::{add, vec};
 use crate::reply::Refusal;
@@ -170,30 +170,28 @@ impl SecretSource {
     }
 
     /// Checks a webhook with the secrets of its shop, if these are known and its body is not large.
-    /// Most webhooks need nothing else. If it was checked, returns the time at which the source was
-    /// asked for the secrets, too.
-    pub fn check_known(
+    /// Most webhooks need nothing else.
+    ///
+    /// # Errors
+    /// Time at which the source was asked for the secrets, if it was not signed with them. `None` if
+    /// there were none to check it with.
+    pub fn verify_by_known<'a>(
         self: &Arc<Self>,
-        webhook: Webhook,
+        webhook: &'a Webhook,
         now: Duration,
-    ) -> (Checked, Option<Duration>) {
+    ) -> Result<Verified<'a>, Option<Duration>> {
         if webhook.body.len() > HASHED_AT_ONCE_BYTES_MAX {
-            return (Checked::Unverified(webhook), None);
+            return Err(None);
         }
         // Only domains in lower case are ever known.
-        let Some(shop) = claimed_shop(&webhook.headers) else {
-            return (Checked::Unverified(webhook), None);
-        };
-        let known = self.cache().ask_known(shop, now);
-        let Some((known, begins)) = known else { return (Checked::Unverified(webhook), None) };
+        let shop = claimed_shop(&webhook.headers).ok_or(None)?;
+        let (known, begins) = self.cache().ask_known(shop, now).ok_or(None)?;
         if let Some(cause) = begins {
             self.spawn_lookup(vec![shop.into()], cause);
         }
-        let checked = known.secrets.check(webhook);
-        if matches!(checked, Checked::Verified(_)) {
-            self.metrics.stale.inc_by(u64::from(known.is_stale));
-        }
-        (checked, Some(known.asked))
+        let verified = known.secrets.get().verify(webhook).map_err(|_| Some(known.asked))?;
+        self.used(&known);
+        Ok(verified)
     }
 
     /// Checks a webhook that arrived at `arrived` with the secrets of its shop, which may have to be
@@ -203,13 +201,13 @@ impl SecretSource {
     /// # Errors
     /// [`Refusal::BadSignature`] if none of them made the signature, and
     /// [`Refusal::SecretsUnavailable`] if they can't be looked up.
-    pub async fn verify(
+    pub async fn verify<'a>(
         self: &Arc<Self>,
-        mut webhook: Webhook,
+        webhook: &'a Webhook,
         arrived: Duration,
         mut tried: Option<Duration>,
         deadline: Instant,
-    ) -> Result<Verified<Webhook>, Refusal> {
+    ) -> Result<Verified<'a>, Refusal> {
         let shop = claimed_shop(&webhook.headers).filter(|shop| is_domain(shop));
         let shop = shop.ok_or(Refusal::BadSignature)?;
         let shop = shop.to_ascii_lowercase();
@@ -220,12 +218,9 @@ impl SecretSource {
             };
             match self.begun(&shop, asked) {
                 Advice::Use(known) => {
-                    match check(&known.secrets, webhook).await {
-                        Checked::Verified(verified) => {
-                            self.metrics.stale.inc_by(u64::from(known.is_stale));
-                            return Ok(verified);
-                        }
-                        Checked::Unverified(back) => webhook = back,
+                    if let Ok(verified) = verify(known.secrets.get(), webhook).await {
+                        self.used(&known);
+                        return Ok(verified);
                     }
                     tried = Some(known.asked);
                 }
@@ -290,6 +285,12 @@ impl SecretSource {
         let changed = change(&mut cache);
         self.metrics.shops.set(i64::try_from(cache.len()).unwrap_or(i64::MAX));
         changed
+    }
+
+    /// Notes that secrets have verified a webhook.
+    fn used(&self, known: &Known) {
+        known.secrets.note_use();
+        self.metrics.stale.inc_by(u64::from(known.is_stale));
     }
 
     /// Time since the start of the source.

@@ -76,7 +76,7 @@ async fn take(
         Webhook { received_at_ms: 0, target: PathAndQuery::from_static("/"), headers, body };
     // Webhooks left over from a run with another secret are accepted too: this is only a demo.
     let signed =
-        if seen.secrets.verify(webhook).is_ok() { "" } else { "  SIGNATURE DOES NOT MATCH" };
+        if seen.secrets.verify(&webhook).is_ok() { "" } else { "  SIGNATURE DOES NOT MATCH" };
     // A closed standard output is no reason to refuse a delivery.
     line(format_args!("{text}{signed}")).ok();
     if let Some(awaiting) = awaiting {

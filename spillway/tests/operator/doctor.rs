@@ -32,7 +32,7 @@ async fn take(State(received): State<Received>, headers: HeaderMap, body: Bytes)
     let webhook =
         Webhook { received_at_ms: 0, target: PathAndQuery::from_static("/"), headers, body };
     let secrets = Secrets::new(&[Zeroizing::new(SECRET.1.to_owned())]);
-    if secrets.verify(webhook).is_ok() { StatusCode::OK } else { StatusCode::UNAUTHORIZED }
+    if secrets.verify(&webhook).is_ok() { StatusCode::OK } else { StatusCode::UNAUTHORIZED }
 }
 
 /// Runs the command on another thread, because the backend runs on this one.

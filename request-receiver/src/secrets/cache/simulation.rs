@@ -150,7 +150,8 @@ impl World {
             match asked.advice {
                 Advice::Use(known) => {
                     let signed_with = of(sent.shop, sent.version);
-                    if known.secrets.fingerprints() == signed_with.fingerprints() {
+                    if known.secrets.get().fingerprints() == signed_with.fingerprints() {
+                        known.secrets.note_use();
                         return self.accepted(&sent, &known);
                     }
                     assert!(sent.tried.is_none_or(|tried| tried < known.asked), "for ever");

@@ -43,9 +43,13 @@ fn with_shop(rules: CacheRules) -> SecretCache {
     cache
 }
 
+/// Secrets that a request is checked with, and by which it is good.
 fn used(asked: &Asked) -> Option<&Known> {
     match &asked.advice {
-        Advice::Use(known) => Some(known),
+        Advice::Use(known) => {
+            known.secrets.note_use();
+            Some(known)
+        }
         _ => None,
     }
 }
@@ -107,6 +111,40 @@ fn what_is_used_is_looked_up_again_before_its_end_and_the_rest_is_forgotten() {
     assert_eq!(cache.next_due(), Some(forget_at));
     assert!(cache.due(forget_at).is_empty());
     assert!(cache.is_empty() && cache.next_due().is_none());
+}
+
+#[test]
+fn a_shop_that_is_only_named_is_not_in_use() {
+    let mut cache = with_shop(rules());
+    let named = cache.ask(SHOP, s(30.0));
+    assert!(matches!(named.advice, Advice::Use(_)));
+    let due = cache.next_due().expect("it is scheduled");
+    assert!(cache.due(due).is_empty(), "anyone can name it");
+    assert_eq!(cache.next_due(), Some(s(0.1) + TTL + STALE_MAX));
+}
+
+#[test]
+fn a_shop_in_use_is_not_forgotten_because_the_source_fails() {
+    let mut cache = with_shop(CacheRules { stale_max: Duration::ZERO, ..rules() });
+    assert!(used(&cache.ask(SHOP, s(30.0))).is_some());
+    while let Some(due) = cache.next_due().filter(|due| *due < s(3600.0)) {
+        assert_eq!(cache.due(due), [Arc::from(SHOP)], "{due:?}");
+        cache.looked_up(SHOP, Looked::Failed, due + s(2.0));
+    }
+    let asked = cache.ask(SHOP, s(3600.0));
+    assert!(matches!(asked.advice, Advice::Unavailable), "nothing serves: {asked:?}");
+    let due = cache.next_due().expect("it is tried again");
+    assert_eq!(cache.due(due), [Arc::from(SHOP)]);
+    cache.looked_up(SHOP, found(2), due + s(0.1));
+    assert!(used(&cache.ask(SHOP, due + s(0.2))).is_some());
+    // What is wrong with the answer for it alone may be that it is gone.
+    let mut cache = with_shop(CacheRules { stale_max: Duration::ZERO, ..rules() });
+    assert!(used(&cache.ask(SHOP, s(30.0))).is_some());
+    while let Some(due) = cache.next_due() {
+        cache.due(due).iter().for_each(|shop| cache.looked_up(shop, Looked::Garbled, due));
+        assert!(due < s(0.1) + TTL + RETRY_AFTER_MAX * 2);
+    }
+    assert!(cache.is_empty());
 }
 
 #[test]
