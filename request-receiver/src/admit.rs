@@ -1,7 +1,7 @@
 //! Limit on the bytes that are received and not yet stored.
 //!
-//! A webhook holds what has arrived of it, not the length that its sender announced. An
-//! announcement costs a stranger nothing. The permit travels with the webhook, and then with its
+//! A webhook holds what has arrived of it and at most 8 KiB ahead, not the length that its sender
+//! announced. An announcement costs a stranger nothing. The permit travels with the webhook, and then with its
 //! batch, until the append ends. Dropping it frees its bytes, also after a panic.
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Batches of one shard: verified webhooks that are stored together.
 //!
-//! A webhook is written into its batch once. Its headers and body are dropped then, so that the
-//! connection can reuse its read buffer. Only a [`Verified`] webhook gets in. The permits that the
+//! A webhook is written into its batch once. Who pushes it drops its headers and body then, so that
+//! the connection can reuse its read buffer. Only a [`Verified`] webhook gets in. The permits that the
 //! batches hold bound their memory. [`queue`] decides the answer of each sender.
 
 pub mod queue;
@@ -152,8 +152,8 @@ impl Batches {
         self.queue.bytes()
     }
 
-    /// Takes the oldest batch, without the records that nobody waits for any more.
-    pub fn take(&self) -> Option<Batch> {
+    /// Seals the oldest batch and takes it, without the records that nobody waits for any more.
+    pub fn seal(&self) -> Option<Batch> {
         self.queue.seal(Instant::now())
     }
 
@@ -236,7 +236,7 @@ mod tests {
     async fn all_who_wait_in_a_batch_are_answered_alike() {
         let (batches, admission) = batches();
         let mut all: Vec<_> = (0..3).map(|_| push(&batches, &admission, b"{}", SECOND)).collect();
-        let batch = batches.take().unwrap();
+        let batch = batches.seal().unwrap();
         assert_eq!(batch.records().count(), 3);
         let mut late = push(&batches, &admission, b"{}", SECOND);
         batches.complete(batch, Err(Refusal::QueueFull));
@@ -244,7 +244,7 @@ mod tests {
             assert_eq!(poll(pushed), Poll::Ready(Err(Refusal::QueueFull)));
         }
         assert!(poll(&mut late).is_pending());
-        let batch = batches.take().unwrap();
+        let batch = batches.seal().unwrap();
         batches.complete(batch, Ok(()));
         assert_eq!(poll(&mut late), Poll::Ready(Ok(())));
         assert_eq!(admission.in_flight_bytes(), 0);
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
         // Goes into the batch that lost a record.
         let mut last = push(&batches, &admission, b"{}", 3 * SECOND);
-        let batch = batches.take().unwrap();
+        let batch = batches.seal().unwrap();
         assert_eq!(batch.records().count(), 2);
         // A webhook in flight is answered, too, and is stored nevertheless.
         tokio::time::advance(2 * SECOND).await;
@@ -277,7 +277,7 @@ mod tests {
         let mut later = push(&batches, &admission, b"{}", 3 * SECOND);
         tokio::time::advance(2 * SECOND).await;
         // The sender is woken, but polls only after the batch is stored without its webhook.
-        let batch = batches.take().unwrap();
+        let batch = batches.seal().unwrap();
         assert_eq!(batch.records().count(), 1);
         batches.complete(batch, Ok(()));
         assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
@@ -288,7 +288,7 @@ mod tests {
     async fn what_nobody_waits_for_any_more_is_not_sent() {
         let (batches, admission) = batches();
         drop(push(&batches, &admission, b"{}", SECOND));
-        assert!(batches.take().is_none());
+        assert!(batches.seal().is_none());
         assert_eq!(admission.in_flight_bytes(), 0);
     }
 
@@ -299,7 +299,7 @@ mod tests {
         let soon = push(&batches, &admission, b"{}", SECOND);
         let _last = push(&batches, &admission, b"{}", 3 * SECOND);
         let _next = push(&batches, &admission, b"{}", 2 * SECOND);
-        let batch = batches.take().unwrap();
+        let batch = batches.seal().unwrap();
         assert_eq!(batch.first_deadline(), Some(start + SECOND));
         drop(soon);
         assert_eq!(batch.first_deadline(), Some(start + 2 * SECOND));
@@ -309,7 +309,7 @@ mod tests {
     async fn a_batch_that_is_lost_tells_that_nothing_is_known() {
         let (batches, admission) = batches();
         let mut pushed = push(&batches, &admission, b"{}", SECOND);
-        drop(batches.take());
+        drop(batches.seal());
         assert_eq!(poll(&mut pushed), Poll::Ready(Err(Refusal::AckTimeout)));
     }
 
@@ -322,7 +322,7 @@ mod tests {
             .map(|size| push(&batches, &admission, &vec![b' '; *size], SECOND))
             .collect();
         let counts: Vec<_> =
-            std::iter::from_fn(|| batches.take()).map(|batch| batch.records().count()).collect();
+            std::iter::from_fn(|| batches.seal()).map(|batch| batch.records().count()).collect();
         assert_eq!(counts, [2, 1, 2]);
         drop(all);
     }
@@ -333,7 +333,7 @@ mod tests {
         let pushed = push(&batches, &admission, b"{}", SECOND);
         batches.close();
         assert!(batches.arrived().await);
-        batches.take();
+        batches.seal();
         assert!(!batches.arrived().await);
         drop(pushed);
     }
@@ -346,7 +346,7 @@ mod tests {
         tokio::spawn(async move { keeper.keep_deadlines().await });
         let mut soon = push(&batches, &admission, b"{}", SECOND);
         let mut later = push(&batches, &admission, b"{}", 3 * SECOND);
-        let batch = batches.take().unwrap();
+        let batch = batches.seal().unwrap();
         tokio::time::sleep(SECOND + 2 * DEADLINE_TICK).await;
         assert_eq!(poll(&mut soon), Poll::Ready(Err(Refusal::AckTimeout)));
         batches.complete(batch, Ok(()));

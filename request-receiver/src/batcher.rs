@@ -7,7 +7,7 @@ use spillway_webhook::pack::RAW_BYTES_TARGET;
 use crate::batch::Batches;
 use crate::store::ShardStore;
 
-/// Times that a shard lets its other tasks run before it closes a batch, while each time adds more
+/// Times that a shard lets its other tasks run before it seals a batch, while each time adds more
 /// webhooks. After that the shard would only wait for itself.
 const GATHER_ROUNDS_MAX: usize = 12;
 
@@ -27,7 +27,7 @@ impl Batcher {
     pub async fn run(mut self) {
         while self.arrived().await {
             self.gather().await;
-            if let Some(batch) = self.batches.take() {
+            if let Some(batch) = self.batches.seal() {
                 self.store.store(batch).await;
             }
         }

@@ -51,8 +51,8 @@ impl RequestHead {
         head
     }
 
-    /// A proxy in front may have read some heads in another way than hyper does. Transfer codings
-    /// other than `chunked` leave open where the request ends. Two hosts leave open whom it is for
+    /// Counts bytes, finds the family, and notes whatever a proxy in front may have read in another
+    /// way than hyper does. Transfer codings other than `chunked` leave open where the request ends. Two hosts leave open whom it is for
     /// (RFC 9112, sections 6.1 and 3.2). A Content-Length next to `chunked` never gets here: hyper
     /// removes it, and ends the connection with that request.
     fn read_headers(&mut self, headers: &HeaderMap) {

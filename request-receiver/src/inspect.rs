@@ -53,7 +53,7 @@ impl BodyKinds {
 }
 
 impl InspectionRules {
-    /// Checks a verified webhook, in the order of the contract. Returns true if the webhook tells
+    /// Checks a verified webhook, rule by rule. Returns true if the webhook tells
     /// when it was triggered.
     ///
     /// # Errors

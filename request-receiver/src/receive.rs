@@ -87,7 +87,7 @@ impl Receiver {
             head.check(request).and_then(|()| Ok((self.app(request)?, self.admit(head)?)));
         let (app, permit) = match admitted {
             Ok(admitted) => admitted,
-            // The end of the body is ambiguous, so the connection ends with this request.
+            // Others may read this request in another way, also its end: the connection ends with it.
             Err(Refusal::Malformed) => return Err(Refusal::Malformed),
             Err(refusal) => {
                 if body::discard(request).await {

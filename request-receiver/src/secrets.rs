@@ -54,11 +54,11 @@ pub struct ClientSecrets {
 #[derive(Debug)]
 struct SecretsInForce {
     /// Secrets of the app. Without any, one that nobody knows, so that a forged webhook is hashed
-    /// whether its shop has secrets or not.
+    /// whether its shop has secrets or not. Not used then if there is a source.
     app: Secrets,
     /// For each shop with secrets of its own, the app's and these.
     shops: HashMap<Box<str>, Secrets>,
-    /// A counter for each secret of the app, so that no webhook needs a lookup.
+    /// A counter for each secret of the app, so that no webhook searches it by its label.
     matches: Vec<IntCounter>,
     shop_matches: IntCounter,
 }
@@ -101,13 +101,11 @@ impl ClientSecrets {
         webhook: &'a Webhook,
         deadline: Instant,
     ) -> Result<Verified<'a>, Refusal> {
-        let verified = if webhook.body.len() <= HASHED_AT_ONCE_BYTES_MAX {
-            let in_force = self.in_force.load();
-            if in_force.matches.is_empty() && self.source.is_some() {
-                Err(BadSignature)
-            } else {
-                in_force.of(webhook).verify(webhook)
-            }
+        let is_without_own = self.source.is_some() && self.in_force.load().matches.is_empty();
+        let verified = if is_without_own {
+            Err(BadSignature)
+        } else if webhook.body.len() <= HASHED_AT_ONCE_BYTES_MAX {
+            self.in_force.load().of(webhook).verify(webhook)
         } else {
             // Not borrowed: a reload would wait for the end of the borrow.
             let in_force = self.in_force.load_full();

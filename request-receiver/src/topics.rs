@@ -84,7 +84,7 @@ impl TopicMetrics {
         let refused = vec(
             registry,
             "spillway_refused_total",
-            "Requests not answered 200, by topic; other: a topic never verified, or a 4xx before the signature was verified.",
+            "Requests with a topic that are not answered 200; other: a topic never verified, or a 4xx or secrets_unavailable before the signature was verified.",
             "topic",
         );
         let help = "Webhooks answered 200 and not stored, by topic, and by IGNORE_TOPICS (topic) or IGNORE_SHOPS_FILE (shop).";

@@ -237,6 +237,21 @@ fn a_batch_that_is_cut_again_on_its_way_to_another_place() {
 }
 
 #[test]
+fn a_webhook_that_comes_after_its_deadline_is_not_stored_and_its_sender_is_told() {
+    loom::model(|| {
+        let queue = BatchQueue::<Numbers>::default();
+        let woken = std::sync::Arc::new(Woken::default());
+        let (ticket, _) = queue.push(1, 1, DEADLINE, Waker::from(woken.clone()));
+        assert!(answer(&ticket).is_pending());
+        let waker = Waker::from(woken.clone());
+        assert!(ticket.poll(&Context::from_waker(&waker)).is_pending());
+        assert!(queue.seal(AFTER).is_none(), "its record is not stored");
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+        assert_eq!(answer(&ticket), Poll::Ready(Answer::Unknown));
+    });
+}
+
+#[test]
 fn whoever_waits_when_it_is_decided_is_woken() {
     loom::model(|| {
         let queue = Arc::new(BatchQueue::<Numbers>::default());

@@ -120,7 +120,7 @@ impl Bench {
     /// Stores the batches that wait, as a batcher does, forever.
     async fn store(&self, stored: &mut Vec<Record>) {
         while self.batches.arrived().await {
-            while let Some(batch) = self.batches.take() {
+            while let Some(batch) = self.batches.seal() {
                 unpack(batch.records(), stored);
                 self.batches.complete(batch, Ok(()));
             }

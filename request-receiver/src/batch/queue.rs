@@ -46,9 +46,9 @@ pub trait Contents: Default {
 }
 
 /// Open batches, and the tickets of sealed ones.
-pub struct BatchQueue<C: Contents>(Mutex<Batches<C>>);
+pub struct BatchQueue<C: Contents>(Mutex<QueuedBatches<C>>);
 
-struct Batches<C: Contents> {
+struct QueuedBatches<C: Contents> {
     open: VecDeque<Batch<C>>,
     sealed: Vec<Arc<Tickets<C>>>,
     spare: Vec<C>,
@@ -90,7 +90,8 @@ pub struct Ticket<C: Contents> {
 
 impl<C: Contents> Default for BatchQueue<C> {
     fn default() -> Self {
-        let batches = Batches { open: VecDeque::new(), sealed: Vec::new(), spare: Vec::new() };
+        let batches =
+            QueuedBatches { open: VecDeque::new(), sealed: Vec::new(), spare: Vec::new() };
         Self(Mutex::new(batches))
     }
 }
@@ -165,12 +166,12 @@ impl<C: Contents> BatchQueue<C> {
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, Batches<C>> {
+    fn lock(&self) -> MutexGuard<'_, QueuedBatches<C>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<C: Contents> Batches<C> {
+impl<C: Contents> QueuedBatches<C> {
     fn with_room_for(&mut self, item: &C::Item<'_>) -> &mut Batch<C> {
         let has_room = self.open.back().is_some_and(|last| last.contents.has_room_for(item));
         if !has_room {

@@ -83,7 +83,7 @@ fn checked(secrets: Vec<Zeroizing<String>>) -> ShopAnswer {
     let is_secret =
         |text: &str| !text.contains(|letter: char| letter.is_whitespace() || letter == '<');
     if secrets.iter().any(|secret| !is_secret(secret)) {
-        return Err("its answer is neither JSON nor one secret per line".to_owned());
+        return Err("its answer is neither JSON nor one secret per line, or has white space or < in a secret".to_owned());
     }
     let is_none = secrets.is_empty();
     let secrets: Vec<_> = secrets.into_iter().filter(|secret| !secret.is_empty()).collect();

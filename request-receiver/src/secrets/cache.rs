@@ -3,12 +3,14 @@
 //! It has no clock and no socket: times are given to it, as durations since a common start, and it
 //! says which shops to look up. Rules:
 //! - At most one lookup of a shop is under way. Requests that need its outcome wait for that one.
-//! - An answer is valid for `ttl`. What verifies a webhook in that time is looked up again before its
-//!   end: shortly before, or with its first request after that. So no request waits for it.
+//! - An answer is valid for `ttl`. Secrets that verify a webhook in that time are looked up again shortly
+//!   before its end. For others, the first webhook that they verify after that begins it. So none of them
+//!   waits, and a request that only names a shop keeps nothing fresh: anyone can send it.
 //! - While the source fails, older secrets serve for `stale_max` more.
 //! - A stranger can name any shop, so lookups of shops that the source has not named, and those
 //!   after a wrong signature, are bounded in rate.
 
+mod budget;
 mod delay;
 
 use std::collections::{BTreeSet, HashMap};
@@ -19,6 +21,7 @@ use std::time::Duration;
 use spillway_webhook::{Secrets, stable_hash};
 use tokio_util::sync::CancellationToken;
 
+use self::budget::LookupBudget;
 use self::delay::SourceDelay;
 
 /// Time for which a shop without secrets is remembered, if `ttl` is not shorter.
@@ -27,6 +30,9 @@ const UNKNOWN_TTL: Duration = Duration::from_secs(30);
 const RECHECK_EVERY: Duration = Duration::from_secs(1);
 /// Pause after a failed lookup of a shop. It doubles with each further failure.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
+/// Time beyond its end for which a shop in use is remembered while its lookups fail. If it was forgotten
+/// then, its next webhook would be taken for a stranger's.
+const OUTAGE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Longest pause after failed lookups.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 /// Time for which a failed lookup shows that the source fails, or that it fails for the shop from when
@@ -37,8 +43,6 @@ const SPREAD: u32 = 16;
 /// Early lookups begin at multiples of this time, so that those of many shops share a wake-up of
 /// the thread, and of the source.
 const TOGETHER: Duration = Duration::from_millis(25);
-/// Bounded lookups that may begin at once, as a multiple of those in a second.
-const BURST_SECONDS: f64 = 10.0;
 
 /// Rules of a cache.
 #[derive(Debug, Clone, Copy)]
@@ -62,7 +66,7 @@ pub enum Looked {
     Found(Secrets),
     /// The shop has none.
     Unknown,
-    /// There was no answer.
+    /// There was no answer that can be used, for any of the shops asked for.
     Failed,
     /// The answer for this shop can't be understood. The source may be well for others.
     Garbled,
@@ -75,7 +79,7 @@ pub enum Looked {
 pub enum Advice {
     /// Check with these secrets.
     Use(Known),
-    /// Refuse: the shop has no secrets.
+    /// Refuse: the shop has no secrets, or none that are newer than those tried.
     Unknown,
     /// Wait until this is cancelled, and ask again.
     Wait(CancellationToken),
@@ -92,6 +96,8 @@ pub struct Known {
     pub asked: Duration,
     /// They are older than `ttl`, and the source fails.
     pub is_stale: bool,
+    /// Once they have verified a webhook, [`SecretCache::refresh`] may begin a lookup.
+    pub is_due: bool,
 }
 
 /// Secrets of a shop, and whether they are in use. A request that only names the shop is no use:
@@ -115,7 +121,7 @@ pub struct Asked {
 /// Reason for a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LookupCause {
-    /// The source has named secrets for the shop before, and they are too old.
+    /// The shop's secrets are known, and too old or soon too old.
     Age,
     /// Any request, which may be a stranger's: for a shop that the source has not named, or with a
     /// wrong signature.
@@ -129,7 +135,8 @@ pub struct SecretCache {
     shops: HashMap<Arc<str>, CachedShop>,
     /// Times at which a shop is looked up again or forgotten. Each entry without a lookup has one.
     due: BTreeSet<(Duration, Arc<str>)>,
-    /// Time at which the last lookup of a shop with secrets failed, if none has succeeded since.
+    /// Time at which a lookup of a shop with secrets failed last. Any answer that can be used clears
+    /// it.
     source_failed: Option<Duration>,
     delay: SourceDelay,
     first_lookups: LookupBudget,
@@ -142,6 +149,8 @@ struct CachedShop {
     /// Cancelled at the end of the lookup that is under way.
     lookup: Option<Lookup>,
     failures: u32,
+    /// The last answer could not be understood. The shop may be gone.
+    is_garbled: bool,
     /// No lookup begins before, except for the next of `due`.
     retry_at: Duration,
     rechecked_at: Option<Duration>,
@@ -164,13 +173,6 @@ struct Lookup {
     /// Time of `due` for the shop before it began.
     due: Option<Duration>,
     over: CancellationToken,
-}
-
-/// Token bucket.
-#[derive(Debug)]
-struct LookupBudget {
-    tokens: f64,
-    counted_at: Duration,
 }
 
 impl Asked {
@@ -208,10 +210,10 @@ impl SecretCache {
         self.shops.is_empty()
     }
 
-    /// Secrets of a shop that may be used, and the reason of the lookup that begins now, if one does.
-    pub fn ask_known(&mut self, shop: &str, now: Duration) -> Option<(Known, Option<LookupCause>)> {
-        let is_source_down = self.is_source_down(now);
-        let entry = self.shops.get_mut(shop)?;
+    /// Secrets of a shop that may be used.
+    pub fn ask_known(&self, shop: &str, now: Duration) -> Option<Known> {
+        let is_source_down = self.source_failed.is_some_and(|at| now < at + FAILURE_SHOWS_FOR);
+        let entry = self.shops.get(shop)?;
         let held = entry.held.as_ref()?;
         let secrets = held.secrets.clone()?;
         let is_failing = entry.failures > 0 && now < entry.retry_at + FAILURE_SHOWS_FOR;
@@ -222,19 +224,22 @@ impl SecretCache {
         if is_stale && !may_be_stale {
             return None;
         }
-        let known = Known { secrets, asked: held.asked, is_stale };
         let is_early = held.early_from.is_some_and(|early_from| now >= early_from);
-        let begins = (is_stale || is_early) && entry.lookup.is_none() && now >= entry.retry_at;
-        if begins {
-            self.begin(shop, now);
-        }
-        Some((known, begins.then_some(LookupCause::Age)))
+        let is_due = (is_stale || is_early) && entry.lookup.is_none() && now >= entry.retry_at;
+        Some(Known { secrets, asked: held.asked, is_stale, is_due })
+    }
+
+    /// Begins a lookup of a shop whose secrets have just verified a webhook, if one is due.
+    pub fn refresh(&mut self, shop: &str, now: Duration) -> Option<LookupCause> {
+        self.ask_known(shop, now).filter(|known| known.is_due)?;
+        self.begin(shop, now);
+        Some(LookupCause::Age)
     }
 
     /// Asks for the secrets of a shop, for a request that arrived.
     pub fn ask(&mut self, shop: &str, now: Duration) -> Asked {
-        if let Some((known, begins)) = self.ask_known(shop, now) {
-            return Asked { advice: Advice::Use(known), begins };
+        if let Some(known) = self.ask_known(shop, now) {
+            return Asked::only(Advice::Use(known));
         }
         let Some(entry) = self.shops.get_mut(shop) else {
             return self.ask_first(shop, now);
@@ -327,13 +332,14 @@ impl SecretCache {
                 return;
             }
             Looked::Failed | Looked::Garbled => {
-                // Those of other shops fail for what a stranger names.
+                // Without secrets, the shop may be a name that a stranger made up, and the reason.
                 let is_known = entry.held.as_ref().is_some_and(|held| held.secrets.is_some());
                 if is_known && matches!(looked, Looked::Failed) {
                     self.source_failed = Some(now);
                 }
                 let pause = RETRY_AFTER.saturating_mul(1 << entry.failures.min(10));
                 entry.failures += 1;
+                entry.is_garbled = matches!(looked, Looked::Garbled);
                 entry.retry_at = now + pause.min(RETRY_AFTER_MAX);
                 let due = entry.retry_at;
                 self.schedule(&name, due);
@@ -356,10 +362,6 @@ impl SecretCache {
         lookup.over.cancel();
     }
 
-    fn is_source_down(&self, now: Duration) -> bool {
-        self.source_failed.is_some_and(|at| now < at + FAILURE_SHOWS_FOR)
-    }
-
     /// Time of the next call of [`Self::due`].
     pub fn next_due(&self) -> Option<Duration> {
         self.due.first().map(|(at, _)| *at)
@@ -367,7 +369,6 @@ impl SecretCache {
 
     /// Forgets what is over. Returns the shops whose lookup begins now.
     pub fn due(&mut self, now: Duration) -> Vec<Arc<str>> {
-        let is_source_down = self.is_source_down(now);
         let mut begun = Vec::new();
         while self.next_due().is_some_and(|at| at <= now) {
             let Some((_, shop)) = self.due.pop_first() else { break };
@@ -381,10 +382,11 @@ impl SecretCache {
             let is_used = held.secrets.as_ref().is_some_and(|secrets| secrets.is_used());
             let is_kept_fresh = is_used && self.rules.is_early;
             let stale_max = if is_known { self.rules.stale_max } else { Duration::ZERO };
-            let forget_at = held.answered + self.rules.ttl_of(held) + stale_max;
-            // If it was forgotten because the source fails, its next webhook would be taken for a
-            // stranger's.
-            if now >= forget_at && !(is_kept_fresh && is_source_down) {
+            let mut forget_at = held.answered + self.rules.ttl_of(held) + stale_max;
+            if is_kept_fresh && entry.failures > 0 && !entry.is_garbled {
+                forget_at += OUTAGE_MAX;
+            }
+            if now >= forget_at {
                 self.shops.remove(&shop);
             } else if is_kept_fresh {
                 self.begin(&shop, now);
@@ -463,27 +465,11 @@ impl Held {
     fn advice(&self) -> Advice {
         match &self.secrets {
             Some(secrets) => {
-                Advice::Use(Known { secrets: secrets.clone(), asked: self.asked, is_stale: false })
+                let (secrets, asked) = (secrets.clone(), self.asked);
+                Advice::Use(Known { secrets, asked, is_stale: false, is_due: false })
             }
             None => Advice::Unknown,
         }
-    }
-}
-
-impl LookupBudget {
-    fn full(a_second: f64) -> Self {
-        Self { tokens: a_second * BURST_SECONDS, counted_at: Duration::ZERO }
-    }
-
-    fn take(&mut self, a_second: f64, now: Duration) -> bool {
-        let since = now.saturating_sub(self.counted_at).as_secs_f64();
-        self.counted_at = self.counted_at.max(now);
-        self.tokens = (self.tokens + since * a_second).min(a_second * BURST_SECONDS);
-        let has_one = self.tokens >= 1.0;
-        if has_one {
-            self.tokens -= 1.0;
-        }
-        has_one
     }
 }
 

@@ -56,7 +56,7 @@ pub struct SecretArgs {
     #[arg(long, env = "SHOP_SECRETS_STALE_MAX", default_value = "24h")]
     shop_secrets_stale_max: String,
 
-    /// Maximum lookups a second of shops without known secrets, ten times as many at once; webhooks
+    /// Maximum lookups a second of shops without known secrets, in bursts of ten times that; webhooks
     /// beyond it are answered 503. As many lookups may follow wrong signatures [1 to 100000]
     #[arg(long, env = "SHOP_SECRETS_RATE", default_value = "100")]
     shop_secrets_rate: String,
@@ -65,8 +65,8 @@ pub struct SecretArgs {
 /// Client secrets as they were set.
 #[derive(Clone, Default)]
 pub struct SecretSettings {
-    /// Secrets of the app, at least one unless there is a directory. Any of them verifies a
-    /// signature.
+    /// Secrets of the app. Any of them verifies a signature. There may be none with a directory, an
+    /// endpoint or apps.
     pub secrets: Vec<Zeroizing<String>>,
     /// File from which the secrets were read, if any.
     pub file: Option<PathBuf>,

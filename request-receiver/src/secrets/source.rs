@@ -37,8 +37,8 @@ use crate::reply::Refusal;
 
 /// Time for a lookup, less than `ACK_TIMEOUT` by default.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Lookups under way at once. More wait for a turn, a part of their time. Those that a stranger can
-/// cause have turns of their own.
+/// Lookups under way at once. More wait for a turn, a part of their time. First lookups of a shop, and
+/// those after a wrong signature, have turns of their own: a stranger can cause any number of them.
 const LOOKUPS_MAX: usize = 256;
 const STRANGERS_MAX: usize = 64;
 /// Time after which an idle connection is closed, before most servers do.
@@ -185,12 +185,9 @@ impl SecretSource {
         }
         // Only domains in lower case are ever known.
         let shop = claimed_shop(&webhook.headers).ok_or(None)?;
-        let (known, begins) = self.cache().ask_known(shop, now).ok_or(None)?;
-        if let Some(cause) = begins {
-            self.spawn_lookup(vec![shop.into()], cause);
-        }
+        let known = self.cache().ask_known(shop, now).ok_or(None)?;
         let verified = known.secrets.get().verify(webhook).map_err(|_| Some(known.asked))?;
-        self.used(&known);
+        self.used(shop, &known);
         Ok(verified)
     }
 
@@ -219,7 +216,7 @@ impl SecretSource {
             match self.begun(&shop, asked) {
                 Advice::Use(known) => {
                     if let Ok(verified) = verify(known.secrets.get(), webhook).await {
-                        self.used(&known);
+                        self.used(&shop, &known);
                         return Ok(verified);
                     }
                     tried = Some(known.asked);
@@ -268,7 +265,12 @@ impl SecretSource {
     /// Reads the token again. If it can't be read, the old one stays.
     pub fn reload(&self) {
         match self.settings.read_token() {
-            Ok(authorization) => self.authorization.store(Arc::new(authorization)),
+            Ok(authorization) => {
+                self.authorization.store(Arc::new(authorization));
+                if self.settings.token_file.is_some() {
+                    tracing::info!("SHOP_SECRETS_TOKEN_FILE read again");
+                }
+            }
             Err(problem) => {
                 tracing::error!(%problem, "SHOP_SECRETS_TOKEN_FILE could not be read again; the old token stays");
             }
@@ -287,9 +289,14 @@ impl SecretSource {
         changed
     }
 
-    /// Notes that secrets have verified a webhook.
-    fn used(&self, known: &Known) {
+    /// Notes that the secrets of a shop have verified a webhook.
+    fn used(self: &Arc<Self>, shop: &str, known: &Known) {
         known.secrets.note_use();
+        if known.is_due
+            && let Some(cause) = self.cache().refresh(shop, self.now())
+        {
+            self.spawn_lookup(vec![shop.into()], cause);
+        }
         self.metrics.stale.inc_by(u64::from(known.is_stale));
     }
 

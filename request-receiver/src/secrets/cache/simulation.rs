@@ -152,6 +152,10 @@ impl World {
                     let signed_with = of(sent.shop, sent.version);
                     if known.secrets.get().fingerprints() == signed_with.fingerprints() {
                         known.secrets.note_use();
+                        if self.cache.refresh(&shop, self.now).is_some() {
+                            assert!(known.is_due);
+                            self.begin(sent.shop);
+                        }
                         return self.accepted(&sent, &known);
                     }
                     assert!(sent.tried.is_none_or(|tried| tried < known.asked), "for ever");

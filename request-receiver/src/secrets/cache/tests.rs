@@ -1,5 +1,7 @@
 //! Each rule of the cache by itself.
 
+use std::collections::HashSet;
+
 use zeroize::Zeroizing;
 
 use super::*;
@@ -120,31 +122,51 @@ fn a_shop_that_is_only_named_is_not_in_use() {
     assert!(matches!(named.advice, Advice::Use(_)));
     let due = cache.next_due().expect("it is scheduled");
     assert!(cache.due(due).is_empty(), "anyone can name it");
+    let named = cache.ask(SHOP, due + s(0.05));
+    assert!(matches!(named.advice, Advice::Use(_)) && named.begins.is_none());
     assert_eq!(cache.next_due(), Some(s(0.1) + TTL + STALE_MAX));
 }
 
-#[test]
-fn a_shop_in_use_is_not_forgotten_because_the_source_fails() {
+/// Two shops in use without a stale time, whose lookups end as `looked` says until the time given.
+fn two_in_use_until(until: Duration, looked: fn() -> Looked) -> SecretCache {
     let mut cache = with_shop(CacheRules { stale_max: Duration::ZERO, ..rules() });
-    assert!(used(&cache.ask(SHOP, s(30.0))).is_some());
-    while let Some(due) = cache.next_due().filter(|due| *due < s(3600.0)) {
-        assert_eq!(cache.due(due), [Arc::from(SHOP)], "{due:?}");
-        cache.looked_up(SHOP, Looked::Failed, due + s(2.0));
+    cache.ask("two.myshopify.com", s(0.0));
+    cache.looked_up("two.myshopify.com", found(1), s(0.1));
+    for shop in [SHOP, "two.myshopify.com"] {
+        assert!(used(&cache.ask(shop, s(30.0))).is_some());
     }
+    while let Some(due) = cache.next_due().filter(|due| *due < until) {
+        for shop in cache.due(due) {
+            cache.looked_up(&shop, looked(), due + s(0.001));
+        }
+    }
+    cache
+}
+
+#[test]
+fn a_shop_in_use_is_not_forgotten_because_its_lookups_fail() {
+    let mut cache = two_in_use_until(s(3600.0), || Looked::Failed);
     let asked = cache.ask(SHOP, s(3600.0));
     assert!(matches!(asked.advice, Advice::Unavailable), "nothing serves: {asked:?}");
-    let due = cache.next_due().expect("it is tried again");
-    assert_eq!(cache.due(due), [Arc::from(SHOP)]);
-    cache.looked_up(SHOP, found(2), due + s(0.1));
-    assert!(used(&cache.ask(SHOP, due + s(0.2))).is_some());
-    // What is wrong with the answer for it alone may be that it is gone.
-    let mut cache = with_shop(CacheRules { stale_max: Duration::ZERO, ..rules() });
-    assert!(used(&cache.ask(SHOP, s(30.0))).is_some());
-    while let Some(due) = cache.next_due() {
-        cache.due(due).iter().for_each(|shop| cache.looked_up(shop, Looked::Garbled, due));
-        assert!(due < s(0.1) + TTL + RETRY_AFTER_MAX * 2);
+    // Both are tried again, also after the source has answered for one of them.
+    let mut begun = HashSet::new();
+    while begun.len() < 2 {
+        let due = cache.next_due().expect("they are tried again");
+        for shop in cache.due(due) {
+            cache.looked_up(&shop, found(2), due + s(0.1));
+            assert!(used(&cache.ask(&shop, due + s(0.2))).is_some());
+            begun.insert(shop);
+        }
     }
-    assert!(cache.is_empty());
+}
+
+#[test]
+fn a_shop_that_fails_for_long_or_alone_is_forgotten_in_the_end() {
+    let ends = s(0.1) + TTL;
+    let end = ends + OUTAGE_MAX;
+    assert_eq!(two_in_use_until(end - RETRY_AFTER_MAX, || Looked::Failed).len(), 2);
+    assert!(two_in_use_until(end + RETRY_AFTER_MAX * 2, || Looked::Failed).is_empty());
+    assert!(two_in_use_until(ends + RETRY_AFTER_MAX * 2, || Looked::Garbled).is_empty());
 }
 
 #[test]
@@ -153,15 +175,16 @@ fn what_is_used_only_shortly_before_its_end_is_looked_up_before_it_too() {
     let due = cache.next_due().expect("it is scheduled");
     assert!(cache.due(due).is_empty(), "nobody has asked");
     let asked = cache.ask(SHOP, due + s(0.05));
-    assert!(used(&asked).is_some(), "it waits for nothing");
-    assert_eq!(asked.begins, Some(LookupCause::Age));
-    assert!(cache.ask(SHOP, due + s(0.06)).begins.is_none(), "one lookup at a time");
+    assert!(used(&asked).is_some_and(|known| known.is_due), "it waits for nothing");
+    assert_eq!(cache.refresh(SHOP, due + s(0.05)), Some(LookupCause::Age));
+    assert_eq!(cache.refresh(SHOP, due + s(0.06)), None, "one lookup at a time");
     cache.looked_up(SHOP, Looked::Failed, due + s(0.1));
-    assert!(cache.ask(SHOP, due + s(0.11)).begins.is_none(), "not before the pause is over");
+    assert_eq!(cache.refresh(SHOP, due + s(0.11)), None, "not before the pause is over");
     // A wrong signature that began the lookup needs no other one.
     let mut cache = with_shop(rules());
     let arrived = due + s(0.05);
-    let known = cache.ask_known(SHOP, arrived).expect("it is known").0;
+    let known = cache.ask_known(SHOP, arrived).expect("it is known");
+    assert!(cache.ask_again(SHOP, known.asked, arrived, arrived).begins.is_some());
     cache.looked_up(SHOP, found(1), arrived + s(0.1));
     let again = cache.ask_again(SHOP, known.asked, arrived, arrived + s(0.1));
     let newer = used(&again).expect("it was looked up since").asked;
@@ -169,7 +192,7 @@ fn what_is_used_only_shortly_before_its_end_is_looked_up_before_it_too() {
     assert!(matches!(again.advice, Advice::Unknown) && again.begins.is_none());
     // One that is not early looks up what is too old only.
     let mut cache = with_shop(CacheRules { is_early: false, ..rules() });
-    assert!(cache.ask(SHOP, s(60.0)).begins.is_none());
+    assert_eq!(cache.refresh(SHOP, s(60.0)), None);
 }
 
 #[test]
@@ -218,11 +241,11 @@ fn after_its_end_a_request_waits_and_without_a_source_older_secrets_serve() {
     let asked = cache.ask(SHOP, s(62.2));
     assert!(used(&asked).is_some_and(|known| known.is_stale) && asked.begins.is_none());
     // It is tried again, and nobody waits.
-    let asked = cache.ask(SHOP, s(62.7));
-    assert!(used(&asked).is_some() && asked.begins.is_some());
+    assert!(used(&cache.ask(SHOP, s(62.7))).is_some());
+    assert!(cache.refresh(SHOP, s(62.7)).is_some());
     cache.looked_up(SHOP, Looked::Failed, s(63.0));
-    assert!(cache.ask(SHOP, s(63.9)).begins.is_none(), "the pause doubles");
-    assert!(cache.ask(SHOP, s(64.1)).begins.is_some());
+    assert!(cache.refresh(SHOP, s(63.9)).is_none(), "the pause doubles");
+    assert!(cache.refresh(SHOP, s(64.1)).is_some());
     cache.looked_up(SHOP, Looked::Failed, s(64.2));
     let end = s(0.1) + TTL + STALE_MAX;
     // Long after the last failure, nobody knows whether the source still fails.
@@ -230,6 +253,7 @@ fn after_its_end_a_request_waits_and_without_a_source_older_secrets_serve() {
     assert!(asked.begins.is_some() && matches!(asked.advice, Advice::Wait(_)));
     cache.looked_up(SHOP, Looked::Failed, end - s(8.0));
     assert!(used(&cache.ask(SHOP, end - s(0.01))).is_some());
+    assert!(cache.refresh(SHOP, end - s(0.01)).is_some());
     cache.looked_up(SHOP, Looked::Failed, end);
     assert!(matches!(cache.ask(SHOP, end).advice, Advice::Unavailable));
 }
@@ -246,8 +270,8 @@ fn while_the_source_is_down_no_request_waits_for_another_shop_s_lookup() {
     assert_eq!(asked.begins, Some(LookupCause::Age));
     assert!(matches!(asked.advice, Advice::Wait(_)));
     cache.looked_up("two.myshopify.com", Looked::Failed, s(61.0));
-    let asked = cache.ask(SHOP, s(61.0));
-    assert!(used(&asked).is_some_and(|known| known.is_stale) && asked.begins.is_some());
+    assert!(used(&cache.ask(SHOP, s(61.0))).is_some_and(|known| known.is_stale));
+    assert!(cache.refresh(SHOP, s(61.0)).is_some());
     cache.looked_up(SHOP, found(2), s(61.1));
     assert!(used(&cache.ask(SHOP, s(61.2))).is_some_and(|known| !known.is_stale));
 }
