@@ -99,7 +99,44 @@ fn begins_as(body: &[u8], kinds: BodyKinds) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use http::Request;
+    use http::uri::PathAndQuery;
+    use prometheus::Registry;
+
     use super::*;
+    use crate::topics::TopicMetrics;
+
+    #[test]
+    fn only_what_shopify_must_be_able_to_send_may_be_of_any_age() {
+        let window = FreshnessWindow {
+            age_max: Duration::from_secs(60),
+            skew_max: Duration::from_secs(60),
+            required: true,
+        };
+        let body_kinds = BodyKinds { json: true, xml: false, any: false };
+        let topics = TopicMetrics::new(&Registry::new());
+        for (topic, time, is_taken) in [
+            ("customers/redact", "2020-01-01T00:00:00Z", true),
+            ("shop/redact", "no time", true),
+            ("orders/create", "2020-01-01T00:00:00Z", false),
+            ("orders/create", "no time", false),
+        ] {
+            let request = Request::post("/").header("x-shopify-topic", topic);
+            let request = request.header("x-shopify-triggered-at", time).body(());
+            let request = request.expect("a request");
+            let head = RequestHead::read(&request, &topics);
+            let webhook = Webhook {
+                received_at_ms: 0,
+                target: PathAndQuery::from_static("/"),
+                headers: request.headers().clone(),
+                body: Bytes::from_static(b"{}"),
+            };
+            let rules = InspectionRules { body_kinds, window };
+            let inspected = rules.inspect(&head, &webhook, 1_900_000_000_000);
+            assert_eq!(inspected.is_ok(), is_taken, "{topic} {time}: {inspected:?}");
+        }
+    }
 
     #[test]
     fn only_what_begins_as_json_or_xml_is_a_webhook() {

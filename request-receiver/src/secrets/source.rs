@@ -187,7 +187,7 @@ impl SecretSource {
         let shop = claimed_shop(&webhook.headers).ok_or(None)?;
         let known = self.cache().ask_known(shop, now).ok_or(None)?;
         let verified = known.secrets.get().verify(webhook).map_err(|_| Some(known.asked))?;
-        self.used(shop, &known);
+        self.used(shop, &known, now);
         Ok(verified)
     }
 
@@ -216,7 +216,7 @@ impl SecretSource {
             match self.begun(&shop, asked) {
                 Advice::Use(known) => {
                     if let Ok(verified) = verify(known.secrets.get(), webhook).await {
-                        self.used(&shop, &known);
+                        self.used(&shop, &known, self.now());
                         return Ok(verified);
                     }
                     tried = Some(known.asked);
@@ -290,10 +290,10 @@ impl SecretSource {
     }
 
     /// Notes that the secrets of a shop have verified a webhook.
-    fn used(self: &Arc<Self>, shop: &str, known: &Known) {
+    fn used(self: &Arc<Self>, shop: &str, known: &Known, now: Duration) {
         known.secrets.note_use();
         if known.is_due
-            && let Some(cause) = self.cache().refresh(shop, self.now())
+            && let Some(cause) = self.cache().refresh(shop, now)
         {
             self.spawn_lookup(vec![shop.into()], cause);
         }

@@ -51,6 +51,36 @@ async fn known_secrets_check_what_is_not_large_and_any_other_way_of_writing_look
     assert_eq!(tried("two.myshopify.com", 1), None);
 }
 
+#[tokio::test]
+async fn only_what_is_signed_keeps_a_shop_fresh() {
+    let shop = "one.myshopify.com";
+    let key = [Zeroizing::new("secret".to_owned())];
+    let looked_up = || {
+        let settings = settings("http://127.0.0.1:1/{shop}", None);
+        let source = SecretSource::new(settings, &Registry::new(), Handle::current());
+        let source = Arc::new(source.expect("right settings"));
+        source.cache().ask(shop, Duration::ZERO);
+        source.cache().looked_up(shop, Looked::Found(Secrets::new(&key)), Duration::ZERO);
+        source
+    };
+    let forged = webhook(shop, Vec::from(b"{}"));
+    let mut signed = forged.clone();
+    let signature = Secrets::new(&key).sign(b"{}").parse().expect("a header value");
+    signed.headers.insert("x-shopify-hmac-sha256", signature);
+    for (sent, is_used) in [(&forged, false), (&signed, true)] {
+        // By the timer, and by a webhook that comes after it.
+        let source = looked_up();
+        let due = source.cache().next_due().expect("it is scheduled");
+        assert_eq!(source.verify_by_known(sent, due / 2).is_ok(), is_used);
+        assert_eq!(!source.cache().due(due).is_empty(), is_used, "by the timer");
+        let source = looked_up();
+        assert!(source.cache().due(due).is_empty(), "not used yet");
+        assert_eq!(source.verify_by_known(sent, due).is_ok(), is_used);
+        let known = source.cache().ask_known(shop, due).expect("it is known");
+        assert_eq!(!known.is_due, is_used, "a lookup is under way");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_stranger_s_lookup_whose_turn_comes_late_is_not_asked() {
     let settings = settings("http://127.0.0.1:1/{shop}", None);
