@@ -111,8 +111,8 @@ impl Batches {
         }
     }
 
-    /// Adds `webhook`, whose topic has the index `topic`, for a sender that waits until `deadline`.
-    /// It is copied. The ticket wakes the task that calls this.
+    /// Copies `webhook`, whose topic has the index `topic`, into a batch, for a sender that waits until
+    /// `deadline`. The ticket wakes the task that calls this.
     pub async fn push(
         &self,
         webhook: Verified<'_>,
