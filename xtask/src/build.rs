@@ -24,7 +24,8 @@ pub(crate) struct TestBinary {
 pub(crate) enum Kind {
     /// Whole systems, which wait most of the time: the crate `stories`.
     Story,
-    /// Only processor time, whenever there is some: simulations in virtual time.
+    /// Only processor time, whenever there is some: simulations in virtual time, and the look at
+    /// every file.
     Simulation,
     /// A core: unit tests and the like.
     Other,
@@ -133,7 +134,7 @@ fn test_binary(line: &str) -> Option<TestBinary> {
     let is_test = target.kind == ["test"];
     let kind = match directory.file_name()?.to_str()? {
         "stories" if is_test => Kind::Story,
-        "delivery" | "simulator" if is_test => Kind::Simulation,
+        "delivery" | "simulator" | "tidy" if is_test => Kind::Simulation,
         _ => Kind::Other,
     };
     let path = message.executable?;
@@ -177,6 +178,7 @@ mod tests {
         assert_eq!(kind("stories", "lib"), Kind::Other);
         assert_eq!(kind("delivery", "lib"), Kind::Other);
         assert_eq!(kind("delivery", "test"), Kind::Simulation);
+        assert_eq!(kind("tidy", "test"), Kind::Simulation);
         assert_eq!(kind("queue", "test"), Kind::Other);
         assert!(test_binary(&line("downstreamer", "bin", false)).is_none());
         assert!(test_binary(r#"{"reason":"build-finished","success":true}"#).is_none());

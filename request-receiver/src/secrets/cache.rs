@@ -452,7 +452,10 @@ impl HeldSecrets {
 
     /// Notes that they have verified a webhook.
     pub fn note_use(&self) {
-        self.is_used.store(true, Ordering::Relaxed);
+        // Shards share it: a store would take it out of the others' processor caches.
+        if !self.is_used() {
+            self.is_used.store(true, Ordering::Relaxed);
+        }
     }
 
     fn is_used(&self) -> bool {

@@ -297,7 +297,9 @@ impl SecretSource {
         {
             self.spawn_lookup(vec![shop.into()], cause);
         }
-        self.metrics.stale.inc_by(u64::from(known.is_stale));
+        if known.is_stale {
+            self.metrics.stale.inc();
+        }
     }
 
     /// Time since the start of the source.

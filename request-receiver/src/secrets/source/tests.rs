@@ -78,6 +78,7 @@ async fn only_what_is_signed_keeps_a_shop_fresh() {
         assert_eq!(source.verify_by_known(sent, due).is_ok(), is_used);
         let known = source.cache().ask_known(shop, due).expect("it is known");
         assert_eq!(!known.is_due, is_used, "a lookup is under way");
+        assert_eq!(source.metrics.stale.get(), 0, "the endpoint does not fail");
     }
 }
 
