@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -65,6 +66,8 @@ def process(name, command, environment, log_directory, pass_fds=()):
         raise Failed(f"{failure}\n{name}: {tail(log_path)}") from None
     finally:
         child.terminate()
+        # It may be stopped.
+        child.send_signal(signal.SIGCONT)
         try:
             child.wait(timeout=15)
         except subprocess.TimeoutExpired:

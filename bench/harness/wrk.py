@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from contextlib import contextmanager
 
@@ -36,4 +37,6 @@ def running(port, connections, seconds_max, threads, requests):
         yield child
     finally:
         child.terminate()
+        # It may be stopped.
+        child.send_signal(signal.SIGCONT)
         child.wait()
