@@ -170,7 +170,9 @@ fn reload_on_hangup(
     let mut hangup = signal(SignalKind::hangup())?;
     Ok(async move {
         while hangup.recv().await.is_some() {
-            let (secrets, apps, ignored) = (secrets.clone(), apps.clone(), ignored.clone());
+            let secrets = secrets.clone();
+            let apps = apps.clone();
+            let ignored = ignored.clone();
             // Thousands of files may be read.
             let reload = move || {
                 secrets.reload();

@@ -12,6 +12,11 @@ const FILE_LINES_MAX: usize = 500;
 const FUNCTION_LINES_MAX: usize = 60;
 const FIELDS_MAX: usize = 12;
 const METHODS_MAX: usize = 25;
+/// For 1,000 lines of the product: public items, `let (a, b) = (x, y)`, casts by `as`, assertions.
+const PUBLIC_MAX: f64 = 25.0;
+const TUPLE_LETS_MAX: f64 = 0.3;
+const CASTS_MAX: f64 = 2.0;
+const ASSERTIONS_MIN: f64 = 1.0;
 const TRACKED_MAX: usize = 900;
 const TRACKED_BYTES_MAX: u64 = 5_000_000;
 
@@ -123,6 +128,23 @@ fn files_functions_and_types_are_short() {
         file.into_iter().chain(functions).chain(structs).collect()
     });
     assert_none(&found, "too long to be read at a glance");
+}
+
+#[test]
+fn a_thousand_lines_hold_few_public_items_and_casts_and_an_assertion() {
+    let all = sources(&PRODUCT);
+    let per_thousand = |count: fn(&Source) -> usize| {
+        let lines: usize = all.iter().map(|source| source.facts.lines).sum();
+        all.iter().map(count).sum::<usize>() as f64 * 1000.0 / lines as f64
+    };
+    let public = per_thousand(|source| source.facts.public);
+    let tuple_lets = per_thousand(|source| source.facts.tuple_lets);
+    let casts = per_thousand(|source| source.facts.casts);
+    let assertions = per_thousand(|source| source.facts.assertions);
+    assert!(public <= PUBLIC_MAX, "{public:.1} public items");
+    assert!(tuple_lets <= TUPLE_LETS_MAX, "{tuple_lets:.2} tuples taken apart where they are made");
+    assert!(casts <= CASTS_MAX, "{casts:.2} casts");
+    assert!(assertions >= ASSERTIONS_MIN, "{assertions:.2} assertions");
 }
 
 #[test]

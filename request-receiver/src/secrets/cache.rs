@@ -467,10 +467,12 @@ impl Held {
     /// Advice to those who wait for an answer that has just come.
     fn advice(&self) -> Advice {
         match &self.secrets {
-            Some(secrets) => {
-                let (secrets, asked) = (secrets.clone(), self.asked);
-                Advice::Use(Known { secrets, asked, is_stale: false, is_due: false })
-            }
+            Some(secrets) => Advice::Use(Known {
+                secrets: secrets.clone(),
+                asked: self.asked,
+                is_stale: false,
+                is_due: false,
+            }),
             None => Advice::Unknown,
         }
     }
