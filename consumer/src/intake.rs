@@ -52,12 +52,12 @@ pub enum IntakeEvent {
     OlderData,
 }
 
-/// Reads the streams of one consumer, converts each result with `turn`, and hands it over.
+/// Reads the streams of one consumer, converts each result with `convert`, and hands it over.
 struct Intake<T, F> {
     redis: Redis,
     reader: StreamReader,
     streams: Streams,
-    turn: F,
+    convert: F,
     arrived: mpsc::Sender<T>,
     main: StreamId,
     /// Newest entry of the main stream that was read. It is compared after a reconnect.
@@ -73,12 +73,12 @@ struct Intake<T, F> {
 struct Closed;
 
 /// Starts reading replays and the main stream after `cursor`. Ends when the receiver is dropped.
-pub fn start<T, F>(redis: &Redis, consumer: &str, cursor: StreamId, turn: F) -> mpsc::Receiver<T>
+pub fn start<T, F>(redis: &Redis, consumer: &str, cursor: StreamId, convert: F) -> mpsc::Receiver<T>
 where
     T: Send + 'static,
     F: FnMut(IntakeEvent) -> T + Send + 'static,
 {
-    start_with(redis, consumer, (Streams::Both, cursor), turn)
+    start_with(redis, consumer, (Streams::Both, cursor), convert)
 }
 
 /// Starts reading some `streams` only, so that a consumer that stops one of them can continue the
@@ -87,7 +87,7 @@ pub fn start_with<T, F>(
     redis: &Redis,
     consumer: &str,
     (streams, cursor): (Streams, StreamId),
-    turn: F,
+    convert: F,
 ) -> mpsc::Receiver<T>
 where
     T: Send + 'static,
@@ -98,7 +98,7 @@ where
         redis: redis.clone(),
         reader: StreamReader::new(redis.clone(), consumer),
         streams,
-        turn,
+        convert,
         arrived: sender,
         main: cursor,
         last_read: None,
@@ -231,7 +231,7 @@ impl<T, F: FnMut(IntakeEvent) -> T> Intake<T, F> {
     }
 
     async fn send(&mut self, found: IntakeEvent) -> Result<(), Closed> {
-        let turned = (self.turn)(found);
-        self.arrived.send(turned).await.map_err(|_| Closed)
+        let converted = (self.convert)(found);
+        self.arrived.send(converted).await.map_err(|_| Closed)
     }
 }

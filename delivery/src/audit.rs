@@ -1,10 +1,10 @@
 //! Consistency checks of the core's state, for tests. Each check scans everything and is slow.
 
-use crate::sorted::{Class, Content};
+use crate::classified::{Class, Content};
 use crate::state::Core;
 use crate::state::index::LaneKey;
 use crate::state::lane::Lane;
-use crate::state::queue::{BARRIER_BYTES, LEAD_BYTES, STORED_BARRIER_BYTES};
+use crate::state::queue_view::{BARRIER_BYTES, LEAD_BYTES, STORED_BARRIER_BYTES};
 use crate::state::resource::HeadState;
 
 impl<C: Content> Core<C> {

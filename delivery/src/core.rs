@@ -6,9 +6,9 @@ use std::time::Duration;
 use spillway_limiter::Limiter;
 use spillway_webhook::position::Position;
 
+use crate::classified::Content;
 use crate::config::Config;
 use crate::event::{Effect, Event, Loaded, Now};
-use crate::sorted::Content;
 use crate::state::attempts::Attempts;
 use crate::state::backend::BackendHealth;
 use crate::state::controls::ControlState;
@@ -18,7 +18,7 @@ use crate::state::lanes::Lanes;
 use crate::state::ledger::Ledger;
 use crate::state::main_stream::MainStream;
 use crate::state::mover::Mover;
-use crate::state::queue::{Queue, UNREAD_FEW};
+use crate::state::queue_view::{QueueView, UNREAD_FEW};
 use crate::state::reading::Reading;
 use crate::state::resource::HeadState;
 use crate::state::retry::{Retries, RetryState};
@@ -41,7 +41,7 @@ impl<C: Content> Core<C> {
     /// Creates a leader from the state in Redis and the fingerprints of recent deliveries.
     pub fn new(config: Config, loaded: Loaded, seen: DedupWindow) -> Self {
         let known_to = loaded.bits.keys().max().copied().unwrap_or_default();
-        let mut queue = Queue {
+        let mut queue = QueueView {
             index: Index::new(config.keeps_fingerprints),
             lanes: Lanes::default(),
             shops: Shops::new(config.shop_bounds),
@@ -192,7 +192,7 @@ impl<C: Content> Core<C> {
     /// leader continues from there.
     fn stop(&mut self) {
         self.session.is_stopping = true;
-        let Queue { lanes, index, retries, main, .. } = &self.queue;
+        let QueueView { lanes, index, retries, main, .. } = &self.queue;
         for (key, lane) in lanes.iter() {
             let positions = index.nodes.window(&lane.window).map(|(_, node)| node.position);
             // Nothing is kept of a replay.

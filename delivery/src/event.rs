@@ -8,9 +8,9 @@ use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 use spillway_webhook::{Spans, StoredRetry, StreamId};
 
+use crate::classified::{Classified, Content};
 use crate::pack_key::PackKey;
 use crate::settlement::PendingSettlement;
-use crate::sorted::{Content, Sorted};
 use crate::state::attempts::AttemptId;
 use crate::state::controls::Controls;
 
@@ -68,24 +68,24 @@ pub struct LaneLoaded {
     pub is_suspect: bool,
 }
 
-/// A pack of the main stream, read and sorted.
+/// A pack of the main stream, read and classified.
 #[derive(Debug, Clone)]
 pub struct PackRead<C> {
     /// Stream entry of the pack.
     pub entry: StreamId,
     /// Attributes of each webhook.
-    pub sorted: Vec<Sorted>,
+    pub classified: Vec<Classified>,
     /// Bytes of the pack.
     pub content: C,
 }
 
-/// A chunk of a lane, read and sorted.
+/// A chunk of a lane, read and classified.
 #[derive(Debug, Clone)]
 pub struct ChunkRead<C> {
     /// Number of the chunk.
     pub number: u32,
     /// Position and attributes of each webhook.
-    pub records: Vec<(Position, Sorted)>,
+    pub records: Vec<(Position, Classified)>,
     /// One bit per webhook, set when it is settled.
     pub bits: Vec<u8>,
     /// Retry states of some of these webhooks.
@@ -122,7 +122,7 @@ pub struct ReplayRead<C> {
     /// Position at which the webhook was accepted.
     pub position: Position,
     /// Attributes of the webhook.
-    pub sorted: Sorted,
+    pub classified: Classified,
     /// Bytes of the webhook, at index 0.
     pub content: C,
 }

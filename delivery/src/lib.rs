@@ -2,10 +2,10 @@
 //! no clock, socket or channel.
 //!
 //! [`Core::on`] takes events and returns effects. The worker around it carries them out. All state of
-//! a leader is in `state`; `steps` are the functions that change it, in the order in which a webhook
-//! passes them.
+//! a leader is in `state`; `steps` are the functions that change it.
 
 mod audit;
+mod classified;
 mod config;
 mod core;
 mod event;
@@ -13,12 +13,12 @@ mod pack_key;
 mod report;
 mod settlement;
 mod shares;
-mod sorted;
 mod state;
 mod status;
 mod steps;
 mod turn;
 
+pub use crate::classified::{Class, Classified, Content};
 pub use crate::config::{Config, Tuning};
 pub use crate::event::{
     AttemptEnd, ChunkFound, ChunkRead, Dispatch, Effect, Event, LaneLoaded, Loaded, Now, PackRead,
@@ -30,7 +30,6 @@ pub use crate::settlement::{
     PendingSettlement, ReplayChange, SettledRecord,
 };
 pub use crate::shares::{ShopLoad, ShopLoads};
-pub use crate::sorted::{Class, Content, Sorted};
 pub use crate::state::Core;
 pub use crate::state::attempts::AttemptId;
 pub use crate::state::backoff::Backoff;

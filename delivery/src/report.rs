@@ -1,6 +1,6 @@
 //! Reports the status of the core.
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::backend::Allowed;
 use crate::status::{BlockedLane, Counts, Status};

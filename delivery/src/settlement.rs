@@ -6,7 +6,7 @@ use spillway_webhook::position::Position;
 use spillway_webhook::{Changes, RetryChanges, Spans, StreamId};
 use std::collections::HashMap;
 
-use crate::sorted::Content;
+use crate::classified::Content;
 
 /// Final outcome of a webhook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

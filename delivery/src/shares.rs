@@ -5,7 +5,7 @@
 //! not bytes, because a lane's row holds only their number. Replays do not count, because an
 //! operator requested them.
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::shop::Shop;
 

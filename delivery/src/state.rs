@@ -19,7 +19,7 @@ pub(crate) mod main_stream;
 pub(crate) mod mover;
 pub(crate) mod pauses;
 pub(crate) mod proven;
-pub(crate) mod queue;
+pub(crate) mod queue_view;
 pub(crate) mod reading;
 pub(crate) mod ready;
 pub(crate) mod refusals;
@@ -33,15 +33,15 @@ use std::time::Duration;
 
 use spillway_limiter::Limiter;
 
+use crate::classified::Content;
 use crate::config::Config;
 use crate::event::Now;
-use crate::sorted::Content;
 use crate::state::attempts::Attempts;
 use crate::state::backend::BackendHealth;
 use crate::state::controls::ControlState;
 use crate::state::ledger::Ledger;
 use crate::state::mover::Mover;
-use crate::state::queue::Queue;
+use crate::state::queue_view::QueueView;
 use crate::state::reading::Reading;
 use crate::status::Counts;
 use crate::turn::Turn;
@@ -112,7 +112,7 @@ pub(crate) struct ScanTimes {
 pub struct Core<C: Content> {
     pub(crate) config: Config,
     pub(crate) session: LeaderSession,
-    pub(crate) queue: Queue,
+    pub(crate) queue: QueueView,
     pub(crate) reading: Reading<C>,
     pub(crate) mover: Mover<C>,
     pub(crate) attempts: Attempts,

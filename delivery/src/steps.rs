@@ -1,7 +1,7 @@
 //! The steps of a webhook, as functions on the state of a leader.
 //!
-//! In the order of time: `arrive`, and later `dispatch`, which asks `turns` and `pick`, `slots` and
-//! `choose`; after the attempt `ended` → `finish` → `settle` → `settled`. What failed goes from `ended`
+//! In the order of time: `arrive`, and later `dispatch`, which asks `gate`, `turns` (which asks
+//! `pick`), `slots` and `choose`; after the attempt `ended` → `finish` → `settle` → `settled`. What failed goes from `ended`
 //! to `retries`. If its time is spent (`spent`), it goes to `give_up`, or else to `turns` again once
 //! it is due (`Core::wake`). When that is, `state/backoff.rs` says; what is first within a lane,
 //! `state/ready.rs`; and which lane of a shop, `pick`. In layers, each of which uses those above it:

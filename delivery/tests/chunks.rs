@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use spillway_delivery::{
-    AttemptEnd, AttemptId, Backoff, ChunkFound, ChunkRead, Class, Config, Content, Controls, Core,
-    DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, PackKey, PackRead,
-    PendingSettlement, ReadAgain, ReplayRead, ShopBounds, Sorted, Tuning, Verdict,
+    AttemptEnd, AttemptId, Backoff, ChunkFound, ChunkRead, Class, Classified, Config, Content,
+    Controls, Core, DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, PackKey, PackRead,
+    PendingSettlement, ReadAgain, ReplayRead, ShopBounds, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::fingerprint::Fingerprint;
@@ -22,7 +22,7 @@ mod on_demand;
 const SMALL: usize = 400;
 const LARGE: usize = 60 << 20;
 
-const SORTED: Sorted = Sorted {
+const CLASSIFIED: Classified = Classified {
     resource: 1,
     lane: 2,
     shop: 3,
@@ -98,8 +98,8 @@ fn entry(number: u64) -> StreamId {
 fn pack(number: u64) -> PackRead<Sizes> {
     let mut sizes = vec![100; SMALL];
     sizes.push(LARGE);
-    let sorted = vec![SORTED; sizes.len()];
-    PackRead { entry: entry(number), sorted, content: Sizes(Rc::new(sizes)) }
+    let classified = vec![CLASSIFIED; sizes.len()];
+    PackRead { entry: entry(number), classified, content: Sizes(Rc::new(sizes)) }
 }
 
 /// Raw bytes of each chunk that a settlement writes.
@@ -147,8 +147,8 @@ fn pair(from: u64) -> Vec<Position> {
 
 fn one_chunk(known: &[Position]) -> LaneLoaded {
     LaneLoaded {
-        lane: SORTED.lane,
-        shop: SORTED.shop,
+        lane: CLASSIFIED.lane,
+        shop: CLASSIFIED.shop,
         is_other_scheme: false,
         first_chunk: 1,
         last_chunk: 1,
@@ -178,7 +178,7 @@ fn reads_again(found: &[Position]) -> Vec<Effect<Sizes>> {
                 Effect::ReadChunks { lane, .. } => {
                     let chunk = ChunkFound::Read(ChunkRead {
                         number: 1,
-                        records: known.iter().map(|at| (*at, SORTED)).collect(),
+                        records: known.iter().map(|at| (*at, CLASSIFIED)).collect(),
                         bits: Vec::new(),
                         retries: Vec::new(),
                         content: sizes(&known),
@@ -226,7 +226,7 @@ fn a_chunk_that_is_gone_is_read_once_and_the_leader_begins_again() {
                 Effect::ReadChunks { lane, .. } => {
                     let chunk = ChunkFound::Read(ChunkRead {
                         number: 1,
-                        records: known.iter().map(|at| (*at, SORTED)).collect(),
+                        records: known.iter().map(|at| (*at, CLASSIFIED)).collect(),
                         bits: Vec::new(),
                         retries: Vec::new(),
                         content: Sizes(Rc::new(vec![100; known.len()])),
@@ -282,7 +282,7 @@ fn drop_while_read_again(loaded: Loaded, first: Vec<Event<Sizes>>, drops: impl F
                 Effect::ReadChunks { lane, .. } => {
                     let chunk = ChunkFound::Read(ChunkRead {
                         number: 1,
-                        records: pair(1).iter().map(|at| (*at, SORTED)).collect(),
+                        records: pair(1).iter().map(|at| (*at, CLASSIFIED)).collect(),
                         bits: Vec::new(),
                         retries: Vec::new(),
                         content: Sizes(Rc::new(vec![100; 2])),
@@ -328,7 +328,7 @@ fn what_an_operator_drops_while_it_is_read_again_is_not_lost() {
     let replay = ReplayRead {
         id: entry(500),
         position: Position::new(entry(1), 0),
-        sorted: SORTED,
+        classified: CLASSIFIED,
         content: Sizes(Rc::new(vec![100])),
     };
     let loaded = Loaded { cursor: entry(9), ..Loaded::default() };
@@ -377,8 +377,10 @@ fn a_lane_of_many_is_read_while_thousands_of_one_are() {
         let answered = asked.drain(..asked.len().min(64));
         for lane in answered {
             read += 1;
-            let records =
-                vec![(Position::new(entry(lane - 999), 0), Sorted { lane, shop: lane, ..SORTED })];
+            let records = vec![(
+                Position::new(entry(lane - 999), 0),
+                Classified { lane, shop: lane, ..CLASSIFIED },
+            )];
             let chunk = ChunkFound::Read(ChunkRead {
                 number: 1,
                 records,
@@ -427,7 +429,7 @@ fn misses_chunks(is_written_lost: bool) -> (bool, u64) {
             } else {
                 ChunkFound::Read(ChunkRead {
                     number,
-                    records: written.iter().map(|at| (*at, SORTED)).collect(),
+                    records: written.iter().map(|at| (*at, CLASSIFIED)).collect(),
                     bits: Vec::new(),
                     retries: Vec::new(),
                     content: Sizes(Rc::new(vec![100; written.len()])),
@@ -468,7 +470,7 @@ fn retries_go_on_while_a_chunk_can_not_be_read() {
         if second == 30 {
             let chunk = ChunkFound::Read(ChunkRead {
                 number: 1,
-                records: known.iter().map(|at| (*at, SORTED)).collect(),
+                records: known.iter().map(|at| (*at, CLASSIFIED)).collect(),
                 bits: Vec::new(),
                 retries: retries.clone(),
                 content: Sizes(Rc::new(vec![100; known.len()])),
@@ -477,7 +479,7 @@ fn retries_go_on_while_a_chunk_can_not_be_read() {
             events.push(Event::ChunksRead { lane, chunks: vec![chunk] });
         }
         match second {
-            15 => events.push(Event::Controls(controls(1, SORTED.shop..SORTED.shop + 1))),
+            15 => events.push(Event::Controls(controls(1, CLASSIFIED.shop..CLASSIFIED.shop + 1))),
             25 => events.push(Event::Controls(controls(2, 0..0))),
             _ => {}
         }

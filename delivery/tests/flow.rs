@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use spillway_delivery::{
-    AttemptEnd, AttemptId, Backoff, Blocked, ChunkFound, ChunkRead, Class, Config, Content,
-    Controls, Core, DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, PackKey, PackRead,
-    ReadAgain, Scope, ShopBounds, Sorted, Tuning, Verdict,
+    AttemptEnd, AttemptId, Backoff, Blocked, ChunkFound, ChunkRead, Class, Classified, Config,
+    Content, Controls, Core, DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, PackKey,
+    PackRead, ReadAgain, Scope, ShopBounds, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::fingerprint::Fingerprint;
@@ -201,11 +201,11 @@ fn hash(number: u64) -> u64 {
     hash ^ (hash >> 31)
 }
 
-fn sorted(shop: u32, kind: u8, entry: u64, index: usize) -> Sorted {
+fn classified(shop: u32, kind: u8, entry: u64, index: usize) -> Classified {
     let shop = u64::from(shop) + 1;
     let coalesces = if kind >= TOPICS { kind } else { u8::from(kind >= COALESCED) };
     let own = hash((entry << 24) + index as u64);
-    Sorted {
+    Classified {
         resource: if coalesces > 0 || kind == IN_LINE {
             u64::MAX - (shop << 8 | u64::from(kind.min(TOPICS)))
         } else {
@@ -223,8 +223,8 @@ fn sorted(shop: u32, kind: u8, entry: u64, index: usize) -> Sorted {
 
 fn pack(entry: StreamId, lanes: &[(u32, u8)]) -> PackRead<Lanes> {
     let all = lanes.iter().enumerate();
-    let sorted = all.map(|(index, (shop, kind))| sorted(*shop, *kind, entry.seq, index));
-    PackRead { entry, sorted: sorted.collect(), content: Lanes(Rc::new(lanes.to_vec())) }
+    let classified = all.map(|(index, (shop, kind))| classified(*shop, *kind, entry.seq, index));
+    PackRead { entry, classified: classified.collect(), content: Lanes(Rc::new(lanes.to_vec())) }
 }
 
 impl World {
@@ -819,10 +819,10 @@ fn stored_chunk(lane: u64, number: u32) -> ChunkRead<Lanes> {
     let other = IN_CHUNKS.with_borrow(|ids| ids.get(number as usize).copied());
     let position = other.map_or_else(|| stored_at(lane, number), |id| Position::new(id, 0));
     let (shop, kind) = lane_of_stored(position);
-    let sorted = Sorted { lane, ..sorted(shop, 0, lane + u64::from(number), 0) };
+    let classified = Classified { lane, ..classified(shop, 0, lane + u64::from(number), 0) };
     ChunkRead {
         number,
-        records: vec![(position, sorted)],
+        records: vec![(position, classified)],
         bits: Vec::new(),
         retries: Vec::new(),
         content: Lanes(Rc::new(vec![(shop, kind)])),
@@ -831,7 +831,7 @@ fn stored_chunk(lane: u64, number: u32) -> ChunkRead<Lanes> {
 
 /// A lane of a shop with `chunks` chunks of one webhook each.
 fn stored_lane(shop: u32, chunks: u32) -> LaneLoaded {
-    let Sorted { lane, shop, .. } = sorted(shop, 0, 0, 0);
+    let Classified { lane, shop, .. } = classified(shop, 0, 0, 0);
     LaneLoaded {
         lane,
         shop,
@@ -999,7 +999,7 @@ fn retry_states_that_a_leader_finds_have_a_quarter_of_the_index() {
 fn time_spent_on_retries_goes_on_after_a_restart() {
     let mut world = with_lane(config(4), 500, 2);
     world.run(1_000 * SECOND);
-    let position = stored_at(sorted(500, 0, 0, 0).lane, 0);
+    let position = stored_at(classified(500, 0, 0, 0).lane, 0);
     let before = world.spent[&position];
     world.step(vec![Event::Stop]);
     world.run(1_001 * SECOND);
@@ -1007,7 +1007,7 @@ fn time_spent_on_retries_goes_on_after_a_restart() {
     assert!(before < spent, "{before:?}, then {spent:?}");
     // The time counts from the read of the chunk.
     assert!(spent >= 995 * SECOND && spent <= 1_001 * SECOND, "{spent:?}");
-    let failing = world.failing[&sorted(500, 0, 0, 0).lane].total();
+    let failing = world.failing[&classified(500, 0, 0, 0).lane].total();
     assert!(failing >= 995 * SECOND && failing <= 1_001 * SECOND, "{failing:?}");
 }
 

@@ -11,7 +11,7 @@ use spillway_webhook::resource::Resource;
 use spillway_webhook::shopify::Headers;
 use spillway_webhook::{Position, WebhookId};
 
-use crate::sort::shop_hash;
+use crate::classify::shop_hash;
 
 /// Approximate bytes of a dead letter's labels and ids.
 const LABEL_BYTES: u64 = 256;

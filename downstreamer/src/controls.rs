@@ -9,8 +9,8 @@ use spillway_queue::controls::{self, Filter, OperatorControls};
 use spillway_queue::{QueueError, Redis};
 use tokio::sync::mpsc;
 
+use crate::classify::shop_hash;
 use crate::content::PauseFilter;
-use crate::sort::shop_hash;
 
 /// Time between checks of the version.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

@@ -12,9 +12,9 @@ use spillway_webhook::pack::{Corrupt, Pack};
 use spillway_webhook::{Position, StreamId};
 use tokio::sync::mpsc;
 
+use crate::classify::Classifier;
 use crate::content::PackBytes;
 use crate::metrics::DownstreamerMetrics;
-use crate::sort::Sorter;
 
 /// Channels of what is read ahead. There are two, so that replays without room do not stop the
 /// reading of the main stream.
@@ -28,7 +28,7 @@ pub(crate) struct Arrivals {
 /// Decodes and classifies what was read.
 #[derive(Clone)]
 struct Decoder {
-    sorter: Sorter,
+    classifier: Classifier,
     metrics: Arc<DownstreamerMetrics>,
 }
 
@@ -37,10 +37,10 @@ pub(crate) fn start(
     redis: &Redis,
     consumer: &str,
     cursor: StreamId,
-    sorter: Sorter,
+    classifier: Classifier,
     metrics: Arc<DownstreamerMetrics>,
 ) -> Arrivals {
-    let decoder = Decoder { sorter, metrics };
+    let decoder = Decoder { classifier, metrics };
     let start = |streams| {
         let decoder = decoder.clone();
         let decode = move |found| decoder.decode(found);
@@ -61,7 +61,7 @@ impl Decoder {
     }
 
     fn main(&self, entry: &Entry) -> Event<PackBytes> {
-        match decode_pack(&self.sorter, entry.id, &entry.pack, true) {
+        match decode_pack(&self.classifier, entry.id, &entry.pack, true) {
             Ok(pack) => Event::Pack(pack),
             Err(error) => {
                 self.corrupt(entry.id, &error);
@@ -74,9 +74,9 @@ impl Decoder {
         match Pack::decode(&replay.pack) {
             Ok(pack) if pack.count() == 1 => {
                 let position = Position::new(replay.webhook.entry, replay.webhook.index);
-                let sorted = self.sorter.sort(&pack.record(0), position, false);
+                let classified = self.classifier.classify(&pack.record(0), position, false);
                 let content = PackBytes(Arc::new(pack));
-                Event::Replay(ReplayRead { id: replay.id, position, sorted, content })
+                Event::Replay(ReplayRead { id: replay.id, position, classified, content })
             }
             Ok(_) => {
                 self.corrupt(replay.id, &Corrupt::Malformed("a replay holds one webhook"));
@@ -100,14 +100,14 @@ impl Decoder {
 /// # Errors
 /// [`Corrupt`] if it can't be decoded.
 pub(crate) fn decode_pack(
-    sorter: &Sorter,
+    classifier: &Classifier,
     entry: StreamId,
     bytes: &[u8],
     is_news: bool,
 ) -> Result<PackRead<PackBytes>, Corrupt> {
     let pack = Pack::decode(bytes)?;
-    let sorted = (0..pack.count())
-        .map(|index| sorter.sort(&pack.record(index), Position::new(entry, index), is_news))
+    let classified = (0..pack.count())
+        .map(|index| classifier.classify(&pack.record(index), Position::new(entry, index), is_news))
         .collect();
-    Ok(PackRead { entry, sorted, content: PackBytes(Arc::new(pack)) })
+    Ok(PackRead { entry, classified, content: PackBytes(Arc::new(pack)) })
 }

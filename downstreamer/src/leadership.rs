@@ -14,10 +14,10 @@ use spillway_queue::read::StreamReader;
 use spillway_webhook::StreamId;
 use tokio_util::sync::CancellationToken;
 
+use crate::classify::shop_hash;
 use crate::deliver::DeliveryClient;
 use crate::metrics::DownstreamerMetrics;
 use crate::settings::{Dedup, DownstreamerSettings};
-use crate::sort::shop_hash;
 use crate::worker::{Worker, WorkerStart};
 
 /// State that an instance keeps while leaders change.

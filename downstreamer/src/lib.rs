@@ -2,12 +2,13 @@
 //! that the backend can bear.
 //!
 //! `leadership` loads what Redis holds and starts a `worker`, which carries out the decisions of the
-//! delivery core (`spillway_delivery`): `intake` → `sort` → core → `deliver` (`payload`, `connect`) →
-//! `judge` → core → `settling`. Also: `reader` (packs and chunks that are read again), `controls` (set by an
+//! delivery core (`spillway_delivery`): `intake` → `classify` → core → `deliver` (`payload`, `connect`) →
+//! `judge` → core → `translate`. Also: `reader` (packs and chunks that are read again), `controls` (set by an
 //! operator) and `status`.
 
 mod backend;
 mod body;
+mod classify;
 mod connect;
 pub mod content;
 mod controls;
@@ -20,10 +21,9 @@ mod names;
 mod payload;
 mod reader;
 mod settings;
-mod settling;
 mod shares;
-mod sort;
 mod status;
+mod translate;
 mod worker;
 
 pub use crate::payload::{PayloadHost, PayloadSettings};

@@ -6,7 +6,7 @@ use spillway_queue::lane::{KeyScheme, LaneRow};
 use spillway_webhook::pack::Record;
 use spillway_webhook::shopify::{Headers, resource_kind};
 
-use crate::sort::shop_hash;
+use crate::classify::shop_hash;
 
 /// Most names of lanes without a row. At this limit all of them are dropped, and learned again.
 const RECENT_MAX: usize = 10_000;

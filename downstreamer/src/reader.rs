@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use spillway_delivery::{
-    ChunkFound, ChunkRead, Content, Event, PackKey, PackRead, ReadAgain, Sorted,
+    ChunkFound, ChunkRead, Classified, Content, Event, PackKey, PackRead, ReadAgain,
 };
 use spillway_process::error::chain;
 use spillway_queue::lane::{ChunkId, StoredChunk};
@@ -19,9 +19,9 @@ use spillway_webhook::pack::{Pack, Record};
 use spillway_webhook::{Chunk, Position, StoredRetry, StreamId};
 use tokio::time::Instant;
 
+use crate::classify::Classifier;
 use crate::content::PackBytes;
 use crate::intake::decode_pack;
-use crate::sort::Sorter;
 
 use wanted::FRONT_AT_ONCE;
 pub(crate) use wanted::{ChunkRange, ReadRequest};
@@ -54,7 +54,7 @@ type StoredRetryState = Option<StoredRetry>;
 pub(crate) struct Rereader {
     redis: Redis,
     reader: StreamReader,
-    sorter: Sorter,
+    classifier: Classifier,
     shared: tokio::sync::Mutex<ReaderConnection>,
     /// Number of tries to connect.
     tries: AtomicU64,
@@ -85,10 +85,10 @@ enum Failed {
 
 impl Rereader {
     /// Reader for `consumer`.
-    pub(crate) fn new(redis: Redis, consumer: &str, sorter: Sorter) -> Self {
+    pub(crate) fn new(redis: Redis, consumer: &str, classifier: Classifier) -> Self {
         let reader = StreamReader::new(redis.clone(), consumer);
         let (shared, tries, logged_at) = Default::default();
-        Self { redis, reader, sorter, shared, tries, logged_at }
+        Self { redis, reader, classifier, shared, tries, logged_at }
     }
 
     /// Reads what is wanted, once Redis answers. Returns an event for each range of chunks, for
@@ -173,8 +173,9 @@ impl Rereader {
         let mut bytes = 0;
         for part in entries.chunks(FRONT_AT_ONCE) {
             for found in self.reader.main_entries(connection, part).await? {
-                let pack = found
-                    .and_then(|entry| decode_pack(&self.sorter, entry.id, &entry.pack, false).ok());
+                let pack = found.and_then(|entry| {
+                    decode_pack(&self.classifier, entry.id, &entry.pack, false).ok()
+                });
                 let Some(pack) = pack else { return Ok(packs) };
                 bytes += pack.content.raw_bytes();
                 packs.push(pack);
@@ -193,7 +194,7 @@ impl Rereader {
         entry: StreamId,
     ) -> Result<Option<PackRead<PackBytes>>, QueueError> {
         let bytes = self.reader.main_entry(connection, entry).await?;
-        Ok(bytes.and_then(|bytes| decode_pack(&self.sorter, entry, &bytes, false).ok()))
+        Ok(bytes.and_then(|bytes| decode_pack(&self.classifier, entry, &bytes, false).ok()))
     }
 
     /// Chunks with their bits, or the reasons for which there are none, in one round trip.
@@ -227,8 +228,9 @@ impl Rereader {
         let positions: Vec<Position> =
             decoded.iter().flatten().flat_map(|(chunk, _)| &chunk.positions).copied().collect();
         let retries = self.reader.retries(connection, &positions).await?;
-        let sort = |record: &Record, position| self.sorter.sort(record, position, false);
-        Ok(chunks_read(ranges, decoded, retries, sort))
+        let classify =
+            |record: &Record, position| self.classifier.classify(record, position, false);
+        Ok(chunks_read(ranges, decoded, retries, classify))
     }
 
     /// Handle of the shared connection, on which requests are pipelined. If there is none, the
@@ -273,14 +275,14 @@ fn chunks_read(
     ranges: &[ChunkRange],
     decoded: Vec<Decoded>,
     retries: Vec<StoredRetryState>,
-    sort: impl Fn(&Record, Position) -> Sorted,
+    classify: impl Fn(&Record, Position) -> Classified,
 ) -> Vec<Event<PackBytes>> {
     let mut retries = retries.into_iter();
     let ids = ranges.iter().flat_map(ChunkRange::ids);
     let mut found = ids.zip(decoded).map(|(id, decoded)| match decoded {
         Ok((chunk, bits)) => {
             let retries = retries.by_ref().take(chunk.positions.len()).collect();
-            ChunkFound::Read(chunk_read(id.number, chunk, bits, retries, &sort))
+            ChunkFound::Read(chunk_read(id.number, chunk, bits, retries, &classify))
         }
         Err(unread) => unread,
     });
@@ -296,14 +298,14 @@ fn chunk_read(
     Chunk { positions, pack }: Chunk,
     bits: Vec<u8>,
     retries: Vec<StoredRetryState>,
-    sort: impl Fn(&Record, Position) -> Sorted,
+    classify: impl Fn(&Record, Position) -> Classified,
 ) -> ChunkRead<PackBytes> {
     let states = positions.iter().zip(retries);
     let retries =
         states.filter_map(|(position, state)| state.map(|state| (*position, state))).collect();
     let records = (0..)
         .zip(&positions)
-        .map(|(index, position)| (*position, sort(&pack.record(index), *position)))
+        .map(|(index, position)| (*position, classify(&pack.record(index), *position)))
         .collect();
     ChunkRead { number, records, bits, retries, content: PackBytes(Arc::new(pack)) }
 }
@@ -362,9 +364,9 @@ mod tests {
     }
 
     /// Classifies a record with its time as the resource.
-    fn by_time(record: &Record, position: Position) -> Sorted {
+    fn by_time(record: &Record, position: Position) -> Classified {
         assert_eq!(record.received_at_ms, position.ms);
-        Sorted {
+        Classified {
             resource: position.ms,
             lane: 0,
             shop: 0,
@@ -379,8 +381,8 @@ mod tests {
     fn times(read: &ChunkRead<PackBytes>) -> Vec<u64> {
         read.records
             .iter()
-            .map(|(at, sorted)| {
-                assert_eq!(at.ms, sorted.resource);
+            .map(|(at, classified)| {
+                assert_eq!(at.ms, classified.resource);
                 at.ms
             })
             .collect()

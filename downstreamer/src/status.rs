@@ -127,7 +127,7 @@ mod tests {
     use spillway_queue::lane::KeyScheme;
 
     use super::*;
-    use crate::sort::shop_hash;
+    use crate::classify::shop_hash;
 
     fn status(blocked: Vec<BlockedLane>) -> Status {
         Status {

@@ -24,6 +24,7 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::classify::Classifier;
 use crate::content::{PackBytes, PauseFilter};
 use crate::controls;
 use crate::deliver::{DeliveryClient, DeliveryJob, EndedDelivery};
@@ -33,10 +34,9 @@ use crate::metrics::DownstreamerMetrics;
 use crate::names::Names;
 use crate::reader::{ChunkRange, Read, ReadRequest, Rereader};
 use crate::settings::DownstreamerSettings;
-use crate::settling::Translator;
 use crate::shares;
-use crate::sort::Sorter;
 use crate::status;
+use crate::translate::Translator;
 
 /// Time between updates of metrics and status from the core.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
@@ -111,13 +111,13 @@ impl Worker {
         start: WorkerStart,
     ) -> Self {
         let WorkerStart { consumer, loaded, rows, mark, seen, controls } = start;
-        let sorter = Sorter::new(settings.clone(), metrics.clone());
+        let classifier = Classifier::new(settings.clone(), metrics.clone());
         let (settlements, settled) = settle::start(redis.clone(), consumer, &leader.token, mark);
         let cursor = loaded.cursor;
         let channels = Channels {
             settlements,
             settled,
-            arrivals: intake::start(redis, consumer, cursor, sorter.clone(), metrics.clone()),
+            arrivals: intake::start(redis, consumer, cursor, classifier.clone(), metrics.clone()),
             controls: controls::start(redis.clone(), consumer, leader.clone(), controls.version),
             shares: shares::start(redis.clone(), consumer, &leader.token),
             reads: JoinSet::new(),
@@ -132,7 +132,7 @@ impl Worker {
             core,
             channels,
             translator,
-            rereader: Arc::new(Rereader::new(redis.clone(), consumer, sorter)),
+            rereader: Arc::new(Rereader::new(redis.clone(), consumer, classifier)),
             sender,
             leader,
             settings,

@@ -2,7 +2,7 @@
 //! settle. librdkafka's own threads send.
 //!
 //! Path of a pack: arrived → `fill` (its records are handed to librdkafka within a transaction) →
-//! `commit` (the records and the cursor appear together) → `settle` (Redis advances its cursor and
+//! `commit` (the records and the cursor appear together) → `settling` (Redis advances its cursor and
 //! frees the pack). A fault leads back to `begin` or to the last committed position. Invariants:
 //! nothing is settled that is not committed. Sending continues only from the committed cursor or
 //! from the open transaction. A webhook is given up only after it was refused in a transaction

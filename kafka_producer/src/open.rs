@@ -21,7 +21,7 @@ pub(crate) const BYTES_MAX: usize = 512 << 20;
 /// Lower limit of these bytes, for a Kafka that is slow.
 pub(crate) const BYTES_MIN: usize = 1 << 20;
 
-/// RecordRef of a record's webhook in the queue.
+/// Place in the queue of the webhook that a record holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum RecordRef {
     /// In a pack of the main stream.
@@ -33,7 +33,7 @@ pub(crate) enum RecordRef {
 /// Record that is sent in a transaction without others, because Kafka may refuse it.
 #[derive(Clone)]
 pub(crate) struct Alone {
-    /// RecordRef of the webhook.
+    /// Place of the webhook in the queue.
     pub place: RecordRef,
     /// Id of the webhook.
     pub webhook: WebhookId,

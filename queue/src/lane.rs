@@ -1,6 +1,6 @@
 //! Lanes: webhooks of one shop (and kind) that cannot go now, moved out of the main stream.
 //!
-//! A lane has a row, and its webhooks lie in numbered chunks. Barriers, leads and retry states are
+//! A lane has a row, and those of its webhooks that were moved lie in numbered chunks. Barriers, leads and retry states are
 //! kept beside them. [`LaneChanges`] is the part of a settlement that changes any of it.
 
 use std::borrow::Cow;

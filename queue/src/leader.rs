@@ -66,7 +66,7 @@ impl Candidacy {
     /// Creates a candidacy with a random token.
     pub fn new(redis: Redis, consumer: &str) -> Self {
         let token = format!("{:016x}", rand::rng().random::<u64>());
-        let script = Script::new(include_str!("lua/lead.lua"));
+        let script = Script::new(include_str!("lua/leader.lua"));
         Self { redis, consumer: consumer.to_owned(), token, script }
     }
 

@@ -11,9 +11,9 @@
 //! disk), [`shares`] (shops that take much of what waits), [`status`] and [`health`] (reports for
 //! operators), [`rewrite`] (rewrites of the AOF).
 //!
-//! Every write of a consumer is one Lua script with `allow-oom`. It is atomic, it is fenced by the
-//! leader's token, and it works on a Redis that is completely full, because only consumers can
-//! empty it.
+//! Every write of a consumer or of an operator is one Lua script with `allow-oom`. It is atomic, and
+//! works on a Redis that is completely full, because only consumers can empty it. What a leader
+//! writes is fenced by its token. The registration of consumers and what operators order is not.
 
 pub mod access;
 pub mod append;

@@ -2,9 +2,9 @@
 //!
 //! A webhook is written into its batch once. Who pushes it drops its headers and body then, so that
 //! the connection can reuse its read buffer. Only a [`Verified`] webhook gets in. The permits that the
-//! batches hold bound their memory. [`queue`] decides the answer of each sender.
+//! batches hold bound their memory. [`tickets`] decides the answer of each sender.
 
-pub mod queue;
+pub mod tickets;
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -17,9 +17,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::admit::Permit;
-use crate::batch::queue::{BatchQueue, Contents};
+use crate::batch::tickets::{BatchQueue, Contents};
 use crate::reply::Refusal;
-// `queue` imports the locks by this path.
+// `tickets` imports the locks by this path.
 use crate::sync;
 use crate::topics::{TopicIndex, TopicMetrics};
 
@@ -27,7 +27,7 @@ use crate::topics::{TopicIndex, TopicMetrics};
 pub type Answer = Result<(), Refusal>;
 
 /// Webhooks that are stored together.
-pub type Batch = queue::Batch<Webhooks>;
+pub type Batch = tickets::Batch<Webhooks>;
 
 /// Time between looks at the deadlines. An answer is late by about this much at most.
 const DEADLINE_TICK: Duration = Duration::from_millis(20);
@@ -41,7 +41,7 @@ pub struct Batches {
 }
 
 /// Place of one webhook in a batch.
-pub struct Ticket(queue::Ticket<Webhooks>);
+pub struct Ticket(tickets::Ticket<Webhooks>);
 
 /// Webhooks of a batch, with the permit for the memory that they hold.
 #[derive(Default)]

@@ -17,12 +17,12 @@ use hyper_util::rt::TokioIo;
 use spillway_process::error::chain;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::closing::Closing;
 use crate::metrics::ReceiverMetrics;
 use crate::phase::{Phase, PhaseTimes, RequestArrival, Swept};
-use crate::receive::{Receiver, RequestContext, receive};
+use crate::receive::{RequestContext, RequestHandler, receive};
 use crate::reply::{NOT_HTTP, Refusal, raw_answer};
 use crate::settings::HEADER_BYTES_MAX;
+use crate::shutdown::Shutdown;
 use crate::stream::{PhasedStream, Stream};
 
 /// Limits on reading from a sender that has not noticed a refusal yet. Closing at once would reset
@@ -43,11 +43,11 @@ const READ_BYTES_MAX: usize = 2 * HEADER_BYTES_MAX;
 /// State that all connections of a shard share.
 pub struct Serving {
     /// Answers requests.
-    pub receiver: Arc<Receiver>,
+    pub handler: Arc<RequestHandler>,
     /// Counts answers that are written without hyper.
     pub metrics: ReceiverMetrics,
     /// Once it has begun, each connection closes with its next answer.
-    pub closing: Closing,
+    pub shutdown: Shutdown,
     /// Time limits of connections.
     pub times: PhaseTimes,
 }
@@ -98,7 +98,7 @@ async fn serve_http(stream: Stream, phase: Arc<Phase>, serving: Arc<Serving>) {
                 break None;
             }
             () = phase.swept() => {
-                match phase.after_sweep(serving.times, serving.closing.has_begun()) {
+                match phase.after_sweep(serving.times, serving.shutdown.has_begun()) {
                     Swept::Stays => {}
                     Swept::Closed => break None,
                     Swept::Refused => break Some(Refusal::Slow),
@@ -140,10 +140,10 @@ async fn answer(
 ) -> Result<Response<Body>, Infallible> {
     let first_byte = phase.begin_request();
     let arrival = RequestArrival { first_byte, connection: phase };
-    let context = RequestContext { receiver: serving.receiver.clone(), arrival };
+    let context = RequestContext { handler: serving.handler.clone(), arrival };
     // No router and no handler of axum's: every path is the receiver's, and both box what they pass on.
     let mut response = receive(context, request).await;
-    if serving.closing.has_begun() {
+    if serving.shutdown.has_begun() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)

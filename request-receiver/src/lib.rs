@@ -1,16 +1,16 @@
 //! The receiver: takes webhooks by HTTP and stores them as packs.
 //!
 //! Path of a webhook: [`serve`] (accepts, hands to a [`shard`]) → [`connection`] → [`receive`] (one
-//! request: admit → read the body → authenticate → inspect → shares) → [`batch`] → [`batcher`]
-//! (group commit) → [`store`] (appends to Redis, or writes to the overflow log, which is [`spill`])
-//! → [`receive`] answers 200, or [`reply`] says why not.
+//! request: [`head`] → [`apps`] → [`admit`] → [`body`] → [`secrets`] (authenticates it) →
+//! [`inspect`] → [`ignored`] → [`shares`]) → [`batch`] → [`batcher`] (group commit) → [`store`]
+//! (appends to Redis, or writes to the overflow log, which is [`spill`]) → [`receive`] answers 200,
+//! or [`reply`] says why not.
 
 pub mod admit;
 pub mod apps;
 pub mod batch;
 pub mod batcher;
 pub mod body;
-pub mod closing;
 pub mod connection;
 pub mod descriptors;
 pub mod head;
@@ -26,6 +26,7 @@ pub mod settings;
 pub mod shard;
 pub mod shared;
 pub mod shares;
+pub mod shutdown;
 #[cfg(feature = "spill")]
 pub mod spill;
 pub mod store;
@@ -51,7 +52,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admit::{Admission, InFlightMetric};
 use crate::apps::Apps;
-use crate::closing::Closing;
 use crate::descriptors::connection_limits;
 use crate::ignored::Ignored;
 use crate::metrics::ReceiverMetrics;
@@ -63,6 +63,7 @@ use crate::settings::ReceiverSettings;
 use crate::shard::Shard;
 use crate::shared::ShardContext;
 use crate::shares::{Judge, ShopShares};
+use crate::shutdown::Shutdown;
 use crate::store::Store;
 use crate::store::log::LogMetrics;
 use crate::store::watch::RedisWatch;
@@ -74,12 +75,12 @@ const FIRST_LOOK: Duration = Duration::from_secs(1);
 /// Time that the restorer has to stop. Redis knows the outcome of any call that is cut off.
 const RESTORER_STOPS_WITHIN: Duration = Duration::from_millis(500);
 
-/// Runs a receiver until `shutdown`.
+/// Runs a receiver until `stop`.
 ///
 /// # Errors
 /// If an address can't be bound, if too few files may be open, if Redis is absent and the settings
-/// say to give up then, and if a shard or a background task ends before `shutdown`.
-pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> anyhow::Result<()> {
+/// say to give up then, and if a shard or a background task ends before `stop`.
+pub async fn run(settings: ReceiverSettings, stop: CancellationToken) -> anyhow::Result<()> {
     let limits = connection_limits(settings.connections_max, shard_count())?;
     let settings = Arc::new(settings);
     let metrics = ReceiverMetrics::new(&OUTCOMES);
@@ -108,7 +109,7 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
     background.spawn("reading the files again", reloading);
 
     log_start(&listeners);
-    let closing = Closing::default();
+    let shutdown = Shutdown::default();
     let shards = start_shards(ShardContext {
         admission: watched_admission(&settings, &metrics),
         settings: settings.clone(),
@@ -120,14 +121,14 @@ pub async fn run(settings: ReceiverSettings, shutdown: CancellationToken) -> any
         metrics: metrics.clone(),
         topics,
         watchdog: Watchdog::start(),
-        closing: closing.clone(),
+        shutdown: shutdown.clone(),
         background: background.clone(),
     })?;
     let acceptor = Acceptor::new(listeners, shards, background, limits, metrics);
-    first_look(&store, &shutdown).await;
+    first_look(&store, &stop).await;
     supervisor::ready();
     let (accepted, stop_by) =
-        receive_until(acceptor, &shutdown, &readiness, &closing, settings.shutdown_timeout).await;
+        receive_until(acceptor, &stop, &readiness, &shutdown, settings.shutdown_timeout).await;
     stop_restoring.cancel();
     if let Some(restoring) = restoring {
         timeout_at(stop_by + RESTORER_STOPS_WITHIN, restoring).await.ok();
@@ -188,19 +189,19 @@ fn reload_on_hangup(
     })
 }
 
-/// Accepts connections until `shutdown`, and serves what is under way for as long as `within` then.
+/// Accepts connections until `stop`, and serves what is under way for as long as `within` then.
 /// Returns the time at which that is over.
 async fn receive_until(
     mut acceptor: Acceptor,
-    shutdown: &CancellationToken,
+    stop: &CancellationToken,
     readiness: &Readiness,
-    closing: &Closing,
+    shutdown: &Shutdown,
     within: Duration,
 ) -> (Result<(), TaskEnded>, Instant) {
-    let mut accepted = acceptor.accept_until(shutdown).await;
+    let mut accepted = acceptor.accept_until(stop).await;
     readiness.stopping();
     let stop_by = Instant::now() + within;
-    closing.begin(stop_by);
+    shutdown.begin(stop_by);
     if accepted.is_ok() {
         accepted = acceptor.last_call(within).await;
     }
@@ -219,8 +220,8 @@ fn log_start(listeners: &[Listener]) {
 
 /// Waits for the first look at Redis, for a second at most. Before it, webhooks would be refused
 /// that could be stored.
-async fn first_look(store: &Store, shutdown: &CancellationToken) {
-    shutdown.run_until_cancelled(timeout(FIRST_LOOK, store.looked())).await;
+async fn first_look(store: &Store, stop: &CancellationToken) {
+    stop.run_until_cancelled(timeout(FIRST_LOOK, store.looked())).await;
 }
 
 /// Opens the store, and starts the task that restores its log if it has one. Fails if another

@@ -132,10 +132,10 @@ impl Phase {
     }
 
     /// Decides the fate of the connection after the sweep has woken it.
-    pub fn after_sweep(&self, times: PhaseTimes, is_closing: bool) -> Swept {
+    pub fn after_sweep(&self, times: PhaseTimes, is_shutdown: bool) -> Swept {
         match self.now.load(Ordering::Relaxed) {
             HEADERS if self.is_past_deadline(times) => Swept::Refused,
-            ANSWERED if is_closing || self.is_past_deadline(times) => Swept::Closed,
+            ANSWERED if is_shutdown || self.is_past_deadline(times) => Swept::Closed,
             NEW | IDLE => Swept::Closed,
             _ => Swept::Stays,
         }

@@ -1,4 +1,4 @@
-//! Handles one request, step by step. [`Receiver`] holds the path that a webhook takes.
+//! Handles one request, step by step. [`RequestHandler`] holds the path that a webhook takes.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::topics::TopicMetrics;
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 /// State that all requests of a shard share.
-pub struct Receiver {
+pub struct RequestHandler {
     admission: Admission,
     secrets: Arc<ClientSecrets>,
     apps: Option<Arc<Apps>>,
@@ -53,8 +53,8 @@ struct BodyLimits {
     timeout: Duration,
 }
 
-impl Receiver {
-    /// Receiver for one shard, with the store and the batches of that shard.
+impl RequestHandler {
+    /// RequestHandler for one shard, with the store and the batches of that shard.
     pub fn new(shared: ShardContext, store: Store, batches: Arc<Batches>) -> Self {
         let ShardContext { settings, admission, secrets, apps, ignored, .. } = shared;
         let ShardContext { shares, metrics, topics, .. } = shared;
@@ -183,7 +183,7 @@ enum Taken {
 /// Shared state and arrival of a request.
 pub struct RequestContext {
     /// State that all requests share.
-    pub receiver: Arc<Receiver>,
+    pub handler: Arc<RequestHandler>,
     /// Connection and time of arrival of this request.
     pub arrival: RequestArrival,
 }
@@ -193,17 +193,17 @@ pub async fn receive<B>(context: RequestContext, mut request: Request<B>) -> Res
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let RequestContext { receiver, arrival } = context;
-    let head = RequestHead::read(&request, &receiver.topics);
-    let taken = receiver.take(&head, &mut request, &arrival).await;
+    let RequestContext { handler, arrival } = context;
+    let head = RequestHead::read(&request, &handler.topics);
+    let taken = handler.take(&head, &mut request, &arrival).await;
     let outcome = outcome_of(&taken);
     let is_body_read = arrival.connection.is_body_read();
-    receiver.metrics.answered(outcome, arrival.connection.answered() - arrival.first_byte);
+    handler.metrics.answered(outcome, arrival.connection.answered() - arrival.first_byte);
     match taken {
         Ok(_) => StatusCode::OK.into_response(),
         Err(refusal) => {
             tracing::debug!(outcome, "refused");
-            receiver.topics.refused(head.topic, refusal);
+            handler.topics.refused(head.topic, refusal);
             let mut response = refusal.into_response();
             if !is_body_read {
                 // Announces the close to the sender, which would otherwise use the connection
@@ -247,13 +247,13 @@ mod tests {
 
     const BODY: &[u8] = br#"{"id":1}"#;
 
-    fn receiver() -> Receiver {
+    fn handler() -> RequestHandler {
         let secrets = Vec::from([Zeroizing::new("hush".to_owned())]);
         let secrets = SecretSettings { secrets, ..SecretSettings::default() };
         let secrets = Arc::new(ClientSecrets::new(secrets, None).expect("random numbers"));
         let metrics = ReceiverMetrics::new(&OUTCOMES);
         let topics = TopicMetrics::new(&metrics.registry);
-        Receiver {
+        RequestHandler {
             admission: Admission::new(64 << 20),
             secrets,
             apps: None,
@@ -286,27 +286,27 @@ mod tests {
     }
 
     async fn take(
-        receiver: &Receiver,
+        handler: &RequestHandler,
         mut request: Request<Full<Bytes>>,
         arrival: &RequestArrival,
     ) -> Result<Taken, Refusal> {
-        let head = RequestHead::read(&request, &receiver.topics);
-        receiver.take(&head, &mut request, arrival).await
+        let head = RequestHead::read(&request, &handler.topics);
+        handler.take(&head, &mut request, arrival).await
     }
 
     #[tokio::test]
     async fn a_forged_webhook_allocates_nothing_but_its_body() {
-        let receiver = receiver();
+        let handler = handler();
         let arrival =
             RequestArrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
         let forged = spillway_webhook::Secrets::new(&[Zeroizing::new("guess".to_owned())]);
         // The first webhook of a thread makes it cache the secrets in force.
-        take(&receiver, request(""), &arrival).await.expect_err("it is forged");
+        take(&handler, request(""), &arrival).await.expect_err("it is forged");
         for signature in [forged.sign(BODY).as_str(), "", "not base64"] {
             let request = request(signature);
             let mut taken = None;
             let allocated = allocation_counter::measure(|| {
-                let mut take = pin!(take(&receiver, request, &arrival));
+                let mut take = pin!(take(&handler, request, &arrival));
                 taken = Some(take.as_mut().poll(&mut Context::from_waker(Waker::noop())));
             });
             assert!(matches!(taken, Some(Poll::Ready(Err(Refusal::BadSignature)))));
@@ -315,8 +315,8 @@ mod tests {
     }
 
     /// Number of requests refused under a topic, as shown in the metrics.
-    fn refused(receiver: &Receiver, topic: &str) -> u64 {
-        let page = encode(&receiver.metrics.registry);
+    fn refused(handler: &RequestHandler, topic: &str) -> u64 {
+        let page = encode(&handler.metrics.registry);
         let sample = format!("spillway_refused_total{{topic=\"{topic}\"}} ");
         let value = page.lines().find_map(|line| line.strip_prefix(&sample));
         value.map_or(0, |value| value.parse().expect("a count"))
@@ -324,9 +324,9 @@ mod tests {
 
     #[tokio::test]
     async fn forged_requests_count_under_no_topic_that_they_name() {
-        let receiver = Arc::new(receiver());
+        let handler = Arc::new(handler());
         let context = || RequestContext {
-            receiver: receiver.clone(),
+            handler: handler.clone(),
             arrival: RequestArrival {
                 first_byte: tokio::time::Instant::now(),
                 connection: Phase::new(),
@@ -340,21 +340,21 @@ mod tests {
             let answer = receive(context(), request("forged")).await;
             assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
         }
-        assert_eq!(refused(&receiver, "products/update"), 0);
-        assert_eq!(refused(&receiver, "other"), 5);
+        assert_eq!(refused(&handler, "products/update"), 0);
+        assert_eq!(refused(&handler, "other"), 5);
         // Refused after a good signature, or refused by a 503 before the signature is checked.
-        receiver.shares.show(HashSet::from([stable_hash::of(&[b""])]));
+        handler.shares.show(HashSet::from([stable_hash::of(&[b""])]));
         let over = receive(context(), request(&hush.sign(BODY))).await;
         assert_eq!(over.status(), StatusCode::SERVICE_UNAVAILABLE);
-        receiver.store.set_stalled(true);
+        handler.store.set_stalled(true);
         receive(context(), request(&hush.sign(BODY))).await;
-        assert_eq!(refused(&receiver, "products/update"), 2);
-        assert_eq!(refused(&receiver, "other"), 5);
+        assert_eq!(refused(&handler, "products/update"), 2);
+        assert_eq!(refused(&handler, "other"), 5);
     }
 
     #[tokio::test]
     async fn a_large_forged_body_lets_others_run_while_it_is_hashed() {
-        let receiver = receiver();
+        let handler = handler();
         let arrival =
             RequestArrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
         for (bytes, pauses) in [(HASHED_AT_ONCE_BYTES_MAX, 0), (3 << 20, 11)] {
@@ -362,7 +362,7 @@ mod tests {
                 .header("x-shopify-hmac-sha256", "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
                 .body(Full::new(Bytes::from(vec![b' '; bytes])))
                 .expect("it is well formed");
-            let mut take = pin!(take(&receiver, forged, &arrival));
+            let mut take = pin!(take(&handler, forged, &arrival));
             let mut paused = 0;
             let refused = loop {
                 match take.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -376,14 +376,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_stranger_is_not_told_that_a_shop_is_over_its_share() {
-        let receiver = receiver();
+        let handler = handler();
         let arrival =
             RequestArrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
-        receiver.shares.show(HashSet::from([stable_hash::of(&[b""])]));
-        let forged = take(&receiver, request("forged"), &arrival).await;
+        handler.shares.show(HashSet::from([stable_hash::of(&[b""])]));
+        let forged = take(&handler, request("forged"), &arrival).await;
         assert_eq!(forged, Err(Refusal::BadSignature));
         let signature = spillway_webhook::Secrets::new(&[Zeroizing::new("hush".to_owned())]);
-        let own = take(&receiver, request(&signature.sign(BODY)), &arrival).await;
+        let own = take(&handler, request(&signature.sign(BODY)), &arrival).await;
         assert_eq!(own, Err(Refusal::ShopQueueFull));
     }
 }

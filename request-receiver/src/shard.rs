@@ -1,8 +1,8 @@
 //! One thread with everything that a webhook needs on its way to Redis: connections, a batcher, a
 //! connection to the queue.
 //!
-//! No wake-up across threads happens for a webhook. It would cost more than all other work on the
-//! webhook except the hash and the compression.
+//! No other thread is woken for a webhook that goes to Redis. That would cost more than all other
+//! work on the webhook except the hash and the compression.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::batch::Batches;
 use crate::batcher::Batcher;
 use crate::connection::{self, Serving};
 use crate::phase::{Phase, PhaseTimes};
-use crate::receive::Receiver;
+use crate::receive::RequestHandler;
 use crate::shared::ShardContext;
 use crate::store::ShardStore;
 use crate::stream::AcceptedConnection;
@@ -118,7 +118,7 @@ fn stay_on(core: usize) {
 }
 
 async fn run(shared: ShardContext, mut incoming: mpsc::Receiver<Incoming>) {
-    let closing = shared.closing.clone();
+    let shutdown = shared.shutdown.clone();
     let batches = Arc::new(Batches::new(shared.topics.clone()));
     let store = shared.store.for_shard();
     let mut batcher = tokio::spawn({
@@ -133,13 +133,13 @@ async fn run(shared: ShardContext, mut incoming: mpsc::Receiver<Incoming>) {
         async move { batches.keep_deadlines().await }
     });
     let serving = Arc::new(Serving {
-        closing: closing.clone(),
+        shutdown: shutdown.clone(),
         times: PhaseTimes {
             headers: shared.settings.header_timeout,
             idle: shared.settings.idle_timeout,
         },
         metrics: shared.metrics.clone(),
-        receiver: Arc::new(Receiver::new(shared, store, batches.clone())),
+        handler: Arc::new(RequestHandler::new(shared, store, batches.clone())),
     });
     let connections = Arc::new(Connections::default());
     let mut sweep = tokio::spawn(connections.clone().sweep(serving.clone()));
@@ -165,7 +165,7 @@ async fn run(shared: ShardContext, mut incoming: mpsc::Receiver<Incoming>) {
             }
         }
     }
-    let stop_by = closing.stop_by();
+    let stop_by = shutdown.stop_by();
     finish(&mut tasks, &connections, &serving, stop_by).await;
     sweep.abort();
     // The batcher ends by itself once everything accepted is stored.

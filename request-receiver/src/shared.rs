@@ -7,12 +7,12 @@ use spillway_process::supervisor::Watchdog;
 
 use crate::admit::Admission;
 use crate::apps::Apps;
-use crate::closing::Closing;
 use crate::ignored::Ignored;
 use crate::metrics::ReceiverMetrics;
 use crate::secrets::ClientSecrets;
 use crate::settings::ReceiverSettings;
 use crate::shares::ShopShares;
+use crate::shutdown::Shutdown;
 use crate::store::Store;
 use crate::topics::TopicMetrics;
 
@@ -40,7 +40,7 @@ pub struct ShardContext {
     /// Lets the batchers answer to the supervisor.
     pub watchdog: Watchdog,
     /// Shutdown state.
-    pub closing: Closing,
+    pub shutdown: Shutdown,
     /// Ends the process when a shard ends for whatever reason.
     pub background: Background,
 }

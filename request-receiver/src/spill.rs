@@ -45,7 +45,7 @@ pub async fn start(
     let gate = Gate::new(true, ack_timeout);
     let looks = RedisLooks::new(gate.clone());
     let mut restorer = Restorer::new(channel.clone(), &gate, &looks, log_id, redis.clone());
-    claim::settle(&mut restorer).await?;
+    claim::take_at_start(&mut restorer).await?;
     background.spawn("probe of the overflow disk", {
         let channel = channel.clone();
         let stop = stop.clone();

@@ -5,8 +5,8 @@
 //! [`log`] is the overflow log as the store sees it. [`watch`] looks at Redis, and [`looks`] holds
 //! what it finds. [`claim`] checks if another receiver has the cell.
 //!
-//! Each shard has one batch under way, and no core waits for another. If there is a log, an append
-//! that hangs is awaited in the background. Other batches go into the log, and are restored once
+//! Each shard has one batch under way, and appends that hang, and no core waits for another. If
+//! there is a log, an append that hangs is awaited in the background. Other batches go into the log, and are restored once
 //! its outcome is known. A batch that Redis refused for certain goes into the log, too. A batch
 //! that may be stored is answered that nothing is known, and is not written again.
 
@@ -86,7 +86,7 @@ struct ShardPulse {
     store: Store,
 }
 
-/// State that is needed to settle a batch.
+/// State that is needed to complete a batch.
 #[derive(Clone)]
 struct StoreContext {
     store: Store,
@@ -158,7 +158,7 @@ impl Store {
     pub async fn looked(&self) {
         self.looks.looked().await;
         if let Some(log) = &self.log {
-            log.settled().cancelled().await;
+            log.examined().cancelled().await;
         }
     }
 
@@ -249,16 +249,16 @@ impl ShardStore {
         let ended = self.pulse.attend(append.within(self.stall_after), too_late).await;
         if let Some((appender, end)) = ended {
             self.appender.put_back(appender);
-            let settling = self.context.settle(batch, pass, end, &mut self.packer);
-            return self.pulse.attend(settling, too_late).await;
+            let finishing = self.context.append_ended(batch, pass, end, &mut self.packer);
+            return self.pulse.attend(finishing, too_late).await;
         }
         pass.hangs();
         looks.look_soon();
-        let settling = self.context.clone().settle_late(append, batch, pass);
+        let finishing = self.context.clone().await_late_append(append, batch, pass);
         if self.context.store.log.is_some() {
-            self.late.spawn(settling);
+            self.late.spawn(finishing);
         } else {
-            self.pulse.attend(settling, too_late).await;
+            self.pulse.attend(finishing, too_late).await;
         }
     }
 }
@@ -289,8 +289,14 @@ impl ShardPulse {
 }
 
 impl StoreContext {
-    /// Settles a batch whose append has ended.
-    async fn settle(&self, batch: Batch, pass: AppendPass, end: AppendEnd, packer: &mut Packer) {
+    /// Completes a batch whose append has ended, or writes it to the log.
+    async fn append_ended(
+        &self,
+        batch: Batch,
+        pass: AppendPass,
+        end: AppendEnd,
+        packer: &mut Packer,
+    ) {
         let count = batch.records().count();
         if let Some(error) = end.error() {
             tracing::debug!(error = chain(error), webhooks = count, "pack refused");
@@ -316,11 +322,11 @@ impl StoreContext {
         }
     }
 
-    /// Settles a batch whose append hangs. Waits for its end for as long as the connection may
+    /// Waits for the end of an append that hangs for as long as the connection may
     /// live.
-    async fn settle_late(self, append: RunningAppend, batch: Batch, pass: AppendPass) {
+    async fn await_late_append(self, append: RunningAppend, batch: Batch, pass: AppendPass) {
         let end = append.end(&self.store.looks).await;
-        self.settle(batch, pass, end, &mut Packer::new()).await;
+        self.append_ended(batch, pass, end, &mut Packer::new()).await;
     }
 
     /// Writes a batch to the log.

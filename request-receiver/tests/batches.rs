@@ -11,15 +11,15 @@ mod sync {
     unreachable_pub,
     reason = "not all of the queue has a model, and its crate exports it"
 )]
-#[path = "../src/batch/queue.rs"]
-mod queue;
+#[path = "../src/batch/tickets.rs"]
+mod tickets;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use loom::sync::Arc;
 use loom::thread;
-use queue::{Batch, BatchQueue, Contents, Ticket};
+use tickets::{Batch, BatchQueue, Contents, Ticket};
 
 /// Records of a model: numbers, two to a batch.
 #[derive(Default)]

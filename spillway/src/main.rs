@@ -1,4 +1,4 @@
-//! The operators' command. Each subcommand has its own file. [`cli`] parses the arguments;
+//! The operators' command. Most subcommands have a file of their own. [`cli`] parses the arguments;
 //! [`failure`] defines messages and exit codes.
 
 mod cli;

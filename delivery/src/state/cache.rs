@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::classified::Content;
 use crate::pack_key::PackKey;
-use crate::sorted::Content;
 use crate::state::folded::FoldedMap;
 
 /// Packs read for indexing or for a single webhook get 1/`PASSING_PART` of the bytes.

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::index::ResourceKey;
 use crate::state::main_stream::is_set;
 use crate::state::pauses::Pauses;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::sorted::Class;
+use crate::classified::Class;
 
 /// Rule by which shops get turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

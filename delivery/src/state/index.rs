@@ -13,7 +13,7 @@ use slab::Slab;
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
-use crate::sorted::Sorted;
+use crate::classified::Classified;
 use crate::state::folded::ByHash;
 use crate::state::resource::HeadState;
 
@@ -60,7 +60,7 @@ pub(crate) struct IndexEntry {
     /// Position at which the webhook was accepted.
     pub position: Position,
     /// Attributes that decide how it is handled.
-    pub sorted: Sorted,
+    pub classified: Classified,
     /// Entry in the stream of replays, if the webhook is a replay.
     pub replay: Option<StreamId>,
 }
@@ -178,14 +178,14 @@ impl Index {
         lane: LaneKey,
         window: &mut Window,
     ) -> Option<Added> {
-        let IndexEntry { position, sorted, replay } = *arrival;
+        let IndexEntry { position, classified, replay } = *arrival;
         let before_in_lane = match replay {
             Some(_) => NONE,
             None => self.nodes.place_in_lane(window, position)?,
         };
-        let found = self.by_hash.get(&sorted.resource).copied();
-        let new = Node::new(position, lane, &sorted, replay.is_some());
-        let node = self.nodes.allocate(&new, sorted.fingerprint);
+        let found = self.by_hash.get(&classified.resource).copied();
+        let new = Node::new(position, lane, &classified, replay.is_some());
+        let node = self.nodes.allocate(&new, classified.fingerprint);
         if let Some(id) = replay {
             self.replays.insert(node, id);
             self.bytes += REPLAY_BYTES;
@@ -199,13 +199,13 @@ impl Index {
             Some(resource) => resource,
             None => {
                 let resource = key_of(self.resources.insert(IndexedResource {
-                    hash: sorted.resource,
+                    hash: classified.resource,
                     head: node,
                     tail: node,
                     lead: NONE,
                     state: HeadState::Ready,
                 }));
-                self.by_hash.insert(sorted.resource, resource);
+                self.by_hash.insert(classified.resource, resource);
                 self.bytes += RESOURCE_BYTES;
                 self.nodes.get_mut(node).resource = resource;
                 return Some(Added { resource, is_new: true, is_head: true });

@@ -6,8 +6,8 @@ use spillway_webhook::StreamId;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
+use crate::classified::Content;
 use crate::settlement::{GivenUp, PendingSettlement};
-use crate::sorted::Content;
 use crate::state::folded::ByHash;
 use crate::state::index::{LaneKey, NodeKey, ResourceKey};
 use crate::state::seen::DedupWindow;
@@ -16,13 +16,13 @@ use crate::state::shop::ShopKey;
 /// A head that has ended and waits for settlement.
 pub(crate) struct Finished<C: Content> {
     pub resource: ResourceKey,
-    pub end: Ended<C>,
+    pub end: HeadEnd<C>,
     pub fingerprint: Option<Fingerprint>,
     pub attempts: u32,
 }
 
 /// Result of a head.
-pub(crate) enum Ended<C: Content> {
+pub(crate) enum HeadEnd<C: Content> {
     /// The backend accepted the webhook.
     Delivered,
     /// The webhook was delivered before.
@@ -31,9 +31,9 @@ pub(crate) enum Ended<C: Content> {
     Dead(Box<GivenUp<C>>, u64),
 }
 
-/// A webhook that is dropped and no longer indexed.
+/// One webhook, by its place in the queue.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Dropped {
+pub(crate) struct WebhookPlace {
     pub lane: LaneKey,
     pub position: Position,
     pub replay: Option<StreamId>,
@@ -42,7 +42,7 @@ pub(crate) struct Dropped {
 /// Everything that waits for a settlement.
 pub(crate) struct Ledger<C: Content> {
     pub finished: Vec<Finished<C>>,
-    pub dropped: VecDeque<Dropped>,
+    pub dropped: VecDeque<WebhookPlace>,
     /// Leads to record before they are sent.
     pub new_leads: Vec<(ResourceKey, u64, Position)>,
     /// Lanes whose row may have changed.

@@ -12,8 +12,8 @@ use std::time::Duration;
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
+use crate::classified::Content;
 use crate::pack_key::PackKey;
-use crate::sorted::Content;
 use crate::state::cache::Cache;
 use crate::state::chunk_reads::ChunkReads;
 use crate::state::folded::FoldedMap;

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use spillway_webhook::position::Position;
 
-use crate::sorted::Class;
+use crate::classified::Class;
 use crate::state::index::ResourceKey;
 
 /// Resources ordered by the position of the webhook that is sent for them, oldest first.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use slab::Slab;
 use spillway_webhook::position::Position;
 
-use crate::sorted::Class;
+use crate::classified::Class;
 use crate::state::fairness::{ClassTurns, DeliveryTimes, TurnState, TurnsBy, UsualTime};
 use crate::state::folded::ByHash;
 use crate::state::index::{LaneKey, ResourceKey, key_of, usize_of};

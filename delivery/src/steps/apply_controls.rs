@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use spillway_webhook::StreamId;
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::controls::{Controls, Gone};
 use crate::state::index::{LaneKey, NONE, ResourceKey};
-use crate::state::ledger::Dropped;
+use crate::state::ledger::WebhookPlace;
 use crate::state::resource::HeadState;
 use crate::steps::{finish, time};
 
@@ -94,7 +94,7 @@ fn drop_of<C: Content>(core: &mut Core<C>, resource: ResourceKey) {
             (node.position, node.lane)
         };
         let replay = core.queue.index.replay(node);
-        finish::drop_webhook(core, Dropped { lane, position, replay });
+        finish::drop_webhook(core, WebhookPlace { lane, position, replay });
         if let Some(lane) = core.queue.lanes.get_mut(lane) {
             is_gone = core.queue.index.remove(node, &mut lane.window);
         }

@@ -6,13 +6,13 @@ use std::time::Duration;
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
+use crate::classified::{Classified, Content};
 use crate::event::{PackRead, ReplayRead};
 use crate::pack_key::PackKey;
-use crate::sorted::{Content, Sorted};
 use crate::state::Core;
 use crate::state::index::{IndexEntry, LaneKey};
-use crate::state::ledger::Dropped;
-use crate::state::queue::UNREAD_FEW;
+use crate::state::ledger::WebhookPlace;
+use crate::state::queue_view::UNREAD_FEW;
 use crate::state::resource::HeadState;
 use crate::steps::{cut, finish, moving};
 
@@ -20,21 +20,21 @@ use crate::steps::{cut, finish, moving};
 const UNREAD_LOOK_EVERY: Duration = Duration::from_millis(50);
 
 pub(crate) fn pack_arrived<C: Content>(core: &mut Core<C>, pack: PackRead<C>) {
-    let PackRead { entry, sorted, content } = pack;
+    let PackRead { entry, classified, content } = pack;
     if entry <= core.queue.main.read_to {
         return;
     }
     let bits = core.queue.bits.remove(&entry);
-    let count = u32::try_from(sorted.len()).unwrap_or(u32::MAX);
+    let count = u32::try_from(classified.len()).unwrap_or(u32::MAX);
     let due_at = moving::moves_at(core, entry);
     core.queue.main.push(entry, count, bits, due_at);
     core.reading.cache.pass(PackKey::Main(entry), content);
-    for (index, sorted) in (0..).zip(sorted) {
+    for (index, classified) in (0..).zip(classified) {
         let is_settled = core.queue.main.get(entry).is_some_and(|pack| pack.is_settled(index));
         let position = Position::new(entry, index);
         if !is_settled {
-            core.queue.main.holds(sorted.lane);
-            webhook_arrived(core, position, sorted, None);
+            core.queue.main.holds(classified.lane);
+            webhook_arrived(core, position, classified, None);
         } else {
             core.queue.retries.forget_settled(position);
         }
@@ -51,24 +51,24 @@ pub(crate) fn corrupt_arrived<C: Content>(core: &mut Core<C>, entry: StreamId) {
 }
 
 pub(crate) fn replay_arrived<C: Content>(core: &mut Core<C>, replay: ReplayRead<C>) {
-    let ReplayRead { id, position, sorted, content } = replay;
+    let ReplayRead { id, position, classified, content } = replay;
     if id <= core.controls.replays_to {
         return;
     }
     core.reading.cache.pass(PackKey::Replay(id), content);
     core.controls.replays_to = id;
-    webhook_arrived(core, position, sorted, Some(id));
+    webhook_arrived(core, position, classified, Some(id));
     cut::make_room(core);
 }
 
 fn webhook_arrived<C: Content>(
     core: &mut Core<C>,
     position: Position,
-    sorted: Sorted,
+    classified: Classified,
     replay: Option<StreamId>,
 ) {
-    let shop = core.queue.shops.intern(sorted.shop);
-    let lane = core.queue.lane(sorted.lane, shop);
+    let shop = core.queue.shops.intern(classified.shop);
+    let lane = core.queue.lane(classified.lane, shop);
     if replay.is_none() {
         core.queue.shops.arrived(shop, 1);
         if position.entry() <= core.queue.main.known_to
@@ -78,16 +78,16 @@ fn webhook_arrived<C: Content>(
         }
     }
     if core.controls.drops(position, replay) {
-        finish::drop_webhook(core, Dropped { lane, position, replay });
-        lead_dropped(core, sorted.resource, position);
+        finish::drop_webhook(core, WebhookPlace { lane, position, replay });
+        lead_dropped(core, classified.resource, position);
         return;
     }
     if replay.is_none() {
-        core.queue.expiry.stubs.arrived(position, sorted.expires_at_ms);
+        core.queue.expiry.stubs.arrived(position, classified.expires_at_ms);
     }
     // A replay is out of order anyway. It waits for no barrier and is none.
-    if sorted.is_barrier && replay.is_none() {
-        core.queue.add_barrier(sorted.shop, position);
+    if classified.is_barrier && replay.is_none() {
+        core.queue.add_barrier(classified.shop, position);
     }
     if replay.is_none()
         && let Some(known) = core.queue.lanes.get_mut(lane)
@@ -96,7 +96,7 @@ fn webhook_arrived<C: Content>(
         known.skip(position);
         return;
     }
-    index_webhook(core, lane, &IndexEntry { position, sorted, replay });
+    index_webhook(core, lane, &IndexEntry { position, classified, replay });
 }
 
 /// Notes that a webhook was dropped before it was indexed. If it is a recorded lead, the lead
@@ -111,7 +111,7 @@ pub(crate) fn lead_dropped<C: Content>(core: &mut Core<C>, resource: u64, positi
 /// head.
 pub(crate) fn index_webhook<C: Content>(core: &mut Core<C>, lane: LaneKey, arrival: &IndexEntry) {
     let queue = &mut core.queue;
-    let resource = queue.index.by_hash(arrival.sorted.resource);
+    let resource = queue.index.by_hash(arrival.classified.resource);
     let before = resource
         .and_then(|resource| Some((queue.index.head(resource)?, queue.index.lane(resource)?)));
     let Some(window) = queue.lanes.get_mut(lane).map(|lane| &mut lane.window) else { return };

@@ -2,7 +2,7 @@
 
 use spillway_webhook::position::Position;
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::index::LaneKey;
 use crate::state::shop::ShopKey;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use spillway_webhook::fingerprint::Fingerprint;
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::index::{Lead, NodeKey};
 use crate::state::resource::{HeadState, Step};

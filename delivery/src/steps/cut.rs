@@ -4,11 +4,11 @@ use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, usize_of};
 use crate::state::lane::{Lane, Rest};
-use crate::state::queue::Queue;
+use crate::state::queue_view::QueueView;
 use crate::state::resource::{HeadState, Step};
 use crate::steps::gate;
 
@@ -247,7 +247,7 @@ fn drop_newest<C: Content>(core: &mut Core<C>, key: LaneKey, keep: u32) -> bool 
 
 /// The newest webhook of a window, unless it must stay indexed. It must stay if its resource is at
 /// work, if it is a recorded lead, or if a recorded lead stands for it.
-fn loose_end(queue: &Queue, window: &Window) -> Option<NodeKey> {
+fn loose_end(queue: &QueueView, window: &Window) -> Option<NodeKey> {
     let (key, node) = queue.index.nodes.back(window)?;
     let resource = queue.index.resource(node.resource)?;
     let recorded = queue.leads.get(&resource.hash);

@@ -1,11 +1,11 @@
 //! Sends what may be sent: one turn after the other, while there are slots.
 
+use crate::classified::Content;
 use crate::event::{Dispatch, Effect};
-use crate::sorted::Content;
 use crate::state::Core;
 use crate::state::attempts::{Attempt, Sent};
 use crate::state::index::NodeKey;
-use crate::state::ledger::{Ended, Finished};
+use crate::state::ledger::{Finished, HeadEnd};
 use crate::state::resource::Step;
 use crate::steps::{choose, finish, gate, slots, suspect_turns, time, turns};
 use crate::turn::Turn;
@@ -77,7 +77,7 @@ fn send<C: Content>(
         core.counts.duplicates += 1;
         finish::finish(
             core,
-            Finished { resource, end: Ended::Duplicate, fingerprint: own, attempts: 0 },
+            Finished { resource, end: HeadEnd::Duplicate, fingerprint: own, attempts: 0 },
         );
         return None;
     }

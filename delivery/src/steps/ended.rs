@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use spillway_limiter::{Sample, Signal};
 
+use crate::classified::Content;
 use crate::event::{AttemptEnd, Scope, Verdict};
-use crate::sorted::Content;
 use crate::state::Core;
 use crate::state::attempts::{Attempt, AttemptId};
 use crate::state::backoff::jittered;
 use crate::state::lane::{FAILURES_KNOWN, Failures, Suspect};
-use crate::state::ledger::{Ended, Finished};
+use crate::state::ledger::{Finished, HeadEnd};
 use crate::steps::give_up::AttemptFailure;
 use crate::steps::{finish, give_up, retries, spent, time};
 
@@ -209,7 +209,7 @@ fn delivered<C: Content>(core: &mut Core<C>, attempt: &Attempt) {
     core.counts.coalesced += u64::from(attempt.sent.older);
     let fingerprint = attempt.sent.fingerprint;
     let attempts = attempt.number;
-    let end = Ended::Delivered;
+    let end = HeadEnd::Delivered;
     finish::finish(core, Finished { resource: attempt.resource, end, fingerprint, attempts });
 }
 

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use spillway_webhook::position::Position;
 
+use crate::classified::{Class, Content};
 use crate::config::Config;
 use crate::settlement::GivenUp;
-use crate::sorted::{Class, Content};
 use crate::state::Core;
 use crate::state::expiry::EXPIRED;
 use crate::state::index::{LaneKey, ResourceKey};
 use crate::state::lane::Lane;
-use crate::state::ledger::{Ended, Finished};
+use crate::state::ledger::{Finished, HeadEnd};
 use crate::state::ready::ReadyKind;
 use crate::state::resource::HeadState;
 use crate::state::shop::ShopGate;
@@ -139,7 +139,7 @@ fn expire_turn<C: Content>(core: &mut Core<C>, turn: Turn, excess: Duration) -> 
     if attempts == 0 && choose::is_duplicate(core, fingerprint) {
         core.counts.duplicates += 1;
         let resource = turn.resource;
-        let end = Ended::Duplicate;
+        let end = HeadEnd::Duplicate;
         finish::finish(core, Finished { resource, end, fingerprint, attempts });
         return true;
     }

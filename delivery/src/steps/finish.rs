@@ -1,9 +1,9 @@
 //! Ends a head, and notes what the next settlement drops or deletes.
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::index::LaneKey;
-use crate::state::ledger::{Dropped, Finished};
+use crate::state::ledger::{Finished, WebhookPlace};
 use crate::state::resource::Step;
 
 /// Ends a head. It then waits for its settlement.
@@ -14,7 +14,7 @@ pub(crate) fn finish<C: Content>(core: &mut Core<C>, finished: Finished<C>) {
 }
 
 /// Settles a webhook as dropped that is not indexed.
-pub(crate) fn drop_webhook<C: Content>(core: &mut Core<C>, dropped: Dropped) {
+pub(crate) fn drop_webhook<C: Content>(core: &mut Core<C>, dropped: WebhookPlace) {
     if let Some(lane) = core.queue.lanes.get_mut(dropped.lane) {
         lane.dropping += 1;
     }

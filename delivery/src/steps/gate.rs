@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::backend::Allowed;
 use crate::state::lane::Lane;

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use spillway_webhook::fingerprint::Fingerprint;
 
+use crate::classified::Content;
 use crate::settlement::GivenUp;
-use crate::sorted::Content;
 use crate::state::Core;
 use crate::state::attempts::Attempt;
 use crate::state::index::{LaneKey, ResourceKey};
-use crate::state::ledger::{Ended, Finished};
+use crate::state::ledger::{Finished, HeadEnd};
 use crate::steps::{apply_controls, finish, retries, spent};
 
 /// Failure of one attempt.
@@ -83,7 +83,7 @@ pub(crate) fn end_as_dead_letter<C: Content>(
     core.ledger.dying_bytes += bytes;
     core.counts.dead(letter.reason);
     let attempts = letter.attempts;
-    let end = Ended::Dead(Box::new(letter), bytes);
+    let end = HeadEnd::Dead(Box::new(letter), bytes);
     finish::finish(core, Finished { resource, end, fingerprint, attempts });
 }
 

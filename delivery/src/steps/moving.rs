@@ -10,9 +10,9 @@ use std::time::Duration;
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
+use crate::classified::{Classified, Content};
 use crate::event::{Effect, PackRead};
 use crate::settlement::ChunkWrite;
-use crate::sorted::{Content, Sorted};
 use crate::state::Core;
 use crate::state::index::{LaneKey, key_of, usize_of};
 use crate::state::lane::{IndexedChunk, Stored};
@@ -93,7 +93,7 @@ pub(crate) fn move_next<C: Content>(core: &mut Core<C>, advance: &mut Advance) -
     let pack = core.mover.at_hand.front()?;
     let front = core.queue.main.front()?;
     let now = core.session.now.at;
-    if front.entry != pack.entry || usize_of(front.count) != pack.sorted.len() {
+    if front.entry != pack.entry || usize_of(front.count) != pack.classified.len() {
         core.mover.at_hand.clear();
         core.mover.due = now + LOOK_EVERY;
         return None;
@@ -101,7 +101,7 @@ pub(crate) fn move_next<C: Content>(core: &mut Core<C>, advance: &mut Advance) -
     if now < core.mover.due {
         return None;
     }
-    if !may_move(core, front, &pack.sorted) {
+    if !may_move(core, front, &pack.classified) {
         core.mover.due = now + AGAIN_AFTER;
         return None;
     }
@@ -125,7 +125,7 @@ pub(crate) fn move_next<C: Content>(core: &mut Core<C>, advance: &mut Advance) -
 
 /// True if the first pack may move: little is left of it, or its lanes and shops block all that
 /// is left, or there are too many packs.
-fn may_move<C: Content>(core: &Core<C>, front: &MainPack, sorted: &[Sorted]) -> bool {
+fn may_move<C: Content>(core: &Core<C>, front: &MainPack, classified: &[Classified]) -> bool {
     // Dropped webhooks are settled in their pack before it moves.
     let is_dropping = !core.ledger.dropped.is_empty();
     if !may_move_at_all(core) || is_dropping || !is_due(core, front) {
@@ -133,19 +133,19 @@ fn may_move<C: Content>(core: &Core<C>, front: &MainPack, sorted: &[Sorted]) -> 
     }
     are_rows_many(core)
         || front.left <= front.count / LEFT_PART
-        || (0..).zip(sorted).all(|(index, sorted)| {
-            front.is_settled(index) || is_stuck(core, Position::new(front.entry, index), sorted)
+        || (0..).zip(classified).all(|(index, classified)| {
+            front.is_settled(index) || is_stuck(core, Position::new(front.entry, index), classified)
         })
 }
 
 /// True if a webhook is blocked rather than waiting for its turn.
-fn is_stuck<C: Content>(core: &Core<C>, position: Position, sorted: &Sorted) -> bool {
-    let Some(lane) = core.queue.lanes.by_hash(sorted.lane) else { return true };
+fn is_stuck<C: Content>(core: &Core<C>, position: Position, classified: &Classified) -> bool {
+    let Some(lane) = core.queue.lanes.by_hash(classified.lane) else { return true };
     let Some(lane) = core.queue.lanes.get(lane) else { return true };
     if !lane.is_indexed_up_to(position) || gate::is_blocked(core, lane) {
         return true;
     }
-    let resource = core.queue.index.by_hash(sorted.resource);
+    let resource = core.queue.index.by_hash(classified.resource);
     let state = resource.and_then(|resource| core.queue.index.state(resource));
     matches!(
         state,
@@ -156,17 +156,17 @@ fn is_stuck<C: Content>(core: &Core<C>, position: Position, sorted: &Sorted) -> 
 /// Writes all unsettled webhooks of a pack into the chunks of their lanes.
 fn move_pack<C: Content>(core: &mut Core<C>, front: &MainPack, pack: PackRead<C>) {
     let mut by_lane: BTreeMap<LaneKey, (Vec<Position>, usize)> = BTreeMap::new();
-    for (index, sorted) in (0..front.count).zip(&pack.sorted) {
+    for (index, classified) in (0..front.count).zip(&pack.classified) {
         if front.is_settled(index) {
             continue;
         }
-        let shop = core.queue.shops.intern(sorted.shop);
-        let lane = core.queue.lane(sorted.lane, shop);
+        let shop = core.queue.shops.intern(classified.shop);
+        let lane = core.queue.lane(classified.lane, shop);
         let position = Position::new(front.entry, index);
         let (positions, bytes) = by_lane.entry(lane).or_default();
         positions.push(position);
         *bytes += pack.content.record_bytes(index);
-        move_row(core, lane, position, sorted.shop);
+        move_row(core, lane, position, classified.shop);
     }
     for (lane, (positions, bytes)) in by_lane {
         core.ledger.draft.settling.lanes.insert(lane);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use spillway_webhook::position::Position;
 
-use crate::sorted::{Class, Content};
+use crate::classified::{Class, Content};
 use crate::state::Core;
 use crate::state::fairness::TurnsBy;
 use crate::state::index::LaneKey;

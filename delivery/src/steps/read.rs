@@ -3,9 +3,9 @@
 use spillway_webhook::pack::RAW_BYTES_TARGET;
 use spillway_webhook::position::Position;
 
+use crate::classified::Content;
 use crate::event::{Effect, PackRead, ReadAgain};
 use crate::pack_key::PackKey;
-use crate::sorted::Content;
 use crate::state::Core;
 use crate::state::index::ResourceKey;
 use crate::state::lane::Lane;

@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use spillway_webhook::StreamId;
 use spillway_webhook::position::Position;
 
+use crate::classified::{Classified, Content, raw_bytes};
 use crate::event::{ChunkFound, ChunkRead, Effect, PackRead};
 use crate::pack_key::PackKey;
-use crate::sorted::{Content, Sorted, raw_bytes};
 use crate::state::Core;
 use crate::state::index::{IndexEntry, LaneKey};
 use crate::state::lane::{IndexedChunk, Pending, Rest, WindowRead};
-use crate::state::ledger::Dropped;
+use crate::state::ledger::WebhookPlace;
 use crate::state::main_stream::{bytes_for, is_set};
 use crate::steps::time::About;
 use crate::steps::{arrive, barriers, cut, finish, gate, read, retries, time};
@@ -241,13 +241,13 @@ fn chunk_read<C: Content>(core: &mut Core<C>, key: LaneKey, read: ChunkRead<C>) 
     note_chunk(core, key, number, &records, (bits, raw_bytes(&content)));
     core.reading.cache.pass(PackKey::Chunk(hash, number), content);
     let Some(last) = records.last().map(|(position, _)| *position) else { return };
-    for (index, (position, sorted)) in (0..).zip(records) {
+    for (index, (position, classified)) in (0..).zip(records) {
         let lane = core.queue.lanes.get(key);
         let stored = lane.and_then(|lane| lane.stored.as_ref());
         let chunk = stored
             .and_then(|stored| stored.chunks.iter().rev().find(|chunk| chunk.number == number));
         if chunk.is_some_and(|chunk| !is_set(&chunk.bits, index)) {
-            fill(core, key, position, sorted);
+            fill(core, key, position, classified);
         }
     }
     window_grew(core, key, last);
@@ -264,7 +264,7 @@ fn note_chunk<C: Content>(
     core: &mut Core<C>,
     key: LaneKey,
     number: u32,
-    records: &[(Position, Sorted)],
+    records: &[(Position, Classified)],
     (mut bits, bytes): (Vec<u8>, u32),
 ) {
     let stored = core.queue.lanes.get_mut(key).and_then(|lane| lane.stored.as_mut());
@@ -296,16 +296,16 @@ pub(crate) fn rest_read<C: Content>(
     if !is_next_of_rest(core, lane, entry) {
         return None;
     }
-    let Some(PackRead { sorted, content, .. }) = pack else { return read::gone(core) };
+    let Some(PackRead { classified, content, .. }) = pack else { return read::gone(core) };
     core.reading.cache.pass(PackKey::Main(entry), content);
-    let mut lanes = others_next(core, entry, &sorted);
+    let mut lanes = others_next(core, entry, &classified);
     lanes.insert(lane, key);
-    for (index, sorted) in (0..).zip(sorted) {
+    for (index, classified) in (0..).zip(classified) {
         let is_settled = core.queue.main.get(entry).is_none_or(|pack| pack.is_settled(index));
-        if let Some(key) = lanes.get(&sorted.lane)
+        if let Some(key) = lanes.get(&classified.lane)
             && !is_settled
         {
-            fill(core, *key, Position::new(entry, index), sorted);
+            fill(core, *key, Position::new(entry, index), classified);
         }
     }
     for key in lanes.into_values() {
@@ -328,10 +328,10 @@ fn is_next_of_rest<C: Content>(core: &Core<C>, lane: u64, entry: StreamId) -> bo
 fn others_next<C: Content>(
     core: &Core<C>,
     entry: StreamId,
-    sorted: &[Sorted],
+    classified: &[Classified],
 ) -> BTreeMap<u64, LaneKey> {
     let has_room = cut::has_room(core);
-    let hashes: BTreeSet<u64> = sorted.iter().map(|sorted| sorted.lane).collect();
+    let hashes: BTreeSet<u64> = classified.iter().map(|classified| classified.lane).collect();
     let next = hashes.into_iter().filter_map(|hash| {
         let key = core.queue.lanes.by_hash(hash)?;
         let lane = core.queue.lanes.get(key).filter(|lane| lane.reading.is_none())?;
@@ -350,18 +350,18 @@ fn window_read<C: Content>(core: &mut Core<C>, lane: u64) -> Option<(LaneKey, Wi
 }
 
 /// Indexes a webhook of a lane's rest, unless it is indexed already or to be dropped.
-fn fill<C: Content>(core: &mut Core<C>, key: LaneKey, position: Position, sorted: Sorted) {
+fn fill<C: Content>(core: &mut Core<C>, key: LaneKey, position: Position, classified: Classified) {
     let Some(lane) = core.queue.lanes.get(key) else { return };
     if lane.rest.as_ref().is_none_or(|rest| position <= rest.after) {
         return;
     }
     if core.controls.drops(position, None) {
-        finish::drop_webhook(core, Dropped { lane: key, position, replay: None });
-        arrive::lead_dropped(core, sorted.resource, position);
+        finish::drop_webhook(core, WebhookPlace { lane: key, position, replay: None });
+        arrive::lead_dropped(core, classified.resource, position);
         return;
     }
-    core.queue.expiry.stubs.arrived(position, sorted.expires_at_ms);
-    arrive::index_webhook(core, key, &IndexEntry { position, sorted, replay: None });
+    core.queue.expiry.stubs.arrived(position, classified.expires_at_ms);
+    arrive::index_webhook(core, key, &IndexEntry { position, classified, replay: None });
 }
 
 /// Notes that everything of a lane up to `after` is indexed.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use spillway_webhook::StoredRetry;
 use spillway_webhook::position::Position;
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::attempts::Attempt;
 use crate::state::resource::{HeadState, Step};
@@ -97,7 +97,7 @@ pub(crate) fn note_attempt<C: Content>(
 
 /// Makes the resource of an attempt wait for its next one.
 pub(crate) fn wait<C: Content>(core: &mut Core<C>, attempt: &Attempt) {
-    core.queue.step(attempt.resource, Step::Ended);
+    core.queue.step(attempt.resource, Step::Failed);
     core.ledger.sent.remove(&attempt.resource);
     core.controls.look_again.push(attempt.resource);
     let head = core.queue.index.head(attempt.resource).unwrap_or(attempt.position);

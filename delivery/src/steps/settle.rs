@@ -6,14 +6,14 @@ use std::time::Duration;
 use spillway_webhook::Spans;
 use spillway_webhook::position::Position;
 
+use crate::classified::Content;
 use crate::event::Effect;
 use crate::pack_key::PackKey;
 use crate::settlement::{LaneRowChange, Outcome, SettledRecord};
-use crate::sorted::Content;
 use crate::state::Core;
 use crate::state::expiry::EXPIRED;
 use crate::state::index::{LaneKey, NodeKey};
-use crate::state::ledger::{Draft, Dropped, Ended, Finished};
+use crate::state::ledger::{Draft, Finished, HeadEnd, WebhookPlace};
 use crate::state::main_stream::{Advance, MainPack};
 use crate::steps::{apply_controls, finish, moving, time};
 
@@ -88,7 +88,7 @@ fn settle_finished<C: Content>(core: &mut Core<C>) {
         let Draft { settlement, settling, .. } = &mut core.ledger.draft;
         settling.heads.push(one.resource);
         settling.nodes.extend(run);
-        if let Ended::Dead(letter, bytes) = one.end {
+        if let HeadEnd::Dead(letter, bytes) = one.end {
             settling.dead_bytes += bytes;
             let has_expired = letter.reason == EXPIRED;
             settling.expired += usize::from(has_expired);
@@ -107,9 +107,9 @@ fn settle_finished<C: Content>(core: &mut Core<C>) {
 
 fn settle_run<C: Content>(core: &mut Core<C>, one: &Finished<C>, run: &[NodeKey]) {
     let outcome = match one.end {
-        Ended::Delivered => Outcome::Delivered,
-        Ended::Duplicate => Outcome::Duplicate,
-        Ended::Dead(..) => Outcome::Dead,
+        HeadEnd::Delivered => Outcome::Delivered,
+        HeadEnd::Duplicate => Outcome::Duplicate,
+        HeadEnd::Dead(..) => Outcome::Dead,
     };
     let hash = core.queue.index.resource(one.resource).map_or(0, |resource| resource.hash);
     let is_replay = run.first().is_some_and(|node| core.queue.index.replay(*node).is_some());
@@ -138,7 +138,7 @@ fn settle_run<C: Content>(core: &mut Core<C>, one: &Finished<C>, run: &[NodeKey]
         if is_remembered {
             settling.seen.extend(fingerprint);
         }
-        settle_one(core, Dropped { lane, position, replay });
+        settle_one(core, WebhookPlace { lane, position, replay });
     }
 }
 
@@ -160,8 +160,8 @@ fn settle_dropped<C: Content>(core: &mut Core<C>) {
 }
 
 /// Marks one webhook as settled in its pack, chunk or replay.
-fn settle_one<C: Content>(core: &mut Core<C>, one: Dropped) {
-    let Dropped { lane, position, replay } = one;
+fn settle_one<C: Content>(core: &mut Core<C>, one: WebhookPlace) {
+    let WebhookPlace { lane, position, replay } = one;
     let Draft { settlement, settling, packs, chunks, .. } = &mut core.ledger.draft;
     settling.lanes.insert(lane);
     if replay.is_none() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::index::{LaneKey, NONE};
 use crate::state::ledger::Settling;

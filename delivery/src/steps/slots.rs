@@ -1,7 +1,7 @@
 //! Slots for deliveries: those of the limiter, and those that slow shops, suspect lanes and probes
 //! have in addition or leave to others.
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::index::{LaneKey, usize_of};
 use crate::state::shop::ShopKey;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::classified::Content;
 use crate::event::Effect;
-use crate::sorted::Content;
 use crate::state::attempts::{Attempt, AttemptId};
 use crate::state::index::ResourceKey;
 use crate::state::suspects::{SLICE, luby};

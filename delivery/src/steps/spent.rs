@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use spillway_webhook::position::Position;
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::attempts::Attempt;
 use crate::state::index::LaneKey;

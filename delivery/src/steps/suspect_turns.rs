@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::fairness::TurnsBy;
 use crate::state::index::LaneKey;

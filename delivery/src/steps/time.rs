@@ -9,7 +9,7 @@ use std::time::Duration;
 use spillway_webhook::position::Position;
 use spillway_webhook::{Spans, StoredRetry};
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::index::{LaneKey, ResourceKey};
 use crate::state::lane_clock::AcceptTime;

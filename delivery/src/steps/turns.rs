@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::sorted::Content;
+use crate::classified::Content;
 use crate::state::Core;
 use crate::state::resource::HeadState;
 use crate::steps::gate::LEFT_AFTER;

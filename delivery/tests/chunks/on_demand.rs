@@ -15,10 +15,10 @@ fn read_again_at_once(count: u64, bytes: usize, are_written: bool) -> usize {
         true => Loaded::default(),
         false => Loaded { cursor: entry(100 + count), lanes: lanes.collect(), ..Loaded::default() },
     };
-    let of_lane = |lane| Sorted { lane, shop: lane, resource: lane, ..SORTED };
+    let of_lane = |lane| Classified { lane, shop: lane, resource: lane, ..CLASSIFIED };
     let small = |entry: StreamId| PackRead {
         entry,
-        sorted: vec![of_lane(entry.ms)],
+        classified: vec![of_lane(entry.ms)],
         content: Sizes(Rc::new(vec![bytes])),
     };
     let mut config = config();
@@ -45,10 +45,10 @@ fn read_again_at_once(count: u64, bytes: usize, are_written: bool) -> usize {
         for effect in core.on(std::mem::take(&mut events), now) {
             match effect {
                 Effect::ReadChunks { lane, .. } => {
-                    let sorted = of_lane(lane);
+                    let classified = of_lane(lane);
                     let chunk = ChunkFound::Read(ChunkRead {
                         number: 1,
-                        records: vec![(Position::new(entry(lane), 0), sorted)],
+                        records: vec![(Position::new(entry(lane), 0), classified)],
                         bits: Vec::new(),
                         retries: Vec::new(),
                         content: Sizes(Rc::new(vec![bytes])),
@@ -111,7 +111,10 @@ fn chunk_of(lane: u64, number: u32) -> ChunkFound<Sizes> {
     let resource = 10 * lane + u64::from(number);
     ChunkFound::Read(ChunkRead {
         number,
-        records: vec![(place(lane, number), Sorted { shop: lane, lane, resource, ..SORTED })],
+        records: vec![(
+            place(lane, number),
+            Classified { shop: lane, lane, resource, ..CLASSIFIED },
+        )],
         bits: Vec::new(),
         retries: Vec::new(),
         content: bytes_of(lane, number),
@@ -187,7 +190,7 @@ fn bytes_that_can_not_go_now_leave_room_for_those_of_other_shops() {
 fn a_front_pack_that_is_gone_is_noticed_although_all_of_it_is_paused() {
     let mut core = Core::new(config(), Loaded::default(), DedupWindow::new(Duration::ZERO, 0));
     let mut events = vec![lease(Duration::from_secs(600)), Event::ReplaysLoaded];
-    events.push(Event::Controls(controls(1, SORTED.shop..SORTED.shop + 1)));
+    events.push(Event::Controls(controls(1, CLASSIFIED.shop..CLASSIFIED.shop + 1)));
     events.push(Event::Pack(pack(10)));
     for step in 0..100 {
         let now = Now { at: Duration::from_millis(100 * step), wall_ms: 100 * step };

@@ -99,9 +99,9 @@ fn a_replay_is_tried_although_all_else_of_its_lane_expires() {
         *packs.iter().find(|(_, lanes)| lanes[0] == (X, 0)).expect("it was accepted").0
     });
     // Kind 1 distinguishes the replay from the others in what is sent.
-    let (sorted, content) = (sorted(X, 0, entry.seq, 0), Lanes(Rc::new(vec![(X, 1)])));
+    let (classified, content) = (classified(X, 0, entry.seq, 0), Lanes(Rc::new(vec![(X, 1)])));
     let (id, position) = (StreamId { ms: 1, seq: 1 }, Position::new(entry, 0));
-    world.step(vec![Event::Replay(ReplayRead { id, position, sorted, content })]);
+    world.step(vec![Event::Replay(ReplayRead { id, position, classified, content })]);
     world.run(2 * HOUR + 600 * SECOND);
     assert_eq!(world.sent.get(&(X, 1)), Some(&1), "once, and given up again");
 }
@@ -170,9 +170,9 @@ fn replays_do_not_hold_up_what_expires() {
         of_x.map(|(entry, _)| *entry).take(200).collect()
     });
     let replays = (1..).zip(of_x).map(|(seq, entry)| {
-        let (sorted, content) = (sorted(X, 0, entry.seq, 0), Lanes(Rc::new(vec![(X, 1)])));
+        let (classified, content) = (classified(X, 0, entry.seq, 0), Lanes(Rc::new(vec![(X, 1)])));
         let (id, position) = (StreamId { ms: 1, seq }, Position::new(entry, 0));
-        Event::Replay(ReplayRead { id, position, sorted, content })
+        Event::Replay(ReplayRead { id, position, classified, content })
     });
     world.step(replays.collect());
     world.run(2 * HOUR + 600 * SECOND);
@@ -233,7 +233,7 @@ fn what_waits_behind_a_resource_that_always_fails_is_given_up_as_fast_as_it_fill
 /// A leader that begins with a lane of X that failed before, and one webhook for each of these
 /// ages. All webhooks of X hang.
 fn taken_over(failing: Spans, accepted_before: &[Duration]) -> World {
-    let Sorted { lane, .. } = sorted(X, 0, 0, 0);
+    let Classified { lane, .. } = classified(X, 0, 0, 0);
     let ids = accepted_before.iter().map(|ago| StreamId { ms: before(*ago), seq: lane });
     let ids: Vec<_> = ids.collect();
     let at = |id: &StreamId| Position::new(*id, 0);
@@ -301,7 +301,7 @@ fn the_rows_of_lanes_whose_probes_are_all_cut_off_say_for_how_long_they_have_fai
         world.accept(second * SECOND, [(2 + second % 5, 0)]);
     }
     world.run(3_600 * SECOND);
-    let written = |shop| world.failing.get(&sorted(shop, 0, 0, 0).lane).map(Spans::total);
+    let written = |shop| world.failing.get(&classified(shop, 0, 0, 0).lane).map(Spans::total);
     let late = shops.filter(|shop| written(*shop).is_none_or(|total| total < 2_400 * SECOND));
     assert_eq!(late.count(), 0, "rows say less than 40 of the 60 minutes");
 }
@@ -418,7 +418,7 @@ fn what_a_filter_paused_has_not_failed_with_its_lane_for_the_next_leader() {
     world.pause(Some(200));
     world.step(vec![Event::Stop]);
     world.run(2 * HOUR + SECOND);
-    let lane = sorted(X, 200, 0, 0).lane;
+    let lane = classified(X, 200, 0, 0).lane;
     assert!(world.failing[&lane].total() < 60 * SECOND, "{:?}", world.failing[&lane]);
 }
 

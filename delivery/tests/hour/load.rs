@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use spillway_delivery::{Class, Content, Sorted};
+use spillway_delivery::{Class, Classified, Content};
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
@@ -164,9 +164,9 @@ impl Webhook {
         mixed(self.resource) % 10 < FAILING_PART
     }
 
-    pub(crate) fn sorted(&self) -> Sorted {
+    pub(crate) fn classified(&self) -> Classified {
         let shop = u64::from(self.shop) + 1;
-        Sorted {
+        Classified {
             resource: mixed(self.resource),
             lane: shop,
             shop,

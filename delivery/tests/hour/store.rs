@@ -75,7 +75,7 @@ impl Store {
             .filter_map(|webhook| Some((webhook.position, *self.retries.get(&webhook.position)?)));
         ChunkFound::Read(ChunkRead {
             number,
-            records: webhooks.iter().map(|one| (one.position, one.sorted())).collect(),
+            records: webhooks.iter().map(|one| (one.position, one.classified())).collect(),
             bits: bits.clone(),
             retries: retries.collect(),
             content: Webhooks(webhooks.clone()),
@@ -149,7 +149,7 @@ impl Store {
 fn pack(entry: StreamId, webhooks: &Rc<Vec<Webhook>>) -> PackRead<Webhooks> {
     PackRead {
         entry,
-        sorted: webhooks.iter().map(Webhook::sorted).collect(),
+        classified: webhooks.iter().map(Webhook::classified).collect(),
         content: Webhooks(webhooks.clone()),
     }
 }

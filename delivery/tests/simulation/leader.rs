@@ -98,7 +98,7 @@ impl Leader {
         ReplayRead {
             id,
             position: webhook.position,
-            sorted: webhook.sorted(scheme, keeps),
+            classified: webhook.classified(scheme, keeps),
             content: Bytes::of(vec![*webhook]),
         }
     }

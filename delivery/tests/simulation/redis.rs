@@ -114,8 +114,8 @@ impl Redis {
         keeps: bool,
     ) -> Option<PackRead<Bytes>> {
         let webhooks = self.main.get(&entry)?;
-        let sorted = webhooks.iter().map(|webhook| webhook.sorted(scheme, keeps)).collect();
-        Some(PackRead { entry, sorted, content: Bytes::of(webhooks.clone()) })
+        let classified = webhooks.iter().map(|webhook| webhook.classified(scheme, keeps)).collect();
+        Some(PackRead { entry, classified, content: Bytes::of(webhooks.clone()) })
     }
 
     pub(crate) fn chunk(&self, lane: u64, number: u32, about: (Scheme, bool)) -> ChunkFound<Bytes> {
@@ -126,7 +126,7 @@ impl Redis {
         }
         let webhooks = chunk.webhooks.iter();
         let records: Vec<_> =
-            webhooks.map(|one| (one.position, one.sorted(scheme, keeps))).collect();
+            webhooks.map(|one| (one.position, one.classified(scheme, keeps))).collect();
         let retries = records.iter().filter_map(|(position, _)| {
             self.retries.get(position).map(|state| (*position, *state))
         });
@@ -191,7 +191,7 @@ impl Redis {
             let webhooks: Vec<Webhook> =
                 write.positions.iter().map(|at| packs[&at.entry()].0[at.index as usize]).collect();
             let first = webhooks.first().expect("a chunk holds something");
-            let shop = first.sorted(letter.scheme, false).shop;
+            let shop = first.classified(letter.scheme, false).shop;
             let empty = Chunk { webhooks: Vec::new(), bits: Vec::new(), is_spoiled: false };
             let key = (write.lane, write.number);
             assert!(!self.chunks.contains_key(&key), "chunk {key:?} is written twice");

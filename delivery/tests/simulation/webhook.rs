@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use spillway_delivery::{Class, Content, Sorted};
+use spillway_delivery::{Class, Classified, Content};
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
@@ -66,9 +66,9 @@ impl Webhook {
         }
     }
 
-    pub(crate) fn sorted(&self, scheme: Scheme, keeps_fingerprints: bool) -> Sorted {
+    pub(crate) fn classified(&self, scheme: Scheme, keeps_fingerprints: bool) -> Classified {
         let (shop, kind, resource) = self.unit(scheme);
-        Sorted {
+        Classified {
             resource: hash([1, shop, kind, resource]),
             lane: self.lane(scheme),
             shop: shop_hash(self.shop),

@@ -10,15 +10,15 @@ use std::time::Duration;
 use clap::Parser;
 use request_receiver::admit::Admission;
 use request_receiver::batch::Batches;
-use request_receiver::closing::Closing;
 use request_receiver::connection::{self, Serving};
 use request_receiver::metrics::ReceiverMetrics;
 use request_receiver::phase::{Phase, PhaseTimes};
-use request_receiver::receive::Receiver;
+use request_receiver::receive::RequestHandler;
 use request_receiver::reply::OUTCOMES;
 use request_receiver::secrets::ClientSecrets;
 use request_receiver::settings::ReceiverArgs;
 use request_receiver::shared::ShardContext;
+use request_receiver::shutdown::Shutdown;
 use request_receiver::store::Store;
 use request_receiver::stream::Stream;
 use request_receiver::topics::TopicMetrics;
@@ -78,15 +78,15 @@ impl Bench {
             metrics: metrics.clone(),
             topics,
             watchdog: runtime.block_on(async { Watchdog::start() }),
-            closing: Closing::default(),
+            shutdown: Shutdown::default(),
             background: Background::default(),
             settings,
         };
         let serving = Arc::new(Serving {
             metrics,
-            closing: Closing::default(),
+            shutdown: Shutdown::default(),
             times: PhaseTimes { headers: PATIENCE, idle: PATIENCE },
-            receiver: Arc::new(Receiver::new(shared, store, batches.clone())),
+            handler: Arc::new(RequestHandler::new(shared, store, batches.clone())),
         });
         Self { runtime, serving, batches }
     }

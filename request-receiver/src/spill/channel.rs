@@ -55,7 +55,7 @@ pub struct SpillChannel {
     emptied: AtomicU64,
     pub(super) errors: AtomicU64,
     /// Cancelled once the restorer has made its first turn.
-    pub(super) settled: CancellationToken,
+    pub(super) examined: CancellationToken,
 }
 
 /// Reason for which the disk takes no packs. A success ends it.
@@ -128,7 +128,7 @@ impl SpillChannel {
             spilled: AtomicU64::new(0),
             emptied: AtomicU64::new(0),
             errors: AtomicU64::new(0),
-            settled: CancellationToken::new(),
+            examined: CancellationToken::new(),
         };
         Ok((Arc::new(channel), log_id))
     }
@@ -249,8 +249,8 @@ impl OverflowLog for SpillChannel {
         }
     }
 
-    fn settled(&self) -> &CancellationToken {
-        &self.settled
+    fn examined(&self) -> &CancellationToken {
+        &self.examined
     }
 
     fn device(&self) -> Option<u64> {

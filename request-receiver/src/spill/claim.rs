@@ -1,4 +1,4 @@
-//! Claim of a receiver that spills, settled before the first request is accepted.
+//! Claim of a receiver that spills, taken before the first request is accepted.
 //!
 //! Two such receivers, or one next to a receiver that appends directly, would each keep the order
 //! of their own webhooks, but not the order of all. So each start looks for the claim of another
@@ -11,11 +11,11 @@ use tokio::time::{sleep, timeout};
 use crate::spill::restorer::Restorer;
 use crate::store::claim::{FIRST_ANSWER, LOOK_EVERY, taken};
 
-/// Settles the claim of a receiver that spills, if Redis answers.
+/// Takes the claim of a receiver that spills, if Redis answers.
 ///
 /// # Errors
 /// [`Misconfigured`] if another receiver holds it.
-pub async fn settle(restorer: &mut Restorer) -> Result<(), Misconfigured> {
+pub async fn take_at_start(restorer: &mut Restorer) -> Result<(), Misconfigured> {
     let mut seen: Option<String> = None;
     loop {
         match timeout(FIRST_ANSWER, restorer.confirm()).await {

@@ -165,7 +165,7 @@ impl Restorer {
                     Duration::ZERO
                 }
             };
-            self.spill.settled.cancel();
+            self.spill.examined.cancel();
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = self.gate.changed() => {}

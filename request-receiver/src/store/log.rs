@@ -29,7 +29,7 @@ pub trait OverflowLog: Send + Sync {
     fn trouble(&self) -> Option<&'static str>;
 
     /// Token that is cancelled once it is known if the log holds anything that Redis does not have.
-    fn settled(&self) -> &CancellationToken;
+    fn examined(&self) -> &CancellationToken;
 
     /// Device of the log's files, if known.
     fn device(&self) -> Option<u64>;

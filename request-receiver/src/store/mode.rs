@@ -7,7 +7,7 @@
 //! | start | Spilling | always: what lies in the log comes first |
 //! | Spilling | Restoring | queue usable or short of the disk that the log shares, claim ours, fenced, no append under way |
 //! | Restoring | Closing | queue usable, the log was read to its end, and batches were not held lately |
-//! | Closing | Restoring | batches were held for as long as they may be, or a chunk was not restored |
+//! | Closing | Restoring | batches were held for as long as they may be, a chunk was not restored, or the queue became short of disk |
 //! | Restoring, Closing | Direct | queue usable, log empty, no write under way |
 //! | Restoring, Closing | Spilling | queue takes nothing, or not fenced: the claim was not ours for a while |
 //! | Direct | Spilling | queue not usable, an append hangs or has an unknown outcome, or a refused one goes into the log |
@@ -153,7 +153,7 @@ pub struct StoreMachine {
     mode: StoreMode,
     is_usable: bool,
     /// True if the queue takes what is restored.
-    may_restore: bool,
+    takes_restored: bool,
     claim: ClaimState,
     is_fenced: bool,
     /// Appends that may still take effect.
@@ -174,7 +174,7 @@ impl StoreMachine {
             has_log,
             mode: if has_log { StoreMode::Spilling } else { StoreMode::Refusing },
             is_usable: false,
-            may_restore: false,
+            takes_restored: false,
             claim: ClaimState::Unknown,
             is_fenced: false,
             appends: 0,
@@ -198,7 +198,7 @@ impl StoreMachine {
     /// Returns true if connections of earlier processes must be closed before anything is restored.
     pub fn needs_fence(&self) -> bool {
         self.mode == StoreMode::Spilling
-            && self.may_restore
+            && self.takes_restored
             && self.claim == ClaimState::Ours
             && self.appends == 0
             && !self.is_fenced
@@ -247,11 +247,11 @@ impl StoreMachine {
     pub fn on(&mut self, event: StoreEvent) {
         match event {
             StoreEvent::Queue { is_usable } => {
-                (self.is_usable, self.may_restore) = (is_usable, is_usable);
+                (self.is_usable, self.takes_restored) = (is_usable, is_usable);
             }
             StoreEvent::QueueShort => {
                 debug_assert!(self.has_log);
-                (self.is_usable, self.may_restore) = (false, true);
+                (self.is_usable, self.takes_restored) = (false, true);
             }
             StoreEvent::ClaimOurs { is_new } => {
                 self.claim = ClaimState::Ours;
@@ -305,7 +305,7 @@ impl StoreMachine {
         if !self.has_log {
             return if self.is_usable { Direct } else { Refusing };
         }
-        let may_restore = self.may_restore
+        let may_restore = self.takes_restored
             && self.claim == ClaimState::Ours
             && self.is_fenced
             && self.appends == 0;
@@ -313,7 +313,7 @@ impl StoreMachine {
             StandingBack => Spilling,
             Direct if !self.is_usable || self.hanging > 0 || self.writes > 0 => Spilling,
             Direct if !self.is_fenced => Spilling,
-            Restoring | Closing if !self.may_restore || !self.is_fenced => Spilling,
+            Restoring | Closing if !self.takes_restored || !self.is_fenced => Spilling,
             Spilling if may_restore => Restoring,
             Restoring if self.is_usable && self.is_read && self.hold == Hold::Allowed => Closing,
             Closing if !self.is_usable || !self.is_read || self.hold != Hold::Held => Restoring,

@@ -4,7 +4,7 @@ use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
 use super::{LaneKey, ResourceKey, usize_of};
-use crate::sorted::{Class, Sorted};
+use crate::classified::{Class, Classified};
 use crate::state::index::key_of;
 
 /// Key of a webhook in the index.
@@ -39,7 +39,12 @@ pub(crate) struct Node {
 
 impl Node {
     /// Node without links.
-    pub(super) fn new(position: Position, lane: LaneKey, sorted: &Sorted, is_replay: bool) -> Self {
+    pub(super) fn new(
+        position: Position,
+        lane: LaneKey,
+        classified: &Classified,
+        is_replay: bool,
+    ) -> Self {
         Self {
             position,
             resource: NONE,
@@ -48,8 +53,8 @@ impl Node {
             previous: NONE,
             lane_next: NONE,
             lane_previous: NONE,
-            class: sorted.class,
-            coalesces: if is_replay { 0 } else { sorted.coalesces },
+            class: classified.class,
+            coalesces: if is_replay { 0 } else { classified.coalesces },
             is_replay,
         }
     }

@@ -105,7 +105,7 @@ fn each_mode_is_what_it_says_in_every_state() {
                     && machine.hanging == 0
             }
             StoreMode::Restoring | StoreMode::Closing => {
-                machine.may_restore
+                machine.takes_restored
                     && (machine.is_usable || machine.mode == StoreMode::Restoring)
                     && machine.is_fenced
                     && machine.claim == ClaimState::Ours

@@ -1,4 +1,4 @@
-//! State of the queue as known to a leader: index, lanes, shops and main stream.
+//! Queue as a leader sees it: index, lanes, shops and main stream.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(crate) const LEAD_BYTES: usize = 40;
 pub(crate) const UNREAD_FEW: usize = 64;
 
 /// Windows, lanes, and the state that was loaded at start.
-pub(crate) struct Queue {
+pub(crate) struct QueueView {
     pub index: Index,
     pub lanes: Lanes,
     pub shops: Shops,
@@ -53,7 +53,7 @@ pub(crate) struct Queue {
     pub are_leads_old: bool,
 }
 
-impl Queue {
+impl QueueView {
     pub(crate) fn load_lane(&mut self, loaded: &LaneLoaded) {
         let shop = self.shops.intern(loaded.shop);
         let key = self.lane(loaded.lane, shop);

@@ -25,7 +25,7 @@ impl Class {
 /// Attributes that decide when a webhook is delivered. All hashes are the same after a restart,
 /// because Redis keeps them.
 #[derive(Debug, Clone, Copy)]
-pub struct Sorted {
+pub struct Classified {
     /// Hash of the unit of order: under `ORDER_BY=resource` the shop, the kind and the id.
     pub resource: u64,
     /// Hash of the lane: the shop and the kind, or the shop alone under `ORDER_BY=shop`.

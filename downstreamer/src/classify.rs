@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use spillway_delivery::{Class, Sorted};
+use spillway_delivery::{Class, Classified};
 use spillway_webhook::fingerprint::fingerprint;
 use spillway_webhook::pack::Record;
 use spillway_webhook::received::APP_HEADER;
@@ -18,7 +18,7 @@ use crate::settings::{DownstreamerSettings, OrderBy};
 
 /// Classifier of webhooks.
 #[derive(Clone)]
-pub(crate) struct Sorter {
+pub(crate) struct Classifier {
     settings: Arc<DownstreamerSettings>,
     metrics: Arc<DownstreamerMetrics>,
 }
@@ -28,7 +28,7 @@ pub(crate) fn shop_hash(shop: &[u8]) -> u64 {
     stable_hash::of(&[shop])
 }
 
-impl Sorter {
+impl Classifier {
     /// Classifier with these settings.
     pub(crate) fn new(
         settings: Arc<DownstreamerSettings>,
@@ -38,15 +38,21 @@ impl Sorter {
     }
 
     /// Classifies a webhook. `is_news` is set when it is read for the first time, and counted.
-    pub(crate) fn sort(&self, record: &Record, position: Position, is_news: bool) -> Sorted {
+    pub(crate) fn classify(
+        &self,
+        record: &Record,
+        position: Position,
+        is_news: bool,
+    ) -> Classified {
         let settings = &self.settings;
         let shop = record.shop().unwrap_or_default();
         let topic = &*record.topic().unwrap_or_default();
         let is_priority =
             settings.priority_topics.iter().any(|pattern| is_topic_match(pattern, topic));
-        let is_slot = settings.order_by == OrderBy::None && settings.dedup.is_on();
-        let own = (is_slot || settings.keeps_fingerprints()).then(|| fingerprint(record)).flatten();
-        let mut sorted = Sorted {
+        let is_copy_keyed = settings.order_by == OrderBy::None && settings.dedup.is_on();
+        let own =
+            (is_copy_keyed || settings.keeps_fingerprints()).then(|| fingerprint(record)).flatten();
+        let mut classified = Classified {
             resource: 0,
             lane: 0,
             shop: shop_hash(shop),
@@ -59,35 +65,35 @@ impl Sorter {
         match settings.order_by {
             // Copies of one webhook share a slot, so that none is delivered while another is.
             OrderBy::None => {
-                sorted.resource = match own {
+                classified.resource = match own {
                     Some(own) => stable_hash::of(&[b"copy", &own.to_le_bytes()]),
                     None => stable_hash::of(&[b"position", position.to_string().as_bytes()]),
                 };
-                sorted.lane = self.lane(shop, topic);
+                classified.lane = self.lane(shop, topic);
             }
             OrderBy::Shop => {
-                sorted.resource = stable_hash::of(&[b"shop", shop]);
-                sorted.lane = sorted.resource;
+                classified.resource = stable_hash::of(&[b"shop", shop]);
+                classified.lane = classified.resource;
             }
             OrderBy::Topic => {
-                sorted.resource = stable_hash::of(&[b"topic", shop, topic]);
-                sorted.lane = self.lane(shop, topic);
+                classified.resource = stable_hash::of(&[b"topic", shop, topic]);
+                classified.lane = self.lane(shop, topic);
             }
             OrderBy::Resource => {
                 let resource = Resource::of(record, &record.body);
                 if !resource.is_fallback {
-                    sorted.coalesces = self.coalesces(record, topic);
+                    classified.coalesces = self.coalesces(record, topic);
                 } else if is_news {
                     self.metrics.fell_back(&String::from_utf8_lossy(topic));
                 }
                 let kind = resource.kind.as_bytes();
                 let id = resource.id.as_bytes();
                 let form = [u8::from(resource.is_fallback)];
-                sorted.resource = stable_hash::of(&[b"resource", shop, kind, id, &form]);
-                sorted.lane = stable_hash::of(&[b"kind", shop, kind]);
+                classified.resource = stable_hash::of(&[b"resource", shop, kind, id, &form]);
+                classified.lane = stable_hash::of(&[b"kind", shop, kind]);
             }
         }
-        sorted
+        classified
     }
 
     fn lane(&self, shop: &[u8], topic: &[u8]) -> u64 {

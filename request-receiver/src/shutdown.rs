@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 /// Shutdown state. Shared by the acceptor, the shards and their connections.
 #[derive(Debug, Clone, Default)]
-pub struct Closing(Arc<OnceLock<Instant>>);
+pub struct Shutdown(Arc<OnceLock<Instant>>);
 
-impl Closing {
+impl Shutdown {
     /// Begins the shutdown. Every connection ends with its next answer, and everything ends by
     /// `stop_by`.
     pub fn begin(&self, stop_by: Instant) {
