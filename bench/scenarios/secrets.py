@@ -36,7 +36,7 @@ SLICE = 0.05
 # Outcomes that would lower a rate. All at once less the accepted ones would count those in flight between two reads.
 REFUSED = ["secrets_unavailable", "bad_signature", "ack_timeout", "overloaded", "queue_unavailable", "queue_full"]
 # Senders whose bodies come late, how often, and what each sends.
-LATE, LATE_ROUNDS, LATE_BYTES = 400, 4, 5300
+LATE, LATE_ROUNDS, LATE_BYTES = 2000, 8, 5300
 # Kinds that closed loops of senders compare.
 ASKED = ["files", "together"]
 
@@ -222,8 +222,6 @@ def in_turn(campaign, connections, requests, number):
         # of Redis' AOF would go on while Redis is stopped.
         systems = {kind: System(*stack.enter_context(started(campaign, kind, ttl=2 * TTL, durability="none")))
                    for kind in ASKED[:: 1 if number % 2 else -1]}
-        for system in systems.values():
-            age(system.port)
         with ThreadPoolExecutor() as threads:
             # With no shop known, each of a few senders would wait for one lookup after the other.
             warm_up = [threads.submit(campaign.pace, system.port, 1000, 4 * TTL, SHOPS) for system in systems.values()]
@@ -235,6 +233,7 @@ def in_turn(campaign, connections, requests, number):
                 stack.callback(system.go_on)
             for thread in warm_up:
                 thread.result()
+            list(threads.map(age, (system.port for system in systems.values())))
         for system in systems.values():
             system.stop()
         # The first block lets lookups get used to the stops.

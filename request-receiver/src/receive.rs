@@ -22,6 +22,7 @@ use crate::metrics::ReceiverMetrics;
 use crate::phase::RequestArrival;
 use crate::reply::Refusal;
 use crate::secrets::ClientSecrets;
+use crate::secrets::copies::SecretCopies;
 use crate::shared::ShardContext;
 use crate::shares::ShopShares;
 use crate::store::Store;
@@ -33,6 +34,7 @@ const CLOSE: HeaderValue = HeaderValue::from_static("close");
 pub struct RequestHandler {
     admission: Admission,
     secrets: Arc<ClientSecrets>,
+    secret_copies: SecretCopies,
     apps: Option<Arc<Apps>>,
     store: Store,
     ignored: Arc<Ignored>,
@@ -54,13 +56,14 @@ struct BodyLimits {
 }
 
 impl RequestHandler {
-    /// RequestHandler for one shard, with the store and the batches of that shard.
+    /// Handler for one shard, with the store and the batches of that shard.
     pub fn new(shared: ShardContext, store: Store, batches: Arc<Batches>) -> Self {
         let ShardContext { settings, admission, secrets, apps, ignored, .. } = shared;
         let ShardContext { shares, metrics, topics, .. } = shared;
         Self {
             admission,
             secrets,
+            secret_copies: SecretCopies::default(),
             apps,
             store,
             ignored,
@@ -134,7 +137,7 @@ impl RequestHandler {
         };
         let deadline = arrival.first_byte + self.ack_timeout;
         let verified = match app {
-            None => self.secrets.verify(&webhook, deadline).await?,
+            None => self.secrets.verify(&webhook, &self.secret_copies, deadline).await?,
             Some(app) => app.verify(&webhook).await?,
         };
         let rules = app.map_or(&self.rules, |app| &app.rules);
@@ -256,6 +259,7 @@ mod tests {
         RequestHandler {
             admission: Admission::new(64 << 20),
             secrets,
+            secret_copies: SecretCopies::default(),
             apps: None,
             store: Store::usable_one(),
             ignored: Arc::default(),

@@ -6,6 +6,7 @@
 
 mod answer;
 pub mod cache;
+pub mod copies;
 pub mod directory;
 mod lookup_url;
 pub mod settings;
@@ -27,6 +28,7 @@ use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use crate::reply::Refusal;
+use crate::secrets::copies::SecretCopies;
 use crate::secrets::directory::read_directory;
 use crate::secrets::settings::SecretSettings;
 use crate::secrets::source::SecretSource;
@@ -92,6 +94,7 @@ impl ClientSecrets {
 
     /// Checks the webhook's signature under the secrets in force. If they are to be looked up first,
     /// it may wait until `deadline`. A large body lets other tasks of the thread run meanwhile.
+    /// `copies`: those of this thread.
     ///
     /// # Errors
     /// [`Refusal::BadSignature`] if none of them made the signature, and
@@ -99,6 +102,7 @@ impl ClientSecrets {
     pub async fn verify<'a>(
         &self,
         webhook: &'a Webhook,
+        copies: &SecretCopies,
         deadline: Instant,
     ) -> Result<Verified<'a>, Refusal> {
         let is_without_own = self.source.is_some() && self.in_force.load().matches.is_empty();
@@ -120,7 +124,7 @@ impl ClientSecrets {
             (Err(BadSignature), Some(source)) => {
                 // Taken first: a lookup that this webhook begins is asked for after it arrived.
                 let arrived = source.now();
-                let verified = match source.verify_by_known(webhook, arrived) {
+                let verified = match source.verify_by_known(webhook, copies, arrived) {
                     Ok(verified) => verified,
                     // Boxed, so that all other futures stay small.
                     Err(tried) => {
@@ -283,7 +287,7 @@ mod tests {
 
     fn verifies(secrets: &ClientSecrets, webhook: Webhook) -> bool {
         let deadline = Instant::now();
-        let verified = secrets.verify(&webhook, deadline).now_or_never();
+        let verified = secrets.verify(&webhook, &SecretCopies::default(), deadline).now_or_never();
         verified.expect("it waits for nothing").is_ok()
     }
 
@@ -326,7 +330,7 @@ mod tests {
         let body = Bytes::from(vec![b' '; HASHED_AT_ONCE_BYTES_MAX + 1]);
         for (signed_with, is_good) in [(own.as_str(), true), ("app", true), ("guess", false)] {
             let checked = of_body(body.clone(), &one, signed_with);
-            let verified = secrets.verify(&checked, Instant::now()).await;
+            let verified = secrets.verify(&checked, &SecretCopies::default(), Instant::now()).await;
             assert_eq!(verified.is_ok(), is_good, "{signed_with}");
         }
     }

@@ -5,10 +5,11 @@
 //! [`log`] is the overflow log as the store sees it. [`watch`] looks at Redis, and [`looks`] holds
 //! what it finds. [`claim`] checks if another receiver has the cell.
 //!
-//! Each shard has one batch under way, and appends that hang, and no core waits for another. If
-//! there is a log, an append that hangs is awaited in the background. Other batches go into the log, and are restored once
-//! its outcome is known. A batch that Redis refused for certain goes into the log, too. A batch
-//! that may be stored is answered that nothing is known, and is not written again.
+//! Each shard has one batch under way, and the appends that hang. No core waits for another. If
+//! there is a log, an append that hangs is awaited in the background. Other batches go into the
+//! log, and are restored once its outcome is known. A batch that Redis refused for certain goes
+//! into the log, too. A batch that may be stored is answered that nothing is known, and is not
+//! written again.
 
 pub mod append;
 pub mod claim;

@@ -42,7 +42,7 @@ const FAILURE_SHOWS_FOR: Duration = Duration::from_secs(60);
 const SPREAD: u32 = 16;
 /// Early lookups begin at multiples of this time, so that those of many shops share a wake-up of
 /// the thread, and of the source.
-const TOGETHER: Duration = Duration::from_millis(25);
+const TOGETHER: Duration = Duration::from_millis(125);
 
 /// Rules of a cache.
 #[derive(Debug, Clone, Copy)]
@@ -98,6 +98,9 @@ pub struct Known {
     pub is_stale: bool,
     /// Once they have verified a webhook, [`SecretCache::refresh`] may begin a lookup.
     pub is_due: bool,
+    /// Time up to which they serve without a lookup, unless they are replaced. `None` if one is due
+    /// or under way.
+    pub serves_until: Option<Duration>,
 }
 
 /// Secrets of a shop, and whether they are in use. A request that only names the shop is no use:
@@ -107,6 +110,8 @@ pub struct HeldSecrets {
     secrets: Secrets,
     /// They have verified a webhook.
     is_used: AtomicBool,
+    /// The source has answered again about their shop.
+    is_replaced: AtomicBool,
 }
 
 /// An advice, and whether the shop is to be looked up.
@@ -224,9 +229,11 @@ impl SecretCache {
         if is_stale && !may_be_stale {
             return None;
         }
-        let is_early = held.early_from.is_some_and(|early_from| now >= early_from);
+        let early_from = held.early_from.unwrap_or(held.answered + self.rules.ttl);
+        let is_early = now >= early_from;
         let is_due = (is_stale || is_early) && entry.lookup.is_none() && now >= entry.retry_at;
-        Some(Known { secrets, asked: held.asked, is_stale, is_due })
+        let serves_until = (!is_stale && !is_early).then_some(early_from);
+        Some(Known { secrets, asked: held.asked, is_stale, is_due, serves_until })
     }
 
     /// Begins a lookup of a shop whose secrets have just verified a webhook, if one is due.
@@ -357,7 +364,7 @@ impl SecretCache {
         let due = held.early_from.unwrap_or(ends);
         let entry = self.shops.get_mut(shop).expect("BUG: it was there");
         entry.failures = 0;
-        entry.held = Some(held);
+        entry.hold(held);
         self.schedule(&name, due);
         lookup.over.cancel();
     }
@@ -442,7 +449,7 @@ impl CacheRules {
 
 impl HeldSecrets {
     fn new(secrets: Secrets) -> Self {
-        Self { secrets, is_used: AtomicBool::new(false) }
+        Self { secrets, is_used: AtomicBool::new(false), is_replaced: AtomicBool::new(false) }
     }
 
     /// The secrets.
@@ -458,8 +465,21 @@ impl HeldSecrets {
         }
     }
 
+    /// True once the source has answered again about their shop.
+    pub fn is_replaced(&self) -> bool {
+        self.is_replaced.load(Ordering::Relaxed)
+    }
+
     fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)
+    }
+}
+
+impl CachedShop {
+    fn hold(&mut self, held: Held) {
+        if let Some(Held { secrets: Some(old), .. }) = self.held.replace(held) {
+            old.is_replaced.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -472,6 +492,7 @@ impl Held {
                 asked: self.asked,
                 is_stale: false,
                 is_due: false,
+                serves_until: None,
             }),
             None => Advice::Unknown,
         }

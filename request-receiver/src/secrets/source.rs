@@ -29,6 +29,7 @@ use zeroize::Zeroizing;
 
 use super::answer::{parse, parse_several};
 use super::cache::{Advice, Asked, CacheRules, Known, Looked, LookupCause, SecretCache};
+use super::copies::SecretCopies;
 use super::lookup_url::{filled, grouped, takes_several};
 use super::{HASHED_AT_ONCE_BYTES_MAX, claimed_shop, verify};
 use crate::ignored::is_domain;
@@ -170,7 +171,7 @@ impl SecretSource {
     }
 
     /// Checks a webhook with the secrets of its shop, if these are known and its body is not large.
-    /// Most webhooks need nothing else.
+    /// Most webhooks need nothing else. `copies`: those of this thread.
     ///
     /// # Errors
     /// Time at which the source was asked for the secrets, if it was not signed with them. `None` if
@@ -178,6 +179,7 @@ impl SecretSource {
     pub fn verify_by_known<'a>(
         self: &Arc<Self>,
         webhook: &'a Webhook,
+        copies: &SecretCopies,
         now: Duration,
     ) -> Result<Verified<'a>, Option<Duration>> {
         if webhook.body.len() > HASHED_AT_ONCE_BYTES_MAX {
@@ -185,9 +187,13 @@ impl SecretSource {
         }
         // Only domains in lower case are ever known.
         let shop = claimed_shop(&webhook.headers).ok_or(None)?;
+        if let Some(verified) = copies.verify(shop, webhook, now) {
+            return verified.map_err(Some);
+        }
         let known = self.cache().ask_known(shop, now).ok_or(None)?;
         let verified = known.secrets.get().verify(webhook).map_err(|_| Some(known.asked))?;
         self.used(shop, &known, now);
+        copies.keep(shop, &known);
         Ok(verified)
     }
 

@@ -2,11 +2,13 @@
 
 use super::tests::{name, rules, s, secrets};
 use super::*;
+use crate::secrets::copies::SecretCopies;
 use crate::store::simulation::Random;
 
 /// The source and those who send, in one schedule.
 struct World {
     cache: SecretCache,
+    copies: SecretCopies,
     random: Random,
     now: Duration,
     /// For each shop: version of its secret, since when, and the version before.
@@ -50,6 +52,7 @@ impl World {
         let rules = CacheRules { ttl: s(5.0), stale_max, is_early: !is_early, ..rules() };
         Self {
             cache: SecretCache::new(rules),
+            copies: SecretCopies::default(),
             random: Random(seed),
             now: s(100.0),
             shops: vec![(1, Duration::ZERO); SHOPS],
@@ -156,6 +159,7 @@ impl World {
                             assert!(known.is_due);
                             self.begin(sent.shop);
                         }
+                        self.copies.keep(&shop, &known);
                         return self.accepted(&sent, &known);
                     }
                     assert!(sent.tried.is_none_or(|tried| tried < known.asked), "for ever");
@@ -205,6 +209,12 @@ impl World {
         assert!(self.cache.len() <= self.cache.rules.shops_max);
         let recent = self.firsts.iter().rev().take_while(|at| self.now - **at <= s(10.0));
         assert!(recent.count() <= 201, "strangers made too many lookups");
+        for shop in (0..SHOPS).map(name) {
+            let Some(copy) = self.copies.serving(&shop, self.now) else { continue };
+            let known = self.cache.ask_known(&shop, self.now).expect("its copy serves");
+            assert!(Arc::ptr_eq(&copy, &known.secrets) && !known.is_due && !known.is_stale);
+            assert!(copy.is_used(), "the source is not asked again");
+        }
         for (at, shop) in &self.cache.due {
             assert_eq!(self.cache.shops[shop].due, Some(*at));
         }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use zeroize::Zeroizing;
 
 use super::*;
+use crate::secrets::copies::{SHOPS_MAX, SecretCopies};
 
 const SHOP: &str = "one.myshopify.com";
 const TTL: Duration = Duration::from_secs(60);
@@ -401,4 +402,18 @@ fn a_wrong_signature_asks_for_newer_secrets_within_bounds() {
     let waiting = advice.iter().filter(|one| matches!(one, Advice::Wait(_))).count();
     let refused = advice.iter().filter(|one| matches!(one, Advice::Unavailable)).count();
     assert_eq!((waiting, refused), (100, 100));
+}
+
+#[test]
+fn copies_are_bounded() {
+    let mut cache = SecretCache::new(rules());
+    cache.ask(&name(0), s(0.0));
+    cache.looked_up(&name(0), Looked::Found(secrets(0)), s(0.1));
+    let known = cache.ask_known(&name(0), s(0.2)).expect("it was named");
+    let copies = SecretCopies::default();
+    for shop in 0..2 * SHOPS_MAX + 1 {
+        copies.keep(&name(shop), &known);
+        copies.keep(&name(shop), &known);
+        assert!(copies.len() <= SHOPS_MAX && copies.serving(&name(shop), s(0.2)).is_some());
+    }
 }

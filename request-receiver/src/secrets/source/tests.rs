@@ -41,9 +41,10 @@ async fn known_secrets_check_what_is_not_large_and_any_other_way_of_writing_look
     source.cache().ask(shop, Duration::ZERO);
     let secrets = Secrets::new(&[Zeroizing::new("secret".to_owned())]);
     source.cache().looked_up(shop, Looked::Found(secrets), Duration::ZERO);
+    let copies = SecretCopies::default();
     let tried = |shop, bytes| {
         let forged = webhook(shop, vec![b' '; bytes]);
-        source.verify_by_known(&forged, source.now()).expect_err("it is not signed")
+        source.verify_by_known(&forged, &copies, source.now()).expect_err("it is not signed")
     };
     assert_eq!(tried(shop, HASHED_AT_ONCE_BYTES_MAX), Some(Duration::ZERO));
     assert_eq!(tried(shop, HASHED_AT_ONCE_BYTES_MAX + 1), None, "it would hold others up");
@@ -70,16 +71,51 @@ async fn only_what_is_signed_keeps_a_shop_fresh() {
     for (sent, is_used) in [(&forged, false), (&signed, true)] {
         // By the timer, and by a webhook that comes after it.
         let source = looked_up();
+        let copies = SecretCopies::default();
         let due = source.cache().next_due().expect("it is scheduled");
-        assert_eq!(source.verify_by_known(sent, due / 2).is_ok(), is_used);
+        assert_eq!(source.verify_by_known(sent, &copies, due / 2).is_ok(), is_used);
         assert_eq!(!source.cache().due(due).is_empty(), is_used, "by the timer");
-        let source = looked_up();
+        let (source, copies) = (looked_up(), SecretCopies::default());
         assert!(source.cache().due(due).is_empty(), "not used yet");
-        assert_eq!(source.verify_by_known(sent, due).is_ok(), is_used);
+        assert_eq!(source.verify_by_known(sent, &copies, due).is_ok(), is_used);
         let known = source.cache().ask_known(shop, due).expect("it is known");
         assert_eq!(!known.is_due, is_used, "a lookup is under way");
         assert_eq!(source.metrics.stale.get(), 0, "the endpoint does not fail");
     }
+}
+
+#[tokio::test]
+async fn a_copy_serves_its_shop_until_the_source_names_other_secrets() {
+    let [one, two] = ["one.myshopify.com", "two.myshopify.com"];
+    let [old, new] = ["old", "new"].map(|text| Secrets::new(&[Zeroizing::new(text.to_owned())]));
+    let sent = |(shop, secrets): (&'static str, &Secrets)| {
+        let mut webhook = webhook(shop, Vec::from(b"{}"));
+        let signature = secrets.sign(b"{}").parse().expect("a header value");
+        webhook.headers.insert("x-shopify-hmac-sha256", signature);
+        webhook
+    };
+    let settings = settings("http://127.0.0.1:1/{shop}", None);
+    let source = SecretSource::new(settings, &Registry::new(), Handle::current());
+    let source = Arc::new(source.expect("right settings"));
+    let [signed, rotated, other] = [(one, &old), (one, &new), (two, &old)].map(sent);
+    source.cache().ask(one, Duration::ZERO);
+    source.cache().looked_up(one, Looked::Found(old), Duration::ZERO);
+    let copies = SecretCopies::default();
+    let tries = |webhook, at| source.verify_by_known(webhook, &copies, at).map(|_| ());
+    let at = Duration::from_millis(100);
+    assert_eq!(tries(&rotated, at), Err(Some(Duration::ZERO)));
+    assert!(copies.serving(one, at).is_none(), "it has verified nothing");
+    assert_eq!(tries(&signed, at), Ok(()));
+    assert!(copies.serving(one, at).is_some());
+    assert_eq!(tries(&signed, at), Ok(()));
+    assert_eq!(tries(&rotated, at), Err(Some(Duration::ZERO)), "asked at that time");
+    assert_eq!(tries(&other, at), Err(None), "of another shop");
+    let asked = source.cache().ask_again(one, Duration::ZERO, at, at);
+    assert!(asked.begins.is_some());
+    source.cache().looked_up(one, Looked::Found(new), at * 2);
+    assert_eq!(tries(&signed, at * 3), Err(Some(at)), "revoked");
+    assert_eq!(tries(&rotated, at * 3), Ok(()));
+    assert!(copies.serving(one, at * 3).is_some(), "in place of the old copy");
 }
 
 #[tokio::test(start_paused = true)]
