@@ -84,7 +84,7 @@ struct ElectionState {
 pub struct Leadership {
     config: ElectionConfig,
     connection: Connection,
-    claim: Candidacy,
+    candidacy: Candidacy,
     leader: LeaderHandle,
     confirmed_at: Instant,
 }
@@ -237,16 +237,16 @@ async fn stand_by(config: &ElectionConfig) -> Result<Leadership, QueueError> {
     let ElectionConfig { redis, consumer, start_at, .. } = config;
     let mut connection = redis.connect(Some(ANSWER_TIMEOUT)).await?;
     let registered = consumers::register(redis, &mut connection, Some(consumer), *start_at).await?;
-    let claim = Candidacy::new(redis.clone(), consumer);
+    let candidacy = Candidacy::new(redis.clone(), consumer);
     let mut watch = StallDetector::default();
     let mut last_answer = Instant::now();
     let (sent_at, confirmed) = loop {
-        let seen = claim.look(&mut connection).await?;
+        let seen = candidacy.look(&mut connection).await?;
         let since_last = last_answer.elapsed();
         last_answer = Instant::now();
         if watch.observe(&seen, since_last) {
             let sent_at = boottime();
-            match claim.take(&mut connection, &seen).await {
+            match candidacy.take(&mut connection, &seen).await {
                 Ok(confirmed) => break (sent_at, confirmed),
                 Err(QueueError::Fenced) => continue,
                 Err(error) => return Err(error),
@@ -258,7 +258,7 @@ async fn stand_by(config: &ElectionConfig) -> Result<Leadership, QueueError> {
         tokio::time::sleep(LOOK_EVERY).await;
     };
     let leader = LeaderHandle {
-        token: claim.token().to_owned(),
+        token: candidacy.token().to_owned(),
         cell: registered.cell,
         lost: CancellationToken::new(),
         shared: Arc::new(ElectionState {
@@ -274,7 +274,7 @@ async fn stand_by(config: &ElectionConfig) -> Result<Leadership, QueueError> {
     };
     leader.confirmed(sent_at, confirmed);
     let confirmed_at = Instant::now();
-    Ok(Leadership { config: config.clone(), connection, claim, leader, confirmed_at })
+    Ok(Leadership { config: config.clone(), connection, candidacy, leader, confirmed_at })
 }
 
 impl Leadership {
@@ -296,7 +296,7 @@ impl Leadership {
         if self.confirmed_at.elapsed() >= BUMP_EVERY {
             self.confirmed_at = Instant::now();
             let sent_at = boottime();
-            self.leader.confirmed(sent_at, self.claim.bump(&mut self.connection).await?);
+            self.leader.confirmed(sent_at, self.candidacy.bump(&mut self.connection).await?);
         }
         Ok(())
     }
@@ -304,18 +304,18 @@ impl Leadership {
     /// Runs `work` while another task confirms the lease regularly, and releases the lease
     /// afterwards.
     pub async fn hold(self, work: impl AsyncFnOnce(LeaderHandle) -> End) -> End {
-        let Self { config, connection, claim, leader, .. } = self;
+        let Self { config, connection, candidacy, leader, .. } = self;
         config.gauges.leader.set(1);
         config.show(&leader);
         // A separate task: the lease must not wait for the consumer's work.
-        let claim = Arc::new(claim);
-        let keeper = keep(config.clone(), claim.clone(), leader.clone(), connection);
+        let candidacy = Arc::new(candidacy);
+        let keeper = keep(config.clone(), candidacy.clone(), leader.clone(), connection);
         let keeper = tokio::spawn(keeper);
         let end = work(leader).await;
         keeper.abort();
         if end != End::Lost
             && let Ok(mut connection) = config.redis.connect(Some(ANSWER_TIMEOUT)).await
-            && let Err(error) = claim.release(&mut connection).await
+            && let Err(error) = candidacy.release(&mut connection).await
         {
             tracing::debug!(
                 error = chain(&error),
@@ -330,7 +330,7 @@ impl Leadership {
 /// Confirms the lease regularly. When it is lost, cancels the handle's `lost` token.
 async fn keep(
     config: ElectionConfig,
-    claim: Arc<Candidacy>,
+    candidacy: Arc<Candidacy>,
     leader: LeaderHandle,
     connection: Connection,
 ) {
@@ -343,9 +343,9 @@ async fn keep(
         let next_bump = Instant::now() + BUMP_EVERY;
         let sent_at = boottime();
         let bumped = match connection.as_mut() {
-            Some(connection) => claim.bump(connection).await,
+            Some(connection) => candidacy.bump(connection).await,
             None => match redis.connect(Some(ANSWER_TIMEOUT)).await {
-                Ok(fresh) => claim.bump(connection.insert(fresh)).await,
+                Ok(fresh) => candidacy.bump(connection.insert(fresh)).await,
                 Err(error) => Err(error),
             },
         };

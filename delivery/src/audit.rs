@@ -26,7 +26,7 @@ impl<C: Content> Core<C> {
     /// Description of a webhook that no turn will ever reach, if there is one. That is a ready
     /// resource that no lane lists, or a lane with ready resources and no future check.
     pub fn lost_turn(&self) -> Option<String> {
-        let next = self.next.map(|turn| turn.resource);
+        let next = self.waiting_turn.map(|turn| turn.resource);
         for (key, resource) in self.queue.index.resources() {
             if resource.state != HeadState::Ready || Some(key) == next {
                 continue;

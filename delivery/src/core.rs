@@ -75,7 +75,7 @@ impl<C: Content> Core<C> {
             limiter: Limiter::new(config.bounds),
             ledger: Ledger::new(seen),
             controls: ControlState::default(),
-            next: None,
+            waiting_turn: None,
             counts: Counts::default(),
         };
         // A shop with barriers may have no lane any more.
@@ -163,7 +163,7 @@ impl<C: Content> Core<C> {
             Event::CorruptReplay(id) => self.ledger.draft.settlement.replays.corrupt.push(id),
             Event::ReplaysLoaded => self.session.are_replays_loaded = true,
             Event::Read(key, found) => return read::read_again(self, key, found),
-            Event::FrontRead(packs) => return read::front_read(self, packs),
+            Event::FrontRead(packs) => return read::front_arrived(self, packs),
             Event::ChunksRead { lane, chunks } => return refill::chunks_read(self, lane, chunks),
             Event::RestRead { lane, entry, pack } => {
                 return refill::rest_read(self, lane, entry, pack);

@@ -138,7 +138,7 @@ pub enum Scope {
     All,
 }
 
-/// Outcome of an attempt, which decides what happens next.
+/// Verdict on an attempt, which decides what happens next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The backend accepted the webhook.
@@ -168,7 +168,7 @@ pub enum Verdict {
 pub struct AttemptEnd<E> {
     /// Id of the attempt.
     pub id: AttemptId,
-    /// Outcome of the attempt.
+    /// Verdict on it.
     pub verdict: Verdict,
     /// Meaning for the limiter.
     pub signal: Signal,
@@ -224,7 +224,7 @@ pub enum Event<C: Content> {
     Settled,
     /// All operator controls that are in force.
     Controls(Controls<C::Filter>),
-    /// The lease was confirmed.
+    /// State of the lease. Comes with every call.
     Lease {
         /// Time up to which attempts may begin.
         until: Duration,
@@ -275,9 +275,9 @@ pub enum Effect<C: Content> {
     Cancel(AttemptId),
     /// Read a pack or chunk.
     Read(PackKey),
-    /// Read packs at the front of the main stream, and sort them.
+    /// Read packs at the front of the main stream, and classify them.
     ReadFront(Vec<StreamId>),
-    /// Read chunks of a lane, and sort them.
+    /// Read chunks of a lane, and classify them.
     ReadChunks {
         /// Hash of the lane.
         lane: u64,
@@ -286,7 +286,7 @@ pub enum Effect<C: Content> {
         /// Number of chunks.
         count: u32,
     },
-    /// Read a pack of the main stream for a lane, and sort it.
+    /// Read a pack of the main stream for a lane, and classify it.
     ReadRest {
         /// Hash of the lane.
         lane: u64,

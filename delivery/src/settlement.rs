@@ -99,7 +99,7 @@ pub struct MainChange {
     /// Number of webhooks in these entries.
     pub webhooks_passed: u64,
     /// Number of settled webhooks in packs after the cursor.
-    pub open: u64,
+    pub settled_after_cursor: u64,
     /// Bits of settled webhooks in packs after the cursor.
     pub bits: Vec<(StreamId, Vec<u8>)>,
     /// Packs whose bits are no longer needed.

@@ -121,7 +121,7 @@ pub struct Core<C: Content> {
     pub(crate) ledger: Ledger<C>,
     pub(crate) controls: ControlState<C::Filter>,
     /// A turn that waits for a slot.
-    pub(crate) next: Option<Turn>,
+    pub(crate) waiting_turn: Option<Turn>,
     pub(crate) counts: Counts,
 }
 

@@ -1,7 +1,7 @@
-//! Reads packs and chunks again: when one of their webhooks has its turn, when the front of the
+//! Reads packs and chunks that the core asks for: when one of their webhooks has its turn, when the front of the
 //! main stream moves, or when a lane's window is filled.
 
-mod wanted;
+mod request;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,8 +23,8 @@ use crate::classify::Classifier;
 use crate::content::PackBytes;
 use crate::intake::decode_pack;
 
-use wanted::FRONT_AT_ONCE;
-pub(crate) use wanted::{ChunkRange, ReadRequest};
+use request::FRONT_AT_ONCE;
+pub(crate) use request::{ChunkRange, ReadRequest};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause before Redis is asked again after a failure.
@@ -51,7 +51,7 @@ type Decoded = Result<(Chunk, Vec<u8>), ChunkFound<PackBytes>>;
 type StoredRetryState = Option<StoredRetry>;
 
 /// Reader with one connection that all reads share.
-pub(crate) struct Rereader {
+pub(crate) struct PackReader {
     redis: Redis,
     reader: StreamReader,
     classifier: Classifier,
@@ -83,7 +83,7 @@ enum Failed {
     },
 }
 
-impl Rereader {
+impl PackReader {
     /// Reader for `consumer`.
     pub(crate) fn new(redis: Redis, consumer: &str, classifier: Classifier) -> Self {
         let reader = StreamReader::new(redis.clone(), consumer);

@@ -35,10 +35,11 @@ impl Translator {
     }
 
     /// Translates a settlement. `None`: it must not be applied, because bytes of webhooks that it
-    /// moves are missing.
+    /// moves are missing. `from_ms`: time before which fingerprints may be deleted.
     pub(crate) fn translate(
         &mut self,
         settlement: PendingSettlement<PackBytes>,
+        from_ms: u64,
     ) -> Option<settle::Settlement> {
         let PendingSettlement { main, replays, controls, .. } = settlement;
         let mut history = Vec::new();
@@ -52,7 +53,7 @@ impl Translator {
                 entries: main.entries_passed,
                 webhooks: main.webhooks_passed,
             }),
-            open: main.open,
+            settled_after_cursor: main.settled_after_cursor,
             corrupt: CorruptEntries { packs: main.corrupt, replays: replays.corrupt },
             bits: main.bits,
             whole: main.whole,
@@ -61,7 +62,7 @@ impl Translator {
             remembered: Remembered {
                 seen: seen.filter_map(|record| record.fingerprint).collect(),
                 history,
-                from_ms: 0,
+                from_ms,
             },
             controls: ControlsProgress {
                 known: controls.known,

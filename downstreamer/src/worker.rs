@@ -32,7 +32,7 @@ use crate::intake::{self, Arrivals};
 use crate::judge::{self, AttemptOutcome, result_label};
 use crate::metrics::DownstreamerMetrics;
 use crate::names::Names;
-use crate::reader::{ChunkRange, Read, ReadRequest, Rereader};
+use crate::reader::{ChunkRange, PackReader, Read, ReadRequest};
 use crate::settings::DownstreamerSettings;
 use crate::shares;
 use crate::status;
@@ -87,7 +87,7 @@ pub(crate) struct Worker {
     core: Core<PackBytes>,
     channels: Channels,
     translator: Translator,
-    rereader: Arc<Rereader>,
+    pack_reader: Arc<PackReader>,
     sender: Arc<DeliveryClient>,
     leader: LeaderHandle,
     settings: Arc<DownstreamerSettings>,
@@ -132,7 +132,7 @@ impl Worker {
             core,
             channels,
             translator,
-            rereader: Arc::new(Rereader::new(redis.clone(), consumer, classifier)),
+            pack_reader: Arc::new(PackReader::new(redis.clone(), consumer, classifier)),
             sender,
             leader,
             settings,
@@ -258,11 +258,11 @@ impl Worker {
                 }
                 Effect::ReadRest { lane, entry } => self.read(ReadRequest::Rest(lane, entry)),
                 Effect::Settle(settlement) => {
-                    let Some(mut settlement) = self.translator.translate(*settlement) else {
+                    let from_ms = self.core.remembers_from_ms();
+                    let Some(settlement) = self.translator.translate(*settlement, from_ms) else {
                         return Some(End::Stale);
                     };
                     self.dead_bytes = settlement.dead.iter().map(Dead::size_bytes).sum();
-                    settlement.remembered.from_ms = self.core.remembers_from_ms();
                     // The channel holds one settlement, and none is under way.
                     if self.channels.settlements.try_send(settlement).is_err() {
                         return Some(gone("settling"));
@@ -301,8 +301,8 @@ impl Worker {
     }
 
     fn read(&mut self, wanted: ReadRequest) {
-        let rereader = self.rereader.clone();
-        self.channels.reads.spawn(async move { rereader.read(wanted).await });
+        let pack_reader = self.pack_reader.clone();
+        self.channels.reads.spawn(async move { pack_reader.read(wanted).await });
     }
 
     /// Returns the events of a read, and starts reads of the rest.

@@ -23,7 +23,7 @@ pub enum QueueError {
     /// Another instance is the leader of the consumer.
     #[error("another instance is the leader of this consumer")]
     Fenced,
-    /// The consumer has no cursor: it was removed, or the data was lost.
+    /// The consumer has no cursor, or an older one: it was removed, or data was lost.
     #[error("the consumer is not registered")]
     Unregistered,
     /// Spilled packs do not follow the last one that was restored.

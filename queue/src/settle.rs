@@ -24,7 +24,7 @@ pub struct Settlement {
     /// Entries over which the cursor moves. `None`: the cursor stays.
     pub passed: Option<PassedEntries>,
     /// Webhooks settled in packs after the cursor.
-    pub open: u64,
+    pub settled_after_cursor: u64,
     /// Entries to set aside, each under its own key.
     pub corrupt: CorruptEntries,
     /// Packs after the cursor, with one bit for each settled webhook.
@@ -194,7 +194,7 @@ impl Settler {
         let Settlement { passed, remembered, controls, .. } = settlement;
         let cursor = passed.map(|passed| passed.cursor.to_string()).unwrap_or_default();
         let PassedEntries { entries, webhooks, .. } = passed.unwrap_or_default();
-        call.arg(cursor).arg(entries).arg(webhooks).arg(settlement.open);
+        call.arg(cursor).arg(entries).arg(webhooks).arg(settlement.settled_after_cursor);
         call.arg(self.previous.as_deref().unwrap_or_default());
         let seen: Vec<u8> = remembered.seen.iter().flat_map(|one| one.to_le_bytes()).collect();
         call.arg(seen).arg(remembered.from_ms).arg(&remembered.history[..]);

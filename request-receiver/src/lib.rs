@@ -1,11 +1,12 @@
 //! The receiver: takes webhooks by HTTP and stores them as packs.
 //!
-//! Path of a webhook: [`serve`] (accepts, hands to a [`shard`]) → [`connection`] → [`receive`] (one
+//! Path of a webhook: [`accept`] (accepts, hands to a [`shard`]) → [`connection`] → [`receive`] (one
 //! request: [`head`] → [`apps`] → [`admit`] → [`body`] → [`secrets`] (authenticates it) →
 //! [`inspect`] → [`ignored`] → [`shares`]) → [`batch`] → [`batcher`] (group commit) → [`store`]
 //! (appends to Redis, or writes to the overflow log, which is [`spill`]) → [`receive`] answers 200,
 //! or [`reply`] says why not.
 
+pub mod accept;
 pub mod admit;
 pub mod apps;
 pub mod batch;
@@ -21,7 +22,6 @@ pub mod phase;
 pub mod receive;
 pub mod reply;
 pub mod secrets;
-pub mod serve;
 pub mod settings;
 pub mod shard;
 pub mod shared;
@@ -50,6 +50,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use crate::accept::Acceptor;
 use crate::admit::{Admission, InFlightMetric};
 use crate::apps::Apps;
 use crate::descriptors::connection_limits;
@@ -58,7 +59,6 @@ use crate::metrics::ReceiverMetrics;
 use crate::reply::OUTCOMES;
 use crate::secrets::ClientSecrets;
 use crate::secrets::source::SecretSource;
-use crate::serve::Acceptor;
 use crate::settings::ReceiverSettings;
 use crate::shard::Shard;
 use crate::shared::ShardContext;

@@ -21,8 +21,7 @@ use crate::inspect::InspectionRules;
 use crate::metrics::ReceiverMetrics;
 use crate::phase::RequestArrival;
 use crate::reply::Refusal;
-use crate::secrets::ClientSecrets;
-use crate::secrets::copies::SecretCopies;
+use crate::secrets::ShardSecrets;
 use crate::shared::ShardContext;
 use crate::shares::ShopShares;
 use crate::store::Store;
@@ -33,8 +32,7 @@ const CLOSE: HeaderValue = HeaderValue::from_static("close");
 /// State that all requests of a shard share.
 pub struct RequestHandler {
     admission: Admission,
-    secrets: Arc<ClientSecrets>,
-    secret_copies: SecretCopies,
+    secrets: ShardSecrets,
     apps: Option<Arc<Apps>>,
     store: Store,
     ignored: Arc<Ignored>,
@@ -62,8 +60,7 @@ impl RequestHandler {
         let ShardContext { shares, metrics, topics, .. } = shared;
         Self {
             admission,
-            secrets,
-            secret_copies: SecretCopies::default(),
+            secrets: ShardSecrets::new(secrets),
             apps,
             store,
             ignored,
@@ -75,6 +72,11 @@ impl RequestHandler {
             body: BodyLimits { bytes_max: settings.body_bytes_max, timeout: settings.body_timeout },
             ack_timeout: settings.ack_timeout,
         }
+    }
+
+    /// Does what is due from time to time.
+    pub fn tick(&self) {
+        self.secrets.sweep();
     }
 
     async fn take<B>(
@@ -137,7 +139,7 @@ impl RequestHandler {
         };
         let deadline = arrival.first_byte + self.ack_timeout;
         let verified = match app {
-            None => self.secrets.verify(&webhook, &self.secret_copies, deadline).await?,
+            None => self.secrets.verify(&webhook, deadline).await?,
             Some(app) => app.verify(&webhook).await?,
         };
         let rules = app.map_or(&self.rules, |app| &app.rules);
@@ -245,8 +247,8 @@ mod tests {
     use crate::inspect::BodyKinds;
     use crate::phase::Phase;
     use crate::reply::OUTCOMES;
-    use crate::secrets::HASHED_AT_ONCE_BYTES_MAX;
     use crate::secrets::settings::SecretSettings;
+    use crate::secrets::{ClientSecrets, HASHED_AT_ONCE_BYTES_MAX};
 
     const BODY: &[u8] = br#"{"id":1}"#;
 
@@ -258,8 +260,7 @@ mod tests {
         let topics = TopicMetrics::new(&metrics.registry);
         RequestHandler {
             admission: Admission::new(64 << 20),
-            secrets,
-            secret_copies: SecretCopies::default(),
+            secrets: ShardSecrets::new(secrets),
             apps: None,
             store: Store::usable_one(),
             ignored: Arc::default(),

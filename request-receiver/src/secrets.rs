@@ -44,6 +44,13 @@ const SHOP_HEADERS: [&str; 2] = ["x-shopify-shop-domain", "shopify-shop-domain"]
 /// Bytes of the secret that nobody knows.
 const UNKNOWN_BYTES: u64 = 32;
 
+/// The secrets in force, with the copies of one shard.
+#[derive(Debug)]
+pub struct ShardSecrets {
+    shared: Arc<ClientSecrets>,
+    copies: SecretCopies,
+}
+
 /// The secrets in force, and the files from which they are read again.
 #[derive(Debug)]
 pub struct ClientSecrets {
@@ -92,51 +99,6 @@ impl ClientSecrets {
         &self.matches
     }
 
-    /// Checks the webhook's signature under the secrets in force. If they are to be looked up first,
-    /// it may wait until `deadline`. A large body lets other tasks of the thread run meanwhile.
-    /// `copies`: those of this thread.
-    ///
-    /// # Errors
-    /// [`Refusal::BadSignature`] if none of them made the signature, and
-    /// [`Refusal::SecretsUnavailable`] if the shop's can't be looked up.
-    pub async fn verify<'a>(
-        &self,
-        webhook: &'a Webhook,
-        copies: &SecretCopies,
-        deadline: Instant,
-    ) -> Result<Verified<'a>, Refusal> {
-        let is_without_own = self.source.is_some() && self.in_force.load().matches.is_empty();
-        let verified = if is_without_own {
-            Err(BadSignature)
-        } else if webhook.body.len() <= HASHED_AT_ONCE_BYTES_MAX {
-            self.in_force.load().of(webhook).verify(webhook)
-        } else {
-            // Not borrowed: a reload would wait for the end of the borrow.
-            let in_force = self.in_force.load_full();
-            verify(in_force.of(webhook), webhook).await
-        };
-        match (verified, &self.source) {
-            (Ok(verified), _) => {
-                self.in_force.load().count(verified.secret());
-                Ok(verified)
-            }
-            (Err(BadSignature), None) => Err(Refusal::BadSignature),
-            (Err(BadSignature), Some(source)) => {
-                // Taken first: a lookup that this webhook begins is asked for after it arrived.
-                let arrived = source.now();
-                let verified = match source.verify_by_known(webhook, copies, arrived) {
-                    Ok(verified) => verified,
-                    // Boxed, so that all other futures stay small.
-                    Err(tried) => {
-                        Box::pin(source.verify(webhook, arrived, tried, deadline)).await?
-                    }
-                };
-                self.in_force.load().shop_matches.inc();
-                Ok(verified)
-            }
-        }
-    }
-
     /// Reads the files again. If one can't be read, all old secrets stay in force.
     pub fn reload(&self) {
         if let Some(source) = &self.source {
@@ -175,6 +137,64 @@ impl ClientSecrets {
         }
         SecretsInForce::new(&settings, &self.matches)
             .map_err(|error| format!("cannot read random numbers: {error}"))
+    }
+}
+
+impl ShardSecrets {
+    /// The secrets as one shard sees them.
+    pub fn new(shared: Arc<ClientSecrets>) -> Self {
+        Self { shared, copies: SecretCopies::default() }
+    }
+
+    /// Checks the webhook's signature under the secrets in force. If they are to be looked up first,
+    /// it may wait until `deadline`. A large body lets other tasks of the thread run meanwhile.
+    ///
+    /// # Errors
+    /// [`Refusal::BadSignature`] if none of them made the signature, and
+    /// [`Refusal::SecretsUnavailable`] if the shop's can't be looked up.
+    pub async fn verify<'a>(
+        &self,
+        webhook: &'a Webhook,
+        deadline: Instant,
+    ) -> Result<Verified<'a>, Refusal> {
+        let shared = &*self.shared;
+        let is_without_own = shared.source.is_some() && shared.in_force.load().matches.is_empty();
+        let verified = if is_without_own {
+            Err(BadSignature)
+        } else if webhook.body.len() <= HASHED_AT_ONCE_BYTES_MAX {
+            shared.in_force.load().of(webhook).verify(webhook)
+        } else {
+            // Not borrowed: a reload would wait for the end of the borrow.
+            let in_force = shared.in_force.load_full();
+            verify(in_force.of(webhook), webhook).await
+        };
+        match (verified, &shared.source) {
+            (Ok(verified), _) => {
+                shared.in_force.load().count(verified.secret());
+                Ok(verified)
+            }
+            (Err(BadSignature), None) => Err(Refusal::BadSignature),
+            (Err(BadSignature), Some(source)) => {
+                // Taken first: a lookup that this webhook begins is asked for after it arrived.
+                let arrived = source.now();
+                let verified = match source.verify_by_known(webhook, &self.copies, arrived) {
+                    Ok(verified) => verified,
+                    // Boxed, so that all other futures stay small.
+                    Err(tried) => {
+                        Box::pin(source.verify(webhook, arrived, tried, deadline)).await?
+                    }
+                };
+                shared.in_force.load().shop_matches.inc();
+                Ok(verified)
+            }
+        }
+    }
+
+    /// Drops copies that no longer serve.
+    pub fn sweep(&self) {
+        if let Some(source) = &self.shared.source {
+            self.copies.sweep(source.now());
+        }
     }
 }
 
@@ -285,9 +305,14 @@ mod tests {
         Webhook { received_at_ms: 0, target, headers, body }
     }
 
-    fn verifies(secrets: &ClientSecrets, webhook: Webhook) -> bool {
+    fn of_files(app: &[&str], file: Option<PathBuf>, directory: Option<&Path>) -> ShardSecrets {
+        let secrets = ClientSecrets::new(settings(app, file, directory), None);
+        ShardSecrets::new(Arc::new(secrets.expect("random numbers")))
+    }
+
+    fn verifies(secrets: &ShardSecrets, webhook: Webhook) -> bool {
         let deadline = Instant::now();
-        let verified = secrets.verify(&webhook, &SecretCopies::default(), deadline).now_or_never();
+        let verified = secrets.verify(&webhook, deadline).now_or_never();
         verified.expect("it waits for nothing").is_ok()
     }
 
@@ -303,8 +328,7 @@ mod tests {
             std::fs::write(directory.path().join(shop), secret).expect("write a secret");
         }
         for app in [&[][..], &["app"]] {
-            let secrets = ClientSecrets::new(settings(app, None, Some(directory.path())), None);
-            let secrets = secrets.expect("random numbers");
+            let secrets = of_files(app, None, Some(directory.path()));
             let mut accepted = HashSet::new();
             for (claimed, _) in (0..101).map(shop) {
                 for (owner, signed_with) in (0..101).map(shop) {
@@ -316,7 +340,7 @@ mod tests {
             }
             let own: HashSet<_> = (0..100).map(|number| (shop(number).0, shop(number).0)).collect();
             assert_eq!(accepted, own);
-            assert_eq!(secrets.matches.with_label_values(&["shop"]).get(), 100);
+            assert_eq!(secrets.shared.matches.with_label_values(&["shop"]).get(), 100);
         }
     }
 
@@ -325,12 +349,11 @@ mod tests {
         let directory = tempfile::tempdir().expect("create a directory");
         let (one, own) = shop(1);
         std::fs::write(directory.path().join(&one), &own).expect("write a secret");
-        let secrets = ClientSecrets::new(settings(&["app"], None, Some(directory.path())), None);
-        let secrets = secrets.expect("random numbers");
+        let secrets = of_files(&["app"], None, Some(directory.path()));
         let body = Bytes::from(vec![b' '; HASHED_AT_ONCE_BYTES_MAX + 1]);
         for (signed_with, is_good) in [(own.as_str(), true), ("app", true), ("guess", false)] {
             let checked = of_body(body.clone(), &one, signed_with);
-            let verified = secrets.verify(&checked, &SecretCopies::default(), Instant::now()).await;
+            let verified = secrets.verify(&checked, Instant::now()).await;
             assert_eq!(verified.is_ok(), is_good, "{signed_with}");
         }
     }
@@ -361,21 +384,20 @@ mod tests {
         let (one, two) = (shop(1).0, shop(2).0);
         write(&one, "old");
         let path = Some(file.path().to_owned());
-        let secrets = ClientSecrets::new(settings(&["app"], path, Some(directory.path())), None);
-        let secrets = secrets.expect("random numbers");
+        let secrets = of_files(&["app"], path, Some(directory.path()));
         let is_good = |shop: &str, secret: &str| verifies(&secrets, webhook(shop, secret));
         // While a secret is rotated, both are valid.
         write(&one, "old\nnew\n");
         write(&two, "other");
-        secrets.reload();
+        secrets.shared.reload();
         assert!(is_good(&one, "old") && is_good(&one, "new") && is_good(&two, "other"));
         write(&one, "new");
         write("no-domain", "x");
         std::fs::write(file.path(), "newer app").expect("write the file");
-        secrets.reload();
+        secrets.shared.reload();
         assert!(is_good(&one, "old") && is_good(&one, "app") && !is_good(&one, "newer app"));
         std::fs::remove_file(directory.path().join("no-domain")).expect("remove the file");
-        secrets.reload();
+        secrets.shared.reload();
         assert!(!is_good(&one, "old") && is_good(&one, "new"));
         assert!(is_good(&two, "newer app") && !is_good(&two, "app"));
     }

@@ -240,6 +240,7 @@ impl Connections {
         loop {
             tick.tick().await;
             self.each(|phase| phase.sweep(serving.times, false)).await;
+            serving.handler.tick();
         }
     }
 

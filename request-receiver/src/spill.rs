@@ -28,7 +28,7 @@ use crate::store::Store;
 use crate::store::gate::Gate;
 use crate::store::looks::RedisLooks;
 
-/// Opens the log, settles the claim if Redis answers, and starts the task that restores the log.
+/// Opens the log, takes the claim if Redis answers, and starts the task that restores the log.
 /// Until that task has looked at Redis, everything is written to the log. Returns the store and the
 /// task.
 ///

@@ -77,7 +77,7 @@ pub struct ShardStore {
     /// Time after which an append counts as hanging.
     stall_after: Duration,
     /// Appends that hang, with their batches.
-    late: JoinSet<()>,
+    hanging: JoinSet<()>,
     pulse: ShardPulse,
 }
 
@@ -155,11 +155,11 @@ impl Store {
         self.log.as_ref()
     }
 
-    /// Waits until Redis was looked at, and until it is known if the log holds anything.
+    /// Waits until Redis and the log were looked at.
     pub async fn looked(&self) {
         self.looks.looked().await;
         if let Some(log) = &self.log {
-            log.examined().cancelled().await;
+            log.first_turn_over().cancelled().await;
         }
     }
 
@@ -189,7 +189,7 @@ impl ShardStore {
             appender: ShardAppender::new(settings.common.redis.clone()),
             ack_timeout,
             stall_after,
-            late: JoinSet::new(),
+            hanging: JoinSet::new(),
         }
     }
 
@@ -226,7 +226,7 @@ impl ShardStore {
         loop {
             tokio::select! {
                 biased;
-                Some(ended) = self.late.join_next() => {
+                Some(ended) = self.hanging.join_next() => {
                     // Nothing is restored before each append that hangs has ended. After a panic
                     // that would be never.
                     if let Err(panic) = ended.map_err(tokio::task::JoinError::try_into_panic)
@@ -255,9 +255,9 @@ impl ShardStore {
         }
         pass.hangs();
         looks.look_soon();
-        let finishing = self.context.clone().await_late_append(append, batch, pass);
+        let finishing = self.context.clone().await_hanging_append(append, batch, pass);
         if self.context.store.log.is_some() {
-            self.late.spawn(finishing);
+            self.hanging.spawn(finishing);
         } else {
             self.pulse.attend(finishing, too_late).await;
         }
@@ -325,7 +325,7 @@ impl StoreContext {
 
     /// Waits for the end of an append that hangs for as long as the connection may
     /// live.
-    async fn await_late_append(self, append: RunningAppend, batch: Batch, pass: AppendPass) {
+    async fn await_hanging_append(self, append: RunningAppend, batch: Batch, pass: AppendPass) {
         let end = append.end(&self.store.looks).await;
         self.append_ended(batch, pass, end, &mut Packer::new()).await;
     }

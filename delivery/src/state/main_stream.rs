@@ -78,7 +78,7 @@ pub(crate) struct MainStream {
     /// Entry up to which at least the previous leader had read.
     pub known_to: StreamId,
     /// Number of settled webhooks in packs after the cursor.
-    pub settled_open: u64,
+    pub settled_after_cursor: u64,
     /// Number of webhooks that this leader has settled in the main stream.
     pub settled: u64,
 }
@@ -102,7 +102,7 @@ impl MainStream {
     /// to `known_to`.
     pub(crate) fn new(cursor: StreamId, known_to: StreamId) -> Self {
         let packs = VecDeque::new();
-        Self { packs, cursor, read_to: cursor, known_to, settled_open: 0, settled: 0 }
+        Self { packs, cursor, read_to: cursor, known_to, settled_after_cursor: 0, settled: 0 }
     }
 
     /// Adds the pack that was read next. `bits` are the bits that Redis holds. `due_at` is the
@@ -119,7 +119,7 @@ impl MainStream {
         let bits = bits.unwrap_or_default();
         let settled = (0..count).filter(|index| is_set(&bits, *index)).count();
         let left = count - u32::try_from(settled).unwrap_or(count);
-        self.settled_open += u64::from(count - left);
+        self.settled_after_cursor += u64::from(count - left);
         let moved_at = self.settled;
         self.packs.push_back(MainPack {
             entry,
@@ -184,7 +184,7 @@ impl MainStream {
         pack.bits[usize_of(position.index) / 8] |= 1 << (position.index % 8);
         pack.left -= 1;
         self.settled += 1;
-        self.settled_open += 1;
+        self.settled_after_cursor += 1;
         pack.moved_at = self.settled;
         true
     }
@@ -210,7 +210,7 @@ impl MainStream {
     pub(crate) fn pop(&mut self, advance: &mut Advance) -> Option<MainPack> {
         let pack = self.packs.pop_front()?;
         self.cursor = pack.entry;
-        self.settled_open -= u64::from(pack.count - pack.left);
+        self.settled_after_cursor -= u64::from(pack.count - pack.left);
         advance.cursor = Some(pack.entry);
         advance.entries += 1;
         advance.webhooks += u64::from(pack.count);

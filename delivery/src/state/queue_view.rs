@@ -30,7 +30,7 @@ pub(crate) const LEAD_BYTES: usize = 40;
 /// Number of resources waiting for their recorded lead up to which all are checked after each read.
 pub(crate) const UNREAD_FEW: usize = 64;
 
-/// Windows, lanes, and the state that was loaded at start.
+/// All that a leader knows of the queue.
 pub(crate) struct QueueView {
     pub index: Index,
     pub lanes: Lanes,

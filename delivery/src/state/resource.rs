@@ -1,6 +1,6 @@
-//! States of a resource, and the one function that changes them.
+//! States of a resource, and which follows which.
 //!
-//! | state | Released | Blocked | Sent | Failed | Finished | Settled |
+//! | state | Released | Blocked | Sent | Postponed | Finished | Settled |
 //! |---|---|---|---|---|---|---|
 //! | Ready | Ready | the reason | Sending | | Finished | |
 //! | Retrying, Held, Paused, Unread, Recording | Ready | the reason | | | | |
@@ -37,8 +37,8 @@ pub(crate) enum Step {
     Blocked(HeadState),
     /// An attempt began.
     Sent,
-    /// An attempt failed. The head is tried again later.
-    Failed,
+    /// The attempt settled nothing. The head waits for another.
+    Postponed,
     /// The head has ended.
     Finished,
     /// The settlement of the head is applied, and another webhook is the head.
@@ -62,10 +62,10 @@ impl HeadState {
                 (!matches!(state, Self::Sending | Self::Finished)).then_some(state)
             }
             (Self::Ready, Step::Sent) => Some(Self::Sending),
-            (Self::Sending, Step::Failed) => Some(Self::Retrying),
+            (Self::Sending, Step::Postponed) => Some(Self::Retrying),
             (Self::Ready | Self::Sending, Step::Finished) => Some(Self::Finished),
             (Self::Finished, Step::Settled) => Some(Self::Ready),
-            (_, Step::Sent | Step::Failed | Step::Finished | Step::Settled) => None,
+            (_, Step::Sent | Step::Postponed | Step::Finished | Step::Settled) => None,
         }
     }
 }

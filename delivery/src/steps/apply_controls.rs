@@ -27,7 +27,7 @@ pub(crate) fn controls_changed<C: Content>(core: &mut Core<C>, controls: Control
     core.controls.known = version;
     core.controls.carrying_out = (version > 0).then_some(version);
     core.queue.shops.stop(shops);
-    if let Some(turn) = core.next.take() {
+    if let Some(turn) = core.waiting_turn.take() {
         core.queue.place_by_head(turn.resource, core.session.now.at);
     }
     core.reading.front_moved();

@@ -33,10 +33,10 @@ pub(crate) fn dispatch_turns<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
                 continue;
             }
             // The first one that waits goes first. A lane that was called is asked again.
-            if core.next.is_some() {
+            if core.waiting_turn.is_some() {
                 core.queue.place_by_head(turn.resource, core.session.now.at);
             } else {
-                core.next = Some(turn);
+                core.waiting_turn = Some(turn);
             }
             break;
         }

@@ -13,7 +13,7 @@ pub(crate) fn finish<C: Content>(core: &mut Core<C>, finished: Finished<C>) {
     core.ledger.finished.push(finished);
 }
 
-/// Settles a webhook as dropped that is not indexed.
+/// Notes a webhook that is dropped. A settlement settles it.
 pub(crate) fn drop_webhook<C: Content>(core: &mut Core<C>, dropped: WebhookPlace) {
     if let Some(lane) = core.queue.lanes.get_mut(dropped.lane) {
         lane.dropping += 1;

@@ -84,7 +84,7 @@ pub(crate) fn begin_reads<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
         return effects;
     }
     if core.reading.is_front_new && core.reading.load < FRONT_READS_MAX {
-        read_front(core, &mut effects);
+        read_ahead(core, &mut effects);
     }
     if core.reading.plucked_bytes >= PLUCKED_BYTES {
         forget_blocked(core);
@@ -231,7 +231,7 @@ pub(crate) fn gone<C: Content>(core: &Core<C>) -> Option<Effect<C>> {
 
 /// Takes packs from the front, up to the first missing one. Another read finds out whether the
 /// first is gone, because nothing else may request bytes of blocked webhooks.
-pub(crate) fn front_read<C: Content>(
+pub(crate) fn front_arrived<C: Content>(
     core: &mut Core<C>,
     packs: Vec<PackRead<C>>,
 ) -> Option<Effect<C>> {
@@ -263,7 +263,7 @@ fn is_pack_needed<C: Content>(core: &Core<C>, key: PackKey) -> bool {
 }
 
 /// Keeps the front of the stream in memory.
-fn read_front<C: Content>(core: &mut Core<C>, effects: &mut Vec<Effect<C>>) {
+fn read_ahead<C: Content>(core: &mut Core<C>, effects: &mut Vec<Effect<C>>) {
     core.reading.is_front_new = false;
     let mut bytes = 0;
     let mut added = 0;

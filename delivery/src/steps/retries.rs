@@ -97,7 +97,7 @@ pub(crate) fn note_attempt<C: Content>(
 
 /// Makes the resource of an attempt wait for its next one.
 pub(crate) fn wait<C: Content>(core: &mut Core<C>, attempt: &Attempt) {
-    core.queue.step(attempt.resource, Step::Failed);
+    core.queue.step(attempt.resource, Step::Postponed);
     core.ledger.sent.remove(&attempt.resource);
     core.controls.look_again.push(attempt.resource);
     let head = core.queue.index.head(attempt.resource).unwrap_or(attempt.position);

@@ -1,4 +1,5 @@
-//! Composes final outcomes into one settlement. One settlement is under way at a time.
+//! Composes a settlement: final outcomes, packs that move into lanes, and the cursor. One is under way at
+//! a time.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -49,7 +50,7 @@ pub(crate) fn begin_settlement<C: Content>(core: &mut Core<C>) -> Option<Effect<
         return None;
     }
     let Draft { mut settlement, settling, .. } = std::mem::take(&mut core.ledger.draft);
-    settlement.main.open = core.queue.main.settled_open;
+    settlement.main.settled_after_cursor = core.queue.main.settled_after_cursor;
     settlement.lanes.waiting = core.queue.lanes.waiting();
     settlement.lanes.oldest_ms = oldest_in_lanes(core);
     core.ledger.settling = Some(settling);

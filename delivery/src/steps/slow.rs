@@ -65,7 +65,7 @@ pub(crate) fn cut_off<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
 /// the longest probe keeps its full time. With a single slot, probes with full time and probes
 /// with a slice alternate.
 fn down_probes_to_cut<C: Content>(core: &Core<C>) -> Vec<AttemptId> {
-    let Some(waiting) = core.next else { return Vec::new() };
+    let Some(waiting) = core.waiting_turn else { return Vec::new() };
     let now = core.session.now.at;
     let in_flight = core.attempts.len();
     let slots = slots::probe_slots(core, waiting.lane);
@@ -92,7 +92,7 @@ fn some_to_cut<C: Content>(core: &Core<C>) -> Vec<AttemptId> {
     let concurrency = core.limiter.concurrency(now);
     // If the rate, a pause or the leader holds the turn back, a slot would not help it.
     let may_begin = concurrency > 0 && gate::may_begin(core).is_ok();
-    let waiting = core.next.filter(|turn| {
+    let waiting = core.waiting_turn.filter(|turn| {
         let slots = concurrency + slots::spare_slots(core) + slots::more_slots(core, turn.shop);
         let lane = core.queue.lanes.get(turn.lane);
         may_begin

@@ -33,7 +33,7 @@ const _: () = assert!(
 pub(crate) fn next_turn<C: Content>(core: &mut Core<C>) -> Option<Turn> {
     // Suspect lanes and the waiting turn alternate, so that suspect lanes cannot take a single
     // slot for themselves.
-    let is_next = core.attempts.suspects.has_gone && core.next.is_some();
+    let is_next = core.attempts.suspects.has_gone && core.waiting_turn.is_some();
     if !is_next && let Some(called) = suspect_turns::next_called(core) {
         core.attempts.suspects.has_gone = true;
         return Some(called);
@@ -73,7 +73,7 @@ fn next_probe<C: Content>(core: &mut Core<C>) -> Option<Turn> {
     // way.
     let may_fail = core.backend.is_down() || core.attempts.len() == 0;
     if !may_fail && unfailed_probes >= 2 * PROBES_UNFAILED {
-        core.next = waiting;
+        core.waiting_turn = waiting;
         return None;
     }
     let is_failed_due = may_fail && unfailed_probes >= PROBES_UNFAILED;
@@ -82,7 +82,7 @@ fn next_probe<C: Content>(core: &mut Core<C>) -> Option<Turn> {
         && let Some(failed) = pick::pick(core, Preferred::Failed)
     {
         // The waiting turn keeps its place.
-        core.next = waiting;
+        core.waiting_turn = waiting;
         return Some(failed);
     }
     if waiting.is_some() && (core.backend.is_down() || is_waiting_unfailed || is_failed_due) {
@@ -91,7 +91,7 @@ fn next_probe<C: Content>(core: &mut Core<C>) -> Option<Turn> {
     let Some(unfailed) = pick_unfailed(core) else {
         return waiting.or_else(|| pick::pick(core, Preferred::Any));
     };
-    core.next = waiting;
+    core.waiting_turn = waiting;
     Some(unfailed)
 }
 
@@ -109,7 +109,7 @@ fn pick_unfailed<C: Content>(core: &mut Core<C>) -> Option<Turn> {
 
 /// Takes the turn that waits for a slot, if it is still due.
 fn take_waiting<C: Content>(core: &mut Core<C>) -> Option<Turn> {
-    let turn = core.next.take()?;
+    let turn = core.waiting_turn.take()?;
     if is_still_due(core, &turn) {
         return Some(turn);
     }

@@ -51,7 +51,7 @@ pub(super) fn give_up(
         }
         RecordRef::Replay(id) => settlement.replays.push(id),
     }
-    settlement.open = session.open_webhooks();
+    settlement.settled_after_cursor = session.open_webhooks();
     settling::settle_now(exporter, settlement)?;
     exporter.leader.settled_dead(bytes);
     exporter.metrics.dead(reason);

@@ -88,7 +88,7 @@ pub(super) fn hear_settled(
     }
     if !session.owed.settlement.is_empty() {
         let mut settlement = std::mem::take(&mut session.owed.settlement);
-        settlement.open = session.open_webhooks();
+        settlement.settled_after_cursor = session.open_webhooks();
         settlement.controls.known = session.controls.version;
         // The channel holds one settlement, and none is under way.
         exporter.settling.settlements.try_send(settlement).map_err(|_| gone())?;

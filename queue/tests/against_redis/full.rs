@@ -23,7 +23,7 @@ async fn a_consumer_registers_takes_settles_and_is_forgotten_on_a_full_redis() {
         corrupt: CorruptEntries { packs: vec![ids[0]], replays: Vec::new() },
         bits: vec![(ids[2], vec![1])],
         dead: vec![dead(3, "orders/create"), dead(4, "orders/create")],
-        open: 1,
+        settled_after_cursor: 1,
         ..up_to(ids[1], 2, 2)
     };
     http.settle(&settlement).await.unwrap();

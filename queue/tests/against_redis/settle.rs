@@ -16,16 +16,22 @@ async fn the_bits_of_a_pack_are_kept_until_it_is_whole() {
     let ids = server.append(&[b"one", b"two"]).await;
     let mut http = TestConsumer::start(&server, "http").await;
     let bits = vec![(ids[0], vec![0b101]), (ids[1], vec![0, 255])];
-    http.settle(&Settlement { bits, open: 10, ..Settlement::default() }).await.unwrap();
+    http.settle(&Settlement { bits, settled_after_cursor: 10, ..Settlement::default() })
+        .await
+        .unwrap();
     let bits = vec![(ids[1], vec![1, 255])];
-    http.settle(&Settlement { bits, open: 11, ..Settlement::default() }).await.unwrap();
+    http.settle(&Settlement { bits, settled_after_cursor: 11, ..Settlement::default() })
+        .await
+        .unwrap();
     let progress = http.progress().await;
     assert_eq!((progress.cursor, progress.through), (StreamId::ZERO, 0));
     assert_eq!(progress.done[&ids[0]], [0b101]);
     assert_eq!(progress.done[&ids[1]], [1, 255]);
 
     let whole = vec![ids[0]];
-    http.settle(&Settlement { whole, open: 9, ..up_to(ids[0], 1, 3) }).await.unwrap();
+    http.settle(&Settlement { whole, settled_after_cursor: 9, ..up_to(ids[0], 1, 3) })
+        .await
+        .unwrap();
     let progress = http.progress().await;
     assert_eq!((progress.cursor, progress.through), (ids[0], 3));
     assert_eq!(progress.done.keys().collect::<Vec<_>>(), [&ids[1]]);
@@ -116,7 +122,7 @@ async fn a_settlement_of_a_leader_of_the_past_is_fenced_and_changes_nothing() {
         bits: vec![(ids[0], vec![1])],
         replays,
         dead: vec![dead(2, "orders/create")],
-        open: 7,
+        settled_after_cursor: 7,
         ..up_to(ids[0], 1, 1)
     };
     let before: Vec<String> = keys(&server).await;
@@ -198,10 +204,14 @@ async fn a_late_copy_of_the_first_settlement_is_refused_after_the_second() {
     let proxy = Proxy::before(&server);
     http.connection = proxy.redis().connect(None).await.unwrap();
     let bits = vec![(ids[0], vec![0b01])];
-    http.settle(&Settlement { bits, open: 1, ..Settlement::default() }).await.unwrap();
+    http.settle(&Settlement { bits, settled_after_cursor: 1, ..Settlement::default() })
+        .await
+        .unwrap();
     let copy = proxy.last_request();
     let bits = vec![(ids[0], vec![0b11])];
-    http.settle(&Settlement { bits, open: 2, ..Settlement::default() }).await.unwrap();
+    http.settle(&Settlement { bits, settled_after_cursor: 2, ..Settlement::default() })
+        .await
+        .unwrap();
     let second = http.progress().await.mark;
     assert!(second.as_ref().is_some_and(|mark| mark.starts_with(http.claim.token())), "{second:?}");
 

@@ -83,16 +83,20 @@ async fn the_counts_of_what_waits_add_up() {
     assert_eq!(waiting(&server).await, (60, vec![60, 60]));
 
     let bits = vec![(ids[1], vec![0b1111])];
-    http.settle(&Settlement { bits, open: 4, ..up_to(ids[0], 1, 10) }).await.unwrap();
+    http.settle(&Settlement { bits, settled_after_cursor: 4, ..up_to(ids[0], 1, 10) })
+        .await
+        .unwrap();
     assert_eq!(waiting(&server).await, (60, vec![46, 60]));
     kafka.settle(&up_to(ids[1], 2, 30)).await.unwrap();
     assert_eq!(waiting(&server).await, (50, vec![46, 30]));
 
     // A webhook that moves into a lane is settled in the main stream and waits beside it.
     let lanes = LaneChanges { waiting: 1, oldest_ms: 1, ..LaneChanges::default() };
-    http.settle(&Settlement { lanes, open: 5, ..Settlement::default() }).await.unwrap();
+    http.settle(&Settlement { lanes, settled_after_cursor: 5, ..Settlement::default() })
+        .await
+        .unwrap();
     assert_eq!(waiting(&server).await, (50, vec![46, 30]));
-    http.settle(&Settlement { open: 5, ..Settlement::default() }).await.unwrap();
+    http.settle(&Settlement { settled_after_cursor: 5, ..Settlement::default() }).await.unwrap();
     assert_eq!(waiting(&server).await, (50, vec![45, 30]));
 
     http.settle(&up_to(ids[2], 2, 50)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Queue of batches, and the answers to the senders that wait in them.
+//! Tickets of senders, and the batches that they wait in.
 //!
 //! A batch is open while webhooks are added to it, sealed when it is taken to be stored, and
 //! completed with one answer for all tickets that are still undecided. A ticket is decided once, by
@@ -198,7 +198,7 @@ impl<C: Contents> Batch<C> {
     /// Earliest deadline of an undecided ticket; `None` if all are decided.
     pub fn first_deadline(&self) -> Option<C::Time> {
         let states = self.tickets.lock();
-        states.all.iter().filter(|ticket| ticket.is_open()).map(|ticket| ticket.deadline).min()
+        states.all.iter().filter(|ticket| ticket.is_undecided()).map(|ticket| ticket.deadline).min()
     }
 
     /// Drops the records of decided tickets. Returns true if any ticket is undecided.
@@ -209,11 +209,11 @@ impl<C: Contents> Batch<C> {
             let mut with_record = states.all.iter_mut().filter(|ticket| ticket.has_record);
             self.contents.retain(|| {
                 let ticket = with_record.next().expect("BUG: each record has a ticket");
-                ticket.has_record = ticket.is_open();
+                ticket.has_record = ticket.is_undecided();
                 ticket.has_record
             });
         }
-        states.all.iter().any(TicketState::is_open)
+        states.all.iter().any(TicketState::is_undecided)
     }
 }
 
@@ -240,7 +240,7 @@ impl<C: Contents> Tickets<C> {
             let mut states = self.lock();
             let due = states.all.iter_mut().filter(|ticket| ticket.deadline <= now);
             let wakers: Vec<_> = due.filter_map(|ticket| ticket.decide(C::UNKNOWN)).collect();
-            (wakers, states.all.iter().any(TicketState::is_open))
+            (wakers, states.all.iter().any(TicketState::is_undecided))
         };
         wakers.into_iter().for_each(Waker::wake);
         is_any_open
@@ -269,18 +269,18 @@ impl<C: Contents> Tickets<C> {
 }
 
 impl<C: Contents> TicketState<C> {
-    fn is_open(&self) -> bool {
+    fn is_undecided(&self) -> bool {
         matches!(self.outcome, TicketOutcome::Open(_))
     }
 
     /// Returns true if the record need not be stored.
     fn is_record_void(&self) -> bool {
-        self.has_record && !self.is_open()
+        self.has_record && !self.is_undecided()
     }
 
     /// Decides the ticket, unless it is decided. Returns the waker of its holder.
     fn decide(&mut self, answer: C::Answer) -> Option<Waker> {
-        if !self.is_open() {
+        if !self.is_undecided() {
             return None;
         }
         match std::mem::replace(&mut self.outcome, TicketOutcome::Decided(answer)) {
@@ -308,7 +308,7 @@ impl<C: Contents> Ticket<C> {
 impl<C: Contents> Drop for Ticket<C> {
     fn drop(&mut self) {
         let mut states = self.tickets.lock();
-        if states.all[self.index].is_open() {
+        if states.all[self.index].is_undecided() {
             states.all[self.index].outcome = TicketOutcome::Left;
         }
     }

@@ -12,10 +12,10 @@
 
 mod budget;
 mod delay;
+mod held;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use spillway_webhook::{Secrets, stable_hash};
@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::budget::LookupBudget;
 use self::delay::SourceDelay;
+pub use self::held::HeldSecrets;
 
 /// Time for which a shop without secrets is remembered, if `ttl` is not shorter.
 const UNKNOWN_TTL: Duration = Duration::from_secs(30);
@@ -40,9 +41,11 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 const FAILURE_SHOWS_FOR: Duration = Duration::from_secs(60);
 /// Part of `ttl` over which the lookups of shops that were looked up together spread.
 const SPREAD: u32 = 16;
-/// Early lookups begin at multiples of this time, so that those of many shops share a wake-up of
-/// the thread, and of the source.
-const TOGETHER: Duration = Duration::from_millis(125);
+/// Early lookups begin at multiples of this part of `ttl`, and of 125 ms at most, so that those of many
+/// shops share a wake-up of the thread, and of the source.
+const TOGETHER: u32 = 32;
+const _: () = assert!(TOGETHER >= 2 * SPREAD, "shops that were looked up together spread");
+const TOGETHER_MAX: Duration = Duration::from_millis(125);
 
 /// Rules of a cache.
 #[derive(Debug, Clone, Copy)]
@@ -98,20 +101,8 @@ pub struct Known {
     pub is_stale: bool,
     /// Once they have verified a webhook, [`SecretCache::refresh`] may begin a lookup.
     pub is_due: bool,
-    /// Time up to which they serve without a lookup, unless they are replaced. `None` if one is due
-    /// or under way.
+    /// Time up to which they serve unless they are replaced: that of their early lookup. `None` after it.
     pub serves_until: Option<Duration>,
-}
-
-/// Secrets of a shop, and whether they are in use. A request that only names the shop is no use:
-/// anyone can send it.
-#[derive(Debug)]
-pub struct HeldSecrets {
-    secrets: Secrets,
-    /// They have verified a webhook.
-    is_used: AtomicBool,
-    /// The source has answered again about their shop.
-    is_replaced: AtomicBool,
 }
 
 /// An advice, and whether the shop is to be looked up.
@@ -359,7 +350,8 @@ impl SecretCache {
         let mut held = Held { secrets, asked: lookup.began, answered: now, early_from: None };
         let ends = now + self.rules.ttl_of(&held);
         if held.secrets.is_some() && self.rules.is_early {
-            held.early_from = Some(multiple_before(ends - self.lead(&name, now)));
+            let early_from = self.rules.multiple_before(ends - self.lead(&name, now));
+            held.early_from = Some(early_from.max(now + self.rules.ttl / 2));
         }
         let due = held.early_from.unwrap_or(ends);
         let entry = self.shops.get_mut(shop).expect("BUG: it was there");
@@ -435,50 +427,26 @@ impl SecretCache {
     }
 }
 
-/// Last multiple of [`TOGETHER`] up to `at`.
-fn multiple_before(at: Duration) -> Duration {
-    let past = at.as_nanos() % TOGETHER.as_nanos();
-    at - Duration::from_nanos(u64::try_from(past).unwrap_or_default())
-}
-
 impl CacheRules {
+    /// Last time up to `at` at which early lookups begin.
+    fn multiple_before(&self, at: Duration) -> Duration {
+        let past = at.as_nanos() % self.together().as_nanos();
+        at - Duration::from_nanos(u64::try_from(past).unwrap_or_default())
+    }
+
+    fn together(&self) -> Duration {
+        (self.ttl / TOGETHER).min(TOGETHER_MAX)
+    }
+
     fn ttl_of(&self, held: &Held) -> Duration {
         if held.secrets.is_some() { self.ttl } else { self.ttl.min(UNKNOWN_TTL) }
-    }
-}
-
-impl HeldSecrets {
-    fn new(secrets: Secrets) -> Self {
-        Self { secrets, is_used: AtomicBool::new(false), is_replaced: AtomicBool::new(false) }
-    }
-
-    /// The secrets.
-    pub fn get(&self) -> &Secrets {
-        &self.secrets
-    }
-
-    /// Notes that they have verified a webhook.
-    pub fn note_use(&self) {
-        // Shards share it: a store would take it out of the others' processor caches.
-        if !self.is_used() {
-            self.is_used.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// True once the source has answered again about their shop.
-    pub fn is_replaced(&self) -> bool {
-        self.is_replaced.load(Ordering::Relaxed)
-    }
-
-    fn is_used(&self) -> bool {
-        self.is_used.load(Ordering::Relaxed)
     }
 }
 
 impl CachedShop {
     fn hold(&mut self, held: Held) {
         if let Some(Held { secrets: Some(old), .. }) = self.held.replace(held) {
-            old.is_replaced.store(true, Ordering::Relaxed);
+            old.note_replaced();
         }
     }
 }

@@ -331,8 +331,10 @@ impl SecretSource {
             source.change(|cache| {
                 let now = source.now();
                 for (shop, looked) in shops.iter().zip(looked) {
-                    source.metrics.looked(&looked);
+                    let outcome = source.metrics.of(&looked);
                     cache.looked_up(shop, looked, now);
+                    // Counted last: no older secrets serve once it shows.
+                    outcome.inc();
                 }
             });
             source.rescheduled.notify_one();
@@ -446,12 +448,12 @@ impl SourceMetrics {
         }
     }
 
-    fn looked(&self, looked: &Looked) {
+    fn of(&self, looked: &Looked) -> &IntCounter {
         match looked {
-            Looked::Found(_) => self.found.inc(),
-            Looked::Unknown => self.unknown.inc(),
-            Looked::Failed | Looked::Garbled => self.failed.inc(),
-            Looked::NotAsked => self.refused.inc(),
+            Looked::Found(_) => &self.found,
+            Looked::Unknown => &self.unknown,
+            Looked::Failed | Looked::Garbled => &self.failed,
+            Looked::NotAsked => &self.refused,
         }
     }
 }

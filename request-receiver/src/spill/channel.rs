@@ -55,7 +55,7 @@ pub struct SpillChannel {
     emptied: AtomicU64,
     pub(super) errors: AtomicU64,
     /// Cancelled once the restorer has made its first turn.
-    pub(super) examined: CancellationToken,
+    pub(super) first_turn_over: CancellationToken,
 }
 
 /// Reason for which the disk takes no packs. A success ends it.
@@ -128,7 +128,7 @@ impl SpillChannel {
             spilled: AtomicU64::new(0),
             emptied: AtomicU64::new(0),
             errors: AtomicU64::new(0),
-            examined: CancellationToken::new(),
+            first_turn_over: CancellationToken::new(),
         };
         Ok((Arc::new(channel), log_id))
     }
@@ -249,8 +249,8 @@ impl OverflowLog for SpillChannel {
         }
     }
 
-    fn examined(&self) -> &CancellationToken {
-        &self.examined
+    fn first_turn_over(&self) -> &CancellationToken {
+        &self.first_turn_over
     }
 
     fn device(&self) -> Option<u64> {

@@ -165,7 +165,7 @@ impl Restorer {
                     Duration::ZERO
                 }
             };
-            self.spill.examined.cancel();
+            self.spill.first_turn_over.cancel();
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = self.gate.changed() => {}

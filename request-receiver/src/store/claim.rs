@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use spillway_process::error::chain;
 use spillway_process::start::Misconfigured;
-use spillway_queue::leader::StallDetector as ClaimWatch;
+use spillway_queue::leader::StallDetector;
 use spillway_queue::{QueueError, Redis, restore};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -22,7 +22,7 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// Follows the claim of another receiver.
 #[derive(Default)]
 pub struct ClaimFollower {
-    watch: ClaimWatch,
+    watch: StallDetector,
     looked: Option<Instant>,
     is_reported: bool,
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use crate::store::mode::{Admitted, StoreEvent, StoreMachine, StoreMode};
+use crate::store::mode::{Destination, StoreEvent, StoreMachine, StoreMode};
 
 /// Longest time for which batches are held, a small part of Shopify's 5 s. `HOLD_MAX` where Redis
 /// is far away.
@@ -43,7 +43,7 @@ struct GateState {
     held_at: Option<Instant>,
 }
 
-/// Destination of a batch that has passed.
+/// A batch that has passed, by its destination.
 pub enum GatePass {
     /// To be appended to the queue.
     Append(AppendPass),
@@ -99,13 +99,13 @@ impl Gate {
     }
 
     fn try_pass(self: &Arc<Self>) -> Option<GatePass> {
-        let admitted = self.lock().machine.admit()?;
-        Some(match admitted {
-            Admitted::Append => {
+        let destination = self.lock().machine.route()?;
+        Some(match destination {
+            Destination::Append => {
                 GatePass::Append(AppendPass { gate: self.clone(), is_hanging: false })
             }
-            Admitted::Write => GatePass::Write(WritePass(self.clone())),
-            Admitted::Refused => GatePass::Refused,
+            Destination::Write => GatePass::Write(WritePass(self.clone())),
+            Destination::Refused => GatePass::Refused,
         })
     }
 
@@ -220,9 +220,9 @@ impl AppendPass {
         self.gate.on(StoreEvent::AppendHangs);
     }
 
-    /// Notes that the append has ended. `is_known`: it can't take effect any more.
-    pub fn ended(self, is_known: bool) {
-        self.gate.on(StoreEvent::AppendEnded { was_hanging: self.is_hanging, is_known });
+    /// Notes that the append has ended. `is_final`: it can't take effect any more.
+    pub fn ended(self, is_final: bool) {
+        self.gate.on(StoreEvent::AppendEnded { was_hanging: self.is_hanging, is_final });
     }
 
     /// Notes that the pack was refused. Returns a pass to write its batch to the log. `None`

@@ -28,8 +28,9 @@ pub trait OverflowLog: Send + Sync {
     /// Reason for which the log takes no packs, for an operator. `None` if it takes them.
     fn trouble(&self) -> Option<&'static str>;
 
-    /// Token that is cancelled once it is known if the log holds anything that Redis does not have.
-    fn examined(&self) -> &CancellationToken;
+    /// Token that is cancelled after the first look for what the log holds and Redis does not have,
+    /// whatever it found.
+    fn first_turn_over(&self) -> &CancellationToken;
 
     /// Device of the log's files, if known.
     fn device(&self) -> Option<u64>;

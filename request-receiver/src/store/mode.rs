@@ -88,7 +88,7 @@ impl Hold {
 
 /// Destination of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Admitted {
+pub enum Destination {
     /// Appended to the queue. The append is under way from now on.
     Append,
     /// Written to the log. The write is under way from now on.
@@ -127,7 +127,7 @@ pub enum StoreEvent {
         was_hanging: bool,
         /// True if the append can't take effect any more. Otherwise appenders are fenced before
         /// anything is restored.
-        is_known: bool,
+        is_final: bool,
     },
     /// A write ended.
     WriteEnded,
@@ -217,20 +217,20 @@ impl StoreMachine {
     }
 
     /// Decides where a batch goes; `None` while batches are held.
-    pub fn admit(&mut self) -> Option<Admitted> {
-        let admitted = match self.mode {
+    pub fn route(&mut self) -> Option<Destination> {
+        let destination = match self.mode {
             StoreMode::Direct => {
                 self.appends += 1;
-                Admitted::Append
+                Destination::Append
             }
             StoreMode::Spilling | StoreMode::Restoring => {
                 self.writes += 1;
-                Admitted::Write
+                Destination::Write
             }
-            StoreMode::StandingBack | StoreMode::Refusing => Admitted::Refused,
+            StoreMode::StandingBack | StoreMode::Refusing => Destination::Refused,
             StoreMode::Closing => return None,
         };
-        Some(admitted)
+        Some(destination)
     }
 
     /// Handles a refused append: its batch is written to the log, and all others follow. Returns
@@ -239,7 +239,7 @@ impl StoreMachine {
     pub fn on_refused(&mut self, was_hanging: bool) -> bool {
         let may_write = self.has_log && self.mode != StoreMode::StandingBack;
         self.writes += u32::from(may_write);
-        self.on(StoreEvent::AppendEnded { was_hanging, is_known: true });
+        self.on(StoreEvent::AppendEnded { was_hanging, is_final: true });
         may_write
     }
 
@@ -264,10 +264,10 @@ impl StoreMachine {
             }
             StoreEvent::Fenced => self.is_fenced = true,
             StoreEvent::AppendHangs => self.hanging += 1,
-            StoreEvent::AppendEnded { was_hanging, is_known } => {
+            StoreEvent::AppendEnded { was_hanging, is_final } => {
                 self.appends -= 1;
                 self.hanging -= u32::from(was_hanging);
-                self.is_fenced &= is_known;
+                self.is_fenced &= is_final;
             }
             StoreEvent::WriteEnded => self.writes -= 1,
             // While batches are held, writes that began before may leave more than a chunk in the

@@ -225,7 +225,7 @@ impl RedisWatch {
         self.store.looks().set_looked();
         if let Some(log) = self.store.log() {
             // At a start with an empty log, spilling ends before it is worth a log line.
-            timeout(LOOK_AGAIN, log.examined().cancelled()).await.ok();
+            timeout(LOOK_AGAIN, log.first_turn_over().cancelled()).await.ok();
         }
         let is_news = match (self.store.gate().mode(), self.store.log()) {
             (StoreMode::Direct, _) => self.readiness.ready(),

@@ -209,6 +209,7 @@ impl World {
         assert!(self.cache.len() <= self.cache.rules.shops_max);
         let recent = self.firsts.iter().rev().take_while(|at| self.now - **at <= s(10.0));
         assert!(recent.count() <= 201, "strangers made too many lookups");
+        self.copies.sweep(self.now);
         for shop in (0..SHOPS).map(name) {
             let Some(copy) = self.copies.serving(&shop, self.now) else { continue };
             let known = self.cache.ask_known(&shop, self.now).expect("its copy serves");

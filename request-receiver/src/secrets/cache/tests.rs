@@ -101,7 +101,7 @@ fn what_is_used_is_looked_up_again_before_its_end_and_the_rest_is_forgotten() {
     assert!(used(&cache.ask(SHOP, s(30.0))).is_some());
     let due = cache.next_due().expect("it is used");
     let latest = s(60.1) - s(0.1 + 0.2);
-    assert!(due <= latest && due >= latest - TTL / SPREAD - TOGETHER, "{due:?}");
+    assert!(due <= latest && due >= latest - TTL / SPREAD - TOGETHER_MAX, "{due:?}");
     assert!(cache.due(due - s(0.001)).is_empty());
     assert_eq!(cache.due(due), [Arc::from(SHOP)]);
     // The old ones serve until then.
@@ -198,19 +198,32 @@ fn what_is_used_only_shortly_before_its_end_is_looked_up_before_it_too() {
 
 #[test]
 fn shops_that_were_looked_up_together_are_not_looked_up_again_together() {
-    let latest = s(60.1) - s(0.1 + 0.2);
-    let shops = (0..200).map(name);
-    let dues: Vec<_> = shops
-        .map(|shop| {
-            let mut cache = SecretCache::new(rules());
-            cache.ask(&shop, s(0.0));
-            cache.looked_up(&shop, found(1), s(0.1));
-            cache.next_due().expect("it is scheduled")
-        })
-        .collect();
-    let (first, last) = (*dues.iter().min().expect("some"), *dues.iter().max().expect("some"));
-    assert!(first >= latest - TTL / SPREAD - TOGETHER && last <= latest, "{first:?} {last:?}");
-    assert!(last - first > TTL / SPREAD * 9 / 10, "{first:?} {last:?}");
+    for ttl in [s(1.0), s(2.0), TTL] {
+        let rules = CacheRules { ttl, ..rules() };
+        let latest = ttl + s(0.1) - s(0.1 + 0.2);
+        let dues: BTreeSet<_> = (0..200)
+            .map(|shop| {
+                let mut cache = SecretCache::new(rules);
+                cache.ask(&name(shop), s(0.0));
+                cache.looked_up(&name(shop), found(1), s(0.1));
+                cache.next_due().expect("it is scheduled")
+            })
+            .collect();
+        let (first, last) = (*dues.first().expect("some"), *dues.last().expect("some"));
+        let together = rules.together();
+        assert!(dues.len() >= 2 && last <= latest, "{dues:?}");
+        assert!(first >= s(0.1) + ttl / 2 && first + ttl / SPREAD + together >= latest, "{dues:?}");
+        assert!(last - first + together > ttl / SPREAD * 9 / 10, "{dues:?}");
+    }
+}
+
+#[test]
+fn no_lookup_is_early_by_more_than_half_of_the_time() {
+    let mut cache = SecretCache::new(CacheRules { ttl: s(1.0), ..rules() });
+    cache.ask(SHOP, s(0.0));
+    cache.looked_up(SHOP, found(1), s(1.9));
+    let due = cache.next_due().expect("it is scheduled");
+    assert!(due >= s(1.9) + s(0.5), "{due:?}");
 }
 
 #[test]
@@ -229,7 +242,7 @@ fn lookups_of_many_shops_share_their_wake_ups() {
     assert_eq!(cache.len(), 1000);
     // Over the second and the spread, one wake-up for each time that is kept.
     let over = s(1.0) + TTL / SPREAD;
-    let most = over.as_millis() / TOGETHER.as_millis() + 1;
+    let most = over.as_millis() / TOGETHER_MAX.as_millis() + 1;
     assert!(dues.len() as u128 <= most, "{} wake-ups", dues.len());
 }
 
@@ -405,15 +418,22 @@ fn a_wrong_signature_asks_for_newer_secrets_within_bounds() {
 }
 
 #[test]
-fn copies_are_bounded() {
-    let mut cache = SecretCache::new(rules());
-    cache.ask(&name(0), s(0.0));
-    cache.looked_up(&name(0), Looked::Found(secrets(0)), s(0.1));
-    let known = cache.ask_known(&name(0), s(0.2)).expect("it was named");
+fn copies_are_bounded_and_swept() {
+    let mut cache = with_shop(rules());
+    let known = cache.ask_known(SHOP, s(0.2)).expect("it was named");
     let copies = SecretCopies::default();
-    for shop in 0..2 * SHOPS_MAX + 1 {
+    for shop in 0..SHOPS_MAX + 10 {
         copies.keep(&name(shop), &known);
         copies.keep(&name(shop), &known);
-        assert!(copies.len() <= SHOPS_MAX && copies.serving(&name(shop), s(0.2)).is_some());
+        assert_eq!(copies.len(), SHOPS_MAX.min(shop + 1));
     }
+    copies.sweep(s(5.0));
+    assert_eq!(copies.len(), SHOPS_MAX, "they serve");
+    let asked = cache.ask_again(SHOP, known.asked, s(6.0), s(6.0));
+    assert!(asked.begins.is_some());
+    cache.looked_up(SHOP, Looked::Unknown, s(6.1));
+    copies.sweep(s(9.9));
+    assert_eq!(copies.len(), SHOPS_MAX, "swept just before");
+    copies.sweep(s(10.0));
+    assert_eq!((copies.len(), Arc::strong_count(&known.secrets)), (0, 1), "nobody else has them");
 }

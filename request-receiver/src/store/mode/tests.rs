@@ -41,12 +41,12 @@ fn successors(machine: &StoreMachine) -> Vec<StoreMachine> {
     if machine.appends > machine.hanging {
         events.push(StoreEvent::AppendHangs);
     }
-    for is_known in [true, false] {
+    for is_final in [true, false] {
         if machine.appends > machine.hanging {
-            events.push(StoreEvent::AppendEnded { was_hanging: false, is_known });
+            events.push(StoreEvent::AppendEnded { was_hanging: false, is_final });
         }
         if machine.hanging > 0 {
-            events.push(StoreEvent::AppendEnded { was_hanging: true, is_known });
+            events.push(StoreEvent::AppendEnded { was_hanging: true, is_final });
         }
     }
     if machine.writes > 0 {
@@ -69,7 +69,7 @@ fn successors(machine: &StoreMachine) -> Vec<StoreMachine> {
         }
     }
     let mut one = machine.clone();
-    one.admit();
+    one.route();
     next.push(one);
     next.retain(|one| one.appends <= MOST && one.writes <= MOST);
     next
@@ -116,13 +116,13 @@ fn each_mode_is_what_it_says_in_every_state() {
             StoreMode::Refusing => false,
         };
         assert!(is_right, "{machine:?}");
-        let admitted = match machine.mode {
-            StoreMode::Direct => Some(Admitted::Append),
-            StoreMode::Spilling | StoreMode::Restoring => Some(Admitted::Write),
+        let destination = match machine.mode {
+            StoreMode::Direct => Some(Destination::Append),
+            StoreMode::Spilling | StoreMode::Restoring => Some(Destination::Write),
             StoreMode::Closing => None,
-            StoreMode::StandingBack | StoreMode::Refusing => Some(Admitted::Refused),
+            StoreMode::StandingBack | StoreMode::Refusing => Some(Destination::Refused),
         };
-        assert_eq!(machine.admit(), admitted);
+        assert_eq!(machine.route(), destination);
     }
     println!("{} states", known.len());
 }
@@ -179,10 +179,10 @@ fn every_transition_of_the_table_is_reached_and_no_other() {
 fn direct_is_reached_from_every_state_once_all_is_well() {
     for mut machine in explored(true) {
         while machine.hanging > 0 {
-            machine.on(StoreEvent::AppendEnded { was_hanging: true, is_known: true });
+            machine.on(StoreEvent::AppendEnded { was_hanging: true, is_final: true });
         }
         while machine.appends > 0 {
-            machine.on(StoreEvent::AppendEnded { was_hanging: false, is_known: false });
+            machine.on(StoreEvent::AppendEnded { was_hanging: false, is_final: false });
         }
         while machine.writes > 0 {
             machine.on(StoreEvent::WriteEnded);
@@ -220,8 +220,9 @@ fn without_a_log_batches_are_appended_or_refused() {
             (ClaimState::Unknown | ClaimState::Ours, false) => Refusing,
         };
         assert_eq!(machine.mode, expected, "{machine:?}");
-        let admitted = if expected == Direct { Admitted::Append } else { Admitted::Refused };
-        assert_eq!(machine.clone().admit(), Some(admitted));
+        let destination =
+            if expected == Direct { Destination::Append } else { Destination::Refused };
+        assert_eq!(machine.clone().route(), Some(destination));
         if machine.appends > machine.hanging {
             assert!(!machine.clone().on_refused(false), "there is nowhere to write to");
         }

@@ -6,7 +6,7 @@ use super::Random;
 use super::plan::Plan;
 use super::process::{Late, Process, Restorer, Shard};
 use super::redis::{Command, Redis, Reply, SendId};
-use crate::store::mode::{Admitted, StoreEvent, StoreMode};
+use crate::store::mode::{Destination, StoreEvent, StoreMode};
 
 const SENDERS: usize = 5;
 const SHARDS: usize = 3;
@@ -207,11 +207,11 @@ impl World {
 
     /// Lets a batch pass the gate.
     fn pass(&mut self, shard: usize, id: SendId) {
-        let admitted = self.process.machine.admit();
-        self.note(|| format!("shard {shard} passes {id}: {admitted:?}"));
-        self.process.shards[shard] = match admitted {
+        let destination = self.process.machine.route();
+        self.note(|| format!("shard {shard} passes {id}: {destination:?}"));
+        self.process.shards[shard] = match destination {
             None => Shard::Held(id),
-            Some(Admitted::Append) => {
+            Some(Destination::Append) => {
                 assert!(!self.process.has_write(), "an append beside a write");
                 assert_eq!(
                     self.redis.restored,
@@ -221,8 +221,8 @@ impl World {
                 let call = self.redis.call(Command::Append(id));
                 Shard::Appending { id, call }
             }
-            Some(Admitted::Write) => Shard::Writing(id),
-            Some(Admitted::Refused) => {
+            Some(Destination::Write) => Shard::Writing(id),
+            Some(Destination::Refused) => {
                 self.answer(id, false);
                 Shard::Idle
             }
@@ -243,7 +243,7 @@ impl World {
                 if let Some(reply) = self.redis.reply(call) {
                     self.process.shards[at] = Shard::Idle;
                     if reply == Reply::Done {
-                        self.on(StoreEvent::AppendEnded { was_hanging: false, is_known: true });
+                        self.on(StoreEvent::AppendEnded { was_hanging: false, is_final: true });
                         self.answer(id, true);
                     } else if self.refused(id, false) {
                         self.process.shards[at] = Shard::Writing(id);
@@ -252,7 +252,7 @@ impl World {
                     // Redis may still run it.
                     self.process.shards[at] = Shard::Idle;
                     self.on(StoreEvent::Queue { is_usable: false });
-                    self.on(StoreEvent::AppendEnded { was_hanging: false, is_known: false });
+                    self.on(StoreEvent::AppendEnded { was_hanging: false, is_final: false });
                     self.answer(id, false);
                 } else if self.random.chance(self.plan.stalls) {
                     let stalls = (!self.has_log).then_some(at);
@@ -302,7 +302,7 @@ impl World {
             Late::Appending { id, call, stalls } => match self.redis.reply(call) {
                 Some(Reply::Done) => {
                     self.late_ended(at, stalls);
-                    self.on(StoreEvent::AppendEnded { was_hanging: true, is_known: true });
+                    self.on(StoreEvent::AppendEnded { was_hanging: true, is_final: true });
                     self.answer(id, true);
                 }
                 Some(Reply::Refused) => {
@@ -317,7 +317,7 @@ impl World {
                     self.redis.close(call);
                     // Redis may have run it, with the answer on its way.
                     self.redis.reply(call);
-                    self.on(StoreEvent::AppendEnded { was_hanging: true, is_known: true });
+                    self.on(StoreEvent::AppendEnded { was_hanging: true, is_final: true });
                     self.answer(id, false);
                 }
                 None => {}

@@ -78,16 +78,16 @@ impl Acceptor {
         }
     }
 
-    /// Accepts until `shutdown`.
+    /// Accepts until `stop`.
     ///
     /// # Errors
     /// If a shard or a background task ends first. Without it, connections would be accepted and
     /// not served, or webhooks refused for ever.
-    pub async fn accept_until(&mut self, shutdown: &CancellationToken) -> Result<(), TaskEnded> {
+    pub async fn accept_until(&mut self, stop: &CancellationToken) -> Result<(), TaskEnded> {
         let background = self.background.clone();
         tokio::select! {
             biased;
-            () = shutdown.cancelled() => Ok(()),
+            () = stop.cancelled() => Ok(()),
             ended = background.ended() => Err(ended),
             never = self.accept_all() => match never {},
         }
@@ -275,13 +275,13 @@ mod tests {
     #[tokio::test]
     async fn a_shard_that_ends_early_ends_the_process_with_an_error() {
         let background = Background::default();
-        let shutdown = CancellationToken::new();
+        let stop = CancellationToken::new();
         drop(background.guard("a shard"));
         let mut acceptor = without_shards(&background).await;
-        assert!(acceptor.accept_until(&shutdown).await.is_err());
+        assert!(acceptor.accept_until(&stop).await.is_err());
         // Once the process stops, shards are expected to end.
-        shutdown.cancel();
-        assert!(acceptor.accept_until(&shutdown).await.is_ok());
+        stop.cancel();
+        assert!(acceptor.accept_until(&stop).await.is_ok());
     }
 
     #[tokio::test]
