@@ -107,7 +107,7 @@ pub struct LaneChanges {
     /// Retry states of webhooks in the main stream.
     pub main_retries: RetryChanges,
     /// Webhooks that wait in chunks after this settlement. Every settlement states it, changed or
-    /// not, as it does [`Settlement::open`](crate::settle::Settlement::open).
+    /// not.
     pub waiting: u64,
     /// Time at which the oldest of them was accepted, in milliseconds since the Unix epoch; 0 =
     /// none waits. Every settlement states it.
