@@ -373,7 +373,7 @@ STORE = [
      'Direct if !self.is_fenced => Spilling,', ''),
     ('not fenced again after standing back', 'mode.rs',
      '(self.is_read, self.is_fenced) = (false, false)', 'self.is_read = false'),
-    ('unknown appends are not fenced', 'mode.rs',
+    ('appends that may still take effect are not fenced', 'mode.rs',
      'self.is_fenced &= is_final;', 'let _ = is_final;'),
     ('a claim that was away is not fenced', 'mode.rs',
      'self.is_fenced &= !is_new;', 'let _ = is_new;'),

@@ -26,9 +26,9 @@ impl<C: Content> Core<C> {
     /// Description of a webhook that no turn will ever reach, if there is one. That is a ready
     /// resource that no lane lists, or a lane with ready resources and no future check.
     pub fn lost_turn(&self) -> Option<String> {
-        let next = self.waiting_turn.map(|turn| turn.resource);
+        let waiting = self.waiting_turn.map(|turn| turn.resource);
         for (key, resource) in self.queue.index.resources() {
-            if resource.state != HeadState::Ready || Some(key) == next {
+            if resource.state != HeadState::Ready || Some(key) == waiting {
                 continue;
             }
             let lane = self.queue.index.lane(key);

@@ -3,7 +3,7 @@
 //!
 //! `leadership` loads what Redis holds and starts a `worker`, which carries out the decisions of the
 //! delivery core (`spillway_delivery`): `intake` → `classify` → core → `deliver` (`payload`, `connect`) →
-//! `judge` → core → `translate`. Also: `reader` (packs and chunks that are read again), `controls` (set by an
+//! `judge` → core → `translate`. Also: `reader` (packs and chunks that the core asks for), `controls` (set by an
 //! operator) and `status`.
 
 mod backend;

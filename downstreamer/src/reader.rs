@@ -94,10 +94,10 @@ impl PackReader {
     /// Reads what is wanted, once Redis answers. Returns an event for each range of chunks, for
     /// each chunk that is read again, and for anything else. If Redis was reachable and did not
     /// answer, the read may have been too much. Then parts of it are left.
-    pub(crate) async fn read(&self, mut wanted: ReadRequest) -> Read {
+    pub(crate) async fn read(&self, mut request: ReadRequest) -> Read {
         let began = Instant::now();
         loop {
-            let failed = match self.try_read(&wanted).await {
+            let failed = match self.try_read(&request).await {
                 Ok(events) => return Read { events, left: Vec::new() },
                 Err(failed) => failed,
             };
@@ -105,18 +105,18 @@ impl PackReader {
             self.end_connection(&failed).await;
             tokio::time::sleep(PAUSE).await;
             if failed.may_be_too_much() {
-                let mut parts = wanted.halves();
+                let mut parts = request.halves();
                 if parts.len() > 1 {
                     return Read { events: Vec::new(), left: parts };
                 }
-                wanted = parts.remove(0);
+                request = parts.remove(0);
             }
         }
     }
 
-    async fn try_read(&self, wanted: &ReadRequest) -> Result<Vec<Event<PackBytes>>, Failed> {
+    async fn try_read(&self, request: &ReadRequest) -> Result<Vec<Event<PackBytes>>, Failed> {
         let (mut connection, number) = self.connected().await?;
-        let read = self.read_by(&mut connection, wanted).await;
+        let read = self.read_by(&mut connection, request).await;
         read.map_err(|error| Failed::Answer { error, on: number })
     }
 
@@ -136,9 +136,9 @@ impl PackReader {
     async fn read_by(
         &self,
         connection: &mut Connection,
-        wanted: &ReadRequest,
+        request: &ReadRequest,
     ) -> Result<Vec<Event<PackBytes>>, QueueError> {
-        match wanted {
+        match request {
             ReadRequest::Main(entry) => {
                 let bytes = self.reader.main_entry(connection, *entry).await?;
                 Ok(vec![Event::Read(PackKey::Main(*entry), pack_again(bytes))])

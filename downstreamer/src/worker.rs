@@ -300,15 +300,15 @@ impl Worker {
         self.channels.running.insert(id, running);
     }
 
-    fn read(&mut self, wanted: ReadRequest) {
+    fn read(&mut self, request: ReadRequest) {
         let pack_reader = self.pack_reader.clone();
-        self.channels.reads.spawn(async move { pack_reader.read(wanted).await });
+        self.channels.reads.spawn(async move { pack_reader.read(request).await });
     }
 
     /// Returns the events of a read, and starts reads of the rest.
     fn on_read(&mut self, read: Result<Read, JoinError>) -> Result<Vec<Event<PackBytes>>, End> {
-        let Read { events, left } = read.map_err(|_| gone("reading a pack again"))?;
-        left.into_iter().for_each(|wanted| self.read(wanted));
+        let Read { events, left } = read.map_err(|_| gone("a read"))?;
+        left.into_iter().for_each(|request| self.read(request));
         Ok(events)
     }
 

@@ -74,7 +74,7 @@ impl RequestHandler {
         }
     }
 
-    /// Does what is due from time to time.
+    /// Drops copies of secrets that no longer serve. The shard's sweep calls it.
     pub fn tick(&self) {
         self.secrets.sweep();
     }

@@ -155,7 +155,7 @@ impl Store {
         self.log.as_ref()
     }
 
-    /// Waits until Redis and the log were looked at.
+    /// Waits until Redis and the log have been looked at.
     pub async fn looked(&self) {
         self.looks.looked().await;
         if let Some(log) = &self.log {

@@ -101,7 +101,8 @@ pub struct Known {
     pub is_stale: bool,
     /// Once they have verified a webhook, [`SecretCache::refresh`] may begin a lookup.
     pub is_due: bool,
-    /// Time up to which they serve unless they are replaced: that of their early lookup. `None` after it.
+    /// Time up to which they serve unless they are replaced: that of their early lookup. `None` after it,
+    /// and for requests that waited.
     pub serves_until: Option<Duration>,
 }
 
@@ -351,7 +352,7 @@ impl SecretCache {
         let ends = now + self.rules.ttl_of(&held);
         if held.secrets.is_some() && self.rules.is_early {
             let early_from = self.rules.multiple_before(ends - self.lead(&name, now));
-            held.early_from = Some(early_from.max(now + self.rules.ttl / 2));
+            held.early_from = Some(early_from);
         }
         let due = held.early_from.unwrap_or(ends);
         let entry = self.shops.get_mut(shop).expect("BUG: it was there");
@@ -398,12 +399,13 @@ impl SecretCache {
     }
 
     /// Time before the end of `ttl` at which a lookup begins: what the source takes, and a part by
-    /// which shops that were looked up together differ.
+    /// which shops that were looked up together differ. None begins in the first half of `ttl`.
     fn lead(&self, shop: &str, now: Duration) -> Duration {
         let spread = self.rules.ttl / SPREAD;
         let hash = stable_hash::of(&[shop.as_bytes(), &now.as_nanos().to_le_bytes()]);
         let share = (hash % 1024) as u32;
-        (self.delay.most() + spread * share / 1024).min(self.rules.ttl / 2)
+        let most = self.rules.ttl / 2 - spread - self.rules.together();
+        self.delay.most().min(most) + spread * share / 1024
     }
 
     fn begin(&mut self, shop: &str, now: Duration) -> CancellationToken {

@@ -2,7 +2,7 @@
 //!
 //! The cache is behind a lock that all shards take, and its secrets count their users: both lie in the
 //! processor cache of the shard that came last. A copy serves from when it verified a webhook until its
-//! shop's early lookup is due. Any answer for the shop ends it at once.
+//! shop's early lookup is due. Any answer that can be used ends it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use super::cache::{HeldSecrets, Known};
 
 /// Most shops of which a shard has copies. Those of other shops are asked of the cache.
 pub(super) const SHOPS_MAX: usize = 8192;
-/// Time between sweeps. One of a full table takes less than a millisecond.
+/// Time between sweeps, each of which visits all copies.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// Copies of one shard.

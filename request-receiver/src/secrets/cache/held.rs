@@ -11,7 +11,7 @@ pub struct HeldSecrets {
     secrets: Secrets,
     /// They have verified a webhook.
     is_used: AtomicBool,
-    /// The source has answered again about their shop.
+    /// The source has given another answer about their shop that can be used.
     is_replaced: AtomicBool,
 }
 
@@ -41,7 +41,7 @@ impl HeldSecrets {
         self.is_replaced.store(true, Ordering::Relaxed);
     }
 
-    /// True once the source has answered again about their shop.
+    /// True once the source has given another answer about their shop that can be used.
     pub fn is_replaced(&self) -> bool {
         self.is_replaced.load(Ordering::Relaxed)
     }

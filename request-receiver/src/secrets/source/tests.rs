@@ -4,6 +4,8 @@ use http::HeaderMap;
 use http::uri::PathAndQuery;
 
 use super::*;
+use crate::secrets::settings::SecretSettings;
+use crate::secrets::{ClientSecrets, ShardSecrets};
 
 fn settings(url: &str, token_file: Option<PathBuf>) -> SourceSettings {
     let rules = CacheRules {
@@ -116,6 +118,32 @@ async fn a_copy_serves_its_shop_until_the_source_names_other_secrets() {
     assert_eq!(tries(&signed, at * 3), Err(Some(at)), "revoked");
     assert_eq!(tries(&rotated, at * 3), Ok(()));
     assert!(copies.serving(one, at * 3).is_some(), "in place of the old copy");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shard_that_is_idle_drops_replaced_secrets() {
+    let shop = "one.myshopify.com";
+    let key = [Zeroizing::new("secret".to_owned())];
+    let settings = settings("http://127.0.0.1:1/{shop}", None);
+    let source = SecretSource::new(settings, &Registry::new(), Handle::current());
+    let source = Arc::new(source.expect("right settings"));
+    let secrets = ClientSecrets::new(SecretSettings::default(), Some(source.clone()));
+    let secrets = ShardSecrets::new(Arc::new(secrets.expect("random numbers")));
+    source.cache().ask(shop, source.now());
+    source.cache().looked_up(shop, Looked::Found(Secrets::new(&key)), source.now());
+    let mut signed = webhook(shop, Vec::from(b"{}"));
+    let signature = Secrets::new(&key).sign(b"{}").parse().expect("a header value");
+    signed.headers.insert("x-shopify-hmac-sha256", signature);
+    assert!(secrets.verify(&signed, Instant::now()).await.is_ok());
+    tokio::time::advance(Duration::from_secs(10)).await;
+    secrets.sweep();
+    assert_eq!(secrets.copies.len(), 1);
+    let tried = source.cache().ask_known(shop, source.now()).expect("it is known").asked;
+    source.cache().ask_again(shop, tried, source.now(), source.now());
+    source.cache().looked_up(shop, Looked::Unknown, source.now());
+    tokio::time::advance(Duration::from_secs(10)).await;
+    secrets.sweep();
+    assert_eq!(secrets.copies.len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
