@@ -79,7 +79,7 @@ CORE = [
     ('new lanes have every probe', 'steps/turns.rs',
      'let is_failed_due = may_fail && unfailed_probes >= PROBES_UNFAILED;', 'let is_failed_due = may_fail && unfailed_probes > 1_000_000;'),
     ('a preferred probe takes the place of the one that waits', 'steps/turns.rs',
-     'core.waiting_turn = waiting;\n    Some(unfailed)', 'if let Some(turn) = waiting {\n        core.queue.release(turn.resource, core.session.now.at);\n    }\n    Some(unfailed)'),
+     'core.waiting_turn = waiting;\n    Some(unfailed)', 'if let Some(turn) = waiting {\n        core.queue.place_by_head(turn.resource, core.session.now.at);\n    }\n    Some(unfailed)'),
     ('probes go by time', 'steps/pick.rs',
      'if core.backend.is_stopped() { TurnsBy::Number } else { TurnsBy::Time }', 'if core.backend.is_stopped() { TurnsBy::Time } else { TurnsBy::Time }'),
     ('lanes called too early keep their turn', 'steps/suspect_turns.rs',

@@ -102,7 +102,7 @@ pub struct Known {
     /// Once they have verified a webhook, [`SecretCache::refresh`] may begin a lookup.
     pub is_due: bool,
     /// Time up to which they serve unless they are replaced: that of their early lookup. `None` after it,
-    /// and for requests that waited.
+    /// and in answer to [`SecretCache::ask_again`].
     pub serves_until: Option<Duration>,
 }
 

@@ -333,7 +333,7 @@ impl SecretSource {
                 for (shop, looked) in shops.iter().zip(looked) {
                     let outcome = source.metrics.of(&looked);
                     cache.looked_up(shop, looked, now);
-                    // Counted last: no older secrets serve once it shows.
+                    // Counted last: what arrives once it shows is not checked with older secrets.
                     outcome.inc();
                 }
             });
