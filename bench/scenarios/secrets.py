@@ -58,7 +58,7 @@ end
 
 def run(campaign):
     found = Findings()
-    rounds, seconds = campaign.scale(3, 1), campaign.scale(15, 3)
+    rounds, seconds = campaign.scale(5, 1), campaign.scale(15, 3)
     rows = []
     for number in range(rounds):
         for kind in KINDS:

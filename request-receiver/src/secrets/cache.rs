@@ -41,11 +41,9 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 const FAILURE_SHOWS_FOR: Duration = Duration::from_secs(60);
 /// Part of `ttl` over which the lookups of shops that were looked up together spread.
 const SPREAD: u32 = 16;
-/// Early lookups begin at multiples of this part of `ttl`, and of 125 ms at most, so that those of many
-/// shops share a wake-up of the thread, and of the source.
-const TOGETHER: u32 = 32;
-const _: () = assert!(TOGETHER >= 2 * SPREAD, "shops that were looked up together spread");
-const TOGETHER_MAX: Duration = Duration::from_millis(125);
+/// Part of `ttl` that is the most for [`CacheRules::together`].
+const TOGETHER_MAX: u32 = 32;
+const _: () = assert!(TOGETHER_MAX >= 2 * SPREAD, "shops that were looked up together spread");
 
 /// Rules of a cache.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +56,9 @@ pub struct CacheRules {
     pub lookups_a_second: f64,
     /// Most shops that are remembered.
     pub shops_max: usize,
+    /// Early lookups begin at multiples of this, and of a 32nd of `ttl` at most, so that those of many
+    /// shops share a wake-up of the thread, and of the source.
+    pub together: Duration,
     /// Look up again before the end of `ttl`. Without it, requests wait at each end.
     pub is_early: bool,
 }
@@ -437,7 +438,7 @@ impl CacheRules {
     }
 
     fn together(&self) -> Duration {
-        (self.ttl / TOGETHER).min(TOGETHER_MAX)
+        self.together.min(self.ttl / TOGETHER_MAX)
     }
 
     fn ttl_of(&self, held: &Held) -> Duration {

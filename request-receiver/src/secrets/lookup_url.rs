@@ -1,6 +1,7 @@
 //! URL at which secrets are looked up, and the shops for which one request is.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Part of the URL that stands for the shop.
 const SHOP: &str = "{shop}";
@@ -9,6 +10,11 @@ const SHOPS: &str = "{shops}";
 /// Shops that one request looks up at most, and bytes of their domains. Most servers allow a URL 8 KiB.
 const SHOPS_AT_ONCE: usize = 64;
 const NAMES_BYTES_MAX: usize = 4 << 10;
+/// Early lookups begin at multiples of this, if one request may look several shops up.
+const TOGETHER_SEVERAL: Duration = Duration::from_millis(125);
+/// The same with one shop in a request. Each request takes time here and at the endpoint, so many at once
+/// would delay webhooks.
+const TOGETHER_ONE: Duration = Duration::from_millis(5);
 
 /// Checks the URL.
 ///
@@ -37,6 +43,11 @@ pub(super) fn check(url: &str) -> Result<(), String> {
 /// True if a request may look several shops up.
 pub(super) fn takes_several(url: &str) -> bool {
     url.contains(SHOPS)
+}
+
+/// Time at whose multiples early lookups begin.
+pub(super) fn together(url: &str) -> Duration {
+    if takes_several(url) { TOGETHER_SEVERAL } else { TOGETHER_ONE }
 }
 
 /// URL with shops in their place, comma separated.
@@ -93,6 +104,12 @@ mod tests {
             let problem = check(wrong).expect_err(wrong);
             assert!(!problem.contains("hush"), "{problem}");
         }
+    }
+
+    #[test]
+    fn lookups_begin_together_where_they_share_a_request() {
+        assert_eq!(together("https://a/{shops}"), Duration::from_millis(125));
+        assert_eq!(together("https://a/{shop}"), Duration::from_millis(5));
     }
 
     #[test]

@@ -128,6 +128,7 @@ impl SecretArgs {
 
     fn secret_source(&self, checker: &mut Checker) -> Option<SourceSettings> {
         let s = Duration::from_secs;
+        let url = self.shop_secrets_url.clone().unwrap_or_default();
         let rules = CacheRules {
             ttl: checker.duration("SHOP_SECRETS_TTL", &self.shop_secrets_ttl, s(1)..=DAY),
             stale_max: checker.duration(
@@ -141,17 +142,17 @@ impl SecretArgs {
                 1..=100_000_u32,
             )),
             shops_max: SHOPS_MAX,
+            together: lookup_url::together(&url),
             is_early: true,
         };
-        let url = self.shop_secrets_url.clone().filter(|url| !url.is_empty());
         let token_file = self.shop_secrets_token_file.clone();
         let token_file = token_file.filter(|path| !path.as_os_str().is_empty());
-        let Some(url) = url else {
+        if url.is_empty() {
             if token_file.is_some() {
                 checker.mistake("SHOP_SECRETS_TOKEN_FILE", "needs SHOP_SECRETS_URL: set it, too");
             }
             return None;
-        };
+        }
         if let Err(problem) = lookup_url::check(&url) {
             checker.mistake("SHOP_SECRETS_URL", problem);
         }

@@ -17,6 +17,7 @@ pub(super) fn rules() -> CacheRules {
         stale_max: STALE_MAX,
         lookups_a_second: 10.0,
         shops_max: 1000,
+        together: s(0.125),
         is_early: true,
     }
 }
@@ -101,7 +102,7 @@ fn what_is_used_is_looked_up_again_before_its_end_and_the_rest_is_forgotten() {
     assert!(used(&cache.ask(SHOP, s(30.0))).is_some());
     let due = cache.next_due().expect("it is used");
     let latest = s(60.1) - s(0.1 + 0.2);
-    assert!(due <= latest && due >= latest - TTL / SPREAD - TOGETHER_MAX, "{due:?}");
+    assert!(due <= latest && due >= latest - TTL / SPREAD - rules().together(), "{due:?}");
     assert!(cache.due(due - s(0.001)).is_empty());
     assert_eq!(cache.due(due), [Arc::from(SHOP)]);
     // The old ones serve until then.
@@ -199,10 +200,12 @@ fn what_is_used_only_shortly_before_its_end_is_looked_up_before_it_too() {
 #[test]
 fn shops_that_were_looked_up_together_are_not_looked_up_again_together() {
     // With a source that is fast, and with one that takes too long for half of the time.
-    for (ttl, took) in [(1.0, 0.1), (2.0, 0.1), (60.0, 0.1), (1.0, 1.9), (60.0, 1.9)] {
+    let cases = [(1.0, 0.1), (2.0, 0.1), (60.0, 0.1), (1.0, 1.9), (60.0, 1.9)];
+    let cases = cases.into_iter().flat_map(|(ttl, took)| [(ttl, took, 0.125), (ttl, took, 0.005)]);
+    for (ttl, took, together) in cases {
         let ttl = s(ttl);
-        let rules = CacheRules { ttl, ..rules() };
-        let together = rules.together();
+        let rules = CacheRules { ttl, together: s(together), ..rules() };
+        let together = rules.together.min(ttl / 32);
         let dues: BTreeSet<_> = (0..200)
             .map(|shop| {
                 let mut cache = SecretCache::new(rules);
@@ -223,7 +226,8 @@ fn shops_that_were_looked_up_together_are_not_looked_up_again_together() {
 
 #[test]
 fn lookups_of_many_shops_share_their_wake_ups() {
-    let mut cache = SecretCache::new(CacheRules { lookups_a_second: 1000.0, ..rules() });
+    let rules = CacheRules { lookups_a_second: 1000.0, ..rules() };
+    let mut cache = SecretCache::new(rules);
     let mut dues = BTreeSet::new();
     for number in 0..1000_usize {
         let at = s(number as f64 / 1000.0);
@@ -237,8 +241,9 @@ fn lookups_of_many_shops_share_their_wake_ups() {
     assert_eq!(cache.len(), 1000);
     // Over the second and the spread, one wake-up for each time that is kept.
     let over = s(1.0) + TTL / SPREAD;
-    let most = over.as_millis() / TOGETHER_MAX.as_millis() + 1;
-    assert!(dues.len() as u128 <= most, "{} wake-ups", dues.len());
+    let most = over.as_millis() / rules.together.as_millis() + 1;
+    let wake_ups = dues.len() as u128;
+    assert!((most - 2..=most).contains(&wake_ups), "{wake_ups} wake-ups, {most} expected");
 }
 
 #[test]

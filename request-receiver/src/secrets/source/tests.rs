@@ -13,6 +13,7 @@ fn settings(url: &str, token_file: Option<PathBuf>) -> SourceSettings {
         stale_max: Duration::ZERO,
         lookups_a_second: 1.0,
         shops_max: 1,
+        together: Duration::from_millis(5),
         is_early: true,
     };
     SourceSettings { url: url.to_owned(), token_file, rules }
