@@ -51,6 +51,11 @@ pub struct Tuning {
     pub settled_webhooks: usize,
     /// Approximate number of lanes that one settlement changes, for the same reason.
     pub settled_lanes: usize,
+    /// Packs that the cursor passes with one settlement, for the same reason: any number may be settled
+    /// behind one that is not.
+    pub passed_packs: u64,
+    /// Webhooks in these packs, except for those of the last pack. Redis frees their bytes.
+    pub passed_webhooks: u64,
     /// Deliveries that may wait for settlement, in addition to those under way. A crash can repeat
     /// this many.
     pub unsettled: usize,
@@ -73,6 +78,8 @@ impl Default for Tuning {
             moved_bytes: 512 << 10,
             settled_webhooks: 2048,
             settled_lanes: 128,
+            passed_packs: 1024,
+            passed_webhooks: 16 << 10,
             unsettled: 256,
             cache_bytes: 20 << 20,
             breaker_failures: 16,

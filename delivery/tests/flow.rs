@@ -147,6 +147,9 @@ struct World {
     sent: HashMap<(u32, u8), u64>,
     /// Most leads that one settlement recorded.
     leads_max: usize,
+    /// Packs and webhooks that the cursor passed: all, and most with one settlement.
+    passed: (u64, u64),
+    passed_max: (u64, u64),
     /// Set if as many webhooks are accepted as the core takes.
     has_backlog: bool,
     /// Time spent on retries, as last written.
@@ -251,6 +254,8 @@ impl World {
             version: 0,
             sent: HashMap::new(),
             leads_max: 0,
+            passed: (0, 0),
+            passed_max: (0, 0),
             has_backlog: false,
             spent: HashMap::new(),
             failing: HashMap::new(),
@@ -351,6 +356,11 @@ impl World {
                         self.chunks.insert((chunk.lane, chunk.number), chunk.positions.clone());
                     }
                     self.leads_max = self.leads_max.max(settlement.lanes.leads.written.len());
+                    let main = &settlement.main;
+                    let (packs, webhooks) = (main.entries_passed, main.webhooks_passed);
+                    self.passed = (self.passed.0 + packs, self.passed.1 + webhooks);
+                    self.passed_max =
+                        (self.passed_max.0.max(packs), self.passed_max.1.max(webhooks));
                     self.happens(Event::Settled);
                 }
                 Effect::ReadRest { lane, entry } => {
@@ -1064,4 +1074,26 @@ fn a_pack_at_hand_moves_as_soon_as_nothing_of_it_is_under_way() {
     assert_eq!((world.moved, world.front_reads), (0, 1));
     world.run(700 * MS);
     assert_eq!((world.moved, world.front_reads), (1, 1));
+}
+
+#[test]
+fn a_settlement_passes_a_bounded_number_of_packs_and_webhooks() {
+    // The first pack stays at the front until it moves. By then, all others are settled.
+    for (packs, count) in [(10_000, 1), (1000, 100)] {
+        let config = Config { park_after: 120 * SECOND, ..config(64) };
+        let mut world = World::new(config, slow(MS));
+        world.pause(Some(9));
+        world.accept(MS, [(X, 9), (Y, 9)]);
+        for number in 0..packs {
+            world.accept(SECOND + MS * number, (0..count).map(|shop| (shop, 0)));
+        }
+        assert_eq!(world.run(110 * SECOND), 2);
+        assert_eq!(world.passed, (0, 0));
+        world.run(130 * SECOND);
+        assert_eq!(world.moved, 2);
+        assert_eq!(world.passed, (u64::from(packs) + 1, u64::from(packs * count) + 2));
+        let (packs_max, webhooks_max) = world.passed_max;
+        assert!(packs_max <= 1024, "{packs_max} packs at once");
+        assert!(webhooks_max < 16_384 + 100, "{webhooks_max} webhooks at once");
+    }
 }

@@ -196,14 +196,10 @@ impl MainStream {
         }
     }
 
-    /// Moves the cursor over all packs at the front that are completely settled. Returns these
-    /// packs.
-    pub(crate) fn advance(&mut self, advance: &mut Advance) -> Vec<MainPack> {
-        let mut passed = Vec::new();
-        while self.packs.front().is_some_and(|pack| pack.left == 0) {
-            passed.extend(self.pop(advance));
-        }
-        passed
+    /// Moves the cursor over the first pack if it is completely settled. Returns the pack.
+    pub(crate) fn pass(&mut self, advance: &mut Advance) -> Option<MainPack> {
+        self.packs.front().filter(|pack| pack.left == 0)?;
+        self.pop(advance)
     }
 
     /// Moves the cursor over the first pack, even if webhooks of it are not settled.

@@ -8,6 +8,7 @@ use spillway_webhook::Spans;
 use spillway_webhook::position::Position;
 
 use crate::classified::Content;
+use crate::config::Tuning;
 use crate::event::Effect;
 use crate::pack_key::PackKey;
 use crate::settlement::{LaneRowChange, Outcome, SettledRecord};
@@ -228,12 +229,11 @@ fn record_leads<C: Content>(core: &mut Core<C>) {
 /// move into lanes.
 fn advance<C: Content>(core: &mut Core<C>) {
     let mut advance = Advance::default();
-    loop {
-        for pack in core.queue.main.advance(&mut advance) {
-            passed(core, &pack);
-        }
-        let Some(moved) = moving::move_next(core, &mut advance) else { break };
-        passed(core, &moved);
+    let Tuning { passed_packs, passed_webhooks, .. } = core.config.tuning;
+    while advance.entries < passed_packs && advance.webhooks < passed_webhooks {
+        let next = core.queue.main.pass(&mut advance);
+        let Some(pack) = next.or_else(|| moving::move_next(core, &mut advance)) else { break };
+        passed(core, &pack);
     }
     let main = &mut core.ledger.draft.settlement.main;
     main.cursor = advance.cursor;

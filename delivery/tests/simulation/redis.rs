@@ -19,6 +19,9 @@ pub(crate) type Mark = (u64, u64);
 /// checked when a webhook has its turn, and times written before include the pause.
 const PAUSED_MAX: Duration = Duration::from_secs(2);
 
+/// Bytes of a retry state in the index.
+const STATE_BYTES: usize = 172;
+
 /// A chunk of a lane.
 #[derive(Debug, Clone)]
 pub(crate) struct Chunk {
@@ -104,6 +107,15 @@ impl Redis {
             barriers: self.barriers.iter().map(|(at, shop)| (*at, *shop)).collect(),
             leads: self.leads.iter().map(|(hash, at)| (*hash, *at)).collect(),
             retries: self.main_retries.iter().map(|(at, state)| (*at, *state)).collect(),
+        }
+    }
+
+    /// A new leader keeps the oldest retry states of the main stream that fit into a quarter of the index.
+    /// The times of all others begin again.
+    pub(crate) fn forget_times(&mut self, index_bytes: usize) {
+        let kept = (index_bytes / 4).div_ceil(STATE_BYTES);
+        for position in self.main_retries.keys().skip(kept) {
+            self.spent.remove(position);
         }
     }
 

@@ -183,6 +183,7 @@ impl World {
     /// Starts a new leader with the state in Redis.
     pub(crate) fn lead(&mut self) {
         self.redis.token += 1;
+        self.redis.forget_times(self.plan.config.index_bytes);
         self.is_astray = false;
         self.tally.takeovers += 1;
         self.tally.cuts += self.leader.core.counts().cuts;

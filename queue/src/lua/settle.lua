@@ -94,10 +94,16 @@ local is_dropping = redis.call('EXISTS', KEYS[12]) == 1
 -- lane.
 local are_names_known = is_dropping
   and (redis.call('HGET', KEYS[11], 'version') or '0') == ARGV[15]
-each(1, function(id)
-  redis.call('HDEL', KEYS[4], id)
-  if are_names_known then redis.call('HDEL', KEYS[12], id) end
-end)
+local function delete_from(keys)
+  local first, last = at + 1, at + tonumber(ARGV[at])
+  for from = first, last, 1000 do
+    for _, key in ipairs(keys) do
+      redis.call('HDEL', key, unpack(ARGV, from, math.min(from + 999, last)))
+    end
+  end
+  at = last + 1
+end
+delete_from(are_names_known and {KEYS[4], KEYS[12]} or {KEYS[4]})
 each(1, function(id)
   redis.call('XDEL', KEYS[5], id)
   if is_dropping then redis.call('HDEL', KEYS[12], 'replay:' .. id) end
