@@ -51,11 +51,8 @@ pub struct Tuning {
     pub settled_webhooks: usize,
     /// Approximate number of lanes that one settlement changes, for the same reason.
     pub settled_lanes: usize,
-    /// Packs that the cursor passes with one settlement, for the same reason: any number may be settled
-    /// behind one that is not.
-    pub passed_packs: u64,
-    /// Webhooks in these packs, except for those of the last pack. Redis frees their bytes.
-    pub passed_webhooks: u64,
+    /// Bounds of what may have piled up behind one webhook.
+    pub at_once: AtOnce,
     /// Deliveries that may wait for settlement, in addition to those under way. A crash can repeat
     /// this many.
     pub unsettled: usize,
@@ -69,6 +66,18 @@ pub struct Tuning {
     pub expiry_grace: Duration,
 }
 
+/// Part of what one webhook held back, and that goes on with one settlement or event. The rest follows with
+/// the next ones.
+#[derive(Debug, Clone, Copy)]
+pub struct AtOnce {
+    /// Packs that the cursor passes with one settlement. The script deletes them from Redis.
+    pub passed_packs: u64,
+    /// Webhooks in these packs, except for those of the last one.
+    pub passed_webhooks: u64,
+    /// Resources released with one event, of those that a barrier held back.
+    pub released: usize,
+}
+
 impl Default for Tuning {
     fn default() -> Self {
         Self {
@@ -78,8 +87,7 @@ impl Default for Tuning {
             moved_bytes: 512 << 10,
             settled_webhooks: 2048,
             settled_lanes: 128,
-            passed_packs: 1024,
-            passed_webhooks: 16 << 10,
+            at_once: AtOnce { passed_packs: 1024, passed_webhooks: 16 << 10, released: 4096 },
             unsettled: 256,
             cache_bytes: 20 << 20,
             breaker_failures: 16,

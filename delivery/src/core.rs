@@ -99,6 +99,9 @@ impl<C: Content> Core<C> {
         if now.at >= lease_until {
             self.backend.lease_ended(lease_until);
         }
+        for shop in std::mem::take(&mut self.queue.shops.releasing) {
+            barriers::release_held(self, shop);
+        }
         let mut effects = Vec::new();
         for event in events {
             effects.extend(self.take(event));

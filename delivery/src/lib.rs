@@ -19,7 +19,7 @@ mod steps;
 mod turn;
 
 pub use crate::classified::{Class, Classified, Content};
-pub use crate::config::{Config, Tuning};
+pub use crate::config::{AtOnce, Config, Tuning};
 pub use crate::event::{
     AttemptEnd, ChunkFound, ChunkRead, Dispatch, Effect, Event, LaneLoaded, Loaded, Now, PackRead,
     ReadAgain, ReplayRead, Scope, Verdict,

@@ -6,8 +6,7 @@
 
 mod leads;
 mod nodes;
-
-use std::collections::HashMap;
+mod replays;
 
 use slab::Slab;
 use spillway_webhook::StreamId;
@@ -18,6 +17,7 @@ use crate::state::folded::ByHash;
 use crate::state::resource::HeadState;
 
 pub(crate) use self::nodes::{NONE, Node, NodeKey, Nodes, Window};
+use self::replays::Replays;
 
 /// Key of a resource in the index.
 pub(crate) type ResourceKey = u32;
@@ -27,8 +27,8 @@ pub(crate) type LaneKey = u32;
 /// Bytes of a resource: its row, its entry in a table between half and nearly full, and a ready
 /// entry.
 const RESOURCE_BYTES: usize = 96;
-/// Bytes of a replay's entry, in a table between half and nearly full.
-const REPLAY_BYTES: usize = 48;
+/// Bytes of a replay's entries, in two tables between half and nearly full.
+const REPLAY_BYTES: usize = 64;
 /// Indexed webhooks of one resource.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IndexedResource {
@@ -83,7 +83,7 @@ pub(crate) struct Index {
     pub nodes: Nodes,
     resources: Slab<IndexedResource>,
     by_hash: ByHash<ResourceKey>,
-    replays: HashMap<NodeKey, StreamId>,
+    replays: Replays,
     bytes: usize,
 }
 
@@ -94,7 +94,7 @@ impl Index {
             nodes: Nodes::new(keeps_fingerprints),
             resources: Slab::new(),
             by_hash: ByHash::default(),
-            replays: HashMap::new(),
+            replays: Replays::default(),
             bytes: 0,
         }
     }
@@ -167,7 +167,7 @@ impl Index {
 
     /// Entry of a replay in the stream of replays; `None` if the webhook is not a replay.
     pub(crate) fn replay(&self, key: NodeKey) -> Option<StreamId> {
-        if self.node(key).is_replay { self.replays.get(&key).copied() } else { None }
+        if self.node(key).is_replay { self.replays.entry(key) } else { None }
     }
 
     /// Adds a webhook in the order of its position. Returns `None` if that position is already
@@ -186,34 +186,32 @@ impl Index {
         let found = self.by_hash.get(&classified.resource).copied();
         let new = Node::new(position, lane, &classified, replay.is_some());
         let node = self.nodes.allocate(&new, classified.fingerprint);
-        if let Some(id) = replay {
-            self.replays.insert(node, id);
-            self.bytes += REPLAY_BYTES;
-        }
         self.bytes += self.nodes.bytes_each();
         match replay {
             Some(_) => window.replays += 1,
             None => self.nodes.link_lane(window, node, before_in_lane),
         }
-        let resource = match found {
-            Some(resource) => resource,
-            None => {
-                let resource = key_of(self.resources.insert(IndexedResource {
-                    hash: classified.resource,
-                    head: node,
-                    tail: node,
-                    lead: NONE,
-                    state: HeadState::Ready,
-                }));
-                self.by_hash.insert(classified.resource, resource);
-                self.bytes += RESOURCE_BYTES;
-                self.nodes.get_mut(node).resource = resource;
-                return Some(Added { resource, is_new: true, is_head: true });
-            }
-        };
+        let is_new = found.is_none();
+        let resource = found.unwrap_or_else(|| {
+            self.bytes += RESOURCE_BYTES;
+            key_of(self.resources.insert(IndexedResource {
+                hash: classified.resource,
+                head: node,
+                tail: node,
+                lead: NONE,
+                state: HeadState::Ready,
+            }))
+        });
+        if is_new {
+            self.by_hash.insert(classified.resource, resource);
+        }
         self.nodes.get_mut(node).resource = resource;
-        let is_head = self.link_resource(resource, node);
-        Some(Added { resource, is_new: false, is_head })
+        let is_head = is_new || self.link_resource(resource, node);
+        if let Some(entry) = replay {
+            self.replays.insert(node, resource, entry);
+            self.bytes += REPLAY_BYTES;
+        }
+        Some(Added { resource, is_new, is_head })
     }
 
     /// Lane of a resource's head.
@@ -276,7 +274,7 @@ impl Index {
         let node = *self.node(key);
         if node.is_replay {
             window.replays -= 1;
-            self.replays.remove(&key);
+            self.replays.remove(key, &node, self.nodes.find(node.previous));
             self.bytes -= REPLAY_BYTES;
         } else {
             self.nodes.unlink_lane(window, &node);
@@ -323,10 +321,14 @@ impl Index {
         // A replay is older than most webhooks, so the search need not begin at the newest.
         let first = if fixed == NONE { resource.head } else { self.node(fixed).next };
         let is_first = first == NONE || self.node(first).position > position;
-        let mut before = if is_first { fixed } else { resource.tail };
-        while before != NONE && before != fixed && self.node(before).position > position {
-            before = self.node(before).previous;
-        }
+        // Replays usually come in order, so the search begins at the one that was added last.
+        let fixed_at = self.nodes.find(fixed).map(|node| node.position);
+        let last_replay = self.replays.last(key).filter(|last| {
+            let at = self.node(*last).position;
+            self.node(node).is_replay && at <= position && Some(at) > fixed_at
+        });
+        let start = if is_first { fixed } else { last_replay.unwrap_or(resource.tail) };
+        let before = self.nodes.last_up_to(position, start, fixed);
         let after = if before == NONE { resource.head } else { self.node(before).next };
         let linked = self.nodes.get_mut(node);
         (linked.previous, linked.next) = (before, after);
@@ -354,3 +356,6 @@ pub(crate) fn usize_of(key: u32) -> usize {
 pub(crate) fn key_of(index: usize) -> u32 {
     u32::try_from(index).expect("BUG: the index is bounded far below 2^32")
 }
+
+#[cfg(test)]
+mod tests;

@@ -91,6 +91,8 @@ pub(crate) struct Shops {
     due: BinaryHeap<Reverse<(Duration, ShopKey)>>,
     /// Shops that leave the last slots to others.
     aside: Vec<ShopKey>,
+    /// Shops with more resources to release of those that a barrier held back.
+    pub releasing: BTreeSet<ShopKey>,
     stopped: HashSet<u64>,
     /// Duration of a usual delivery.
     pub usual: UsualTime,
@@ -125,6 +127,7 @@ impl Shops {
             classes: ClassTurns::default(),
             due: BinaryHeap::new(),
             aside: Vec::new(),
+            releasing: BTreeSet::new(),
             stopped: HashSet::new(),
             usual: UsualTime::default(),
             waiting: 0,
@@ -341,9 +344,10 @@ impl Shops {
         }
     }
 
-    /// Time at which the next paused shop is to be checked.
+    /// Time at which the next paused shop is to be checked, or more resources are released.
     pub(crate) fn wakes_at(&self) -> Option<Duration> {
-        self.due.peek().map(|Reverse((at, _))| *at)
+        let due = self.due.peek().map(|Reverse((at, _))| *at);
+        if self.releasing.is_empty() { due } else { Some(Duration::ZERO) }
     }
 
     /// Gives turns to the shops whose pause is over.

@@ -7,11 +7,15 @@ use crate::state::Core;
 use crate::state::index::LaneKey;
 use crate::state::shop::ShopKey;
 
-/// Releases the resources that the barriers of a shop no longer hold back.
+/// Releases the resources that the barriers of a shop no longer hold back: some at once, the others with
+/// the next events.
 pub(crate) fn release_held<C: Content>(core: &mut Core<C>, shop: ShopKey) {
     let Some(barriers) = core.queue.shops.get(shop).and_then(|shop| shop.barriers.as_ref()) else {
         return;
     };
+    if core.queue.shops.releasing.contains(&shop) {
+        return;
+    }
     if barriers.is_mixed {
         look_at_scheme(core, shop);
     }
@@ -19,12 +23,18 @@ pub(crate) fn release_held<C: Content>(core: &mut Core<C>, shop: ShopKey) {
         drop_barrier(core, shop, position);
     }
     let now = core.session.now.at;
+    let mut released = 0;
     while let Some(resource) = core.queue.next_unheld(shop) {
+        released += 1;
         let lane = core.queue.index.lane(resource);
         if let Some(lane) = lane.and_then(|lane| core.queue.lanes.get_mut(lane)) {
             lane.flow.unheld_at = now;
         }
         core.queue.place_by_head(resource, core.session.now.at);
+        if released == core.config.tuning.at_once.released {
+            core.queue.shops.releasing.insert(shop);
+            break;
+        }
     }
     if let Some(shop) = core.queue.shops.get_mut(shop)
         && shop.barriers.as_ref().is_some_and(|barriers| barriers.is_empty())

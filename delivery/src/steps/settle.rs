@@ -8,7 +8,7 @@ use spillway_webhook::Spans;
 use spillway_webhook::position::Position;
 
 use crate::classified::Content;
-use crate::config::Tuning;
+use crate::config::AtOnce;
 use crate::event::Effect;
 use crate::pack_key::PackKey;
 use crate::settlement::{LaneRowChange, Outcome, SettledRecord};
@@ -229,7 +229,7 @@ fn record_leads<C: Content>(core: &mut Core<C>) {
 /// move into lanes.
 fn advance<C: Content>(core: &mut Core<C>) {
     let mut advance = Advance::default();
-    let Tuning { passed_packs, passed_webhooks, .. } = core.config.tuning;
+    let AtOnce { passed_packs, passed_webhooks, .. } = core.config.tuning.at_once;
     while advance.entries < passed_packs && advance.webhooks < passed_webhooks {
         let next = core.queue.main.pass(&mut advance);
         let Some(pack) = next.or_else(|| moving::move_next(core, &mut advance)) else { break };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use spillway_delivery::{Backoff, Config, DedupWindow, ShopBounds, Tuning};
+use spillway_delivery::{AtOnce, Backoff, Config, DedupWindow, ShopBounds, Tuning};
 use spillway_limiter::Bounds;
 
 use crate::random::Random;
@@ -123,8 +123,11 @@ fn config(random: &mut Random) -> Config {
             moved_bytes: random.pick(&[1, 500, 2000, 512 << 10]),
             settled_webhooks: random.pick(&[1, 3, 10, 2048]),
             settled_lanes: random.pick(&[1, 2, 256]),
-            passed_packs: random.pick(&[1, 3, 1024]),
-            passed_webhooks: random.pick(&[1, 5, 16_384]),
+            at_once: AtOnce {
+                passed_packs: random.pick(&[1, 3, 1024]),
+                passed_webhooks: random.pick(&[1, 5, 16_384]),
+                released: random.pick(&[1, 2, 4096]),
+            },
             unsettled: random.pick(&[1, 4, 256]),
             cache_bytes: random.pick(&[0, 1000, 4000, 32 << 20]),
             breaker_failures: random.pick(&[1, 2, 4, 16]),

@@ -115,6 +115,23 @@ impl Nodes {
         self.nodes.get(usize_of(key))
     }
 
+    /// The last webhook of a resource up to `position`, searched from `start`; `fixed` if all after that
+    /// are later.
+    pub(super) fn last_up_to(&self, position: Position, start: NodeKey, fixed: NodeKey) -> NodeKey {
+        let mut last = start;
+        while last != NONE
+            && let next = self.get(last).next
+            && next != NONE
+            && self.get(next).position <= position
+        {
+            last = next;
+        }
+        while last != NONE && last != fixed && self.get(last).position > position {
+            last = self.get(last).previous;
+        }
+        last
+    }
+
     /// Adds a node in a free place.
     pub(super) fn allocate(&mut self, node: &Node, fingerprint: Option<Fingerprint>) -> NodeKey {
         let key = match self.free {
