@@ -197,7 +197,7 @@ def senders(campaign, found):
     rows = []
     requests = campaign.requests(shops=SHOPS)
     for connections in campaign.scale(SENDERS, [10]):
-        for number in range(campaign.scale(6, 1)):
+        for number in range(campaign.scale(4, 1)):
             rows += in_turn(campaign, connections, requests, number)
         campaign.say(f"{connections} senders: {ratio(rows, connections):.3f} × the rate with files")
     found.rows["senders"] = rows

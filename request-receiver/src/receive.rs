@@ -232,7 +232,7 @@ fn outcome_of(taken: &Result<Taken, Refusal>) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::collections::HashMap;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
@@ -249,6 +249,7 @@ mod tests {
     use crate::reply::OUTCOMES;
     use crate::secrets::settings::SecretSettings;
     use crate::secrets::{ClientSecrets, HASHED_AT_ONCE_BYTES_MAX};
+    use crate::shares::ShareLevel;
 
     const BODY: &[u8] = br#"{"id":1}"#;
 
@@ -348,7 +349,7 @@ mod tests {
         assert_eq!(refused(&handler, "products/update"), 0);
         assert_eq!(refused(&handler, "other"), 5);
         // Refused after a good signature, or refused by a 503 before the signature is checked.
-        handler.shares.show(HashSet::from([stable_hash::of(&[b""])]));
+        handler.shares.show(HashMap::from([(stable_hash::of(&[b""]), ShareLevel::Over)]));
         let over = receive(context(), request(&hush.sign(BODY))).await;
         assert_eq!(over.status(), StatusCode::SERVICE_UNAVAILABLE);
         handler.store.set_stalled(true);
@@ -384,7 +385,7 @@ mod tests {
         let handler = handler();
         let arrival =
             RequestArrival { first_byte: tokio::time::Instant::now(), connection: Phase::new() };
-        handler.shares.show(HashSet::from([stable_hash::of(&[b""])]));
+        handler.shares.show(HashMap::from([(stable_hash::of(&[b""]), ShareLevel::Over)]));
         let forged = take(&handler, request("forged"), &arrival).await;
         assert_eq!(forged, Err(Refusal::BadSignature));
         let signature = spillway_webhook::Secrets::new(&[Zeroizing::new("hush".to_owned())]);

@@ -8,7 +8,7 @@
 //! published lately, nothing is delivered. Then the queue fills for all shops alike, and no shop is
 //! refused for its share.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -34,15 +34,25 @@ const UNDER_PERCENT: u64 = 90;
 #[derive(Debug)]
 pub struct ShopShares {
     is_any_over: AtomicBool,
-    over: ArcSwap<HashSet<u64>>,
+    over: ArcSwap<HashMap<u64, ShareLevel>>,
     priority_topics: Vec<String>,
+}
+
+/// Limit that a shop is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ShareLevel {
+    /// The one of `SHOP_MAX_QUEUED`. Priority topics are stored.
+    Over,
+    /// The one of priority topics, halfway from there to all of the memory. Otherwise they alone could
+    /// fill it.
+    FarOver,
 }
 
 /// Finds out which shops are over their limit.
 pub struct Judge {
     limit: ShopLimit,
-    /// Names of the shops that are over their limit, by hash.
-    over: BTreeMap<u64, String>,
+    /// Shops that are over their limit, by hash, with their names.
+    over: BTreeMap<u64, (ShareLevel, String)>,
     shown: Arc<ShopShares>,
     gauge: IntGauge,
     judged_at: Instant,
@@ -57,7 +67,7 @@ impl Default for ShopShares {
 }
 
 impl ShopShares {
-    /// No shop is over its limit. Webhooks of these topics are always stored.
+    /// No shop is over its limit. These topics have a higher one.
     pub fn new(priority_topics: Vec<String>) -> Self {
         Self { is_any_over: AtomicBool::new(false), over: ArcSwap::default(), priority_topics }
     }
@@ -72,20 +82,17 @@ impl ShopShares {
             return Ok(());
         }
         let shop = stable_hash::of(&[headers.shop().unwrap_or_default()]);
-        if !self.over.load().contains(&shop) || self.is_excepted(headers) {
-            return Ok(());
-        }
-        Err(Refusal::ShopQueueFull)
-    }
-
-    fn is_excepted(&self, headers: &HeaderMap) -> bool {
+        let over = self.over.load();
+        let Some(level) = over.get(&shop) else { return Ok(()) };
         let topic = headers.topic().unwrap_or_default();
-        is_compliance(&topic)
+        let is_priority = self.priority_topics.iter().any(|one| is_topic_match(one, &topic));
+        let is_stored = is_compliance(&topic)
             || is_barrier(&topic)
-            || self.priority_topics.iter().any(|pattern| is_topic_match(pattern, &topic))
+            || (*level == ShareLevel::Over && is_priority);
+        if is_stored { Ok(()) } else { Err(Refusal::ShopQueueFull) }
     }
 
-    pub(crate) fn show(&self, over: HashSet<u64>) {
+    pub(crate) fn show(&self, over: HashMap<u64, ShareLevel>) {
         let is_any_over = !over.is_empty();
         self.over.store(Arc::new(over));
         self.is_any_over.store(is_any_over, Ordering::Relaxed);
@@ -115,9 +122,11 @@ impl Judge {
                 Ok(shops) => {
                     let limit_bytes = status.queue.limit_bytes;
                     let shops = shops.into_iter();
-                    let shops =
-                        shops.filter(|shop| self.is_over(shop.share.hash, shop.bytes, limit_bytes));
-                    over.extend(shops.map(|shop| (shop.share.hash, shop.share.shop)));
+                    let shops = shops.filter_map(|shop| {
+                        let level = self.level(shop.share.hash, shop.bytes, limit_bytes)?;
+                        Some((shop.share.hash, (level, shop.share.shop)))
+                    });
+                    over.extend(shops);
                 }
                 Err(unreadable) => error = Some(unreadable),
             }
@@ -134,15 +143,23 @@ impl Judge {
         }
     }
 
-    /// Returns true if a shop is over its limit, or was over it and is not far enough below it yet.
-    /// Without `maxmemory` there is no limit.
-    fn is_over(&self, shop: u64, bytes: u64, limit_bytes: u64) -> bool {
-        if limit_bytes == 0 || self.limit.queued_percent >= 100 {
-            return false;
+    /// Limit that a shop is over, or was over and is not far enough below yet. Without `maxmemory` there
+    /// is none.
+    fn level(&self, shop: u64, bytes: u64, limit_bytes: u64) -> Option<ShareLevel> {
+        let percent = self.limit.queued_percent;
+        if limit_bytes == 0 || percent >= 100 {
+            return None;
         }
-        let was_over = self.over.contains_key(&shop);
-        let part = self.limit.queued_percent * if was_over { UNDER_PERCENT } else { 100 };
-        u128::from(bytes) * 100 * 100 >= u128::from(limit_bytes) * u128::from(part)
+        let before = self.over.get(&shop).map(|(level, _)| *level);
+        // Twice the percentage, so that half of one is exact.
+        let is_over = |twice_percent: u64, level: ShareLevel| {
+            let part = twice_percent * if before >= Some(level) { UNDER_PERCENT } else { 100 };
+            u128::from(bytes) * 200 * 100 >= u128::from(limit_bytes) * u128::from(part)
+        };
+        if is_over(percent + 100, ShareLevel::FarOver) {
+            return Some(ShareLevel::FarOver);
+        }
+        is_over(2 * percent, ShareLevel::Over).then_some(ShareLevel::Over)
     }
 
     /// Logs an error unless the last look had one, too. Returns true if it was logged.
@@ -157,17 +174,30 @@ impl Judge {
         }
     }
 
-    fn found(&mut self, over: BTreeMap<u64, String>) {
-        for (hash, shop) in over.iter().filter(|(hash, _)| !self.over.contains_key(hash)) {
+    fn found(&mut self, over: BTreeMap<u64, (ShareLevel, String)>) {
+        for (hash, (level, shop)) in &over {
+            let before = self.over.get(hash).map(|(level, _)| *level);
             let hash = format!("{hash:016x}");
-            tracing::warn!(shop, hash, "a shop is over SHOP_MAX_QUEUED: its webhooks are refused");
+            match level {
+                ShareLevel::FarOver if before != Some(*level) => tracing::warn!(
+                    shop,
+                    hash,
+                    "a shop is far over SHOP_MAX_QUEUED: its PRIORITY_TOPICS are refused, too"
+                ),
+                ShareLevel::Over if before.is_none() => tracing::warn!(
+                    shop,
+                    hash,
+                    "a shop is over SHOP_MAX_QUEUED: its webhooks are refused"
+                ),
+                _ => {}
+            }
         }
-        for (hash, shop) in self.over.iter().filter(|(hash, _)| !over.contains_key(hash)) {
+        for (hash, (_, shop)) in self.over.iter().filter(|(hash, _)| !over.contains_key(hash)) {
             let hash = format!("{hash:016x}");
             tracing::info!(shop, hash, "a shop is below SHOP_MAX_QUEUED again");
         }
-        if !over.keys().eq(self.over.keys()) {
-            self.shown.show(over.keys().copied().collect());
+        if over != self.over {
+            self.shown.show(over.iter().map(|(hash, (level, _))| (*hash, *level)).collect());
         }
         self.gauge.set(i64::try_from(over.len()).unwrap_or(i64::MAX));
         self.over = over;
@@ -255,7 +285,7 @@ mod tests {
     #[test]
     fn only_the_shop_itself_is_refused_and_what_must_not_wait_is_stored() {
         let mut judge = judge(50);
-        judge.look(&status(900, 900));
+        judge.look(&status(700, 900));
         assert!(is_over(&judge));
         assert!(!is_refused(&judge, "b.myshopify.com", "products/update"));
         assert!(is_refused(&judge, SHOP, "products/update"));
@@ -268,6 +298,30 @@ mod tests {
             "orders/create",
         ] {
             assert!(!is_refused(&judge, SHOP, topic), "{topic}");
+        }
+    }
+
+    #[test]
+    fn a_shop_far_over_its_limit_has_its_priority_topics_refused_too() {
+        let mut judge = judge(50);
+        for (used_mib, of_shop, expected) in [
+            (999, 750, false), // 74.9 %
+            (1000, 750, true), // 75 %
+            (999, 750, true),
+            (900, 750, true), // 67.5 %
+            (899, 750, false),
+            (999, 750, false),
+            (1000, 1000, true),
+            (460, 1000, false), // still over its limit
+            (1000, 1000, true),
+        ] {
+            judge.look(&status(used_mib, of_shop));
+            assert!(is_over(&judge));
+            assert_eq!(is_refused(&judge, SHOP, "orders/create"), expected, "{used_mib}");
+            assert!(!is_refused(&judge, "b.myshopify.com", "orders/create"));
+            for topic in ["customers/redact", "shop/redact", "app/uninstalled"] {
+                assert!(!is_refused(&judge, SHOP, topic), "{topic}");
+            }
         }
     }
 

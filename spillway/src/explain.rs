@@ -195,9 +195,10 @@ fn lane(met: &Met<'_>, lanes: &[LaneRow]) -> String {
     let Some(row) = own else { return "in a lane".to_owned() };
     let name = if row.kind.is_empty() { shop } else { format!("{shop} {kind}") };
     let failing = age(row.failing.total().as_secs_f64());
-    let state = match row.tripped {
-        true => format!("its circuit breaker is open, nothing of it succeeded for {failing}"),
-        false => "its circuit breaker is closed".to_owned(),
+    let state = match (row.tripped, row.suspect) {
+        (true, _) => format!("its circuit breaker is open, nothing of it succeeded for {failing}"),
+        (false, true) => "its last attempt timed out, so one is sent at a time".to_owned(),
+        (false, false) => "its circuit breaker is closed".to_owned(),
     };
     format!("in the lane {name} with {} others: {state}", row.waiting.saturating_sub(1))
 }

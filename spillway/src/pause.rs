@@ -55,7 +55,9 @@ pub(crate) async fn pause(arguments: Arguments) -> Result<ExitCode, Failure> {
         None => "as soon as it runs: it has no leader",
     };
     line(match is_new {
-        true => format!("{consumer} pauses {filter}, {leader}. End it with `spillway resume`"),
+        true => format!(
+            "{consumer} pauses {filter}, {leader}. End it with the same filter: `spillway resume`"
+        ),
         false => format!("{consumer} paused {filter} before"),
     })?;
     Ok(ExitCode::SUCCESS)
