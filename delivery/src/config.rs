@@ -74,7 +74,7 @@ pub struct AtOnce {
     pub passed_packs: u64,
     /// Webhooks in these packs, except for those of the last one.
     pub passed_webhooks: u64,
-    /// Resources released with one event, of those that a barrier held back.
+    /// Resources of one shop released with one event, of those that a barrier held back.
     pub released: usize,
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use spillway_delivery::{
     AttemptEnd, AttemptId, Backoff, Blocked, ChunkFound, ChunkRead, Class, Classified, Config,
-    Content, Controls, Core, DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, PackKey,
-    PackRead, ReadAgain, Scope, ShopBounds, Tuning, Verdict,
+    Content, Controls, Core, DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, Outcome,
+    PackKey, PackRead, ReadAgain, Scope, ShopBounds, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::fingerprint::Fingerprint;
@@ -25,6 +25,8 @@ mod overdue;
 mod partly;
 #[path = "flow/recovery.rs"]
 mod recovery;
+#[path = "flow/replays.rs"]
+mod replays;
 #[path = "flow/slow.rs"]
 mod slow;
 #[path = "flow/turns.rs"]
@@ -143,6 +145,8 @@ struct World {
     cancelled: HashSet<AttemptId>,
     /// Times from acceptance to delivery, by shop and kind.
     took: BTreeMap<(u32, u8), Vec<Duration>>,
+    /// Positions of what was delivered, in order.
+    delivered: Vec<Position>,
     dead: u64,
     waiting: usize,
     version: u64,
@@ -253,6 +257,7 @@ impl World {
             clock_behind: Duration::ZERO,
             cancelled: HashSet::new(),
             took: BTreeMap::new(),
+            delivered: Vec::new(),
             dead: 0,
             waiting: 0,
             version: 0,
@@ -343,6 +348,9 @@ impl World {
                 }
                 Effect::Cancel(id) => drop(self.cancelled.insert(id)),
                 Effect::Settle(settlement) => {
+                    let records = settlement.records.iter();
+                    let delivered = records.filter(|one| one.outcome == Outcome::Delivered);
+                    self.delivered.extend(delivered.map(|one| one.position));
                     for record in &settlement.records {
                         let lane = self.lane_of(record.position);
                         let at = Duration::from_millis(record.position.ms.saturating_sub(EPOCH_MS));

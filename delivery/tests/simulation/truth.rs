@@ -88,6 +88,9 @@ impl Truth {
         }
         let at = webhook.position;
         if sent.is_replay {
+            if sent.older > 0 {
+                return Err(format!("a replay of {at} stands for {} others", sent.older));
+            }
             let is_settled = !self.unsettled.contains(&at);
             return is_settled.then_some(()).ok_or(format!("a replay of {at} is not settled"));
         }
@@ -210,6 +213,7 @@ impl Truth {
             Outcome::Coalesced => later.iter().any(|later| {
                 let other = &self.fates[&later.position].webhook;
                 later.outcome != Outcome::Coalesced
+                    && later.position > at
                     && other.unit(letter.scheme) == fate.webhook.unit(letter.scheme)
             }),
             Outcome::Dead => letter.settlement.dead.iter().any(|dead| dead.position == at),

@@ -48,15 +48,24 @@ impl Index {
         length
     }
 
-    /// Chooses the last event up to `position`. Returns the number of events for which it stands,
-    /// or 0 if all events are later.
+    /// Chooses the last event up to `position`. Replays before it follow after it: it stands for none
+    /// of them. Returns the number of events for which it stands, or 0 if all events are later.
     pub(crate) fn lead_up_to(&mut self, key: ResourceKey, position: Position) -> u32 {
         let Some(resource) = self.resource(key).copied() else { return 0 };
         let run = self.nodes.chain(resource.head).take_while(|(_, node)| node.position <= position);
-        let run: Vec<NodeKey> = run.map(|(node, _)| node).collect();
-        let Some(last) = run.last() else { return 0 };
-        self.set_lead(key, *last);
-        u32::try_from(run.len()).unwrap_or(u32::MAX)
+        let run: Vec<(NodeKey, bool)> = run.map(|(key, node)| (key, node.is_replay)).collect();
+        let Some(at) = run.iter().rposition(|(_, is_replay)| !is_replay) else { return 0 };
+        let lead = run[at].0;
+        let mut last = lead;
+        for (replay, _) in run[..at].iter().filter(|(_, is_replay)| *is_replay) {
+            if self.nodes.move_after(*replay, last) {
+                self.resources[usize_of(key)].tail = *replay;
+            }
+            last = *replay;
+        }
+        self.set_lead(key, lead);
+        let events = run[..=at].iter().filter(|(_, is_replay)| !is_replay).count();
+        u32::try_from(events).unwrap_or(u32::MAX)
     }
 
     /// Webhooks for which the head stands: the head first, its lead last.

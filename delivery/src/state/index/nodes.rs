@@ -115,6 +115,23 @@ impl Nodes {
         self.nodes.get(usize_of(key))
     }
 
+    /// Moves a webhook, which is not the head of its resource, to directly after `after`, a later one of
+    /// the resource. Returns true if it is the last one then.
+    pub(super) fn move_after(&mut self, key: NodeKey, after: NodeKey) -> bool {
+        let Node { previous, next, .. } = *self.get(key);
+        self.get_mut(previous).next = next;
+        self.get_mut(next).previous = previous;
+        let following = self.get(after).next;
+        let moved = self.get_mut(key);
+        (moved.previous, moved.next) = (after, following);
+        self.get_mut(after).next = key;
+        if following == NONE {
+            return true;
+        }
+        self.get_mut(following).previous = key;
+        false
+    }
+
     /// The last webhook of a resource up to `position`, searched from `start`; `fixed` if all after that
     /// are later.
     pub(super) fn last_up_to(&self, position: Position, start: NodeKey, fixed: NodeKey) -> NodeKey {

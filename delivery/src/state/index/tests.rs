@@ -88,6 +88,44 @@ fn a_replay_goes_never_before_a_webhook_that_is_at_work() {
 }
 
 #[test]
+fn a_recorded_lead_stands_for_no_replay() {
+    // The lead was recorded by the leader before, and by this one.
+    for (before, after) in [(vec![22, 24], vec![]), (vec![], vec![10, 22]), (vec![24], vec![10])] {
+        for later in [vec![], vec![30]] {
+            let mut one = One::new();
+            [20, 23, 25]
+                .iter()
+                .chain(&later)
+                .for_each(|ms| assert!(!one.add(*ms, None).is_new || *ms == 20));
+            let seqs = |all: &[u64]| (1..).zip(all.to_vec()).collect::<Vec<_>>();
+            for (seq, ms) in seqs(&before) {
+                one.add(ms, Some(seq));
+            }
+            assert_eq!(one.index.lead_up_to(one.resource, at(25)), 3);
+            for (seq, ms) in seqs(&after) {
+                one.add(ms, Some(seq));
+            }
+            assert_eq!(one.index.lead_up_to(one.resource, at(25)), 3);
+            let run = one.index.run(one.resource).into_iter();
+            let run: Vec<u64> = run.map(|node| one.index.node(node).position.ms).collect();
+            assert_eq!(run, [20, 23, 25]);
+            let mut replays = [before.as_slice(), after.as_slice()].concat();
+            replays.sort_unstable();
+            assert_eq!(one.order(), [&run[..], &replays, &later].concat());
+            let tail = one.index.resource(one.resource).expect("it is there").tail;
+            assert_eq!(Some(&tail), one.index.all_of(one.resource).last());
+            one.remove(25);
+            one.add(40, None);
+            assert_eq!(one.order().last(), Some(&40));
+        }
+    }
+    let mut one = One::new();
+    one.add(20, None);
+    one.add(10, Some(1));
+    assert_eq!(one.index.lead_up_to(one.resource, at(15)), 0, "only a replay is before it");
+}
+
+#[test]
 fn many_replays_of_a_resource_take_no_longer_if_many_of_its_webhooks_wait() {
     let took = |waiting: u64| {
         let mut one = One::new();
