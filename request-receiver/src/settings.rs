@@ -145,11 +145,12 @@ pub struct ReceiverArgs {
 
     /// Maximum part of Redis' maxmemory for the waiting webhooks of one shop. Beyond it, those of
     /// that shop are answered 503, except compliance topics and app/uninstalled, and PRIORITY_TOPICS
-    /// up to halfway from there to 100; 100: no limit [percent, 1 to 100]
+    /// below their own limit, in the middle between this one and 100; 100: no limit [percent, 1 to
+    /// 100]
     #[arg(long, env = "SHOP_MAX_QUEUED", default_value = "50")]
     shop_max_queued: String,
 
-    /// Topics that are stored beyond SHOP_MAX_QUEUED, up to halfway from there to 100 %, comma
+    /// Topics that are stored beyond SHOP_MAX_QUEUED, up to the middle between it and 100 %, comma
     /// separated; orders/* means all of a kind. The downstreamer has a setting of the same name
     #[arg(long, env = "PRIORITY_TOPICS", default_value = "orders/*,Order/*")]
     priority_topics: String,

@@ -122,11 +122,14 @@ impl Judge {
                 Ok(shops) => {
                     let limit_bytes = status.queue.limit_bytes;
                     let shops = shops.into_iter();
-                    let shops = shops.filter_map(|shop| {
-                        let level = self.level(shop.share.hash, shop.bytes, limit_bytes)?;
-                        Some((shop.share.hash, (level, shop.share.shop)))
-                    });
-                    over.extend(shops);
+                    for shop in shops {
+                        let hash = shop.share.hash;
+                        let Some(level) = self.level(hash, shop.bytes, limit_bytes) else {
+                            continue;
+                        };
+                        let (most, _) = over.entry(hash).or_insert((level, shop.share.shop));
+                        *most = level.max(*most);
+                    }
                 }
                 Err(unreadable) => error = Some(unreadable),
             }
@@ -322,6 +325,18 @@ mod tests {
             for topic in ["customers/redact", "shop/redact", "app/uninstalled"] {
                 assert!(!is_refused(&judge, SHOP, topic), "{topic}");
             }
+        }
+    }
+
+    #[test]
+    fn the_consumer_for_which_most_of_a_shop_waits_decides() {
+        for shares in [[900, 600], [600, 900]] {
+            let mut judge = judge(50);
+            let mut both = status(900, 900);
+            both.consumers = shares.map(|of_shop| status(900, of_shop).consumers.remove(0)).into();
+            judge.look(&both);
+            assert!(is_over(&judge));
+            assert!(is_refused(&judge, SHOP, "orders/create"), "{shares:?}");
         }
     }
 

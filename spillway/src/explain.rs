@@ -197,7 +197,9 @@ fn lane(met: &Met<'_>, lanes: &[LaneRow]) -> String {
     let failing = age(row.failing.total().as_secs_f64());
     let state = match (row.tripped, row.suspect) {
         (true, _) => format!("its circuit breaker is open, nothing of it succeeded for {failing}"),
-        (false, true) => "its last attempt timed out, so one is sent at a time".to_owned(),
+        (false, true) => {
+            "its last attempt timed out or was cut off, so one is sent at a time".to_owned()
+        }
         (false, false) => "its circuit breaker is closed".to_owned(),
     };
     format!("in the lane {name} with {} others: {state}", row.waiting.saturating_sub(1))

@@ -56,7 +56,7 @@ pub(crate) async fn pause(arguments: Arguments) -> Result<ExitCode, Failure> {
     };
     line(match is_new {
         true => format!(
-            "{consumer} pauses {filter}, {leader}. End it with the same filter: `spillway resume`"
+            "{consumer} pauses {filter}, {leader}. To end it: `spillway resume` with the same options"
         ),
         false => format!("{consumer} paused {filter} before"),
     })?;
