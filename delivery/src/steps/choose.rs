@@ -43,14 +43,16 @@ fn choose<C: Content>(core: &mut Core<C>, turn: Turn, wait_max: Duration) -> Opt
     let Turn { shop, lane, resource } = turn;
     let about = *core.queue.index.resource(resource)?;
     let is_replay = core.queue.index.replay(about.head).is_some();
+    let wall_ms = core.session.now.wall_ms;
+    let seen = &core.ledger.seen;
     if !is_replay && let Some(lead) = core.queue.leads.get(&about.hash).copied() {
-        if core.queue.index.lead_up_to(resource, lead) > 0 {
+        let is_seen = |fingerprint| seen.contains(fingerprint, wall_ms);
+        if core.queue.index.lead_up_to(resource, lead, is_seen) > 0 {
             return core.queue.index.lead(resource);
         }
         finish::forget_lead(core, about.hash);
     }
     let head = core.queue.index.head(resource)?;
-    let wall_ms = core.session.now.wall_ms;
     // A head that was tried alone stays alone, because its time for retries is not that of
     // later events.
     let was_tried = core.queue.retries.get(head).is_some_and(|retry| retry.attempts > 0);

@@ -273,7 +273,10 @@ impl World {
             format!("send {} {} for {older} older{kind}", id.0, webhook.name())
         });
         self.tally.sent += 1;
-        self.truth.check_send(dispatch, self.scheme)?;
+        if self.now >= self.counted.leads_until {
+            return Err(format!("{} is sent without a lease", webhook.name()));
+        }
+        self.truth.check_send(dispatch, self.scheme, self.plan.config.keeps_fingerprints)?;
         self.check_duplicate(dispatch)?;
         let unit = webhook.unit(self.scheme);
         if self.leader.attempts.values().any(|other| other.unit == unit) {

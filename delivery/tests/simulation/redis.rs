@@ -184,7 +184,11 @@ impl Redis {
         self.apply_lanes(letter);
         if let Some(cursor) = settlement.main.cursor {
             self.cursor = self.cursor.max(cursor);
-            self.main = self.main.split_off(&StreamId { ms: cursor.ms, seq: cursor.seq + 1 });
+            let after = self.main.split_off(&StreamId { ms: cursor.ms, seq: cursor.seq + 1 });
+            let passed = std::mem::replace(&mut self.main, after);
+            let webhooks: usize = passed.values().map(Vec::len).sum();
+            let said = (settlement.main.entries_passed, settlement.main.webhooks_passed);
+            assert_eq!(said, (passed.len() as u64, webhooks as u64), "what the cursor passes");
         }
         self.done.retain(|entry, _| !settlement.main.whole.contains(entry));
         self.replays.retain(|id, _| !settlement.replays.settled.contains(id));

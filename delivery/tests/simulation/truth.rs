@@ -80,6 +80,7 @@ impl Truth {
         &self,
         sent: &Dispatch<Bytes>,
         scheme: Scheme,
+        keeps_fingerprints: bool,
     ) -> Result<(), Violation> {
         let webhook = *self.webhook(sent.position)?;
         let held = sent.content.0.get(sent.record_index as usize);
@@ -96,6 +97,9 @@ impl Truth {
         }
         if !self.unsettled.contains(&at) {
             return Err(format!("{} is sent after it was settled", webhook.name()));
+        }
+        if self.dropping.contains(&at) {
+            return Err(format!("{} is to be dropped, and sent", webhook.name()));
         }
         let unit = webhook.unit(scheme);
         // If a newer webhook is dropped, the older ones for which it stood are sent.
@@ -117,6 +121,16 @@ impl Truth {
             let is_odd = |kind: u8| kind == 0 || kind != webhook.coalesces(scheme);
             if kinds.into_iter().any(is_odd) {
                 return Err(format!("{} stands for another kind", webhook.name()));
+            }
+            let is_copied = |one: &&&&Webhook| {
+                one.fingerprint == webhook.fingerprint && !self.dropping.contains(&one.position)
+            };
+            if keeps_fingerprints && let Some(one) = run.iter().find(is_copied) {
+                return Err(format!(
+                    "{} stands for others, a copy of {}",
+                    webhook.name(),
+                    one.name()
+                ));
             }
         }
         self.check_barriers(&webhook, &earlier, scheme)

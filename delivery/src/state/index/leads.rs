@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use spillway_webhook::fingerprint::Fingerprint;
 use spillway_webhook::position::Position;
 
-use super::{Index, Lead, NONE, NodeKey, ResourceKey, usize_of};
+use super::{Index, Lead, NONE, NodeKey, Nodes, ResourceKey, usize_of};
 
 /// Most events for which one event stands. Bounds the time of a choice.
 const RUN_MAX: u32 = 10_000;
@@ -48,13 +48,19 @@ impl Index {
         length
     }
 
-    /// Chooses the last event up to `position`. Replays before it follow after it: it stands for none
+    /// Chooses the event at `position`. If it is gone, chooses the newest one before that is no copy of
+    /// another, and for which `is_seen` is false. Replays before it follow after it: it stands for none
     /// of them. Returns the number of events for which it stands, or 0 if all events are later.
-    pub(crate) fn lead_up_to(&mut self, key: ResourceKey, position: Position) -> u32 {
+    pub(crate) fn lead_up_to(
+        &mut self,
+        key: ResourceKey,
+        position: Position,
+        is_seen: impl Fn(Fingerprint) -> bool,
+    ) -> u32 {
         let Some(resource) = self.resource(key).copied() else { return 0 };
         let run = self.nodes.chain(resource.head).take_while(|(_, node)| node.position <= position);
         let run: Vec<(NodeKey, bool)> = run.map(|(key, node)| (key, node.is_replay)).collect();
-        let Some(at) = run.iter().rposition(|(_, is_replay)| !is_replay) else { return 0 };
+        let Some(at) = place_of_lead(&self.nodes, &run, position, is_seen) else { return 0 };
         let lead = run[at].0;
         let mut last = lead;
         for (replay, _) in run[..at].iter().filter(|(_, is_replay)| *is_replay) {
@@ -89,4 +95,27 @@ impl Index {
             resource.lead = lead;
         }
     }
+}
+
+/// Index in `run` of the event at `position`, or of the newest one that may be sent in its place.
+/// Replays are marked.
+fn place_of_lead(
+    nodes: &Nodes,
+    run: &[(NodeKey, bool)],
+    position: Position,
+    is_seen: impl Fn(Fingerprint) -> bool,
+) -> Option<usize> {
+    let is_event = |(_, (_, is_replay)): &(usize, &(NodeKey, bool))| !is_replay;
+    let mut events = run.iter().enumerate().filter(is_event);
+    let (first, (head, _)) = events.next()?;
+    let mut known: HashSet<Fingerprint> = nodes.fingerprint(*head).into_iter().collect();
+    let mut place = first;
+    for (at, (key, _)) in events {
+        let fingerprint = nodes.fingerprint(*key);
+        let is_copy = fingerprint.is_some_and(|one| !known.insert(one) || is_seen(one));
+        if !is_copy || nodes.get(*key).position == position {
+            place = at;
+        }
+    }
+    Some(place)
 }

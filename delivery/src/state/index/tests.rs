@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use spillway_webhook::fingerprint::Fingerprint;
+
 use super::*;
 use crate::classified::Class;
 
@@ -23,6 +25,15 @@ impl One {
     }
 
     fn add(&mut self, ms: u64, replay: Option<u64>) -> Added {
+        self.add_with(ms, replay, None)
+    }
+
+    fn add_with(
+        &mut self,
+        ms: u64,
+        replay: Option<u64>,
+        fingerprint: Option<Fingerprint>,
+    ) -> Added {
         let classified = Classified {
             resource: 1,
             lane: 1,
@@ -30,7 +41,7 @@ impl One {
             class: Class::Rest,
             is_barrier: false,
             coalesces: 0,
-            fingerprint: None,
+            fingerprint,
             expires_at_ms: None,
         };
         let replay = replay.map(|seq| StreamId { ms: 1, seq });
@@ -101,11 +112,11 @@ fn a_recorded_lead_stands_for_no_replay() {
             for (seq, ms) in seqs(&before) {
                 one.add(ms, Some(seq));
             }
-            assert_eq!(one.index.lead_up_to(one.resource, at(25)), 3);
+            assert_eq!(one.index.lead_up_to(one.resource, at(25), |_| false), 3);
             for (seq, ms) in seqs(&after) {
                 one.add(ms, Some(seq));
             }
-            assert_eq!(one.index.lead_up_to(one.resource, at(25)), 3);
+            assert_eq!(one.index.lead_up_to(one.resource, at(25), |_| false), 3);
             let run = one.index.run(one.resource).into_iter();
             let run: Vec<u64> = run.map(|node| one.index.node(node).position.ms).collect();
             assert_eq!(run, [20, 23, 25]);
@@ -122,7 +133,36 @@ fn a_recorded_lead_stands_for_no_replay() {
     let mut one = One::new();
     one.add(20, None);
     one.add(10, Some(1));
-    assert_eq!(one.index.lead_up_to(one.resource, at(15)), 0, "only a replay is before it");
+    assert_eq!(
+        one.index.lead_up_to(one.resource, at(15), |_| false),
+        0,
+        "only a replay is before it"
+    );
+}
+
+#[test]
+fn no_copy_of_an_older_event_takes_the_place_of_a_recorded_lead_that_is_gone() {
+    // Fingerprints of the events at 10, 20 and so on; what was delivered before; and the lead. It was
+    // recorded at 40, and is gone unless there are four.
+    for (all, seen, lead) in [
+        (vec![1, 2, 1], None, 20),
+        (vec![1, 2, 3], None, 30),
+        (vec![1, 2, 3], Some(3), 20),
+        (vec![1, 2, 2], None, 20),
+        (vec![2, 1], Some(1), 10),
+        (vec![1, 1], Some(1), 10),
+        (vec![1, 2, 3, 1], None, 40),
+        (vec![1, 2, 3, 4], Some(4), 40),
+    ] {
+        let mut one = One { index: Index::new(true), ..One::new() };
+        for (ms, fingerprint) in (10..).step_by(10).zip(&all) {
+            one.add_with(ms, None, Some(*fingerprint));
+        }
+        one.add_with(50, None, Some(9));
+        let count = one.index.lead_up_to(one.resource, at(40), |of| Some(of) == seen);
+        let sent = one.index.lead(one.resource).map(|lead| one.index.node(lead).position);
+        assert_eq!((sent, u64::from(count)), (Some(at(lead)), lead / 10), "{all:?} {seen:?}");
+    }
 }
 
 #[test]
