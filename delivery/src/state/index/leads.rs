@@ -105,17 +105,19 @@ fn place_of_lead(
     position: Position,
     is_seen: impl Fn(Fingerprint) -> bool,
 ) -> Option<usize> {
-    let is_event = |(_, (_, is_replay)): &(usize, &(NodeKey, bool))| !is_replay;
-    let mut events = run.iter().enumerate().filter(is_event);
-    let (first, (head, _)) = events.next()?;
-    let mut known: HashSet<Fingerprint> = nodes.fingerprint(*head).into_iter().collect();
-    let mut place = first;
-    for (at, (key, _)) in events {
+    let newest = run.iter().rposition(|(_, is_replay)| !is_replay)?;
+    if nodes.get(run[newest].0).position == position {
+        return Some(newest);
+    }
+    let mut known = HashSet::new();
+    let mut place = None;
+    for (at, (key, _)) in run.iter().enumerate().filter(|(_, (_, is_replay))| !is_replay) {
         let fingerprint = nodes.fingerprint(*key);
         let is_copy = fingerprint.is_some_and(|one| !known.insert(one) || is_seen(one));
-        if !is_copy || nodes.get(*key).position == position {
-            place = at;
+        // The head may be sent whatever it is.
+        if place.is_none() || !is_copy {
+            place = Some(at);
         }
     }
-    Some(place)
+    place
 }
