@@ -38,7 +38,7 @@ unpack() {
   while read -r name bytes; do
     number=$((number + 1))
     [ -n "$bytes" ] || { bytes=$name && name=found-$number; }
-    base64 -d <<<"$bytes" >"$2/$name"
+    basenc --base16 -d <<<"$bytes" >"$2/$name"
   done <"$2.txt"
   rm "$2.txt"
 }
@@ -50,7 +50,7 @@ pack() {
     [ -e "$file" ] || continue
     name=$(basename "$file")
     [[ $name =~ ^($FOUND)$ ]] || printf '%s ' "$name"
-    base64 -w 0 "$file"
+    basenc --base16 -w 0 "$file"
     echo
   done | LC_ALL=C sort
 }
