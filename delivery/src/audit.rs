@@ -32,12 +32,12 @@ impl<C: Content> Core<C> {
                 continue;
             }
             let lane = self.queue.index.lane(key);
-            let lead = self.queue.index.lead(key).map(|lead| self.queue.index.node(lead).position);
+            let head = self.queue.index.head(key);
             let is_listed = lane
                 .and_then(|lane| self.queue.lanes.get(lane))
-                .is_some_and(|lane| lead.is_some_and(|lead| lane.ready.contains(lead, key)));
+                .is_some_and(|lane| head.is_some_and(|head| lane.ready.contains(head, key)));
             if !is_listed {
-                return Some(format!("{lead:?} is ready, and its lane does not list it"));
+                return Some(format!("{head:?} is ready, and its lane does not list it"));
             }
         }
         let mut lanes = self.queue.lanes.iter();

@@ -1,14 +1,14 @@
 //! Delays of deliveries in virtual time: one core, and a backend that is a function of the shop.
 //! Nothing moves and nothing is lost.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
 use spillway_delivery::{
     AttemptEnd, AttemptId, Backoff, Blocked, ChunkFound, ChunkRead, Class, Classified, Config,
     Content, Controls, Core, DedupWindow, Drops, Effect, Event, LaneLoaded, Loaded, Now, Outcome,
-    PackKey, PackRead, ReadAgain, Scope, ShopBounds, Tuning, Verdict,
+    PackKey, PackRead, PendingSettlement, ReadAgain, Scope, ShopBounds, Tuning, Verdict,
 };
 use spillway_limiter::{Bounds, Signal};
 use spillway_webhook::fingerprint::Fingerprint;
@@ -155,11 +155,15 @@ struct World {
     sends_max: usize,
     /// Most leads that one settlement recorded.
     leads_max: usize,
+    /// Leads that all settlements recorded.
+    leads: usize,
     /// Packs and webhooks that the cursor passed: all, and most with one settlement.
     passed: (u64, u64),
     passed_max: (u64, u64),
     /// Set if as many webhooks are accepted as the core takes.
     has_backlog: bool,
+    /// Accepted packs that wait until the leader takes them; `None` if it gets all at once.
+    unread: Option<VecDeque<PackRead<Lanes>>>,
     /// Time spent on retries, as last written.
     spent: HashMap<Position, Duration>,
     /// Webhooks whose retry states were deleted.
@@ -177,6 +181,8 @@ struct World {
 
 /// First of the kinds that are resources of one lane and whose events stand for each other.
 const COALESCED: u8 = 200;
+/// Kind of events that stand for each other if they have the same index in their packs.
+const PAIRED: u8 = COALESCED - 1;
 /// First of the kinds of the priority class.
 const PRIORITY: u8 = 150;
 /// Kind whose webhooks belong to one resource and are delivered one after the other.
@@ -214,10 +220,12 @@ fn hash(number: u64) -> u64 {
 
 fn classified(shop: u32, kind: u8, entry: u64, index: usize) -> Classified {
     let shop = u64::from(shop) + 1;
-    let coalesces = if kind >= TOPICS { kind } else { u8::from(kind >= COALESCED) };
+    let coalesces = if kind >= TOPICS { kind } else { u8::from(kind >= PAIRED) };
     let own = hash((entry << 24) + index as u64);
     Classified {
-        resource: if coalesces > 0 || kind == IN_LINE {
+        resource: if kind == PAIRED {
+            hash(shop << 32 | index as u64)
+        } else if coalesces > 0 || kind == IN_LINE {
             u64::MAX - (shop << 8 | u64::from(kind.min(TOPICS)))
         } else {
             own
@@ -264,9 +272,11 @@ impl World {
             sent: HashMap::new(),
             sends_max: 0,
             leads_max: 0,
+            leads: 0,
             passed: (0, 0),
             passed_max: (0, 0),
             has_backlog: false,
+            unread: None,
             spent: HashMap::new(),
             failing: HashMap::new(),
             forgotten: HashSet::new(),
@@ -347,38 +357,7 @@ impl World {
                     self.later(self.now + answer.took(), Task::End(dispatch.id, answer));
                 }
                 Effect::Cancel(id) => drop(self.cancelled.insert(id)),
-                Effect::Settle(settlement) => {
-                    let records = settlement.records.iter();
-                    let delivered = records.filter(|one| one.outcome == Outcome::Delivered);
-                    self.delivered.extend(delivered.map(|one| one.position));
-                    for record in &settlement.records {
-                        let lane = self.lane_of(record.position);
-                        let at = Duration::from_millis(record.position.ms.saturating_sub(EPOCH_MS));
-                        self.took.entry(lane).or_default().push(self.now.saturating_sub(at));
-                        self.waiting -= 1;
-                    }
-                    self.dead += settlement.dead.len() as u64;
-                    let retries = [&settlement.main.retries, &settlement.lanes.retries];
-                    for position in retries.iter().flat_map(|changes| &changes.deleted) {
-                        self.spent.remove(position);
-                        self.forgotten.insert(*position);
-                    }
-                    let written = retries.iter().flat_map(|changes| &changes.written);
-                    self.spent.extend(written.map(|(position, retry)| (*position, retry.spent)));
-                    let rows = settlement.lanes.rows.written.iter();
-                    self.failing.extend(rows.map(|row| (row.lane, row.failing.clone())));
-                    for chunk in &settlement.lanes.chunks.written {
-                        self.moved += chunk.positions.len();
-                        self.chunks.insert((chunk.lane, chunk.number), chunk.positions.clone());
-                    }
-                    self.leads_max = self.leads_max.max(settlement.lanes.leads.written.len());
-                    let main = &settlement.main;
-                    let (packs, webhooks) = (main.entries_passed, main.webhooks_passed);
-                    self.passed = (self.passed.0 + packs, self.passed.1 + webhooks);
-                    self.passed_max =
-                        (self.passed_max.0.max(packs), self.passed_max.1.max(webhooks));
-                    self.happens(Event::Settled);
-                }
+                Effect::Settle(settlement) => self.settle(&settlement),
                 Effect::ReadRest { lane, entry } => {
                     assert!(self.rests.insert(entry), "{entry} is being read already");
                     self.rests_read += 1;
@@ -386,7 +365,10 @@ impl World {
                     self.happens(Event::RestRead { lane, entry, pack });
                 }
                 Effect::ReadChunks { lane, first, .. } => {
-                    let chunks = vec![ChunkFound::Read(stored_chunk(lane, first))];
+                    let own = self.chunks.get(&(lane, first));
+                    let own = own.map(|positions| self.written_chunk(first, positions));
+                    let chunk = own.unwrap_or_else(|| stored_chunk(lane, first));
+                    let chunks = vec![ChunkFound::Read(chunk)];
                     self.happens(Event::ChunksRead { lane, chunks });
                 }
                 Effect::Read(key) => {
@@ -403,6 +385,53 @@ impl World {
                 other => panic!("{other:?}"),
             }
         }
+    }
+
+    /// Notes what a settlement changes.
+    fn settle(&mut self, settlement: &PendingSettlement<Lanes>) {
+        let records = settlement.records.iter();
+        let delivered = records.filter(|one| one.outcome == Outcome::Delivered);
+        self.delivered.extend(delivered.map(|one| one.position));
+        for record in &settlement.records {
+            let lane = self.lane_of(record.position);
+            let at = Duration::from_millis(record.position.ms.saturating_sub(EPOCH_MS));
+            self.took.entry(lane).or_default().push(self.now.saturating_sub(at));
+            self.waiting -= 1;
+        }
+        self.dead += settlement.dead.len() as u64;
+        let retries = [&settlement.main.retries, &settlement.lanes.retries];
+        for position in retries.iter().flat_map(|changes| &changes.deleted) {
+            self.spent.remove(position);
+            self.forgotten.insert(*position);
+        }
+        let written = retries.iter().flat_map(|changes| &changes.written);
+        self.spent.extend(written.map(|(position, retry)| (*position, retry.spent)));
+        let rows = settlement.lanes.rows.written.iter();
+        self.failing.extend(rows.map(|row| (row.lane, row.failing.clone())));
+        for chunk in &settlement.lanes.chunks.written {
+            self.moved += chunk.positions.len();
+            self.chunks.insert((chunk.lane, chunk.number), chunk.positions.clone());
+        }
+        let leads = settlement.lanes.leads.written.len();
+        self.leads_max = self.leads_max.max(leads);
+        self.leads += leads;
+        let main = &settlement.main;
+        let (packs, webhooks) = (main.entries_passed, main.webhooks_passed);
+        self.passed = (self.passed.0 + packs, self.passed.1 + webhooks);
+        self.passed_max = (self.passed_max.0.max(packs), self.passed_max.1.max(webhooks));
+        self.happens(Event::Settled);
+    }
+
+    /// A chunk that the leader wrote, of which nothing is settled.
+    fn written_chunk(&self, number: u32, positions: &[Position]) -> ChunkRead<Lanes> {
+        let lanes: Vec<_> = positions.iter().map(|at| self.lane_of(*at)).collect();
+        let all = positions.iter().zip(&lanes);
+        let records = all.map(|(at, (shop, kind))| {
+            (*at, classified(*shop, *kind, at.entry().seq, at.index as usize))
+        });
+        let records = records.collect();
+        let content = Lanes(Rc::new(lanes));
+        ChunkRead { number, records, bits: Vec::new(), retries: Vec::new(), content }
     }
 
     fn read_again(&self, key: PackKey) -> ReadAgain<Lanes> {
@@ -447,7 +476,13 @@ impl World {
                         self.last = entry;
                         let read = pack(entry, &lanes);
                         PACKS.with_borrow_mut(|packs| packs.insert(entry, lanes));
-                        Some(Event::Pack(read))
+                        match &mut self.unread {
+                            Some(unread) => {
+                                unread.push_back(read);
+                                None
+                            }
+                            None => Some(Event::Pack(read)),
+                        }
                     }
                     Task::End(id, _) if self.cancelled.contains(&id) => None,
                     Task::End(id, answer) => Some(Event::Ended(end_of(id, answer))),
@@ -458,6 +493,10 @@ impl World {
                         Some(*event)
                     }
                 });
+            }
+            if let Some(unread) = self.unread.as_mut().filter(|_| self.core.takes_packs()) {
+                let count = unread.len().min(64);
+                events.extend(unread.drain(..count).map(Event::Pack));
             }
             if events.is_empty() {
                 events.push(Event::Tick);

@@ -135,17 +135,16 @@ impl Index {
         self.resource(key).map(|resource| resource.state)
     }
 
-    /// True if a resource waits for its turn in a lane, to send the webhook at `position`.
+    /// True if a resource with its head at `position` waits for its turn in a lane.
     pub(crate) fn is_ready(
         &self,
         lane: LaneKey,
         resource: ResourceKey,
         position: Position,
     ) -> bool {
-        let lead = self.lead(resource).map(|lead| self.node(lead).position);
         self.state(resource) == Some(HeadState::Ready)
             && self.lane(resource) == Some(lane)
-            && lead == Some(position)
+            && self.head(resource) == Some(position)
     }
 
     /// Changes the state of a resource.

@@ -207,19 +207,12 @@ impl QueueView {
     }
 
     pub(crate) fn push_ready(&mut self, resource: ResourceKey) {
-        let Some(node) = self.index.lead(resource) else { return };
-        let (Some(lane), Some(class)) =
-            (self.index.lane(resource), self.index.head_node(resource).map(|head| head.class))
-        else {
-            return;
-        };
-        let head = self.index.head(resource).unwrap_or_default();
-        let was_tried = self.retries.get(head).is_some();
-        let position = self.index.node(node).position;
-        let is_replay = self.index.head_node(resource).is_some_and(|head| head.is_replay);
-        if let Some(lane) = self.lanes.get_mut(lane) {
-            lane.ready.push(class, ReadyKind { was_tried, is_replay }, position, resource);
-            self.shops.give_turn(lane.shop, class);
+        let Some(head) = self.index.head_node(resource) else { return };
+        let was_tried = self.retries.get(head.position).is_some();
+        let kind = ReadyKind { was_tried, is_replay: head.is_replay };
+        if let Some(lane) = self.lanes.get_mut(head.lane) {
+            lane.ready.push(head.class, kind, head.position, resource);
+            self.shops.give_turn(lane.shop, head.class);
         }
     }
 

@@ -8,7 +8,8 @@ use spillway_webhook::position::Position;
 use crate::classified::Class;
 use crate::state::index::ResourceKey;
 
-/// Resources ordered by the position of the webhook that is sent for them, oldest first.
+/// Resources ordered by the position of their head, oldest first. One whose newest event is recorded
+/// to stand for the others keeps its place, and is sent before more of them are recorded.
 type OldestFirst = BinaryHeap<Reverse<(Position, ResourceKey)>>;
 
 /// Heaps by class, and then by whether the head was tried before.
@@ -105,7 +106,7 @@ impl Ready {
         }
     }
 
-    /// True if a resource is listed to send the webhook at `position`. Slow: for tests.
+    /// True if a resource with its head at `position` is listed. Slow: for tests.
     pub(crate) fn contains(&self, position: Position, resource: ResourceKey) -> bool {
         let mut listed = self.all().flatten().flatten();
         listed.any(|Reverse(one)| *one == (position, resource))

@@ -11,6 +11,7 @@ use crate::state::lane::{Lane, Rest};
 use crate::state::queue_view::QueueView;
 use crate::state::resource::{HeadState, Step};
 use crate::steps::gate;
+use crate::turn::Blocked;
 
 /// The window of a healthy lane is cut only if it holds more than 1/`LARGE_PART` of the index.
 const LARGE_PART: usize = 16;
@@ -73,21 +74,26 @@ fn shrinks<C: Content>(core: &mut Core<C>, bytes: usize) -> bool {
     now < core.session.shrunk.1 + SHRINKS_WITHIN
 }
 
-/// Cuts windows of blocked lanes, and large windows. Cuts none while the backend is stopped,
-/// because then everything is blocked.
+/// Cuts windows of blocked lanes, and large windows. While the backend is stopped, everything is
+/// blocked. Then it cuts windows once every lane that waits has failed: the stream may hold a healthy
+/// one, which shows that the backend is not down.
 fn cut_blocked<C: Content>(core: &mut Core<C>) {
     let most = core.config.index_bytes;
     let now = core.session.now.at;
-    if core.backend.is_stopped() || now < core.session.looks.cut_at {
+    if now < core.session.looks.cut_at {
         return;
     }
     let lanes = u32::try_from(core.queue.lanes.iter().len()).unwrap_or(u32::MAX);
     core.session.looks.cut_at = now + CUT_EVERY + CUT_EVERY * (lanes / CUT_LANES);
+    let is_stopped = core.backend.is_stopped();
+    if is_stopped && has_unfailed(core) {
+        return;
+    }
     let large = u32::try_from(most / WEBHOOK_BYTES / LARGE_PART).unwrap_or(u32::MAX);
     let mut candidates: Vec<(bool, u32, LaneKey)> = Vec::new();
     for (key, lane) in core.queue.lanes.iter() {
         let count = lane.window.count;
-        let is_blocked = count > 1 && gate::is_blocked(core, lane);
+        let is_blocked = count > 1 && (is_stopped || gate::is_blocked(core, lane));
         if is_blocked || count > large {
             candidates.push((is_blocked, count, key));
         }
@@ -98,6 +104,16 @@ fn cut_blocked<C: Content>(core: &mut Core<C>) {
         while is_over_cut(core) && cut(core, key, Duration::ZERO) {}
     }
     shed_rows(core);
+}
+
+/// True if the backend may be probed with a lane that has not failed since it was stopped.
+fn has_unfailed<C: Content>(core: &Core<C>) -> bool {
+    let stopped_at = core.backend.stopped_at();
+    let is_probe = |lane: &Lane| lane.is_unfailed(stopped_at) && !lane.ready.is_empty();
+    core.queue.lanes.iter().any(|(_, lane)| {
+        let shop = gate::shop_gate(core, lane.shop);
+        is_probe(lane) && !matches!(shop, Err(Blocked::ShopPaused | Blocked::ShopRate))
+    })
 }
 
 /// Cuts windows in which most webhooks wait for retries, although other webhooks of their lanes

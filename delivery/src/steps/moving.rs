@@ -66,7 +66,7 @@ fn may_move_at_all<C: Content>(core: &Core<C>) -> bool {
     core.session.may_move
         && core.session.are_replays_loaded
         && !core.session.is_stopping
-        && !core.backend.is_stopped()
+        && (!core.backend.is_stopped() || core.session.is_index_full)
 }
 
 /// Active time from which a pack that is read now may move.

@@ -71,7 +71,8 @@ fn shops_that_fail_and_whose_events_stand_for_each_other_never_fill_the_index() 
     }
     world.run(602 * SECOND);
     assert_eq!(world.took[&(Y, 0)].len(), 597);
-    assert!(world.core.status().index_bytes < 96 << 10);
+    // No window is filled beyond this size.
+    assert!(world.core.status().index_bytes < 112 << 10);
     assert!(world.longest(Y) < SECOND, "{:?}", world.longest(Y));
 }
 
@@ -94,4 +95,57 @@ fn what_a_barrier_held_back_is_released_though_nothing_of_it_is_sent() {
     let [took] = world.took[&(X, 0)][..] else { panic!("it was delivered once") };
     let barrier = world.took[&(X, BARRIER)][0] + SECOND;
     assert!(took + 3 * SECOND < barrier + 2 * SECOND, "{took:?}, the barrier at {barrier:?}");
+}
+
+#[test]
+fn shops_that_fail_and_fill_the_index_hide_no_healthy_shop_behind_them() {
+    const Z: u32 = 77;
+    let many: Vec<u32> = (100..140).collect();
+    let shops: [&[u32]; 3] = [&[X], &[X, Z], &many];
+    for (shops, answer) in shops.into_iter().flat_map(|of| {
+        [Answer::Fails(MS), Answer::Hangs, Answer::Refuses(MS), Answer::Unavailable(MS)]
+            .map(|answer| (of, answer))
+    }) {
+        // Each lane is probed before, and a backend that refuses is probed once in ten seconds.
+        if shops.len() > 2 && matches!(answer, Answer::Refuses(_)) {
+            continue;
+        }
+        // No lane holds a sixteenth of the index if there are many.
+        let index_bytes = if shops.len() > 2 { 512 << 10 } else { 128 << 10 };
+        let config = Config { index_bytes, park_after: SECOND, ..config(16) };
+        let answers: Box<Answers> = Box::new(move |shop, _, _| match shop {
+            Y => Answer::Takes(5 * MS),
+            _ => answer,
+        });
+        // Nothing was delivered before.
+        let mut world = World::new(config, answers);
+        world.unread = Some(VecDeque::new());
+        for number in 0..6_000 {
+            let kinds = (0..3).map(|kind| (shops[number % shops.len()], kind));
+            world.accept(MS, kinds);
+        }
+        world.accept(SECOND, [(Y, 0)]);
+        for second in 60..120 {
+            world.accept(second * SECOND, [(Y, 0)]);
+        }
+        world.run(400 * SECOND);
+        let took = world.took.get(&(Y, 0)).map_or(0, Vec::len);
+        assert_eq!(took, 61, "{shops:?} {answer:?}");
+        let most = if shops.len() > 2 { 180 } else { 60 };
+        assert!(world.longest(Y) < most * SECOND, "{answer:?} {:?}", world.longest(Y));
+    }
+}
+
+#[test]
+fn a_backlog_of_events_that_stand_for_others_is_sent_while_it_is_recorded() {
+    const PAIRS: usize = 50_000;
+    let mut world = known(config(16), slow(5 * MS));
+    world.run(SECOND);
+    world.accept(SECOND, [X; PAIRS].map(|shop| (shop, PAIRED)));
+    world.accept(SECOND, [X; PAIRS].map(|shop| (shop, PAIRED)));
+    world.run(SECOND + 100 * MS);
+    let sent = world.sent.get(&(X, PAIRED)).map_or(0, |sent| *sent);
+    assert!(sent > 100, "{sent} are sent");
+    let (recorded, settled) = (world.leads, world.delivered.len());
+    assert!(recorded < 2 * 256 + 2 * settled, "{recorded} are recorded, {settled} sent");
 }
