@@ -157,18 +157,24 @@ impl Attempts {
         slow
     }
 
-    /// Marks the attempts that are slow or long by now. Returns the shops of those newly marked.
-    pub(crate) fn mark_long(&mut self, now: Duration) -> Vec<ShopKey> {
+    /// Marks the attempts that are slow or long by now. Returns the shops of those newly marked, and
+    /// the shops with an attempt that takes [`LONG`] or more.
+    pub(crate) fn mark_long(&mut self, now: Duration) -> (Vec<ShopKey>, Vec<ShopKey>) {
         let mut shops = Vec::new();
+        let mut very_long = Vec::new();
         for attempt in self.running.values_mut() {
-            let is_long = attempt.is_slow || now.saturating_sub(attempt.began) >= LONG;
+            let has_lasted = now.saturating_sub(attempt.began) >= LONG;
+            if has_lasted {
+                very_long.push(attempt.shop);
+            }
+            let is_long = attempt.is_slow || has_lasted;
             if is_long && !attempt.is_long {
                 attempt.is_long = true;
                 self.long += 1;
                 shops.push(attempt.shop);
             }
         }
-        shops
+        (shops, very_long)
     }
 
     /// Number of attempts that are slow or long.

@@ -19,6 +19,8 @@ pub(crate) enum TurnsBy {
 pub(crate) struct DeliveryTimes {
     /// Number of deliveries under way that are long.
     pub long: u32,
+    /// Time at which a delivery that takes a second or more was last under way.
+    pub lasted_at: Option<Duration>,
     /// Average duration of recent deliveries, in seconds.
     pub took: f64,
 }

@@ -20,6 +20,9 @@ use crate::state::index::{LaneKey, ResourceKey, key_of, usize_of};
 
 /// An attempt that takes longer is long: it keeps its slot, whatever duration is usual.
 pub(crate) const LONG: Duration = Duration::from_secs(1);
+/// Time for which a shop with a long delivery leaves the last slots to others, if long deliveries hold
+/// most slots.
+const LONG_LATELY: Duration = Duration::from_secs(30);
 /// Highest debt of a shop, in turns.
 const DEBT_MAX: f64 = 16.0;
 /// Highest credit of a shop, in turns.
@@ -48,7 +51,8 @@ pub(crate) struct Shop {
     pub lanes: Vec<LaneKey>,
     /// Number of deliveries under way.
     pub in_flight: u32,
-    pace: DeliveryTimes,
+    /// Time that its deliveries take.
+    pub pace: DeliveryTimes,
     /// Number of unsettled webhooks that were read. Replays do not count.
     waiting: u64,
     /// Time before which the shop has no turn.
@@ -421,6 +425,11 @@ impl Shop {
     /// True if the shop's deliveries are long: one under way is, or the last few were.
     pub(crate) fn is_long(&self) -> bool {
         self.pace.long > 0 || self.pace.took >= LONG.as_secs_f64()
+    }
+
+    /// True if a delivery of the shop took a second or more lately.
+    pub(crate) fn was_long_lately(&self, now: Duration) -> bool {
+        self.pace.lasted_at.is_some_and(|at| now < at + LONG_LATELY)
     }
 
     /// True if the shop has a turn of this class, or if a coming event will give it one.

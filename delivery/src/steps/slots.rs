@@ -38,15 +38,31 @@ pub(crate) fn ensure_slot<C: Content>(
     if is_admitted { Ok(()) } else { Err(Blocked::Limit) }
 }
 
-/// True if a shop holds a quarter of the slots with long deliveries. Webhooks of other shops
-/// would wait as long.
+/// True if a shop holds a quarter of the slots with long deliveries, or is one of several that hold
+/// half of them. Webhooks of other shops would wait as long.
 pub(crate) fn is_holding_slots<C: Content>(core: &Core<C>, key: ShopKey) -> bool {
-    let part = (core.limiter.concurrency(core.session.now.at) / HELD_PART).max(1);
+    let now = core.session.now.at;
+    let part = (core.limiter.concurrency(now) / HELD_PART).max(1);
+    let are_most_held = are_most_held(core);
     core.queue.shops.get(key).is_some_and(|shop| {
-        shop.is_long()
-            && usize_of(shop.in_flight) >= part
+        let is_holding = shop.is_long() && usize_of(shop.in_flight) >= part;
+        (is_holding || (are_most_held && shop.was_long_lately(now)))
             && core.backend.has_served_other(shop.hash)
     })
+}
+
+/// True if long deliveries hold half of the slots while others succeed. Several shops may hold
+/// together what none of them holds alone.
+fn are_most_held<C: Content>(core: &Core<C>) -> bool {
+    let now = core.session.now.at;
+    let limit = core.limiter.concurrency(now);
+    let are_many = limit >= MORE_PART && 2 * core.attempts.long() >= limit;
+    are_many && core.attempts.has_succeeded_lately(now)
+}
+
+/// True if long deliveries hold all slots that shops with such deliveries may have.
+pub(crate) fn are_all_held<C: Content>(core: &Core<C>) -> bool {
+    core.attempts.long() + left_slots(core).max(1) > core.limiter.concurrency(core.session.now.at)
 }
 
 /// Slots that a shop with long deliveries leaves to others.

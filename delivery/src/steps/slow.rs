@@ -39,9 +39,15 @@ pub(crate) fn cut_off<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
             lane.flow.stalled += 1;
         }
     }
-    for shop in core.attempts.mark_long(now) {
+    let (long, lasting) = core.attempts.mark_long(now);
+    for shop in long {
         if let Some(shop) = core.queue.shops.get_mut(shop) {
             shop.mark_long();
+        }
+    }
+    for shop in lasting {
+        if let Some(shop) = core.queue.shops.get_mut(shop) {
+            shop.pace.lasted_at = Some(now);
         }
     }
     let ids: Vec<_> = if core.session.is_stopping {
@@ -91,23 +97,28 @@ fn some_to_cut<C: Content>(core: &Core<C>) -> Vec<AttemptId> {
     let now = core.session.now.at;
     let concurrency = core.limiter.concurrency(now);
     // If the rate, a pause or the leader holds the turn back, a slot would not help it.
-    let may_begin = concurrency > 0 && gate::may_begin(core).is_ok();
+    if concurrency == 0 || gate::may_begin(core).is_err() {
+        return Vec::new();
+    }
+    let slots = concurrency + slots::spare_slots(core);
     let waiting = core.waiting_turn.filter(|turn| {
-        let slots = concurrency + slots::spare_slots(core) + slots::more_slots(core, turn.shop);
         let lane = core.queue.lanes.get(turn.lane);
-        may_begin
-            && core.attempts.len() >= slots
+        core.attempts.len() >= slots + slots::more_slots(core, turn.shop)
             && lane.is_some_and(|lane| lane.flow.suspect.is_none() && lane.flow.stalled == 0)
     });
     let Some(waiting) = waiting else { return Vec::new() };
     let lanes = &core.queue.lanes;
     let last = last_attempt(core);
+    // An attempt of a lane that succeeds may only be slow. The first one of a webhook is cut off if such
+    // attempts hold all slots.
+    let are_all_held = slots::are_all_held(core) && !slots::is_holding_slots(core, waiting.shop);
     let may_cut = |attempt: &Attempt| {
         attempt.lane != waiting.lane
             && Some(attempt.resource) != last
-            && lanes
-                .get(attempt.lane)
-                .is_some_and(|lane| !lane.flow.has_succeeded_since(attempt.began))
+            && lanes.get(attempt.lane).is_some_and(|lane| {
+                (are_all_held && attempt.number == 1)
+                    || !lane.flow.has_succeeded_since(attempt.began)
+            })
     };
     // At least two slots are allowed while two shops send.
     let limit = concurrency.max(2.min(core.config.bounds.concurrency_max));

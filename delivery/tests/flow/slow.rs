@@ -242,3 +242,28 @@ fn a_stub_that_waits_is_counted_from_an_hour_before_its_payload_expires() {
     assert_eq!(world.run(8_000 * SECOND), 0);
     assert_eq!(world.core.status().stubs_expiring, 0);
 }
+
+#[test]
+fn several_shops_of_which_every_tenth_webhook_is_slow_leave_a_slot_to_others() {
+    let slow = [Answer::Hangs, Answer::Takes(5 * SECOND)];
+    for (shops, answer) in [2, 5, 20].into_iter().flat_map(|of| slow.map(|slow| (of, slow))) {
+        let calls = Cell::new(0);
+        let answers: Box<Answers> = Box::new(move |shop, _, _| {
+            calls.set(calls.get() + u32::from(shop != Y));
+            if shop != Y && calls.get().is_multiple_of(10) { answer } else { Answer::Takes(5 * MS) }
+        });
+        let mut world = known(steady(shops.into()), answers);
+        for tick in 0..1_000 {
+            let of = (0..11).map(|one| (100 + (one + tick) % shops, 0));
+            world.accept(SECOND + tick * 100 * MS, of);
+            world.accept(2 * SECOND + tick * 100 * MS, [(Y, 0), (Y, 0)]);
+        }
+        world.run(200 * SECOND);
+        let mut waits = world.took[&(Y, 0)].clone();
+        waits.sort_unstable();
+        assert_eq!(waits.len(), 2_001, "{shops} {answer:?}");
+        assert!(waits[1_980] < 150 * MS && waits[2_000] < SECOND, "{:?}", &waits[1_980..]);
+        let counts = world.core.counts();
+        assert!(counts.cut_off < 400, "{shops} {answer:?}: {} are cut off", counts.cut_off);
+    }
+}
