@@ -34,8 +34,9 @@ pub struct SettledRecord {
     pub fingerprint: Option<Fingerprint>,
     /// Number of attempts.
     pub attempts: u32,
-    /// True if the fingerprint is remembered as delivered.
-    pub is_remembered: bool,
+    /// Entry for the deduplication window: the fingerprint if the webhook is delivered, and a mark made
+    /// of it if the webhook is given up and may be coalesced.
+    pub remembered: Option<Fingerprint>,
 }
 
 /// A webhook that is given up.

@@ -46,7 +46,6 @@ impl Translator {
         if self.keeps_history {
             settlement.records.iter().for_each(|record| outcome_record(record).write(&mut history));
         }
-        let seen = settlement.records.iter().filter(|record| record.is_remembered);
         Some(settle::Settlement {
             passed: main.cursor.map(|cursor| PassedEntries {
                 cursor,
@@ -60,7 +59,7 @@ impl Translator {
             replays: replays.settled,
             dead: settlement.dead.into_iter().map(|letter| self.dead(letter)).collect(),
             remembered: Remembered {
-                seen: seen.filter_map(|record| record.fingerprint).collect(),
+                seen: settlement.records.iter().filter_map(|record| record.remembered).collect(),
                 history,
                 from_ms,
             },

@@ -226,6 +226,24 @@ async fn a_late_copy_of_a_state_that_another_stood_for_is_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_copy_of_a_state_that_was_given_up_stands_for_no_newer_one() {
+    const DEAD: &str = "{spillway}:http:dead";
+    let product = Product::new().await;
+    product.backend.behave(|_| Behaviour::status(400));
+    let mut downstreamer = product.start().await;
+    product.states(&[1]).await;
+    let is_dead = async || product.redis.stream_len(DEAD).await == 1;
+    until("the first is a dead letter", SOON, is_dead).await;
+    // The third waits with the copy while the second is under way.
+    product.backend.behave(|_| Behaviour::slowly(Duration::from_secs(1)));
+    downstreamer.kill9();
+    // Shopify sends the first again, because it received no answer.
+    product.states(&[2, 3, 1]).await;
+    downstreamer.restart();
+    assert_eq!(product.arrived().await, [1, 2, 3, 1], "the third is the newest");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_state_stands_for_one_before_a_barrier() {
     let product = Product::new().await;
     product.states(&[1, 2, 3]).await;

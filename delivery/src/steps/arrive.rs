@@ -99,12 +99,10 @@ fn webhook_arrived<C: Content>(
     index_webhook(core, lane, &IndexEntry { position, classified, replay });
 }
 
-/// Notes that a webhook was dropped before it was indexed. If it is a recorded lead, the lead
-/// may be forgotten.
+/// Notes that a webhook was dropped before it was indexed. If it is a recorded lead, the lead is
+/// checked once everything is indexed.
 pub(crate) fn lead_dropped<C: Content>(core: &mut Core<C>, resource: u64, position: Position) {
-    if core.queue.leads.get(&resource) == Some(&position) {
-        finish::tidy_lead(core, resource);
-    }
+    core.queue.are_leads_old |= core.queue.leads.get(&resource) == Some(&position);
 }
 
 /// Adds a webhook to its lane's window, and releases its resource if the webhook became the

@@ -6,7 +6,8 @@ use spillway_webhook::fingerprint::Fingerprint;
 
 use crate::classified::Content;
 use crate::state::Core;
-use crate::state::index::{Lead, NodeKey};
+use crate::state::index::{Lead, NodeKey, ResourceKey};
+use crate::state::ledger::{Finished, HeadEnd};
 use crate::state::resource::{HeadState, Step};
 use crate::steps::{finish, read};
 use crate::turn::Turn;
@@ -44,10 +45,9 @@ fn choose<C: Content>(core: &mut Core<C>, turn: Turn, wait_max: Duration) -> Opt
     let about = *core.queue.index.resource(resource)?;
     let is_replay = core.queue.index.replay(about.head).is_some();
     let wall_ms = core.session.now.wall_ms;
-    let seen = &core.ledger.seen;
     if !is_replay && let Some(lead) = core.queue.leads.get(&about.hash).copied() {
-        let is_seen = |fingerprint| seen.contains(fingerprint, wall_ms);
-        if core.queue.index.lead_up_to(resource, lead, is_seen) > 0 {
+        let has_ended = core.ledger.seen.ended(wall_ms);
+        if core.queue.index.lead_up_to(resource, lead, has_ended) > 0 {
             return core.queue.index.lead(resource);
         }
         finish::forget_lead(core, about.hash);
@@ -62,12 +62,12 @@ fn choose<C: Content>(core: &mut Core<C>, turn: Turn, wait_max: Duration) -> Opt
     let is_mixed = shop.is_mixed();
     let barriers = shop.barriers.as_ref();
     let barrier = barriers.and_then(|barriers| barriers.positions.first().copied());
-    let seen = &core.ledger.seen;
+    let has_ended = core.ledger.seen.ended(wall_ms);
     let length = core.queue.index.choose_lead(resource, |position, fingerprint| {
         let is_after = barrier.is_some_and(|barrier| position > barrier);
         if was_tried || is_mixed || is_after || position.ms.saturating_sub(head.ms) > wait_max {
             Lead::End
-        } else if fingerprint.is_some_and(|one| seen.contains(one, wall_ms)) {
+        } else if fingerprint.is_some_and(&has_ended) {
             Lead::Skip
         } else {
             Lead::Yes
@@ -111,8 +111,19 @@ pub(crate) fn fingerprint<C: Content>(
     core.ledger.seen.is_on().then(|| content.fingerprint(record_index)).flatten()
 }
 
-/// True if a webhook with this fingerprint was delivered lately.
-pub(crate) fn is_duplicate<C: Content>(core: &Core<C>, fingerprint: Option<Fingerprint>) -> bool {
+/// Ends the head of a resource if a webhook with this fingerprint was delivered lately. Returns true
+/// if it did.
+pub(crate) fn ends_as_duplicate<C: Content>(
+    core: &mut Core<C>,
+    resource: ResourceKey,
+    fingerprint: Option<Fingerprint>,
+) -> bool {
     let wall_ms = core.session.now.wall_ms;
-    fingerprint.is_some_and(|one| core.ledger.seen.contains(one, wall_ms))
+    if !fingerprint.is_some_and(|one| core.ledger.seen.contains(one, wall_ms)) {
+        return false;
+    }
+    core.counts.duplicates += 1;
+    let end = HeadEnd::Duplicate;
+    finish::finish(core, Finished { resource, end, fingerprint, attempts: 0 });
+    true
 }

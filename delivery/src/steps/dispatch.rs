@@ -5,9 +5,8 @@ use crate::event::{Dispatch, Effect};
 use crate::state::Core;
 use crate::state::attempts::{Attempt, Sent};
 use crate::state::index::NodeKey;
-use crate::state::ledger::{Finished, HeadEnd};
 use crate::state::resource::Step;
-use crate::steps::{choose, finish, gate, slots, suspect_turns, time, turns};
+use crate::steps::{choose, gate, slots, suspect_turns, time, turns};
 use crate::turn::Turn;
 
 /// Most shops that are skipped at once because they hold slots.
@@ -73,12 +72,7 @@ fn send<C: Content>(
     let is_replay = core.queue.index.replay(node).is_some();
     let attempts = core.queue.retries.get(head).map_or(0, |retry| retry.attempts);
     let own = choose::fingerprint(core, &content, record_index);
-    if attempts == 0 && !is_replay && choose::is_duplicate(core, own) {
-        core.counts.duplicates += 1;
-        finish::finish(
-            core,
-            Finished { resource, end: HeadEnd::Duplicate, fingerprint: own, attempts: 0 },
-        );
+    if !is_replay && choose::ends_as_duplicate(core, resource, own) {
         return None;
     }
     let older = u32::try_from(core.queue.index.run(resource).len() - 1).unwrap_or(u32::MAX);

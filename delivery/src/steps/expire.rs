@@ -11,12 +11,11 @@ use crate::state::Core;
 use crate::state::expiry::EXPIRED;
 use crate::state::index::{LaneKey, ResourceKey};
 use crate::state::lane::Lane;
-use crate::state::ledger::{Finished, HeadEnd};
 use crate::state::ready::ReadyKind;
 use crate::state::resource::HeadState;
 use crate::state::shop::ShopGate;
 use crate::steps::time::About;
-use crate::steps::{choose, finish, gate, give_up, pick, spent};
+use crate::steps::{choose, gate, give_up, pick, spent};
 use crate::turn::Turn;
 
 /// Lanes per scan.
@@ -94,7 +93,7 @@ fn expire_next<C: Content>(core: &mut Core<C>, key: LaneKey) -> bool {
             };
             let Some(head) = core.queue.index.head(resource) else { continue };
             // All webhooks up to the recorded lead expire together with the head.
-            let newest = recorded_lead(core, resource).unwrap_or(head);
+            let newest = recorded_lead(core, resource).unwrap_or(head).max(head);
             let of_newest = spent::spent(core, key, newest, newest, About::Shop);
             let own = core.queue.retries.get(head).map_or(Duration::ZERO, |retry| retry.spent);
             let Some(excess) = of_newest.max(own).checked_sub(expires_after) else { continue };
@@ -136,11 +135,7 @@ fn expire_turn<C: Content>(core: &mut Core<C>, turn: Turn, excess: Duration) -> 
     let head = core.queue.index.head(turn.resource).unwrap_or(position);
     let attempts = core.queue.retries.get(head).map_or(0, |retry| retry.attempts);
     let fingerprint = choose::fingerprint(core, &content, record_index);
-    if attempts == 0 && choose::is_duplicate(core, fingerprint) {
-        core.counts.duplicates += 1;
-        let resource = turn.resource;
-        let end = HeadEnd::Duplicate;
-        finish::finish(core, Finished { resource, end, fingerprint, attempts });
+    if choose::ends_as_duplicate(core, turn.resource, fingerprint) {
         return true;
     }
     let reason = EXPIRED;

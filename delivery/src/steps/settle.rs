@@ -17,6 +17,7 @@ use crate::state::expiry::EXPIRED;
 use crate::state::index::{LaneKey, NodeKey};
 use crate::state::ledger::{Draft, Finished, HeadEnd, WebhookPlace};
 use crate::state::main_stream::{Advance, MainPack};
+use crate::state::seen::given_up;
 use crate::steps::{apply_controls, finish, moving, time};
 
 /// Bytes of dead letters in one settlement.
@@ -54,6 +55,9 @@ pub(crate) fn begin_settlement<C: Content>(core: &mut Core<C>) -> Option<Effect<
     settlement.main.settled_after_cursor = core.queue.main.settled_after_cursor;
     settlement.lanes.waiting = core.queue.lanes.waiting();
     settlement.lanes.oldest_ms = oldest_in_lanes(core);
+    let of_lanes = Some(settlement.lanes.oldest_ms).filter(|_| settlement.lanes.waiting > 0);
+    let of_main = core.queue.main.cursor.ms;
+    core.ledger.seen.set_oldest(of_lanes.map_or(of_main, |oldest| oldest.min(of_main)));
     core.ledger.settling = Some(settling);
     Some(Effect::Settle(Box::new(settlement)))
 }
@@ -120,26 +124,28 @@ fn settle_run<C: Content>(core: &mut Core<C>, one: &Finished<C>, run: &[NodeKey]
     }
     for node in run {
         let is_lead = run.last() == Some(node);
-        let (position, lane) = {
+        let (position, lane, is_coalesced) = {
             let node = core.queue.index.node(*node);
-            (node.position, node.lane)
+            (node.position, node.lane, node.coalesces != 0)
         };
         let kept = core.queue.index.nodes.fingerprint(*node);
         let replay = core.queue.index.replay(*node);
         let fingerprint = if is_lead { one.fingerprint } else { kept };
-        let is_remembered =
-            outcome == Outcome::Delivered && replay.is_none() && core.ledger.seen.is_on();
+        let remembered = match outcome {
+            _ if replay.is_some() || !core.ledger.seen.is_on() => None,
+            Outcome::Delivered => fingerprint,
+            Outcome::Dead if is_coalesced => fingerprint.map(given_up),
+            _ => None,
+        };
         let Draft { settlement, settling, .. } = &mut core.ledger.draft;
+        settling.seen.extend(remembered);
         settlement.records.push(SettledRecord {
-            is_remembered,
             position,
             outcome: if is_lead { outcome } else { Outcome::Coalesced },
             fingerprint,
             attempts: if is_lead { one.attempts } else { 0 },
+            remembered,
         });
-        if is_remembered {
-            settling.seen.extend(fingerprint);
-        }
         settle_one(core, WebhookPlace { lane, position, replay });
     }
 }

@@ -1,6 +1,6 @@
 //! A leader: the core, and the state of the worker around it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::acts::WAITING_MAX;
 use crate::backend::End;
 use crate::plan::Plan;
 use crate::redis::{Letter, Mark, Redis};
-use crate::truth::Violation;
+use crate::truth::{Truth, Violation};
 use crate::webhook::{Bytes, RAW_BYTES, Resource, SHOPS, Scheme, Webhook, shop_hash};
 use crate::world::{Request, Task, World};
 
@@ -55,8 +55,8 @@ pub(crate) struct Leader {
     leaves: ([u64; SHOPS as usize], StreamId),
     number: u64,
     about: (Scheme, bool),
-    /// Fingerprints of deliveries that the leader knows.
-    known: HashSet<u128>,
+    /// Fingerprints that the leader remembers.
+    known: HashMap<u128, u64>,
     known_to: usize,
 }
 
@@ -65,11 +65,13 @@ impl Leader {
         redis: &Redis,
         plan: &Plan,
         scheme: Scheme,
-        delivered: &[(u128, u64)],
+        truth: &Truth,
         now: Duration,
     ) -> Self {
+        let kept = truth.remembered.iter().filter(|(_, at)| *at >= truth.remembers_from_ms);
+        let remembered: Vec<_> = kept.copied().collect();
         Self {
-            core: Core::new(plan.config, redis.load(scheme), plan.seen(delivered)),
+            core: Core::new(plan.config, redis.load(scheme), plan.seen(&remembered)),
             token: redis.token,
             began: now,
             inbox: Vec::new(),
@@ -83,8 +85,8 @@ impl Leader {
             leaves: ([0; SHOPS as usize], StreamId::ZERO),
             number: 0,
             about: (scheme, plan.config.keeps_fingerprints),
-            known: delivered.iter().map(|(fingerprint, _)| *fingerprint).collect(),
-            known_to: delivered.len(),
+            known: remembered.iter().copied().collect(),
+            known_to: truth.remembered.len(),
         }
     }
 
@@ -196,9 +198,9 @@ impl World {
             }
             Event::Settled => {
                 let letter = self.leader.settling.take();
-                let delivered = self.truth.delivered.iter().skip(self.leader.known_to);
-                self.leader.known.extend(delivered.map(|(fingerprint, _)| *fingerprint));
-                self.leader.known_to = self.truth.delivered.len();
+                let remembered = self.truth.remembered.iter().skip(self.leader.known_to);
+                self.leader.known.extend(remembered.copied());
+                self.leader.known_to = self.truth.remembered.len();
                 self.leader.settled = letter.map_or(self.leader.settled, |letter| letter.mark);
             }
             _ => {}
@@ -232,6 +234,7 @@ impl World {
                     mark: (token, self.leader.number),
                     follows: self.leader.settled,
                     scheme: self.scheme,
+                    remembers_from_ms: self.leader.core.remembers_from_ms(),
                     settlement: *settlement,
                 });
                 self.log.add(self.now, || format!("settle {}", letter.describe()));
@@ -276,11 +279,20 @@ impl World {
         if self.now >= self.counted.leads_until {
             return Err(format!("{} is sent without a lease", webhook.name()));
         }
-        self.truth.check_send(dispatch, self.scheme, self.plan.config.keeps_fingerprints)?;
+        let keeps = self.plan.config.keeps_fingerprints;
+        self.truth.check_send(dispatch, self.scheme, keeps)?;
         self.check_duplicate(dispatch)?;
         let unit = webhook.unit(self.scheme);
         if self.leader.attempts.values().any(|other| other.unit == unit) {
             return Err(format!("{} is sent beside another of its resource", webhook.name()));
+        }
+        let of_shop = self.leader.attempts.values().filter(|one| one.webhook.shop == webhook.shop);
+        let most = self.plan.config.shop_bounds.concurrency_max as usize;
+        if of_shop.count() >= most {
+            return Err(format!("{} is sent beside {most} others of its shop", webhook.name()));
+        }
+        if self.leader.attempts.len() >= self.plan.config.bounds.concurrency_max {
+            return Err(format!("{} is sent beside too many others", webhook.name()));
         }
         if self.is_paused(&webhook) {
             return Err(format!("{} is paused, and sent", webhook.name()));
@@ -294,10 +306,10 @@ impl World {
 
     /// Checks that a webhook that was delivered before is not sent as new.
     fn check_duplicate(&self, dispatch: &Dispatch<Bytes>) -> Result<(), Violation> {
-        let is_new = dispatch.attempt == 1 && !dispatch.is_replay;
         let webhook = self.truth.webhook(dispatch.position)?;
-        let is_on = !self.plan.dedup_window.is_zero();
-        if is_on && is_new && self.leader.known.contains(&webhook.fingerprint) {
+        let ended = self.leader.known.get(&webhook.fingerprint);
+        let is_known = ended.is_some_and(|at| self.truth.is_within(*at, webhook));
+        if is_known && !dispatch.is_replay {
             return Err(format!("{} is a duplicate, and sent", webhook.name()));
         }
         Ok(())

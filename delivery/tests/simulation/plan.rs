@@ -48,7 +48,7 @@ impl Plan {
             healthy: random
                 .chance(700)
                 .then(|| u8::try_from(random.below(u64::from(SHOPS))).expect("it is small")),
-            dedup_window: Duration::from_secs(random.pick(&[0, 3600])),
+            dedup_window: Duration::from_secs(random.pick(&[0, 1, 5, 3600])),
             resources: 1 + random.below(6),
             tick: random.pick(&[50, 50, 200, 1000].map(Duration::from_millis)),
             act_ms: random.pick(&[20, 60, 200, 600]),
@@ -88,10 +88,10 @@ impl Plan {
         config.tuning.unsettled = 256;
     }
 
-    /// Creates a deduplication window with these deliveries.
-    pub(crate) fn seen(&self, delivered: &[(u128, u64)]) -> DedupWindow {
+    /// Creates a deduplication window that holds these fingerprints.
+    pub(crate) fn seen(&self, remembered: &[(u128, u64)]) -> DedupWindow {
         let mut seen = DedupWindow::new(self.dedup_window, 1 << 20);
-        delivered.iter().for_each(|(fingerprint, at)| seen.insert(*fingerprint, *at));
+        remembered.iter().for_each(|(fingerprint, at)| seen.insert(*fingerprint, *at));
         seen
     }
 }

@@ -54,6 +54,8 @@ pub(crate) struct Letter {
     pub mark: Mark,
     pub follows: Mark,
     pub scheme: Scheme,
+    /// Time before which the fingerprints may be deleted.
+    pub remembers_from_ms: u64,
     pub settlement: PendingSettlement<Bytes>,
 }
 

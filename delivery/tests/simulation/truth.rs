@@ -33,11 +33,23 @@ pub(crate) struct Truth {
     /// Newest webhook of each unit of order that the backend accepted.
     arrived: HashMap<Resource, Position>,
     taken: HashSet<Fingerprint>,
-    /// Delivered webhooks for the deduplication window, with the time.
-    pub delivered: Vec<(Fingerprint, u64)>,
+    /// What the deduplication window got, with the time, and the time before which Redis forgot it.
+    pub remembered: Vec<(Fingerprint, u64)>,
+    pub remembers_from_ms: u64,
+    /// Length of that window in milliseconds.
+    window_ms: u64,
+    /// Events that were given up, with the time.
+    given_up: HashMap<Fingerprint, u64>,
+    /// Replays that the backend accepted, not yet settled.
+    replayed: HashMap<Position, u32>,
 }
 
 impl Truth {
+    pub(crate) fn new(dedup_window: Duration) -> Self {
+        let window_ms = u64::try_from(dedup_window.as_millis()).expect("it is short");
+        Self { window_ms, ..Self::default() }
+    }
+
     pub(crate) fn accepted(&mut self, webhook: Webhook, now: Duration) {
         let fate = Fate { webhook, appended_at: now, arrived: 0 };
         self.fates.insert(webhook.position, fate);
@@ -54,7 +66,9 @@ impl Truth {
         let Some(fate) = self.fates.get_mut(&position) else { return };
         fate.arrived += 1;
         self.taken.insert(fate.webhook.fingerprint);
-        if !is_replay {
+        if is_replay {
+            *self.replayed.entry(position).or_default() += 1;
+        } else {
             let newest = self.arrived.entry(fate.webhook.unit(scheme)).or_default();
             *newest = position.max(*newest);
         }
@@ -132,8 +146,23 @@ impl Truth {
                     one.name()
                 ));
             }
+            if keeps_fingerprints && self.was_given_up(&webhook) {
+                let name = webhook.name();
+                return Err(format!("{name} stands for others, a copy of one that was given up"));
+            }
         }
         self.check_barriers(&webhook, &earlier, scheme)
+    }
+
+    /// True if an event of which this is a late copy was given up, at most a deduplication window
+    /// before the copy was accepted.
+    fn was_given_up(&self, copy: &Webhook) -> bool {
+        self.given_up.get(&copy.fingerprint).is_some_and(|at| self.is_within(*at, copy))
+    }
+
+    /// True if a copy came within a deduplication window after `ended_ms`.
+    pub(crate) fn is_within(&self, ended_ms: u64, copy: &Webhook) -> bool {
+        copy.position.ms < ended_ms + self.window_ms
     }
 
     fn check_barriers(
@@ -180,6 +209,8 @@ impl Truth {
             .filter_map(|id| replays.get(id))
             .map(|webhook| webhook.position)
             .collect();
+        check_letters(letter)?;
+        self.remembers_from_ms = self.remembers_from_ms.max(letter.remembers_from_ms);
         let mut recorded = BTreeSet::new();
         for (index, record) in settlement.records.iter().enumerate() {
             let at = record.position;
@@ -187,6 +218,7 @@ impl Truth {
                 let known = replayed.iter().position(|one| *one == at);
                 let known = known.ok_or(format!("{} is settled again", self.name(at)))?;
                 replayed.swap_remove(known);
+                self.replay_settled(record)?;
                 continue;
             }
             if now.contains(&at) || !recorded.insert(at) {
@@ -195,14 +227,10 @@ impl Truth {
             if !self.is_right(record, &settlement.records[index..], letter) {
                 return Err(format!("{} is not {:?}", self.name(at), record.outcome));
             }
-            let fate = &self.fates[&at];
-            // Webhooks for which a newer one stood count as delivered with it.
-            let run = settlement.records[index..].iter();
-            let mut run = run.skip_while(|one| one.outcome == Outcome::Coalesced);
-            if run.next().is_some_and(|lead| lead.outcome == Outcome::Delivered) {
-                self.taken.insert(fate.webhook.fingerprint);
-                self.delivered.extend(record.fingerprint.map(|one| (one, wall_ms)));
-            }
+            self.remember(record, &settlement.records[index..], letter.scheme, wall_ms)?;
+        }
+        if !replayed.is_empty() && settlement.controls.dropped == 0 {
+            return Err(format!("replays of {replayed:?} are settled without an outcome"));
         }
         for gone in self.unsettled.difference(&now) {
             if !recorded.contains(gone) && !self.dropping.contains(gone) {
@@ -217,6 +245,56 @@ impl Truth {
         Ok(())
     }
 
+    /// Notes what the core remembers of a settled webhook. `later` has this record and those after it.
+    fn remember(
+        &mut self,
+        record: &SettledRecord,
+        later: &[SettledRecord],
+        scheme: Scheme,
+        wall_ms: u64,
+    ) -> Result<(), Violation> {
+        let webhook = self.fates[&record.position].webhook;
+        let is_coalesced = webhook.coalesces(scheme) > 0;
+        // Webhooks for which a newer one stood end as that one does.
+        let lead = later.iter().find(|one| one.outcome != Outcome::Coalesced);
+        let expected = match lead.map(|lead| lead.outcome) {
+            _ if self.window_ms == 0 => None,
+            Some(Outcome::Delivered) => record.fingerprint,
+            Some(Outcome::Dead) if is_coalesced => record.fingerprint.map(|one| !one),
+            _ => None,
+        };
+        if record.remembered != expected {
+            return Err(format!("{} is not remembered as it ended", webhook.name()));
+        }
+        match lead.map(|lead| lead.outcome) {
+            Some(Outcome::Delivered) => drop(self.taken.insert(webhook.fingerprint)),
+            Some(Outcome::Dead) if expected.is_some() => {
+                self.given_up.insert(webhook.fingerprint, wall_ms);
+            }
+            _ => {}
+        }
+        self.remembered.extend(record.remembered.map(|one| (one, wall_ms)));
+        Ok(())
+    }
+
+    /// Checks the record of a replay.
+    fn replay_settled(&mut self, record: &SettledRecord) -> Result<(), Violation> {
+        let is_right = match record.outcome {
+            Outcome::Delivered => self.replayed.get_mut(&record.position).is_some_and(|count| {
+                let has_arrived = *count > 0;
+                *count = count.saturating_sub(1);
+                has_arrived
+            }),
+            Outcome::Dead => true,
+            Outcome::Duplicate | Outcome::Coalesced | Outcome::Dropped => false,
+        };
+        let name = self.name(record.position);
+        if !is_right || record.remembered.is_some() {
+            return Err(format!("a replay of {name} is not {:?}", record.outcome));
+        }
+        Ok(())
+    }
+
     /// True if the outcome of a webhook is correct. `later` has this record and those after it.
     fn is_right(&self, record: &SettledRecord, later: &[SettledRecord], letter: &Letter) -> bool {
         let at = record.position;
@@ -224,14 +302,33 @@ impl Truth {
         match record.outcome {
             Outcome::Delivered => fate.arrived > 0,
             Outcome::Duplicate => self.taken.contains(&fate.webhook.fingerprint),
-            Outcome::Coalesced => later.iter().any(|later| {
-                let other = &self.fates[&later.position].webhook;
-                later.outcome != Outcome::Coalesced
-                    && later.position > at
-                    && other.unit(letter.scheme) == fate.webhook.unit(letter.scheme)
-            }),
+            Outcome::Coalesced => {
+                let lead = later.iter().find(|one| one.outcome != Outcome::Coalesced);
+                lead.is_some_and(|lead| {
+                    let other = &self.fates[&lead.position].webhook;
+                    let is_copy = lead.outcome == Outcome::Duplicate;
+                    // Without fingerprints, a copy may be the newest.
+                    (!is_copy || record.fingerprint.is_none())
+                        && lead.position > at
+                        && other.unit(letter.scheme) == fate.webhook.unit(letter.scheme)
+                })
+            }
             Outcome::Dead => letter.settlement.dead.iter().any(|dead| dead.position == at),
             Outcome::Dropped => self.dropping.contains(&at),
         }
     }
+}
+
+/// Checks that each dead letter has a record that says so, and the reverse.
+fn check_letters(letter: &Letter) -> Result<(), Violation> {
+    let settlement = &letter.settlement;
+    let mut letters: Vec<Position> = settlement.dead.iter().map(|dead| dead.position).collect();
+    let dead = settlement.records.iter().filter(|record| record.outcome == Outcome::Dead);
+    let mut records: Vec<Position> = dead.map(|record| record.position).collect();
+    letters.sort_unstable();
+    records.sort_unstable();
+    if letters != records {
+        return Err(format!("dead letters {letters:?}, and records of {records:?}"));
+    }
+    Ok(())
 }

@@ -120,7 +120,8 @@ impl World {
         let plan = Plan::new(&mut random);
         let scheme = plan.scheme;
         let redis = Redis::default();
-        let leader = Leader::new(&redis, &plan, scheme, &[], Duration::ZERO);
+        let truth = Truth::new(plan.dedup_window);
+        let leader = Leader::new(&redis, &plan, scheme, &truth, Duration::ZERO);
         let controls = Controls {
             version: 0,
             is_all_paused: false,
@@ -142,7 +143,7 @@ impl World {
             scheme,
             now: Duration::ZERO,
             redis,
-            truth: Truth::default(),
+            truth,
             counted: Counted::default(),
             backends: Backends::default(),
             environment,
@@ -187,8 +188,7 @@ impl World {
         self.is_astray = false;
         self.tally.takeovers += 1;
         self.tally.cuts += self.leader.core.counts().cuts;
-        self.leader =
-            Leader::new(&self.redis, &self.plan, self.scheme, &self.truth.delivered, self.now);
+        self.leader = Leader::new(&self.redis, &self.plan, self.scheme, &self.truth, self.now);
         self.environment.lease_at = Duration::ZERO;
         self.push_controls();
     }

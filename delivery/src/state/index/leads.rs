@@ -49,18 +49,18 @@ impl Index {
     }
 
     /// Chooses the event at `position`. If it is gone, chooses the newest one before that is no copy of
-    /// another, and for which `is_seen` is false. Replays before it follow after it: it stands for none
+    /// another, and for which `has_ended` is false. Replays before it follow after it: it stands for none
     /// of them. Returns the number of events for which it stands, or 0 if all events are later.
     pub(crate) fn lead_up_to(
         &mut self,
         key: ResourceKey,
         position: Position,
-        is_seen: impl Fn(Fingerprint) -> bool,
+        has_ended: impl Fn(Fingerprint) -> bool,
     ) -> u32 {
         let Some(resource) = self.resource(key).copied() else { return 0 };
         let run = self.nodes.chain(resource.head).take_while(|(_, node)| node.position <= position);
         let run: Vec<(NodeKey, bool)> = run.map(|(key, node)| (key, node.is_replay)).collect();
-        let Some(at) = place_of_lead(&self.nodes, &run, position, is_seen) else { return 0 };
+        let Some(at) = place_of_lead(&self.nodes, &run, position, has_ended) else { return 0 };
         let lead = run[at].0;
         let mut last = lead;
         for (replay, _) in run[..at].iter().filter(|(_, is_replay)| *is_replay) {
@@ -103,17 +103,20 @@ fn place_of_lead(
     nodes: &Nodes,
     run: &[(NodeKey, bool)],
     position: Position,
-    is_seen: impl Fn(Fingerprint) -> bool,
+    has_ended: impl Fn(Fingerprint) -> bool,
 ) -> Option<usize> {
     let newest = run.iter().rposition(|(_, is_replay)| !is_replay)?;
-    if nodes.get(run[newest].0).position == position {
+    let lead = run[newest].0;
+    // A lead has ended only if another leader's deduplication window was shorter.
+    if nodes.get(lead).position == position && !nodes.fingerprint(lead).is_some_and(&has_ended) {
         return Some(newest);
     }
     let mut known = HashSet::new();
     let mut place = None;
     for (at, (key, _)) in run.iter().enumerate().filter(|(_, (_, is_replay))| !is_replay) {
         let fingerprint = nodes.fingerprint(*key);
-        let is_copy = fingerprint.is_some_and(|one| !known.insert(one) || is_seen(one));
+        // Without fingerprints, nothing shows that an event is no copy.
+        let is_copy = fingerprint.is_none_or(|one| !known.insert(one) || has_ended(one));
         // The head may be sent whatever it is.
         if place.is_none() || !is_copy {
             place = Some(at);

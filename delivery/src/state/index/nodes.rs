@@ -32,7 +32,8 @@ pub(crate) struct Node {
     lane_previous: NodeKey,
     /// Class of its turns.
     pub class: Class,
-    pub(super) coalesces: u32,
+    /// Events with the same number may stand for each other; 0 if none may.
+    pub coalesces: u32,
     /// True if an operator requested it again.
     pub is_replay: bool,
 }

@@ -152,7 +152,7 @@ fn no_copy_of_an_older_event_takes_the_place_of_a_recorded_lead_that_is_gone() {
         (vec![2, 1], Some(1), 10),
         (vec![1, 1], Some(1), 10),
         (vec![1, 2, 3, 1], None, 40),
-        (vec![1, 2, 3, 4], Some(4), 40),
+        (vec![1, 2, 3, 4], Some(4), 30),
     ] {
         let mut one = One { index: Index::new(true), ..One::new() };
         for (ms, fingerprint) in (10..).step_by(10).zip(&all) {
@@ -162,6 +162,17 @@ fn no_copy_of_an_older_event_takes_the_place_of_a_recorded_lead_that_is_gone() {
         let count = one.index.lead_up_to(one.resource, at(40), |of| Some(of) == seen);
         let sent = one.index.lead(one.resource).map(|lead| one.index.node(lead).position);
         assert_eq!((sent, u64::from(count)), (Some(at(lead)), lead / 10), "{all:?} {seen:?}");
+    }
+}
+
+#[test]
+fn without_fingerprints_the_head_alone_takes_the_place_of_a_recorded_lead_that_is_gone() {
+    let mut one = One::new();
+    for ms in [10, 20, 30, 50] {
+        one.add(ms, None);
+    }
+    for (recorded, count) in [(40, 1), (30, 3)] {
+        assert_eq!(one.index.lead_up_to(one.resource, at(recorded), |_| false), count);
     }
 }
 
