@@ -23,6 +23,8 @@ from harness.vegeta import p_ms
 SHOPS = 1000
 RATE = 5000
 TTL = 2
+# Rounds of files and endpoint; every fourth has the other kinds, too.
+STEADY_ROUNDS = 12
 SENDERS = [10, 25, 50, 100, 255]
 # Shops that a stranger names, and connections that name them.
 NAMED, STRANGERS = 1_000_000, 128
@@ -58,18 +60,22 @@ end
 
 def run(campaign):
     found = Findings()
-    rounds, seconds = campaign.scale(5, 1), campaign.scale(15, 3)
+    rounds, seconds = campaign.scale(STEADY_ROUNDS, 1), campaign.scale(10, 3)
     rows = []
     for number in range(rounds):
-        for kind in KINDS:
+        # The machine changes within minutes, so files and endpoint follow each other, each first in turn.
+        pair = ["files", "endpoint"][::1 if number % 2 == 0 else -1]
+        for kind in pair + (["together", "late"] if number % 4 == 0 else []):
             rows.append({"round": number, "kind": kind, **steady(campaign, kind, seconds)})
-            campaign.say(f"{KINDS[kind]}: p99 {rows[-1]['p99_ms']:.1f} ms, "
+            campaign.say(f"{KINDS[kind]}: p99 {rows[-1]['p99_ms']:.2f} ms, "
                          f"{rows[-1]['times_least']:.2f} x the least lookups")
     found.rows["steady"] = rows
-    middle = lambda kind, key: median(row[key] for row in rows if row["kind"] == kind)
+    of = lambda kind, key: [row[key] for row in rows if row["kind"] == kind]
+    middle = lambda kind, key: median(of(kind, key))
+    ratio = median(ours / theirs for ours, theirs in zip(of("endpoint", "p99_ms"), of("files", "p99_ms")))
     found.figures = {f"{kind}_{key}": middle(kind, key) for kind in KINDS
                      for key in ("p50_ms", "p99_ms", "times_least", "waited_share")}
-    found.at_most("p99 ÷ that with files", middle("endpoint", "p99_ms") / middle("files", "p99_ms"), 1.2)
+    found.at_most("p99 ÷ that with files, median of the rounds", ratio, 1.2)
     found.at_most("lookups ÷ the least possible", middle("endpoint", "times_least"), 1.3)
     found.at_least("p99 ÷ that with files, not looked up early",
                    middle("late", "p99_ms") / middle("files", "p99_ms"), 5)
