@@ -73,7 +73,7 @@ pub struct DownstreamerArgs {
     #[arg(long, env = "PRIORITY_TOPICS", default_value = "orders/*,Order/*")]
     priority_topics: String,
 
-    /// Time for which delivered webhooks are remembered, to drop duplicates [0 to 30d]; 0: off
+    /// Time for which deliveries are remembered, longer while older ones wait [0 to 30d]; 0: off
     #[arg(long, env = "DEDUP_WINDOW", default_value = "6h")]
     dedup_window: String,
 

@@ -161,11 +161,11 @@ impl Attempts {
     /// the shops with an attempt that takes [`LONG`] or more.
     pub(crate) fn mark_long(&mut self, now: Duration) -> (Vec<ShopKey>, Vec<ShopKey>) {
         let mut shops = Vec::new();
-        let mut very_long = Vec::new();
+        let mut lasting = Vec::new();
         for attempt in self.running.values_mut() {
             let has_lasted = now.saturating_sub(attempt.began) >= LONG;
             if has_lasted {
-                very_long.push(attempt.shop);
+                lasting.push(attempt.shop);
             }
             let is_long = attempt.is_slow || has_lasted;
             if is_long && !attempt.is_long {
@@ -174,7 +174,7 @@ impl Attempts {
                 shops.push(attempt.shop);
             }
         }
-        (shops, very_long)
+        (shops, lasting)
     }
 
     /// Number of attempts that are slow or long.

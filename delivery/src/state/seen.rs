@@ -41,8 +41,8 @@ struct Generation {
     fingerprints: FoldedSet<Fingerprint>,
 }
 
-/// Mark by which an event that was given up is remembered. A late copy of it is sent, but stands for no
-/// other event.
+/// Mark by which an event that was given up is remembered: its fingerprint with all bits inverted. A
+/// late copy of the event is sent, but stands for no other one.
 pub(crate) fn given_up(fingerprint: Fingerprint) -> Fingerprint {
     !fingerprint
 }

@@ -75,8 +75,8 @@ fn shrinks<C: Content>(core: &mut Core<C>, bytes: usize) -> bool {
 }
 
 /// Cuts windows of blocked lanes, and large windows. While the backend is stopped, everything is
-/// blocked. Then it cuts windows once every lane that waits has failed: the stream may hold a healthy
-/// one, which shows that the backend is not down.
+/// blocked. Then it cuts windows once every lane that waits was probed in vain: the stream may hold a
+/// healthy one, which shows that the backend is not down.
 fn cut_blocked<C: Content>(core: &mut Core<C>) {
     let most = core.config.index_bytes;
     let now = core.session.now.at;

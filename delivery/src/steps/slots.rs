@@ -38,8 +38,8 @@ pub(crate) fn ensure_slot<C: Content>(
     if is_admitted { Ok(()) } else { Err(Blocked::Limit) }
 }
 
-/// True if a shop holds a quarter of the slots with long deliveries, or is one of several that hold
-/// half of them. Webhooks of other shops would wait as long.
+/// True if a shop holds a quarter of the slots with long deliveries, or had one lately while such
+/// deliveries of all shops hold half of them. Webhooks of other shops would wait as long.
 pub(crate) fn is_holding_slots<C: Content>(core: &Core<C>, key: ShopKey) -> bool {
     let now = core.session.now.at;
     let part = (core.limiter.concurrency(now) / HELD_PART).max(1);

@@ -33,8 +33,9 @@ pub(crate) struct Truth {
     /// Newest webhook of each unit of order that the backend accepted.
     arrived: HashMap<Resource, Position>,
     taken: HashSet<Fingerprint>,
-    /// What the deduplication window got, with the time, and the time before which Redis forgot it.
+    /// Entries of the deduplication window, with their times.
     pub remembered: Vec<(Fingerprint, u64)>,
+    /// Time before which Redis has deleted them.
     pub remembers_from_ms: u64,
     /// Length of that window in milliseconds.
     window_ms: u64,
