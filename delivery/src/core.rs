@@ -18,7 +18,7 @@ use crate::state::lanes::Lanes;
 use crate::state::ledger::Ledger;
 use crate::state::main_stream::MainStream;
 use crate::state::mover::Mover;
-use crate::state::queue_view::{QueueView, UNREAD_FEW};
+use crate::state::queue_view::{QueueView, UNREAD_FEW, Unread};
 use crate::state::reading::Reading;
 use crate::state::resource::HeadState;
 use crate::state::retry::{Retries, RetryState};
@@ -52,7 +52,7 @@ impl<C: Content> Core<C> {
             bits: loaded.bits,
             barriers: 0,
             stored_barriers: HashSet::new(),
-            unread: Vec::new(),
+            unread: Unread::default(),
             are_leads_old: true,
         };
         loaded.lanes.iter().for_each(|lane| queue.load_lane(lane));
@@ -222,10 +222,10 @@ impl<C: Content> Core<C> {
             }
         }
         turns::wake_lanes(self);
-        if self.queue.unread.len() > UNREAD_FEW {
+        if self.queue.unread.resources.len() > UNREAD_FEW {
             arrive::release_unread(self);
         }
-        if self.session.is_index_full {
+        if self.session.is_index_full || self.session.is_refill_due {
             cut::make_room(self);
         }
     }

@@ -151,6 +151,8 @@ struct World {
     waiting: usize,
     version: u64,
     sent: HashMap<(u32, u8), u64>,
+    /// Attempts of each webhook.
+    attempts: HashMap<Position, u32>,
     /// Most attempts that began with one event.
     sends_max: usize,
     /// Most leads that one settlement recorded.
@@ -166,6 +168,9 @@ struct World {
     unread: Option<VecDeque<PackRead<Lanes>>>,
     /// Time spent on retries, as last written.
     spent: HashMap<Position, Duration>,
+    /// Retry states, as last written.
+    retries: HashMap<Position, StoredRetry>,
+    settled: HashSet<Position>,
     /// Webhooks whose retry states were deleted.
     forgotten: HashSet<Position>,
     /// Packs that are being read for rests of lanes. Each is read once for all lanes.
@@ -270,6 +275,7 @@ impl World {
             waiting: 0,
             version: 0,
             sent: HashMap::new(),
+            attempts: HashMap::new(),
             sends_max: 0,
             leads_max: 0,
             leads: 0,
@@ -278,6 +284,8 @@ impl World {
             has_backlog: false,
             unread: None,
             spent: HashMap::new(),
+            retries: HashMap::new(),
+            settled: HashSet::new(),
             failing: HashMap::new(),
             forgotten: HashSet::new(),
             rests: HashSet::new(),
@@ -353,6 +361,7 @@ impl World {
                     self.sends_max = self.sends_max.max(sends);
                     let (shop, kind) = dispatch.content.0[dispatch.record_index as usize];
                     *self.sent.entry((shop, kind)).or_default() += 1;
+                    *self.attempts.entry(dispatch.position).or_default() += 1;
                     let answer = (self.answers)(shop, kind, self.now);
                     self.later(self.now + answer.took(), Task::End(dispatch.id, answer));
                 }
@@ -397,15 +406,19 @@ impl World {
             let at = Duration::from_millis(record.position.ms.saturating_sub(EPOCH_MS));
             self.took.entry(lane).or_default().push(self.now.saturating_sub(at));
             self.waiting -= 1;
+            self.settled.insert(record.position);
         }
         self.dead += settlement.dead.len() as u64;
         let retries = [&settlement.main.retries, &settlement.lanes.retries];
         for position in retries.iter().flat_map(|changes| &changes.deleted) {
             self.spent.remove(position);
+            self.retries.remove(position);
             self.forgotten.insert(*position);
         }
-        let written = retries.iter().flat_map(|changes| &changes.written);
-        self.spent.extend(written.map(|(position, retry)| (*position, retry.spent)));
+        for (position, retry) in retries.iter().flat_map(|changes| &changes.written) {
+            self.spent.insert(*position, retry.spent);
+            self.retries.insert(*position, *retry);
+        }
         let rows = settlement.lanes.rows.written.iter();
         self.failing.extend(rows.map(|row| (row.lane, row.failing.clone())));
         for chunk in &settlement.lanes.chunks.written {
@@ -422,7 +435,7 @@ impl World {
         self.happens(Event::Settled);
     }
 
-    /// A chunk that the leader wrote, of which nothing is settled.
+    /// A chunk that the leader wrote.
     fn written_chunk(&self, number: u32, positions: &[Position]) -> ChunkRead<Lanes> {
         let lanes: Vec<_> = positions.iter().map(|at| self.lane_of(*at)).collect();
         let all = positions.iter().zip(&lanes);
@@ -430,8 +443,18 @@ impl World {
             (*at, classified(*shop, *kind, at.entry().seq, at.index as usize))
         });
         let records = records.collect();
-        let content = Lanes(Rc::new(lanes));
-        ChunkRead { number, records, bits: Vec::new(), retries: Vec::new(), content }
+        let mut bits = vec![0; positions.len().div_ceil(8)];
+        for (index, _) in positions.iter().enumerate().filter(|(_, at)| self.settled.contains(at)) {
+            bits[index / 8] |= 1 << (index % 8);
+        }
+        let retries = positions.iter().filter_map(|at| Some((*at, *self.retries.get(at)?)));
+        ChunkRead {
+            number,
+            records,
+            bits,
+            retries: retries.collect(),
+            content: Lanes(Rc::new(lanes)),
+        }
     }
 
     fn read_again(&self, key: PackKey) -> ReadAgain<Lanes> {

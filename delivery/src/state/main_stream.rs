@@ -79,6 +79,8 @@ pub(crate) struct MainStream {
     pub known_to: StreamId,
     /// Number of settled webhooks in packs after the cursor.
     pub settled_after_cursor: u64,
+    /// Number of webhooks in these packs that are not settled.
+    pub left: u64,
     /// Number of webhooks that this leader has settled in the main stream.
     pub settled: u64,
 }
@@ -102,7 +104,15 @@ impl MainStream {
     /// to `known_to`.
     pub(crate) fn new(cursor: StreamId, known_to: StreamId) -> Self {
         let packs = VecDeque::new();
-        Self { packs, cursor, read_to: cursor, known_to, settled_after_cursor: 0, settled: 0 }
+        Self {
+            packs,
+            cursor,
+            read_to: cursor,
+            known_to,
+            settled_after_cursor: 0,
+            left: 0,
+            settled: 0,
+        }
     }
 
     /// Adds the pack that was read next. `bits` are the bits that Redis holds. `due_at` is the
@@ -120,6 +130,7 @@ impl MainStream {
         let settled = (0..count).filter(|index| is_set(&bits, *index)).count();
         let left = count - u32::try_from(settled).unwrap_or(count);
         self.settled_after_cursor += u64::from(count - left);
+        self.left += u64::from(left);
         let moved_at = self.settled;
         self.packs.push_back(MainPack {
             entry,
@@ -183,6 +194,7 @@ impl MainStream {
         pack.bits.resize(bytes_for(pack.count), 0);
         pack.bits[usize_of(position.index) / 8] |= 1 << (position.index % 8);
         pack.left -= 1;
+        self.left -= 1;
         self.settled += 1;
         self.settled_after_cursor += 1;
         pack.moved_at = self.settled;
@@ -207,6 +219,7 @@ impl MainStream {
         let pack = self.packs.pop_front()?;
         self.cursor = pack.entry;
         self.settled_after_cursor -= u64::from(pack.count - pack.left);
+        self.left -= u64::from(pack.left);
         advance.cursor = Some(pack.entry);
         advance.entries += 1;
         advance.webhooks += u64::from(pack.count);

@@ -30,6 +30,17 @@ pub(crate) const LEAD_BYTES: usize = 40;
 /// Number of resources waiting for their recorded lead up to which all are checked after each read.
 pub(crate) const UNREAD_FEW: usize = 64;
 
+/// Resources whose recorded lead is not indexed yet.
+#[derive(Debug, Default)]
+pub(crate) struct Unread {
+    pub resources: Vec<ResourceKey>,
+    /// Lane of some of them that is read up to their leads although the index has no room, and is not
+    /// cut meanwhile. It is one at a time, so that the index exceeds its limit by one window at most.
+    pub lane: Option<LaneKey>,
+    /// Time of the next choice of that lane, if there are many resources.
+    pub looks_at: Duration,
+}
+
 /// All that a leader knows of the queue.
 pub(crate) struct QueueView {
     pub index: Index,
@@ -45,8 +56,7 @@ pub(crate) struct QueueView {
     pub barriers: usize,
     /// Barriers that lie in lanes, as stored in Redis.
     pub stored_barriers: HashSet<Position>,
-    /// Resources whose recorded lead is not indexed yet.
-    pub unread: Vec<ResourceKey>,
+    pub unread: Unread,
     /// Lanes in which webhooks expire.
     pub expiry: Expiry,
     /// Set if recorded leads of a previous leader or of another key scheme may be settled.
@@ -252,7 +262,7 @@ impl QueueView {
                 let due = self.retries.get(head).map_or(now, |retry| retry.due);
                 self.retries.schedule(due, resource);
             }
-            HeadState::Unread => self.unread.push(resource),
+            HeadState::Unread => self.unread.resources.push(resource),
             HeadState::Held => self.hold(resource, head),
             _ => self.push_ready(resource),
         }

@@ -130,13 +130,13 @@ pub(crate) fn index_webhook<C: Content>(core: &mut Core<C>, lane: LaneKey, arriv
 /// Releases the resources whose recorded lead is indexed by now.
 pub(crate) fn release_unread<C: Content>(core: &mut Core<C>) {
     let now = core.session.now.at;
-    if core.queue.unread.len() > UNREAD_FEW {
+    if core.queue.unread.resources.len() > UNREAD_FEW {
         if now < core.session.looks.unread_at {
             return;
         }
         core.session.looks.unread_at = now + UNREAD_LOOK_EVERY;
     }
-    let mut unread = std::mem::take(&mut core.queue.unread);
+    let mut unread = std::mem::take(&mut core.queue.unread.resources);
     unread.sort_unstable();
     unread.dedup();
     for resource in unread {

@@ -8,6 +8,7 @@ use crate::classified::Content;
 use crate::state::Core;
 use crate::state::index::{Lead, NodeKey, ResourceKey};
 use crate::state::ledger::{Finished, HeadEnd};
+use crate::state::queue_view::LEAD_BYTES;
 use crate::state::resource::{HeadState, Step};
 use crate::steps::{finish, read};
 use crate::turn::Turn;
@@ -15,6 +16,9 @@ use crate::turn::Turn;
 /// Paused resources that are listed before the list is searched for those that are no longer
 /// paused.
 const PAUSED_FEW: usize = 1024;
+
+/// Recorded leads may take 1/`LEADS_PART` of the index. After that, each event is sent for itself.
+const LEADS_PART: usize = 8;
 
 /// Returns the webhook to send of a resource that has its turn, with its bytes. Returns `None`
 /// if it waits for the bytes or is not to be sent.
@@ -56,16 +60,17 @@ fn choose<C: Content>(core: &mut Core<C>, turn: Turn, wait_max: Duration) -> Opt
     // A head that was tried alone stays alone, because its time for retries is not that of
     // later events.
     let was_tried = core.queue.retries.get(head).is_some_and(|retry| retry.attempts > 0);
+    let are_leads_many = core.queue.leads.len() * LEAD_BYTES > core.config.index_bytes / LEADS_PART;
     let wait_max = u64::try_from(wait_max.as_millis()).unwrap_or(u64::MAX);
     let shop = core.queue.shops.get(shop)?;
     // With lanes of two key schemes, a run may extend over two lanes.
-    let is_mixed = shop.is_mixed();
+    let is_alone = was_tried || are_leads_many || shop.is_mixed();
     let barriers = shop.barriers.as_ref();
     let barrier = barriers.and_then(|barriers| barriers.positions.first().copied());
     let has_ended = core.ledger.seen.ended(wall_ms);
     let length = core.queue.index.choose_lead(resource, |position, fingerprint| {
         let is_after = barrier.is_some_and(|barrier| position > barrier);
-        if was_tried || is_mixed || is_after || position.ms.saturating_sub(head.ms) > wait_max {
+        if is_alone || is_after || position.ms.saturating_sub(head.ms) > wait_max {
             Lead::End
         } else if fingerprint.is_some_and(&has_ended) {
             Lead::Skip

@@ -1,6 +1,5 @@
 //! Cuts the newest webhooks off windows when the index is full.
 
-use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use crate::classified::Content;
 use crate::state::Core;
 use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, usize_of};
 use crate::state::lane::{Lane, Rest};
-use crate::state::queue_view::QueueView;
+use crate::state::queue_view::{QueueView, UNREAD_FEW};
 use crate::state::resource::{HeadState, Step};
 use crate::steps::gate;
 use crate::turn::Blocked;
@@ -32,18 +31,24 @@ const SHRINKS_WITHIN: Duration = Duration::from_secs(1);
 /// all of them.
 const STUCK_EVERY: Duration = Duration::from_secs(1);
 
+/// Time between two choices of the lane that is read up to its recorded leads, if many resources wait
+/// for their leads and that lane is not read up to them.
+const UNREAD_LOOK_EVERY: Duration = Duration::from_millis(50);
+
 /// Time after which such a window is filled again. The webhooks that follow may be retries, too.
 const REFILL_AFTER: Duration = Duration::from_secs(10);
 
 /// True if windows may be filled. This limit is above the size that a cut leaves and below the
-/// size that causes one.
-pub(crate) fn has_room<C: Content>(core: &Core<C>) -> bool {
-    core.queue.bytes() < core.config.index_bytes / 8 * 7
+/// size that causes one. Windows of blocked lanes leave the rest to lanes that can flow.
+pub(crate) fn has_room<C: Content>(core: &Core<C>, is_blocked: bool) -> bool {
+    let eighths = if is_blocked { 6 } else { 7 };
+    core.queue.bytes() < core.config.index_bytes / 8 * eighths
 }
 
 /// Cuts windows when the index is full. Windows of blocked lanes are cut first, then windows
 /// that hold much of the index, and then windows that hold mostly retries. If nothing can be
-/// cut, no more is read until something is settled.
+/// cut, no more is read until something is settled. If a lane that could flow waits for room, only
+/// windows of blocked lanes and of retries are cut, before the index is full.
 pub(crate) fn make_room<C: Content>(core: &mut Core<C>) {
     let bytes = core.queue.bytes();
     let most = core.config.index_bytes;
@@ -53,16 +58,22 @@ pub(crate) fn make_room<C: Content>(core: &mut Core<C>) {
     let is_refill_first = core.session.is_refill_due && shrinks(core, bytes);
     if bytes < if core.session.is_index_full && is_refill_first { most / 8 * 7 } else { most } {
         core.session.is_index_full = false;
-        core.session.is_refill_due = false;
+        if std::mem::take(&mut core.session.is_refill_due) && !has_room(core, false) {
+            cut_windows(core, false);
+        }
         return;
     }
     core.session.is_index_full = true;
-    cut_blocked(core);
-    if !has_room(core) {
+    cut_windows(core, true);
+    let is_refill_first = is_refill_first && !has_room(core, false);
+    core.session.is_index_full = is_refill_first || core.queue.bytes() >= most;
+}
+
+fn cut_windows<C: Content>(core: &mut Core<C>, is_full: bool) {
+    cut_blocked(core, is_full);
+    if !has_room(core, false) {
         cut_stuck(core);
     }
-    let is_refill_first = is_refill_first && !has_room(core);
-    core.session.is_index_full = is_refill_first || core.queue.bytes() >= most;
 }
 
 /// True while a full index shrinks or shrank lately. Otherwise waiting gains nothing.
@@ -74,10 +85,10 @@ fn shrinks<C: Content>(core: &mut Core<C>, bytes: usize) -> bool {
     now < core.session.shrunk.1 + SHRINKS_WITHIN
 }
 
-/// Cuts windows of blocked lanes, and large windows. While the backend is stopped, everything is
-/// blocked. Then it cuts windows once every lane that waits was probed in vain: the stream may hold a
-/// healthy one, which shows that the backend is not down.
-fn cut_blocked<C: Content>(core: &mut Core<C>) {
+/// Cuts windows of blocked lanes and, if the index is full, large windows. While the backend is
+/// stopped, everything is blocked. Then it cuts windows once every lane that waits was probed in
+/// vain: the stream may hold a healthy one, which shows that the backend is not down.
+fn cut_blocked<C: Content>(core: &mut Core<C>, is_full: bool) {
     let most = core.config.index_bytes;
     let now = core.session.now.at;
     if now < core.session.looks.cut_at {
@@ -94,7 +105,7 @@ fn cut_blocked<C: Content>(core: &mut Core<C>) {
     for (key, lane) in core.queue.lanes.iter() {
         let count = lane.window.count;
         let is_blocked = count > 1 && (is_stopped || gate::is_blocked(core, lane));
-        if is_blocked || count > large {
+        if is_blocked || (is_full && count > large) {
             candidates.push((is_blocked, count, key));
         }
     }
@@ -127,15 +138,15 @@ fn cut_stuck<C: Content>(core: &mut Core<C>) {
     let index = &core.queue.index;
     let is_stuck = |lane: &Lane| {
         let nodes = index.nodes.window(&lane.window);
-        let waits =
-            nodes.filter(|(_, node)| index.state(node.resource) == Some(HeadState::Retrying));
+        let waits = nodes.filter(|(_, node)| {
+            matches!(index.state(node.resource), Some(HeadState::Retrying | HeadState::Unread))
+        });
         lane.window.count > 1 && waits.count() > usize_of(lane.window.count) / 2
     };
     let stuck = core.queue.lanes.iter().filter(|(_, lane)| is_stuck(lane));
-    let unread = OnceCell::new();
     let stuck = stuck.map(|(key, _)| {
         // Other resources wait until more of this lane is indexed.
-        let is_awaited = must_know_more(core, key, &unread);
+        let is_awaited = must_know_more(core, key);
         (key, now + if is_awaited { STUCK_EVERY } else { REFILL_AFTER })
     });
     let stuck: Vec<_> = stuck.collect();
@@ -174,43 +185,68 @@ fn shed_rows<C: Content>(core: &mut Core<C>) {
 
 /// True if more of a lane must be indexed before its webhooks, or those of its shop, can be
 /// sent: up to a recorded lead, or up to a barrier. That cannot wait for room, because there
-/// may never be any. `unread` caches [`lanes_unread`].
-pub(crate) fn must_know_more<C: Content>(
-    core: &Core<C>,
-    key: LaneKey,
-    unread: &OnceCell<HashSet<LaneKey>>,
-) -> bool {
+/// may never be any.
+pub(crate) fn must_know_more<C: Content>(core: &Core<C>, key: LaneKey) -> bool {
     let Some(lane) = core.queue.lanes.get(key) else { return false };
-    if !lane.ready.is_empty() || lane.flow.is_at_work() || lane.is_failing() {
+    if !lane.ready.is_empty() || lane.flow.is_at_work() {
         return false;
     }
     let barriers = core.queue.shops.get(lane.shop).and_then(|shop| shop.barriers.as_ref());
     let first = barriers.and_then(|barriers| barriers.positions.first());
     let is_barrier_after = first.is_some_and(|first| !lane.is_indexed_up_to(*first));
-    is_barrier_after || unread.get_or_init(|| lanes_unread(core)).contains(&key)
+    core.queue.unread.lane == Some(key) || (is_barrier_after && !lane.is_failing())
 }
 
-/// Lanes with a resource that waits for a recorded lead that is not indexed. Empty while there
-/// is room, because it is not needed then.
-fn lanes_unread<C: Content>(core: &Core<C>) -> HashSet<LaneKey> {
-    let unread: &[ResourceKey] = if has_room(core) { &[] } else { &core.queue.unread };
-    unread.iter().filter_map(|resource| core.queue.index.lane(*resource)).collect()
+/// Chooses the lane that is read up to its recorded leads although there is no room. A lane that
+/// fails stays chosen until it is probed, because it may be cut after that.
+pub(crate) fn choose_unread<C: Content>(core: &mut Core<C>) {
+    let QueueView { index, lanes, unread, .. } = &core.queue;
+    let before = unread.lane;
+    let now = core.session.now.at;
+    let is_reading = before.and_then(|key| lanes.get(key)).is_some_and(|lane| lane.rest.is_some());
+    let is_many = unread.resources.len() > UNREAD_FEW;
+    if (before.is_none() && has_room(core, false))
+        || (is_many && is_reading && now < unread.looks_at)
+    {
+        return;
+    }
+    let is_unread = |resource: &&ResourceKey| index.state(**resource) == Some(HeadState::Unread);
+    let waiting = unread.resources.iter().filter(is_unread);
+    let waiting: HashSet<LaneKey> = waiting.filter_map(|one| index.lane(*one)).collect();
+    let may_go = |lane: &Lane| {
+        gate::shop_gate(core, lane.shop) != Err(Blocked::ShopPaused)
+            && gate::lane_gate(core, lane).is_ok()
+    };
+    let is_probe =
+        |lane: &Lane| (lane.is_failing() || core.backend.is_stopped()) && !lane.ready.is_empty();
+    if let Some((key, lane)) = before.and_then(|key| Some((key, lanes.get(key)?)))
+        && may_go(lane)
+        && (waiting.contains(&key) || is_probe(lane))
+    {
+        core.queue.unread.looks_at = now + UNREAD_LOOK_EVERY;
+        return;
+    }
+    let waiting = waiting.into_iter().filter(|key| lanes.get(*key).is_some_and(may_go));
+    // Each in turn.
+    let next = waiting.min_by_key(|key| (before.is_some_and(|last| *key <= last), *key));
+    core.queue.unread.lane = next;
 }
 
 /// Cuts the newer half off a window. It is filled again at `refill_at`, or when it is empty.
 /// Returns true if that made room.
 fn cut<C: Content>(core: &mut Core<C>, key: LaneKey, refill_at: Duration) -> bool {
     let Some(lane) = core.queue.lanes.get(key) else { return false };
-    if lane.reading.is_some() || lane.window.count < 2 {
+    if lane.reading.is_some() || lane.window.count < 2 || core.queue.unread.lane == Some(key) {
         return false;
     }
+    let is_blocked = core.backend.is_stopped() || gate::is_blocked(core, lane);
     let keep = lane.window.count / 2;
     let newest = core.queue.index.nodes.back(&lane.window).map(|(_, node)| node.position);
-    let mut removed = 0;
-    while drop_newest(core, key, keep) {
-        removed += 1;
+    let mut dropped = Vec::new();
+    while let Some(resource) = drop_newest(core, key, keep, is_blocked) {
+        dropped.push(resource);
     }
-    if removed == 0 {
+    if dropped.is_empty() {
         return false;
     }
     let Some(lane) = core.queue.lanes.get_mut(key) else { return false };
@@ -218,20 +254,37 @@ fn cut<C: Content>(core: &mut Core<C>, key: LaneKey, refill_at: Duration) -> boo
     let after = after.unwrap_or_default();
     let last = lane.rest.as_ref().map(|rest| rest.last).max(newest).unwrap_or_default();
     lane.rest = Some(Box::new(Rest { after, last, refill_at }));
+    dropped.dedup();
+    dropped.into_iter().for_each(|resource| wait_for_lead(core, resource));
     let index = &core.queue.index;
-    lane.ready.retain(|position, resource| index.is_ready(key, resource, position));
+    if let Some(lane) = core.queue.lanes.get_mut(key) {
+        lane.ready.retain(|position, resource| index.is_ready(key, resource, position));
+    }
     core.counts.cuts += 1;
     core.queue.lanes.list(key);
     true
 }
 
-/// Takes the newest webhook out of a window that holds more than `keep`. Returns true if it was
-/// taken.
-fn drop_newest<C: Content>(core: &mut Core<C>, key: LaneKey, keep: u32) -> bool {
-    let Some(lane) = core.queue.lanes.get(key).filter(|lane| lane.window.count > keep) else {
-        return false;
-    };
-    let Some(node) = loose_end(&core.queue, &lane.window) else { return false };
+/// Makes a resource wait that was ready, and whose recorded lead was cut off.
+fn wait_for_lead<C: Content>(core: &mut Core<C>, resource: ResourceKey) {
+    let now = core.session.now.at;
+    if core.queue.index.state(resource) == Some(HeadState::Ready)
+        && let Some(head) = core.queue.index.head(resource)
+        && core.queue.state_of(resource, head, now) == HeadState::Unread
+    {
+        core.queue.place_by_head(resource, now);
+    }
+}
+
+/// Takes the newest webhook out of a window that holds more than `keep`. Returns its resource.
+fn drop_newest<C: Content>(
+    core: &mut Core<C>,
+    key: LaneKey,
+    keep: u32,
+    is_blocked: bool,
+) -> Option<ResourceKey> {
+    let lane = core.queue.lanes.get(key).filter(|lane| lane.window.count > keep)?;
+    let node = loose_end(&core.queue, &lane.window, is_blocked)?;
     let about = *core.queue.index.node(node);
     let is_head = core.queue.index.head(about.resource) == Some(about.position);
     if is_head {
@@ -258,16 +311,17 @@ fn drop_newest<C: Content>(core: &mut Core<C>, key: LaneKey, keep: u32) -> bool 
         // A replay that arrived during an attempt waits after it.
         core.queue.place_by_head(about.resource, core.session.now.at);
     }
-    true
+    Some(about.resource)
 }
 
 /// The newest webhook of a window, unless it must stay indexed. It must stay if its resource is at
-/// work, if it is a recorded lead, or if a recorded lead stands for it.
-fn loose_end(queue: &QueueView, window: &Window) -> Option<NodeKey> {
+/// work, or if a lead stands for it that was recorded and may be sent now.
+fn loose_end(queue: &QueueView, window: &Window, is_blocked: bool) -> Option<NodeKey> {
     let (key, node) = queue.index.nodes.back(window)?;
     let resource = queue.index.resource(node.resource)?;
     let recorded = queue.leads.get(&resource.hash);
-    let is_fixed =
-        resource.state.is_at_work() || recorded.is_some_and(|lead| node.position <= *lead);
+    let may_be_sent = resource.state == HeadState::Ready && !is_blocked;
+    let is_fixed = resource.state.is_at_work()
+        || (may_be_sent && recorded.is_some_and(|lead| node.position <= *lead));
     (!is_fixed).then_some(key)
 }

@@ -127,8 +127,8 @@ fn expires_after<C: Content>(core: &Core<C>, lane: &Lane) -> Duration {
 /// `excess` after the head are overdue, too.
 fn expire_turn<C: Content>(core: &mut Core<C>, turn: Turn, excess: Duration) -> bool {
     let Some((node, content, record_index)) = choose::at_turn(core, turn, excess) else {
-        // Only one lead is recorded at a time, because the window cannot be cut before a
-        // recorded lead.
+        // Only one lead is recorded at a time, because a run whose lead is recorded must be indexed
+        // whole before it ends.
         return core.queue.index.state(turn.resource) != Some(HeadState::Recording);
     };
     let position = core.queue.index.node(node).position;

@@ -16,7 +16,7 @@ use crate::settlement::ChunkWrite;
 use crate::state::Core;
 use crate::state::index::{LaneKey, key_of, usize_of};
 use crate::state::lane::{IndexedChunk, Stored};
-use crate::state::main_stream::{Advance, MainPack, bytes_for};
+use crate::state::main_stream::{Advance, MainPack, MainStream, bytes_for};
 use crate::state::mover::LOOK_EVERY;
 use crate::state::resource::HeadState;
 use crate::steps::{gate, time};
@@ -28,8 +28,12 @@ const ROWS_PART: usize = 8;
 /// waited under that leader, too.
 const AGAIN_PART: u32 = 4;
 
-/// A pack moves without another reason if at most 1/`LEFT_PART` of it is left.
+/// A pack moves without another reason if at most 1/`LEFT_PART` of it is left. Every pack that is due
+/// moves if at most 1/`LEFT_PART` of what is settled after the cursor is left there, and that is at least
+/// [`SETTLED_MIN`]: a shop that is slow would keep in Redis what is settled of all others.
 const LEFT_PART: u32 = 4;
+
+const SETTLED_MIN: u64 = 4096;
 
 /// Time between two checks while the first pack is in memory and a webhook of it waits for its turn
 /// or is under way.
@@ -85,6 +89,12 @@ fn are_rows_many<C: Content>(core: &Core<C>) -> bool {
     core.queue.main.bytes() > core.config.index_bytes / ROWS_PART
 }
 
+/// True if nearly everything after the cursor is settled.
+fn is_little_left(main: &MainStream) -> bool {
+    let settled = main.settled_after_cursor;
+    settled >= SETTLED_MIN && main.left <= settled / u64::from(LEFT_PART)
+}
+
 /// Moves the first pack, if it may move, and returns it.
 pub(crate) fn move_next<C: Content>(core: &mut Core<C>, advance: &mut Advance) -> Option<MainPack> {
     while core.mover.at_hand.front().is_some_and(|pack| pack.entry <= core.queue.main.cursor) {
@@ -123,8 +133,8 @@ pub(crate) fn move_next<C: Content>(core: &mut Core<C>, advance: &mut Advance) -
     Some(front)
 }
 
-/// True if the first pack may move: little is left of it, or its lanes and shops block all that
-/// is left, or there are too many packs.
+/// True if the first pack may move: little is left of it or after the cursor, or its lanes and shops
+/// block all that is left, or there are too many packs.
 fn may_move<C: Content>(core: &Core<C>, front: &MainPack, classified: &[Classified]) -> bool {
     // Dropped webhooks are settled in their pack before it moves.
     let is_dropping = !core.ledger.dropped.is_empty();
@@ -132,6 +142,7 @@ fn may_move<C: Content>(core: &Core<C>, front: &MainPack, classified: &[Classifi
         return false;
     }
     are_rows_many(core)
+        || is_little_left(&core.queue.main)
         || front.left <= front.count / LEFT_PART
         || (0..).zip(classified).all(|(index, classified)| {
             front.is_settled(index) || is_stuck(core, Position::new(front.entry, index), classified)

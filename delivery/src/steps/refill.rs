@@ -3,7 +3,6 @@
 //! The rest of a lane is read from its chunks first, then from the main stream. If the window was
 //! cut or the pack was moved during a read, the data is read again.
 
-use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use spillway_webhook::StreamId;
@@ -39,7 +38,7 @@ pub(crate) fn refill_windows<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
     if core.session.is_stopping {
         return effects;
     }
-    let unread = OnceCell::new();
+    cut::choose_unread(core);
     let mut searches = [SEARCHES_MAX; 2];
     let many = core.queue.lanes.listed(false).min(MANY_LOOKS_MAX);
     let few = core.queue.lanes.listed(true).min(FEW_LOOKS_MAX);
@@ -57,9 +56,11 @@ pub(crate) fn refill_windows<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
         let is_paused = !core.controls.has_drops()
             && gate::shop_gate(core, lane.shop) == Err(Blocked::ShopPaused);
         let has_time = lane.rest.as_ref().is_none_or(|rest| rest.refill_at <= core.session.now.at);
-        let waits = lane.window.count > 0 && (is_paused || !has_time || !cut::has_room(core));
-        if waits && (is_paused || !has_time || !cut::must_know_more(core, key, &unread)) {
-            core.session.is_refill_due |= !is_paused && has_time && !gate::is_blocked(core, lane);
+        let is_blocked = core.backend.is_stopped() || gate::is_blocked(core, lane);
+        let has_room = cut::has_room(core, is_blocked);
+        let waits = lane.window.count > 0 && (is_paused || !has_time || !has_room);
+        if waits && (is_paused || !has_time || !cut::must_know_more(core, key)) {
+            core.session.is_refill_due |= !is_paused && has_time && !is_blocked;
             core.queue.lanes.list(key);
             continue;
         }
@@ -90,7 +91,7 @@ fn read_window<C: Content>(
             }
             let end = stored.pending.unwrap_or(stored.next).min(stored.next);
             let is_straddling = stored.unread_from > first;
-            let count = if is_straddling || !cut::has_room(core) {
+            let count = if is_straddling || !cut::has_room(core, gate::is_blocked(core, lane)) {
                 1
             } else {
                 core.config.tuning.chunks_at_once.min(end - first)
@@ -330,7 +331,7 @@ fn others_next<C: Content>(
     entry: StreamId,
     classified: &[Classified],
 ) -> BTreeMap<u64, LaneKey> {
-    let has_room = cut::has_room(core);
+    let has_room = cut::has_room(core, false);
     let hashes: BTreeSet<u64> = classified.iter().map(|classified| classified.lane).collect();
     let next = hashes.into_iter().filter_map(|hash| {
         let key = core.queue.lanes.by_hash(hash)?;

@@ -149,3 +149,90 @@ fn a_backlog_of_events_that_stand_for_others_is_sent_while_it_is_recorded() {
     let (recorded, settled) = (world.leads, world.delivered.len());
     assert!(recorded < 2 * 256 + 2 * settled, "{recorded} are recorded, {settled} sent");
 }
+
+#[test]
+fn shops_of_which_some_products_fail_with_many_events_each_fill_no_index() {
+    let config = Config { index_bytes: 512 << 10, park_after: SECOND, ..config(16) };
+    let fails = |kind: u8| kind >= COALESCED && kind.is_multiple_of(10);
+    let answers: Box<Answers> = Box::new(move |_, kind, _| match fails(kind) {
+        true => Answer::Fails(MS),
+        false => Answer::Takes(5 * MS),
+    });
+    let mut world = known(config, answers);
+    world.unread = Some(VecDeque::new());
+    for shop in 0..60 {
+        let at = SECOND + shop * 2 * SECOND;
+        // A hundred events of each product, before the first is sent.
+        for _ in 0..100 {
+            world.accept(at, (COALESCED..TOPICS).map(|kind| (100 + shop, kind)));
+        }
+        // Others of its products succeed.
+        for tick in 1..100 {
+            world.accept(at + tick * 3 * SECOND, [(100 + shop, COALESCED + 1)]);
+        }
+    }
+    for second in 4..600 {
+        world.accept(second * SECOND, [(Y, 0)]);
+    }
+    let mut index_bytes = 0;
+    for second in 1..700 {
+        world.run(second * SECOND);
+        index_bytes = index_bytes.max(world.core.status().index_bytes);
+    }
+    assert_eq!(world.took[&(Y, 0)].len(), 597);
+    assert!(world.longest(Y) < 2 * SECOND, "{:?}", world.longest(Y));
+    // One window may exceed the limit, up to a recorded lead.
+    assert!(index_bytes < 640 << 10, "{index_bytes}");
+    // The four failing products of every shop wait with their events, four times what the index
+    // holds, and a few of the others of these shops.
+    assert!(world.waiting < 60 * 4 * 100 + 2_000, "{} wait", world.waiting);
+}
+
+#[test]
+fn shops_paused_by_a_filter_leave_room_for_a_lane_that_flows_again() {
+    const V: u32 = 77;
+    let config = Config {
+        index_bytes: 256 << 10,
+        park_after: SECOND,
+        coalesce_wait_max: Duration::ZERO,
+        ..config(16)
+    };
+    let answers: Box<Answers> = Box::new(|shop, kind, at| match (shop, kind) {
+        (V, COALESCED) => Answer::Fails(MS),
+        (V, _) if at < 60 * SECOND => Answer::Fails(MS),
+        _ => Answer::Takes(5 * MS),
+    });
+    let mut world = known(config, answers);
+    world.unread = Some(VecDeque::new());
+    world.pause(Some(5));
+    world.accept(SECOND, [(V, COALESCED)]);
+    for tick in 0..200 {
+        world.accept(SECOND + tick * 250 * MS, [(V, COALESCED + 1)]);
+        world.accept(2 * SECOND + tick * 200 * MS, (100..140).map(|shop| (shop, 5)));
+    }
+    for second in 60..120 {
+        world.accept(second * SECOND, [(V, COALESCED + 1), (Y, 0)]);
+    }
+    world.run(180 * SECOND);
+    let took = world.took.get(&(V, COALESCED + 1)).map_or(0, Vec::len);
+    assert_eq!(took, 260, "index {}", world.core.status().index_bytes);
+}
+
+#[test]
+fn a_shop_that_is_slower_than_its_webhooks_keeps_no_others_in_the_stream() {
+    let config = Config { park_after: 10 * SECOND, ..config(64) };
+    let mut world = known(config, slow(100 * MS));
+    for tick in 0..1_000 {
+        world.accept(SECOND + tick * MS, [(X, IN_LINE), (X, IN_LINE), (Y, 0)]);
+    }
+    for tick in 0..5_000 {
+        world.accept(2 * SECOND + tick * 10 * MS, [(Y, 0), (3, 0)]);
+    }
+    world.run(60 * SECOND);
+    assert!(world.took[&(X, IN_LINE)].len() < 1_000, "it is slow");
+    let (packs, _) = world.passed;
+    assert!(packs > 5_000, "{packs} packs passed");
+    // Of the others, nothing moves.
+    assert!(world.moved <= 2_000, "{} moved", world.moved);
+    assert_eq!(world.run(700 * SECOND), 0);
+}

@@ -542,6 +542,26 @@ fn a_run_that_was_not_tried_expires_as_far_as_it_is_overdue() {
     assert!(untried.len() > 5 && early <= 2, "{early} of {}", untried.len());
 }
 
+/// Leads that are settled remain recorded until the leader has read up to the newest lead.
+#[test]
+fn a_recorded_lead_older_than_an_untried_webhook_does_not_make_it_overdue() {
+    let settled = Position::new(StreamId { ms: EPOCH_MS + 1_500, seq: 1 }, 200);
+    let unread = Position::new(StreamId { ms: u64::MAX, seq: 1 }, 0);
+    let late = COALESCED + 30..TOPICS;
+    let leads = late.clone().map(|kind| (classified(X, kind, 0, 0).resource, settled));
+    let leads = leads.chain([(1, unread)]).collect();
+    let config = Config { retry_for: 600 * SECOND, ..config(16) };
+    let answers = unwell(Answer::Hangs, Duration::MAX);
+    let mut world = World::load(config, answers, Loaded { leads, ..Loaded::default() });
+    others_are_well(&mut world, HOUR);
+    world.accept(SECOND, (COALESCED..late.start).map(|kind| (X, kind)));
+    world.accept(500 * SECOND, late.clone().map(|kind| (X, kind)));
+    world.run(HOUR);
+    let took = late.flat_map(|kind| world.took[&(X, kind)].clone());
+    let soonest = took.min().unwrap_or_default();
+    assert!(soonest > 600 * SECOND, "given up after {soonest:?}");
+}
+
 /// Sends webhooks of healthy shops up to `end`.
 fn others_are_well(world: &mut World, end: Duration) {
     for tick in (0..).take_while(|tick| *tick * 10 * SECOND < end) {
