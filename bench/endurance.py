@@ -94,12 +94,12 @@ def shops_page(directory, runs):
 
 
 def lanes_page(stories):
-    lines = [LANES]
-    for name, story in stories.items():
-        lines += [f"## {name.capitalize()}", "", "| figure | |", "|---|---|"]
-        lines += [row([one["figure"], shown(one["value"])]) for one in story["figures"]]
-        lines += ["", "Promises broken: " + ("; ".join(story["broken"]) or "none") + ".", ""]
-    return "\n".join(lines)
+    columns = [{one["figure"]: shown(one["value"]) for one in story["figures"]} for story in stories.values()]
+    figures = dict.fromkeys(figure for column in columns for figure in column)
+    lines = [LANES, row(["figure", *stories]), "|" + "---|" * (len(columns) + 1)]
+    lines += [row([figure, *(column.get(figure, "") for column in columns)]) for figure in figures]
+    broken = [f"{name}: {what}" for name, story in stories.items() for what in story["broken"]]
+    return "\n".join([*lines, "", "Promises broken: " + ("; ".join(broken) or "none") + ".", ""])
 
 
 def shown(value):

@@ -86,6 +86,8 @@ impl LeaderSession {
 pub(crate) struct ScanTimes {
     /// Scan of the lanes for windows to cut.
     pub cut_at: Duration,
+    /// The same while the index is not full.
+    pub unfilled_at: Duration,
     /// Scan of the lanes for windows in which most webhooks wait for retries.
     pub stuck_at: Duration,
     /// Scan of the attempts for slow ones.

@@ -9,7 +9,7 @@
 //! 1. `time`, `finish`, `slots`, `barriers`
 //! 2. `gate`, `retries`, `spent`, `settled`, `apply_controls`
 //! 3. `cut`, `read`, `pick`, `moving`, `give_up`
-//! 4. `arrive`, `choose`, `ended`, `suspect_turns`, `settle`
+//! 4. `arrive`, `choose`, `ended`, `suspect_turns`, `settle`, `unread`
 //! 5. `turns`, `slow`, `expire`, `refill`
 //! 6. `dispatch`
 
@@ -37,3 +37,4 @@ pub(crate) mod spent;
 pub(crate) mod suspect_turns;
 pub(crate) mod time;
 pub(crate) mod turns;
+pub(crate) mod unread;

@@ -159,6 +159,9 @@ struct World {
     leads_max: usize,
     /// Leads that all settlements recorded.
     leads: usize,
+    /// Most leads that were recorded and not deleted.
+    recorded_max: usize,
+    recorded: HashSet<u64>,
     /// Packs and webhooks that the cursor passed: all, and most with one settlement.
     passed: (u64, u64),
     passed_max: (u64, u64),
@@ -279,6 +282,8 @@ impl World {
             sends_max: 0,
             leads_max: 0,
             leads: 0,
+            recorded_max: 0,
+            recorded: HashSet::new(),
             passed: (0, 0),
             passed_max: (0, 0),
             has_backlog: false,
@@ -428,6 +433,10 @@ impl World {
         let leads = settlement.lanes.leads.written.len();
         self.leads_max = self.leads_max.max(leads);
         self.leads += leads;
+        let leads = &settlement.lanes.leads;
+        self.recorded.retain(|hash| !leads.deleted.contains(hash));
+        self.recorded.extend(leads.written.iter().map(|(hash, _)| *hash));
+        self.recorded_max = self.recorded_max.max(self.recorded.len());
         let main = &settlement.main;
         let (packs, webhooks) = (main.entries_passed, main.webhooks_passed);
         self.passed = (self.passed.0 + packs, self.passed.1 + webhooks);

@@ -39,6 +39,8 @@ pub(crate) struct Unread {
     pub lane: Option<LaneKey>,
     /// Time of the next choice of that lane, if there are many resources.
     pub looks_at: Duration,
+    /// Time up to which the lane is not cut, once it is read.
+    pub until: Duration,
 }
 
 /// All that a leader knows of the queue.

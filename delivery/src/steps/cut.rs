@@ -1,13 +1,12 @@
 //! Cuts the newest webhooks off windows when the index is full.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use crate::classified::Content;
 use crate::state::Core;
 use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, usize_of};
 use crate::state::lane::{Lane, Rest};
-use crate::state::queue_view::{QueueView, UNREAD_FEW};
+use crate::state::queue_view::QueueView;
 use crate::state::resource::{HeadState, Step};
 use crate::steps::gate;
 use crate::turn::Blocked;
@@ -15,9 +14,11 @@ use crate::turn::Blocked;
 /// The window of a healthy lane is cut only if it holds more than 1/`LARGE_PART` of the index.
 const LARGE_PART: usize = 16;
 
-/// Time between two scans for windows to cut. It grows by the same time for every [`CUT_LANES`]
-/// lanes, because a scan goes through all of them.
+/// Time between two scans for windows to cut, and of an index that is not full. It grows by the same
+/// time for every [`CUT_LANES`] lanes, because a scan goes through all of them.
 const CUT_EVERY: Duration = Duration::from_millis(20);
+
+const CUT_UNFILLED_EVERY: Duration = Duration::from_secs(1);
 
 const CUT_LANES: u32 = 10_000;
 
@@ -30,10 +31,6 @@ const SHRINKS_WITHIN: Duration = Duration::from_secs(1);
 /// Time between two scans for windows in which most webhooks wait for retries. A scan goes through
 /// all of them.
 const STUCK_EVERY: Duration = Duration::from_secs(1);
-
-/// Time between two choices of the lane that is read up to its recorded leads, if many resources wait
-/// for their leads and that lane is not read up to them.
-const UNREAD_LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Time after which such a window is filled again. The webhooks that follow may be retries, too.
 const REFILL_AFTER: Duration = Duration::from_secs(10);
@@ -58,7 +55,10 @@ pub(crate) fn make_room<C: Content>(core: &mut Core<C>) {
     let is_refill_first = core.session.is_refill_due && shrinks(core, bytes);
     if bytes < if core.session.is_index_full && is_refill_first { most / 8 * 7 } else { most } {
         core.session.is_index_full = false;
-        if std::mem::take(&mut core.session.is_refill_due) && !has_room(core, false) {
+        let is_refill_due = std::mem::take(&mut core.session.is_refill_due);
+        let now = core.session.now.at;
+        if is_refill_due && now >= core.session.looks.unfilled_at && !has_room(core, false) {
+            core.session.looks.unfilled_at = now + every(core, CUT_UNFILLED_EVERY);
             cut_windows(core, false);
         }
         return;
@@ -67,6 +67,12 @@ pub(crate) fn make_room<C: Content>(core: &mut Core<C>) {
     cut_windows(core, true);
     let is_refill_first = is_refill_first && !has_room(core, false);
     core.session.is_index_full = is_refill_first || core.queue.bytes() >= most;
+}
+
+/// Time between two scans of all lanes.
+fn every<C: Content>(core: &Core<C>, time: Duration) -> Duration {
+    let lanes = u32::try_from(core.queue.lanes.iter().len()).unwrap_or(u32::MAX);
+    time + time * (lanes / CUT_LANES)
 }
 
 fn cut_windows<C: Content>(core: &mut Core<C>, is_full: bool) {
@@ -94,8 +100,7 @@ fn cut_blocked<C: Content>(core: &mut Core<C>, is_full: bool) {
     if now < core.session.looks.cut_at {
         return;
     }
-    let lanes = u32::try_from(core.queue.lanes.iter().len()).unwrap_or(u32::MAX);
-    core.session.looks.cut_at = now + CUT_EVERY + CUT_EVERY * (lanes / CUT_LANES);
+    core.session.looks.cut_at = now + every(core, CUT_EVERY);
     let is_stopped = core.backend.is_stopped();
     if is_stopped && has_unfailed(core) {
         return;
@@ -136,12 +141,13 @@ fn cut_stuck<C: Content>(core: &mut Core<C>) {
     }
     core.session.looks.stuck_at = now + STUCK_EVERY;
     let index = &core.queue.index;
+    let waits =
+        |resource| matches!(index.state(resource), Some(HeadState::Retrying | HeadState::Unread));
     let is_stuck = |lane: &Lane| {
-        let nodes = index.nodes.window(&lane.window);
-        let waits = nodes.filter(|(_, node)| {
-            matches!(index.state(node.resource), Some(HeadState::Retrying | HeadState::Unread))
-        });
-        lane.window.count > 1 && waits.count() > usize_of(lane.window.count) / 2
+        let count = usize_of(lane.window.count);
+        let others_max = count.saturating_sub(count / 2 + 1);
+        let mut others = index.nodes.window(&lane.window).filter(|(_, node)| !waits(node.resource));
+        count > 1 && others.nth(others_max).is_none()
     };
     let stuck = core.queue.lanes.iter().filter(|(_, lane)| is_stuck(lane));
     let stuck = stuck.map(|(key, _)| {
@@ -195,41 +201,6 @@ pub(crate) fn must_know_more<C: Content>(core: &Core<C>, key: LaneKey) -> bool {
     let first = barriers.and_then(|barriers| barriers.positions.first());
     let is_barrier_after = first.is_some_and(|first| !lane.is_indexed_up_to(*first));
     core.queue.unread.lane == Some(key) || (is_barrier_after && !lane.is_failing())
-}
-
-/// Chooses the lane that is read up to its recorded leads although there is no room. A lane that
-/// fails stays chosen until it is probed, because it may be cut after that.
-pub(crate) fn choose_unread<C: Content>(core: &mut Core<C>) {
-    let QueueView { index, lanes, unread, .. } = &core.queue;
-    let before = unread.lane;
-    let now = core.session.now.at;
-    let is_reading = before.and_then(|key| lanes.get(key)).is_some_and(|lane| lane.rest.is_some());
-    let is_many = unread.resources.len() > UNREAD_FEW;
-    if (before.is_none() && has_room(core, false))
-        || (is_many && is_reading && now < unread.looks_at)
-    {
-        return;
-    }
-    let is_unread = |resource: &&ResourceKey| index.state(**resource) == Some(HeadState::Unread);
-    let waiting = unread.resources.iter().filter(is_unread);
-    let waiting: HashSet<LaneKey> = waiting.filter_map(|one| index.lane(*one)).collect();
-    let may_go = |lane: &Lane| {
-        gate::shop_gate(core, lane.shop) != Err(Blocked::ShopPaused)
-            && gate::lane_gate(core, lane).is_ok()
-    };
-    let is_probe =
-        |lane: &Lane| (lane.is_failing() || core.backend.is_stopped()) && !lane.ready.is_empty();
-    if let Some((key, lane)) = before.and_then(|key| Some((key, lanes.get(key)?)))
-        && may_go(lane)
-        && (waiting.contains(&key) || is_probe(lane))
-    {
-        core.queue.unread.looks_at = now + UNREAD_LOOK_EVERY;
-        return;
-    }
-    let waiting = waiting.into_iter().filter(|key| lanes.get(*key).is_some_and(may_go));
-    // Each in turn.
-    let next = waiting.min_by_key(|key| (before.is_some_and(|last| *key <= last), *key));
-    core.queue.unread.lane = next;
 }
 
 /// Cuts the newer half off a window. It is filled again at `refill_at`, or when it is empty.

@@ -17,7 +17,7 @@ use crate::state::lane::{IndexedChunk, Pending, Rest, WindowRead};
 use crate::state::ledger::WebhookPlace;
 use crate::state::main_stream::{bytes_for, is_set};
 use crate::steps::time::About;
-use crate::steps::{arrive, barriers, cut, finish, gate, read, retries, time};
+use crate::steps::{arrive, barriers, cut, finish, gate, read, retries, time, unread};
 use crate::turn::Blocked;
 
 /// Lanes whose windows are checked at each event: of those with few webhooks in chunks, and of
@@ -38,7 +38,7 @@ pub(crate) fn refill_windows<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
     if core.session.is_stopping {
         return effects;
     }
-    cut::choose_unread(core);
+    unread::choose_lane(core);
     let mut searches = [SEARCHES_MAX; 2];
     let many = core.queue.lanes.listed(false).min(MANY_LOOKS_MAX);
     let few = core.queue.lanes.listed(true).min(FEW_LOOKS_MAX);
@@ -59,7 +59,9 @@ pub(crate) fn refill_windows<C: Content>(core: &mut Core<C>) -> Vec<Effect<C>> {
         let is_blocked = core.backend.is_stopped() || gate::is_blocked(core, lane);
         let has_room = cut::has_room(core, is_blocked);
         let waits = lane.window.count > 0 && (is_paused || !has_time || !has_room);
-        if waits && (is_paused || !has_time || !cut::must_know_more(core, key)) {
+        let is_awaited = core.queue.unread.lane == Some(key);
+        let must_wait = is_paused || !(has_time || is_awaited) || !cut::must_know_more(core, key);
+        if waits && must_wait {
             core.session.is_refill_due |= !is_paused && has_time && !is_blocked;
             core.queue.lanes.list(key);
             continue;

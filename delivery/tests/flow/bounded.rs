@@ -152,9 +152,16 @@ fn a_backlog_of_events_that_stand_for_others_is_sent_while_it_is_recorded() {
 
 #[test]
 fn shops_of_which_some_products_fail_with_many_events_each_fill_no_index() {
+    for all_from in [Duration::MAX, 200 * SECOND] {
+        partly_failing_fill_no_index(all_from);
+    }
+}
+
+/// From `all_from` on, all that these shops have left fails.
+fn partly_failing_fill_no_index(all_from: Duration) {
     let config = Config { index_bytes: 512 << 10, park_after: SECOND, ..config(16) };
-    let fails = |kind: u8| kind >= COALESCED && kind.is_multiple_of(10);
-    let answers: Box<Answers> = Box::new(move |_, kind, _| match fails(kind) {
+    let fails = move |kind: u8, at| kind >= COALESCED && (kind.is_multiple_of(10) || at > all_from);
+    let answers: Box<Answers> = Box::new(move |_, kind, at| match fails(kind, at) {
         true => Answer::Fails(MS),
         false => Answer::Takes(5 * MS),
     });
@@ -185,7 +192,8 @@ fn shops_of_which_some_products_fail_with_many_events_each_fill_no_index() {
     assert!(index_bytes < 640 << 10, "{index_bytes}");
     // The four failing products of every shop wait with their events, four times what the index
     // holds, and a few of the others of these shops.
-    assert!(world.waiting < 60 * 4 * 100 + 2_000, "{} wait", world.waiting);
+    let others = if all_from == Duration::MAX { 2_000 } else { 6_000 };
+    assert!(world.waiting < 60 * 4 * 100 + others, "{} wait", world.waiting);
 }
 
 #[test]
@@ -235,4 +243,53 @@ fn a_shop_that_is_slower_than_its_webhooks_keeps_no_others_in_the_stream() {
     // Of the others, nothing moves.
     assert!(world.moved <= 2_000, "{} moved", world.moved);
     assert_eq!(world.run(700 * SECOND), 0);
+}
+
+#[test]
+fn a_lane_is_read_up_to_its_lead_while_others_that_fail_take_all_room() {
+    let config = Config { index_bytes: 64 << 10, park_after: SECOND, ..config(16) };
+    let answers: Box<Answers> = Box::new(|shop, _, at| match shop {
+        X if at > 400 * SECOND => Answer::Takes(5 * MS),
+        X | 100.. => Answer::Fails(MS),
+        _ => Answer::Takes(5 * MS),
+    });
+    let mut world = known(config, answers);
+    world.unread = Some(VecDeque::new());
+    // Each product's newest event lies behind nearly all others.
+    for _ in 0..13 {
+        world.accept(SECOND, (COALESCED..TOPICS).map(|kind| (X, kind)));
+    }
+    for number in 0..4_000 {
+        world.accept(20 * SECOND + number * 10 * MS, [(100 + number % 30, 0)]);
+    }
+    for second in 4..900 {
+        world.accept(second * SECOND, [(Y, 0)]);
+    }
+    world.run(900 * SECOND);
+    let left = (COALESCED..TOPICS).filter(|kind| !world.took.contains_key(&(X, *kind))).count();
+    assert_eq!(left, 0, "of 40 products");
+    assert!(world.longest(Y) < 2 * SECOND, "{:?}", world.longest(Y));
+}
+
+#[test]
+fn recorded_leads_take_an_eighth_of_the_index() {
+    const INDEX_BYTES: usize = 256 << 10;
+    let config = Config { index_bytes: INDEX_BYTES, park_after: SECOND, ..config(16) };
+    let answers: Box<Answers> = Box::new(move |_, kind, _| {
+        let fails = kind >= COALESCED && kind.is_multiple_of(4);
+        if fails { Answer::Fails(MS) } else { Answer::Takes(MS) }
+    });
+    let mut world = known(config, answers);
+    world.unread = Some(VecDeque::new());
+    for shop in 0..200 {
+        let at = SECOND + shop * SECOND;
+        world.accept(at, (COALESCED..TOPICS).map(|kind| (100 + shop, kind)));
+        world.accept(at, (COALESCED..TOPICS).map(|kind| (100 + shop, kind)));
+        for tick in 1..100 {
+            world.accept(at + tick * 3 * SECOND, [(100 + shop, COALESCED + 1)]);
+        }
+    }
+    world.run(300 * SECOND);
+    assert!(world.recorded_max > 500, "{}", world.recorded_max);
+    assert!(world.recorded_max < INDEX_BYTES / 8 / 40 + 256, "{}", world.recorded_max);
 }
