@@ -104,7 +104,8 @@ def lanes_page(stories):
 
 def shown(value):
     if not isinstance(value, (int, float)):
-        return "".join(one for one in str(value) if one.isprintable() and ord(one) < 127)[:80]
+        printable = (one for one in str(value) if one.isprintable() and ord(one) < 127 and one != "|")
+        return "".join(printable)[:80]
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1_000 else f"{value:,.3f}"
 
 

@@ -28,6 +28,9 @@ impl<C: Content> Core<C> {
     pub fn lost_turn(&self) -> Option<String> {
         let waiting = self.waiting_turn.map(|turn| turn.resource);
         for (key, resource) in self.queue.index.resources() {
+            if resource.state == HeadState::Unread && !self.queue.unread.resources.contains(&key) {
+                return Some(format!("{:x} waits for its lead, and is not listed", resource.hash));
+            }
             if resource.state != HeadState::Ready || Some(key) == waiting {
                 continue;
             }

@@ -236,3 +236,23 @@ pub(crate) fn bytes_for(count: u32) -> usize {
 pub(crate) fn is_set(bits: &[u8], index: u32) -> bool {
     bits.get(usize_of(index) / 8).is_some_and(|byte| byte & (1 << (index % 8)) != 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_and_what_is_settled_is_counted_up_to_the_cursor() {
+        let at = |ms| StreamId { ms, seq: 0 };
+        let mut stream = MainStream::new(StreamId::default(), StreamId::default());
+        stream.push(at(1), 3, None, Duration::ZERO);
+        stream.push(at(2), 2, Some(vec![0b10]), Duration::ZERO);
+        assert_eq!((stream.left, stream.settled_after_cursor), (4, 1));
+        assert!(stream.settle(Position::new(at(1), 2)) && !stream.settle(Position::new(at(1), 2)));
+        assert_eq!((stream.left, stream.settled_after_cursor), (3, 2));
+        stream.pop(&mut Advance::default());
+        assert_eq!((stream.left, stream.settled_after_cursor), (1, 1));
+        stream.pop(&mut Advance::default());
+        assert_eq!((stream.left, stream.settled_after_cursor), (0, 0));
+    }
+}

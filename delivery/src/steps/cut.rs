@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use crate::classified::Content;
 use crate::state::Core;
-use crate::state::index::{LaneKey, NodeKey, ResourceKey, Window, usize_of};
+use crate::state::index::{LaneKey, ResourceKey, usize_of};
 use crate::state::lane::{Lane, Rest};
-use crate::state::queue_view::QueueView;
 use crate::state::resource::{HeadState, Step};
 use crate::steps::gate;
 use crate::turn::Blocked;
@@ -210,11 +209,10 @@ fn cut<C: Content>(core: &mut Core<C>, key: LaneKey, refill_at: Duration) -> boo
     if lane.reading.is_some() || lane.window.count < 2 || core.queue.unread.lane == Some(key) {
         return false;
     }
-    let is_blocked = core.backend.is_stopped() || gate::is_blocked(core, lane);
     let keep = lane.window.count / 2;
     let newest = core.queue.index.nodes.back(&lane.window).map(|(_, node)| node.position);
     let mut dropped = Vec::new();
-    while let Some(resource) = drop_newest(core, key, keep, is_blocked) {
+    while let Some(resource) = drop_newest(core, key, keep) {
         dropped.push(resource);
     }
     if dropped.is_empty() {
@@ -248,15 +246,14 @@ fn wait_for_lead<C: Content>(core: &mut Core<C>, resource: ResourceKey) {
 }
 
 /// Takes the newest webhook out of a window that holds more than `keep`. Returns its resource.
-fn drop_newest<C: Content>(
-    core: &mut Core<C>,
-    key: LaneKey,
-    keep: u32,
-    is_blocked: bool,
-) -> Option<ResourceKey> {
+fn drop_newest<C: Content>(core: &mut Core<C>, key: LaneKey, keep: u32) -> Option<ResourceKey> {
     let lane = core.queue.lanes.get(key).filter(|lane| lane.window.count > keep)?;
-    let node = loose_end(&core.queue, &lane.window, is_blocked)?;
+    let (node, _) = core.queue.index.nodes.back(&lane.window)?;
     let about = *core.queue.index.node(node);
+    // A webhook at work must stay indexed.
+    if core.queue.index.state(about.resource).is_none_or(HeadState::is_at_work) {
+        return None;
+    }
     let is_head = core.queue.index.head(about.resource) == Some(about.position);
     if is_head {
         core.reading.forget(about.resource);
@@ -283,16 +280,4 @@ fn drop_newest<C: Content>(
         core.queue.place_by_head(about.resource, core.session.now.at);
     }
     Some(about.resource)
-}
-
-/// The newest webhook of a window, unless it must stay indexed. It must stay if its resource is at
-/// work, or if a lead stands for it that was recorded and may be sent now.
-fn loose_end(queue: &QueueView, window: &Window, is_blocked: bool) -> Option<NodeKey> {
-    let (key, node) = queue.index.nodes.back(window)?;
-    let resource = queue.index.resource(node.resource)?;
-    let recorded = queue.leads.get(&resource.hash);
-    let may_be_sent = resource.state == HeadState::Ready && !is_blocked;
-    let is_fixed = resource.state.is_at_work()
-        || (may_be_sent && recorded.is_some_and(|lead| node.position <= *lead));
-    (!is_fixed).then_some(key)
 }

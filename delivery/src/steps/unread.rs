@@ -54,11 +54,13 @@ pub(crate) fn choose_lane<C: Content>(core: &mut Core<C>) {
         let lane = core.queue.lanes.get(*key);
         lane.is_some_and(|lane| is_idle(lane) && is_open(core, lane))
     };
-    // Each in turn.
-    let next = waiting.into_iter().filter(may_go);
-    let next = next.min_by_key(|key| (last.is_some_and(|last| *key <= last), *key));
-    core.queue.unread.lane = next;
+    core.queue.unread.lane = next_after(last, waiting.into_iter().filter(may_go));
     core.queue.unread.until = now + TURN_WITHIN;
+}
+
+/// The lane whose turn is after that of `last`.
+fn next_after(last: Option<LaneKey>, lanes: impl Iterator<Item = LaneKey>) -> Option<LaneKey> {
+    lanes.min_by_key(|lane| (last.is_some_and(|last| *lane <= last), *lane))
 }
 
 /// Lanes that hold what a resource waits for: its own or, with two key schemes, others of its shop.
@@ -100,4 +102,16 @@ fn is_open<C: Content>(core: &Core<C>, lane: &Lane) -> bool {
     gate::shop_gate(core, lane.shop).is_ok()
         && lane.breaker.probe_at().is_none_or(|at| now >= at)
         && lane.flow.suspect.is_none_or(|suspect| now >= suspect.until)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_have_their_turn_one_after_the_other() {
+        let after = |last| next_after(last, [7, 2, 5].into_iter());
+        assert_eq!([None, Some(2), Some(3), Some(7)].map(after), [2, 5, 5, 2].map(Some));
+        assert_eq!(next_after(Some(1), std::iter::empty()), None);
+    }
 }
