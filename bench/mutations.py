@@ -179,7 +179,7 @@ CORE = [
     ('the lane that is read past the limit is cut', 'steps/cut.rs', ' || core.queue.unread.lane == Some(key) {', ' {'),
     ('no lane is read past the limit', 'steps/unread.rs', 'lanes.min_by_key(', 'lanes.filter(|_| false).min_by_key('),
     ('one lane is read past the limit for good', 'steps/unread.rs', 'last.is_some_and(|last| *lane <= last)', 'last.is_none()'),
-    ('leads are recorded without limit', 'steps/choose.rs', 'const LEADS_PART: usize = 8;', 'const LEADS_PART: usize = 0x1000;'),
+    ('leads are recorded without limit', 'steps/choose.rs', 'index_bytes / LEADS_PART', 'index_bytes * LEADS_PART'),
     ('blocked lanes are filled like others', 'steps/cut.rs', 'if is_blocked { 6 } else { 7 }', 'if is_blocked { 7 } else { 7 }'),
     ('nothing is cut for one that waits for room', 'steps/cut.rs', 'cut_windows(core, false);', ''),
     ('a slow shop keeps what is settled of others', 'steps/moving.rs', '|| is_little_left(&core.queue.main)', ''),
